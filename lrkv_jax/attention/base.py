@@ -1,0 +1,145 @@
+"""The contract of an attention layer: train on whole sequences, decode from a cache.
+
+A variant supplies three things, in this order in its file: its parameters, `whole` (what it
+computes, and what each token leaves in the cache) and `cached` (the same from the cache). The
+rest is here, once.
+
+B batch  T new tokens  S cache slots  D model width  H heads  K head width
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.nn.norm import rms_norm
+from lrkv_jax.nn.rope import rope_angles, rotate
+from lrkv_jax.nn.weight import weight
+
+# A cache is a dataclass of arrays [B, S, ...], or [B, H, S] for what `SLOTS_LAST` names.
+Cache = Any
+
+
+class Attention(nnx.Module):
+    """One layer of attention: x [B, T, D] → [B, T, D].
+
+    Slot s of a sequence's cache holds its token at position s, so a cache of S slots serves
+    sequences of up to S tokens, each with its own length.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Make the output projection, zero at the start, that all variants share."""
+        self.config = config
+        shape = (config.heads, config.head_width, config.width)
+        self.output = weight(rngs, "heads head_width -> embed", shape, std=0)
+
+    # What a variant supplies.
+
+    def whole(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        positions_BT: Int[Array, "B T"],
+        segments_BT: Int[Array, "B T"] | None,
+    ) -> tuple[Float[Array, "B T H K"], Cache]:
+        """Heads' outputs of causal attention over the sequence itself, and its cache entries.
+
+        The entries are the cache's own dataclass with T slots; training never uses them, and
+        the compiler drops their computation.
+        """
+        raise NotImplementedError
+
+    def cached(
+        self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"], cache: Cache
+    ) -> tuple[Float[Array, "B T H K"], Cache]:
+        """Heads' outputs for new tokens at `positions_BT`, and the cache with them in it."""
+        raise NotImplementedError
+
+    def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
+        """The cache as `jax.ShapeDtypeStruct`s."""
+        raise NotImplementedError
+
+    # What every variant then has.
+
+    def __call__(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        positions_BT: Int[Array, "B T"],
+        segments_BT: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Attend over whole sequences; tokens of different segments never see each other."""
+        return self._project(self.whole(x_BTD, positions_BT, segments_BT)[0])
+
+    def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
+        """An empty cache for `batch` sequences of up to `length` tokens."""
+        shapes = self.cache_shapes(batch, length, dtype)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def prefill(
+        self, x_BTD: Float[Array, "B T D"], cache: Cache
+    ) -> tuple[Float[Array, "B T D"], Cache]:
+        """Attend over prompts from position 0 and fill slots 0 to T − 1.
+
+        Shorter prompts are padded at the end: a later token never reads the padding, because
+        decoding overwrites those slots before its position reaches them.
+        """
+        B, T, _ = x_BTD.shape
+        positions_BT = jnp.broadcast_to(jnp.arange(T), (B, T))
+        out_BTHK, entries = self.whole(x_BTD, positions_BT, None)
+        return self._project(out_BTHK), write(cache, entries, positions_BT)
+
+    def decode(
+        self, x_BTD: Float[Array, "B T D"], cache: Cache, lengths_B: Int[Array, "B"]
+    ) -> tuple[Float[Array, "B T D"], Cache]:
+        """Attend T new tokens a sequence, after `lengths_B` cached ones, and cache them."""
+        positions_BT = lengths_B[:, None] + jnp.arange(x_BTD.shape[1])
+        out_BTHK, cache = self.cached(x_BTD, positions_BT, cache)
+        return self._project(out_BTHK), cache
+
+    def cache_bytes_per_token(self, dtype: jnp.dtype) -> int:
+        """Bytes that a token occupies in this layer's cache."""
+        leaves = jax.tree.leaves(self.cache_shapes(1, 1, dtype))
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+    # What variants share.
+
+    @property
+    def scale(self) -> float:
+        """1 / sqrt(width of a query)."""
+        return self.config.head_width**-0.5
+
+    def normed(self, x: Float[Array, "... K"]) -> Float[Array, "... K"]:
+        """QK-norm: gain-free RMSNorm over the last axis, if the model has it."""
+        return rms_norm(x, self.config.norm_eps) if self.config.qk_norm else x
+
+    def rotated(
+        self, x_BTHK: Float[Array, "B T H K"], positions_BT: Int[Array, "B T"]
+    ) -> Float[Array, "B T H K"]:
+        """RoPE over the last axis at each token's position."""
+        cos, sin = rope_angles(positions_BT, x_BTHK.shape[-1], self.config.rope_base)
+        return rotate(x_BTHK, cos[:, :, None], sin[:, :, None])
+
+    def _project(self, out_BTHK: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
+        return jnp.einsum("BTHK,HKD->BTD", out_BTHK, self.output[...].astype(out_BTHK.dtype))
+
+
+def write(cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"]) -> Cache:
+    """Put each new token's entries into the slots that `positions_BT` names.
+
+    A position past the last slot writes nothing; callers check lengths before they start.
+    """
+    rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
+
+    def put(name: str) -> Array:
+        old, new = getattr(cache, name), getattr(entries, name).astype(getattr(cache, name).dtype)
+        if name in getattr(cache, "SLOTS_LAST", ()):
+            # Indices split by a slice move to the front: the update is [B, T, H].
+            return old.at[rows_B1, :, positions_BT].set(new.swapaxes(1, 2))
+        return old.at[rows_B1, positions_BT].set(new)
+
+    return type(cache)(**{name: put(name) for name in vars(cache) if vars(cache)[name] is not None})

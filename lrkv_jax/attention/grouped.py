@@ -1,0 +1,70 @@
+"""MHA, GQA and MQA: H query heads over G key/value heads (G = H, between, 1).
+
+B batch  T new tokens  S cache slots  D model width  H heads  G key/value heads  K head width
+
+Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762), Shazeer 2019
+(https://arxiv.org/abs/1911.02150), Ainslie et al. 2023 (https://arxiv.org/abs/2305.13245).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from lrkv_jax.attention.base import Attention, write
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.kernels.flash import causal_attention
+from lrkv_jax.kernels.grouped_decode import grouped_decode
+from lrkv_jax.nn.weight import weight
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GroupedCache:
+    """Keys, rotated and normed, and values of each key/value head."""
+
+    k_BSGK: Float[Array, "B S G K"]
+    v_BSGK: Float[Array, "B S G K"]
+
+
+class GroupedAttention(Attention):
+    """Each of G key and value heads serves H / G query heads."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        D, H, K = config.width, config.heads, config.head_width
+        self.groups = config.attention.groups(config)
+        self.query = weight(rngs, "embed -> heads head_width", (D, H, K))
+        self.key = weight(rngs, "embed -> kv_heads head_width", (D, self.groups, K))
+        self.value = weight(rngs, "embed -> kv_heads head_width", (D, self.groups, K))
+
+    def whole(self, x_BTD, positions_BT, segments_BT):
+        q_BTHK = self._query(x_BTD, positions_BT)
+        new = self._entries(x_BTD, positions_BT)
+        out_BTHK = causal_attention(
+            q_BTHK, new.k_BSGK, new.v_BSGK, scale=self.scale, segments_BT=segments_BT
+        )
+        return out_BTHK, new
+
+    def cached(self, x_BTD, positions_BT, cache):
+        q_BTHK = self._query(x_BTD, positions_BT)
+        cache = write(cache, self._entries(x_BTD, positions_BT), positions_BT)
+        k_BSGK, v_BSGK = cache.k_BSGK, cache.v_BSGK
+        return grouped_decode(q_BTHK, k_BSGK, v_BSGK, positions_BT, scale=self.scale), cache
+
+    def cache_shapes(self, batch, length, dtype):
+        row = jax.ShapeDtypeStruct((batch, length, self.groups, self.config.head_width), dtype)
+        return GroupedCache(row, row)
+
+    def _query(self, x_BTD, positions_BT):
+        q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
+        return self.normed(self.rotated(q_BTHK, positions_BT))
+
+    def _entries(self, x_BTD, positions_BT):
+        k_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.key[...].astype(x_BTD.dtype))
+        v_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.value[...].astype(x_BTD.dtype))
+        return GroupedCache(self.normed(self.rotated(k_BTGK, positions_BT)), v_BTGK)

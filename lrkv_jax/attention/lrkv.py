@@ -1,0 +1,169 @@
+"""LRKV: keys and values of head h are x (W_shared + U_h B_hᵀ), cached as shared part and latents.
+
+B batch  T new tokens  S cache slots  D model width  H heads  K head width  R residual rank
+
+Three rope modes, each decoded exactly as it is trained (`lrkv_jax.kernels.lrkv_decode` has the
+equations): `full` rotates the whole key; `shared` rotates the shared part, and the residual meets
+the unrotated query; `latent` rotates the shared part in K dimensions and the latent in R. In each,
+QK-norm divides by the rms of the whole unrotated key, one scalar n_h a token and head.
+
+The paper's identity RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) B_hᵀ holds in none of them.
+LRKV (https://arxiv.org/abs/2601.11471), equations 2 to 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from lrkv_jax.attention.base import Attention, write
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.kernels.flash import causal_attention
+from lrkv_jax.kernels.lrkv_decode import full_residual_logits, latent_residual_logits, lrkv_decode
+from lrkv_jax.nn.norm import inverse_rms
+from lrkv_jax.nn.rope import rope_angles
+from lrkv_jax.nn.weight import weight
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LowRankCache:
+    """Shared key (rotated) and value, latents of each head, and float32 1/rms of each head's key.
+
+    `rk` is unrotated in the modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0
+    has no latents; a model without QK-norm has no inverse norms.
+    """
+
+    SLOTS_LAST: ClassVar[tuple[str, ...]] = ("inverse_norm_BHS",)
+
+    k_shared_BSK: Float[Array, "B S K"]
+    v_shared_BSK: Float[Array, "B S K"]
+    rk_BSHR: Float[Array, "B S H R"] | None = None
+    rv_BSHR: Float[Array, "B S H R"] | None = None
+    inverse_norm_BHS: Float[Array, "B H S"] | None = None
+
+
+class LowRankAttention(Attention):
+    """A shared full-rank projection and a low-rank residual for each head, for keys and values."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        D, H, K = config.width, config.heads, config.head_width
+        R, self.rope = config.attention.rank, config.attention.rope
+        self.query = weight(rngs, "embed -> heads head_width", (D, H, K))
+        self.key = weight(rngs, "embed -> head_width", (D, K))
+        self.value = weight(rngs, "embed -> head_width", (D, K))
+        # σ_U = σ_W and σ_B = 0.1/sqrt(R) make ‖U Bᵀ‖ about 0.1 ‖W_shared‖ for every shape:
+        # E‖U Bᵀ‖² = D K R σ_U² σ_B² and E‖W‖² = D K σ_W².
+        std = min(1.0, (K / D) ** 0.5) * D**-0.5
+        if R:
+            down, up = "heads: embed -> rank", "heads: rank -> head_width"
+            self.key_down = weight(rngs, down, (H, D, R), std=std)
+            self.key_up = weight(rngs, up, (H, R, K), std=0.1 * R**-0.5)
+            self.value_down = weight(rngs, down, (H, D, R), std=std)
+            self.value_up = weight(rngs, up, (H, R, K), std=0.1 * R**-0.5)
+
+    @property
+    def rank(self) -> int:
+        """R; at 0 this layer is MQA."""
+        return self.config.attention.rank
+
+    def whole(self, x_BTD, positions_BT, segments_BT):
+        q_BTHK = self._query(x_BTD)
+        new, k_BTHK = self._entries(x_BTD, positions_BT)
+        v_BTHK = new.v_shared_BSK[:, :, None]
+        if self.rank:
+            v_BTHK = v_BTHK + self._raise(new.rv_BSHR, self.value_up)
+        if self.rope == "full" or not self.rank:
+            q, k = self.rotated(q_BTHK, positions_BT), self.rotated(k_BTHK, positions_BT)
+        else:
+            # One attention of width K + R: [shared, rotated ; residual, as a latent].
+            q_BTHR = self._latent_query(q_BTHK, positions_BT)
+            q = jnp.concatenate([self.rotated(q_BTHK, positions_BT), q_BTHR], axis=-1)
+            shape = (*new.rk_BSHR.shape[:3], new.k_shared_BSK.shape[-1])
+            k_shared_BTHK = jnp.broadcast_to(new.k_shared_BSK[:, :, None], shape)
+            k = jnp.concatenate([k_shared_BTHK, new.rk_BSHR], axis=-1)
+        if new.inverse_norm_BHS is not None:
+            norm_BTH1 = new.inverse_norm_BHS.swapaxes(1, 2)[..., None]
+            k = (k * norm_BTH1).astype(x_BTD.dtype)
+        out_BTHK = causal_attention(q, k, v_BTHK, scale=self.scale, segments_BT=segments_BT)
+        return out_BTHK, new
+
+    def cached(self, x_BTD, positions_BT, cache):
+        q_BTHK = self._query(x_BTD)
+        cache = write(cache, self._entries(x_BTD, positions_BT)[0], positions_BT)
+        rotated_BTHK = self.rotated(q_BTHK, positions_BT)
+        residual_BHTS = None
+        if self.rank and self.rope == "full":
+            slots_S = jnp.arange(cache.k_shared_BSK.shape[1])
+            cos_sin = rope_angles(slots_S, self.config.head_width, self.config.rope_base)
+            residual_BHTS = full_residual_logits(
+                rotated_BTHK, self.key_up[...], jnp.concatenate(cos_sin, axis=-1), cache.rk_BSHR
+            )
+        elif self.rank:
+            residual_BHTS = latent_residual_logits(
+                self._latent_query(q_BTHK, positions_BT), cache.rk_BSHR
+            )
+        out_BTHK = lrkv_decode(
+            rotated_BTHK,
+            cache.k_shared_BSK,
+            cache.v_shared_BSK,
+            residual_BHTS,
+            cache.rv_BSHR,
+            self.value_up[...] if self.rank else None,
+            cache.inverse_norm_BHS,
+            positions_BT,
+            scale=self.scale,
+        )
+        return out_BTHK.astype(x_BTD.dtype), cache
+
+    def cache_shapes(self, batch, length, dtype):
+        H, K, R = self.config.heads, self.config.head_width, self.rank
+        shared = jax.ShapeDtypeStruct((batch, length, K), dtype)
+        latent = jax.ShapeDtypeStruct((batch, length, H, R), dtype) if R else None
+        norm = jax.ShapeDtypeStruct((batch, H if R else 1, length), jnp.float32)
+        return LowRankCache(
+            shared, shared, latent, latent, norm if self.config.qk_norm else None
+        )
+
+    def _query(self, x_BTD):
+        """The normed query before its rotation, which commutes with the norm."""
+        return self.normed(
+            jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
+        )
+
+    def _latent_query(self, q_BTHK, positions_BT):
+        """q B_h: the query in the latent's R coordinates, rotated there in mode `latent`."""
+        up_HRK = self.key_up[...].astype(q_BTHK.dtype)
+        q_BTHR = jnp.einsum("BTHK,HRK->BTHR", q_BTHK, up_HRK)
+        return self.rotated(q_BTHR, positions_BT) if self.rope == "latent" else q_BTHR
+
+    def _raise(self, latent_BTHR, up):
+        """Latent → head width: the residual part of a key or value."""
+        return jnp.einsum("BTHR,HRK->BTHK", latent_BTHR, up[...].astype(latent_BTHR.dtype))
+
+    def _entries(self, x_BTD, positions_BT):
+        """Cache entries of each token, and its whole unrotated key, never cached: [B, T, H, K].
+
+        At rank 0 all heads have one key, and H is 1.
+        """
+        dtype = x_BTD.dtype
+        k_shared_BTK = x_BTD @ self.key[...].astype(dtype)
+        v_shared_BTK = x_BTD @ self.value[...].astype(dtype)
+        rk_BTHR = rv_BTHR = norm_BHT = None
+        k_BTHK = k_shared_BTK[:, :, None]
+        if self.rank:
+            rk_BTHR = jnp.einsum("BTD,HDR->BTHR", x_BTD, self.key_down[...].astype(dtype))
+            rv_BTHR = jnp.einsum("BTD,HDR->BTHR", x_BTD, self.value_down[...].astype(dtype))
+            k_BTHK = k_BTHK + self._raise(rk_BTHR, self.key_up)
+        if self.config.qk_norm:
+            norm_BHT = inverse_rms(k_BTHK, self.config.norm_eps).swapaxes(1, 2)
+        if self.rank and self.rope == "latent":
+            rk_BTHR = self.rotated(rk_BTHR, positions_BT)
+        k_rotated_BTK = self.rotated(k_shared_BTK[:, :, None], positions_BT)[:, :, 0]
+        return LowRankCache(k_rotated_BTK, v_shared_BTK, rk_BTHR, rv_BTHR, norm_BHT), k_BTHK

@@ -1,0 +1,107 @@
+"""MLA: one latent a token, expanded into each head's keys and values, and one rope key.
+
+B batch  T new tokens  S cache slots  D model width  H heads  K head width
+C latent width  P rope-key width
+
+c = norm(x W_down);  k_h = [c W_up,h ; norm(rope(x W_r))];  v_h = c W'_up,h;  a head's query is
+[K without rope ; P with rope], each part normed. The expanded keys carry no norm: absorption,
+q · (c W_up) = (q W_upᵀ) · c, needs them linear in c.
+
+DeepSeek-V2 (https://arxiv.org/abs/2405.04434).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from lrkv_jax.attention.base import Attention, write
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.kernels.flash import causal_attention
+from lrkv_jax.kernels.latent_decode import latent_decode
+from lrkv_jax.nn.norm import rms_norm
+from lrkv_jax.nn.weight import weight
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LatentCache:
+    """The normed latent and the rotated, normed rope key, both shared by all heads."""
+
+    latent_BSC: Float[Array, "B S C"]
+    rope_key_BSP: Float[Array, "B S P"]
+
+
+class LatentAttention(Attention):
+    """Multi-head latent attention; decoding is absorbed: queries move into the latent."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        D, H, K = config.width, config.heads, config.head_width
+        C, P = config.attention.latent, config.attention.rope_width
+        self.query = weight(rngs, "embed -> heads head_width", (D, H, K))
+        self.down = weight(rngs, "embed -> latent", (D, C))
+        self.up_key = weight(rngs, "latent -> heads head_width", (C, H, K))
+        self.up_value = weight(rngs, "latent -> heads head_width", (C, H, K))
+        # P = 0 has no positions at all: there is then nothing to learn here.
+        self.query_rope = weight(rngs, "embed -> heads rope", (D, H, P)) if P else None
+        self.rope_key = weight(rngs, "embed -> rope", (D, P)) if P else None
+
+    def whole(self, x_BTD, positions_BT, segments_BT):
+        q_BTHK, q_BTHP = self._query(x_BTD, positions_BT)
+        new = self._entries(x_BTD, positions_BT)
+        B, T, H, K = q_BTHK.shape
+        dtype = x_BTD.dtype
+        k_BTHK = jnp.einsum("BTC,CHK->BTHK", new.latent_BSC, self.up_key[...].astype(dtype))
+        v_BTHK = jnp.einsum("BTC,CHK->BTHK", new.latent_BSC, self.up_value[...].astype(dtype))
+        rope_BTHP = jnp.broadcast_to(new.rope_key_BSP[:, :, None], q_BTHP.shape)
+        out_BTHK = causal_attention(
+            jnp.concatenate([q_BTHK, q_BTHP], axis=-1),
+            jnp.concatenate([k_BTHK, rope_BTHP], axis=-1),
+            v_BTHK,
+            scale=self.scale,
+            segments_BT=segments_BT,
+        )
+        return out_BTHK, new
+
+    def cached(self, x_BTD, positions_BT, cache):
+        q_BTHK, q_BTHP = self._query(x_BTD, positions_BT)
+        cache = write(cache, self._entries(x_BTD, positions_BT), positions_BT)
+        dtype = x_BTD.dtype
+        q_BTHC = jnp.einsum("BTHK,CHK->BTHC", q_BTHK, self.up_key[...].astype(dtype))
+        mean_BTHC = latent_decode(
+            q_BTHC, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, positions_BT, scale=self.scale
+        )
+        out_BTHK = jnp.einsum(
+            "BTHC,CHK->BTHK", mean_BTHC.astype(dtype), self.up_value[...].astype(dtype)
+        )
+        return out_BTHK, cache
+
+    def cache_shapes(self, batch, length, dtype):
+        C, P = self.config.attention.latent, self.config.attention.rope_width
+        rows = [jax.ShapeDtypeStruct((batch, length, width), dtype) for width in (C, P)]
+        return LatentCache(*rows)
+
+    @property
+    def scale(self) -> float:
+        """1 / sqrt(K + P)."""
+        return self.config.attention.query_width(self.config) ** -0.5
+
+    def _query(self, x_BTD, positions_BT):
+        q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
+        if self.query_rope is None:
+            return self.normed(q_BTHK), q_BTHK[..., :0]
+        q_BTHP = jnp.einsum("BTD,DHP->BTHP", x_BTD, self.query_rope[...].astype(x_BTD.dtype))
+        return self.normed(q_BTHK), self.normed(self.rotated(q_BTHP, positions_BT))
+
+    def _entries(self, x_BTD, positions_BT):
+        latent_BTC = rms_norm(x_BTD @ self.down[...].astype(x_BTD.dtype), self.config.norm_eps)
+        if self.rope_key is None:
+            return LatentCache(latent_BTC, latent_BTC[..., :0])
+        key_BTP = x_BTD @ self.rope_key[...].astype(x_BTD.dtype)
+        rotated_BTP = self.rotated(key_BTP[:, :, None], positions_BT)[:, :, 0]
+        return LatentCache(latent_BTC, self.normed(rotated_BTP))

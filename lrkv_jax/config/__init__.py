@@ -1,0 +1,32 @@
+"""What a run is: frozen, validated, loaded from YAML with dotted overrides."""
+
+from lrkv_jax.config.attention import GQA, LRKV, MHA, MLA, MQA, AttentionConfig
+from lrkv_jax.config.load import dump_config, find_config, load_config
+from lrkv_jax.config.schema import (
+    DataConfig,
+    MeshConfig,
+    ModelConfig,
+    MuonConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "GQA",
+    "LRKV",
+    "MHA",
+    "MLA",
+    "MQA",
+    "AttentionConfig",
+    "DataConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "MuonConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "TrainConfig",
+    "dump_config",
+    "find_config",
+    "load_config",
+]

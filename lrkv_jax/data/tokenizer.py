@@ -1,0 +1,198 @@
+"""Text to token ids and back, and how many UTF-8 bytes each token stands for."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lrkv_jax.data.assets import read_asset
+from lrkv_jax.errors import LrkvError
+
+EMBEDDED = ("sotu-4096", "gpt2")
+BOS_NAMES = ("<|bos|>", "<|endoftext|>", "<s>")
+
+# GPT-2's 50257 entries padded to a multiple of 128 for the matrix units; nanoGPT does the same.
+GPT2_VOCABULARY = 50304
+_GPT2_BOS = 50256
+# The pattern of encoder.py in GPT-2's repository, with the alternatives for contractions merged.
+_GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+Encode = Callable[[list[str]], list[list[int]]]
+
+
+class Tokenizer:
+    """A byte-level tokenizer: `decode(encode(text)) == text` for any text.
+
+    name: what `load_tokenizer` was asked for.
+    vocabulary: size of the id space, V; some ids may be unused.
+    bos: the id that starts a document; no text ever encodes to it.
+    token_bytes: int32 [V], UTF-8 bytes each token stands for; 0 for special and unused ids, so a
+      zero marks what bits per byte must not count.
+    fingerprint: sha256 (hex) of everything that decides which ids a text gets.
+    """
+
+    def __init__(
+        self, name: str, encode: Encode, pieces: Sequence[bytes], bos: int, definition: bytes
+    ):
+        self.name = name
+        self.vocabulary = len(pieces)
+        self.bos = bos
+        self.token_bytes = np.array([len(piece) for piece in pieces], np.int32)
+        self.token_bytes.flags.writeable = False
+        self._encode = encode
+        self._pieces = pieces
+        header = f"{self.vocabulary} {bos}\n".encode()
+        self.fingerprint = hashlib.sha256(header + definition).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        """int32 [T], without BOS. A special token spelt out in the text is ordinary text."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
+        """`encode` of each text."""
+        return [np.array(ids, np.int32) for ids in self._encode(list(texts))]
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes that the ids stand for; special and unused ids stand for none."""
+        return b"".join(self._pieces[int(i)] for i in ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """`decode_bytes` as text; bytes that are not UTF-8 (a cut character) become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.name!r}, vocabulary={self.vocabulary}, bos={self.bos})"
+
+
+@functools.lru_cache(maxsize=8)
+def load_tokenizer(name_or_path: str) -> Tokenizer:
+    """The tokenizer "sotu-4096", "gpt2", or that of a byte-level tokenizer.json (HF format).
+
+    "gpt2" is tiktoken on the merges that ship with the package; its vocabulary is padded to 50304.
+    A file's normaliser, prefix space and dropout are switched off, since with them text would not
+    come back as it was; its BOS is the first it has of <|bos|>, <|endoftext|>, <s>.
+
+    Raises LrkvError for an unknown name and for a file that is not such a tokenizer.
+    """
+    if name_or_path == "sotu-4096":
+        return _from_json(name_or_path, read_asset("sotu-4096.json"))
+    if name_or_path == "gpt2":
+        return _gpt2(read_asset("gpt2.bpe.gz"))
+    try:
+        content = Path(name_or_path).read_bytes()
+    except OSError:
+        known = ", ".join(EMBEDDED)
+        raise LrkvError(
+            f"data.tokenizer = {name_or_path} is neither a known name nor a readable file: "
+            f"use {known} or the path of a tokenizer.json"
+        ) from None
+    return _from_json(name_or_path, content)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: bytes_to_unicode of its encoder.py, inverted."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    stand_ins = {chr(byte): byte for byte in printable}
+    return stand_ins | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _to_bytes(token: str) -> bytes:
+    return bytes(_ALPHABET[character] for character in token)
+
+
+def _gpt2(packed: bytes) -> Tokenizer:
+    import tiktoken
+
+    merges = gzip.decompress(packed)
+    # Ids: the 256 bytes in the alphabet's order, then each merge's result in the file's order.
+    pieces = [bytes([byte]) for byte in _ALPHABET.values()]
+    for line in merges.decode().split("\n")[1:-1]:
+        left, right = line.split(" ")
+        pieces.append(_to_bytes(left) + _to_bytes(right))
+    encoding = tiktoken.Encoding(
+        "gpt2",
+        pat_str=_GPT2_PATTERN,
+        mergeable_ranks={piece: rank for rank, piece in enumerate(pieces)},
+        special_tokens={"<|endoftext|>": _GPT2_BOS},
+    )
+    assert len(pieces) == _GPT2_BOS
+    pieces += [b""] * (GPT2_VOCABULARY - len(pieces))
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [encoding.encode_ordinary(text) for text in texts]
+
+    return Tokenizer("gpt2", encode, pieces, _GPT2_BOS, merges)
+
+
+def _from_json(name: str, content: bytes) -> Tokenizer:
+    import tokenizers
+
+    what = f"data.tokenizer = {name}"
+    try:
+        definition = json.loads(content)
+        _make_reversible(definition)
+        backend = tokenizers.Tokenizer.from_str(json.dumps(definition))
+    # The library raises bare Exception for what it cannot read.
+    except Exception as error:
+        raise LrkvError(f"{what} is not a byte-level BPE tokenizer.json ({error})") from None
+
+    added = {token["id"]: token for token in definition["added_tokens"]}
+    ids = backend.get_vocab(with_added_tokens=True)
+    pieces = [b""] * (max(ids.values()) + 1)
+    for token, i in ids.items():
+        if i not in added:
+            try:
+                pieces[i] = _to_bytes(token)
+            except KeyError:
+                raise LrkvError(f"{what} is not byte-level: its entry {token!r} is not") from None
+        elif not added[i]["special"]:
+            pieces[i] = token.encode()
+    missing = 256 - len({piece for piece in pieces if len(piece) == 1})
+    if missing:
+        raise LrkvError(f"{what} lacks {missing} of the 256 bytes: train it with all of them")
+    bos = next((ids[token] for token in BOS_NAMES if token in ids), None)
+    if bos is None:
+        raise LrkvError(f"{what} has no token to start a document: add {' or '.join(BOS_NAMES)}")
+    # Special strings in the text are then matched no more, whoever wrote them there.
+    backend.encode_special_tokens = True
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    return Tokenizer(name, encode, pieces, bos, content)
+
+
+def _make_reversible(definition: dict[str, Any]) -> None:
+    """Switches off, in place, what would change, drop or add text; raises ValueError if not BPE."""
+    model = definition["model"]
+    if model.get("type", "BPE") != "BPE":
+        raise ValueError(f"its model is {model['type']}")
+    for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(affix):
+            raise ValueError(f"its model has a {affix}")
+    splitter = definition.get("pre_tokenizer") or {}
+    steps = splitter.get("pretokenizers", [splitter])
+    if not any(step.get("type") == "ByteLevel" for step in steps):
+        raise ValueError("it has no ByteLevel pre-tokenizer")
+    for step in steps:
+        if step.get("type") == "ByteLevel":
+            step["add_prefix_space"] = False
+        elif step.get("behavior") == "Removed":
+            raise ValueError("its pre-tokenizer removes text")
+    model["dropout"] = None
+    definition.update(normalizer=None, truncation=None, padding=None, post_processor=None)
+    for token in definition.setdefault("added_tokens", []):
+        token.update(lstrip=False, rstrip=False, normalized=False)
+        token["special"] |= token["content"] in BOS_NAMES

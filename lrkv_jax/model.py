@@ -1,0 +1,200 @@
+"""The decoder-only Transformer: blocks stacked over layers and scanned.
+
+B batch  T positions  D model width  V vocabulary  L layers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from lrkv_jax.attention import make_attention
+from lrkv_jax.attention.base import Cache
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.nn.dtype import resolve_dtype
+from lrkv_jax.nn.embedding import Embedding, Head, soft_cap
+from lrkv_jax.nn.mlp import MLP
+from lrkv_jax.nn.norm import Norm
+from lrkv_jax.nn.weight import weight_specs
+from lrkv_jax.sharding import constrain_batch
+
+
+class Block(nnx.Module):
+    """Pre-norm attention and MLP, each added to the stream."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        gain = {"gain": config.norm_gain, "eps": config.norm_eps}
+        self.norm_attention = Norm(config.width, **gain)
+        self.attention = make_attention(config, rngs=rngs)
+        self.norm_mlp = Norm(config.width, **gain)
+        self.mlp = MLP(config.width, config.feed_forward_width, config.activation, rngs=rngs)
+
+    def __call__(self, x_BTD, positions_BT, segments_BT=None):
+        x_BTD = x_BTD + self.attention(self.norm_attention(x_BTD), positions_BT, segments_BT)
+        return x_BTD + self.mlp(self.norm_mlp(x_BTD))
+
+    def prefill(self, x_BTD, cache):
+        attended_BTD, cache = self.attention.prefill(self.norm_attention(x_BTD), cache)
+        x_BTD = x_BTD + attended_BTD
+        return x_BTD + self.mlp(self.norm_mlp(x_BTD)), cache
+
+    def decode(self, x_BTD, cache, lengths_B):
+        attended_BTD, cache = self.attention.decode(self.norm_attention(x_BTD), cache, lengths_B)
+        x_BTD = x_BTD + attended_BTD
+        return x_BTD + self.mlp(self.norm_mlp(x_BTD)), cache
+
+
+class Transformer(nnx.Module):
+    """Tokens → logits. Parameters are float32, the computation `config.dtype`, logits float32.
+
+    `blocks` is one Block whose weights carry a leading layers axis (training scans it), or, after
+    `unstacked()`, a list of L blocks (decoding reads each layer's weights where they lie).
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.embedding = Embedding(config.vocabulary, config.width, rngs=rngs)
+        make_block = nnx.vmap(lambda key: Block(config, rngs=nnx.Rngs(params=key)))
+        self.blocks = make_block(jax.random.split(rngs.params(), config.layers))
+        self.norm = Norm(config.width, gain=config.norm_gain, eps=config.norm_eps)
+        tied = config.tied_head
+        self.head = None if tied else Head(config.vocabulary, config.width, rngs=rngs)
+
+    def __call__(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits of the next token at every position, from the whole sequence at once.
+
+        `segments_BT` numbers the documents packed into a sequence: they never see each other.
+        """
+        return self.logits(self.hidden(tokens_BT, positions_BT, segments_BT))
+
+    def hidden(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """The normed stream before the head."""
+        chex.assert_rank(tokens_BT, 2)
+        if positions_BT is None:
+            positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+        chex.assert_equal_shape([tokens_BT, positions_BT])
+        x_BTD = self._embed(tokens_BT)
+        if isinstance(self.blocks, nnx.List):
+            for block in self.blocks:
+                x_BTD = block(x_BTD, positions_BT, segments_BT)
+            return self.norm(x_BTD)
+        graph, stack = nnx.split(self.blocks)
+
+        def layer(x_BTD, weights):
+            block = nnx.merge(graph, weights)
+            return constrain_batch(block(x_BTD, positions_BT, segments_BT)), None
+
+        x_BTD, _ = jax.lax.scan(layer, x_BTD, stack, unroll=self.config.unroll)
+        return self.norm(x_BTD)
+
+    def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Soft-capped float32 logits of hidden states."""
+        logits_BTV = jnp.matmul(
+            x_BTD, self.head_kernel().astype(x_BTD.dtype), preferred_element_type=jnp.float32
+        )
+        return soft_cap(logits_BTV, self.config.softcap)
+
+    def head_kernel(self) -> Float[Array, "D V"]:
+        """The head's matrix: its own, or the embedding's transpose scaled by 1/sqrt(D)."""
+        if self.head is not None:
+            return self.head.kernel[...]
+        return self.embedding.table[...].T * self.config.width**-0.5
+
+    # Cached decoding.
+
+    def init_cache(self, batch: int, length: int, dtype: jnp.dtype | None = None) -> list[Cache]:
+        """An empty cache a layer, for `batch` sequences of up to `length` tokens.
+
+        `dtype` is the computation's unless given.
+        """
+        dtype = dtype or resolve_dtype(self.config.dtype)
+        return [block.attention.init_cache(batch, length, dtype) for block in self._layers()]
+
+    def prefill(
+        self, tokens_BT: Int[Array, "B T"], cache: list[Cache]
+    ) -> tuple[Float[Array, "B T D"], list[Cache]]:
+        """Hidden states of prompts, padded at the end, and the cache that holds them."""
+        chex.assert_rank(tokens_BT, 2)
+        x_BTD, new = self._embed(tokens_BT), []
+        for block, layer_cache in zip(self._layers(), cache, strict=True):
+            x_BTD, layer_cache = block.prefill(x_BTD, layer_cache)
+            new.append(layer_cache)
+        return self.norm(x_BTD), new
+
+    def decode(
+        self, tokens_BT: Int[Array, "B T"], cache: list[Cache], lengths_B: Int[Array, "B"]
+    ) -> tuple[Float[Array, "B T D"], list[Cache]]:
+        """Hidden states of T new tokens a sequence after `lengths_B` cached ones, and the cache."""
+        chex.assert_rank([tokens_BT, lengths_B], [2, 1])
+        x_BTD, new = self._embed(tokens_BT), []
+        for block, layer_cache in zip(self._layers(), cache, strict=True):
+            x_BTD, layer_cache = block.decode(x_BTD, layer_cache, lengths_B)
+            new.append(layer_cache)
+        return self.norm(x_BTD), new
+
+    def unstacked(self) -> Transformer:
+        """The same model with a list of blocks in place of the stack."""
+        if isinstance(self.blocks, nnx.List):
+            return self
+        blocks = nnx.List(list(self._layers()))
+        graph, state = nnx.split(self)
+        model = nnx.merge(graph, state)
+        model.blocks = blocks
+        return model
+
+    def _embed(self, tokens_BT):
+        x_BTD = self.embedding(tokens_BT, resolve_dtype(self.config.dtype))
+        if self.config.embedding_norm:
+            x_BTD = Norm(self.config.width, gain=False, eps=self.config.norm_eps)(x_BTD)
+        return constrain_batch(x_BTD)
+
+    def _layers(self) -> Iterator[Block]:
+        if isinstance(self.blocks, nnx.List):
+            yield from self.blocks
+            return
+        graph, stack = nnx.split(self.blocks)
+        for index in range(self.config.layers):
+            yield nnx.merge(graph, jax.tree.map(lambda leaf, i=index: leaf[i], stack))
+
+
+def abstract_model(config: ModelConfig) -> Transformer:
+    """The model with shapes in place of arrays; nothing is allocated."""
+    return nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+
+
+def parameters(model: Transformer) -> Any:
+    """The model's parameters as a nested dict of arrays."""
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def init_parameters(config: ModelConfig, seed: int) -> Any:
+    """Fresh float32 parameters; a pure function of its arguments, to be jitted or not."""
+    return parameters(Transformer(config, rngs=nnx.Rngs(seed)))
+
+
+def with_parameters(config: ModelConfig, params: Any) -> Transformer:
+    """The model of `config` around a nested dict of arrays, as `parameters` gives it."""
+    graph, state = nnx.split(abstract_model(config))
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graph, state)
+
+
+def specs(config: ModelConfig) -> Any:
+    """The tree of `WeightSpec` that mirrors `parameters`."""
+    return weight_specs(abstract_model(config))

@@ -1,0 +1,25 @@
+"""The feed-forward layer: D → F → D with ReLU² (So et al. 2021, https://arxiv.org/abs/2109.08668)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from lrkv_jax.nn.weight import weight
+
+ACTIVATIONS = {"relu2": lambda x: jnp.square(jax.nn.relu(x)), "gelu": jax.nn.gelu, "silu": jax.nn.silu}
+
+
+class MLP(nnx.Module):
+    """D → F → D, no biases; the second projection starts at zero."""
+
+    def __init__(self, width: int, hidden: int, activation: str, *, rngs: nnx.Rngs):
+        self.up = weight(rngs, "embed -> mlp", (width, hidden))
+        self.down = weight(rngs, "mlp -> embed", (hidden, width), std=0)
+        self.activation = activation
+
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        h_BTF = ACTIVATIONS[self.activation](x_BTD @ self.up[...].astype(x_BTD.dtype))
+        return h_BTF @ self.down[...].astype(x_BTD.dtype)

@@ -1,0 +1,37 @@
+"""RMSNorm, without gain unless asked for (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from lrkv_jax.nn.weight import WeightSpec
+
+
+def inverse_rms(x: Float[Array, "... D"], eps: float) -> Float[Array, "..."]:
+    """1 / sqrt(mean(x²) + eps) over the last axis, in float32.
+
+    Rotation preserves norms, so this is the same before and after RoPE.
+    """
+    x = x.astype(jnp.float32)
+    return jax.lax.rsqrt(jnp.mean(x * x, axis=-1) + eps)
+
+
+def rms_norm(x: Float[Array, "... D"], eps: float) -> Float[Array, "... D"]:
+    """x · inverse_rms(x), computed in float32 and returned in x's dtype."""
+    return (x.astype(jnp.float32) * inverse_rms(x, eps)[..., None]).astype(x.dtype)
+
+
+class Norm(nnx.Module):
+    """RMSNorm over the model width, with a learned gain if `gain`."""
+
+    def __init__(self, width: int, *, gain: bool, eps: float):
+        self.eps = eps
+        spec = WeightSpec(("embed",), batch=0, inputs=1, group="vector")
+        self.gain = nnx.Param(jnp.ones(width), spec=spec) if gain else None
+
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        y = rms_norm(x, self.eps)
+        return y if self.gain is None else y * self.gain[...].astype(y.dtype)

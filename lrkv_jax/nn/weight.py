@@ -1,0 +1,88 @@
+"""A weight that says what it is: the meaning of each axis, its fan-in and fan-out, its group.
+
+One line of layout serves initialisation, sharding, Muon and the counts:
+
+    weight(rngs, "heads: embed -> rank", (H, D, R))
+
+is a batch of H matrices from D inputs to R outputs. Sharding maps the axis names to mesh axes
+(`lrkv_jax.sharding`); Muon orthogonalises each matrix of the batch (`lrkv_jax.optim`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Group = Literal["matrix", "embedding", "head", "vector"]
+LAYERS = "layers"  # the axis that stacks a block's weights over the model's layers
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """The meaning of an array's axes, in order: batch axes, then inputs, then outputs.
+
+    `axes` names each axis; `batch` and `inputs` count the leading ones; `group` chooses the
+    optimiser. A spec is a static leaf: trees of specs mirror trees of parameters.
+    """
+
+    axes: tuple[str, ...]
+    batch: int
+    inputs: int
+    group: Group
+
+    @classmethod
+    def parse(cls, layout: str, group: Group = "matrix") -> WeightSpec:
+        """Read "batch axes: input axes -> output axes"; the batch part may be absent."""
+        batch, _, matrix = layout.rpartition(":")
+        inputs, _, outputs = matrix.partition("->")
+        parts = [part.split() for part in (batch, inputs, outputs)]
+        return cls(tuple(sum(parts, [])), len(parts[0]), len(parts[1]), group)
+
+    def stacked(self) -> WeightSpec:
+        """The same weight, one for each layer."""
+        return replace(self, axes=(LAYERS, *self.axes), batch=self.batch + 1)
+
+    def fans(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Fan-in and fan-out of one matrix of the batch."""
+        middle = self.batch + self.inputs
+        return math.prod(shape[self.batch : middle]), math.prod(shape[middle:])
+
+
+def weight(
+    rngs: nnx.Rngs,
+    layout: str,
+    shape: tuple[int, ...],
+    *,
+    std: float | None = None,
+    group: Group = "matrix",
+) -> nnx.Param:
+    """A float32 parameter N(0, std²) of `shape`, its axes named by `layout`.
+
+    `std=None` is 1/sqrt(fan_in) · min(1, sqrt(fan_out/fan_in)), nanochat's initialisation;
+    `std=0` is zeros, and draws nothing from `rngs`.
+    """
+    spec = WeightSpec.parse(layout, group)
+    if std is None:
+        fan_in, fan_out = spec.fans(shape)
+        std = min(1.0, math.sqrt(fan_out / fan_in)) / math.sqrt(fan_in)
+    value = jnp.zeros(shape) if std == 0 else std * jax.random.normal(rngs.params(), shape)
+    return nnx.Param(value, spec=spec)
+
+
+def weight_specs(module: nnx.Module) -> Any:
+    """The tree of `WeightSpec` that mirrors `nnx.to_pure_dict(nnx.state(module, nnx.Param))`."""
+
+    def spec_of(variable: nnx.Param) -> WeightSpec:
+        spec = variable.get_metadata("spec")
+        extra = variable.get_value().ndim - len(spec.axes)
+        return spec.stacked() if extra else spec
+
+    state = nnx.state(module, nnx.Param)
+    return nnx.to_pure_dict(
+        jax.tree.map(spec_of, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    )

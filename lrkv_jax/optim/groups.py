@@ -1,0 +1,74 @@
+"""The optimiser of a model: each weight's `spec.group` chooses its rule.
+
+| group     | rule                          | learning rate | decay             |
+|-----------|-------------------------------|---------------|-------------------|
+| matrix    | Muon                          | matrix_lr     | matrix_decay      |
+| embedding | AdamW                         | embedding_lr  | embedding_decay   |
+| head      | AdamW                         | head_lr       | head_decay        |
+| vector    | AdamW (gains of the norms)    | head_lr       | none              |
+
+Rank decides nothing: a 2-D embedding stays with AdamW, a 4-D stack of LRKV factors goes to Muon.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+from jax.typing import DTypeLike
+
+from lrkv_jax.config.schema import OptimizerConfig
+from lrkv_jax.optim.muon import scale_by_muon
+from lrkv_jax.optim.schedules import learning_rates, momentum_schedule
+
+
+def make_optimizer(
+    config: OptimizerConfig, specs: Any, total_steps: int, *, muon_dtype: DTypeLike
+) -> optax.GradientTransformation:
+    """Clip the whole gradient by its global norm, then update each group by its own rule.
+
+    `specs` is the tree of `WeightSpec` that mirrors the parameters; `muon_dtype` is that of the
+    Newton–Schulz iterations. Decay is decoupled and scaled by the group's learning rate:
+    w ← w − lr · (direction + decay · w).
+
+    Of the state's leaves, those under `momentum` (Muon), `mu` and `nu` (Adam) have the shapes of
+    the parameters, and the rest are scalar counts. To place or visit them by parameter:
+
+        optax.tree_map_params(optimizer, place, state, shardings,
+                              transform_non_params=replicate,
+                              is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+
+    where `place` returns a MaskedNode (a parameter of another group) as it is.
+
+    Raises LrkvError when the warm-up does not fit in `total_steps`.
+    """
+    rates = learning_rates(config, total_steps)
+
+    def rate(group: str) -> optax.Schedule:
+        return lambda step: rates(step)[group]
+
+    def adamw(group: str, decay: float) -> optax.GradientTransformation:
+        return optax.adamw(
+            rate(group), config.beta1, config.beta2, config.adam_eps, weight_decay=decay
+        )
+
+    muon = scale_by_muon(
+        # optax hides the other groups' leaves behind MaskedNode; the specs follow.
+        jax.tree.map(lambda s: s if s.group == "matrix" else optax.MaskedNode(), specs),
+        momentum=momentum_schedule(config.muon),
+        iterations=config.muon.iterations,
+        dtype=muon_dtype,
+    )
+    rules = {
+        "matrix": optax.chain(
+            muon,
+            optax.add_decayed_weights(config.matrix_decay),
+            optax.scale_by_learning_rate(rate("matrix")),
+        ),
+        "embedding": adamw("embedding", config.embedding_decay),
+        "head": adamw("head", config.head_decay),
+        "vector": adamw("head", 0.0),
+    }
+    clip = optax.identity() if config.clip is None else optax.clip_by_global_norm(config.clip)
+    return optax.chain(clip, optax.partition(rules, jax.tree.map(lambda s: s.group, specs)))

@@ -1,0 +1,1 @@
+"""Training: state, step, validation, metrics and the loop that ties them together."""

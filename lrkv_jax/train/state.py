@@ -1,0 +1,84 @@
+"""Everything that a step reads and replaces, and where each of its arrays lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, Key
+
+from lrkv_jax.config import RunConfig
+from lrkv_jax.model import init_parameters, specs
+from lrkv_jax.nn.dtype import resolve_dtype
+from lrkv_jax.optim import make_optimizer
+from lrkv_jax.sharding import parameter_shardings, replicated
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Parameters, optimiser state, the number of steps done, and the key that samples draw from."""
+
+    step: Int[Array, ""]
+    params: Any
+    opt_state: Any
+    rng: Key[Array, ""]
+
+
+def optimizer_of(config: RunConfig) -> optax.GradientTransformation:
+    """The run's optimiser, its Newton–Schulz dtype resolved for this platform."""
+    return make_optimizer(
+        config.optimizer,
+        specs(config.model),
+        config.train.total_steps,
+        muon_dtype=resolve_dtype(config.optimizer.muon.dtype),
+    )
+
+
+def new_state(config: RunConfig) -> TrainState:
+    """The state before the first step: a pure function of `config`, for jit or eval_shape."""
+    params = init_parameters(config.model, config.train.seed)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer_of(config).init(params),
+        rng=jax.random.key(config.train.seed),
+    )
+
+
+def state_shardings(config: RunConfig, mesh: Mesh) -> TrainState:
+    """Where each array of the state lives: moments beside their parameter, scalars everywhere."""
+    abstract = jax.eval_shape(lambda: new_state(config))
+    params = parameter_shardings(specs(config.model), abstract.params, mesh)
+
+    def place(moment, sharding):
+        return moment if isinstance(moment, optax.MaskedNode) else sharding
+
+    opt_state = optax.tree_map_params(
+        optimizer_of(config),
+        place,
+        abstract.opt_state,
+        params,
+        transform_non_params=lambda _: replicated(mesh),
+        is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
+    )
+    return TrainState(replicated(mesh), params, opt_state, replicated(mesh))
+
+
+def abstract_state(config: RunConfig, mesh: Mesh) -> TrainState:
+    """The state as `jax.ShapeDtypeStruct`s with their placement, for restoring into."""
+    abstract = jax.eval_shape(lambda: new_state(config))
+    return jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        abstract,
+        state_shardings(config, mesh),
+    )
+
+
+def init_state(config: RunConfig, mesh: Mesh) -> TrainState:
+    """A fresh state, made where it lives: no device ever holds more than its share."""
+    return jax.jit(lambda: new_state(config), out_shardings=state_shardings(config, mesh))()

@@ -1,0 +1,355 @@
+"""The optimiser of a whole model: which rule meets which weight, and with what rate and decay.
+
+A stand-in for a model's parameters, stacked over two layers: an MLP kernel, LRKV's per-head
+factors U and B, a norm's gain; the embedding and the head.
+"""
+
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from lrkv_jax.config.schema import MuonConfig, OptimizerConfig
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.nn.weight import WeightSpec
+from lrkv_jax.optim import learning_rates, make_optimizer, orthogonalize
+
+SHAPES = {
+    "blocks": {
+        "up": (2, 8, 16),
+        "u": (2, 4, 8, 3),
+        "b": (2, 4, 3, 6),
+        "gain": (2, 8),
+    },
+    "embedding": {"table": (24, 8)},
+    "head": {"kernel": (8, 24)},
+}
+SPECS = {
+    "blocks": {
+        "up": WeightSpec.parse("embed -> mlp").stacked(),
+        "u": WeightSpec.parse("heads: embed -> rank").stacked(),
+        "b": WeightSpec.parse("heads: rank -> head").stacked(),
+        "gain": WeightSpec(("embed",), batch=0, inputs=1, group="vector").stacked(),
+    },
+    "embedding": {"table": WeightSpec.parse("vocabulary -> embed", "embedding")},
+    "head": {"kernel": WeightSpec.parse("embed -> vocabulary", "head")},
+}
+GROUPS = jax.tree.map(lambda spec: spec.group, SPECS)
+TOTAL = 10
+# Two iterations are less to compile than five, where the direction is beside the point.
+MUON = MuonConfig(momentum=0.95, iterations=2)
+PLAIN = dict(warmup=0, schedule="constant", clip=None, matrix_decay=0.0, head_decay=0.0, muon=MUON)
+
+
+def random_tree(seed, scale=1.0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda shape: jnp.asarray(scale * rng.standard_normal(shape), jnp.float32),
+        SHAPES,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def zeros():
+    return jax.tree.map(jnp.zeros_like, random_tree(0))
+
+
+def optimizer_of(**options):
+    config = OptimizerConfig(**{**PLAIN, **options})
+    return make_optimizer(config, SPECS, TOTAL, muon_dtype="float32")
+
+
+def first(gradients, parameters=None, **options):
+    """The first update, and the state after it."""
+    optimizer = optimizer_of(**options)
+    parameters = zeros() if parameters is None else parameters
+    return jax.jit(optimizer.update)(gradients, optimizer.init(parameters), parameters)
+
+
+def moments(state, group):
+    """The state of a group's rule: Muon's or Adam's."""
+    return state[1].inner_states[group].inner_state[0]
+
+
+def scaled(gradients, factor):
+    return jax.tree.map(lambda g: factor * g, gradients)
+
+
+def test_each_group_moves_by_its_own_rule():
+    """Muon on every matrix, whatever its rank; on the rest Adam, whose first step is a sign."""
+    gradients = random_tree(0)
+    updates, _ = first(
+        gradients, matrix_lr=0.02, embedding_lr=0.2, head_lr=0.004, muon=MuonConfig()
+    )
+
+    adam = {"embedding": 0.2, "head": 0.004, "vector": 0.004}
+    for group, gradient, update in zip(
+        *map(jax.tree.leaves, (GROUPS, gradients, updates)), strict=True
+    ):
+        if group != "matrix":
+            np.testing.assert_allclose(update, -adam[group] * np.sign(gradient), rtol=1e-4)
+    for name, scale in {"up": math.sqrt(2), "u": 1.0, "b": math.sqrt(2)}.items():
+        expected = -0.02 * scale * orthogonalize(gradients["blocks"][name])
+        np.testing.assert_allclose(updates["blocks"][name], expected, rtol=0, atol=1e-6)
+
+
+def test_state_holds_each_parameter_in_its_own_group_alone():
+    state = optimizer_of().init(random_tree(0))
+    shapes = lambda tree: sorted(leaf.shape for leaf in jax.tree.leaves(tree))  # noqa: E731
+    of_group = {
+        group: sorted(
+            leaf.shape
+            for leaf, name in zip(*map(jax.tree.leaves, (random_tree(0), GROUPS)), strict=True)
+            if name == group
+        )
+        for group in ("matrix", "embedding", "head", "vector")
+    }
+    assert shapes(moments(state, "matrix").momentum) == of_group["matrix"]
+    for group in ("embedding", "head", "vector"):
+        adam = moments(state, group)
+        assert shapes(adam.mu) == shapes(adam.nu) == of_group[group]
+    # Everything else is a count.
+    others = optax.tree_map_params(
+        optimizer_of(), lambda _: None, state, transform_non_params=lambda leaf: leaf
+    )
+    assert {leaf.shape for leaf in jax.tree.leaves(others)} == {()}
+
+
+def test_state_can_be_mapped_beside_the_parameters():
+    """What the trainer does to place the state: each moment meets its own parameter's entry."""
+    optimizer, parameters = optimizer_of(), random_tree(0)
+    state = optimizer.init(parameters)
+    paths = jax.tree_util.tree_map_with_path(lambda path, _: jax.tree_util.keystr(path), parameters)
+
+    def place(moment, path):
+        return moment if isinstance(moment, optax.MaskedNode) else f"{path} {moment.shape}"
+
+    placed = optax.tree_map_params(
+        optimizer,
+        place,
+        state,
+        paths,
+        transform_non_params=lambda _: "count",
+        is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
+    )
+    assert jax.tree.structure(placed) == jax.tree.structure(state)
+    assert moments(placed, "matrix").momentum["blocks"]["u"] == "['blocks']['u'] (2, 4, 8, 3)"
+    assert moments(placed, "embedding").nu["embedding"]["table"] == "['embedding']['table'] (24, 8)"
+    assert moments(placed, "matrix").count == "count"
+    chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf, state), state)
+
+
+def test_decay_pulls_matrices_and_the_head_but_not_the_embedding_or_gains():
+    parameters = random_tree(1)
+    updates, _ = first(
+        zeros(), parameters, matrix_decay=0.1, head_decay=0.3, matrix_lr=0.02, head_lr=0.004
+    )
+    rates = {"matrix": -0.02 * 0.1, "head": -0.004 * 0.3, "embedding": 0.0, "vector": 0.0}
+    expected = jax.tree.map(lambda group, w: rates[group] * w, GROUPS, parameters)
+    chex.assert_trees_all_close(updates, expected, rtol=1e-5)
+
+
+def test_embedding_decays_when_asked_to():
+    parameters = random_tree(1)
+    updates, _ = first(zeros(), parameters, embedding_decay=0.5, embedding_lr=0.2)
+    expected = jax.tree.map(lambda w: 0 * w, parameters)
+    expected["embedding"]["table"] = -0.2 * 0.5 * parameters["embedding"]["table"]
+    chex.assert_trees_all_close(updates, expected, rtol=1e-5)
+
+
+def test_the_papers_defaults_spare_the_embedding():
+    parameters = random_tree(1)
+    optimizer = make_optimizer(OptimizerConfig(warmup=0), SPECS, TOTAL, muon_dtype="float32")
+    updates, _ = jax.jit(optimizer.update)(zeros(), optimizer.init(parameters), parameters)
+    assert not np.any(updates["embedding"]["table"]) and not np.any(updates["blocks"]["gain"])
+    np.testing.assert_allclose(
+        updates["head"]["kernel"], -0.004 * 0.1 * parameters["head"]["kernel"], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_clip_uses_the_norm_over_all_groups_before_anything_else(scale):
+    """Seen in the moments after one step, since the updates themselves do not know the scale."""
+    gradients = random_tree(0, scale)
+    gradients["embedding"]["table"] *= 100  # the norm is mostly one group's; all are clipped
+    norm = math.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(gradients)))
+    assert (norm > 2) == (scale == 1.0)
+    factor = min(1.0, 2 / norm)
+    _, state = first(gradients, clip=2.0, beta1=0.9, beta2=0.95)
+
+    clipped = scaled(gradients, factor)
+    momentum, table = moments(state, "matrix").momentum, moments(state, "embedding")
+    for name in ("up", "u", "b"):
+        np.testing.assert_allclose(
+            momentum["blocks"][name], 0.05 * clipped["blocks"][name], rtol=1e-4
+        )
+    kernel = clipped["head"]["kernel"]
+    np.testing.assert_allclose(moments(state, "head").mu["head"]["kernel"], 0.1 * kernel, rtol=1e-4)
+    np.testing.assert_allclose(
+        table.nu["embedding"]["table"], 0.05 * clipped["embedding"]["table"] ** 2, rtol=1e-4
+    )
+
+
+def test_without_clip_gradients_pass_whole():
+    gradients = random_tree(0, 100.0)
+    _, state = first(gradients, clip=None)
+    np.testing.assert_allclose(
+        moments(state, "matrix").momentum["blocks"]["up"],
+        0.05 * gradients["blocks"]["up"],
+        rtol=1e-4,
+    )
+
+
+def numpy_adamw(parameters, gradients, rates, decay, beta1, beta2, eps):
+    """Loshchilov & Hutter's Algorithm 2 in float64, decay scaled by the learning rate."""
+    w = np.asarray(parameters, np.float64)
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        g = np.asarray(g, np.float64)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        direction = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+        w = w - rate * (direction + decay * w)
+    return w
+
+
+def train(optimizer, parameters, gradients, state=None):
+    @jax.jit
+    def step(parameters, state, gradient):
+        updates, state = optimizer.update(gradient, state, parameters)
+        return optax.apply_updates(parameters, updates), state
+
+    state = optimizer.init(parameters) if state is None else state
+    for gradient in gradients:
+        parameters, state = step(parameters, state, gradient)
+    return parameters, state
+
+
+def test_embedding_head_and_gains_follow_adamw_under_the_schedule():
+    config = OptimizerConfig(
+        warmup=3,
+        schedule="linear",
+        final_lr=0.1,
+        clip=None,
+        embedding_decay=0.05,
+        head_decay=0.2,
+        muon=MUON,
+    )
+    optimizer = make_optimizer(config, SPECS, TOTAL, muon_dtype="float32")
+    parameters, gradients = random_tree(0), [random_tree(seed) for seed in range(1, 7)]
+    trained, _ = train(optimizer, parameters, gradients)
+
+    # Warm-up 1/3, 2/3, 1 (step 2), then down to 0.1 at step 9 in seven strides.
+    factors = [1 / 3, 2 / 3, 1.0, *(1 - 0.9 * stride / 7 for stride in (1, 2, 3))]
+    for keys, peak, decay in (
+        (("embedding", "table"), 0.2, 0.05),
+        (("head", "kernel"), 0.004, 0.2),
+        (("blocks", "gain"), 0.004, 0.0),
+    ):
+        pick = lambda tree, keys=keys: tree[keys[0]][keys[1]]  # noqa: E731
+        expected = numpy_adamw(
+            pick(parameters),
+            [pick(g) for g in gradients],
+            [peak * factor for factor in factors],
+            decay,
+            beta1=0.9,
+            beta2=0.95,
+            eps=1e-10,
+        )
+        # Six float32 steps; 1 − β₂ᵗ loses a digit, and m/√v another where v is small.
+        np.testing.assert_allclose(pick(trained), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_updates_use_the_learning_rates_of_the_logs():
+    """With no gradient and no momentum, an update is −rate · decay · w: the rate can be read."""
+    options = dict(warmup=4, matrix_decay=1.0, head_decay=1.0, embedding_decay=1.0, muon=MUON)
+    config = OptimizerConfig(**options)
+    optimizer = make_optimizer(config, SPECS, TOTAL, muon_dtype="float32")
+    parameters, rates = random_tree(0), learning_rates(config, TOTAL)
+    state, update = optimizer.init(parameters), jax.jit(optimizer.update)
+    for step in range(TOTAL):
+        updates, state = update(zeros(), state, parameters)
+        for group, (branch, leaf) in {
+            "matrix": ("blocks", "u"),
+            "embedding": ("embedding", "table"),
+            "head": ("head", "kernel"),
+        }.items():
+            ratio = -updates[branch][leaf] / parameters[branch][leaf]
+            np.testing.assert_allclose(ratio, rates(step)[group], rtol=1e-4)
+
+
+def test_muons_settings_reach_muon():
+    gradients = random_tree(0)
+    muon = MuonConfig(momentum=0.9, momentum_start=0.5, momentum_warmup=2, iterations=3)
+    updates, state = first(gradients, muon=muon, matrix_lr=1.0)
+    np.testing.assert_allclose(
+        updates["blocks"]["u"], -orthogonalize(gradients["blocks"]["u"], iterations=3), atol=1e-5
+    )
+    up = gradients["blocks"]["up"]
+    momentum = moments(state, "matrix").momentum["blocks"]["up"]
+    np.testing.assert_allclose(momentum, 0.5 * up, rtol=1e-5)
+
+    optimizer = make_optimizer(OptimizerConfig(**PLAIN), SPECS, TOTAL, muon_dtype="bfloat16")
+    rounded, _ = jax.jit(optimizer.update)(gradients, optimizer.init(zeros()), zeros())
+    exact, _ = first(gradients)
+    difference = jnp.abs(rounded["blocks"]["up"] - exact["blocks"]["up"]).max()
+    assert 1e-5 < difference < 0.02 * 0.2
+
+
+def test_a_model_without_a_head_of_its_own():
+    """Tied embeddings: no weight is in the group `head`."""
+    specs, gradients = dict(SPECS), random_tree(0)
+    del specs["head"], gradients["head"]
+    optimizer = make_optimizer(OptimizerConfig(**PLAIN), specs, TOTAL, muon_dtype="float32")
+    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(gradients), gradients)
+    chex.assert_trees_all_equal_shapes_and_dtypes(updates, gradients)
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    with pytest.raises(LrkvError, match="optimizer.warmup = 2000"):
+        make_optimizer(OptimizerConfig(), SPECS, TOTAL, muon_dtype="float32")
+
+
+def test_sharded_equals_unsharded():
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    placements = {
+        "blocks": {
+            "up": P(None, "fsdp", "tensor"),
+            "u": P(None, "tensor", "fsdp", None),
+            "b": P(None, "fsdp", None, "tensor"),
+            "gain": P(),
+        },
+        "embedding": {"table": P("tensor", "fsdp")},
+        "head": {"kernel": P("fsdp", "tensor")},
+    }
+    shardings = jax.tree.map(lambda p: NamedSharding(mesh, p), placements)
+    optimizer = optimizer_of(clip=1.0, matrix_decay=0.1, head_decay=0.1)
+    parameters, gradients = random_tree(0), [random_tree(seed) for seed in (1, 2)]
+    expected, _ = train(optimizer, parameters, gradients)
+
+    def place(moment, sharding):
+        hidden = isinstance(moment, optax.MaskedNode)
+        return moment if hidden else jax.device_put(moment, sharding)
+
+    state = optax.tree_map_params(
+        optimizer,
+        place,
+        optimizer.init(parameters),
+        shardings,
+        transform_non_params=lambda count: jax.device_put(count, NamedSharding(mesh, P())),
+        is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
+    )
+    trained, _ = train(
+        optimizer,
+        jax.device_put(parameters, shardings),
+        [jax.device_put(gradient, shardings) for gradient in gradients],
+        state,
+    )
+    assert len(trained["blocks"]["u"].sharding.device_set) == 8
+    chex.assert_trees_all_close(trained, expected, rtol=0, atol=1e-5)

@@ -1,0 +1,357 @@
+"""Muon against its formulas in float64 numpy, against optax.contrib, and across devices.
+
+L layers  H heads  D width  F hidden  R rank  K head width
+"""
+
+import math
+from dataclasses import dataclass
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from lrkv_jax.nn.weight import WeightSpec
+from lrkv_jax.optim.muon import QUINTIC, orthogonalize, scale_by_muon
+
+# A rounding error of float32 in X, whose Frobenius norm is 1, grows with the slope at zero of each
+# of the five iterations: 3.4445⁵ · 1.2e-7 = 5.8e-5.
+FLOAT32 = QUINTIC[0] ** 5 * float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A weight, and its matrices: the indices of each, as rows of blocks side by side."""
+
+    spec: WeightSpec
+    shape: tuple[int, ...]
+    matrices: tuple[list[list[tuple]], ...]  # of each matrix: block rows of indices
+    optax_axes: optax.contrib.MuonDimensionNumbers
+
+
+def case(layout, shape, matrices, inputs, outputs, stacked=False):
+    spec = WeightSpec.parse(layout)
+    axes = optax.contrib.MuonDimensionNumbers(inputs, outputs)
+    return Case(spec.stacked() if stacked else spec, shape, tuple(matrices), axes)
+
+
+ALL = slice(None)
+CASES = {
+    "wide": case("embed -> mlp", (12, 20), [[[(ALL, ALL)]]], 0, 1),
+    "tall": case("mlp -> embed", (20, 12), [[[(ALL, ALL)]]], 0, 1),
+    "layers": case("embed -> mlp", (3, 12, 20), [[[(n,)]] for n in range(3)], 1, 2, stacked=True),
+    "lrkv_U": case(
+        "heads: embed -> rank",
+        (2, 3, 12, 5),
+        [[[(n, h)]] for n in range(2) for h in range(3)],
+        2,
+        3,
+        stacked=True,
+    ),
+    "lrkv_B": case(
+        "heads: rank -> head",
+        (2, 3, 5, 8),
+        [[[(n, h)]] for n in range(2) for h in range(3)],
+        2,
+        3,
+        stacked=True,
+    ),
+    # D × (H · K): the heads' blocks lie side by side.
+    "heads_out": case(
+        "embed -> heads head",
+        (2, 10, 3, 4),
+        [[[(n, ALL, h) for h in range(3)]] for n in range(2)],
+        1,
+        (2, 3),
+        stacked=True,
+    ),
+    # (H · K) × D: the heads' blocks lie one under another.
+    "heads_in": case("heads head -> embed", (3, 4, 10), [[[(h,)] for h in range(3)]], (0, 1), 2),
+}
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def numpy_orthogonalize(u, iterations=5, eps=1e-7):
+    """X ← aX + (bA + cA²)X with A = XXᵀ, from X = u/(‖u‖ + eps), in float64."""
+    x = u / (math.sqrt((u**2).sum()) + eps)
+    if u.shape[0] > u.shape[1]:
+        x = x.T
+    for _ in range(iterations):
+        gram = x @ x.T
+        x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
+    return x.T if u.shape[0] > u.shape[1] else x
+
+
+class NumpyMuon:
+    """The reference: one matrix, float64, momentum averaged without bias correction."""
+
+    def __init__(self, shape):
+        self.momentum = np.zeros(shape)
+
+    def step(self, gradient, beta):
+        self.momentum += (1 - beta) * (gradient - self.momentum)
+        nesterov = gradient + beta * (self.momentum - gradient)
+        fan_in, fan_out = gradient.shape
+        return math.sqrt(max(1, fan_out / fan_in)) * numpy_orthogonalize(nesterov)
+
+
+def matrices_of(array, case):
+    """The matrices of a weight, put together block by block."""
+    array = np.asarray(array, np.float64)
+    return [np.block([[array[index] for index in row] for row in rows]) for rows in case.matrices]
+
+
+def gaussians(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def run(transform, gradients):
+    """The updates of successive gradients, and the last state."""
+    update = jax.jit(transform.update)
+    state = transform.init(jax.tree.map(jnp.zeros_like, gradients[0]))
+    updates = []
+    for gradient in gradients:
+        new, state = update(gradient, state)
+        updates.append(new)
+    return updates, state
+
+
+def first_update(gradient, spec, **options):
+    transform = scale_by_muon(spec, **options)
+    return transform.update(gradient, transform.init(gradient))[0]
+
+
+def relative(x, reference):
+    return float(np.linalg.norm(np.asarray(x) - reference) / np.linalg.norm(reference))
+
+
+@each_case
+def test_agrees_with_float64_numpy_over_six_steps(case):
+    betas = [0.85, 0.87, 0.89, 0.91, 0.93, 0.95]
+    transform = scale_by_muon(case.spec, momentum=optax.linear_schedule(0.85, 0.95, 5))
+    gradients = [gaussians(*case.shape, seed=step) * 3.0**step for step in range(6)]
+    updates, state = run(transform, gradients)
+
+    references = [NumpyMuon(matrix.shape) for matrix in matrices_of(gradients[0], case)]
+    scale = max(1.0, *case.spec.fans(case.shape)) ** 0.5
+    for beta, gradient, update in zip(betas, gradients, updates, strict=True):
+        chex.assert_equal_shape([update, gradient])
+        for reference, g, ours in zip(
+            references, matrices_of(gradient, case), matrices_of(update, case), strict=True
+        ):
+            np.testing.assert_allclose(ours, reference.step(g, beta), rtol=0, atol=FLOAT32 * scale)
+    assert int(state.count) == 6
+
+
+@each_case
+def test_state_is_float32_and_shaped_as_the_parameters(case):
+    parameters = {"a": {"w": jnp.zeros(case.shape, jnp.bfloat16)}}
+    state = scale_by_muon({"a": {"w": case.spec}}).init(parameters)
+    expected = {"a": {"w": jnp.zeros(case.shape, jnp.float32)}}
+    chex.assert_trees_all_equal_shapes_and_dtypes(state.momentum, expected)
+
+
+def test_bfloat16_gradients_keep_float32_momentum_and_updates():
+    spec = CASES["wide"].spec
+    updates, state = run(scale_by_muon(spec), [gaussians(12, 20).astype(jnp.bfloat16)] * 2)
+    assert state.momentum.dtype == updates[-1].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("shape", [(4, 32, 128), (4, 128, 32), (4, 64, 64)])
+def test_bfloat16_iterations_stay_close_to_float32(shape):
+    spec = WeightSpec.parse("embed -> mlp").stacked()
+    exact = first_update(gaussians(*shape), spec)
+    rounded = first_update(gaussians(*shape), spec, dtype=jnp.bfloat16)
+    assert rounded.dtype == jnp.float32
+    # Five iterations add terms with coefficients |a| + |b| + |c|, each rounded to 2⁻⁹.
+    bound = 5 * sum(map(abs, QUINTIC)) * 2.0**-9
+    # Far more than float32's rounding: the iterations did run in bfloat16.
+    assert 2.0**-9 < relative(rounded, exact) < bound
+
+
+@pytest.mark.parametrize("dtype, precision", [("float32", "HIGHEST"), ("bfloat16", "DEFAULT")])
+def test_float32_iterations_are_not_tensorfloat32(dtype, precision):
+    iterations = jax.jit(lambda u: orthogonalize(u, iterations=1, dtype=dtype))
+    products = [
+        line
+        for line in iterations.lower(gaussians(8, 8)).as_text().splitlines()
+        if "dot_gen" in line
+    ]
+    assert len(products) == 3 and all(precision in line for line in products)
+
+
+@each_case
+def test_each_matrix_of_a_batch_is_alone(case):
+    """Alone or in a batch, beside a matrix a thousand times larger: the same update."""
+    sizes = 10.0 ** (3 * np.arange(math.prod(case.shape[: case.spec.batch])) % 7)
+    matrix_axes = len(case.shape) - case.spec.batch
+    sizes = sizes.reshape(*case.shape[: case.spec.batch], *(1,) * matrix_axes)
+    gradient = gaussians(*case.shape) * jnp.asarray(sizes, jnp.float32)
+    together = matrices_of(first_update(gradient, case.spec), case)
+    for matrix, ours in zip(matrices_of(gradient, case), together, strict=True):
+        matrix = jnp.asarray(matrix, jnp.float32)
+        alone = first_update(matrix, WeightSpec.parse("embed -> mlp"))
+        np.testing.assert_allclose(ours, alone, rtol=0, atol=2 * FLOAT32)
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (64, 16)])
+def test_keeps_singular_vectors_and_levels_singular_values(shape):
+    gradient = gaussians(*shape)  # condition number about 3
+    left, values, right = np.linalg.svd(np.asarray(gradient, np.float64), full_matrices=False)
+    assert values[0] / values[-1] > 2
+    x = left.T @ np.asarray(orthogonalize(gradient), np.float64) @ right.T
+    levelled = np.diag(x)
+    np.testing.assert_allclose(x, np.diag(levelled), atol=FLOAT32)
+    assert levelled.min() > 0.6 and levelled.max() < 1.3
+
+
+@pytest.mark.parametrize("shape, scale", [((16, 64), 2.0), ((64, 16), 1.0), ((16, 16), 1.0)])
+def test_update_is_scaled_by_the_root_of_fan_out_over_fan_in(shape, scale):
+    gradient = gaussians(*shape)
+    update = first_update(gradient, WeightSpec.parse("embed -> mlp"))
+    np.testing.assert_allclose(
+        update, scale * orthogonalize(gradient), rtol=0, atol=FLOAT32 * scale
+    )
+
+
+def test_update_does_not_depend_on_the_gradients_scale():
+    spec = CASES["lrkv_U"].spec
+    gradients = [gaussians(2, 3, 12, 5, seed=step) for step in range(3)]
+    updates, _ = run(scale_by_muon(spec, momentum=0.9), gradients)
+    scaled, _ = run(scale_by_muon(spec, momentum=0.9), [1e4 * g for g in gradients])
+    chex.assert_trees_all_close(updates, scaled, rtol=0, atol=FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_zero_gradients_give_zero_updates(dtype):
+    specs = {name: case.spec for name, case in CASES.items()}
+    zeros = {name: jnp.zeros(case.shape) for name, case in CASES.items()}
+    updates, state = run(scale_by_muon(specs, dtype=dtype), [zeros])
+    chex.assert_trees_all_equal(updates[0], zeros)
+    chex.assert_trees_all_equal(state.momentum, zeros)
+
+
+def test_zero_size_weights_pass_through():
+    specs = {"U": CASES["lrkv_U"].spec, "B": CASES["lrkv_B"].spec}
+    empty = {"U": jnp.zeros((2, 3, 12, 0)), "B": jnp.zeros((2, 3, 0, 8))}
+    updates, state = run(scale_by_muon(specs), [empty, empty])
+    chex.assert_trees_all_equal_shapes_and_dtypes(updates[-1], state.momentum, empty)
+
+
+def test_a_spec_that_misses_an_axis_is_refused():
+    """Unstacked specs on stacked weights would make the layers part of the fan-in."""
+    with pytest.raises(AssertionError, match="rank"):
+        first_update(gaussians(3, 12, 20), WeightSpec.parse("embed -> mlp"))
+
+
+def test_iterations_are_those_asked_for():
+    gradient = gaussians(12, 20)
+    for iterations in (1, 3):
+        x = first_update(gradient, CASES["wide"].spec, iterations=iterations)
+        reference = numpy_orthogonalize(np.asarray(gradient, np.float64), iterations)
+        np.testing.assert_allclose(x, math.sqrt(20 / 12) * reference, rtol=0, atol=FLOAT32)
+
+
+axis = st.sampled_from([1, 2, 5])
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    st.lists(axis, max_size=2), st.lists(axis, min_size=1, max_size=2), st.lists(axis, min_size=1)
+)
+def test_any_shape_agrees_with_numpy(batch, inputs, outputs):
+    outputs = outputs[:2]
+    shape = (*batch, *inputs, *outputs)
+    spec = WeightSpec(tuple("abcdef"[: len(shape)]), len(batch), len(inputs), "matrix")
+    gradient = gaussians(*shape)
+    ours = np.asarray(first_update(gradient, spec))
+    assert ours.shape == shape
+    fan_in, fan_out = math.prod(inputs), math.prod(outputs)
+    flat = np.asarray(gradient, np.float64).reshape(-1, fan_in, fan_out)
+    reference = [NumpyMuon((fan_in, fan_out)).step(g, 0.95) for g in flat]
+    np.testing.assert_allclose(
+        ours.reshape(flat.shape), reference, rtol=0, atol=FLOAT32 * max(1.0, fan_out) ** 0.5
+    )
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (8, 8)])
+def test_newton_schulz_agrees_with_optax(shape):
+    gradient = gaussians(*shape)
+    # Without momentum, optax's transformation is its Newton–Schulz alone.
+    optimizer = optax.contrib.scale_by_muon(
+        beta=0.0, eps=1e-7, weight_dimension_numbers=optax.contrib.MuonDimensionNumbers()
+    )
+    theirs, _ = optimizer.update(gradient, optimizer.init(gradient))
+    np.testing.assert_allclose(orthogonalize(gradient), theirs, rtol=0, atol=FLOAT32)
+
+
+def optax_muon(case, beta):
+    return optax.contrib.muon(
+        -1.0, beta=beta, eps=1e-7, muon_weight_dimension_numbers={"w": case.optax_axes}
+    )
+
+
+def compare_with_optax(case, gradients, beta):
+    """The relative difference of the updates of each step."""
+    gradients = [{"w": g} for g in gradients]
+    ours, _ = run(scale_by_muon({"w": case.spec}, momentum=beta), gradients)
+    optimizer = optax_muon(case, beta)
+    state = optimizer.init(gradients[0])
+    update = jax.jit(optimizer.update)
+    differences = []
+    for gradient, mine in zip(gradients, ours, strict=True):
+        theirs, state = update(gradient, state, gradient)
+        differences.append(relative(mine["w"], np.asarray(theirs["w"])))
+    return differences
+
+
+@each_case
+def test_first_update_agrees_with_optax(case):
+    """The first momentum is a multiple of the gradient, with or without bias correction."""
+    assert compare_with_optax(case, [gaussians(*case.shape)], 0.95)[0] < FLOAT32
+
+
+def test_later_updates_differ_from_optax_by_its_bias_correction():
+    """By several per cent at first; when its correction by β^t has vanished, not at all."""
+    case = CASES["layers"]
+    gradients = [gaussians(*case.shape, seed=step) for step in range(32)]
+    differences = compare_with_optax(case, gradients, 0.5)
+    assert differences[0] < FLOAT32
+    assert differences[1] > 0.02
+    assert max(differences[28:]) < FLOAT32
+    assert min(compare_with_optax(case, gradients[:4], 0.95)[1:]) > 0.03
+
+
+PLACEMENTS = {
+    "rows": (WeightSpec.parse("embed -> mlp").stacked(), (2, 16, 24), P(None, "fsdp", None)),
+    "columns": (WeightSpec.parse("embed -> mlp").stacked(), (2, 16, 24), P(None, None, "fsdp")),
+    "rows_and_columns": (WeightSpec.parse("mlp -> embed"), (16, 8), P("fsdp", "tensor")),
+    "head_batch": (CASES["lrkv_U"].spec, (2, 4, 16, 5), P(None, "tensor", "fsdp", None)),
+    "head_columns": (CASES["heads_out"].spec, (2, 16, 4, 3), P(None, "fsdp", "tensor", None)),
+    "head_rows": (CASES["heads_in"].spec, (4, 3, 8), P("tensor", None, "fsdp")),
+}
+
+
+@pytest.mark.parametrize("spec, shape, placement", PLACEMENTS.values(), ids=PLACEMENTS.keys())
+def test_sharded_equals_unsharded(spec, shape, placement):
+    sizes = (8, 1) if "tensor" not in placement else (4, 2)
+    mesh = jax.make_mesh(sizes, ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    transform = scale_by_muon({"w": spec}, momentum=0.9)
+    gradients = [{"w": gaussians(*shape, seed=step)} for step in range(2)]
+    sharding = NamedSharding(mesh, placement)
+    sharded = [jax.device_put(gradient, sharding) for gradient in gradients]
+    assert len(sharded[0]["w"].sharding.device_set) == 8
+
+    expected, _ = run(transform, gradients)
+    state = transform.init(sharded[0])
+    state = state._replace(momentum=jax.device_put(state.momentum, sharding))
+    update = jax.jit(transform.update)
+    for gradient, reference in zip(sharded, expected, strict=True):
+        ours, state = update(gradient, state)
+        chex.assert_trees_all_close(ours, reference, rtol=0, atol=1e-5)
