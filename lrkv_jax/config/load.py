@@ -21,14 +21,26 @@ class _Loader(yaml.SafeLoader):
     """YAML whose floats may be written 1e-4 (YAML 1.1 reads that as text)."""
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:float"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d+([eE][-+]?\d+)?)$"),
-    list("-+.0123456789"),
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that `_Loader` would read as floats."""
+
+
+for _yaml in (_Loader, _Dumper):
+    _yaml.yaml_implicit_resolvers = {
+        first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:float"]
+        for first, resolvers in _yaml.yaml_implicit_resolvers.items()
+    }
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(
+            r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d+([eE][-+]?\d+)?)$"
+        ),
+        list("-+.0123456789"),
+    )
+
+
+_ATTENTION_ELSEWHERE = (
+    "model.attention is not set there: choose with attention=NAME and change with attention.KEY"
 )
 
 
@@ -43,32 +55,42 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     path = find_config(path)
     try:
-        raw = yaml.load(path.read_text(), _Loader)
-    except yaml.YAMLError as error:
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise LrkvError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise LrkvError(f"{path} is not a mapping of settings: see the files under configs/")
-    changes = [_parse_override(text) for text in overrides]
-    for key, value in changes:
-        if key == "attention":
-            raw["attention"] = value
     variants = raw.get("variants")
     if not isinstance(variants, dict) or not variants:
         raise LrkvError(f"{path} lists no variants: give at least `variants: {{mha: {{}}}}`")
     raw["variants"] = variants = {n: _with_kind(n, entry) for n, entry in variants.items()}
+    model = raw.get("model")
+    if not isinstance(model, dict):
+        raise LrkvError(f"{path} has no model: see the files under configs/")
+    # A dumped RunConfig repeats its chosen line there; anything else would be ignored.
+    if "attention" in model and model["attention"] != variants.get(str(raw.get("attention"))):
+        raise LrkvError(_ATTENTION_ELSEWHERE)
+    changes = [_parse_override(text) for text in overrides]
+    for key, value in changes:
+        if key == "attention":
+            raw["attention"] = value
     chosen = raw.get("attention")
-    if chosen not in variants:
+    if not isinstance(chosen, str) or chosen not in variants:
         raise LrkvError(f"attention = {chosen} is not a variant{_nearest(str(chosen), variants)}")
+    _drop_other_length(raw, changes)
     for key, value in changes:
         if key != "attention":
             _set(raw, re.sub(r"^attention\.", f"variants.{chosen}.", key), value)
+    if not isinstance(raw["variants"], dict):
+        raise LrkvError(f"variants = {raw['variants']}: name one, as in variants.lrkv.rank=64")
+    # Once more: an override may have added a line or changed a kind.
+    raw["variants"] = variants = {n: _with_kind(n, entry) for n, entry in raw["variants"].items()}
     try:
         entry = TypeAdapter(Attention).validate_python(variants[chosen], strict=True)
     except ValidationError as error:
         raise LrkvError(f"{path.name}: {_first(error, ('attention',))}") from error
-    if not isinstance(raw.get("model"), dict):
-        raise LrkvError(f"{path} has no model: see the files under configs/")
-    raw["model"]["attention"] = entry
+    if isinstance(raw["model"], dict):
+        raw["model"]["attention"] = entry
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
@@ -78,8 +100,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML that `load_config` reads back to the same object."""
     raw = config.model_dump(mode="json")
-    del raw["model"]["attention"]  # it is the chosen line of `variants`
-    return yaml.safe_dump(raw, sort_keys=False)
+    raw["variants"][config.attention] = raw["model"].pop("attention")
+    return yaml.dump(raw, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def find_config(path: str | Path) -> Path:
@@ -110,35 +132,50 @@ def _parse_override(text: str) -> tuple[str, Any]:
 def _with_kind(name: str, entry: Any) -> dict[str, Any]:
     entry = {} if entry is None else entry
     if not isinstance(entry, dict):
-        raise LrkvError(f"variants.{name} = {entry}: write its settings as a mapping, {{}} for none")
+        raise LrkvError(
+            f"variants.{name} = {entry}: write its settings as a mapping, {{}} for none"
+        )
     kind = entry.get("kind", name)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise LrkvError(f"variants.{name}: kind {kind} is unknown{_nearest(str(kind), KINDS)}")
     return {"kind": kind, **entry}
 
 
 def _set(raw: dict[str, Any], key: str, value: Any) -> None:
+    if key == "model.attention" or key.startswith("model.attention."):
+        raise LrkvError(_ATTENTION_ELSEWHERE)
     *parents, last = key.split(".")
     node = raw
     for part in parents:
-        node = node.setdefault(part, {})
+        if node.get(part) is None:  # absent, or a group left empty
+            node[part] = {}
+        node = node[part]
         if not isinstance(node, dict):
             raise LrkvError(f"{key}: {part} is a value, not a group of settings")
     node[last] = value
-    # A run's length is one of the two: naming one on the command line drops the file's other.
-    if key in ("train.steps", "train.tokens") and value is not None:
-        raw["train"].pop("tokens" if last == "steps" else "steps", None)
+
+
+def _drop_other_length(raw: dict[str, Any], changes: list[tuple[str, Any]]) -> None:
+    """A run's length is steps or tokens: an override of one drops the file's other."""
+    for one, other in (("steps", "tokens"), ("tokens", "steps")):
+        named = any(key == f"train.{one}" and value is not None for key, value in changes)
+        if named and isinstance(raw.get("train"), dict):
+            raw["train"].pop(other, None)
 
 
 def _nearest(word: str, known) -> str:
-    known = list(known)
+    known = [str(name) for name in known]
+    if not known:
+        return ": there is nothing to set there, remove it"
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f": did you mean {close[0]}?" if close else f": use one of {', '.join(known)}"
 
 
 def _first(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
     """The first problem as `key = value: what is wrong`, without the union's tags."""
-    problem = error.errors()[0]
+    problems = error.errors()
+    # A misspelt key is also a missing one; its spelling is the mend.
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location = [str(part) for part in problem["loc"]]
     if len(location) > 2 and location[0] == "variants":
         location.pop(2)  # the discriminator's tag

@@ -55,9 +55,10 @@ class ModelConfig(Frozen):
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelConfig:
         if self.head_width % 2:
+            even = [str(k) for k in (self.head_width - 1, self.head_width + 1) if k]
             raise LrkvError(
                 f"model.head_width = {self.head_width} is odd, and rotation works on pairs: "
-                f"use {self.head_width - 1} or {self.head_width + 1}"
+                f"use {' or '.join(even)}"
             )
         if self.layers % self.unroll:
             raise LrkvError(

@@ -6,6 +6,7 @@ import functools
 import gzip
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,6 @@ class Tokenizer:
         return f"Tokenizer({self.name!r}, vocabulary={self.vocabulary}, bos={self.bos})"
 
 
-@functools.lru_cache(maxsize=8)
 def load_tokenizer(name_or_path: str) -> Tokenizer:
     """The tokenizer "sotu-4096", "gpt2", or that of a byte-level tokenizer.json (HF format).
 
@@ -111,6 +111,7 @@ def _to_bytes(token: str) -> bytes:
     return bytes(_ALPHABET[character] for character in token)
 
 
+@functools.lru_cache(maxsize=1)
 def _gpt2(packed: bytes) -> Tokenizer:
     import tiktoken
 
@@ -130,11 +131,13 @@ def _gpt2(packed: bytes) -> Tokenizer:
     pieces += [b""] * (GPT2_VOCABULARY - len(pieces))
 
     def encode(texts: list[str]) -> list[list[int]]:
-        return [encoding.encode_ordinary(text) for text in texts]
+        return encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
 
     return Tokenizer("gpt2", encode, pieces, _GPT2_BOS, merges)
 
 
+# Keyed by content, so that a file that changes is read anew.
+@functools.lru_cache(maxsize=4)
 def _from_json(name: str, content: bytes) -> Tokenizer:
     import tokenizers
 
@@ -147,16 +150,17 @@ def _from_json(name: str, content: bytes) -> Tokenizer:
     except Exception as error:
         raise LrkvError(f"{what} is not a byte-level BPE tokenizer.json ({error})") from None
 
-    added = {token["id"]: token for token in definition["added_tokens"]}
+    # By name: the library numbers added tokens itself where the file's ids leave gaps.
+    added = {token["content"]: token for token in definition["added_tokens"]}
     ids = backend.get_vocab(with_added_tokens=True)
     pieces = [b""] * (max(ids.values()) + 1)
     for token, i in ids.items():
-        if i not in added:
+        if token not in added:
             try:
                 pieces[i] = _to_bytes(token)
             except KeyError:
                 raise LrkvError(f"{what} is not byte-level: its entry {token!r} is not") from None
-        elif not added[i]["special"]:
+        elif not added[token]["special"]:
             pieces[i] = token.encode()
     missing = 256 - len({piece for piece in pieces if len(piece) == 1})
     if missing:

@@ -82,3 +82,41 @@ def abstract_state(config: RunConfig, mesh: Mesh) -> TrainState:
 def init_state(config: RunConfig, mesh: Mesh) -> TrainState:
     """A fresh state, made where it lives: no device ever holds more than its share."""
     return jax.jit(lambda: new_state(config), out_shardings=state_shardings(config, mesh))()
+
+
+def checkpoint_items(state: TrainState) -> dict[str, Any]:
+    """The state as the items of a checkpoint; the optimiser's arrays are named by their paths.
+
+    `state` holds arrays, or `jax.ShapeDtypeStruct`s to restore into.
+    """
+    return {
+        "params": state.params,
+        "optimizer": {_name(path): leaf for path, leaf in _optimizer_leaves(state)},
+        "run": {"step": state.step, "rng": _key_data(state.rng)},
+    }
+
+
+def from_checkpoint_items(abstract: TrainState, items: dict[str, Any]) -> TrainState:
+    """The inverse: restored items in the structure of `abstract`."""
+    moments = [items["optimizer"][_name(path)] for path, _ in _optimizer_leaves(abstract)]
+    return TrainState(
+        step=items["run"]["step"],
+        params=items["params"],
+        opt_state=jax.tree.unflatten(jax.tree.structure(abstract.opt_state), moments),
+        rng=jax.random.wrap_key_data(items["run"]["rng"]),
+    )
+
+
+def _optimizer_leaves(state: TrainState):
+    return jax.tree.leaves_with_path(state.opt_state)
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _key_data(key):
+    if not isinstance(key, jax.ShapeDtypeStruct):
+        return jax.random.key_data(key)
+    data = jax.eval_shape(jax.random.key_data, key)
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=key.sharding)

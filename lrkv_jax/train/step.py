@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy
 from lrkv_jax.model import with_parameters
+from lrkv_jax.optim import learning_rates
 from lrkv_jax.sharding import BATCH, batch_sharding, replicated
 from lrkv_jax.train.state import TrainState, optimizer_of, state_shardings
 
@@ -44,9 +45,11 @@ def make_train_step(
     """The jitted step: (state, tokens [B, T + 1]) → (state, metrics); it consumes the state.
 
     Gradients of `accumulation` microbatches are averaged before the optimiser sees them. Metrics
-    are scalars: `loss` (nats a token), `bpb` (specials excluded) and `grad_norm` before clipping.
+    are scalars: `loss` (nats a token), `bpb` (specials excluded), `grad_norm` before clipping and
+    each group's learning rate.
     """
     optimizer, microbatches = optimizer_of(config), config.train.accumulation
+    rates = learning_rates(config.optimizer, config.train.total_steps)
     token_bytes_V = jnp.asarray(token_bytes_V)
     micro_sharding = NamedSharding(mesh, PartitionSpec(None, BATCH))
 
@@ -82,6 +85,7 @@ def make_train_step(
             "loss": value,
             "bpb": bits_per_byte(nats, num_bytes),
             "grad_norm": optax.global_norm(grads),
+            **{f"lr_{group}": rate for group, rate in rates(state.step).items()},
         }
         return TrainState(state.step + 1, params, opt_state, state.rng), metrics
 

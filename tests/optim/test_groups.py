@@ -4,6 +4,7 @@ A stand-in for a model's parameters, stacked over two layers: an MLP kernel, LRK
 factors U and B, a norm's gain; the embedding and the head.
 """
 
+import functools
 import math
 
 import chex
@@ -60,16 +61,19 @@ def zeros():
     return jax.tree.map(jnp.zeros_like, random_tree(0))
 
 
+@functools.cache
 def optimizer_of(**options):
+    """The optimiser, its update compiled once for each set of options."""
     config = OptimizerConfig(**{**PLAIN, **options})
-    return make_optimizer(config, SPECS, TOTAL, muon_dtype="float32")
+    optimizer = make_optimizer(config, SPECS, TOTAL, muon_dtype="float32")
+    return optimizer._replace(update=jax.jit(optimizer.update))
 
 
 def first(gradients, parameters=None, **options):
     """The first update, and the state after it."""
     optimizer = optimizer_of(**options)
     parameters = zeros() if parameters is None else parameters
-    return jax.jit(optimizer.update)(gradients, optimizer.init(parameters), parameters)
+    return optimizer.update(gradients, optimizer.init(parameters), parameters)
 
 
 def moments(state, group):

@@ -163,7 +163,7 @@ def test_bfloat16_gradients_keep_float32_momentum_and_updates():
     assert state.momentum.dtype == updates[-1].dtype == jnp.float32
 
 
-@pytest.mark.parametrize("shape", [(4, 32, 128), (4, 128, 32), (4, 64, 64)])
+@pytest.mark.parametrize("shape", [(4, 32, 128), (4, 64, 64)])
 def test_bfloat16_iterations_stay_close_to_float32(shape):
     spec = WeightSpec.parse("embed -> mlp").stacked()
     exact = first_update(gaussians(*shape), spec)
@@ -194,10 +194,10 @@ def test_each_matrix_of_a_batch_is_alone(case):
     sizes = sizes.reshape(*case.shape[: case.spec.batch], *(1,) * matrix_axes)
     gradient = gaussians(*case.shape) * jnp.asarray(sizes, jnp.float32)
     together = matrices_of(first_update(gradient, case.spec), case)
+    alone = jax.jit(lambda matrix: first_update(matrix, WeightSpec.parse("embed -> mlp")))
     for matrix, ours in zip(matrices_of(gradient, case), together, strict=True):
-        matrix = jnp.asarray(matrix, jnp.float32)
-        alone = first_update(matrix, WeightSpec.parse("embed -> mlp"))
-        np.testing.assert_allclose(ours, alone, rtol=0, atol=2 * FLOAT32)
+        expected = alone(jnp.asarray(matrix, jnp.float32))
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=2 * FLOAT32)
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16)])
@@ -311,9 +311,10 @@ def compare_with_optax(case, gradients, beta):
     return differences
 
 
-@each_case
-def test_first_update_agrees_with_optax(case):
+@pytest.mark.parametrize("name", ["wide", "lrkv_U", "heads_out", "heads_in"])
+def test_first_update_agrees_with_optax(name):
     """The first momentum is a multiple of the gradient, with or without bias correction."""
+    case = CASES[name]
     assert compare_with_optax(case, [gaussians(*case.shape)], 0.95)[0] < FLOAT32
 
 

@@ -1,0 +1,170 @@
+"""The command line: one thin command per verb. Everything heavy is imported inside its command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lrkv_jax.errors import LrkvError
+
+EXIT_BAD_INPUT = 2
+EXIT_START_AGAIN = 75  # EX_TEMPFAIL: a signal stopped the run, and it can go on
+
+app = typer.Typer(
+    help="Train, evaluate and decode five attention variants on equal terms.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Prepare data.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file or a shipped scale")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="a run's directory")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings to change")
+]
+
+
+def main() -> None:
+    """Entry point: user errors become one line and exit code 2, unless --debug is given."""
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    try:
+        app()
+    except LrkvError as error:
+        if debug:
+            raise
+        print(f"lrkv: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+
+
+@app.command()
+def quickstart(overrides: Overrides = None) -> None:
+    """Train MHA and LRKV on the embedded corpus, evaluate, decode, and compare them."""
+    from lrkv_jax.quickstart import run_quickstart
+
+    finished = run_quickstart(overrides or [], Console())
+    sys.exit(0 if finished else EXIT_START_AGAIN)
+
+
+@data_app.command("build")
+def data_build(config: Config, overrides: Overrides = None) -> None:
+    """Tokenise and pack a configuration's data, if that is not done yet."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from lrkv_jax.config import load_config
+    from lrkv_jax.data.builder import build_dataset
+
+    run = load_config(config, overrides or [])
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"building {run.data.source}")
+
+        def show(documents: int, tokens: int) -> None:
+            text = f"building {run.data.source}: {documents:,} documents, {tokens:,} tokens"
+            bar.update(task, description=text)
+
+        path = build_dataset(run.data, run.train.context, progress=show)
+    print(path)
+
+
+@app.command()
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    until: Annotated[int | None, typer.Option(help="stop, saved, after this many steps")] = None,
+) -> None:
+    """Train a configuration; goes on from the newest checkpoint if the run exists."""
+    from lrkv_jax.config import load_config
+    from lrkv_jax.train.loop import train as run_training
+
+    if until is not None and until < 1:
+        raise LrkvError(f"--until {until}: use 1 or more steps")
+    result = run_training(load_config(config, overrides or []), until=until)
+    sys.exit(0 if result.signal is None else EXIT_START_AGAIN)
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    overrides: Overrides = None,
+    tasks: Annotated[str, typer.Option(help="comma-separated")] = "bpb,agreement",
+    batch: Annotated[int | None, typer.Option(help="sequences at a time")] = None,
+    step: Annotated[str | None, typer.Option(help="a saved step, or best")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not a table")] = False,
+) -> None:
+    """Held-out loss of a run, and its cached decode against the whole-sequence forward."""
+    from lrkv_jax.evals.evaluate import evaluate as run_evaluation
+    from lrkv_jax.evals.evaluate import print_evaluation
+
+    result = run_evaluation(
+        run,
+        tasks=[task for task in tasks.split(",") if task],
+        batch=batch,
+        step=_step(step),
+        overrides=overrides or [],
+    )
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_evaluation(result, Console())
+
+
+@app.command()
+def generate(
+    run: Run,
+    prompt: Annotated[list[str], typer.Option(help="text to go on from; may be repeated")],
+    tokens: Annotated[int, typer.Option(help="new tokens at most")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="0 keeps all")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 keeps all")] = 0.95,
+    seed: Annotated[int, typer.Option()] = 0,
+    step: Annotated[str | None, typer.Option(help="a saved step, or best")] = None,
+) -> None:
+    """Continue prompts from the cache."""
+    from lrkv_jax.data.tokenizer import load_tokenizer
+    from lrkv_jax.decode import Sampling
+    from lrkv_jax.decode import generate as run_decode
+    from lrkv_jax.train.restore import load_run
+
+    if tokens < 1:
+        raise LrkvError(f"--tokens {tokens}: use 1 or more")
+    sampling = Sampling(temperature, top_k, top_p)
+    trained = load_run(run, step=_step(step))
+    tokenizer = load_tokenizer(trained.config.data.tokenizer)
+    prompts = [[tokenizer.bos, *tokenizer.encode(text).tolist()] for text in prompt]
+    continued = run_decode(
+        trained.config.model, trained.params, prompts, tokens,
+        sampling=sampling, seed=seed, stop=(tokenizer.bos,),
+    )  # fmt: skip
+    for text, ids in zip(prompt, continued, strict=True):
+        print(text + tokenizer.decode(ids))
+
+
+@app.command()
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    all_variants: Annotated[bool, typer.Option("--all", help="every variant")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not a table")] = False,
+) -> None:
+    """Parameters, FLOPs and KV-cache bytes, from the configuration alone."""
+    from lrkv_jax.config import load_config
+    from lrkv_jax.plan import print_plan
+
+    run = load_config(config, overrides or [])
+    print_plan(run, all_variants=all_variants, as_json=as_json)
+
+
+def _step(text: str | None) -> int | str | None:
+    if text is None or text == "best":
+        return text
+    if not text.isdigit():
+        raise LrkvError(f"--step {text}: use a number, or best")
+    return int(text)

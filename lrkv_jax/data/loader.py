@@ -1,0 +1,160 @@
+"""Batches of records as a pure function of the seed and the step.
+
+There is no iterator state to save: a checkpoint needs the step alone, and any number of processes
+cuts the same global batch into contiguous shares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import grain
+import numpy as np
+
+from lrkv_jax.config.schema import DataConfig
+from lrkv_jax.data.builder import build_dataset, open_dataset, quiet
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+
+# Splits of up to this many records are decoded once, in half a second, and kept: at 60 µs a record,
+# decoding again and again would cost a small CPU run more than it can spare.
+_RESIDENT_RECORDS = 1 << 13
+
+
+class Records:
+    """One split's records by index; safe to read from many threads.
+
+    context: targets in a record. counts: the split's documents, tokens and UTF-8 bytes.
+    """
+
+    def __init__(self, path: Path, split: Literal["train", "heldout"]):
+        with quiet():
+            dataset = open_dataset(path)
+            self._source = dataset.as_data_source(split)
+        self._path = path
+        self._resident: np.ndarray | None = None
+        self.context = int(dataset.info.metadata["context"])
+        self.counts = dataset.info.metadata[split]
+        if len(self) <= _RESIDENT_RECORDS:
+            self._resident = self.read(range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, indices: Sequence[int]) -> np.ndarray:
+        """int32 [len(indices), context + 1]. Raises LrkvError where a file is damaged."""
+        if self._resident is not None:
+            return self._resident[np.asarray(indices, np.int64)]
+        rows = np.empty((len(indices), self.context + 1), np.int32)
+        try:
+            # One by one: for a batch of 16, __getitems__ spends twice as long starting threads.
+            for row, index in zip(rows, indices, strict=True):
+                row[:] = self._source[index]["tokens"]
+        # ArrayRecord's checksums and protobuf's parser raise what they like.
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:80]
+            raise LrkvError(
+                f"{self._path} is damaged ({reason}): delete it and it will be built again"
+            ) from error
+        return rows
+
+
+class Loader:
+    """Training batches; see `make_loader`.
+
+    records: in an epoch. tokens_per_epoch: targets in an epoch. tokenizer, token_bytes [V]: those
+    the records were made with. counts: documents, tokens and bytes of the training split.
+    """
+
+    def __init__(
+        self, records: Records, tokenizer: Any, seed: int, batch: int, process: int, processes: int
+    ):
+        self._records = records
+        # Index to record, reshuffled each epoch: a permutation computed, not stored.
+        self._order = grain.MapDataset.range(len(records)).seed(seed).shuffle().repeat()
+        self._batch = batch
+        self._rows = batch // processes
+        self._first_row = process * self._rows
+        self.records = len(records)
+        self.counts = records.counts
+        self.tokens_per_epoch = self.records * records.context
+        self.tokenizer = tokenizer
+        self.token_bytes = tokenizer.token_bytes
+
+    def batch_at(self, step: int) -> np.ndarray:
+        """This process's rows of the batch of a step: int32 [batch / processes, context + 1]."""
+        return self._read(step, self._first_row, self._rows)
+
+    def iterate(self, start_step: int, stop_step: int) -> Iterator[np.ndarray]:
+        """`batch_at` of start_step to stop_step − 1, read ahead in background threads."""
+        if start_step >= stop_step:
+            return iter(())
+        steps = grain.MapDataset.range(start_step, stop_step).map(self.batch_at)
+        ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
+        return iter(steps.to_iter_dataset(ahead))
+
+    def hash_at(self, step: int) -> str:
+        """12 hex digits of the sha256 of the whole global batch; the same in every process."""
+        rows = self._read(step, 0, self._batch)
+        return hashlib.sha256(rows.astype("<i4").tobytes()).hexdigest()[:12]
+
+    def _read(self, step: int, first_row: int, rows: int) -> np.ndarray:
+        start = step * self._batch + first_row
+        return self._records.read([int(self._order[i]) for i in range(start, start + rows)])
+
+
+def make_loader(
+    data_config: DataConfig,
+    context: int,
+    batch: int,
+    *,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Loader:
+    """The loader of the training split, which is built first if it is not there.
+
+    batch: rows of the global batch; it may exceed the number of records, which then repeat.
+    Raises LrkvError where process_count does not divide batch, and as `build_dataset` does.
+    """
+    if batch % process_count:
+        raise LrkvError(
+            f"train.batch = {batch} is not divisible by the {process_count} processes: "
+            f"use {batch + -batch % process_count}"
+        )
+    records = Records(build_dataset(data_config, context), "train")
+    tokenizer = load_tokenizer(data_config.tokenizer)
+    # Grain takes 32 bits of seed.
+    seed = data_config.shuffle_seed % 2**32
+    return Loader(records, tokenizer, seed, batch, process_index, process_count)
+
+
+def heldout_batches(data_config: DataConfig, context: int, batch: int) -> Iterator[np.ndarray]:
+    """Every held-out record once, in order: int32 [batch, context + 1] each.
+
+    The last batch is filled up with rows of BOS, whose targets stand for no bytes. Raises LrkvError
+    as `build_dataset` does, before the first batch.
+    """
+    records = Records(build_dataset(data_config, context), "heldout")
+    bos = load_tokenizer(data_config.tokenizer).bos
+    return _in_order(records, batch, bos)
+
+
+def token_stream(
+    data_config: DataConfig, context: int, split: Literal["train", "heldout"]
+) -> np.ndarray:
+    """A split's records joined to one stream again, int32 [records · context + 1].
+
+    The held-out one ends in the padding of its last record. Raises LrkvError as `build_dataset`.
+    """
+    records = Records(build_dataset(data_config, context), split)
+    rows = records.read(range(len(records)))
+    return np.concatenate([rows[:1, 0], rows[:, 1:].ravel()])
+
+
+def _in_order(records: Records, batch: int, bos: int) -> Iterator[np.ndarray]:
+    for start in range(0, len(records), batch):
+        rows = records.read(range(start, min(start + batch, len(records))))
+        yield np.pad(rows, ((0, batch - len(rows)), (0, 0)), constant_values=bos)

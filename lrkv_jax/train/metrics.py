@@ -1,0 +1,74 @@
+"""What a run writes about itself: `metrics.jsonl`, one row a step, and TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+from tensorboardX import SummaryWriter
+
+# Dense bfloat16 peak of one device, FLOP/s, from the vendor's datasheets.
+PEAK_FLOPS = {
+    "A100": 312e12,
+    "H100": 989.5e12,
+    "H200": 989.5e12,
+    "B200": 2250e12,
+}
+
+
+def peak_flops(devices: list[jax.Device]) -> float | None:
+    """The peak of all devices together, FLOP/s, or None where it is not known."""
+    kind = devices[0].device_kind
+    known = [peak for name, peak in PEAK_FLOPS.items() if name in kind]
+    return known[0] * len(devices) if known else None
+
+
+class MetricsLog:
+    """Appends rows to `metrics.jsonl` and scalars to TensorBoard; only process 0 writes.
+
+    Opening it for a run that resumes at `start_step` drops the rows past that step, so that each
+    step stands once, in order.
+    """
+
+    def __init__(self, run_dir: Path, *, start_step: int):
+        self._writes = jax.process_index() == 0
+        if not self._writes:
+            return
+        path = run_dir / "metrics.jsonl"
+        kept = [line for line in _lines(path) if json.loads(line)["step"] <= start_step]
+        # Replaced in one move, so that a kill leaves the old file or the new one.
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text("".join(f"{line}\n" for line in kept))
+        fresh.replace(path)
+        self._file = path.open("a", buffering=1)
+        self._events = SummaryWriter(str(run_dir / "events"), purge_step=start_step + 1)
+
+    def row(self, row: dict[str, Any], *, events: bool) -> None:
+        """Append one step's row; with `events`, its numbers go to TensorBoard too."""
+        if not self._writes:
+            return
+        self._file.write(json.dumps(row) + "\n")
+        if events:
+            for name, value in row.items():
+                if isinstance(value, int | float) and name != "step":
+                    self._events.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        if self._writes:
+            self._file.close()
+            self._events.close()
+
+
+def _lines(path: Path) -> list[str]:
+    """The file's whole rows; a last one torn by a kill is left out."""
+    if not path.is_file():
+        return []
+    text = path.read_text()
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The rows of a run's `metrics.jsonl`."""
+    return [json.loads(line) for line in _lines(Path(run_dir) / "metrics.jsonl")]

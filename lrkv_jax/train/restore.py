@@ -1,0 +1,54 @@
+"""A trained run, ready to be evaluated or decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax.config import MeshConfig, RunConfig, load_config
+from lrkv_jax.model import init_parameters, specs
+from lrkv_jax.sharding import make_mesh, parameter_shardings
+from lrkv_jax.train.run_dir import read_run
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run's configuration and the parameters of one of its steps, placed on `mesh`."""
+
+    config: RunConfig
+    step: int
+    params: Any
+    mesh: Mesh
+
+
+def load_run(
+    directory: str | Path, *, step: int | str | None = None, overrides: Sequence[str] = ()
+) -> TrainedRun:
+    """Read a run's parameters: of its newest step, of `step`, or of the `best` one kept.
+
+    Parameters are replicated over all devices, whatever mesh trained them; `overrides`, such as
+    `mesh.fsdp=8 mesh.data=1`, change that and other settings that leave the model as it is.
+    Raises `LrkvError` if there is no run, no checkpoint or no such step.
+    """
+    config = read_run(directory).model_copy(update={"mesh": MeshConfig(data=-1, fsdp=1)})
+    if overrides:
+        changed = load_config(Path(directory) / "config.yaml", overrides)
+        config = changed.model_copy(update={"run_dir": str(directory)})
+    mesh = make_mesh(config.mesh)
+    shapes = jax.eval_shape(lambda: init_parameters(config.model, 0))
+    placed = parameter_shardings(specs(config.model), shapes, mesh)
+    abstract = jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        shapes,
+        placed,
+    )
+    with Checkpointer(Path(directory) / "checkpoints") as checkpoints:
+        step = checkpoints.best() if step == "best" else step
+        params = checkpoints.restore({"params": abstract}, step)["params"]
+        return TrainedRun(config, step or checkpoints.latest(), params, mesh)

@@ -1,0 +1,73 @@
+"""A run's directory: config.yaml, metrics.jsonl, events/, checkpoints/, samples/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+
+from lrkv_jax.config import RunConfig, dump_config, load_config
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.nn.dtype import resolve_dtype
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """The configuration with `auto` dtypes replaced by what this platform makes of them."""
+    muon = config.optimizer.muon
+    muon = muon.model_copy(update={"dtype": resolve_dtype(muon.dtype).name})
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(
+                update={"dtype": resolve_dtype(config.model.dtype).name}
+            ),
+            "optimizer": config.optimizer.model_copy(update={"muon": muon}),
+        }
+    )
+
+
+def open_run(config: RunConfig) -> Path:
+    """Make the run's directory, or accept one that the same run left.
+
+    Writes the resolved configuration. Raises `LrkvError`, and writes nothing, if the directory
+    belongs to another model or other data, or is not a run's.
+    """
+    directory = Path(config.directory)
+    saved = directory / "config.yaml"
+    if saved.is_file():
+        before = load_config(saved)
+        change = _first_change(before, config)
+        if change:
+            raise LrkvError(
+                f"{directory} holds another run ({change}): give this one its own run_dir=PATH"
+            )
+    elif directory.exists() and any(directory.iterdir()):
+        raise LrkvError(f"{directory} exists and is not a run: give another run_dir=PATH")
+    if jax.process_index() == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        fresh = saved.with_suffix(".tmp")
+        fresh.write_text(dump_config(config))
+        fresh.replace(saved)
+    return directory
+
+
+def read_run(directory: str | Path) -> RunConfig:
+    """The configuration that a run was trained with; raises `LrkvError` if there is no run."""
+    saved = Path(directory) / "config.yaml"
+    if not saved.is_file():
+        raise LrkvError(f"{directory} is not a run: it has no config.yaml")
+    return load_config(saved).model_copy(update={"run_dir": str(directory)})
+
+
+def _first_change(before: RunConfig, now: RunConfig) -> str | None:
+    """The first setting that makes it another run, as "key: old there, new asked for"."""
+    pairs = [
+        ("model", before.model.model_dump(), now.model.model_dump()),
+        ("data", before.data.model_dump(), now.data.model_dump()),
+        ("train", {"context": before.train.context}, {"context": now.train.context}),
+    ]
+    for prefix, old, new in pairs:
+        for key in {**old, **new}:
+            # Where records are kept and how layers are unrolled change nothing that is learnt.
+            if key not in ("directory", "unroll") and old.get(key) != new.get(key):
+                return f"{prefix}.{key}: {old.get(key)} there, {new.get(key)} asked for"
+    return None

@@ -1,0 +1,166 @@
+"""Promises of the loader: batches are a function of the seed and the step, and of nothing else."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from lrkv_jax.config.schema import DataConfig
+from lrkv_jax.data import loader as loader_module
+from lrkv_jax.data.builder import build_dataset
+from lrkv_jax.data.loader import Records, heldout_batches, make_loader, token_stream
+from lrkv_jax.errors import LrkvError
+
+CONTEXT = 32
+LONG = 256
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """The embedded corpus: 3244 records of LONG, built once."""
+    return DataConfig(directory=str(tmp_path_factory.mktemp("built")))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A folder of some eighty training records, few enough to go through epochs."""
+    folder = tmp_path_factory.mktemp("small")
+    for n in range(60):
+        (folder / f"{n}.txt").write_text(f"Number {n}: " + " ".join(map(str, range(n, n + 20))))
+    return DataConfig(source=str(folder), heldout=0.2, directory=str(folder / "built"))
+
+
+def test_a_batch_is_a_pure_function_of_seed_and_step(config):
+    first = make_loader(config, LONG, 8)
+    later = make_loader(config, LONG, 8)
+    expected = [first.batch_at(step) for step in range(5)]
+    for step in (4, 0, 2, 2):
+        np.testing.assert_array_equal(later.batch_at(step), expected[step])
+    other = make_loader(config.model_copy(update={"shuffle_seed": 1}), LONG, 8)
+    assert (other.batch_at(0) != expected[0]).any()
+    assert expected[0].dtype == np.int32 and expected[0].shape == (8, LONG + 1)
+
+
+def test_the_caller_may_write_into_a_batch(config):
+    loader = make_loader(config, LONG, 8)
+    before = loader.batch_at(0).copy()
+    loader.batch_at(0)[:] = 0
+    np.testing.assert_array_equal(loader.batch_at(0), before)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_the_global_batch_is_identical_for_any_number_of_processes(config, processes):
+    shares = [
+        make_loader(config, LONG, 8, process_index=i, process_count=processes)
+        for i in range(processes)
+    ]
+    alone = make_loader(config, LONG, 8)
+    for step in (0, 1, 5000):
+        together = np.concatenate([share.batch_at(step) for share in shares])
+        np.testing.assert_array_equal(together, alone.batch_at(step))
+        assert {share.hash_at(step) for share in shares} == {alone.hash_at(step)}
+
+
+def test_each_epoch_has_every_record_once_in_another_order(small):
+    loader = make_loader(small, CONTEXT, 1)
+    epochs = [
+        np.concatenate([loader.batch_at(step) for step in range(start, start + loader.records)])
+        for start in (0, loader.records)
+    ]
+    everything = Records(build_dataset(small, CONTEXT), "train").read(range(loader.records))
+    rows = sorted(map(tuple, everything))
+    assert len(set(rows)) > 0.9 * len(rows)
+    for epoch in epochs:
+        assert sorted(map(tuple, epoch)) == rows
+        assert (epoch != everything).any()
+    assert (epochs[0] != epochs[1]).any()
+    assert loader.tokens_per_epoch == loader.records * CONTEXT
+
+
+def test_a_batch_may_exceed_the_records(small):
+    loader = make_loader(small, CONTEXT, 300)
+    assert loader.records < 300
+    rows = loader.batch_at(1)
+    assert rows.shape == (300, CONTEXT + 1)
+    assert len(set(map(tuple, rows))) == len({tuple(row) for row in loader.batch_at(0)})
+
+
+def test_iterating_equals_batch_at_from_any_step(config):
+    loader = make_loader(config, LONG, 4)
+    batches = list(loader.iterate(7, 30))
+    assert len(batches) == 23
+    for step, batch in enumerate(batches, 7):
+        np.testing.assert_array_equal(batch, loader.batch_at(step))
+    assert list(loader.iterate(3, 3)) == []
+
+
+def test_iterating_can_be_left_early(config):
+    loader = make_loader(config, LONG, 4)
+    taken = list(itertools.islice(loader.iterate(0, 10**9), 3))
+    np.testing.assert_array_equal(taken[2], loader.batch_at(2))
+
+
+def test_reading_from_disk_equals_reading_from_memory(config, monkeypatch):
+    resident = make_loader(config, LONG, 8)
+    monkeypatch.setattr(loader_module, "_RESIDENT_RECORDS", 0)
+    streamed = make_loader(config, LONG, 8)
+    for a, b in zip(streamed.iterate(0, 6), resident.iterate(0, 6), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_hash_tells_steps_apart(config):
+    loader = make_loader(config, LONG, 8)
+    hashes = [loader.hash_at(step) for step in range(20)]
+    assert len(set(hashes)) == 20 and all(len(h) == 12 for h in hashes)
+
+
+def test_heldout_batches_hold_every_record_once_in_order(small):
+    records = Records(build_dataset(small, CONTEXT), "heldout")
+    assert len(records) % 7
+    batches = list(heldout_batches(small, CONTEXT, 7))
+    assert all(batch.shape == (7, CONTEXT + 1) for batch in batches)
+    assert {batch.dtype for batch in batches} == {np.dtype(np.int32)}
+    rows = np.concatenate(batches)
+    np.testing.assert_array_equal(rows[: len(records)], records.read(range(len(records))))
+    bos = make_loader(small, CONTEXT, 1).tokenizer.bos
+    assert (rows[len(records) :] == bos).all() and len(rows) - len(records) < 7
+
+
+def test_heldout_batches_count_every_byte_once(config):
+    token_bytes = make_loader(config, LONG, 1).token_bytes
+    counted = sum(token_bytes[rows[:, 1:]].sum() for rows in heldout_batches(config, LONG, 64))
+    assert counted == Records(build_dataset(config, LONG), "heldout").counts["bytes"] == 283_696
+
+
+def test_token_stream_joins_the_records(small):
+    stream = token_stream(small, CONTEXT, "train")
+    loader = make_loader(small, CONTEXT, 1)
+    assert len(stream) == loader.tokens_per_epoch + 1
+    text = loader.tokenizer.decode(stream)
+    assert text.startswith("Number 0: 0 1 2 3")
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(config):
+    with pytest.raises(LrkvError, match="train.batch = 6 is not divisible by the 4 .*: use 8"):
+        make_loader(config, LONG, 6, process_count=4)
+
+
+def test_any_seed_is_taken(config):
+    huge = config.model_copy(update={"shuffle_seed": 2**63})
+    assert make_loader(huge, LONG, 2).batch_at(0).shape == (2, LONG + 1)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_damaged_record_is_named(small, tmp_path, monkeypatch, resident):
+    path = build_dataset(small.model_copy(update={"directory": str(tmp_path)}), CONTEXT)
+    shard = next(path.glob("*train*"))
+    content = bytearray(shard.read_bytes())
+    # ArrayRecord pads its blocks with zeros, where damage does not matter.
+    used = [place for place, byte in enumerate(content) if byte]
+    content[used[len(used) // 2]] ^= 1
+    shard.write_bytes(content)
+    if not resident:
+        monkeypatch.setattr(loader_module, "_RESIDENT_RECORDS", 0)
+    with pytest.raises(LrkvError, match="is damaged.*delete it"):
+        records = Records(path, "train")
+        records.read(range(len(records)))

@@ -1,0 +1,153 @@
+"""Promises of the document sources: nothing lost, nothing in both splits, errors that name."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrkv_jax.data.sources import documents, source_files, source_identity
+from lrkv_jax.errors import LrkvError
+
+
+def both(source, **options):
+    return [list(documents(str(source), split, **options)) for split in ("train", "heldout")]
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """120 documents over three formats and two levels of folders."""
+    (tmp_path / "deep").mkdir()
+    for n in range(40):
+        (tmp_path / f"{n:02}.txt").write_text(f"text {n}")
+    rows = "".join(json.dumps({"text": f"json {n}", "id": n}) + "\n" for n in range(40))
+    (tmp_path / "deep" / "rows.jsonl").write_text(rows)
+    table = pa.table({"id": range(40), "text": [f"parquet {n}" for n in range(40)]})
+    pq.write_table(table, tmp_path / "deep" / "rows.parquet", row_group_size=7)
+    (tmp_path / "ignored.csv").write_text("text\nno\n")
+    return tmp_path
+
+
+def test_every_document_is_in_exactly_one_split(mixed):
+    train, heldout = both(mixed, heldout=0.3)
+    everything = [f"{kind} {n}" for kind in ("text", "json", "parquet") for n in range(40)]
+    assert sorted(train + heldout) == sorted(everything)
+    # 120 draws of 0.3 are 36 ± 5: within four standard deviations.
+    assert 16 <= len(heldout) <= 56
+
+
+def test_order_is_that_of_the_sorted_paths(mixed):
+    train, _ = both(mixed, heldout=0.3)
+    assert both(mixed, heldout=0.3)[0] == train
+    kinds = [text.split()[0] for text in train]
+    assert kinds == sorted(kinds, key=["text", "json", "parquet"].index)
+
+
+def test_a_documents_split_does_not_change_when_others_join(mixed):
+    _, before = both(mixed, heldout=0.3)
+    (mixed / "00-new.jsonl").write_text("".join(f'{{"text": "new {n}"}}\n' for n in range(30)))
+    _, after = both(mixed, heldout=0.3)
+    assert [text for text in after if not text.startswith("new")] == before
+
+
+def test_a_split_does_not_depend_on_where_the_folder_lies(mixed, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("other") / "place"
+    before = both(mixed, heldout=0.3)
+    mixed.rename(elsewhere)
+    assert both(elsewhere, heldout=0.3) == before
+
+
+def test_embedded_train_never_contains_a_heldout_document():
+    train, heldout = both("sotu")
+    assert (len(train), len(heldout)) == (88, 6)
+    assert not set(train) & set(heldout)
+    # Nor a paragraph of one, courtesies aside.
+    paragraphs = {p for text in train for p in text.split("\n\n") if len(p) > 150}
+    assert not paragraphs & {p for text in heldout for p in text.split("\n\n")}
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=5))
+def test_jsonl_text_survives_except_lone_surrogates(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("json")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in [*texts, "x\ud800y"])
+    (folder / "a.jsonl").write_text(lines)
+    found = list(documents(str(folder), "train", heldout=0.0))
+    assert found == [text for text in texts if text] + ["x\ufffdy"]
+
+
+def test_line_ends_are_kept_and_a_byte_order_mark_is_not(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffone\r\ntwo\n".encode())
+    assert list(documents(str(tmp_path), "train", heldout=0)) == ["one\r\ntwo\n"]
+
+
+def test_empty_documents_are_left_out(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "b.jsonl").write_text('{"text": ""}\n\n{"text": null}\n{"text": "x"}\n')
+    pq.write_table(pa.table({"text": ["", None, "y"]}), tmp_path / "c.parquet")
+    assert list(documents(str(tmp_path), "train", heldout=0)) == ["x", "y"]
+
+
+def test_another_column_can_be_chosen(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
+    pq.write_table(pa.table({"body": ["y"]}), tmp_path / "b.parquet")
+    found = documents(str(tmp_path), "train", text_column="body", heldout=0)
+    assert list(found) == ["x", "y"]
+
+
+def test_a_missing_folder_says_what_to_put_there():
+    with pytest.raises(LrkvError, match="data/fineweb-edu does not exist: .*parquet.*FineWeb-Edu"):
+        documents("data/fineweb-edu", "train")
+
+
+def test_an_empty_folder_and_a_file_are_refused(tmp_path):
+    with pytest.raises(LrkvError, match="holds nothing to read: put .txt"):
+        documents(str(tmp_path), "train")
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(LrkvError, match="is a file: give the folder"):
+        documents(str(tmp_path / "a.txt"), "train")
+
+
+BAD = {
+    "no column": ("a.jsonl", b'{"body": "x", "id": 1}\n', "a.jsonl:1: no column 'text'.*body, id"),
+    "not json": ("a.jsonl", b'{"text": "x"}\n{"text": \n', "a.jsonl:2: not a JSON object"),
+    "not an object": ("a.jsonl", b"[1]\n", "a.jsonl:1: not a JSON object"),
+    "not text": ("a.jsonl", b'{"text": 3}\n', "a.jsonl:1: column 'text' is int"),
+    "not UTF-8 line": ("a.jsonl", b'{"text": "\xff"}\n', "a.jsonl:1: not"),
+    "not UTF-8": ("a.txt", b"ab\xff", "a.txt: byte 2 is not UTF-8"),
+    "not parquet": ("a.parquet", b"PAR1 nonsense", "a.parquet is not readable parquet"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD)
+def test_what_cannot_be_read_is_named_in_one_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(LrkvError, match=message) as caught:
+        list(documents(str(tmp_path), "train", heldout=0))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [("words", "no column 'words'.*: text, id"), ("id", "column 'id' is int64, not text")],
+)
+def test_parquet_columns_are_checked(tmp_path, column, message):
+    pq.write_table(pa.table({"text": ["x"], "id": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(LrkvError, match=message):
+        list(documents(str(tmp_path), "train", text_column=column))
+
+
+@pytest.mark.parametrize(("heldout", "split"), [(0.0, "heldout"), (1.0, "train")])
+def test_a_split_without_documents_is_named(mixed, heldout, split):
+    with pytest.raises(LrkvError, match=f"no document in its {split} split.*data.heldout"):
+        list(documents(str(mixed), split, heldout=heldout))
+
+
+def test_identity_changes_with_the_files(mixed):
+    before = source_identity(str(mixed), "text", 0.1)
+    assert source_identity(str(mixed), "text", 0.1) == before
+    assert source_identity(str(mixed), "text", 0.2) != before
+    (mixed / "00.txt").write_text("longer than before")
+    assert source_identity(str(mixed), "text", 0.1) != before
+    assert len(source_files(str(mixed))) == 42

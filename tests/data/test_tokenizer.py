@@ -1,0 +1,202 @@
+"""Promises of the tokenizers, against the bytes of the text and against each other's libraries."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from lrkv_jax.data.assets import read_asset
+from lrkv_jax.data.sources import documents
+from lrkv_jax.data.tokenizer import GPT2_VOCABULARY, load_tokenizer
+from lrkv_jax.errors import LrkvError
+
+NAMES = ("sotu-4096", "gpt2")
+SPECIALS = ("<|bos|>", "<|endoftext|>", "<s>")
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
+spiked = st.lists(st.sampled_from([*SPECIALS, " ", "a", "\n", "é", "日", "'s"])).map("".join)
+
+
+def write_tokenizer(path, *, special="<|bos|>", change=lambda definition: None):
+    """A tiny byte-level tokenizer.json at `path`, with `change` made to its definition."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.normalizer = normalizers.Lowercase()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=[special],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat"] * 3, trainer)
+    definition = json.loads(tokenizer.to_str())
+    change(definition)
+    path.write_text(json.dumps(definition))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def own_path(tmp_path_factory):
+    return write_tokenizer(tmp_path_factory.mktemp("own") / "tokenizer.json")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(text=texts | spiked)
+@settings(max_examples=150, deadline=None)
+def test_any_text_round_trips_and_its_bytes_are_counted(name, text):
+    tokenizer = load_tokenizer(name)
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int32
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.token_bytes[ids].sum() == len(text.encode())
+    assert tokenizer.bos not in ids
+
+
+@given(text=texts | spiked)
+@settings(max_examples=50, deadline=None)
+def test_a_file_that_normalises_still_round_trips(own_path, text):
+    tokenizer = load_tokenizer(own_path)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.token_bytes[ids].sum() == len(text.encode())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_strings_never_become_special_ids(name):
+    tokenizer = load_tokenizer(name)
+    for special in SPECIALS:
+        ids = tokenizer.encode(f"a {special} b{special}")
+        assert (tokenizer.token_bytes[ids] > 0).all()
+
+
+def test_special_strings_never_become_special_ids_in_a_file(own_path):
+    tokenizer = load_tokenizer(own_path)
+    ids = tokenizer.encode("x<|bos|>y")
+    assert tokenizer.bos == 0 and 0 not in ids
+
+
+def test_a_bos_that_its_file_calls_ordinary_is_still_special(tmp_path):
+    def demote(definition):
+        definition["added_tokens"][0]["special"] = False
+
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "t.json", change=demote))
+    assert tokenizer.token_bytes[tokenizer.bos] == 0
+    assert tokenizer.bos not in tokenizer.encode("x<|bos|>y")
+
+
+@pytest.mark.parametrize("special", SPECIALS)
+def test_bos_of_a_file_is_the_first_known_name(tmp_path, special):
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "t.json", special=special))
+    assert tokenizer.bos == 0
+
+
+def test_added_text_tokens_keep_their_ids_and_bytes(tmp_path):
+    added = []
+
+    def add(definition):
+        free = len(definition["model"]["vocab"])
+        spaces = definition["added_tokens"][0] | {"id": free, "content": "    ", "special": False}
+        definition["added_tokens"].append(spaces)
+        added.append(free)
+
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "t.json", change=add))
+    ids = tokenizer.encode("a    b")
+    assert added[0] in ids and tokenizer.token_bytes[added[0]] == 4
+    assert tokenizer.decode(ids) == "a    b"
+
+
+def test_bytes_of_special_and_unused_ids_are_zero():
+    gpt2 = load_tokenizer("gpt2")
+    assert gpt2.vocabulary == GPT2_VOCABULARY == len(gpt2.token_bytes)
+    assert gpt2.bos == 50256
+    assert (gpt2.token_bytes[50256:] == 0).all() and (gpt2.token_bytes[:50256] > 0).all()
+    sotu = load_tokenizer("sotu-4096")
+    assert (sotu.vocabulary, sotu.bos, sotu.token_bytes[0]) == (4096, 0, 0)
+    assert (sotu.token_bytes[1:] > 0).all()
+
+
+def test_gpt2_matches_the_reference_merges_in_another_library():
+    merges = gzip.decompress(read_asset("gpt2.bpe.gz")).decode().split("\n")[1:-1]
+    pairs = [tuple(line.split(" ")) for line in merges]
+    # The same byte order as GPT-2's encoder.py: printable first, then the stand-ins.
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*alphabet, *("".join(p) for p in pairs)])}
+    reference = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    text = next(documents("sotu", "heldout"))[:20_000] + " naïve  café's 日本 \t\n 123"
+    assert load_tokenizer("gpt2").encode(text).tolist() == reference.encode(text).ids
+
+
+def test_gpt2_known_ids():
+    assert load_tokenizer("gpt2").encode("Hello world").tolist() == [15496, 995]
+
+
+def test_batch_encoding_equals_encoding_each():
+    tokenizer = load_tokenizer("sotu-4096")
+    batch = ["one", "", "three  words here"]
+    for ids, text in zip(tokenizer.encode_batch(batch), batch, strict=True):
+        np.testing.assert_array_equal(ids, tokenizer.encode(text))
+
+
+def test_a_cut_character_decodes_to_the_replacement_character():
+    tokenizer = load_tokenizer("gpt2")
+    ids = tokenizer.encode("日")
+    assert len(ids) > 1
+    assert tokenizer.decode(ids[:1]) == "\ufffd"
+    assert tokenizer.decode_bytes(ids) == "日".encode()
+
+
+def test_fingerprint_tells_tokenizers_apart(own_path, tmp_path):
+    other = write_tokenizer(tmp_path / "t.json", special="<s>")
+    names = [*NAMES, own_path, other]
+    assert len({load_tokenizer(name).fingerprint for name in names}) == 4
+    assert len(load_tokenizer("gpt2").fingerprint) == 64
+
+
+def test_unknown_name_lists_the_known_ones():
+    with pytest.raises(LrkvError, match="gtp2.*sotu-4096, gpt2"):
+        load_tokenizer("gtp2")
+
+
+def drop_byte(definition):
+    removed = definition["model"]["vocab"].pop("Ā")
+    definition["model"]["vocab"]["unused"] = removed
+
+
+def word_pieces(definition):
+    definition["model"] = {
+        "type": "WordPiece",
+        "unk_token": "?",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 9,
+        "vocab": {"?": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop_byte, "lacks 1 of the 256 bytes"),
+        (word_pieces, "WordPiece"),
+        (lambda d: d.update(pre_tokenizer=None), "ByteLevel"),
+    ],
+)
+def test_a_file_that_cannot_hold_any_text_is_refused(tmp_path, change, message):
+    with pytest.raises(LrkvError, match=message):
+        load_tokenizer(write_tokenizer(tmp_path / "t.json", change=change))
+
+
+def test_a_file_without_a_start_token_is_refused(tmp_path):
+    with pytest.raises(LrkvError, match=r"<\|bos\|> or"):
+        load_tokenizer(write_tokenizer(tmp_path / "t.json", special="[CLS]"))
+
+
+def test_a_file_that_is_not_a_tokenizer_is_refused(tmp_path):
+    (tmp_path / "t.json").write_text("[]")
+    with pytest.raises(LrkvError, match="not a byte-level BPE"):
+        load_tokenizer(str(tmp_path / "t.json"))

@@ -1,0 +1,265 @@
+"""Accounting from configuration alone against the model itself, and against the paper's tables."""
+
+import functools
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrkv_jax import accounting
+from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, AttentionConfig, ModelConfig, load_config
+from lrkv_jax.config.schema import TrainConfig
+from lrkv_jax.model import abstract_model, parameters
+
+PAPER_SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b"]
+SCALES = [*PAPER_SCALES, "quickstart"]
+VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv"]
+
+
+@functools.cache
+def config_of(scale, variant, *overrides):
+    return load_config(scale, [f"attention={variant}", *overrides])
+
+
+def size(tree):
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def check_against_the_model(model):
+    """Every count equals a sum over the real model's weights and the real cache's arrays."""
+    real = abstract_model(model)
+    params = parameters(real)
+    counts = accounting.parameter_counts(model)
+    attention = params["blocks"]["attention"]
+    made_by_queries = {"query", "query_rope", "output"}
+    assert counts.total == size(params)
+    assert counts.embedding == size(params["embedding"])
+    assert counts.head == size(params.get("head", {}))
+    assert counts.attention == size(attention)
+    assert counts.kv == size({k: v for k, v in attention.items() if k not in made_by_queries})
+    assert counts.mlp == size(params["blocks"]["mlp"])
+
+    for dtype in (jnp.bfloat16, jnp.float32):
+        # The stack's own module: shapes of a layer's cache do not depend on its weights.
+        cache = jax.tree.leaves(real.blocks.attention.cache_shapes(1, 1, dtype))
+        live = model.layers * sum(size(leaf) * leaf.dtype.itemsize for leaf in cache)
+        assert accounting.cache_bytes_per_token(model, dtype.dtype.itemsize) == live
+    # With a cache in bfloat16, what is float32 is a scalar and the rest are values.
+    cache = jax.tree.leaves(real.blocks.attention.cache_shapes(1, 1, jnp.bfloat16))
+    values = sum(size(leaf) for leaf in cache if leaf.dtype == jnp.bfloat16)
+    assert accounting.cache_values_per_token(model) == model.layers * values
+
+
+# The model itself.
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_counts_equal_the_model_of_every_shipped_yaml(scale, variant):
+    check_against_the_model(config_of(scale, variant).model)
+
+
+@st.composite
+def models(draw):
+    heads = draw(st.sampled_from([1, 2, 3, 6]))
+    head_width = draw(st.sampled_from([2, 4, 8]))
+    attention = draw(
+        st.one_of(
+            st.builds(MHA),
+            st.builds(MQA),
+            st.sampled_from([GQA(kv_heads=g) for g in range(1, heads + 1) if heads % g == 0]),
+            st.builds(MLA, latent=st.integers(1, 12), rope_width=st.sampled_from([0, 2, 6])),
+            st.builds(
+                LRKV,
+                rank=st.integers(0, head_width) | st.sampled_from([0, head_width]),
+                rope=st.sampled_from(["full", "shared", "latent"]),
+            ),
+        )
+    )
+    return ModelConfig(
+        layers=draw(st.integers(1, 3)),
+        width=draw(st.integers(1, 24)),
+        heads=heads,
+        head_width=head_width,
+        feed_forward=draw(st.none() | st.integers(1, 40)),
+        vocabulary=draw(st.integers(2, 60)),
+        attention=attention,
+        qk_norm=draw(st.booleans()),
+        norm_gain=draw(st.booleans()),
+        tied_head=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(models())
+def test_counts_equal_the_model_of_any_shape(model):
+    check_against_the_model(model)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "attention",
+    [LRKV(rank=0), LRKV(rank=8), LRKV(rank=0, rope="shared"), MLA(latent=5, rope_width=0)],
+    ids=["lrkv-rank0", "lrkv-rankK", "lrkv-rank0-shared", "mla-no_rope_key"],
+)
+def test_counts_equal_the_model_at_the_edges(attention, tied):
+    shape = {"layers": 2, "width": 12, "heads": 3, "head_width": 8, "vocabulary": 20}
+    check_against_the_model(
+        ModelConfig(**shape, attention=attention, tied_head=tied, norm_gain=True)
+    )
+
+
+def test_rank_zero_costs_what_mqa_costs_but_for_one_inverse_norm():
+    mqa = config_of("128m", "mqa").model
+    rank0 = config_of("128m", "lrkv", "attention.rank=0").model
+    assert accounting.parameter_counts(rank0) == accounting.parameter_counts(mqa)
+    flops = accounting.training_flops_per_token
+    assert flops(rank0, 2048) == flops(mqa, 2048)
+    extra = accounting.cache_bytes_per_token(rank0) - accounting.cache_bytes_per_token(mqa)
+    assert extra == 12 * 4  # one key for all heads: one float32 a layer
+
+
+# The paper's and the audit's figures. Counts to the precision they are printed in.
+
+
+@pytest.mark.parametrize(
+    ("scale", "variant", "overrides", "printed"),
+    [
+        ("128m", "mha", ["model.tied_head=true"], "0.124"),
+        ("128m", "mha", [], "0.162"),
+        ("512m_8k", "mha", ["model.tied_head=true"], "0.757"),
+        ("512m_8k", "mha", [], "0.834"),
+        ("1.2b", "mha", ["model.tied_head=true"], "0.757"),
+        ("1.2b", "mha", [], "0.834"),
+        ("1.2b", "mha", ["model.layers=36"], "1.17"),
+        ("2.5b", "mha", ["model.tied_head=true"], "2.41"),
+        ("2.5b", "mha", [], "2.53"),
+        ("2.5b", "mha", ["model.layers=18"], "1.38"),
+        ("6.3b", "mha", ["model.tied_head=true"], "6.65"),
+        ("6.3b", "mha", [], "6.85"),
+        ("6.3b", "lrkv", [], "6.28"),
+        ("6.3b", "lrkv", [], "6.3"),
+    ],
+)
+def test_parameters_are_the_audits(scale, variant, overrides, printed):
+    total = accounting.parameter_counts(config_of(scale, variant, *overrides).model).total
+    decimals = len(printed.partition(".")[2])
+    assert f"{total / 1e9:.{decimals}f}" == printed
+
+
+@pytest.mark.parametrize(
+    ("variant", "printed"),
+    [
+        ("mha", [100.0] * 5),
+        ("gqa", [50.0, 33.3, 33.3, 33.3, 6.3]),
+        ("mqa", [16.7, 8.3, 8.3, 5.6, 3.1]),
+        ("mla", [8.3, 8.3, 8.3, 8.3, 12.5]),
+        ("lrkv", [52.6, 48.2, 48.2, 48.5, 45.3]),
+    ],
+)
+def test_cache_shares_are_the_papers(variant, printed):
+    for scale, percent in zip(PAPER_SCALES, printed, strict=True):
+        share = 100 * accounting.cache_fraction_published(config_of(scale, variant).model)
+        assert share == pytest.approx(percent, abs=0.0501), scale
+
+
+def test_cache_shares_with_the_rope_key_are_the_audits():
+    printed = {"128m": 12.5, "1.2b": 10.4, "2.5b": 9.72, "6.3b": 13.3}
+    for scale, percent in printed.items():
+        share = 100 * accounting.cache_fraction(config_of(scale, "mla").model)
+        assert share == pytest.approx(percent, abs=0.05), scale
+
+
+def test_cache_bytes_with_float32_norms_are_the_audits():
+    printed = {"128m": 53.4, "1.2b": 49.0, "2.5b": 49.3, "6.3b": 46.1}
+    for scale, percent in printed.items():
+        share = 100 * accounting.cache_bytes_fraction(config_of(scale, "lrkv").model)
+        assert share == pytest.approx(percent, abs=0.05), scale
+
+
+@pytest.mark.parametrize(
+    ("scale", "printed"),
+    [("128m", 96.8), ("512m_8k", 408), ("1.2b", 272), ("2.5b", 825), ("6.3b", 2156)],
+)
+def test_exaflops_are_the_audits(scale, printed):
+    exaflops = accounting.training_exaflops(config_of(scale, "mha"))
+    assert exaflops == pytest.approx(printed, abs=0.5 if printed > 100 else 0.05)
+
+
+def test_flops_are_six_n_and_twelve_lhkt():
+    """By hand for 1 layer, D 4, H 2, K 2, F 16, V 10 at context 8."""
+    model = ModelConfig(layers=1, width=4, heads=2, head_width=2, vocabulary=10, attention=MHA())
+    matrices = 4 * (4 * 2 * 2) + 2 * (4 * 16) + 10 * 4  # q, k, v, output; MLP; head
+    assert accounting.training_flops_per_token(model, 8) == 6 * matrices + 12 * 1 * 2 * 2 * 8
+    tied = model.model_copy(update={"tied_head": True})
+    assert accounting.training_flops_per_token(tied, 8) == 6 * matrices + 12 * 1 * 2 * 2 * 8
+    # MLA's logits are K + P wide, its values K; a latent query of LRKV is K + R wide.
+    mla = model.model_copy(update={"attention": MLA(latent=3, rope_width=2)})
+    attention = 4 * 2 * (2 + 2) + 4 * (3 + 2) + 2 * 3 * 2 * 2 + 2 * 2 * 4
+    matrices = attention + 2 * (4 * 16) + 10 * 4
+    assert accounting.training_flops_per_token(mla, 8) == 6 * matrices + 6 * 2 * 8 * (4 + 2)
+    full, shared = (
+        accounting.training_flops_per_token(
+            model.model_copy(update={"attention": LRKV(rank=1, rope=rope)}), 8
+        )
+        for rope in ("full", "shared")
+    )
+    assert shared - full == 6 * 2 * 8 * 1
+
+
+@given(
+    context=st.integers(1, 10_000),
+    rank=st.integers(0, 127),
+    grown=st.sampled_from(["layers", "width", "vocabulary", "heads", "feed_forward"]),
+)
+@settings(deadline=None)
+def test_flops_grow_with_context_rank_and_every_size(context, rank, grown):
+    base = config_of("128m", "lrkv").model.model_copy(update={"feed_forward": 3072})
+
+    def flops(rank, context, **sizes):
+        sized = base.model_copy(update={"attention": LRKV(rank=rank), **sizes})
+        return accounting.training_flops_per_token(sized, context)
+
+    assert flops(rank, context) < flops(rank, context + 1)
+    assert flops(rank, context) < flops(rank + 1, context)
+    assert flops(rank, context) < flops(rank, context, **{grown: getattr(base, grown) + 1})
+
+
+def test_the_budget_is_the_tokens_asked_or_the_steps_taken():
+    config = config_of("quickstart", "mha")
+    assert accounting.training_tokens(config) == 400 * 8 * 256
+    train = TrainConfig(context=256, batch=8, tokens=1_000_000)  # 488.28 steps
+    asked = config.model_copy(update={"train": train})
+    assert accounting.training_tokens(asked) == 1_000_000
+
+
+# A sixth variant.
+
+
+class Toy(AttentionConfig):
+    """One key and value of a single number a layer, and a scalar beside them."""
+
+    kind: Literal["toy"] = "toy"
+
+    def kv_parameters(self, model):
+        return 2 * model.width
+
+    def cache_values(self, model):
+        return 2
+
+    def cache_scalars(self, model):
+        return 1
+
+
+def test_a_new_variant_is_counted_from_its_entry_alone():
+    model = config_of("128m", "mha").model
+    toy = model.model_copy(update={"attention": Toy()})
+    saved = accounting.parameter_counts(model).total - accounting.parameter_counts(toy).total
+    assert saved == 12 * (2 * 768 * 768 - 2 * 768)
+    assert accounting.cache_values_per_token(toy) == 12 * 2
+    assert accounting.cache_bytes_per_token(toy, 1) == 12 * (2 + 4)
+    assert accounting.cache_fraction(toy) == 1 / 768
