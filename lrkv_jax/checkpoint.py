@@ -80,7 +80,8 @@ class Checkpointer:
         manifest = {**manifest, "step": step, "versions": {p: version(p) for p in PACKAGES}}
         metrics = None if validation_loss is None else {"validation_loss": validation_loss}
         self._orbax.save_checkpointables_async(
-            step, items, custom_metadata=manifest, metrics=metrics, force=True
+            # Orbax adds the metrics to the dict that it is given.
+            step, dict(items), custom_metadata=manifest, metrics=metrics, force=True
         )
 
     def wait(self) -> None:

@@ -81,7 +81,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     for key, value in changes:
         if key != "attention":
             _set(raw, re.sub(r"^attention\.", f"variants.{chosen}.", key), value)
-    if not isinstance(raw["variants"], dict):
+    if not isinstance(raw["variants"], dict) or chosen not in raw["variants"]:
         raise LrkvError(f"variants = {raw['variants']}: name one, as in variants.lrkv.rank=64")
     # Once more: an override may have added a line or changed a kind.
     raw["variants"] = variants = {n: _with_kind(n, entry) for n, entry in raw["variants"].items()}
@@ -101,7 +101,7 @@ def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML that `load_config` reads back to the same object."""
     raw = config.model_dump(mode="json")
     raw["variants"][config.attention] = raw["model"].pop("attention")
-    return yaml.dump(raw, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(raw, Dumper=_Dumper, sort_keys=False)
 
 
 def find_config(path: str | Path) -> Path:

@@ -199,9 +199,21 @@ def build_dataset(
 
 
 def open_dataset(path: Path) -> Any:
-    """The TFDS builder of a folder that `build_dataset` returned."""
+    """The TFDS builder of a folder that `build_dataset` returned.
+
+    Raises LrkvError where its description is damaged.
+    """
     with quiet():
-        return tfds.builder_from_directory(str(path))
+        try:
+            builder = tfds.builder_from_directory(str(path))
+            _ = builder.info.metadata  # read on first use
+            return builder
+        # The parsers of the three JSON files raise what they like.
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:80]
+            raise LrkvError(
+                f"{path} is damaged ({reason}): delete it and it will be built again"
+            ) from error
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ from lrkv_jax.data.builder import build_dataset, open_dataset, quiet
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 
-# Splits of up to this many records are decoded once, in half a second, and kept: at 60 µs a record,
-# decoding again and again would cost a small CPU run more than it can spare.
+# Splits of up to this many records are read once, in a fraction of a second, and kept: a small CPU
+# run cannot spare the 10 to 20 µs a record that the file takes.
 _RESIDENT_RECORDS = 1 << 13
 
 
@@ -36,8 +36,10 @@ class Records:
             self._source = dataset.as_data_source(split)
         self._path = path
         self._resident: np.ndarray | None = None
+        self._dtype = np.dtype(dataset.info.features["tokens"].np_dtype)
         self.context = int(dataset.info.metadata["context"])
         self.counts = dataset.info.metadata[split]
+        self._head = self._find_head() if len(self) else b""
         if len(self) <= _RESIDENT_RECORDS:
             self._resident = self.read(range(len(self)))
 
@@ -52,14 +54,39 @@ class Records:
         try:
             # One by one: for a batch of 16, __getitems__ spends twice as long starting threads.
             for row, index in zip(rows, indices, strict=True):
-                row[:] = self._source[index]["tokens"]
+                row[:] = self._tokens(index)
         # ArrayRecord's checksums and protobuf's parser raise what they like.
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:80]
-            raise LrkvError(
-                f"{self._path} is damaged ({reason}): delete it and it will be built again"
-            ) from error
+            raise self._damaged(error) from error
         return rows
+
+    def _tokens(self, index: int) -> np.ndarray:
+        """One record's tokens, from the bytes behind the head; five times as fast as TFDS."""
+        serialized = self._source.data_source[index]
+        size = (self.context + 1) * self._dtype.itemsize
+        if len(serialized) == len(self._head) + size and serialized.startswith(self._head):
+            return np.frombuffer(serialized, self._dtype, offset=len(self._head))
+        return self._source[index]["tokens"]
+
+    def _find_head(self) -> bytes:
+        """The bytes before the tokens in every record.
+
+        All records are tf.train.Examples of one field of one length, so what protobuf writes before
+        the payload (names and lengths) is the same. TFDS's own decoding of the first record
+        confirms that the payload is the rest of it; else every record is left to TFDS.
+        """
+        try:
+            serialized = self._source.data_source[0]
+            payload = self._source[0]["tokens"].astype(self._dtype).tobytes()
+        except Exception as error:
+            raise self._damaged(error) from error
+        return serialized.removesuffix(payload)
+
+    def _damaged(self, error: Exception) -> LrkvError:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:80]
+        return LrkvError(
+            f"{self._path} is damaged ({reason}): delete it and it will be built again"
+        )
 
 
 class Loader:

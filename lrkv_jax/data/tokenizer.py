@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,13 @@ GPT2_VOCABULARY = 50304
 _GPT2_BOS = 50256
 # The pattern of encoder.py in GPT-2's repository, with the alternatives for contractions merged.
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# tiktoken's regular expressions panic (not an Exception) on about half a million spaces in a row.
+_LONGEST_SPACE = 100_000
+_LONG_SPACE = re.compile(rf"(?<!\s)\s{{{_LONGEST_SPACE},}}")
+
+# What a tokenizer.json must give back unchanged: spaces of every kind, scripts, its own stand-ins.
+_PROBE = "  a  b\n\n\tc \r\n" + "".join(map(chr, range(384))) + " ▁ 日本 👩‍👩 e\u0301 12 "
 
 Encode = Callable[[list[str]], list[list[int]]]
 
@@ -131,9 +140,24 @@ def _gpt2(packed: bytes) -> Tokenizer:
     pieces += [b""] * (GPT2_VOCABULARY - len(pieces))
 
     def encode(texts: list[str]) -> list[list[int]]:
-        return encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
+        parts = [_cut_long_space(text) for text in texts]
+        flat = list(itertools.chain.from_iterable(parts))
+        ids = iter(encoding.encode_ordinary_batch(flat, num_threads=os.cpu_count() or 1))
+        return [
+            next(ids) if len(cut) == 1 else list(itertools.chain(*itertools.islice(ids, len(cut))))
+            for cut in parts
+        ]
 
     return Tokenizer("gpt2", encode, pieces, _GPT2_BOS, merges)
+
+
+def _cut_long_space(text: str) -> list[str]:
+    """The text in pieces, none with more than `_LONGEST_SPACE` spaces in a row; mostly one."""
+    if len(text) < _LONGEST_SPACE:
+        return [text]
+    runs = (range(run.start(), run.end(), _LONGEST_SPACE) for run in _LONG_SPACE.finditer(text))
+    cuts = [0, *itertools.chain.from_iterable(runs), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(cuts)]
 
 
 # Keyed by content, so that a file that changes is read anew.
@@ -175,7 +199,13 @@ def _from_json(name: str, content: bytes) -> Tokenizer:
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    return Tokenizer(name, encode, pieces, bos, content)
+    tokenizer = Tokenizer(name, encode, pieces, bos, content)
+    if tokenizer.decode(tokenizer.encode(_PROBE)) != _PROBE:
+        raise LrkvError(
+            f"{what} does not give text back as it was: its pre-tokenizer must be one ByteLevel, "
+            "after nothing that removes or replaces text"
+        )
+    return tokenizer
 
 
 def _make_reversible(definition: dict[str, Any]) -> None:

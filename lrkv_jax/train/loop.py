@@ -49,19 +49,23 @@ class TrainResult:
 
 
 def train(
-    config: RunConfig, *, until: int | None = None, console: Console | None = None
+    config: RunConfig,
+    *,
+    until: int | None = None,
+    console: Console | None = None,
+    devices: list[jax.Device] | None = None,
 ) -> TrainResult:
     """Train the run, from its newest checkpoint if it has one, and checkpoint its end.
 
     `until` stops, with a checkpoint, after that many steps in all; the schedule stays the whole
-    run's. SIGINT and SIGTERM finish the step, save and return with `finished` False.
+    run's. The mesh is made of `devices`, all unless given. SIGINT and SIGTERM finish the step, save and return with `finished` False.
 
     Raises `LrkvError`, before anything is written, for a mesh, a model or data that do not fit,
     and for a run directory of another run.
     """
     config = resolve(config)
     console = console or Console()
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(config.mesh, devices)
     check_mesh(config, mesh)
     learning_rates(config.optimizer, config.train.total_steps)  # refuses a schedule that cannot be
     loader = make_loader(

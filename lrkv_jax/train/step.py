@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.config import ModelConfig, RunConfig
-from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy
+from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy, mean_cross_entropy
 from lrkv_jax.model import with_parameters
 from lrkv_jax.optim import learning_rates
 from lrkv_jax.sharding import BATCH, batch_sharding, replicated
@@ -54,9 +54,16 @@ def make_train_step(
     micro_sharding = NamedSharding(mesh, PartitionSpec(None, BATCH))
 
     def loss(params, tokens_bU):
-        nll_bT = token_losses(config.model, params, tokens_bU, config.train.loss_chunk)
+        model = with_parameters(config.model, params)
+        mean, nll_bT = mean_cross_entropy(
+            model.hidden(tokens_bU[:, :-1]),
+            model.head_kernel(),
+            tokens_bU[:, 1:],
+            softcap=config.model.softcap,
+            chunk=config.train.loss_chunk,
+        )
         bytes_bT = token_bytes_V[tokens_bU[:, 1:]]
-        return nll_bT.mean(), (jnp.sum(nll_bT * (bytes_bT > 0)), jnp.sum(bytes_bT))
+        return mean, (jnp.sum(nll_bT * (bytes_bT > 0)), jnp.sum(bytes_bT))
 
     def gradient(params, tokens_BU):
         if microbatches == 1:

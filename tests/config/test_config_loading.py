@@ -144,7 +144,7 @@ texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     numbers=st.fixed_dictionaries(
@@ -227,7 +227,10 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ("attention=[1]", "attention = [1] is not a variant: use one of mha, gqa, mqa, mla, lrkv"),
         ("attention.kind=mhaa", "kind mhaa is unknown: did you mean mha?"),
         ("attention.kind=[1]", "kind [1] is unknown: use one of mha"),
-        ("attention.kind=gqa", "attention.kv_heads is missing: give it a value"),
+        ("attention.kind=gqa", "unknown key attention.rank: use one of kv_heads"),
+        ("variants.gqa={}", "variants.gqa.kv_heads is missing: give it a value"),
+        ("variants.lrkv={}", "attention.rank is missing: give it a value"),
+        ("variants={big: {kind: mha}}", "name one, as in variants.lrkv.rank=64"),
         ("variants.foo.rank=3", "variants.foo: kind foo is unknown: use one of mha, gqa"),
         ("variants=3", "variants = 3: name one"),
         ("variants.mha=3", "variants.mha = 3: write its settings as a mapping, {} for none"),
@@ -330,7 +333,7 @@ def test_attention_written_under_model_is_refused_not_ignored(tmp_path):
     assert "choose with attention=NAME" in complaint(path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     key=st.lists(
         st.sampled_from(["model", "train", "attention", "variants", "mla", "muon", "optimizer"])

@@ -149,6 +149,15 @@ def test_a_missing_shard_is_named(config):
         build_dataset(config, 16)
 
 
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json", "metadata.json"])
+def test_a_cut_description_is_named(config, name):
+    path = build_dataset(config, 16)
+    text = (path / name).read_text()
+    (path / name).write_text(text[: len(text) // 2])
+    with pytest.raises(LrkvError, match=f"{path.name} is damaged .*: delete it"):
+        build_dataset(config, 16)
+
+
 def test_an_unwritable_directory_is_named(config, tmp_path):
     (tmp_path / "file").write_text("")
     blocked = config.model_copy(update={"directory": str(tmp_path / "file")})

@@ -7,7 +7,7 @@ import pytest
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data import loader as loader_module
-from lrkv_jax.data.builder import build_dataset
+from lrkv_jax.data.builder import build_dataset, open_dataset
 from lrkv_jax.data.loader import Records, heldout_batches, make_loader, token_stream
 from lrkv_jax.errors import LrkvError
 
@@ -106,6 +106,21 @@ def test_reading_from_disk_equals_reading_from_memory(config, monkeypatch):
     streamed = make_loader(config, LONG, 8)
     for a, b in zip(streamed.iterate(0, 6), resident.iterate(0, 6), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("head", ["found", "unlike the records'"])
+def test_records_are_what_tfds_decodes(small, monkeypatch, head):
+    monkeypatch.setattr(loader_module, "_RESIDENT_RECORDS", 0)
+    path = build_dataset(small, CONTEXT)
+    records = Records(path, "train")
+    if head == "found":
+        # The short way is taken: TFDS's decoder is not called.
+        assert records._head and not isinstance(records._tokens(3).base, np.ndarray)
+    else:
+        records._head = records._head[:-1] + b"?"
+    source = open_dataset(path).as_data_source("train")
+    decoded = [source[i]["tokens"] for i in range(len(source))]
+    np.testing.assert_array_equal(records.read(range(len(records))), decoded)
 
 
 def test_hash_tells_steps_apart(config):

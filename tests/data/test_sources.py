@@ -114,6 +114,7 @@ BAD = {
     "not json": ("a.jsonl", b'{"text": "x"}\n{"text": \n', "a.jsonl:2: not a JSON object"),
     "not an object": ("a.jsonl", b"[1]\n", "a.jsonl:1: not a JSON object"),
     "not text": ("a.jsonl", b'{"text": 3}\n', "a.jsonl:1: column 'text' is int"),
+    "a huge number": ("a.jsonl", b'{"n": ' + b"1" * 5000 + b"}\n", "a.jsonl:1: not a JSON"),
     "not UTF-8 line": ("a.jsonl", b'{"text": "\xff"}\n', "a.jsonl:1: not"),
     "not UTF-8": ("a.txt", b"ab\xff", "a.txt: byte 2 is not UTF-8"),
     "not parquet": ("a.parquet", b"PAR1 nonsense", "a.parquet is not readable parquet"),
@@ -126,6 +127,14 @@ def test_what_cannot_be_read_is_named_in_one_line(tmp_path, name, content, messa
     with pytest.raises(LrkvError, match=message) as caught:
         list(documents(str(tmp_path), "train", heldout=0))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.utf8())]
+)
+def test_every_parquet_spelling_of_text_is_read(tmp_path, kind):
+    pq.write_table(pa.table({"text": pa.array(["x", "é", "x"]).cast(kind)}), tmp_path / "a.parquet")
+    assert list(documents(str(tmp_path), "train", heldout=0)) == ["x", "é", "x"]
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,37 @@ def test_unknown_name_lists_the_known_ones():
         load_tokenizer("gtp2")
 
 
+def test_gpt2_takes_any_length_of_space():
+    tokenizer = load_tokenizer("gpt2")
+    text = "a" + " " * 1_000_000 + "b"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    first, _, last = tokenizer.encode_batch(["before", text, "after"])
+    assert (tokenizer.decode(first), tokenizer.decode(last)) == ("before", "after")
+
+
+def before_byte_level(step):
+    def change(definition):
+        steps = [step, definition["pre_tokenizer"]]
+        definition["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"type": "WhitespaceSplit"},
+        {"type": "BertPreTokenizer"},
+        {"type": "CharDelimiterSplit", "delimiter": "x"},
+        {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+    ],
+    ids=lambda step: step["type"],
+)
+def test_a_file_that_loses_text_is_refused(tmp_path, step):
+    with pytest.raises(LrkvError, match="does not give text back"):
+        load_tokenizer(write_tokenizer(tmp_path / "t.json", change=before_byte_level(step)))
+
+
 def drop_byte(definition):
     removed = definition["model"]["vocab"].pop("Ā")
     definition["model"]["vocab"]["unused"] = removed

@@ -1,0 +1,104 @@
+"""One step is the same whatever the mesh, the microbatches and the placement."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lrkv_jax.config import MeshConfig
+from lrkv_jax.model import init_parameters, with_parameters
+from lrkv_jax.sharding import batch_sharding, make_mesh
+from lrkv_jax.train.run_dir import resolve
+from lrkv_jax.train.state import init_state, new_state, state_shardings
+from lrkv_jax.train.step import make_train_step, token_losses
+
+VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv"]
+
+
+def batch(config, step=0):
+    rng = np.random.default_rng(step)
+    shape = (config.train.batch, config.train.context + 1)
+    return rng.integers(1, config.model.vocabulary, shape).astype(np.int32)
+
+
+def losses(config, mesh, steps=5):
+    """Losses and gradient norms of the first steps, and the state after them."""
+    token_bytes_V = np.ones(config.model.vocabulary, np.int32)
+    rows = []
+    with jax.set_mesh(mesh):
+        state = init_state(config, mesh)
+        step = make_train_step(config, mesh, token_bytes_V)
+        for number in range(steps):
+            tokens = jax.device_put(batch(config, number), batch_sharding(mesh))
+            state, metrics = step(state, tokens)
+            rows.append([float(metrics["loss"]), float(metrics["grad_norm"])])
+    return np.array(rows), state
+
+
+def one_device():
+    return make_mesh(MeshConfig(), jax.devices()[:1])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_2x2x2_mesh_repeats_the_losses_of_one_device(tiny, variant):
+    config = resolve(tiny(f"attention={variant}", "model.vocabulary=64"))
+    alone, _ = losses(config, one_device())
+    meshed, state = losses(config, make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)))
+    # Float32 sums in another order; the losses are about ln 64 = 4.2.
+    np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
+    assert np.ptp(alone[:, 0]) > 1e-3, "the parameters never moved"
+    query = state.params["blocks"]["attention"]["query"]
+    assert query.sharding.spec[1:3] == ("fsdp", "tensor")
+    assert query.addressable_shards[0].data.size == query.size // 4
+
+
+def test_microbatches_average_to_the_whole_batch(tiny):
+    whole = resolve(tiny("model.vocabulary=64", "attention=mha"))
+    parts = resolve(tiny("model.vocabulary=64", "attention=mha", "train.accumulation=4"))
+    first, _ = losses(whole, one_device(), steps=3)
+    second, _ = losses(parts, one_device(), steps=3)
+    np.testing.assert_allclose(second, first, rtol=2e-5)
+
+
+def test_the_loss_is_the_mean_over_tokens_of_the_models_own_log_probability(tiny):
+    config = resolve(tiny("model.vocabulary=64"))
+    params = init_parameters(config.model, 3)
+    params = jax.tree.map(lambda p: p + 0.05 * jnp.cos(jnp.arange(p.size)).reshape(p.shape), params)
+    tokens = batch(config)
+    logits = np.asarray(with_parameters(config.model, params)(tokens[:, :-1]), np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = -np.take_along_axis(log_p, tokens[:, 1:, None], -1)[..., 0]
+    got = token_losses(config.model, params, tokens, chunk=16)
+    chex.assert_shape(got, (config.train.batch, config.train.context))
+    np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_moments_live_beside_their_parameter(tiny):
+    config = resolve(tiny())
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    placed = state_shardings(config, mesh)
+    state = jax.eval_shape(lambda: new_state(config))
+    chex.assert_trees_all_equal_structs(
+        jax.tree.map(lambda _: 0, placed), jax.tree.map(lambda _: 0, state)
+    )
+    by_name = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree.leaves_with_path(placed.opt_state)
+    }
+    muon = [s for n, s in by_name.items() if n.endswith("momentum.blocks.mlp.up")]
+    adam = [s for n, s in by_name.items() if n.endswith("mu.embedding.table")]
+    assert muon == [placed.params["blocks"]["mlp"]["up"]]
+    assert adam == [placed.params["embedding"]["table"]]
+    assert muon[0].spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
+
+
+def test_a_step_consumes_its_state(tiny):
+    config = resolve(tiny("model.vocabulary=64", "attention=mha"))
+    mesh = one_device()
+    with jax.set_mesh(mesh):
+        state = init_state(config, mesh)
+        step = make_train_step(config, mesh, np.ones(64, np.int32))
+        after, _ = step(state, batch(config))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+    assert int(after.step) == 1
