@@ -81,7 +81,11 @@ class Checkpointer:
         metrics = None if validation_loss is None else {"validation_loss": validation_loss}
         self._orbax.save_checkpointables_async(
             # Orbax adds the metrics to the dict that it is given.
-            step, dict(items), custom_metadata=manifest, metrics=metrics, force=True
+            step,
+            dict(items),
+            custom_metadata=manifest,
+            metrics=metrics,
+            force=True,
         )
 
     def wait(self) -> None:

@@ -127,15 +127,11 @@ class LowRankAttention(Attention):
         shared = jax.ShapeDtypeStruct((batch, length, K), dtype)
         latent = jax.ShapeDtypeStruct((batch, length, H, R), dtype) if R else None
         norm = jax.ShapeDtypeStruct((batch, H if R else 1, length), jnp.float32)
-        return LowRankCache(
-            shared, shared, latent, latent, norm if self.config.qk_norm else None
-        )
+        return LowRankCache(shared, shared, latent, latent, norm if self.config.qk_norm else None)
 
     def _query(self, x_BTD):
         """The normed query before its rotation, which commutes with the norm."""
-        return self.normed(
-            jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
-        )
+        return self.normed(jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype)))
 
     def _latent_query(self, q_BTHK, positions_BT):
         """q B_h: the query in the latent's R coordinates, rotated there in mode `latent`."""

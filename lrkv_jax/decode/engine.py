@@ -89,9 +89,7 @@ class Engine:
             yield token_B
         self._spare_cache = state.cache
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int, **how
-    ) -> list[list[int]]:
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, **how) -> list[list[int]]:
         """The new tokens of each prompt, without the stop token; arguments as for `stream`."""
         if not prompts or new_tokens < 1:
             return [[] for _ in prompts]

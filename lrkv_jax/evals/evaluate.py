@@ -66,12 +66,8 @@ def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
     tokenizer = load_tokenizer(config.data.tokenizer)
     token_bytes_V = np.zeros(config.model.vocabulary, np.int32)
     token_bytes_V[: len(tokenizer.token_bytes)] = tokenizer.token_bytes
-    validate = make_validation(
-        config.model, run.mesh, token_bytes_V, chunk=config.train.loss_chunk
-    )
-    return validate(
-        run.params, heldout_batches(config.data, config.train.context, batch)
-    ).as_dict()
+    validate = make_validation(config.model, run.mesh, token_bytes_V, chunk=config.train.loss_chunk)
+    return validate(run.params, heldout_batches(config.data, config.train.context, batch)).as_dict()
 
 
 def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
@@ -94,7 +90,9 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_row("parameters", f"{result['parameters']:,}")
-    table.add_row("KV-cache bytes a token (live cache)", f"{result['kv_cache_bytes_per_token']:,.0f}")
+    table.add_row(
+        "KV-cache bytes a token (live cache)", f"{result['kv_cache_bytes_per_token']:,.0f}"
+    )
     if "bpb" in result:
         held = result["bpb"]
         table.add_row("held-out cross-entropy, nats a token", f"{held['cross_entropy']:.4f}")

@@ -21,7 +21,7 @@ def causal_attention(q_BTHK, k_BSGK, v_BSGW, *, scale, segments_BT=None):
     S, G, W = v_BSGW.shape[1:]
     N = H // G
     # Heads before positions, a group's queries in one long axis: each product is then a plain
-    # batched matmul. In a CPU's training step this takes 0.43 of the time of einsums over [B, T, H].
+    # batched matmul. On a CPU this takes 0.55 of the time of einsums over [B, T, H, K].
     q_BGXK = q_BTHK.reshape(B, T, G, N, K).transpose(0, 2, 3, 1, 4).reshape(B, G, N * T, K)
     k_BGKS, v_BGSW = k_BSGK.transpose(0, 2, 3, 1), v_BSGW.swapaxes(1, 2)
     logits_BGXS = scale * jnp.matmul(q_BGXK, k_BGKS, preferred_element_type=jnp.float32)

@@ -9,7 +9,11 @@ from jaxtyping import Array, Float
 
 from lrkv_jax.nn.weight import weight
 
-ACTIVATIONS = {"relu2": lambda x: jnp.square(jax.nn.relu(x)), "gelu": jax.nn.gelu, "silu": jax.nn.silu}
+ACTIVATIONS = {
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+}
 
 
 class MLP(nnx.Module):

@@ -58,7 +58,8 @@ def train(
     """Train the run, from its newest checkpoint if it has one, and checkpoint its end.
 
     `until` stops, with a checkpoint, after that many steps in all; the schedule stays the whole
-    run's. The mesh is made of `devices`, all unless given. SIGINT and SIGTERM finish the step, save and return with `finished` False.
+    run's. The mesh is made of `devices`, all unless given. SIGINT and SIGTERM finish the step,
+    save and return with `finished` False.
 
     Raises `LrkvError`, before anything is written, for a mesh, a model or data that do not fit,
     and for a run directory of another run.
@@ -105,9 +106,7 @@ class _Run:
         token_bytes_V = np.zeros(config.model.vocabulary, np.int32)
         token_bytes_V[: len(loader.token_bytes)] = loader.token_bytes
         self.train_step = make_train_step(config, mesh, token_bytes_V)
-        self.validation = make_validation(
-            config.model, mesh, token_bytes_V, chunk=train.loss_chunk
-        )
+        self.validation = make_validation(config.model, mesh, token_bytes_V, chunk=train.loss_chunk)
         self.tokens_per_step = train.batch * train.context
         self.flops_per_token = training_flops_per_token(config.model, train.context)
         self.peak = peak_flops(list(mesh.devices.flat))

@@ -1,0 +1,219 @@
+"""What every attention variant promises: one suite, all variants.
+
+B batch  T positions  S cache slots  D model width  V vocabulary
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from variants import ALL, VOCABULARY, WIDTH, error, random_model, random_tokens, small
+
+from lrkv_jax.accounting import cache_bytes_per_token
+
+EXACT = 1e-5  # float32, relative to the logits' scale
+PROMPTS = (5, 2, 7)  # ragged, in one batch
+PADDED, TOTAL, SLOTS = 8, 12, 16
+CHUNK = 3
+
+every_variant = pytest.mark.parametrize("name", ALL)
+TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
+
+
+@functools.cache
+def model_of(name, dtype="float32", **changes):
+    return random_model(small(ALL[name], dtype=dtype, **changes))
+
+
+@functools.cache
+def whole_logits(name, dtype="float32"):
+    return np.asarray(model_of(name, dtype)(TOKENS_BT))
+
+
+def from_cache(model, tokens_BT, prompts, cache, padding=0):
+    """Logits of each position, from a ragged prefill, a chunk of several tokens, single steps."""
+    B, T = tokens_BT.shape
+    lengths_B, rows_B1 = np.array(prompts), np.arange(B)[:, None]
+    prompt_BT = np.where(np.arange(PADDED) < lengths_B[:, None], tokens_BT[:, :PADDED], padding)
+    x_BTD, cache = model.prefill(jnp.asarray(prompt_BT), cache)
+    logits_BTV = np.array(model.logits(x_BTD))
+    logits_BTV = np.pad(logits_BTV, ((0, 0), (0, T - PADDED), (0, 0)), constant_values=np.nan)
+    while lengths_B.max() < T:
+        t = CHUNK if (lengths_B == prompts).all() else 1
+        slots_Bt = lengths_B[:, None] + np.arange(t)
+        x_BtD, cache = model.decode(
+            jnp.asarray(tokens_BT[rows_B1, slots_Bt]), cache, jnp.asarray(lengths_B)
+        )
+        logits_BTV[rows_B1, slots_Bt] = model.logits(x_BtD)
+        lengths_B = lengths_B + t
+    known_BT = np.arange(T) < lengths_B[:, None]
+    return logits_BTV, known_BT
+
+
+@every_variant
+def test_decode_equals_forward(name):
+    model = model_of(name)
+    cached_BTV, known_BT = from_cache(model, TOKENS_BT, PROMPTS, model.init_cache(3, SLOTS))
+    whole_BTV = whole_logits(name)
+    assert known_BT.sum() == sum(PROMPTS) + 3 * (TOTAL - max(PROMPTS))
+    assert np.ptp(whole_BTV) > 1  # not vacuous
+    assert error(cached_BTV[known_BT], whole_BTV[known_BT]) <= EXACT
+    greedy = cached_BTV[known_BT].argmax(-1)
+    np.testing.assert_array_equal(greedy, whole_BTV[known_BT].argmax(-1))
+
+
+@every_variant
+def test_decode_equals_forward_in_bfloat16_within_rounding(name):
+    """The cache adds no more error than the format itself: float32 is the yardstick of both."""
+    model = model_of(name, "bfloat16")
+    cached_BTV, known_BT = from_cache(model, TOKENS_BT, PROMPTS, model.init_cache(3, SLOTS))
+    truth = whole_logits(name)[known_BT]
+    whole = whole_logits(name, "bfloat16")[known_BT]
+
+    def rms(x):
+        return np.sqrt(np.mean(np.square(x, dtype=np.float64)))
+
+    rounding = 2.0**-8 * rms(truth)
+    assert rms(whole - truth) > 0.1 * rounding  # it did run in bfloat16
+    assert rms(cached_BTV[known_BT] - truth) <= 1.5 * rms(whole - truth) + rounding
+    assert rms(cached_BTV[known_BT] - whole) <= 6 * rounding
+
+
+@every_variant
+def test_whole_sequence_equals_float64_oracle(name):
+    config = model_of(name).config
+    layer = model_of(name).blocks[1].attention
+    weights = {
+        key: value[...] for key, value in vars(layer).items() if hasattr(value, "get_metadata")
+    }
+    rng = np.random.default_rng(1)
+    x_BTD = np.float32(rng.standard_normal((2, TOTAL, WIDTH)))
+    positions_BT = np.stack([np.arange(TOTAL), np.r_[np.arange(5), np.arange(7)]])
+    segments_BT = np.stack([np.zeros(TOTAL, int), np.repeat([0, 1], [5, 7])])
+    out_BTHK, _ = layer.whole(jnp.asarray(x_BTD), positions_BT, jnp.asarray(segments_BT))
+    for b in range(2):
+        truth = oracle.attention(config, weights, x_BTD[b], positions_BT[b], segments_BT[b])
+        assert error(out_BTHK[b], truth) <= EXACT
+    # The output projection, once for all variants: heads concatenated, times one matrix.
+    truth_BTD = np.tensordot(np.float64(out_BTHK), np.float64(layer.output[...]), 2)
+    out_BTD = layer(jnp.asarray(x_BTD), positions_BT, jnp.asarray(segments_BT))
+    assert error(out_BTD, truth_BTD) <= EXACT
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if "even" not in n and "rank_0" not in n])
+def test_without_qk_norm_decode_equals_forward_and_oracle(name):
+    model = model_of(name, qk_norm=False)
+    cached_BTV, known_BT = from_cache(model, TOKENS_BT, PROMPTS, model.init_cache(3, SLOTS))
+    whole_BTV = np.asarray(model(TOKENS_BT))
+    assert error(cached_BTV[known_BT], whole_BTV[known_BT]) <= EXACT
+    assert error(whole_BTV, whole_logits(name)) > 1e-3  # the norm does something
+    layer = model.blocks[0].attention
+    weights = {
+        key: value[...] for key, value in vars(layer).items() if hasattr(value, "get_metadata")
+    }
+    x_BTD = np.float32(np.random.default_rng(1).standard_normal((2, TOTAL, WIDTH)))
+    positions_BT = np.stack([np.arange(TOTAL)] * 2)
+    out_BTHK, _ = layer.whole(jnp.asarray(x_BTD), positions_BT, None)
+    assert (
+        error(out_BTHK[1], oracle.attention(model.config, weights, x_BTD[1], positions_BT[1]))
+        <= EXACT
+    )
+
+
+@every_variant
+def test_causality_by_gradient(name):
+    """d output(t) / d input(s) is exactly 0 for s > t, and is not for s ≤ t."""
+    layer = model_of(name).blocks[0].attention
+    T = 5
+    rng = np.random.default_rng(2)
+    x_TD = jnp.asarray(np.float32(rng.standard_normal((T, WIDTH))))
+    probe_D = jnp.asarray(np.float32(rng.standard_normal(WIDTH)))
+    positions_BT = jnp.arange(T)[None]
+    empty = layer.init_cache(1, SLOTS, jnp.float32)
+    # As a chunk of one decode call, after two cached tokens.
+    _, filled = layer.decode(x_TD[None, :2] + 1.0, empty, jnp.array([0]))
+
+    def whole(x_TD):
+        return layer(x_TD[None], positions_BT)[0] @ probe_D
+
+    def decoded(x_TD):
+        return layer.decode(x_TD[None], filled, jnp.array([2]))[0][0] @ probe_D
+
+    for path in (whole, decoded):
+        sizes_TS = np.linalg.norm(jax.jacrev(path)(x_TD), axis=-1)
+        future_TS = np.triu(np.ones((T, T), bool), 1)
+        assert (sizes_TS[future_TS] == 0).all()
+        assert (sizes_TS[~future_TS] > 1e-4).all()
+
+
+@every_variant
+def test_packed_documents_never_see_each_other(name):
+    """Logits of documents packed with restarting positions equal each document's alone."""
+    model = model_of(name)
+    first, second = random_tokens(5, seed=3), random_tokens(7, seed=4)
+    packed_T = np.r_[first, second]
+    # Three packings in one batch: either order, and the same pair in one undivided document.
+    tokens_BT = np.stack([packed_T, np.r_[second, first], packed_T])
+    segments_BT = np.stack(
+        [np.repeat([0, 1], [5, 7]), np.repeat([3, 2], [7, 5]), np.zeros(TOTAL, int)]
+    )
+    positions_BT = np.stack([np.r_[:5, :7], np.r_[:7, :5], np.arange(TOTAL)])
+    logits_BTV = np.asarray(model(tokens_BT, jnp.asarray(positions_BT), jnp.asarray(segments_BT)))
+    # Alone: at the start of a row, where what follows cannot matter.
+    alone_BT = np.zeros((3, TOTAL), np.int32)
+    alone_BT[0, :5], alone_BT[1, :7], alone_BT[2] = first, second, packed_T
+    alone_BTV = np.asarray(model(alone_BT))
+    assert error(logits_BTV[0, :5], alone_BTV[0, :5]) <= EXACT
+    assert error(logits_BTV[0, 5:], alone_BTV[1, :7]) <= EXACT
+    assert error(logits_BTV[1, :7], alone_BTV[1, :7]) <= EXACT
+    assert error(logits_BTV[1, 7:], alone_BTV[0, :5]) <= EXACT
+    assert error(logits_BTV[2], alone_BTV[2]) <= EXACT
+    assert error(logits_BTV[0, 5:], logits_BTV[2, 5:]) > 1e-2  # seeing more would show
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_live_cache_bytes_equal_the_formula(name, dtype):
+    model = model_of(name, dtype)
+    config, itemsize = model.config, jnp.dtype(dtype).itemsize
+    entry = config.attention
+    a_layer = entry.cache_values(config) * itemsize + 4 * entry.cache_scalars(config)
+    batch = 3
+    cache = model.init_cache(batch, SLOTS)
+    _, prefilled = model.prefill(jnp.asarray(TOKENS_BT[:, :PADDED]), cache)
+    _, decoded = model.decode(jnp.asarray(TOKENS_BT[:, :1]), prefilled, jnp.array([5, 2, 7]))
+    for live in (cache, prefilled, decoded):
+        nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(live))
+        assert nbytes == batch * SLOTS * config.layers * a_layer
+    layer = model.blocks[0].attention
+    assert layer.cache_bytes_per_token(jnp.dtype(dtype)) == a_layer
+    assert cache_bytes_per_token(config, itemsize) == config.layers * a_layer
+
+
+@every_variant
+def test_batch_padding_and_leftovers_change_nothing(name):
+    """A sequence's logits do not depend on its companions, the padding, or the cache's past."""
+    model = model_of(name)
+    clean_BTV, known_BT = from_cache(model, TOKENS_BT, PROMPTS, model.init_cache(3, SLOTS))
+    # Finite leftovers in every slot, other padding: weight exactly 0, so equal bit for bit.
+    poisoned = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e4), model.init_cache(3, SLOTS))
+    dirty_BTV, _ = from_cache(model, TOKENS_BT, PROMPTS, poisoned, padding=VOCABULARY - 1)
+    np.testing.assert_array_equal(dirty_BTV[known_BT], clean_BTV[known_BT])
+    # Other companions, another row.
+    mixed_BT = np.roll(TOKENS_BT, 1, axis=0)
+    mixed_BT[0], mixed_BT[2] = 7, 9
+    mixed_BTV, _ = from_cache(model, mixed_BT, (6, PROMPTS[0], 3), model.init_cache(3, SLOTS))
+    assert error(mixed_BTV[1][known_BT[0]], clean_BTV[0][known_BT[0]]) <= EXACT
+
+
+@every_variant
+def test_a_sequence_may_fill_its_cache_to_the_last_slot(name):
+    model = model_of(name)
+    cache = model.init_cache(3, TOTAL)
+    _, cache = model.prefill(jnp.asarray(TOKENS_BT[:, :PADDED]), cache)
+    last_BT = jnp.asarray(TOKENS_BT[:, PADDED:])
+    x_BTD, _ = model.decode(last_BT, cache, jnp.full(3, PADDED))
+    assert error(model.logits(x_BTD), whole_logits(name)[:, PADDED:]) <= EXACT

@@ -1,0 +1,178 @@
+"""The command line: bad input is one line and exit code 2; the verbs do what they say."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from lrkv_jax.cli import main
+from lrkv_jax.train.loop import train
+
+QUICK = "configs/quickstart.yaml"
+
+
+def run(capsys, monkeypatch, *arguments):
+    """(exit code, stdout, stderr) of `lrkv ARGUMENTS`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["lrkv", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+        raise SystemExit(0)
+    out, err = capsys.readouterr()
+    return stop.value.code, out, err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The directory of a tiny finished run."""
+    from conftest import TINY
+
+    from lrkv_jax.config import load_config
+
+    root = tmp_path_factory.mktemp("cli")
+    places = (f"data.directory={root / 'data'}", f"run_dir={root / 'run'}")
+    train(load_config(QUICK, [*TINY, *places]), devices=jax.devices()[:1])
+    return root / "run"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "mend"),
+    [
+        (("train", QUICK, "model.layer=3"), "model.layer", "did you mean layers?"),
+        (("train", QUICK, "train.steps=many"), "train.steps", "integer"),
+        (("train", QUICK, "attention=lrvk"), "attention = lrvk", "did you mean lrkv?"),
+        (("train", QUICK, "attention.rank=33"), "attention.rank = 33", "use 0 (MQA) to 32"),
+        (("train", QUICK, "attention=gqa", "attention.kv_heads=3"), "kv_heads = 3", "1, 2 or 4"),
+        (("train", QUICK, "mesh.data=3", "mesh.fsdp=1"), "8 devices", "set one of them to -1"),
+        (("train", QUICK, "train.context=9999999"), "train.context = 9999999", "the data allows"),
+        (("train", QUICK, "data.source=nowhere"), "nowhere", ""),
+        (("train", "configs/129m.yaml"), "configs/129m.yaml", "did you mean 128m?"),
+        (("train", QUICK, "steps"), "'steps'", "key=value"),
+        (("train", QUICK, "--until", "0"), "--until 0", "1 or more"),
+        (("train", QUICK, "data.tokenizer=gpt3"), "gpt3", "gpt2"),
+        (("plan", "configs/6.3b.yaml", "attention=gqa", "attention.kv_heads=5"), "= 5", "use 1,"),
+        (("evaluate", "runs/none"), "runs/none", "not a run"),
+        (("generate", "runs/none", "--prompt", "x"), "runs/none", "not a run"),
+        (("quickstart", "optimizer.warmup=5000"), "optimizer.warmup = 5000", "use at most"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_thing_and_the_mend(
+    capsys, monkeypatch, tmp_path, data_directory, arguments, named, mend
+):
+    verb, target, *rest = arguments
+    if verb in ("train", "quickstart"):
+        rest = [f"run_dir={tmp_path / 'run'}", f"data.directory={data_directory}", *rest]
+    code, _, err = run(capsys, monkeypatch, verb, target, *rest)
+    assert code == 2
+    assert err.count("\n") == 1 and err.startswith("lrkv: ")
+    assert named in err and mend in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_data_folder_is_named(capsys, monkeypatch, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    code, _, err = run(capsys, monkeypatch, "train", QUICK, f"data.source={folder}",
+                       f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    assert code == 2 and err.count("\n") == 1 and str(folder) in err
+
+
+def test_debug_shows_where_it_happened(monkeypatch):
+    from lrkv_jax.errors import LrkvError
+
+    monkeypatch.setattr(sys, "argv", ["lrkv", "plan", "configs/none.yaml", "--debug"])
+    with pytest.raises(LrkvError):
+        main()
+
+
+def test_plan_prints_json_for_every_variant(capsys, monkeypatch):
+    code, out, _ = run(capsys, monkeypatch, "plan", "configs/128m.yaml", "--json", "--all")
+    variants = json.loads(out)["variants"]
+    percent = {n: round(100 * v["kv_cache_fraction_of_mha"], 1) for n, v in variants.items()}
+    assert code == 0
+    assert percent == {"mha": 100.0, "gqa": 50.0, "mqa": 16.7, "mla": 12.5, "lrkv": 52.6}
+    assert round(100 * variants["mla"]["kv_cache_fraction_published"], 1) == 8.3
+
+
+def test_evaluate_gives_the_same_numbers_whatever_the_batch(capsys, monkeypatch, trained):
+    results = []
+    for batch in (1, 7, 64):
+        code, out, _ = run(capsys, monkeypatch, "evaluate", trained, "--batch", batch,
+                           "--tasks", "bpb", "--json")  # fmt: skip
+        assert code == 0
+        results.append(json.loads(out)["bpb"])
+    first = results[0]
+    assert first["bytes"] == 283_696  # the corpus's own count: specials and padding excluded
+    for other in results[1:]:
+        assert other["tokens"] == first["tokens"] and other["bytes"] == first["bytes"]
+        assert other["cross_entropy"] == pytest.approx(first["cross_entropy"], rel=1e-6)
+        assert other["bits_per_byte"] == pytest.approx(first["bits_per_byte"], rel=1e-6)
+
+
+def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained):
+    code, out, _ = run(capsys, monkeypatch, "evaluate", trained)
+    assert code == 0 and "bits per byte" in out
+    saved = json.loads((trained / "evaluation.json").read_text())
+    assert saved["agreement"]["max_relative_error"] < 1e-5
+    assert saved["agreement"]["same_greedy_token"] == 1.0
+    # Two layers of 2 (K + H R) float32 values and H float32 norms.
+    assert saved["kv_cache_bytes_per_token"] == 2 * (2 * (8 + 4 * 3) * 4 + 4 * 4)
+
+
+def test_generate_repeats_itself_with_a_seed(capsys, monkeypatch, trained):
+    how = ("generate", trained, "--prompt", "My fellow", "--prompt", "We", "--tokens", "12")
+    first = run(capsys, monkeypatch, *how, "--seed", "3")
+    again = run(capsys, monkeypatch, *how, "--seed", "3")
+    other = run(capsys, monkeypatch, *how, "--seed", "4")
+    assert first == again and first[0] == 0
+    assert first[1] != other[1]
+    assert first[1].startswith("My fellow")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("evaluate", "--tasks", "bpb,poetry"), "unknown task poetry"),
+        (("evaluate", "--batch", "0"), "batch = 0"),
+        (("evaluate", "--step", "99"), "no checkpoint of step 99: there are 6"),
+        (("generate", "--prompt", "x", "--top-p", "2"), "top_p = 2.0"),
+        (("generate", "--prompt", "x", "--step", "last"), "--step last"),
+    ],
+)
+def test_bad_questions_to_a_run_are_one_line(capsys, monkeypatch, trained, arguments, message):
+    verb, *rest = arguments
+    code, _, err = run(capsys, monkeypatch, verb, trained, *rest)
+    assert code == 2 and err.count("\n") == 1 and message in err
+
+
+def test_data_build_prints_where_the_records_are(capsys, monkeypatch, data_directory):
+    code, out, _ = run(capsys, monkeypatch, "data", "build", QUICK,
+                       f"data.directory={data_directory}", "train.context=32")  # fmt: skip
+    assert code == 0 and out.startswith(str(data_directory))
+
+
+def test_help_names_every_verb(capsys, monkeypatch):
+    code, out, _ = run(capsys, monkeypatch, "--help")
+    verbs = ("quickstart", "data", "train", "evaluate", "generate", "plan")
+    assert code == 0 and all(re.search(rf"^\s+{verb}\b", out, re.M) for verb in verbs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla", "lrkv"])
+def test_the_quickstart_model_trains_alike_on_eight_devices(tmp_path, data_directory, variant):
+    losses = {}
+    for devices, mesh in ((1, ()), (8, ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"))):
+        directory = tmp_path / str(devices)
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        command = [sys.executable, "-m", "lrkv_jax", "train", QUICK, f"attention={variant}",
+                   "train.steps=5", f"run_dir={directory}", f"data.directory={data_directory}",
+                   "train.validate_every=5", "train.sample_tokens=0", *mesh]  # fmt: skip
+        subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True)
+        rows = (directory / "metrics.jsonl").read_text().splitlines()
+        losses[devices] = [json.loads(row)["loss"] for row in rows]
+    assert losses[8] == pytest.approx(losses[1], abs=1e-4)
+    assert len(losses[1]) == 5
