@@ -9,15 +9,21 @@ P rope-key width
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
 from lrkv_jax.config.frozen import Frozen, NonNegative, Positive
 from lrkv_jax.errors import LrkvError
 
-if TYPE_CHECKING:
-    from lrkv_jax.config.schema import ModelConfig
+
+class ModelShape(Protocol):
+    """What a variant's entry asks of the model around it."""
+
+    width: int
+    heads: int
+    head_width: int
+    qk_norm: bool
 
 
 class AttentionConfig(Frozen):
@@ -29,34 +35,34 @@ class AttentionConfig(Frozen):
     kind: str
     implementation: ClassVar[str]
 
-    def check(self, model: ModelConfig) -> None:
+    def check(self, model: ModelShape) -> None:
         """Raise `LrkvError` where this variant cannot have the shape of `model`."""
 
-    def query_width(self, model: ModelConfig) -> int:
+    def query_width(self, model: ModelShape) -> int:
         """Width of one head's projected query."""
         return model.head_width
 
-    def logit_width(self, model: ModelConfig) -> int:
+    def logit_width(self, model: ModelShape) -> int:
         """Length of the dot product behind a logit in training."""
         return self.query_width(model)
 
-    def query_parameters(self, model: ModelConfig) -> int:
+    def query_parameters(self, model: ModelShape) -> int:
         """Parameters of the query projection."""
         return model.width * model.heads * self.query_width(model)
 
-    def kv_parameters(self, model: ModelConfig) -> int:
+    def kv_parameters(self, model: ModelShape) -> int:
         """Parameters that make keys and values."""
         raise NotImplementedError
 
-    def cache_values(self, model: ModelConfig) -> int:
+    def cache_values(self, model: ModelShape) -> int:
         """Values a token leaves in the cache, each in the cache's dtype."""
         raise NotImplementedError
 
-    def cache_values_published(self, model: ModelConfig) -> int:
+    def cache_values_published(self, model: ModelShape) -> int:
         """The paper's count of the same."""
         return self.cache_values(model)
 
-    def cache_scalars(self, model: ModelConfig) -> int:
+    def cache_scalars(self, model: ModelShape) -> int:
         """Float32 scalars a token leaves in the cache beside its values."""
         return 0
 
@@ -64,14 +70,14 @@ class AttentionConfig(Frozen):
 class _Grouped(AttentionConfig):
     implementation: ClassVar[str] = "grouped:GroupedAttention"
 
-    def groups(self, model: ModelConfig) -> int:
+    def groups(self, model: ModelShape) -> int:
         """Key/value heads G."""
         raise NotImplementedError
 
-    def kv_parameters(self, model: ModelConfig) -> int:
+    def kv_parameters(self, model: ModelShape) -> int:
         return 2 * model.width * self.groups(model) * model.head_width
 
-    def cache_values(self, model: ModelConfig) -> int:
+    def cache_values(self, model: ModelShape) -> int:
         return 2 * self.groups(model) * model.head_width
 
 
@@ -80,7 +86,7 @@ class MHA(_Grouped):
 
     kind: Literal["mha"] = "mha"
 
-    def groups(self, model: ModelConfig) -> int:
+    def groups(self, model: ModelShape) -> int:
         return model.heads
 
 
@@ -90,7 +96,7 @@ class GQA(_Grouped):
     kind: Literal["gqa"] = "gqa"
     kv_heads: Positive
 
-    def check(self, model: ModelConfig) -> None:
+    def check(self, model: ModelShape) -> None:
         if model.heads % self.kv_heads:
             choices = [g for g in range(1, model.heads + 1) if model.heads % g == 0]
             raise LrkvError(
@@ -100,7 +106,7 @@ class GQA(_Grouped):
                 else f"attention.kv_heads = {self.kv_heads} does not divide heads = 1: use 1"
             )
 
-    def groups(self, model: ModelConfig) -> int:
+    def groups(self, model: ModelShape) -> int:
         return self.kv_heads
 
 
@@ -109,7 +115,7 @@ class MQA(_Grouped):
 
     kind: Literal["mqa"] = "mqa"
 
-    def groups(self, model: ModelConfig) -> int:
+    def groups(self, model: ModelShape) -> int:
         return 1
 
 
@@ -124,24 +130,24 @@ class MLA(AttentionConfig):
     latent: Positive
     rope_width: NonNegative = 64
 
-    def check(self, model: ModelConfig) -> None:
+    def check(self, model: ModelShape) -> None:
         if self.rope_width % 2:
             raise LrkvError(
                 f"attention.rope_width = {self.rope_width} is odd, and rotation works on pairs: "
                 f"use {self.rope_width - 1} or {self.rope_width + 1}"
             )
 
-    def query_width(self, model: ModelConfig) -> int:
+    def query_width(self, model: ModelShape) -> int:
         return model.head_width + self.rope_width
 
-    def kv_parameters(self, model: ModelConfig) -> int:
+    def kv_parameters(self, model: ModelShape) -> int:
         down = model.width * (self.latent + self.rope_width)
         return down + 2 * self.latent * model.heads * model.head_width
 
-    def cache_values(self, model: ModelConfig) -> int:
+    def cache_values(self, model: ModelShape) -> int:
         return self.latent + self.rope_width
 
-    def cache_values_published(self, model: ModelConfig) -> int:
+    def cache_values_published(self, model: ModelShape) -> int:
         return self.latent
 
 
@@ -157,25 +163,25 @@ class LRKV(AttentionConfig):
     rank: NonNegative
     rope: Literal["full", "shared", "latent"] = "full"
 
-    def check(self, model: ModelConfig) -> None:
+    def check(self, model: ModelShape) -> None:
         if self.rank > model.head_width:
             raise LrkvError(
                 f"attention.rank = {self.rank} is larger than head_width = {model.head_width}: "
                 f"use 0 (MQA) to {model.head_width} (spans MHA)"
             )
 
-    def logit_width(self, model: ModelConfig) -> int:
+    def logit_width(self, model: ModelShape) -> int:
         return model.head_width + (0 if self.rope == "full" else self.rank)
 
-    def kv_parameters(self, model: ModelConfig) -> int:
+    def kv_parameters(self, model: ModelShape) -> int:
         shared = model.width * model.head_width
         residual = model.heads * self.rank * (model.width + model.head_width)
         return 2 * (shared + residual)
 
-    def cache_values(self, model: ModelConfig) -> int:
+    def cache_values(self, model: ModelShape) -> int:
         return 2 * (model.head_width + model.heads * self.rank)
 
-    def cache_scalars(self, model: ModelConfig) -> int:
+    def cache_scalars(self, model: ModelShape) -> int:
         if not model.qk_norm:
             return 0
         return model.heads if self.rank else 1  # without residuals all heads have one key
