@@ -61,6 +61,10 @@ class Tokenizer:
         header = f"{self.vocabulary} {bos}\n".encode()
         self.fingerprint = hashlib.sha256(header + definition).hexdigest()
 
+    def token_bytes_up_to(self, vocabulary: int) -> np.ndarray:
+        """`token_bytes` for a model of at least as many ids; those that are its own stand for 0."""
+        return np.pad(self.token_bytes, (0, vocabulary - self.vocabulary))
+
     def encode(self, text: str) -> np.ndarray:
         """int32 [T], without BOS. A special token spelt out in the text is ordinary text."""
         return self.encode_batch([text])[0]
@@ -70,8 +74,8 @@ class Tokenizer:
         return [np.array(ids, np.int32) for ids in self._encode(list(texts))]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes that the ids stand for; special and unused ids stand for none."""
-        return b"".join(self._pieces[int(i)] for i in ids)
+        """The bytes that the ids stand for; special, unused and unknown ids stand for none."""
+        return b"".join(self._pieces[i] for i in map(int, ids) if i < self.vocabulary)
 
     def decode(self, ids: Iterable[int]) -> str:
         """`decode_bytes` as text; bytes that are not UTF-8 (a cut character) become U+FFFD."""

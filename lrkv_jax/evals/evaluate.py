@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -64,8 +63,7 @@ def evaluate(
 def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
     config = run.config
     tokenizer = load_tokenizer(config.data.tokenizer)
-    token_bytes_V = np.zeros(config.model.vocabulary, np.int32)
-    token_bytes_V[: len(tokenizer.token_bytes)] = tokenizer.token_bytes
+    token_bytes_V = tokenizer.token_bytes_up_to(config.model.vocabulary)
     validate = make_validation(config.model, run.mesh, token_bytes_V, chunk=config.train.loss_chunk)
     return validate(run.params, heldout_batches(config.data, config.train.context, batch)).as_dict()
 

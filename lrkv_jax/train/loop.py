@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
 
 from lrkv_jax.accounting import training_flops_per_token
@@ -102,9 +101,7 @@ class _Run:
         self.config, self.mesh, self.loader = config, mesh, loader
         self.run_dir, self.checkpoints, self.console = run_dir, checkpoints, console
         train = config.train
-        # The model may have more ids than the tokenizer: they stand for no text.
-        token_bytes_V = np.zeros(config.model.vocabulary, np.int32)
-        token_bytes_V[: len(loader.token_bytes)] = loader.token_bytes
+        token_bytes_V = loader.tokenizer.token_bytes_up_to(config.model.vocabulary)
         self.train_step = make_train_step(config, mesh, token_bytes_V)
         self.validation = make_validation(config.model, mesh, token_bytes_V, chunk=train.loss_chunk)
         self.tokens_per_step = train.batch * train.context

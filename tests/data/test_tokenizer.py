@@ -231,3 +231,12 @@ def test_a_file_that_is_not_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "t.json").write_text("[]")
     with pytest.raises(LrkvError, match="not a byte-level BPE"):
         load_tokenizer(str(tmp_path / "t.json"))
+
+
+def test_a_larger_models_own_ids_stand_for_no_bytes():
+    tokenizer = load_tokenizer("sotu-4096")
+    padded = tokenizer.token_bytes_up_to(4100)
+    assert padded.shape == (4100,) and not padded[4096:].any()
+    np.testing.assert_array_equal(padded[:4096], tokenizer.token_bytes)
+    ids = tokenizer.encode("The state of the Union")
+    assert tokenizer.decode([*ids, 4099]) == "The state of the Union"
