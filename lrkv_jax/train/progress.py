@@ -33,7 +33,8 @@ class TrainProgress:
     def say(self, text: str) -> None:
         """One line that stays."""
         if self._shows:
-            (self._bar.console if self._bar else self._console).print(text, highlight=False)
+            console = self._bar.console if self._bar else self._console
+            console.print(text, highlight=False, soft_wrap=True)
 
     def step(self, row: dict[str, Any]) -> None:
         """Show a row of `metrics.jsonl`."""
