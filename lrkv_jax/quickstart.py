@@ -89,14 +89,15 @@ def _decode(config: RunConfig, params: Any, tokenizer: Tokenizer) -> tuple[str, 
 def _print_table(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(
         title="Same data, same steps, same optimiser",
-        caption="KV bytes are summed from the live cache; decode is one sequence at a time, and its "
-        "error the largest difference of a logit from the whole-sequence forward, relative",
+        caption="KV bytes: summed from the live cache. Decode: one sequence at a time, its "
+        "error relative to the whole-sequence forward's largest logit.",
         box=box.SIMPLE_HEAD,
+        collapse_padding=True,
         pad_edge=False,
     )
     # Narrow enough for an 80-column terminal.
     for column in (
-        "", "\nparameters", "KV bytes\na token", "% of\nMHA", "held-out\nCE", "bits per\nbyte",
+        "", "\nparams", "KV bytes\na token", "% of\nMHA", "held-out\nCE", "bits per\nbyte",
         "train\ntok/s", "decode\ntok/s", "decode\nerror",
     ):  # fmt: skip
         table.add_column(column, justify="right" if column else "left", no_wrap=True)

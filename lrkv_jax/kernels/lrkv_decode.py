@@ -92,7 +92,8 @@ def lrkv_decode(
     if inverse_norm_BHS is not None:
         logits_BHTS *= inverse_norm_BHS[:, :, None, :]
     weights_BHTS = cached_softmax(scale * logits_BHTS, positions_BT).astype(v_shared_BSK.dtype)
-    out_BTHK = jnp.einsum("BHTS,BSK->BTHK", weights_BHTS, v_shared_BSK, **f32)
+    # Values first: in the other order XLA's CPU backend has no bfloat16 product for this shape.
+    out_BTHK = jnp.einsum("BSK,BHTS->BTHK", v_shared_BSK, weights_BHTS, **f32)
     if rv_BSHR is not None:
         # (a · rv) Bᵀ: values carry no rotation, so the paper's equation holds as printed.
         mean_BTHR = jnp.einsum("BHTS,BSHR->BTHR", weights_BHTS, rv_BSHR, **f32)

@@ -1,0 +1,96 @@
+"""The chunked loss and its gradient against the plain formula in float64.
+
+B batch  T positions  D width  V vocabulary
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy, mean_cross_entropy
+
+B, T, D, V = 2, 15, 6, 11
+
+
+def inputs():
+    rng = np.random.default_rng(0)
+    x, kernel = 3 * rng.standard_normal((B, T, D)), 3 * rng.standard_normal((D, V))
+    return np.float32(x), np.float32(kernel), rng.integers(0, V, (B, T))
+
+
+def plain(x, kernel, targets, softcap):
+    """nll [B, T], and the gradients of its mean."""
+    x, kernel = np.float64(x), np.float64(kernel)
+    z = x @ kernel
+    logits = z if softcap is None else softcap * np.tanh(z / softcap)
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    onehot = np.eye(V)[targets]
+    slope = (p - onehot) * (1 if softcap is None else 1 - np.tanh(z / softcap) ** 2) / (B * T)
+    nll = -np.log((p * onehot).sum(-1))
+    return nll, slope @ kernel.T, np.einsum("btd,btv->dv", x, slope)
+
+
+@pytest.mark.parametrize("softcap", [None, 15.0])
+@pytest.mark.parametrize("chunk", [1, 6, 7, 1000])
+def test_value_and_gradient_equal_float64(softcap, chunk):
+    """Chunks that divide B·T, that do not, and one that holds all of it."""
+    x, kernel, targets = inputs()
+    nll, grad_x, grad_kernel = plain(x, kernel, targets, softcap)
+    how = {"softcap": softcap, "chunk": chunk}
+
+    def remade(x, kernel):
+        return chunked_cross_entropy(x, kernel, targets, **how).mean()
+
+    def scaled(x, kernel):  # a factor, to see the cotangent used
+        mean, each = mean_cross_entropy(x, kernel, targets, **how)
+        return 3 * mean, (mean, each)
+
+    @jax.jit
+    def everything(x, kernel):
+        each = chunked_cross_entropy(x, kernel, targets, **how)
+        once = jax.value_and_grad(scaled, argnums=(0, 1), has_aux=True)(x, kernel)
+        return each, jax.grad(remade, argnums=(0, 1))(x, kernel), once
+
+    each, grads, ((_, (mean, also_each)), grads_of_mean) = everything(x, kernel)
+    np.testing.assert_allclose(each, nll, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(also_each, nll, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(mean, nll.mean(), rtol=1e-5)
+    for factor, (dx, dkernel) in ((1, grads), (3, grads_of_mean)):
+        np.testing.assert_allclose(dx, factor * grad_x, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(dkernel, factor * grad_kernel, rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_losses_carry_no_gradient_through_the_mean():
+    x, kernel, targets = inputs()
+
+    def each(x):
+        return mean_cross_entropy(x, kernel, targets, softcap=15.0, chunk=7)[1].sum()
+
+    assert not np.any(jax.grad(each)(x))
+
+
+def sizes(jaxpr):
+    """Elements of every intermediate, inner programs included."""
+    for equation in jaxpr.eqns:
+        yield from (math.prod(v.aval.shape) for v in equation.outvars)
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            yield from sizes(inner)
+
+
+@pytest.mark.parametrize("loss", [chunked_cross_entropy, mean_cross_entropy])
+def test_all_logits_are_never_held(loss):
+    """No array of a training step is larger than a chunk's logits (V far wider than D)."""
+    tokens, vocabulary, chunk = 64, 1000, 16
+
+    def mean(x, kernel, targets):
+        return jnp.mean(loss(x, kernel, targets, softcap=15.0, chunk=chunk)[0])
+
+    jaxpr = jax.make_jaxpr(jax.grad(mean, argnums=(0, 1)))(
+        jnp.zeros((2, tokens, 4)), jnp.zeros((4, vocabulary)), jnp.zeros((2, tokens), int)
+    )
+    largest = max(sizes(jaxpr.jaxpr))
+    assert chunk * vocabulary <= largest < 2 * tokens * vocabulary / 4

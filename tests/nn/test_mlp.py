@@ -1,0 +1,32 @@
+"""The feed-forward layer against its formula."""
+
+import math
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from lrkv_jax.nn.mlp import MLP
+
+ACTIVATIONS = {
+    "relu2": lambda x: max(x, 0.0) ** 2,
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    # jax's default, the tanh form.
+    "gelu": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_mlp_equals_float64(activation):
+    rng = np.random.default_rng(0)
+    layer = MLP(4, 6, activation, rngs=nnx.Rngs(0))
+    layer.down[...] = np.float32(rng.standard_normal((6, 4)))
+    x = np.float32(rng.standard_normal((2, 3, 4)))
+    hidden = np.vectorize(ACTIVATIONS[activation])(np.float64(x) @ np.float64(layer.up[...]))
+    truth = hidden @ np.float64(layer.down[...])
+    np.testing.assert_allclose(layer(x), truth, rtol=1e-5, atol=1e-6)
+
+
+def test_it_adds_nothing_at_the_start():
+    x = np.ones((1, 2, 4), np.float32)
+    assert not np.any(MLP(4, 6, "relu2", rngs=nnx.Rngs(0))(x))
