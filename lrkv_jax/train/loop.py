@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,7 @@ from lrkv_jax.decode import Sampling, generate
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.optim import learning_rates
 from lrkv_jax.sharding import batch_sharding, check_mesh, make_mesh
-from lrkv_jax.train.metrics import MetricsLog, peak_flops
+from lrkv_jax.train.metrics import Clock, MetricsLog, peak_flops
 from lrkv_jax.train.progress import TrainProgress
 from lrkv_jax.train.run_dir import open_run, resolve
 from lrkv_jax.train.state import (
@@ -118,6 +117,9 @@ class _Run:
         progress = TrainProgress(
             self.config.attention, start, end, every=train.log_every, console=self.console
         )
+        if start >= end:
+            progress.say(f"{self.run_dir}: step {start} is done already; more needs train.steps")
+            return TrainResult(self.run_dir, start, start >= train.total_steps, None, None)
         state = self._state(progress, start)
         log = MetricsLog(self.run_dir, start_step=start)
         restore_handlers = self._catch_signals()
@@ -151,7 +153,7 @@ class _Run:
     def _steps(self, state, start, end, log, progress) -> int:
         """Run steps start + 1 to end; return the last one done."""
         pending, step = None, start
-        clock = _Clock()
+        clock = Clock()
         rows = batch_sharding(self.mesh)
         for batch_BU in self.loader.iterate(start, end):
             tokens_BU = jax.make_array_from_process_local_data(rows, batch_BU)
@@ -180,7 +182,7 @@ class _Run:
         log.row(row, events=step % self.config.train.log_every == 0)
         progress.step(row)
 
-    def _row(self, step: int, metrics: dict[str, jax.Array], clock: _Clock) -> dict[str, Any]:
+    def _row(self, step: int, metrics: dict[str, jax.Array], clock: Clock) -> dict[str, Any]:
         """One row of metrics.jsonl. Waits for the step's metrics."""
         seconds, outside = clock.lap(lambda: jax.block_until_ready(metrics))
         rate = self.tokens_per_step / seconds
@@ -276,22 +278,3 @@ class _Run:
         except ValueError:  # not the main thread: the caller's signals are its own
             return lambda: None
         return lambda: [signal.signal(s, handler) for s, handler in old.items()]
-
-
-class _Clock:
-    """Splits the loop's wall time into waiting for the device and everything else."""
-
-    def __init__(self):
-        self.restart()
-
-    def restart(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self, wait) -> tuple[float, float]:
-        """Run `wait`; return seconds since the last lap, and those not spent waiting."""
-        before = time.perf_counter()
-        wait()
-        now = time.perf_counter()
-        whole, waited = now - self._last, now - before
-        self._last = now
-        return whole, whole - waited

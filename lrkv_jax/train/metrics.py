@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,25 @@ def peak_flops(devices: list[jax.Device]) -> float | None:
     kind = devices[0].device_kind
     known = [peak for name, peak in PEAK_FLOPS.items() if name in kind]
     return known[0] * len(devices) if known else None
+
+
+class Clock:
+    """Splits the loop's wall time into waiting for the device and everything else."""
+
+    def __init__(self):
+        self.restart()
+
+    def restart(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self, wait: Callable[[], Any]) -> tuple[float, float]:
+        """Run `wait`; return seconds since the last lap, and those not spent waiting."""
+        before = time.perf_counter()
+        wait()
+        now = time.perf_counter()
+        whole, waited = now - self._last, now - before
+        self._last = now
+        return whole, whole - waited
 
 
 class MetricsLog:

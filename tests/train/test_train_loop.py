@@ -86,8 +86,10 @@ def test_a_finished_run_is_left_as_it_is(tiny):
     config = tiny("train.steps=2")
     result = train(config, console=quiet(), **ONE)
     rows = (result.run_dir / "metrics.jsonl").read_bytes()
-    again = train(config, console=quiet(), **ONE)
+    console = quiet()
+    again = train(config, console=console, **ONE)
     assert again.finished and again.step == 2
+    assert "step 2 is done already" in console.file.getvalue()
     assert (result.run_dir / "metrics.jsonl").read_bytes() == rows
 
 
