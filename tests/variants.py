@@ -60,7 +60,7 @@ def random_params(config: ModelConfig, seed: int = 0):
 
 
 def random_model(config: ModelConfig, seed: int = 0):
-    """The model around `random_params`, its blocks a list: nothing to compile but small ops."""
+    """The model around `random_params`, its blocks a list."""
     return with_parameters(config, random_params(config, seed)).unstacked()
 
 

@@ -12,7 +12,7 @@ EPS = 1e-6
 
 
 def rope(x_TW, positions_T, base=10_000.0):
-    """Coordinate j of the first half with j of the second, as a complex number, by p · base^(−2j/W)."""
+    """Halves paired as complex numbers, pair j turned by p · base^(−2j/W)."""
     x_TW = np.asarray(x_TW, np.float64)
     W = x_TW.shape[1]
     J = W // 2

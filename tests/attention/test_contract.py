@@ -4,6 +4,7 @@ B batch  T positions  S cache slots  D model width  V vocabulary
 """
 
 import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -34,23 +35,24 @@ def programs(model):
     """The jitted model, prefill and decode: one program a shape, shared by the tests."""
     graph, state = nnx.split(model)
 
+    # Weights are arguments: XLA would spend its time folding constants.
     @jax.jit
-    def whole(tokens_BT, positions_BT, segments_BT):
+    def whole(state, tokens_BT, positions_BT, segments_BT):
         return nnx.merge(graph, state)(tokens_BT, positions_BT, segments_BT)
 
     @jax.jit
-    def prefill(tokens_BT, cache):
+    def prefill(state, tokens_BT, cache):
         model = nnx.merge(graph, state)
         x_BTD, cache = model.prefill(tokens_BT, cache)
         return model.logits(x_BTD), cache
 
     @jax.jit
-    def decode(tokens_BT, cache, lengths_B):
+    def decode(state, tokens_BT, cache, lengths_B):
         model = nnx.merge(graph, state)
         x_BTD, cache = model.decode(tokens_BT, cache, lengths_B)
         return model.logits(x_BTD), cache
 
-    return whole, prefill, decode
+    return [partial(program, state) for program in (whole, prefill, decode)]
 
 
 def whole_of(model, tokens_BT, positions_BT=None, segments_BT=None):
@@ -125,12 +127,15 @@ def test_whole_sequence_equals_float64_oracle(name):
     positions_BT = np.stack([np.arange(TOTAL), np.r_[np.arange(5), np.arange(7)]])
     segments_BT = np.stack([np.zeros(TOTAL, int), np.repeat([0, 1], [5, 7])])
 
+    graph, state = nnx.split(layer)
+
     @jax.jit
-    def both(x_BTD):
+    def both(state, x_BTD):
+        layer = nnx.merge(graph, state)
         out_BTHK, _ = layer.whole(x_BTD, positions_BT, segments_BT)
         return out_BTHK, layer(x_BTD, positions_BT, segments_BT)
 
-    out_BTHK, out_BTD = both(x_BTD)
+    out_BTHK, out_BTD = both(state, x_BTD)
     for b in range(2):
         truth = oracle.attention(config, weights, x_BTD[b], positions_BT[b], segments_BT[b])
         assert error(out_BTHK[b], truth) <= EXACT
@@ -160,14 +165,21 @@ def test_causality_by_gradient(name):
     # A chunk of one decode call, after two cached tokens (whatever they are).
     filled = jax.tree.map(lambda leaf: leaf + 0.5, layer.init_cache(1, SLOTS, jnp.float32))
 
-    def whole(x_TD):
-        return layer(x_TD[None], positions_BT)[0] @ probe_D
+    graph, state = nnx.split(layer)
 
-    def decoded(x_TD):
-        return layer.decode(x_TD[None], filled, jnp.array([2]))[0][0] @ probe_D
+    @jax.jit
+    def jacobians(state, x_TD, filled):
+        layer = nnx.merge(graph, state)
 
-    jacobians = jax.jit(lambda x_TD: [jax.jacrev(path)(x_TD) for path in (whole, decoded)])
-    for jacobian_TSD in jacobians(x_TD):
+        def whole(x_TD):
+            return layer(x_TD[None], positions_BT)[0] @ probe_D
+
+        def decoded(x_TD):
+            return layer.decode(x_TD[None], filled, jnp.array([2]))[0][0] @ probe_D
+
+        return [jax.jacrev(path)(x_TD) for path in (whole, decoded)]
+
+    for jacobian_TSD in jacobians(state, x_TD, filled):
         sizes_TS = np.linalg.norm(jacobian_TSD, axis=-1)
         future_TS = np.triu(np.ones((T, T), bool), 1)
         assert (sizes_TS[future_TS] == 0).all()

@@ -77,8 +77,13 @@ def sizes(jaxpr):
     """Elements of every intermediate, inner programs included."""
     for equation in jaxpr.eqns:
         yield from (math.prod(v.aval.shape) for v in equation.outvars)
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            yield from sizes(inner)
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=is_jaxpr):
+            if is_jaxpr(inner):
+                yield from sizes(getattr(inner, "jaxpr", inner))
+
+
+def is_jaxpr(leaf):
+    return hasattr(leaf, "eqns")
 
 
 @pytest.mark.parametrize("loss", [chunked_cross_entropy, mean_cross_entropy])

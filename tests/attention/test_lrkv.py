@@ -1,0 +1,211 @@
+"""LRKV's mathematics: what the paper's RoPE identity costs, and what is exact in its place.
+
+T tokens  H heads  D width  K head width  R rank
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import rope
+from variants import error, random_params, random_tokens, small
+
+from lrkv_jax.attention import make_attention
+from lrkv_jax.config import LRKV, MHA, MQA, ModelConfig
+from lrkv_jax.kernels.lrkv_decode import full_residual_logits
+from lrkv_jax.model import init_parameters, parameters, with_parameters
+
+MODES = ("full", "shared", "latent")
+
+
+def designed_keys(residual: float, *, D=64, K=16, R=6, T=40, seed=0):
+    """(q, shared key, latent, B) in float64 from the designed initialisation of one head.
+
+    `residual` scales B, so that 1 is the design's ‖U Bᵀ‖ = 0.1 ‖W‖ and 10 an equal share.
+    """
+    attention = LRKV(rank=R)
+    config = ModelConfig(
+        layers=1, width=D, heads=2, head_width=K, vocabulary=8, attention=attention
+    )
+    weights = jax.tree.map(
+        lambda w: np.asarray(w[0], np.float64),
+        init_parameters(config, seed)["blocks"]["attention"],
+    )
+    rng = np.random.default_rng(seed)
+    x_TD = rng.standard_normal((T, D))
+    q_TK = rng.standard_normal((T, K))
+    up_KR = residual * weights["key_up"][0].T
+    return q_TK, x_TD @ weights["key"], x_TD @ weights["key_down"][0], up_KR
+
+
+def exact_logits(q_TK, shared_TK, latent_TR, up_KR, start=0):
+    positions_T = np.arange(start, start + len(q_TK))
+    keys_TK = shared_TK + latent_TR @ up_KR.T
+    return rope(q_TK, positions_T) @ rope(keys_TK, positions_T).T
+
+
+def printed_logits(q_TK, shared_TK, latent_TR, up_KR, start=0):
+    """RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) B_hᵀ, as the paper prints it."""
+    positions_T = np.arange(start, start + len(q_TK))
+    keys_TK = rope(shared_TK, positions_T) + rope(latent_TR, positions_T) @ up_KR.T
+    return rope(q_TK, positions_T) @ keys_TK.T
+
+
+def frobenius(value, truth):
+    return np.linalg.norm(value - truth) / np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize(("residual", "at_least"), [(1.0, 0.05), (10.0, 0.5)])
+def test_the_papers_rope_identity_is_wrong(residual, at_least):
+    parts = designed_keys(residual)
+    exact = exact_logits(*parts)
+    assert frobenius(printed_logits(*parts), exact) > at_least
+    # The residual part alone is off by more than dropping it would be.
+    q_TK, shared_TK, latent_TR, up_KR = parts
+    alone = (q_TK, 0 * shared_TK, latent_TR, up_KR)
+    assert frobenius(printed_logits(*alone), exact_logits(*alone)) > 1.0
+
+
+def test_the_papers_rope_identity_forgets_relative_position_and_the_mix_form_does_not():
+    parts = designed_keys(10.0)
+    assert frobenius(printed_logits(*parts, start=50), printed_logits(*parts)) > 0.1
+    assert frobenius(exact_logits(*parts, start=50), exact_logits(*parts)) < 1e-12
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rank=st.integers(1, 16),
+    tokens=st.integers(1, 5),
+    slots=st.integers(1, 40),
+    heads=st.integers(1, 3),
+    chunk=st.sampled_from([7, 16, 512]),
+)
+def test_the_mix_form_is_the_rotated_materialised_key(rank, tokens, slots, heads, chunk):
+    rng = np.random.default_rng(rank + 100 * slots)
+    K = 16
+    q_THK = rng.standard_normal((tokens, heads, K))
+    up_HRK = rng.standard_normal((heads, rank, K))
+    rk_SHR = rng.standard_normal((slots, heads, rank))
+    positions_S = np.arange(slots)
+    angles_SJ = positions_S[:, None] * 10_000.0 ** (-np.arange(0, K, 2) / K)
+    angles_SK = np.concatenate([np.cos(angles_SJ), np.sin(angles_SJ)], axis=-1)
+    expected_HTS = np.stack(
+        [q_THK[:, h] @ rope(rk_SHR[:, h] @ up_HRK[h], positions_S).T for h in range(heads)]
+    )
+    got_BHTS = full_residual_logits(
+        *(jnp.asarray(a, jnp.float32) for a in (q_THK[None], up_HRK, angles_SK, rk_SHR[None])),
+        chunk=chunk,
+    )
+    assert error(got_BHTS[0], expected_HTS) < 1e-5
+
+
+def test_rank_zero_is_mqa():
+    lrkv, mqa = small(LRKV(rank=0)), small(MQA())
+    shared = random_params(lrkv)
+    attention = dict(shared["blocks"]["attention"])
+    for name in ("key", "value"):
+        attention[name] = attention[name][:, :, None]  # one key/value head
+    params = {**shared, "blocks": {**shared["blocks"], "attention": attention}}
+    tokens = random_tokens(2, 9)
+    ours, theirs = with_parameters(lrkv, shared)(tokens), with_parameters(mqa, params)(tokens)
+    assert error(ours, theirs) < 1e-6
+    count = [sum(p.size for p in jax.tree.leaves(tree)) for tree in (shared, params)]
+    assert count[0] == count[1]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_full_rank_represents_any_mha(seed):
+    mha = small(MHA())
+    lrkv = small(LRKV(rank=mha.head_width))
+    theirs = random_params(mha, seed)
+    attention = dict(theirs["blocks"]["attention"])
+    identity = jnp.broadcast_to(jnp.eye(mha.head_width), (2, mha.heads, *[mha.head_width] * 2))
+    for name in ("key", "value"):
+        per_head_LDHK = attention[name]
+        shared_LDK = per_head_LDHK.mean(axis=2)  # any shared part will do
+        residual_LDHK = per_head_LDHK - shared_LDK[:, :, None]
+        attention[name] = shared_LDK
+        attention[f"{name}_down"] = residual_LDHK.swapaxes(1, 2)
+        attention[f"{name}_up"] = identity
+    params = {**theirs, "blocks": {**theirs["blocks"], "attention": attention}}
+    tokens = random_tokens(2, 9)
+    assert error(with_parameters(lrkv, params)(tokens), with_parameters(mha, theirs)(tokens)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("width", "head_width", "rank"), [(64, 32, 8), (192, 64, 33), (768, 128, 46)]
+)
+def test_the_residual_starts_at_a_tenth_of_the_shared_part(width, head_width, rank):
+    config = ModelConfig(
+        layers=1,
+        width=width,
+        heads=4,
+        head_width=head_width,
+        vocabulary=8,
+        attention=LRKV(rank=rank),
+    )
+    weights = init_parameters(config, 0)["blocks"]["attention"]
+    for name in ("key", "value"):
+        down_HDR, up_HRK = weights[f"{name}_down"][0], weights[f"{name}_up"][0]
+        residual = np.sqrt(np.mean(np.square(np.asarray(down_HDR @ up_HRK))))
+        shared = np.sqrt(np.mean(np.square(np.asarray(weights[name][0]))))
+        assert residual / shared == pytest.approx(0.1, rel=0.15)
+
+
+@pytest.mark.parametrize("mode", ["full", "shared"])
+def test_the_latents_basis_is_free(mode):
+    """U → U G, B → G⁻¹ B changes no logit (in `latent` the rotation fixes the basis)."""
+    config = small(LRKV(rank=3, rope=mode))
+    params = random_params(config)
+    attention = dict(params["blocks"]["attention"])
+    rng = np.random.default_rng(5)
+    for name in ("key", "value"):
+        gauge = np.eye(3) + 0.4 * rng.standard_normal((2, config.heads, 3, 3))
+        attention[f"{name}_down"] = attention[f"{name}_down"] @ jnp.float32(gauge)
+        inverse = jnp.float32(np.linalg.inv(gauge))
+        attention[f"{name}_up"] = inverse @ attention[f"{name}_up"]
+    moved = {**params, "blocks": {**params["blocks"], "attention": attention}}
+    tokens = random_tokens(2, 9)
+    same = with_parameters(config, params)(tokens)
+    assert error(with_parameters(config, moved)(tokens), same) < 1e-5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_logits_depend_on_relative_positions_alone(mode):
+    config = small(LRKV(rank=4, rope=mode))
+    model = with_parameters(config, random_params(config))
+    tokens = random_tokens(1, 9)
+    positions = np.arange(9)[None]
+    assert error(model(tokens, positions + 37), model(tokens, positions)) < 1e-5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_decoding_never_holds_a_heads_keys_or_values_for_the_whole_cache(mode):
+    K, H, R, S = 32, 2, 5, 1031  # no product of the others makes S · H · K
+    config = ModelConfig(
+        layers=1, width=48, heads=H, head_width=K, vocabulary=8,
+        attention=LRKV(rank=R, rope=mode), dtype="float32",
+    )  # fmt: skip
+    layer = make_attention(config, rngs=nnx.Rngs(0))
+    cache = layer.init_cache(1, S, jnp.float32)
+    jaxpr = jax.make_jaxpr(lambda x, cache, n: layer.decode(x, cache, n))(
+        jnp.zeros((1, 1, 48)), cache, jnp.array([S - 1])
+    )
+    largest = max(sizes(jaxpr.jaxpr))
+    assert largest < S * H * K
+    assert largest >= S * H * R  # the latents themselves: the walk does see the cache
+    assert parameters(layer)["key_up"].shape == (H, R, K)
+
+
+def sizes(jaxpr):
+    """Element counts of every intermediate, inner programs included."""
+    for equation in jaxpr.eqns:
+        yield from (int(np.prod(out.aval.shape)) for out in equation.outvars)
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from sizes(inner)
