@@ -7,7 +7,9 @@ a comparison at initialisation would pass on a broken model.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig
 from lrkv_jax.model import abstract_model, parameters, specs, with_parameters
@@ -46,6 +48,10 @@ def small(attention, **changes) -> ModelConfig:
 @functools.cache
 def random_params(config: ModelConfig, seed: int = 0):
     """Parameters N(0, 1/fan_in), none zero, of the tree that the model has."""
+    return jax.tree.map(jnp.asarray, _drawn(config, seed))
+
+
+def _drawn(config, seed):
     rng = np.random.default_rng(seed)
     shapes = parameters(abstract_model(config))
 
@@ -55,13 +61,14 @@ def random_params(config: ModelConfig, seed: int = 0):
         std = 1.0 if spec.group == "embedding" else spec.fans(leaf.shape)[0] ** -0.5
         return np.float32(std * rng.standard_normal(leaf.shape))
 
-    filled = jax.tree.map(fill, specs(config), shapes, is_leaf=lambda leaf: hasattr(leaf, "axes"))
-    return jax.tree.map(jax.numpy.asarray, filled)
+    return jax.tree.map(fill, specs(config), shapes, is_leaf=lambda leaf: hasattr(leaf, "axes"))
 
 
 def random_model(config: ModelConfig, seed: int = 0):
     """The model around `random_params`, its blocks a list."""
-    return with_parameters(config, random_params(config, seed)).unstacked()
+    # Unstacked in numpy: a slice of a JAX array is a program to compile, for every shape.
+    graph, state = nnx.split(with_parameters(config, _drawn(config, seed)).unstacked())
+    return nnx.merge(graph, jax.tree.map(jnp.asarray, state))
 
 
 def random_tokens(*shape: int, seed: int = 0):

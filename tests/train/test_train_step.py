@@ -13,7 +13,11 @@ from lrkv_jax.train.run_dir import resolve
 from lrkv_jax.train.state import init_state, new_state, state_shardings
 from lrkv_jax.train.step import make_train_step, token_losses
 
-VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv"]
+# Each costs two compilations of a whole step: the rest of the five run with the slow tests.
+VARIANTS = [
+    "lrkv",
+    *(pytest.param(v, marks=pytest.mark.slow) for v in ("mha", "gqa", "mqa", "mla")),
+]
 
 
 def batch(config, step=0):
