@@ -46,6 +46,8 @@ class ModelConfig(Frozen):
     softcap: PositiveFloat | None = 15.0  # None leaves logits uncapped
     tied_head: bool = False
     dtype: Dtype = "auto"  # of the computation; parameters are float32
+    # `auto` is the Mosaic kernel where it can run, XLA elsewhere; `interpret` is for tests.
+    decode_kernel: Literal["auto", "xla", "mosaic", "interpret"] = "auto"
     unroll: Positive = 1  # layers unrolled per iteration of the scan
 
     @property

@@ -1,20 +1,67 @@
-"""Cached attention for MHA, GQA and MQA: each group of heads reads one key and value head."""
+"""Cached attention for MHA, GQA and MQA: each group of heads reads one key and value head.
+
+B batch  T queries  S cache slots  c slots of a chunk  H heads  G key/value heads  N = H / G
+K head width
+"""
 
 import jax.numpy as jnp
 
-from lrkv_jax.kernels.cached_softmax import cached_softmax
+from lrkv_jax.kernels import dispatch, online
+from lrkv_jax.kernels.split_kv import columns
+from lrkv_jax.kernels.split_kv import plan as plans
 
 
-def grouped_decode(q_BTHK, k_BSGK, v_BSGK, positions_BT, *, scale):
-    """Attend T new queries, at `positions_BT`, to a cache that already holds them.
+def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, impl="auto"):
+    """Attend each sequence's last T tokens to a cache that already holds them.
 
-    Returns [B, T, H, K] in v's dtype; products accumulate in float32.
+    `lengths_B` counts the tokens of each sequence in the cache, the T queries' own included; query
+    t sees slots up to `lengths_B` − T + t, and nothing in a slot past the length is ever used.
+    `impl` is one of `dispatch.IMPLEMENTATIONS`. Returns float32 outputs [B, T, H, K] and
+    log-sum-exp [B, T, H]: 0 and −1e30 for a query that sees nothing.
     """
+    plan, objection = _plan(q_BTHK, k_BSGK, impl)
+    chosen = dispatch.choose("grouped_decode", impl, objection)
+    if chosen == "xla":
+        return _xla(q_BTHK, k_BSGK, v_BSGK, lengths_B, scale)
+    return _mosaic(plan, q_BTHK, k_BSGK, v_BSGK, lengths_B, scale, chosen == "interpret")
+
+
+def _plan(q_BTHK, k_BSGK, impl):
+    """The Mosaic kernel's plan, and why it has none."""
+    _, T, H, K = q_BTHK.shape
+    S, G = k_BSGK.shape[1:3]
+    return plans.find(
+        k_BSGK.dtype, {"head width": K}, impl,
+        T=T, S=S, H=H, G=G, key_widths=(K,), value_width=K,
+    )  # fmt: skip
+
+
+def _mosaic(plan, q_BTHK, k_BSGK, v_BSGK, lengths_B, scale, interpret):
+    # Imported here: a CPU needs no Pallas, and it takes a while to load.
+    from lrkv_jax.kernels.split_kv.launch import attend
+
+    T, K = q_BTHK.shape[1], q_BTHK.shape[3]
+    queries = columns.to_columns(plan, q_BTHK.astype(k_BSGK.dtype))
+    operands = {"queries": queries, "keys": k_BSGK, "values": v_BSGK}
+    sums, lse = attend(plan, operands, lengths_B, T=T, scale=scale, interpret=interpret)
+    return columns.values_of(plan, sums, T, 0, K), columns.from_columns(plan, lse, T)
+
+
+def _xla(q_BTHK, k_BSGK, v_BSGK, lengths_B, scale):
     B, T, H, K = q_BTHK.shape
-    G = k_BSGK.shape[2]
-    q_BTGNK = q_BTHK.reshape(B, T, G, H // G, K)
-    logits_BGNTS = scale * jnp.einsum(
-        "BTGNK,BSGK->BGNTS", q_BTGNK, k_BSGK, preferred_element_type=jnp.float32
-    )
-    weights_BGNTS = cached_softmax(logits_BGNTS, positions_BT).astype(v_BSGK.dtype)
-    return jnp.einsum("BGNTS,BSGK->BTGNK", weights_BGNTS, v_BSGK).reshape(B, T, H, K)
+    S, G = k_BSGK.shape[1:3]
+    q_BGNTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
+    f32 = {"preferred_element_type": jnp.float32}
+    chunk = online.default_chunk(S)
+
+    def logits(index, start):
+        k_BcGK = online.slots(k_BSGK, start, chunk)
+        return scale * jnp.einsum("BGNTK,BcGK->BGNTc", q_BGNTK, k_BcGK, **f32)
+
+    def values(weights_BGNTc, start, seen_Bc):
+        v_BcGK = online.slots(v_BSGK, start, chunk, seen_Bc)
+        weights_BGNTc = weights_BGNTc.astype(v_BcGK.dtype)
+        return (jnp.einsum("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, **f32),)
+
+    (out_BGNTK,), lse_BGNT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
+    return online.by_head(out_BGNTK), online.by_head(lse_BGNT)

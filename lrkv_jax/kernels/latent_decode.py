@@ -1,18 +1,75 @@
-"""Cached attention for absorbed MLA: every head reads one latent and one rope key a token."""
+"""Cached attention for absorbed MLA: every head reads one latent and one rope key a token.
+
+B batch  T queries  S cache slots  c slots of a chunk  H heads  C latent width  P rope-key width
+"""
 
 import jax.numpy as jnp
 
-from lrkv_jax.kernels.cached_softmax import cached_softmax
+from lrkv_jax.kernels import dispatch, online
+from lrkv_jax.kernels.split_kv import columns
+from lrkv_jax.kernels.split_kv import plan as plans
 
 
-def latent_decode(q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, positions_BT, *, scale):
-    """Attend T new queries, moved into the latent's coordinates, to the cached latents.
+def latent_decode(
+    q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, lengths_B, *, scale, impl="auto"
+):
+    """Attend the last T tokens, their queries moved into the latent's coordinates, to the latents.
 
-    logits = q_latent · latent + q_rope · rope_key; the values are the latents themselves.
-    Returns [B, T, H, C] in the latent's dtype; products accumulate in float32.
+    logits = scale · (q_latent · latent + q_rope · rope_key); the values are the latents. Lengths,
+    `impl` and results as in `grouped_decode`, the output [B, T, H, C] still in the latent.
     """
+    arrays = (q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP)
+    plan, objection = _plan(*arrays, impl)
+    chosen = dispatch.choose("latent_decode", impl, objection)
+    if chosen == "xla":
+        return _xla(*arrays, lengths_B, scale)
+    return _mosaic(plan, *arrays, lengths_B, scale, chosen == "interpret")
+
+
+def _plan(q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, impl):
+    """The Mosaic kernel's plan, and why it has none: one head of width C + P for all queries."""
+    _, T, H, C = q_latent_BTHC.shape
+    P = q_rope_BTHP.shape[-1]
+    return plans.find(
+        latent_BSC.dtype, {"latent width": C, "rope-key width": P}, impl,
+        T=T, S=latent_BSC.shape[1], H=H, G=1, key_widths=(C, P) if P else (C,),
+        value_width=C, values_in_keys=True,
+    )  # fmt: skip
+
+
+def _mosaic(
+    plan, q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, lengths_B, scale, interpret
+):
+    # Imported here: a CPU needs no Pallas, and it takes a while to load.
+    from lrkv_jax.kernels.split_kv.launch import attend
+
+    T, C = q_latent_BTHC.shape[1], q_latent_BTHC.shape[3]
+    queries = [columns.to_columns(plan, q_latent_BTHC.astype(latent_BSC.dtype))]
+    operands = {"keys": latent_BSC[:, :, None]}
+    if rope_key_BSP.shape[-1]:
+        queries.append(columns.to_columns(plan, q_rope_BTHP.astype(latent_BSC.dtype)))
+        operands["more_keys"] = rope_key_BSP[:, :, None]
+    operands["queries"] = jnp.concatenate(queries, axis=3)
+    sums, lse = attend(plan, operands, lengths_B, T=T, scale=scale, interpret=interpret)
+    return columns.values_of(plan, sums, T, 0, C), columns.from_columns(plan, lse, T)
+
+
+def _xla(q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, lengths_B, scale):
+    T, S = q_latent_BTHC.shape[1], latent_BSC.shape[1]
+    q_BHTC, q_BHTP = q_latent_BTHC.swapaxes(1, 2), q_rope_BTHP.swapaxes(1, 2)
     f32 = {"preferred_element_type": jnp.float32}
-    logits_BHTS = jnp.einsum("BTHC,BSC->BHTS", q_latent_BTHC, latent_BSC, **f32)
-    logits_BHTS += jnp.einsum("BTHP,BSP->BHTS", q_rope_BTHP, rope_key_BSP, **f32)
-    weights_BHTS = cached_softmax(scale * logits_BHTS, positions_BT).astype(latent_BSC.dtype)
-    return jnp.einsum("BHTS,BSC->BTHC", weights_BHTS, latent_BSC)
+    chunk = online.default_chunk(S)
+
+    def logits(index, start):
+        latent_BcC = online.slots(latent_BSC, start, chunk)
+        rope_key_BcP = online.slots(rope_key_BSP, start, chunk)
+        logits_BHTc = jnp.einsum("BHTC,BcC->BHTc", q_BHTC, latent_BcC, **f32)
+        return scale * (logits_BHTc + jnp.einsum("BHTP,BcP->BHTc", q_BHTP, rope_key_BcP, **f32))
+
+    def values(weights_BHTc, start, seen_Bc):
+        latent_BcC = online.slots(latent_BSC, start, chunk, seen_Bc)
+        weights_BHTc = weights_BHTc.astype(latent_BcC.dtype)
+        return (jnp.einsum("BHTc,BcC->BHTC", weights_BHTc, latent_BcC, **f32),)
+
+    (out_BHTC,), lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
+    return out_BHTC.swapaxes(1, 2), lse_BHT.swapaxes(1, 2)

@@ -12,90 +12,226 @@ halves of the rotated query and B_j, B_j' the matching columns of B_h, its rows 
 a_j B_j + b_j B_j' (for cos) and b_j B_j − a_j B_j' (for sin): the dot product of q with
 RoPE(B_h rk_h), sorted by cos and sin.
 
-J = K / 2 frequency pairs  c cos or sin
+Position s = s₀ + i is a chunk's first and a place in it. RoPE turns by s₀ and by i one after the
+other, so q is turned back by s₀ and the angles of i = 0, 1, ... are the same for every chunk.
+
+B batch  T queries  S cache slots  c slots of a chunk  H heads  K head width  R residual rank
+J = K / 2 frequency pairs
 """
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lrkv_jax.kernels.cached_softmax import cached_softmax
+from lrkv_jax.kernels import dispatch, online
+from lrkv_jax.kernels.split_kv import columns
+from lrkv_jax.kernels.split_kv import plan as plans
 
 
-def mix_query(q_BTHK, b_HRK):
-    """M_h(q) [B, T, H, K, R]: rows for cos, then rows for sin, of the J frequency pairs."""
-    a_BTHJ, b_BTHJ = jnp.split(q_BTHK[..., None].astype(jnp.float32), 2, axis=-2)
-    first_HJR, second_HJR = jnp.split(b_HRK.astype(jnp.float32).swapaxes(1, 2), 2, axis=1)
-    cos_BTHJR = a_BTHJ * first_HJR + b_BTHJ * second_HJR
-    sin_BTHJR = b_BTHJ * first_HJR - a_BTHJ * second_HJR
-    return jnp.concatenate([cos_BTHJR, sin_BTHJR], axis=-2)
+class Residual(NamedTuple):
+    """What is a head's own: latents from the cache, and how queries and outputs meet them.
 
-
-def full_residual_logits(q_BTHK, b_HRK, angles_SK, rk_BSHR, *, chunk=512):
-    """[cos sΘ, sin sΘ] · M_h(q) · rk_h(s): what the rotated residual adds to each logit.
-
-    angles_SK is [cos, sin] of each slot's position. The product angles · M is a query's view of
-    `chunk` slots at a time, so that it stays small beside the cache. Returns float32 [B, H, T, S].
+    The cached latents [B, S, H, R'] may be padded: R ≤ R'. In mode `full` there are `up_key_HRK`
+    and `angles_SK`, [cos, sin] of each slot's position; in the others `q_latent_BTHR`.
     """
-    mix_BTHKR = mix_query(q_BTHK, b_HRK).astype(rk_BSHR.dtype)
-    S = rk_BSHR.shape[1]
 
-    def some(angles_sK, rk_BsHR):
-        view_BTHsR = jnp.einsum("sK,BTHKR->BTHsR", angles_sK.astype(mix_BTHKR.dtype), mix_BTHKR)
-        return jnp.einsum(
-            "BTHsR,BsHR->BHTs", view_BTHsR, rk_BsHR, preferred_element_type=jnp.float32
+    rk_BSHR: Any
+    rv_BSHR: Any
+    up_value_HRK: Any
+    q_latent_BTHR: Any = None
+    up_key_HRK: Any = None
+    angles_SK: Any = None
+
+    def padded(self):
+        """The same with the factors, not the cache, padded to the cache's width."""
+        extra = self.rk_BSHR.shape[-1] - self.up_value_HRK.shape[1]
+
+        def pad(array, axis):
+            if array is None or not extra:
+                return array
+            return jnp.pad(array, [(0, extra if axis == i else 0) for i in range(array.ndim)])
+
+        return self._replace(
+            up_value_HRK=pad(self.up_value_HRK, 1),
+            q_latent_BTHR=pad(self.q_latent_BTHR, 3),
+            up_key_HRK=pad(self.up_key_HRK, 1),
         )
-
-    if S <= chunk:
-        return some(angles_SK, rk_BSHR)
-    whole = S - S % chunk
-    starts = jnp.arange(0, whole, chunk)
-    pieces_NBHTs = jax.lax.map(
-        lambda start: some(
-            jax.lax.dynamic_slice_in_dim(angles_SK, start, chunk, 0),
-            jax.lax.dynamic_slice_in_dim(rk_BSHR, start, chunk, 1),
-        ),
-        starts,
-    )
-    logits = jnp.moveaxis(pieces_NBHTs, 0, -2)
-    logits = logits.reshape(*logits.shape[:-2], whole)
-    if whole < S:
-        logits = jnp.concatenate([logits, some(angles_SK[whole:], rk_BSHR[:, whole:])], axis=-1)
-    return logits
-
-
-def latent_residual_logits(q_latent_BTHR, rk_BSHR):
-    """q_latent · rk_h(s), for the modes whose residual factors as the paper prints it."""
-    return jnp.einsum("BTHR,BSHR->BHTS", q_latent_BTHR, rk_BSHR, preferred_element_type=jnp.float32)
 
 
 def lrkv_decode(
     q_BTHK,
     k_shared_BSK,
     v_shared_BSK,
-    residual_logits_BHTS,
-    rv_BSHR,
-    b_value_HRK,
+    residual,
     inverse_norm_BHS,
-    positions_BT,
+    lengths_B,
     *,
     scale,
+    impl="auto",
 ):
-    """Attend T new queries to the factored cache, which already holds their tokens.
+    """Attend each sequence's last T tokens to the factored cache, which already holds them.
 
-    `residual_logits_BHTS`, `rv_BSHR` and `b_value_HRK` are None at rank 0, `inverse_norm_BHS`
-    without QK-norm. Returns [B, T, H, K] in v's dtype; products accumulate in float32.
+    `q_BTHK` is rotated; `residual` is None at rank 0, `inverse_norm_BHS` (float32, H = 1 at rank 0)
+    without QK-norm. Lengths, `impl` and results as in `grouped_decode`.
     """
+    if residual is not None:
+        residual = residual.padded()
+    arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS)
+    plan, objection = _plan(*arrays, impl)
+    chosen = dispatch.choose("lrkv_decode", impl, objection)
+    if chosen == "xla":
+        return _xla(*arrays, lengths_B, scale)
+    return _mosaic(plan, *arrays, lengths_B, scale, chosen == "interpret")
+
+
+def raise_values(shared_BTHK, mean_BTHR, up_value_HRK):
+    """a · V_shared + (a · rv) Bᵀ: values carry no rotation, so the paper's equation is exact."""
+    up_value_HRK = up_value_HRK.astype(jnp.float32)
+    return shared_BTHK + jnp.einsum("BTHR,HRK->BTHK", mean_BTHR, up_value_HRK)
+
+
+def mix_query(q_BTHK, up_HRK):
+    """M_h(q) [B, T, H, K, R]: rows for cos, then rows for sin, of the J frequency pairs."""
+    a_BTHJ, b_BTHJ = jnp.split(q_BTHK[..., None].astype(jnp.float32), 2, axis=-2)
+    first_HJR, second_HJR = jnp.split(up_HRK.astype(jnp.float32).swapaxes(1, 2), 2, axis=1)
+    cos_BTHJR = a_BTHJ * first_HJR + b_BTHJ * second_HJR
+    sin_BTHJR = b_BTHJ * first_HJR - a_BTHJ * second_HJR
+    return jnp.concatenate([cos_BTHJR, sin_BTHJR], axis=-2)
+
+
+def turned_back(q_BTHK, angle_K):
+    """The query rotated by minus the angle whose [cos, sin] is given, in float32."""
+    a, b = jnp.split(q_BTHK.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.split(angle_K, 2, axis=-1)
+    return jnp.concatenate([a * cos + b * sin, b * cos - a * sin], axis=-1)
+
+
+def _xla(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, lengths_B, scale):
+    T, S = q_BTHK.shape[1], k_shared_BSK.shape[1]
     f32 = {"preferred_element_type": jnp.float32}
-    logits_BHTS = jnp.einsum("BTHK,BSK->BHTS", q_BTHK, k_shared_BSK, **f32)
-    if residual_logits_BHTS is not None:
-        logits_BHTS += residual_logits_BHTS
+    q_BHTK = q_BTHK.swapaxes(1, 2)
+    full = residual is not None and residual.q_latent_BTHR is None
+    chunk = online.default_chunk(S)
+    if full:
+        # Angles times M is as large as the latents in float32: never for all slots at once.
+        chunk = min(chunk, 2048)
+        bases_NK = residual.angles_SK[jnp.array(online.chunk_starts(S, chunk))]
+
+    def residual_logits(index, start):
+        rk_BcHR = online.slots(residual.rk_BSHR, start, chunk)
+        if not full:
+            q_BTHR = residual.q_latent_BTHR.astype(rk_BcHR.dtype)
+            return jnp.einsum("BTHR,BcHR->BHTc", q_BTHR, rk_BcHR, **f32)
+        mix_BTHKR = mix_query(turned_back(q_BTHK, bases_NK[index]), residual.up_key_HRK)
+        angles_cK = residual.angles_SK[:chunk]
+        return mixed_logits(angles_cK, mix_BTHKR, rk_BcHR)
+
+    def logits(index, start):
+        k_BcK = online.slots(k_shared_BSK, start, chunk)
+        logits_BHTc = jnp.einsum("BHTK,BcK->BHTc", q_BHTK, k_BcK, **f32)
+        if residual is not None:
+            logits_BHTc += residual_logits(index, start)
+        if inverse_norm_BHS is not None:
+            norm_BHc = jax.lax.dynamic_slice_in_dim(inverse_norm_BHS, start, chunk, 2)
+            logits_BHTc *= norm_BHc[:, :, None]
+        return scale * logits_BHTc
+
+    def values(weights_BHTc, start, seen_Bc):
+        v_BcK = online.slots(v_shared_BSK, start, chunk, seen_Bc)
+        weights_BHTc = weights_BHTc.astype(v_BcK.dtype)
+        shared_BHTK = jnp.einsum("BHTc,BcK->BHTK", weights_BHTc, v_BcK, **f32)
+        if residual is None:
+            return (shared_BHTK,)
+        rv_BcHR = online.slots(residual.rv_BSHR, start, chunk, seen_Bc)
+        return shared_BHTK, jnp.einsum("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, **f32)
+
+    sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
+    sums = [value.swapaxes(1, 2) for value in sums]
+    out_BTHK = sums[0] if residual is None else raise_values(*sums, residual.up_value_HRK)
+    return out_BTHK, lse_BHT.swapaxes(1, 2)
+
+
+def mixed_logits(angles_cK, mix_BTHKR, rk_BcHR):
+    """[cos iΘ, sin iΘ] · M_h(q) · rk_h: what the rotated residual adds to each logit."""
+    dtype = rk_BcHR.dtype
+    view_BTHcR = jnp.einsum("cK,BTHKR->BTHcR", angles_cK.astype(dtype), mix_BTHKR.astype(dtype))
+    return jnp.einsum("BTHcR,BcHR->BHTc", view_BTHcR, rk_BcHR, preferred_element_type=jnp.float32)
+
+
+def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, impl):
+    """The Mosaic kernel's plan, and why it has none."""
+    _, T, H, K = q_BTHK.shape
+    widths, own = {"head width": K}, {}
+    if residual is not None:
+        R = residual.rk_BSHR.shape[-1]
+        widths["cached rank"] = R
+        own = {"rank": R, "full": residual.q_latent_BTHR is None}
+        if own["full"] and K > 2 * plans.WIDTH:
+            return None, f"head width = {K}: the kernel rotates keys of up to 128"
     if inverse_norm_BHS is not None:
-        logits_BHTS *= inverse_norm_BHS[:, :, None, :]
-    weights_BHTS = cached_softmax(scale * logits_BHTS, positions_BT).astype(v_shared_BSK.dtype)
-    # Values first: in the other order XLA's CPU backend has no bfloat16 product for this shape.
-    out_BTHK = jnp.einsum("BSK,BHTS->BTHK", v_shared_BSK, weights_BHTS, **f32)
-    if rv_BSHR is not None:
-        # (a · rv) Bᵀ: values carry no rotation, so the paper's equation holds as printed.
-        mean_BTHR = jnp.einsum("BHTS,BSHR->BTHR", weights_BHTS, rv_BSHR, **f32)
-        out_BTHK += jnp.einsum("BTHR,HRK->BTHK", mean_BTHR, b_value_HRK.astype(jnp.float32))
-    return out_BTHK.astype(v_shared_BSK.dtype)
+        own |= {"norm_heads": 1, "shared_norm": inverse_norm_BHS.shape[1] == 1}
+    return plans.find(
+        k_shared_BSK.dtype, widths, impl,
+        T=T, S=k_shared_BSK.shape[1], H=H, G=1, key_widths=(K,), value_width=K, **own,
+    )  # fmt: skip
+
+
+def _mosaic(
+    plan,
+    q_BTHK,
+    k_shared_BSK,
+    v_shared_BSK,
+    residual,
+    inverse_norm_BHS,
+    lengths_B,
+    scale,
+    interpret,
+):
+    # Imported here: a CPU needs no Pallas, and it takes a while to load.
+    from lrkv_jax.kernels.split_kv.launch import attend
+
+    T, K = q_BTHK.shape[1], q_BTHK.shape[3]
+    dtype = k_shared_BSK.dtype
+    queries = columns.to_columns(plan, q_BTHK.astype(dtype))
+    operands = {"keys": k_shared_BSK[:, :, None], "values": v_shared_BSK[:, :, None]}
+    if residual is not None:
+        operands |= {"rk": residual.rk_BSHR, "rv": residual.rv_BSHR}
+    if plan.full:
+        operands |= _full_operands(plan, q_BTHK, residual, dtype)
+    elif residual is not None:
+        latent = columns.to_columns(plan, residual.q_latent_BTHR.astype(dtype))
+        own = columns.own_columns(plan, latent)
+        queries = jnp.concatenate([queries, own], axis=3)
+    if plan.norm_heads:
+        operands["norms"] = inverse_norm_BHS
+    operands["queries"] = queries
+    sums, lse = attend(plan, operands, lengths_B, T=T, scale=scale, interpret=interpret)
+    out_BTHK = columns.values_of(plan, sums, T, 0, K)
+    if residual is not None:
+        mean_BTHR = columns.values_of(plan, sums, T, plan.value_blocks, plan.rank)
+        out_BTHK = raise_values(out_BTHK, mean_BTHR, residual.up_value_HRK)
+    return out_BTHK, columns.from_columns(plan, lse, T)
+
+
+def _full_operands(plan, q_BTHK, residual, dtype):
+    """What rebuilding takes: B_h in halves of 64 columns, float32 queries and angles likewise."""
+    up_HRK, angles_SK = residual.up_key_HRK, residual.angles_SK
+    H, R, K = up_HRK.shape
+    width, J = plans.WIDTH, K // 2
+    rows = plan.rank_blocks * width - R
+
+    def halves(array):
+        """[..., K] → [..., 2, 64]: the two coordinates of each frequency pair, zero-padded."""
+        pairs = array.reshape(*array.shape[:-1], 2, J)
+        return jnp.pad(pairs, [(0, 0)] * (pairs.ndim - 1) + [(0, width - J)])
+
+    up = jnp.pad(halves(up_HRK).reshape(H, R, 2 * width), ((0, 0), (0, rows), (0, 0)))
+    q = columns.to_columns(plan, halves(q_BTHK.astype(jnp.float32)).reshape(*q_BTHK.shape[:3], -1))
+    B, U, Q = q.shape[:3]
+    used = plan.heads * plan.queries
+    return {
+        "up": up.reshape(H * plan.rank_blocks, width, 2 * width).astype(dtype),
+        "full_queries": q.swapaxes(3, 4)[:, :, :, :used].reshape(B, U, Q, used, 2, width),
+        "angles": halves(angles_SK),
+    }

@@ -1,0 +1,65 @@
+"""Which implementation of a decode kernel runs: one written rule, its choice logged once.
+
+`auto` takes the Mosaic kernel on a Hopper GPU if the kernel can take the shape and dtype, and the
+XLA path everywhere else. `xla`, `mosaic` and `interpret` (the Mosaic kernel in Pallas's
+interpreter, on a CPU, for tests) force one, and raise where it cannot run.
+"""
+
+import functools
+import logging
+
+import jax
+
+from lrkv_jax.errors import LrkvError
+
+IMPLEMENTATIONS = ("auto", "xla", "mosaic", "interpret")
+_log = logging.getLogger("lrkv_jax.kernels")
+_choices = {}
+
+
+def choose(kernel, impl, objection):
+    """The implementation to run: "xla", "mosaic" or "interpret".
+
+    `objection` says why the Mosaic kernel cannot take the arguments, None if it can. Raises
+    `LrkvError` for an unknown name, and for a forced kernel that cannot run.
+    """
+    if impl not in IMPLEMENTATIONS:
+        raise LrkvError(f"decode kernel {impl!r} is unknown: use {', '.join(IMPLEMENTATIONS)}")
+    if impl == "xla":
+        return _chosen(kernel, impl, "asked for")
+    missing = None if impl == "interpret" else _missing_gpu()
+    if impl in ("mosaic", "interpret"):
+        if objection or missing:
+            raise LrkvError(f"{kernel} cannot run as {impl}: {missing or objection}; use xla")
+        return _chosen(kernel, impl, "asked for")
+    chosen = "xla" if missing or objection else "mosaic"
+    _say(kernel, chosen, missing or objection)
+    return _chosen(kernel, chosen, missing or objection or "a Hopper GPU is there")
+
+
+def choices():
+    """What each kernel was last compiled as in this process, and why: {kernel: "xla: reason"}."""
+    return dict(_choices)
+
+
+def _chosen(kernel, chosen, reason):
+    _choices[kernel] = f"{chosen}: {reason}"
+    return chosen
+
+
+@functools.cache
+def _missing_gpu():
+    """Why there is no Hopper GPU here, or None."""
+    if jax.default_backend() != "gpu":
+        return f"the backend is {jax.default_backend()}, not a GPU"
+    capability = str(getattr(jax.devices()[0], "compute_capability", "unknown"))
+    if not capability.startswith("9."):
+        return f"the GPU's compute capability is {capability}, and the kernel is written for 9.0"
+    return None
+
+
+@functools.cache  # once for each thing there is to say
+def _say(kernel, chosen, reason):
+    on_gpu = jax.default_backend() == "gpu"
+    level = logging.WARNING if on_gpu and chosen == "xla" else logging.INFO
+    _log.log(level, "%s runs on %s%s", kernel, chosen, f": {reason}" if reason else "")

@@ -1,0 +1,87 @@
+"""Softmax averages over a cache in plain XLA, a chunk of slots at a time (online softmax).
+
+Memory is linear in the chunk, and time follows the longest sequence, not the cache's length
+(Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867).
+
+B batch  T queries  S cache slots  c slots of a chunk  X any axes between batch and T
+"""
+
+import jax
+import jax.numpy as jnp
+
+# Finite, so that a difference of two of them is 0 and not NaN.
+MASKED = -1e30
+
+
+def first_seen(lengths_B, T):
+    """Position of each of T queries [B, T]: they are the last T of a sequence's tokens."""
+    return lengths_B[:, None] - T + jnp.arange(T)
+
+
+def default_chunk(S):
+    """512 slots on a CPU, where a chunk should stay in its cache; all of them elsewhere."""
+    return min(S, 512) if jax.default_backend() == "cpu" else S
+
+
+def chunk_starts(S, chunk):
+    """First slot of every chunk; the last chunk reaches back, so that all are of one size."""
+    return [min(start, S - chunk) for start in range(0, S, chunk)]
+
+
+def attend(logits_of, values_of, lengths_B, *, T, S, chunk):
+    """Average cached values under softmax weights, over the slots that each query sees.
+
+    logits_of(index, start) gives float32 [B, X, T, c], values_of(weights_BXTc, start, seen_Bc) a
+    tuple of float32 [B, X, T, W]; `seen_Bc` marks the slots that hold a token of the sequence, and
+    what lies in others must not reach the sums. Query t sees slots up to `lengths_B` − T + t.
+    Returns the averages and the log-sum-exp [B, X, T]: 0 and MASKED for a query that sees nothing.
+    """
+    starts = chunk_starts(S, chunk)
+    positions_BT = first_seen(lengths_B, T)
+
+    def some(index, carry):
+        start = jnp.asarray(starts, jnp.int32)[index]
+        logits = logits_of(index, start)
+        slots_c = start + jnp.arange(chunk)
+        # A last chunk that reaches back repeats slots of the one before.
+        new_c = slots_c >= index * chunk
+        seen_BTc = (slots_c <= positions_BT[:, :, None]) & new_c
+        seen = seen_BTc.reshape(-1, *[1] * (logits.ndim - 3), T, chunk)
+        logits = jnp.where(seen, logits, MASKED)
+        peak = logits.max(axis=-1)
+        if carry is not None:
+            peak = jnp.maximum(peak, carry[0])
+        weights = jnp.where(seen, jnp.exp(logits - peak[..., None]), 0.0)
+        seen_Bc = (slots_c < lengths_B[:, None]) & new_c
+        total, sums = weights.sum(axis=-1), values_of(weights, start, seen_Bc)
+        if carry is not None:
+            decay = jnp.exp(carry[0] - peak)
+            total = total + decay * carry[1]
+            sums = tuple(
+                new + decay[..., None] * old for new, old in zip(sums, carry[2], strict=True)
+            )
+        return peak, total, sums
+
+    if len(starts) == 1:
+        peak, total, sums = some(0, None)
+    else:
+        used = jnp.clip((lengths_B.max() + chunk - 1) // chunk, 1, len(starts))
+        # The first chunk gives the carry its shapes; most sequences have no other.
+        peak, total, sums = jax.lax.fori_loop(1, used, some, some(0, None))
+    safe = jnp.where(total > 0, total, 1.0)
+    log_sum = jnp.where(total > 0, peak + jnp.log(safe), MASKED)
+    return tuple(value / safe[..., None] for value in sums), log_sum
+
+
+def slots(array_BS, start, chunk, seen_Bc=None):
+    """`chunk` slots from `start` of a cache array; zeros where `seen_Bc` says none is written."""
+    some = jax.lax.dynamic_slice_in_dim(array_BS, start, chunk, 1)
+    if seen_Bc is None:
+        return some
+    return jnp.where(seen_Bc.reshape(*seen_Bc.shape, *[1] * (some.ndim - 2)), some, 0)
+
+
+def by_head(array_BGNT):
+    """[B, G, N, T, ...] → [B, T, H, ...]."""
+    B, G, N, T, *rest = array_BGNT.shape
+    return jnp.moveaxis(array_BGNT.reshape(B, G * N, T, *rest), 1, 2)

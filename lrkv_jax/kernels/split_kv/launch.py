@@ -1,0 +1,152 @@
+"""One call of the kernel: work is split, operands are named, CTAs run, segments are joined."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from lrkv_jax.kernels.split_kv import schedule
+from lrkv_jax.kernels.split_kv.consume import consume
+from lrkv_jax.kernels.split_kv.plan import WIDTH
+from lrkv_jax.kernels.split_kv.produce import produce
+from lrkv_jax.kernels.split_kv.schedule import TILE
+
+# Of 65,536 in a multiprocessor, for one producer and two consumers of 128 threads each.
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 240
+
+
+def attend(plan, operands, lengths_B, *, T, scale, interpret):
+    """Run the kernel over all segments and join them.
+
+    `operands` names the kernel's arrays, as `_INPUTS` lists them. Returns averages
+    [B, U, Q, blocks, 64, N] (shared value blocks, then latent ones) and log-sum-exps [B, U, Q, N].
+    """
+    work = schedule.split(lengths_B, plan.workers)
+    operands = {**operands, **work._asdict(), "lengths": lengths_B.astype(jnp.int32)}
+    del operands["run"]
+    if plan.full:
+        operands |= _angles(operands.pop("angles"), work)
+    names, arrays = zip(*operands.items(), strict=True)
+    dtype = operands["queries"].dtype
+    scratch = _scratch(plan, dtype)
+    shape = (work.places, plan.units, plan.warpgroups)
+    blocks = plan.value_blocks + plan.rank_blocks
+    outputs = {
+        "sums": jax.ShapeDtypeStruct((*shape, blocks, WIDTH, plan.columns), jnp.float32),
+        "peak": jax.ShapeDtypeStruct((*shape, plan.columns), jnp.float32),
+        "total": jax.ShapeDtypeStruct((*shape, plan.columns), jnp.float32),
+    }
+    every = (*names, *outputs, *scratch)
+
+    def body(*refs):
+        _cta(plan, T, scale, dict(zip(every, refs, strict=True)))
+
+    how = {"interpret": plgpu.InterpretGPUParams(detect_races=True)} if interpret else {}
+    sums, peak, total = plgpu.kernel(
+        body,
+        out_type=tuple(outputs.values()),
+        scratch_types=tuple(scratch.values()),
+        # Units first: the CTAs that read one tile for different heads run side by side.
+        grid=(plan.units, plan.workers),
+        grid_names=("unit", "worker"),
+        num_threads=plan.warpgroups + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        **how,
+    )(*arrays)
+    return schedule.join(work, sums, peak, total)
+
+
+def _angles(angles_S2J, work):
+    """Angles of a tile's tokens, of each segment's first token, and of the turn between tiles."""
+    last = len(angles_S2J) - 1
+    tokens = jnp.minimum(jnp.arange(TILE), last)
+    # A worker's first segment starts anywhere in its sequence; its others start at 0.
+    first_W = work.begin_W - work.start_B[jnp.minimum(work.sequence_W, len(work.start_B) - 2)]
+    moved = angles_S2J[jnp.minimum(first_W * TILE, last)]
+    return {
+        "in_tile": angles_S2J[tokens].swapaxes(0, 1),
+        "base": jnp.stack([jnp.broadcast_to(angles_S2J[0], moved.shape), moved], axis=1),
+        "turn": angles_S2J[min(TILE, last)],  # a cache of one tile has no next one
+    }
+
+
+def _scratch(plan, dtype):
+    """Shared memory and barriers, by name."""
+    swizzled = (
+        plgpu.TilingTransform((8, 128 // dtype.itemsize)),
+        plgpu.SwizzleTransform(128),
+    )
+    Q, N = plan.warpgroups, plan.columns
+
+    def slots(*shape):
+        return plgpu.SMEM(shape, dtype, transforms=swizzled)
+
+    scratch = {
+        "slots": slots(plan.ring, TILE, WIDTH),
+        "ready": plgpu.Barrier(num_barriers=plan.ring),
+        "free": plgpu.Barrier(num_arrivals=Q, num_barriers=plan.ring),
+        "queries_s": slots(Q * plan.query_blocks, N, WIDTH),
+        "weights": slots(Q, N, TILE),
+        "sums_s": plgpu.SMEM((Q, WIDTH, N), jnp.float32),
+        "peak_s": plgpu.SMEM((Q, N), jnp.float32),
+        "total_s": plgpu.SMEM((Q, N), jnp.float32),
+        "asked": plgpu.Barrier(num_arrivals=2 if plan.full else 1, num_barriers=Q),
+    }
+    if Q > 1:
+        scratch["zeroed"] = plgpu.Barrier(num_arrivals=Q)
+    if plan.rank:
+        scratch |= {
+            "head_slots": slots(Q * plan.head_ring, TILE, WIDTH),
+            "head_ready": plgpu.Barrier(num_barriers=Q * plan.head_ring),
+            "head_free": plgpu.Barrier(num_barriers=Q * plan.head_ring),
+        }
+    if plan.norm_heads:
+        scratch |= {
+            "norm_s": plgpu.SMEM((2 * Q, plan.norm_heads, TILE), jnp.float32),
+            "norm_ready": plgpu.Barrier(num_barriers=2 * Q),
+            "norm_free": plgpu.Barrier(num_barriers=2 * Q),
+        }
+    if plan.full:
+        scratch |= {
+            "up_s": slots(Q * plan.heads * plan.rank_blocks, WIDTH, 2 * WIDTH),
+            "full_s": plgpu.SMEM((Q, plan.heads * plan.queries, 2, WIDTH), jnp.float32),
+            "turn_s": plgpu.SMEM((Q, 2, WIDTH), jnp.float32),
+            "base_s": plgpu.SMEM((Q, 2, 2, WIDTH), jnp.float32),
+            "set_up": plgpu.Barrier(num_arrivals=3, num_barriers=Q),
+        }
+    return scratch
+
+
+def _cta(plan, T, scale, refs):
+    """What each warpgroup of a CTA does; `refs` names arrays, results and scratch."""
+    r = SimpleNamespace(**refs)
+    unit, worker, warpgroup = (lax.axis_index(n) for n in ("unit", "worker", "warpgroup"))
+
+    def each_segment(work, carry):
+        """work(sequence, first tile, tiles, carry) for each of this worker's segments in turn."""
+        begin, end, first_sequence = r.begin_W[worker], r.end_W[worker], r.sequence_W[worker]
+
+        def one(k, carry):
+            sequence = first_sequence + k
+            start = r.start_B[sequence]
+            first = jnp.maximum(begin - start, 0)
+            last = jnp.minimum(end, r.start_B[sequence + 1]) - start
+            return work(sequence, first, last - first, carry)
+
+        return lax.fori_loop(0, r.segments_W[worker], one, carry)
+
+    @pl.when(warpgroup == plan.warpgroups)
+    def _():
+        if plan.ctas == 1:
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+        produce(plan, r, each_segment, unit, worker * 0)
+
+    @pl.when(warpgroup < plan.warpgroups)
+    def _():
+        if plan.ctas == 1:
+            plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        consume(plan, r, each_segment, unit, worker, warpgroup, T=T, scale=scale)

@@ -1,0 +1,185 @@
+"""Random arguments of the three decode kernels, and what they must give, in float64 numpy.
+
+B batch  T queries  S cache slots  H heads  G key/value heads  K head width  R residual rank
+C latent width  P rope-key width
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lrkv_jax.kernels import grouped_decode, latent_decode, lrkv_decode, reference
+
+MASKED = -1e30
+SCALE = 0.6
+MODES = ("full", "shared", "latent")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: `arrays` are the kernel's positional arguments before the lengths."""
+
+    kind: str
+    arrays: tuple
+    lengths_B: np.ndarray
+
+    def run(self, **how):
+        """The kernel's (output, log-sum-exp)."""
+        kernels = {
+            "grouped": grouped_decode.grouped_decode,
+            "latent": latent_decode.latent_decode,
+            "lrkv": lrkv_decode.lrkv_decode,
+        }
+        kernel = partial(kernels[self.kind], scale=SCALE, **how)
+        return jax.jit(kernel)(*self.arrays, jnp.asarray(self.lengths_B))
+
+    def oracle(self):
+        """The float32 oracle's."""
+        kernel = partial(getattr(reference, f"{self.kind}_decode"), scale=SCALE)
+        return jax.jit(kernel)(*self.arrays, jnp.asarray(self.lengths_B))
+
+    def truth(self):
+        """The definition in float64."""
+        arrays = jax.tree.map(lambda a: np.asarray(a.astype(jnp.float32), np.float64), self.arrays)
+        q_BTHX, k_BSHX, v_BSHW, norm_BSH = _materialised(self.kind, arrays)
+        out = np.zeros((*q_BTHX.shape[:3], v_BSHW.shape[-1]))
+        lse = np.full(q_BTHX.shape[:3], MASKED)
+        T = q_BTHX.shape[1]
+        for b, t, h in np.ndindex(q_BTHX.shape[:3]):
+            n = self.lengths_B[b] - T + t + 1
+            if n <= 0:
+                continue
+            logits = SCALE * norm_BSH[b, :n, h] * (k_BSHX[b, :n, h] @ q_BTHX[b, t, h])
+            weights = np.exp(logits - logits.max())
+            lse[b, t, h] = logits.max() + np.log(weights.sum())
+            out[b, t, h] = weights @ v_BSHW[b, :n, h] / weights.sum()
+        return out, lse
+
+    def astype(self, dtype):
+        """The same with queries, caches and factors in `dtype`; norms and angles stay."""
+        keep = {}
+        if self.kind == "lrkv":
+            q, k, v, residual, norm = (
+                jax.tree.map(lambda a: a.astype(dtype), self.arrays[:4]) + self.arrays[4:]
+            )
+            if residual is not None:
+                residual = residual._replace(angles_SK=self.arrays[3].angles_SK)
+            return replace(self, arrays=(q, k, v, residual, norm), **keep)
+        return replace(self, arrays=jax.tree.map(lambda a: a.astype(dtype), self.arrays))
+
+    def poisoned(self):
+        """The same with NaN in every cache slot that no token has written."""
+
+        def poison(array, slots_axis=1):
+            slots = np.arange(array.shape[slots_axis])
+            unseen = slots >= np.maximum(self.lengths_B, 0)[:, None]
+            shape = [1] * array.ndim
+            shape[0], shape[slots_axis] = unseen.shape
+            return jnp.where(unseen.reshape(shape), jnp.nan, array)
+
+        if self.kind == "grouped":
+            q, *cache = self.arrays
+            return replace(self, arrays=(q, *map(poison, cache)))
+        if self.kind == "latent":
+            q, q_rope, *cache = self.arrays
+            return replace(self, arrays=(q, q_rope, *map(poison, cache)))
+        q, k, v, residual, norm = self.arrays
+        if residual is not None:
+            residual = residual._replace(
+                rk_BSHR=poison(residual.rk_BSHR), rv_BSHR=poison(residual.rv_BSHR)
+            )
+        norm = None if norm is None else poison(norm, 2)
+        return replace(self, arrays=(q, poison(k), poison(v), residual, norm))
+
+
+def _materialised(kind, arrays):
+    """Queries, keys and values of every head, and the factor on each logit."""
+    if kind == "grouped":
+        q, k, v = arrays
+        repeats = q.shape[2] // k.shape[2]
+        k, v = np.repeat(k, repeats, axis=2), np.repeat(v, repeats, axis=2)
+        return q, k, v, np.ones(k.shape[:3])
+    if kind == "latent":
+        q, q_rope, latent, rope = arrays
+        H = q.shape[2]
+        k = np.repeat(np.concatenate([latent, rope], axis=-1)[:, :, None], H, axis=2)
+        v = np.repeat(latent[:, :, None], H, axis=2)
+        return np.concatenate([q, q_rope], axis=-1), k, v, np.ones(k.shape[:3])
+    q, k, v, residual, norm = arrays
+    H = q.shape[2]
+    k, v = np.repeat(k[:, :, None], H, axis=2), np.repeat(v[:, :, None], H, axis=2)
+    norm = (
+        np.ones(k.shape[:3])
+        if norm is None
+        else np.broadcast_to(norm, (len(q), H, norm.shape[2])).swapaxes(1, 2)
+    )
+    if residual is None:
+        return q, k, v, norm
+    R = residual.up_value_HRK.shape[1]
+    rk, rv = residual.rk_BSHR[..., :R], residual.rv_BSHR[..., :R]
+    v = v + np.einsum("BSHR,HRK->BSHK", rv, residual.up_value_HRK)
+    if residual.q_latent_BTHR is not None:
+        q = np.concatenate([q, residual.q_latent_BTHR], axis=-1)
+        return q, np.concatenate([k, rk], axis=-1), v, norm
+    x1, x2 = np.split(np.einsum("BSHR,HRK->BSHK", rk, residual.up_key_HRK), 2, axis=-1)
+    cos, sin = np.split(residual.angles_SK[:, None], 2, axis=-1)
+    return q, k + np.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1), v, norm
+
+
+def normal(rng, *shape):
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+
+def grouped_case(lengths, *, T=1, S=None, H=4, G=2, K=64, seed=0):
+    rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
+    arrays = (normal(rng, B, T, H, K) / K**0.25, normal(rng, B, S, G, K), normal(rng, B, S, G, K))
+    return Case("grouped", arrays, np.array(lengths))
+
+
+def latent_case(lengths, *, T=1, S=None, H=4, C=64, P=64, seed=0):
+    rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
+    q, q_rope = normal(rng, B, T, H, C) / C**0.25, normal(rng, B, T, H, P) / max(P, 1) ** 0.25
+    return Case(
+        "latent", (q, q_rope, normal(rng, B, S, C), normal(rng, B, S, P)), np.array(lengths)
+    )
+
+
+def lrkv_case(lengths, mode="full", *, T=1, S=None, H=4, K=64, R=5, norm=True, seed=0):
+    """Latents padded as a cache pads them, the residual about half of each logit's spread."""
+    from lrkv_jax.kernels.lrkv_decode import Residual
+
+    rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
+    q = normal(rng, B, T, H, K) / K**0.25
+    k, v = normal(rng, B, S, K), normal(rng, B, S, K)
+    heads = H if R else 1
+    inverse_norm = jnp.asarray(rng.uniform(0.5, 1.5, (B, heads, S)), jnp.float32) if norm else None
+    if not R:
+        return Case("lrkv", (q, k, v, None, inverse_norm), np.array(lengths))
+    pad = [(0, 0), (0, 0), (0, 0), (0, -R % (8 if R <= 64 else 64))]
+    rk, rv = (jnp.pad(normal(rng, B, S, H, R), pad) for _ in range(2))
+    residual = Residual(rk, rv, normal(rng, H, R, K) / (2 * R**0.5))
+    if mode == "full":
+        angles_SJ = np.arange(S)[:, None] * 10_000.0 ** (-np.arange(0, K, 2) / K)
+        residual = residual._replace(
+            up_key_HRK=normal(rng, H, R, K) / (2 * R**0.5),
+            angles_SK=jnp.asarray(
+                np.concatenate([np.cos(angles_SJ), np.sin(angles_SJ)], -1), jnp.float32
+            ),
+        )
+    else:
+        residual = residual._replace(q_latent_BTHR=normal(rng, B, T, H, R) / R**0.25)
+    return Case("lrkv", (q, k, v, residual, inverse_norm), np.array(lengths))
+
+
+def compare(result, truth):
+    """Largest error of outputs over their scale, and of log-sum-exps over max(1, |lse|)."""
+    (out, lse), (expected, expected_lse) = result, truth
+    out, lse = np.asarray(out, np.float64), np.asarray(lse, np.float64)
+    expected, expected_lse = np.asarray(expected, np.float64), np.asarray(expected_lse, np.float64)
+    assert out.shape == expected.shape and lse.shape == expected_lse.shape
+    scale = max(np.abs(expected).max(), 1e-3)
+    worst_lse = np.abs(lse - expected_lse) / np.maximum(1, np.abs(expected_lse))
+    return float(np.abs(out - expected).max() / scale), float(worst_lse.max())

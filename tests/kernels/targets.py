@@ -1,0 +1,93 @@
+"""The decode kernels at every scale's shapes, lowered or compiled for an H200 from a CPU machine.
+
+Run as a program it compiles each case for the GPU that tests/data/h200.txtpb describes, without
+one, and prints a JSON line a case: what ptxas spilled, and how many registers it used.
+"""
+
+import json
+import os
+import re
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from lrkv_jax.config import load_config
+from lrkv_jax.kernels import dispatch, grouped_decode, latent_decode, lrkv_decode
+
+SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
+MODES = ("full", "shared", "latent")
+VARIANTS = ("mha", "gqa", "mqa", "mla", *(f"lrkv-{mode}" for mode in MODES))
+BATCH, SLOTS = 4, 8192
+TARGET = Path(__file__).parent.parent / "data" / "h200.txtpb"
+
+
+def case(scale, variant, T, array):
+    """(function, arguments) of one kernel call; `array(shape, dtype)` makes an argument."""
+    kind, _, mode = variant.partition("-")
+    model = load_config(f"configs/{scale}.yaml", [f"attention={kind}"]).model
+    H, K, attention = model.heads, model.head_width, model.attention
+    bf16, f32 = jnp.bfloat16, jnp.float32
+    q, lengths = array((BATCH, T, H, K), bf16), array((BATCH,), jnp.int32)
+    how = {"scale": 1.0, "impl": "mosaic"}
+    if kind == "mla":
+        C, P = attention.latent, attention.rope_width
+        shapes = (BATCH, T, H, C), (BATCH, T, H, P), (BATCH, SLOTS, C), (BATCH, SLOTS, P)
+        arrays = [array(shape, bf16) for shape in shapes]
+        return partial(latent_decode.latent_decode, **how), (*arrays, lengths)
+    if kind != "lrkv":
+        kv = array((BATCH, SLOTS, attention.groups(model), K), bf16)
+        return partial(grouped_decode.grouped_decode, **how), (q, kv, kv, lengths)
+    R, shared = attention.rank, array((BATCH, SLOTS, K), bf16)
+    latent = array((BATCH, SLOTS, H, attention.cached_rank), bf16)
+    residual = lrkv_decode.Residual(latent, latent, array((H, R, K), f32))
+    if mode == "full":
+        residual = residual._replace(
+            up_key_HRK=array((H, R, K), f32), angles_SK=array((SLOTS, K), f32)
+        )
+    else:
+        residual = residual._replace(q_latent_BTHR=array((BATCH, T, H, R), bf16))
+    norms = array((BATCH, H, SLOTS), f32)
+    return partial(lrkv_decode.lrkv_decode, **how), (q, shared, shared, residual, norms, lengths)
+
+
+def lower(scale, variant, T):
+    """The StableHLO text of a case lowered for CUDA; layouts and shared memory are checked."""
+    function, arguments = case(scale, variant, T, jax.ShapeDtypeStruct)
+    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+    return lowered.as_text()
+
+
+def compile_all(names):
+    """Compile each "scale/variant/T" for the H200 and print what came of it."""
+    from jax.experimental import topologies
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    # There is no GPU here to ask for.
+    dispatch._missing_gpu = lambda: None
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=TARGET.read_text(), topology="1x1x1"
+    )
+    place = NamedSharding(Mesh(topology.devices[:1], ("x",)), PartitionSpec())
+    array = partial(jax.ShapeDtypeStruct, sharding=place)
+    for name in names:
+        scale, variant, T = name.split("/")
+        with tempfile.TemporaryDirectory() as directory:
+            os.environ["MOSAIC_GPU_DUMP_TO"] = directory
+            function, arguments = case(scale, variant, int(T), array)
+            compiled = jax.jit(function).lower(*arguments).compile()
+            log = "".join(path.read_text() for path in Path(directory).glob("*.ptxas"))
+        row = {
+            "name": name,
+            "spilled": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log))),
+            "registers": [int(n) for n in re.findall(r"Used (\d+) registers", log)],
+            "temp_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        }
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    compile_all(sys.argv[1:])

@@ -1,0 +1,89 @@
+"""The float32 oracles against the definition in float64, and the XLA paths against the oracles."""
+
+import numpy as np
+import pytest
+from decode_cases import MODES, compare, grouped_case, latent_case, lrkv_case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels import dispatch, online
+
+CASES = {
+    "mha": grouped_case([5, 3], G=4, K=16),
+    "gqa": grouped_case([5, 3], T=2, G=2, K=16),
+    "mqa": grouped_case([5, 0], T=3, G=1, K=16),
+    "mla": latent_case([5, 3], T=2, C=24, P=8),
+    "mla-no_rope": latent_case([5, 3], T=2, C=24, P=0),
+    "lrkv-full": lrkv_case([9, 4], "full", T=2, K=16),
+    "lrkv-shared": lrkv_case([9, 4], "shared", T=2, K=16, R=3),
+    "lrkv-latent": lrkv_case([9, 4], "latent", T=2, K=16, R=8),
+    "lrkv-rank_0": lrkv_case([9, 4], R=0, K=16),
+    "lrkv-no_norm": lrkv_case([9, 4], norm=False, K=16),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_oracle_is_the_definition_in_float64(name):
+    case = CASES[name]
+    assert max(compare(case.oracle(), case.truth())) < 2e-6
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("chunk", [4, 512])
+def test_the_xla_path_meets_its_oracle_and_ignores_what_was_never_written(name, chunk, monkeypatch):
+    """In one chunk, and in chunks of which the last reaches back."""
+    monkeypatch.setattr(online, "default_chunk", lambda S: min(S, chunk))
+    case = CASES[name]
+    assert max(compare(case.poisoned().run(impl="xla"), case.oracle())) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla", *(f"lrkv-{mode}" for mode in MODES)])
+def test_the_xla_path_in_bfloat16_stays_within_rounding(name):
+    case = CASES[name].astype("bfloat16")
+    assert max(compare(case.poisoned().run(impl="xla"), case.oracle())) < 4e-3
+
+
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 6, 7, 8, 13, 20]), min_size=1, max_size=3),
+    tokens=st.integers(1, 8),
+    rank=st.integers(0, 16),
+    mode=st.sampled_from(["full", "shared", "latent"]),
+    chunk=st.sampled_from([7, 8, 20]),
+)
+def test_the_xla_path_meets_float64_at_any_shape(lengths, tokens, rank, mode, chunk):
+    original = online.default_chunk
+    online.default_chunk = lambda S: min(S, chunk)
+    try:
+        case = lrkv_case(lengths, mode, T=tokens, S=20, H=2, K=16, R=rank)
+        assert max(compare(case.poisoned().run(impl="xla"), case.truth())) < 1e-5
+    finally:
+        online.default_chunk = original
+
+
+def test_an_unknown_implementation_is_named():
+    with pytest.raises(LrkvError, match="'cuda' is unknown: use auto, xla, mosaic, interpret"):
+        CASES["mha"].run(impl="cuda")
+
+
+def test_a_kernel_forced_without_its_gpu_is_one_line():
+    with pytest.raises(LrkvError, match="cannot run as mosaic: .*; use xla") as error:
+        CASES["mha"].run(impl="mosaic")
+    assert "\n" not in str(error.value)
+
+
+def test_a_query_that_sees_nothing_gets_zero():
+    out, lse = CASES["mqa"].run(impl="xla")
+    assert not np.asarray(out)[1].any()
+    assert (np.asarray(lse)[1] == -1e30).all()
+
+
+def test_a_choice_is_logged_once_and_can_be_asked_for(caplog):
+    dispatch._say.cache_clear()
+    with caplog.at_level("INFO", logger="lrkv_jax.kernels"):
+        for lengths in ([5, 3], [4, 2]):
+            grouped_case(lengths, G=4, K=16).run(impl="auto")
+    said = [record.message for record in caplog.records if "grouped_decode" in record.message]
+    assert said == ["grouped_decode runs on xla: the backend is cpu, not a GPU"]
+    assert dispatch.choices()["grouped_decode"] == "xla: the backend is cpu, not a GPU"
