@@ -19,7 +19,7 @@ from lrkv_jax.decode import Engine, Sampling
 from lrkv_jax.evals import evaluate
 from lrkv_jax.train.loop import train
 from lrkv_jax.train.metrics import read_metrics
-from lrkv_jax.train.restore import load_run
+from lrkv_jax.train.restore import TrainedRun, load_run
 
 CONFIG = "configs/quickstart.yaml"
 VARIANTS = ("mha", "lrkv")
@@ -54,7 +54,7 @@ def _measure(config: RunConfig, run_dir: Path) -> tuple[dict[str, Any], str]:
     result = evaluate(run_dir)
     run = load_run(run_dir)
     tokenizer = load_tokenizer(config.data.tokenizer)
-    text, decode_rate = _decode(run.config, run.params, tokenizer)
+    text, decode_rate = _decode(run, tokenizer)
     # The first steps carry compilation.
     steady = read_metrics(run_dir)[config.train.log_every :] or read_metrics(run_dir)
     row = {
@@ -71,9 +71,10 @@ def _measure(config: RunConfig, run_dir: Path) -> tuple[dict[str, Any], str]:
     return row, text
 
 
-def _decode(config: RunConfig, params: Any, tokenizer: Tokenizer) -> tuple[str, float]:
+def _decode(run: TrainedRun, tokenizer: Tokenizer) -> tuple[str, float]:
     """A sample, and steady decoding speed in tokens a second at batch 1."""
-    engine = Engine(config.model, params, batch=1, length=config.train.context)
+    length = run.config.train.context
+    engine = Engine(run.config.model, run.params, batch=1, length=length, mesh=run.mesh)
     prompt = [tokenizer.bos, *tokenizer.encode(PROMPT).tolist()]
     how = {"sampling": SAMPLING, "seed": 1}
     ids = engine.generate([prompt], SAMPLE_TOKENS, **how)[0]  # compiles

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tiny import TINY
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -13,13 +14,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Workers and subprocesses inherit this: a program that several tests need is compiled once.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="lrkv-tests-"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
-
-TINY = (
-    "model.layers=2", "model.width=32", "model.heads=4", "model.head_width=8", "model.unroll=1",
-    "variants.mla.latent=12", "variants.mla.rope_width=4", "variants.lrkv.rank=3",
-    "train.context=32", "train.batch=8", "train.steps=6", "train.validation_batches=2",
-    "train.validate_every=0", "train.save_every=0", "train.sample_tokens=8",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

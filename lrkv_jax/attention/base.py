@@ -1,8 +1,8 @@
 """The contract of an attention layer: train on whole sequences, decode from a cache.
 
-A variant supplies three things, in this order in its file: its parameters, `whole` (what it
-computes, and what each token leaves in the cache) and `cached` (the same from the cache). The
-rest is here, once.
+A variant supplies, in this order in its file: its parameters, `whole` (what it computes, and what
+each token leaves in the cache), `cached` (the same from the cache, for a few new tokens) and
+`materialised` (the cache's keys and values of each head, for many). The rest is here, once.
 
 B batch  T new tokens  S cache slots  D model width  H heads  K head width
 """
@@ -17,12 +17,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from lrkv_jax.attention.on_mesh import on_mesh
+from lrkv_jax.attention.tiles import attend_tiles
 from lrkv_jax.config import ModelConfig
+from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
 from lrkv_jax.nn.norm import rms_norm
 from lrkv_jax.nn.rope import rope_angles, rotate
 from lrkv_jax.nn.weight import weight
 
-# A cache is a dataclass of arrays [B, S, ...], or [B, H, S] for what `SLOTS_LAST` names.
+# A cache is a dataclass of arrays [B, S, ...], or [B, H, S] for what `SLOTS_LAST` names. Its static
+# `AXES` names the axes of each array; `lrkv_jax.attention.on_mesh` splits them over a mesh.
 Cache = Any
 
 
@@ -60,6 +64,22 @@ class Attention(nnx.Module):
         """Heads' outputs for new tokens at `positions_BT`, and the cache with them in it."""
         raise NotImplementedError
 
+    def queries(
+        self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]
+    ) -> Float[Array, "B T H W"]:
+        """The queries of `whole`: those that meet materialised keys."""
+        raise NotImplementedError
+
+    def entries(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Cache:
+        """What each token leaves in the cache."""
+        raise NotImplementedError
+
+    def materialised(
+        self, cache: Cache, positions_BT: Int[Array, "1 S"]
+    ) -> tuple[Float[Array, "B S G W"], Float[Array, "B S G K"]]:
+        """The keys and values of the heads (or of groups of heads) that these slots stand for."""
+        raise NotImplementedError
+
     def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
         """The cache as `jax.ShapeDtypeStruct`s."""
         raise NotImplementedError
@@ -90,15 +110,22 @@ class Attention(nnx.Module):
         """
         B, T, _ = x_BTD.shape
         positions_BT = jnp.broadcast_to(jnp.arange(T), (B, T))
-        out_BTHK, entries = self.whole(x_BTD, positions_BT, None)
-        return self._project(out_BTHK), write(cache, entries, positions_BT)
+        out_BTHK, cache = on_mesh(Attention._prompt, self, x_BTD, positions_BT, cache)
+        return self._project(out_BTHK), cache
 
     def decode(
         self, x_BTD: Float[Array, "B T D"], cache: Cache, lengths_B: Int[Array, "B"]
     ) -> tuple[Float[Array, "B T D"], Cache]:
-        """Attend T new tokens a sequence, after `lengths_B` cached ones, and cache them."""
-        positions_BT = lengths_B[:, None] + jnp.arange(x_BTD.shape[1])
-        out_BTHK, cache = self.cached(x_BTD, positions_BT, cache)
+        """Attend T new tokens a sequence, after `lengths_B` cached ones, and cache them.
+
+        Up to `MOST_QUERIES` of them read the cache as it lies, in the decode kernel. For more, as
+        when a prompt is prefilled in chunks, making each head's keys once costs less than meeting
+        the factors once a query.
+        """
+        T = x_BTD.shape[1]
+        positions_BT = lengths_B[:, None] + jnp.arange(T)
+        attend = type(self).cached if T <= MOST_QUERIES else Attention._many
+        out_BTHK, cache = on_mesh(attend, self, x_BTD, positions_BT, cache)
         return self._project(out_BTHK), cache
 
     def cache_bytes_per_token(self, dtype: jnp.dtype) -> int:
@@ -124,6 +151,19 @@ class Attention(nnx.Module):
         cos, sin = rope_angles(positions_BT, x_BTHK.shape[-1], self.config.rope_base)
         return rotate(x_BTHK, cos[:, :, None], sin[:, :, None])
 
+    def _prompt(self, x_BTD, positions_BT, cache):
+        out_BTHK, entries = self.whole(x_BTD, positions_BT, None)
+        return out_BTHK, write(cache, entries, positions_BT)
+
+    def _many(self, x_BTD, positions_BT, cache):
+        """`cached` for many new tokens: keys and values exist for a tile of slots at a time."""
+        q_BTHW = self.queries(x_BTD, positions_BT)
+        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
+        out_BTHK = attend_tiles(
+            q_BTHW, cache, self.materialised, lengths_of(positions_BT), scale=self.scale
+        )
+        return out_BTHK.astype(x_BTD.dtype), cache
+
     def _project(self, out_BTHK: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
         return jnp.einsum("BTHK,HKD->BTD", out_BTHK, self.output[...].astype(out_BTHK.dtype))
 
@@ -134,12 +174,21 @@ def write(cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"]) -> Cach
     A position past the last slot writes nothing; callers check lengths before they start.
     """
     rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
+    last = getattr(cache, "SLOTS_LAST", ())
 
     def put(name: str) -> Array:
         old, new = getattr(cache, name), getattr(entries, name).astype(getattr(cache, name).dtype)
-        if name in getattr(cache, "SLOTS_LAST", ()):
+        # Rows that the cache pads are padded here, a token at a time.
+        extra = old.shape[-1] - new.shape[-1] if name not in last else 0
+        new = jnp.pad(new, [(0, 0)] * (new.ndim - 1) + [(0, extra)])
+        if name in last:
             # Indices split by a slice move to the front: the update is [B, T, H].
             return old.at[rows_B1, :, positions_BT].set(new.swapaxes(1, 2))
         return old.at[rows_B1, positions_BT].set(new)
 
     return type(cache)(**{name: put(name) for name in vars(cache) if vars(cache)[name] is not None})
+
+
+def lengths_of(positions_BT: Int[Array, "B T"]) -> Int[Array, "B"]:
+    """Tokens of each sequence, the new ones included: what the decode kernels count."""
+    return positions_BT[:, -1] + 1

@@ -9,13 +9,14 @@ Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762), Shazeer 2019
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lrkv_jax.attention.base import Attention, write
+from lrkv_jax.attention.base import Attention, lengths_of, write
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.kernels.grouped_decode import grouped_decode
@@ -26,6 +27,11 @@ from lrkv_jax.nn.weight import weight
 @dataclass(frozen=True)
 class GroupedCache:
     """Keys, rotated and normed, and values of each key/value head."""
+
+    AXES: ClassVar[dict[str, str]] = {
+        "k_BSGK": "batch slots kv_heads head_width",
+        "v_BSGK": "batch slots kv_heads head_width",
+    }
 
     k_BSGK: Float[Array, "B S G K"]
     v_BSGK: Float[Array, "B S G K"]
@@ -43,28 +49,34 @@ class GroupedAttention(Attention):
         self.value = weight(rngs, "embed -> kv_heads head_width", (D, self.groups, K))
 
     def whole(self, x_BTD, positions_BT, segments_BT):
-        q_BTHK = self._query(x_BTD, positions_BT)
-        new = self._entries(x_BTD, positions_BT)
+        q_BTHK = self.queries(x_BTD, positions_BT)
+        new = self.entries(x_BTD, positions_BT)
         out_BTHK = causal_attention(
             q_BTHK, new.k_BSGK, new.v_BSGK, scale=self.scale, segments_BT=segments_BT
         )
         return out_BTHK, new
 
     def cached(self, x_BTD, positions_BT, cache):
-        q_BTHK = self._query(x_BTD, positions_BT)
-        cache = write(cache, self._entries(x_BTD, positions_BT), positions_BT)
-        k_BSGK, v_BSGK = cache.k_BSGK, cache.v_BSGK
-        return grouped_decode(q_BTHK, k_BSGK, v_BSGK, positions_BT, scale=self.scale), cache
+        q_BTHK = self.queries(x_BTD, positions_BT)
+        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
+        out_BTHK, _ = grouped_decode(
+            q_BTHK, cache.k_BSGK, cache.v_BSGK, lengths_of(positions_BT),
+            scale=self.scale, impl=self.config.decode_kernel,
+        )  # fmt: skip
+        return out_BTHK.astype(x_BTD.dtype), cache
 
     def cache_shapes(self, batch, length, dtype):
         row = jax.ShapeDtypeStruct((batch, length, self.groups, self.config.head_width), dtype)
         return GroupedCache(row, row)
 
-    def _query(self, x_BTD, positions_BT):
+    def materialised(self, cache, positions_BT):
+        return cache.k_BSGK, cache.v_BSGK
+
+    def queries(self, x_BTD, positions_BT):
         q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
         return self.normed(self.rotated(q_BTHK, positions_BT))
 
-    def _entries(self, x_BTD, positions_BT):
+    def entries(self, x_BTD, positions_BT):
         k_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.key[...].astype(x_BTD.dtype))
         v_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.value[...].astype(x_BTD.dtype))
         return GroupedCache(self.normed(self.rotated(k_BTGK, positions_BT)), v_BTGK)

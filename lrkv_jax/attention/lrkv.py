@@ -21,10 +21,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lrkv_jax.attention.base import Attention, write
+from lrkv_jax.attention.base import Attention, lengths_of, write
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.flash import causal_attention
-from lrkv_jax.kernels.lrkv_decode import full_residual_logits, latent_residual_logits, lrkv_decode
+from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
 from lrkv_jax.nn.norm import inverse_rms
 from lrkv_jax.nn.rope import rope_angles
 from lrkv_jax.nn.weight import weight
@@ -35,10 +35,18 @@ from lrkv_jax.nn.weight import weight
 class LowRankCache:
     """Shared key (rotated) and value, latents of each head, and float32 1/rms of each head's key.
 
-    `rk` is unrotated in the modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0
-    has no latents; a model without QK-norm has no inverse norms.
+    Latents are R wide, zero-padded to the entry's `cached_rank`. `rk` is unrotated in the
+    modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0 has no latents; a model
+    without QK-norm has no inverse norms.
     """
 
+    AXES: ClassVar[dict[str, str]] = {
+        "k_shared_BSK": "batch slots head_width",
+        "v_shared_BSK": "batch slots head_width",
+        "rk_BSHR": "batch slots heads rank",
+        "rv_BSHR": "batch slots heads rank",
+        "inverse_norm_BHS": "batch heads slots",
+    }
     SLOTS_LAST: ClassVar[tuple[str, ...]] = ("inverse_norm_BHS",)
 
     k_shared_BSK: Float[Array, "B S K"]
@@ -74,58 +82,60 @@ class LowRankAttention(Attention):
         return self.config.attention.rank
 
     def whole(self, x_BTD, positions_BT, segments_BT):
-        q_BTHK = self._query(x_BTD)
+        q_BTHW = self.queries(x_BTD, positions_BT)
         new, k_BTHK = self._entries(x_BTD, positions_BT)
-        v_BTHK = new.v_shared_BSK[:, :, None]
-        if self.rank:
-            v_BTHK = v_BTHK + self._raise(new.rv_BSHR, self.value_up)
-        if self.rope == "full" or not self.rank:
-            q, k = self.rotated(q_BTHK, positions_BT), self.rotated(k_BTHK, positions_BT)
-        else:
-            # One attention of width K + R: [shared, rotated ; residual, as a latent].
-            q_BTHR = self._latent_query(q_BTHK, positions_BT)
-            q = jnp.concatenate([self.rotated(q_BTHK, positions_BT), q_BTHR], axis=-1)
-            shape = (*new.rk_BSHR.shape[:3], new.k_shared_BSK.shape[-1])
-            k_shared_BTHK = jnp.broadcast_to(new.k_shared_BSK[:, :, None], shape)
-            k = jnp.concatenate([k_shared_BTHK, new.rk_BSHR], axis=-1)
-        if new.inverse_norm_BHS is not None:
-            norm_BTH1 = new.inverse_norm_BHS.swapaxes(1, 2)[..., None]
-            k = (k * norm_BTH1).astype(x_BTD.dtype)
-        out_BTHK = causal_attention(q, k, v_BTHK, scale=self.scale, segments_BT=segments_BT)
+        # The whole key is there: no second residual, and no second gradient of it.
+        whole = self.rank and self.rope == "full"
+        k_BTHK = self.rotated(k_BTHK, positions_BT) if whole else new.k_shared_BSK[:, :, None]
+        k_BTHW, v_BTHK = self._keys_values(k_BTHK, new)
+        out_BTHK = causal_attention(
+            q_BTHW, k_BTHW, v_BTHK, scale=self.scale, segments_BT=segments_BT
+        )
         return out_BTHK, new
 
     def cached(self, x_BTD, positions_BT, cache):
         q_BTHK = self._query(x_BTD)
-        cache = write(cache, self._entries(x_BTD, positions_BT)[0], positions_BT)
-        rotated_BTHK = self.rotated(q_BTHK, positions_BT)
-        residual_BHTS = None
-        if self.rank and self.rope == "full":
-            slots_S = jnp.arange(cache.k_shared_BSK.shape[1])
-            cos_sin = rope_angles(slots_S, self.config.head_width, self.config.rope_base)
-            residual_BHTS = full_residual_logits(
-                rotated_BTHK, self.key_up[...], jnp.concatenate(cos_sin, axis=-1), cache.rk_BSHR
-            )
-        elif self.rank:
-            residual_BHTS = latent_residual_logits(
-                self._latent_query(q_BTHK, positions_BT), cache.rk_BSHR
-            )
-        out_BTHK = lrkv_decode(
-            rotated_BTHK,
-            cache.k_shared_BSK,
-            cache.v_shared_BSK,
-            residual_BHTS,
-            cache.rv_BSHR,
-            self.value_up[...] if self.rank else None,
-            cache.inverse_norm_BHS,
-            positions_BT,
-            scale=self.scale,
-        )
+        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
+        residual = None
+        if self.rank:
+            residual = Residual(cache.rk_BSHR, cache.rv_BSHR, self.value_up[...])
+            if self.rope == "full":
+                slots_S = jnp.arange(cache.k_shared_BSK.shape[1])
+                cos_sin = rope_angles(slots_S, self.config.head_width, self.config.rope_base)
+                residual = residual._replace(
+                    up_key_HRK=self.key_up[...], angles_SK=jnp.concatenate(cos_sin, axis=-1)
+                )
+            else:
+                residual = residual._replace(q_latent_BTHR=self._latent_query(q_BTHK, positions_BT))
+        out_BTHK, _ = lrkv_decode(
+            self.rotated(q_BTHK, positions_BT), cache.k_shared_BSK, cache.v_shared_BSK, residual,
+            cache.inverse_norm_BHS, lengths_of(positions_BT),
+            scale=self.scale, impl=self.config.decode_kernel,
+        )  # fmt: skip
         return out_BTHK.astype(x_BTD.dtype), cache
+
+    def materialised(self, cache, positions_BT):
+        k_BSHK = cache.k_shared_BSK[:, :, None]
+        if self.rank and self.rope == "full":
+            residual_BSHK = self._raise(cache.rk_BSHR[..., : self.rank], self.key_up)
+            k_BSHK = k_BSHK + self.rotated(residual_BSHK, positions_BT)
+        return self._keys_values(k_BSHK, cache)
+
+    def queries(self, x_BTD, positions_BT):
+        q_BTHK = self._query(x_BTD)
+        rotated_BTHK = self.rotated(q_BTHK, positions_BT)
+        if not self.rank or self.rope == "full":
+            return rotated_BTHK
+        return jnp.concatenate([rotated_BTHK, self._latent_query(q_BTHK, positions_BT)], axis=-1)
+
+    def entries(self, x_BTD, positions_BT):
+        return self._entries(x_BTD, positions_BT)[0]
 
     def cache_shapes(self, batch, length, dtype):
         H, K, R = self.config.heads, self.config.head_width, self.rank
+        cached = (batch, length, H, self.config.attention.cached_rank)
         shared = jax.ShapeDtypeStruct((batch, length, K), dtype)
-        latent = jax.ShapeDtypeStruct((batch, length, H, R), dtype) if R else None
+        latent = jax.ShapeDtypeStruct(cached, dtype) if R else None
         norm = jax.ShapeDtypeStruct((batch, H if R else 1, length), jnp.float32)
         return LowRankCache(shared, shared, latent, latent, norm if self.config.qk_norm else None)
 
@@ -138,6 +148,24 @@ class LowRankAttention(Attention):
         up_HRK = self.key_up[...].astype(q_BTHK.dtype)
         q_BTHR = jnp.einsum("BTHK,HRK->BTHR", q_BTHK, up_HRK)
         return self.rotated(q_BTHR, positions_BT) if self.rope == "latent" else q_BTHR
+
+    def _keys_values(self, k_BSHK, cache):
+        """Each head's keys, from rotated ones before the norm (but for their latents), and values.
+
+        In `full` the residual is in `k_BSHK`; in the other modes `k_BSHK` is the shared part, and
+        this is one attention of width K + R: [shared, rotated ; residual, as a latent].
+        """
+        k_BSHW, v_BSHK = k_BSHK, cache.v_shared_BSK[:, :, None]
+        if self.rank:
+            rk_BSHR, rv_BSHR = cache.rk_BSHR[..., : self.rank], cache.rv_BSHR[..., : self.rank]
+            v_BSHK = v_BSHK + self._raise(rv_BSHR, self.value_up)
+            if self.rope != "full":
+                shape = (*rk_BSHR.shape[:3], k_BSHK.shape[-1])
+                k_BSHW = jnp.concatenate([jnp.broadcast_to(k_BSHK, shape), rk_BSHR], axis=-1)
+        if cache.inverse_norm_BHS is not None:
+            norm_BSH1 = cache.inverse_norm_BHS.swapaxes(1, 2)[..., None]
+            k_BSHW = (k_BSHW * norm_BSH1).astype(v_BSHK.dtype)
+        return k_BSHW, v_BSHK
 
     def _raise(self, latent_BTHR, up):
         """Latent → head width: the residual part of a key or value."""

@@ -13,13 +13,14 @@ DeepSeek-V2 (https://arxiv.org/abs/2405.04434).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lrkv_jax.attention.base import Attention, write
+from lrkv_jax.attention.base import Attention, lengths_of, write
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.kernels.latent_decode import latent_decode
@@ -31,6 +32,11 @@ from lrkv_jax.nn.weight import weight
 @dataclass(frozen=True)
 class LatentCache:
     """The normed latent and the rotated, normed rope key, both shared by all heads."""
+
+    AXES: ClassVar[dict[str, str]] = {
+        "latent_BSC": "batch slots latent",
+        "rope_key_BSP": "batch slots rope",
+    }
 
     latent_BSC: Float[Array, "B S C"]
     rope_key_BSP: Float[Array, "B S P"]
@@ -52,30 +58,23 @@ class LatentAttention(Attention):
         self.rope_key = weight(rngs, "embed -> rope", (D, P)) if P else None
 
     def whole(self, x_BTD, positions_BT, segments_BT):
-        q_BTHK, q_BTHP = self._query(x_BTD, positions_BT)
-        new = self._entries(x_BTD, positions_BT)
-        B, T, H, K = q_BTHK.shape
-        dtype = x_BTD.dtype
-        k_BTHK = jnp.einsum("BTC,CHK->BTHK", new.latent_BSC, self.up_key[...].astype(dtype))
-        v_BTHK = jnp.einsum("BTC,CHK->BTHK", new.latent_BSC, self.up_value[...].astype(dtype))
-        rope_BTHP = jnp.broadcast_to(new.rope_key_BSP[:, :, None], q_BTHP.shape)
+        q_BTHW = self.queries(x_BTD, positions_BT)
+        new = self.entries(x_BTD, positions_BT)
+        k_BTHW, v_BTHK = self.materialised(new, positions_BT)
         out_BTHK = causal_attention(
-            jnp.concatenate([q_BTHK, q_BTHP], axis=-1),
-            jnp.concatenate([k_BTHK, rope_BTHP], axis=-1),
-            v_BTHK,
-            scale=self.scale,
-            segments_BT=segments_BT,
+            q_BTHW, k_BTHW, v_BTHK, scale=self.scale, segments_BT=segments_BT
         )
         return out_BTHK, new
 
     def cached(self, x_BTD, positions_BT, cache):
         q_BTHK, q_BTHP = self._query(x_BTD, positions_BT)
-        cache = write(cache, self._entries(x_BTD, positions_BT), positions_BT)
+        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
         dtype = x_BTD.dtype
         q_BTHC = jnp.einsum("BTHK,CHK->BTHC", q_BTHK, self.up_key[...].astype(dtype))
-        mean_BTHC = latent_decode(
-            q_BTHC, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, positions_BT, scale=self.scale
-        )
+        mean_BTHC, _ = latent_decode(
+            q_BTHC, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, lengths_of(positions_BT),
+            scale=self.scale, impl=self.config.decode_kernel,
+        )  # fmt: skip
         out_BTHK = jnp.einsum(
             "BTHC,CHK->BTHK", mean_BTHC.astype(dtype), self.up_value[...].astype(dtype)
         )
@@ -85,6 +84,19 @@ class LatentAttention(Attention):
         C, P = self.config.attention.latent, self.config.attention.rope_width
         rows = [jax.ShapeDtypeStruct((batch, length, width), dtype) for width in (C, P)]
         return LatentCache(*rows)
+
+    def materialised(self, cache, positions_BT):
+        latent_BSC = cache.latent_BSC
+        k_BSHK, v_BSHK = (
+            jnp.einsum("BSC,CHK->BSHK", latent_BSC, up[...].astype(latent_BSC.dtype))
+            for up in (self.up_key, self.up_value)
+        )
+        shape = (*k_BSHK.shape[:3], cache.rope_key_BSP.shape[-1])
+        rope_BSHP = jnp.broadcast_to(cache.rope_key_BSP[:, :, None], shape)
+        return jnp.concatenate([k_BSHK, rope_BSHP], axis=-1), v_BSHK
+
+    def queries(self, x_BTD, positions_BT):
+        return jnp.concatenate(self._query(x_BTD, positions_BT), axis=-1)
 
     @property
     def scale(self) -> float:
@@ -98,7 +110,7 @@ class LatentAttention(Attention):
         q_BTHP = jnp.einsum("BTD,DHP->BTHP", x_BTD, self.query_rope[...].astype(x_BTD.dtype))
         return self.normed(q_BTHK), self.normed(self.rotated(q_BTHP, positions_BT))
 
-    def _entries(self, x_BTD, positions_BT):
+    def entries(self, x_BTD, positions_BT):
         latent_BTC = rms_norm(x_BTD @ self.down[...].astype(x_BTD.dtype), self.config.norm_eps)
         if self.rope_key is None:
             return LatentCache(latent_BTC, latent_BTC[..., :0])

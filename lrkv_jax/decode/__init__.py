@@ -1,6 +1,6 @@
-"""Decoding from the cache: the engine (prefill, step, batching) and sampling."""
+"""Decoding from the cache: the engine (prefill, steps, batching, meshes) and sampling."""
 
-from lrkv_jax.decode.engine import Engine, generate
+from lrkv_jax.decode.engine import Engine, EngineReport, generate
 from lrkv_jax.decode.sampling import Sampling
 
-__all__ = ["Engine", "Sampling", "generate"]
+__all__ = ["Engine", "EngineReport", "Sampling", "generate"]

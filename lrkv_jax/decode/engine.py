@@ -1,69 +1,107 @@
-"""Cached decoding: prefill once, then one jitted step whose state is donated and never reshaped.
+"""Cached decoding: prompts prefilled in pieces, then several steps a call, all on the device.
 
-B sequences  T prompt positions  S cache slots
+B sequences  N steps of a call  V vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Int, Key
+from jax.sharding import Mesh
+from jaxtyping import Float, Int
 
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.decode.sampling import Sampling, sample
+from lrkv_jax.decode import placement, programs
+from lrkv_jax.decode import prompts as ragged
+from lrkv_jax.decode.sampling import Sampling
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels import dispatch
 from lrkv_jax.model import Transformer, with_parameters
+from lrkv_jax.nn.dtype import resolve_dtype
 
-# Prompts are padded to a multiple of this, so that few prefill programs are ever compiled.
-PROMPT_MULTIPLE = 32
-# Steps between two looks at whether every sequence has stopped; a look waits for the device.
-STEPS_PER_LOOK = 16
+# Tokens of a prompt that are prefilled at once: memory is linear in it.
+PREFILL_CHUNK = 512
+# `generate` makes its cache a multiple of this long: few caches, and few programs.
+CACHE_MULTIPLE = 32
+# Steps of one call: the host waits for none of them but the last.
+STEPS_PER_CALL = 16
 
 
-@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class DecodeState:
-    """What a step reads and replaces. `token_B` is sampled but not yet in the cache."""
+class EngineReport:
+    """What an engine decodes with, and what its cache occupies as it was allocated."""
 
-    cache: Any
-    token_B: Int[Array, "B"]
-    lengths_B: Int[Array, "B"]  # tokens in the cache
-    stopped_B: Bool[Array, "B"]
-    keys_B: Key[Array, "B"]
+    decode_kernel: str  # as asked for: `ModelConfig.decode_kernel`
+    kernels: dict[str, str]  # what each kernel ran on so far in this process, and why
+    cache_bytes: int
+    cache_bytes_per_token: float
+    cache_bytes_per_device: int
+    mesh: dict[str, int]  # empty without one
+    heads_split: bool  # each tensor shard attends with its own heads
 
 
 class Engine:
     """Decodes batches of up to `batch` sequences of up to `length` tokens with one model.
 
-    Raises `LrkvError` for prompts that are empty, too many or too long for the cache.
+    On a `mesh` (`lrkv_jax.sharding.make_mesh`; the mesh in use, unless given) sequences are split
+    over `data` and `fsdp` where those divide `batch`, heads and their cache over `tensor`, and
+    parameters as in training.
+
+    Raises `LrkvError` for parameters of another model, a mesh that cannot split it, and prompts
+    that are empty, too many, too long for the cache, or not of the model's vocabulary.
     """
 
-    def __init__(self, config: ModelConfig, params: Any, *, batch: int, length: int):
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Any,
+        *,
+        batch: int,
+        length: int,
+        mesh: Mesh | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+        steps_per_call: int = STEPS_PER_CALL,
+    ):
+        sizes = {
+            "batch": batch, "length": length,
+            "prefill_chunk": prefill_chunk, "steps_per_call": steps_per_call,
+        }  # fmt: skip
+        for name, size in sizes.items():
+            if size < 1:
+                raise LrkvError(f"{name} = {size}: use 1 or more")
+        placement.check_parameters(config, params)
         self.config, self.batch, self.length = config, batch, length
-        model = with_parameters(config, params).unstacked()
-        self._graph, self._weights = nnx.split(model)
+        self.prefill_chunk, self.steps_per_call = prefill_chunk, steps_per_call
+        self.mesh = placement.mesh_for(config, mesh)
+        with jax.set_mesh(self.mesh):
+            model = with_parameters(config, params).unstacked()
+            self._graph, self._weights = nnx.split(placement.placed(model, self.mesh))
         self._spare_cache = None  # the last call's buffers, used again
-
-    def init_cache(self) -> Any:
-        """A cache for the whole batch, a list with one entry a layer."""
-        cache, self._spare_cache = self._spare_cache, None
-        if cache is None:
-            cache = self._model().init_cache(self.batch, self.length)
-        return cache
 
     def cache_bytes_per_token(self) -> float:
         """Bytes of the live cache buffers over the tokens they hold."""
-        cache = self.init_cache()
-        total = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
-        self._spare_cache = cache
-        return total / (self.batch * self.length)
+        return self.report().cache_bytes_per_token
+
+    def report(self) -> EngineReport:
+        """What runs, and the bytes of the cache, summed from its live buffers."""
+        cache = self._spare_cache = self._take_cache()
+        leaves = jax.tree.leaves(cache)
+        total = sum(leaf.nbytes for leaf in leaves)
+        return EngineReport(
+            decode_kernel=self.config.decode_kernel,
+            kernels=dispatch.choices(),
+            cache_bytes=total,
+            cache_bytes_per_token=total / (self.batch * self.length),
+            cache_bytes_per_device=sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves),
+            mesh=dict(self.mesh.shape) if self.mesh else {},
+            heads_split=placement.splits_heads(self._model(), self.mesh),
+        )
 
     def stream(
         self,
@@ -73,92 +111,117 @@ class Engine:
         sampling: Sampling | None = None,
         seed: int = 0,
         stop: Sequence[int] = (),
-    ) -> Iterator[Int[Array, "B"]]:
+    ) -> Iterator[Int[np.ndarray, "B"]]:
         """Yield each step's tokens, one a sequence, −1 after a sequence has stopped.
 
-        `stop` lists the tokens that end a sequence; the one that did is yielded. Sequence i draws
-        from (seed, i) alone: its text does not depend on the rest of the batch.
+        `stop` lists the tokens that end a sequence; the one that did is yielded. Ends when all
+        have. Sequence i draws from (seed, i) alone: its text does not depend on the rest of the
+        batch. `steps_per_call` steps run on the device at a time, the next ones while these are
+        handed out.
         """
-        sampling = sampling or Sampling()
-        state, token_B = self._start(prompts, new_tokens, sampling, seed, tuple(stop))
-        yield token_B
-        for step in range(1, new_tokens):
-            if step % STEPS_PER_LOOK == 0 and bool(jnp.all(state.stopped_B)):
-                break
-            state, token_B = _step(self._graph, self._weights, state, sampling, tuple(stop))
-            yield token_B
-        self._spare_cache = state.cache
+        calls = self._calls(prompts, new_tokens, sampling or Sampling(), seed, tuple(stop))
+        with closing(calls):
+            waiting = next(calls)
+            while waiting is not None:
+                # The next call is on its way before this one's tokens are waited for.
+                ahead = next(calls, None)
+                tokens_NB, _, count = waiting
+                for tokens_B in np.asarray(tokens_NB)[:count]:
+                    if (tokens_B < 0).all():
+                        return
+                    yield tokens_B
+                waiting = ahead
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, **how) -> list[list[int]]:
         """The new tokens of each prompt, without the stop token; arguments as for `stream`."""
         if not prompts or new_tokens < 1:
             return [[] for _ in prompts]
         stop = set(how.get("stop", ()))
-        steps_NB = np.stack(jax.device_get(list(self.stream(prompts, new_tokens, **how))))
+        steps_NB = np.stack(list(self.stream(prompts, new_tokens, **how)))
         columns = [steps_NB[:, i].tolist() for i in range(len(prompts))]
         return [[t for t in column if t != -1 and t not in stop] for column in columns]
 
-    def _start(self, prompts, new_tokens, sampling, seed, stop):
-        """Prefill: the first token of each sequence, and the state of the steps to come."""
-        lengths = [len(prompt) for prompt in prompts]
-        if not lengths or len(lengths) > self.batch:
-            raise LrkvError(f"{len(lengths)} prompts for a batch of {self.batch}: give 1 to that")
-        if min(lengths) == 0:
-            raise LrkvError(f"prompt {lengths.index(0)} is empty: start it with the BOS token")
-        # The last new token is never written, but counting it keeps the rule simple.
-        if max(lengths) + new_tokens > self.length:
+    def forced_logits(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+    ) -> Float[np.ndarray, "B N V"]:
+        """Float32 logits of the N tokens of each continuation, from `stream`'s own programs.
+
+        The continuations, of one length, take the place of what would be sampled: logits [b, n]
+        are those from which token n of `continuations[b]` would be.
+        """
+        lengths = {len(tokens) for tokens in continuations}
+        if len(continuations) != len(prompts) or len(lengths) != 1:
             raise LrkvError(
-                f"a prompt of {max(lengths)} tokens and {new_tokens} new ones do not fit a cache "
-                f"of {self.length}: shorten the prompt or make the cache longer"
+                f"{len(continuations)} continuations of {sorted(lengths)} tokens for "
+                f"{len(prompts)} prompts: give one for each, all of one length"
             )
-        padded = min(-(-max(lengths) // PROMPT_MULTIPLE) * PROMPT_MULTIPLE, self.length)
-        tokens_BT = np.zeros((self.batch, padded), np.int32)
-        lengths_B = np.ones(self.batch, np.int32)  # unused rows decode one padding token
-        for row, prompt in enumerate(prompts):
-            tokens_BT[row, : len(prompt)] = prompt
-            lengths_B[row] = len(prompt)
-        idle_B = np.arange(self.batch) >= len(prompts)
-        root = jax.random.key(seed)
-        keys_B = jax.vmap(partial(jax.random.fold_in, root))(jnp.arange(self.batch))
-        state = DecodeState(
-            self.init_cache(), jnp.zeros(self.batch, jnp.int32), jnp.asarray(lengths_B),
-            jnp.asarray(idle_B), keys_B,
+        for row, tokens in enumerate(continuations):
+            ragged.check_tokens(f"continuation {row}", tokens, self.config.vocabulary)
+        forced_NB = np.zeros((lengths.pop(), self.batch), np.int32)
+        forced_NB[:, : len(prompts)] = np.transpose(continuations)
+        calls = self._calls(prompts, len(forced_NB), Sampling(), 0, (), forced_NB)
+        logits_NBV = np.concatenate([np.asarray(logits)[:count] for _, logits, count in calls])
+        return logits_NBV[:, : len(prompts)].swapaxes(0, 1)
+
+    def _calls(self, prompts, new_tokens, sampling, seed, stop, forced_NB=None):
+        """Start calls; of each, yield tokens [N, B], logits if forced, and the rows that count."""
+        ragged.check(
+            prompts, new_tokens,
+            batch=self.batch, length=self.length, vocabulary=self.config.vocabulary,
         )  # fmt: skip
-        return _prefill(self._graph, self._weights, state, jnp.asarray(tokens_BT), sampling, stop)
+        ragged.check_tokens("stop", stop or (0,), self.config.vocabulary)
+        how = {"sampling": sampling, "stop": stop}
+        most, done = self.steps_per_call, 1
+        state, *result = self._start(prompts, seed, forced_NB, how)
+        try:
+            yield *result, 1
+            while done < new_tokens:
+                count = min(most, new_tokens - done)
+                forced = None
+                if forced_NB is not None:
+                    forced = np.zeros((most, self.batch), np.int32)
+                    forced[:count] = forced_NB[done : done + count]
+                state, *result = self._run(
+                    programs.steps, state, np.int32(count), forced, most=most, **how
+                )
+                yield *result, count
+                done += count
+        finally:
+            self._spare_cache = state.cache
+
+    def _start(self, prompts, seed, forced_NB, how):
+        """Prefill, piece by piece: the state, and the first tokens and logits."""
+        cuts = ragged.pieces(max(map(len, prompts)), self.prefill_chunk)
+        tokens_BT, lengths_B = ragged.batched(prompts, self.batch, sum(cuts[-1]))
+        cache = self._take_cache()
+        last_BD = np.zeros((self.batch, self.config.width), resolve_dtype(self.config.dtype))
+        for start, size in cuts:
+            piece_BT = tokens_BT[:, start : start + size]
+            cache, last_BD = self._run(
+                programs.fill, cache, last_BD, piece_BT, np.int32(start), lengths_B,
+                first=start == 0,
+            )  # fmt: skip
+        idle_B = np.arange(self.batch) >= len(prompts)
+        seed_2 = np.asarray(jax.random.key_data(jax.random.key(seed)))
+        forced_B = None if forced_NB is None else forced_NB[0]
+        state, *result = self._run(
+            programs.begin, last_BD, lengths_B, idle_B, seed_2, forced_B, **how
+        )
+        return replace(state, cache=cache), *result
+
+    def _run(self, program, *arguments, **static):
+        with jax.set_mesh(self.mesh):
+            return program(self._graph, self._weights, *arguments, **static)
+
+    def _take_cache(self) -> Any:
+        """A cache for the whole batch, a list with one entry a layer: the last call's, if whole."""
+        cache, self._spare_cache = self._spare_cache, None
+        if cache is None or any(leaf.is_deleted() for leaf in jax.tree.leaves(cache)):
+            cache = placement.new_cache(self._model(), self.batch, self.length, self.mesh)
+        return cache
 
     def _model(self) -> Transformer:
         return nnx.merge(self._graph, self._weights)
-
-
-def _next(model, x_BD, state, sampling, stop):
-    """Sample from the last hidden state; mark the sequences that it stops."""
-    logits_BV = model.logits(x_BD[:, None])[:, 0]
-    # The key of a draw is the sequence's key and the position: replays draw the same.
-    keys_B = jax.vmap(jax.random.fold_in)(state.keys_B, state.lengths_B)
-    token_B = sample(logits_BV, keys_B, sampling)
-    stopped_B = state.stopped_B
-    for token in stop:
-        stopped_B = stopped_B | (token_B == token)
-    shown_B = jnp.where(state.stopped_B, -1, token_B)
-    return replace(state, token_B=token_B, stopped_B=stopped_B), shown_B
-
-
-@partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
-def _prefill(graph, weights, state, tokens_BT, sampling, stop):
-    model = nnx.merge(graph, weights)
-    x_BTD, cache = model.prefill(tokens_BT, state.cache)
-    x_BD = jnp.take_along_axis(x_BTD, (state.lengths_B - 1)[:, None, None], axis=1)[:, 0]
-    return _next(model, x_BD, replace(state, cache=cache), sampling, stop)
-
-
-@partial(jax.jit, static_argnums=(0, 3, 4), donate_argnums=2)
-def _step(graph, weights, state, sampling, stop):
-    model = nnx.merge(graph, weights)
-    x_B1D, cache = model.decode(state.token_B[:, None], state.cache, state.lengths_B)
-    # A stopped sequence writes its slot again and again; nobody reads it.
-    lengths_B = jnp.where(state.stopped_B, state.lengths_B, state.lengths_B + 1)
-    state = replace(state, cache=cache, lengths_B=lengths_B)
-    return _next(model, x_B1D[:, 0], state, sampling, stop)
 
 
 def generate(
@@ -170,13 +233,14 @@ def generate(
     sampling: Sampling | None = None,
     seed: int = 0,
     stop: Sequence[int] = (),
+    mesh: Mesh | None = None,
 ) -> list[list[int]]:
     """New token ids for each prompt of token ids, decoded together from one cache.
 
     `params` is the nested dict of `lrkv_jax.model.parameters`. Stop tokens end a sequence and are
-    not returned. Raises `LrkvError` for an empty prompt.
+    not returned. `mesh` and what is raised are as for `Engine`.
     """
     length = max((len(prompt) for prompt in prompts), default=0) + new_tokens
-    length = -(-length // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
-    engine = Engine(config, params, batch=max(1, len(prompts)), length=length)
+    length = -(-length // CACHE_MULTIPLE) * CACHE_MULTIPLE
+    engine = Engine(config, params, batch=max(1, len(prompts)), length=max(1, length), mesh=mesh)
     return engine.generate(prompts, new_tokens, sampling=sampling, seed=seed, stop=stop)

@@ -44,7 +44,9 @@ def evaluate(
     if batch is not None and batch < 1:
         raise LrkvError(f"batch = {batch}: use 1 or more")
     run = load_run(directory, step=step, overrides=overrides)
-    engine = Engine(run.config.model, run.params, batch=1, length=run.config.train.context)
+    engine = Engine(
+        run.config.model, run.params, batch=1, length=run.config.train.context, mesh=run.mesh
+    )
     result = {
         "run": str(directory),
         "attention": run.config.model.attention.kind,
@@ -74,9 +76,11 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
     config = run.config
     tokens_BU = next(heldout_batches(config.data, config.train.context, AGREEMENT_ROWS))
     tokens_BT = tokens_BU[:, : min(config.train.context, 4 * AGREEMENT_STEPS)]
-    longest = max(1, tokens_BT.shape[1] - AGREEMENT_STEPS)
+    T = tokens_BT.shape[1]
+    longest = T - min(AGREEMENT_STEPS, T // 2)
     lengths = [max(1, longest - 17 * row) for row in range(len(tokens_BT))]
-    return decode_agreement(config.model, run.params, tokens_BT, lengths).as_dict()
+    agreement = decode_agreement(config.model, run.params, tokens_BT, lengths, mesh=run.mesh)
+    return agreement.as_dict()
 
 
 TASKS = {"bpb": _held_out, "agreement": _agreement}

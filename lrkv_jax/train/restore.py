@@ -36,10 +36,12 @@ def load_run(
     `mesh.fsdp=8 mesh.data=1`, change that and other settings that leave the model as it is.
     Raises `LrkvError` if there is no run, no checkpoint or no such step.
     """
-    config = read_run(directory).model_copy(update={"mesh": MeshConfig(data=-1, fsdp=1)})
+    config = read_run(directory)
     if overrides:
         changed = load_config(Path(directory) / "config.yaml", overrides)
         config = changed.model_copy(update={"run_dir": str(directory)})
+    if not any(override.startswith("mesh.") for override in overrides):
+        config = config.model_copy(update={"mesh": MeshConfig(data=-1, fsdp=1)})
     mesh = make_mesh(config.mesh)
     shapes = jax.eval_shape(lambda: init_parameters(config.model, 0))
     placed = parameter_shardings(specs(config.model), shapes, mesh)

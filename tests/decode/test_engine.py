@@ -1,118 +1,152 @@
-"""The engine writes what the whole-sequence forward would, alone or in a crowd, in place."""
+"""The engine's text is its sequence's own, its programs are few, and its cache stays in place."""
+
+from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from engines import LENGTHS, PROMPTS, SEED, engine_of, program_counts
+from variants import FIVE, VOCABULARY, random_params, small
 
-from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig
-from lrkv_jax.decode import Engine, Sampling, generate
-from lrkv_jax.decode import engine as engine_module
+from lrkv_jax.decode import Engine, Sampling, generate, programs
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.model import init_parameters, with_parameters
 
-V = 61
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]]
-VARIANTS = {
-    "mha": MHA(),
-    "gqa": GQA(kv_heads=2),
-    "mqa": MQA(),
-    "mla": MLA(latent=12, rope_width=4),
-    "lrkv-full": LRKV(rank=3),
-    "lrkv-shared": LRKV(rank=3, rope="shared"),
-    "lrkv-latent": LRKV(rank=3, rope="latent"),
-}
-
-
-def model_of(attention):
-    """A small model with no weight at its special initial value, so that attention matters."""
-    config = ModelConfig(
-        layers=2, width=32, heads=4, head_width=8, vocabulary=V, attention=attention
-    )
-    params = init_parameters(config, 0)
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    noise = [
-        p + 0.4 * jax.random.normal(k, p.shape) / np.sqrt(p.shape[-2])
-        for p, k in zip(leaves, keys, strict=True)
-    ]
-    return config, tree.unflatten(noise)
+LRKV = FIVE["lrkv"]
+GREEDY = {"sampling": Sampling(), "stop": ()}
 
 
 @pytest.fixture(scope="module")
-def lrkv():
-    return model_of(LRKV(rank=3))
+def engine():
+    return engine_of(LRKV)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_greedy_text_is_the_argmax_of_the_whole_sequence_forward(name):
-    config, params = model_of(VARIANTS[name])
-    texts = generate(config, params, PROMPTS, 12)
-    model = with_parameters(config, params)
-    for prompt, text in zip(PROMPTS, texts, strict=True):
-        # Position t of the forward over prompt + text must choose token t + 1.
-        logits_TV = model(jnp.array([prompt + text]))[0]
-        expected = np.asarray(logits_TV.argmax(-1))[len(prompt) - 1 : -1]
-        assert text == expected.tolist()
-    assert len({tuple(text) for text in texts}) == len(texts), "the prompts made no difference"
+@pytest.fixture(scope="module")
+def text(engine):
+    return engine.generate(PROMPTS, 11)
 
 
-def test_sampled_text_does_not_depend_on_the_batch_around_it(lrkv):
+def test_sampled_text_does_not_depend_on_the_batch_around_it(engine):
     how = {"sampling": Sampling(1.0, top_p=0.9), "seed": 5}
-    together = generate(*lrkv, PROMPTS, 10, **how)
-    alone = generate(*lrkv, PROMPTS[:1], 10, **how)
-    roomy = Engine(*lrkv, batch=5, length=128).generate(PROMPTS[:1], 10, **how)
+    together = engine.generate(PROMPTS, 10, **how)
+    alone = generate(engine.config, random_params(engine.config, SEED), PROMPTS[:1], 10, **how)
+    roomy = engine.generate(PROMPTS[:1], 10, **how)
     assert together[0] == alone[0] == roomy[0]
-    assert generate(*lrkv, PROMPTS, 10, sampling=how["sampling"], seed=6) != together
+    assert engine.generate(PROMPTS, 10, sampling=how["sampling"], seed=6) != together
 
 
-def test_a_stop_token_ends_its_sequence_alone_and_is_not_returned(lrkv):
-    free = generate(*lrkv, PROMPTS, 12)
-    stop = free[0][4]
-    stopped = generate(*lrkv, PROMPTS, 12, stop=(stop,))
-    for before, after in zip(free, stopped, strict=True):
+def test_a_stop_token_ends_its_sequence_alone_and_is_not_returned(engine, text):
+    stop = text[0][4]
+    stopped = engine.generate(PROMPTS, 11, stop=(stop,))
+    for before, after in zip(text, stopped, strict=True):
         cut = before.index(stop) if stop in before else len(before)
         assert after == before[:cut]
 
 
-def test_a_long_generation_compiles_one_step_and_reuses_its_cache(lrkv):
-    engine = Engine(*lrkv, batch=3, length=96)
-    before = engine_module._step._cache_size()
-    first = engine.generate(PROMPTS, 40)
-    assert engine_module._step._cache_size() == before + 1
-    cache = engine.init_cache()
-    engine._spare_cache = cache
-    second = engine.generate(PROMPTS, 40)
-    assert engine_module._step._cache_size() == before + 1
-    # The first call's leftovers are in the buffers, which were donated, and change nothing.
-    assert second == first
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(cache))
+def test_a_stream_ends_with_its_last_sequence(engine, text):
+    stop = tuple({tokens[5] for tokens in text})
+    ends = [min(tokens.index(t) for t in stop if t in tokens) for tokens in text]
+    rows = list(engine.stream(PROMPTS, 11, stop=stop))
+    assert len(rows) == max(ends) + 1 <= 6
+    for column, tokens, end in zip(np.transpose(rows), text, ends, strict=True):
+        assert column.tolist() == tokens[: end + 1] + [-1] * (max(ends) - end)
 
 
-def test_the_step_writes_its_cache_in_place(lrkv):
-    engine = Engine(*lrkv, batch=3, length=96)
-    state, _ = engine._start(PROMPTS, 8, Sampling(), 0, ())
-    arguments = (engine._graph, engine._weights, state, Sampling(), ())
-    memory = engine_module._step.lower(*arguments).compile().memory_analysis()
-    cache_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.cache))
-    assert memory.alias_size_in_bytes >= cache_bytes
+def test_when_all_have_stopped_the_device_takes_no_further_step(engine):
+    state, *_ = engine._start(PROMPTS, 0, None, GREEDY)
+    lengths_B = np.asarray(state.lengths_B)
+    before = jax.tree.map(np.asarray, state.cache)
+    stopped = replace(state, stopped_B=np.ones(len(PROMPTS), bool))
+    after, tokens_NB, _ = engine._run(programs.steps, stopped, np.int32(4), None, most=4, **GREEDY)
+    assert (np.asarray(tokens_NB) == -1).all()
+    np.testing.assert_array_equal(after.lengths_B, lengths_B)
+    jax.tree.map(np.testing.assert_array_equal, after.cache, before)
 
 
-def test_live_cache_bytes_are_the_formula(lrkv):
-    config, params = lrkv
-    per_layer = 2 * (8 + 4 * 3) * 4 + 4 * 4  # 2 (K + H R) float32 values, H float32 norms
-    assert Engine(config, params, batch=2, length=64).cache_bytes_per_token() == 2 * per_layer
+def test_programs_are_as_many_for_any_prompt_and_any_text():
+    engine = engine_of(FIVE["mqa"], length=160, prefill_chunk=64)
+    before = program_counts()
+    for longest, new in [(1, 2), (32, 1), (33, 3), (64, 4), (65, 5), (97, 9), (128, 17), (140, 20)]:
+        engine.generate([[3] * longest, [1, 2]], new)
+    made = np.subtract(program_counts(), before)
+    # Pieces of 32 and 64 tokens, first or later; one beginning; one program of steps.
+    assert made.tolist() == [4, 1, 1]
+
+
+def test_a_cache_is_used_again_and_its_leftovers_change_nothing(engine, text):
+    cache = engine._spare_cache
+    stream = engine.stream([prompt[::-1] for prompt in PROMPTS], 20)
+    next(stream)
+    stream.close()  # a text that nobody reads to its end
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(cache))  # donated
+    before = program_counts()
+    assert engine._spare_cache is not None
+    assert engine.generate(PROMPTS, 11) == text
+    assert program_counts() == before
+
+
+def test_two_streams_at_once_do_not_share_a_cache(engine, text):
+    steps = zip(engine.stream(PROMPTS, 11), engine.stream(PROMPTS, 11), strict=True)
+    for n, (one, other) in enumerate(steps):
+        assert one.tolist() == other.tolist() == [tokens[n] for tokens in text]
+
+
+def test_a_cache_filled_to_its_last_slot_is_long_enough(text):
+    full = engine_of(LRKV, length=max(LENGTHS) + 11, prefill_chunk=64)
+    assert full.generate(PROMPTS, 11) == text
+
+
+def test_the_report_sums_live_buffers(engine):
+    report = engine.report()
+    # 2 (K + 4 heads of rank 3, padded to 8) float32 values and 4 float32 norms.
+    per_token = 2 * (8 + 4 * 8) * 4 + 4 * 4
+    assert report.cache_bytes_per_token == engine.cache_bytes_per_token() == per_token
+    assert report.cache_bytes == report.cache_bytes_per_device == per_token * 4 * 64
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(engine._spare_cache)) == report.cache_bytes
+    assert (report.decode_kernel, report.mesh, report.heads_split) == ("auto", {}, False)
 
 
 @pytest.mark.parametrize(
     ("prompts", "new", "message"),
     [
         ([[1], []], 4, "prompt 1 is empty"),
-        ([[1] * 60], 5, "do not fit a cache of 64"),
-        ([[1]] * 3, 4, "3 prompts for a batch of 2"),
+        ([[1] * 60], 5, "60 tokens and 5 new ones do not fit a cache of 64"),
+        ([[1]] * 5, 4, "5 prompts for a batch of 4"),
+        ([[1], [2, VOCABULARY]], 4, f"prompt 1 has the token id {VOCABULARY}, .* 0 to 39"),
+        ([[-1]], 4, "prompt 0 has the token id -1"),
+        ([[1.5]], 4, "prompt 0 holds float64 values"),
     ],
 )
-def test_prompts_that_do_not_fit_are_refused(lrkv, prompts, new, message):
+def test_prompts_that_cannot_be_decoded_are_refused(engine, prompts, new, message):
     with pytest.raises(LrkvError, match=message) as error:
-        Engine(*lrkv, batch=2, length=64).generate(prompts, new)
+        engine.generate(prompts, new)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: e.generate([[1]], 4, stop=(99,)), "stop has the token id 99"),
+        (lambda e: list(e.stream([[1]], 0)), "new_tokens = 0"),
+        (lambda e: e.forced_logits([[1]], [[1], [2]]), "2 continuations of .1. tokens for 1"),
+        (lambda e: e.forced_logits([[1]], [[1, 99]]), "continuation 0 has the token id 99"),
+        (lambda e: engine_of(LRKV, prefill_chunk=0), "prefill_chunk = 0: use 1 or more"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(engine, call, message):
+    with pytest.raises(LrkvError, match=message) as error:
+        call(engine)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (small(FIVE["mha"]), r"blocks.attention.key is \(2, 24, 4, 8\), and .* \(2, 24, 8\)"),
+        (small(LRKV, layers=1), r"is \(1, .*, and the configuration has \(2, "),
+        (small(LRKV, tied_head=True), "head.kernel is nothing"),
+    ],
+)
+def test_parameters_of_another_model_are_refused(other, message):
+    with pytest.raises(LrkvError, match=message) as error:
+        Engine(small(LRKV), random_params(other), batch=1, length=64)
     assert "\n" not in str(error.value)

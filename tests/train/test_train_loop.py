@@ -151,7 +151,7 @@ def test_rows_past_the_checkpoint_are_dropped_and_a_torn_row_is_mended(tiny):
 
 
 def test_sigterm_finishes_the_step_saves_and_says_start_me_again(tiny, tmp_path, data_directory):
-    from conftest import TINY
+    from tiny import TINY
 
     arguments = [*TINY, f"data.directory={data_directory}", f"run_dir={tmp_path / 'run'}",
                  "mesh.fsdp=1", "mesh.data=1", "train.steps=100000"]  # fmt: skip

@@ -1,0 +1,104 @@
+"""Where an engine's parameters and cache lie: on one device, or split over a mesh."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from lrkv_jax.attention import on_mesh
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.model import Transformer, abstract_model, parameters
+from lrkv_jax.nn.dtype import resolve_dtype
+from lrkv_jax.nn.weight import weight_specs
+from lrkv_jax.sharding import AXES, parameter_shardings
+
+_log = logging.getLogger("lrkv_jax.decode")
+
+
+def check_parameters(config: ModelConfig, params: Any) -> None:
+    """Raise `LrkvError` for parameters that are not those of `config`'s model."""
+    there, needed = (
+        {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in flat}
+        for flat in map(
+            jax.tree_util.tree_leaves_with_path, (params, parameters(abstract_model(config)))
+        )
+    )
+    for name in sorted(needed.keys() | there.keys()):
+        if there.get(name) != needed.get(name):
+            has, wants = (str(tree.get(name, "nothing")) for tree in (there, needed))
+            raise LrkvError(
+                f"the parameters are another model's: {name} is {has}, and the configuration "
+                f"has {wants}"
+            )
+
+
+def mesh_for(config: ModelConfig, mesh: Mesh | None) -> Mesh | None:
+    """The mesh to decode on: the given one, else the one in use, else none.
+
+    Raises `LrkvError` for a mesh of other axes, one whose `tensor` does not divide the heads, and
+    for an interpreted kernel on several devices.
+    """
+    mesh = mesh or jax.sharding.get_mesh()
+    if mesh.empty:
+        return None
+    if mesh.axis_names != AXES:
+        raise LrkvError(
+            f"a mesh of axes {', '.join(mesh.axis_names)}: decoding needs {', '.join(AXES)}, as "
+            "make_mesh gives them"
+        )
+    tensor, heads = mesh.shape["tensor"], config.heads
+    if heads % tensor:
+        choices = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise LrkvError(
+            f"mesh.tensor = {tensor} does not divide model.heads = {heads}: use one of {choices}"
+        )
+    if config.decode_kernel == "interpret" and mesh.size > 1:
+        raise LrkvError(
+            f"model.decode_kernel = interpret does not run on several devices, and the mesh has "
+            f"{mesh.size}: use xla"
+        )
+    return mesh
+
+
+def placed(model: Transformer, mesh: Mesh | None) -> Transformer:
+    """The model with its parameters placed as in training."""
+    if mesh is None:
+        return model
+    graph, state = nnx.split(model)
+    arrays = nnx.to_pure_dict(state)
+    where = parameter_shardings(weight_specs(model), arrays, mesh)
+    nnx.replace_by_pure_dict(state, jax.device_put(arrays, where))
+    if not splits_heads(model, mesh):
+        _log.warning(
+            "mesh.tensor = %d does not divide the key/value heads: every tensor shard keeps and "
+            "attends with all heads", mesh.shape["tensor"],
+        )  # fmt: skip
+    return nnx.merge(graph, state)
+
+
+def splits_heads(model: Transformer, mesh: Mesh | None) -> bool:
+    """Whether each tensor shard attends with its own heads, and caches no other's."""
+    return mesh is not None and on_mesh.splits_heads(model.blocks[0].attention, mesh)
+
+
+def new_cache(model: Transformer, batch: int, length: int, mesh: Mesh | None) -> list[Any]:
+    """An empty cache a layer, made where it is to lie."""
+    if mesh is None:
+        return model.init_cache(batch, length)
+    dtype = resolve_dtype(model.config.dtype)
+    caches = []
+    for block in model.blocks:
+        shapes = block.attention.cache_shapes(batch, length, dtype)
+        where = on_mesh.cache_shardings(block.attention, shapes, mesh)
+        caches.append(
+            jax.tree.map(
+                lambda leaf, place: jnp.zeros(leaf.shape, leaf.dtype, device=place), shapes, where
+            )
+        )
+    return caches

@@ -1,0 +1,155 @@
+"""On a mesh an engine says what it says on one device, and no device holds another's cache."""
+
+import logging
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+from engines import PROMPTS, engine_of, program_counts
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from variants import FIVE, error
+
+from lrkv_jax.config import GQA, MeshConfig
+from lrkv_jax.decode import Sampling, programs
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.sharding import make_mesh
+
+NEW = 7
+EXACT = 1e-5  # float32, relative to the logits' scale
+ROWS = ("data", "fsdp")
+# What heads share is whole on each tensor shard; what is a head's own is split.
+PLACES = {
+    "k_BSGK": P(ROWS, None, "tensor"),
+    "v_BSGK": P(ROWS, None, "tensor"),
+    "latent_BSC": P(ROWS),
+    "rope_key_BSP": P(ROWS),
+    "k_shared_BSK": P(ROWS),
+    "v_shared_BSK": P(ROWS),
+    "rk_BSHR": P(ROWS, None, "tensor"),
+    "rv_BSHR": P(ROWS, None, "tensor"),
+    "inverse_norm_BHS": P(ROWS, "tensor"),
+}
+LENGTH = 56  # a size that no other array has
+
+
+def mesh_of(data, fsdp, tensor):
+    devices = jax.devices()[: data * fsdp * tensor]
+    return make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), devices)
+
+
+def both(engine):
+    """Greedy text, and the logits of its first token, which the prefill in pieces makes."""
+    return engine.generate(PROMPTS, NEW), engine.forced_logits(PROMPTS, [[0]] * len(PROMPTS))
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_eight_devices_say_what_one_says_each_from_its_share_of_the_cache(name):
+    # Later pieces, too, where keys are made from factors and where they are not.
+    how = {"length": LENGTH, "prefill_chunk": 16 if name in ("mha", "lrkv") else 64}
+    text, logits_BNV = both(engine_of(FIVE[name], **how))
+    before = program_counts()
+    engine = engine_of(FIVE[name], mesh=mesh_of(2, 2, 2), **how)
+    text_there, logits_there_BNV = both(engine)
+    assert text_there == text
+    assert error(logits_there_BNV, logits_BNV) <= EXACT
+    assert engine.generate(PROMPTS[:3], NEW) == text[:3]
+    # First and later pieces, beginnings that sample and that are told, steps.
+    fills = 2 if name in ("mha", "lrkv") else 1
+    assert np.subtract(program_counts(), before).tolist() == [fills, 2, 1]
+
+    for key, leaf in vars(engine._spare_cache[0]).items():
+        if leaf is not None:
+            place = P(ROWS) if leaf.shape[2] == 1 else PLACES[key]  # MQA has one head
+            assert leaf.sharding.spec == place
+            parts = [leaf.shape[0] // 4, *leaf.shape[1:]]
+            if "tensor" in place:
+                parts[place.index("tensor")] //= 2
+            assert {shard.data.shape for shard in leaf.addressable_shards} == {tuple(parts)}
+    assert engine.report().heads_split
+
+    gathered = re.findall(
+        r"= \w+\[([\d,]*)\]\S* (?:all-gather|all-to-all|collective)", steps_text(engine)
+    )
+    assert gathered  # `fsdp` gathers weights: the pattern does find what there is
+    assert not [shape for shape in gathered if str(LENGTH) in shape.split(",")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "cached"),
+    [("mha", "grouped_decode", 1), ("mla", "latent_decode", 2), ("lrkv", "lrkv_decode", 1)],
+)
+def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
+    name, kernel, cached, monkeypatch
+):
+    """No compiler can split a Mosaic kernel: it must be called on what is already split."""
+    engine = engine_of(FIVE[name], length=40, mesh=mesh_of(2, 2, 2))
+    module = sys.modules[type(engine._model().blocks[0].attention).__module__]
+    call, seen = getattr(module, kernel), []
+
+    def watched(*arrays, **settings):
+        seen.append((arrays[0].shape, arrays[cached].shape))
+        return call(*arrays, **settings)
+
+    monkeypatch.setattr(module, kernel, watched)
+    lengths_B, some_B = np.ones(4, np.int32), np.zeros(4, bool)
+    seed_2 = np.zeros(2, np.uint32)
+    state = programs.DecodeState(engine._take_cache(), lengths_B, lengths_B, some_B, seed_2)
+    with jax.set_mesh(engine.mesh):
+        programs.steps.trace(
+            engine._graph, engine._weights, state, np.int32(3), None,
+            most=3, sampling=Sampling(), stop=(),
+        )  # fmt: skip
+    # A sequence of four, two heads of four; one layer.
+    (query, cache), *more = seen
+    assert query[:3] == (1, 1, 2) and cache[:2] == (1, 40) and not more
+
+
+def steps_text(engine):
+    """The compiled steps, as the compiler prints them."""
+    state, *_ = engine._start(PROMPTS, 0, None, {"sampling": Sampling(), "stop": ()})
+    with jax.set_mesh(engine.mesh):
+        lowered = programs.steps.lower(
+            engine._graph, engine._weights, state, np.int32(3), None,
+            most=engine.steps_per_call, sampling=Sampling(), stop=(),
+        )  # fmt: skip
+        return lowered.compile().as_text()
+
+
+def test_key_value_heads_that_tensor_does_not_divide_stay_whole_and_it_is_said(caplog):
+    text = engine_of(GQA(kv_heads=2), prefill_chunk=64).generate(PROMPTS, NEW)
+    with caplog.at_level(logging.WARNING, "lrkv_jax.decode"):
+        engine = engine_of(GQA(kv_heads=2), prefill_chunk=64, mesh=mesh_of(1, 1, 4))
+    assert "mesh.tensor = 4 does not divide the key/value heads" in caplog.text
+    assert engine.generate(PROMPTS, NEW) == text
+    assert not engine.report().heads_split
+    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(engine._spare_cache))
+
+
+def test_a_batch_that_the_mesh_does_not_divide_stays_whole_and_the_mesh_in_use_is_taken():
+    alone = engine_of(FIVE["lrkv"], batch=3, prefill_chunk=64).generate(PROMPTS[:3], NEW)
+    with jax.set_mesh(mesh_of(2, 1, 2)):
+        engine = engine_of(FIVE["lrkv"], batch=3, prefill_chunk=64)
+    assert engine.mesh.shape["tensor"] == 2
+    assert engine.generate(PROMPTS[:3], NEW) == alone
+    latents = engine._spare_cache[0].rk_BSHR
+    assert latents.sharding.spec == P(None, None, "tensor")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        (lambda: mesh_of(1, 1, 8), "mesh.tensor = 8 does not divide model.heads = 4: use one of 1"),
+        (
+            lambda: mesh_of(2, 2, 2),
+            "decode_kernel = interpret does not run on several",
+        ),
+        (lambda: jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), "a mesh of axes x: "),
+    ],
+)
+def test_a_mesh_that_cannot_split_the_model_is_refused(mesh, message):
+    with pytest.raises(LrkvError, match=message) as error:
+        engine_of(FIVE["mha"], mesh=mesh(), model={"decode_kernel": "interpret"})
+    assert "\n" not in str(error.value)
