@@ -90,20 +90,30 @@ def cache_values_per_token(model: ModelConfig) -> int:
 def cache_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:
     """Bytes of everything a token leaves in the caches of all layers.
 
-    `itemsize` is the size of a value; 2, the default, is bfloat16's.
+    `itemsize` is the size of a value; 2, the default, is bfloat16's. Padding is not counted:
+    `cache_allocated_bytes_per_token` has it.
     """
     scalars = model.layers * model.attention.cache_scalars(model)
     return cache_values_per_token(model) * itemsize + scalars * SCALAR_ITEMSIZE
 
 
+def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:
+    """Bytes of a token's slot in the caches of all layers as they are allocated, padding included.
+
+    The closed form of what `lrkv_jax.plan.live_cache_bytes_per_token` measures.
+    """
+    padding = model.layers * model.attention.cache_padding_values(model)
+    return cache_bytes_per_token(model, itemsize) + padding * itemsize
+
+
 def cache_fraction(model: ModelConfig) -> float:
     """Cached values as a share of the same model's with MHA."""
-    return cache_values_per_token(model) / cache_values_per_token(_with_mha(model))
+    return cache_values_per_token(model) / cache_values_per_token(with_mha(model))
 
 
 def cache_bytes_fraction(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> float:
     """Cached bytes, inverse norms included, as a share of the same model's with MHA."""
-    mha_bytes = cache_bytes_per_token(_with_mha(model), itemsize)
+    mha_bytes = cache_bytes_per_token(with_mha(model), itemsize)
     return cache_bytes_per_token(model, itemsize) / mha_bytes
 
 
@@ -111,6 +121,11 @@ def cache_fraction_published(model: ModelConfig) -> float:
     """The share of MHA's cache as the paper counts it: MLA without its rope key, no norms."""
     mha = MHA().cache_values_published(model)
     return model.attention.cache_values_published(model) / mha
+
+
+def with_mha(model: ModelConfig) -> ModelConfig:
+    """The same model with multi-head attention, what caches are compared with."""
+    return model.model_copy(update={"attention": MHA()})
 
 
 def plan(config: RunConfig, names: list[str]) -> dict[str, Any]:
@@ -144,11 +159,8 @@ def _variant_plan(config: RunConfig) -> dict[str, int | float]:
         "training_exaflops": training_exaflops(config),
         "kv_cache_values_per_token": cache_values_per_token(model),
         "kv_cache_bytes_per_token": cache_bytes_per_token(model),
+        "kv_cache_allocated_bytes_per_token": cache_allocated_bytes_per_token(model),
         "kv_cache_fraction_of_mha": cache_fraction(model),
         "kv_cache_bytes_fraction_of_mha": cache_bytes_fraction(model),
         "kv_cache_fraction_published": cache_fraction_published(model),
     }
-
-
-def _with_mha(model: ModelConfig) -> ModelConfig:
-    return model.model_copy(update={"attention": MHA()})

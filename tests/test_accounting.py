@@ -44,14 +44,27 @@ def check_against_the_model(model):
     assert counts.mlp == size(params["blocks"]["mlp"])
 
     for dtype in (jnp.bfloat16, jnp.float32):
-        # The stack's own module: shapes of a layer's cache do not depend on its weights.
-        cache = jax.tree.leaves(real.blocks.attention.cache_shapes(1, 1, dtype))
-        live = model.layers * sum(size(leaf) * leaf.dtype.itemsize for leaf in cache)
-        assert accounting.cache_bytes_per_token(model, dtype.dtype.itemsize) == live
-    # With a cache in bfloat16, what is float32 is a scalar and the rest are values.
+        itemsize = dtype.dtype.itemsize
+        # Really allocated; the stack's own module, as a layer's cache does not need its weights.
+        batch, length = 2, 3
+        cache = jax.tree.leaves(real.blocks.attention.init_cache(batch, length, dtype))
+        live = model.layers * sum(leaf.nbytes for leaf in cache) / (batch * length)
+        assert accounting.cache_allocated_bytes_per_token(model, itemsize) == live
+        padding = model.layers * padding_values(real.blocks.attention, cache)
+        assert accounting.cache_bytes_per_token(model, itemsize) == live - padding * itemsize
+    # With a cache in bfloat16, what is float32 is a scalar and the rest are values or padding.
     cache = jax.tree.leaves(real.blocks.attention.cache_shapes(1, 1, jnp.bfloat16))
     values = sum(size(leaf) for leaf in cache if leaf.dtype == jnp.bfloat16)
+    values -= padding_values(real.blocks.attention, cache)
     assert accounting.cache_values_per_token(model) == model.layers * values
+
+
+def padding_values(layer, cache):
+    """Columns of a layer's cached latents, the [B, S, H, R] arrays, past those its weights fill."""
+    if not hasattr(layer, "key_down"):
+        return 0
+    heads, _, rank = layer.key_down.get_value().shape[-3:]
+    return sum(heads * (leaf.shape[-1] - rank) for leaf in cache if leaf.ndim == 4)
 
 
 # The model itself.
@@ -121,6 +134,23 @@ def test_rank_zero_costs_what_mqa_costs_but_for_one_inverse_norm():
     assert flops(rank0, 2048) == flops(mqa, 2048)
     extra = accounting.cache_bytes_per_token(rank0) - accounting.cache_bytes_per_token(mqa)
     assert extra == 12 * 4  # one key for all heads: one float32 a layer
+
+
+@pytest.mark.parametrize(
+    ("scale", "rank", "row"),
+    [("128m", 46, 48), ("1.2b", 51, 56), ("2.5b", 55, 56), ("6.3b", 54, 56)],
+)
+def test_padding_is_what_the_kernels_ask_for(scale, rank, row):
+    """Rows of latents of a multiple of 8 values: 16 bytes in bfloat16."""
+    model = config_of(scale, "lrkv").model
+    allocated = accounting.cache_allocated_bytes_per_token(model)
+    extra = allocated - accounting.cache_bytes_per_token(model)
+    assert model.attention.rank == rank
+    assert extra == model.layers * 2 * model.heads * (row - rank) * 2
+    # Widths that need none have none.
+    even = model.model_copy(update={"attention": LRKV(rank=64)})
+    allocated = accounting.cache_allocated_bytes_per_token(even)
+    assert allocated == accounting.cache_bytes_per_token(even)
 
 
 # The paper's and the audit's figures. Counts to the precision they are printed in.
@@ -262,4 +292,5 @@ def test_a_new_variant_is_counted_from_its_entry_alone():
     assert saved == 12 * (2 * 768 * 768 - 2 * 768)
     assert accounting.cache_values_per_token(toy) == 12 * 2
     assert accounting.cache_bytes_per_token(toy, 1) == 12 * (2 + 4)
+    assert accounting.cache_allocated_bytes_per_token(toy, 1) == 12 * (2 + 4)
     assert accounting.cache_fraction(toy) == 1 / 768

@@ -66,6 +66,10 @@ class AttentionConfig(Frozen):
         """Float32 scalars a token leaves in the cache beside its values."""
         return 0
 
+    def cache_padding_values(self, model: ModelShape) -> int:
+        """Values that are allocated for a token beside `cache_values`, and always zero."""
+        return 0
+
 
 class _Grouped(AttentionConfig):
     implementation: ClassVar[str] = "grouped:GroupedAttention"
@@ -185,6 +189,19 @@ class LRKV(AttentionConfig):
         if not model.qk_norm:
             return 0
         return model.heads if self.rank else 1  # without residuals all heads have one key
+
+    def cache_padding_values(self, model: ModelShape) -> int:
+        return 2 * model.heads * (self.cached_rank - self.rank)
+
+    @property
+    def cached_rank(self) -> int:
+        """Columns of a cached latent: R padded, once, where the cache is made.
+
+        A GPU's bulk copies take rows of 16-byte multiples, in boxes of up to 64 columns, and its
+        16-bit products a multiple of 8 of them.
+        """
+        multiple = 8 if self.rank <= 64 else 64
+        return -(-self.rank // multiple) * multiple
 
 
 Attention = Annotated[MHA | GQA | MQA | MLA | LRKV, Field(discriminator="kind")]

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 from variants import ALL, MODES, VOCABULARY, WIDTH, error, random_model, random_tokens, small
 
-from lrkv_jax.accounting import cache_bytes_per_token
+from lrkv_jax.accounting import cache_allocated_bytes_per_token
 
 EXACT = 1e-5  # float32, relative to the logits' scale
 PROMPTS = (5, 2, 7)  # ragged, in one batch
@@ -221,7 +221,8 @@ def test_live_cache_bytes_equal_the_formula(name, dtype):
     model = model_of(name, dtype)
     config, itemsize = model.config, jnp.dtype(dtype).itemsize
     entry = config.attention
-    a_layer = entry.cache_values(config) * itemsize + 4 * entry.cache_scalars(config)
+    values = entry.cache_values(config) + entry.cache_padding_values(config)
+    a_layer = values * itemsize + 4 * entry.cache_scalars(config)
     batch = 3
     cache = model.init_cache(batch, SLOTS)
     # What prefill and decode hand back is as large as what they were given.
@@ -236,7 +237,7 @@ def test_live_cache_bytes_equal_the_formula(name, dtype):
     assert nbytes == batch * SLOTS * config.layers * a_layer
     layer = model.blocks[0].attention
     assert layer.cache_bytes_per_token(jnp.dtype(dtype)) == a_layer
-    assert cache_bytes_per_token(config, itemsize) == config.layers * a_layer
+    assert cache_allocated_bytes_per_token(config, itemsize) == config.layers * a_layer
 
 
 def test_batch_padding_and_leftovers_change_nothing(name):
