@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Annotated
 
@@ -23,6 +24,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Prepare data.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+bench_app = typer.Typer(help="Measure.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file or a shipped scale")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="a run's directory")]
@@ -120,6 +123,7 @@ def evaluate(
 def generate(
     run: Run,
     prompt: Annotated[list[str], typer.Option(help="text to go on from; may be repeated")],
+    overrides: Overrides = None,
     tokens: Annotated[int, typer.Option(help="new tokens at most")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.8,
     top_k: Annotated[int, typer.Option(help="0 keeps all")] = 0,
@@ -136,12 +140,12 @@ def generate(
     if tokens < 1:
         raise LrkvError(f"--tokens {tokens}: use 1 or more")
     sampling = Sampling(temperature, top_k, top_p)
-    trained = load_run(run, step=_step(step))
+    trained = load_run(run, step=_step(step), overrides=overrides or [])
     tokenizer = load_tokenizer(trained.config.data.tokenizer)
     prompts = [[tokenizer.bos, *tokenizer.encode(text).tolist()] for text in prompt]
     continued = run_decode(
         trained.config.model, trained.params, prompts, tokens,
-        sampling=sampling, seed=seed, stop=(tokenizer.bos,),
+        sampling=sampling, seed=seed, stop=(tokenizer.bos,), mesh=trained.mesh,
     )  # fmt: skip
     for text, ids in zip(prompt, continued, strict=True):
         print(text + tokenizer.decode(ids))
@@ -154,12 +158,64 @@ def plan(
     all_variants: Annotated[bool, typer.Option("--all", help="every variant")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, not a table")] = False,
 ) -> None:
-    """Parameters, FLOPs and KV-cache bytes, from the configuration alone."""
+    """Parameters, FLOPs and KV-cache bytes, by the formula and as allocated."""
+    # The cache that is measured is small: no reason to take an accelerator, or to wait for one.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from lrkv_jax.config import load_config
     from lrkv_jax.plan import print_plan
 
     run = load_config(config, overrides or [])
     print_plan(run, all_variants=all_variants, as_json=as_json)
+
+
+@bench_app.command("decode")
+def bench_decode(
+    scale: Annotated[str, typer.Option(help="scales; 36x2304 is 2.5b")] = "128m",
+    variants: Annotated[str, typer.Option()] = "mha,gqa,mqa,mla,lrkv",
+    rope: Annotated[str, typer.Option(help="LRKV's modes")] = "full,shared,latent",
+    batch: Annotated[str, typer.Option(help="sequences")] = "1,4",
+    length: Annotated[str, typer.Option(help="tokens in the cache")] = "512,2048,8192",
+    impl: Annotated[
+        str, typer.Option(help="xla, mosaic (ours), jax, cudnn, pallas (peers), naive")
+    ] = "xla,mosaic,jax,cudnn,pallas,naive",
+    level: Annotated[
+        str, typer.Option(help="attention alone, a whole layer, a whole step of the model")
+    ] = "attention",
+    depth: Annotated[int | None, typer.Option(help="layers of a step; the scale's")] = None,
+    ragged: Annotated[bool, typer.Option(help="lengths from 1 to LENGTH, half on average")] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16")] = "auto",
+    samples: Annotated[int, typer.Option(help="times that each is timed")] = 15,
+    out: Annotated[str | None, typer.Option(help="a folder for JSON and a plot")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not tables")] = False,
+) -> None:
+    """Decode attention of every variant beside its peers; lists are comma-separated."""
+    from lrkv_jax.bench import Settings
+    from lrkv_jax.bench.files import run_shown, save
+    from lrkv_jax.bench.report import as_json as plain
+
+    settings = Settings(
+        scales=_list(scale), variants=_list(variants), ropes=_list(rope),
+        batches=_sizes("--batch", batch), lengths=_sizes("--length", length),
+        implementations=_list(impl), levels=_list(level), ragged=ragged, dtype=dtype,
+        samples=samples, depth=depth,
+    )  # fmt: skip
+    report = run_shown(settings, None if as_json else Console())
+    if as_json:
+        print(json.dumps(plain(report), indent=2))
+    if out is not None:
+        for path in save(report, out):
+            print(path, file=sys.stderr)
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _sizes(option: str, text: str) -> tuple[int, ...]:
+    parts = _list(text)
+    if not all(part.isdigit() for part in parts):
+        raise LrkvError(f"{option} {text}: use whole numbers, as in 1,4")
+    return tuple(int(part) for part in parts)
 
 
 def _step(text: str | None) -> int | str | None:

@@ -28,7 +28,7 @@ def run(capsys, monkeypatch, *arguments):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The directory of a tiny finished run."""
-    from conftest import TINY
+    from tiny import TINY
 
     from lrkv_jax.config import load_config
 
@@ -119,8 +119,16 @@ def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained):
     saved = json.loads((trained / "evaluation.json").read_text())
     assert saved["agreement"]["max_relative_error"] < 1e-5
     assert saved["agreement"]["same_greedy_token"] == 1.0
-    # Two layers of 2 (K + H R) float32 values and H float32 norms.
-    assert saved["kv_cache_bytes_per_token"] == 2 * (2 * (8 + 4 * 3) * 4 + 4 * 4)
+    # Two layers of 2 (K + H R) float32 values, rank 3 padded to 8, and H float32 norms.
+    assert saved["kv_cache_bytes_per_token"] == 2 * (2 * (8 + 4 * 8) * 4 + 4 * 4)
+
+
+def test_generate_takes_settings(capsys, monkeypatch, trained):
+    how = ("generate", trained, "model.decode_kernel=xla", "--prompt", "We", "--tokens", "4")
+    code, out, _ = run(capsys, monkeypatch, *how)
+    assert code == 0 and out.startswith("We")
+    code, _, err = run(capsys, monkeypatch, *[a.replace("xla", "mosaic") for a in map(str, how)])
+    assert code == 2 and "cannot run as mosaic: the backend is cpu, not a GPU; use xla" in err
 
 
 def test_generate_repeats_itself_with_a_seed(capsys, monkeypatch, trained):

@@ -1,0 +1,131 @@
+"""Timing: round-robin samples, buffers rotated past the last-level cache, medians with quartiles.
+
+Nothing is subtracted from a time: what a call costs to dispatch is measured beside it and reported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# Rotating buffers add up to this many times the last-level cache, so that a call's data are gone
+# from it when their turn comes again.
+TIMES_THE_CACHE = 3
+GPU_CACHE = 64 << 20  # H100 and H200 have 50 MiB of L2
+UNKNOWN_CPU_CACHE = 64 << 20
+# A GPU sample is several programs of several calls, so that the host stays ahead of the device.
+GPU_CALLS, GPU_LAUNCHES = 8, 16
+
+Timer = Callable[[], float]
+
+
+def last_level_cache() -> int:
+    """Bytes of the largest cache of the device that computes; a guess where it does not say."""
+    if jax.default_backend() != "cpu":
+        return GPU_CACHE
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    units = {"K": 1 << 10, "M": 1 << 20}
+    found = [path.read_text().strip() for path in sizes]
+    known = [int(size[:-1]) * units[size[-1]] for size in found if size[-1:] in units]
+    return max(known, default=UNKNOWN_CPU_CACHE)
+
+
+def copies_needed(nbytes: int, cache_bytes: int) -> int:
+    """Buffers of `nbytes` to rotate: together `TIMES_THE_CACHE` caches or more."""
+    return max(1, -(-TIMES_THE_CACHE * cache_bytes // max(nbytes, 1)))
+
+
+def memory_limit() -> int:
+    """Bytes that a benchmark may fill: a share of what the device has free."""
+    if jax.default_backend() == "cpu":
+        return int(0.6 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    stats = jax.devices()[0].memory_stats() or {}
+    return int(0.8 * (stats.get("bytes_limit", 16 << 30) - stats.get("bytes_in_use", 0)))
+
+
+def calls_and_launches(copies: int) -> tuple[int, int]:
+    """Calls in a program, and programs started before the clock stops.
+
+    1 and 1 on a CPU, where a call takes longer than its dispatch. No more calls than there are
+    copies of the cache: XLA would compute what two calls on one copy share only once.
+    """
+    return (1, 1) if jax.default_backend() == "cpu" else (min(GPU_CALLS, copies), GPU_LAUNCHES)
+
+
+def timer(program: Callable, arguments: Sequence[tuple], calls: int, launches: int) -> Timer:
+    """A function that runs `program` on the next of `arguments`, and gives seconds a call."""
+    turns = itertools.cycle(arguments)
+
+    def sample() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready([program(*next(turns)) for _ in range(launches)])
+        return (time.perf_counter() - start) / (calls * launches)
+
+    return sample
+
+
+def state_timer(program: Callable, states: list[Any], launches: int) -> Timer:
+    """The same for a program that replaces the state it is given: state → (result, state)."""
+    turns = itertools.cycle(range(len(states)))
+
+    def sample() -> float:
+        start = time.perf_counter()
+        for _ in range(launches):
+            turn = next(turns)
+            result, states[turn] = program(states[turn])
+        jax.block_until_ready((result, states))
+        return (time.perf_counter() - start) / launches
+
+    return sample
+
+
+def interleaved(
+    timers: Sequence[Timer], samples: int, seconds: float = 2.0, least: int = 5
+) -> list[list[float]]:
+    """Round-robin samples of each timer, so that a busy moment of the machine meets them all.
+
+    One that has used `seconds` stops at `least` samples. The first call of each is not counted.
+    """
+    for sample in timers:
+        sample()
+    taken: list[list[float]] = [[] for _ in timers]
+    for _ in range(samples):
+        for sample, times in zip(timers, taken, strict=True):
+            if len(times) < least or sum(times) < seconds:
+                times.append(sample())
+    return taken
+
+
+def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile."""
+    if len(times) == 1:
+        return times[0], times[0], times[0]
+    first, median, third = statistics.quantiles(times, n=4, method="inclusive")
+    return first, median, third
+
+
+def copy_bandwidth(nbytes: int, samples: int = 9) -> list[float]:
+    """Bytes/s of a jitted in-place `x + 1`: each value is read once and written once."""
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = jnp.zeros(nbytes // 4, jnp.float32)
+    rates = []
+    for _ in range(samples + 1):
+        start = time.perf_counter()
+        x = jax.block_until_ready(add(x))
+        rates.append(2 * x.nbytes / (time.perf_counter() - start))
+    return rates[1:]
+
+
+def dispatch_seconds(samples: int = 200) -> float:
+    """Median time of a jitted call that does next to nothing."""
+    nothing, x = jax.jit(lambda x: x + 1), jnp.zeros(8)
+    sample = timer(nothing, [(x,)], 1, 1)
+    return quartiles(interleaved([sample], samples)[0])[1]

@@ -1,0 +1,287 @@
+"""The decode benchmark: scales × variants × shapes × implementations, in one run.
+
+At each shape everything is made, checked against the oracle, and then timed together, one sample
+of each in turn. A time over MHA's is over the fastest MHA of the same run and shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lrkv_jax.bench import clock, gate, report, whole
+from lrkv_jax.bench.implementations import IMPLEMENTATIONS, Implementation
+from lrkv_jax.bench.problems import Problem, cache_nbytes, lengths_of, make_problem
+from lrkv_jax.bench.report import Row
+from lrkv_jax.config import ModelConfig, load_config
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.nn.dtype import resolve_dtype
+
+ALIASES = {"36x2304": "2.5b"}
+VARIANTS = ("mha", "gqa", "mqa", "mla", "lrkv")
+ROPES = ("full", "shared", "latent")
+LEVELS = ("attention", "layer", "step")
+OURS = ("xla", "mosaic")  # what a whole layer or model can run on
+COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure. Raises `LrkvError` for what does not exist."""
+
+    scales: tuple[str, ...] = ("128m",)
+    variants: tuple[str, ...] = VARIANTS
+    ropes: tuple[str, ...] = ROPES
+    batches: tuple[int, ...] = (1, 4)
+    lengths: tuple[int, ...] = (512, 2048, 8192)
+    implementations: tuple[str, ...] = tuple(IMPLEMENTATIONS)
+    levels: tuple[str, ...] = ("attention",)
+    ragged: bool = False
+    dtype: str = "auto"
+    samples: int = 15
+    depth: int | None = None  # layers of a step; None is the scale's
+    seed: int = 0
+
+    def __post_init__(self):
+        known = {
+            "variants": VARIANTS, "ropes": ROPES, "implementations": tuple(IMPLEMENTATIONS),
+            "levels": LEVELS,
+        }  # fmt: skip
+        for name, choices in known.items():
+            for value in getattr(self, name):
+                if value not in choices:
+                    raise LrkvError(f"{name}: {value} is unknown: use {', '.join(choices)}")
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise LrkvError(f"dtype {self.dtype} is unknown: use auto, float32, bfloat16")
+        for name in ("scales", "batches", "lengths", *known):
+            if not getattr(self, name):
+                raise LrkvError(f"{name}: nothing is listed, so there is nothing to measure")
+        if "attention" not in self.levels and not set(OURS) & set(self.implementations):
+            raise LrkvError(
+                f"implementations: {', '.join(self.implementations)} attend alone: a layer or a "
+                f"step runs on {' or '.join(OURS)}"
+            )
+        for name in ("batches", "lengths"):
+            for value in getattr(self, name):
+                if value < 1:
+                    raise LrkvError(f"{name}: {value} is not a size: use 1 or more")
+        if self.samples < 1 or (self.depth is not None and self.depth < 1):
+            raise LrkvError("samples and depth: use 1 or more")
+
+
+@dataclass
+class Candidate:
+    """A row and what times it."""
+
+    row: Row
+    timer: clock.Timer
+
+
+def run(settings: Settings, progress: Progress = lambda text, done, total: None) -> dict[str, Any]:
+    """Measure, and return the report: machine, settings, copy bandwidth, rows, exact shares."""
+    settings = replace(settings, dtype=str(resolve_dtype(settings.dtype)))
+    scales = {scale: _subjects(scale, settings) for scale in settings.scales}
+    shapes = [(s, b, n) for s in scales for b in settings.batches for n in settings.lengths]
+    found = report.machine()
+    copy_bytes = COPY_BYTES.get(jax.default_backend(), COPY_BYTES["cpu"])
+    copies = clock.copy_bandwidth(copy_bytes)
+    rows: list[Row] = []
+    for done, (scale, batch, length) in enumerate(shapes):
+        progress(f"{scale}, batch {batch}, {length} tokens", done, len(shapes))
+        rows += _at_one_shape(settings, scale, scales[scale], batch, length)
+    # The machine may have been busier at one end of the run than at the other.
+    copies += clock.copy_bandwidth(copy_bytes)
+    first, bandwidth, third = clock.quartiles(copies)
+    for row in rows:
+        if row.bytes_per_second is not None:
+            row.share_of_copy = row.bytes_per_second / bandwidth
+    report.compare_with_mha(rows)
+    progress("done", len(shapes), len(shapes))
+    return {
+        "benchmark": "decode",
+        **found,
+        "settings": asdict(settings),
+        "copy_bytes_per_second": {
+            "median": bandwidth, "first_quartile": first, "third_quartile": third,
+            "array_bytes": copy_bytes,
+        },
+        "dispatch_us": 1e6 * clock.dispatch_seconds(),
+        "last_level_cache_bytes": clock.last_level_cache(),
+        "implementations": {
+            name: IMPLEMENTATIONS[name].says for name in settings.implementations
+        },
+        "rows": rows,
+        "exact_rope": report.exact_shares(rows),
+    }  # fmt: skip
+
+
+def _subjects(scale: str, settings: Settings) -> list[tuple[str, str | None, ModelConfig]]:
+    """(variant, rope mode, model) of each line of a scale that was asked for."""
+    found = []
+    for variant in settings.variants:
+        model = load_config(ALIASES.get(scale, scale), [f"attention={variant}"]).model
+        changes = {"dtype": settings.dtype, "layers": settings.depth or model.layers}
+        model = model.model_copy(update=changes)
+        if variant != "lrkv":
+            found.append((variant, None, model))
+            continue
+        for rope in settings.ropes:
+            entry = model.attention.model_copy(update={"rope": rope})
+            found.append((variant, rope, model.model_copy(update={"attention": entry})))
+    return found
+
+
+def _at_one_shape(settings, scale, subjects, batch, length) -> list[Row]:
+    """Every row of one scale, batch and length."""
+    lengths_B = lengths_of(batch, length, ragged=settings.ragged, seed=settings.seed)
+
+    def row(level, variant, rope, implementation, **more):
+        return Row(
+            level, scale, variant, rope, implementation, batch, length, settings.ragged,
+            int(lengths_B.sum()), settings.dtype, **more,
+        )  # fmt: skip
+
+    need = sum(_nbytes(model, batch, length, settings) for _, _, model in subjects)
+    if need > (limit := clock.memory_limit()):
+        reason = f"{need / 1e9:.1f} GB needed at once, {limit / 1e9:.1f} GB to be had"
+        lines = [(lv, v, r, i) for lv in settings.levels for v, r, _ in subjects
+                 for i in settings.implementations if lv == "attention" or i in OURS]  # fmt: skip
+        return [row(*line, status=report.SKIPPED, reason=reason) for line in lines]
+
+    rows, candidates = [], []
+    for variant, rope, model in subjects:
+        problem = make_problem(model, lengths_B, length, settings.dtype, settings.seed)
+        nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(problem.cache))
+        count = clock.copies_needed(nbytes, clock.last_level_cache())
+        copies = [problem.cache, *(_copy(problem.cache) for _ in range(count - 1))]
+        truth = None
+        for name in settings.implementations:
+            if name in OURS or "attention" in settings.levels:
+                levels = [lv for lv in settings.levels if lv == "attention" or name in OURS]
+                made = [row(level, variant, rope, name) for level in levels]
+                rows += made
+                implementation = IMPLEMENTATIONS[name]
+                if reason := implementation.objection(problem):
+                    _put_down(made, report.SKIPPED, reason)
+                    continue
+                truth = truth or gate.truth_of(problem)
+                candidates += _candidates(made, implementation, problem, copies, truth)
+    for level in settings.levels:
+        _time([c for c in candidates if c.row.level == level], settings.samples)
+    return rows
+
+
+def _candidates(
+    rows: list[Row], implementation: Implementation, problem: Problem, copies: list, truth
+) -> list[Candidate]:
+    """Compile, check and prepare one implementation at each of its levels."""
+    try:
+        attend = partial(implementation.attend, problem)
+        copies = [implementation.arrange(cache) for cache in copies]
+        inputs = (problem.queries, problem.factors)
+        compiled = jax.jit(attend).lower(*inputs, copies[0], problem.lengths_B).compile()
+        answer = compiled(*inputs, copies[0], jnp.asarray(truth.lengths_B))
+        difference = gate.error(truth, *answer)
+    except Exception as error:  # a peer may raise anything, and the rest must go on
+        return _put_down(rows, *_reason(error))
+    allowed = gate.tolerance(rows[0].dtype, rows[0].length)
+    for row in rows:
+        row.error, row.checked = difference, truth.says
+    if difference > allowed:
+        reason = f"differs from the oracle by {difference:.1e}, {allowed:.0e} allowed: not timed"
+        return _put_down(rows, report.WRONG, reason)
+    made = []
+    for row in rows:
+        try:
+            made.append(_candidate(row, attend, compiled, problem, copies))
+        except Exception as error:
+            _put_down([row], *_reason(error))
+    return made
+
+
+def _candidate(row: Row, attend, compiled, problem: Problem, copies: list) -> Candidate:
+    row.bytes_to_move = problem.bytes_to_move
+    calls, launches = clock.calls_and_launches(len(copies))
+    if row.level == "attention":
+        row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
+        sets = [copies[i : i + calls] for i in range(0, len(copies) - calls + 1, calls)]
+        program = compiled
+        if calls > 1:
+
+            def many(queries, factors, caches, lengths_B):
+                return [attend(queries, factors, cache, lengths_B) for cache in caches]
+
+            program = jax.jit(many)
+        else:
+            sets = [caches[0] for caches in sets]
+        arguments = [(problem.queries, problem.factors, one, problem.lengths_B) for one in sets]
+        return Candidate(row, clock.timer(program, arguments, calls, launches))
+    model = problem.model.model_copy(update={"decode_kernel": row.implementation})
+    shape = (model, np.asarray(problem.lengths_B), row.length, row.dtype)
+    if row.level == "layer":
+        compiled, program = whole.layer_program(*shape)
+        # A step replaces its cache, and the other levels still need theirs.
+        states = [_copy(cache) for cache in copies]
+    else:
+        row.layers, row.bytes_to_move = model.layers, model.layers * row.bytes_to_move
+        compiled, program = whole.model_program(*shape)
+        states = [whole.model_state(model, row.batch, row.length, row.dtype)]
+    row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
+    return Candidate(row, clock.state_timer(program, states, launches))
+
+
+def _time(candidates: list[Candidate], samples: int) -> None:
+    """Fill in the rows' times, sampled in turn."""
+    taken = clock.interleaved([candidate.timer for candidate in candidates], samples)
+    for candidate, times in zip(candidates, taken, strict=True):
+        row, (first, median, third) = candidate.row, clock.quartiles(times)
+        row.samples, row.us = len(times), 1e6 * median
+        row.us_first_quartile, row.us_third_quartile = 1e6 * first, 1e6 * third
+        if row.level == "attention":  # the others also read weights
+            row.bytes_per_second = row.bytes_to_move / median
+        if row.level == "step":
+            row.tokens_per_second = row.batch / median
+
+
+def _reason(error: Exception) -> tuple[str, str]:
+    """(status, reason in one line): what cannot run here said so, anything else is a failure."""
+    if isinstance(error, LrkvError):
+        return report.SKIPPED, str(error)
+    first = (str(error).splitlines() or [""])[0]
+    return report.FAILED, f"{type(error).__name__}: {first}"[:200]
+
+
+def _put_down(rows: list[Row], status: str, reason: str) -> list[Candidate]:
+    for row in rows:
+        row.status, row.reason = status, reason
+    return []
+
+
+@jax.jit
+def _copy(cache):
+    return jax.tree.map(jnp.copy, cache)
+
+
+def _nbytes(model, batch, length, settings) -> int:
+    """Bytes that one variant holds at the most, temporaries aside."""
+    cache = cache_nbytes(model, batch, length, settings.dtype)
+    total = cache * clock.copies_needed(cache, clock.last_level_cache())
+    if "layer" in settings.levels:
+        total *= 2
+    if "step" in settings.levels:
+        total += model.layers * cache + whole.model_nbytes(model, settings.dtype)
+    if "pallas" in settings.implementations and jax.default_backend() == "gpu":
+        total *= 2  # it keeps its copies in its own layout
+    if "naive" in settings.implementations and model.attention.kind in ("mla", "lrkv"):
+        # Every head's keys and values, and the residual beside them.
+        width = 3 * model.heads * model.head_width
+        total += batch * length * width * jnp.dtype(settings.dtype).itemsize
+    return total

@@ -1,0 +1,115 @@
+"""A decode report as a table: a section a shape, fastest variants where the configuration has them.
+
+Narrow enough for 80 columns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lrkv_jax.bench.report import MEASURED, Row
+
+TIME_OF = {
+    "attention": "a layer's attention alone",
+    "layer": "a layer: projections, cache write, attention",
+    "step": "a step of {layers} layers and the head",
+}
+
+
+def print_report(report: dict[str, Any], console: Console) -> None:
+    """Print tables of what was measured, and every reason why something was not."""
+    copy = report["copy_bytes_per_second"]
+    console.print(
+        f"{report['device']} ({report['backend']}, {report['cores']} cores, "
+        f"load {report['load_average']:.1f}), {report['settings']['dtype']}, "
+        f"jax {report['versions']['jax']}; copies at {copy['median'] / 1e9:.1f} GB/s",
+        highlight=False,
+    )
+    rows = [row for row in report["rows"] if row.status == MEASURED]
+    for shape, same in groupby(sorted(rows, key=_place), key=lambda row: row.shape):
+        console.print(_title(shape), style="italic", highlight=False)
+        console.print(_table(shape, list(same)))
+    for line in _reasons(report["rows"]):
+        console.print(line, style="dim", highlight=False)
+    if report["exact_rope"]:
+        shares = "; ".join(
+            f"{share['scale']}, batch {share['batch']}, {share['length']:,} tokens "
+            f"({share['level']}, {share['implementation']}): {100 * share['share_of_full']:.0f} %"
+            for share in report["exact_rope"]
+        )
+        console.print(f"Exact RoPE's share of the time in mode full: {shares}", highlight=False)
+    console.print(
+        f"Medians, and half the distance between the quartiles; a call's dispatch, "
+        f"{report['dispatch_us']:.0f} µs, is in them. "
+        "MB: cache bytes up to each length. Of copy: those bytes a second over a jitted copy's. "
+        "Of MHA: the time over the fastest MHA of this run at the same shape, and the bytes.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _place(row: Row) -> tuple:
+    # A stable sort: within a shape the variants stay in the order of the run.
+    return ("attention", "layer", "step").index(row.level), row.scale, row.batch, row.length
+
+
+def _title(shape: tuple) -> str:
+    level, scale, batch, length, ragged, layers = shape
+    lengths = f"ragged, up to {length:,}" if ragged else f"{length:,}"
+    what = TIME_OF[level].format(layers=layers)
+    return f"{escape(scale)}, batch {batch}, {lengths} tokens: {what}"
+
+
+def _table(shape: tuple, rows: list[Row]) -> Table:
+    level = shape[0]
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table.add_column("variant", no_wrap=True)
+    table.add_column("by", no_wrap=True)
+    # A layer and a step also read weights: their cache bytes alone are no bandwidth.
+    rate = {"attention": ["of copy"], "layer": [], "step": ["tokens/s"]}[level]
+    for header in ("µs", "spread", "MB", *rate, "of MHA:\ntime", "\nbytes", "temp MB"):
+        table.add_column(header, justify="right", no_wrap=True)
+    fastest: dict[str, float] = {}
+    for row in rows:
+        fastest[row.name] = min(row.us, fastest.get(row.name, row.us))
+    for row in rows:
+        rate = []
+        if level == "attention":
+            rate = [f"{100 * row.share_of_copy:.0f} %"]
+        elif level == "step":
+            rate = [f"{row.tokens_per_second:,.1f}"]
+        table.add_row(
+            escape(row.name),
+            row.implementation,
+            f"{row.us:,.0f}" if row.us >= 100 else f"{row.us:.1f}",
+            f"±{50 * (row.us_third_quartile - row.us_first_quartile) / row.us:.0f} %",
+            _megabytes(row.bytes_to_move),
+            *rate,
+            "" if row.time_over_mha is None else f"{row.time_over_mha:.2f}",
+            "" if row.bytes_over_mha is None else f"{row.bytes_over_mha:.2f}",
+            _megabytes(row.temp_bytes),
+            style="bold" if row.us == fastest[row.name] else "dim",
+        )
+    return table
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 1e8 else f"{count / 1e6:.1f}"
+
+
+def _reasons(rows: list[Row]) -> list[str]:
+    """One line for each thing that kept rows from being measured, however many."""
+    kept = Counter(
+        (row.implementation, row.status, row.reason) for row in rows if row.status != MEASURED
+    )
+    return [
+        f"{implementation}: {status} {count} row{'s' * (count > 1)}: {reason}"
+        for (implementation, status, reason), count in kept.items()
+    ]

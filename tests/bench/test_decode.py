@@ -1,0 +1,222 @@
+"""A tiny sweep from end to end: what is written, printed, drawn and refused."""
+
+import io
+import json
+import math
+import sys
+from dataclasses import fields, replace
+
+import pytest
+from rich.console import Console
+
+from lrkv_jax.bench import Settings, clock, decode, run
+from lrkv_jax.bench.files import save
+from lrkv_jax.bench.plot import LOOKS
+from lrkv_jax.bench.report import MEASURED, SKIPPED, Row, as_json, compare_with_mha, exact_shares
+from lrkv_jax.bench.table import print_report
+from lrkv_jax.cli import main
+from lrkv_jax.errors import LrkvError
+
+TINY = Settings(
+    scales=("quickstart",), variants=("mha", "lrkv"), ropes=("full", "shared"),
+    batches=(2,), lengths=(32,), implementations=("xla", "mosaic", "jax", "naive"), samples=3,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swept():
+    """One sweep, shared; a small copy and cache, as the bandwidth itself is not tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "COPY_BYTES", {"cpu": 4 << 20})
+        patch.setattr(clock, "last_level_cache", lambda: 1 << 16)
+        steps = []
+        report = run(TINY, lambda *step: steps.append(step))
+    return report, steps
+
+
+def measured(report):
+    return [row for row in report["rows"] if row.status == MEASURED]
+
+
+def test_json_says_where_how_and_what(swept):
+    report = json.loads(json.dumps(as_json(swept[0])))
+    assert set(report) == {
+        "benchmark", "backend", "device", "cores", "load_average", "versions", "date", "command",
+        "settings", "copy_bytes_per_second", "dispatch_us", "last_level_cache_bytes",
+        "implementations", "rows", "exact_rope",
+    }  # fmt: skip
+    assert report["settings"]["dtype"] == "float32"  # auto, resolved
+    assert set(report["versions"]) == {"lrkv_jax", "jax", "jaxlib", "python"}
+    copy = report["copy_bytes_per_second"]
+    assert 0 < copy["first_quartile"] <= copy["median"] <= copy["third_quartile"]
+    assert all(set(row) == {field.name for field in fields(Row)} for row in report["rows"])
+    # Three subjects, four implementations: none is missing.
+    assert len(report["rows"]) == 3 * 4
+    assert swept[1] == [("quickstart, batch 2, 32 tokens", 0, 1), ("done", 1, 1)]
+
+
+def test_rows_are_consistent(swept):
+    copy = swept[0]["copy_bytes_per_second"]["median"]
+    rows = measured(swept[0])
+    assert {(row.name, row.implementation) for row in rows} == {
+        ("mha", "xla"), ("mha", "jax"),
+        *((f"lrkv {rope}", name) for rope in TINY.ropes for name in ("xla", "naive")),
+    }  # fmt: skip
+    for row in rows:
+        assert row.samples == 3 and row.tokens == 2 * row.length
+        assert 0 < row.us_first_quartile <= row.us <= row.us_third_quartile
+        assert row.bytes_per_second == pytest.approx(row.bytes_to_move / (row.us * 1e-6))
+        assert row.share_of_copy == pytest.approx(row.bytes_per_second / copy)
+        assert row.error < 1e-4 and row.temp_bytes >= 0
+        assert row.tokens_per_second is None  # a layer makes no tokens
+    # 2 sequences of 32 tokens, 4 heads of 32, keys and values in float32.
+    assert rows[0].bytes_to_move == 2 * 32 * 2 * 4 * 32 * 4
+
+
+def test_what_was_not_measured_says_why(swept):
+    kept = [row for row in swept[0]["rows"] if row.status != MEASURED]
+    assert all(row.us is None and row.reason and "\n" not in row.reason for row in kept)
+    assert {row.status for row in kept} == {SKIPPED}
+    assert {row.implementation for row in kept} == {"mosaic", "jax", "naive"}
+
+
+def test_ratios_are_to_the_fastest_mha_of_the_same_shape():
+    def row(variant, by, us, *, batch=1, rope=None, status=MEASURED, bytes_to_move=100):
+        return Row(
+            "attention", "s", variant, rope, by, batch, 8, False, 8, "float32",
+            us=us, status=status, bytes_to_move=bytes_to_move,
+        )  # fmt: skip
+
+    slow, fast = row("mha", "xla", 8.0), row("mha", "jax", 4.0)
+    wrong = row("mha", "cudnn", None, status="wrong")
+    other = row("mha", "xla", 1.0, batch=2)
+    lrkv = row("lrkv", "xla", 3.0, rope="full", bytes_to_move=50)
+    alone = row("lrkv", "xla", 3.0, batch=4)
+    shared = row("lrkv", "xla", 1.5, rope="shared")
+    rows = [slow, wrong, fast, other, lrkv, shared, alone]
+    compare_with_mha(rows)
+    assert [r.time_over_mha for r in rows] == [2.0, None, 1.0, 1.0, 0.75, 0.375, None]
+    assert lrkv.bytes_over_mha == 0.5
+    (share,) = exact_shares(rows)
+    assert share["share_of_full"] == 0.5 and share["implementation"] == "xla"
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_tables_fit_the_terminal_and_hold_every_row(swept, columns):
+    console = Console(width=columns, record=True, file=io.StringIO())
+    print_report(swept[0], console)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= columns and not any("…" in line for line in lines)
+    shown = [line for line in lines if line.startswith((" mha ", " lrkv "))]
+    assert len(shown) == len(measured(swept[0]))
+    text = " ".join(" ".join(lines).split())
+    for said in ("copies at", "nothing to rebuild", "fastest MHA of this run", "Exact RoPE"):
+        assert said in text
+
+
+def test_files_hold_the_report_and_a_picture(swept, tmp_path):
+    paths = save(swept[0], tmp_path / "new", "-x")
+    assert [path.name for path in paths] == ["decode_cpu-x.json", "decode_cpu-x.png"]
+    assert json.loads(paths[0].read_text()) == json.loads(json.dumps(as_json(swept[0])))
+    import matplotlib.image
+
+    picture = matplotlib.image.imread(paths[1])
+    assert picture.shape[0] > 800 and picture.shape[1] > 800 and picture.std() > 0.05
+
+
+def test_lines_differ_without_their_colours():
+    assert len({look[1:] for look in LOOKS.values()}) == len(LOOKS)
+    assert len({look[0] for look in LOOKS.values()}) == len(LOOKS)
+
+
+def test_a_layer_and_a_whole_step_are_measured_as_such(monkeypatch):
+    monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(clock, "last_level_cache", lambda: 1 << 14)
+    settings = replace(
+        TINY, variants=("lrkv",), ropes=("full",), lengths=(64,), ragged=True, depth=2,
+        levels=("attention", "layer", "step"), implementations=("xla",), samples=2,
+    )  # fmt: skip
+    rows = run(settings)["rows"]
+    assert [row.level for row in rows] == ["attention", "layer", "step"]
+    alone, *whole = rows
+    assert alone.status == MEASURED and alone.share_of_copy > 0
+    for row in whole:
+        assert row.status == MEASURED and row.us > 0 and row.error < 1e-4
+        assert row.bytes_per_second is None and row.share_of_copy is None  # weights move too
+        assert row.tokens == 64 and row.ragged  # half of 2 · 64
+        if row.level == "step":
+            assert row.layers == 2 and row.tokens_per_second == pytest.approx(2e6 / row.us)
+    layer, step = whole
+    assert layer.bytes_to_move == alone.bytes_to_move
+    assert step.bytes_to_move == 2 * layer.bytes_to_move
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_report({**run_stub(), "rows": whole}, console)
+    heads = [line for line in console.export_text().splitlines() if line.startswith(" variant")]
+    assert ["of copy" in head for head in heads] == [False, False]
+    assert ["tokens/s" in head for head in heads] == [False, True]
+
+
+def run_stub():
+    """What a report holds beside its rows."""
+    return {
+        "device": "a device", "backend": "cpu", "cores": 1, "load_average": 0.0,
+        "settings": {"dtype": "float32"}, "versions": {"jax": "0"}, "exact_rope": [],
+        "copy_bytes_per_second": {"median": 1e9}, "dispatch_us": 1.0,
+    }  # fmt: skip
+
+
+def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(monkeypatch):
+    monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(clock, "memory_limit", lambda: 1000)
+    rows = run(replace(TINY, lengths=(32,)))["rows"]
+    assert len(rows) == 3 * 4 and {row.status for row in rows} == {SKIPPED}
+    assert "GB needed" in rows[0].reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--impl", "cuda"), "implementations: cuda is unknown: use xla, mosaic"),
+        (("--variants", "mha,foo"), "variants: foo is unknown"),
+        (("--rope", "none"), "ropes: none is unknown"),
+        (("--level", "head"), "levels: head is unknown: use attention, layer, step"),
+        (("--batch", "0"), "batches: 0 is not a size"),
+        (("--length", "1k"), "--length 1k: use whole numbers"),
+        (("--variants", ","), "variants: nothing is listed"),
+        (("--scale", "3b"), "3b: did you mean"),
+        (("--dtype", "int8"), "dtype int8 is unknown"),
+        (("--samples", "0"), "samples and depth: use 1 or more"),
+        (("--level", "layer", "--impl", "jax,naive"), "jax, naive attend alone: a layer or a step"),
+    ],
+)
+def test_bad_questions_are_one_line(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["lrkv", "bench", "decode", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    _, err = capsys.readouterr()
+    assert stop.value.code == 2
+    assert err.count("\n") == 1 and err.startswith("lrkv: ") and message in err
+
+
+def test_the_command_prints_json_and_leaves_files(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(clock, "last_level_cache", lambda: 1 << 14)
+    how = ("--scale", "quickstart", "--variants", "mha", "--batch", "1", "--length", "16",
+           "--impl", "xla", "--samples", "2", "--json", "--out", str(tmp_path))  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["lrkv", "bench", "decode", *how])
+    with pytest.raises(SystemExit) as stop:
+        main()
+        raise SystemExit(0)
+    out, err = capsys.readouterr()
+    assert stop.value.code == 0
+    (row,) = json.loads(out)["rows"]
+    assert row["status"] == "measured" and math.isclose(row["time_over_mha"], 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["decode_cpu.json", "decode_cpu.png"]
+    assert "0/1 quickstart, batch 1, 16 tokens" in err  # plain lines: this is no terminal
+
+
+def test_36x2304_is_the_models_own_shape():
+    ((_, _, model),) = decode._subjects("36x2304", Settings(variants=("mha",)))
+    assert (model.layers, model.width, model.heads) == (36, 2304, 18)
+    with pytest.raises(LrkvError, match="no configuration"):
+        decode._subjects("36x2305", Settings())
