@@ -45,8 +45,7 @@ def consume(plan, r, each_segment, unit, worker, me, *, T, scale):
         return cos * c - sin * s, sin * c + cos * s
 
     def shared_slot(i, index):
-        per_tile = plan.key_blocks + (0 if plan.values_in_keys else plan.value_blocks)
-        return lax.rem(i * per_tile + index, plan.ring)
+        return lax.rem(i * plan.tile_slots + index, plan.ring)
 
     def free_shared(i, begin, count):
         @pl.loop(begin, begin + count)
@@ -146,6 +145,8 @@ def consume(plan, r, each_segment, unit, worker, me, *, T, scale):
             def _(block):
                 plgpu.barrier_wait(r.ready.at[shared_slot(i, offset + block)])
 
+        # One warpgroup zeroes what all share, and the others wait. Where the values are the keys,
+        # another may still be reading these rows for logits, which are masked whatever they say.
         @pl.when(valid < TILE)
         def _():
             @pl.when(me == 0)

@@ -21,7 +21,10 @@ PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 240
 def attend(plan, operands, lengths_B, *, T, scale, interpret):
     """Run the kernel over all segments and join them.
 
-    `operands` names the kernel's arrays, as `_INPUTS` lists them. Returns averages
+    `operands` are arrays by name: `queries` in columns (`columns`); `keys` [B, S, G, ·], further
+    ones in `more_keys`, and `values`, unless they lie in the keys; for latents `rk`, `rv`
+    [B, S, H, R'] and, if they are rebuilt, `up` [H · blocks, 64, 128], float32 `full_queries`
+    [B, U, Q, N, 2, 64] and `angles` [S, 2, 64]; `norms` [B, H, S]. Returns averages
     [B, U, Q, blocks, 64, N] (shared value blocks, then latent ones) and log-sum-exps [B, U, Q, N].
     """
     work = schedule.split(lengths_B, plan.workers)

@@ -30,7 +30,6 @@ def produce(plan, r, each_segment, unit, zero):
     if not plan.values_in_keys:
         shared.append((r.values, plan.value_width))
     group = lax.div(unit * plan.groups, jnp.int32(plan.units))
-    per_tile = plan.key_blocks + (0 if plan.values_in_keys else plan.value_blocks)
     per_head = plan.heads * plan.rank_blocks
 
     def put_tile(i, sequence, tile):
@@ -40,7 +39,7 @@ def produce(plan, r, each_segment, unit, zero):
         def put_shared(source, width, index):
             for block in range(-(-width // WIDTH)):
                 box = source.at[(*rows, group, pl.ds(zero + block * WIDTH, WIDTH))]
-                put(box, r.slots, r.ready, r.free, i * per_tile + index + block, plan.ring)
+                put(box, r.slots, r.ready, r.free, i * plan.tile_slots + index + block, plan.ring)
             return index + -(-width // WIDTH)
 
         def put_latents(source, begin):
@@ -84,7 +83,7 @@ def produce(plan, r, each_segment, unit, zero):
         def _(index):
             plgpu.barrier_wait(free.at[lax.rem(index, size) + offset])
 
-    drain(r.free, tiles * per_tile, plan.ring)
+    drain(r.free, tiles * plan.tile_slots, plan.ring)
     for w in range(plan.warpgroups):
         if plan.rank:
             drain(r.head_free, 2 * tiles * per_head, plan.head_ring, w * plan.head_ring)
