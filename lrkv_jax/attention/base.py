@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 from lrkv_jax.attention.on_mesh import on_mesh
 from lrkv_jax.attention.tiles import attend_tiles
 from lrkv_jax.config import ModelConfig
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
 from lrkv_jax.nn.norm import rms_norm
 from lrkv_jax.nn.rope import rope_angles, rotate
@@ -109,6 +110,7 @@ class Attention(nnx.Module):
         decoding overwrites those slots before its position reaches them.
         """
         B, T, _ = x_BTD.shape
+        self._check(cache, B)
         positions_BT = jnp.broadcast_to(jnp.arange(T), (B, T))
         out_BTHK, cache = on_mesh(Attention._prompt, self, x_BTD, positions_BT, cache)
         return self._project(out_BTHK), cache
@@ -120,9 +122,10 @@ class Attention(nnx.Module):
 
         Up to `MOST_QUERIES` of them read the cache as it lies, in the decode kernel. For more, as
         when a prompt is prefilled in chunks, making each head's keys once costs less than meeting
-        the factors once a query.
+        the factors once a query. Raises `LrkvError` for a cache that this layer would not make.
         """
         T = x_BTD.shape[1]
+        self._check(cache, x_BTD.shape[0])
         positions_BT = lengths_B[:, None] + jnp.arange(T)
         attend = type(self).cached if T <= MOST_QUERIES else Attention._many
         out_BTHK, cache = on_mesh(attend, self, x_BTD, positions_BT, cache)
@@ -151,6 +154,26 @@ class Attention(nnx.Module):
         cos, sin = rope_angles(positions_BT, x_BTHK.shape[-1], self.config.rope_base)
         return rotate(x_BTHK, cos[:, :, None], sin[:, :, None])
 
+    def _check(self, cache, batch):
+        """Raise `LrkvError` unless this layer makes such caches for `batch` sequences."""
+        own = self.cache_shapes(batch, 1, jnp.float32)
+        if type(cache) is not type(own):
+            raise LrkvError(
+                f"the cache is a {type(cache).__name__}, and this layer's is a "
+                f"{type(own).__name__}: make it with this model's init_cache"
+            )
+        name, first = next((n, a) for n, a in vars(cache).items() if a is not None)
+        length = first.shape[cache.AXES[name].split().index("slots")]
+        for name, leaf in vars(self.cache_shapes(batch, length, first.dtype)).items():
+            ours, theirs = (
+                a and f"{a.dtype}{list(a.shape)}" for a in map(_shape, (leaf, vars(cache)[name]))
+            )
+            if ours != theirs or not jnp.issubdtype(first.dtype, jnp.floating):
+                raise LrkvError(
+                    f"the cache's {name} is {theirs}, and this layer's is {ours} in its own "
+                    "dtype: make it with this model's init_cache"
+                )
+
     def _prompt(self, x_BTD, positions_BT, cache):
         out_BTHK, entries = self.whole(x_BTD, positions_BT, None)
         return out_BTHK, write(cache, entries, positions_BT)
@@ -166,6 +189,10 @@ class Attention(nnx.Module):
 
     def _project(self, out_BTHK: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
         return jnp.einsum("BTHK,HKD->BTD", out_BTHK, self.output[...].astype(out_BTHK.dtype))
+
+
+def _shape(array):
+    return None if array is None else jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def write(cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"]) -> Cache:

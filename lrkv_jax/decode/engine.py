@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
+from lrkv_jax.accounting import cache_bytes_per_token
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.decode import placement, programs
 from lrkv_jax.decode import prompts as ragged
@@ -41,6 +42,7 @@ class EngineReport:
     kernels: dict[str, str]  # what each kernel ran on so far in this process, and why
     cache_bytes: int
     cache_bytes_per_token: float
+    cache_bytes_per_token_formula: int  # without what allocation pads
     cache_bytes_per_device: int
     mesh: dict[str, int]  # empty without one
     heads_split: bool  # each tensor shard attends with its own heads
@@ -98,6 +100,9 @@ class Engine:
             kernels=dispatch.choices(),
             cache_bytes=total,
             cache_bytes_per_token=total / (self.batch * self.length),
+            cache_bytes_per_token_formula=cache_bytes_per_token(
+                self.config, resolve_dtype(self.config.dtype).itemsize
+            ),
             cache_bytes_per_device=sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves),
             mesh=dict(self.mesh.shape) if self.mesh else {},
             heads_split=placement.splits_heads(self._model(), self.mesh),

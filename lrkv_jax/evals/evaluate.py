@@ -47,12 +47,14 @@ def evaluate(
     engine = Engine(
         run.config.model, run.params, batch=1, length=run.config.train.context, mesh=run.mesh
     )
+    report = engine.report()
     result = {
         "run": str(directory),
         "attention": run.config.model.attention.kind,
         "step": run.step,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
-        "kv_cache_bytes_per_token": engine.cache_bytes_per_token(),
+        "kv_cache_bytes_per_token": report.cache_bytes_per_token,
+        "kv_cache_bytes_per_token_formula": report.cache_bytes_per_token_formula,
         "dtype": run.config.model.dtype,
     }
     for task in tasks:
@@ -94,6 +96,9 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
     table.add_row("parameters", f"{result['parameters']:,}")
     table.add_row(
         "KV-cache bytes a token (live cache)", f"{result['kv_cache_bytes_per_token']:,.0f}"
+    )
+    table.add_row(
+        "KV-cache bytes a token (formula)", f"{result['kv_cache_bytes_per_token_formula']:,}"
     )
     if "bpb" in result:
         held = result["bpb"]

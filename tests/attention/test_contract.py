@@ -15,6 +15,7 @@ from flax import nnx
 from variants import ALL, MODES, VOCABULARY, WIDTH, error, random_model, random_tokens, small
 
 from lrkv_jax.accounting import cache_allocated_bytes_per_token
+from lrkv_jax.errors import LrkvError
 
 EXACT = 1e-5  # float32, relative to the logits' scale
 PROMPTS = (5, 2, 7)  # ragged, in one batch
@@ -253,3 +254,27 @@ def test_batch_padding_and_leftovers_change_nothing(name):
     mixed_BT[0], mixed_BT[2] = 7, 9
     mixed_BTV, _ = from_cache(model, mixed_BT, (6, PROMPTS[0], 3), model.init_cache(3, SLOTS))
     assert error(mixed_BTV[1][known_BT[0]], clean_BTV[0][known_BT[0]]) <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "message"),
+    [
+        (("lrkv-full-odd_rank", 3), ("mha", 3), "cache is a GroupedCache.* is a LowRankCache"),
+        (("mha", 3), ("gqa", 3), r"k_BSGK is float32\[3, 16, 2, 8\], .* float32\[3, 16, 4, 8\]"),
+        (("mha", 3), ("mha", 2), r"k_BSGK is float32\[2, 16, 4, 8\], .* float32\[3, 16, 4, 8\]"),
+        (("lrkv-full-odd_rank", 3), ("lrkv-full-rank_0", 3), "rk_BSHR is None, .* float32"),
+    ],
+)
+def test_another_models_cache_is_refused_in_one_line(own, given, message):
+    model = model_of(own[0])
+    cache = model_of(given[0]).init_cache(given[1], SLOTS)
+    for call in (model.prefill, lambda t, c: model.decode(t, c, jnp.zeros(own[1], jnp.int32))):
+        with pytest.raises(LrkvError, match=message) as error:
+            call(jnp.zeros((own[1], 1), jnp.int32), cache)
+        assert "\n" not in str(error.value)
+
+
+def test_a_cache_of_integers_is_refused():
+    model = model_of("mha")
+    with pytest.raises(LrkvError, match="k_BSGK is int8"):
+        model.prefill(jnp.zeros((3, 1), jnp.int32), model.init_cache(3, SLOTS, jnp.int8))
