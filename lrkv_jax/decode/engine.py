@@ -82,6 +82,7 @@ class Engine:
         self.prefill_chunk, self.steps_per_call = prefill_chunk, steps_per_call
         self.mesh = placement.mesh_for(config, mesh)
         with jax.set_mesh(self.mesh):
+            params = placement.in_compute_dtype(config, params)
             model = with_parameters(config, params).unstacked()
             self._graph, self._weights = nnx.split(placement.placed(model, self.mesh))
         self._spare_cache = None  # the last call's buffers, used again

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from lrkv_jax.attention import on_mesh
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.model import Transformer, abstract_model, parameters
+from lrkv_jax.model import Transformer, abstract_model, parameters, specs
 from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.nn.weight import weight_specs
 from lrkv_jax.sharding import AXES, parameter_shardings
@@ -36,6 +36,20 @@ def check_parameters(config: ModelConfig, params: Any) -> None:
                 f"the parameters are another model's: {name} is {has}, and the configuration "
                 f"has {wants}"
             )
+
+
+def in_compute_dtype(config: ModelConfig, params: Any) -> Any:
+    """The parameters as a step reads them: matrices and tables in the computation's dtype.
+
+    Every layer casts its float32 weights before it multiplies; done once, a step reads half.
+    """
+    dtype = resolve_dtype(config.dtype)
+    return jax.tree.map(
+        lambda spec, leaf: leaf if spec.group == "vector" else leaf.astype(dtype),
+        specs(config),
+        params,
+        is_leaf=lambda leaf: hasattr(leaf, "axes"),
+    )
 
 
 def mesh_for(config: ModelConfig, mesh: Mesh | None) -> Mesh | None:

@@ -3,13 +3,15 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import LENGTHS, PROMPTS, SEED, engine_of, program_counts
-from variants import FIVE, VOCABULARY, random_params, small
+from variants import FIVE, VOCABULARY, error, random_params, small
 
 from lrkv_jax.decode import Engine, Sampling, generate, programs
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.model import with_parameters
 
 LRKV = FIVE["lrkv"]
 GREEDY = {"sampling": Sampling(), "stop": ()}
@@ -151,3 +153,16 @@ def test_parameters_of_another_model_are_refused(other, message):
     with pytest.raises(LrkvError, match=message) as error:
         Engine(small(LRKV), random_params(other), batch=1, length=64)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("attention", [FIVE["mha"], FIVE["mla"], LRKV], ids=["mha", "mla", "lrkv"])
+def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(attention):
+    engine = engine_of(attention, model={"dtype": "bfloat16", "norm_gain": True})
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(engine._weights) if leaf.ndim > 1}
+    assert kinds == {jnp.dtype("bfloat16")}
+    continuations = [[7, 3, 9, 1]] * len(PROMPTS)
+    ours = engine.forced_logits(PROMPTS, continuations)
+    model = with_parameters(engine.config, random_params(engine.config, SEED))
+    for prompt, more, logits in zip(PROMPTS, continuations, ours, strict=True):
+        forward = np.asarray(model(jnp.array([prompt + more])))[0, len(prompt) - 1 : -1]
+        assert error(logits, forward) < 2.0**-5
