@@ -21,8 +21,9 @@ from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.nn.embedding import Embedding, Head, soft_cap
 from lrkv_jax.nn.mlp import MLP
 from lrkv_jax.nn.norm import Norm
+from lrkv_jax.nn.remat import Remat, rematerialised
 from lrkv_jax.nn.weight import weight_specs
-from lrkv_jax.sharding import constrain_batch
+from lrkv_jax.sharding import by_hand, constrain_batch
 
 
 class Block(nnx.Module):
@@ -83,11 +84,20 @@ class Transformer(nnx.Module):
         tokens_BT: Int[Array, "B T"],
         positions_BT: Int[Array, "B T"] | None = None,
         segments_BT: Int[Array, "B T"] | None = None,
+        *,
+        remat: Remat = "none",
+        sums: bool = True,
     ) -> Float[Array, "B T D"]:
-        """The normed stream before the head."""
+        """The normed stream before the head.
+
+        `remat` names what a gradient computes again (`lrkv_jax.nn.remat`). In a training step,
+        `sums` says whether layers' gradients are summed over all devices in their turn.
+        """
         chex.assert_rank(tokens_BT, 2)
         if positions_BT is None:
-            positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+            T = tokens_BT.shape[1]
+            positions_T = by_hand.first_position(T) + jnp.arange(T)
+            positions_BT = jnp.broadcast_to(positions_T, tokens_BT.shape)
         chex.assert_equal_shape([tokens_BT, positions_BT])
         x_BTD = self._embed(tokens_BT)
         if isinstance(self.blocks, nnx.List):
@@ -95,13 +105,21 @@ class Transformer(nnx.Module):
                 x_BTD = block(x_BTD, positions_BT, segments_BT)
             return self.norm(x_BTD)
         graph, stack = nnx.split(self.blocks)
+        stacked, tree = jax.tree.flatten(stack)
+
+        def block(x_BTD, weights, places):
+            x_BTD = nnx.merge(graph, tree.unflatten(weights))(x_BTD, *places)
+            return constrain_batch(x_BTD)
+
+        block = rematerialised(block, remat, unrolled=self.config.unroll > 1)
+        if by_hand.in_step():
+            block = by_hand.in_turn(block, by_hand.axes_of(self.blocks), sums=sums)
 
         def layer(x_BTD, weights):
-            block = nnx.merge(graph, weights)
-            return constrain_batch(block(x_BTD, positions_BT, segments_BT)), None
+            return block(x_BTD, weights, (positions_BT, segments_BT)), None
 
-        x_BTD, _ = jax.lax.scan(layer, x_BTD, stack, unroll=self.config.unroll)
-        return self.norm(x_BTD)
+        x_BTD, _ = jax.lax.scan(layer, x_BTD, stacked, unroll=self.config.unroll)
+        return by_hand.whole(self.norm, x_BTD.dtype)(x_BTD)
 
     def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Soft-capped float32 logits of hidden states."""
@@ -112,9 +130,10 @@ class Transformer(nnx.Module):
 
     def head_kernel(self) -> Float[Array, "D V"]:
         """The head's matrix: its own, or the embedding's transpose scaled by 1/sqrt(D)."""
+        dtype = resolve_dtype(self.config.dtype)
         if self.head is not None:
-            return self.head.kernel[...]
-        return self.embedding.table[...].T * self.config.width**-0.5
+            return by_hand.whole(self.head, dtype).kernel[...]
+        return by_hand.whole(self.embedding, dtype).table[...].T * self.config.width**-0.5
 
     # Cached decoding.
 

@@ -10,6 +10,10 @@ from lrkv_jax.model import init_parameters, specs
 from lrkv_jax.sharding import check_mesh, make_mesh, parameter_shardings
 
 
+def mesh_of(data, fsdp, context, tensor):
+    return make_mesh(MeshConfig(data=data, fsdp=fsdp, context=context, tensor=tensor))
+
+
 def placed(mesh, *overrides):
     config = load_config("configs/quickstart.yaml", overrides)
     shapes = jax.eval_shape(lambda: init_parameters(config.model, 0))
@@ -20,22 +24,29 @@ def placed(mesh, *overrides):
 
 @pytest.mark.parametrize(
     ("sizes", "shape"),
-    [((1, -1, 1), (1, 8, 1)), ((2, 2, 2), (2, 2, 2)), ((-1, 1, 4), (2, 1, 4))],
+    [
+        ((1, -1, 1, 1), (1, 8, 1, 1)),
+        ((2, 2, 1, 2), (2, 2, 1, 2)),
+        ((-1, 1, 1, 4), (2, 1, 1, 4)),
+        ((1, 2, -1, 1), (1, 2, 4, 1)),
+    ],
 )
 def test_one_axis_takes_what_is_left(sizes, shape):
-    mesh = make_mesh(MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+    mesh = mesh_of(*sizes)
     assert tuple(mesh.shape.values()) == shape
-    assert tuple(mesh.shape) == ("data", "fsdp", "tensor")
+    assert tuple(mesh.shape) == ("data", "fsdp", "context", "tensor")
 
 
-@pytest.mark.parametrize("sizes", [(3, 1, 1), (1, 1, 1), (16, -1, 1), (3, -1, 1), (2, 2, 4)])
+@pytest.mark.parametrize(
+    "sizes", [(3, 1, 1, 1), (1, 1, 1, 1), (16, -1, 1, 1), (3, -1, 1, 1), (2, 2, 1, 4), (2, 2, 3, 1)]
+)
 def test_sizes_that_do_not_multiply_to_the_devices_are_refused(sizes):
     with pytest.raises(LrkvError, match="8 devices here: set one of them to -1"):
-        make_mesh(MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+        mesh_of(*sizes)
 
 
 def test_heads_are_split_over_tensor_and_the_width_over_fsdp():
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    mesh = mesh_of(2, 2, 1, 2)
     tree = placed(mesh, "attention=mha")
     attention = tree["blocks"]["attention"]
     assert attention["query"] == P(None, "fsdp", "tensor", None)
@@ -50,7 +61,7 @@ def test_heads_are_split_over_tensor_and_the_width_over_fsdp():
 
 
 def test_shared_keys_are_whole_on_every_tensor_shard():
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    mesh = mesh_of(2, 2, 1, 2)
     mqa = placed(mesh, "attention=mqa")["blocks"]["attention"]
     assert mqa["key"] == P(None, "fsdp", None, None)
     lrkv = placed(mesh, "attention=lrkv")["blocks"]["attention"]
@@ -65,13 +76,27 @@ def test_shared_keys_are_whole_on_every_tensor_shard():
 @pytest.mark.parametrize(
     ("sizes", "overrides", "message"),
     [
-        ((1, 1, 8), (), r"mesh.tensor = 8 does not divide model.heads = 4: use one of 1, 2, 4"),
-        ((1, 8, 1), ("model.width=132",), "mesh.fsdp = 8 does not divide model.width = 132"),
-        ((8, 1, 1), ("train.batch=12",), "mesh.data x mesh.fsdp = 8 does not divide"),
-        ((2, 4, 1), ("train.accumulation=2",), "train.batch a microbatch = 4"),
+        (
+            (1, 1, 1, 8),
+            (),
+            r"mesh.tensor = 8 does not divide model.heads = 4: use one of 1, 2, 4",
+        ),
+        ((1, 8, 1, 1), ("model.width=132",), "mesh.fsdp = 8 does not divide model.width = 132"),
+        ((8, 1, 1, 1), ("train.batch=12",), "mesh.data x mesh.fsdp = 8 does not divide"),
+        ((2, 4, 1, 1), ("train.accumulation=2",), "train.batch a microbatch = 4"),
+        (
+            (1, 4, 2, 1),
+            ("train.context=33",),
+            "mesh.context = 2 does not divide train.context = 33: use one of 1, 3, 11, 33",
+        ),
+        ((1, 1, 8, 1), (), "mesh.context = 8 does not divide model.heads = 4: use one of 1, 2, 4"),
+        (
+            (1, 1, 4, 2),
+            (),
+            "mesh.context = 4 does not divide model.heads / mesh.tensor = 2: use one of 1, 2",
+        ),
     ],
 )
 def test_what_cannot_be_split_is_refused(sizes, overrides, message):
-    mesh = make_mesh(MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
     with pytest.raises(LrkvError, match=message):
-        check_mesh(load_config("configs/quickstart.yaml", overrides), mesh)
+        check_mesh(load_config("configs/quickstart.yaml", overrides), mesh_of(*sizes))

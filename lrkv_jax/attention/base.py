@@ -10,6 +10,8 @@ B batch  T new tokens  S cache slots  D model width  H heads  K head width
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,8 +21,10 @@ from jaxtyping import Array, Float, Int
 
 from lrkv_jax.attention.on_mesh import on_mesh
 from lrkv_jax.attention.tiles import attend_tiles
+from lrkv_jax.attention.whole_sequences import attend_whole, on_tensor
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
 from lrkv_jax.nn.norm import rms_norm
 from lrkv_jax.nn.rope import rope_angles, rotate
@@ -50,12 +54,13 @@ class Attention(nnx.Module):
         self,
         x_BTD: Float[Array, "B T D"],
         positions_BT: Int[Array, "B T"],
-        segments_BT: Int[Array, "B T"] | None,
+        attend: Callable[..., Float[Array, "B T H K"]],
     ) -> tuple[Float[Array, "B T H K"], Cache]:
         """Heads' outputs of causal attention over the sequence itself, and its cache entries.
 
-        The entries are the cache's own dataclass with T slots; training never uses them, and
-        the compiler drops their computation.
+        `attend(q [B, T, H, W], k [B, T, G, W], v [B, T, G, K])` is `causal_attention`, wherever the
+        sequence's positions lie; H and G are what this device has. The entries are the cache's own
+        dataclass with T slots; training never uses them, and the compiler drops their computation.
         """
         raise NotImplementedError
 
@@ -94,7 +99,21 @@ class Attention(nnx.Module):
         segments_BT: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Attend over whole sequences; tokens of different segments never see each other."""
-        return self._project(self.whole(x_BTD, positions_BT, segments_BT)[0])
+        return self._project(on_tensor(Attention.heads, self, x_BTD, positions_BT, segments_BT))
+
+    def heads(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        positions_BT: Int[Array, "B T"],
+        segments_BT: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T H K"]:
+        """The heads' outputs that `__call__` projects; in a training step, this device's heads'."""
+        key_heads = self.config.attention.key_heads(self.config)
+        attend = partial(
+            attend_whole, scale=self.scale, segments_BT=segments_BT, key_heads=key_heads,
+            impl=self.config.train_kernel,
+        )  # fmt: skip
+        return self.whole(x_BTD, positions_BT, attend)[0]
 
     def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
         """An empty cache for `batch` sequences of up to `length` tokens."""
@@ -175,7 +194,8 @@ class Attention(nnx.Module):
                 )
 
     def _prompt(self, x_BTD, positions_BT, cache):
-        out_BTHK, entries = self.whole(x_BTD, positions_BT, None)
+        attend = partial(causal_attention, scale=self.scale)
+        out_BTHK, entries = self.whole(x_BTD, positions_BT, attend)
         return out_BTHK, write(cache, entries, positions_BT)
 
     def _many(self, x_BTD, positions_BT, cache):

@@ -18,7 +18,6 @@ from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention, lengths_of, write
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.kernels.grouped_decode import grouped_decode
 from lrkv_jax.nn.weight import weight
 
@@ -48,13 +47,10 @@ class GroupedAttention(Attention):
         self.key = weight(rngs, "embed -> kv_heads head_width", (D, self.groups, K))
         self.value = weight(rngs, "embed -> kv_heads head_width", (D, self.groups, K))
 
-    def whole(self, x_BTD, positions_BT, segments_BT):
+    def whole(self, x_BTD, positions_BT, attend):
         q_BTHK = self.queries(x_BTD, positions_BT)
         new = self.entries(x_BTD, positions_BT)
-        out_BTHK = causal_attention(
-            q_BTHK, new.k_BSGK, new.v_BSGK, scale=self.scale, segments_BT=segments_BT
-        )
-        return out_BTHK, new
+        return attend(q_BTHK, new.k_BSGK, new.v_BSGK), new
 
     def cached(self, x_BTD, positions_BT, cache):
         q_BTHK = self.queries(x_BTD, positions_BT)

@@ -23,7 +23,6 @@ from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention, lengths_of, write
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
 from lrkv_jax.nn.norm import inverse_rms
 from lrkv_jax.nn.rope import rope_angles
@@ -81,17 +80,14 @@ class LowRankAttention(Attention):
         """R; at 0 this layer is MQA."""
         return self.config.attention.rank
 
-    def whole(self, x_BTD, positions_BT, segments_BT):
+    def whole(self, x_BTD, positions_BT, attend):
         q_BTHW = self.queries(x_BTD, positions_BT)
         new, k_BTHK = self._entries(x_BTD, positions_BT)
         # The whole key is there: no second residual, and no second gradient of it.
         whole = self.rank and self.rope == "full"
         k_BTHK = self.rotated(k_BTHK, positions_BT) if whole else new.k_shared_BSK[:, :, None]
         k_BTHW, v_BTHK = self._keys_values(k_BTHK, new)
-        out_BTHK = causal_attention(
-            q_BTHW, k_BTHW, v_BTHK, scale=self.scale, segments_BT=segments_BT
-        )
-        return out_BTHK, new
+        return attend(q_BTHW, k_BTHW, v_BTHK), new
 
     def cached(self, x_BTD, positions_BT, cache):
         q_BTHK = self._query(x_BTD)

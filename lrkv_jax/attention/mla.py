@@ -22,7 +22,6 @@ from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention, lengths_of, write
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.kernels.latent_decode import latent_decode
 from lrkv_jax.nn.norm import rms_norm
 from lrkv_jax.nn.weight import weight
@@ -57,14 +56,11 @@ class LatentAttention(Attention):
         self.query_rope = weight(rngs, "embed -> heads rope", (D, H, P)) if P else None
         self.rope_key = weight(rngs, "embed -> rope", (D, P)) if P else None
 
-    def whole(self, x_BTD, positions_BT, segments_BT):
+    def whole(self, x_BTD, positions_BT, attend):
         q_BTHW = self.queries(x_BTD, positions_BT)
         new = self.entries(x_BTD, positions_BT)
         k_BTHW, v_BTHK = self.materialised(new, positions_BT)
-        out_BTHK = causal_attention(
-            q_BTHW, k_BTHW, v_BTHK, scale=self.scale, segments_BT=segments_BT
-        )
-        return out_BTHK, new
+        return attend(q_BTHW, k_BTHW, v_BTHK), new
 
     def cached(self, x_BTD, positions_BT, cache):
         q_BTHK, q_BTHP = self._query(x_BTD, positions_BT)

@@ -46,6 +46,10 @@ class AttentionConfig(Frozen):
         """Length of the dot product behind a logit in training."""
         return self.query_width(model)
 
+    def key_heads(self, model: ModelShape) -> int:
+        """Key/value heads that whole sequences are attended with, each serving as many queries."""
+        return model.heads
+
     def query_parameters(self, model: ModelShape) -> int:
         """Parameters of the query projection."""
         return model.width * model.heads * self.query_width(model)
@@ -77,6 +81,9 @@ class _Grouped(AttentionConfig):
     def groups(self, model: ModelShape) -> int:
         """Key/value heads G."""
         raise NotImplementedError
+
+    def key_heads(self, model: ModelShape) -> int:
+        return self.groups(model)
 
     def kv_parameters(self, model: ModelShape) -> int:
         return 2 * model.width * self.groups(model) * model.head_width
@@ -173,6 +180,9 @@ class LRKV(AttentionConfig):
                 f"attention.rank = {self.rank} is larger than head_width = {model.head_width}: "
                 f"use 0 (MQA) to {model.head_width} (spans MHA)"
             )
+
+    def key_heads(self, model: ModelShape) -> int:
+        return model.heads if self.rank else 1
 
     def logit_width(self, model: ModelShape) -> int:
         return model.head_width + (0 if self.rope == "full" else self.rank)

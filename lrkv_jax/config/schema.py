@@ -48,6 +48,8 @@ class ModelConfig(Frozen):
     dtype: Dtype = "auto"  # of the computation; parameters are float32
     # `auto` is the Mosaic kernel where it can run, XLA elsewhere; `interpret` is for tests.
     decode_kernel: Literal["auto", "xla", "mosaic", "interpret"] = "auto"
+    # Attention of whole sequences: `auto` is cuDNN where it can run (`lrkv_jax.kernels.flash`).
+    train_kernel: Literal["auto", "whole", "chunked", "cudnn"] = "auto"
     unroll: Positive = 1  # layers unrolled per iteration of the scan
 
     @property
@@ -99,6 +101,7 @@ class OptimizerConfig(Frozen):
     beta2: Fraction = 0.95
     adam_eps: PositiveFloat = 1e-10
     clip: PositiveFloat | None = 1.0  # global norm; None does not clip
+    moments_dtype: Literal["float32", "bfloat16"] = "float32"  # of momentum and first moments
     muon: MuonConfig = MuonConfig()
 
 
@@ -118,11 +121,12 @@ class MeshConfig(Frozen):
 
     data: int = 1
     fsdp: int = -1
+    context: int = 1  # splits the positions of a sequence
     tensor: int = 1
 
     @model_validator(mode="after")
     def _sizes(self) -> MeshConfig:
-        sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
+        sizes = self.model_dump()
         for axis, size in sizes.items():
             if size == 0 or size < -1:
                 raise LrkvError(f"mesh.{axis} = {size}: use a size from 1, or -1 to fill up")
@@ -142,6 +146,8 @@ class TrainConfig(Frozen):
     tokens: Positive | None = None
     seed: NonNegative = 0
     loss_chunk: Positive = 2048  # tokens whose logits exist at one time
+    # What the backward pass computes again instead of keeping (`lrkv_jax.train.remat`).
+    remat: Literal["none", "minimal", "full", "offload"] = "none"
     log_every: Positive = 10
     validate_every: NonNegative = 250  # 0: at the end alone
     validation_batches: Positive | None = 20  # of `batch` records; None: the whole split

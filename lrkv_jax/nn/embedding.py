@@ -7,6 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.nn.weight import weight
+from lrkv_jax.sharding.by_hand import look_up
 
 
 class Embedding(nnx.Module):
@@ -17,7 +18,7 @@ class Embedding(nnx.Module):
         self.table = weight(rngs, "vocabulary -> embed", shape, std=1.0, group="embedding")
 
     def __call__(self, tokens_BT: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B T D"]:
-        return self.table[...].astype(dtype)[tokens_BT]
+        return look_up(self.table[...], tokens_BT).astype(dtype)
 
 
 class Head(nnx.Module):

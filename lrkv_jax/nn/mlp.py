@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from lrkv_jax.nn.weight import weight
@@ -25,5 +26,5 @@ class MLP(nnx.Module):
         self.activation = activation
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        h_BTF = ACTIVATIONS[self.activation](x_BTD @ self.up[...].astype(x_BTD.dtype))
-        return h_BTF @ self.down[...].astype(x_BTD.dtype)
+        h_BTF = checkpoint_name(x_BTD @ self.up[...].astype(x_BTD.dtype), "mlp")
+        return ACTIVATIONS[self.activation](h_BTF) @ self.down[...].astype(x_BTD.dtype)

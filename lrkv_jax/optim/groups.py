@@ -15,11 +15,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
 from lrkv_jax.config.schema import OptimizerConfig
 from lrkv_jax.optim.muon import scale_by_muon
+from lrkv_jax.optim.norm import global_norm
 from lrkv_jax.optim.schedules import learning_rates, momentum_schedule
 
 
@@ -50,8 +52,9 @@ def make_optimizer(
 
     def adamw(group: str, decay: float) -> optax.GradientTransformation:
         return optax.adamw(
-            rate(group), config.beta1, config.beta2, config.adam_eps, weight_decay=decay
-        )
+            rate(group), config.beta1, config.beta2, config.adam_eps, weight_decay=decay,
+            mu_dtype=config.moments_dtype,
+        )  # fmt: skip
 
     muon = scale_by_muon(
         # optax hides the other groups' leaves behind MaskedNode; the specs follow.
@@ -59,6 +62,7 @@ def make_optimizer(
         momentum=momentum_schedule(config.muon),
         iterations=config.muon.iterations,
         dtype=muon_dtype,
+        momentum_dtype=config.moments_dtype,
     )
     rules = {
         "matrix": optax.chain(
@@ -70,5 +74,16 @@ def make_optimizer(
         "head": adamw("head", config.head_decay),
         "vector": adamw("head", 0.0),
     }
-    clip = optax.identity() if config.clip is None else optax.clip_by_global_norm(config.clip)
-    return optax.chain(clip, optax.partition(rules, jax.tree.map(lambda s: s.group, specs)))
+    rules = optax.partition(rules, jax.tree.map(lambda s: s.group, specs))
+    return rules if config.clip is None else optax.chain(_clip(config.clip, specs), rules)
+
+
+def _clip(most: float, specs: Any) -> optax.GradientTransformation:
+    """Scale the whole gradient so that its global norm is at most `most`."""
+
+    def update(gradients, state, params=None):
+        del params
+        scale = jnp.minimum(1.0, most / jnp.maximum(global_norm(gradients, specs), 1e-30))
+        return jax.tree.map(lambda g: g * scale, gradients), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -10,6 +10,7 @@ layers · heads matrices of D inputs and R outputs.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import chex
@@ -20,13 +21,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from lrkv_jax.nn.weight import WeightSpec
+from lrkv_jax.optim import spread
+from lrkv_jax.sharding import in_use
 
 # Keller Jordan's quintic: the steepest at zero that keeps singular values within [0.68, 1.21].
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 class MuonState(NamedTuple):
-    """`momentum` mirrors the parameters, in float32, and is sharded as they are."""
+    """`momentum` mirrors the parameters and is sharded as they are."""
 
     count: chex.Array
     momentum: optax.Updates
@@ -44,11 +47,16 @@ def orthogonalize(
     With five iterations, singular values from 2e-3 of the Frobenius norm up come out in
     [0.68, 1.21], smaller ones below; zeros stay zeros.
     """
-    a, b, c = QUINTIC
     u_IO = u_IO.astype(jnp.float32)
     # nanochat rounds u, its norm and the quotient; here only the quotient is rounded.
     norm_11 = jnp.linalg.norm(u_IO, axis=(-2, -1), keepdims=True)
     x_IO = (u_IO / (norm_11 + eps)).astype(dtype)
+    return newton_schulz(x_IO, iterations).astype(jnp.float32)
+
+
+def newton_schulz(x_IO: Float[Array, "... I O"], iterations: int) -> Float[Array, "... I O"]:
+    """The iterations alone, of matrices of Frobenius norm 1 at most, in their dtype."""
+    a, b, c = QUINTIC
     tall = x_IO.shape[-2] > x_IO.shape[-1]
     x_MN = x_IO.mT if tall else x_IO  # the Gram matrix is the smaller of the two
     # Float32 that is asked for is float32 on every device, not TensorFloat-32.
@@ -57,7 +65,7 @@ def orthogonalize(
         for _ in range(iterations):
             gram_MM = x_MN @ x_MN.mT
             x_MN = a * x_MN + (b * gram_MM + c * (gram_MM @ gram_MM)) @ x_MN
-    return (x_MN.mT if tall else x_MN).astype(jnp.float32)
+    return x_MN.mT if tall else x_MN
 
 
 def scale_by_muon(
@@ -66,29 +74,36 @@ def scale_by_muon(
     momentum: float | optax.Schedule = 0.95,
     iterations: int = 5,
     dtype: DTypeLike = jnp.float32,
+    momentum_dtype: DTypeLike = jnp.float32,
     eps: float = 1e-7,
 ) -> optax.GradientTransformation:
     """Replace each gradient by its orthogonalised Nesterov momentum · sqrt(max(1, O/I)).
 
-    `specs` mirrors the parameters with a `WeightSpec` a leaf. The momentum is an average without
-    bias correction, as in nanochat: optax.contrib.muon corrects it, which leaves the first update
-    alone and changes the next five by 12 to 5 % (momentum 0.95, random gradients). `momentum` may
-    be a schedule of the number of updates made so far.
+    `specs` mirrors the parameters with a `WeightSpec` a leaf. On a training mesh each matrix is
+    orthogonalised once, on one device (`lrkv_jax.optim.spread`). The momentum is kept in
+    `momentum_dtype`; it is an average without bias correction, as in nanochat: optax.contrib.muon
+    corrects it, which leaves the first update alone and changes the next five by 12 to 5 %
+    (momentum 0.95, random gradients). `momentum` may be a schedule of the number of updates made.
     """
     beta_of = momentum if callable(momentum) else optax.constant_schedule(momentum)
 
-    def direction(u: Array, spec: WeightSpec) -> Array:
-        chex.assert_rank(u, len(spec.axes))
-        if u.size == 0:  # an LRKV residual of rank 0
-            return u.astype(jnp.float32)
+    def orthogonal(u: Array, spec: WeightSpec) -> Array:
         fan_in, fan_out = spec.fans(u.shape)
-        # Batch axes are kept apart: merging a sharded one with another would gather it.
         u_IO = u.reshape(*u.shape[: spec.batch], fan_in, fan_out)
-        x_IO = orthogonalize(u_IO, iterations=iterations, dtype=dtype, eps=eps)
-        return (math.sqrt(max(1.0, fan_out / fan_in)) * x_IO).reshape(u.shape)
+        return orthogonalize(u_IO, iterations=iterations, dtype=dtype, eps=eps).reshape(u.shape)
+
+    def directions(us: list[Array], specs: list[WeightSpec]) -> list[Array]:
+        chex.assert_rank(us, [len(spec.axes) for spec in specs])
+        if in_use() is not None:
+            steps = partial(newton_schulz, iterations=iterations)
+            out = spread.on_mesh(steps, us, specs, dtype=dtype, eps=eps)
+        else:
+            out = list(map(orthogonal, us, specs))
+        fans = [spec.fans(u.shape) for u, spec in zip(us, specs, strict=True)]
+        return [math.sqrt(max(1.0, o / i)) * x for x, (i, o) in zip(out, fans, strict=True)]
 
     def init(params: optax.Params) -> MuonState:
-        zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
+        zeros = optax.tree.zeros_like(params, dtype=momentum_dtype)
         return MuonState(jnp.zeros((), jnp.int32), zeros)
 
     def update(
@@ -98,7 +113,13 @@ def scale_by_muon(
         beta = beta_of(state.count)
         average = optax.tree.update_moment(gradients, state.momentum, beta, 1)
         nesterov = optax.tree.update_moment(gradients, average, beta, 1)
-        updates = jax.tree.map(direction, nesterov, specs)
-        return updates, MuonState(optax.safe_increment(state.count), average)
+        leaves, tree = jax.tree.flatten(nesterov)
+        full = [i for i, leaf in enumerate(leaves) if leaf.size]  # LRKV of rank 0 has empty ones
+        of_leaves = jax.tree.leaves(specs)
+        new = directions([leaves[i] for i in full], [of_leaves[i] for i in full])
+        for i, direction in zip(full, new, strict=True):
+            leaves[i] = direction
+        average = optax.tree.cast(average, momentum_dtype)
+        return tree.unflatten(leaves), MuonState(optax.safe_increment(state.count), average)
 
     return optax.GradientTransformation(init, update)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.sharding import batch_sharding, replicated
-from lrkv_jax.train.step import bits_per_byte, token_losses
+from lrkv_jax.train.loss import bits_per_byte, make_loss
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,10 @@ def make_validation(
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     bytes_of = jnp.asarray(token_bytes_V)
 
+    losses = make_loss(config, mesh, chunk=chunk)
+
     def row_nats(params, tokens_BU):
-        nll_BT = token_losses(config, params, tokens_BU, chunk)
+        nll_BT = losses(params, tokens_BU)
         return jnp.sum(nll_BT * (bytes_of[tokens_BU[:, 1:]] > 0), axis=1)
 
     row_nats = jax.jit(

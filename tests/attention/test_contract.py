@@ -140,7 +140,7 @@ def test_whole_sequence_equals_float64_oracle(name):
     @quick_jit
     def both(state, x_BTD):
         layer = nnx.merge(graph, state)
-        out_BTHK, _ = layer.whole(x_BTD, positions_BT, segments_BT)
+        out_BTHK = layer.heads(x_BTD, positions_BT, segments_BT)
         return out_BTHK, layer(x_BTD, positions_BT, segments_BT)
 
     out_BTHK, out_BTD = both(state, x_BTD)

@@ -9,9 +9,10 @@ import pytest
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.model import init_parameters, with_parameters
 from lrkv_jax.sharding import batch_sharding, make_mesh
+from lrkv_jax.train.loss import make_loss
 from lrkv_jax.train.run_dir import resolve
 from lrkv_jax.train.state import init_state, new_state, state_shardings
-from lrkv_jax.train.step import make_train_step, token_losses
+from lrkv_jax.train.step import make_train_step
 
 # Each costs two compilations of a whole step: the rest of the five run with the slow tests.
 VARIANTS = [
@@ -73,7 +74,9 @@ def test_the_loss_is_the_mean_over_tokens_of_the_models_own_log_probability(tiny
     logits = np.asarray(with_parameters(config.model, params)(tokens[:, :-1]), np.float64)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -np.take_along_axis(log_p, tokens[:, 1:, None], -1)[..., 0]
-    got = token_losses(config.model, params, tokens, chunk=16)
+    mesh = one_device()
+    with jax.set_mesh(mesh):
+        got = jax.jit(make_loss(config.model, mesh, chunk=16))(params, tokens)
     chex.assert_shape(got, (config.train.batch, config.train.context))
     np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
 

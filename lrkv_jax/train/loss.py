@@ -1,0 +1,152 @@
+"""The loss of a batch and its gradient, each device with its own rows and positions.
+
+Both run in one `jax.shard_map`, manual over data, fsdp and context (`lrkv_jax.sharding.by_hand`).
+
+B sequences  T positions  b, t a device's  M microbatches  V vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from lrkv_jax.config import ModelConfig, RunConfig
+from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy, mean_cross_entropy
+from lrkv_jax.model import init_parameters, specs, with_parameters
+from lrkv_jax.sharding import BATCH, by_hand, partition
+from lrkv_jax.sharding.rules import CONTEXT, TENSOR
+
+HERE = PartitionSpec()  # tensor does not split it
+
+
+def bits_per_byte(nats, num_bytes):
+    """Nats over tokens that stand for text, and those tokens' UTF-8 bytes, to bits per byte."""
+    return nats / (num_bytes * np.log(2.0))
+
+
+def make_loss(config: ModelConfig, mesh: Mesh, *, chunk: int) -> Callable[..., Float[Array, "B T"]]:
+    """(params, tokens [B, U]) → −log p in nats of each token after the first, U = T + 1.
+
+    A pure function, to be jitted; it makes no logits for more than about `chunk` tokens a device.
+    """
+
+    def local(params, tokens_bU):
+        inputs_bt, targets_bt = _own_positions(tokens_bU)
+        model = with_parameters(config, params)
+        x_btD = model.hidden(inputs_bt)
+        return _on_vocabulary(chunked_cross_entropy, config, chunk, HERE)(
+            x_btD, model.head_kernel(), targets_bt
+        )
+
+    return _mapped(local, config, mesh, PartitionSpec(BATCH, CONTEXT))
+
+
+def make_gradient(
+    config: RunConfig, mesh: Mesh, token_bytes_V: np.ndarray
+) -> Callable[[Any, Int[Array, "B U"]], tuple[tuple[Array, Array, Array], Any]]:
+    """(params, tokens [B, U]) → ((loss, nats, bytes), gradients): a pure function, to be jitted.
+
+    The loss is the mean over all tokens, nats; `nats` and `bytes` are sums over those that stand
+    for text. Gradients are float32 and lie beside their parameters; those of
+    `train.accumulation` microbatches are averaged. Sums over data and context happen once a step.
+    """
+    model, train = config.model, config.train
+    microbatches = train.accumulation
+    token_bytes_V = np.asarray(token_bytes_V)
+    parts = math.prod(mesh.shape[axis] for axis in by_hand.BY_HAND) * microbatches
+    axes = jax.tree.leaves(specs(model), is_leaf=_is_spec)
+    axes, in_layers = [s.axes for s in axes], [s.axes[0] == "layers" for s in axes]
+    sums_in_turn = microbatches == 1  # else once, after the last microbatch
+
+    def loss(params, inputs_bt, targets_bt):
+        transformer = with_parameters(model, params)
+        x_btD = transformer.hidden(inputs_bt, remat=train.remat, sums=sums_in_turn)
+        mean, nll_bt = _on_vocabulary(mean_cross_entropy, model, train.loss_chunk, (HERE, HERE))(
+            x_btD, transformer.head_kernel(), targets_bt
+        )
+        bytes_bt = jnp.asarray(token_bytes_V)[targets_bt]  # made here: an array has its own mesh
+        return mean / parts, (jnp.sum(nll_bt * (bytes_bt > 0)), jnp.sum(bytes_bt))
+
+    def local(params, tokens_bU):
+        inputs_bt, targets_bt = _own_positions(tokens_bU)
+        differentiate = jax.value_and_grad(loss, has_aux=True)
+        if microbatches == 1:
+            (value, aux), grads = differentiate(params, inputs_bt, targets_bt)
+        else:
+            # Row i goes to microbatch i mod M: each device splits the rows that it already has.
+            def split(x_bt):
+                return x_bt.reshape(-1, microbatches, x_bt.shape[1]).swapaxes(0, 1)
+
+            def add(total, rows):
+                return jax.tree.map(jnp.add, total, differentiate(params, *rows)), None
+
+            rows = split(inputs_bt), split(targets_bt)
+            shapes = jax.eval_shape(differentiate, params, *(x_Mbt[0] for x_Mbt in rows))
+            zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            ((value, aux), grads), _ = jax.lax.scan(add, zero, rows)
+        value, aux = jax.lax.psum((value, aux), by_hand.BY_HAND)
+        return (value, *aux), _sum_rest(grads)
+
+    def _sum_rest(grads):
+        leaves, tree = jax.tree.flatten(grads)
+        late = [i for i, stacked in enumerate(in_layers) if not (stacked and sums_in_turn)]
+        sums = by_hand.sum_rest([leaves[i] for i in late], [axes[i] for i in late])
+        for i, total in zip(late, sums, strict=True):
+            leaves[i] = total
+        return tree.unflatten(leaves)
+
+    scalars = (PartitionSpec(),) * 3
+    return _mapped(local, model, mesh, (scalars, _parameter_parts(model, mesh)))
+
+
+def _own_positions(tokens_bU):
+    """Inputs and targets at this device's positions, from its rows of the batch."""
+    t = (tokens_bU.shape[1] - 1) // by_hand.size(CONTEXT)
+    first = by_hand.first_position(t)
+    return tuple(jax.lax.dynamic_slice_in_dim(tokens_bU, first + n, t, axis=1) for n in (0, 1))
+
+
+def _mapped(local, config, mesh, out_specs):
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(_parameter_parts(config, mesh), PartitionSpec(BATCH)),
+        out_specs=out_specs,
+        axis_names=by_hand.axes_by_hand(mesh),
+        check_vma=False,
+    )
+
+
+def _parameter_parts(config: ModelConfig, mesh: Mesh) -> Any:
+    """How the manual region sees each parameter."""
+    shapes = jax.eval_shape(lambda: init_parameters(config, 0))
+    return jax.tree.map(
+        lambda spec, leaf: by_hand.placed_by_hand(partition(spec.axes, leaf.shape, mesh)),
+        specs(config),
+        shapes,
+        is_leaf=_is_spec,
+    )
+
+
+def _on_vocabulary(cross_entropy, config, chunk, out_specs):
+    """The loss of (x, kernel [D, V], targets), each tensor shard with its columns."""
+    split = config.vocabulary % by_hand.size(TENSOR) == 0 and by_hand.size(TENSOR) > 1
+    axis = TENSOR if split else None
+
+    def local(x_btD, kernel_DV, targets_bt):
+        return cross_entropy(
+            x_btD, kernel_DV, targets_bt, softcap=config.softcap, chunk=chunk, axis=axis
+        )
+
+    return by_hand.over_tensor(local, (HERE, PartitionSpec(None, axis), HERE), out_specs)
+
+
+def _is_spec(leaf):
+    return hasattr(leaf, "axes")
