@@ -14,17 +14,22 @@ from lrkv_jax.train.run_dir import resolve
 from lrkv_jax.train.state import init_state, new_state, state_shardings
 from lrkv_jax.train.step import make_train_step
 
-# Each costs two compilations of a whole step: the rest of the five run with the slow tests.
-VARIANTS = [
-    "lrkv",
-    *(pytest.param(v, marks=pytest.mark.slow) for v in ("mha", "gqa", "mqa", "mla")),
-]
+VARIANTS = ("mha", "gqa", "mqa", "mla", "lrkv")
+MESHES = {
+    "8x1x1x1": {"data": 8, "fsdp": 1},
+    "1x8x1x1": {"data": 1, "fsdp": 8},
+    "2x2x1x2": {"data": 2, "fsdp": 2, "tensor": 2},
+    "2x2x2x1": {"data": 2, "fsdp": 2, "context": 2},
+    "1x2x2x2": {"data": 1, "fsdp": 2, "context": 2, "tensor": 2},
+}
 
 
 def batch(config, step=0):
+    """Tokens that count up by one to five: there is something to learn."""
     rng = np.random.default_rng(step)
-    shape = (config.train.batch, config.train.context + 1)
-    return rng.integers(1, config.model.vocabulary, shape).astype(np.int32)
+    first, by = rng.integers(1, 60, (2, config.train.batch, 1))
+    places = np.arange(config.train.context + 1)
+    return ((first + (1 + by % 5) * places) % config.model.vocabulary).astype(np.int32)
 
 
 def losses(config, mesh, steps=5):
@@ -45,17 +50,37 @@ def one_device():
     return make_mesh(MeshConfig(), jax.devices()[:1])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_2x2x2_mesh_repeats_the_losses_of_one_device(tiny, variant):
-    config = resolve(tiny(f"attention={variant}", "model.vocabulary=64"))
+def test_a_mesh_of_every_axis_repeats_the_losses_of_one_device(tiny):
+    config = resolve(tiny("attention=lrkv", "model.vocabulary=64"))
     alone, _ = losses(config, one_device())
-    meshed, state = losses(config, make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)))
+    meshed, state = losses(config, make_mesh(MeshConfig(**MESHES["1x2x2x2"])))
     # Float32 sums in another order; the losses are about ln 64 = 4.2.
     np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
-    assert np.ptp(alone[:, 0]) > 1e-3, "the parameters never moved"
+    assert np.ptp(alone[:, 0]) > 1e-2, "the parameters never moved"
     query = state.params["blocks"]["attention"]["query"]
     assert query.sharding.spec[1:3] == ("fsdp", "tensor")
     assert query.addressable_shards[0].data.size == query.size // 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
+    config = resolve(tiny(f"attention={variant}", "model.vocabulary=64", "train.steps=20"))
+    alone = losses(config, one_device(), 20)[0][:, 0]
+    assert alone[0] - alone[-1] > 0.2
+    for name, sizes in MESHES.items():
+        meshed = losses(config, make_mesh(MeshConfig(**sizes)), 20)[0][:, 0]
+        np.testing.assert_allclose(meshed[0], alone[0], rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(meshed, alone, rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+def test_microbatches_on_a_mesh_are_those_of_one_device(tiny):
+    """Accumulated, gradients are summed over data and context once, after the last."""
+    config = resolve(tiny("attention=mqa", "model.vocabulary=64", "train.accumulation=2"))
+    alone, _ = losses(config, one_device(), 3)
+    meshed, _ = losses(config, make_mesh(MeshConfig(**MESHES["2x2x2x1"])), 3)
+    np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
 
 
 def test_microbatches_average_to_the_whole_batch(tiny):
