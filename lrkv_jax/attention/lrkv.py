@@ -28,6 +28,28 @@ from lrkv_jax.nn.norm import inverse_rms
 from lrkv_jax.nn.rope import rope_angles
 from lrkv_jax.nn.weight import weight
 
+# FLOPs that take as long as one value more written and read, with its gradient. On two CPU cores
+# (float32) the forms measure equal between 485 and 960; XLA's count of bytes for an H200 and the
+# datasheet's ratio of FLOPs to bytes make it about 1,100 in bfloat16.
+VALUE = 800
+
+
+def forms_weights(tokens, *, D, H, K, R):
+    """Whether training forms each head's weights W_h = W_shared + U_h B_hᵀ, once a layer and step.
+
+    A key or a value of head h is then x W_h, and costs, forward and backward and over all heads,
+    6·D·H·K FLOPs a token and 6·D·H·R·K a layer. The factors, (x U_h) B_hᵀ + x W_shared, cost
+    6·(D·K + D·H·R + H·R·K) a token, but move about H·(R + K) values more: latents, and the sum of
+    the two parts. Weights are formed where that is dearer:
+
+        VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
+
+    `tokens` and H are a device's own. Wide models with R well below K keep the factors; small ones,
+    and ranks near K, form the weights.
+    """
+    saved = 6 * (D * H * K - D * K - H * R * (D + K)) + 6 * D * H * R * K / tokens
+    return VALUE * H * (R + K) > saved
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -82,11 +104,14 @@ class LowRankAttention(Attention):
 
     def whole(self, x_BTD, positions_BT, attend):
         q_BTHW = self.queries(x_BTD, positions_BT)
-        new, k_BTHK = self._entries(x_BTD, positions_BT)
-        # The whole key is there: no second residual, and no second gradient of it.
-        whole = self.rank and self.rope == "full"
-        k_BTHK = self.rotated(k_BTHK, positions_BT) if whole else new.k_shared_BSK[:, :, None]
-        k_BTHW, v_BTHK = self._keys_values(k_BTHK, new)
+        full, formed = self.rank and self.rope == "full", self.rank and self._forms_weights(x_BTD)
+        k_BTHK = self._with_whole_weights(x_BTD, "key") if full and formed else None
+        new, k_BTHK = self._entries(x_BTD, positions_BT, k_BTHK)
+        k_BTHW, v_BTHK = self._keys_values(new.k_shared_BSK[:, :, None], new)
+        if full:
+            k_BTHW = self.normed(self.rotated(k_BTHK, positions_BT))
+        if formed:
+            v_BTHK = self._with_whole_weights(x_BTD, "value")
         return attend(q_BTHW, k_BTHW, v_BTHK), new
 
     def cached(self, x_BTD, positions_BT, cache):
@@ -151,36 +176,56 @@ class LowRankAttention(Attention):
         In `full` the residual is in `k_BSHK`; in the other modes `k_BSHK` is the shared part, and
         this is one attention of width K + R: [shared, rotated ; residual, as a latent].
         """
-        k_BSHW, v_BSHK = k_BSHK, cache.v_shared_BSK[:, :, None]
+        parts, v_BSHK = [k_BSHK], cache.v_shared_BSK[:, :, None]
         if self.rank:
             rk_BSHR, rv_BSHR = cache.rk_BSHR[..., : self.rank], cache.rv_BSHR[..., : self.rank]
             v_BSHK = v_BSHK + self._raise(rv_BSHR, self.value_up)
             if self.rope != "full":
                 shape = (*rk_BSHR.shape[:3], k_BSHK.shape[-1])
-                k_BSHW = jnp.concatenate([jnp.broadcast_to(k_BSHK, shape), rk_BSHR], axis=-1)
+                parts = [jnp.broadcast_to(k_BSHK, shape), rk_BSHR]
         if cache.inverse_norm_BHS is not None:
             norm_BSH1 = cache.inverse_norm_BHS.swapaxes(1, 2)[..., None]
-            k_BSHW = (k_BSHW * norm_BSH1).astype(v_BSHK.dtype)
-        return k_BSHW, v_BSHK
+            parts = [(part * norm_BSH1).astype(v_BSHK.dtype) for part in parts]
+        return jnp.concatenate(parts, axis=-1), v_BSHK
 
     def _raise(self, latent_BTHR, up):
         """Latent → head width: the residual part of a key or value."""
         return jnp.einsum("BTHR,HRK->BTHK", latent_BTHR, up[...].astype(latent_BTHR.dtype))
 
-    def _entries(self, x_BTD, positions_BT):
+    def _forms_weights(self, x_BTD):
+        """`forms_weights` for these tokens, and the heads whose weights are here."""
+        B, T, D = x_BTD.shape
+        H, R, K = self.key_up[...].shape
+        return forms_weights(B * T, D=D, H=H, K=K, R=R)
+
+    def _with_whole_weights(self, x_BTD, name):
+        """Each head's keys or values, unrotated, as x (W_shared + U_h B_hᵀ): [B, T, H, K]."""
+        shared_DK, down_HDR, up_HRK = (
+            getattr(self, weight)[...] for weight in (name, f"{name}_down", f"{name}_up")
+        )
+        residual_DHK = jnp.einsum(
+            "HDR,HRK->DHK", down_HDR, up_HRK, preferred_element_type=jnp.float32
+        )
+        weight_DHK = (shared_DK[:, None] + residual_DHK).astype(x_BTD.dtype)
+        return jnp.einsum("BTD,DHK->BTHK", x_BTD, weight_DHK)
+
+    def _entries(self, x_BTD, positions_BT, k_BTHK=None):
         """Cache entries of each token, and its whole unrotated key, never cached: [B, T, H, K].
 
-        At rank 0 all heads have one key, and H is 1.
+        The key is made from the factors unless it is given. At rank 0 all heads have one key, and
+        H is 1.
         """
         dtype = x_BTD.dtype
         k_shared_BTK = x_BTD @ self.key[...].astype(dtype)
         v_shared_BTK = x_BTD @ self.value[...].astype(dtype)
         rk_BTHR = rv_BTHR = norm_BHT = None
-        k_BTHK = k_shared_BTK[:, :, None]
         if self.rank:
             rk_BTHR = jnp.einsum("BTD,HDR->BTHR", x_BTD, self.key_down[...].astype(dtype))
             rv_BTHR = jnp.einsum("BTD,HDR->BTHR", x_BTD, self.value_down[...].astype(dtype))
-            k_BTHK = k_BTHK + self._raise(rk_BTHR, self.key_up)
+        if k_BTHK is None:
+            k_BTHK = k_shared_BTK[:, :, None]
+            if self.rank:
+                k_BTHK = k_BTHK + self._raise(rk_BTHR, self.key_up)
         if self.config.qk_norm:
             norm_BHT = inverse_rms(k_BTHK, self.config.norm_eps).swapaxes(1, 2)
         if self.rank and self.rope == "latent":

@@ -26,15 +26,15 @@ def choose(kernel, impl, objection):
     if impl not in IMPLEMENTATIONS:
         raise LrkvError(f"decode kernel {impl!r} is unknown: use {', '.join(IMPLEMENTATIONS)}")
     if impl == "xla":
-        return _chosen(kernel, impl, "asked for")
+        return settle(kernel, impl, "asked for")
     missing = None if impl == "interpret" else _missing_gpu()
     if impl in ("mosaic", "interpret"):
         if objection or missing:
             raise LrkvError(f"{kernel} cannot run as {impl}: {missing or objection}; use xla")
-        return _chosen(kernel, impl, "asked for")
+        return settle(kernel, impl, "asked for")
     chosen = "xla" if missing or objection else "mosaic"
-    _say(kernel, chosen, missing or objection)
-    return _chosen(kernel, chosen, missing or objection or "a Hopper GPU is there")
+    reason = missing or objection or "a Hopper GPU is there"
+    return settle(kernel, chosen, reason, best="mosaic")
 
 
 def choices():
@@ -42,8 +42,14 @@ def choices():
     return dict(_choices)
 
 
-def _chosen(kernel, chosen, reason):
+def settle(kernel, chosen, reason, *, best=None):
+    """Remember a choice, and log it once unless it was asked for; returns it.
+
+    On a GPU it is a warning that the choice is not `best`.
+    """
     _choices[kernel] = f"{chosen}: {reason}"
+    if best:
+        _say(kernel, chosen, reason, best)
     return chosen
 
 
@@ -59,7 +65,7 @@ def _missing_gpu():
 
 
 @functools.cache  # once for each thing there is to say
-def _say(kernel, chosen, reason):
-    on_gpu = jax.default_backend() == "gpu"
-    level = logging.WARNING if on_gpu and chosen == "xla" else logging.INFO
-    _log.log(level, "%s runs on %s%s", kernel, chosen, f": {reason}" if reason else "")
+def _say(kernel, chosen, reason, best):
+    worse_on_gpu = jax.default_backend() == "gpu" and chosen != best
+    level = logging.WARNING if worse_on_gpu else logging.INFO
+    _log.log(level, "%s runs on %s: %s", kernel, chosen, reason)

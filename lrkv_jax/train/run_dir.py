@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jax
-
 from lrkv_jax.config import RunConfig, dump_config, load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.nn.dtype import resolve_dtype
+from lrkv_jax.runtime import processes
+
+# Where records are kept, how layers are unrolled and which kernels compute them.
+_NOT_LEARNT = ("directory", "unroll", "train_kernel", "decode_kernel")
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -29,9 +31,24 @@ def open_run(config: RunConfig) -> Path:
     """Make the run's directory, or accept one that the same run left.
 
     Writes the resolved configuration. Raises `LrkvError`, and writes nothing, if the directory
-    belongs to another model or other data, or is not a run's.
+    belongs to another model or other data, or is not a run's; of several processes, if one does
+    not see what process 0 has written.
     """
     directory = Path(config.directory)
+    with processes.together():
+        if processes.index() == 0:
+            _claim(directory, config)
+    blind = processes.that_do_not_see(directory)
+    with processes.together():
+        if blind and processes.index() == 0:
+            raise LrkvError(
+                f"{blind[0]} does not see {directory}, where process 0 writes: set run_dir=PATH on "
+                "a file system that all hosts share"
+            )
+    return directory
+
+
+def _claim(directory: Path, config: RunConfig) -> None:
     saved = directory / "config.yaml"
     if saved.is_file():
         before = load_config(saved)
@@ -42,12 +59,10 @@ def open_run(config: RunConfig) -> Path:
             )
     elif directory.exists() and any(directory.iterdir()):
         raise LrkvError(f"{directory} exists and is not a run: give another run_dir=PATH")
-    if jax.process_index() == 0:
-        directory.mkdir(parents=True, exist_ok=True)
-        fresh = saved.with_suffix(".tmp")
-        fresh.write_text(dump_config(config))
-        fresh.replace(saved)
-    return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    fresh = saved.with_suffix(".tmp")
+    fresh.write_text(dump_config(config))
+    fresh.replace(saved)
 
 
 def read_run(directory: str | Path) -> RunConfig:
@@ -67,7 +82,6 @@ def _first_change(before: RunConfig, now: RunConfig) -> str | None:
     ]
     for prefix, old, new in pairs:
         for key in {**old, **new}:
-            # Where records are kept and how layers are unrolled change nothing that is learnt.
-            if key not in ("directory", "unroll") and old.get(key) != new.get(key):
+            if key not in _NOT_LEARNT and old.get(key) != new.get(key):
                 return f"{prefix}.{key}: {old.get(key)} there, {new.get(key)} asked for"
     return None

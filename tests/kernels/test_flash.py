@@ -1,41 +1,202 @@
-"""Whole-sequence attention against a loop in float64."""
+"""Whole-sequence attention and its gradient against float64, for each path that runs on a CPU."""
+
+import functools
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
-from lrkv_jax.kernels.flash import causal_attention
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels import dispatch, flash
+from lrkv_jax.kernels.flash import chunked, whole
 
-B, T, H, K, W = 2, 7, 4, 6, 5
+# Programs here run once: they need no optimising.
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
+# Small strips and tiles, so that short sequences have several.
+PATHS = {
+    "whole": partial(whole.causal_attention, width=3),
+    "chunked": partial(chunked.causal_attention, chunk=3),
+}
+SCALE = 0.7
 
 
-def plain(q, k, v, scale, segments=None):
-    out = np.zeros((*q.shape[:3], v.shape[-1]))
-    for b, t, h in np.ndindex(q.shape[:3]):
+def oracle(q, k, v, grad, segments=None):
+    """Output and gradients in float64, a head at a time, from the softmax's closed form."""
+    q, k, v, grad = (np.asarray(x, np.float64) for x in (q, k, v, grad))
+    out, dq, dk, dv = np.zeros(grad.shape), np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    T = q.shape[1]
+    for b, h in np.ndindex(q.shape[0], q.shape[2]):
         g = h // (q.shape[2] // k.shape[2])
-        seen = [s for s in range(t + 1) if segments is None or segments[b, s] == segments[b, t]]
-        logits = scale * k[b, seen, g] @ q[b, t, h]
-        weights = np.exp(logits - logits.max())
-        out[b, t, h] = weights @ v[b, seen, g] / weights.sum()
-    return out
+        seen = np.tril(np.ones((T, T), bool))
+        if segments is not None:
+            seen &= segments[b][:, None] == segments[b]
+        logits = np.where(seen, SCALE * q[b, :, h] @ k[b, :, g].T, -np.inf)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        out[b, :, h] = weights @ v[b, :, g]
+        dweights = grad[b, :, h] @ v[b, :, g].T
+        dlogits = weights * (dweights - (weights * dweights).sum(axis=1, keepdims=True))
+        dq[b, :, h] = SCALE * dlogits @ k[b, :, g]
+        dk[b, :, g] += SCALE * dlogits.T @ q[b, :, h]
+        dv[b, :, g] += weights.T @ grad[b, :, h]
+    return out, dq, dk, dv
 
 
-@pytest.mark.parametrize("groups", [1, 2, H])
-@pytest.mark.parametrize("segments", [None, np.repeat([[0, 1, 4]], [3, 2, 2], axis=1)])
-def test_causal_attention_equals_float64(groups, segments):
-    """Fewer key than query heads, values wider or narrower than keys, packed documents."""
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((B, T, n, w)) for n, w in ((H, K), (groups, K), (groups, W)))
-    if segments is not None:
-        segments = np.concatenate([segments, np.zeros_like(segments)])
-    attend = jax.jit(lambda *qkv: causal_attention(*qkv, scale=0.7, segments_BT=segments))
-    out = attend(*map(np.float32, (q, k, v)))
-    assert out.shape == (B, T, H, W)
-    np.testing.assert_allclose(out, plain(q, k, v, 0.7, segments), atol=2e-6)
+def arrays(B, T, H, G, K, W, seed=0):
+    """q, k, v and a gradient of the output, float32."""
+    rng = np.random.default_rng(seed)
+    shapes = (B, T, H, K), (B, T, G, K), (B, T, G, W), (B, T, H, W)
+    return [np.float32(rng.standard_normal(shape)) for shape in shapes]
 
 
-def test_logits_far_apart_do_not_overflow():
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((1, T, 2, 4)) for _ in range(3))
-    out = causal_attention(*map(np.float32, (60 * q, 60 * k, v)), scale=1.0)
-    np.testing.assert_allclose(out, plain(60 * q, 60 * k, v, 1.0), atol=1e-3)
+@functools.cache
+def program(attend):
+    """Jitted: output and the gradients of q, k and v."""
+
+    def both(q, k, v, grad, segments):
+        out, back = jax.vjp(lambda *qkv: attend(*qkv, scale=SCALE, segments_BT=segments), q, k, v)
+        return out, *back(grad)
+
+    return jax.jit(both, compiler_options=QUICK)
+
+
+def close(got, truth, atol=5e-6):
+    for one, other in zip(got, truth, strict=True):
+        assert one.shape == other.shape
+        np.testing.assert_allclose(np.asarray(one, np.float64), other, atol=atol)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("documents", [None, [3, 2, 2]])
+def test_output_and_gradient_equal_float64(path, groups, documents):
+    """Fewer key than query heads, values narrower than keys, packed documents."""
+    case = arrays(2, 7, 4, groups, 6, 5)
+    segments = None
+    if documents:  # another packing in the second row, and a number that comes back
+        segments = np.stack([np.repeat([0, 1, 4], documents), np.repeat([2, 0, 2], documents)])
+    close(program(PATHS[path])(*case, segments), oracle(*case, segments))
+
+
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_every_shape_equals_float64(data):
+    T, groups, share, K, W = (
+        data.draw(st.integers(1, most), label=name)
+        for name, most in (("T", 20), ("groups", 3), ("share", 3), ("K", 9), ("W", 9))
+    )
+    step = data.draw(st.integers(-(-T // 4), T + 2), label="step")
+    changes = data.draw(st.lists(st.booleans(), min_size=T, max_size=T), label="changes")
+    segments = np.cumsum(changes)[None] if data.draw(st.booleans(), label="packed") else None
+    case = arrays(1, T, groups * share, groups, K, W, seed=T)
+    truth = oracle(*case, segments)
+    for attend in (
+        partial(whole.causal_attention, width=step),
+        partial(chunked.causal_attention, chunk=step),
+    ):
+        close(program(attend)(*case, segments), truth)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_documents_never_meet_in_output_or_gradient(path):
+    """Exactly: what one document holds changes no bit of another, nor of its gradients."""
+    segments = np.repeat([[0, 1]], [4, 6], axis=1)
+    case = arrays(1, 10, 2, 1, 4, 4)
+    other = [x.copy() for x in case]
+    for x in other:
+        x[:, :4] = 50 * x[:, :4] + 1
+    run = program(PATHS[path])
+    for one, two in zip(run(*case, segments), run(*other, segments), strict=True):
+        np.testing.assert_array_equal(one[:, 4:], two[:, 4:])
+        assert not np.array_equal(one[:, :4], two[:, :4])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_logits_far_apart_do_not_overflow(path):
+    q, k, v, grad = arrays(1, 7, 2, 2, 4, 4)
+    case = 60 * q, 60 * k, v, grad
+    out, *grads = program(PATHS[path])(*case, None)
+    truth, *_ = oracle(*case)
+    np.testing.assert_allclose(out, truth, atol=1e-3)
+    assert all(np.isfinite(x).all() for x in grads)
+
+
+def test_bfloat16_is_summed_in_float32():
+    """The error is that of rounding inputs, weights and results, not of a running bfloat16 sum."""
+    case = [jnp.bfloat16(x) for x in arrays(1, 96, 2, 2, 8, 8)]
+    out, *grads = program(partial(chunked.causal_attention, chunk=4))(*case, None)
+    truth, *true_grads = oracle(*case)
+    assert out.dtype == grads[0].dtype == jnp.bfloat16
+    close([out], [truth], atol=2e-2)
+    for got, true in zip(grads, true_grads, strict=True):
+        assert np.abs(np.asarray(got, np.float64) - true).max() < 2e-2 * np.abs(true).max()
+
+
+def test_chunked_lives_inside_scan_checkpoint_and_shard_map():
+    """As a training step has it: two layers, their inputs kept, each device with its own rows."""
+    q, k, v, grad = arrays(2, 8, 2, 1, 4, 4)
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+
+    def loss(attend, q, k, v):
+        def layer(x, _):
+            return attend(x, k, v, scale=SCALE), None
+
+        out, _ = jax.lax.scan(jax.checkpoint(layer), q, None, length=2)
+        return jnp.vdot(out, grad[: len(q)])
+
+    grad = np.stack([grad[0], grad[0]])  # both devices the same
+    expected = jax.grad(partial(loss, PATHS["whole"]), (0, 1, 2))(q, k, v)
+    local = jax.grad(partial(loss, PATHS["chunked"]), (0, 1, 2))
+    rows = P("data")
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    close(jax.jit(mapped, compiler_options=QUICK)(q, k, v), expected, atol=2e-5)
+
+
+def temporary_bytes(attend, T):
+    q, k, v, grad = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays(1, T, 2, 2, 8, 8))
+    lowered = program(attend).lower(q, k, v, grad, None)
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_is_linear_in_the_sequence():
+    """By XLA's own analysis, forward and backward, where whole strips are quadratic."""
+    tiles = [temporary_bytes(chunked.causal_attention, T) for T in (1024, 4096)]
+    assert tiles[1] < 4.1 * tiles[0]
+    strips = [temporary_bytes(whole.causal_attention, T) for T in (128, 512)]
+    assert strips[1] > 8 * strips[0]
+
+
+def test_tiles_above_the_diagonal_are_never_made():
+    tiles = np.stack(chunked._pairs(16), axis=1)
+    assert len(tiles) == 16 * 17 // 2 and (tiles[:, 1] <= tiles[:, 0]).all()
+
+
+def test_the_longest_sequences_choose_tiles_and_the_choice_is_logged_once(caplog):
+    dispatch._say.cache_clear()
+    with caplog.at_level("INFO", logger="lrkv_jax.kernels"):
+        chosen = [flash.choose(*arrays(1, T, 1, 1, 8, 8)[:3]) for T in (8, 511, 512, 4096)]
+    assert chosen == ["whole", "whole", "chunked", "chunked"]
+    assert [record.message for record in caplog.records] == [
+        f"causal_attention runs on {name}: the backend is cpu, not a GPU"
+        for name in ("whole", "chunked")
+    ]
+    assert dispatch.choices()["causal_attention"].startswith("chunked: ")
+
+
+@pytest.mark.parametrize(
+    ("impl", "message"),
+    [
+        ("cudnn", "cannot run as cudnn: the backend is cpu, not a GPU; use auto"),
+        ("flash", "train kernel 'flash' is unknown: use auto, whole, chunked, cudnn"),
+    ],
+)
+def test_an_impossible_choice_is_one_line(impl, message):
+    with pytest.raises(LrkvError, match=message) as error:
+        flash.causal_attention(*arrays(1, 4, 1, 1, 8, 8)[:3], scale=1.0, impl=impl)
+    assert "\n" not in str(error.value)
