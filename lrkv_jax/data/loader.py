@@ -1,7 +1,7 @@
 """Batches of records as a pure function of the seed and the step.
 
 There is no iterator state to save: a checkpoint needs the step alone, and any number of processes
-cuts the same global batch into contiguous shares.
+reads rows of the same global batch, those that its devices hold.
 """
 
 from __future__ import annotations
@@ -96,15 +96,12 @@ class Loader:
     the records were made with. counts: documents, tokens and bytes of the training split.
     """
 
-    def __init__(
-        self, records: Records, tokenizer: Any, seed: int, batch: int, process: int, processes: int
-    ):
+    def __init__(self, records: Records, tokenizer: Any, seed: int, batch: int, rows: range):
         self._records = records
         # Index to record, reshuffled each epoch: a permutation computed, not stored.
         self._order = grain.MapDataset.range(len(records)).seed(seed).shuffle().repeat()
         self._batch = batch
-        self._rows = batch // processes
-        self._first_row = process * self._rows
+        self._rows = rows
         self.records = len(records)
         self.counts = records.counts
         self.tokens_per_epoch = self.records * records.context
@@ -112,8 +109,8 @@ class Loader:
         self.token_bytes = tokenizer.token_bytes
 
     def batch_at(self, step: int) -> np.ndarray:
-        """This process's rows of the batch of a step: int32 [batch / processes, context + 1]."""
-        return self._read(step, self._first_row, self._rows)
+        """This process's rows of the batch of a step: int32 [len(rows), context + 1]."""
+        return self._read(step, self._rows)
 
     def iterate(self, start_step: int, stop_step: int) -> Iterator[np.ndarray]:
         """`batch_at` of start_step to stop_step − 1, read ahead in background threads."""
@@ -125,12 +122,12 @@ class Loader:
 
     def hash_at(self, step: int) -> str:
         """12 hex digits of the sha256 of the whole global batch; the same in every process."""
-        rows = self._read(step, 0, self._batch)
+        rows = self._read(step, range(self._batch))
         return hashlib.sha256(rows.astype("<i4").tobytes()).hexdigest()[:12]
 
-    def _read(self, step: int, first_row: int, rows: int) -> np.ndarray:
-        start = step * self._batch + first_row
-        return self._records.read([int(self._order[i]) for i in range(start, start + rows)])
+    def _read(self, step: int, rows: range) -> np.ndarray:
+        start = step * self._batch
+        return self._records.read([int(self._order[start + row]) for row in rows])
 
 
 def make_loader(
@@ -138,24 +135,23 @@ def make_loader(
     context: int,
     batch: int,
     *,
-    process_index: int = 0,
-    process_count: int = 1,
+    rows: range | None = None,
 ) -> Loader:
     """The loader of the training split, which is built first if it is not there.
 
     batch: rows of the global batch; it may exceed the number of records, which then repeat.
-    Raises LrkvError where process_count does not divide batch, and as `build_dataset` does.
+    rows: those that this process reads (`lrkv_jax.runtime.batches.local_rows`), all unless given.
+    Raises LrkvError for rows that the batch does not have, and as `build_dataset` does.
     """
-    if batch % process_count:
-        raise LrkvError(
-            f"train.batch = {batch} is not divisible by the {process_count} processes: "
-            f"use {batch + -batch % process_count}"
-        )
+    rows = range(batch) if rows is None else rows
+    if not rows or rows[0] < 0 or rows[-1] >= batch:
+        held = f"rows {rows.start} to {rows.stop - 1}"
+        raise LrkvError(f"{held} of a batch of {batch}: use 0 to {batch - 1}")
     records = Records(build_dataset(data_config, context), "train")
     tokenizer = load_tokenizer(data_config.tokenizer)
     # Grain takes 32 bits of seed.
     seed = data_config.shuffle_seed % 2**32
-    return Loader(records, tokenizer, seed, batch, process_index, process_count)
+    return Loader(records, tokenizer, seed, batch, rows)
 
 
 def heldout_batches(data_config: DataConfig, context: int, batch: int) -> Iterator[np.ndarray]:

@@ -11,13 +11,11 @@ from typing import Any
 import jax
 from tensorboardX import SummaryWriter
 
-# Dense bfloat16 peak of one device, FLOP/s, from the vendor's datasheets.
-PEAK_FLOPS = {
-    "A100": 312e12,
-    "H100": 989.5e12,
-    "H200": 989.5e12,
-    "B200": 2250e12,
-}
+from lrkv_jax.hardware import HARDWARE
+from lrkv_jax.runtime import processes
+
+# Dense bfloat16 peak of one device, FLOP/s, by part of what JAX calls it.
+PEAK_FLOPS = {device.kind: device.bf16_flops for device in HARDWARE.values()}
 
 
 def peak_flops(devices: list[jax.Device]) -> float | None:
@@ -54,7 +52,7 @@ class MetricsLog:
     """
 
     def __init__(self, run_dir: Path, *, start_step: int):
-        self._writes = jax.process_index() == 0
+        self._writes = processes.index() == 0
         if not self._writes:
             return
         path = run_dir / "metrics.jsonl"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lrkv_jax.runtime import processes
 
 
 class TrainProgress:
@@ -15,7 +16,7 @@ class TrainProgress:
 
     def __init__(self, label: str, start: int, total: int, *, every: int, console: Console):
         self._console, self._every, self._total = console, every, total
-        self._shows = jax.process_index() == 0
+        self._shows = processes.index() == 0
         self._label, self._began, self._start = label, time.monotonic(), start
         self._bar = None
         if self._shows and console.is_terminal:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lrkv_jax.config import ModelConfig
+from lrkv_jax.runtime.batches import whole_on_devices
 from lrkv_jax.sharding import batch_sharding, replicated
 from lrkv_jax.train.loss import bits_per_byte, make_loss
 
@@ -65,7 +66,7 @@ def make_validation(
                 bytes_BT = token_bytes_V[tokens_BU[:, 1:]]
                 rows = len(tokens_BU)
                 padded = np.pad(tokens_BU, ((0, -rows % devices), (0, 0)))
-                sums_B = row_nats(params, jax.device_put(padded, batch_sharding(mesh)))
+                sums_B = row_nats(params, whole_on_devices(batch_sharding(mesh), padded))
                 nats += float(np.asarray(sums_B, np.float64)[:rows].sum())
                 tokens += int((bytes_BT > 0).sum())
                 num_bytes += int(bytes_BT.sum())

@@ -51,7 +51,7 @@ def test_the_caller_may_write_into_a_batch(config):
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_the_global_batch_is_identical_for_any_number_of_processes(config, processes):
     shares = [
-        make_loader(config, LONG, 8, process_index=i, process_count=processes)
+        make_loader(config, LONG, 8, rows=range(i * 8 // processes, (i + 1) * 8 // processes))
         for i in range(processes)
     ]
     alone = make_loader(config, LONG, 8)
@@ -155,9 +155,10 @@ def test_token_stream_joins_the_records(small):
     assert text.startswith("Number 0: 0 1 2 3")
 
 
-def test_a_batch_that_processes_cannot_share_is_refused(config):
-    with pytest.raises(LrkvError, match="train.batch = 6 is not divisible by the 4 .*: use 8"):
-        make_loader(config, LONG, 6, process_count=4)
+@pytest.mark.parametrize("rows", [range(3, 7), range(-1, 3), range(0)])
+def test_rows_that_a_batch_does_not_have_are_refused(config, rows):
+    with pytest.raises(LrkvError, match="of a batch of 6: use 0 to 5"):
+        make_loader(config, LONG, 6, rows=rows)
 
 
 def test_any_seed_is_taken(config):

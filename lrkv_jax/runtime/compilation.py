@@ -1,0 +1,157 @@
+"""Programs compiled ahead of time, and kept on disk for the next start.
+
+The kept programs are JAX's persistent compilation cache, in a directory of this user's own: what
+is in it is run, so nobody else may write there. JAX's key of a program holds the versions, the
+options, and the kind of device; of a CPU its instruction sets too, so a home directory may serve
+many hosts. Process 0 writes and all read. That only works where they read the same directory: on
+GPUs, processes divide the search for the fastest kernels among them, and one that has found its
+program on disk would leave the others waiting for its share.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime import processes, xla
+
+# Shorter ones are quicker compiled than found on a network file system.
+MIN_COMPILE_SECONDS = 0.5
+
+_HIT = "/jax/compilation_cache/cache_hits"
+
+
+def use_cache() -> Path | None:
+    """Keep compiled programs in this user's cache directory; returns it, None if that is off.
+
+    `LRKV_COMPILATION_CACHE` is another directory, or `off`; `JAX_COMPILATION_CACHE_DIR` is left as
+    it is. To be called before anything is compiled. It is off, and said so, where the processes
+    of a run do not see the same directory.
+
+    Raises `LrkvError` for a directory that is not this user's alone or cannot be made.
+    """
+    chosen = os.environ.get("LRKV_COMPILATION_CACHE")
+    if chosen == "off":
+        jax.config.update("jax_enable_compilation_cache", False)
+        return None
+    if chosen is None and jax.config.jax_compilation_cache_dir:
+        return Path(jax.config.jax_compilation_cache_dir)
+    directory = (Path(chosen).expanduser() if chosen else _default_directory()).absolute()
+    with processes.together():
+        _make_private(directory)
+    if blind := processes.that_do_not_see(directory):
+        jax.config.update("jax_enable_compilation_cache", False)
+        if processes.index() == 0:
+            print(
+                f"lrkv: compiled programs are not kept: {blind[0]} does not see {directory}; set "
+                "LRKV_COMPILATION_CACHE to a directory that all hosts share",
+                file=sys.stderr,
+            )
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+    return directory
+
+
+def _default_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "lrkv_jax" / "compiled"
+
+
+def _make_private(directory: Path) -> None:
+    mend = "set LRKV_COMPILATION_CACHE to a directory of your own, or to off"
+    try:
+        # Whoever can write to the directory above could put another in its place.
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        raise LrkvError(f"{directory} cannot be made ({error.strerror}): {mend}") from error
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise LrkvError(f"{directory} can be written by others, and what it holds is run: {mend}")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program ready to run: `call` takes the arguments it was compiled for.
+
+    `seconds` it took, tracing included; `cached` is whether it came from the cache.
+    """
+
+    call: Callable[..., Any]
+    seconds: float
+    cached: bool
+
+    def __str__(self) -> str:
+        whence = "from the cache" if self.cached else "not in the cache"
+        return f"compiled in {self.seconds:.1f} s, {whence}"
+
+
+def compile_ahead(function: Any, *arguments: Any, mesh: jax.sharding.Mesh) -> Compiled:
+    """Lower and compile a jitted function for abstract arguments on a mesh, with `xla.options`.
+
+    Raises `LrkvError` if this XLA does not know one of them.
+    """
+    began, thread = time.monotonic(), threading.get_ident()
+    hits = 0
+
+    def note(event: str, **_) -> None:
+        nonlocal hits
+        hits += event == _HIT and threading.get_ident() == thread
+
+    jax.monitoring.register_event_listener(note)
+    try:
+        with jax.set_mesh(mesh):
+            lowered = function.lower(*arguments)
+            call = lowered.compile(compiler_options=xla.options(mesh))
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" in str(error):
+            reason = str(error).splitlines()[0]
+            raise LrkvError(f"{reason}: LRKV_XLA_FLAGS=off does without") from error
+        raise
+    finally:
+        jax.monitoring.unregister_event_listener(note)
+    return Compiled(call, time.monotonic() - began, hits > 0)
+
+
+class Compiling:
+    """`compile_ahead` in a thread of its own, while the caller prepares what it will run on.
+
+    Use as a context manager: leaving it waits for the thread, which the process must outlive.
+    """
+
+    def __init__(self, function: Any, *arguments: Any, mesh: jax.sharding.Mesh):
+        self._result: Compiled | BaseException | None = None
+
+        def work() -> None:
+            try:
+                self._result = compile_ahead(function, *arguments, mesh=mesh)
+            except BaseException as error:  # raised again where the program is asked for
+                self._result = error
+
+        self._thread = threading.Thread(target=work)
+        self._thread.start()
+
+    def __enter__(self) -> Compiling:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._thread.join()
+
+    def result(self) -> Compiled:
+        """The program, once it is there; raises what compiling it raised."""
+        self._thread.join()
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result

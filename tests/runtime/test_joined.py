@@ -1,0 +1,175 @@
+"""Two processes of four devices on this machine, joined: they talk, fail and stop as one."""
+
+import json
+import signal
+import time
+
+import pytest
+from several import ends, is_gloos, several
+
+JOINED = """
+import json, os, sys, time
+from pathlib import Path
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime import processes, start
+start()
+import jax, numpy as np
+me = processes.index()
+def attempt(name, function):
+    try:
+        function()
+        print(json.dumps([name, None]))
+    except Exception as error:
+        print(json.dumps([name, type(error).__name__ + ": " + str(error)]))
+    processes.failed_together = False
+"""
+
+TALK = (
+    JOINED
+    + """
+print(json.dumps(["place", me, processes.count(), jax.process_index(), len(jax.devices())]))
+print(json.dumps(["exchange", processes.exchange(f"from {me}")]))
+print(json.dumps(["exchange", processes.exchange(f"again {me}")]))
+
+def failing(where, kind=LrkvError):
+    def run():
+        with processes.together():
+            if me in where:
+                raise kind("wrong here")
+    return run
+
+attempt("nobody", failing([]))
+attempt("first", failing([0]))
+attempt("second", failing([1]))
+attempt("both", failing([0, 1]))
+attempt("bug", failing([1], ValueError))
+print(json.dumps(["shared", processes.that_do_not_see(Path(sys.argv[1]))]))
+processes._APPEAR_SECONDS = 0.3
+own = Path(sys.argv[1]) / str(me)
+own.mkdir()
+print(json.dumps(["own", processes.that_do_not_see(own)]))
+
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from lrkv_jax.runtime.batches import local_rows, on_devices, whole_on_devices
+whole = np.arange(8 * 3, dtype=np.int32).reshape(8, 3)
+for shape in ((2, 4, 1), (1, 8, 1), (4, 1, 2), (2, 1, 4), (1, 1, 8)):
+    mesh = jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    split = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    rows = local_rows(split, 8)
+    for array in (on_devices(split, 8, whole[rows]), whole_on_devices(split, whole)):
+        assert array.shape == (8, 3) and array.sharding == split
+        for shard in array.addressable_shards:
+            np.testing.assert_array_equal(shard.data, whole[shard.index])
+    double = jax.jit(lambda x: 2 * x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    np.testing.assert_array_equal(double(on_devices(split, 8, whole[rows])), 2 * whole)
+    print(json.dumps(["rows", shape, [rows.start, rows.stop]]))
+"""
+)
+
+
+def said(ended):
+    return [json.loads(line) for line in ended.out.splitlines()]
+
+
+def test_two_processes_talk_fail_and_read_rows_as_one(tmp_path):
+    with several(["-c", TALK, tmp_path]) as running:
+        both = ends(running, 60)
+    assert [ended.code for ended in both] == [0, 0], both
+    first, second = map(said, both)
+    assert first[:3] == [
+        ["place", 0, 2, 0, 8],
+        ["exchange", ["from 0", "from 1"]],
+        ["exchange", ["again 0", "again 1"]],
+    ]
+    assert second[0] == ["place", 1, 2, 1, 8] and second[1:3] == first[1:3]
+    errors = [dict(list(line) for line in lines if len(line) == 2) for lines in (first, second)]
+    silent = "StoppedElsewhere: "
+    assert [e["nobody"] for e in errors] == [None, None]
+    assert [e["first"] for e in errors] == ["LrkvError: wrong here", silent]
+    assert [e["both"] for e in errors] == ["LrkvError: wrong here", silent]
+    at_one, own = errors[0]["second"], errors[1]["second"]
+    assert at_one == own and own.startswith("LrkvError: process 1 on ")
+    assert own.endswith(": wrong here")
+    assert errors[0]["bug"].endswith(": ValueError: wrong here")
+    assert errors[1]["bug"] == "ValueError: wrong here"
+    for e in errors:
+        assert e["shared"] == [] and len(e["own"]) == 1 and e["own"][0].startswith("process 1 on ")
+    # A process reads the rows that its devices hold, and both read all where each holds all.
+    rows = [{tuple(line[1]): line[2] for line in lines if line[0] == "rows"}
+            for lines in (first, second)]  # fmt: skip
+    halves = {(2, 4, 1), (1, 8, 1), (4, 1, 2), (2, 1, 4)}
+    assert all(rows[0][mesh] == [0, 4] and rows[1][mesh] == [4, 8] for mesh in halves)
+    assert rows[0][1, 1, 8] == rows[1][1, 1, 8] == [0, 8]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+
+
+STOP = (
+    JOINED
+    + """
+from lrkv_jax.runtime.stopping import Stopping
+with Stopping(100) as stopping:
+    print("ready", flush=True)
+    for step in range(101, 1500):
+        time.sleep(0.02 if me else 0.013)  # they are never at the same step
+        if stopping.after(step):
+            print(json.dumps(["stopped", step, stopping.signal]))
+            break
+with Stopping(0) as stopping:  # and once more, in the same process: nobody is told
+    asked = [stopping.after(step) for step in range(3)]
+print(json.dumps(["again", asked, stopping.signal]))
+"""
+)
+
+
+@pytest.mark.parametrize("told", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_signal_to_one_process_stops_all_after_the_same_step(told):
+    with several(["-c", STOP]) as running:
+        for process in running:
+            while (line := process.stdout.readline()) != "ready\n":
+                assert is_gloos(line), line
+        time.sleep(0.5)
+        running[told].send_signal(signal.SIGTERM)
+        both = ends(running, 40)
+    assert [ended.code for ended in both] == [0, 0], both
+    first, second = map(said, both)
+    assert first == second
+    assert first[0][0] == "stopped" and first[0][1] > 110 and first[0][2] == signal.SIGTERM
+    assert first[1] == ["again", [False] * 3, None]
+
+
+@pytest.mark.slow
+def test_a_host_with_fewer_devices_is_named_by_all():
+    fewer = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
+    with several(["-c", JOINED], places=[{}, fewer]) as running:
+        both = ends(running, 60)
+    for ended in both:
+        assert (
+            "process 1 on " in ended.err
+            and "sees 3 cpu devices, and another process sees 4" in (ended.err)
+        )
+
+
+BREAK = """
+import sys, time, lrkv_jax.cli as cli
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime import start, processes
+start()
+def app():
+    if not processes.index():
+        time.sleep(60)
+    raise {"ValueError": ValueError, "LrkvError": LrkvError}[sys.argv.pop()]("broken alone")
+cli.app = app
+cli.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "code"), [("ValueError", 1), ("LrkvError", 2)])
+def test_a_process_that_breaks_alone_says_so_and_leaves_at_once(kind, code):
+    with several(["-c", BREAK, kind]) as running:
+        _, err = running[1].communicate(timeout=60)
+        # JAX's own exit would wait for the other process, which is asleep.
+        assert running[0].poll() is None
+    assert running[1].returncode == code and "broken alone" in err
+    if kind == "LrkvError":
+        assert err.startswith("lrkv: process 1 on ") and err.count("\n") == 1

@@ -1,0 +1,109 @@
+"""The launchers say what the code understands, and the Slurm one does what it promises."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lrkv_jax.cli import EXIT_START_AGAIN
+from lrkv_jax.config import load_config
+from lrkv_jax.runtime.hosts import VARIABLES, find
+
+ROOT = Path(__file__).parents[2]
+SBATCH = ROOT / "launch" / "slurm.sbatch"
+MANIFEST = ROOT / "launch" / "kubernetes.yaml"
+GUIDE = ROOT / "docs" / "clusters.md"
+
+
+@pytest.mark.parametrize("path", [SBATCH, MANIFEST, GUIDE], ids=lambda path: path.name)
+def test_every_variable_named_is_one_that_is_read(path):
+    named = set(re.findall(r"\bLRKV_[A-Z_]+\b", path.read_text()))
+    assert named and named <= set(VARIABLES)
+
+
+def test_every_variable_listed_is_read():
+    source = "".join(path.read_text() for path in (ROOT / "lrkv_jax" / "runtime").glob("*.py"))
+    for name in VARIABLES:
+        assert re.search(
+            rf'(environ\.get\(|environ\[|environment\.get\(|environment, )"{name}"', source
+        ), name
+
+
+def test_the_guide_lists_every_variable():
+    for name, meaning in VARIABLES.items():
+        assert re.search(rf"^\| `{name}` \| .*{re.escape(meaning)}", GUIDE.read_text(), re.M), name
+
+
+def slurm(tmp_path, code, *arguments):
+    """Run the batch script with an `srun` that ends with `code`; (its code, what was called)."""
+    calls = tmp_path / "calls"
+    for name, does in (("srun", f"env | grep ^LRKV_ >> {calls}\nexit {code}"), ("scontrol", "")):
+        stub = tmp_path / name
+        stub.write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\n{does}\n')
+        stub.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"}
+    run = subprocess.run(
+        ["bash", SBATCH, *arguments], env=environment, capture_output=True, text=True, timeout=30
+    )
+    return run.returncode, calls.read_text().splitlines()
+
+
+def test_a_job_that_was_saved_goes_back_into_the_queue(tmp_path):
+    code, calls = slurm(tmp_path, EXIT_START_AGAIN, "configs/128m.yaml", "run_dir=a b")
+    assert code == EXIT_START_AGAIN
+    assert calls[0].endswith("lrkv train configs/128m.yaml run_dir=a b")
+    assert "LRKV_LOCAL_DEVICES=8" in calls and calls[-1] == "scontrol requeue 42"
+
+
+@pytest.mark.parametrize("ended", [0, 1, 2, 134])
+def test_a_job_that_ended_otherwise_stays_ended(tmp_path, ended):
+    code, calls = slurm(tmp_path, ended, "configs/128m.yaml")
+    assert code == ended and not any(call.startswith("scontrol") for call in calls)
+
+
+def test_the_batch_script_asks_for_what_it_explains():
+    text = SBATCH.read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, re.M))
+    assert asked["ntasks-per-node"] == "1" and asked["gpus-per-node"] == "8"
+    # To the tasks, not to the shell alone, and in time for a step and a checkpoint.
+    assert re.fullmatch(r"TERM@\d{3,}", asked["signal"])
+    assert "requeue" in asked and asked["open-mode"] == "append"
+
+
+def test_the_manifest_makes_a_run_of_as_many_processes_as_pods():
+    service, job = yaml.safe_load_all(MANIFEST.read_text())
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    given = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert all(isinstance(value, str) for value in given.values())
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == int(given["LRKV_PROCESSES"])
+    # A headless service gives each pod the name that the coordinator's address uses.
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    places = [find({**given, "JOB_COMPLETION_INDEX": str(n)}) for n in range(spec["completions"])]
+    assert [place.process for place in places] == list(range(len(places)))
+    host = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert {place.coordinator.partition(":")[0] for place in places} == {host}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == int(given["LRKV_LOCAL_DEVICES"])
+    rules = spec["podFailurePolicy"]["rules"]
+    saved = [rule for rule in rules if "onExitCodes" in rule]
+    assert (
+        saved[0]["onExitCodes"]["values"] == [EXIT_START_AGAIN] and pod["restartPolicy"] == "Never"
+    )
+    assert saved[0]["action"] == "Ignore"
+
+
+def test_the_manifests_command_is_a_run_that_its_devices_can_hold():
+    _, job = yaml.safe_load_all(MANIFEST.read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words = container["args"][0].split()
+    assert words[:3] == ["exec", "lrkv", "train"]
+    mesh = load_config(words[3], words[4:]).mesh
+    devices = job["spec"]["completions"] * container["resources"]["limits"]["nvidia.com/gpu"]
+    assert mesh.data * mesh.fsdp * mesh.context * mesh.tensor == devices
