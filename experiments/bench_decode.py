@@ -13,8 +13,9 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from lrkv_jax.bench import Settings
+from lrkv_jax.bench.decode import Settings, run
 from lrkv_jax.bench.files import run_shown, save
+from lrkv_jax.bench.table import print_report
 
 ATTENTION = Settings()
 # MHA against the three modes; ours alone, as a layer runs on nothing else.
@@ -40,7 +41,7 @@ def main() -> None:
     if jax.default_backend() != "cpu":
         sweeps = {"": ON_GPU, "-ragged": replace(ON_GPU, ragged=True), "-layer": LAYER}
     for suffix, settings in sweeps.items():
-        report = run_shown(settings, Console())
+        report = run_shown(run, settings, print_report, Console())
         for path in save(report, folder, suffix):
             print(path)
 

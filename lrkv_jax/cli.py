@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -43,15 +45,38 @@ def main() -> None:
     except LrkvError as error:
         if debug:
             raise
-        print(f"lrkv: {error}", file=sys.stderr)
+        if str(error):
+            print(f"lrkv: {_who()}{error}", file=sys.stderr)
+        _leave_others(EXIT_BAD_INPUT)
         sys.exit(EXIT_BAD_INPUT)
+    except Exception:
+        _leave_others(1, show=traceback.print_exc)
+        raise
+
+
+def _who() -> str:
+    """Which of several processes this is, where the error is its own."""
+    processes = sys.modules.get("lrkv_jax.runtime.processes")
+    if processes is None or not processes.must_leave() or processes.index() == 0:
+        return ""
+    return f"{processes.name(processes.index())}: "
+
+
+def _leave_others(code: int, show: Callable[[], None] = lambda: None) -> None:
+    """End at once if this is one of several processes: an ordinary exit waits for the others."""
+    processes = sys.modules.get("lrkv_jax.runtime.processes")
+    if processes is not None and processes.must_leave():
+        show()
+        processes.leave(code)
 
 
 @app.command()
 def quickstart(overrides: Overrides = None) -> None:
     """Train MHA and LRKV on the embedded corpus, evaluate, decode, and compare them."""
     from lrkv_jax.quickstart import run_quickstart
+    from lrkv_jax.runtime import start
 
+    start(alone="lrkv quickstart")
     finished = run_quickstart(overrides or [], Console())
     sys.exit(0 if finished else EXIT_START_AGAIN)
 
@@ -85,11 +110,19 @@ def train(
 ) -> None:
     """Train a configuration; goes on from the newest checkpoint if the run exists."""
     from lrkv_jax.config import load_config
+    from lrkv_jax.runtime import processes, start
+    from lrkv_jax.runtime.startup import Startup
     from lrkv_jax.train.loop import train as run_training
 
+    startup = Startup.of_the_process()
+    startup.phase("imports")
     if until is not None and until < 1:
         raise LrkvError(f"--until {until}: use 1 or more steps")
-    result = run_training(load_config(config, overrides or []), until=until)
+    start()
+    startup.phase("processes")
+    with processes.together():
+        run = load_config(config, overrides or [])
+    result = run_training(run, until=until, startup=startup)
     sys.exit(0 if result.signal is None else EXIT_START_AGAIN)
 
 
@@ -105,7 +138,9 @@ def evaluate(
     """Held-out loss of a run, and its cached decode against the whole-sequence forward."""
     from lrkv_jax.evals.evaluate import evaluate as run_evaluation
     from lrkv_jax.evals.evaluate import print_evaluation
+    from lrkv_jax.runtime import start
 
+    start(alone="lrkv evaluate")
     result = run_evaluation(
         run,
         tasks=[task for task in tasks.split(",") if task],
@@ -135,10 +170,12 @@ def generate(
     from lrkv_jax.data.tokenizer import load_tokenizer
     from lrkv_jax.decode import Sampling
     from lrkv_jax.decode import generate as run_decode
+    from lrkv_jax.runtime import start
     from lrkv_jax.train.restore import load_run
 
     if tokens < 1:
         raise LrkvError(f"--tokens {tokens}: use 1 or more")
+    start(alone="lrkv generate")
     sampling = Sampling(temperature, top_k, top_p)
     trained = load_run(run, step=_step(step), overrides=overrides or [])
     tokenizer = load_tokenizer(trained.config.data.tokenizer)
@@ -156,16 +193,35 @@ def plan(
     config: Config,
     overrides: Overrides = None,
     all_variants: Annotated[bool, typer.Option("--all", help="every variant")] = False,
+    devices: Annotated[int | None, typer.Option(help="that a mesh axis of -1 fills")] = None,
+    hardware: Annotated[str | None, typer.Option(help="a100, h100, h200 or b200")] = None,
+    length: Annotated[int | None, typer.Option(help="tokens in a decoder's cache")] = None,
+    compile_: Annotated[bool, typer.Option("--compile", help="ask XLA too")] = False,
+    target: Annotated[str, typer.Option(help="what to compile for: cpu or cuda")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, not a table")] = False,
 ) -> None:
-    """Parameters, FLOPs and KV-cache bytes, by the formula and as allocated."""
+    """Parameters, FLOPs and KV-cache bytes; on a mesh, memory, messages and time as well.
+
+    A mesh axis, --devices, --hardware or --compile asks for the training step on these devices.
+    """
     # The cache that is measured is small: no reason to take an accelerator, or to wait for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from lrkv_jax.config import load_config
-    from lrkv_jax.plan import print_plan
+    from lrkv_jax.hardware import hardware as device_named
+    from lrkv_jax.plan import Question, print_plan
 
     run = load_config(config, overrides or [])
-    print_plan(run, all_variants=all_variants, as_json=as_json)
+    name = hardware or "h200"
+    on_mesh = any(override.startswith("mesh.") for override in overrides or [])
+    question = Question(
+        training=on_mesh or compile_ or devices is not None or hardware is not None,
+        devices=devices, hardware=name, compiled=target if compile_ else None, length=length,
+    )  # fmt: skip
+    if compile_:
+        from lrkv_jax.plan.compiled import prepare
+
+        prepare(run, devices, device_named(name), target)
+    print_plan(run, all_variants=all_variants, as_json=as_json, question=question)
 
 
 @bench_app.command("decode")
@@ -189,9 +245,9 @@ def bench_decode(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, not tables")] = False,
 ) -> None:
     """Decode attention of every variant beside its peers; lists are comma-separated."""
-    from lrkv_jax.bench import Settings
-    from lrkv_jax.bench.files import run_shown, save
-    from lrkv_jax.bench.report import as_json as plain
+    from lrkv_jax.bench.decode import Settings, run
+    from lrkv_jax.bench.files import command
+    from lrkv_jax.bench.table import print_report
 
     settings = Settings(
         scales=_list(scale), variants=_list(variants), ropes=_list(rope),
@@ -199,12 +255,36 @@ def bench_decode(
         implementations=_list(impl), levels=_list(level), ragged=ragged, dtype=dtype,
         samples=samples, depth=depth,
     )  # fmt: skip
-    report = run_shown(settings, None if as_json else Console())
-    if as_json:
-        print(json.dumps(plain(report), indent=2))
-    if out is not None:
-        for path in save(report, out):
-            print(path, file=sys.stderr)
+    command(run, settings, print_report, as_json=as_json, out=out)
+
+
+@bench_app.command("train")
+def bench_train(
+    overrides: Overrides = None,
+    scale: Annotated[str | None, typer.Option(help="128m on a GPU, quickstart on a CPU")] = None,
+    variants: Annotated[str, typer.Option()] = "mha,gqa,mqa,mla,lrkv",
+    rope: Annotated[str | None, typer.Option(help="LRKV's modes; all on a GPU, full")] = None,
+    depth: Annotated[int | None, typer.Option(help="layers; the scale's")] = None,
+    samples: Annotated[int | None, typer.Option(help="times that each is timed; 15, 7")] = None,
+    data: Annotated[bool, typer.Option(help="time the loader and the loop too")] = True,
+    out: Annotated[str | None, typer.Option(help="a folder for JSON")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not tables")] = False,
+) -> None:
+    """A training step of every variant and its parts, on random tokens; mesh.fsdp=8 as in train."""
+    # Compile times are of compiling, unless the environment names a cache.
+    os.environ.setdefault("LRKV_COMPILATION_CACHE", "off")
+    from lrkv_jax.runtime import start
+
+    start(alone="lrkv bench train")
+    from lrkv_jax.bench.files import command
+    from lrkv_jax.bench.train import here, run
+    from lrkv_jax.bench.train_table import print_report
+
+    settings = here(
+        scales=scale and _list(scale), variants=_list(variants), ropes=rope and _list(rope),
+        overrides=tuple(overrides or ()), depth=depth, samples=samples, data=data,
+    )  # fmt: skip
+    command(run, settings, print_report, as_json=as_json, out=out)
 
 
 def _list(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ PACKAGE = Path(lrkv_jax.__file__).parent
 # Each room may import those of the rows above it, and its own.
 FLOORS = [
     {"errors"},
-    {"config"},
+    {"config", "hardware", "runtime"},
     {"accounting", "sharding", "kernels"},
     {"nn"},
     {"attention"},

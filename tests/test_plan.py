@@ -27,6 +27,7 @@ KEYS = {
     "kv_cache_fraction_of_mha",
     "kv_cache_bytes_fraction_of_mha",
     "kv_cache_fraction_published",
+    "decode",
 }
 VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv"]
 
@@ -39,6 +40,7 @@ def planned(capsys, config, *, all_variants=True):
 def test_json_describes_the_run_and_every_variant(capsys):
     plan = planned(capsys, load_config("128m"))
     variants = plan.pop("variants")
+    assert plan.pop("hardware")["name"] == "H200 SXM"
     assert plan == {
         "name": "128m",
         "layers": 12,
@@ -53,7 +55,7 @@ def test_json_describes_the_run_and_every_variant(capsys):
     assert list(variants) == VARIANTS
     for costs in variants.values():
         assert set(costs) == KEYS
-        measured = {"training_exaflops", "kv_cache_live_bytes_per_token"}
+        measured = {"training_exaflops", "kv_cache_live_bytes_per_token", "decode"}
         counts = [key for key in KEYS - measured if "fraction" not in key]
         assert all(type(costs[key]) is int for key in counts)
 
@@ -169,7 +171,7 @@ def test_what_is_measured_is_live_buffers_and_no_weight(monkeypatch):
     import jax.numpy as jnp
 
     from lrkv_jax.attention.base import Attention
-    from lrkv_jax.plan import LIVE_SLOTS, live_cache_bytes_per_token
+    from lrkv_jax.plan.report import LIVE_SLOTS, live_cache_bytes_per_token
 
     made = []
 
@@ -189,10 +191,14 @@ def test_what_is_measured_is_live_buffers_and_no_weight(monkeypatch):
 def test_counts_need_no_jax():
     code = """
 import sys
+import lrkv_jax.accounting.muon, lrkv_jax.accounting.timing
 from lrkv_jax.accounting import plan
+from lrkv_jax.accounting.serving import serving
 from lrkv_jax.config import load_config
+from lrkv_jax.hardware import hardware
 config = load_config("6.3b")
 plan(config, list(config.variants))
+serving(config.model, hardware("h100"), 2048)
 print(sorted({"jax", "jaxlib", "flax", "numpy", "optax", "grain"} & set(sys.modules)))
 """
     done = subprocess.run(

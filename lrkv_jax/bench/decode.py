@@ -6,7 +6,6 @@ of each in turn. A time over MHA's is over the fastest MHA of the same run and s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,20 +16,16 @@ import numpy as np
 
 from lrkv_jax.bench import clock, gate, report, whole
 from lrkv_jax.bench.implementations import IMPLEMENTATIONS, Implementation
+from lrkv_jax.bench.lines import ROPES, VARIANTS, lines_of
 from lrkv_jax.bench.problems import Problem, cache_nbytes, lengths_of, make_problem
 from lrkv_jax.bench.report import Row
-from lrkv_jax.config import ModelConfig, load_config
+from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.nn.dtype import resolve_dtype
 
-ALIASES = {"36x2304": "2.5b"}
-VARIANTS = ("mha", "gqa", "mqa", "mla", "lrkv")
-ROPES = ("full", "shared", "latent")
 LEVELS = ("attention", "layer", "step")
 OURS = ("xla", "mosaic")  # what a whole layer or model can run on
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ class Candidate:
     timer: clock.Timer
 
 
-def run(settings: Settings, progress: Progress = lambda text, done, total: None) -> dict[str, Any]:
+def run(settings: Settings, progress: report.Progress = report.silent) -> dict[str, Any]:
     """Measure, and return the report: machine, settings, copy bandwidth, rows, exact shares."""
     settings = replace(settings, dtype=str(resolve_dtype(settings.dtype)))
     scales = {scale: _subjects(scale, settings) for scale in settings.scales}
@@ -125,18 +120,11 @@ def run(settings: Settings, progress: Progress = lambda text, done, total: None)
 
 def _subjects(scale: str, settings: Settings) -> list[tuple[str, str | None, ModelConfig]]:
     """(variant, rope mode, model) of each line of a scale that was asked for."""
-    found = []
-    for variant in settings.variants:
-        model = load_config(ALIASES.get(scale, scale), [f"attention={variant}"]).model
-        changes = {"dtype": settings.dtype, "layers": settings.depth or model.layers}
-        model = model.model_copy(update=changes)
-        if variant != "lrkv":
-            found.append((variant, None, model))
-            continue
-        for rope in settings.ropes:
-            entry = model.attention.model_copy(update={"rope": rope})
-            found.append((variant, rope, model.model_copy(update={"attention": entry})))
-    return found
+    lines = lines_of(scale, settings.variants, settings.ropes, depth=settings.depth)
+    return [
+        (line.variant, line.rope, line.config.model.model_copy(update={"dtype": settings.dtype}))
+        for line in lines
+    ]
 
 
 def _at_one_shape(settings, scale, subjects, batch, length) -> list[Row]:
@@ -191,7 +179,7 @@ def _candidates(
         answer = compiled(*inputs, copies[0], jnp.asarray(truth.lengths_B))
         difference = gate.error(truth, *answer)
     except Exception as error:  # a peer may raise anything, and the rest must go on
-        return _put_down(rows, *_reason(error))
+        return _put_down(rows, *report.reason_of(error))
     allowed = gate.tolerance(rows[0].dtype, rows[0].length)
     for row in rows:
         row.error, row.checked = difference, truth.says
@@ -203,7 +191,7 @@ def _candidates(
         try:
             made.append(_candidate(row, attend, compiled, problem, copies))
         except Exception as error:
-            _put_down([row], *_reason(error))
+            _put_down([row], *report.reason_of(error))
     return made
 
 
@@ -249,14 +237,6 @@ def _time(candidates: list[Candidate], samples: int) -> None:
             row.bytes_per_second = row.bytes_to_move / median
         if row.level == "step":
             row.tokens_per_second = row.batch / median
-
-
-def _reason(error: Exception) -> tuple[str, str]:
-    """(status, reason in one line): what cannot run here said so, anything else is a failure."""
-    if isinstance(error, LrkvError):
-        return report.SKIPPED, str(error)
-    first = (str(error).splitlines() or [""])[0]
-    return report.FAILED, f"{type(error).__name__}: {first}"[:200]
 
 
 def _put_down(rows: list[Row], status: str, reason: str) -> list[Candidate]:

@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,16 @@ import jax
 import jaxlib
 
 import lrkv_jax
+from lrkv_jax.bench.lines import name_of
+from lrkv_jax.errors import LrkvError
 
 MEASURED, SKIPPED, WRONG, FAILED = "measured", "skipped", "wrong", "failed"
+
+Progress = Callable[[str, int, int], None]  # what is measured, how many are done, of how many
+
+
+def silent(text: str, done: int, total: int) -> None:
+    """A `Progress` that shows nothing."""
 
 
 @dataclass
@@ -52,7 +61,7 @@ class Row:
     @property
     def name(self) -> str:
         """mha, lrkv full."""
-        return f"{self.variant} {self.rope}" if self.rope else self.variant
+        return name_of(self.variant, self.rope)
 
     @property
     def shape(self) -> tuple:
@@ -60,14 +69,19 @@ class Row:
         return self.level, self.scale, self.batch, self.length, self.ragged, self.layers
 
 
+def fastest_mha(rows: Sequence[Any], time: Callable[[Any], float]) -> dict[tuple, Any]:
+    """The measured MHA row of least `time` at each `row.shape`."""
+    best: dict[tuple, Any] = {}
+    for row in rows:
+        mha = row.variant == "mha" and row.status == MEASURED
+        if mha and (row.shape not in best or time(row) < time(best[row.shape])):
+            best[row.shape] = row
+    return best
+
+
 def compare_with_mha(rows: list[Row]) -> None:
     """Fill in each measured row's time and bytes over those of the fastest MHA at its shape."""
-    best: dict[tuple, Row] = {}
-    for row in rows:
-        if row.variant == "mha" and row.status == MEASURED:
-            fastest = best.get(row.shape)
-            if fastest is None or row.us < fastest.us:
-                best[row.shape] = row
+    best = fastest_mha(rows, lambda row: row.us)
     for row in rows:
         if row.status == MEASURED and row.shape in best:
             row.time_over_mha = row.us / best[row.shape].us
@@ -133,6 +147,14 @@ def _processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or "cpu"
+
+
+def reason_of(error: Exception) -> tuple[str, str]:
+    """(status, reason in one line): what cannot run here said so, anything else is a failure."""
+    if isinstance(error, LrkvError):
+        return SKIPPED, str(error)
+    first = (str(error).splitlines() or [""])[0]
+    return FAILED, f"{type(error).__name__}: {first}"[:200]
 
 
 def as_json(report: dict[str, Any]) -> dict[str, Any]:

@@ -27,9 +27,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     """Print tables of what was measured, and every reason why something was not."""
     copy = report["copy_bytes_per_second"]
     console.print(
-        f"{report['device']} ({report['backend']}, {report['cores']} cores, "
-        f"load {report['load_average']:.1f}), {report['settings']['dtype']}, "
-        f"jax {report['versions']['jax']}; copies at {copy['median'] / 1e9:.1f} GB/s",
+        f"{where(report)}; copies at {copy['median'] / 1e9:.1f} GB/s",
         highlight=False,
     )
     rows = [row for row in report["rows"] if row.status == MEASURED]
@@ -53,6 +51,20 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         style="dim",
         highlight=False,
     )
+
+
+def where(report: dict[str, Any]) -> str:
+    """The machine and the number format, in words."""
+    return (
+        f"{report['device']} ({report['backend']}, {report['cores']} cores, "
+        f"load {report['load_average']:.1f}), {report['settings']['dtype']}, "
+        f"jax {report['versions']['jax']}"
+    )
+
+
+def spread(median: float, first: float, third: float) -> str:
+    """Half the distance between the quartiles, as a share of the median."""
+    return f"±{50 * (third - first) / median:.0f} %"
 
 
 def _place(row: Row) -> tuple:
@@ -89,7 +101,7 @@ def _table(shape: tuple, rows: list[Row]) -> Table:
             escape(row.name),
             row.implementation,
             f"{row.us:,.0f}" if row.us >= 100 else f"{row.us:.1f}",
-            f"±{50 * (row.us_third_quartile - row.us_first_quartile) / row.us:.0f} %",
+            spread(row.us, row.us_first_quartile, row.us_third_quartile),
             _megabytes(row.bytes_to_move),
             *rate,
             "" if row.time_over_mha is None else f"{row.time_over_mha:.2f}",

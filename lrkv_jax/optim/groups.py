@@ -75,7 +75,8 @@ def make_optimizer(
         "vector": adamw("head", 0.0),
     }
     rules = optax.partition(rules, jax.tree.map(lambda s: s.group, specs))
-    return rules if config.clip is None else optax.chain(_clip(config.clip, specs), rules)
+    clip = optax.identity() if config.clip is None else _clip(config.clip, specs)
+    return optax.chain(clip, rules)
 
 
 def _clip(most: float, specs: Any) -> optax.GradientTransformation:

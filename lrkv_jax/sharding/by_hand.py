@@ -221,6 +221,9 @@ def _depend_on_first(f: Callable, first: Any, *others: Any) -> list[bool]:
     return _reached(jaxpr, [index == 0 for index in range(len(jaxpr.invars))])
 
 
+INLINE = ("jit", "pjit", "shard_map")  # calls whose inputs are their body's, one by one
+
+
 def _reached(jaxpr, starts: list[bool]) -> list[bool]:
     reached = {var for var, start in zip(jaxpr.invars, starts, strict=True) if start}
 
@@ -231,8 +234,9 @@ def _reached(jaxpr, starts: list[bool]) -> list[bool]:
         inputs = list(map(is_reached, equation.invars))
         if not any(inputs):
             continue
-        inner = equation.params.get("jaxpr") if equation.primitive.name == "jit" else None
-        outputs = _reached(inner.jaxpr, inputs) if inner else [True] * len(equation.outvars)
+        inner = equation.params.get("jaxpr") if equation.primitive.name in INLINE else None
+        inner = getattr(inner, "jaxpr", inner)
+        outputs = _reached(inner, inputs) if inner else [True] * len(equation.outvars)
         reached.update(v for v, out in zip(equation.outvars, outputs, strict=True) if out)
     return list(map(is_reached, jaxpr.outvars))
 

@@ -9,7 +9,8 @@ from dataclasses import fields, replace
 import pytest
 from rich.console import Console
 
-from lrkv_jax.bench import Settings, clock, decode, run
+from lrkv_jax.bench import clock, decode
+from lrkv_jax.bench.decode import Settings, run
 from lrkv_jax.bench.files import save
 from lrkv_jax.bench.plot import LOOKS
 from lrkv_jax.bench.report import MEASURED, SKIPPED, Row, as_json, compare_with_mha, exact_shares

@@ -197,7 +197,7 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
             "optimizer.muon.momentun=1",
             "unknown key optimizer.muon.momentun: did you mean momentum?",
         ),
-        ("mesh.zz=1", "unknown key mesh.zz: use one of data, fsdp, tensor"),
+        ("mesh.zz=1", "unknown key mesh.zz: use one of data, fsdp, context, tensor"),
         ("attention.ranks=3", "unknown key attention.ranks: did you mean rank?"),
         ("variants.mla.latents=3", "unknown key variants.mla.latents: did you mean latent?"),
         ("variants.mha.rank=3", "unknown key variants.mha.rank: there is nothing to set there"),

@@ -49,23 +49,26 @@ def updates(dtype):
     return lambda tree: muon.update(tree, muon.init(tree))[0]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def one_device(request):
-    return request.param, jax.jit(updates(request.param))(gradients())
+@pytest.fixture(scope="module")
+def one_device():
+    return {dtype: jax.jit(updates(dtype))(gradients()) for dtype in ("float32", "bfloat16")}
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_every_mesh_gives_one_devices_update(one_device, sizes):
-    dtype, expected = one_device
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [*(("float32", sizes) for sizes in MESHES), ("bfloat16", MESHES[2])],
+    ids=str,
+)
+def test_every_mesh_gives_one_devices_update(one_device, dtype, sizes):
     got = on_mesh(updates(dtype), sizes, gradients())
     # The norms' sums differ in their last bit, and bfloat16 then rounds an entry here and there to
     # its neighbour, 2⁻⁸ away; two iterations multiply that by up to 3.4².
     rounding = 12 * 2.0**-8 if dtype == "bfloat16" else 3e-6
-    for name, truth in expected.items():
+    for name, truth in one_device[dtype].items():
         np.testing.assert_allclose(got[name], truth, atol=rounding, err_msg=name)
 
 
-@pytest.mark.parametrize("sizes", MESHES[:3], ids=str)
+@pytest.mark.parametrize("sizes", MESHES[1:3], ids=str)
 def test_the_global_norm_counts_every_number_once(sizes):
     tree = gradients()
     truth = np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in tree.values()))

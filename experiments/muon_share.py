@@ -1,0 +1,67 @@
+"""Muon's share of a step at every scale: the table in docs/planning.md.
+
+    python experiments/muon_share.py [--devices 8]
+
+FLOPs of the Newton–Schulz iterations over those of the forward and backward pass, and what one
+device does and sends for them when the matrices are shared out over `mesh.fsdp` = --devices. Counted
+from the configurations and from the traced step: nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
+VARIANTS = ("mha", "lrkv")
+TOKENS = (32_768, 524_288)
+
+
+def rows(devices: int):
+    """A row of the table for each scale and variant."""
+    from lrkv_jax.accounting import training_flops_per_token
+    from lrkv_jax.accounting.muon import muon_flops, muon_flops_per_device
+    from lrkv_jax.config import load_config
+    from lrkv_jax.train.foresight.step import matrices, messages, sizes_of
+
+    for scale in SCALES:
+        for variant in VARIANTS:
+            # The sequences of a step change nothing that Muon does; each device has one here.
+            config = load_config(
+                scale,
+                [f"attention={variant}", f"mesh.fsdp={devices}", f"train.batch={devices}",
+                 "train.accumulation=1"],
+            )  # fmt: skip
+            groups = matrices(config.model, sizes_of(config.mesh))
+            iterations = config.optimizer.muon.iterations
+            whole = muon_flops(groups, iterations)
+            busiest = muon_flops_per_device(groups, iterations, devices)
+            step = training_flops_per_token(config.model, config.train.context)
+            sent = sum(m.bytes for m in messages(config) if m.part == "muon")
+            yield (
+                scale,
+                variant,
+                *(f"{100 * whole / (step * tokens):.1f}" for tokens in TOKENS),
+                f"{whole / 1e12:.3g}",
+                f"{busiest / 1e12:.3g}",
+                f"{devices * busiest / whole:.2f}",
+                f"{sent / 1e9:.3g}",
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--devices", type=int, default=8)
+    devices = parser.parse_args().devices
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    headers = (
+        "scale", "variant", *(f"% at {tokens:,}" for tokens in TOKENS), "TFLOP",
+        f"TFLOP of the busiest of {devices}", "of an even share", "GB sent",
+    )  # fmt: skip
+    print(f"| {' | '.join(headers)} |\n|{'---|' * len(headers)}")
+    for row in rows(devices):
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

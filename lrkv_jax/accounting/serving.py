@@ -1,0 +1,54 @@
+"""What decoding needs: the cache at a length, the sequences that fit, and the floor of a step.
+
+A step of decoding reads every weight but the embedding's table once, and every sequence's cache;
+no step is shorter than those bytes over the device's bandwidth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lrkv_jax.accounting.counts import (
+    CACHE_ITEMSIZE,
+    cache_allocated_bytes_per_token,
+    parameter_counts,
+)
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.hardware import Hardware
+
+USABLE = 0.9  # of the memory; the rest is for activations, the kernels and the driver
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Decoding on one device, every sequence `length` tokens long. Bytes and seconds.
+
+    `largest_batch` is 0 where one sequence does not fit. `floor` is a step's at that batch, or at
+    one sequence; `floor_of_one` is that of a single sequence.
+    """
+
+    length: int
+    weights: int
+    cache_per_sequence: int
+    largest_batch: int
+    floor_of_one: float
+    floor: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """At most, with the largest batch."""
+        return self.largest_batch / self.floor
+
+
+def serving(model: ModelConfig, device: Hardware, length: int) -> Serving:
+    """Decoding in bfloat16 on one device; the cache is counted as it is allocated."""
+    counts = parameter_counts(model)
+    weights = counts.total * CACHE_ITEMSIZE
+    looked_up = 0 if model.tied_head else counts.embedding * CACHE_ITEMSIZE
+    cache = cache_allocated_bytes_per_token(model) * length
+    batch = max(0, int((USABLE * device.memory - weights) // cache))
+
+    def floor(sequences: int) -> float:
+        return (weights - looked_up + sequences * cache) / device.memory_bandwidth
+
+    return Serving(length, weights, cache, batch, floor(1), floor(max(1, batch)))

@@ -1,0 +1,223 @@
+"""The training benchmark: scales × variants on one mesh, in one run.
+
+At each scale every line is compiled, started, and then timed together, one sample of each part in
+turn with a large product, so that a busy moment of the machine meets them all. A time over MHA's is
+of the same run and shape, an MFU over products of the same run and devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from lrkv_jax.accounting import parameter_counts, training_flops_per_token
+from lrkv_jax.bench import ceiling, clock, host, report
+from lrkv_jax.bench.lines import ROPES, VARIANTS, Line, lines_of
+from lrkv_jax.bench.train_parts import Parts, Subject, compile_parts
+from lrkv_jax.bench.train_rows import Row, compare_with_mha
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.hardware import hardware_of
+from lrkv_jax.sharding import check_mesh, make_mesh
+from lrkv_jax.train.run_dir import resolve
+
+# A share of a step, so that the first step's loss may differ from ln V by rounding alone.
+LOSS_TOLERANCE = 1e-2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure. `overrides` change every line's settings: mesh.fsdp=2, train.batch=4.
+
+    Raises `LrkvError` for what does not exist.
+    """
+
+    scales: tuple[str, ...] = ("128m",)
+    variants: tuple[str, ...] = VARIANTS
+    ropes: tuple[str, ...] = ROPES
+    overrides: tuple[str, ...] = ()
+    depth: int | None = None  # layers; None is the scale's
+    samples: int = 15
+    seconds: float = 60.0  # that one part of one line may take before it stops at five samples
+    data: bool = True  # time the loader and the loop too, where their libraries are
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, choices in (("variants", VARIANTS), ("ropes", ROPES)):
+            for value in getattr(self, name):
+                if value not in choices:
+                    raise LrkvError(f"{name}: {value} is unknown: use {', '.join(choices)}")
+        for name in ("scales", "variants", "ropes"):
+            if not getattr(self, name):
+                raise LrkvError(f"{name}: nothing is listed, so there is nothing to measure")
+        if self.samples < 1 or (self.depth is not None and self.depth < 1):
+            raise LrkvError("samples and depth: use 1 or more")
+
+
+def here(**chosen: Any) -> Settings:
+    """What to measure on this machine; of `chosen`, what is None is left to it.
+
+    On a CPU about two minutes of the quickstart model on two cores, on a GPU the 128M model.
+    """
+    small = {"scales": ("quickstart",), "ropes": ("full",), "samples": 7}
+    defaults = small if jax.default_backend() == "cpu" else {}
+    return Settings(**defaults | {k: value for k, value in chosen.items() if value is not None})
+
+
+def run(
+    settings: Settings,
+    progress: report.Progress = report.silent,
+    *,
+    devices: list[jax.Device] | None = None,
+) -> dict[str, Any]:
+    """Measure, and return the report: machine, settings, rows, and the loop's cost to the host.
+
+    The mesh is made of `devices`, all unless given. Raises `LrkvError`, before anything is
+    compiled, for a configuration or a mesh that cannot be.
+    """
+    devices = jax.devices() if devices is None else devices
+    found = report.machine()
+    scales = {scale: _lines(scale, settings) for scale in settings.scales}
+    meshes = {scale: make_mesh(lines[0].config.mesh, devices) for scale, lines in scales.items()}
+    for scale, lines in scales.items():
+        for line in lines:
+            check_mesh(line.config, meshes[scale])
+    rows: list[Row] = []
+    total = sum(map(len, scales.values()))
+    for scale, lines in scales.items():
+        rows += _at_one_scale(settings, scale, lines, meshes[scale], progress, len(rows), total)
+    compare_with_mha(rows)
+    loop = None
+    if settings.data and host.has_data_libraries():
+        progress("the loop without a model", total, total)
+        loop = host.loop_overhead()
+    progress("done", total, total)
+    return {
+        "benchmark": "train",
+        **found,
+        "devices": len(devices),
+        "settings": asdict(settings) | {"dtype": ", ".join(sorted({r.dtype for r in rows}))},
+        "ceiling": {"side": ceiling.side(), "samples": settings.samples},
+        "loop": loop,
+        "rows": rows,
+    }
+
+
+def _lines(scale: str, settings: Settings) -> list[Line]:
+    lines = lines_of(
+        scale, settings.variants, settings.ropes, depth=settings.depth, overrides=settings.overrides
+    )
+    return [line._replace(config=resolve(line.config)) for line in lines]
+
+
+def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[Row]:
+    """Every row of one scale."""
+    (whole, *_) = lines_of(scale, settings.variants, ROPES)
+    scale_layers = whole.config.model.layers
+    rows, parts = [], []
+    for line in lines:
+        progress(f"{scale}, {line.name}: compiling", done + len(rows), total)
+        row = Row.of(
+            scale, scale_layers, line, dict(mesh.shape), parameters=_parameters(line),
+            flops_per_step=_flops(line),
+        )  # fmt: skip
+        rows.append(row)
+        try:
+            made = compile_parts(line.config, mesh)
+        except Exception as error:  # one line may not compile, and the rest must go on
+            row.status, row.reason = report.reason_of(error)
+            continue
+        row.compile_seconds, row.compile_cached = made.step.seconds, made.step.cached
+        row.state_bytes, row.peak_bytes, row.peak_from = made.state_bytes, made.step_bytes, "xla"
+        parts.append((row, made))
+    if not parts or _do_not_fit(parts, mesh):
+        return rows
+    progress(f"{scale}: timing", done + len(rows), total)
+    subjects = _start(parts, settings.seed)
+    _time(settings, mesh, subjects)
+    if settings.data and host.has_data_libraries():
+        seconds = host.batch_seconds(lines[0].config, mesh, settings.samples)
+        for row, _ in subjects:
+            row.data_ms = 1e3 * clock.quartiles(seconds)[1]
+    return rows
+
+
+def _do_not_fit(parts: Sequence[tuple[Row, Parts]], mesh: Mesh) -> bool:
+    """Whether the lines' states and one step's arrays exceed the memory; the rows then say so."""
+    need = sum(made.state_bytes for _, made in parts) + max(p.transient_bytes for _, p in parts)
+    if jax.default_backend() == "cpu":
+        need *= len(mesh.local_devices)  # simulated devices share the machine's memory
+    limit = clock.memory_limit()
+    if need <= limit:
+        return False
+    for row, _ in parts:
+        row.status = report.SKIPPED
+        row.reason = (
+            f"{need / 1e9:.1f} GB needed at once, {limit / 1e9:.1f} GB to be had: fewer variants, "
+            "a smaller train.batch or fewer layers (--depth) would fit"
+        )
+    return True
+
+
+def _start(parts: Sequence[tuple[Row, Parts]], seed: int) -> list[tuple[Row, Subject]]:
+    """Make each line's state and take its first step; those that fail say why."""
+    started = []
+    for row, made in parts:
+        try:
+            subject = Subject(made, seed)
+        except Exception as error:
+            row.status, row.reason = report.reason_of(error)
+            continue
+        row.loss, expected = subject.first_loss, math.log(row.vocabulary)
+        # A head of zeros gives every token the same probability.
+        if not made.config.model.tied_head and abs(row.loss / expected - 1) > LOSS_TOLERANCE:
+            row.status = report.WRONG
+            row.reason = f"the first loss is {row.loss:.3f}, not ln V = {expected:.3f}: not timed"
+            continue
+        if subject.device_peak is not None:
+            row.peak_bytes, row.peak_from = subject.device_peak, "device"
+        started.append((row, subject))
+    return started
+
+
+def _time(settings: Settings, mesh: Mesh, subjects: list[tuple[Row, Subject]]) -> None:
+    """Fill in the rows' times, sampled in turn."""
+    if not subjects:
+        return
+    products, product_flops = ceiling.matmul_timer(mesh, subjects[0][0].dtype)
+    timers = [timer for _, subject in subjects for timer in subject.timers]
+    product, *taken = clock.interleaved(
+        [products, *timers], settings.samples, seconds=settings.seconds
+    )
+    limit = product_flops / clock.quartiles(product)[1]
+    device = hardware_of(mesh.devices.flat[0].device_kind)
+    for index, (row, subject) in enumerate(subjects):
+        step, gradient, loss = (clock.quartiles(t) for t in taken[3 * index : 3 * index + 3])
+        row.samples = len(taken[3 * index])
+        row.ms_first_quartile, row.ms, row.ms_third_quartile = (1e3 * t for t in step)
+        row.forward_ms = 1e3 * loss[1]
+        row.backward_ms = 1e3 * (gradient[1] - loss[1])
+        row.optimizer_ms = 1e3 * (step[1] - gradient[1])
+        row.host_ms = 1e3 * clock.quartiles(subject.dispatch[-row.samples :])[1]
+        row.tokens_per_second = row.tokens / step[1]
+        row.flops_per_second = row.flops_per_step / step[1]
+        row.ceiling_flops_per_second = limit
+        row.mfu_of_ceiling = row.flops_per_second / limit
+        if (
+            device is not None and row.dtype == "bfloat16"
+        ):  # the only peak that the sheets' table has
+            row.mfu_of_datasheet = row.flops_per_second / (device.bf16_flops * mesh.size)
+
+
+def _parameters(line: Line) -> int:
+    return parameter_counts(line.config.model).total
+
+
+def _flops(line: Line) -> int:
+    train = line.config.train
+    per_token = training_flops_per_token(line.config.model, train.context)
+    return per_token * train.batch * train.context

@@ -1,0 +1,66 @@
+"""What the devices that runs are planned for can do, from their vendor's datasheets.
+
+Decimal units throughout: a GB is 10⁹ bytes. A driver shows 5 to 7 % more memory than the sheet's
+decimal gigabytes (an H200's 141 GB are 141 · 2³⁰ bytes before error correction and the driver's own
+share), and takes some of it for its context and the collectives' buffers. Nothing here loads JAX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lrkv_jax.errors import LrkvError
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device's limits. Bandwidths are in one direction, bytes/s; the peak is dense."""
+
+    name: str
+    kind: str  # part of what JAX calls such a device
+    memory: int  # bytes of HBM
+    memory_bandwidth: float  # bytes/s
+    bf16_flops: float  # FLOP/s of dense bfloat16 products with float32 sums
+    link_bandwidth: float  # bytes/s to the other devices of its node
+    network_bandwidth: float  # bytes/s to other nodes, its share of the node's adapters
+    node: int  # devices that the fast link joins
+    source: str
+
+
+HARDWARE = {
+    "a100": Hardware(
+        "A100 80GB SXM", "A100", 80 * 10**9, 2.039e12, 312e12, 300e9, 25e9, 8,
+        "NVIDIA A100 Tensor Core GPU datasheet, June 2021 (SXM column; NVLink 600 GB/s both ways); "
+        "NVIDIA DGX A100 datasheet, 2021 (a 200 Gb/s adapter a GPU)",
+    ),
+    "h100": Hardware(
+        "H100 SXM", "H100", 80 * 10**9, 3.35e12, 989.5e12, 450e9, 50e9, 8,
+        "NVIDIA H100 Tensor Core GPU datasheet, 2023 (SXM column; 1,979 TFLOPS with sparsity, "
+        "NVLink 900 GB/s both ways); NVIDIA DGX H100 datasheet, 2023 (a 400 Gb/s adapter a GPU)",
+    ),
+    "h200": Hardware(
+        "H200 SXM", "H200", 141 * 10**9, 4.8e12, 989.5e12, 450e9, 50e9, 8,
+        "NVIDIA H200 Tensor Core GPU datasheet, November 2023 (SXM column; 1,979 TFLOPS with "
+        "sparsity, NVLink 900 GB/s both ways); NVIDIA DGX H200 datasheet, 2024 (a 400 Gb/s adapter "
+        "a GPU)",
+    ),
+    "b200": Hardware(
+        "B200", "B200", 180 * 10**9, 8e12, 2250e12, 900e9, 50e9, 8,
+        "NVIDIA DGX B200 datasheet, 2024, over its eight GPUs (1,440 GB, 64 TB/s, 14.4 TB/s of "
+        "NVLink both ways, a 400 Gb/s adapter a GPU); NVIDIA Blackwell Architecture Technical "
+        "Brief, 2024 (2.25 PFLOPS dense)",
+    ),
+}  # fmt: skip
+
+
+def hardware(name: str) -> Hardware:
+    """The device of that name; raises `LrkvError` for one that is not in the table."""
+    try:
+        return HARDWARE[name.lower()]
+    except KeyError:
+        raise LrkvError(f"hardware {name!r} is unknown: use {', '.join(HARDWARE)}") from None
+
+
+def hardware_of(device_kind: str) -> Hardware | None:
+    """The table's entry for what JAX calls a device ("NVIDIA H200"), or None."""
+    return next((entry for entry in HARDWARE.values() if entry.kind in device_kind), None)

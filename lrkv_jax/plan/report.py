@@ -1,0 +1,83 @@
+"""The whole plan as one dictionary.
+
+All is counted from the configuration, except the cache's live bytes: those are summed from the
+buffers of a small cache that is really allocated. A training step on a mesh is traced, and compiled
+if that is asked for; neither allocates anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lrkv_jax.accounting import CACHE_DTYPE, plan, with_mha
+from lrkv_jax.accounting.serving import USABLE, serving
+from lrkv_jax.config import ModelConfig, RunConfig
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.hardware import hardware
+
+LIVE_SLOTS = 64  # enough that a cache padded in slots would show
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a run beyond its variants' costs.
+
+    `training` asks for a step on the mesh: `devices` fill an axis of −1, a node's unless given.
+    `compiled` names what the step is compiled for, `cpu` or `cuda`. `length` is the tokens in a
+    decoder's cache, the run's context unless given.
+    """
+
+    training: bool = False
+    devices: int | None = None
+    hardware: str = "h200"
+    compiled: str | None = None
+    length: int | None = None
+
+
+def report(config: RunConfig, names: list[str], question: Question = Question()) -> dict[str, Any]:
+    """The costs of the run under each variant of `names`, and what `question` asks.
+
+    Raises `LrkvError` for a variant that cannot have the model's shape, unknown hardware, and a
+    mesh that the devices or the model cannot have.
+    """
+    device = hardware(question.hardware)
+    if question.length is not None and question.length < 1:
+        raise LrkvError(f"--length {question.length}: use 1 or more tokens")
+    length = question.length or config.train.context
+    planned = plan(config, names)
+    mha_bytes = live_cache_bytes_per_token(with_mha(config.model))
+    for name, costs in planned["variants"].items():
+        model = config.variant(name).model
+        live = live_cache_bytes_per_token(model)
+        costs["kv_cache_live_bytes_per_token"] = live
+        costs["kv_cache_live_fraction_of_mha"] = live / mha_bytes
+        decoding = serving(model, device, length)
+        costs["decode"] = asdict(decoding) | {"tokens_per_second": decoding.tokens_per_second}
+    planned["hardware"] = asdict(device) | {"decode_usable": USABLE}
+    if question.training or question.compiled:
+        # Imported here: the step and its optimiser take a second to load.
+        from lrkv_jax.plan.training import training
+
+        planned["training"] = training(config, device, question.devices)
+    if question.compiled:
+        from lrkv_jax.plan.compiled import compiled
+
+        planned["compiled"] = compiled(config, question.devices, device, question.compiled)
+    return planned
+
+
+def live_cache_bytes_per_token(model: ModelConfig, dtype: str = CACHE_DTYPE) -> float:
+    """Bytes of a layer's live buffers over the tokens they hold, times layers, from a small cache.
+
+    The layer is abstract: its cache is allocated, its weights are not.
+    """
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from lrkv_jax.attention import make_attention
+
+    layer = nnx.eval_shape(lambda: make_attention(model, rngs=nnx.Rngs(0)))
+    cache = layer.init_cache(1, LIVE_SLOTS, jnp.dtype(dtype))
+    return model.layers * sum(leaf.nbytes for leaf in jax.tree.leaves(cache)) / LIVE_SLOTS

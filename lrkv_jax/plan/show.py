@@ -1,0 +1,230 @@
+"""The plan as text: tables and sentences that fit an 80-column terminal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lrkv_jax.config import RunConfig
+from lrkv_jax.plan.report import Question, report
+
+COSTS = (
+    "Parameters with embedding and head; attention (queries, K/V, output) and K/V over all layers. "
+    "GFLOPs are training's, forward and backward, attention counted in full, not its causal half. "
+    "KV bytes: all layers, {dtype} values and float32 inverse norms, by the formula; live, summed "
+    "from the buffers of an allocated cache, padding included; and those as a share of MHA's. "
+    "The paper counts values alone, and MLA's without the rope key."
+)
+MEMORY = (
+    "The step is traced, not run. Kept is what the forward pass leaves for the backward pass; "
+    "transient is what the peak holds beside all that is named, gaps in XLA's heap included; "
+    "usable is {usable:.0%} of the memory."
+)
+DECODING = (
+    "Weights and cache in bfloat16; the batch fills {usable:.0%} of the memory. A step reads all "
+    "weights but the embedding's table, and all caches: it takes no less than that does."
+)
+ASKED_NOTHING = Question()
+GIGA = 1e9
+
+
+def print_plan(
+    config: RunConfig,
+    *,
+    all_variants: bool,
+    as_json: bool,
+    question: Question = ASKED_NOTHING,
+) -> None:
+    """Print the plan of the chosen variant, or of every line of `variants`, to stdout."""
+    names = list(config.variants) if all_variants else [config.attention]
+    planned = report(config, names, question)
+    if as_json:
+        print(json.dumps(planned, indent=2))
+        return
+    # Imported here: JSON needs no terminal.
+    from rich.console import Console
+
+    console = Console()
+    console.print(_costs(planned))
+    if "training" in planned:
+        _print_training(console, planned)
+        _print_decoding(console, planned)
+    if "compiled" in planned:
+        _print_compiled(console, planned["compiled"])
+
+
+def _table(title: str, headers: list[str], caption: str | None = None):
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    # Narrow enough for nine columns on an 80-column terminal.
+    table = Table(
+        title=escape(title), caption=caption, box=box.SIMPLE_HEAD, caption_justify="left",
+        collapse_padding=True, pad_edge=False,
+    )  # fmt: skip
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="right" if index else "left", no_wrap=True)
+    return table
+
+
+def _costs(planned: dict[str, Any]):
+    from rich.markup import escape
+
+    title = (
+        "{name}: {layers} layers of {width}, {heads} heads of {head_width}, "
+        "{tokens:,} tokens at context {context:,}"
+    ).format(**planned)
+    headers = [
+        "variant", "params", "attention", "K/V", "GFLOPs\n/token", "KV bytes\n/token",
+        "live\n/token", "% MHA,\nlive", "% in\npaper",
+    ]  # fmt: skip
+    table = _table(title, headers, COSTS.format(dtype=planned["cache_dtype"]))
+    for name, costs in planned["variants"].items():
+        table.add_row(
+            escape(name),
+            _human(costs["parameters"]),
+            _human(costs["attention_parameters"]),
+            _human(costs["kv_parameters"]),
+            f"{costs['flops_per_token'] / 1e9:.3f}",
+            f"{costs['kv_cache_bytes_per_token']:,}",
+            f"{costs['kv_cache_live_bytes_per_token']:,.0f}",
+            f"{100 * costs['kv_cache_live_fraction_of_mha']:.1f}",
+            f"{100 * costs['kv_cache_fraction_published']:.1f}",
+        )
+    return table
+
+
+def _print_training(console, planned: dict[str, Any]) -> None:
+    training, device = planned["training"], planned["hardware"]
+    mesh = ", ".join(f"{axis} {size}" for axis, size in training["mesh"].items())
+    _say(
+        console,
+        f"\nA training step on {training['devices']} x {device['name']}: {mesh}; "
+        f"{training['dtype']}, {training['tokens_per_step']:,} tokens.\n",
+    )
+    _print_memory(console, training, training["memory"]["usable"] / device["memory"])
+    console.print(_collectives(training["collectives"]))
+    time, muon = training["time"], training["muon"]
+    shares = " and ".join(
+        f"{part:.1%} at {int(tokens):,} tokens" for tokens, part in muon["share"].items()
+    )
+    _say(
+        console,
+        f"Estimated step: {_seconds(time['step'])}. Products {_seconds(time['products'])}, "
+        f"Newton–Schulz {_seconds(time['newton_schulz'])}, the rest of the optimiser "
+        f"{_seconds(time['optimizer'])}, collectives {_seconds(time['exposed_collectives'])}, and "
+        f"{_seconds(time['hidden_collectives'])} of them hidden.\n"
+        f"{time['tokens_per_second']:,.0f} tokens/s, MFU {time['mfu']:.1%}; the run's "
+        f"{time['steps']:,} steps: {time['hours']:,.1f} hours, {time['device_hours']:,.0f} "
+        "GPU-hours.\n"
+        f"Muon's Newton–Schulz is {shares} of a step's forward and backward FLOPs; each device "
+        f"sends {muon['bytes_sent'] / GIGA:.3g} GB a step for it.\n\nAssumed:",
+    )
+    for sentence in training["assumptions"]:
+        _say(console, f"- {sentence}")
+
+
+def _say(console, text: str) -> None:
+    console.print(text, highlight=False, markup=False)
+
+
+def _print_memory(console, training: dict[str, Any], usable: float) -> None:
+    memory = training["memory"]
+    policies, chosen = memory["policies"], memory["remat"]
+    headers = ["train.remat", *(f"{p}*" if p == chosen else p for p in policies)]
+    table = _table("Memory of one device, GB", headers)
+    for name in ("parameters", "optimizer", "gradients"):
+        table.add_row(name, *(f"{memory[name] / GIGA:.2f}" for _ in policies))
+    for name in ("kept", "transient", "peak"):
+        table.add_row(name, *(f"{policy[name] / GIGA:.2f}" for policy in policies.values()))
+    fits = ("yes" if p["peak"] <= memory["usable"] else "no" for p in policies.values())
+    table.add_row(f"fits in {memory['usable'] / GIGA:.0f}", *fits)
+    console.print(table)
+    sentence = training["verdict"]["sentence"]
+    _say(console, f"{sentence[0].upper()}{sentence[1:]}.\n{MEMORY.format(usable=usable)}\n")
+
+
+def _collectives(messages: list[dict[str, Any]]):
+    headers = ["collective", "over", "in", "a step", "GB sent"]
+    table = _table("What one device sends in a step", headers)
+    for message in messages:
+        if message["bytes"] >= 1e4:
+            table.add_row(
+                message["kind"], " x ".join(message["axes"]), message["part"],
+                f"{message['count']:,}", f"{message['bytes'] / GIGA:.3g}",
+            )  # fmt: skip
+    return table
+
+
+def _print_decoding(console, planned: dict[str, Any]) -> None:
+    from rich.markup import escape
+
+    device = planned["hardware"]
+    length = next(iter(planned["variants"].values()))["decode"]["length"]
+    headers = [
+        "variant", "weights\nGB", "cache GB\n/sequence", "largest\nbatch", "ms, one\nsequence",
+        "ms, all", "tokens/s\nat most",
+    ]  # fmt: skip
+    _say(console, f"\nDecoding on one {device['name']}, {length:,} tokens in each cache.\n")
+    table = _table("A step of decoding, at the bandwidth's floor", headers)
+    for name, costs in planned["variants"].items():
+        one = costs["decode"]
+        table.add_row(
+            escape(name),
+            f"{one['weights'] / GIGA:.3g}",
+            f"{one['cache_per_sequence'] / GIGA:.3g}",
+            f"{one['largest_batch']:,}",
+            f"{1e3 * one['floor_of_one']:.3g}",
+            f"{1e3 * one['floor']:.3g}" if one["largest_batch"] else "-",
+            f"{one['tokens_per_second']:,.0f}",
+        )
+    console.print(table)
+    _say(console, DECODING.format(usable=device["decode_usable"]))
+
+
+def _print_compiled(console, found: dict[str, Any]) -> None:
+    simulated = "simulated CPU devices" if found["target"] == "cpu" else "H200s that are not here"
+    agrees = "agree" if found["agrees"] else "do not agree"
+    _say(
+        console,
+        f"\nCompiled by XLA for {found['devices']} {simulated} in {found['seconds']:.0f} s: "
+        f"{found['arguments'] / GIGA:.3g} GB of arguments and {found['temporary'] / GIGA:.3g} GB "
+        "of temporaries a device.\n"
+        f"Plan {found['plan'] / GIGA:.3g} GB, XLA {found['total'] / GIGA:.3g} GB "
+        f"({found['difference']:+.1%}): they {agrees} within 10 %.",
+    )
+    if found["product_flops"]:
+        _say(
+            console,
+            f"Products of a step on a device: plan {found['plan_product_flops'] / 1e12:.3g} TFLOP, "
+            f"XLA {found['product_flops'] / 1e12:.3g}.",
+        )
+    console.print()
+    headers = ["collective", "devices", "planned", "found", "GB planned", "GB found"]
+    table = _table("Collectives by kind and group, planned and found", headers)
+    rows: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for side in ("predicted", "collectives"):
+        for one in found[side]:
+            rows.setdefault((one["kind"], one["devices"]), {})[side] = one
+    for (kind, devices), sides in rows.items():
+        planned, real = sides.get("predicted"), sides.get("collectives")
+        if max(side["bytes"] for side in sides.values()) >= 1e4:
+            counts = (f"{side['count']:,}" if side else "-" for side in (planned, real))
+            sizes = (f"{side['bytes'] / GIGA:.3g}" if side else "-" for side in (planned, real))
+            table.add_row(kind, str(devices), *counts, *sizes)
+    console.print(table)
+    joins = "XLA joins several collectives into one"
+    cpu = found["target"] == "cpu"
+    _say(console, f"{joins}; a CPU sends bfloat16 as float32." if cpu else f"{joins}.")
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def _human(count: int) -> str:
+    """162.2M, 6.85B."""
+    if count >= 1e9:
+        return f"{count / 1e9:.2f}B"
+    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.1f}K"
