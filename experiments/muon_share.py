@@ -3,8 +3,8 @@
     python experiments/muon_share.py [--devices 8]
 
 FLOPs of the Newton–Schulz iterations over those of the forward and backward pass, and what one
-device does and sends for them when the matrices are shared out over `mesh.fsdp` = --devices. Counted
-from the configurations and from the traced step: nothing is run.
+device does and sends for them when the matrices are shared out over `mesh.fsdp` = --devices.
+Counted from the configurations and from the traced step: nothing is run.
 """
 
 from __future__ import annotations
