@@ -8,8 +8,11 @@ import sys
 
 import jax
 import pytest
+from tiny import TINY
 
 from lrkv_jax.cli import main
+from lrkv_jax.config import load_config
+from lrkv_jax.data.sources import documents
 from lrkv_jax.train.loop import train
 
 QUICK = "configs/quickstart.yaml"
@@ -26,16 +29,12 @@ def run(capsys, monkeypatch, *arguments):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, pages):
     """The directory of a tiny finished run."""
-    from tiny import TINY
-
-    from lrkv_jax.config import load_config
-
-    root = tmp_path_factory.mktemp("cli")
-    places = (f"data.directory={root / 'data'}", f"run_dir={root / 'run'}")
-    train(load_config(QUICK, [*TINY, *places]), devices=jax.devices()[:1])
-    return root / "run"
+    directory = tmp_path_factory.mktemp("cli") / "run"
+    config = load_config(QUICK, [*TINY, *pages, f"run_dir={directory}"])
+    train(config, devices=jax.devices()[:1])
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,10 @@ def test_evaluate_gives_the_same_numbers_whatever_the_batch(capsys, monkeypatch,
         assert code == 0
         results.append(json.loads(out)["bpb"])
     first = results[0]
-    assert first["bytes"] == 283_696  # the corpus's own count: specials and padding excluded
+    data = load_config(trained / "config.yaml").data
+    held_out = documents(data.source, "heldout", heldout=data.heldout)
+    # The texts' own count: specials and padding excluded.
+    assert first["bytes"] == sum(len(text.encode()) for text in held_out)
     for other in results[1:]:
         assert other["tokens"] == first["tokens"] and other["bytes"] == first["bytes"]
         assert other["cross_entropy"] == pytest.approx(first["cross_entropy"], rel=1e-6)

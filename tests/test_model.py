@@ -58,7 +58,10 @@ def test_layers_start_different_from_each_other():
     assert abs(np.corrcoef(up_LDF[0].ravel(), up_LDF[1].ravel())[0, 1]) < 0.1
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in ("gqa", "mqa") else n for n in FIVE],
+)
 def test_stacked_unrolled_and_listed_layers_are_one_model(name):
     config = small(FIVE[name])
     params, tokens = random_params(config), random_tokens(2, 7)

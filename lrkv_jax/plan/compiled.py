@@ -24,7 +24,6 @@ TARGETS = ("cpu", "cuda")
 # The scheduler that a CPU runs by default orders a program for parallel threads: the stacks of all
 # loops then exist from the start.
 FLAGS = ("--xla_cpu_enable_concurrency_optimized_scheduler=false",)
-AGREES = 0.10  # relative difference up to which the plan and XLA are said to agree
 
 
 def prepare(config: RunConfig, devices: int | None, device: Hardware, target: str) -> None:
@@ -60,6 +59,7 @@ def compiled(
     from lrkv_jax.plan.training import on_devices, placed_by_the_compiler
     from lrkv_jax.sharding import batch_sharding, make_mesh
     from lrkv_jax.train.foresight import liveness
+    from lrkv_jax.train.foresight.fit import WITHIN
     from lrkv_jax.train.foresight.step import memory, messages, resolved
     from lrkv_jax.train.state import abstract_state
     from lrkv_jax.train.step import make_train_step
@@ -95,7 +95,7 @@ def compiled(
         "total": total,
         "plan": ours,
         "difference": ours / total - 1,
-        "agrees": abs(ours / total - 1) <= AGREES,
+        "agrees": abs(ours / total - 1) <= WITHIN,
         # A GPU's products are calls into libraries, which do not say how large they are.
         "product_flops": hlo.product_flops(text) if target == "cpu" else None,
         "plan_product_flops": round(_products(config, count)),

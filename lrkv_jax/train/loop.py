@@ -19,11 +19,12 @@ from lrkv_jax.data.loader import Loader, make_loader
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.optim import learning_rates
 from lrkv_jax.runtime import processes
-from lrkv_jax.runtime.batches import local_rows, on_devices
+from lrkv_jax.runtime.batches import as_argument, local_rows
 from lrkv_jax.runtime.compilation import Compiled, Compiling
 from lrkv_jax.runtime.startup import Startup
 from lrkv_jax.runtime.stopping import Stopping
 from lrkv_jax.sharding import batch_sharding, check_mesh, make_mesh
+from lrkv_jax.train.foresight.fit import check_memory, memory_limit
 from lrkv_jax.train.metrics import Clock, MetricsLog, peak_flops
 from lrkv_jax.train.pauses import Pauses
 from lrkv_jax.train.progress import TrainProgress
@@ -35,7 +36,7 @@ from lrkv_jax.train.state import (
     from_checkpoint_items,
     init_state,
 )
-from lrkv_jax.train.step import make_train_step
+from lrkv_jax.train.step import StepMetrics, make_train_step, over_leaves
 from lrkv_jax.train.validate import HeldOut
 
 
@@ -68,8 +69,9 @@ def train(
     builds the data, and all text is written by it.
 
     Raises `LrkvError`, before anything is written, for a mesh, a model or data that do not fit,
-    and for a run directory of another run.
+    for a step that its devices' memory cannot hold, and for a run directory of another run.
     """
+    console = console or Console()
     startup = startup or Startup()
     with processes.together():
         config = resolve(config)
@@ -78,7 +80,11 @@ def train(
         # Refuses a schedule that cannot be.
         learning_rates(config.optimizer, config.train.total_steps)
         rows = local_rows(batch_sharding(mesh), config.train.batch)
+        limit = memory_limit(mesh)
+        tight = limit and check_memory(config, mesh, limit)
     startup.phase("devices")
+    if tight and processes.index() == 0:
+        console.print(tight, highlight=False, soft_wrap=True)
     with processes.together():
         if processes.index() == 0:
             build_dataset(config.data, config.train.context)
@@ -114,12 +120,12 @@ class _Run:
         loader: Loader,
         run_dir: Path,
         checkpoints: Checkpointer,
-        console: Console | None,
+        console: Console,
         startup: Startup,
     ):
         self.config, self.mesh, self.loader = config, mesh, loader
         self.run_dir, self.checkpoints, self.startup = run_dir, checkpoints, startup
-        self.console = console or Console()
+        self.console = console
         train = config.train
         self.tokens_per_step = train.batch * train.context
         self.flops_per_token = training_flops_per_token(config.model, train.context)
@@ -173,7 +179,8 @@ class _Run:
         tokens = jax.ShapeDtypeStruct(
             (train.batch, train.context + 1), jnp.int32, sharding=batch_sharding(self.mesh)
         )
-        return Compiling(step, abstract, tokens, mesh=self.mesh)
+        leaves = jax.tree.leaves(abstract)
+        return Compiling(over_leaves(step, abstract, self.mesh), leaves, tokens, mesh=self.mesh)
 
     def _state(self, abstract: TrainState, start: int, progress: TrainProgress) -> TrainState:
         sizes = ", ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items())
@@ -193,11 +200,13 @@ class _Run:
     def _steps(self, state, start, end, pauses, stopping, log, progress) -> int:
         """Run steps start + 1 to end; return the last one done."""
         pending, step = None, start
+        leaves, tree = jax.tree.flatten(state)
+        del state  # each step consumes the leaves of the one before
         clock = Clock()
         rows, batch = batch_sharding(self.mesh), self.config.train.batch
         run_step = self.compiled.call
         for tokens_bU in self.loader.iterate(start, end):
-            state, metrics = run_step(state, on_devices(rows, batch, tokens_bU))
+            leaves, metrics = run_step(leaves, as_argument(rows, batch, tokens_bU))
             step += 1
             if pending:
                 # The device is already busy with the next step while we wait for this one.
@@ -205,7 +214,7 @@ class _Run:
             pending = (step, metrics)
             if pauses.comes_after(step, end):
                 row = self._row(step, metrics, clock, progress)
-                log.row(row | pauses.pause(state, step), events=True)
+                log.row(row | pauses.pause(jax.tree.unflatten(tree, leaves), step), events=True)
                 progress.step(row)
                 pending = None
                 clock.restart()
@@ -215,7 +224,7 @@ class _Run:
         if pending:
             self._report(*pending, clock, log, progress)
         if step > start:
-            pauses.save(state, step)
+            pauses.save(jax.tree.unflatten(tree, leaves), step)
         return step
 
     def _report(self, step, metrics, clock, log, progress) -> None:
@@ -223,14 +232,14 @@ class _Run:
         log.row(row, events=step % self.config.train.log_every == 0)
         progress.step(row)
 
-    def _row(self, step: int, metrics: dict[str, jax.Array], clock, progress) -> dict[str, Any]:
+    def _row(self, step: int, metrics: StepMetrics, clock, progress) -> dict[str, Any]:
         """One row of metrics.jsonl; the first says how the start went. Waits for the metrics."""
         seconds, outside = clock.lap(lambda: jax.block_until_ready(metrics))
         rate = self.tokens_per_step / seconds
         tokens = step * self.tokens_per_step
         row = {
             "step": step,
-            **{name: float(value) for name, value in metrics.items()},
+            **metrics.floats(),
             "tokens": tokens,
             "flops": tokens * self.flops_per_token,
             "tokens_per_second": rate,

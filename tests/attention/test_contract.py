@@ -29,15 +29,31 @@ quick_jit = partial(jax.jit, compiler_options=QUICK)
 TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 
 
-@pytest.fixture(scope="module", params=ALL)
+# The odd rank is the one that is padded; of the others, mode `full` has all here.
+NEIGHBOURS = {
+    f"lrkv-{mode}-{rank}"
+    for mode, ranks in {
+        "full": ["even_rank"],
+        "shared": ["rank_0", "even_rank", "rank_K"],
+        "latent": ["rank_0", "even_rank", "rank_K"],
+    }.items()
+    for rank in ranks
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.slow) if n in NEIGHBOURS else n for n in ALL],
+)
 def name(request):
     """Every variant; of module scope, so that a variant's tests run together and share programs."""
     return request.param
 
 
 @functools.cache
-def model_of(name, dtype="float32", **changes):
-    return random_model(small(ALL[name], dtype=dtype, **changes))
+def model_of(name, dtype="float32", layers=1, **changes):
+    """A model of one layer: what joins layers is tests/test_model.py's."""
+    return random_model(small(ALL[name], dtype=dtype, layers=layers, **changes))
 
 
 @functools.cache
@@ -126,7 +142,7 @@ def test_decode_equals_forward_in_bfloat16_within_rounding(name):
 
 def test_whole_sequence_equals_float64_oracle(name):
     config = model_of(name).config
-    layer = model_of(name).blocks[1].attention
+    layer = model_of(name).blocks[0].attention
     weights = {
         key: value[...] for key, value in vars(layer).items() if hasattr(value, "get_metadata")
     }
@@ -204,7 +220,7 @@ def test_packed_documents_never_see_each_other(name):
         [np.repeat([0, 1], [5, 7]), np.repeat([3, 2], [7, 5]), np.zeros(TOTAL, int)]
     )
     positions_BT = np.stack([np.r_[:5, :7], np.r_[:7, :5], np.arange(TOTAL)])
-    logits_BTV = np.asarray(model(tokens_BT, jnp.asarray(positions_BT), jnp.asarray(segments_BT)))
+    logits_BTV = whole_of(model, tokens_BT, positions_BT, segments_BT)
     # Alone: at the start of a row, where what follows cannot matter.
     alone_BT = np.zeros((3, TOTAL), np.int32)
     alone_BT[0, :5], alone_BT[1, :7], alone_BT[2] = first, second, packed_T
@@ -219,7 +235,7 @@ def test_packed_documents_never_see_each_other(name):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_live_cache_bytes_equal_the_formula(name, dtype):
-    model = model_of(name, dtype)
+    model = model_of(name, dtype, layers=2)
     config, itemsize = model.config, jnp.dtype(dtype).itemsize
     entry = config.attention
     values = entry.cache_values(config) + entry.cache_padding_values(config)

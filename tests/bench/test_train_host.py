@@ -19,6 +19,7 @@ def test_the_shrunk_model_is_the_128m_tree(tmp_path):
     assert max(leaf.size for leaf in jax.tree.leaves(shrunk.params)) == 4096 * 8
 
 
+@pytest.mark.slow
 def test_the_loop_costs_the_host_little():
     """1 ms is what is promised, and what an idle machine shows; a busy one takes up to thrice."""
     loop = host.loop_overhead(steps=80)

@@ -155,7 +155,11 @@ def test_parameters_of_another_model_are_refused(other, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("attention", [FIVE["mha"], FIVE["mla"], LRKV], ids=["mha", "mla", "lrkv"])
+@pytest.mark.parametrize(
+    "attention",
+    [*(pytest.param(FIVE[name], marks=pytest.mark.slow) for name in ("mha", "mla")), LRKV],
+    ids=["mha", "mla", "lrkv"],
+)
 def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(attention):
     engine = engine_of(attention, model={"dtype": "bfloat16", "norm_gain": True})
     kinds = {leaf.dtype for leaf in jax.tree.leaves(engine._weights) if leaf.ndim > 1}

@@ -45,7 +45,10 @@ def both(engine):
     return engine.generate(PROMPTS, NEW), engine.forced_logits(PROMPTS, [[0]] * len(PROMPTS))
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in ("gqa", "mqa") else n for n in FIVE],
+)
 def test_eight_devices_say_what_one_says_each_from_its_share_of_the_cache(name):
     # Later pieces, too, where keys are made from factors and where they are not.
     how = {"length": LENGTH, "prefill_chunk": 16 if name in ("mha", "lrkv") else 64}

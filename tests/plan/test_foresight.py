@@ -153,17 +153,28 @@ def test_a_tensor_shard_holds_its_share_of_what_is_split():
 
 
 def test_a_device_that_is_too_small_is_named_with_what_would_fit():
-    config = configured("attention=mha", fsdp=8)
-    minimal = configured("attention=mha", "train.remat=minimal", fsdp=8)
+    long = ("attention=mha", "train.context=256")  # what is kept outweighs the plan's error
+    config = configured(*long, fsdp=8)
+    minimal = configured(*long, "train.remat=minimal", fsdp=8)
     needs, then = memory(config).peak, memory(minimal).peak
     mesh = AbstractMesh((1, 8, 1, 1), ("data", "fsdp", "context", "tensor"))
-    check_memory(config, mesh, needs)
+    assert check_memory(config, mesh, needs) is None
     with pytest.raises(LrkvError) as refused:
         check_memory(config, mesh, then)
     line = str(refused.value)
-    assert line.startswith("each of the 8 devices (mesh.fsdp=8) needs 0.00")
-    assert "GB too little: train.remat=minimal would fit, with 0.00" in line
+    assert line.startswith("each of the 8 devices (mesh.fsdp=8) needs 0.0")
+    assert "GB too little: train.remat=minimal would fit, with 0.0" in line
     assert "\n" not in line
+
+
+def test_a_step_just_above_the_limit_is_tried_and_named():
+    config = configured("attention=mha", fsdp=8)
+    mesh = AbstractMesh((1, 8, 1, 1), ("data", "fsdp", "context", "tensor"))
+    needs = memory(config).peak
+    line = check_memory(config, mesh, needs - 1)
+    assert "too little" in line and "errs by up to 10%" in line
+    with pytest.raises(LrkvError, match="too little"):
+        check_memory(config, mesh, int(needs / 1.11))
 
 
 def test_where_nothing_fits_the_line_says_so():

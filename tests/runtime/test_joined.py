@@ -50,18 +50,18 @@ own.mkdir()
 print(json.dumps(["own", processes.that_do_not_see(own)]))
 
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from lrkv_jax.runtime.batches import local_rows, on_devices, whole_on_devices
+from lrkv_jax.runtime.batches import as_argument, local_rows, whole_on_devices
 whole = np.arange(8 * 3, dtype=np.int32).reshape(8, 3)
 for shape in ((2, 4, 1), (1, 8, 1), (4, 1, 2), (2, 1, 4), (1, 1, 8)):
     mesh = jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
     split = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     rows = local_rows(split, 8)
-    for array in (on_devices(split, 8, whole[rows]), whole_on_devices(split, whole)):
+    for array in (as_argument(split, 8, whole[rows]), whole_on_devices(split, whole)):
         assert array.shape == (8, 3) and array.sharding == split
         for shard in array.addressable_shards:
             np.testing.assert_array_equal(shard.data, whole[shard.index])
     double = jax.jit(lambda x: 2 * x, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    np.testing.assert_array_equal(double(on_devices(split, 8, whole[rows])), 2 * whole)
+    np.testing.assert_array_equal(double(as_argument(split, 8, whole[rows])), 2 * whole)
     print(json.dumps(["rows", shape, [rows.start, rows.stop]]))
 """
 )

@@ -23,21 +23,21 @@ pytestmark = pytest.mark.slow
 LIMIT = 300
 
 
-def command(data_directory, run_dir, *overrides):
+def command(pages, run_dir, *overrides):
     return ["-m", "lrkv_jax", "train", "configs/quickstart.yaml", *TINY, "model.dtype=float32",
-            "train.steps=20", "train.log_every=5", f"data.directory={data_directory}",
+            "train.steps=20", "train.log_every=5", *pages,
             f"run_dir={run_dir}", *overrides]  # fmt: skip
 
 
-def train_in_one(data_directory, run_dir, *overrides):
+def train_in_one(pages, run_dir, *overrides):
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    arguments = command(data_directory, run_dir, *overrides)
+    arguments = command(pages, run_dir, *overrides)
     subprocess.run([sys.executable, *arguments], env=environment, check=True, timeout=LIMIT)
     return read_metrics(run_dir)
 
 
-def train_in_two(data_directory, run_dir, *overrides):
-    with several(command(data_directory, run_dir, *overrides)) as running:
+def train_in_two(pages, run_dir, *overrides):
+    with several(command(pages, run_dir, *overrides)) as running:
         return ends(running, LIMIT)
 
 
@@ -55,9 +55,9 @@ def column(rows, name):
     ],
     ids=["fsdp", "data-fsdp-tensor", "tensor"],
 )
-def test_two_processes_learn_what_one_learns(tmp_path, data_directory, mesh):
-    alone = train_in_one(data_directory, tmp_path / "one", *mesh)
-    first, second = train_in_two(data_directory, tmp_path / "two", *mesh)
+def test_two_processes_learn_what_one_learns(tmp_path, pages, mesh):
+    alone = train_in_one(pages, tmp_path / "one", *mesh)
+    first, second = train_in_two(pages, tmp_path / "two", *mesh)
     assert (first.code, second.code) == (0, 0), (first, second)
     rows = read_metrics(tmp_path / "two")
     assert list(column(rows, "step")) == list(range(1, 21))
@@ -81,19 +81,19 @@ def test_two_processes_learn_what_one_learns(tmp_path, data_directory, mesh):
         assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(a)
 
 
-def test_one_process_goes_on_from_the_checkpoint_of_two(tmp_path, data_directory):
-    whole = train_in_one(data_directory, tmp_path / "whole")
+def test_one_process_goes_on_from_the_checkpoint_of_two(tmp_path, pages):
+    whole = train_in_one(pages, tmp_path / "whole")
     half = tmp_path / "half"
-    both = train_in_two(data_directory, half, "--until", "8")
+    both = train_in_two(pages, half, "--until", "8")
     assert [ended.code for ended in both] == [0, 0], both
-    rows = train_in_one(data_directory, half, "mesh.data=4", "mesh.fsdp=2")
+    rows = train_in_one(pages, half, "mesh.data=4", "mesh.fsdp=2")
     assert list(column(rows, "step")) == list(range(1, 21))
     np.testing.assert_allclose(column(rows, "loss"), column(whole, "loss"), rtol=1e-4)
 
 
-def test_sigterm_to_one_process_saves_one_step_in_both(tmp_path, data_directory):
+def test_sigterm_to_one_process_saves_one_step_in_both(tmp_path, pages):
     run_dir = tmp_path / "run"
-    arguments = command(data_directory, run_dir, "train.steps=100000")
+    arguments = command(pages, run_dir, "train.steps=100000")
     with several(arguments) as running:
         deadline = time.monotonic() + LIMIT
         metrics = run_dir / "metrics.jsonl"
@@ -110,8 +110,8 @@ def test_sigterm_to_one_process_saves_one_step_in_both(tmp_path, data_directory)
         assert checkpoints.manifest()["loader"]["step"] == last
 
 
-def test_a_run_directory_that_is_not_shared_is_named(tmp_path, data_directory):
-    with several(command(data_directory, tmp_path / "run-{process}")) as running:
+def test_a_run_directory_that_is_not_shared_is_named(tmp_path, pages):
+    with several(command(pages, tmp_path / "run-{process}")) as running:
         first, second = ends(running, LIMIT)
     assert (first.code, second.code) == (2, 2)
     assert first.err.count("\n") == 1 and first.err.startswith("lrkv: process 1 on ")
@@ -119,8 +119,8 @@ def test_a_run_directory_that_is_not_shared_is_named(tmp_path, data_directory):
     assert second.err == "" and first.out == second.out == ""
 
 
-def test_what_is_wrong_in_all_is_said_once(tmp_path, data_directory):
-    with several(command(data_directory, tmp_path / "run", "mesh.data=3")) as running:
+def test_what_is_wrong_in_all_is_said_once(tmp_path, pages):
+    with several(command(pages, tmp_path / "run", "mesh.data=3")) as running:
         first, second = ends(running, LIMIT)
     assert (first.code, second.code) == (2, 2)
     assert first.err.count("\n") == 1 and "do not multiply to the 8 devices" in first.err
@@ -135,12 +135,12 @@ def test_a_command_of_one_process_refuses_to_be_several(tmp_path):
         assert ended.err.count("\n") == 1
 
 
-def test_a_start_from_the_cache_repeats_the_first_one_bit_for_bit(tmp_path, data_directory):
+def test_a_start_from_the_cache_repeats_the_first_one_bit_for_bit(tmp_path, pages):
     runs = []
     for name in ("compiled", "cached"):
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
         environment |= {"XLA_FLAGS": "", "LRKV_COMPILATION_CACHE": str(tmp_path / "programs")}
-        arguments = command(data_directory, tmp_path / name, "mesh.fsdp=1", "train.steps=6")
+        arguments = command(pages, tmp_path / name, "mesh.fsdp=1", "train.steps=6")
         subprocess.run([sys.executable, *arguments], env=environment, check=True, timeout=LIMIT)
         runs.append(tmp_path / name)
     rows = [read_metrics(run) for run in runs]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.model import init_parameters, with_parameters
@@ -38,6 +39,7 @@ def traced(config):
         return jax.jit(gradient).trace(shapes, batch)
 
 
+@pytest.mark.slow
 def test_policies_keep_less_and_compute_the_same(tiny):
     deep = ("attention=lrkv", "model.vocabulary=64", "model.layers=6", "train.context=128")
     traces, programs, gradients = {}, {}, {}

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
+from tiny import TINY
 
 from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.config import load_config
@@ -41,23 +42,34 @@ def digest(directory):
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, tmp_path):
-    whole = train(tiny(f"run_dir={tmp_path / 'whole'}"), console=quiet(), **ONE)
-    half = tiny(f"run_dir={tmp_path / 'half'}")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, pages):
+    """(configuration, result, printed text) of a run that nothing interrupts."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    changes = [*pages, f"run_dir={directory}", "train.log_every=2", "train.validate_every=3"]
+    config = load_config("configs/quickstart.yaml", [*TINY, *changes])
+    console = quiet()
+    return config, train(config, console=console, **ONE), console.file.getvalue()
+
+
+def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, whole):
+    """Also where a kill left rows past the checkpoint, and a torn one."""
+    half = tiny("train.log_every=2", "train.validate_every=3")
     stopped = train(half, until=3, console=quiet(), **ONE)
     assert (stopped.step, stopped.finished) == (3, False)
+    metrics = stopped.run_dir / "metrics.jsonl"
+    stray = json.dumps({**read_metrics(stopped.run_dir)[-1], "step": 4})
+    metrics.write_text(metrics.read_text() + stray + "\n" + '{"step": 5, "lo')
     resumed = train(half, console=quiet(), **ONE)
     assert (resumed.step, resumed.finished) == (6, True)
-    a, b = read_metrics(whole.run_dir), read_metrics(resumed.run_dir)
+    a, b = read_metrics(whole[1].run_dir), read_metrics(resumed.run_dir)
     assert [row["step"] for row in b] == [1, 2, 3, 4, 5, 6]
     assert learnt(a) == learnt(b)
-    chex.assert_trees_all_equal(load_run(whole.run_dir).params, load_run(resumed.run_dir).params)
+    chex.assert_trees_all_equal(load_run(whole[1].run_dir).params, load_run(resumed.run_dir).params)
 
 
-def test_a_run_directory_holds_what_the_readme_says(tiny):
-    config = tiny("train.log_every=2", "train.validate_every=3")
-    console = quiet()
-    result = train(config, console=console, **ONE)
+def test_a_run_directory_holds_what_the_readme_says(whole):
+    config, result, printed = whole
     rows = read_metrics(result.run_dir)
     assert {p.name for p in result.run_dir.iterdir()} == {
         "config.yaml", "metrics.jsonl", "events", "checkpoints", "samples",
@@ -74,7 +86,6 @@ def test_a_run_directory_holds_what_the_readme_says(tiny):
     assert saved.model.dtype == "float32"
     assert saved.model.attention == config.model.attention
     assert (result.run_dir / "samples/step-00000006.txt").read_text().startswith("My fellow")
-    printed = console.file.getvalue()
     assert "step 2/6" in printed and "held out: CE" in printed
     with Checkpointer(result.run_dir / "checkpoints") as checkpoints:
         manifest = checkpoints.manifest()
@@ -82,14 +93,13 @@ def test_a_run_directory_holds_what_the_readme_says(tiny):
     assert manifest["config"]["model"]["width"] == 32 and "jax" in manifest["versions"]
 
 
-def test_a_finished_run_is_left_as_it_is(tiny):
-    config = tiny("train.steps=2")
-    result = train(config, console=quiet(), **ONE)
+def test_a_finished_run_is_left_as_it_is(whole):
+    config, result, _ = whole
     rows = (result.run_dir / "metrics.jsonl").read_bytes()
     console = quiet()
     again = train(config, console=console, **ONE)
-    assert again.finished and again.step == 2
-    assert "step 2 is done already" in console.file.getvalue()
+    assert again.finished and again.step == 6
+    assert "step 6 is done already" in console.file.getvalue()
     assert (result.run_dir / "metrics.jsonl").read_bytes() == rows
 
 
@@ -140,20 +150,17 @@ def test_what_cannot_be_trained_stops_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_rows_past_the_checkpoint_are_dropped_and_a_torn_row_is_mended(tiny):
-    config = tiny()
-    result = train(config, until=3, console=quiet(), **ONE)
-    path = result.run_dir / "metrics.jsonl"
-    stray = json.dumps({**read_metrics(result.run_dir)[-1], "step": 4})
-    path.write_text(path.read_text() + stray + "\n" + '{"step": 5, "lo')
-    train(config, console=quiet(), **ONE)
-    assert [row["step"] for row in read_metrics(result.run_dir)] == [1, 2, 3, 4, 5, 6]
+def test_a_step_that_the_memory_cannot_hold_is_refused_before_anything_is_written(
+    tiny, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("lrkv_jax.train.loop.memory_limit", lambda mesh: 100_000)
+    with pytest.raises(LrkvError, match="needs .* for a training step and has 0.0001 GB"):
+        train(tiny(), console=quiet(), **ONE)
+    assert not (tmp_path / "run").exists()
 
 
-def test_sigterm_finishes_the_step_saves_and_says_start_me_again(tiny, tmp_path, data_directory):
-    from tiny import TINY
-
-    arguments = [*TINY, f"data.directory={data_directory}", f"run_dir={tmp_path / 'run'}",
+def test_sigterm_finishes_the_step_saves_and_says_start_me_again(tiny, tmp_path, pages):
+    arguments = [*TINY, *pages, f"run_dir={tmp_path / 'run'}",
                  "mesh.fsdp=1", "mesh.data=1", "train.steps=100000"]  # fmt: skip
     environment = {**os.environ, "XLA_FLAGS": ""}
     command = [sys.executable, "-m", "lrkv_jax", "train", "configs/quickstart.yaml", *arguments]

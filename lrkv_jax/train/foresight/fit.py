@@ -18,6 +18,8 @@ from lrkv_jax.train.foresight.step import Memory, memory, sizes_of, state_bytes
 
 # Of a device's memory: what `lrkv train` lets JAX take.
 USABLE = float(MEMORY_FRACTION)
+# How far the plan and XLA may be apart: docs/planning.md has what was measured.
+WITHIN = 0.10
 MOST_DEVICES = 1024  # that a suggestion asks for
 Change = dict[str, Any]  # dotted settings
 
@@ -77,18 +79,31 @@ def shown(mesh: MeshConfig) -> str:
     return " ".join(split) or "no mesh"
 
 
-def check_memory(config: RunConfig, mesh: Mesh, device_bytes: int) -> None:
+def check_memory(config: RunConfig, mesh: Mesh, device_bytes: int) -> str | None:
     """Raise `LrkvError` if a device of `mesh` with so many bytes cannot hold a training step.
 
-    Called before anything is allocated, where `device_bytes` is known: on a GPU, the `bytes_limit`
-    of `memory_stats()`. The step is traced for it, which takes a second or two; a change that
-    would fit is looked for among those that need no more devices, then among those that do.
+    Called before anything is allocated, where `device_bytes` is known (`memory_limit`). A step that
+    the plan puts above that by less than the plan's own error, `WITHIN`, may yet fit: it is not
+    refused, and the line that says so is returned; None if it fits. The step is traced for it,
+    which takes a second or two; a change that would fit is looked for among those that need no more
+    devices, then among those that do.
     """
     sizes = {axis: mesh.shape[axis] for axis in AXES}
     config = config.model_copy(update={"mesh": config.mesh.model_copy(update=sizes)})
     found = verdict(config, device_bytes)
-    if not found.fits:
-        raise LrkvError(found.sentence(config.mesh))
+    if found.fits:
+        return None
+    sentence = found.sentence(config.mesh)
+    if found.needs > (1 + WITHIN) * found.has:
+        raise LrkvError(sentence)
+    return f"{sentence}; the plan errs by up to {WITHIN:.0%}, so it is tried"
+
+
+def memory_limit(mesh: Mesh) -> int | None:
+    """Bytes that JAX may take of this process's smallest device; None where it does not say."""
+    stats = [device.memory_stats() or {} for device in mesh.local_devices]
+    limits = [one["bytes_limit"] for one in stats if one.get("bytes_limit")]
+    return min(limits, default=None)
 
 
 def verdict(config: RunConfig, has: int) -> Verdict:
