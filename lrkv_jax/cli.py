@@ -245,6 +245,9 @@ def bench_decode(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, not tables")] = False,
 ) -> None:
     """Decode attention of every variant beside its peers; lists are comma-separated."""
+    from lrkv_jax.runtime import start
+
+    start(alone="lrkv bench decode")
     from lrkv_jax.bench.decode import Settings, run
     from lrkv_jax.bench.files import command
     from lrkv_jax.bench.table import print_report

@@ -66,7 +66,7 @@ def attend_whole(q_BTHW, k_BTGW, v_BTGK, *, key_heads, segments_BT=None, **how):
         segments_BT=None if segments_BT is None else _all_positions(segments_BT),
         **how,
     )
-    return _to_positions(checkpoint_name(out_BShK, "attended"))
+    return _to_positions(out_BShK)
 
 
 def _serving(x_BTGK, H, key_heads):

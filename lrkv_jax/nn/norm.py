@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -19,9 +21,29 @@ def inverse_rms(x: Float[Array, "... D"], eps: float) -> Float[Array, "..."]:
     return jax.lax.rsqrt(jnp.mean(x * x, axis=-1) + eps)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
 def rms_norm(x: Float[Array, "... D"], eps: float) -> Float[Array, "... D"]:
-    """x · inverse_rms(x), computed in float32 and returned in x's dtype."""
-    return (x.astype(jnp.float32) * inverse_rms(x, eps)[..., None]).astype(x.dtype)
+    """x · inverse_rms(x), computed in float32 and returned in x's dtype.
+
+    Its gradient keeps x in its own dtype and a number a row, where autodiff would keep x in float32
+    twice.
+    """
+    return _forward(x, eps)[0]
+
+
+def _forward(x, eps):
+    inverse = inverse_rms(x, eps)
+    return (x.astype(jnp.float32) * inverse[..., None]).astype(x.dtype), (x, inverse)
+
+
+def _backward(eps, saved, dy):
+    x, inverse = saved[0].astype(jnp.float32), saved[1][..., None]
+    y, dy32 = x * inverse, dy.astype(jnp.float32)
+    dx = inverse * (dy32 - y * jnp.mean(y * dy32, axis=-1, keepdims=True))
+    return (dx.astype(dy.dtype),)
+
+
+rms_norm.defvjp(_forward, _backward)
 
 
 class Norm(nnx.Module):

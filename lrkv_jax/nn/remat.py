@@ -18,12 +18,15 @@ from typing import Literal
 
 import jax
 from jax import checkpoint_policies as policies
+from jax.extend.core.primitives import name_p
 
 Remat = Literal["none", "minimal", "full", "offload"]
 
 # Given by `checkpoint_name` where they are computed: inputs and results of attention (with its
 # log-sum-exp), and the feed-forward layer's first product.
 NAMED = ("query", "key", "value", "attended", "logsumexp", "mlp")
+# cuDNN's forward pass has no place for names; its results are the last two of attention's.
+CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 
 
 def rematerialised(f: Callable, remat: Remat, *, unrolled: bool) -> Callable:
@@ -40,6 +43,18 @@ def rematerialised(f: Callable, remat: Remat, *, unrolled: bool) -> Callable:
             offload_dst="pinned_host",
         ),
     }[remat]
+    policy = _with_cudnn(policy)
     # A scan's loops separate forward from backward; unrolled, the compiler would find the first
     # computation again and keep it.
     return jax.checkpoint(f, policy=policy, prevent_cse=unrolled)
+
+
+def _with_cudnn(policy: Callable) -> Callable:
+    """`policy`, for which cuDNN's attention is what is named `attended` elsewhere."""
+
+    def with_cudnn(primitive, *avals, **params):
+        if primitive.name == CUDNN_FORWARD:
+            return policy(name_p, *avals, name="attended")
+        return policy(primitive, *avals, **params)
+
+    return with_cudnn

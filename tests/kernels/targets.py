@@ -1,6 +1,6 @@
 """The decode kernels at every scale's shapes, lowered or compiled for an H200 from a CPU machine.
 
-Run as a program it compiles each case for the GPU that tests/data/h200.txtpb describes, without
+Run as a program it compiles each case for the GPU that lrkv_jax/plan/h200.txtpb describes, without
 one, and prints a JSON line a case: what ptxas spilled, and how many registers it used.
 """
 
@@ -10,6 +10,7 @@ import re
 import sys
 import tempfile
 from functools import partial
+from importlib import resources
 from pathlib import Path
 
 import jax
@@ -22,7 +23,7 @@ SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
 MODES = ("full", "shared", "latent")
 VARIANTS = ("mha", "gqa", "mqa", "mla", *(f"lrkv-{mode}" for mode in MODES))
 BATCH, SLOTS = 4, 8192
-TARGET = Path(__file__).parent.parent / "data" / "h200.txtpb"
+TARGET = resources.files("lrkv_jax.plan") / "h200.txtpb"
 
 
 def case(scale, variant, T, array):

@@ -2,11 +2,13 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from lrkv_jax.nn.mlp import MLP
+from lrkv_jax.nn.mlp import MLP, relu2
 
 ACTIVATIONS = {
     "relu2": lambda x: max(x, 0.0) ** 2,
@@ -30,3 +32,10 @@ def test_mlp_equals_float64(activation):
 def test_it_adds_nothing_at_the_start():
     x = np.ones((1, 2, 4), np.float32)
     assert not np.any(MLP(4, 6, "relu2", rngs=nnx.Rngs(0))(x))
+
+
+def test_relu2s_gradient_is_twice_relu_and_keeps_one_array():
+    x = np.array([-2.0, -0.0, 0.0, 0.5, 3.0], np.float32)
+    np.testing.assert_array_equal(jax.vmap(jax.grad(relu2))(x), [0, 0, 0, 1, 6])
+    pull = jax.eval_shape(lambda x: jax.vjp(relu2, x)[1], jax.ShapeDtypeStruct((5,), jnp.bfloat16))
+    assert [leaf.shape for leaf in jax.tree.leaves(pull) if leaf.shape] == [(5,)]

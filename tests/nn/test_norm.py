@@ -1,5 +1,6 @@
 """RMSNorm against its formula in float64."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,24 @@ def test_rms_norm_equals_float64(eps):
     inverse = 1 / np.sqrt((x**2).mean(-1) + eps)
     np.testing.assert_allclose(inverse_rms(np.float32(x), eps), inverse, rtol=1e-6)
     np.testing.assert_allclose(rms_norm(np.float32(x), eps), x * inverse[..., None], rtol=2e-6)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_the_gradient_equals_the_formulas(eps):
+    rng = np.random.default_rng(1)
+    x, dy = rng.standard_normal((2, 3, 5, 8))
+    # d(x/r)ᵢ/dxⱼ = δᵢⱼ/r − xᵢ xⱼ/(D r³), r² = mean(x²) + eps
+    r = np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+    truth = dy / r - x * (x * dy).mean(-1, keepdims=True) / r**3
+    pull = jax.vjp(lambda x: rms_norm(x, eps), np.float32(x))[1]
+    np.testing.assert_allclose(pull(np.float32(dy))[0], truth, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_keeps_x_as_it_is_and_a_number_a_row():
+    x = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
+    pull = jax.eval_shape(lambda x: jax.vjp(lambda x: rms_norm(x, 1e-6), x)[1], x)
+    kept = sorted((leaf.dtype.name, leaf.shape) for leaf in jax.tree.leaves(pull))
+    assert kept == [("bfloat16", (4, 8)), ("float32", (4,))]
 
 
 def test_zeros_stay_zeros_and_the_dtype_stays():

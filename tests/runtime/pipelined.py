@@ -6,7 +6,7 @@ start and its end; an all-gather that has no start holds everything up, and coun
 
 import json
 import re
-from pathlib import Path
+from importlib import resources
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lrkv_jax.runtime.compilation import compile_ahead
 
-TARGET = Path(__file__).parent.parent / "data" / "h200.txtpb"
+TARGET = resources.files("lrkv_jax.plan") / "h200.txtpb"
 LAYERS, WIDTH, ROWS = 8, 2048, 8192
 
 

@@ -33,9 +33,6 @@ try:  # no public name: without it, unequal widths are padded to equal ones
 except ImportError:
     _beneath = None
 
-# The primitive of the forward pass, for policies of what a rematerialised layer keeps: its results
-# are the output and the log-sum-exp.
-FORWARD = "dot_product_attention_fwd_wrapper"
 DTYPES = ("bfloat16", "float16")
 MLA_WIDTHS = (192, 128)
 OLDEST = 91100  # cuDNN 9.11: the first to train MLA's widths
