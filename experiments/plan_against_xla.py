@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 PROGRAMS = (
@@ -62,7 +63,8 @@ def main() -> None:
             flush=True,
         )
     if arguments.out:
-        result = {"date": date.today().isoformat(), "target": arguments.target, "rows": rows}
+        about = {"date": date.today().isoformat(), "jax": version("jax")}
+        result = about | {"target": arguments.target, "rows": rows}
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
