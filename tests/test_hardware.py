@@ -1,10 +1,12 @@
 """The hardware table: datasheet figures that belong together, and names that find them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.hardware import HARDWARE, hardware, hardware_of
-from lrkv_jax.train.metrics import PEAK_FLOPS
+from lrkv_jax.train.metrics import peak_flops
 
 
 def test_a_name_finds_its_device_and_another_lists_them():
@@ -47,4 +49,8 @@ def test_units_are_bytes_and_flops_a_second():
 
 
 def test_the_loop_reads_its_peaks_from_the_table():
-    assert PEAK_FLOPS == {device.kind: device.bf16_flops for device in HARDWARE.values()}
+    for device in HARDWARE.values():
+        called = SimpleNamespace(device_kind=f"NVIDIA {device.kind} 80GB HBM3")
+        assert peak_flops([called]) == device.bf16_flops
+        assert peak_flops([called] * 8) == 8 * device.bf16_flops
+    assert peak_flops([SimpleNamespace(device_kind="cpu")]) is None

@@ -207,9 +207,7 @@ def _time(settings: Settings, mesh: Mesh, subjects: list[tuple[Row, Subject]]) -
         row.flops_per_second = row.flops_per_step / step[1]
         row.ceiling_flops_per_second = limit
         row.mfu_of_ceiling = row.flops_per_second / limit
-        if (
-            device is not None and row.dtype == "bfloat16"
-        ):  # the only peak that the sheets' table has
+        if device is not None and row.dtype == "bfloat16":  # the only peak in the table
             row.mfu_of_datasheet = row.flops_per_second / (device.bf16_flops * mesh.size)
 
 

@@ -11,18 +11,14 @@ from typing import Any
 import jax
 from tensorboardX import SummaryWriter
 
-from lrkv_jax.hardware import HARDWARE
+from lrkv_jax.hardware import hardware_of
 from lrkv_jax.runtime import processes
-
-# Dense bfloat16 peak of one device, FLOP/s, by part of what JAX calls it.
-PEAK_FLOPS = {device.kind: device.bf16_flops for device in HARDWARE.values()}
 
 
 def peak_flops(devices: list[jax.Device]) -> float | None:
-    """The peak of all devices together, FLOP/s, or None where it is not known."""
-    kind = devices[0].device_kind
-    known = [peak for name, peak in PEAK_FLOPS.items() if name in kind]
-    return known[0] * len(devices) if known else None
+    """The dense bfloat16 peak of all devices together, FLOP/s, or None where it is not known."""
+    one = hardware_of(devices[0].device_kind)
+    return one.bf16_flops * len(devices) if one else None
 
 
 class Clock:
