@@ -6,3 +6,8 @@ class LrkvError(Exception):
 
     The command line prints it and exits with code 2; `--debug` shows the traceback.
     """
+
+
+# What a process's exit code says.
+EXIT_BAD_INPUT = 2
+EXIT_START_AGAIN = 75  # EX_TEMPFAIL: what was saved is sound, and the same command goes on

@@ -175,6 +175,24 @@ class TrainConfig(Frozen):
         return max(1, self.tokens // (self.batch * self.context))
 
 
+class GuardConfig(Frozen):
+    """What happens to steps whose numbers are wrong (`lrkv_jax.train.guard`).
+
+    A step whose loss or gradient norm is not finite never reaches the parameters.
+    """
+
+    spike: PositiveFloat | None = 10.0  # robust deviations above the recent median; None: not told
+    skip_spikes: bool = False
+    stop_after: Positive = 10  # steps skipped in a row
+
+
+class WatchdogConfig(Frozen):
+    """After how many seconds of one activity it is told, and the process ended; None: never."""
+
+    warn_after: PositiveFloat | None = 300.0
+    end_after: PositiveFloat | None = 3600.0
+
+
 class RunConfig(Frozen):
     """Everything a run is. `variants` keeps the scale's other lines for `lrkv plan --all`."""
 
@@ -186,6 +204,8 @@ class RunConfig(Frozen):
     data: DataConfig = DataConfig()
     mesh: MeshConfig = MeshConfig()
     train: TrainConfig
+    guard: GuardConfig = GuardConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
     run_dir: str | None = None  # None is runs/NAME-ATTENTION
 
     @property

@@ -120,14 +120,25 @@ class Loader:
         ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
         return iter(steps.to_iter_dataset(ahead))
 
+    def whole_batch_at(self, step: int) -> np.ndarray:
+        """The global batch of a step, whatever this process's rows are."""
+        return self._read(step, range(self._batch))
+
     def hash_at(self, step: int) -> str:
         """12 hex digits of the sha256 of the whole global batch; the same in every process."""
-        rows = self._read(step, range(self._batch))
+        rows = self.whole_batch_at(step)
         return hashlib.sha256(rows.astype("<i4").tobytes()).hexdigest()[:12]
 
+    def records_of(self, step: int) -> list[int]:
+        """The training split's records that the global batch of a step is made of."""
+        return self._indices(step, range(self._batch))
+
     def _read(self, step: int, rows: range) -> np.ndarray:
+        return self._records.read(self._indices(step, rows))
+
+    def _indices(self, step: int, rows: range) -> list[int]:
         start = step * self._batch
-        return self._records.read([int(self._order[start + row]) for row in rows])
+        return [int(self._order[start + row]) for row in rows]
 
 
 def make_loader(

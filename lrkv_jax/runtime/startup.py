@@ -15,7 +15,7 @@ class Startup:
     """
 
     def __init__(self, already: float = 0.0):
-        self._began = self._last = time.monotonic() - already
+        self.began = self._last = time.monotonic() - already  # of time.monotonic
         self.phases: dict[str, float] = {}
 
     @classmethod
@@ -31,7 +31,7 @@ class Startup:
 
     @property
     def seconds(self) -> float:
-        return self._last - self._began
+        return self._last - self.began
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.phases.items())

@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM: after which step every process stops.
+"""SIGINT, SIGTERM and the end of the time: after which step every process stops.
+
+A second signal ends the process at once, in whatever it is: what is being saved has no number yet.
 
 A process alone stops at the end of its step. Of several, a scheduler may tell one only, and each
 runs ahead of its devices by a step or two: they must agree on a step that none has passed. A
@@ -14,13 +16,19 @@ the first step of a resumed run is agreed to be at step 1 and never reached.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import signal
+import sys
 import threading
+import time
 
 from lrkv_jax.runtime import processes
 
 POLL_SECONDS = 1.0
+# Some launchers pass on what the scheduler sends to all, so that one signal comes twice.
+BOUNCE_SECONDS = 0.5
 
 _names = itertools.count()
 
@@ -28,11 +36,13 @@ _names = itertools.count()
 class Stopping:
     """Use as a context manager around the loop; in several processes around the same one.
 
-    `signal` is the number of the signal that was noticed, here or elsewhere, or None.
+    `signal` is the number of the signal that was noticed, here or elsewhere, or None. With a
+    `deadline`, of `time.monotonic`, the first step that ends after it is the last.
     """
 
-    def __init__(self, start_step: int):
+    def __init__(self, start_step: int, *, deadline: float | None = None):
         self.signal: int | None = None
+        self._deadline = deadline
         self._step = start_step
         self._last: int | None = None
         self._alone = processes.count() == 1
@@ -61,10 +71,14 @@ class Stopping:
     def after(self, step: int) -> bool:
         """Whether the run stops after this step. To be asked after every step."""
         if self._alone:
-            return self.signal is not None
+            return self._told()
         with self._lock:
             self._step = step
             return self._last == step
+
+    def _told(self) -> bool:
+        late = self._deadline is not None and time.monotonic() > self._deadline
+        return self.signal is not None or late
 
     def _catch(self) -> None:
         """Note signals from now on; outside the main thread they are the caller's."""
@@ -74,23 +88,36 @@ class Stopping:
         def note(number, frame):
             self.signal = number
 
-        old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-        self._restore = lambda: [signal.signal(s, handler) for s, handler in old.items()]
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        old = {number: signal.signal(number, note) for number in numbers}
+        # A handler runs when the main thread is back from what it called, a step of minutes
+        # perhaps. Python writes the number to this pipe at once, and a thread reads it.
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        threading.Thread(target=_end_at_the_second, args=(read, numbers), daemon=True).start()
+
+        def restore() -> None:
+            signal.set_wakeup_fd(before)
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            os.close(write)
+
+        self._restore = restore
 
     def _watch(self) -> None:
         client, told = processes.client(), False
         while not self._over.wait(POLL_SECONDS):
-            if self.signal is not None and not told:
+            if self._told() and not told:
                 told = True
-                client.key_value_set(
-                    f"{self._name}/told/{processes.index()}", str(int(self.signal))
-                )
+                number = int(self.signal or 0)  # 0: the time is over
+                client.key_value_set(f"{self._name}/told/{processes.index()}", str(number))
             answers = client.key_value_dir_get(f"{self._name}/told/")
             if answers:
                 # The loop cannot pass a step while this is held, here or in any process.
                 with self._lock:
                     self._last = self._agree(client)
-                self.signal = self.signal or int(answers[0][1])
+                self.signal = self.signal or int(answers[0][1]) or None
                 return
 
     def _agree(self, client) -> int:
@@ -98,3 +125,18 @@ class Stopping:
         processes.wait_for_all(f"{self._name}/steps")
         steps = client.key_value_dir_get(f"{self._name}/step/")
         return max(int(step) for _, step in steps) + 1
+
+
+def _end_at_the_second(read: int, numbers: tuple[int, ...]) -> None:
+    """Read signals as they come; exit at the second one. Ends when the pipe is closed."""
+    first = None
+    with contextlib.closing(os.fdopen(read, "rb", buffering=0)) as pipe:
+        while number := pipe.read(1):
+            if number[0] not in numbers:
+                continue
+            now = time.monotonic()
+            if first is not None and now - first > BOUNCE_SECONDS:
+                print("lrkv: second signal: ended at once, nothing saved", file=sys.stderr)
+                sys.stderr.flush()
+                os._exit(128 + number[0])
+            first = first or now

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,16 +66,29 @@ class MetricsLog:
         """Append one step's row; with `events`, its numbers go to TensorBoard too."""
         if not self._writes:
             return
-        self._file.write(json.dumps(row) + "\n")
+        self._file.write(json.dumps(_strict(row)) + "\n")
         if events:
             for name, value in row.items():
                 if isinstance(value, int | float) and name != "step":
                     self._events.add_scalar(name, value, row["step"])
 
+    def sync(self) -> None:
+        """Have every row on the disk when this returns."""
+        if self._writes:
+            os.fsync(self._file.fileno())
+
     def close(self) -> None:
         if self._writes:
             self._file.close()
             self._events.close()
+
+
+def _strict(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with null for what JSON has no number for; not every reader takes NaN."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
 
 
 def _lines(path: Path) -> list[str]:

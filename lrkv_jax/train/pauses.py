@@ -13,6 +13,8 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.data.loader import Loader, heldout_batches
 from lrkv_jax.decode import Sampling, generate
 from lrkv_jax.runtime import processes
+from lrkv_jax.runtime.watchdog import Watchdog
+from lrkv_jax.train.metrics import MetricsLog
 from lrkv_jax.train.progress import TrainProgress
 from lrkv_jax.train.state import TrainState, checkpoint_items
 from lrkv_jax.train.validate import HeldOut, make_validation
@@ -31,7 +33,9 @@ class Pauses:
         run_dir: Path,
         checkpoints: Checkpointer,
         progress: TrainProgress,
+        watchdog: Watchdog,
     ):
+        self._watchdog = watchdog
         self.config, self.loader, self.run_dir = config, loader, run_dir
         self.checkpoints, self.progress = checkpoints, progress
         token_bytes_V = loader.tokenizer.token_bytes_up_to(config.model.vocabulary)
@@ -47,31 +51,37 @@ class Pauses:
         every = (train.validate_every, train.save_every, train.sample_every)
         return step == end or any(n and step % n == 0 for n in every)
 
-    def pause(self, state: TrainState, step: int) -> dict[str, float]:
-        """Validate, save and sample where it is time; returns what the row should carry."""
-        train, extra = self.config.train, {}
+    def validate(self, state: TrainState, step: int) -> dict[str, float]:
+        """Measure where it is time; returns what the step's row should carry."""
+        if not self._due(self.config.train.validate_every, step):
+            return {}
+        with self._watchdog.during("validation", step):
+            return self._measure(state, step)
 
-        def due(every: int) -> bool:
-            return step == train.total_steps or bool(every and step % every == 0)
+    def save_and_sample(self, state: TrainState, step: int, log: MetricsLog) -> None:
+        """Save and sample where it is time; the step's row must be in `log` already."""
+        train = self.config.train
+        if self._due(train.save_every, step):
+            self.save(state, step, log)
+        if self._due(train.sample_every, step) and train.sample_tokens:
+            with self._watchdog.during("sampling", step):
+                self._sample(state, step)
 
-        if due(train.validate_every):
-            extra = self._measure(state, step)
-        if due(train.save_every):
-            self.save(state, step)
-        if due(train.sample_every) and train.sample_tokens:
-            self._sample(state, step)
-        return extra
-
-    def save(self, state: TrainState, step: int) -> None:
+    def save(self, state: TrainState, step: int, log: MetricsLog) -> None:
         """Start a checkpoint of a step, unless it has one."""
         train = self.config.train
-        manifest = {
+        about = {
             "config": self.config.model_dump(mode="json"),
             "tokens": step * train.batch * train.context,
             "loader": {"step": step, "next_batch": self.loader.hash_at(step)},
         }
         loss = self._losses.get(step)
-        self.checkpoints.save(step, checkpoint_items(state), manifest, loss)
+        with self._watchdog.during("save", step):
+            log.sync()
+            self.checkpoints.save(step, checkpoint_items(state), about, loss)
+
+    def _due(self, every: int, step: int) -> bool:
+        return step == self.config.train.total_steps or bool(every and step % every == 0)
 
     def _measure(self, state: TrainState, step: int) -> dict[str, float]:
         train = self.config.train
@@ -109,6 +119,9 @@ class Pauses:
             for prompt, ids in zip(train.sample_prompts, continued, strict=True)
         ]
         if processes.index() == 0:
-            folder = self.run_dir / "samples"
-            folder.mkdir(exist_ok=True)
-            (folder / f"step-{step:08d}.txt").write_text("\n\n".join(texts) + "\n")
+            path = self.run_dir / "samples" / f"step-{step:08d}.txt"
+            try:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text("\n\n".join(texts) + "\n")
+            except OSError as error:  # a full disk stops no run
+                self.progress.warn(f"{path} cannot be written ({error.strerror})")

@@ -31,11 +31,15 @@ class TrainProgress:
             self._task = self._bar.add_task(label, total=total, completed=start, line="compiling")
             self._bar.start()
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, style: str | None = None) -> None:
         """One line that stays."""
         if self._shows:
             console = self._bar.console if self._bar else self._console
-            console.print(text, highlight=False, soft_wrap=True)
+            console.print(text, highlight=False, soft_wrap=True, style=style)
+
+    def warn(self, text: str) -> None:
+        """One line that stays and stands out."""
+        self.say(text, style="bold red")
 
     def step(self, row: dict[str, Any]) -> None:
         """Show a row of `metrics.jsonl`."""
@@ -44,6 +48,8 @@ class TrainProgress:
         parts = [f"loss {row['loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
         if row["mfu"] is not None:
             parts.append(f"MFU {row['mfu']:.1%}")
+        if row["skipped"]:
+            parts.append(f"{row['skipped']} skipped")
         if self._bar:
             self._bar.update(self._task, completed=row["step"], line="  ".join(parts))
         elif row["step"] % self._every == 0 or row["step"] == self._total:

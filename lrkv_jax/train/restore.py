@@ -52,5 +52,5 @@ def load_run(
     )
     with Checkpointer(Path(directory) / "checkpoints") as checkpoints:
         step = checkpoints.best() if step == "best" else step
-        params = checkpoints.restore({"params": abstract}, step)["params"]
-        return TrainedRun(config, step or checkpoints.latest(), params, mesh)
+        step, items = checkpoints.restore({"params": abstract}, step)
+        return TrainedRun(config, step, items["params"], mesh)

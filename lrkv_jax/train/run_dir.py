@@ -51,18 +51,33 @@ def open_run(config: RunConfig) -> Path:
 def _claim(directory: Path, config: RunConfig) -> None:
     saved = directory / "config.yaml"
     if saved.is_file():
-        before = load_config(saved)
-        change = _first_change(before, config)
-        if change:
-            raise LrkvError(
-                f"{directory} holds another run ({change}): give this one its own run_dir=PATH"
-            )
+        _refuse_another(directory, config)
     elif directory.exists() and any(directory.iterdir()):
         raise LrkvError(f"{directory} exists and is not a run: give another run_dir=PATH")
     directory.mkdir(parents=True, exist_ok=True)
     fresh = saved.with_suffix(".tmp")
     fresh.write_text(dump_config(config))
     fresh.replace(saved)
+
+
+def _refuse_another(directory: Path, config: RunConfig) -> None:
+    change = _first_change(load_config(directory / "config.yaml"), config)
+    if change:
+        raise LrkvError(
+            f"{directory} holds another run ({change}): give this one its own run_dir=PATH"
+        )
+
+
+def find_run(config: RunConfig) -> Path:
+    """The directory of a run that is there already; writes nothing.
+
+    Raises `LrkvError` if there is none, or it is another's.
+    """
+    directory = Path(config.directory)
+    if not (directory / "config.yaml").is_file():
+        raise LrkvError(f"{directory} is not a run: it has no config.yaml")
+    _refuse_another(directory, config)
+    return directory
 
 
 def read_run(directory: str | Path) -> RunConfig:

@@ -16,17 +16,22 @@ from lrkv_jax.model import init_parameters, specs
 from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.optim import make_optimizer
 from lrkv_jax.sharding import parameter_shardings, replicated
+from lrkv_jax.train.guard import GuardState
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Parameters, optimiser state, the number of steps done, and the key that samples draw from."""
+    """Parameters, optimiser state, and the number of steps done, skipped ones included.
+
+    `rng` is the key that samples draw from, `guard` what the guard remembers.
+    """
 
     step: Int[Array, ""]
     params: Any
     opt_state: Any
     rng: Key[Array, ""]
+    guard: GuardState
 
 
 def optimizer_of(config: RunConfig) -> optax.GradientTransformation:
@@ -47,6 +52,7 @@ def new_state(config: RunConfig) -> TrainState:
         params=params,
         opt_state=optimizer_of(config).init(params),
         rng=jax.random.key(config.train.seed),
+        guard=GuardState.fresh(),
     )
 
 
@@ -66,7 +72,9 @@ def state_shardings(config: RunConfig, mesh: Mesh) -> TrainState:
         transform_non_params=lambda _: replicated(mesh),
         is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
     )
-    return TrainState(replicated(mesh), params, opt_state, replicated(mesh))
+    everywhere = replicated(mesh)
+    guard = jax.tree.map(lambda _: everywhere, abstract.guard)
+    return TrainState(everywhere, params, opt_state, everywhere, guard)
 
 
 def abstract_state(config: RunConfig, mesh: Mesh) -> TrainState:
@@ -92,7 +100,7 @@ def checkpoint_items(state: TrainState) -> dict[str, Any]:
     return {
         "params": state.params,
         "optimizer": {_name(path): leaf for path, leaf in _optimizer_leaves(state)},
-        "run": {"step": state.step, "rng": _key_data(state.rng)},
+        "run": {"step": state.step, "rng": _key_data(state.rng), "guard": dict(vars(state.guard))},
     }
 
 
@@ -104,6 +112,7 @@ def from_checkpoint_items(abstract: TrainState, items: dict[str, Any]) -> TrainS
         params=items["params"],
         opt_state=jax.tree.unflatten(jax.tree.structure(abstract.opt_state), moments),
         rng=jax.random.wrap_key_data(items["run"]["rng"]),
+        guard=GuardState(**items["run"]["guard"]),
     )
 
 

@@ -15,10 +15,12 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from lrkv_jax.checkpoint.fingerprint import fingerprint
 from lrkv_jax.config import RunConfig
 from lrkv_jax.model import specs
 from lrkv_jax.optim import global_norm, learning_rates
 from lrkv_jax.sharding import batch_sharding, replicated
+from lrkv_jax.train.guard import judge, unless
 from lrkv_jax.train.loss import bits_per_byte, make_gradient
 from lrkv_jax.train.state import TrainState, optimizer_of, state_shardings
 
@@ -49,8 +51,9 @@ def make_train_step(
     """The jitted step: (state, tokens [B, T + 1]) → (state, metrics); it consumes the state.
 
     Gradients of `accumulation` microbatches are averaged before the optimiser sees them. Metrics
-    are scalars: `loss` (nats a token), `bpb` (specials excluded), `grad_norm` before clipping and
-    each group's learning rate.
+    are scalars: `loss` (nats a token), `bpb` (specials excluded), `grad_norm` before clipping, each
+    group's learning rate, what the guard says (`spike`, `skipped`, `in_a_row`), and two halves of
+    the batch's fingerprint.
     """
     optimizer, gradient = optimizer_of(config), make_gradient(config, mesh, token_bytes_V)
     weights = specs(config.model)
@@ -58,15 +61,31 @@ def make_train_step(
 
     def step(state: TrainState, tokens_BU):
         (loss, nats, num_bytes), grads = gradient(state.params, tokens_BU)
+        grad_norm = global_norm(grads, weights)
+        take, guard, height = judge(config.guard, state.guard, state.step, loss, grad_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        batch = fingerprint(tokens_BU)[0]
         metrics = {
             "loss": loss,
             "bpb": bits_per_byte(nats, num_bytes),
-            "grad_norm": global_norm(grads, weights),
-            **{f"lr_{group}": rate for group, rate in rates(state.step).items()},
+            "grad_norm": grad_norm,
+            # The optimiser counts the steps that it has taken.
+            **{f"lr_{g}": r for g, r in rates(state.step - state.guard.skipped).items()},
+            "spike": height,
+            "skipped": guard.skipped,
+            "in_a_row": guard.in_a_row,
+            # Two halves of 16 bits, which float32 holds exactly.
+            "batch_high": batch >> 16,
+            "batch_low": batch & 0xFFFF,
         }
-        state = TrainState(state.step + 1, params, opt_state, state.rng)
+        state = TrainState(
+            state.step + 1,
+            unless(take, params, state.params),
+            unless(take, opt_state, state.opt_state),
+            state.rng,
+            guard,
+        )
         return state, StepMetrics.of(metrics)
 
     placed = state_shardings(config, mesh)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lrkv_jax.cli import EXIT_START_AGAIN
 from lrkv_jax.config import load_config
+from lrkv_jax.errors import EXIT_START_AGAIN
 from lrkv_jax.runtime.hosts import VARIABLES, find
 
 ROOT = Path(__file__).parents[2]

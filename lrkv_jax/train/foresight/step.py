@@ -193,13 +193,13 @@ def _traced(step: _Step) -> tuple[Any, tuple[Array, ...]]:
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     with jax.sharding.use_abstract_mesh(mesh):
         jaxpr = jitted.trace(state, tokens).jaxpr
-    parts = {
-        "other": state.step, "parameters": state.params, "optimizer": state.opt_state,
-        "key": state.rng, "batch": tokens,
-    }  # fmt: skip
+    parts = (
+        ("other", state.step), ("parameters", state.params), ("optimizer", state.opt_state),
+        ("key", state.rng), ("other", state.guard), ("batch", tokens),
+    )  # fmt: skip
     arguments = [
         Array(leaf.shape, leaf.dtype, math.prod(leaf.sharding.shard_shape(leaf.shape)), kind)
-        for kind, part in parts.items()
+        for kind, part in parts
         for leaf in jax.tree.leaves(part)
     ]
     return getattr(jaxpr, "jaxpr", jaxpr), tuple(arguments)

@@ -1,0 +1,267 @@
+"""The checkpoints of a run: saved while it goes on, and restored from the newest that is sound.
+
+A checkpoint holds named items, each a tree of arrays that can be read alone (a training state is
+`params`, `optimizer` and `run`). Orbax writes and reads the arrays, sharded, on any mesh. It loads
+a flipped byte without a word and takes an empty directory for the newest step, so a step here is
+what has a manifest whose seal fits its files, and whose arrays have the fingerprints that the
+devices computed when it was saved.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from orbax.checkpoint import v1 as ocp
+
+from lrkv_jax.checkpoint import manifest, shelf
+from lrkv_jax.checkpoint.fingerprint import as_hex, fingerprints, named
+from lrkv_jax.checkpoint.manifest import Damaged
+from lrkv_jax.checkpoint.reading import one_line, read_sound
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime import processes
+
+# For Orbax's processes to wait for each other in a save before it counts as failed.
+SAVE_SECONDS = 600
+
+
+class Checkpointer:
+    """The checkpoints of one run directory.
+
+    Keeps the newest `keep` and the one with the lowest validation loss; an older one goes only
+    when a newer one is sealed. `say` is told what fails, from any thread. Use as a context manager:
+    leaving it waits for the save in progress.
+    """
+
+    def __init__(
+        self, directory: str | Path, *, keep: int = 2, say: Callable[[str], None] | None = None
+    ):
+        for noisy in ("absl", "orbax"):
+            logging.getLogger(noisy).setLevel(logging.ERROR)
+        self.directory = Path(directory).absolute()
+        self.failures = 0  # saves that failed since the run was started
+        self._keep = keep
+        self._say = say or (lambda text: print(f"lrkv: {text}", file=sys.stderr))
+        self._saving: threading.Thread | None = None
+        self._started = False  # a save, whether or not it got as far as a thread
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.wait()
+
+    def steps(self) -> list[int]:
+        """The steps that were saved whole, in order; `restore` says whether they still are."""
+        there = shelf.numbered(self.directory).items()
+        return [step for step, path in there if (path / manifest.NAME).is_file()]
+
+    def latest(self) -> int | None:
+        """The newest step, or None."""
+        return max(self.steps(), default=None)
+
+    def best(self) -> int | None:
+        """The step with the lowest validation loss among those kept, or None."""
+        return best_of(self.directory, self.steps())
+
+    def manifest(self, step: int | None = None) -> dict[str, Any]:
+        """What a step (the newest, unless given) says about itself: configuration, tokens, arrays.
+
+        Raises `LrkvError` if there is no such step or its manifest is damaged.
+        """
+        path = self._path(self._newest() if step is None else step)
+        try:
+            return manifest.read(path)
+        except Damaged as damage:
+            raise LrkvError(f"checkpoint {path} is damaged: {damage}") from damage
+
+    def save(
+        self,
+        step: int,
+        items: dict[str, Any],
+        about: dict[str, Any],
+        validation_loss: float | None = None,
+    ) -> None:
+        """Start saving; returns once the arrays are copied, before they are written.
+
+        `about` is JSON for the manifest. A step that is there already is left alone. A save that
+        fails is told and counted, and leaves what was there before; it raises nothing.
+        """
+        self.wait()
+        if step in self.steps():
+            return
+        self._started = True
+        arrays = {
+            name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "bytes": leaf.nbytes}
+            for name, leaf in named(items).items()
+        }
+        content = {
+            "step": step,
+            **about,
+            "validation_loss": validation_loss,
+            "versions": manifest.versions(),
+            "arrays": arrays,
+        }
+        words = fingerprints(items)
+        written = shelf.saving(self.directory, step)
+        try:
+            if processes.index() == 0:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                shelf.sweep(self.directory, step=step)
+            context = ocp.Context()
+            context.asynchronous.timeout_secs = SAVE_SECONDS
+            with context:
+                response = ocp.save_checkpointables_async(written, dict(items))
+        except Exception as error:  # whatever a file system and Orbax raise; training goes on
+            self._failed(step, error)
+            return
+
+        def finish() -> None:
+            try:
+                response.result()
+                if processes.index() == 0:
+                    self._seal(written, content, as_hex(words))
+            except Exception as error:
+                self._failed(step, error)
+
+        self._saving = threading.Thread(target=finish, name=f"save of step {step}")
+        self._saving.start()
+
+    def wait(self) -> None:
+        """Return when the save in progress is sealed, or has failed."""
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+        if self._started:
+            self._started = False
+            processes.exchange("")  # process 0 has sealed it: all see the same steps from here
+
+    def restore(
+        self, abstract: dict[str, Any], step: int | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """The step and the items that `abstract` names, of `step` or of the newest sound one.
+
+        `abstract` holds `jax.ShapeDtypeStruct`s with shardings, of any mesh. Damaged steps are
+        passed over and told, unless `step` names one. Raises `LrkvError` if there is no such step,
+        it holds other arrays, or none is sound.
+        """
+        if step is None:
+            newest = self.restore_newest(abstract)
+            if newest is None:
+                self._newest()  # raises: there is none
+            return newest
+        path = self._path(step)
+        try:
+            return step, read_sound(path, abstract)
+        except Damaged as damage:
+            there = ", ".join(map(str, self.steps()))
+            raise LrkvError(
+                f"checkpoint {path} is damaged: {damage}; there are steps {there}"
+            ) from damage
+
+    def restore_newest(
+        self, abstract: dict[str, Any], *, before: int | None = None, set_aside: bool = False
+    ) -> tuple[int, dict[str, Any]] | None:
+        """The newest sound step (under `before`) and its items; None if nothing was saved yet.
+
+        What is damaged is told; with `set_aside` it is moved to `damaged/`, once a sound one is
+        found, and what a killed save left is removed. Raises `LrkvError` if there are checkpoints
+        and none is sound: nothing starts from scratch unasked.
+        """
+        unsound: dict[int, str] = {}
+        for step, path in reversed(shelf.numbered(self.directory).items()):
+            if before is not None and step >= before:
+                continue
+            try:
+                items = read_sound(path, abstract)
+            except Damaged as damage:
+                unsound[step] = str(damage)
+                continue
+            for damaged, reason in unsound.items():
+                self._pass_over(damaged, reason, set_aside)
+            if set_aside and processes.index() == 0:
+                shelf.sweep(self.directory)
+            return step, items
+        aside = shelf.set_aside_there(self.directory)
+        if not unsound and not aside:
+            return None
+        reasons = "; ".join(f"step {step}: {reason}" for step, reason in unsound.items())
+        aside_names = ", ".join(path.name for path in aside)
+        raise LrkvError(
+            f"no checkpoint under {self.directory} is sound"
+            + (f" ({reasons})" if reasons else "")
+            + (f"; set aside before: {aside_names}" if aside else "")
+            + ": copy a sound one back, or delete the directory to start again from step 0"
+        )
+
+    def _pass_over(self, step: int, reason: str, set_aside: bool) -> None:
+        if processes.index() != 0:
+            return
+        path, whither = self.directory / str(step), "passed over"
+        if set_aside:
+            try:
+                whither = f"set aside as {shelf.set_aside(path)}"
+            except OSError as error:
+                whither = f"passed over and left there ({error.strerror})"
+        self._say(f"checkpoint {path} is damaged: {reason}; {whither}")
+
+    def _seal(self, written: Path, content: dict[str, Any], words: list[str]) -> None:
+        """Read back what was written, note what it is, and make it a step."""
+        for array, word in zip(content["arrays"].values(), words, strict=True):
+            array["fingerprint"] = word
+        files = manifest.seal(written)
+        manifest.write(written, {**content, "saved": time.time(), "files": files})
+        shelf.publish(written, content["step"])
+        self._prune()
+
+    def _prune(self) -> None:
+        steps = self.steps()
+        stays = {*steps[-self._keep :], best_of(self.directory, steps)}
+        for step in steps:
+            if step not in stays:
+                shelf.delete(self.directory / str(step))
+
+    def _failed(self, step: int, error: Exception) -> None:
+        self.failures += 1
+        newest = self.latest()
+        left = "there is none yet" if newest is None else f"the newest is of step {newest}"
+        text = (
+            f"CHECKPOINT OF STEP {step} FAILED ({one_line(error)}): training goes on, {left}; "
+            f"{self.failures} failed so far"
+        )
+        if processes.index() == 0:
+            self._say(text)
+            shelf.sweep(self.directory, step=step)
+        else:
+            print(f"lrkv: {processes.name(processes.index())}: {text}", file=sys.stderr)
+
+    def _newest(self) -> int:
+        newest = self.latest()
+        if newest is None:
+            raise LrkvError(f"no checkpoint under {self.directory}: train the run first")
+        return newest
+
+    def _path(self, step: int) -> Path:
+        steps = self.steps()
+        if step not in steps:
+            self._newest()  # raises if there is none at all
+            raise LrkvError(f"no checkpoint of step {step}: there are {', '.join(map(str, steps))}")
+        return self.directory / str(step)
+
+
+def best_of(directory: Path, steps: list[int]) -> int | None:
+    """The step with the lowest validation loss, of those whose manifests can be read, or None."""
+    losses = {}
+    for step in steps:
+        try:
+            loss = manifest.read(directory / str(step))["validation_loss"]
+        except (Damaged, KeyError):
+            continue
+        if loss is not None:
+            losses[step] = loss
+    return min(losses, key=losses.get, default=None)

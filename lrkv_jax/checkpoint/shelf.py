@@ -1,0 +1,79 @@
+"""The directories under `checkpoints/`: a step's number when it is whole, another name before that.
+
+What has a number was renamed to it in one move after it was sealed. What is being written, or
+deleted, has a name that no reader takes for a step, so a kill leaves a step or none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+ASIDE = "damaged"
+_SAVING, _DELETING = ".saving-", ".deleting-"
+
+
+def numbered(directory: Path) -> dict[int, Path]:
+    """Directories that claim to be steps, by step, in order; what they hold is not looked at."""
+    if not directory.is_dir():
+        return {}
+    # isdecimal and ascii: "²" is a digit, and "007" is not how a step is written.
+    names = [p.name for p in directory.iterdir() if p.name.isascii() and p.name.isdecimal()]
+    return {int(n): directory / n for n in sorted(names, key=int) if str(int(n)) == n}
+
+
+def set_aside_there(directory: Path) -> list[Path]:
+    """What was set aside before."""
+    aside = directory / ASIDE
+    return sorted(aside.iterdir()) if aside.is_dir() else []
+
+
+def set_aside(step: Path) -> Path:
+    """Move a step's directory away, where it is kept; returns where it went."""
+    aside = step.parent / ASIDE
+    aside.mkdir(exist_ok=True)
+    taken = {path.name for path in aside.iterdir()}
+    names = (step.name if n == 1 else f"{step.name}.{n}" for n in range(1, len(taken) + 2))
+    target = aside / next(name for name in names if name not in taken)
+    step.rename(target)
+    return target
+
+
+def saving(directory: Path, step: int) -> Path:
+    """Where a step is written."""
+    return directory / f"{_SAVING}{step}"
+
+
+def publish(written: Path, step: int) -> Path:
+    """Give a written step its number, on the disk too when this returns."""
+    target = written.parent / str(step)
+    flush(written)
+    written.rename(target)
+    flush(target.parent)
+    return target
+
+
+def flush(directory: Path) -> None:
+    """Have a directory's entries on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def delete(step: Path) -> None:
+    """Delete a step; a kill half way leaves nothing that looks like one."""
+    doomed = step.parent / f"{_DELETING}{step.name}"
+    step.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def sweep(directory: Path, *, step: int | None = None) -> None:
+    """Remove what a killed or failed save, or deletion, left: of one step, or all."""
+    for path in directory.iterdir() if directory.is_dir() else ():
+        mine = path.name.startswith((_SAVING, _DELETING))
+        # Orbax adds a suffix of its own while it writes.
+        if mine and (step is None or path.name.partition("-")[2].split(".")[0] == str(step)):
+            shutil.rmtree(path, ignore_errors=True)

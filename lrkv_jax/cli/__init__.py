@@ -1,0 +1,47 @@
+"""The command line: one thin command per verb. Everything heavy is imported inside its command."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+from lrkv_jax.cli import bench, checkpoints, commands
+from lrkv_jax.cli.shared import app
+from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
+
+__all__ = ["app", "bench", "checkpoints", "commands", "main"]
+
+
+def main() -> None:
+    """Entry point: user errors become one line and exit code 2, unless --debug is given."""
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    try:
+        app()
+    except LrkvError as error:
+        if debug:
+            raise
+        if str(error):
+            print(f"lrkv: {_who()}{error}", file=sys.stderr)
+        _leave_others(EXIT_BAD_INPUT)
+        sys.exit(EXIT_BAD_INPUT)
+    except Exception:
+        _leave_others(1, show=traceback.print_exc)
+        raise
+
+
+def _who() -> str:
+    """Which of several processes this is, where the error is its own."""
+    processes = sys.modules.get("lrkv_jax.runtime.processes")
+    if processes is None or not processes.must_leave() or processes.index() == 0:
+        return ""
+    return f"{processes.name(processes.index())}: "
+
+
+def _leave_others(code: int, show: Callable[[], None] = lambda: None) -> None:
+    """End at once if this is one of several processes: an ordinary exit waits for the others."""
+    processes = sys.modules.get("lrkv_jax.runtime.processes")
+    if processes is not None and processes.must_leave():
+        show()
+        processes.leave(code)

@@ -1,0 +1,182 @@
+"""The commands that make, use and foresee runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lrkv_jax.cli.shared import Config, Overrides, Run, app, group, seconds_of, step_named
+from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
+
+data_app = group("data", "Prepare data.")
+
+
+@app.command()
+def quickstart(overrides: Overrides = None) -> None:
+    """Train MHA and LRKV on the embedded corpus, evaluate, decode, and compare them."""
+    from lrkv_jax.quickstart import run_quickstart
+    from lrkv_jax.runtime import start
+
+    start(alone="lrkv quickstart")
+    finished = run_quickstart(overrides or [], Console())
+    sys.exit(0 if finished else EXIT_START_AGAIN)
+
+
+@data_app.command("build")
+def data_build(config: Config, overrides: Overrides = None) -> None:
+    """Tokenise and pack a configuration's data, if that is not done yet."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from lrkv_jax.config import load_config
+    from lrkv_jax.data.builder import build_dataset
+
+    run = load_config(config, overrides or [])
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"building {run.data.source}")
+
+        def show(documents: int, tokens: int) -> None:
+            text = f"building {run.data.source}: {documents:,} documents, {tokens:,} tokens"
+            bar.update(task, description=text)
+
+        path = build_dataset(run.data, run.train.context, progress=show)
+    print(path)
+
+
+@app.command()
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    until: Annotated[int | None, typer.Option(help="stop, saved, after this many steps")] = None,
+    time_limit: Annotated[
+        str | None, typer.Option(help="stop, saved, and exit with 75 after [HH:]MM:SS")
+    ] = None,
+    replay: Annotated[
+        int | None, typer.Option(help="look at one step again instead; writes nothing")
+    ] = None,
+) -> None:
+    """Train a configuration; goes on from the newest sound checkpoint if the run exists."""
+    from lrkv_jax.config import load_config
+    from lrkv_jax.runtime import processes, start
+    from lrkv_jax.runtime.startup import Startup
+    from lrkv_jax.train.loop import train as run_training
+
+    startup = Startup.of_the_process()
+    startup.phase("imports")
+    if until is not None and until < 1:
+        raise LrkvError(f"--until {until}: use 1 or more steps")
+    deadline = None if time_limit is None else startup.began + seconds_of(time_limit)
+    start()
+    startup.phase("processes")
+    with processes.together():
+        run = load_config(config, overrides or [])
+    if replay is not None:
+        from lrkv_jax.train.replay import replay as run_replay
+
+        run_replay(run, replay)
+        return
+    result = run_training(run, until=until, deadline=deadline, startup=startup)
+    sys.exit(EXIT_START_AGAIN if result.stopped else 0)
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    overrides: Overrides = None,
+    tasks: Annotated[str, typer.Option(help="comma-separated")] = "bpb,agreement",
+    batch: Annotated[int | None, typer.Option(help="sequences at a time")] = None,
+    step: Annotated[str | None, typer.Option(help="a saved step, or best")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not a table")] = False,
+) -> None:
+    """Held-out loss of a run, and its cached decode against the whole-sequence forward."""
+    from lrkv_jax.evals.evaluate import evaluate as run_evaluation
+    from lrkv_jax.evals.evaluate import print_evaluation
+    from lrkv_jax.runtime import start
+
+    start(alone="lrkv evaluate")
+    result = run_evaluation(
+        run,
+        tasks=[task for task in tasks.split(",") if task],
+        batch=batch,
+        step=step_named(step),
+        overrides=overrides or [],
+    )
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_evaluation(result, Console())
+
+
+@app.command()
+def generate(
+    run: Run,
+    prompt: Annotated[list[str], typer.Option(help="text to go on from; may be repeated")],
+    overrides: Overrides = None,
+    tokens: Annotated[int, typer.Option(help="new tokens at most")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="0 keeps all")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 keeps all")] = 0.95,
+    seed: Annotated[int, typer.Option()] = 0,
+    step: Annotated[str | None, typer.Option(help="a saved step, or best")] = None,
+) -> None:
+    """Continue prompts from the cache."""
+    from lrkv_jax.data.tokenizer import load_tokenizer
+    from lrkv_jax.decode import Sampling
+    from lrkv_jax.decode import generate as run_decode
+    from lrkv_jax.runtime import start
+    from lrkv_jax.train.restore import load_run
+
+    if tokens < 1:
+        raise LrkvError(f"--tokens {tokens}: use 1 or more")
+    start(alone="lrkv generate")
+    sampling = Sampling(temperature, top_k, top_p)
+    trained = load_run(run, step=step_named(step), overrides=overrides or [])
+    tokenizer = load_tokenizer(trained.config.data.tokenizer)
+    prompts = [[tokenizer.bos, *tokenizer.encode(text).tolist()] for text in prompt]
+    continued = run_decode(
+        trained.config.model, trained.params, prompts, tokens,
+        sampling=sampling, seed=seed, stop=(tokenizer.bos,), mesh=trained.mesh,
+    )  # fmt: skip
+    for text, ids in zip(prompt, continued, strict=True):
+        print(text + tokenizer.decode(ids))
+
+
+@app.command()
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    all_variants: Annotated[bool, typer.Option("--all", help="every variant")] = False,
+    devices: Annotated[int | None, typer.Option(help="that a mesh axis of -1 fills")] = None,
+    hardware: Annotated[str | None, typer.Option(help="a100, h100, h200 or b200")] = None,
+    length: Annotated[int | None, typer.Option(help="tokens in a decoder's cache")] = None,
+    compile_: Annotated[bool, typer.Option("--compile", help="ask XLA too")] = False,
+    target: Annotated[str, typer.Option(help="what to compile for: cpu or cuda")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not a table")] = False,
+) -> None:
+    """Parameters, FLOPs and KV-cache bytes; on a mesh, memory, messages and time as well.
+
+    A mesh axis, --devices, --hardware or --compile asks for the training step on these devices.
+    """
+    # The cache that is measured is small: no reason to take an accelerator, or to wait for one.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from lrkv_jax.config import load_config
+    from lrkv_jax.hardware import hardware as device_named
+    from lrkv_jax.plan import Question, print_plan
+
+    run = load_config(config, overrides or [])
+    name = hardware or "h200"
+    on_mesh = any(override.startswith("mesh.") for override in overrides or [])
+    question = Question(
+        training=on_mesh or compile_ or devices is not None or hardware is not None,
+        devices=devices, hardware=name, compiled=target if compile_ else None, length=length,
+    )  # fmt: skip
+    if compile_:
+        from lrkv_jax.plan.compiled import prepare
+
+        prepare(run, devices, device_named(name), target)
+    print_plan(run, all_variants=all_variants, as_json=as_json, question=question)

@@ -1,0 +1,88 @@
+"""Says what hangs, with every thread's stack, and ends what hangs for good.
+
+A process that waits for a collective that a peer never joins, for a file system that went away or
+for a batch that never comes shows nothing and costs as much as one that works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from lrkv_jax.errors import EXIT_START_AGAIN
+
+# Compiling a large model takes what it takes; it is told and never ended.
+COMPILE = "compile"
+
+
+class Watchdog:
+    """Knows what the main thread does, and since when; use as a context manager around it.
+
+    After `warn_after` seconds of one activity it is told to `say` and the stacks go to stderr, and
+    again when the time has doubled. After `end_after` the process exits with 75. None is never.
+    """
+
+    def __init__(
+        self, warn_after: float | None, end_after: float | None, say: Callable[[str], None]
+    ):
+        self._warn_after, self._end_after, self._say = warn_after, end_after, say
+        self._doing = ("start", 0, time.monotonic())
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Watchdog:
+        limits = [limit for limit in (self._warn_after, self._end_after) if limit is not None]
+        if limits:
+            poll = min(5.0, min(limits) / 10)
+            self._thread = threading.Thread(target=self._watch, args=(poll,), daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def at(self, activity: str, step: int) -> None:
+        """The main thread begins something: `data`, `step`, `save`, ..."""
+        self._doing = (activity, step, time.monotonic())
+
+    @contextlib.contextmanager
+    def during(self, activity: str, step: int) -> Iterator[None]:
+        """The same for a block, after which it goes on with what it did before, anew."""
+        before = self._doing
+        self.at(activity, step)
+        yield
+        self.at(*before[:2])
+
+    def _watch(self, poll: float) -> None:
+        told, again = None, 0.0
+        while not self._over.wait(poll):
+            doing = self._doing
+            activity, step, since = doing
+            seconds = time.monotonic() - since
+            if doing is not told:
+                again = self._warn_after if self._warn_after is not None else float("inf")
+            if seconds > again:
+                told, again = doing, 2 * seconds
+                self._say(f"{activity} of step {step} has taken {seconds:.0f} s: stacks follow")
+                _stacks()
+            ends = self._end_after is not None and activity != COMPILE
+            if ends and seconds > self._end_after:
+                self._say(
+                    f"{activity} of step {step} hangs for {seconds:.0f} s: this process ends, and "
+                    "the same command goes on from the last checkpoint (watchdog.end_after)"
+                )
+                _stacks()
+                os._exit(EXIT_START_AGAIN)
+
+
+def _stacks() -> None:
+    sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):  # a stderr that is no file
+        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)

@@ -1,0 +1,163 @@
+"""One step of a run again, from the newest checkpoint before it, and what was in it.
+
+Writes nothing. On the same devices the numbers are those of the run, bit for bit.
+
+B sequences  T positions  U = T + 1 tokens of a record
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.table import Table
+
+from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax.checkpoint.fingerprint import named
+from lrkv_jax.config import RunConfig
+from lrkv_jax.data.loader import Loader, make_loader
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime import processes
+from lrkv_jax.runtime.batches import as_argument, local_rows, whole_on_devices
+from lrkv_jax.sharding import batch_sharding, check_mesh, make_mesh, replicated
+from lrkv_jax.train.incidents import saved_batch
+from lrkv_jax.train.loss import make_gradient, make_loss
+from lrkv_jax.train.metrics import read_metrics
+from lrkv_jax.train.resume import compiling, resumed
+from lrkv_jax.train.run_dir import find_run, resolve
+from lrkv_jax.train.state import TrainState
+
+# Rows of the batch that are shown: those with the highest loss.
+ROWS_SHOWN = 8
+
+
+def replay(
+    config: RunConfig,
+    step: int,
+    *,
+    console: Console | None = None,
+    devices: list[jax.Device] | None = None,
+) -> dict[str, Any]:
+    """Take the run to just before `step`, take that step, and show where its numbers are.
+
+    The batch is the one that was kept when the step was skipped, else the loader's. Returns the
+    step's `loss`, `grad_norm`, whether they `equal` those of `metrics.jsonl` (None if it has
+    neither), each parameter's gradient under `gradients` and each row's mean loss under `rows`.
+
+    Raises `LrkvError` if there is no such run or step, and as `train` does.
+    """
+    console = console or Console()
+    config = resolve(config)
+    run_dir = find_run(config)
+    if not 1 <= step <= config.train.total_steps:
+        raise LrkvError(f"--replay {step}: use a step from 1 to {config.train.total_steps}")
+    mesh = make_mesh(config.mesh, devices)
+    check_mesh(config, mesh)
+    rows = local_rows(batch_sharding(mesh), config.train.batch)
+    loader = make_loader(config.data, config.train.context, config.train.batch, rows=rows)
+    with jax.set_mesh(mesh), Checkpointer(run_dir / "checkpoints") as checkpoints:
+        state, start = resumed(config, mesh, checkpoints, before=step)
+        with compiling(config, mesh, loader) as program:
+            run_step = program.result().call
+        leaves, tree = jax.tree.flatten(state)
+        del state
+        placed, batch = batch_sharding(mesh), config.train.batch
+        for tokens_bU in loader.iterate(start, step - 1):
+            leaves, _ = run_step(leaves, as_argument(placed, batch, tokens_bU))
+        tokens_BU = _batch(run_dir, loader, step)
+        report = _look(config, mesh, loader, jax.tree.unflatten(tree, leaves), tokens_BU)
+        _, metrics = run_step(leaves, whole_on_devices(placed, tokens_BU))
+        numbers = metrics.floats()
+    report |= {name: numbers[name] for name in ("loss", "grad_norm")}
+    recorded = next((row for row in read_metrics(run_dir) if row["step"] == step), None)
+    report["equal"] = recorded and all(_same(recorded[n], report[n]) for n in ("loss", "grad_norm"))
+    report["records"] = loader.records_of(step - 1)
+    if processes.index() == 0:
+        _show(console, report, loader, tokens_BU, step, start)
+    return report
+
+
+def _batch(run_dir: Path, loader: Loader, step: int) -> np.ndarray:
+    kept = saved_batch(run_dir, step)
+    if not kept.is_file():
+        return loader.whole_batch_at(step - 1)
+    try:
+        with np.load(kept, allow_pickle=False) as arrays:
+            return arrays["tokens"]
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise LrkvError(
+            f"{kept} is damaged: delete it, and the data's own batch is used"
+        ) from error
+
+
+def _look(
+    config: RunConfig, mesh: Mesh, loader: Loader, state: TrainState, tokens_BU: np.ndarray
+) -> dict[str, Any]:
+    """The gradient of every parameter, and the loss of every row, before the step is taken."""
+    token_bytes_V = loader.tokenizer.token_bytes_up_to(config.model.vocabulary)
+    gradient = make_gradient(config, mesh, token_bytes_V)
+    losses = make_loss(config.model, mesh, chunk=config.train.loss_chunk)
+
+    def sizes(x):
+        x = x.astype(jnp.float32)
+        bad = jnp.sum(~jnp.isfinite(x))
+        return jnp.stack([jnp.sqrt(jnp.sum(jnp.square(x))), jnp.max(jnp.abs(x), initial=0), bad])
+
+    def numbers(params, tokens_BU):
+        _, grads = gradient(params, tokens_BU)
+        nll_B = jnp.mean(losses(params, tokens_BU), axis=1)
+        return jax.tree.map(sizes, params), jax.tree.map(sizes, grads), nll_B
+
+    program = jax.jit(numbers, out_shardings=replicated(mesh))
+    batch = whole_on_devices(batch_sharding(mesh), tokens_BU)
+    params, grads, nll_B = jax.tree.map(np.asarray, program(state.params, batch))
+    return {
+        "gradients": {
+            name: {
+                "norm": float(grad[0]),
+                "largest": float(grad[1]),
+                "not_finite": int(grad[2]),
+                "parameter_norm": float(param[0]),
+                "parameter_not_finite": int(param[2]),
+            }
+            for (name, grad), param in zip(
+                named(grads).items(), jax.tree.leaves(params), strict=True
+            )
+        },
+        "rows": nll_B.tolist(),
+    }
+
+
+def _same(recorded: float | None, now: float) -> bool:
+    return recorded == now if recorded is not None else not np.isfinite(now)
+
+
+def _show(console, report, loader, tokens_BU, step, start) -> None:
+    equal = {None: "not in metrics.jsonl", True: "as recorded", False: "NOT as recorded"}
+    console.print(
+        f"step {step}, replayed from step {start}: loss {report['loss']:.6g}, gradient norm "
+        f"{report['grad_norm']:.6g}, {equal[report['equal']]}",
+        highlight=False,
+    )
+    table = Table("parameter", "norm", "gradient's norm", "largest", "not finite", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, at in report["gradients"].items():
+        bad = f"{at['not_finite']:,}" + (
+            f" (parameter: {at['parameter_not_finite']:,})" if at["parameter_not_finite"] else ""
+        )
+        numbers = (f"{at[key]:.4g}" for key in ("parameter_norm", "norm", "largest"))
+        table.add_row(name, *numbers, bad, style="bold red" if at["not_finite"] else None)
+    console.print(table)
+    table = Table("record", "loss", "begins", box=None)
+    # What is not a number comes first.
+    order = np.argsort(-np.nan_to_num(report["rows"], nan=np.inf), kind="stable")[:ROWS_SHOWN]
+    for row in order:
+        text = loader.tokenizer.decode(tokens_BU[row][:24].tolist())
+        table.add_row(str(report["records"][row]), f"{report['rows'][row]:.4f}", repr(text)[:72])
+    console.print(table)

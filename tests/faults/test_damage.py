@@ -1,0 +1,118 @@
+"""Whatever happens to checkpoints, the newest sound one is used, and nothing is loaded wrong."""
+
+import io
+import random
+import shutil
+
+import damages
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from tiny import TINY
+
+from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax.config import load_config
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.sharding import make_mesh
+from lrkv_jax.train.loop import train
+from lrkv_jax.train.metrics import read_metrics
+from lrkv_jax.train.run_dir import resolve
+from lrkv_jax.train.state import abstract_state, checkpoint_items
+
+pytestmark = pytest.mark.faults
+
+ONE = {"devices": jax.devices()[:1]}
+STEPS = (2, 4, 6)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, pages):
+    """(configuration, directory) of a finished run with a checkpoint of each of `STEPS`."""
+    directory = tmp_path_factory.mktemp("run") / "run"
+    config = load_config(
+        "configs/quickstart.yaml",
+        [*TINY, *pages, f"run_dir={directory}", "train.save_every=2", "train.keep=3"],
+    )
+    train(config, console=Console(file=io.StringIO()), **ONE)
+    return resolve(config), directory
+
+
+@pytest.fixture(scope="module")
+def truth(run):
+    """What each checkpoint holds, as numpy, and the abstract items to restore into."""
+    config, directory = run
+    abstract = checkpoint_items(abstract_state(config, make_mesh(config.mesh, jax.devices()[:1])))
+    with Checkpointer(directory / "checkpoints") as checkpoints:
+        restored = {s: checkpoints.restore(abstract, s)[1] for s in STEPS}
+    return jax.tree.map(np.asarray, restored), abstract
+
+
+@pytest.mark.parametrize("seed", range(42))
+def test_a_damaged_checkpoint_is_named_and_the_newest_sound_one_used(run, truth, tmp_path, seed):
+    rng = random.Random(seed)
+    shutil.copytree(run[1] / "checkpoints", tmp_path / "checkpoints")
+    # Each kind three times; every third damages the two newest.
+    damage = damages.ALL[seed % len(damages.ALL)]
+    broken = STEPS[1:] if seed % 3 == 0 else STEPS[2:]
+    for step in reversed(broken):
+        damage(tmp_path / "checkpoints" / str(step), rng)
+    said = []
+    with Checkpointer(tmp_path / "checkpoints", say=said.append) as checkpoints:
+        step, items = checkpoints.restore_newest(truth[1], set_aside=True)
+        assert checkpoints.steps() == [s for s in STEPS if s not in broken]
+    assert step == max(s for s in STEPS if s not in broken)
+    for expected, found in zip(
+        jax.tree.leaves(truth[0][step]), jax.tree.leaves(items), strict=True
+    ):
+        np.testing.assert_array_equal(expected, np.asarray(found))
+    assert len(said) == len(broken)
+    for text, number in zip(sorted(said), broken, strict=True):
+        assert f"checkpoints/{number} is damaged" in text and "set aside as" in text
+        assert (tmp_path / f"checkpoints/damaged/{number}").exists()
+
+
+def resumed(config, run, tmp_path, damage_all=False):
+    """(result, printed text) of training on after the newest checkpoint was damaged."""
+    shutil.copytree(run[1], tmp_path / "run")
+    for step in STEPS if damage_all else STEPS[2:]:
+        damages.flip_in_data(tmp_path / f"run/checkpoints/{step}", random.Random(step))
+    console = Console(file=io.StringIO(), width=300)
+    here = config.model_copy(update={"run_dir": str(tmp_path / "run")})
+    return train(here, console=console, **ONE), console.file.getvalue()
+
+
+def test_training_goes_on_from_the_newest_sound_step_bit_for_bit(run, tmp_path):
+    config, directory = run
+    result, printed = resumed(config, run, tmp_path)
+    assert result.step == 6 and "checkpoints/6 is damaged" in printed
+    assert "resuming from step 4" in printed
+    before, after = read_metrics(directory), read_metrics(tmp_path / "run")
+    for key in ("step", "loss", "grad_norm", "bpb", "batch"):
+        assert [row[key] for row in before] == [row[key] for row in after]
+    one, other = (
+        Checkpointer(d / "checkpoints").manifest(6)["arrays"] for d in (directory, tmp_path / "run")
+    )
+    assert one == other, "every array has the fingerprint it had"
+
+
+def test_a_run_without_a_sound_checkpoint_stops_and_says_what_to_do(run, tmp_path):
+    config, _ = run
+    for _ in range(2):  # and says it again: nothing starts from scratch because it was tried twice
+        with pytest.raises(LrkvError, match="no checkpoint under .* is sound") as error:
+            resumed(config, run, tmp_path, damage_all=True)
+        text = str(error.value)
+        assert "\n" not in text and "step 6: " in text and "step 2: " in text
+        assert "copy a sound one back, or delete the directory" in text
+        assert {p.name for p in (tmp_path / "run/checkpoints").iterdir()} == {"2", "4", "6"}
+        assert len(read_metrics(tmp_path / "run")) == 6, "the record of the run stays"
+        shutil.rmtree(tmp_path / "run")
+
+
+def test_a_step_that_is_asked_for_is_refused_when_damaged(run, truth, tmp_path):
+    shutil.copytree(run[1] / "checkpoints", tmp_path / "checkpoints")
+    damages.flip_in_data(tmp_path / "checkpoints/4", random.Random(0))
+    with Checkpointer(tmp_path / "checkpoints") as checkpoints:
+        with pytest.raises(LrkvError, match="checkpoints/4 is damaged: .* there are steps 2, 4, 6"):
+            checkpoints.restore(truth[1], 4)
+        assert checkpoints.restore(truth[1])[0] == 6
