@@ -41,8 +41,8 @@ class Checkpointer:
     def __init__(
         self, directory: str | Path, *, keep: int = 2, say: Callable[[str], None] | None = None
     ):
-        for noisy in ("absl", "orbax"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
+        for noisy in ("absl", "orbax"):  # what fails is raised too, and told in one line
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)
         self.directory = Path(directory).absolute()
         self.failures = 0  # saves that failed since the run was started
         self._keep = keep
@@ -53,8 +53,11 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, *error) -> None:
-        self.wait()
+    def __exit__(self, kind, *_) -> None:
+        if kind is None:
+            self.wait()
+        elif self._saving is not None:  # the others may not come any more
+            self._saving.join()
 
     def steps(self) -> list[int]:
         """The steps that were saved whole, in order; `restore` says whether they still are."""
@@ -86,14 +89,18 @@ class Checkpointer:
         items: dict[str, Any],
         about: dict[str, Any],
         validation_loss: float | None = None,
+        first: Callable[[], None] = lambda: None,
     ) -> None:
         """Start saving; returns once the arrays are copied, before they are written.
 
-        `about` is JSON for the manifest. A step that is there already is left alone. A save that
-        fails is told and counted, and leaves what was there before; it raises nothing.
+        `about` is JSON for the manifest; `first` is what must succeed before. A step that is there
+        already is left alone. A save that fails is told and counted, and leaves what was there
+        before; it raises nothing.
         """
         self.wait()
         if step in self.steps():
+            return
+        if self._fails(step, first):
             return
         self._started = True
         arrays = {
@@ -110,9 +117,6 @@ class Checkpointer:
         words = fingerprints(items)
         written = shelf.saving(self.directory, step)
         try:
-            if processes.index() == 0:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                shelf.sweep(self.directory, step=step)
             context = ocp.Context()
             context.asynchronous.timeout_secs = SAVE_SECONDS
             with context:
@@ -131,6 +135,24 @@ class Checkpointer:
 
         self._saving = threading.Thread(target=finish, name=f"save of step {step}")
         self._saving.start()
+
+    def _fails(self, step: int, first: Callable[[], None]) -> bool:
+        """Whether `first`, or making a directory, fails in some process: the save fails in all."""
+        reason = ""
+        try:
+            first()
+            if processes.index() == 0:
+                shelf.sweep(self.directory, step=step)
+                # Orbax, refused this, leaves threads that wait for minutes.
+                probe = shelf.saving(self.directory, step)
+                probe.mkdir(parents=True)
+                probe.rmdir()
+        except OSError as error:
+            reason = one_line(error)
+        reasons = [text for text in processes.exchange(reason) if text]
+        if reasons:
+            self._failed(step, OSError(reasons[0]))
+        return bool(reasons)
 
     def wait(self) -> None:
         """Return when the save in progress is sealed, or has failed."""
@@ -228,11 +250,12 @@ class Checkpointer:
 
     def _failed(self, step: int, error: Exception) -> None:
         self.failures += 1
+        processes.end_at_once = True
         newest = self.latest()
         left = "there is none yet" if newest is None else f"the newest is of step {newest}"
         text = (
-            f"CHECKPOINT OF STEP {step} FAILED ({one_line(error)}): training goes on, {left}; "
-            f"{self.failures} failed so far"
+            f"CHECKPOINT OF STEP {step} FAILED ({one_line(error, self.directory)}): training goes "
+            f"on, {left}; {self.failures} failed so far"
         )
         if processes.index() == 0:
             self._say(text)

@@ -77,6 +77,9 @@ def _check_fits(path: Path, saved: dict[str, Any], abstract: dict[str, Any]) -> 
             )
 
 
-def one_line(error: Exception) -> str:
-    """What a library says went wrong, short."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+def one_line(error: Exception, directory: Path | None = None) -> str:
+    """What a library says went wrong, short; paths are told from `directory` on."""
+    text = " ".join(str(error).split())
+    if directory is not None:
+        text = text.replace(f"{directory}/", "")
+    return text[:240] or type(error).__name__

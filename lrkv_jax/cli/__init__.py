@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
 from lrkv_jax.cli import bench, checkpoints, commands
 from lrkv_jax.cli.shared import app
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
+
+# For news of a lost process to arrive, which ends this one.
+PEERS_SECONDS = 3
 
 __all__ = ["app", "bench", "checkpoints", "commands", "main"]
 
@@ -19,16 +23,27 @@ def main() -> None:
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
         app()
+    except SystemExit as end:
+        _end(end.code)
     except LrkvError as error:
         if debug:
             raise
         if str(error):
             print(f"lrkv: {_who()}{error}", file=sys.stderr)
         _leave_others(EXIT_BAD_INPUT)
-        sys.exit(EXIT_BAD_INPUT)
-    except Exception:
+        _end(EXIT_BAD_INPUT)
+    except Exception as error:
+        _let_peers_speak(error)
         _leave_others(1, show=traceback.print_exc)
         raise
+
+
+def _end(code: int | str | None) -> None:
+    """Exit in order, unless something would hold that up."""
+    processes = sys.modules.get("lrkv_jax.runtime.processes")
+    if processes is not None and processes.end_at_once and isinstance(code, int):
+        processes.leave(code)
+    sys.exit(code)
 
 
 def _who() -> str:
@@ -37,6 +52,16 @@ def _who() -> str:
     if processes is None or not processes.must_leave() or processes.index() == 0:
         return ""
     return f"{processes.name(processes.index())}: "
+
+
+def _let_peers_speak(error: Exception) -> None:
+    """A collective fails because of a process that was lost: who that is, says it better."""
+    processes = sys.modules.get("lrkv_jax.runtime.processes")
+    if processes is not None and processes.must_leave():
+        import jax
+
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            time.sleep(PEERS_SECONDS)
 
 
 def _leave_others(code: int, show: Callable[[], None] = lambda: None) -> None:

@@ -28,6 +28,7 @@ VARIABLES = {
     "LRKV_PROCESS": "which of them this one is, from 0",
     "LRKV_LOCAL_DEVICES": "how many devices each process must see",
     "LRKV_JOIN_SECONDS": "how long to wait for the other processes",
+    "LRKV_LOST_SECONDS": "after how long a silent process is lost, and all end",
     "LRKV_COMPILATION_CACHE": "the folder of compiled programs, or off",
     "LRKV_XLA_FLAGS": "off leaves XLA's options as they are",
 }

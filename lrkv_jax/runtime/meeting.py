@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
+from typing import Any
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.runtime.hosts import Place
@@ -23,15 +24,15 @@ _HELLO_SECONDS = 10  # for a connection to say who it is
 _LINE_BYTES = 1 << 20
 
 
-def meet(place: Place, *, seconds: float) -> list[str]:
-    """The host name of every process, in order, once all are there.
+def meet(place: Place, *, seconds: float, news: Any = None) -> tuple[list[str], Any]:
+    """The host name of every process, in order, once all are there, and process 0's `news`.
 
     Raises `LrkvError`, in every process that has come, for one that did not within `seconds`, for
     two that are the same, and for other counts or versions of JAX. Raises it here if process 0
     cannot be reached or its port is taken.
     """
     if place.process == 0:
-        return _host(place, seconds)
+        return _host(place, seconds, news), news
     return _visit(place, seconds)
 
 
@@ -44,7 +45,7 @@ def _hello(place: Place) -> dict:
     }
 
 
-def _host(place: Place, seconds: float) -> list[str]:
+def _host(place: Place, seconds: float, news: Any) -> list[str]:
     """Process 0's part: wait for the others, and tell them how it ended."""
     deadline = time.monotonic() + seconds
     hellos, calls = {0: _hello(place)}, {}
@@ -70,7 +71,7 @@ def _host(place: Place, seconds: float) -> list[str]:
             calls[-1] = call  # it hears what is wrong with it, too
             error = str(wrong)
         hosts = [hellos[p]["host"] for p in sorted(hellos)]
-        _answer(calls.values(), {"error": error, "hosts": hosts})
+        _answer(calls.values(), {"error": error, "hosts": hosts, "news": news})
     if error:
         raise LrkvError(error)
     return hosts
@@ -141,7 +142,7 @@ def _answer(calls, verdict: dict) -> None:
             call.recv(1)
 
 
-def _visit(place: Place, seconds: float) -> list[str]:
+def _visit(place: Place, seconds: float) -> tuple[list[str], Any]:
     """Another process's part: say who it is, and wait for the verdict."""
     deadline = time.monotonic() + seconds
     host, _, port = place.coordinator.rpartition(":")
@@ -166,7 +167,7 @@ def _visit(place: Place, seconds: float) -> list[str]:
         )
     if verdict["error"]:
         raise LrkvError(verdict["error"])
-    return verdict["hosts"]
+    return verdict["hosts"], verdict["news"]
 
 
 def _line(call: socket.socket) -> bytes:

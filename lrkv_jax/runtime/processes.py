@@ -26,7 +26,7 @@ import jax
 from jax._src import distributed
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime import hosts
+from lrkv_jax.runtime import hosts, peers
 from lrkv_jax.runtime.meeting import meet
 
 JOIN_SECONDS = 300
@@ -37,9 +37,13 @@ _APPEAR_SECONDS = 30
 
 _talks = itertools.count()  # the same number in every process: all run the same program
 _host_names: list[str] = []
+_peers: peers.Peers | None = None
 
 # Whether the error that ends this process ends all of them, so that they may leave in order.
 failed_together = False
+# A library has left threads in this process that an ordinary exit would wait for: Orbax's, after a
+# save that failed, wait ten minutes for each other.
+end_at_once = False
 
 
 class StoppedElsewhere(LrkvError):
@@ -57,9 +61,12 @@ def join() -> hosts.Place | None:
     place = hosts.find(os.environ)
     if place is None or jax.distributed.is_initialized():
         return None
-    seconds = _seconds(os.environ.get("LRKV_JOIN_SECONDS", str(JOIN_SECONDS)))
+    seconds = _seconds("LRKV_JOIN_SECONDS", JOIN_SECONDS)
     devices = hosts.share_of_devices(place, os.environ)
-    _host_names[:] = meet(place, seconds=seconds)
+    lost_seconds = _seconds("LRKV_LOST_SECONDS", peers.LOST_SECONDS)
+    door = peers.Door() if place.process == 0 else None
+    _host_names[:], address = meet(place, seconds=seconds, news=door and door.address)
+    _watch_peers(place, door, address, lost_seconds)
     with _own_sigterm():
         jax.distributed.initialize(
             coordinator_address=place.coordinator,
@@ -72,10 +79,26 @@ def join() -> hosts.Place | None:
     return place
 
 
-def _seconds(text: str) -> float:
+def _seconds(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
     if not text.isdigit() or not int(text):
-        raise LrkvError(f"LRKV_JOIN_SECONDS = {text}: use a whole number of seconds")
+        raise LrkvError(f"{name} = {text}: use a whole number of seconds")
     return int(text)
+
+
+def _watch_peers(place: hosts.Place, door: peers.Door | None, address, seconds: float) -> None:
+    global _peers
+    if door is not None:
+        _peers = door.admit(place.processes, name, seconds)
+    else:
+        host = place.coordinator.rpartition(":")[0].strip("[]")
+        _peers = peers.visit(host, address, place.process, name, seconds)
+    if _peers is None and place.process == 0:
+        print(
+            "lrkv: not every process could open a second connection to process 0: one that is "
+            "lost is noticed after 100 s, by JAX",
+            file=sys.stderr,
+        )
 
 
 @contextlib.contextmanager
@@ -111,10 +134,12 @@ def must_leave() -> bool:
 
 
 def leave(code: int) -> None:
-    """Exit at once. The others miss this process's heartbeats, and end too.
+    """Exit at once, and have the others end with the same code.
 
     An ordinary exit would wait in JAX for minutes for the others, and they for this one's devices.
     """
+    if _peers is not None:
+        _peers.goodbye(code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

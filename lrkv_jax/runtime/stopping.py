@@ -137,6 +137,5 @@ def _end_at_the_second(read: int, numbers: tuple[int, ...]) -> None:
             now = time.monotonic()
             if first is not None and now - first > BOUNCE_SECONDS:
                 print("lrkv: second signal: ended at once, nothing saved", file=sys.stderr)
-                sys.stderr.flush()
-                os._exit(128 + number[0])
+                processes.leave(128 + number[0])
             first = first or now

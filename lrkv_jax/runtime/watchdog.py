@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from lrkv_jax.errors import EXIT_START_AGAIN
+from lrkv_jax.runtime import processes
 
 # Compiling a large model takes what it takes; it is told and never ended.
 COMPILE = "compile"
@@ -79,7 +79,7 @@ class Watchdog:
                     "the same command goes on from the last checkpoint (watchdog.end_after)"
                 )
                 _stacks()
-                os._exit(EXIT_START_AGAIN)
+                processes.leave(EXIT_START_AGAIN)
 
 
 def _stacks() -> None:

@@ -28,7 +28,7 @@ _LEAST_DEVIATION = 1e-3  # of the median
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GuardState:
-    """The last W finite losses (NaN: none yet), and how many steps were skipped, in all and of late."""
+    """The last W finite losses (NaN: none yet), and the steps skipped in all and of late."""
 
     losses_W: Float[Array, "W"]
     skipped: Int[Array, ""]

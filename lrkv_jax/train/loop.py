@@ -152,7 +152,7 @@ class _Run:
                 every=self.config.train.log_every, console=self.console,
             )  # fmt: skip
             self._incidents = Incidents(self.config.guard, self.loader, self.run_dir, progress)
-            self._log = MetricsLog(self.run_dir, start_step=start)
+            self._log = MetricsLog(self.run_dir, start_step=start, warn=progress.warn)
             self._pauses = Pauses(self.config, self.mesh, self.loader, self.run_dir,
                                   self.checkpoints, progress, self.watchdog)  # fmt: skip
             try:
@@ -161,8 +161,8 @@ class _Run:
             finally:
                 self._log.close()
                 progress.close()
-                self.watchdog.at("save", start)
-                self.checkpoints.wait()
+            self.watchdog.at("save", step)
+            self.checkpoints.wait()
         self._check_saved(step, stopped)
         return TrainResult(self.run_dir, step, step >= total, self._pauses.last_validation, stopped)
 

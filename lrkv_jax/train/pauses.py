@@ -77,8 +77,7 @@ class Pauses:
         }
         loss = self._losses.get(step)
         with self._watchdog.during("save", step):
-            log.sync()
-            self.checkpoints.save(step, checkpoint_items(state), about, loss)
+            self.checkpoints.save(step, checkpoint_items(state), about, loss, first=log.sync)
 
     def _due(self, every: int, step: int) -> bool:
         return step == self.config.train.total_steps or bool(every and step % every == 0)

@@ -20,7 +20,7 @@ def gather(places, seconds=5.0, delays=None):
     def come(number):
         time.sleep((delays or {}).get(number, 0))
         try:
-            results[number] = meet(places[number], seconds=seconds)
+            results[number] = meet(places[number], seconds=seconds, news=number)
         except LrkvError as error:
             results[number] = error
 
@@ -40,13 +40,13 @@ def places(count, address=None):
 @pytest.mark.parametrize("late", [0, 2])
 def test_all_learn_where_each_one_is_whoever_comes_last(late):
     hosts = [socket.gethostname()] * 3
-    assert gather(places(3), delays={late: 0.5}) == [hosts] * 3
+    assert gather(places(3), delays={late: 0.5}) == [(hosts, 0)] * 3, "and what process 0 says"
 
 
 def test_the_port_is_free_again_at_once():
     address = f"127.0.0.1:{free_port()}"
     for _ in range(3):
-        assert all(isinstance(r, list) for r in gather(places(2, address)))
+        assert all(isinstance(r, tuple) for r in gather(places(2, address)))
     with socket.create_server(("", int(address.rpartition(":")[2]))):
         pass
 
@@ -114,4 +114,4 @@ def test_strangers_are_dropped_and_do_not_count():
     thread.start()
     results = gather([first, second], delays={1: 0.8})
     thread.join()
-    assert all(isinstance(result, list) for result in results)
+    assert all(isinstance(result, tuple) for result in results)

@@ -1,0 +1,124 @@
+"""A save that fails stops no run, costs no checkpoint, is told, counted and tried again."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import ENVIRONMENT, STEPS, command
+
+from lrkv_jax.checkpoint.inspect import entries, verify
+from lrkv_jax.train.metrics import read_metrics
+
+pytestmark = pytest.mark.faults
+
+LIMIT = 100
+# A file system of its own, that only this process and its children see.
+OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
+
+
+@pytest.fixture(scope="module")
+def mounts():
+    able = (
+        shutil.which("unshare")
+        and not subprocess.run(
+            [*OWN_MOUNTS, "sh", "-c", "mount -t tmpfs tmpfs /mnt"], capture_output=True
+        ).returncode
+    )
+    if not able:
+        pytest.skip("this system lets nobody mount a file system of their own")
+
+
+def script(
+    pages, tmp_path, before: str, meanwhile: str, after: str = ""
+) -> subprocess.CompletedProcess:
+    """Train on a disk of 50 MB with what the shell does to it before, meanwhile and after.
+
+    In the shell, DISK is the disk, RUN the run on it, LOG what it says, and `until_ TEST` waits.
+    """
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    arguments = command(pages, disk / "run", "attention=mha", "train.validate_every=0")
+    train = [sys.executable, "-m", "lrkv_jax", *arguments]
+    quoted = " ".join(f"'{part}'" for part in train)
+    lines = f"""
+DISK='{disk}'; RUN='{disk}/run'; LOG='{tmp_path}/log'; ERR='{tmp_path}/err'
+mount -t tmpfs -o size=50m tmpfs "$DISK"
+train() {{ {quoted} >> "$LOG" 2>> "$ERR"; echo "code $?" >> "$LOG"; }}
+until_() {{ for i in $(seq 6000); do if "$@"; then return; fi; sleep 0.01; done; }}
+{before}
+( {meanwhile} ) > /dev/null 2>&1 &
+train
+kill $! 2> /dev/null
+{after}
+cat "$LOG"; cat "$ERR" >&2
+cp -r "$RUN" '{tmp_path}/kept'
+"""
+    return subprocess.run(
+        [*OWN_MOUNTS, "bash", "-c", lines], capture_output=True, text=True, timeout=LIMIT,
+        env=ENVIRONMENT,
+    )  # fmt: skip
+
+
+def sound(run: Path) -> list[int]:
+    return [entry.step for entry in entries(run) if verify(entry).damage is None]
+
+
+def steps(run: Path) -> list[int]:
+    return [row["step"] for row in read_metrics(run)]
+
+
+def test_a_full_disk_loses_no_step_and_the_next_interval_tries_again(mounts, pages, tmp_path):
+    # The ballast leaves room for the log and for no checkpoint.
+    ended = script(
+        pages, tmp_path,
+        'head -c 49M /dev/zero > "$DISK/ballast"',
+        'until_ grep -q "2 failed so far" "$LOG"; rm "$DISK/ballast"',
+    )  # fmt: skip
+    text = ended.stdout
+    assert "code 0" in text, text + ended.stderr
+    assert "CHECKPOINT OF STEP 4 FAILED" in text and "No space left" in text
+    assert "training goes on, there is none yet; 1 failed so far" in text
+    kept = tmp_path / "kept"
+    assert steps(kept) == list(range(1, STEPS + 1))
+    assert read_metrics(kept)[-1]["failed_saves"] >= 1
+    assert sound(kept) == [56, 60]
+
+
+def test_a_disk_that_stays_full_keeps_the_last_sound_step_and_says_where_it_goes_on(
+    mounts, pages, tmp_path
+):
+    ended = script(
+        pages, tmp_path, "",
+        'until_ test -e "$RUN/checkpoints/12"; cat /dev/zero > "$DISK/ballast"',
+        'rm "$DISK/ballast"; train',
+    )  # fmt: skip
+    first, _, second = ended.stdout.partition("code 2")
+    assert second, ended.stdout + ended.stderr
+    assert "FAILED" in first and "No space left" in first and "the newest is of step" in first
+    newest = int(first.rpartition("the newest is of step ")[2].partition(";")[0])
+    assert newest >= 12
+    assert "metrics.jsonl CANNOT BE WRITTEN (No space left on device)" in first
+    last = ended.stderr.strip().splitlines()[-1]
+    assert f"lrkv: step {STEPS} could not be saved" in last
+    assert f"goes on from step {newest}, once" in last
+    assert f"resuming from step {newest}" in second and "code 0" in second
+    assert steps(tmp_path / "kept") == list(range(1, STEPS + 1))
+
+
+def test_a_directory_that_cannot_be_written_stops_no_step(mounts, pages, tmp_path):
+    ended = script(
+        pages, tmp_path, "",
+        'C="$RUN/checkpoints"; until_ test -e "$C/8"; mount --bind "$C" "$C";'
+        ' until_ mount -o remount,bind,ro "$C"',
+        'umount "$RUN/checkpoints"; train',
+    )  # fmt: skip
+    first, _, second = ended.stdout.partition("code 2")
+    assert second, ended.stdout + ended.stderr
+    assert "FAILED" in first and f"step {STEPS}/{STEPS}" in first, "it came to its end"
+    assert "Read-only file system" in first
+    assert f"step {STEPS} could not be saved" in ended.stderr
+    assert "resuming from step" in second and "code 0" in second
+    assert steps(tmp_path / "kept") == list(range(1, STEPS + 1))
+    assert sound(tmp_path / "kept")[-1] == STEPS

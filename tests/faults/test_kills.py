@@ -1,0 +1,120 @@
+"""Killed at any instant and started again, a run is the run that nothing interrupted."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from runs import ENVIRONMENT, STEPS, command, learnt
+from warm import Warm
+
+from lrkv_jax.train.metrics import read_metrics
+
+LIMIT = 120  # seconds for one life of a run
+
+
+@pytest.fixture(scope="module")
+def warm():
+    with Warm(ENVIRONMENT) as warm:
+        yield warm
+
+
+def instant(rng: random.Random, run_dir: Path, ended) -> str:
+    """Wait for an instant drawn at random; returns what it was."""
+    deadline = time.monotonic() + LIMIT
+
+    def until(happens) -> None:
+        while not happens() and ended() is None:
+            assert time.monotonic() < deadline, "the run hangs"
+            time.sleep(0.002)
+
+    def rows() -> int:
+        return len(read_metrics(run_dir))
+
+    kind = rng.choice(["time", "step", "save", "sealed"])
+    checkpoints = run_dir / "checkpoints"
+    if kind == "time":  # mostly while it starts
+        time.sleep(rng.uniform(0, 4))
+        return kind
+    before = rows()
+    until(lambda: rows() != before)  # rows past the checkpoint went: it has started
+    after = rows() + rng.randrange(1, 16)
+    until(lambda: rows() >= after)
+    if kind == "save":
+        until(lambda: any(checkpoints.glob(".saving-*")))
+        time.sleep(rng.uniform(0, 0.25))
+    elif kind == "sealed":
+        there = {path.name for path in checkpoints.glob("[0-9]*")}
+        until(lambda: {path.name for path in checkpoints.glob("[0-9]*")} - there)
+        time.sleep(rng.uniform(0, 0.01))
+    else:
+        time.sleep(rng.uniform(0, 0.03))
+    return kind
+
+
+def killed_again_and_again(warm, arguments, run_dir: Path, output: Path, kills: int, seed: int):
+    """Start the run, kill it, start it again; after `kills` kills let it come to its end."""
+    rng, done, kinds = random.Random(seed), 0, []
+    while done < kills:
+        process = warm.start(arguments, output)
+        kinds.append(instant(rng, run_dir, lambda pid=process: warm.ended(pid)))
+        if warm.ended(process) is None:
+            os.kill(process, signal.SIGKILL)
+            assert warm.wait(process) == -signal.SIGKILL
+            done += 1
+        else:  # it came to its end before the instant did: take its end away
+            assert warm.wait(process) == 0, output.read_text()
+            shutil.rmtree(run_dir / f"checkpoints/{STEPS}")
+    process = warm.start(arguments, output)
+    assert warm.wait(process) == 0, output.read_text()
+    return kinds
+
+
+def whole(warm, variant, pages, run_dir: Path, **environment):
+    """What a run learns that nothing interrupts."""
+    output = run_dir.with_suffix(".txt")
+    process = warm.start(command(pages, run_dir, f"attention={variant}"), output, **environment)
+    assert warm.wait(process) == 0, output.read_text()
+    return learnt(run_dir)
+
+
+def check(warm, variant, pages, tmp_path, kills, seed):
+    expected, *expected_rest = whole(warm, variant, pages, tmp_path / "whole")
+    broken, output = tmp_path / "broken", tmp_path / "broken.txt"
+    arguments = command(pages, broken, f"attention={variant}")
+    kinds = killed_again_and_again(warm, arguments, broken, output, kills, seed)
+    rows, *rest = learnt(broken)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), kinds
+    assert rows == expected, kinds
+    assert rest == expected_rest, kinds
+    assert "is damaged" not in output.read_text(), "a kill leaves no half step"
+    left = [p.name for p in (broken / "checkpoints").iterdir() if not p.name.isdecimal()]
+    assert left == [], "what killed saves left was removed"
+    starts = set(re.findall(r"resuming from step (\d+)", output.read_text()))
+    assert len(starts) >= 3 and len(set(kinds)) >= 3, "the kills were all alike"
+
+
+@pytest.mark.faults
+def test_a_run_repeats_itself_with_and_without_compiled_programs_kept(warm, pages, tmp_path):
+    compiled, again = (whole(warm, "lrkv", pages, tmp_path / name) for name in ("one", "two"))
+    without = whole(warm, "lrkv", pages, tmp_path / "off", LRKV_COMPILATION_CACHE="off")
+    assert compiled == again == without
+    cached = [read_metrics(tmp_path / n)[0]["compile_cached"] for n in ("one", "two", "off")]
+    assert cached[1:] == [True, False]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("variant", ["mha", "lrkv"])
+def test_a_run_killed_fifteen_times_is_the_run_that_was_not(warm, variant, pages, tmp_path):
+    check(warm, variant, pages, tmp_path, kills=15, seed=len(variant))
+
+
+@pytest.mark.nights
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla", "lrkv"])
+def test_a_run_killed_by_night_is_the_run_that_was_not(warm, variant, pages, tmp_path, seed):
+    check(warm, variant, pages, tmp_path, kills=30, seed=1000 + seed)

@@ -1,0 +1,117 @@
+"""A batch whose gradients are no numbers costs one step; many in a row stop the run, explained."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.train import replay as replay_module
+from lrkv_jax.train import step as step_module
+from lrkv_jax.train.loop import train
+from lrkv_jax.train.metrics import read_metrics
+from lrkv_jax.train.replay import replay
+
+pytestmark = pytest.mark.faults
+
+ONE = {"devices": jax.devices()[:1]}
+
+
+def told():
+    return Console(file=io.StringIO(), width=400)
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """A function (batches) that makes the gradient of the head of these batches NaN."""
+    honest = step_module.make_gradient
+
+    def of(*batches):
+        first_rows = jnp.asarray(np.stack([batch[0] for batch in batches]))
+
+        def make(*arguments):
+            gradient = honest(*arguments)
+
+            def run(params, tokens_BU):
+                value, grads = gradient(params, tokens_BU)
+                bad = jnp.any(jnp.all(first_rows == tokens_BU[0], axis=1))
+                leaves, tree = jax.tree.flatten(grads)
+                leaves[-1] = leaves[-1] + jnp.where(bad, jnp.nan, 0.0)
+                return value, jax.tree.unflatten(tree, leaves)
+
+            return run
+
+        monkeypatch.setattr(step_module, "make_gradient", make)
+        monkeypatch.setattr(replay_module, "make_gradient", make)
+
+    return of
+
+
+def batches(config):
+    from lrkv_jax.data.loader import make_loader
+
+    loader = make_loader(config.data, config.train.context, config.train.batch)
+    return loader, [loader.batch_at(step) for step in range(config.train.total_steps)]
+
+
+def test_a_nan_batch_costs_its_step_and_is_told_kept_and_replayed(tiny, poison):
+    config = tiny("train.save_every=2", "train.keep=3", "attention=mha")
+    loader, all_batches = batches(config)
+    poison(all_batches[2])  # of step 3
+    console = told()
+    result = train(config, console=console, **ONE)
+    assert result.finished
+    rows = read_metrics(result.run_dir)
+    assert [row["skipped"] for row in rows] == [0, 0, 1, 1, 1, 1]
+    assert rows[2]["grad_norm"] is None and rows[2]["skipped_in_a_row"] == 1
+    assert all(row["grad_norm"] > 0 for row in rows if row["step"] != 3)
+    records = loader.records_of(2)
+    line = next(x for x in console.file.getvalue().splitlines() if "SKIPPED" in x)
+    assert line.startswith("STEP 3 SKIPPED, not finite: loss ") and "gradient norm nan" in line
+    assert f"batch {rows[2]['batch']} of records {records[0]}, {records[1]}" in line
+    with np.load(result.run_dir / "skipped/step-00000003.npz") as kept:
+        np.testing.assert_array_equal(kept["tokens"], all_batches[2])
+        assert kept["records"].tolist() == records
+
+    before = {p: p.read_bytes() for p in result.run_dir.rglob("*") if p.is_file()}
+    console = told()
+    report = replay(config, 3, console=console, **ONE)
+    assert report["equal"] and not np.isfinite(report["grad_norm"])
+    bad = {name for name, at in report["gradients"].items() if at["not_finite"]}
+    assert bad == {"head/kernel"}, "the one that was poisoned"
+    text = console.file.getvalue()
+    assert "step 3, replayed from step 2" in text and "as recorded" in text
+    assert replay(config, 5, console=told(), **ONE)["equal"], "a step that was taken, too"
+    assert before == {p: p.read_bytes() for p in result.run_dir.rglob("*") if p.is_file()}
+
+
+def test_a_run_that_only_skips_stops_and_names_the_replay(tiny, poison):
+    config = tiny("train.save_every=1", "guard.stop_after=3", "attention=mha", "train.steps=8")
+    _, all_batches = batches(config)
+    poison(*all_batches[2:])
+    console = told()
+    with pytest.raises(LrkvError, match="3 steps in a row were skipped, up to step 5") as error:
+        train(config, console=console, **ONE)
+    assert "--replay 5" in str(error.value) and "\n" not in str(error.value)
+    run_dir = config.directory
+    assert [row["step"] for row in read_metrics(run_dir)] == [1, 2, 3, 4, 5]
+    assert console.file.getvalue().count("SKIPPED") == 3
+    # Started again, it is not taken for well: the count goes on from the checkpoint.
+    with pytest.raises(LrkvError, match="steps in a row were skipped"):
+        train(config, console=told(), **ONE)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"), [(0, "use a step from 1 to 6"), (7, "use a step from 1 to 6")]
+)
+def test_a_step_that_is_none_is_refused(tiny, step, message):
+    with pytest.raises(LrkvError, match="is not a run"):
+        replay(tiny(), step, **ONE)
+    from lrkv_jax.train.run_dir import open_run, resolve
+
+    open_run(resolve(tiny()))
+    with pytest.raises(LrkvError, match=message):
+        replay(tiny(), step, **ONE)
