@@ -18,7 +18,15 @@ from lrkv_jax.errors import LrkvError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose floats may be written 1e-4 (YAML 1.1 reads that as text)."""
+    """YAML whose floats may be written 1e-4 (YAML 1.1 reads that as text), without aliases.
+
+    Nine lines of aliases of aliases are a billion values, and an alias can hold itself.
+    """
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not taken here: write the value again")
+        return super().compose_node(parent, index)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -39,6 +47,9 @@ for _yaml in (_Loader, _Dumper):
     )
 
 
+# Also a number of 4,300 digits, a date of the year 0, brackets a thousand deep.
+_NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+
 _ATTENTION_ELSEWHERE = (
     "model.attention is not set there: choose with attention=NAME and change with attention.KEY"
 )
@@ -56,8 +67,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     path = find_config(path)
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise LrkvError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except _NOT_YAML as error:
+        raise LrkvError(f"{path} is not YAML: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(raw, dict):
         raise LrkvError(f"{path} is not a mapping of settings: see the files under configs/")
     variants = raw.get("variants")
@@ -80,7 +91,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     _drop_other_length(raw, changes)
     for key, value in changes:
         if key != "attention":
-            _set(raw, re.sub(r"^attention\.", f"variants.{chosen}.", key), value)
+            if key.startswith("attention."):
+                key = f"variants.{chosen}.{key.removeprefix('attention.')}"
+            _set(raw, key, value)
     if not isinstance(raw["variants"], dict) or chosen not in raw["variants"]:
         raise LrkvError(f"variants = {raw['variants']}: name one, as in variants.lrkv.rank=64")
     # Once more: an override may have added a line or changed a kind.
@@ -125,8 +138,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
         raise LrkvError(f"{text!r} is not an override: write key=value, as in train.steps=100")
     try:
         return key.strip(), yaml.load(value, _Loader)
-    except yaml.YAMLError as error:
-        raise LrkvError(f"{text!r}: the value is not YAML; quote it") from error
+    except _NOT_YAML as error:
+        raise LrkvError(f"{text[:200]!r}: the value is not YAML; quote it") from error
 
 
 def _with_kind(name: str, entry: Any) -> dict[str, Any]:
@@ -187,7 +200,7 @@ def _first(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
     if problem["type"] == "missing":
         return f"{key} is missing: give it a value"
     message = problem["msg"].removeprefix("Input ")
-    return f"{key} = {problem['input']!r} {message[0].lower()}{message[1:]}"
+    return f"{key} = {repr(problem['input'])[:200]} {message[0].lower()}{message[1:]}"
 
 
 def _siblings(problem, prefix: tuple[str, ...]) -> list[str]:

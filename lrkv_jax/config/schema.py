@@ -5,7 +5,7 @@ Defaults are the paper's where it states them; a comment says where a default co
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -193,13 +193,17 @@ class WatchdogConfig(Frozen):
     end_after: PositiveFloat | None = 3600.0
 
 
+# Names become parts of a path: none leads out of `runs/`.
+Name = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\z")]
+
+
 class RunConfig(Frozen):
     """Everything a run is. `variants` keeps the scale's other lines for `lrkv plan --all`."""
 
-    name: str
+    name: Name
     model: ModelConfig
-    variants: dict[str, Attention]
-    attention: str  # the chosen line of `variants`
+    variants: dict[Name, Attention]
+    attention: Name  # the chosen line of `variants`
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
     mesh: MeshConfig = MeshConfig()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lrkv_jax.data.assets import asset_checksum, read_asset
+from lrkv_jax.data.text import valid
 from lrkv_jax.errors import LrkvError
 
 Split = Literal["train", "heldout"]
@@ -97,7 +98,7 @@ def _folder(
         for row, text in _READERS[path.suffix.lower()](path, column):
             if text and chosen(row):
                 found = True
-                yield _valid(text)
+                yield valid(text)
     if not found:
         raise LrkvError(
             f"data.source = {source} has no document in its {split} split: "
@@ -110,13 +111,6 @@ def _unit_hash(relative: str, row: int) -> float:
     digest = hashlib.blake2b(f"{relative}\0{row}".encode(), digest_size=8).digest()
     # 53 bits: a double holds no more, and rounding up to 1.0 must not happen.
     return (int.from_bytes(digest) >> 11) / 2**53
-
-
-def _valid(text: str) -> str:
-    """Lone surrogates, which JSON can spell and UTF-8 cannot, become U+FFFD."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _read_text(path: Path, column: str) -> Iterator[tuple[int, str]]:
@@ -150,6 +144,7 @@ def _read_parquet(path: Path, column: str) -> Iterator[tuple[int, str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    row = 0
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -163,12 +158,15 @@ def _read_parquet(path: Path, column: str) -> Iterator[tuple[int, str]]:
                 types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
             ):
                 raise _not_text(str(path), column, str(kind))
-            row = 0
             # One small batch at a time: a FineWeb-Edu file is 2 GB of text.
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
                 for text in batch.column(0):
                     yield row, text.as_py() or ""
                     row += 1
+    except UnicodeDecodeError as error:
+        raise LrkvError(
+            f"{path}: row {row} is not UTF-8 ({error.reason}): fetch it again"
+        ) from None
     except (pa.ArrowException, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise LrkvError(f"{path} is not readable parquet ({reason}): fetch it again") from None

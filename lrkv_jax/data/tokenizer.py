@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lrkv_jax.data.assets import read_asset
+from lrkv_jax.data.text import valid
 from lrkv_jax.errors import LrkvError
 
 EMBEDDED = ("sotu-4096", "gpt2")
@@ -66,12 +67,15 @@ class Tokenizer:
         return np.pad(self.token_bytes, (0, vocabulary - self.vocabulary))
 
     def encode(self, text: str) -> np.ndarray:
-        """int32 [T], without BOS. A special token spelt out in the text is ordinary text."""
+        """int32 [T], without BOS. A special token spelt out in the text is ordinary text.
+
+        Lone surrogates, which are no characters, are read as U+FFFD.
+        """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
         """`encode` of each text."""
-        return [np.array(ids, np.int32) for ids in self._encode(list(texts))]
+        return [np.array(ids, np.int32) for ids in self._encode([valid(text) for text in texts])]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that the ids stand for; special, unused and unknown ids stand for none."""

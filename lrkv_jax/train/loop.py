@@ -32,7 +32,7 @@ from lrkv_jax.train.pauses import Pauses
 from lrkv_jax.train.progress import TrainProgress
 from lrkv_jax.train.resume import compiling, resumed
 from lrkv_jax.train.run_dir import open_run, resolve
-from lrkv_jax.train.state import TrainState
+from lrkv_jax.train.state import TrainState, abstract_state
 from lrkv_jax.train.step import StepMetrics
 from lrkv_jax.train.validate import HeldOut
 
@@ -168,13 +168,16 @@ class _Run:
 
     def _prepare(self, end: int) -> tuple[TrainState, int]:
         """The state to go on from and its step; meanwhile the step's program is compiled."""
-        built = self.config, self.mesh, self.loader
+        abstract = abstract_state(self.config, self.mesh)
+        built = self.config, self.mesh, self.loader, abstract
         with contextlib.ExitStack() as threads:
             # A run that seems done is not compiled for, unless its last checkpoint is damaged.
             done = (self.checkpoints.latest() or 0) >= end
             program = None if done else threads.enter_context(compiling(*built))
             self.watchdog.at("restore", end if done else 0)
-            state, start = resumed(self.config, self.mesh, self.checkpoints, set_aside=True)
+            state, start = resumed(
+                self.config, self.mesh, self.checkpoints, abstract, set_aside=True
+            )
             if start < end:
                 self._introduce(start)
                 self.startup.phase("state")

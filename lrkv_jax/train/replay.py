@@ -30,7 +30,7 @@ from lrkv_jax.train.loss import make_gradient, make_loss
 from lrkv_jax.train.metrics import read_metrics
 from lrkv_jax.train.resume import compiling, resumed
 from lrkv_jax.train.run_dir import find_run, resolve
-from lrkv_jax.train.state import TrainState
+from lrkv_jax.train.state import TrainState, abstract_state
 
 # Rows of the batch that are shown: those with the highest loss.
 ROWS_SHOWN = 8
@@ -61,8 +61,9 @@ def replay(
     rows = local_rows(batch_sharding(mesh), config.train.batch)
     loader = make_loader(config.data, config.train.context, config.train.batch, rows=rows)
     with jax.set_mesh(mesh), Checkpointer(run_dir / "checkpoints") as checkpoints:
-        state, start = resumed(config, mesh, checkpoints, before=step)
-        with compiling(config, mesh, loader) as program:
+        abstract = abstract_state(config, mesh)
+        state, start = resumed(config, mesh, checkpoints, abstract, before=step)
+        with compiling(config, mesh, loader, abstract) as program:
             run_step = program.result().call
         leaves, tree = jax.tree.flatten(state)
         del state

@@ -13,7 +13,6 @@ from lrkv_jax.runtime.compilation import Compiling
 from lrkv_jax.sharding import batch_sharding
 from lrkv_jax.train.state import (
     TrainState,
-    abstract_state,
     checkpoint_items,
     from_checkpoint_items,
     init_state,
@@ -21,9 +20,9 @@ from lrkv_jax.train.state import (
 from lrkv_jax.train.step import make_train_step, over_leaves
 
 
-def compiling(config: RunConfig, mesh: Mesh, loader: Loader) -> Compiling:
-    """The step over a state's leaves, on its way to being compiled for them and a batch."""
-    train, abstract = config.train, abstract_state(config, mesh)
+def compiling(config: RunConfig, mesh: Mesh, loader: Loader, abstract: TrainState) -> Compiling:
+    """The step over an `abstract_state`'s leaves, on its way to being compiled for a batch."""
+    train = config.train
     token_bytes_V = loader.tokenizer.token_bytes_up_to(config.model.vocabulary)
     step = make_train_step(config, mesh, token_bytes_V)
     tokens = jax.ShapeDtypeStruct(
@@ -37,6 +36,7 @@ def resumed(
     config: RunConfig,
     mesh: Mesh,
     checkpoints: Checkpointer,
+    abstract: TrainState,
     *,
     before: int | None = None,
     set_aside: bool = False,
@@ -46,7 +46,6 @@ def resumed(
 
     Raises `LrkvError` as `Checkpointer.restore_newest` does.
     """
-    abstract = abstract_state(config, mesh)
     restored = checkpoints.restore_newest(
         checkpoint_items(abstract), before=before, set_aside=set_aside
     )

@@ -32,7 +32,15 @@ def run(tmp_path_factory, pages):
     directory = tmp_path_factory.mktemp("run") / "run"
     config = load_config(
         "configs/quickstart.yaml",
-        [*TINY, *pages, f"run_dir={directory}", "train.save_every=2", "train.keep=3"],
+        [
+            *TINY,
+            *pages,
+            f"run_dir={directory}",
+            "train.save_every=2",
+            "train.keep=3",
+            "optimizer.muon.iterations=1",
+            "train.sample_tokens=0",
+        ],
     )
     train(config, console=Console(file=io.StringIO()), **ONE)
     return resolve(config), directory
@@ -48,28 +56,28 @@ def truth(run):
     return jax.tree.map(np.asarray, restored), abstract
 
 
-@pytest.mark.parametrize("seed", range(42))
-def test_a_damaged_checkpoint_is_named_and_the_newest_sound_one_used(run, truth, tmp_path, seed):
-    rng = random.Random(seed)
-    shutil.copytree(run[1] / "checkpoints", tmp_path / "checkpoints")
-    # Each kind three times; every third damages the two newest.
-    damage = damages.ALL[seed % len(damages.ALL)]
-    broken = STEPS[1:] if seed % 3 == 0 else STEPS[2:]
-    for step in reversed(broken):
-        damage(tmp_path / "checkpoints" / str(step), rng)
-    said = []
-    with Checkpointer(tmp_path / "checkpoints", say=said.append) as checkpoints:
-        step, items = checkpoints.restore_newest(truth[1], set_aside=True)
-        assert checkpoints.steps() == [s for s in STEPS if s not in broken]
-    assert step == max(s for s in STEPS if s not in broken)
-    for expected, found in zip(
-        jax.tree.leaves(truth[0][step]), jax.tree.leaves(items), strict=True
-    ):
-        np.testing.assert_array_equal(expected, np.asarray(found))
-    assert len(said) == len(broken)
-    for text, number in zip(sorted(said), broken, strict=True):
-        assert f"checkpoints/{number} is damaged" in text and "set aside as" in text
-        assert (tmp_path / f"checkpoints/damaged/{number}").exists()
+@pytest.mark.parametrize("kind", damages.ALL, ids=lambda kind: kind.__name__)
+def test_a_damaged_checkpoint_is_named_and_the_newest_sound_one_used(run, truth, tmp_path, kind):
+    for seed in range(3):
+        rng = random.Random(f"{kind.__name__} {seed}")
+        there = tmp_path / str(seed) / "checkpoints"
+        shutil.copytree(run[1] / "checkpoints", there)
+        broken = STEPS[1:] if seed == 0 else STEPS[2:]
+        for step in reversed(broken):
+            kind(there / str(step), rng)
+        said = []
+        with Checkpointer(there, say=said.append) as checkpoints:
+            step, items = checkpoints.restore_newest(truth[1], set_aside=True)
+            assert checkpoints.steps() == [s for s in STEPS if s not in broken]
+        assert step == max(s for s in STEPS if s not in broken)
+        for expected, found in zip(
+            jax.tree.leaves(truth[0][step]), jax.tree.leaves(items), strict=True
+        ):
+            np.testing.assert_array_equal(expected, np.asarray(found))
+        assert len(said) == len(broken)
+        for text, number in zip(sorted(said), broken, strict=True):
+            assert f"checkpoints/{number} is damaged" in text and "set aside as" in text
+            assert (there / f"damaged/{number}").exists()
 
 
 def resumed(config, run, tmp_path, damage_all=False):

@@ -18,8 +18,8 @@ from lrkv_jax.train.state import abstract_state, checkpoint_items, init_state
 
 # (data, fsdp, context, tensor) of 1, 2, 4 and 8 devices; each is saved on and restored on the next.
 MESHES = [
-    (1, 1, 1, 1), (1, 2, 1, 1), (1, 1, 1, 2), (1, 4, 1, 1), (2, 1, 1, 2),
-    (1, 8, 1, 1), (2, 2, 1, 2), (1, 2, 2, 2), (8, 1, 1, 1), (1, 1, 1, 1),
+    (1, 1, 1, 1), (1, 2, 1, 1), (1, 1, 1, 4), (2, 1, 1, 1), (1, 8, 1, 1), (2, 2, 1, 2),
+    (1, 2, 2, 2), (1, 1, 1, 1),
 ]  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def mesh_of(sizes):
     "variant",
     [pytest.param("mha", marks=pytest.mark.nights), pytest.param("lrkv", marks=pytest.mark.faults)],
 )
-def test_a_state_passes_through_nine_mesh_changes_without_losing_a_bit(tiny, tmp_path, variant):
+def test_a_state_passes_through_seven_mesh_changes_without_losing_a_bit(tiny, tmp_path, variant):
     config = resolve(tiny(f"attention={variant}"))
     state = init_state(config, mesh_of(MESHES[0]))
     rng = np.random.default_rng(0)
@@ -57,13 +57,13 @@ def test_a_state_passes_through_nine_mesh_changes_without_losing_a_bit(tiny, tmp
     assert all(other == prints[0] for other in prints), "a fingerprint knows no mesh"
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_run_that_changes_its_mesh_keeps_its_order_and_its_losses(tiny, tmp_path):
     quiet = {"console": Console(file=io.StringIO())}
     whole = tiny("attention=mha", "optimizer.muon.iterations=1", f"run_dir={tmp_path / 'whole'}")
     train(whole, devices=jax.devices()[:1], **quiet)
     moving = tiny("attention=mha", "optimizer.muon.iterations=1", f"run_dir={tmp_path / 'moving'}")
-    for until, sizes in ((2, (1, 4, 1, 1)), (4, (2, 1, 1, 2)), (6, (1, 1, 1, 1))):
+    for until, sizes in ((3, (1, 2, 1, 2)), (6, (1, 1, 1, 1))):
         mesh = MeshConfig(**dict(zip(("data", "fsdp", "context", "tensor"), sizes, strict=True)))
         config = moving.model_copy(update={"mesh": mesh})
         train(config, until=until, devices=jax.devices()[: int(np.prod(sizes))], **quiet)

@@ -23,7 +23,7 @@ IN_A_CALL = """
 import numpy as np
 from lrkv_jax.runtime.stopping import Stopping
 with Stopping(0) as stopping:
-    x = np.random.default_rng(0).normal(size=(9000, 9000))
+    x = np.random.default_rng(0).normal(size=(6000, 6000))
     print("ready", flush=True)
     x @ x @ x @ x @ x @ x @ x @ x
 """
@@ -47,7 +47,9 @@ def test_one_signal_is_noted_and_a_repeated_one_is_the_same():
     assert (process.returncode, out, err) == (0, f"stopped {int(signal.SIGTERM)}\n", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_second_signal_ends_at_once_whatever_the_main_thread_does(number):
     process = started(IN_A_CALL)
     process.send_signal(number)

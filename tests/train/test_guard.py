@@ -83,7 +83,7 @@ def test_spikes_do_not_hide_each_other_and_a_new_level_becomes_the_normal():
     ("axes", "bad"),
     [
         (("mesh.fsdp=2", "mesh.tensor=2", "mesh.data=2"), np.inf),
-        pytest.param((), np.nan, marks=pytest.mark.faults),
+        pytest.param((), np.nan, marks=pytest.mark.slow),
     ],
 )
 def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was(

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 from several import ends, several
 from tiny import TINY
 
-from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.train.metrics import read_metrics
 from lrkv_jax.train.restore import load_run
 
@@ -89,25 +86,6 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(tmp_path, pages):
     rows = train_in_one(pages, half, "mesh.data=4", "mesh.fsdp=2")
     assert list(column(rows, "step")) == list(range(1, 21))
     np.testing.assert_allclose(column(rows, "loss"), column(whole, "loss"), rtol=1e-4)
-
-
-def test_sigterm_to_one_process_saves_one_step_in_both(tmp_path, pages):
-    run_dir = tmp_path / "run"
-    arguments = command(pages, run_dir, "train.steps=100000")
-    with several(arguments) as running:
-        deadline = time.monotonic() + LIMIT
-        metrics = run_dir / "metrics.jsonl"
-        while not (metrics.is_file() and metrics.read_text().count("\n") >= 3):
-            assert time.monotonic() < deadline and running[0].poll() is None
-            time.sleep(0.2)
-        running[1].send_signal(signal.SIGTERM)
-        first, second = ends(running, LIMIT)
-    assert (first.code, second.code) == (75, 75), (first, second)
-    last = read_metrics(run_dir)[-1]["step"]
-    assert f"stopped at step {last}, saved" in first.out and second.out == ""
-    with Checkpointer(run_dir / "checkpoints") as checkpoints:
-        assert checkpoints.steps() == [last]
-        assert checkpoints.manifest()["loader"]["step"] == last
 
 
 def test_a_run_directory_that_is_not_shared_is_named(tmp_path, pages):

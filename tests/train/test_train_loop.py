@@ -3,11 +3,6 @@
 import hashlib
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import chex
 import jax
@@ -157,23 +152,3 @@ def test_a_step_that_the_memory_cannot_hold_is_refused_before_anything_is_writte
     with pytest.raises(LrkvError, match="needs .* for a training step and has 0.0001 GB"):
         train(tiny(), console=quiet(), **ONE)
     assert not (tmp_path / "run").exists()
-
-
-def test_sigterm_finishes_the_step_saves_and_says_start_me_again(tiny, tmp_path, pages):
-    arguments = [*TINY, *pages, f"run_dir={tmp_path / 'run'}",
-                 "mesh.fsdp=1", "mesh.data=1", "train.steps=100000"]  # fmt: skip
-    environment = {**os.environ, "XLA_FLAGS": ""}
-    command = [sys.executable, "-m", "lrkv_jax", "train", "configs/quickstart.yaml", *arguments]
-    run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    metrics = tmp_path / "run/metrics.jsonl"
-    for _ in range(600):
-        if metrics.is_file() and metrics.read_text().count("\n") >= 5:
-            break
-        time.sleep(0.1)
-    run.send_signal(signal.SIGTERM)
-    output, _ = run.communicate(timeout=60)
-    assert run.returncode == 75, output
-    rows = read_metrics(tmp_path / "run")
-    with Checkpointer(tmp_path / "run/checkpoints") as checkpoints:
-        assert checkpoints.latest() == rows[-1]["step"]
-    assert "the same command goes on" in output

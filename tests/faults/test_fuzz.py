@@ -1,0 +1,239 @@
+"""Hostile and broken input is refused in one line or worked on rightly, never anything else."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lrkv_jax.config import RunConfig, load_config
+from lrkv_jax.data.sources import documents
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.train.metrics import read_metrics
+
+pytestmark = pytest.mark.slow
+
+fuzz = settings(
+    max_examples=300, deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+
+KEYS = [
+    "attention", "name", "model", "model.layers", "model.width", "model.head_width", "train",
+    "train.steps", "train.tokens", "train.batch", "mesh.fsdp", "attention.rank", "attention.kind",
+    "variants", "variants.lrkv", "variants.lrkv.rank", "model.attention", "guard.spike", "data",
+    "optimizer.muon.dtype", "watchdog.warn_after", "run_dir", "", ".", "..", "model.", ".layers",
+]  # fmt: skip
+VALUES = st.one_of(
+    st.integers(), st.floats(), st.text(max_size=20), st.none(), st.booleans(),
+    st.sampled_from(["{}", "[]", "{a: 1}", "*x", "&x [*x]", "!!python/object:os.system x",
+                     "1e999", "-1", "0", "9" * 5000, "[" * 2000, "0000-00-00",
+                     "null", "{mha: {}}", "'", "\\x00", "~"]),
+)  # fmt: skip
+
+
+def one_line(error: LrkvError) -> None:
+    assert str(error) and "\n" not in str(error)
+
+
+@settings(fuzz, max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=4))
+def test_overrides_make_a_configuration_or_one_line(pairs):
+    try:
+        config = load_config("configs/quickstart.yaml", [f"{key}={value}" for key, value in pairs])
+    except LrkvError as error:
+        one_line(error)
+    else:
+        assert isinstance(config, RunConfig)
+        assert "/" not in config.name and ".." not in config.directory.split("/")[:-1]
+
+
+@fuzz
+@given(st.text(max_size=60))
+def test_any_text_is_an_override_or_one_line(text):
+    try:
+        load_config("configs/quickstart.yaml", [text])
+    except LrkvError as error:
+        one_line(error)
+
+
+@fuzz
+@given(st.binary(max_size=300), st.integers(0, 10**6), st.integers(0, 3))
+def test_any_file_is_a_configuration_or_one_line(tmp_path, noise, where, how):
+    data = Path("configs/quickstart.yaml").read_bytes()
+    where %= len(data)
+    data = [
+        noise,
+        data[:where],
+        data[:where] + noise + data[where:],
+        data[:where] + noise + data[where + len(noise) :],
+    ][how]
+    path = tmp_path / "fuzzed.yaml"
+    path.write_bytes(data)
+    try:
+        load_config(path)
+    except LrkvError as error:
+        one_line(error)
+
+
+def test_yaml_that_would_run_code_does_not(tmp_path):
+    mark = tmp_path / "mark"
+    for text in (
+        f"!!python/object/apply:os.system ['touch {mark}']",
+        f"a: !!python/object/new:os.system ['touch {mark}']",
+    ):
+        (tmp_path / "x.yaml").write_text(text)
+        with pytest.raises(LrkvError):
+            load_config(tmp_path / "x.yaml")
+        with pytest.raises(LrkvError):
+            load_config("configs/quickstart.yaml", [f"name={text}"])
+    assert not mark.exists()
+
+
+# Half a billion laughs: aliases of aliases.
+LAUGHS = "\n".join(
+    ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+)
+
+
+def test_yaml_that_would_fill_the_memory_is_refused_soon(tmp_path):
+    (tmp_path / "x.yaml").write_text(LAUGHS + "\nvariants: {mha: {}}\nattention: mha\nmodel: *a8\n")
+    with pytest.raises(LrkvError) as error:
+        load_config(tmp_path / "x.yaml")
+    one_line(error.value)
+    assert len(str(error.value)) < 1000
+
+
+def read(folder):
+    """All documents of both splits, or the one line that says why not."""
+    found = []
+    for split in ("train", "heldout"):
+        try:
+            found += documents(str(folder), split, heldout=0.5)
+        except LrkvError as error:
+            one_line(error)
+            if "has no document in its" not in str(error):
+                return str(error)
+    return found
+
+
+ODD = st.one_of(
+    st.text(max_size=50),
+    st.sampled_from(["", "\0", "a\0b", "\ud800", "\ufeffx", "é" * 1000, "\r\n", "\u2028"]),
+)
+
+
+@fuzz
+@given(st.lists(ODD, max_size=8), st.integers(0, 10**6), st.sampled_from(["no", "cut", "flip"]))
+def test_jsonl_is_read_whole_or_refused_by_its_line(tmp_path, texts, where, damage):
+    folder = tmp_path / "data"
+    folder.mkdir(exist_ok=True)
+    data = bytearray("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
+    if data and damage == "cut":
+        del data[where % len(data) :]
+    if data and damage == "flip":
+        data[where % len(data)] ^= 1 << (where % 8)
+    (folder / "x.jsonl").write_bytes(data)
+    found = read(folder)
+    if damage == "no":
+        expected = [t.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+                    for t in texts if t]  # fmt: skip
+        assert sorted(found) == sorted(expected), "nothing is lost, nothing is made up"
+
+
+@fuzz
+@given(st.lists(ODD, max_size=8), st.integers(0, 10**6), st.sampled_from(["no", "cut", "flip"]))
+def test_parquet_is_read_whole_or_refused(tmp_path, texts, where, damage):
+    folder = tmp_path / "data"
+    folder.mkdir(exist_ok=True)
+    texts = [text.encode("utf-8", "ignore").decode() for text in texts]
+    pq.write_table(
+        pa.table({"text": pa.array(texts, pa.string())}), folder / "x.parquet",
+        write_page_checksum=True,
+    )  # fmt: skip
+    if damage != "no":
+        data = bytearray((folder / "x.parquet").read_bytes())
+        if damage == "cut":
+            del data[where % len(data) :]
+        else:
+            data[where % len(data)] ^= 1 << (where % 8)
+        (folder / "x.parquet").write_bytes(data)
+    found = read(folder)
+    if damage == "no":
+        assert sorted(found) == sorted(text for text in texts if text)
+
+
+@pytest.mark.parametrize(
+    "column", [pa.array([1, 2]), pa.array([b"a", b"b"]), pa.array([["a"], ["b"]]), pa.nulls(2)]
+)
+def test_a_column_that_is_no_text_is_named(tmp_path, column):
+    pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet")
+    found = read(tmp_path)
+    assert isinstance(found, str) and "column 'text' is" in found
+
+
+def test_one_enormous_document_is_a_document(tmp_path):
+    text = "all work and no play " * 500_000  # 10 MB in one line
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    assert read(tmp_path) == [text]
+
+
+@pytest.mark.parametrize("name", ["sotu-4096", "gpt2"])
+@fuzz
+@given(ODD)
+def test_any_prompt_comes_back_from_the_tokenizer(name, text):
+    tokenizer = load_tokenizer(name)
+    ids = tokenizer.encode(text)
+    assert tokenizer.bos not in np.asarray(ids).tolist(), "text is never a special token"
+    valid = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    assert tokenizer.decode(np.asarray(ids).tolist()) == valid
+
+
+@pytest.mark.parametrize("special", ["<|bos|>", "<|endoftext|>", "<|im_start|>"])
+def test_a_special_token_that_is_typed_is_text(special):
+    for name in ("sotu-4096", "gpt2"):
+        tokenizer = load_tokenizer(name)
+        ids = np.asarray(tokenizer.encode(special)).tolist()
+        assert tokenizer.bos not in ids and tokenizer.decode(ids) == special
+
+
+@fuzz
+@given(st.binary(max_size=200), st.integers(0, 10**6))
+def test_metrics_are_rows_or_one_line(tmp_path, noise, where):
+    data = b"".join(json.dumps({"step": s, "loss": 1.0}).encode() + b"\n" for s in range(1, 9))
+    where %= len(data)
+    (tmp_path / "metrics.jsonl").write_bytes(data[:where] + noise + data[where:])
+    try:
+        rows = read_metrics(tmp_path)
+    except LrkvError as error:
+        one_line(error)
+    else:
+        assert all("step" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", "/etc/x", "..", ".", "", "a\0b", "~root", "x" * 300, "con\n"]
+)
+def test_no_name_leads_out_of_the_runs_directory(name):
+    for key in ("name", "attention"):
+        with pytest.raises(LrkvError) as error:
+            overrides = [f"{key}={json.dumps(name)}"]
+            if key == "attention":
+                overrides.append(f"variants={json.dumps({name: {'kind': 'mha'}})}")
+            load_config("configs/quickstart.yaml", overrides)
+        one_line(error.value)
+
+
+def test_nothing_here_reads_what_could_run():
+    """Pickles, and YAML's full loaders, run code of those who wrote them."""
+    risky = ("pickle.load", "yaml.unsafe", "yaml.full_load", "allow_pickle=True", "torch.load",
+             "joblib", " eval(", " exec(")  # fmt: skip
+    for path in Path("lrkv_jax").rglob("*.py"):
+        found = [call for call in risky if call in path.read_text()]
+        assert not found, (path, found)
