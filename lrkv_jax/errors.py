@@ -7,6 +7,10 @@ class LrkvError(Exception):
     The command line prints it and exits with code 2; `--debug` shows the traceback.
     """
 
+    def __init__(self, text: str = ""):
+        # Whatever a user's value or a library's message holds, it stays one line.
+        super().__init__(" ".join(text.split("\n")))
+
 
 # What a process's exit code says.
 EXIT_BAD_INPUT = 2

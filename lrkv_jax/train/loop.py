@@ -158,11 +158,12 @@ class _Run:
             try:
                 with Stopping(start, deadline=deadline) as stopping:
                     step, stopped = self._steps(state, start, end, stopping)
+                    # A signal that comes twice must not end what the first one saves.
+                    self.watchdog.at("save", step)
+                    self.checkpoints.wait()
             finally:
                 self._log.close()
                 progress.close()
-            self.watchdog.at("save", step)
-            self.checkpoints.wait()
         self._check_saved(step, stopped)
         return TrainResult(self.run_dir, step, step >= total, self._pauses.last_validation, stopped)
 

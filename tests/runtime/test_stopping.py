@@ -16,6 +16,7 @@ with Stopping(0) as stopping:
     print("ready", flush=True)
     while not stopping.after(1):
         time.sleep(0.3)
+    time.sleep(0.3)  # as in a save
     print("stopped", stopping.signal, flush=True)
 """
 # Python's handlers wait for this thread to come back to Python, as from a step of minutes.
