@@ -158,7 +158,7 @@ class _Step(NamedTuple):
 
     @property
     def config(self) -> RunConfig:
-        return RunConfig(name="", variants={}, attention="", **self._asdict())
+        return RunConfig(name="plan", variants={}, attention="plan", **self._asdict())
 
 
 @functools.lru_cache(maxsize=64)

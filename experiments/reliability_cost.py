@@ -1,0 +1,162 @@
+"""What promises cost: the guard in a step, fingerprints and seals in a save, checks in a restore.
+
+    python experiments/reliability_cost.py [--scale quickstart] [--out FILE.json] [KEY=VALUE ...]
+
+Each pair is timed in turns within one run: the training step as it is and without its guard and
+its batch's fingerprint; a save by Orbax alone and as this package makes it; a restore likewise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from contextlib import contextmanager
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax.config import load_config
+from lrkv_jax.sharding import make_mesh
+from lrkv_jax.train import step as step_module
+from lrkv_jax.train.run_dir import resolve
+from lrkv_jax.train.state import abstract_state, checkpoint_items, init_state
+
+
+@contextmanager
+def without_guard():
+    """The step module as if there were no guard: every step is taken, nothing is hashed."""
+    kept = step_module.judge, step_module.unless, step_module.fingerprint
+    nothing = jnp.float32(0)
+    step_module.judge = lambda config, state, *_: (jnp.bool_(True), state, nothing)
+    step_module.unless = lambda take, new, old: new
+    step_module.fingerprint = lambda tokens: jnp.zeros(2, jnp.uint32)
+    try:
+        yield
+    finally:
+        step_module.judge, step_module.unless, step_module.fingerprint = kept
+
+
+def in_turns(subjects: dict, samples: int) -> dict[str, list[float]]:
+    """Seconds of each subject, `samples` times in turn; every first time is dropped."""
+    times = {name: [] for name in subjects}
+    for sample in range(samples + 1):
+        order = list(subjects) if sample % 2 else list(reversed(subjects))
+        for name in order:
+            began = time.perf_counter()
+            subjects[name]()
+            times[name].append(time.perf_counter() - began)
+    return {name: seconds[1:] for name, seconds in times.items()}
+
+
+def step_times(config, mesh, samples: int) -> dict[str, list[float]]:
+    ones = np.ones(config.model.vocabulary, np.int32)
+    shape = config.train.batch, config.train.context + 1
+    tokens = np.random.default_rng(0).integers(0, config.model.vocabulary, shape, np.int32)
+
+    def subject(step):
+        state = init_state(config, mesh)
+        compiled = step.lower(state, tokens).compile()
+
+        def run():
+            nonlocal state
+            state, metrics = compiled(state, tokens)
+            jax.block_until_ready(metrics)
+
+        return run
+
+    with jax.set_mesh(mesh):
+        guarded = subject(step_module.make_train_step(config, mesh, ones))
+        with without_guard():
+            bare = subject(step_module.make_train_step(config, mesh, ones))
+        return in_turns({"guarded": guarded, "bare": bare}, samples)
+
+
+def save_times(config, mesh, samples: int) -> tuple[dict[str, list[float]], int]:
+    """Of a state whose every array holds random bits: zeros would compress away."""
+    key = jax.random.key(0)
+    items = jax.tree.map(
+        lambda x: jax.random.normal(key, x.shape, x.dtype) if x.dtype == jnp.float32 else x,
+        checkpoint_items(init_state(config, mesh)),
+    )
+    abstract = checkpoint_items(abstract_state(config, mesh))
+    about = {"config": config.model_dump(mode="json")}
+    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(items))
+    blocked, folder = [], Path(tempfile.mkdtemp(prefix="lrkv-cost-"))
+
+    def orbax():
+        shutil.rmtree(folder / "orbax", ignore_errors=True)
+        ocp.save_checkpointables_async(folder / "orbax", dict(items)).result()
+
+    def ours():
+        shutil.rmtree(folder / "ours", ignore_errors=True)
+        with Checkpointer(folder / "ours") as checkpoints:
+            began = time.perf_counter()
+            checkpoints.save(1, items, about)
+            blocked.append(time.perf_counter() - began)
+
+    def orbax_restore():
+        jax.block_until_ready(ocp.load_checkpointables(folder / "orbax", abstract))
+
+    def ours_restore():
+        with Checkpointer(folder / "ours") as checkpoints:
+            jax.block_until_ready(checkpoints.restore(abstract)[1])
+
+    try:
+        times = in_turns({"save": ours, "save_orbax": orbax}, samples)
+        times |= in_turns({"restore": ours_restore, "restore_orbax": orbax_restore}, samples)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return times | {"blocked": blocked[1:]}, nbytes
+
+
+def summary(times: dict[str, list[float]], one: str, other: str) -> dict[str, float]:
+    """Medians, and the median of the ratios of neighbours in time with its quartiles."""
+    ratios = [a / b for a, b in zip(times[one], times[other], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    medians = {name: statistics.median(times[name]) for name in (one, other)}
+    return medians | {"ratio": middle, "ratio_quartiles": [low, high],
+                      "ratio_of_minima": min(times[one]) / min(times[other])}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--scale", default="quickstart")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--saves", type=int, default=25)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    config = resolve(load_config(arguments.scale, arguments.overrides))
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    saves, nbytes = save_times(config, mesh, arguments.saves)
+    report = {
+        "device": jax.devices()[0].device_kind,
+        "date": date.today().isoformat(),
+        "versions": {name: version(name) for name in ("jax", "jaxlib", "orbax-checkpoint")},
+        "scale": arguments.scale,
+        "attention": config.attention,
+        "bytes": nbytes,
+        "save": summary(saves, "save", "save_orbax"),
+        "save_blocks": statistics.median(saves["blocked"]),
+        "restore": summary(saves, "restore", "restore_orbax"),
+    }
+    if arguments.steps:
+        report["step"] = summary(step_times(config, mesh, arguments.steps), "guarded", "bare")
+    text = json.dumps(report, indent=2)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
