@@ -9,6 +9,7 @@ devices computed when it was saved.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
@@ -98,7 +99,7 @@ class Checkpointer:
         before; it raises nothing.
         """
         self.wait()
-        if step in self.steps():
+        if step in self._agreed():
             return
         if self._fails(step, first):
             return
@@ -196,21 +197,21 @@ class Checkpointer:
         and none is sound: nothing starts from scratch unasked.
         """
         unsound: dict[int, str] = {}
-        for step, path in reversed(shelf.numbered(self.directory).items()):
+        for step in reversed(self._agreed(whole=False)):
             if before is not None and step >= before:
                 continue
             try:
-                items = read_sound(path, abstract)
+                items = read_sound(self.directory / str(step), abstract)
             except Damaged as damage:
                 unsound[step] = str(damage)
                 continue
             for damaged, reason in unsound.items():
                 self._pass_over(damaged, reason, set_aside)
-            if set_aside and processes.index() == 0:
-                shelf.sweep(self.directory)
+            self._sweep(set_aside)
             return step, items
         aside = shelf.set_aside_there(self.directory)
         if not unsound and not aside:
+            self._sweep(set_aside)
             return None
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in unsound.items())
         aside_names = ", ".join(path.name for path in aside)
@@ -220,6 +221,18 @@ class Checkpointer:
             + (f"; set aside before: {aside_names}" if aside else "")
             + ": copy a sound one back, or delete the directory to start again from step 0"
         )
+
+    def _agreed(self, *, whole: bool = True) -> list[int]:
+        """The steps, or with `whole` False all that claim to be, as process 0 sees them.
+
+        Two hosts may see a network file system differently, and would then wait for each other.
+        """
+        seen = self.steps() if whole else list(shelf.numbered(self.directory))
+        return json.loads(processes.exchange(json.dumps(seen))[0])
+
+    def _sweep(self, allowed: bool) -> None:
+        if allowed and processes.index() == 0:
+            shelf.sweep(self.directory)
 
     def _pass_over(self, step: int, reason: str, set_aside: bool) -> None:
         if processes.index() != 0:
@@ -239,7 +252,10 @@ class Checkpointer:
         files = manifest.seal(written)
         manifest.write(written, {**content, "saved": time.time(), "files": files})
         shelf.publish(written, content["step"])
-        self._prune()
+        try:
+            self._prune()
+        except OSError as error:
+            self._say(f"an old checkpoint cannot be deleted ({one_line(error)})")
 
     def _prune(self) -> None:
         steps = self.steps()

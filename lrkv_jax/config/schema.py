@@ -193,8 +193,8 @@ class WatchdogConfig(Frozen):
     end_after: PositiveFloat | None = 3600.0
 
 
-# Names become parts of a path: none leads out of `runs/`.
-Name = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\z")]
+# Names become parts of a path: none leads out of `runs/`, is hidden there, or is too long for it.
+Name = Annotated[str, Field(pattern=r"\A[^/\\\x00-\x1f\x7f.~][^/\\\x00-\x1f\x7f]{0,59}\z")]
 
 
 class RunConfig(Frozen):

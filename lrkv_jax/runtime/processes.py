@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -61,9 +61,9 @@ def join() -> hosts.Place | None:
     place = hosts.find(os.environ)
     if place is None or jax.distributed.is_initialized():
         return None
-    seconds = _seconds("LRKV_JOIN_SECONDS", JOIN_SECONDS)
+    seconds = _seconds(os.environ, "LRKV_JOIN_SECONDS", JOIN_SECONDS)
     devices = hosts.share_of_devices(place, os.environ)
-    lost_seconds = _seconds("LRKV_LOST_SECONDS", peers.LOST_SECONDS)
+    lost_seconds = _seconds(os.environ, "LRKV_LOST_SECONDS", peers.LOST_SECONDS)
     door = peers.Door() if place.process == 0 else None
     _host_names[:], address = meet(place, seconds=seconds, news=door and door.address)
     _watch_peers(place, door, address, lost_seconds)
@@ -79,8 +79,8 @@ def join() -> hosts.Place | None:
     return place
 
 
-def _seconds(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
+def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, str(default))
     if not text.isdigit() or not int(text):
         raise LrkvError(f"{name} = {text}: use a whole number of seconds")
     return int(text)

@@ -200,7 +200,7 @@ class _Run:
         self.console.print(f"{who}{text}", style="bold red", highlight=False, soft_wrap=True)
 
     def _check_saved(self, step: int, stopped: bool) -> None:
-        saved = self.checkpoints.latest() or 0
+        saved = int(processes.exchange(str(self.checkpoints.latest() or 0))[0])
         if saved == step:
             if stopped:
                 self.say(f"stopped at step {step}, saved: the same command goes on from there")

@@ -130,6 +130,7 @@ def test_lines_differ_without_their_colours():
     assert len({look[0] for look in LOOKS.values()}) == len(LOOKS)
 
 
+@pytest.mark.slow
 def test_a_layer_and_a_whole_step_are_measured_as_such(monkeypatch):
     monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr(clock, "last_level_cache", lambda: 1 << 14)

@@ -34,7 +34,14 @@ def shuffled(state):
     return tree.unflatten([fill(i, leaf) for i, leaf in enumerate(leaves)])
 
 
-@pytest.mark.parametrize("target", [(1, 8, 1), (4, 1, 2), None])
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param((1, 8, 1), marks=pytest.mark.slow),
+        pytest.param((4, 1, 2), marks=pytest.mark.slow),
+        None,
+    ],
+)
 def test_a_state_restores_onto_another_mesh_bit_for_bit(tiny, tmp_path, target):
     config = resolve(tiny())
     first = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))

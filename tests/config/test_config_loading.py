@@ -160,8 +160,8 @@ texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
     ),
     strings=st.fixed_dictionaries(
         {
-            "name": st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,9}\Z")
-            | st.sampled_from(["1e5", "1.5e3", "no", "null"]),
+            "name": st.from_regex(r"\A[A-Za-z0-9é\[:][A-Za-z0-9._ é\]-]{0,9}\Z")
+            | st.sampled_from(["1e5", "1.5e3", "no", "null", "12:30", "é"]),
             "data.source": texts
             | st.sampled_from(["1e5", "1.5e3", ".5", "no", "null", "12:30", "~", "é"]),
         }

@@ -27,6 +27,7 @@ def text(engine):
     return engine.generate(PROMPTS, 11)
 
 
+@pytest.mark.slow
 def test_sampled_text_does_not_depend_on_the_batch_around_it(engine):
     how = {"sampling": Sampling(1.0, top_p=0.9), "seed": 5}
     together = engine.generate(PROMPTS, 10, **how)

@@ -47,7 +47,7 @@ def both(engine):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in ("gqa", "mqa") else n for n in FIVE],
+    [pytest.param(n, marks=pytest.mark.slow) if n in ("gqa", "mqa", "mla") else n for n in FIVE],
 )
 def test_eight_devices_say_what_one_says_each_from_its_share_of_the_cache(name):
     # Later pieces, too, where keys are made from factors and where they are not.
@@ -131,6 +131,7 @@ def test_key_value_heads_that_tensor_does_not_divide_stay_whole_and_it_is_said(c
     assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(engine._spare_cache))
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_mesh_does_not_divide_stays_whole_and_the_mesh_in_use_is_taken():
     alone = engine_of(FIVE["lrkv"], batch=3, prefill_chunk=64).generate(PROMPTS[:3], NEW)
     with jax.set_mesh(mesh_of(2, 1, 2)):

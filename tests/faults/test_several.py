@@ -109,3 +109,33 @@ def test_the_end_of_the_time_is_a_signal_to_all(pages, tmp_path):
     assert [ended.code for ended in both] == [75, 75], both
     last = read_metrics(run_dir)[-1]["step"]
     assert f"stopped at step {last}, saved" in both[0].out and last > 3
+
+
+HANG = """
+import sys, time
+import lrkv_jax.data.loader as loader
+honest = loader.Loader.iterate
+def slow(self, start, stop):
+    for number, batch in enumerate(honest(self, start, stop), start):
+        if number == 6:
+            time.sleep(60)
+        yield batch
+loader.Loader.iterate = slow
+from lrkv_jax.cli import main
+sys.argv = ["lrkv", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_batch_that_never_comes_ends_both_processes_with_its_stack(pages, tmp_path):
+    run_dir = tmp_path / "run"
+    arguments = command(pages, run_dir, "attention=mha", "mesh.fsdp=2", "watchdog.warn_after=8",
+                        "watchdog.end_after=12")  # fmt: skip
+    with several(["-c", HANG, *arguments], devices=1, XLA_FLAGS=ENVIRONMENT["XLA_FLAGS"]) as both:
+        first, second = ends(both, LIMIT)
+    assert (first.code, second.code) == (75, 75), (first, second)
+    assert "data of step 7 has taken" in first.out and "data of step 7 hangs for" in first.out
+    assert "in slow" in first.err, "the stack shows where"
+    with Checkpointer(run_dir / "checkpoints") as checkpoints:
+        assert checkpoints.latest() == 4

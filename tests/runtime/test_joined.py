@@ -121,7 +121,8 @@ print(json.dumps(["again", asked, stopping.signal]))
 )
 
 
-@pytest.mark.parametrize("told", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [0, 1])
 def test_a_signal_to_one_process_stops_all_after_the_same_step(told):
     with several(["-c", STOP]) as running:
         for process in running:

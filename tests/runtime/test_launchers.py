@@ -27,9 +27,8 @@ def test_every_variable_named_is_one_that_is_read(path):
 def test_every_variable_listed_is_read():
     source = "".join(path.read_text() for path in (ROOT / "lrkv_jax" / "runtime").glob("*.py"))
     for name in VARIABLES:
-        assert re.search(
-            rf'(environ\.get\(|environ\[|environment\.get\(|environment, )"{name}"', source
-        ), name
+        read = r"(environ\.get\(|environ\[|environment\.get\(|environment, |environ, )"
+        assert re.search(rf'{read}"{name}"', source), name
 
 
 def test_the_guide_lists_every_variable():

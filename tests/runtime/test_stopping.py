@@ -48,9 +48,8 @@ def test_one_signal_is_noted_and_a_repeated_one_is_the_same():
     assert (process.returncode, out, err) == (0, f"stopped {int(signal.SIGTERM)}\n", "")
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once_whatever_the_main_thread_does(number):
     process = started(IN_A_CALL)
     process.send_signal(number)

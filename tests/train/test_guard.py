@@ -79,12 +79,10 @@ def test_spikes_do_not_hide_each_other_and_a_new_level_becomes_the_normal():
     assert not taken[WINDOW] and taken[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "bad"),
-    [
-        (("mesh.fsdp=2", "mesh.tensor=2", "mesh.data=2"), np.inf),
-        pytest.param((), np.nan, marks=pytest.mark.slow),
-    ],
+    [(("mesh.fsdp=2", "mesh.tensor=2", "mesh.data=2"), np.inf), ((), np.nan)],
 )
 def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was(
     tiny, monkeypatch, axes, bad

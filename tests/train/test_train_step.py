@@ -83,6 +83,7 @@ def test_microbatches_on_a_mesh_are_those_of_one_device(tiny):
     np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_microbatches_average_to_the_whole_batch(tiny):
     whole = resolve(tiny("model.vocabulary=64", "attention=mha"))
     parts = resolve(tiny("model.vocabulary=64", "attention=mha", "train.accumulation=4"))
