@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax.checkpoint import Checkpointer, manifest
+from lrkv_jax.checkpoint.fingerprint import as_hex, fingerprints
 from lrkv_jax.config import load_config
 from lrkv_jax.sharding import make_mesh
 from lrkv_jax.train import step as step_module
@@ -44,6 +45,24 @@ def without_guard():
         yield
     finally:
         step_module.judge, step_module.unless, step_module.fingerprint = kept
+
+
+@contextmanager
+def timed(module, name: str, seconds: list[float]):
+    """Note how long each call of a module's function takes."""
+    function = getattr(module, name)
+
+    def clocked(*arguments):
+        began = time.perf_counter()
+        result = function(*arguments)
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    setattr(module, name, clocked)
+    try:
+        yield
+    finally:
+        setattr(module, name, function)
 
 
 def in_turns(subjects: dict, samples: int) -> dict[str, list[float]]:
@@ -92,6 +111,7 @@ def save_times(config, mesh, samples: int) -> tuple[dict[str, list[float]], int]
     about = {"config": config.model_dump(mode="json")}
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(items))
     blocked, folder = [], Path(tempfile.mkdtemp(prefix="lrkv-cost-"))
+    pieces = {"fingerprints": [], "seal": [], "manifest": []}
 
     def orbax():
         shutil.rmtree(folder / "orbax", ignore_errors=True)
@@ -104,6 +124,11 @@ def save_times(config, mesh, samples: int) -> tuple[dict[str, list[float]], int]
             checkpoints.save(1, items, about)
             blocked.append(time.perf_counter() - began)
 
+    def fingerprint():
+        began = time.perf_counter()
+        as_hex(fingerprints(items))
+        pieces["fingerprints"].append(time.perf_counter() - began)
+
     def orbax_restore():
         jax.block_until_ready(ocp.load_checkpointables(folder / "orbax", abstract))
 
@@ -112,11 +137,13 @@ def save_times(config, mesh, samples: int) -> tuple[dict[str, list[float]], int]
             jax.block_until_ready(checkpoints.restore(abstract)[1])
 
     try:
-        times = in_turns({"save": ours, "save_orbax": orbax}, samples)
+        with timed(manifest, "seal", pieces["seal"]), timed(manifest, "write", pieces["manifest"]):
+            subjects = {"save": ours, "save_orbax": orbax, "fingerprint": fingerprint}
+            times = in_turns(subjects, samples)
         times |= in_turns({"restore": ours_restore, "restore_orbax": orbax_restore}, samples)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return times | {"blocked": blocked[1:]}, nbytes
+    return times | {"blocked": blocked[1:]} | {k: v[1:] for k, v in pieces.items()}, nbytes
 
 
 def summary(times: dict[str, list[float]], one: str, other: str) -> dict[str, float]:
@@ -132,8 +159,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--scale", default="quickstart")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--saves", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--saves", type=int, default=60)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     config = resolve(load_config(arguments.scale, arguments.overrides))
@@ -148,8 +175,10 @@ def main() -> None:
         "bytes": nbytes,
         "save": summary(saves, "save", "save_orbax"),
         "save_blocks": statistics.median(saves["blocked"]),
+        "pieces": {n: statistics.median(saves[n]) for n in ("fingerprints", "seal", "manifest")},
         "restore": summary(saves, "restore", "restore_orbax"),
     }
+    report["pieces_of_save"] = sum(report["pieces"].values()) / report["save"]["save_orbax"]
     if arguments.steps:
         report["step"] = summary(step_times(config, mesh, arguments.steps), "guarded", "bare")
     text = json.dumps(report, indent=2)

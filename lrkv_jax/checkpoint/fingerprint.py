@@ -37,7 +37,7 @@ def fingerprint(x: Array) -> UInt32[Array, "2"]:
     index = jnp.zeros((), jnp.uint32)
     for axis, size in enumerate(bits.shape):
         index = index * np.uint32(size) + lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-    first = _mix(bits ^ _mix(index))
+    first = _mix(bits ^ (index * np.uint32(0x9E3779B1)))
     second = (first ^ (first >> 15)) * (first | 1)
     return jnp.stack([jnp.sum(first, dtype=jnp.uint32), jnp.sum(second, dtype=jnp.uint32)])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import version
@@ -36,8 +36,8 @@ def versions() -> dict[str, str]:
 
 def seal(directory: Path) -> dict[str, dict[str, Any]]:
     """Size and checksums of every file in a directory, by relative path."""
-    paths = sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
-    sizes = {path: (directory / path).stat().st_size for path in paths}
+    sizes = dict(sorted(_sizes(directory)))
+    paths = list(sizes)
     pieces = [(path, start) for path in paths for start in range(0, sizes[path], PIECE_BYTES)]
     sums: dict[str, list[str]] = {path: [] for path in paths}
     for (path, _), checksum in zip(pieces, _checksums(directory, pieces, sizes), strict=True):
@@ -45,12 +45,19 @@ def seal(directory: Path) -> dict[str, dict[str, Any]]:
     return {path: {"bytes": sizes[path], "crc32": sums[path]} for path in paths}
 
 
+def _sizes(directory: Path) -> Iterator[tuple[str, int]]:
+    """Relative path and size of every file."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            yield os.path.relpath(path, directory), os.stat(path).st_size
+
+
 def write(directory: Path, content: dict[str, Any]) -> None:
     """Write the manifest and have it on the disk when this returns."""
-    content = {"format": FORMAT, **content}
-    text = json.dumps({**content, "crc32": _own_checksum(content)}, indent=1)
+    text = json.dumps({"format": FORMAT, **content})
     with (directory / NAME).open("w") as file:
-        file.write(text + "\n")
+        file.write("\n".join(_as_written(text)))
         file.flush()
         os.fsync(file.fileno())
 
@@ -58,11 +65,13 @@ def write(directory: Path, content: dict[str, Any]) -> None:
 def read(directory: Path) -> dict[str, Any]:
     """The manifest of a step's directory. Raises `Damaged` where it is not what was written."""
     try:
-        content = json.loads((directory / NAME).read_bytes())
-        checksum = content.pop("crc32")
+        data = (directory / NAME).read_text(encoding="utf-8")
+        head, _, text = data.partition("\n")
+        content = json.loads(data)["manifest"]
         if content["format"] != FORMAT:
             raise Damaged(f"{NAME} is of format {content['format']}, not {FORMAT}")
-        if checksum != _own_checksum(content):
+        # To the letter: what JSON reads as the same is not what was written.
+        if (head, text) != _as_written(json.dumps(content)):
             raise Damaged(f"{NAME} is not as it was written")
         if str(content["step"]) != directory.name:
             raise Damaged(f"it is the checkpoint of step {content['step']}")
@@ -119,5 +128,6 @@ def _checksum(path: Path, start: int) -> str:
     return f"{crc:08x}"
 
 
-def _own_checksum(content: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+def _as_written(text: str) -> tuple[str, str]:
+    """The manifest's two lines, as `write` makes them of a content's JSON."""
+    return f'{{"crc32": "{zlib.crc32(text.encode()):08x}",', f'"manifest": {text}}}\n'

@@ -27,7 +27,7 @@ def mix(x):
 
 def by_hand(values) -> str:
     """The two sums of an array of 32 bits, in Python's integers."""
-    mixed = [mix(int(v) ^ mix(i)) for i, v in enumerate(np.ravel(values))]
+    mixed = [mix(int(v) ^ i * 0x9E3779B1 % 2**32) for i, v in enumerate(np.ravel(values))]
     second = [(m ^ (m >> 15)) * (m | 1) % 2**32 for m in mixed]
     return f"{sum(mixed) % 2**32:08x}{sum(second) % 2**32:08x}"
 
