@@ -48,12 +48,12 @@ def test_a_second_signal_leaves_the_last_checkpoint_as_it_was(pages, tmp_path):
     run_dir = tmp_path / "run"
     run = started(pages, run_dir, "train.save_every=3")
     wait_for_rows(run, run_dir, 8)
-    # While it is held, both signals come: the second is there before the step can end.
     run.send_signal(signal.SIGINT)
     time.sleep(0.6)
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate(timeout=LIMIT)
-    assert run.returncode in (75, 128 + signal.SIGINT), errors
+    # It came before all was saved, when all was, or while the process was leaving.
+    assert run.returncode in (128 + signal.SIGINT, 75, -signal.SIGINT), errors
     assert all(verify(entry).damage is None for entry in entries(run_dir))
     assert entries(run_dir)
 
