@@ -169,8 +169,10 @@ cli.main()
 def test_a_process_that_breaks_alone_says_so_and_leaves_at_once(kind, code):
     with several(["-c", BREAK, kind]) as running:
         _, err = running[1].communicate(timeout=60)
-        # JAX's own exit would wait for the other process, which is asleep.
-        assert running[0].poll() is None
+        # JAX's own exit would wait for the other process, which is asleep, for minutes.
+        _, of_first = running[0].communicate(timeout=20)
     assert running[1].returncode == code and "broken alone" in err
+    assert running[0].returncode == code
+    assert "lrkv: process 1 on " in of_first and "ended by itself, see its own lines" in of_first
     if kind == "LrkvError":
         assert err.startswith("lrkv: process 1 on ") and err.count("\n") == 1
