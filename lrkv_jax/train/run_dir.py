@@ -74,18 +74,23 @@ def find_run(config: RunConfig) -> Path:
     Raises `LrkvError` if there is none, or it is another's.
     """
     directory = Path(config.directory)
-    if not (directory / "config.yaml").is_file():
-        raise LrkvError(f"{directory} is not a run: it has no config.yaml")
+    _saved_config(directory)
     _refuse_another(directory, config)
     return directory
 
 
 def read_run(directory: str | Path) -> RunConfig:
     """The configuration that a run was trained with; raises `LrkvError` if there is no run."""
+    saved = _saved_config(directory)
+    return load_config(saved).model_copy(update={"run_dir": str(directory)})
+
+
+def _saved_config(directory: str | Path) -> Path:
+    """The file that makes a directory a run's; raises `LrkvError` if there is none."""
     saved = Path(directory) / "config.yaml"
     if not saved.is_file():
         raise LrkvError(f"{directory} is not a run: it has no config.yaml")
-    return load_config(saved).model_copy(update={"run_dir": str(directory)})
+    return saved
 
 
 def _first_change(before: RunConfig, now: RunConfig) -> str | None:
