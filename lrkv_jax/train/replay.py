@@ -29,6 +29,7 @@ from lrkv_jax.train.incidents import saved_batch
 from lrkv_jax.train.loss import make_gradient, make_loss
 from lrkv_jax.train.metrics import read_metrics
 from lrkv_jax.train.resume import compiling, resumed
+from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.run_dir import find_run, resolve
 from lrkv_jax.train.state import TrainState, abstract_state
 
@@ -101,8 +102,9 @@ def _look(
 ) -> dict[str, Any]:
     """The gradient of every parameter, and the loss of every row, before the step is taken."""
     token_bytes_V = loader.tokenizer.token_bytes_up_to(config.model.vocabulary)
-    gradient = make_gradient(config, mesh, token_bytes_V)
-    losses = make_loss(config.model, mesh, chunk=config.train.loss_chunk)
+    rows = RowFormat.of(config, loader.tokenizer)
+    gradient = make_gradient(config, mesh, token_bytes_V, rows)
+    losses = make_loss(config.model, mesh, chunk=config.train.loss_chunk, rows=rows)
 
     def sizes(x):
         x = x.astype(jnp.float32)
@@ -111,7 +113,8 @@ def _look(
 
     def numbers(params, tokens_BU):
         _, grads = gradient(params, tokens_BU)
-        nll_B = jnp.mean(losses(params, tokens_BU), axis=1)
+        counted_BT = tokens_BU[:, 1:] >= 0
+        nll_B = jnp.mean(losses(params, tokens_BU), axis=1, where=counted_BT)
         return jax.tree.map(sizes, params), jax.tree.map(sizes, grads), nll_B
 
     program = jax.jit(numbers, out_shardings=replicated(mesh))
@@ -159,6 +162,7 @@ def _show(console, report, loader, tokens_BU, step, start) -> None:
     # What is not a number comes first.
     order = np.argsort(-np.nan_to_num(report["rows"], nan=np.inf), kind="stable")[:ROWS_SHOWN]
     for row in order:
-        text = loader.tokenizer.decode(tokens_BU[row][:24].tolist())
+        begins = tokens_BU[row][:24]
+        text = loader.tokenizer.decode(np.where(begins < 0, ~begins, begins).tolist())
         table.add_row(str(report["records"][row]), f"{report['rows'][row]:.4f}", repr(text)[:72])
     console.print(table)

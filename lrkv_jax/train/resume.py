@@ -11,6 +11,7 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.data.loader import Loader
 from lrkv_jax.runtime.compilation import Compiling
 from lrkv_jax.sharding import batch_sharding
+from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.state import (
     TrainState,
     checkpoint_items,
@@ -24,7 +25,7 @@ def compiling(config: RunConfig, mesh: Mesh, loader: Loader, abstract: TrainStat
     """The step over an `abstract_state`'s leaves, on its way to being compiled for a batch."""
     train = config.train
     token_bytes_V = loader.tokenizer.token_bytes_up_to(config.model.vocabulary)
-    step = make_train_step(config, mesh, token_bytes_V)
+    step = make_train_step(config, mesh, token_bytes_V, RowFormat.of(config, loader.tokenizer))
     tokens = jax.ShapeDtypeStruct(
         (train.batch, train.context + 1), jnp.int32, sharding=batch_sharding(mesh)
     )

@@ -10,6 +10,7 @@ from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.runtime import processes
 
 # Where records are kept, how layers are unrolled and which kernels compute them.
+_SHAPING = ("context", "document_mask", "document_positions")  # what makes rows of text
 _NOT_LEARNT = ("directory", "unroll", "train_kernel", "decode_kernel")
 
 
@@ -98,7 +99,7 @@ def _first_change(before: RunConfig, now: RunConfig) -> str | None:
     pairs = [
         ("model", before.model.model_dump(), now.model.model_dump()),
         ("data", before.data.model_dump(), now.data.model_dump()),
-        ("train", {"context": before.train.context}, {"context": now.train.context}),
+        ("train", *({k: getattr(run.train, k) for k in _SHAPING} for run in (before, now))),
     ]
     for prefix, old, new in pairs:
         for key in {**old, **new}:

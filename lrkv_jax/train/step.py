@@ -22,6 +22,7 @@ from lrkv_jax.optim import global_norm, learning_rates
 from lrkv_jax.sharding import batch_sharding, replicated
 from lrkv_jax.train.guard import judge, unless
 from lrkv_jax.train.loss import bits_per_byte, make_gradient
+from lrkv_jax.train.rows import PLAIN, RowFormat
 from lrkv_jax.train.state import TrainState, optimizer_of, state_shardings
 
 
@@ -46,16 +47,17 @@ class StepMetrics:
 
 
 def make_train_step(
-    config: RunConfig, mesh: Mesh, token_bytes_V: np.ndarray
+    config: RunConfig, mesh: Mesh, token_bytes_V: np.ndarray, rows: RowFormat = PLAIN
 ) -> Callable[[TrainState, Int[Array, "B U"]], tuple[TrainState, StepMetrics]]:
     """The jitted step: (state, tokens [B, T + 1]) → (state, metrics); it consumes the state.
 
     Gradients of `accumulation` microbatches are averaged before the optimiser sees them. Metrics
-    are scalars: `loss` (nats a token), `bpb` (specials excluded), `grad_norm` before clipping, each
-    group's learning rate, what the guard says (`spike`, `skipped`, `in_a_row`), and two halves of
-    the batch's fingerprint.
+    are scalars: `loss` (nats a target), `bpb` (specials excluded), `grad_norm` before clipping,
+    each group's learning rate, what the guard says (`spike`, `skipped`, `in_a_row`), and two halves
+    of the batch's fingerprint.
     """
-    optimizer, gradient = optimizer_of(config), make_gradient(config, mesh, token_bytes_V)
+    optimizer = optimizer_of(config)
+    gradient = make_gradient(config, mesh, token_bytes_V, rows)
     weights = specs(config.model)
     rates = learning_rates(config.optimizer, config.train.total_steps)
 

@@ -1,0 +1,88 @@
+"""What a conversation may hold, and how chat data becomes one."""
+
+import pytest
+
+from lrkv_jax.data.conversation import (
+    Conversation,
+    Message,
+    Part,
+    conversation_from,
+    exchange,
+    said,
+)
+from lrkv_jax.errors import LrkvError
+
+
+def turns(*pairs):
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def test_turns_keep_their_order_and_their_text():
+    got = conversation_from(
+        turns(("user", "Hi"), ("assistant", " Hé\n"), ("user", "日"), ("assistant", "!"))
+    )
+    assert [(m.role, m.parts[0].kind, m.parts[0].text) for m in got.messages] == [
+        ("user", "text", "Hi"),
+        ("assistant", "text", " Hé\n"),
+        ("user", "text", "日"),
+        ("assistant", "text", "!"),
+    ]
+
+
+def test_a_leading_system_message_goes_before_the_first_users():
+    got = conversation_from(turns(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi")))
+    assert got == exchange("Be brief.\n\nHi", "Hi")
+
+
+def test_an_empty_system_message_adds_nothing():
+    assert conversation_from(turns(("system", ""), ("user", "Hi"))) == Conversation(
+        (said("user", "Hi"),)
+    )
+
+
+def test_the_prompt_is_all_but_the_last_answer():
+    asked = Conversation((said("user", "Hi"),))
+    assert exchange("Hi", "Ho").unanswered() == asked
+    assert asked.unanswered() == asked
+
+
+@pytest.mark.parametrize(
+    ("messages", "line"),
+    [
+        ([], "is empty"),
+        (turns(("system", "x")), "is empty"),
+        (turns(("assistant", "x")), "message 1 is the assistant's"),
+        (turns(("system", "x"), ("assistant", "y")), "message 1 is the assistant's"),
+        (turns(("user", "x"), ("user", "y")), "message 2 is the user's"),
+        (turns(("user", "x"), ("system", "y")), "message 2 is the system's"),
+        (turns(("user", "x"), ("assistant", "")), r"message 2 \(assistant\) is empty"),
+        (turns(("tool", "x")), "message 1 has role 'tool'"),
+        ([{"role": "user"}], "message 1 has no content"),
+        ([{"role": "user", "content": None}], "has NoneType as content"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_by_message(messages, line):
+    with pytest.raises(LrkvError, match=line):
+        conversation_from(messages)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Part("text", ""), "a text part is empty"),
+        (lambda: Part("image", "x"), "kind 'image'"),
+        (lambda: Message("user", ()), "user message is empty"),
+        (lambda: Message("system", (Part("text", "x"),)), "role 'system'"),
+        (
+            lambda: Message("user", (Part("python", "1+1"),)),
+            "a part of kind python",
+        ),
+        (
+            lambda: Message("user", (Part("output", "2"),)),
+            "a part of kind output",
+        ),
+    ],
+)
+def test_parts_and_messages_are_checked_where_they_are_made(make, line):
+    with pytest.raises(LrkvError, match=line):
+        make()
