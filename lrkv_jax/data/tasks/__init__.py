@@ -1,0 +1,21 @@
+"""The sets of midtraining and of the five benchmarks, as text: read, checked, rendered.
+
+`load` reads one by name; `letters` and each set's `conversation` render it as the recipe does,
+`harness` as the lm-evaluation-harness does. No token ids and no models here.
+"""
+
+from lrkv_jax.data.tasks.examples import Choices, Problem, Program
+from lrkv_jax.data.tasks.registry import DEMO, TASKS, Example, Task, fingerprint, load, task
+
+__all__ = [
+    "DEMO",
+    "TASKS",
+    "Choices",
+    "Example",
+    "Problem",
+    "Program",
+    "Task",
+    "fingerprint",
+    "load",
+    "task",
+]

@@ -1,0 +1,95 @@
+"""openai/gsm8k: word problems with calculator spans (Cobbe et al., arXiv 2110.14168)."""
+
+from __future__ import annotations
+
+import re
+
+from lrkv_jax.data.conversation import Conversation, Message, Part, said
+from lrkv_jax.data.tables import Schema
+from lrkv_jax.data.tasks.examples import Problem
+from lrkv_jax.errors import LrkvError
+
+_FINAL = re.compile(r"#### (\-?[0-9\.\,]+)")
+_SPAN = re.compile(r"(<<[^>]+>>)")
+# The harness's two filters and what it forgives before comparing (its tasks/gsm8k/gsm8k.yaml).
+_ANY_NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
+_FORGIVEN = (re.compile(","), re.compile(r"\$"), re.compile(r"(?s).*#### "), re.compile(r"\.$"))
+INVALID = "[invalid]"
+
+
+class Row(Schema):
+    """`question, answer`: spans like `<<48/2=24>>`, and the number after `#### ` at the end."""
+
+    question: str
+    answer: str
+
+
+def example(row: Row, id: str) -> Problem:
+    """A row as a problem. Raises LrkvError without a final number or with an empty question."""
+    final = extract_answer(row.answer)
+    if final is None:
+        raise LrkvError("column 'answer' has no final number after '#### '")
+    if not row.question:
+        raise LrkvError("column 'question' is empty")
+    return Problem(id, row.question, row.answer, final)
+
+
+def conversation(problem: Problem) -> Conversation:
+    """The problem, and its solution with each span as a tool call and its output.
+
+    The recipe's rule (nanochat, tasks/gsm8k.py): a span is cut at its last "="; the text around it
+    stays as it is, the result that the set repeats after a span included. Empty parts fall away.
+    """
+    parts = []
+    for piece in _SPAN.split(problem.answer_text):
+        if not _SPAN.fullmatch(piece):
+            parts.append(("text", piece))
+            continue
+        expression, equals, result = piece[2:-2].rpartition("=")
+        parts.append(("python", expression if equals else result))
+        parts.append(("output", result if equals else ""))
+    kept = tuple(Part(kind, text) for kind, text in parts if text)
+    return Conversation((said("user", problem.question), Message("assistant", kept)))
+
+
+def extract_answer(text: str) -> str | None:
+    """The number after the first "#### ", commas taken out, or None: the recipe's rule.
+
+    It is OpenAI's own (grade_school_math/dataset.py): a final full stop stays part of the number,
+    and "#### $5" holds none.
+    """
+    match = _FINAL.search(text)
+    return match.group(1).replace(",", "") if match else None
+
+
+def is_correct(text: str, problem: Problem) -> bool:
+    """Whether a completion's extracted number is the problem's, as strings: 18.0 is not 18."""
+    return extract_answer(text) == problem.answer
+
+
+def strict_match(text: str) -> str:
+    """The harness's strict-match: the first number after "#### ", as written, or "[invalid]"."""
+    match = _FINAL.search(text)
+    return match.group(1).strip() if match else INVALID
+
+
+def flexible_extract(text: str) -> str:
+    """The harness's flexible-extract: the last number anywhere, "$" and commas with it."""
+    found = _ANY_NUMBER.findall(text)
+    if not found:
+        return INVALID
+    return next(group for group in found[-1] if group).strip()
+
+
+def harness_equal(extracted: str, problem: Problem) -> bool:
+    """The harness's exact_match: commas, "$", what precedes "#### " and a final "." are forgiven.
+
+    extracted: from `strict_match` or `flexible_extract`.
+    """
+    return _forgive(extracted) == _forgive(problem.answer_text)
+
+
+def _forgive(text: str) -> str:
+    for pattern in _FORGIVEN:
+        text = pattern.sub("", text)
+    return text.lower()

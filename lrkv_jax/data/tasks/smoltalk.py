@@ -1,0 +1,34 @@
+"""HuggingFaceTB/smol-smoltalk: general conversations, midtraining's largest part."""
+
+from __future__ import annotations
+
+from lrkv_jax.data.conversation import Conversation, conversation_from
+from lrkv_jax.data.tables import Schema
+from lrkv_jax.errors import LrkvError
+
+
+class _Message(Schema):
+    role: str
+    content: str
+
+
+class Row(Schema):
+    """`messages: [{role, content}]`, a leading system message or none."""
+
+    messages: list[_Message]
+
+
+def example(row: Row, id: str) -> Conversation | None:
+    """A row as a conversation; None, to be left out, where a message of it is empty.
+
+    There is nothing to learn from an empty turn, and nobody can mend a row of the hub's. The set
+    names no rows, so `id` leaves no trace.
+
+    Raises LrkvError as `conversation_from` does, and for a question without an answer.
+    """
+    if not all(message.content for message in row.messages if message.role != "system"):
+        return None
+    conversation = conversation_from([message.model_dump() for message in row.messages])
+    if len(conversation.messages) < 2:
+        raise LrkvError("column 'messages' holds a question without an answer")
+    return conversation

@@ -1,0 +1,284 @@
+"""Renderings and answer extraction against hand-written text: what was published, letter by letter.
+
+No function of the package makes the expected text here.
+"""
+
+import pytest
+
+from lrkv_jax.data.conversation import Part, conversation_from, exchange
+from lrkv_jax.data.tasks import gsm8k, harness, humaneval, letters
+from lrkv_jax.data.tasks.examples import Choices, Problem, Program
+from lrkv_jax.errors import LrkvError
+
+LETTERED = Choices("a", "What is ice?", ("water", "sand", "air", "iron"), tuple("ABCD"), 0)
+NUMERIC = Choices("b", "Which is hot?", ("ice", "fire", "snow", "rain"), tuple("1234"), 1)
+FIVE = Choices("c", "Pick é.", ("a", "b", "c", "d", "é"), tuple("ABCDE"), 4)
+THREE = Choices("d", "How many?", ("1,000", "-2.5", "日本"), tuple("ABC"), 2)
+
+LETTERS_TABLE = [
+    (
+        LETTERED,
+        "Multiple Choice question: What is ice?\n- water=A\n- sand=B\n- air=C\n- iron=D\n\n"
+        "Respond only with the letter of the correct answer.",
+        "A",
+    ),
+    (
+        NUMERIC,
+        "Multiple Choice question: Which is hot?\n- ice=1\n- fire=2\n- snow=3\n- rain=4\n\n"
+        "Respond only with the letter of the correct answer.",
+        "2",
+    ),
+    (
+        FIVE,
+        "Multiple Choice question: Pick é.\n- a=A\n- b=B\n- c=C\n- d=D\n- é=E\n\n"
+        "Respond only with the letter of the correct answer.",
+        "E",
+    ),
+    (
+        THREE,
+        "Multiple Choice question: How many?\n- 1,000=A\n- -2.5=B\n- 日本=C\n\n"
+        "Respond only with the letter of the correct answer.",
+        "C",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("example", "asked", "answer"), LETTERS_TABLE, ids=["lettered", "numeric", "five", "three"]
+)
+def test_letters_are_asked_as_the_recipe_asks(example, asked, answer):
+    assert letters.question(example) == asked
+    assert letters.conversation(example) == exchange(asked, answer)
+
+
+@pytest.mark.parametrize(
+    ("example", "context", "continuations", "gold", "lengths"),
+    [
+        (
+            LETTERED,
+            "Question: What is ice?\nAnswer:",
+            (" water", " sand", " air", " iron"),
+            0,
+            (5, 4, 3, 4),
+        ),
+        (
+            NUMERIC,
+            "Question: Which is hot?\nAnswer:",
+            (" ice", " fire", " snow", " rain"),
+            1,
+            (3, 4, 4, 4),
+        ),
+        (
+            FIVE,
+            "Question: Pick é.\nAnswer:",
+            (" a", " b", " c", " d", " é"),
+            4,
+            (1, 1, 1, 1, 1),
+        ),
+        (
+            THREE,
+            "Question: How many?\nAnswer:",
+            (" 1,000", " -2.5", " 日本"),
+            2,
+            (5, 4, 2),
+        ),
+    ],
+    ids=["lettered", "numeric", "five", "three"],
+)
+def test_arc_is_ranked_as_the_harness_ranks(example, context, continuations, gold, lengths):
+    assert harness.arc(example) == harness.Ranking(context, continuations, gold, lengths)
+
+
+def test_arc_shots_are_solved_by_their_choices_text():
+    assert harness.arc(FIVE, [LETTERED, NUMERIC]).context == (
+        "Question: What is ice?\nAnswer: water\n\n"
+        "Question: Which is hot?\nAnswer: fire\n\n"
+        "Question: Pick é.\nAnswer:"
+    )
+
+
+def test_mmlu_is_ranked_as_the_harness_ranks():
+    asked = Choices(
+        "m", " What is 1 + 1?\n", ("1", "2", "3", "4"), tuple("ABCD"), 1, "abstract_algebra"
+    )
+    shot = Choices("n", "Is 7 odd?", ("yes", "no", "x", "y"), tuple("ABCD"), 0, "abstract_algebra")
+    headline = (
+        "The following are multiple choice questions (with answers) about abstract algebra.\n\n"
+    )
+    body = "What is 1 + 1?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:"
+    plain = harness.mmlu(asked)
+    assert plain == harness.Ranking(headline + body, (" A", " B", " C", " D"), 1, (1, 1, 1, 1))
+    solved = "Is 7 odd?\nA. yes\nB. no\nC. x\nD. y\nAnswer: A\n\n"
+    assert harness.mmlu(asked, [shot]).context == headline + solved + body
+
+
+def test_gsm8k_shots_keep_their_spans():
+    shot = Problem("s", "Two and two?", "2+2=<<2+2=4>>4\n#### 4", "4")
+    asked = Problem("t", "And three?", "#### 3", "3")
+    assert harness.gsm8k(asked, [shot]) == (
+        "Question: Two and two?\nAnswer: 2+2=<<2+2=4>>4\n#### 4\n\nQuestion: And three?\nAnswer:"
+    )
+    assert harness.gsm8k(asked) == "Question: And three?\nAnswer:"
+
+
+def test_shots_are_the_first_of_the_subject_and_never_the_asked():
+    pool = [
+        Choices(str(i), "q", ("a", "b"), ("A", "B"), 0, ("anatomy", "virology")[i % 2])
+        for i in range(8)
+    ]
+    assert [s.id for s in harness.first_shots(pool, 2, pool[0])] == ["2", "4"]
+    assert [s.id for s in harness.first_shots(pool, 2, pool[5])] == ["1", "3"]
+    assert harness.first_shots(pool, 0, pool[0]) == ()
+    with pytest.raises(LrkvError, match="5 shots of virology asked, 3 there"):
+        harness.first_shots(pool, 5, pool[1])
+
+
+SPANS = [
+    (
+        "Weng earns 12/60 = $<<12/60=0.2>>0.2 per minute.\nShe earned $<<0.2*50=10>>10.\n#### 10",
+        [
+            ("text", "Weng earns 12/60 = $"),
+            ("python", "12/60"),
+            ("output", "0.2"),
+            ("text", "0.2 per minute.\nShe earned $"),
+            ("python", "0.2*50"),
+            ("output", "10"),
+            ("text", "10.\n#### 10"),
+        ],
+    ),
+    (  # at the start, two in a row: no empty text
+        "<<1+1=2>><<2*3=6>>6\n#### 6",
+        [
+            ("python", "1+1"),
+            ("output", "2"),
+            ("python", "2*3"),
+            ("output", "6"),
+            ("text", "6\n#### 6"),
+        ],
+    ),
+    (  # cut at the last "="
+        "<<x=1,000-1=999>>999\n#### 999",
+        [("python", "x=1,000-1"), ("output", "999"), ("text", "999\n#### 999")],
+    ),
+    (  # no "=": a call without an output
+        "<<7>>7\n#### 7",
+        [("python", "7"), ("text", "7\n#### 7")],
+    ),
+    ("No sums, 日本.\n#### -3", [("text", "No sums, 日本.\n#### -3")]),
+    ("1 < 2 << 3\n#### 1", [("text", "1 < 2 << 3\n#### 1")]),
+]
+
+
+@pytest.mark.parametrize(("answer", "parts"), SPANS)
+def test_spans_become_tool_calls(answer, parts):
+    got = gsm8k.conversation(Problem("x", "How many?", answer, "?"))
+    assert got.messages[0].parts == (Part("text", "How many?"),)
+    assert got.messages[1].parts == tuple(Part(*part) for part in parts)
+
+
+ANSWERS = [  # completion, the recipe's, strict-match, flexible-extract
+    ("So 9 + 9.\n#### 18", "18", "18", "18"),
+    ("#### 1,234,567", "1234567", "1,234,567", "1,234,567"),
+    ("#### -5", "-5", "-5", "-5"),
+    ("#### 3.50", "3.50", "3.50", "3.50"),
+    ("#### -1,000.25", "-1000.25", "-1,000.25", "-1,000.25"),
+    ("#### 18.", "18.", "18.", "18."),  # the full stop stays, as published
+    ("#### $18", None, "[invalid]", "$18"),
+    ("####18", None, "[invalid]", "18"),
+    ("####  18", None, "[invalid]", "18"),
+    ("The answer is 18 apples.", None, "[invalid]", "18"),
+    ("It costs $1,200.50 for 3", None, "[invalid]", "3"),
+    ("#### 4\nQuestion: 7?\n#### 9", "4", "4", "9"),
+    ("#### 5 apples", "5", "5", "5"),
+    ("#### x", None, "[invalid]", "[invalid]"),
+    ("#### .", ".", ".", "[invalid]"),
+    ("", None, "[invalid]", "[invalid]"),
+    ("日本 ８", None, "[invalid]", "[invalid]"),  # a full-width eight
+    ("#### 12日", "12", "12", "12"),
+]
+
+
+@pytest.mark.parametrize(("text", "recipe", "strict", "flexible"), ANSWERS)
+def test_answers_are_extracted_as_published(text, recipe, strict, flexible):
+    assert gsm8k.extract_answer(text) == recipe
+    assert gsm8k.strict_match(text) == strict
+    assert gsm8k.flexible_extract(text) == flexible
+
+
+@pytest.mark.parametrize(
+    ("gold", "text", "recipe", "strict", "flexible"),
+    [
+        ("x\n#### 18", "#### 18", True, True, True),
+        ("x\n#### 18", "#### 18.0", False, False, False),  # strings, not numbers
+        ("x\n#### 18", "#### 18.", False, True, True),
+        ("x\n#### 1,800", "#### 1800", True, True, True),
+        ("x\n#### 1800", "#### 1,800", True, True, True),
+        ("x\n#### 18", "it is $18.", False, False, True),
+        ("x\n#### -18", "#### 18", False, False, False),
+        ("x\n#### 18", "nothing", False, False, False),
+    ],
+)
+def test_numbers_are_compared_as_published(gold, text, recipe, strict, flexible):
+    problem = gsm8k.example(gsm8k.Row(question="q", answer=gold), "id")
+    assert gsm8k.is_correct(text, problem) is recipe
+    assert gsm8k.harness_equal(gsm8k.strict_match(text), problem) is strict
+    assert gsm8k.harness_equal(gsm8k.flexible_extract(text), problem) is flexible
+
+
+PROMPT = '# adds\nimport math\nfrom typing import List\n\n\ndef add(a, b):\n    """Sum."""\n'
+PROGRAM = Program(
+    "p", PROMPT, "    return a + b\n", "def check(f):\n    assert f(1, 2) == 3", "add"
+)
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"),
+    [
+        ("def f():\n    pass\n", "def f():\n    pass"),
+        ("Sure:\n```python\nx = 1\n```\nand\n```\ny = 2\n```", "x = 1"),
+        ("```\nx = 1\n\ny = 2\n```", "x = 1\n\ny = 2"),
+        ("```python   \n  x = 1\n```", "x = 1"),
+        ("```python\nx = 1", "```python\nx = 1"),  # never closed: all of it
+        ("```js\nx\n```", "```js\nx\n```"),  # another language's is not found
+        ("", ""),
+    ],
+)
+def test_a_completions_code_is_its_first_block(completion, code):
+    assert humaneval.extract_program(completion) == code
+
+
+def test_a_chats_program_is_imports_code_test_and_check():
+    got = humaneval.whole_program(PROGRAM, "```python\ndef add(a, b):\n    return a + b\n```")
+    assert got == (
+        "import math\nfrom typing import List\n\ndef add(a, b):\n    return a + b\n\n"
+        "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"
+    )
+
+
+def test_a_continued_program_starts_with_the_prompt_and_ends_at_a_stop():
+    got = humaneval.continued_program(PROGRAM, "    return a + b\n\ndef other():\n    1/0\n")
+    assert got == f"{PROMPT}    return a + b\n\ndef check(f):\n    assert f(1, 2) == 3\ncheck(add)"
+    whole = humaneval.continued_program(PROGRAM, "    return a + b\n")
+    assert whole == f"{PROMPT}    return a + b\n\n{PROGRAM.test}\ncheck(add)"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "imports"),
+    [
+        (PROMPT, "import math\nfrom typing import List"),
+        ("def f():\n    import os\n", ""),
+        ("\n\nimport a\nx = 1\nimport b\n", "import a"),
+        ("", ""),
+    ],
+)
+def test_only_leading_imports_are_taken(prompt, imports):
+    assert humaneval.leading_imports(prompt) == imports
+
+
+def test_a_program_is_taught_whole():
+    assert humaneval.conversation(PROGRAM) == conversation_from(
+        [
+            {"role": "user", "content": PROMPT},
+            {"role": "assistant", "content": PROMPT + "\n    return a + b\n"},
+        ]
+    )
