@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,18 @@ from lrkv_jax.data.text import valid
 from lrkv_jax.errors import LrkvError
 
 EMBEDDED = ("sotu-4096", "gpt2")
+# What a chat is made of beside text and BOS; nanochat's names.
+CHAT_NAMES = tuple(
+    f"<|{what}_{end}|>"
+    for what in ("user", "assistant", "python", "output")
+    for end in ("start", "end")
+)
 BOS_NAMES = ("<|bos|>", "<|endoftext|>", "<s>")
 
 # GPT-2's 50257 entries padded to a multiple of 128 for the matrix units; nanoGPT does the same.
 GPT2_VOCABULARY = 50304
 _GPT2_BOS = 50256
+_GPT2_CHAT = {name: _GPT2_BOS + 1 + n for n, name in enumerate(CHAT_NAMES)}  # ids that are free
 # The pattern of encoder.py in GPT-2's repository, with the alternatives for contractions merged.
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -46,15 +53,23 @@ class Tokenizer:
     bos: the id that starts a document; no text ever encodes to it.
     token_bytes: int32 [V], UTF-8 bytes each token stands for; 0 for special and unused ids, so a
       zero marks what bits per byte must not count.
+    chat: the ids of `CHAT_NAMES` that it has, by name: all of them, or none.
     fingerprint: sha256 (hex) of everything that decides which ids a text gets.
     """
 
     def __init__(
-        self, name: str, encode: Encode, pieces: Sequence[bytes], bos: int, definition: bytes
+        self,
+        name: str,
+        encode: Encode,
+        pieces: Sequence[bytes],
+        bos: int,
+        definition: bytes,
+        chat: Mapping[str, int] | None = None,
     ):
         self.name = name
         self.vocabulary = len(pieces)
         self.bos = bos
+        self.chat = dict(chat or {})
         self.token_bytes = np.array([len(piece) for piece in pieces], np.int32)
         self.token_bytes.flags.writeable = False
         self._encode = encode
@@ -156,7 +171,7 @@ def _gpt2(packed: bytes) -> Tokenizer:
             for cut in parts
         ]
 
-    return Tokenizer("gpt2", encode, pieces, _GPT2_BOS, merges)
+    return Tokenizer("gpt2", encode, pieces, _GPT2_BOS, merges, _GPT2_CHAT)
 
 
 def _cut_long_space(text: str) -> list[str]:
@@ -207,7 +222,11 @@ def _from_json(name: str, content: bytes) -> Tokenizer:
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    tokenizer = Tokenizer(name, encode, pieces, bos, content)
+    chat = {token: ids[token] for token in CHAT_NAMES if token in ids}
+    if chat and len(chat) < len(CHAT_NAMES):
+        missing = ", ".join(token for token in CHAT_NAMES if token not in chat)
+        raise LrkvError(f"{what} has some of the chat's tokens and lacks {missing}: add them")
+    tokenizer = Tokenizer(name, encode, pieces, bos, content, chat)
     if tokenizer.decode(tokenizer.encode(_PROBE)) != _PROBE:
         raise LrkvError(
             f"{what} does not give text back as it was: its pre-tokenizer must be one ByteLevel, "
@@ -237,4 +256,4 @@ def _make_reversible(definition: dict[str, Any]) -> None:
     definition.update(normalizer=None, truncation=None, padding=None, post_processor=None)
     for token in definition.setdefault("added_tokens", []):
         token.update(lstrip=False, rstrip=False, normalized=False)
-        token["special"] |= token["content"] in BOS_NAMES
+        token["special"] |= token["content"] in (*BOS_NAMES, *CHAT_NAMES)

@@ -1,0 +1,123 @@
+"""Conversations as token ids, and which of them a model learns to say.
+
+    <bos> <user_start> … <user_end> <assistant_start> … <assistant_end> <user_start> …
+
+and inside the assistant's turn, for the calculator: <python_start> 48/2 <python_end>
+<output_start> 24 <output_end>. The format is nanochat's (tokenizer.py:render_conversation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from lrkv_jax.data.conversation import Conversation, Message
+from lrkv_jax.data.tokenizer import CHAT_NAMES, Tokenizer
+from lrkv_jax.errors import LrkvError
+
+Loss = Literal["all", "assistant"]
+
+
+@dataclass(frozen=True)
+class ChatIds:
+    """The ids that frame a chat, in the order of `CHAT_NAMES`."""
+
+    user_start: int
+    user_end: int
+    assistant_start: int
+    assistant_end: int
+    python_start: int
+    python_end: int
+    output_start: int
+    output_end: int
+
+
+class ChatFormat:
+    """A tokenizer's way to write a conversation.
+
+    A tokenizer without the chat's tokens is given the ids that follow its own: a model needs
+    `vocabulary` ids then, and one that was pretrained without them grows by `init_from`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        own = tokenizer.chat or {n: tokenizer.vocabulary + i for i, n in enumerate(CHAT_NAMES)}
+        self.ids = ChatIds(*(own[name] for name in CHAT_NAMES))
+        self.vocabulary = max(tokenizer.vocabulary, *(i + 1 for i in own.values()))
+
+    def check(self, vocabulary: int) -> None:
+        """Raise `LrkvError` for a model of too few ids to chat."""
+        if vocabulary < self.vocabulary:
+            raise LrkvError(
+                f"model.vocabulary = {vocabulary} has no ids for the chat's tokens, which follow "
+                f"tokenizer {self.tokenizer.name}'s: midtrain with model.vocabulary="
+                f"{-(-self.vocabulary // 128) * 128}, or more"
+            )
+
+    def render(
+        self, conversation: Conversation, loss: Loss = "all"
+    ) -> tuple[Int[np.ndarray, "T"], Bool[np.ndarray, "T"]]:
+        """Ids, BOS first, and which of them are targets.
+
+        `all` counts every one, as the recipe does; `assistant` what the assistant writes: its text,
+        its calls, and the tokens that end them, but no tool's output and no start of its turn.
+        """
+        ids, counted = [self.tokenizer.bos], [loss == "all"]
+        for message in conversation.messages:
+            for stretch, written in self._stretches(message):
+                ids += stretch
+                counted += [written or loss == "all"] * len(stretch)
+        return np.array(ids, np.int32), np.array(counted)
+
+    def prompt(self, conversation: Conversation) -> list[int]:
+        """The ids after which the assistant's answer comes.
+
+        Raises LrkvError for a conversation whose last turn is the assistant's.
+        """
+        if conversation.messages[-1].role != "user":
+            raise LrkvError("the conversation ends with an answer: nothing is asked")
+        return [*self.render(conversation)[0].tolist(), self.ids.assistant_start]
+
+    def turn(self, text: str) -> list[int]:
+        """What a user's next message adds to a chat, up to where the answer starts."""
+        return [self.ids.user_start, *self._text(text), self.ids.user_end, self.ids.assistant_start]
+
+    def output(self, text: str) -> list[int]:
+        """What the calculator adds after a call."""
+        return [self.ids.output_start, *self._text(text), self.ids.output_end]
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The ids that end an answer, or hand over to the calculator."""
+        return (self.ids.assistant_end, self.tokenizer.bos, self.ids.python_end)
+
+    def call_in(self, ids: list[int]) -> str | None:
+        """The expression of the call that an answer's `ids` end with, if one does."""
+        if not ids or ids[-1] != self.ids.python_end:
+            return None
+        start = next((i for i in range(len(ids))[::-1] if ids[i] == self.ids.python_start), None)
+        return None if start is None else self.tokenizer.decode(ids[start + 1 : -1])
+
+    def _stretches(self, message: Message):
+        """(ids, whether the assistant writes them) of a message, in order."""
+        at = self.ids
+        if message.role == "user":
+            text = "".join(part.text for part in message.parts)
+            yield [at.user_start, *self._text(text), at.user_end], False
+            return
+        yield [at.assistant_start], False
+        for part in message.parts:
+            ids = self._text(part.text)
+            if part.kind == "python":
+                yield [at.python_start, *ids, at.python_end], True
+            elif part.kind == "output":
+                yield self.output(part.text), False
+            else:
+                yield ids, True
+        yield [at.assistant_end], True
+
+    def _text(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text).tolist()

@@ -1,0 +1,101 @@
+"""A conversation's ids: what frames it, what is a target, and that nobody can forge a frame."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrkv_jax.data.assets import read_asset
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import Conversation, Message, Part, exchange, said
+from lrkv_jax.data.tokenizer import CHAT_NAMES, load_tokenizer
+from lrkv_jax.errors import LrkvError
+
+SUM = Conversation(
+    (
+        said("user", "What is 48/2?"),
+        Message("assistant", (Part("text", "It is "), Part("python", "48/2"), Part("output", "24"),
+                              Part("text", "24."))),
+        said("user", "Thanks"),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gpt2", "sotu-4096"])
+def test_a_rendered_conversation_reads_as_it_should(name):
+    tokenizer = load_tokenizer(name)
+    chat = ChatFormat(tokenizer)
+    names = {**{getattr(chat.ids, n.strip("<|>")): n for n in CHAT_NAMES}, tokenizer.bos: "<bos>"}
+
+    def spelt(ids):
+        return "".join(names.get(i) or tokenizer.decode([i]) for i in map(int, ids))
+
+    ids, counted = chat.render(SUM)
+    whole = (
+        "<bos><|user_start|>What is 48/2?<|user_end|><|assistant_start|>It is <|python_start|>48/2"
+        "<|python_end|><|output_start|>24<|output_end|>24.<|assistant_end|><|user_start|>Thanks"
+        "<|user_end|>"
+    )
+    assert spelt(ids) == whole and counted.all()
+    same, counted = chat.render(SUM, "assistant")
+    np.testing.assert_array_equal(same, ids)
+    assert spelt(ids[counted]) == "It is <|python_start|>48/2<|python_end|>24.<|assistant_end|>"
+    assert spelt(chat.prompt(SUM)) == whole + "<|assistant_start|>"
+    first = Conversation(SUM.messages[:2])
+    turns = [*chat.render(first)[0].tolist(), *chat.turn("Thanks")]
+    assert turns == chat.prompt(SUM), "a chat's turns, one by one, are the conversation"
+
+
+def test_free_ids_of_gpt2_are_used_and_others_follow_the_vocabulary():
+    gpt2, small = (ChatFormat(load_tokenizer(name)) for name in ("gpt2", "sotu-4096"))
+    assert gpt2.vocabulary == 50304 and gpt2.ids.user_start == 50257
+    assert small.ids.user_start == 4096 and small.vocabulary == 4104
+    gpt2.check(50304)
+    with pytest.raises(LrkvError, match="model.vocabulary = 4096 has no ids .*=4224"):
+        small.check(4096)
+
+
+def test_a_tokenizer_that_has_the_tokens_uses_them_and_one_with_some_is_refused(tmp_path):
+    definition = json.loads(read_asset("sotu-4096.json"))
+
+    def with_tokens(names):
+        added = [
+            {"id": 4096 + i, "content": name, "special": False, "single_word": False,
+             "lstrip": False, "rstrip": False, "normalized": False}
+            for i, name in enumerate(names)
+        ]  # fmt: skip
+        path = tmp_path / f"{len(names)}.json"
+        extended = {**definition, "added_tokens": definition["added_tokens"] + added}
+        path.write_text(json.dumps(extended))
+        return load_tokenizer(str(path))
+
+    tokenizer = with_tokens(CHAT_NAMES)
+    assert tokenizer.vocabulary == 4104 and ChatFormat(tokenizer).ids.output_end == 4103
+    assert not tokenizer.token_bytes[4096:].any(), "frames stand for no bytes"
+    with pytest.raises(LrkvError, match="lacks <|output_end|>"):
+        with_tokens(CHAT_NAMES[:-1])
+
+
+@given(text=st.text(min_size=1, max_size=30) | st.sampled_from(CHAT_NAMES))
+def test_no_text_forges_a_frame(text):
+    chat = ChatFormat(load_tokenizer("sotu-4096"))
+    frames = {chat.tokenizer.bos, *vars(chat.ids).values()}
+    ids, _ = chat.render(exchange(text, text))
+    assert sum(int(i) in frames for i in ids) == 5
+    assert chat.tokenizer.decode(ids) == chat.tokenizer.decode(chat.tokenizer.encode(text)) * 2
+
+
+def test_a_call_is_found_at_the_end_alone():
+    chat = ChatFormat(load_tokenizer("gpt2"))
+    ids = chat.render(SUM)[0].tolist()
+    end = ids.index(chat.ids.python_end) + 1
+    assert chat.call_in(ids[:end]) == "48/2"
+    assert chat.call_in(ids) is None and chat.call_in([]) is None
+    assert chat.call_in([chat.ids.python_end]) is None
+
+
+def test_an_answered_conversation_asks_nothing():
+    with pytest.raises(LrkvError, match="ends with an answer"):
+        ChatFormat(load_tokenizer("gpt2")).prompt(exchange("a", "b"))
