@@ -4,6 +4,8 @@ No function of the package makes the expected text here.
 """
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lrkv_jax.data.conversation import Part, conversation_from, exchange
 from lrkv_jax.data.tasks import gsm8k, harness, humaneval, letters
@@ -174,6 +176,25 @@ def test_spans_become_tool_calls(answer, parts):
     got = gsm8k.conversation(Problem("x", "How many?", answer, "?"))
     assert got.messages[0].parts == (Part("text", "How many?"),)
     assert got.messages[1].parts == tuple(Part(*part) for part in parts)
+
+
+PLAIN = st.text("a1 .$\n#=é", max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(PLAIN, st.text("12+*= ", min_size=1, max_size=6))), PLAIN)
+def test_nothing_but_the_brackets_is_lost_in_tool_calls(pairs, end):
+    answer = "".join(f"{text}<<{sum_}>>" for text, sum_ in pairs) + end
+    expected = []
+    for text, sum_ in pairs:
+        *expression, result = sum_.split("=")
+        call = "=".join(expression) if "=" in sum_ else sum_
+        expected += [("text", text), ("python", call)]
+        expected += [("output", result)] if "=" in sum_ else []
+    expected = [part for part in [*expected, ("text", end)] if part[1]]
+    if expected:
+        got = gsm8k.conversation(Problem("x", "q", answer, "?")).messages[1].parts
+        assert [(part.kind, part.text) for part in got] == expected
 
 
 ANSWERS = [  # completion, the recipe's, strict-match, flexible-extract

@@ -120,6 +120,7 @@ def arc(text, label, key):
         ("arc_easy", "test", arc(["a", "b"], ["A", "A"], "A"), "labels A, A: no two"),
         ("arc_easy", "test", arc(["a", "b"], ["A", "B", "C"], "A"), "2 choices and 3 labels"),
         ("arc_easy", "test", arc(["a"], ["A"], "A"), "1 choices"),
+        ("arc_easy", "test", arc([], [], "A"), "'A': not in no labels"),
         ("arc_challenge", "train", {"choices": {"text": ["a"]}}, "no column 'choices.label'"),
         ("mmlu", "test", {"answer": 4}, "answer 4 is outside the 4 choices"),
         ("mmlu", "test", {"answer": -1}, "answer -1 is outside the 4 choices"),

@@ -5,7 +5,7 @@
 """
 
 from lrkv_jax.data.tasks.examples import Choices, Problem, Program
-from lrkv_jax.data.tasks.registry import DEMO, TASKS, Example, Task, fingerprint, load, task
+from lrkv_jax.data.tasks.registry import DEMO, TASKS, Example, Task, fingerprint, load, stream, task
 
 __all__ = [
     "DEMO",
@@ -17,5 +17,6 @@ __all__ = [
     "Task",
     "fingerprint",
     "load",
+    "stream",
     "task",
 ]

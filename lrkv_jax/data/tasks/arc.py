@@ -29,7 +29,8 @@ def example(row: Row, id: str) -> Choices:
     """
     labels = tuple(row.choices.label)
     if row.answerKey not in labels:
-        raise LrkvError(f"column 'answerKey' is {row.answerKey!r}: not in {', '.join(labels)}")
+        there = ", ".join(labels) or "no labels"
+        raise LrkvError(f"column 'answerKey' is {row.answerKey!r}: not in {there}")
     return Choices(
         row.id, row.question, tuple(row.choices.text), labels, labels.index(row.answerKey)
     )

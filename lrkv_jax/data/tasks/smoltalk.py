@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from lrkv_jax.data.conversation import Conversation, conversation_from
 from lrkv_jax.data.tables import Schema
 from lrkv_jax.errors import LrkvError
 
 
-class _Message(Schema):
+class _Message(TypedDict):
     role: str
     content: str
 
@@ -26,9 +28,9 @@ def example(row: Row, id: str) -> Conversation | None:
 
     Raises LrkvError as `conversation_from` does, and for a question without an answer.
     """
-    if not all(message.content for message in row.messages if message.role != "system"):
+    if not all(message["content"] for message in row.messages if message["role"] != "system"):
         return None
-    conversation = conversation_from([message.model_dump() for message in row.messages])
+    conversation = conversation_from(row.messages)
     if len(conversation.messages) < 2:
         raise LrkvError("column 'messages' holds a question without an answer")
     return conversation
