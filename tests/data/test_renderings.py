@@ -277,7 +277,7 @@ def test_a_chats_program_is_imports_code_test_and_check():
 
 
 def test_a_continued_program_starts_with_the_prompt_and_ends_at_a_stop():
-    got = humaneval.continued_program(PROGRAM, "    return a + b\n\ndef other():\n    1/0\n")
+    got = humaneval.continued_program(PROGRAM, "    return a + b\n\ndef g():\n    1/0\n# no")
     assert got == f"{PROMPT}    return a + b\n\ndef check(f):\n    assert f(1, 2) == 3\ncheck(add)"
     whole = humaneval.continued_program(PROGRAM, "    return a + b\n")
     assert whole == f"{PROMPT}    return a + b\n\n{PROGRAM.test}\ncheck(add)"

@@ -49,6 +49,11 @@ def test_rows_come_in_order_with_their_places(path):
     ]
 
 
+def test_places_count_on_through_a_large_file(tmp_path):
+    path = write(tmp_path / "x.parquet", [GOOD[0]] * 2500 + [{**GOOD[0], "answer": -1}])
+    assert [place for place, row in rows(path, Row) if row.answer == -1] == [f"{path}:2501"]
+
+
 def test_lines_in_memory_are_rows_too():
     content = b'\xef\xbb\xbf{"text": ["a"]}\n\n{"text": []}'
     got = [(place, row.text) for place, row in rows_of("here", content, Inner)]
