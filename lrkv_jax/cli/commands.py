@@ -33,7 +33,7 @@ def data_build(config: Config, overrides: Overrides = None) -> None:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from lrkv_jax.config import load_config
-    from lrkv_jax.data.builder import build_dataset
+    from lrkv_jax.data.dataset import dataset
 
     run = load_config(config, overrides or [])
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -44,7 +44,7 @@ def data_build(config: Config, overrides: Overrides = None) -> None:
             text = f"building {run.data.source}: {documents:,} documents, {tokens:,} tokens"
             bar.update(task, description=text)
 
-        path = build_dataset(run.data, run.train.context, progress=show)
+        path = dataset(run.data, run.train.context, progress=show)
     print(path)
 
 

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lrkv_jax.config.attention import KINDS, Attention
 from lrkv_jax.config.frozen import Frozen
+from lrkv_jax.config.inherit import inherited
 from lrkv_jax.config.schema import RunConfig
 from lrkv_jax.errors import LrkvError
 
@@ -59,18 +60,17 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a scale's YAML, apply `key=value` overrides, choose the variant, validate.
 
     `attention=NAME` picks a line of `variants`; `attention.KEY=VALUE` changes the picked line;
-    any other dotted key changes that setting. `path` may also be the name of a shipped scale.
+    any other dotted key changes that setting. `path` may also be the name of a shipped scale. A
+    file without variants starts from a run (`init_from`) and takes over its model.
 
     Raises `LrkvError` for a missing file, unknown keys (naming the nearest), wrong types and
     impossible shapes.
     """
     path = find_config(path)
-    try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except _NOT_YAML as error:
-        raise LrkvError(f"{path} is not YAML: {' '.join(str(error).split())[:300]}") from error
-    if not isinstance(raw, dict):
-        raise LrkvError(f"{path} is not a mapping of settings: see the files under configs/")
+    raw = _read(path)
+    changes = [_parse_override(text) for text in overrides]
+    if "variants" not in raw:
+        raw = _from_run(path, raw, changes)
     variants = raw.get("variants")
     if not isinstance(variants, dict) or not variants:
         raise LrkvError(f"{path} lists no variants: give at least `variants: {{mha: {{}}}}`")
@@ -81,7 +81,6 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     # A dumped RunConfig repeats its chosen line there; anything else would be ignored.
     if "attention" in model and model["attention"] != variants.get(str(raw.get("attention"))):
         raise LrkvError(_ATTENTION_ELSEWHERE)
-    changes = [_parse_override(text) for text in overrides]
     for key, value in changes:
         if key == "attention":
             raw["attention"] = value
@@ -132,6 +131,31 @@ def find_config(path: str | Path) -> Path:
     raise LrkvError(f"no configuration {path}{_nearest(name, names)}")
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except _NOT_YAML as error:
+        raise LrkvError(f"{path} is not YAML: {' '.join(str(error).split())[:300]}") from error
+    if not isinstance(raw, dict):
+        raise LrkvError(f"{path} is not a mapping of settings: see the files under configs/")
+    return raw
+
+
+def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A file without variants: they are those of the run that it starts from."""
+    run = {**raw, **dict(changes)}.get("init_from")
+    if run is None:
+        raise LrkvError(
+            f"{path} lists no variants: give at least `variants: {{mha: {{}}}}`, or init_from=RUN, "
+            "whose model it takes"
+        )
+    saved = Path(str(run)) / "config.yaml"
+    if not saved.is_file():
+        raise LrkvError(f"init_from = {run} is not a run: it has no config.yaml")
+    load_config(saved)  # whatever is wrong with it is said of it
+    return inherited(raw, _read(saved))
+
+
 def _parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -169,11 +193,13 @@ def _set(raw: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _drop_other_length(raw: dict[str, Any], changes: list[tuple[str, Any]]) -> None:
-    """A run's length is steps or tokens: an override of one drops the file's other."""
-    for one, other in (("steps", "tokens"), ("tokens", "steps")):
+    """A run's length is steps, tokens or epochs: an override of one drops the file's others."""
+    lengths = ("steps", "tokens", "epochs")
+    for one in lengths:
         named = any(key == f"train.{one}" and value is not None for key, value in changes)
         if named and isinstance(raw.get("train"), dict):
-            raw["train"].pop(other, None)
+            for other in lengths:
+                raw["train"].pop(other, None)
 
 
 def _nearest(word: str, known) -> str:

@@ -163,8 +163,11 @@ class TrainConfig(Frozen):
     context: Positive
     batch: Positive  # sequences a step, over all devices and accumulation steps
     accumulation: Positive = 1
-    steps: Positive | None = None  # give either steps or tokens
+    steps: Positive | None = None  # give one of steps, tokens and epochs
     tokens: Positive | None = None
+    # Each record exactly this often; the last batch is filled up with rows that count nowhere. A
+    # run fills in the steps that they come to.
+    epochs: Positive | None = None
     seed: NonNegative = 0
     document_mask: bool = False  # documents in one record never see each other
     document_positions: bool = False  # positions count from a document's start, not the record's
@@ -182,8 +185,11 @@ class TrainConfig(Frozen):
 
     @model_validator(mode="after")
     def _length_and_batch(self) -> TrainConfig:
-        if (self.steps is None) == (self.tokens is None):
-            raise LrkvError("train.steps and train.tokens: give exactly one (null drops the other)")
+        given = [n for n in ("steps", "tokens", "epochs") if getattr(self, n) is not None]
+        if len(given) != 1 and given != ["steps", "epochs"]:
+            raise LrkvError(
+                "train.steps, train.tokens and train.epochs: give exactly one (null drops another)"
+            )
         if self.batch % self.accumulation:
             raise LrkvError(
                 f"train.accumulation = {self.accumulation} does not divide "
@@ -195,6 +201,11 @@ class TrainConfig(Frozen):
     def total_steps(self) -> int:
         if self.steps is not None:
             return self.steps
+        if self.tokens is None:
+            raise LrkvError(
+                f"train.epochs = {self.epochs}: how many steps that is, the data says once it is "
+                "built; give train.steps to know before"
+            )
         return max(1, self.tokens // (self.batch * self.context))
 
 
@@ -233,6 +244,9 @@ class RunConfig(Frozen):
     train: TrainConfig
     guard: GuardConfig = GuardConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
+    # A run whose parameters this one starts with, at one of its steps; None: the newest.
+    init_from: str | None = None
+    init_step: Positive | None = None
     run_dir: str | None = None  # None is runs/NAME-ATTENTION
 
     @property

@@ -163,7 +163,28 @@ def build_dataset(
     the text cannot fill, and for a folder that cannot be written or lacks files.
     """
     tokenizer = load_tokenizer(data_config.tokenizer)
-    target = Path(data_config.directory) / _key(data_config, context, tokenizer)
+
+    def build(scratch: Path) -> Path:
+        builder = RecordsBuilder(
+            data_dir=str(scratch),
+            data_config=data_config,
+            context=context,
+            tokenizer=tokenizer,
+            progress=progress,
+        )
+        builder.download_and_prepare()
+        return Path(builder.data_dir)
+
+    return appears_whole(data_config, _key(data_config, context, tokenizer), build)
+
+
+def appears_whole(data_config: DataConfig, name: str, build: Callable[[Path], Path]) -> Path:
+    """data_config.directory / `name`, complete; made by `build` if it is not there.
+
+    build(scratch) returns the folder that it has made under `scratch`; it is moved into place.
+    Raises LrkvError for a folder that cannot be written or lacks files.
+    """
+    target = Path(data_config.directory) / name
     if target.exists():
         _check_complete(target)
         return target
@@ -176,16 +197,9 @@ def build_dataset(
         raise _unwritable(data_config, error) from None
     try:
         with quiet():
-            builder = RecordsBuilder(
-                data_dir=str(scratch),
-                data_config=data_config,
-                context=context,
-                tokenizer=tokenizer,
-                progress=progress,
-            )
-            builder.download_and_prepare()
+            built = build(scratch)
         try:
-            os.rename(builder.data_dir, target)
+            os.rename(built, target)
         except OSError:
             # Another process was faster; its records are the same.
             if not target.exists():

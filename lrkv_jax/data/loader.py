@@ -15,7 +15,8 @@ import grain
 import numpy as np
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.builder import build_dataset, open_dataset, quiet
+from lrkv_jax.data.builder import open_dataset, quiet
+from lrkv_jax.data.dataset import dataset
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 
@@ -96,13 +97,22 @@ class Loader:
     the records were made with. counts: documents, tokens and bytes of the training split.
     """
 
-    def __init__(self, records: Records, tokenizer: Any, seed: int, batch: int, rows: range):
+    def __init__(
+        self,
+        records: Records,
+        tokenizer: Any,
+        seed: int,
+        batch: int,
+        rows: range,
+        epochs: int | None = None,
+    ):
         self._records = records
         # Index to record, reshuffled each epoch: a permutation computed, not stored.
         self._order = grain.MapDataset.range(len(records)).seed(seed).shuffle().repeat()
         self._batch = batch
         self._rows = rows
         self.records = len(records)
+        self._end = epochs and epochs * self.records
         self.counts = records.counts
         self.tokens_per_epoch = self.records * records.context
         self.tokenizer = tokenizer
@@ -130,15 +140,21 @@ class Loader:
         return hashlib.sha256(rows.astype("<i4").tobytes()).hexdigest()[:12]
 
     def records_of(self, step: int) -> list[int]:
-        """The training split's records that the global batch of a step is made of."""
+        """The training split's records that the global batch of a step is made of; in the last one
+        of the epochs there may be fewer than rows."""
         return self._indices(step, range(self._batch))
 
     def _read(self, step: int, rows: range) -> np.ndarray:
-        return self._records.read(self._indices(step, rows))
+        there = self._records.read(self._indices(step, rows))
+        missing = len(rows) - len(there)
+        # Complemented ids are no targets (`lrkv_jax.train.rows`).
+        return np.pad(there, ((0, missing), (0, 0)), constant_values=~self.tokenizer.bos)
 
     def _indices(self, step: int, rows: range) -> list[int]:
-        start = step * self._batch
-        return [int(self._order[start + row]) for row in rows]
+        places = range(step * self._batch + rows.start, step * self._batch + rows.stop)
+        if self._end is not None:
+            places = range(places.start, max(places.start, min(places.stop, self._end)))
+        return [int(self._order[place]) for place in places]
 
 
 def make_loader(
@@ -147,31 +163,33 @@ def make_loader(
     batch: int,
     *,
     rows: range | None = None,
+    epochs: int | None = None,
 ) -> Loader:
     """The loader of the training split, which is built first if it is not there.
 
     batch: rows of the global batch; it may exceed the number of records, which then repeat.
     rows: those that this process reads (`lrkv_jax.runtime.batches.local_rows`), all unless given.
-    Raises LrkvError for rows that the batch does not have, and as `build_dataset` does.
+    epochs: after as many there is padding; without it the records repeat for ever.
+    Raises LrkvError for rows that the batch does not have, and as `dataset` does.
     """
     rows = range(batch) if rows is None else rows
     if not rows or rows[0] < 0 or rows[-1] >= batch:
         held = f"rows {rows.start} to {rows.stop - 1}"
         raise LrkvError(f"{held} of a batch of {batch}: use 0 to {batch - 1}")
-    records = Records(build_dataset(data_config, context), "train")
+    records = Records(dataset(data_config, context), "train")
     tokenizer = load_tokenizer(data_config.tokenizer)
     # Grain takes 32 bits of seed.
     seed = data_config.shuffle_seed % 2**32
-    return Loader(records, tokenizer, seed, batch, rows)
+    return Loader(records, tokenizer, seed, batch, rows, epochs)
 
 
 def heldout_batches(data_config: DataConfig, context: int, batch: int) -> Iterator[np.ndarray]:
     """Every held-out record once, in order: int32 [batch, context + 1] each.
 
     The last batch is filled up with rows of BOS, whose targets stand for no bytes. Raises LrkvError
-    as `build_dataset` does, before the first batch.
+    as `dataset` does, before the first batch.
     """
-    records = Records(build_dataset(data_config, context), "heldout")
+    records = Records(dataset(data_config, context), "heldout")
     bos = load_tokenizer(data_config.tokenizer).bos
     return _in_order(records, batch, bos)
 
@@ -181,9 +199,9 @@ def token_stream(
 ) -> np.ndarray:
     """A split's records joined to one stream again, int32 [records · context + 1].
 
-    The held-out one ends in the padding of its last record. Raises LrkvError as `build_dataset`.
+    The held-out one ends in the padding of its last record. Raises LrkvError as `dataset`.
     """
-    records = Records(build_dataset(data_config, context), split)
+    records = Records(dataset(data_config, context), split)
     rows = records.read(range(len(records)))
     return np.concatenate([rows[:1, 0], rows[:, 1:].ravel()])
 

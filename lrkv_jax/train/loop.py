@@ -14,8 +14,7 @@ from rich.console import Console
 from lrkv_jax.accounting import training_flops_per_token
 from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.config import RunConfig
-from lrkv_jax.data.builder import build_dataset
-from lrkv_jax.data.loader import Loader, make_loader
+from lrkv_jax.data.loader import Loader
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.optim import learning_rates
 from lrkv_jax.runtime import processes
@@ -30,6 +29,7 @@ from lrkv_jax.train.incidents import Incidents
 from lrkv_jax.train.metrics import Clock, MetricsLog, peak_flops, read_metrics
 from lrkv_jax.train.pauses import Pauses
 from lrkv_jax.train.progress import TrainProgress
+from lrkv_jax.train.records import loader_of, with_records
 from lrkv_jax.train.resume import compiling, resumed
 from lrkv_jax.train.run_dir import open_run, resolve
 from lrkv_jax.train.state import TrainState, abstract_state
@@ -76,6 +76,9 @@ def train(
         config = resolve(config)
         mesh = make_mesh(config.mesh, devices)
         check_mesh(config, mesh)
+    if config.train.epochs is not None:
+        config = with_records(config)  # which are counted before anything is made of them
+    with processes.together():
         # Refuses a schedule that cannot be.
         learning_rates(config.optimizer, config.train.total_steps)
         rows = local_rows(batch_sharding(mesh), config.train.batch)
@@ -84,12 +87,9 @@ def train(
     startup.phase("devices")
     if tight and processes.index() == 0:
         console.print(tight, highlight=False, soft_wrap=True)
+    config = with_records(config)
     with processes.together():
-        if processes.index() == 0:
-            build_dataset(config.data, config.train.context)
-    with processes.together():
-        loader = make_loader(config.data, config.train.context, config.train.batch, rows=rows)
-        _check_vocabulary(config, loader)
+        loader = loader_of(config, rows)
     startup.phase("data")
     run_dir = open_run(config)
 
@@ -102,16 +102,6 @@ def train(
     ):
         run = _Run(config, mesh, loader, run_dir, checkpoints, console, startup)
         return run.go(until, deadline)
-
-
-def _check_vocabulary(config: RunConfig, loader: Loader) -> None:
-    """Raise `LrkvError` if the tokenizer makes ids that the model does not have."""
-    have, need = config.model.vocabulary, loader.tokenizer.vocabulary
-    if have < need:
-        raise LrkvError(
-            f"model.vocabulary = {have} is smaller than tokenizer {config.data.tokenizer}'s "
-            f"{need}: set model.vocabulary={need}"
-        )
 
 
 class _Run:

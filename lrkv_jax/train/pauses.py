@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.config import RunConfig
+from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.loader import Loader, heldout_batches
 from lrkv_jax.decode import Sampling, generate
 from lrkv_jax.runtime import processes
@@ -105,6 +106,11 @@ class Pauses:
         """Write text from each prompt to samples/."""
         tokenizer, train = self.loader.tokenizer, self.config.train
         prompts = [[tokenizer.bos, *tokenizer.encode(text)] for text in train.sample_prompts]
+        stop = (tokenizer.bos,)
+        if self.config.data.mixture is not None:
+            chat = ChatFormat(tokenizer)
+            prompts = [[tokenizer.bos, *chat.turn(text)] for text in train.sample_prompts]
+            stop = chat.stops
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
         continued = generate(
             self.config.model,
@@ -113,10 +119,11 @@ class Pauses:
             train.sample_tokens,
             sampling=SAMPLING,
             seed=seed,
-            stop=(tokenizer.bos,),
+            stop=stop,
         )
+        between = "" if self.config.data.mixture is None else "\n"
         texts = [
-            prompt + tokenizer.decode(ids)
+            prompt + between + tokenizer.decode(ids)
             for prompt, ids in zip(train.sample_prompts, continued, strict=True)
         ]
         if processes.index() == 0:

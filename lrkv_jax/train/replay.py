@@ -20,7 +20,7 @@ from rich.table import Table
 from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.checkpoint.fingerprint import named
 from lrkv_jax.config import RunConfig
-from lrkv_jax.data.loader import Loader, make_loader
+from lrkv_jax.data.loader import Loader
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.runtime import processes
 from lrkv_jax.runtime.batches import as_argument, local_rows, whole_on_devices
@@ -28,6 +28,7 @@ from lrkv_jax.sharding import batch_sharding, check_mesh, make_mesh, replicated
 from lrkv_jax.train.incidents import saved_batch
 from lrkv_jax.train.loss import make_gradient, make_loss
 from lrkv_jax.train.metrics import read_metrics
+from lrkv_jax.train.records import loader_of, with_records
 from lrkv_jax.train.resume import compiling, resumed
 from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.run_dir import find_run, resolve
@@ -55,12 +56,13 @@ def replay(
     console = console or Console()
     config = resolve(config)
     run_dir = find_run(config)
+    config = with_records(config)
     if not 1 <= step <= config.train.total_steps:
         raise LrkvError(f"--replay {step}: use a step from 1 to {config.train.total_steps}")
     mesh = make_mesh(config.mesh, devices)
     check_mesh(config, mesh)
     rows = local_rows(batch_sharding(mesh), config.train.batch)
-    loader = make_loader(config.data, config.train.context, config.train.batch, rows=rows)
+    loader = loader_of(config, rows)
     with jax.set_mesh(mesh), Checkpointer(run_dir / "checkpoints") as checkpoints:
         abstract = abstract_state(config, mesh)
         state, start = resumed(config, mesh, checkpoints, abstract, before=step)

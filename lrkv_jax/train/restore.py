@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from lrkv_jax.checkpoint import Checkpointer
-from lrkv_jax.config import MeshConfig, RunConfig, load_config
+from lrkv_jax.config import MeshConfig, ModelConfig, RunConfig, load_config
 from lrkv_jax.model import init_parameters, specs
 from lrkv_jax.sharding import make_mesh, parameter_shardings
 from lrkv_jax.train.run_dir import read_run
@@ -43,8 +43,19 @@ def load_run(
     if not any(override.startswith("mesh.") for override in overrides):
         config = config.model_copy(update={"mesh": MeshConfig(data=-1, fsdp=1)})
     mesh = make_mesh(config.mesh)
-    shapes = jax.eval_shape(lambda: init_parameters(config.model, 0))
-    placed = parameter_shardings(specs(config.model), shapes, mesh)
+    step, params = restore_parameters(directory, config.model, mesh, step)
+    return TrainedRun(config, step, params, mesh)
+
+
+def restore_parameters(
+    directory: str | Path, model: ModelConfig, mesh: Mesh, step: int | str | None
+) -> tuple[int, Any]:
+    """The parameters of one of a run's steps (of the newest unless given), placed as in training.
+
+    Raises `LrkvError` as `Checkpointer.restore` does.
+    """
+    shapes = jax.eval_shape(lambda: init_parameters(model, 0))
+    placed = parameter_shardings(specs(model), shapes, mesh)
     abstract = jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         shapes,
@@ -53,4 +64,4 @@ def load_run(
     with Checkpointer(Path(directory) / "checkpoints") as checkpoints:
         step = checkpoints.best() if step == "best" else step
         step, items = checkpoints.restore({"params": abstract}, step)
-        return TrainedRun(config, step, items["params"], mesh)
+    return step, items["params"]

@@ -11,12 +11,12 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.data.loader import Loader
 from lrkv_jax.runtime.compilation import Compiling
 from lrkv_jax.sharding import batch_sharding
+from lrkv_jax.train.init_from import first_state
 from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.state import (
     TrainState,
     checkpoint_items,
     from_checkpoint_items,
-    init_state,
 )
 from lrkv_jax.train.step import make_train_step, over_leaves
 
@@ -51,6 +51,6 @@ def resumed(
         checkpoint_items(abstract), before=before, set_aside=set_aside
     )
     if restored is None:
-        return init_state(config, mesh), 0
+        return first_state(config, mesh), 0
     step, items = restored
     return from_checkpoint_items(abstract, items), step

@@ -36,7 +36,8 @@ class RowFormat:
     def of(cls, config: RunConfig, tokenizer: Tokenizer) -> RowFormat:
         """The format of a run's records, read as its `train` says."""
         train = config.train
-        masked = config.data.mixture is not None
+        # A mixture names its targets; the last of the epochs fills its batch with what is none.
+        masked = config.data.mixture is not None or train.epochs is not None
         return cls(tokenizer.bos, train.document_mask, train.document_positions, masked)
 
     def ids(self, tokens_BU: Int[Array, "B U"]) -> Int[Array, "B U"]:

@@ -5,7 +5,17 @@
 """
 
 from lrkv_jax.data.tasks.examples import Choices, Problem, Program
-from lrkv_jax.data.tasks.registry import DEMO, TASKS, Example, Task, fingerprint, load, stream, task
+from lrkv_jax.data.tasks.registry import (
+    DEMO,
+    TASKS,
+    Example,
+    Task,
+    fingerprint,
+    identity,
+    load,
+    stream,
+    task,
+)
 
 __all__ = [
     "DEMO",
@@ -16,6 +26,7 @@ __all__ = [
     "Program",
     "Task",
     "fingerprint",
+    "identity",
     "load",
     "stream",
     "task",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lrkv_jax.data.assets import FOLDER, read_asset
+from lrkv_jax.data.assets import FOLDER, asset_checksum, read_asset
 from lrkv_jax.data.conversation import Conversation
 from lrkv_jax.data.tables import SUFFIXES, Schema, rows, rows_of
 from lrkv_jax.data.tasks import arc, gsm8k, humaneval, letters, mmlu, smoltalk
@@ -140,6 +140,20 @@ def stream(name: str, split: str, folder: str | Path = DEMO) -> Iterator[Example
 def load(name: str, split: str, folder: str | Path = DEMO) -> list[Example]:
     """All of `stream` in a list. Raises LrkvError as it does, before anything is returned."""
     return list(stream(name, split, folder))
+
+
+def identity(name: str, split: str, folder: str | Path = DEMO) -> list[object]:
+    """What a split hangs on without being read: the asset's checksum, or files, sizes, mtimes.
+
+    Raises LrkvError as `load` does for what is missing.
+    """
+    found = task(name)
+    if split not in found.splits:
+        raise LrkvError(f"{name} has no split {split!r}: use {', '.join(found.splits)}")
+    if str(folder) == DEMO:
+        return [asset_checksum(found.demo(split), FOLDER / DEMO)]
+    stats = [(path.name, path.stat()) for path in _paths(found, split, Path(folder) / name)]
+    return [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
 def fingerprint(examples: Iterable[Example]) -> str:

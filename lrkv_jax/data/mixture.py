@@ -1,0 +1,173 @@
+"""Sets of conversations to records: mixed, best-fit packed, each conversation once an epoch.
+
+A record holds whole conversations, each from its BOS on, and no two records share a token. What is
+left of it is filled with BOS that are no targets. The order of records within an epoch is the
+loader's, as for any other data; the held-out ones are shuffled here, so that the first few of them
+are in the mixture's proportions.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from lrkv_jax.config.schema import DataConfig, MixtureConfig, MixturePart
+from lrkv_jax.data.chat import ChatFormat, Loss
+from lrkv_jax.data.conversation import Conversation
+from lrkv_jax.data.tasks import DEMO, fingerprint, identity, stream, task
+from lrkv_jax.data.tokenizer import Tokenizer
+from lrkv_jax.errors import LrkvError
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A split's records, and what is in them.
+
+    records: int32, ids that are no targets complemented (`lrkv_jax.train.rows`). counts: what
+    `Records.counts` has (documents, tokens, bytes), `targets`, `cut` (conversations longer than a
+    record, which lose their end), `filled` (share of the records' tokens that are no padding).
+    parts: for each set its conversations and the sha256 of its examples.
+    """
+
+    records: Int[np.ndarray, "N U"]
+    counts: dict[str, float]
+    parts: list[dict[str, object]]
+
+
+def packed(
+    config: DataConfig,
+    split: str,
+    context: int,
+    tokenizer: Tokenizer,
+    *,
+    progress: Progress | None = None,
+) -> Packed:
+    """The records [N, context + 1] of one split of `config.mixture`; a function of its arguments.
+
+    progress(documents, tokens): called after each set.
+    Raises LrkvError as `lrkv_jax.data.tasks.stream` does.
+    """
+    mixture, chat = config.mixture, ChatFormat(tokenizer)
+    counts, rows, parts = Counter(), [], []
+    for part in getattr(mixture, split):
+        about, taken = _taken(part, mixture, chat, context)
+        parts.append(about)
+        for row in taken:
+            rows.append(row.ids)
+            counts.update(row.counts)
+        if progress:
+            progress(len(rows), counts["tokens"])
+    bins = best_fit([len(row) for row in rows], context + 1)
+    if split == "heldout":
+        bins = [bins[i] for i in np.random.default_rng(mixture.seed).permutation(len(bins))]
+    records = np.full((len(bins), context + 1), ~tokenizer.bos, np.int32)
+    for record, members in zip(records, bins, strict=True):
+        joined = np.concatenate([rows[i] for i in members])
+        record[: len(joined)] = joined
+    counts["filled"] = counts["tokens"] / records.size
+    return Packed(records, dict(counts), parts)
+
+
+def mixture_identity(mixture: MixtureConfig, tokenizer: Tokenizer) -> list[object]:
+    """What records of a mixture depend on beside their length, as JSON.
+
+    Raises LrkvError as `lrkv_jax.data.tasks.stream` does.
+    """
+    parts = {(part.task, part.split) for part in (*mixture.train, *mixture.heldout)}
+    sets = {"/".join(part): identity(*part, mixture.folder) for part in sorted(parts)}
+    return [mixture.model_dump(mode="json", exclude={"folder"}), sets, tokenizer.fingerprint]
+
+
+def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """Bins of at most `capacity`, as lists of indices: each item, largest first, goes to the bin
+    that it leaves the least room in (best-fit decreasing; at most 11/9 of the fewest bins, + 4).
+
+    Raises ValueError for a size over the capacity.
+    """
+    if max(sizes, default=0) > capacity:
+        raise ValueError(f"{max(sizes)} does not fit {capacity}")
+    bins: list[list[int]] = []
+    by_room: dict[int, list[int]] = {}  # bins with that much room left
+    rooms: list[int] = []  # the keys of `by_room`, sorted
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        place = bisect.bisect_left(rooms, sizes[index])
+        if place == len(rooms):
+            number, room = len(bins), capacity
+            bins.append([])
+        else:
+            room = rooms[place]
+            number = by_room[room].pop()
+            if not by_room[room]:
+                del by_room[room], rooms[place]
+        bins[number].append(index)
+        left = room - sizes[index]
+        if left not in by_room:
+            bisect.insort(rooms, left)
+            by_room[left] = []
+        by_room[left].append(number)
+    return bins
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A conversation's ids, complemented where they are no targets, and what they count for."""
+
+    ids: Int[np.ndarray, "T"]
+    counts: dict[str, int]
+
+
+def _taken(
+    part: MixturePart, mixture: MixtureConfig, chat: ChatFormat, context: int
+) -> tuple[dict[str, object], list[_Row]]:
+    """What is said of a part, and the rows that it takes of its split."""
+    rows: list[_Row] = []
+    render = task(part.task).conversation
+
+    def rendered():
+        # One example at a time: as text, SmolTalk would take 2 GB.
+        for example in stream(part.task, part.split, mixture.folder):
+            rows.append(_row(render(example), chat, mixture.loss, context))
+            yield example
+
+    digest = fingerprint(rendered())
+    demo = mixture.folder == DEMO
+    if part.first and len(rows) < part.first and not demo:
+        raise LrkvError(
+            f"data.mixture: {part.task}/{part.split} has {len(rows)} rows and first = "
+            f"{part.first} are asked for: use at most {len(rows)}"
+        )
+    # numpy's permutation is what `datasets.Dataset.shuffle(seed)` orders rows by: the first N are
+    # those that the published recipe validates on.
+    order = np.random.default_rng(mixture.seed).permutation(len(rows))[: part.first].tolist()
+    whole, share = divmod(part.weight, 1)
+    order = order * int(whole) + order[: round(share * len(order))]
+    about = {
+        "task": part.task,
+        "split": part.split,
+        "weight": part.weight,
+        "licence": "Apache-2.0" if demo else task(part.task).licence,
+        "conversations": len(order),
+        "sha256": digest,
+    }
+    return about, [rows[i] for i in order]
+
+
+def _row(conversation: Conversation, chat: ChatFormat, loss: Loss, context: int) -> _Row:
+    ids, counted = chat.render(conversation, loss)
+    counts = {"documents": 1, "cut": int(len(ids) > context + 1)}
+    ids, counted = ids[: context + 1], counted[: context + 1]
+    token_bytes = chat.tokenizer.token_bytes
+    text = ids[ids < len(token_bytes)]  # a frame's ids may follow the tokenizer's
+    counts |= {
+        "tokens": len(ids),
+        "targets": int(counted.sum()),
+        "bytes": int(token_bytes[text].sum(dtype=np.int64)),
+    }
+    return _Row(np.where(counted, ids, ~ids), counts)

@@ -1,0 +1,148 @@
+"""A mixture has each conversation as often as its weight says, whole, in records of one length."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrkv_jax.config.schema import DataConfig, MixtureConfig, MixturePart
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.dataset import dataset
+from lrkv_jax.data.loader import Records, heldout_batches, make_loader
+from lrkv_jax.data.mixture import best_fit, packed
+from lrkv_jax.data.tasks import load, task
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+
+CONTEXT = 256
+TOKENIZER = load_tokenizer("sotu-4096")
+
+
+def part(name, split, **how):
+    return MixturePart(task=name, split=split, **how)
+
+
+def data(*train, directory="unused", **how):
+    heldout = (part("gsm8k", "test"),)
+    mixture = MixtureConfig(train=train, heldout=heldout, folder="demo", **how)
+    return DataConfig(mixture=mixture, directory=str(directory))
+
+
+def conversations(records):
+    """The ids of each conversation in the records, without padding."""
+    found = []
+    for row in records:
+        ids = np.where(row < 0, ~row, row)
+        starts = [*np.flatnonzero(ids == TOKENIZER.bos), len(ids)]
+        assert starts[0] == 0, "a record begins with a conversation"
+        pieces = [tuple(ids[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
+        found += [piece for piece in pieces if len(piece) > 1]  # padding is nothing but BOS
+    return Counter(found)
+
+
+def rendered(name, split, context=CONTEXT, loss="all"):
+    chat, render = ChatFormat(TOKENIZER), task(name).conversation
+    rows = [chat.render(render(example), loss) for example in load(name, split)]
+    return [tuple(ids[: context + 1].tolist()) for ids, _ in rows]
+
+
+@given(st.lists(st.integers(1, 50), max_size=80))
+def test_best_fit_uses_every_item_once_and_few_bins(sizes):
+    bins = best_fit(sizes, 50)
+    assert sorted(i for members in bins for i in members) == list(range(len(sizes)))
+    loads = [sum(sizes[i] for i in members) for members in bins]
+    assert all(load <= 50 for load in loads)
+    # Two half-empty bins would have been one.
+    assert sum(load <= 25 for load in loads) <= 1
+    assert len(bins) <= 11 / 9 * max(-(-sum(sizes) // 50), sum(s > 25 for s in sizes)) + 4
+
+
+def test_an_item_larger_than_a_bin_is_refused():
+    with pytest.raises(ValueError, match="51 does not fit 50"):
+        best_fit([3, 51], 50)
+
+
+def test_an_epoch_has_each_conversation_as_often_as_its_weight_says():
+    mixed = data(part("smoltalk", "train"), part("gsm8k", "train", weight=2.5))
+    result = packed(mixed, "train", CONTEXT, TOKENIZER)
+    got = conversations(result.records)
+    smoltalk, gsm8k = Counter(rendered("smoltalk", "train")), Counter(rendered("gsm8k", "train"))
+    assert {text: got[text] for text in smoltalk} == smoltalk
+    times = Counter(got[text] / gsm8k[text] for text in gsm8k)
+    assert set(times) == {2, 3} and times[3] == pytest.approx(sum(times.values()) / 2, abs=1)
+    assert (
+        got.total() == result.counts["documents"] == sum(p["conversations"] for p in result.parts)
+    )
+    again = packed(mixed, "train", CONTEXT, TOKENIZER)
+    np.testing.assert_array_equal(again.records, result.records)
+    other = packed(data(part("gsm8k", "train", weight=0.5), seed=1), "train", CONTEXT, TOKENIZER)
+    assert conversations(other.records).total() == 48
+
+
+def test_the_targets_are_what_the_loss_says_and_padding_is_none():
+    for loss in ("all", "assistant"):
+        result = packed(data(part("gsm8k", "train"), loss=loss), "train", CONTEXT, TOKENIZER)
+        chat, render = ChatFormat(TOKENIZER), task("gsm8k").conversation
+        rows = [chat.render(render(example), loss) for example in load("gsm8k", "train")]
+        assert (result.records >= 0).sum() == sum(counted.sum() for _, counted in rows)
+        assert result.counts["targets"] == (result.records >= 0).sum()
+        assert result.counts["tokens"] == sum(len(ids) for ids, _ in rows)
+        padding = result.records == ~TOKENIZER.bos
+        share = 1 - result.counts["tokens"] / result.records.size
+        assert padding.sum() >= share * result.records.size
+
+
+def test_a_conversation_longer_than_a_record_loses_its_end_and_is_counted():
+    result = packed(data(part("gsm8k", "train")), "train", 64, TOKENIZER)
+    expected = rendered("gsm8k", "train", 64)
+    assert conversations(result.records) == Counter(expected)
+    chat, render = ChatFormat(TOKENIZER), task("gsm8k").conversation
+    lengths = [len(chat.render(render(e))[0]) for e in load("gsm8k", "train")]
+    assert result.counts["cut"] == sum(length > 65 for length in lengths) > 0
+
+
+def test_a_built_mixture_is_read_as_any_other_data(tmp_path):
+    mixed = data(part("mmlu", "auxiliary_train"), directory=tmp_path)
+    path = dataset(mixed, CONTEXT)
+    result = packed(mixed, "train", CONTEXT, TOKENIZER)
+    records = Records(path, "train")
+    np.testing.assert_array_equal(records.read(range(len(records))), result.records)
+    assert records.counts["parts"] == result.parts and records.counts["bytes"] > 0
+    assert dataset(mixed, CONTEXT) == path
+    assert dataset(data(part("mmlu", "dev"), directory=tmp_path), CONTEXT) != path
+    assert next(heldout_batches(mixed, CONTEXT, 2)).shape == (2, CONTEXT + 1)
+
+
+def test_epochs_have_each_record_exactly_so_often_and_then_nothing(tmp_path):
+    mixed = data(part("gsm8k", "train"), directory=tmp_path)
+    records = Records(dataset(mixed, CONTEXT), "train")
+    loader = make_loader(mixed, CONTEXT, 10, epochs=2)
+    steps = -(-2 * len(records) // 10)
+    assert 2 * len(records) % 10, "the last batch should be a partial one"
+    rows = np.concatenate([loader.batch_at(step) for step in range(steps)])
+    own = 2 * len(records)
+    seen = Counter(map(bytes, rows[:own]))
+    assert set(seen.values()) == {2} and len(seen) == len(records)
+    assert len(rows) > own and (rows[own:] == ~TOKENIZER.bos).all()
+    halves = [
+        make_loader(mixed, CONTEXT, 10, rows=rows_, epochs=2) for rows_ in (range(5), range(5, 10))
+    ]
+    last = np.concatenate([half.batch_at(steps - 1) for half in halves])
+    np.testing.assert_array_equal(last, rows[-10:])
+    assert len(loader.records_of(steps - 1)) == own % 10
+
+
+def test_bad_mixtures_are_named(tmp_path):
+    for change, message in (
+        (part("smalltalk", "train"), "did you mean smoltalk"),
+        (part("gsm8k", "dev"), "gsm8k has no split 'dev'"),
+    ):
+        with pytest.raises(LrkvError, match=message):
+            dataset(data(change, directory=tmp_path), CONTEXT)
+    mixed = data(part("gsm8k", "train"), directory=tmp_path)
+    elsewhere = mixed.mixture.model_copy(update={"folder": str(tmp_path / "none")})
+    with pytest.raises(LrkvError, match="none/gsm8k is missing: fetch it with `lrkv data fetch"):
+        dataset(mixed.model_copy(update={"mixture": elsewhere}), CONTEXT)
+    assert not any(path.name.startswith(".building") for path in tmp_path.iterdir())
