@@ -1,4 +1,4 @@
-"""Cached decoding: prompts prefilled in pieces, then several steps a call, all on the device.
+"""Cached decoding of a model: its weights and its cache in place, and batches of text from them.
 
 B sequences  N steps of a call  V vocabulary
 """
@@ -6,8 +6,7 @@ B sequences  N steps of a call  V vocabulary
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,9 +17,10 @@ from jaxtyping import Float, Int
 
 from lrkv_jax.accounting import cache_bytes_per_token
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.decode import placement, programs
+from lrkv_jax.decode import placement
 from lrkv_jax.decode import prompts as ragged
 from lrkv_jax.decode.sampling import Sampling
+from lrkv_jax.decode.session import Session
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
 from lrkv_jax.model import Transformer, with_parameters
@@ -109,6 +109,10 @@ class Engine:
             heads_split=placement.splits_heads(self._model(), self.mesh),
         )
 
+    def session(self, *, seed: int = 0, draws: Sequence[int] | None = None) -> Session:
+        """Up to `batch` sequences that grow in this engine's cache (`lrkv_jax.decode.session`)."""
+        return Session(self, seed=seed, draws=draws)
+
     def stream(
         self,
         prompts: Sequence[Sequence[int]],
@@ -116,27 +120,20 @@ class Engine:
         *,
         sampling: Sampling | None = None,
         seed: int = 0,
+        draws: Sequence[int] | None = None,
         stop: Sequence[int] = (),
     ) -> Iterator[Int[np.ndarray, "B"]]:
         """Yield each step's tokens, one a sequence, −1 after a sequence has stopped.
 
         `stop` lists the tokens that end a sequence; the one that did is yielded. Ends when all
-        have. Sequence i draws from (seed, i) alone: its text does not depend on the rest of the
-        batch. `steps_per_call` steps run on the device at a time, the next ones while these are
-        handed out.
+        have. Sequence i draws from (seed, draws[i], or i) alone: its text does not depend on the
+        rest of the batch. `steps_per_call` steps run on the device at a time, the next ones while
+        these are handed out.
         """
-        calls = self._calls(prompts, new_tokens, sampling or Sampling(), seed, tuple(stop))
-        with closing(calls):
-            waiting = next(calls)
-            while waiting is not None:
-                # The next call is on its way before this one's tokens are waited for.
-                ahead = next(calls, None)
-                tokens_NB, _, count = waiting
-                for tokens_B in np.asarray(tokens_NB)[:count]:
-                    if (tokens_B < 0).all():
-                        return
-                    yield tokens_B
-                waiting = ahead
+        self._check(prompts, new_tokens)
+        with self.session(seed=seed, draws=draws) as session:
+            session.append(prompts)
+            yield from session.stream(new_tokens, sampling=sampling, stop=stop)
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, **how) -> list[list[int]]:
         """The new tokens of each prompt, without the stop token; arguments as for `stream`."""
@@ -165,55 +162,17 @@ class Engine:
             ragged.check_tokens(f"continuation {row}", tokens, self.config.vocabulary)
         forced_NB = np.zeros((lengths.pop(), self.batch), np.int32)
         forced_NB[:, : len(prompts)] = np.transpose(continuations)
-        calls = self._calls(prompts, len(forced_NB), Sampling(), 0, (), forced_NB)
-        logits_NBV = np.concatenate([np.asarray(logits)[:count] for _, logits, count in calls])
+        self._check(prompts, len(forced_NB))
+        with self.session() as session:
+            session.append(prompts)
+            logits_NBV = session.forced_logits(forced_NB)
         return logits_NBV[:, : len(prompts)].swapaxes(0, 1)
 
-    def _calls(self, prompts, new_tokens, sampling, seed, stop, forced_NB=None):
-        """Start calls; of each, yield tokens [N, B], logits if forced, and the rows that count."""
+    def _check(self, prompts, new_tokens):
         ragged.check(
             prompts, new_tokens,
             batch=self.batch, length=self.length, vocabulary=self.config.vocabulary,
         )  # fmt: skip
-        ragged.check_tokens("stop", stop or (0,), self.config.vocabulary)
-        how = {"sampling": sampling, "stop": stop}
-        most, done = self.steps_per_call, 1
-        state, *result = self._start(prompts, seed, forced_NB, how)
-        try:
-            yield *result, 1
-            while done < new_tokens:
-                count = min(most, new_tokens - done)
-                forced = None
-                if forced_NB is not None:
-                    forced = np.zeros((most, self.batch), np.int32)
-                    forced[:count] = forced_NB[done : done + count]
-                state, *result = self._run(
-                    programs.steps, state, np.int32(count), forced, most=most, **how
-                )
-                yield *result, count
-                done += count
-        finally:
-            self._spare_cache = state.cache
-
-    def _start(self, prompts, seed, forced_NB, how):
-        """Prefill, piece by piece: the state, and the first tokens and logits."""
-        cuts = ragged.pieces(max(map(len, prompts)), self.prefill_chunk)
-        tokens_BT, lengths_B = ragged.batched(prompts, self.batch, sum(cuts[-1]))
-        cache = self._take_cache()
-        last_BD = np.zeros((self.batch, self.config.width), resolve_dtype(self.config.dtype))
-        for start, size in cuts:
-            piece_BT = tokens_BT[:, start : start + size]
-            cache, last_BD = self._run(
-                programs.fill, cache, last_BD, piece_BT, np.int32(start), lengths_B,
-                first=start == 0,
-            )  # fmt: skip
-        idle_B = np.arange(self.batch) >= len(prompts)
-        seed_2 = np.asarray(jax.random.key_data(jax.random.key(seed)))
-        forced_B = None if forced_NB is None else forced_NB[0]
-        state, *result = self._run(
-            programs.begin, last_BD, lengths_B, idle_B, seed_2, forced_B, **how
-        )
-        return replace(state, cache=cache), *result
 
     def _run(self, program, *arguments, **static):
         with jax.set_mesh(self.mesh):

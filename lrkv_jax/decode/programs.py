@@ -1,4 +1,4 @@
-"""The engine's compiled programs: fill the cache with a piece of the prompts, begin, step on.
+"""The engine's compiled programs: fill the cache with a piece of text, begin, step on, score.
 
 Each is one program for a batch, a cache and a way of sampling, whatever the prompts' and the
 text's lengths. Caches are donated and written in place.
@@ -31,31 +31,62 @@ class DecodeState:
     lengths_B: Int[Array, "B"]  # tokens in the cache
     stopped_B: Bool[Array, "B"]
     seed_2: UInt32[Array, "2"]  # a key's data
+    draw_B: Int[Array, "B"]  # which of the seed's streams of draws is a sequence's
 
 
 @partial(jax.jit, static_argnames=("graph", "first"), donate_argnames="cache")
-def fill(graph, weights, cache, last_BD, tokens_BT, start, lengths_B, *, first):
-    """Run positions start to start + T − 1 of the prompts; → (cache, last_BD).
+def fill(graph, weights, cache, last_BD, tokens_BT, start_B, lengths_B, *, first):
+    """Run positions start to start + T − 1 of each sequence; → (cache, last_BD).
 
-    `lengths_B` are the whole prompts'; `last_BD` collects the hidden state of each one's last
-    token. What a piece writes past a prompt's end is overwritten before it is read. The `first`
+    `lengths_B` are the whole sequences'; `last_BD` collects the hidden state of each one's last
+    token. What a piece writes past a sequence's end is overwritten before it is read. The `first`
     piece attends to itself, the next ones to the cache.
     """
     model = nnx.merge(graph, weights)
     if first:
         x_BTD, cache = model.prefill(tokens_BT, cache)
     else:
-        x_BTD, cache = model.decode(tokens_BT, cache, jnp.full_like(lengths_B, start))
-    place_B = lengths_B - 1 - start
+        x_BTD, cache = model.decode(tokens_BT, cache, start_B)
+    place_B = lengths_B - 1 - start_B
     here_B = (place_B >= 0) & (place_B < tokens_BT.shape[1])
     x_BD = jnp.take_along_axis(x_BTD, jnp.where(here_B, place_B, 0)[:, None, None], axis=1)[:, 0]
     return cache, _everywhere(jnp.where(here_B[:, None], x_BD, last_BD))
 
 
+@partial(jax.jit, static_argnames="graph")
+def next_log_p(graph, weights, last_BD, ids_BC):
+    """Float32 log p [B, C] of each of some ids being the next one, given the last hidden states."""
+    logits_BV = nnx.merge(graph, weights).logits(last_BD[:, None])[:, 0]
+    log_p_BC = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), ids_BC, axis=1)
+    return _everywhere(log_p_BC)
+
+
+@partial(jax.jit, static_argnames="graph", donate_argnames="cache")
+def score(graph, weights, cache, last_BD, tokens_BT, start_B):
+    """Log p of each next token, and whether it is the likeliest; → (cache, last_BD, [B, T] twice).
+
+    `last_BD` are the hidden states before the first of the tokens, and then of the last of them.
+    Logits exist for one position at a time.
+    """
+    model = nnx.merge(graph, weights)
+    x_BTD, cache = model.decode(tokens_BT, cache, start_B)
+    before_BTD = jnp.concatenate([last_BD[:, None], x_BTD[:, :-1]], axis=1)
+
+    def position(pair):
+        x_BD, token_B = pair
+        logits_BV = model.logits(x_BD[:, None])[:, 0]
+        log_p_BV = jax.nn.log_softmax(logits_BV)
+        log_p_B = jnp.take_along_axis(log_p_BV, token_B[:, None], axis=1)[:, 0]
+        return log_p_B, jnp.argmax(logits_BV, axis=1) == token_B
+
+    log_p_TB, likeliest_TB = jax.lax.map(position, (before_BTD.swapaxes(0, 1), tokens_BT.T))
+    return cache, *_everywhere((x_BTD[:, -1], log_p_TB.T, likeliest_TB.T))
+
+
 @partial(jax.jit, static_argnames=("graph", "sampling", "stop"))
-def begin(graph, weights, last_BD, lengths_B, idle_B, seed_2, forced_B, *, sampling, stop):
-    """From prefill's last hidden states to what `steps` gives, of one step, and no cache."""
-    state = DecodeState(None, lengths_B, lengths_B, idle_B, seed_2)
+def begin(graph, weights, last_BD, lengths_B, idle_B, seed_2, draw_B, forced_B, *, sampling, stop):
+    """From the last hidden states to what `steps` gives, of one step, and no cache."""
+    state = DecodeState(None, lengths_B, lengths_B, idle_B, seed_2, draw_B)
     model = nnx.merge(graph, weights)
     state, shown_B, logits_BV = _next(model, last_BD, state, forced_B, sampling, stop)
     results = shown_B[None], None if logits_BV is None else logits_BV[None]
@@ -104,9 +135,9 @@ def _next(model, x_BD, state, forced_B, sampling, stop):
     """
     logits_BV = model.logits(x_BD[:, None])[:, 0]
     if forced_B is None:
-        # The key of a draw is the seed, the sequence and the position: replays draw the same.
+        # The key of a draw is the seed, the stream and the position: replays draw the same.
         root = jax.random.wrap_key_data(state.seed_2)
-        keys_B = jax.vmap(partial(jax.random.fold_in, root))(jnp.arange(x_BD.shape[0]))
+        keys_B = jax.vmap(partial(jax.random.fold_in, root))(state.draw_B)
         keys_B = jax.vmap(jax.random.fold_in)(keys_B, state.lengths_B)
         token_B, logits_BV = sample(logits_BV, keys_B, sampling), None
     else:

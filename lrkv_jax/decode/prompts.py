@@ -16,12 +16,12 @@ from lrkv_jax.errors import LrkvError
 SHORTEST_PIECE = 32
 
 
-def pieces(longest: int, chunk: int) -> list[tuple[int, int]]:
+def pieces(longest: int, chunk: int, shortest: int = SHORTEST_PIECE) -> list[tuple[int, int]]:
     """(start, size) of the pieces that cover `longest` positions: chunks, the last one shorter."""
     whole, rest = divmod(longest, chunk)
     cut = [(i * chunk, chunk) for i in range(whole)]
     if rest:
-        size = SHORTEST_PIECE
+        size = shortest
         while size < rest:
             size *= 2
         cut.append((whole * chunk, min(size, chunk)))
@@ -67,7 +67,7 @@ def check_tokens(name: str, tokens: Sequence[int], vocabulary: int) -> None:
 def batched(
     prompts: Sequence[Sequence[int]], batch: int, positions: int
 ) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]:
-    """Prompts padded at the end with 0, and their lengths; unused rows are one padding token."""
+    """Rows padded at the end with 0, and their lengths; unused rows are one padding token."""
     tokens_BT = np.zeros((batch, positions), np.int32)
     lengths_B = np.ones(batch, np.int32)
     for row, prompt in enumerate(prompts):

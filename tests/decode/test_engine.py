@@ -55,7 +55,9 @@ def test_a_stream_ends_with_its_last_sequence(engine, text):
 
 
 def test_when_all_have_stopped_the_device_takes_no_further_step(engine):
-    state, *_ = engine._start(PROMPTS, 0, None, GREEDY)
+    session = engine.session()
+    session.append(PROMPTS)
+    state, *_ = session._begin(None, GREEDY)
     lengths_B = np.asarray(state.lengths_B)
     before = jax.tree.map(np.asarray, state.cache)
     stopped = replace(state, stopped_B=np.ones(len(PROMPTS), bool))

@@ -99,7 +99,8 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
     monkeypatch.setattr(module, kernel, watched)
     lengths_B, some_B = np.ones(4, np.int32), np.zeros(4, bool)
     seed_2 = np.zeros(2, np.uint32)
-    state = programs.DecodeState(engine._take_cache(), lengths_B, lengths_B, some_B, seed_2)
+    cache = engine._take_cache()
+    state = programs.DecodeState(cache, lengths_B, lengths_B, some_B, seed_2, lengths_B)
     with jax.set_mesh(engine.mesh):
         programs.steps.trace(
             engine._graph, engine._weights, state, np.int32(3), None,
@@ -112,7 +113,9 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
 
 def steps_text(engine):
     """The compiled steps, as the compiler prints them."""
-    state, *_ = engine._start(PROMPTS, 0, None, {"sampling": Sampling(), "stop": ()})
+    with engine.session() as session:
+        session.append(PROMPTS)
+        state, *_ = session._begin(None, {"sampling": Sampling(), "stop": ()})
     with jax.set_mesh(engine.mesh):
         lowered = programs.steps.lower(
             engine._graph, engine._weights, state, np.int32(3), None,
