@@ -1,0 +1,44 @@
+"""Runs code that a model wrote, in processes of its own, behind what the kernel offers.
+
+docs/sandbox.md says what it protects from, and from what it does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from lrkv_jax.evals.sandbox import launch
+from lrkv_jax.evals.sandbox.isolation import Isolation, isolation
+from lrkv_jax.evals.sandbox.limits import Limits, Outcome
+
+__all__ = ["Isolation", "Limits", "Outcome", "isolation", "run_program", "run_programs"]
+
+
+def run_program(program: str, *, limits: Limits | None = None) -> Outcome:
+    """Runs one Python program on the standard library alone. Raises LrkvError as `run_programs`."""
+    return launch.run(program, limits or Limits(), isolation().way)
+
+
+def run_programs(
+    programs: Sequence[str],
+    *,
+    limits: Limits | None = None,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Outcome]:
+    """Runs Python programs, `workers` at a time (as many as there are cores), in any order.
+
+    Outcomes come in the programs' order. `progress` is told the number of programs that are done.
+    Raises LrkvError where no sandbox works on this machine (`isolation`).
+    """
+    way, limits = isolation().way, limits or Limits()
+    workers = workers or len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(workers, thread_name_prefix="sandbox") as pool:
+        outcomes = []
+        for outcome in pool.map(lambda program: launch.run(program, limits, way), programs):
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(len(outcomes))
+    return outcomes

@@ -1,0 +1,131 @@
+"""The supervisor: builds the walls, starts the program behind them, and says how it ended.
+
+Run as `python -I -S -B FOLDER`, with an order on its input (see launch.py). Two lines of
+JSON go to the descriptor `report`: that the program starts, and how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import program
+import system
+import walls
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    nothing = os.open("/dev/null", os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(order["report"], program.REPORT)
+    os.closerange(program.REPORT + 1, program.ALL_DESCRIPTORS)
+    if order["way"] != "bubblewrap":
+        system.die_with_parent()
+        if os.getppid() != order["parent"]:
+            sys.exit("whoever asked for this has ended")
+    user = order["user"]  # None: the one who asked
+    if order["way"] == "namespaces":
+        walls.enter(order, as_root=user is not None)
+    elif order["way"] == "limits" and user is not None:
+        os.chown(".", user, user)
+    # Who else is counted by the limit on processes: this one, and bubblewrap's first process.
+    others = 1 + (order["way"] == "bubblewrap")
+    if order["way"] == "limits" and user is None:
+        others = _tasks_of(os.geteuid())
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    system.drop_capabilities()
+    if order["way"] != "bubblewrap":
+        system.die_with_parent()  # changing the user undid it
+    system.hide_from_debuggers()
+    system.adopt_orphans()
+    ending = _supervise(order, others)
+    _end_descendants()
+    os.write(program.REPORT, json.dumps(ending).encode() + b"\n")
+    os._exit(0)
+
+
+def _supervise(order: dict, others: int) -> dict:
+    reading, writing = os.pipe()
+    key = os.urandom(32)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    began = time.monotonic()
+    child = os.fork()
+    if not child:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        program.become(order, key, writing, others)
+    os.close(writing)
+    status = _wait(child, began + order["limits"]["seconds"])
+    seconds = time.monotonic() - began
+    os.set_blocking(reading, False)
+    try:
+        said = os.read(reading, 4096)
+    except BlockingIOError:  # a descendant still holds the pipe, and nobody wrote
+        said = b""
+    passed = status == 0 and said == program.proof_of(key)
+    return {"passed": passed, "reason": _reason(status, said, passed), "seconds": seconds}
+
+
+def _wait(child: int, deadline: float) -> int | None:
+    """The wait status of `child`, or None at the deadline. Reaps whatever else ends."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == child:
+            return status
+        if pid:
+            continue
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
+        signal.sigtimedwait({signal.SIGCHLD}, left)
+
+
+def _reason(status: int | None, said: bytes, passed: bool) -> str:
+    if passed:
+        return "passed"
+    if status is None:
+        return "timed out"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number == signal.SIGXCPU:
+            return "used up its processor time"
+        return f"killed by {signal.Signals(number).name}"
+    if said.startswith((b"raised ", b"ran out of memory")):
+        return said.decode(errors="replace")
+    return "ended without passing"
+
+
+def _end_descendants() -> None:
+    """Kills all that the program left; a process namespace does it too, where there is one."""
+    children = f"/proc/self/task/{os.getpid()}/children"
+    while os.path.exists(children):
+        with open(children) as file:
+            pids = [int(pid) for pid in file.read().split()]
+        if not pids:
+            return
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _tasks_of(user: int) -> int:
+    """How many threads the user runs, each of which the limit on processes counts."""
+    total = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == user:
+                    total += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:
+                continue  # it has ended, or is hidden
+    return total
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The process that becomes the program: gives up what it may not have, runs it, proves its end."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import resource
+import sys
+import traceback
+import types
+
+import landlock
+import system
+import walls
+
+REPORT = 3  # closed before the program begins
+PROOF = 4  # the one that it has beside 0, 1 and 2
+ALL_DESCRIPTORS = 1 << 20
+
+
+def proof_of(key: bytes) -> bytes:
+    """What only a program that came to its end lets this process write."""
+    return hashlib.sha256(key).digest()
+
+
+def become(order: dict, key: bytes, proof_pipe: int, others: int) -> None:
+    """Runs the program of `order` and ends this process; `others` processes share its user."""
+    os.dup2(proof_pipe, PROOF)
+    os.closerange(PROOF + 1, ALL_DESCRIPTORS)
+    os.setsid()  # what it sends to its group reaches nobody else
+    system.die_with_parent()
+    landlock.confine(order["readable"], [os.getcwd(), *walls.DEVICES])
+    _limit(order["limits"], others)
+    os.write(REPORT, b'{"starts": true}\n')
+    os.close(REPORT)
+    _run(order["program"], key)
+
+
+def _limit(limits: dict, others: int) -> None:
+    def at_most(what: int, value: float) -> None:
+        # A container's own limit may be lower; it stays.
+        hard = resource.getrlimit(what)[1]
+        value = math.ceil(value)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        # SIGXCPU comes at the first and says what was too much; SIGKILL, at the second.
+        last = value + 1 if what == resource.RLIMIT_CPU and value != hard else value
+        resource.setrlimit(what, (value, last))
+
+    at_most(resource.RLIMIT_CORE, 0)
+    at_most(resource.RLIMIT_CPU, limits["cpu_seconds"])
+    at_most(resource.RLIMIT_FSIZE, limits["file_bytes"])
+    at_most(resource.RLIMIT_NOFILE, limits["open_files"])
+    at_most(resource.RLIMIT_NPROC, limits["processes"] + others)
+    at_most(resource.RLIMIT_AS, limits["memory_bytes"])
+
+
+def _run(source: str, key: bytes) -> None:
+    # Held before the program can replace them.
+    write, leave, pid, prove, output = os.write, os._exit, os.getpid, proof_of, sys.stdout
+    show, ignored = traceback.print_exception, contextlib.suppress
+    own = pid()
+    main = types.ModuleType("__main__")
+    for mine in ("program", "landlock", "system", "walls"):
+        sys.modules.pop(mine, None)
+    os.environ.clear()
+    sys.modules["__main__"], sys.argv, sys.path = main, ["program.py"], sys.path[1:]
+    try:
+        exec(compile(source, "program.py", "exec"), main.__dict__)
+        # The program's process never holds the proof, only what it is made of, until here.
+        said = prove(key)
+    except MemoryError:
+        said = b"ran out of memory"
+    except SystemExit:
+        said = b""
+    except BaseException as error:
+        said = b"raised " + type(error).__name__.encode()[:100]
+        # A program may have closed or replaced what these write to.
+        with ignored(BaseException):
+            show(error.with_traceback(error.__traceback__.tb_next))
+    with ignored(BaseException):
+        output.flush()
+    if pid() == own:  # a forked child that comes to the end proves nothing
+        write(PROOF, said)
+    leave(0)

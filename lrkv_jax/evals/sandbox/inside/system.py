@@ -1,0 +1,87 @@
+"""The system calls that Python has no name for, on Linux, by ctypes.
+
+This folder runs inside the sandbox, on the standard library alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# The same numbers on x86-64 and on arm64, as for every call added since Linux 5.0.
+MOUNT_SETATTR = 442
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 1 << 12, 1 << 14, 1 << 18
+_MNT_DETACH = 2
+_AT_RECURSIVE = 0x8000
+_ATTR_READ_ONLY, _ATTR_NOSUID = 1, 2
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_SIGKILL = 9
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def call(number: int, *arguments) -> int:
+    """syscall(2); raises OSError."""
+    return _checked(_LIBC.syscall(ctypes.c_long(number), *arguments), f"system call {number}")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """mount(2); raises OSError."""
+    result = _LIBC.mount(
+        source.encode(),
+        target.encode(),
+        kind and kind.encode(),
+        ctypes.c_ulong(flags),
+        options.encode() or None,
+    )
+    _checked(result, f"mount {target}")
+
+
+def make_read_only(target: str) -> None:
+    """All mounts from `target` downwards; mount_setattr(2), Linux 5.12."""
+    attributes = (ctypes.c_uint64 * 4)(_ATTR_READ_ONLY | _ATTR_NOSUID, 0, 0, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    call(MOUNT_SETATTR, -100, target.encode(), _AT_RECURSIVE, attributes, size)
+
+
+def change_root(root: str) -> None:
+    """`root`, a mount point, becomes /; the former / is gone for this process."""
+    os.chdir(root)
+    call(_PIVOT_ROOT[os.uname().machine], b".", b".")
+    _checked(_LIBC.umount2(b".", _MNT_DETACH), "umount2")
+    os.chdir("/")
+
+
+def _control(option: int, value: int) -> None:
+    _checked(_LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+
+
+def die_with_parent() -> None:
+    """SIGKILL for this process when its parent ends; a change of user undoes it."""
+    _control(_PR_SET_PDEATHSIG, _SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ended become this process's children."""
+    _control(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide_from_debuggers() -> None:
+    """No process of the same user may trace this one or read its memory."""
+    _control(_PR_SET_DUMPABLE, 0)
+
+
+def drop_capabilities() -> None:
+    """None is left, and no set-user-id program brings one back."""
+    _control(_PR_SET_NO_NEW_PRIVS, 1)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    _checked(_LIBC.capset(header, (ctypes.c_uint32 * 6)()), "capset")
