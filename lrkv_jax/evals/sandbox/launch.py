@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import marshal
 import os
 import selectors
 import shutil
@@ -35,6 +35,7 @@ def run(program: str, limits: Limits, way: str) -> Outcome:
     started is left when this returns, where there is a process namespace. Raises LrkvError where
     the sandbox could not be built.
     """
+    began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="lrkv-sandbox-", ignore_cleanup_errors=True) as root,
         contextlib.ExitStack() as open_pipes,
@@ -69,28 +70,29 @@ def run(program: str, limits: Limits, way: str) -> Outcome:
         with process:
             try:
                 with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(json.dumps(order).encode())
+                    process.stdin.write(marshal.dumps(order))
                 process.stdin.close()
                 output, lines, late = _listen(process.stdout, report, limits)
             finally:
                 # The group's first process is not reaped yet, so the number is still its own.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+    seconds = time.monotonic() - began
     text = output[-4 * _TAIL :].decode(errors="replace")[-_TAIL:]
-    return _outcome(lines, text, len(output) > limits.output_bytes, late, limits)
+    return _outcome(lines, text, len(output) > limits.output_bytes, late, seconds)
 
 
-def _outcome(lines: bytes, text: str, flooded: bool, late: bool, limits: Limits) -> Outcome:
-    said = [json.loads(line) for line in lines.splitlines()]
-    if not said or "starts" not in said[0]:
+def _outcome(lines: bytes, text: str, flooded: bool, late: bool, seconds: float) -> Outcome:
+    said = lines.decode().splitlines()
+    if said[:1] != ["starts"]:
         why = "it was too slow" if late else (text.strip() or "no output").splitlines()[-1]
         raise LrkvError(f"the sandbox for model-written code could not start: {why}")
+    if len(said) == 1 and not flooded:  # the supervisor is gone, or its output is kept open
+        return Outcome(False, "timed out" if late else "ended its supervisor", seconds, text)
     if flooded:
-        return Outcome(False, "wrote too much output", said[-1].get("seconds", 0.0), text)
-    if len(said) == 1:  # the supervisor is gone, or something keeps its output open
-        reason = "timed out" if late else "ended its supervisor"
-        return Outcome(False, reason, limits.seconds, text)
-    return Outcome(output=text, **said[1])
+        return Outcome(False, "wrote too much output", seconds, text)
+    _, passed, seconds, reason = said[1].split(" ", 3)
+    return Outcome(passed == "1", reason, float(seconds), text)
 
 
 def _listen(output, report, limits: Limits) -> tuple[bytes, bytes, bool]:
