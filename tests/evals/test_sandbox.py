@@ -42,8 +42,10 @@ def ways() -> list[str]:
     return found
 
 
-WAYS = ways() if sys.platform == "linux" else []
-pytestmark = pytest.mark.skipif(not WAYS, reason="no sandbox works on this machine")
+LINUX = sys.platform == "linux"
+# Where none works, the tests of the least fail and say why.
+WAYS = (ways() if LINUX else []) or ["limits"]
+pytestmark = pytest.mark.skipif(not LINUX, reason="the sandbox needs Linux")
 
 
 @pytest.fixture(params=WAYS)
@@ -87,9 +89,8 @@ def test_an_outcome_depends_neither_on_the_workers_nor_on_the_neighbours():
     programs += [as_program(p, "    return None\n") for p in problems]
     programs += ["import os; os._exit(0)", "print(1", "print('x' * 3_000_000)", "[0] * 10**10"]
     alone = [replace(run_program(program), seconds=0) for program in programs]
-    for workers in (1, 4):
-        together = run_programs(programs, workers=workers)
-        assert [replace(outcome, seconds=0) for outcome in together] == alone
+    together = run_programs(programs, workers=4)
+    assert [replace(outcome, seconds=0) for outcome in together] == alone
     assert [o.passed for o in alone] == [True] * 3 + [False] * 7
 
 
@@ -235,6 +236,7 @@ def test_a_fork_bomb_meets_its_limit_and_leaves_nothing(way):
             try: os.fork()
             except OSError: pass
         """
+    assert probe(way).processes, "nothing would stop it"
     outcome_of("x = 1", way)  # the interpreter is in the page cache: only the bomb takes time
     most = 0
     over = threading.Event()
@@ -357,6 +359,7 @@ def test_signals_reach_no_process_outside(way):
 
 
 def test_nothing_is_left_after_attacks(way):
+    assert probe(way).processes, "nothing would stop them"
     outcome_of("x = 1", way)
     before = (len(os.listdir("/proc/self/fd")), leftovers())
     for program in ("import os\nwhile True: os.fork()", "while True: print('x' * 9999)", "1/0"):
@@ -367,6 +370,13 @@ def test_nothing_is_left_after_attacks(way):
 
 def leftovers() -> list[str]:
     return sorted(str(p) for p in Path(tempfile.gettempdir()).glob("lrkv-sandbox-*"))
+
+
+def test_namespaces_leave_no_door_open(way):
+    if way == "limits":
+        pytest.skip("has none")
+    doors = {name: shut for name, shut in probe(way).as_dict().items() if name != "way"}
+    assert doors == dict.fromkeys(doors, True)
 
 
 def test_isolation_is_what_its_probe_found():
@@ -403,6 +413,14 @@ def soon(condition) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def test_this_process_is_never_forked(way):
+    """JAX's threads hold locks that a forked child would wait for."""
+    forks = []
+    os.register_at_fork(before=lambda: forks.append(1))
+    outcome_of("x = 1", way)
+    assert not forks
 
 
 def test_limits_that_are_not_above_zero_are_refused():

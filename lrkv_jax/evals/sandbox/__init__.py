@@ -35,10 +35,14 @@ def run_programs(
     """
     way, limits = isolation().way, limits or Limits()
     workers = workers or len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(workers, thread_name_prefix="sandbox") as pool:
-        outcomes = []
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
+    outcomes = []
+    try:
         for outcome in pool.map(lambda program: launch.run(program, limits, way), programs):
             outcomes.append(outcome)
             if progress is not None:
                 progress(len(outcomes))
+    finally:
+        # Interrupted, it ends after the programs that run, not after all of them.
+        pool.shutdown(cancel_futures=True)
     return outcomes
