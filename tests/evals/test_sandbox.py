@@ -397,13 +397,18 @@ time.sleep(60)
 '''
 launch.run(program, Limits(seconds=60), {way!r})
 """
-    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ})
+    # Killed, it leaves its folder.
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    os.chmod(folder.name, 0o755)
+    environment = {**os.environ, "TMPDIR": folder.name}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
     try:
         assert soon(lambda: marked("lrkv-orphan"))
     finally:
         parent.kill()
         parent.wait()
     assert soon(lambda: not marked("lrkv-orphan"))
+    folder.cleanup()
 
 
 def soon(condition) -> bool:

@@ -31,8 +31,8 @@ def run(program: str, limits: Limits, way: str) -> Outcome:
     """Runs `program` behind the walls of `way`: "bubblewrap", "namespaces" or "limits".
 
     The interpreter starts by vfork and exec, with an empty environment and in a session of its own;
-    it sets the limits on itself before it becomes the program. Whatever happens, nothing that it
-    started is left when this returns, where there is a process namespace. Raises LrkvError where
+    it sets the limits on itself before it becomes the program. All that was started is killed
+    before this returns; without a process namespace, as far as it is found. Raises LrkvError where
     the sandbox could not be built.
     """
     began = time.monotonic()
