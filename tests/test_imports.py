@@ -22,7 +22,7 @@ FLOORS = [
     {"decode"},
     {"train"},
     {"evals"},
-    {"bench", "plan", "quickstart"},
+    {"bench", "plan", "quickstart", "chat", "generation"},
     {"cli"},
     {"__main__"},
 ]

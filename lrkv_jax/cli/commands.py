@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lrkv_jax.cli.shared import Config, Overrides, Run, app, group, seconds_of, step_named
+from lrkv_jax.cli.shared import Config, Overrides, app, group, seconds_of
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
 
 data_app = group("data", "Prepare data.")
@@ -82,68 +81,6 @@ def train(
         return
     result = run_training(run, until=until, deadline=deadline, startup=startup)
     sys.exit(EXIT_START_AGAIN if result.stopped else 0)
-
-
-@app.command()
-def evaluate(
-    run: Run,
-    overrides: Overrides = None,
-    tasks: Annotated[str, typer.Option(help="comma-separated")] = "bpb,agreement",
-    batch: Annotated[int | None, typer.Option(help="sequences at a time")] = None,
-    step: Annotated[str | None, typer.Option(help="a saved step, or best")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not a table")] = False,
-) -> None:
-    """Held-out loss of a run, and its cached decode against the whole-sequence forward."""
-    from lrkv_jax.evals.evaluate import evaluate as run_evaluation
-    from lrkv_jax.evals.evaluate import print_evaluation
-    from lrkv_jax.runtime import start
-
-    start(alone="lrkv evaluate")
-    result = run_evaluation(
-        run,
-        tasks=[task for task in tasks.split(",") if task],
-        batch=batch,
-        step=step_named(step),
-        overrides=overrides or [],
-    )
-    if as_json:
-        print(json.dumps(result, indent=2))
-    else:
-        print_evaluation(result, Console())
-
-
-@app.command()
-def generate(
-    run: Run,
-    prompt: Annotated[list[str], typer.Option(help="text to go on from; may be repeated")],
-    overrides: Overrides = None,
-    tokens: Annotated[int, typer.Option(help="new tokens at most")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="0 keeps all")] = 0,
-    top_p: Annotated[float, typer.Option(help="1 keeps all")] = 0.95,
-    seed: Annotated[int, typer.Option()] = 0,
-    step: Annotated[str | None, typer.Option(help="a saved step, or best")] = None,
-) -> None:
-    """Continue prompts from the cache."""
-    from lrkv_jax.data.tokenizer import load_tokenizer
-    from lrkv_jax.decode import Sampling
-    from lrkv_jax.decode import generate as run_decode
-    from lrkv_jax.runtime import start
-    from lrkv_jax.train.restore import load_run
-
-    if tokens < 1:
-        raise LrkvError(f"--tokens {tokens}: use 1 or more")
-    start(alone="lrkv generate")
-    sampling = Sampling(temperature, top_k, top_p)
-    trained = load_run(run, step=step_named(step), overrides=overrides or [])
-    tokenizer = load_tokenizer(trained.config.data.tokenizer)
-    prompts = [[tokenizer.bos, *tokenizer.encode(text).tolist()] for text in prompt]
-    continued = run_decode(
-        trained.config.model, trained.params, prompts, tokens,
-        sampling=sampling, seed=seed, stop=(tokenizer.bos,), mesh=trained.mesh,
-    )  # fmt: skip
-    for text, ids in zip(prompt, continued, strict=True):
-        print(text + tokenizer.decode(ids))
 
 
 @app.command()

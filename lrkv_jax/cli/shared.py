@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -60,3 +62,23 @@ def seconds_of(text: str) -> int:
     for part in parts:
         seconds = 60 * seconds + int(part)
     return seconds
+
+
+@contextlib.contextmanager
+def batches_bar(hidden: bool = False) -> Iterator[Callable[[str, float, int], None]]:
+    """A bar on a terminal's stderr for what is done in batches: a function (name, done, all)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Left
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left()
+    tasks = {}
+    with Progress(*columns, console=console, disable=hidden or not console.is_terminal) as bar:
+
+        def show(name: str, done: float, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=int(done))
+
+        yield show

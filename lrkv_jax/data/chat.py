@@ -8,6 +8,7 @@ and inside the assistant's turn, for the calculator: <python_start> 48/2 <python
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,6 +101,20 @@ class ChatFormat:
             return None
         start = next((i for i in range(len(ids))[::-1] if ids[i] == self.ids.python_start), None)
         return None if start is None else self.tokenizer.decode(ids[start + 1 : -1])
+
+    def written(self, ids: Sequence[int]) -> str:
+        """An answer's ids as text, a call and its output as GSM8K writes them: <<48/2=24>>."""
+        at = self.ids
+        marks = {at.python_start: "<<", at.output_start: "=", at.output_end: ">>"}
+        text, run = "", []
+        for token, after in zip(ids, [*ids[1:], None], strict=True):
+            unanswered = token == at.python_end and after != at.output_start
+            if token not in marks and not unanswered:
+                run.append(token)
+                continue
+            text += self.tokenizer.decode(run) + (">>" if unanswered else marks[token])
+            run = []
+        return text + self.tokenizer.decode(run)
 
     def _stretches(self, message: Message):
         """(ids, whether the assistant writes them) of a message, in order."""

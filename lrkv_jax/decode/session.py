@@ -55,21 +55,28 @@ class Session:
         return self
 
     def __exit__(self, *error) -> None:
-        self._engine._spare_cache, self._cache = self._cache, None
+        self.close()
+
+    def close(self) -> None:
+        """Give the cache back to the engine."""
+        if self._cache is not None:
+            self._engine._spare_cache, self._cache = self._cache, None
 
     def room(self) -> int:
-        """Tokens that still fit behind the longest sequence."""
-        waiting = max(n + len(w) for n, w in zip(self.cached, self._waiting, strict=True))
-        return self._engine.length - int(waiting)
+        """Tokens that still fit behind the longest sequence of those that were appended to last;
+        between turns, of all."""
+        used_B = self.cached + np.array([len(waiting) for waiting in self._waiting])
+        return self._engine.length - int(used_B[self._active_B].max(initial=0) or used_B.max())
 
-    def append(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Put more tokens behind the sequences; those given none wait, and do not go on.
+    def append(self, tokens: Sequence[Sequence[int] | None]) -> None:
+        """Put more tokens behind the sequences; those given None wait, and do not go on.
+
+        One that has decoded can go on without more: give it [].
 
         Raises `LrkvError` for tokens that do not fit or that the model does not have.
         """
-        rows = [
-            [*w, *new] if len(new) else [] for w, new in zip(self._waiting, tokens, strict=False)
-        ]
+        pairs = zip(self._waiting, tokens, strict=False)
+        rows = [[] if new is None else [*waiting, *new] for waiting, new in pairs]
         rows += [[]] * (self._engine.batch - len(rows))
         if not any(rows):
             raise LrkvError("nothing to append: give one sequence a token or more")

@@ -1,27 +1,44 @@
-"""`lrkv evaluate`: held-out loss of a trained run, and whether its cache decodes what it learnt."""
+"""`lrkv evaluate`: held-out loss of a trained run, its cache's honesty, and the five benchmarks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.table import Table
+import numpy as np
 
+from lrkv_jax.checkpoint.manifest import versions
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Engine
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.evals import arc, gsm8k, humaneval, mmlu
 from lrkv_jax.evals.agreement import decode_agreement
+from lrkv_jax.evals.benchmark import Benchmark, Settings, questions
+from lrkv_jax.evals.language_model import LanguageModel
 from lrkv_jax.train.restore import TrainedRun, load_run
 from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.validate import make_validation
 
 AGREEMENT_ROWS = 4
 AGREEMENT_STEPS = 64
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "arc_easy": arc.easy,
+    "arc_challenge": arc.challenge,
+    "mmlu": mmlu.mmlu,
+    "gsm8k": gsm8k.gsm8k,
+    "humaneval": humaneval.humaneval,
+}
+SPLIT = "test"  # of all five
+
+# (name, examples done, examples in all): where a benchmark is.
+Progress = Callable[[str, float, int], None]
 
 
 def evaluate(
@@ -30,39 +47,90 @@ def evaluate(
     tasks: Sequence[str] = ("bpb", "agreement"),
     batch: int | None = None,
     step: int | str | None = None,
+    settings: Settings | None = None,
     overrides: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a run and write the result to `evaluation.json` in its directory.
+    """Evaluate a run; writes the result to `evaluation.json` in its directory, and each benchmark's
+    records to `evaluations/`.
 
     `bpb` is cross-entropy and bits per byte over the whole held-out split, the same whatever
     `batch` (the run's own unless given); `agreement` compares cached decoding with the
-    whole-sequence forward on held-out text. Raises `LrkvError` for an unknown task, or a run
-    that cannot be read.
+    whole-sequence forward on held-out text; the others are benchmarks, asked as `settings` say
+    (letters where the run was midtrained, harness style elsewhere, unless given), and `combined`
+    the mean of all five where all were asked.
+
+    Raises `LrkvError`, before anything is computed, for an unknown task, a set that is not there
+    and a run that cannot be read.
     """
-    unknown = [task for task in tasks if task not in TASKS]
+    known = {**TASKS, **BENCHMARKS}
+    unknown = [task for task in tasks if task not in known]
     if unknown or not tasks:
-        raise LrkvError(f"unknown task {', '.join(unknown)}: use {', '.join(TASKS)}")
+        raise LrkvError(f"unknown task {', '.join(unknown)}: use {', '.join(known)}")
     if batch is not None and batch < 1:
         raise LrkvError(f"batch = {batch}: use 1 or more")
     run = load_run(directory, step=step, overrides=overrides)
-    engine = Engine(
-        run.config.model, run.params, batch=1, length=run.config.train.context, mesh=run.mesh
-    )
+    batch = batch or run.config.train.batch
+    chats = run.config.data.mixture is not None
+    settings = settings or Settings(style="letters" if chats else "harness")
+    if "humaneval" in tasks:
+        humaneval.check(settings)
+    asked = {name: questions(name, SPLIT, settings) for name in tasks if name in BENCHMARKS}
+    result = _about(run, directory)
+    for task in tasks:
+        if task in TASKS:
+            result[task] = TASKS[task](run, batch)
+    for name, questions_ in asked.items():
+        told = _Told(name, len(questions_.examples), progress)
+        model = LanguageModel.of(run, batch=batch, progress=told)
+        began = time.monotonic()
+        outcome = BENCHMARKS[name](model, questions_, settings).as_dict()
+        records = outcome.pop("records")
+        result[name] = outcome | {
+            "style": settings.style,
+            "examples": len(records),
+            "truncated_prompts": model.truncated,
+            "seconds": time.monotonic() - began,
+            "dataset": questions_.dataset,
+        }
+        about = {**_about(run, directory), "batch": batch, "settings": asdict(settings)}
+        about |= {"versions": versions(), "devices": [d.device_kind for d in jax.devices()]}
+        path = Path(directory) / "evaluations" / f"{name}-{settings.style}-step{run.step}.json"
+        path.parent.mkdir(exist_ok=True)
+        _write(path, {**about, **result[name], "records": records})
+    if asked.keys() == BENCHMARKS.keys():
+        result["combined"] = sum(result[name]["score"] for name in asked) / len(asked)
+    _write(Path(directory) / "evaluation.json", result)
+    return result
+
+
+class _Told:
+    """Adds up what a benchmark has done."""
+
+    def __init__(self, name: str, total: int, progress: Progress | None):
+        self._name, self._total, self._progress = name, total, progress
+        self._done = 0.0
+
+    def __call__(self, more: float) -> None:
+        self._done += more
+        if self._progress:
+            self._progress(self._name, self._done, self._total)
+
+
+def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:
+    """What was evaluated, and what its cache costs, measured."""
+    config = run.config
+    engine = Engine(config.model, run.params, batch=1, length=config.train.context, mesh=run.mesh)
     report = engine.report()
-    result = {
+    return {
         "run": str(directory),
-        "attention": run.config.model.attention.kind,
+        "attention": config.model.attention.kind,
         "step": run.step,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
         "kv_cache_bytes_per_token": report.cache_bytes_per_token,
         "kv_cache_bytes_per_token_formula": report.cache_bytes_per_token_formula,
-        "dtype": run.config.model.dtype,
+        "dtype": config.model.dtype,
     }
-    for task in tasks:
-        result[task] = TASKS[task](run, batch or run.config.train.batch)
-    path = Path(directory) / "evaluation.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    return result
 
 
 def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
@@ -80,8 +148,10 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
     """On the first held-out records, prompts of different lengths, then token by token."""
     del batch
     config = run.config
+    rows = RowFormat.of(config, load_tokenizer(config.data.tokenizer))
     tokens_BU = next(heldout_batches(config.data, config.train.context, AGREEMENT_ROWS))
-    tokens_BT = tokens_BU[:, : min(config.train.context, 4 * AGREEMENT_STEPS)]
+    tokens_BT = rows.ids(tokens_BU[:, : min(config.train.context, 4 * AGREEMENT_STEPS)])
+    tokens_BT = np.asarray(tokens_BT)
     T = tokens_BT.shape[1]
     longest = T - min(AGREEMENT_STEPS, T // 2)
     lengths = [max(1, longest - 17 * row) for row in range(len(tokens_BT))]
@@ -92,32 +162,8 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
 TASKS = {"bpb": _held_out, "agreement": _agreement}
 
 
-def print_evaluation(result: dict[str, Any], console: Console) -> None:
-    """The result as a table."""
-    table = Table(title=f"{result['run']}  {result['attention']}  step {result['step']}")
-    table.add_column("measure")
-    table.add_column("value", justify="right")
-    table.add_row("parameters", f"{result['parameters']:,}")
-    table.add_row(
-        "KV-cache bytes a token (live cache)", f"{result['kv_cache_bytes_per_token']:,.0f}"
-    )
-    table.add_row(
-        "KV-cache bytes a token (formula)", f"{result['kv_cache_bytes_per_token_formula']:,}"
-    )
-    if "bpb" in result:
-        held = result["bpb"]
-        table.add_row("held-out cross-entropy, nats a token", f"{held['cross_entropy']:.4f}")
-        table.add_row("held-out bits per byte", f"{held['bits_per_byte']:.4f}")
-        table.add_row("held-out tokens", f"{held['tokens']:,}")
-        table.add_row("held-out bytes", f"{held['bytes']:,}")
-    if "agreement" in result:
-        agreement = result["agreement"]
-        table.add_row(
-            "cached decode against forward, largest relative difference",
-            f"{agreement['max_relative_error']:.1e}",
-        )
-        table.add_row(
-            f"same greedy token, of {agreement['positions']}",
-            f"{agreement['same_greedy_token']:.2%}",
-        )
-    console.print(table)
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps(content, indent=2) + "\n")
+    fresh.replace(path)

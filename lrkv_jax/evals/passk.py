@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.evals.benchmark import Result, measured
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -21,3 +22,13 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if n - c < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+
+
+def passed(records: list[dict]) -> Result:
+    """pass@1, and pass@k for powers of two up to the samples, from each record's `correct`."""
+    samples = len(records[0]["correct"])
+    more: dict = {"samples": samples}
+    for k in (2**n for n in range(samples.bit_length())):
+        rates = [pass_at_k(samples, sum(record["correct"]), k) for record in records]
+        more |= measured(f"pass@{k}", rates)
+    return Result("pass@1", more["pass@1"], records, more)

@@ -31,18 +31,20 @@ def test_turns_say_what_one_long_prompt_says(engine):
         first = columns([next(stream) for _ in range(5)])
         stream.close()
         assert session.cached.tolist() == [len(p) + 4 for p in PROMPTS]
-        turn = [MORE[0], MORE[1], [], MORE[3]]
+        turn = [MORE[0], MORE[1], None, MORE[3]]
         session.append(turn)
         second = columns(session.stream(7))
         assert second[2] == []
-        session.append([[], [], MORE[2], []])
+        session.append([None, None, MORE[2]])
         last = columns(session.stream(4))
         assert [len(answer) for answer in last] == [0, 0, 4, 0]
-    whole = [p + a + t for p, a, t in zip(PROMPTS, first, turn, strict=True)]
+        session.append([None, None, []])
+        more = columns(session.stream(3))[2]
+    whole = [p + a + (t or []) for p, a, t in zip(PROMPTS, first, turn, strict=True)]
     assert first == [answer[:5] for answer in engine.generate(PROMPTS, 9)]
     expected = engine.generate(whole, 7)
     assert second == [expected[0], expected[1], [], expected[3]]
-    assert last[2] == engine.generate([whole[2] + MORE[2]], 4)[0]
+    assert last[2] + more == engine.generate([whole[2] + MORE[2]], 7)[0]
 
 
 @pytest.mark.parametrize("name", FIVE)
@@ -98,7 +100,7 @@ def test_draws_name_a_sequences_randomness_whatever_row_it_is_in(engine):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.append([[], []]), "nothing to append"),
+        (lambda s: s.append([[], None]), "nothing to append"),
         (lambda s: s.append([[1] * 97]), "97 tokens do not fit a cache of 96"),
         (lambda s: s.append([[99]]), "sequence 0 has the token id 99"),
         (lambda s: s.append([[1]]) or list(s.stream(96)), "new_tokens = 96: use 1 to 95"),

@@ -162,5 +162,5 @@ def _bubblewrap(python: str, limits: Limits) -> list[str]:
             words += ["--ro-bind", path, path]
     for device in devices:
         words += ["--dev-bind", device, device]
-    words += ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/work"]
-    return [*words, "--remount-ro", "/", "--chdir", "/work", "--"]
+    words += ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/lrkv-program"]
+    return [*words, "--remount-ro", "/", "--chdir", "/lrkv-program", "--"]

@@ -8,7 +8,7 @@ import system
 
 # Inside a user namespace the one user that exists.
 NOBODY = 65534
-WORK = "/work"
+WORK = "/lrkv-program"  # a name that no system and no project has
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 # Each file costs the kernel a kilobyte that the file system's size does not count.
 _INODES = 4096

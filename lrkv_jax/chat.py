@@ -1,0 +1,135 @@
+"""A conversation with a trained run: answers are streamed, and no turn is read twice."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.decode import Engine, Sampling
+from lrkv_jax.decode.answers import Answer, answers
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.train.restore import TrainedRun
+
+
+class Piece(NamedTuple):
+    """A stretch of an answer. kind: text, python (a call) or output (what the calculator said)."""
+
+    kind: str
+    text: str
+
+
+class Chat:
+    """Turns with one run, in one cache.
+
+    sampling, new_tokens: of the answers from now on; they may be set between turns. messages: what
+    was said, as [{role, content}]. Raises `LrkvError` for a model without ids for a chat.
+    """
+
+    def __init__(
+        self, run: TrainedRun, *, sampling: Sampling, seed: int = 0, new_tokens: int = 256
+    ):
+        self.run, self.sampling, self.new_tokens = run, sampling, new_tokens
+        tokenizer = load_tokenizer(run.config.data.tokenizer)
+        self._format = ChatFormat(tokenizer)
+        self._format.check(run.config.model.vocabulary)
+        self.context = run.config.train.context
+        self._engine = Engine(
+            run.config.model, run.params, batch=1, length=self.context, mesh=run.mesh
+        )
+        self._seed = seed
+        self._session = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything that was said."""
+        self.messages: list[dict[str, str]] = []
+        if self._session is not None:
+            self._session.close()
+        self._session = self._engine.session(seed=self._seed)
+        self._unfinished = False
+
+    @property
+    def used(self) -> int:
+        """Tokens of the context that the conversation takes."""
+        return self._engine.length - self._session.room()
+
+    def say(self, text: str) -> Iterator[Piece]:
+        """The answer to the user's next message, piece by piece as it is decoded.
+
+        Only the new message is prefilled. Raises `LrkvError`, and leaves the conversation as it is,
+        for an empty message and for one that the context has no room for.
+        """
+        if not text.strip():
+            raise LrkvError("the message is empty: say something")
+        turn = self._format.turn(text)
+        if not self.messages:
+            turn.insert(0, self._format.tokenizer.bos)
+        if self._unfinished:  # an answer that was cut short has no end yet
+            turn.insert(0, self._format.ids.assistant_end)
+        room = self._session.room() - len(turn)
+        if room < 1:
+            raise LrkvError(
+                f"the context of {self.context} tokens is full ({self.used} used, {len(turn)} "
+                "asked): /reset starts anew"
+            )
+        self.messages.append({"role": "user", "content": text})
+        answer = Answer(0)
+        reader = _Reader(self._format)
+        budget = min(self.new_tokens, room)
+        try:
+            for (answer,) in answers(self._session, self._format, [turn], [budget], self.sampling):
+                yield from reader.read(answer.ids)
+            yield from reader.rest()
+        finally:
+            self._unfinished = not answer.ended
+            self.messages.append({"role": "assistant", "content": answer.text(self._format)})
+
+    def save(self, path: str | Path) -> None:
+        """Write what was said as JSON. Raises `LrkvError` where it cannot be written."""
+        config = self.run.config
+        content: dict[str, Any] = {
+            "run": config.directory,
+            "step": self.run.step,
+            "sampling": vars(self.sampling),
+            "seed": self._seed,
+            "messages": self.messages,
+        }
+        try:
+            Path(path).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise LrkvError(f"{path} cannot be written ({error.strerror}): name another") from None
+
+
+class _Reader:
+    """Ids that keep coming to text: whole characters, with the calculator's parts told apart."""
+
+    def __init__(self, chat: ChatFormat):
+        self._tokenizer = chat.tokenizer
+        ids = chat.ids
+        self._kinds = {
+            ids.python_start: "python", ids.python_end: "text",
+            ids.output_start: "output", ids.output_end: "text",
+        }  # fmt: skip
+        self._kind, self._read = "text", 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self, ids: list[int]) -> Iterator[Piece]:
+        """The pieces that are new since the last call; a cut character waits for its rest."""
+        for token in ids[self._read :]:
+            if token in self._kinds:
+                yield from self.rest()
+                self._kind = self._kinds[token]
+            elif text := self._decoder.decode(self._tokenizer.decode_bytes([token])):
+                yield Piece(self._kind, text)
+        self._read = len(ids)
+
+    def rest(self) -> Iterator[Piece]:
+        """What was left of a cut character."""
+        if text := self._decoder.decode(b"", final=True):
+            yield Piece(self._kind, text)
+        self._decoder.reset()

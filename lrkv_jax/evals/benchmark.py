@@ -1,0 +1,134 @@
+"""What the five benchmarks have in common: how they are asked, and what a result holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from lrkv_jax.data.tasks import DEMO, Example, fingerprint, load
+from lrkv_jax.data.tasks.harness import SHOT_SPLIT, SHOTS
+from lrkv_jax.decode import Sampling
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evals.language_model import Draws, LanguageModel
+
+Style = Literal["letters", "harness"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How benchmarks are asked.
+
+    style: `letters`, in a chat, zero-shot, as the recipe asks a midtrained model; `harness`, as the
+    lm-evaluation-harness asks any model. folder: where the sets lie, or "demo". shots: examples
+    before the question in harness style; None: as published. limit: the first so many examples.
+    samples, temperature, top_p, new_tokens, seed: of generated answers. run_model_code: whether
+    programs that the model writes may run, in the sandbox, `workers` at a time (None: as many as
+    CPUs).
+
+    Raises LrkvError for settings that contradict each other.
+    """
+
+    style: Style = "letters"
+    folder: str = "data/tasks"
+    shots: int | None = None
+    limit: int | None = None
+    samples: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    new_tokens: int = 512
+    seed: int = 0
+    run_model_code: bool = False
+    workers: int | None = None
+
+    def __post_init__(self):
+        if self.style not in ("letters", "harness"):
+            raise LrkvError(f"style = {self.style}: use letters or harness")
+        if self.shots is not None and (self.shots < 0 or self.style == "letters"):
+            raise LrkvError(
+                f"shots = {self.shots}: letters are asked without examples; use style harness"
+                if self.style == "letters"
+                else f"shots = {self.shots}: use 0 or more"
+            )
+        for name in ("limit", "samples", "new_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise LrkvError(f"{name} = {value}: use 1 or more")
+        if self.samples > 1 and self.temperature == 0:
+            raise LrkvError(
+                f"samples = {self.samples} at temperature 0 are all the same: give a temperature"
+            )
+
+    def draws(self) -> Draws:
+        """How answers are drawn."""
+        return Draws(Sampling(self.temperature, 0, self.top_p), self.seed, self.samples)
+
+    def shots_of(self, name: str) -> int:
+        """How many examples come before a question of a set."""
+        return SHOTS[name] if self.shots is None else self.shots
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What a benchmark asks, and the examples that may come before its questions."""
+
+    examples: list[Example]
+    shots: list[Example]
+    dataset: dict[str, Any]
+
+
+@dataclass
+class Result:
+    """A benchmark's outcome. score: what is compared, 0 to 1, `measure` its name; records: one an
+    example; more: further measures."""
+
+    measure: str
+    score: float
+    records: list[dict[str, Any]]
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Benchmark = Callable[[LanguageModel, Questions, Settings], Result]
+
+
+def questions(name: str, split: str, settings: Settings) -> Questions:
+    """The examples of a set's split, and its shots where the style has any.
+
+    Raises LrkvError as `lrkv_jax.data.tasks.load` does.
+    """
+    everything = load(name, split, settings.folder)
+    examples = everything[: settings.limit]
+    dataset = {
+        "name": name,
+        "split": split,
+        "folder": settings.folder,
+        "demonstration": settings.folder == DEMO,
+        "examples": len(examples),
+        "of": len(everything),
+        "sha256": fingerprint(everything),
+    }
+    shots: list[Example] = []
+    if settings.style == "harness" and name in SHOTS and settings.shots_of(name):
+        shots = load(name, SHOT_SPLIT[name], settings.folder)
+        dataset |= {"shot_split": SHOT_SPLIT[name], "shots_sha256": fingerprint(shots)}
+    return Questions(examples, shots, dataset)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; of bools the share that is true."""
+    return float(np.mean(np.asarray(values, np.float64)))
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """That of the mean of independent examples: sample deviation over sqrt(n); 0 for one."""
+    values = np.asarray(values, np.float64)
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def measured(name: str, values: Sequence[float]) -> dict[str, float]:
+    """A measure and its standard error."""
+    return {name: mean(values), f"{name}_stderr": standard_error(values)}

@@ -1,0 +1,67 @@
+"""HumanEval: 164 functions to write, each right where its own tests pass in the sandbox."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from lrkv_jax.data.tasks import humaneval as programs
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evals.benchmark import Questions, Result, Settings
+from lrkv_jax.evals.language_model import LanguageModel
+from lrkv_jax.evals.passk import passed
+from lrkv_jax.evals.sandbox import Limits, isolation, run_programs
+
+
+def humaneval(model: LanguageModel, asked: Questions, settings: Settings) -> Result:
+    """In letters style the prompt is asked in a chat, in harness style it is continued.
+
+    pass@k with the unbiased estimator (Chen et al. 2021). Raises `LrkvError` unless
+    `settings.run_model_code` says that the programs may run.
+    """
+    check(settings)
+    examples = asked.examples
+    if settings.style == "letters":
+        prompts = [model.chat.prompt(programs.conversation(e).unanswered()) for e in examples]
+        said = [
+            [answer.text(model.chat) for answer in samples]
+            for samples in model.answers(prompts, settings.new_tokens, settings.draws())
+        ]
+        whole = programs.whole_program
+    else:
+        # The harness strips nothing: the model goes on right after the docstring.
+        prompts = [model.prompt(example.prompt) for example in examples]
+        draws = settings.draws()
+        said = model.continuations(prompts, settings.new_tokens, programs.STOPS, draws)
+        whole = programs.continued_program
+    sources = [
+        whole(example, text)
+        for example, texts in zip(examples, said, strict=True)
+        for text in texts
+    ]
+    limits = Limits()
+    outcomes = iter(run_programs(sources, limits=limits, workers=settings.workers))
+    records = []
+    for example, prompt, texts in zip(examples, prompts, said, strict=True):
+        ran = [next(outcomes) for _ in texts]
+        records.append(
+            {
+                "id": example.id,
+                "correct": [outcome.passed for outcome in ran],
+                "reasons": [outcome.reason for outcome in ran],
+                "texts": texts,
+                "prompt_tokens": len(prompt),
+            }
+        )
+    result = passed(records)
+    result.more["sandbox"] = {"isolation": isolation().as_dict(), "limits": asdict(limits)}
+    return result
+
+
+def check(settings: Settings) -> None:
+    """Raise `LrkvError` where programs may not run, or cannot be kept in."""
+    if not settings.run_model_code:
+        raise LrkvError(
+            "humaneval runs programs that the model wrote: allow it with --run-model-code "
+            "(docs/sandbox.md says what keeps them in)"
+        )
+    isolation()

@@ -1,0 +1,71 @@
+"""An evaluation as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lrkv_jax.evals.evaluate import BENCHMARKS
+
+PERCENT = 100
+
+
+def print_evaluation(result: dict[str, Any], console: Console) -> None:
+    """The result as tables; MMLU's subjects and every example stand in `evaluations/`."""
+    table = Table(title=f"{result['run']}  {result['attention']}  step {result['step']}")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    table.add_row("parameters", f"{result['parameters']:,}")
+    table.add_row(
+        "KV-cache bytes a token (live cache)", f"{result['kv_cache_bytes_per_token']:,.0f}"
+    )
+    table.add_row(
+        "KV-cache bytes a token (formula)", f"{result['kv_cache_bytes_per_token_formula']:,}"
+    )
+    if "bpb" in result:
+        held = result["bpb"]
+        table.add_row("held-out cross-entropy, nats a token", f"{held['cross_entropy']:.4f}")
+        table.add_row("held-out bits per byte", f"{held['bits_per_byte']:.4f}")
+        table.add_row("held-out tokens", f"{held['tokens']:,}")
+        table.add_row("held-out bytes", f"{held['bytes']:,}")
+    if "agreement" in result:
+        agreement = result["agreement"]
+        table.add_row(
+            "cached decode against forward, largest relative difference",
+            f"{agreement['max_relative_error']:.1e}",
+        )
+        table.add_row(
+            f"same greedy token, of {agreement['positions']}",
+            f"{agreement['same_greedy_token']:.2%}",
+        )
+    console.print(table)
+    asked = [name for name in BENCHMARKS if name in result]
+    if asked:
+        _print_benchmarks(result, asked, console)
+
+
+def _print_benchmarks(result: dict[str, Any], asked: list[str], console: Console) -> None:
+    demonstration = any(result[name]["dataset"]["demonstration"] for name in asked)
+    table = Table(
+        title="DEMONSTRATION SETS: no benchmark's scores" if demonstration else "benchmarks, %",
+        caption="± is the standard error; each example's record is in evaluations/",
+        box=box.SIMPLE_HEAD,
+    )
+    for column in ("", "style", "measure", "score", "±", "examples", "cut", "seconds"):
+        left = column in ("", "style", "measure")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    for name in asked:
+        row = result[name]
+        error = row["more"][f"{row['measure']}_stderr"]
+        table.add_row(
+            name, row["style"], row["measure"], f"{PERCENT * row['score']:.1f}",
+            f"{PERCENT * error:.1f}", f"{row['examples']:,}", str(row["truncated_prompts"]),
+            f"{row['seconds']:.1f}",
+        )  # fmt: skip
+    if "combined" in result:
+        table.add_section()
+        table.add_row("combined", "", "mean", f"{PERCENT * result['combined']:.1f}")
+    console.print(table)
