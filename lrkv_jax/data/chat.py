@@ -107,7 +107,7 @@ class ChatFormat:
         at = self.ids
         marks = {at.python_start: "<<", at.output_start: "=", at.output_end: ">>"}
         text, run = "", []
-        for token, after in zip(ids, [*ids[1:], None], strict=True):
+        for token, after in zip(ids, [*ids[1:], None], strict=False):
             unanswered = token == at.python_end and after != at.output_start
             if token not in marks and not unanswered:
                 run.append(token)

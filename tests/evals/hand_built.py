@@ -1,0 +1,62 @@
+"""Models whose weights are made by hand: they say what they are made to say, whatever is asked.
+
+A model's stream passes every layer unchanged (output projections of zero), so the next token hangs
+on the last one alone: with the embedding's rows as coordinates of their own, the head's columns
+spell a table from token to token.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from variants import FIVE, random_params, small
+
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.tokenizer import Tokenizer
+from lrkv_jax.evals.language_model import LanguageModel
+
+
+def follows(
+    tokenizer: Tokenizer,
+    table: Mapping[int, int],
+    *,
+    noise: float = 0.0,
+    strength: float = 20.0,
+):
+    """(config, params) of a model in which token b = table[a] follows a, by far.
+
+    Every other token is followed by BOS. `noise` adds attention and a random head: likelihoods then
+    depend on the whole text, and the table still wins. A logit of the table is `strength` times
+    sqrt(width).
+    """
+    chat = ChatFormat(tokenizer)
+    width = 8 * (-(-(len(table) + 1) // 8))
+    config = small(FIVE["lrkv"], width=width, vocabulary=chat.vocabulary, softcap=None, layers=1)
+    params = jax.tree.map(np.array, random_params(config))
+    blocks = params["blocks"]
+    blocks["attention"]["output"] *= noise
+    blocks["mlp"] = jax.tree.map(lambda leaf: leaf * noise, blocks["mlp"])
+    table_VD = params["embedding"]["table"]
+    table_VD[:] = 0
+    table_VD[:, -1] = 1  # all that the table does not name
+    head_DV = params["head"]["kernel"]
+    head_DV *= noise
+    head_DV[-1, tokenizer.bos] += strength
+    for place, (token, after) in enumerate(table.items()):
+        table_VD[token] = np.eye(width)[place]
+        head_DV[place, after] += strength
+    return config, jax.tree.map(jnp.asarray, params)
+
+
+def says(tokenizer: Tokenizer, text: str):
+    """(config, params) of a model that answers any chat with `text`, whose tokens differ."""
+    chat = ChatFormat(tokenizer)
+    ids = [chat.ids.assistant_start, *tokenizer.encode(text).tolist(), chat.ids.assistant_end]
+    assert len(set(ids)) == len(ids), "a token that comes twice cannot be followed by two others"
+    return follows(tokenizer, dict(zip(ids, ids[1:], strict=False)))
+
+
+def language_model(tokenizer, made, *, batch=4, context=512, mesh=None, **how):
+    config, params = made
+    return LanguageModel(config, params, tokenizer, context=context, batch=batch, mesh=mesh, **how)

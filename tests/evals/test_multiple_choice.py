@@ -1,0 +1,136 @@
+"""A model made to answer B scores what B scores, whatever the batch and the devices."""
+
+import jax
+import numpy as np
+import pytest
+from hand_built import follows, language_model
+
+from lrkv_jax.config import MeshConfig
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.tasks import load
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evals.benchmark import Questions, Settings, questions, standard_error
+from lrkv_jax.evals.evaluate import BENCHMARKS
+from lrkv_jax.model import with_parameters
+from lrkv_jax.sharding import make_mesh
+
+TOKENIZER = load_tokenizer("sotu-4096")
+CHAT = ChatFormat(TOKENIZER)
+LETTERS = Settings(style="letters", folder="demo")
+HARNESS = Settings(style="harness", folder="demo", shots=0)
+SETS = ("arc_easy", "arc_challenge", "mmlu")
+
+
+def letter(text):
+    (token,) = TOKENIZER.encode(text).tolist()
+    return token
+
+
+# Right after the assistant's turn begins comes B; after the ":" of "Answer:" comes " B".
+ANSWERS_B = follows(
+    TOKENIZER,
+    {CHAT.ids.assistant_start: letter("B"), letter(":"): letter(" B")},
+    noise=0.3,
+    strength=3.0,
+)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_model_that_answers_b_scores_exactly_what_b_scores(name):
+    asked = questions(name, "test", LETTERS)
+    result = BENCHMARKS[name](language_model(TOKENIZER, ANSWERS_B), asked, LETTERS)
+    pairs = zip(asked.examples, result.records, strict=True)
+    lettered = [(example, record) for example, record in pairs if "B" in example.labels]
+    assert len(lettered) > 8
+    assert all(record["answer"] == "B" for _, record in lettered)
+    for example, record in zip(asked.examples, result.records, strict=True):
+        assert record["id"] == example.id and record["gold"] == example.labels[example.answer]
+        assert record["correct"] == (record["answer"] == record["gold"])
+        assert max(record["log_p"], key=record["log_p"].get) == record["answer"]
+    right = [record["correct"] for record in result.records]
+    assert result.score == np.mean(right) and result.measure == "accuracy"
+    assert result.more["accuracy_stderr"] == pytest.approx(standard_error(right))
+    b_only = [example.labels[example.answer] == "B" for example, _ in lettered]
+    assert np.mean([record["correct"] for _, record in lettered]) == np.mean(b_only)
+    if name == "mmlu":
+        assert set(result.more["subjects"]) == {example.subject for example in asked.examples}
+
+
+def test_mmlu_in_harness_style_scores_the_letter_too():
+    asked = questions("mmlu", "test", HARNESS)
+    result = BENCHMARKS["mmlu"](language_model(TOKENIZER, ANSWERS_B), asked, HARNESS)
+    assert {record["answer"] for record in result.records} == {1}
+    assert result.score == np.mean([example.answer == 1 for example in asked.examples])
+    assert result.measure == "acc" and result.more["acc"] == result.score
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [LETTERS, HARNESS], ids=["letters", "harness"])
+def test_likelihoods_depend_on_neither_batch_nor_devices(settings):
+    """The demonstration sets in both styles: one example at a time against 3, 16 and 8 devices."""
+
+    def log_ps(batch, mesh=None):
+        rows = []
+        for name in SETS:
+            asked = questions(name, "test", settings)
+            model = language_model(TOKENIZER, ANSWERS_B, batch=batch, mesh=mesh)
+            for record in BENCHMARKS[name](model, asked, settings).records:
+                log_p = record["log_p"]
+                rows += log_p.values() if isinstance(log_p, dict) else log_p
+        return np.array(rows)
+
+    alone = log_ps(1)
+    assert np.ptp(alone) > 1, "nothing hangs on the text"
+    for batch in (3, 16):
+        np.testing.assert_allclose(log_ps(batch), alone, rtol=0, atol=1e-5)
+    eight = make_mesh(MeshConfig(data=8, fsdp=1))
+    np.testing.assert_allclose(log_ps(16, eight), alone, rtol=0, atol=1e-5)
+
+
+def test_likelihoods_are_the_whole_sequence_forwards():
+    model = language_model(TOKENIZER, ANSWERS_B, batch=2)
+    context, continuations = "Question: what?\nAnswer:", [" blue", " a green one"]
+    pairs = [model.pair(context, text) for text in continuations]
+    (scores,) = model.log_likelihoods([(pairs[0][0], [ids for _, ids in pairs])])
+    forward = jax.jit(with_parameters(*ANSWERS_B))
+    for (prompt, continuation), score in zip(pairs, scores, strict=True):
+        whole = np.array([prompt + continuation])
+        log_p = np.asarray(jax.nn.log_softmax(forward(whole)))[0, len(prompt) - 1 : -1]
+        own = log_p[np.arange(len(continuation)), continuation]
+        assert score.log_p == pytest.approx(own.sum(), abs=1e-5)
+        assert score.greedy == (log_p.argmax(-1) == continuation).all()
+
+
+def test_spaces_at_a_contexts_end_belong_to_the_continuation():
+    model = language_model(TOKENIZER, ANSWERS_B)
+    assert model.pair("The sky is ", "blue") == model.pair("The sky is", " blue")
+    context, continuation = model.pair("The sky is", " blue")
+    assert context == model.prompt("The sky is")
+    assert context + continuation == model.prompt("The sky is blue")
+
+
+def test_a_prompt_that_is_too_long_loses_its_beginning_and_is_counted():
+    model = language_model(TOKENIZER, ANSWERS_B, context=32)
+    long, short = model.prompt("word " * 60 + "the end"), model.prompt("the end")
+    scores = model.log_likelihoods([(long, [[5, 6]]), (short, [[5, 6]])])
+    assert model.truncated == 1
+    kept = [TOKENIZER.bos, *long[-30:]]  # 33 positions and predictions, two of the continuation
+    (same,) = language_model(TOKENIZER, ANSWERS_B, context=32).log_likelihoods([(kept, [[5, 6]])])
+    assert scores[0][0].log_p == pytest.approx(same[0].log_p, abs=1e-5)
+
+
+def test_settings_that_cannot_be_are_named():
+    for change, message in (
+        ({"style": "letter"}, "style = letter: use letters or harness"),
+        ({"shots": 3}, "letters are asked without examples"),
+        ({"samples": 4}, "samples = 4 at temperature 0 are all the same"),
+        ({"limit": 0}, "limit = 0"),
+    ):
+        with pytest.raises(LrkvError, match=message):
+            Settings(**change)
+    few = Questions(load("arc_easy", "test"), load("arc_easy", "train"), {})
+    with pytest.raises(LrkvError, match="99 shots"):
+        BENCHMARKS["arc_easy"](
+            language_model(TOKENIZER, ANSWERS_B), few, Settings(style="harness", shots=99)
+        )
