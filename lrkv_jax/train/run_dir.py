@@ -10,7 +10,10 @@ from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.runtime import processes
 
 # Where records are kept, how layers are unrolled and which kernels compute them.
-_NOT_LEARNT = ("directory", "unroll", "train_kernel", "decode_kernel")
+_NOT_LEARNT = (
+    "directory", "workers", "keep_streams", "hub", "licence",
+    "unroll", "train_kernel", "decode_kernel",
+)  # fmt: skip
 
 
 def resolve(config: RunConfig) -> RunConfig:
