@@ -114,7 +114,7 @@ class HubConfig(Frozen):
 
     repo: str  # as in HuggingFaceFW/fineweb-edu
     revision: str = "main"  # a branch, a tag or a commit
-    files: tuple[str, ...] = Field(default=("**/*.parquet",), strict=False)  # names or patterns
+    files: tuple[str, ...] = Field(default=("*.parquet",), strict=False)  # names or patterns
     first: Positive | None = None  # that many of the files, by name; None: all
 
 

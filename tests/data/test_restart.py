@@ -119,7 +119,7 @@ def test_a_broken_row_group_is_named_and_finished_shards_stay(shards, tmp_path, 
     start = group.data_page_offset
     broken.write_bytes(whole[:start] + b"\xff" * 4000 + whole[start + 4000 :])
     config = settings(source, tmp_path / "built")
-    with pytest.raises(LrkvError, match="001_00000.parquet is not readable parquet .row group 1 of 3"):
+    with pytest.raises(LrkvError, match="001_00000.parquet is not .*row group 1 of 3"):
         build_dataset(config, 64)
     assert [n.split("-")[0] for n in os.listdir(tmp_path / "built")] == ["streams"]
     (stays,) = os.listdir(tmp_path / "built" / "streams")
