@@ -75,3 +75,21 @@ def _in_lines(console: Console, source: str) -> Callable[[Done], None]:
             console.print(line, highlight=False, soft_wrap=True)
 
     return show
+
+
+@contextlib.contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A function to call with documents and bytes so far; a line every ten seconds."""
+    console = Console(stderr=True)
+    began = last = time.monotonic()
+
+    def show(documents: int, size: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _LINE_SECONDS:
+            last = now
+            rate = size / 1e6 / (now - began)
+            line = f"{what}: {documents:,} documents, {size / 1e6:,.0f} MB, {rate:.1f} MB/s"
+            console.print(line, highlight=False, soft_wrap=True)
+
+    yield show

