@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated
 
@@ -15,17 +16,31 @@ tokenizer_app = group("tokenizer", "Make tokenizers.")
 
 
 @data_app.command("build")
-def data_build(config: Config, overrides: Overrides = None) -> None:
+def data_build(
+    config: Config,
+    overrides: Overrides = None,
+    beam: Annotated[bool, typer.Option("--beam", help="on Apache Beam")] = False,
+    beam_options: Annotated[
+        str | None, typer.Option(help="its pipeline's, as in '--runner=FlinkRunner'")
+    ] = None,
+) -> None:
     """Fetch, tokenise and pack a configuration's data; goes on where it was stopped."""
     from lrkv_jax.cli.build_progress import shown
     from lrkv_jax.config import load_config
     from lrkv_jax.data.builder import build_dataset
     from lrkv_jax.data.hub import fetch_source
 
+    if beam_options is not None and not beam:
+        raise LrkvError("--beam-options are for --beam: add it")
     run = load_config(config, overrides or [])
+    stages = None
+    if beam:
+        from lrkv_jax.data.beam import beam_stages
+
+        stages = beam_stages(shlex.split(beam_options or ""))
     fetch_source(run.data, lambda line: print(line, file=sys.stderr, flush=True))
     with shown(run.data.source) as progress:
-        path = build_dataset(run.data, run.train.context, progress=progress)
+        path = build_dataset(run.data, run.train.context, progress=progress, stages=stages)
     print(path)
 
 

@@ -14,37 +14,54 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.packing import Piece, pack, pieces, write_piece
-from lrkv_jax.data.pool import run_jobs
+from lrkv_jax.data.packing import pack, pieces
+from lrkv_jax.data.pool import Run, run_jobs
 from lrkv_jax.data.provenance import provenance_of
-from lrkv_jax.data.sources import SPLITS, Split, no_document, source_identity
+from lrkv_jax.data.sources import SPLITS, no_document, source_identity
 from lrkv_jax.data.staging import Done, Progress, Tally, Tokenised, clean_up, tokenise_source
 from lrkv_jax.data.store import (
-    Written,
     appearing,
     check_complete,
-    describe,
-    file_name,
     open_dataset,
     quiet,
     remove_abandoned,
-    token_features,
     unwritable,
 )
-from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer, usable_cores
+from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
+from lrkv_jax.data.writing import Plan, write_dataset
 from lrkv_jax.errors import LrkvError
 
 __all__ = ["Done", "Progress", "build_dataset", "open_dataset", "pack", "quiet"]
 
 FORMAT = 2  # raise it when records of the same input change
+_PACKAGES = ("lrkv-jax", "numpy", "pyarrow", "tensorflow-datasets", "tiktoken", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Who does the two stages of a build.
+
+    run: jobs of `lrkv_jax.data.worker`, as `pool.run_jobs`. write: the records' TFDS dataset into a
+    folder, as `writing.write_dataset`. elsewhere: even little is given away.
+    """
+
+    run: Run = run_jobs
+    write: Callable[[Path, DataConfig, Tokenised, Plan, Tally], None] = write_dataset
+    elsewhere: bool = False
 
 
 def build_dataset(
-    data_config: DataConfig, context: int, *, progress: Progress | None = None
+    data_config: DataConfig,
+    context: int,
+    *,
+    progress: Progress | None = None,
+    stages: Stages | None = None,
 ) -> Path:
     """The folder of the records for this data and context, built if it is not there yet.
 
@@ -58,7 +75,8 @@ def build_dataset(
     tokenizer, tokenizer_fingerprint, vocabulary, context, versions, `files`, and under each split's
     name its documents, tokens (BOS included) and UTF-8 bytes.
 
-    progress: called now and then, from any thread.
+    progress: called now and then, from any thread. stages: who does the work; processes of this
+    machine unless given (`lrkv_jax.data.beam` has others).
     Raises LrkvError for whatever `documents` and `load_tokenizer` raise it for, for a context that
     the text cannot fill, and for a folder that cannot be written or lacks files.
     """
@@ -71,23 +89,31 @@ def build_dataset(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with quiet():
-            _build(data_config, context, tokenizer, target, progress or (lambda done: None))
+            tell = progress or (lambda done: None)
+            _build(data_config, context, tokenizer, target, tell, stages or Stages())
     except OSError as error:
         raise unwritable(data_config.directory, error) from None
     return target
 
 
 def _build(
-    config: DataConfig, context: int, tokenizer: Tokenizer, target: Path, progress: Progress
+    config: DataConfig,
+    context: int,
+    tokenizer: Tokenizer,
+    target: Path,
+    progress: Progress,
+    stages: Stages,
 ) -> None:
     remove_abandoned(target)
     provenance = provenance_of(config)
-    tokenised, tally = tokenise_source(config, tokenizer, progress)
+    tokenised, tally = tokenise_source(
+        config, tokenizer, progress, stages.run, always_staged=stages.elsewhere
+    )
     counts = {split: tokenised.counts(split) for split in SPLITS}
     for split in SPLITS:
         if not counts[split]["documents"]:
             raise no_document(config.source, split, config.heldout)
-    plan = {
+    divided = {
         split: pieces(
             counts[split]["tokens"],
             context,
@@ -97,7 +123,7 @@ def _build(
         for split in SPLITS
     }
     for split in SPLITS:
-        if not plan[split]:
+        if not divided[split]:
             raise LrkvError(
                 f"train.context = {context} is longer than the data allows "
                 f"({counts[split]['tokens']} tokens in the {split} split): "
@@ -115,70 +141,11 @@ def _build(
         "files": tokenised.files,
         **counts,
     }
+    plan = Plan(context, tokenizer.vocabulary, tokenizer.bos, divided, metadata)
     with appearing(target) as scratch:
-        written = _write(scratch, config, context, tokenizer, tokenised, plan, tally)
-        describe(
-            scratch,
-            token_features(context + 1, tokenizer.vocabulary),
-            written,
-            description="Records of context + 1 tokens for language modelling.",
-            metadata=metadata,
-        )
+        stages.write(scratch, config, tokenised, plan, tally)
     check_complete(target)
     clean_up(config, tokenised, tokenizer)
-
-
-_PACKAGES = ("lrkv-jax", "numpy", "pyarrow", "tensorflow-datasets", "tiktoken", "tokenizers")
-
-
-def _write(
-    scratch: Path,
-    config: DataConfig,
-    context: int,
-    tokenizer: Tokenizer,
-    tokenised: Tokenised,
-    plan: dict[Split, list[Piece]],
-    tally: Tally,
-) -> dict[Split, list[Written]]:
-    """Write the files of records, and return what each of them holds."""
-    padding = {"train": None, "heldout": tokenizer.bos}
-    places = [
-        (split, piece, scratch / file_name(split, number, len(plan[split])))
-        for split in SPLITS
-        for number, piece in enumerate(plan[split])
-    ]
-
-    def packed(number: int) -> None:
-        piece = places[number][1]
-        tally.add_packed((piece.last - piece.first) * context)
-
-    # One file a split is written sooner than a process starts.
-    if tokenised.parts and len(places) > len(SPLITS):
-        asked = config.model_dump(mode="json")
-        jobs = [
-            {
-                "kind": "pack", "config": asked, "parts": tokenised.parts[split], "piece": piece,
-                "path": str(path), "context": context, "padding": padding[split],
-                "vocabulary": tokenizer.vocabulary,
-            }
-            for split, piece, path in places
-        ]  # fmt: skip
-        results = run_jobs(
-            jobs, config.workers or usable_cores(), lambda n, totals: totals or packed(n)
-        )
-        done = [Written(*result) for result in results]
-    else:
-        done = []
-        for number, (split, piece, path) in enumerate(places):
-            stream = tokenised.streams[split]
-            done.append(
-                write_piece(path, stream, piece, context, padding[split], tokenizer.vocabulary)
-            )
-            packed(number)
-    return {
-        split: [w for w, place in zip(done, places, strict=True) if place[0] == split]
-        for split in SPLITS
-    }
 
 
 def _key(config: DataConfig, context: int, tokenizer: Tokenizer) -> str:

@@ -17,6 +17,7 @@ from lrkv_jax.errors import LrkvError
 _ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 News = Callable[[int, dict[str, int] | None], None]
+Run = Callable[[Sequence[dict[str, Any]], int, News], list[Any]]
 
 
 def run_jobs(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> list[Any]:

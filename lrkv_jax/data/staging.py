@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.pool import run_jobs
+from lrkv_jax.data.pool import Run
 from lrkv_jax.data.sources import EMBEDDED, SPLITS, Split, file_names, whole_files
 from lrkv_jax.data.store import check_complete, open_dataset, remove_abandoned
 from lrkv_jax.data.streams import InMemory, OnDisk, Stream, share_of, stream_folder, tokenise
@@ -92,9 +92,16 @@ class Tokenised:
 
 
 def tokenise_source(
-    config: DataConfig, tokenizer: Tokenizer, progress: Progress
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    progress: Progress,
+    run: Run,
+    *,
+    always_staged: bool = False,
 ) -> tuple[Tokenised, Tally]:
     """All of the source as streams, and the tally to go on with.
+
+    run: does the jobs, as `pool.run_jobs`. always_staged: even of little text.
 
     Raises LrkvError as `sources.rows` and `sources.whole_files` do.
     """
@@ -105,10 +112,11 @@ def tokenise_source(
     else:
         sizes = {name: Path(config.source, name).stat().st_size for name in names}
     total = sum(sizes.values())
-    if sizes and (config.workers is not None or total > _LITTLE_BYTES):
+    staged = always_staged or config.workers is not None or total > _LITTLE_BYTES
+    if sizes and staged:
         shards = _shards(sizes, whole)
         tally = Tally(progress, total, [{} for _ in shards])
-        return _on_disk(config, shards, whole, tokenizer, tally), tally
+        return _on_disk(config, shards, whole, tokenizer, tally, run), tally
     tally = Tally(progress, total, [{}])
     return _in_memory(config, names, whole, tokenizer, tally), tally
 
@@ -165,6 +173,7 @@ def _on_disk(
     whole: dict[str, Split],
     tokenizer: Tokenizer,
     tally: Tally,
+    run: Run,
 ) -> Tokenised:
     folders = [stream_folder(config, names, tokenizer) for names in shards]
     missing = [number for number, folder in enumerate(folders) if not folder.exists()]
@@ -178,7 +187,7 @@ def _on_disk(
     tally.tell()
     asked = config.model_dump(mode="json")
     jobs = [{"kind": "tokenise", "config": asked, "names": shards[n]} for n in missing]
-    run_jobs(
+    run(
         jobs,
         config.workers or usable_cores(),
         lambda job, totals: tally.shard(missing[job], totals),

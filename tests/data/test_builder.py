@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data import builder as builder_module
+from lrkv_jax.data import writing
 from lrkv_jax.data.builder import build_dataset, open_dataset, pack
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import load_tokenizer
@@ -169,7 +170,7 @@ def test_an_unwritable_directory_is_named(config, tmp_path):
 
 
 def test_a_build_that_another_process_finished_first_is_taken(config, monkeypatch):
-    real = builder_module.describe
+    real = writing.describe
     depth = []
 
     def overtaken(*arguments, **options):
@@ -178,7 +179,7 @@ def test_a_build_that_another_process_finished_first_is_taken(config, monkeypatc
             depth.append(1)
             build_dataset(config, 16)
 
-    monkeypatch.setattr(builder_module, "describe", overtaken)
+    monkeypatch.setattr(writing, "describe", overtaken)
     path = build_dataset(config, 16)
     assert len(records(path, "train")) and os.listdir(config.directory) == [path.name]
 
