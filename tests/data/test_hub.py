@@ -99,6 +99,14 @@ def test_a_configuration_fetches_and_its_build_knows_the_origin(hub, tmp_path):
     assert [f["name"] for f in metadata["files"]] == sorted(hub.files)[1:]
 
 
+def test_training_does_not_fetch_and_says_what_does(tmp_path):
+    config = DataConfig(source=str(tmp_path / "none"), hub={"repo": REPO})
+    with pytest.raises(
+        LrkvError, match="not there yet: lrkv data build CONFIG fetches it from Hug"
+    ):
+        build_dataset(config, 16)
+
+
 def test_your_own_folder_is_left_alone(hub, tmp_path):
     (tmp_path / "a.txt").write_text("mine")
     lines = []
