@@ -50,16 +50,20 @@ def main() -> None:
 
 def _tokenise(config: DataConfig, job: dict[str, Any], tell: Any) -> str:
     last = 0.0
+    totals = {"documents": 0, "tokens": 0, "place": 0}
 
-    def report(totals: dict[str, int]) -> None:
-        nonlocal last
+    def report(so_far: dict[str, int]) -> None:
+        nonlocal last, totals
+        totals = so_far
         if time.monotonic() - last > _NEWS_SECONDS:
             last = time.monotonic()
             tell(progress=totals)
 
-    tell(progress={"documents": 0, "tokens": 0, "place": 0})
+    tell(progress=totals)
     tokenizer = load_tokenizer(config.tokenizer)
-    return str(build_stream(config, job["names"], tokenizer, report))
+    folder = build_stream(config, job["names"], tokenizer, report)
+    tell(progress=totals)
+    return str(folder)
 
 
 def _pack(config: DataConfig, job: dict[str, Any], tell: Any) -> list[int]:

@@ -101,9 +101,7 @@ def test_a_configuration_fetches_and_its_build_knows_the_origin(hub, tmp_path):
 
 def test_training_does_not_fetch_and_says_what_does(tmp_path):
     config = DataConfig(source=str(tmp_path / "none"), hub={"repo": REPO})
-    with pytest.raises(
-        LrkvError, match="not there yet: lrkv data build CONFIG fetches it from Hug"
-    ):
+    with pytest.raises(LrkvError, match="not there yet: lrkv data build CONFIG fetches it"):
         build_dataset(config, 16)
 
 

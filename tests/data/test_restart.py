@@ -61,9 +61,10 @@ def build(config, file_bytes=1 << 28):
 def staged(shards, tmp_path_factory):
     """The settings of a build by one process a stage, and where it is."""
     config = settings(shards, tmp_path_factory.mktemp("staged"))
+    seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lrkv_jax.data.staging._SHARD_BYTES", 0)
-        yield config, build_dataset(config, 64)
+        yield config, build_dataset(config, 64, progress=seen.append), seen
 
 
 def test_stages_make_what_is_made_at_once(shards, staged, tmp_path):
@@ -73,7 +74,7 @@ def test_stages_make_what_is_made_at_once(shards, staged, tmp_path):
 
 
 def test_another_context_is_packed_from_the_streams_that_are_there(staged, monkeypatch):
-    config, _ = staged
+    config, _, _ = staged
     monkeypatch.setattr("lrkv_jax.data.pool._start", pytest.fail)
     path = build_dataset(config, 100)
     streams = sorted(os.listdir(os.path.join(config.directory, "streams")))
@@ -107,6 +108,14 @@ def test_the_last_files_are_held_out_and_each_is_accounted_for(shards, staged):
     for split in ("train", "heldout"):
         total = {key: sum(file[split][key] for file in files) for key in metadata[split]}
         assert metadata[split] == total
+
+
+def test_progress_of_several_processes_ends_at_the_totals(staged):
+    _, path, seen = staged
+    metadata, last = open_dataset(path).info.metadata, seen[-1]
+    for key in ("documents", "tokens"):
+        assert getattr(last, key) == sum(metadata[s][key] for s in ("train", "heldout"))
+    assert last.shards == last.of_shards == 3 and last.bytes == last.of_bytes
 
 
 def test_a_broken_row_group_is_named_and_finished_shards_stay(shards, tmp_path, monkeypatch):
