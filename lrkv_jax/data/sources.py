@@ -89,7 +89,7 @@ def rows(source: str, name: str, *, text_column: str, heldout: float) -> Iterato
     path = Path(source, name)
     for number, (text, place) in enumerate(_READERS[path.suffix.lower()](path, text_column)):
         out = heldout > 0 and _unit_hash(name, number) < heldout
-        yield Row("heldout" if out else "train", valid(text), place)
+        yield Row("heldout" if out else "train", text, place)
 
 
 def file_names(source: str) -> list[str]:
@@ -228,7 +228,7 @@ def _read_jsonl(path: Path, column: str) -> Iterator[tuple[str, int]]:
             text = row[column]
             if text is not None and not isinstance(text, str):
                 raise _not_text(where, column, type(text).__name__)
-            yield text or "", place
+            yield valid(text or ""), place
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[tuple[str, int]]:
