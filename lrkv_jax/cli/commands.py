@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lrkv_jax.cli.shared import Config, Overrides, app, group, seconds_of
+from lrkv_jax.cli.shared import Config, Overrides, app, seconds_of
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
-
-data_app = group("data", "Prepare data.")
 
 
 @app.command()
@@ -24,27 +22,6 @@ def quickstart(overrides: Overrides = None) -> None:
     start(alone="lrkv quickstart")
     finished = run_quickstart(overrides or [], Console())
     sys.exit(0 if finished else EXIT_START_AGAIN)
-
-
-@data_app.command("build")
-def data_build(config: Config, overrides: Overrides = None) -> None:
-    """Tokenise and pack a configuration's data, if that is not done yet."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from lrkv_jax.config import load_config
-    from lrkv_jax.data.dataset import dataset
-
-    run = load_config(config, overrides or [])
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"building {run.data.source}")
-
-        def show(documents: int, tokens: int) -> None:
-            text = f"building {run.data.source}: {documents:,} documents, {tokens:,} tokens"
-            bar.update(task, description=text)
-
-        path = dataset(run.data, run.train.context, progress=show)
-    print(path)
 
 
 @app.command()

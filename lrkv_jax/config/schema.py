@@ -124,16 +124,34 @@ class MixtureConfig(Frozen):
     seed: NonNegative = 42  # of the choice of `first` and of the order
 
 
+class HubConfig(Frozen):
+    """Files of a data set on the Hugging Face hub, fetched into `data.source` before it is built.
+
+    The commit that `revision` names at the first download is written beside the files, and later
+    ones take that commit.
+    """
+
+    repo: str  # as in HuggingFaceFW/fineweb-edu
+    revision: str = "main"  # a branch, a tag or a commit
+    files: tuple[str, ...] = Field(default=("*.parquet",), strict=False)  # names or patterns
+    first: Positive | None = None  # that many of the files, by name; None: all
+
+
 class DataConfig(Frozen):
     """Where documents come from and how they become records of context + 1 tokens."""
 
     # The embedded corpus, or a folder of .txt, .jsonl or .parquet; not read under a mixture.
     source: str = "sotu"
     mixture: MixtureConfig | None = None
+    hub: HubConfig | None = None  # where the folder's files come from; None: you put them there
+    licence: str | None = None  # of the folder's text, for the metadata; the hub names its own
     text_column: str = "text"
     heldout: Fraction = 0.01  # share of a folder's documents; the embedded corpus splits by date
+    heldout_shards: NonNegative = 0  # the folder's last files, held out whole in place of a share
     tokenizer: str = "sotu-4096"  # or "gpt2", or the path of a tokenizer.json
     directory: str = "data"  # where the built records are kept
+    workers: Positive | None = None  # processes that build; None: one a core, none if it is little
+    keep_streams: bool = True  # the tokens of each file, from which another context is packed
     shuffle_seed: NonNegative = 0
 
 

@@ -23,7 +23,7 @@ from lrkv_jax.data.tasks import DEMO, fingerprint, identity, stream, task
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.errors import LrkvError
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def packed(
 ) -> Packed:
     """The records [N, context + 1] of one split of `config.mixture`; a function of its arguments.
 
-    progress(documents, tokens): called after each set.
+    progress(documents, tokens, sets): called after each set with what is done.
     Raises LrkvError as `lrkv_jax.data.tasks.stream` does.
     """
     mixture, chat = config.mixture, ChatFormat(tokenizer)
@@ -63,7 +63,7 @@ def packed(
             rows.append(row.ids)
             counts.update(row.counts)
         if progress:
-            progress(len(rows), counts["tokens"])
+            progress(len(rows), counts["tokens"], len(parts))
     bins = best_fit([len(row) for row in rows], context + 1)
     if split == "heldout":
         bins = [bins[i] for i in np.random.default_rng(mixture.seed).permutation(len(bins))]

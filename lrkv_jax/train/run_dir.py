@@ -10,8 +10,11 @@ from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.runtime import processes
 
 # Where records are kept, how layers are unrolled and which kernels compute them.
+_NOT_LEARNT = (
+    "directory", "workers", "keep_streams", "hub", "licence",
+    "unroll", "train_kernel", "decode_kernel",
+)  # fmt: skip
 _SHAPING = ("context", "document_mask", "document_positions")  # what makes rows of text
-_NOT_LEARNT = ("directory", "unroll", "train_kernel", "decode_kernel")
 
 
 def resolve(config: RunConfig) -> RunConfig:

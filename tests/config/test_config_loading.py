@@ -286,7 +286,7 @@ def test_a_run_has_one_length(tmp_path):
         ("128n", "did you mean 128m?"),
         ("configs/quikstart.yaml", "did you mean quickstart?"),
         ("/nowhere/128m.yaml", "did you mean 128m?"),
-        ("", "use one of 1.2b, 128m, 2.5b, 512m_8k, 6.3b, quickstart"),
+        ("", "2.5b, 512m_8k, 6.3b, midtrain, quickstart, quickstart_midtrain"),
     ],
 )
 def test_a_missing_file_is_told_which_there_are(path, mend):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data import builder as builder_module
+from lrkv_jax.data import writing
 from lrkv_jax.data.builder import build_dataset, open_dataset, pack
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import load_tokenizer
@@ -97,10 +98,13 @@ def test_metadata_counts_the_documents_tokens_and_bytes(config):
 
 def test_progress_reports_the_final_totals_and_nothing_is_printed(config, capfd):
     seen = []
-    path = build_dataset(config, 16, progress=lambda *totals: seen.append(totals))
+    path = build_dataset(config, 16, progress=seen.append)
     metadata = open_dataset(path).info.metadata
     both = [metadata["train"], metadata["heldout"]]
-    assert seen[-1] == tuple(sum(split[name] for split in both) for name in ("documents", "tokens"))
+    last = seen[-1]
+    assert last.documents == sum(split["documents"] for split in both)
+    assert last.tokens == sum(split["tokens"] for split in both)
+    assert last.bytes == last.of_bytes and last.shards == last.of_shards == 1
     assert seen == sorted(seen)
     assert capfd.readouterr() == ("", "")
 
@@ -166,16 +170,16 @@ def test_an_unwritable_directory_is_named(config, tmp_path):
 
 
 def test_a_build_that_another_process_finished_first_is_taken(config, monkeypatch):
-    real = builder_module.RecordsBuilder.download_and_prepare
+    real = writing.describe
     depth = []
 
-    def overtaken(self):
-        real(self)
+    def overtaken(*arguments, **options):
+        real(*arguments, **options)
         if not depth:
             depth.append(1)
             build_dataset(config, 16)
 
-    monkeypatch.setattr(builder_module.RecordsBuilder, "download_and_prepare", overtaken)
+    monkeypatch.setattr(writing, "describe", overtaken)
     path = build_dataset(config, 16)
     assert len(records(path, "train")) and os.listdir(config.directory) == [path.name]
 
@@ -184,9 +188,10 @@ KILLED = """
 import sys, time
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.builder import build_dataset
-def wait(documents, tokens):
-    print("started", flush=True)
-    time.sleep(60)
+def wait(done):
+    if done.packed:
+        print("started", flush=True)
+        time.sleep(60)
 build_dataset(DataConfig.model_validate_json(sys.argv[1]), 16, progress=wait)
 """
 
@@ -208,7 +213,7 @@ def test_a_killed_build_is_not_taken_for_complete_and_is_cleaned_up(config):
     assert len(records(path, "train")) == (len(stream(config, "train")) - 1) // 16
 
 
-def test_a_large_vocabulary_is_stored_in_int32(config, tmp_path):
+def test_a_large_vocabulary_is_stored_in_int32(config, monkeypatch):
     class Large:
         vocabulary, name, fingerprint, bos = 70_000, "large", "f", 69_999
         token_bytes = np.ones(70_000, np.int32)
@@ -216,10 +221,6 @@ def test_a_large_vocabulary_is_stored_in_int32(config, tmp_path):
         def encode_batch(self, texts):
             return [np.full(len(text), 69_000) for text in texts]
 
-    built = builder_module.RecordsBuilder(
-        data_dir=str(tmp_path / "large"), data_config=config, context=8, tokenizer=Large()
-    )
-    with builder_module.quiet():
-        built.download_and_prepare()
-    row = built.as_data_source("train")[0]["tokens"]
+    monkeypatch.setattr(builder_module, "load_tokenizer", lambda name: Large())
+    row = open_dataset(build_dataset(config, 8)).as_data_source("train")[0]["tokens"]
     assert row.tolist() == [69_999] + [69_000] * 8

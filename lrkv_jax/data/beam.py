@@ -1,0 +1,134 @@
+"""The same build on Apache Beam, for a cluster: extra `beam`.
+
+The two stages are a pipeline each, with the code of one machine's: the source's shards become
+streams of tokens in `data.directory`, which all workers must see, and a TFDS Beam builder cuts the
+streams into records.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from lrkv_jax.config.schema import DataConfig
+from lrkv_jax.data.builder import Stages
+from lrkv_jax.data.packing import Piece, records
+from lrkv_jax.data.pool import News
+from lrkv_jax.data.sources import SPLITS, Split
+from lrkv_jax.data.staging import Tally, Tokenised
+from lrkv_jax.data.store import NAME, token_features
+from lrkv_jax.data.streams import OnDisk, build_stream
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.data.writing import DESCRIPTION, Plan
+from lrkv_jax.errors import LrkvError
+
+
+def beam_stages(options: Sequence[str] = ()) -> Stages:
+    """For `build_dataset`; options: a Beam pipeline's, as its command line takes them.
+
+    The runner on this machine is used unless they name another. Raises LrkvError where Beam is not
+    installed.
+    """
+    try:
+        from apache_beam.options.pipeline_options import PipelineOptions
+    except ImportError:
+        raise LrkvError("--beam needs apache-beam: pip install 'lrkv-jax[beam]'") from None
+    given = PipelineOptions(list(options))
+
+    def run(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> list[Any]:
+        _run(jobs, given)
+        for number in range(len(jobs)):
+            news(number, None)
+        return []
+
+    def write(
+        folder: Path, config: DataConfig, tokenised: Tokenised, plan: Plan, tally: Tally
+    ) -> None:
+        if not tokenised.parts:
+            raise LrkvError("--beam builds a folder of files: set data.source to one")
+        builder = Records(data_dir=str(folder / "beam"), plan=plan, parts=tokenised.parts)
+        how = tfds.download.DownloadConfig(beam_options=given)
+        builder.download_and_prepare(download_config=how)
+        built = Path(builder.data_dir)
+        for file in built.iterdir():
+            file.rename(folder / file.name)
+        shutil.rmtree(folder / "beam")
+
+    return Stages(run, write, elsewhere=True)
+
+
+def _run(jobs: Sequence[dict[str, Any]], options: Any) -> None:
+    import apache_beam as beam
+
+    if jobs:
+        with beam.Pipeline(options=options) as pipeline:
+            _ = pipeline | beam.Create(jobs) | beam.Reshuffle() | beam.Map(_tokenise)
+
+
+def _tokenise(job: dict[str, Any]) -> str:
+    """A shard's stream, on whichever worker; the folder is complete or not there."""
+    config = DataConfig.model_validate(job["config"])
+    tokenizer = load_tokenizer(config.tokenizer)
+    return str(build_stream(config, job["names"], tokenizer, lambda totals: None))
+
+
+class Records(tfds.core.BeamBasedBuilder, skip_registration=True):
+    """A TFDS Beam builder of the records that `writing.write_dataset` writes, in its order."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    # Where TFDS looks for checksums of downloads, of which there are none.
+    code_path = None
+    name = NAME
+
+    def __init__(self, *, data_dir: str, plan: Plan, parts: dict[Split, list[tuple[str, Split]]]):
+        self._plan, self._parts = plan, parts
+        super().__init__(data_dir=data_dir, file_format="array_record")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=DESCRIPTION,
+            features=token_features(self._plan.context + 1, self._plan.vocabulary),
+            metadata=tfds.core.MetadataDict(self._plan.metadata),
+            disable_shuffling=True,  # the numbers are the order
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        return {split: self._generate_examples(split) for split in SPLITS}
+
+    def _generate_examples(self, split: Split) -> Any:
+        import apache_beam as beam
+
+        dtype = np.dtype(self.info.features["tokens"].np_dtype)
+        cut = _Cut(self._parts[split], self._plan.context, self._plan.padding(split), dtype)
+        pieces = [tuple(piece) for piece in self._plan.pieces[split]]
+        return beam.Create(pieces) | beam.Reshuffle() | beam.FlatMap(cut)
+
+    def _log_download_bytes(self) -> None:
+        """TFDS prints here; nothing is downloaded."""
+
+    _log_download_done = _log_download_bytes
+
+
+class _Cut:
+    """A piece to its numbered records, on whichever worker."""
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[str, Split]],
+        context: int,
+        padding: int | None,
+        dtype: np.dtype,
+    ):
+        self._parts, self._context, self._padding, self._dtype = parts, context, padding, dtype
+
+    def __call__(self, piece: tuple[int, int, int]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        stream = OnDisk([(Path(folder), split) for folder, split in self._parts])
+        found = records(stream, Piece(*piece), self._context, self._padding)
+        for number, record in enumerate(found, piece[0]):
+            yield number, {"tokens": record.astype(self._dtype)}

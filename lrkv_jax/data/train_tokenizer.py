@@ -1,0 +1,112 @@
+"""A byte-level BPE tokenizer of any size, learnt from the user's text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from lrkv_jax.data.text import valid
+from lrkv_jax.data.tokenizer import CHAT_NAMES
+from lrkv_jax.errors import LrkvError
+
+# To start a document, and to mark the turns and the tool calls of a conversation.
+SPECIAL_TOKENS = ("<|bos|>", *CHAT_NAMES)
+SMALLEST = 256 + len(SPECIAL_TOKENS)
+
+Pattern = Literal["gpt2", "gpt4"]
+PATTERNS: tuple[Pattern, ...] = ("gpt2", "gpt4")
+
+# cl100k_base's, of tiktoken's openai_public.py: contractions in either case, up to three digits,
+# punctuation with the line ends after it, and one space or mark before a word.
+_GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    vocabulary: int,
+    *,
+    pattern: Pattern = "gpt4",
+    progress: Callable[[int, int], None] | None = None,
+    show_merging: bool = False,
+) -> str:
+    """A tokenizer.json of exactly `vocabulary` entries: SPECIAL_TOKENS, the 256 bytes, the merges.
+
+    The same texts in the same order give the same file, and any text comes back as it was.
+    pattern: how text is cut before merging, as GPT-2 or as GPT-4 does. progress(documents, UTF-8
+    bytes): called after each text. show_merging: the library's bar while it learns.
+
+    Raises LrkvError for a size below SMALLEST and for text that has too few merges to fill it.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if vocabulary < SMALLEST:
+        raise LrkvError(
+            f"a vocabulary of {vocabulary} is too small for 256 bytes and {len(SPECIAL_TOKENS)} "
+            f"special tokens: use {SMALLEST} or more"
+        )
+    if pattern not in PATTERNS:
+        raise LrkvError(f"pattern {pattern}: use {' or '.join(PATTERNS)}")
+    tokenizer = Tokenizer(models.BPE())
+    if pattern == "gpt2":
+        splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        splitter = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_GPT4), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL_TOKENS),
+        # All 256 bytes, seen or not, so that any text round-trips.
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=show_merging,
+    )
+    tokenizer.train_from_iterator(_told(texts, progress), trainer)
+    learnt = tokenizer.get_vocab_size()
+    if learnt != vocabulary:
+        raise LrkvError(
+            f"the text has merges for a vocabulary of {learnt}, not {vocabulary}: use at most that "
+            "many, or more text"
+        )
+    return tokenizer.to_str() + "\n"
+
+
+def _told(texts: Iterable[str], progress: Callable[[int, int], None] | None) -> Iterator[str]:
+    size = 0
+    for number, text in enumerate(texts, 1):
+        text = valid(text)
+        size += len(text.encode())
+        yield text
+        if progress is not None:
+            progress(number, size)
+
+
+def up_to(texts: Iterable[str], size: int | None) -> Iterator[str]:
+    """The first texts, of about `size` UTF-8 bytes together; all of them for None."""
+    for text in texts:
+        yield text
+        if size is not None:
+            size -= len(text.encode())
+            if size <= 0:
+                return
+
+
+def write_tokenizer(definition: str, path: Path) -> None:
+    """Put the file in place at once; raises LrkvError where it cannot be written."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(definition)
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise LrkvError(f"{path} cannot be written ({error.strerror or error})") from None

@@ -1,0 +1,145 @@
+"""Promises of fetching: pinned, resumed, whole or not at all; errors that say what to do."""
+
+import os
+import sys
+
+import pytest
+from hub_server import COMMIT, Hub, serving
+
+from lrkv_jax.config.schema import DataConfig
+from lrkv_jax.data.builder import build_dataset, open_dataset
+from lrkv_jax.data.hub import download, fetch_source
+from lrkv_jax.data.provenance import read_provenance
+from lrkv_jax.errors import LrkvError
+
+REPO = "HuggingFaceFW/fineweb-edu"
+WANTED = ("sample/10BT/*.jsonl",)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    pytest.importorskip("huggingface_hub")
+    rows = "".join(f'{{"text": "row {n} of some text"}}\n' for n in range(9000)).encode()
+    halves = (rows[:150_000], rows[150_000:])
+    halves = [half[half.find(b"{") : half.rfind(b"\n") + 1] for half in (*halves, rows[:9000])]
+    files = {f"sample/10BT/{n:03}_00000.jsonl": half for n, half in enumerate(halves)}
+    hub = Hub(REPO, files | {"README.md": b"# FineWeb-Edu"})
+    with serving(hub) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits between tries
+        yield hub
+
+
+def test_what_matches_is_fetched_once_and_pinned(hub, tmp_path):
+    provenance = download(REPO, "main", WANTED, tmp_path / "f")
+    for name in provenance["files"]:
+        assert (tmp_path / "f" / name).read_bytes() == hub.files[name]
+    assert len(provenance["files"]) == 3 and not (tmp_path / "f" / "README.md").exists()
+    assert (provenance["commit"], provenance["licence"]) == (COMMIT, "odc-by")
+    assert read_provenance(tmp_path / "f") == provenance
+    asked = len(hub.asked)
+    assert download(REPO, "main", WANTED, tmp_path / "f") == provenance
+    assert len(hub.asked) == asked
+    # A branch that moved on is not followed.
+    (tmp_path / "f" / "sample/10BT/001_00000.jsonl").unlink()
+    download(REPO, "main", WANTED, tmp_path / "f")
+    paths = [path for _, path, _ in hub.asked[asked:]]
+    assert not any("main" in path for path in paths) and any(COMMIT in path for path in paths)
+
+
+def test_a_hub_that_goes_away_leaves_nothing_in_place_and_the_next_call_goes_on(hub, tmp_path):
+    first = "sample/10BT/000_00000.jsonl"
+    hub.cut = len(hub.files[first]) // 3
+    with pytest.raises(LrkvError, match="the same command goes on"):
+        download(REPO, "main", WANTED, tmp_path)
+    assert not list(tmp_path.glob("sample/**/*.jsonl"))
+    with pytest.raises(LrkvError, match="lacks 3 of 3 files of its download"):
+        build_dataset(DataConfig(source=str(tmp_path), directory=str(tmp_path / "built")), 16)
+    hub.status = None
+    download(REPO, "main", WANTED, tmp_path)
+    assert (tmp_path / first).read_bytes() == hub.files[first]
+
+
+def test_a_line_that_dies_is_taken_up_at_the_byte(hub, tmp_path, monkeypatch):
+    # The client keeps whole chunks, of 10 MB.
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    first = "sample/10BT/000_00000.jsonl"
+    hub.cut, hub.down = len(hub.files[first]) // 3, False
+    download(REPO, "main", WANTED, tmp_path)
+    assert (tmp_path / first).read_bytes() == hub.files[first]
+    resumed = [int(part[6:-1]) for _, path, part in hub.asked if part and path.endswith(first)]
+    assert resumed and 0 < resumed[0] <= len(hub.files[first]) // 3
+
+
+def test_the_first_files_can_be_chosen_and_more_later(hub, tmp_path):
+    few = download(REPO, "main", WANTED, tmp_path, first=1)
+    assert list(few["files"]) == ["sample/10BT/000_00000.jsonl"]
+    assert len(download(REPO, "main", WANTED, tmp_path, first=2)["files"]) == 2
+    with pytest.raises(LrkvError, match="holds 1 files more than are asked for, as sample"):
+        download(REPO, "main", WANTED, tmp_path, first=1)
+    with pytest.raises(LrkvError, match="holds Hugging.* at main, not repo other/one"):
+        download("other/one", "main", WANTED, tmp_path)
+
+
+def test_a_configuration_fetches_and_its_build_knows_the_origin(hub, tmp_path):
+    source = tmp_path / "source"
+    hub_settings = {"repo": REPO, "files": WANTED}
+    config = DataConfig(
+        source=str(source), hub=hub_settings, heldout_shards=1, directory=str(tmp_path / "b")
+    )
+    lines = []
+    fetch_source(config, lines.append)
+    assert len(lines) == 3 and lines[0].startswith("fetching sample/10BT/000_00000.jsonl (1 of 3")
+    metadata = open_dataset(build_dataset(config, 16)).info.metadata
+    assert metadata["provenance"] == {
+        "licence": "odc-by", "repo": REPO, "repo_type": "dataset", "revision": "main",
+        "commit": COMMIT,
+    }  # fmt: skip
+    assert [f["name"] for f in metadata["files"]] == sorted(hub.files)[1:]
+
+
+def test_training_does_not_fetch_and_says_what_does(tmp_path):
+    config = DataConfig(source=str(tmp_path / "none"), hub={"repo": REPO})
+    with pytest.raises(LrkvError, match="not there yet: lrkv data build CONFIG fetches it"):
+        build_dataset(config, 16)
+
+
+def test_your_own_folder_is_left_alone(hub, tmp_path):
+    (tmp_path / "a.txt").write_text("mine")
+    lines = []
+    fetch_source(DataConfig(source=str(tmp_path), hub={"repo": REPO}), lines.append)
+    assert "taken as they are" in lines[0] and not hub.asked
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (401, "GatedRepo", "is gated: accept its terms at https://.*datasets/HuggingFaceFW"),
+        (403, "GatedRepo", "is gated: accept"),
+        (403, "", "is refused .403."),
+        (401, "RepoNotFound", "is not there, or not for you"),
+        (404, "RevisionNotFound", "no such revision"),
+        (500, "", "the hub fails"),
+    ],
+)
+def test_a_refusal_is_one_line_and_leaves_nothing(hub, tmp_path, status, code, message):
+    hub.status, hub.code = status, code
+    with pytest.raises(LrkvError, match=message):
+        download(REPO, "main", WANTED, tmp_path / "f")
+    assert not (tmp_path / "f").exists()
+
+
+def test_no_network_and_no_client_are_told(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(LrkvError, match="was cut off .*Connect.*same command goes on"):
+        download(REPO, "main", WANTED, tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(LrkvError, match=r"pip install 'lrkv-jax\[hub\]'"):
+        download(REPO, "main", WANTED, tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_pattern_that_matches_nothing_names_what_is_there(hub, tmp_path):
+    with pytest.raises(LrkvError, match=r"no file like \*.parquet: .* sample/10BT/\*.jsonl"):
+        download(REPO, "main", ["*.parquet"], tmp_path)
