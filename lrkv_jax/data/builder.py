@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from lrkv_jax import __version__
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.packing import pack, pieces
 from lrkv_jax.data.pool import Run, run_jobs
@@ -40,7 +41,7 @@ from lrkv_jax.errors import LrkvError
 __all__ = ["Done", "Progress", "build_dataset", "open_dataset", "pack", "quiet"]
 
 FORMAT = 2  # raise it when records of the same input change
-_PACKAGES = ("lrkv-jax", "numpy", "pyarrow", "tensorflow-datasets", "tiktoken", "tokenizers")
+_PACKAGES = ("numpy", "pyarrow", "tensorflow-datasets", "tiktoken", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _build(
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "vocabulary": tokenizer.vocabulary,
         "context": context,
-        "versions": {name: version(name) for name in _PACKAGES},
+        "versions": {"lrkv-jax": __version__} | {name: version(name) for name in _PACKAGES},
         "files": tokenised.files,
         **counts,
     }
