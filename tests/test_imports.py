@@ -22,7 +22,8 @@ FLOORS = [
     {"decode"},
     {"train"},
     {"evals"},
-    {"bench", "plan", "quickstart", "chat", "generation"},
+    {"bench", "plan", "chat", "generation"},
+    {"quickstart"},
     {"cli"},
     {"__main__"},
 ]

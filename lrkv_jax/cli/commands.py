@@ -14,13 +14,27 @@ from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
 
 
 @app.command()
-def quickstart(overrides: Overrides = None) -> None:
+def quickstart(
+    overrides: Overrides = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="pretrain, midtrain, evaluate and talk to LRKV instead")
+    ] = False,
+    run_model_code: Annotated[
+        bool, typer.Option("--run-model-code", help="with --chat: for humaneval, in a sandbox")
+    ] = False,
+) -> None:
     """Train MHA and LRKV on the embedded corpus, evaluate, decode, and compare them."""
-    from lrkv_jax.quickstart import run_quickstart
     from lrkv_jax.runtime import start
 
     start(alone="lrkv quickstart")
-    finished = run_quickstart(overrides or [], Console())
+    if chat:
+        from lrkv_jax.quickstart.talk import run_chat
+
+        finished = run_chat(overrides or [], Console(), run_model_code=run_model_code)
+    else:
+        from lrkv_jax.quickstart.compare import run_quickstart
+
+        finished = run_quickstart(overrides or [], Console())
     sys.exit(0 if finished else EXIT_START_AGAIN)
 
 

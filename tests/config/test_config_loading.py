@@ -360,3 +360,25 @@ def test_the_default_choice_is_lrkv_and_mha_is_its_reference():
         assert config.attention == "lrkv"
         assert config.variants["mha"] == MHA()
         assert list(config.variants) == VARIANTS
+
+
+@pytest.mark.parametrize("scale", ["128m", "2.5b"])
+def test_midtraining_takes_over_the_run_that_it_starts_from(scale, tmp_path):
+    run = load_config(scale, ["attention=mla"])
+    (tmp_path / "config.yaml").write_text(dump_config(run))
+    mid = load_config("configs/midtrain.yaml", [f"init_from={tmp_path}"])
+    assert mid.model == run.model and mid.attention == "mla" and mid.variants == run.variants
+    assert mid.name == f"{scale}-midtrain" and mid.directory == f"runs/{scale}-midtrain-mla"
+    assert mid.train.batch * mid.train.context == 524_288 and mid.train.epochs == 1
+    assert mid.data.tokenizer == run.data.tokenizer and mid.data.mixture.loss == "all"
+    assert [part.first for part in mid.data.mixture.heldout] == [24_000, 5_200, 420]
+    assert mid.optimizer.matrix_lr == run.optimizer.matrix_lr
+    assert (mid.optimizer.schedule, mid.optimizer.warmup, mid.optimizer.constant) == (
+        "linear", 0, 0.8,
+    )  # fmt: skip
+    # The resolved file is whole: it needs the run it started from no more.
+    (tmp_path / "mid.yaml").write_text(dump_config(mid))
+    (tmp_path / "config.yaml").unlink()
+    assert load_config(tmp_path / "mid.yaml") == mid
+    changed = load_config(tmp_path / "mid.yaml", ["train.steps=7"])
+    assert changed.train.epochs is None and changed.train.total_steps == 7

@@ -130,6 +130,7 @@ def _print_next(rows: list[dict[str, Any]], seconds: float, console: Console) ->
         "  lrkv train configs/quickstart.yaml attention.rank=16 run_dir=runs/rank16\n"
         f'  lrkv generate {rows[1]["run_dir"]} --prompt "The state of our union"\n'
         "  lrkv plan configs/128m.yaml --all                       what the paper's scales cost\n"
+        "  lrkv quickstart --chat                                  midtrain it, and talk to it\n"
         "  lrkv train configs/128m.yaml attention=lrkv mesh.fsdp=8 the real thing",
         highlight=False,
         soft_wrap=True,

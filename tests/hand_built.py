@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from variants import FIVE, random_params, small
 
+from lrkv_jax.config import load_config
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.tokenizer import Tokenizer
+from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.evals.language_model import LanguageModel
+from lrkv_jax.train.restore import TrainedRun
 
 
 def follows(
@@ -60,3 +62,24 @@ def says(tokenizer: Tokenizer, text: str):
 def language_model(tokenizer, made, *, batch=4, context=512, mesh=None, **how):
     config, params = made
     return LanguageModel(config, params, tokenizer, context=context, batch=batch, mesh=mesh, **how)
+
+
+def a_run(config, params, context=128):
+    """A trained run of these parameters, which reads `context` tokens."""
+    run = load_config("configs/quickstart.yaml", [f"train.context={context}", "run_dir=runs/it"])
+    return TrainedRun(run.model_copy(update={"model": config}), 7, params, None)
+
+
+def calling_run():
+    """Calls the calculator with 4*5, and after its output says "."."""
+    tokenizer = load_tokenizer("sotu-4096")
+    ids = ChatFormat(tokenizer).ids
+    call = [
+        ids.assistant_start,
+        ids.python_start,
+        *tokenizer.encode("4*5").tolist(),
+        ids.python_end,
+    ]
+    end = [ids.output_end, *tokenizer.encode(".").tolist(), ids.assistant_end]
+    pairs = [p for part in (call, end) for p in zip(part, part[1:], strict=False)]
+    return a_run(*follows(tokenizer, dict(pairs)))
