@@ -139,7 +139,7 @@ def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
     token_bytes_V = tokenizer.token_bytes_up_to(config.model.vocabulary)
     validate = make_validation(
         config.model, run.mesh, token_bytes_V,
-        chunk=config.train.loss_chunk, rows=RowFormat.of(config, tokenizer),
+        chunk=config.train.loss_chunk, rows=RowFormat.of(config, tokenizer.bos),
     )  # fmt: skip
     return validate(run.params, heldout_batches(config.data, config.train.context, batch)).as_dict()
 
@@ -148,7 +148,7 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
     """On the first held-out records, prompts of different lengths, then token by token."""
     del batch
     config = run.config
-    rows = RowFormat.of(config, load_tokenizer(config.data.tokenizer))
+    rows = RowFormat.of(config, load_tokenizer(config.data.tokenizer).bos)
     tokens_BU = next(heldout_batches(config.data, config.train.context, AGREEMENT_ROWS))
     tokens_BT = rows.ids(tokens_BU[:, : min(config.train.context, 4 * AGREEMENT_STEPS)])
     tokens_BT = np.asarray(tokens_BT)

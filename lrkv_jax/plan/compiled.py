@@ -61,6 +61,7 @@ def compiled(
     from lrkv_jax.train.foresight import liveness
     from lrkv_jax.train.foresight.fit import WITHIN
     from lrkv_jax.train.foresight.step import memory, messages, resolved
+    from lrkv_jax.train.rows import RowFormat
     from lrkv_jax.train.state import abstract_state
     from lrkv_jax.train.step import make_train_step
 
@@ -69,7 +70,8 @@ def compiled(
     start = time.perf_counter()
     mesh = make_mesh(config.mesh, _devices(target, count))
     state = abstract_state(config, mesh)
-    step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32))
+    rows = RowFormat.of(config, bos=0)  # which one it is changes no shape
+    step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32), rows)
     shape = (config.train.batch, config.train.context + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

@@ -43,7 +43,7 @@ class Pauses:
         token_bytes_V = loader.tokenizer.token_bytes_up_to(config.model.vocabulary)
         self._validate = make_validation(
             config.model, mesh, token_bytes_V,
-            chunk=config.train.loss_chunk, rows=RowFormat.of(config, loader.tokenizer),
+            chunk=config.train.loss_chunk, rows=RowFormat.of(config, loader.tokenizer.bos),
         )  # fmt: skip
         self.last_validation: HeldOut | None = None
         self._losses: dict[int, float] = {}  # of the last validation, by its step

@@ -104,7 +104,7 @@ def _look(
 ) -> dict[str, Any]:
     """The gradient of every parameter, and the loss of every row, before the step is taken."""
     token_bytes_V = loader.tokenizer.token_bytes_up_to(config.model.vocabulary)
-    rows = RowFormat.of(config, loader.tokenizer)
+    rows = RowFormat.of(config, loader.tokenizer.bos)
     gradient = make_gradient(config, mesh, token_bytes_V, rows)
     losses = make_loss(config.model, mesh, chunk=config.train.loss_chunk, rows=rows)
 

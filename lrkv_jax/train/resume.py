@@ -25,7 +25,8 @@ def compiling(config: RunConfig, mesh: Mesh, loader: Loader, abstract: TrainStat
     """The step over an `abstract_state`'s leaves, on its way to being compiled for a batch."""
     train = config.train
     token_bytes_V = loader.tokenizer.token_bytes_up_to(config.model.vocabulary)
-    step = make_train_step(config, mesh, token_bytes_V, RowFormat.of(config, loader.tokenizer))
+    rows = RowFormat.of(config, loader.tokenizer.bos)
+    step = make_train_step(config, mesh, token_bytes_V, rows)
     tokens = jax.ShapeDtypeStruct(
         (train.batch, train.context + 1), jnp.int32, sharding=batch_sharding(mesh)
     )

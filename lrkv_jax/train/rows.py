@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from lrkv_jax.config import RunConfig
-from lrkv_jax.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,12 @@ class RowFormat:
     masked: bool = False
 
     @classmethod
-    def of(cls, config: RunConfig, tokenizer: Tokenizer) -> RowFormat:
-        """The format of a run's records, read as its `train` says."""
+    def of(cls, config: RunConfig, bos: int) -> RowFormat:
+        """The format of a run's records, read as its `train` says; `bos` is its tokenizer's."""
         train = config.train
         # A mixture names its targets; the last of the epochs fills its batch with what is none.
         masked = config.data.mixture is not None or train.epochs is not None
-        return cls(tokenizer.bos, train.document_mask, train.document_positions, masked)
+        return cls(bos, train.document_mask, train.document_positions, masked)
 
     def ids(self, tokens_BU: Int[Array, "B U"]) -> Int[Array, "B U"]:
         """The ids, whether they are targets or not."""

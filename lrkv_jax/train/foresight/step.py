@@ -27,6 +27,7 @@ from lrkv_jax.sharding import AXES, batch_sharding, check_mesh, partition
 from lrkv_jax.train.foresight.liveness import GPU, Rules, peak
 from lrkv_jax.train.foresight.messages import Message, messages_of
 from lrkv_jax.train.foresight.program import Array, Program
+from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.state import abstract_state
 from lrkv_jax.train.step import make_train_step
 
@@ -188,7 +189,8 @@ def _traced(step: _Step) -> tuple[Any, tuple[Array, ...]]:
     """The step's jaxpr, and its arguments as one device holds them."""
     config, mesh = step.config, _mesh(step.mesh)
     state = abstract_state(config, mesh)
-    jitted = make_train_step(config, mesh, np.ones(step.model.vocabulary, np.int32))
+    rows = RowFormat.of(config, bos=0)  # which one it is changes no shape
+    jitted = make_train_step(config, mesh, np.ones(step.model.vocabulary, np.int32), rows)
     shape = (step.train.batch, step.train.context + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     with jax.sharding.use_abstract_mesh(mesh):
