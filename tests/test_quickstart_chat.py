@@ -24,7 +24,7 @@ def test_pretraining_midtraining_evaluation_and_chat_take_less_than_eight_minute
     ).stdout
     print(printed)
     assert time.monotonic() - began < 480
-    run = tmp_path / "runs/quickstart-lrkv-midtrained"
+    run = tmp_path / "runs/quickstart-midtrain-lrkv"
     summary = json.loads((run / "evaluation.json").read_text())
     assert summary["agreement"]["max_relative_error"] <= 1e-5
     scores = [summary[name]["score"] for name in BENCHMARKS]

@@ -35,7 +35,9 @@ def run_chat(overrides: Sequence[str], console: Console, *, run_model_code: bool
     pretrained = train(load_config(PRETRAIN, overrides), console=console)
     if not pretrained.finished:
         return False
-    start = [f"init_from={pretrained.run_dir}", f"run_dir={pretrained.run_dir}-midtrained"]
+    start = [f"init_from={pretrained.run_dir}"]
+    if any(override.startswith("run_dir=") for override in overrides):
+        start.append(f"run_dir={pretrained.run_dir}-midtrained")
     midtrained = train(load_config(MIDTRAIN, start), console=console)
     if not midtrained.finished:
         return False
@@ -47,8 +49,8 @@ def run_chat(overrides: Sequence[str], console: Console, *, run_model_code: bool
         console.print("humaneval was not asked: --run-model-code lets it run what the model wrote")
     _talk(Chat(load_run(midtrained.run_dir), sampling=Sampling(), new_tokens=NEW_TOKENS), console)
     console.print(
-        f"{time.monotonic() - began:.0f} s. Nobody is helped by this model: it has read 400,000 "
-        "tokens.\nWhat to try next:\n"
+        f"{time.monotonic() - began:.0f} s. A model this small, of 400,000 tokens, knows the form "
+        "of an answer and no more.\nWhat to try next:\n"
         f"  lrkv chat {midtrained.run_dir}\n"
         "  lrkv data build configs/128m.yaml                       FineWeb-Edu, the real path:\n"
         "  lrkv train configs/128m.yaml attention=lrkv mesh.fsdp=8\n"
