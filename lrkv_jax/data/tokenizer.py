@@ -43,6 +43,9 @@ _LONG_SPACE = re.compile(rf"(?<!\s)\s{{{_LONGEST_SPACE},}}")
 # What a tokenizer.json must give back unchanged: spaces of every kind, scripts, its own stand-ins.
 _PROBE = "  a  b\n\n\tc \r\n" + "".join(map(chr, range(384))) + " ▁ 日本 👩‍👩 e\u0301 12 "
 
+# How Python's surrogateescape spells a byte that is not UTF-8.
+_NOT_UTF8 = re.compile("([\udc80-\udcff])")
+
 Encode = Callable[[list[str]], list[Sequence[int] | np.ndarray]]
 
 
@@ -92,6 +95,20 @@ class Tokenizer:
     def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
         """`encode` of each text."""
         return [np.array(ids, np.int32) for ids in self._encode([valid(text) for text in texts])]
+
+    def encode_bytes(self, data: bytes) -> np.ndarray:
+        """int32 [T] for any bytes: `decode_bytes(encode_bytes(data)) == data`.
+
+        What is UTF-8 in them is encoded as text; every other byte is a token by itself.
+        """
+        text = data.decode("utf-8", "surrogateescape")
+        ids = [np.empty(0, np.int32)]
+        for stretch in _NOT_UTF8.split(text):
+            if _NOT_UTF8.fullmatch(stretch):
+                ids.append(np.array([self._pieces.index(bytes([ord(stretch) & 0xFF]))], np.int32))
+            elif stretch:
+                ids.append(self.encode(stretch))
+        return np.concatenate(ids)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that the ids stand for; special, unused and unknown ids stand for none."""

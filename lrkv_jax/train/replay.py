@@ -116,7 +116,8 @@ def _look(
     def numbers(params, tokens_BU):
         _, grads = gradient(params, tokens_BU)
         counted_BT = tokens_BU[:, 1:] >= 0
-        nll_B = jnp.mean(losses(params, tokens_BU), axis=1, where=counted_BT)
+        nats_B = jnp.sum(losses(params, tokens_BU), axis=1, where=counted_BT)
+        nll_B = nats_B / jnp.maximum(1, counted_BT.sum(axis=1))
         return jax.tree.map(sizes, params), jax.tree.map(sizes, grads), nll_B
 
     program = jax.jit(numbers, out_shardings=replicated(mesh))
@@ -166,5 +167,7 @@ def _show(console, report, loader, tokens_BU, step, start) -> None:
     for row in order:
         begins = tokens_BU[row][:24]
         text = loader.tokenizer.decode(np.where(begins < 0, ~begins, begins).tolist())
-        table.add_row(str(report["records"][row]), f"{report['rows'][row]:.4f}", repr(text)[:72])
+        # What fills up the last batch of the epochs is no record.
+        record = str(report["records"][row]) if row < len(report["records"]) else "none"
+        table.add_row(record, f"{report['rows'][row]:.4f}", repr(text)[:72])
     console.print(table)

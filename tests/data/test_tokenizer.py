@@ -57,6 +57,16 @@ def test_any_text_round_trips_and_its_bytes_are_counted(name, text):
     assert tokenizer.bos not in ids
 
 
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.binary(max_size=40) | st.text(max_size=9).map(lambda t: t.encode()[1:]))
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_round_trip(name, data):
+    tokenizer = load_tokenizer(name)
+    ids = tokenizer.encode_bytes(data)
+    assert tokenizer.decode_bytes(ids) == data
+    assert ids.dtype == np.int32 and tokenizer.token_bytes[ids].sum() == len(data)
+
+
 @given(text=texts | spiked)
 @settings(max_examples=50, deadline=None)
 def test_a_file_that_normalises_still_round_trips(own_path, text):
