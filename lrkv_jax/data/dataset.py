@@ -7,10 +7,8 @@ import json
 from pathlib import Path
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.builder import Done, Progress, Stages, build_dataset
-from lrkv_jax.data.mixture import mixture_identity, packed
-from lrkv_jax.data.sources import SPLITS
-from lrkv_jax.data.store import (
+from lrkv_jax.data.build.builder import Done, Progress, Stages, build_dataset
+from lrkv_jax.data.build.store import (
     appearing,
     check_complete,
     describe,
@@ -20,6 +18,8 @@ from lrkv_jax.data.store import (
     unwritable,
     write_all,
 )
+from lrkv_jax.data.mixture import mixture_identity, packed
+from lrkv_jax.data.sources import SPLITS
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 
 _FORMAT = 1  # raise it when records of the same mixture change

@@ -7,7 +7,7 @@ import pytest
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data import loader as loader_module
-from lrkv_jax.data.builder import build_dataset, open_dataset
+from lrkv_jax.data.build.builder import build_dataset, open_dataset
 from lrkv_jax.data.loader import Records, heldout_batches, make_loader, token_stream
 from lrkv_jax.errors import LrkvError
 

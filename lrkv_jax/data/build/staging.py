@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.pool import Run
+from lrkv_jax.data.build.pool import Run
+from lrkv_jax.data.build.store import check_complete, open_dataset, remove_abandoned
+from lrkv_jax.data.build.streams import InMemory, OnDisk, Stream, share_of, stream_folder, tokenise
 from lrkv_jax.data.sources import EMBEDDED, SPLITS, Split, file_names, whole_files
-from lrkv_jax.data.store import check_complete, open_dataset, remove_abandoned
-from lrkv_jax.data.streams import InMemory, OnDisk, Stream, share_of, stream_folder, tokenise
 from lrkv_jax.data.tokenizer import Tokenizer, usable_cores
 
 # So much input takes seconds: it is not worth processes, nor streams on the disk.

@@ -16,15 +16,15 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.builder import Stages
-from lrkv_jax.data.packing import Piece, records
-from lrkv_jax.data.pool import News
+from lrkv_jax.data.build.builder import Stages
+from lrkv_jax.data.build.packing import Piece, records
+from lrkv_jax.data.build.pool import News
+from lrkv_jax.data.build.staging import Tally, Tokenised
+from lrkv_jax.data.build.store import NAME, token_features
+from lrkv_jax.data.build.streams import OnDisk, build_stream
+from lrkv_jax.data.build.writing import DESCRIPTION, Plan
 from lrkv_jax.data.sources import SPLITS, Split
-from lrkv_jax.data.staging import Tally, Tokenised
-from lrkv_jax.data.store import NAME, token_features
-from lrkv_jax.data.streams import OnDisk, build_stream
 from lrkv_jax.data.tokenizer import load_tokenizer
-from lrkv_jax.data.writing import DESCRIPTION, Plan
 from lrkv_jax.errors import LrkvError
 
 

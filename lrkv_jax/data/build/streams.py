@@ -1,8 +1,8 @@
 """The token stream of a shard of the source: one file, or small ones together.
 
 A stream hangs on the text and the tokenizer alone. Records of any context are cut from it
-(`lrkv_jax.data.packing`), so what is costly is done once, one shard at a time, and a build that was
-killed goes on with the shards that are missing.
+(`lrkv_jax.data.build.packing`), so what is costly is done once, one shard at a time, and a build
+that was killed goes on with the shards that are missing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.sources import SPLITS, Row, Split, checksum, file_identities, rows
-from lrkv_jax.data.store import (
+from lrkv_jax.data.build.store import (
     TokenRows,
     TokenWriter,
     appearing,
@@ -29,6 +28,7 @@ from lrkv_jax.data.store import (
     open_dataset,
     token_features,
 )
+from lrkv_jax.data.sources import SPLITS, Row, Split, checksum, file_identities, rows
 from lrkv_jax.data.tokenizer import Tokenizer
 
 FORMAT = 1  # raise it when the stream of the same input changes
