@@ -71,7 +71,7 @@ def _texts(model: LanguageModel, rows: list, new_tokens: int, draws: Draws) -> l
     for (place, row), is_chat in zip(rows, chats, strict=True):
         try:
             if is_chat:
-                prompts.append(model.chat.prompt(conversation_from(row["messages"])))
+                prompts.append(model.chat_prompt(conversation_from(row["messages"])))
             else:
                 prompts.append(model.prompt(row["prompt"]))
         except LrkvError as error:

@@ -20,9 +20,7 @@ def gsm8k(model: LanguageModel, asked: Questions, settings: Settings) -> Result:
 
 
 def _chat(model: LanguageModel, examples: list[Problem], settings: Settings) -> Result:
-    prompts = [
-        model.chat.prompt(problems.conversation(problem).unanswered()) for problem in examples
-    ]
+    prompts = [model.chat_prompt(problems.conversation(e).unanswered()) for e in examples]
     records = []
     said = model.answers(prompts, settings.new_tokens, settings.draws())
     for problem, prompt, samples in zip(examples, prompts, said, strict=True):

@@ -21,7 +21,7 @@ def humaneval(model: LanguageModel, asked: Questions, settings: Settings) -> Res
     check(settings)
     examples = asked.examples
     if settings.style == "letters":
-        prompts = [model.chat.prompt(programs.conversation(e).unanswered()) for e in examples]
+        prompts = [model.chat_prompt(programs.conversation(e).unanswered()) for e in examples]
         said = [
             [answer.text(model.chat) for answer in samples]
             for samples in model.answers(prompts, settings.new_tokens, settings.draws())

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import Conversation
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.decode import Engine, Sampling
 from lrkv_jax.decode.answers import Answer, answers
@@ -88,6 +89,14 @@ class LanguageModel:
         """Text as a document that goes on."""
         return [self.tokenizer.bos, *self.tokenizer.encode(text).tolist()]
 
+    def chat_prompt(self, conversation: Conversation) -> list[int]:
+        """What is asked in a conversation, up to where the answer starts.
+
+        Raises `LrkvError` for a model without ids for a chat, and where nothing is asked.
+        """
+        self.chat.check(self._vocabulary)
+        return self.chat.prompt(conversation)
+
     def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Ids of a context and of a continuation, cut where the context's own ids end.
 
@@ -148,7 +157,6 @@ class LanguageModel:
     def answers(self, prompts: Sequence[Ids], new_tokens: int, draws: Draws) -> list[list[Answer]]:
         """`draws.samples` answers to each chat prompt, of up to `new_tokens`, the calculator's
         included; fewer where the context ends before."""
-        self.chat.check(self._vocabulary)
         results: list[list[Answer]] = [[] for _ in prompts]
         for rows, fitted, streams in self._generated(prompts, new_tokens, draws):
             with self._engine.session(seed=draws.seed, draws=streams) as session:

@@ -41,10 +41,9 @@ def multiple_choice(
 
 def _by_letter(model: LanguageModel, examples: list[Choices]) -> Result:
     """The likeliest label right after the assistant's turn begins (the recipe's way)."""
-    chat = model.chat
     prompts, ids = [], []
     for example in examples:
-        prompts.append(chat.prompt(letter_questions.conversation(example).unanswered()))
+        prompts.append(model.chat_prompt(letter_questions.conversation(example).unanswered()))
         encoded = [model.tokenizer.encode(label) for label in example.labels]
         if any(len(label) != 1 for label in encoded):
             raise LrkvError(
