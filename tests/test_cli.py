@@ -125,6 +125,7 @@ def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained):
     assert saved["kv_cache_bytes_per_token"] == 2 * (2 * (8 + 4 * 8) * 4 + 4 * 4)
 
 
+@pytest.mark.slow
 def test_generate_takes_settings(capsys, monkeypatch, trained):
     how = ("generate", trained, "model.decode_kernel=xla", "--prompt", "We", "--tokens", "4")
     code, out, _ = run(capsys, monkeypatch, *how)

@@ -76,6 +76,7 @@ def test_the_papers_rope_identity_forgets_relative_position_and_the_mix_form_doe
 
 
 @settings(max_examples=12, deadline=None)
+@pytest.mark.slow
 @given(
     rank=st.integers(1, 16),
     tokens=st.integers(1, 5),

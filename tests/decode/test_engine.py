@@ -67,6 +67,7 @@ def test_when_all_have_stopped_the_device_takes_no_further_step(engine):
     jax.tree.map(np.testing.assert_array_equal, after.cache, before)
 
 
+@pytest.mark.slow
 def test_programs_are_as_many_for_any_prompt_and_any_text():
     engine = engine_of(FIVE["mqa"], length=160, prefill_chunk=64)
     before = program_counts()
@@ -158,9 +159,10 @@ def test_parameters_of_another_model_are_refused(other, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attention",
-    [*(pytest.param(FIVE[name], marks=pytest.mark.slow) for name in ("mha", "mla")), LRKV],
+    [FIVE["mha"], FIVE["mla"], LRKV],
     ids=["mha", "mla", "lrkv"],
 )
 def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(attention):

@@ -47,7 +47,7 @@ def both(engine):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in ("gqa", "mqa", "mla") else n for n in FIVE],
+    [pytest.param(n, marks=pytest.mark.slow) if n != "lrkv" else n for n in FIVE],
 )
 def test_eight_devices_say_what_one_says_each_from_its_share_of_the_cache(name):
     # Later pieces, too, where keys are made from factors and where they are not.

@@ -51,6 +51,7 @@ def test_a_call_is_answered_inside_the_answer():
         assert answer.calls == [("4*5", "20")]
 
 
+@pytest.mark.slow
 def test_an_answer_takes_no_more_than_its_budget_whatever_the_others_take():
     model = language_model(TOKENIZER, CALLS, batch=2)
     whole = model.answers([prompt("a")], 24, Draws())[0][0].ids
@@ -61,6 +62,7 @@ def test_an_answer_takes_no_more_than_its_budget_whatever_the_others_take():
         assert len(one.ids) == budget or one.ids[-1] == IDS.python_end
 
 
+@pytest.mark.slow
 def test_what_is_no_sum_has_no_output():
     table = chain(IDS.assistant_start, IDS.python_start, token("x"), IDS.python_end, token("!"))
     model = language_model(TOKENIZER, follows(TOKENIZER, table))
@@ -68,6 +70,7 @@ def test_what_is_no_sum_has_no_output():
     assert answer.text(CHAT) == "<<x>>!" and answer.calls == [("x", None)]
 
 
+@pytest.mark.slow
 def test_gsm8k_counts_the_problems_whose_number_it_says():
     asked = questions("gsm8k", "test", LETTERS)
     gpt2 = load_tokenizer("gpt2")  # in which #### is one token
@@ -89,6 +92,7 @@ def test_a_text_ends_at_the_first_stop_string():
         assert model.continuations(prompts[:1], 20, until, Draws())[0] == [text]
 
 
+@pytest.mark.slow
 def test_samples_are_an_examples_own():
     """Whatever the batch; and different from each other."""
     made = follows(TOKENIZER, {}, noise=1.0, strength=0.0)

@@ -88,6 +88,7 @@ def test_likelihoods_depend_on_neither_batch_nor_devices(settings):
     np.testing.assert_allclose(log_ps(16, eight), alone, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_likelihoods_are_the_whole_sequence_forwards():
     model = language_model(TOKENIZER, ANSWERS_B, batch=2)
     context, continuations = "Question: what?\nAnswer:", [" blue", " a green one"]

@@ -138,6 +138,7 @@ def test_bfloat16_is_summed_in_float32():
         assert np.abs(np.asarray(got, np.float64) - true).max() < 2e-2 * np.abs(true).max()
 
 
+@pytest.mark.slow
 def test_chunked_lives_inside_scan_checkpoint_and_shard_map():
     """As a training step has it: two layers, their inputs kept, each device with its own rows."""
     q, k, v, grad = arrays(2, 8, 2, 1, 4, 4)
@@ -164,6 +165,7 @@ def temporary_bytes(attend, T):
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_sequence():
     """By XLA's own analysis, forward and backward, where whole strips are quadratic."""
     tiles = [temporary_bytes(chunked.causal_attention, T) for T in (1024, 4096)]

@@ -29,9 +29,9 @@ QUICK = {
     "gqa-3_queries": lambda: grouped_case(LENGTHS, S=SLOTS, T=3, H=4, G=2, K=64),
     "mla-8_queries": lambda: latent_case(LENGTHS, S=SLOTS, T=8, H=2, C=128, P=64),
     "lrkv-full": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, H=6, K=128, R=46),
-    "lrkv-shared": lambda: lrkv_case(LENGTHS, "shared", S=SLOTS, H=4, K=64, R=5),
 }
 SLOW = {
+    "lrkv-shared": lambda: lrkv_case(LENGTHS, "shared", S=SLOTS, H=4, K=64, R=5),
     "mqa-8_queries": lambda: grouped_case(LENGTHS, S=SLOTS, T=8, H=6, G=1, K=128),
     "mla-no_rope": lambda: latent_case(LENGTHS, S=SLOTS, H=18, C=192, P=0),
     "lrkv-latent": lambda: lrkv_case(LENGTHS, "latent", S=SLOTS, T=2, H=6, K=128, R=46),

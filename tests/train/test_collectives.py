@@ -169,6 +169,7 @@ def gradient_flops(*overrides, variant="lrkv"):
     return flops(make_gradient(config, meshed(), np.ones(config.model.vocabulary)), config)
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_twice_unasked():
     config = configured("attention=lrkv")
 

@@ -14,6 +14,9 @@ from lrkv_jax.train.rows import RowFormat, Rows
 from lrkv_jax.train.run_dir import resolve
 
 BOS = 0
+TWO_FAST = [
+    name if name in ("mla", "lrkv") else pytest.param(name, marks=pytest.mark.slow) for name in FIVE
+]
 LENGTHS = (7, 1, 9)  # of the documents in a row, BOS included; one is nothing but its BOS
 
 
@@ -36,7 +39,7 @@ def nats(config, mesh, tokens, rows):
         return np.asarray(loss(jax.tree.map(np.asarray, random_params(config)), tokens))
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", TWO_FAST)
 def test_a_packed_document_has_the_losses_it_has_alone(name):
     config = small(FIVE[name], layers=2)
     parts = documents()
@@ -88,7 +91,15 @@ def test_rows_say_where_documents_start_and_what_counts():
     ]
 
 
-def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny):
+@pytest.mark.parametrize(
+    ("sizes", "accumulation"),
+    [
+        ({}, 1),
+        pytest.param({"data": 2, "fsdp": 2, "context": 2}, 2, marks=pytest.mark.slow),
+    ],
+    ids=["one device", "a mesh, microbatches"],
+)
+def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny, sizes, accumulation):
     """On a mesh and in microbatches too, where some hold fewer targets than others."""
     config = resolve(tiny("attention=lrkv", "model.vocabulary=40", "train.context=16"))
     rng = np.random.default_rng(5)
@@ -105,25 +116,25 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny):
 
     (loss, nll), grads = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
     in_bytes = counted[:, 1:] & (tokens[:, 1:] > 0)
-    for mesh_sizes, accumulation in (({}, 1), ({"data": 2, "fsdp": 2, "context": 2}, 2)):
-        devices = jax.devices()[: 8 if mesh_sizes else 1]
-        mesh = make_mesh(MeshConfig(**mesh_sizes), devices)
-        train = config.train.model_copy(update={"accumulation": accumulation})
-        run = config.model_copy(update={"train": train})
-        with jax.set_mesh(mesh):
-            gradient = make_gradient(run, mesh, token_bytes, RowFormat(bos=BOS, masked=True))
-            (value, nats, num_bytes), got = jax.jit(gradient)(
-                params, jax.device_put(batch, batch_sharding(mesh))
-            )
-        np.testing.assert_allclose(value, loss, rtol=1e-5)
-        np.testing.assert_allclose(nats, np.sum(np.asarray(nll) * in_bytes), rtol=1e-5)
-        assert int(num_bytes) == int((tokens[:, 1:] * counted[:, 1:]).sum())
-        jax.tree.map(
-            lambda mine, exact: np.testing.assert_allclose(mine, exact, rtol=1e-3, atol=1e-5),
-            got, grads,
-        )  # fmt: skip
+    devices = jax.devices()[: 8 if sizes else 1]
+    mesh = make_mesh(MeshConfig(**sizes), devices)
+    train = config.train.model_copy(update={"accumulation": accumulation})
+    run = config.model_copy(update={"train": train})
+    with jax.set_mesh(mesh):
+        gradient = make_gradient(run, mesh, token_bytes, RowFormat(bos=BOS, masked=True))
+        (value, nats, num_bytes), got = jax.jit(gradient)(
+            params, jax.device_put(batch, batch_sharding(mesh))
+        )
+    np.testing.assert_allclose(value, loss, rtol=1e-5)
+    np.testing.assert_allclose(nats, np.sum(np.asarray(nll) * in_bytes), rtol=1e-5)
+    assert int(num_bytes) == int((tokens[:, 1:] * counted[:, 1:]).sum())
+    jax.tree.map(
+        lambda mine, exact: np.testing.assert_allclose(mine, exact, rtol=1e-3, atol=1e-5),
+        got, grads,
+    )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_batch_without_a_target_moves_nothing(tiny):
     config = resolve(tiny("attention=mqa", "model.vocabulary=40", "train.context=16"))
     batch = ~np.random.default_rng(5).integers(0, 40, (8, 17)).astype(np.int32)

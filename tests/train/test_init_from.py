@@ -62,6 +62,7 @@ def test_the_parameters_are_the_runs_and_the_vocabulary_grows(pretrained, tmp_pa
         assert int(state.step) == 0 and not np.any(jax.tree.leaves(state.opt_state)[-1])
 
 
+@pytest.mark.slow
 def test_another_model_or_tokenizer_is_refused(pretrained, tmp_path):
     for override, message in (
         ("model.rope_base=500.0", "has model.rope_base = 10000.0, and this run has 500.0"),

@@ -65,6 +65,7 @@ def test_policies_keep_less_and_compute_the_same(tiny):
     assert moved[:3] == [0, 0, 0] and moved[3] >= len(NAMED) - 1
 
 
+@pytest.mark.slow
 def test_the_fused_loss_saves_at_least_the_logits(tiny):
     """Beside a plain loss, the peak falls by B · T · V float32 numbers or more."""
     config = resolve(tiny("attention=mha", "model.vocabulary=2048", "train.loss_chunk=32"))

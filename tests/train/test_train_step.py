@@ -126,6 +126,7 @@ def test_moments_live_beside_their_parameter(tiny):
     assert muon[0].spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
 
 
+@pytest.mark.slow
 def test_a_step_consumes_its_state(tiny):
     config = resolve(tiny("model.vocabulary=64", "attention=mha"))
     mesh = one_device()
