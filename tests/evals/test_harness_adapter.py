@@ -419,5 +419,5 @@ def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_pa
     ):
         with pytest.raises(LrkvError, match=line):
             LrkvLM.create_from_arg_obj(arguments)
-    lm = LrkvLM.create_from_arg_string(f"run={run},batch=2,mesh.data=1,mesh.fsdp=1")
+    lm = LrkvLM.create_from_arg_string(f"run={run},batch=2,mesh.data=2,mesh.fsdp=4")
     assert lm.model.batch == 2 and lm.tokenizer_name.startswith("sotu-4096-")
