@@ -89,12 +89,16 @@ class LanguageModel:
         """Text as a document that goes on."""
         return [self.tokenizer.bos, *self.tokenizer.encode(text).tolist()]
 
+    def check_chat(self) -> None:
+        """Raise `LrkvError` for a model of too few ids to chat."""
+        self.chat.check(self._vocabulary)
+
     def chat_prompt(self, conversation: Conversation) -> list[int]:
         """What is asked in a conversation, up to where the answer starts.
 
         Raises `LrkvError` for a model without ids for a chat, and where nothing is asked.
         """
-        self.chat.check(self._vocabulary)
+        self.check_chat()
         return self.chat.prompt(conversation)
 
     def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -127,7 +131,8 @@ class LanguageModel:
             fitted.append(self._fitted(context, self.context + 1 - longest))
         results: list[list[Score]] = [[] for _ in asked]
         engine = self._engine_of(self.context + 1)
-        for rows in self._batches([len(context) for context in fitted]):
+        behind = [max(map(len, continuations)) for _, continuations in asked]
+        for rows in self._batches([len(context) for context in fitted], behind):
             choices = [asked[i][1] for i in rows]
             with engine.session() as session:
                 session.append([fitted[i] for i in rows])
@@ -157,6 +162,7 @@ class LanguageModel:
     def answers(self, prompts: Sequence[Ids], new_tokens: int, draws: Draws) -> list[list[Answer]]:
         """`draws.samples` answers to each chat prompt, of up to `new_tokens`, the calculator's
         included; fewer where the context ends before."""
+        self.check_chat()
         results: list[list[Answer]] = [[] for _ in prompts]
         for rows, fitted, streams in self._generated(prompts, new_tokens, draws):
             with self._engine.session(seed=draws.seed, draws=streams) as session:
@@ -221,10 +227,24 @@ class LanguageModel:
         self.truncated += 1
         return [self.tokenizer.bos, *prompt[len(prompt) - limit + 1 :]][-limit:]
 
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Places, longest first, a batch at a time: a batch that fits the memory comes first."""
-        order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-        return (order[at : at + self.batch] for at in range(0, len(order), self.batch))
+    def _batches(self, lengths: Sequence[int], behind: Ids | None = None) -> Iterator[list[int]]:
+        """Places, longest first, a batch at a time: a batch that fits the memory comes first.
+
+        `behind`: tokens to come after each. The longest of a batch must leave room for the most of
+        them, in a cache for the context: a long one is not asked beside one with much to come.
+        """
+        rows: list[int] = []
+        for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+            crowded = False
+            if rows and behind is not None:
+                most = max(behind[row] for row in (*rows, i))
+                crowded = lengths[rows[0]] + most > self.context + 1
+            if len(rows) == self.batch or crowded:
+                yield rows
+                rows = []
+            rows.append(i)
+        if rows:
+            yield rows
 
     def _engine_of(self, length: int) -> Engine:
         """An engine whose cache is at least so long: one at a time."""

@@ -1,0 +1,227 @@
+"""EleutherAI's lm-evaluation-harness over a run: its tasks, asked of the cached decoder.
+
+Importing this registers the model `lrkv` with the harness (https://github.com/EleutherAI/
+lm-evaluation-harness, extra `harness`). No other module imports `lm_eval`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evals.harness_requests import ChatPrompt, Generation, grouped, lost_chat
+from lrkv_jax.evals.language_model import Draws, LanguageModel
+from lrkv_jax.train.restore import load_run
+
+try:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from tqdm import tqdm
+except ImportError as missing:
+    raise LrkvError(
+        f"the lm-evaluation-harness is not here ({missing}): pip install 'lrkv-jax[harness]'"
+    ) from None
+
+_ARGUMENTS = ("run", "step", "batch", "seed")
+
+
+@register_model("lrkv")
+class LrkvLM(LM):
+    """The harness's model: log-likelihoods and texts of a `LanguageModel`.
+
+    Every text begins with BOS, which is also what an empty context stands for. A score hangs on its
+    own question alone: requests share a prefill where they are of one question and of one context.
+    info: what the harness writes beside its results.
+    """
+
+    def __init__(
+        self, model: LanguageModel, *, seed: int = 0, info: Mapping[str, Any] | None = None
+    ):
+        super().__init__()
+        self.model = model
+        self._seed, self._info = seed, dict(info or {})
+        self._chats = False
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> LrkvLM:
+        """`--model_args run=DIRECTORY,step=STEP,batch=N,seed=N`, and settings such as mesh.fsdp=8.
+
+        Without `batch` the harness's --batch_size counts, which is 1 unless given. Its --device is
+        PyTorch's ("cuda:0" unless given) and is not read: JAX takes all the devices that it has.
+        Raises LrkvError for other arguments and for a run that cannot be read.
+        """
+        given = {key: value for key, value in arg_dict.items() if "." not in key}
+        if "run" not in given or (unknown := given.keys() - set(_ARGUMENTS)):
+            wrong = ", ".join(sorted(unknown)) + " unknown" if "run" in given else "no run"
+            raise LrkvError(f"--model_args: {wrong}; use {', '.join(_ARGUMENTS)}")
+        batch = given.get("batch") or (additional_config or {}).get("batch_size") or 1
+        if not str(batch).isdigit() or int(batch) < 1:
+            raise LrkvError(f"--batch_size {batch}: use a whole number, 1 or more")
+        overrides = [f"{key}={value}" for key, value in arg_dict.items() if "." in key]
+        run = load_run(str(given["run"]), step=given.get("step"), overrides=overrides)
+        info = {"run": str(given["run"]), "step": run.step, "batch": int(batch)}
+        model = LanguageModel.of(run, batch=int(batch))
+        return cls(model, seed=int(given.get("seed", 0)), info=info)
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
+    ) -> LrkvLM:
+        """`create_from_arg_obj` of "key=value,key=value"."""
+        from lm_eval.utils import simple_parse_args_string
+
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """(log p in nats, whether greedy decoding would write it) of each continuation."""
+        pairs = [self._pair(*request.args) for request in requests]
+        keys = [
+            (request.task_name, request.doc_id, tuple(context))
+            for request, (context, _) in zip(requests, pairs, strict=True)
+        ]
+        groups = grouped(keys)
+        asked = [(pairs[group[0]][0], [pairs[i][1] for i in group]) for group in groups]
+        with self._told(len(asked), "log-likelihoods", disable_tqdm):
+            scores = self.model.log_likelihoods(asked)
+        results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        for group, row in zip(groups, scores, strict=True):
+            for place, score in zip(group, row, strict=True):
+                results[place] = (score.log_p, score.greedy)
+        return results
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Log p in nats of each whole text: every token once, BOS before the first.
+
+        The harness's windows: disjoint but the last, which reads as much as fits before what is
+        left. An empty text has log p 0.
+        """
+        asked, owners = [], []
+        for place, request in enumerate(requests):
+            windows = get_rolling_token_windows(
+                self.model.tokenizer.encode(request.args[0]).tolist(),
+                prefix_token=self.model.tokenizer.bos,
+                max_seq_len=self.model.context,
+                context_len=1,
+            )
+            for context, predicted in map(make_disjoint_window, windows):
+                asked.append((context, [predicted]))
+                owners.append(place)
+        with self._told(len(asked), "windows", disable_tqdm):
+            scores = self.model.log_likelihoods(asked)
+        results = [0.0] * len(requests)
+        for place, (score,) in zip(owners, scores, strict=True):
+            results[place] += score.log_p
+        return results
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Each request's text up to its first stop string; a chat's answer, calculator included.
+
+        Prompts are cut and counted as `LanguageModel` does. Sampled texts hang on `seed` and on the
+        request's place among those with equal settings.
+        """
+        asked = [Generation.of(request.args[1], self.model.context) for request in requests]
+        kinds = [isinstance(request.args[0], ChatPrompt) for request in requests]
+        results = [""] * len(requests)
+        with self._told(len(requests), "texts", disable_tqdm):
+            for group in grouped(list(zip(asked, kinds, strict=True))):
+                how, in_chat = asked[group[0]], kinds[group[0]]
+                prompts = [self._prompt(requests[i].args[0]) for i in group]
+                draws = Draws(how.sampling, self._seed)
+                if in_chat:
+                    answers = self.model.answers(prompts, how.new_tokens, draws)
+                    texts = [how.cut(answer.text(self.model.chat)) for (answer,) in answers]
+                else:
+                    said = self.model.continuations(prompts, how.new_tokens, how.until, draws)
+                    texts = [text for (text,) in said]
+                for place, text in zip(group, texts, strict=True):
+                    results[place] = text
+        return results
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What tells two tokenizers apart in the harness's caches of prompts."""
+        tokenizer = self.model.tokenizer
+        return f"{Path(tokenizer.name).stem}-{tokenizer.fingerprint[:16]}"
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """What the harness logs of the format; there is one. Raises LrkvError for a name."""
+        if isinstance(chat_template, str):
+            raise LrkvError(f"--apply_chat_template {chat_template}: there is one format, no names")
+        return "lrkv_jax.data.chat" if chat_template else ""
+
+    def apply_chat_template(
+        self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> ChatPrompt:
+        """The conversation up to where the assistant goes on.
+
+        Raises LrkvError for a model without ids for a chat, and for turns that do not alternate.
+        """
+        self.model.check_chat()
+        self._chats = True
+        return ChatPrompt.of(self.model.chat, chat_history, answers=add_generation_prompt)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """For the harness's results: the run, and how many prompts lost their beginning so far."""
+        model = self.model
+        more = {"tokenizer": model.tokenizer.name, "context": model.context}
+        return {**self._info, **more, "truncated_prompts": model.truncated}
+
+    def _prompt(self, context: str) -> list[int]:
+        if isinstance(context, ChatPrompt):
+            return [*context.head, *self.model.prompt(context.begun)[1:]]
+        self._check(context)
+        return self.model.prompt(context)
+
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if not isinstance(context, ChatPrompt):
+            self._check(context)
+            return self.model.pair(context, continuation)
+        # Text that begins the answer is cut from what follows by the same rule.
+        begun, continued = self.model.pair(context.begun, continuation)
+        return [*context.head, *begun[1:]], continued
+
+    def _check(self, context: str) -> None:
+        if self._chats and lost_chat(context):
+            raise LrkvError(
+                "the harness made plain text of a chat's prompt: its frame would be lost; ask "
+                "this task without --apply_chat_template"
+            )
+
+    @contextmanager
+    def _told(self, total: int, what: str, hidden: bool) -> Iterator[None]:
+        """A bar for what is answered in batches."""
+        with tqdm(total=total, desc=what, disable=hidden) as bar:
+            self.model.progress = bar.update
+            yield
+
+
+def command_line(arguments: Mapping[str, Any], rest: Sequence[str]) -> None:
+    """The harness's own command `lm_eval run` over a run: `arguments` as `--model_args` has them.
+
+    Raises LrkvError as `LrkvLM.create_from_arg_obj` does; SystemExit for bad options of its own.
+    """
+    from lm_eval.__main__ import cli_evaluate
+
+    # It forks to bootstrap errors, which a process that holds JAX must not do; the same alone.
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
+    before = sys.argv
+    model = ["--model", "lrkv", "--model_args", json.dumps(dict(arguments))]
+    sys.argv = ["lrkv harness", *model, *rest]
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before

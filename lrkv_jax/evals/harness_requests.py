@@ -1,0 +1,126 @@
+"""What the lm-evaluation-harness asks, read without it: groups, settings of texts, chats.
+
+`harness_adapter` answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import conversation_from
+from lrkv_jax.data.tokenizer import CHAT_NAMES
+from lrkv_jax.decode import Sampling
+from lrkv_jax.errors import LrkvError
+
+# The harness's own default for tasks that name none (models/huggingface.py).
+NEW_TOKENS = 256
+# Its names for one thing, the first one given counts.
+_NEW_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_USER_START, _USER_END, _ASSISTANT_START, _ASSISTANT_END = CHAT_NAMES[:4]
+
+
+def grouped(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Places of equal keys together, both in the order they came in."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How a text is asked for: up to the first of `until`, in `new_tokens` at most."""
+
+    until: tuple[str, ...]
+    new_tokens: int
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any], context: int) -> Generation:
+        """From a task's generation_kwargs; `context` is the most tokens that the model reads.
+
+        As the harness reads them: do_sample=false is greedy whatever the temperature; without
+        do_sample a temperature above 0 samples. A task that names no number of tokens gets 256, or
+        half of a context that is shorter than 512.
+
+        Raises LrkvError for settings that the decoder does not have or that contradict each other.
+        """
+        rest = dict(asked)
+        until = rest.pop("until", None) or ()
+        named = [rest.pop(name, None) for name in _NEW_TOKENS_NAMES]
+        given = next((number for number in named if number is not None), None)
+        new_tokens = min(NEW_TOKENS, context // 2) if given is None else int(given)
+        if not 1 <= new_tokens < context:
+            raise LrkvError(
+                f"max_gen_toks = {new_tokens}: the model reads {context} tokens, so give "
+                f"--gen_kwargs max_gen_toks=N of 1 to {context - 1}"
+            )
+        do_sample, temperature = rest.pop("do_sample", None), rest.pop("temperature", None)
+        if do_sample and temperature is not None and float(temperature) == 0:
+            raise LrkvError("do_sample at temperature = 0: give another, or do_sample=False")
+        if temperature is None:
+            temperature = 1.0 if do_sample else 0.0
+        if do_sample is False:
+            temperature = 0.0
+        top_k, top_p = rest.pop("top_k", None) or 0, rest.pop("top_p", None)
+        beams = rest.pop("num_beams", 1)
+        if beams != 1:
+            raise LrkvError(f"num_beams = {beams}: beams are not searched, use num_beams=1")
+        if rest:
+            raise LrkvError(
+                f"generation_kwargs {', '.join(sorted(rest))}: not known here; use until, "
+                "max_gen_toks, do_sample, temperature, top_k, top_p"
+            )
+        sampling = Sampling(float(temperature), int(top_k), 1.0 if top_p is None else float(top_p))
+        stops = (until,) if isinstance(until, str) else tuple(until)
+        return cls(tuple(stop for stop in stops if stop), new_tokens, sampling)
+
+    def cut(self, text: str) -> str:
+        """The text before the first stop string."""
+        return text[: min((at for s in self.until if (at := text.find(s)) >= 0), default=None)]
+
+
+class ChatPrompt(str):
+    """A chat up to where the assistant goes on, as the harness hands prompts on: a string.
+
+    The tokens that frame a chat cannot be spelt in text, so the ids travel with it, and the text is
+    for logs alone: whatever a user writes, no text becomes a frame. It survives what the harness
+    does with prompts, pickling included; put into another string it is plain text, which
+    `lost_chat` tells.
+
+    head: the ids up to the start of the assistant's turn. begun: the text that this turn starts
+    with, empty for most.
+    """
+
+    head: tuple[int, ...]
+    begun: str
+
+    @classmethod
+    def of(
+        cls, chat: ChatFormat, history: Sequence[Mapping[str, str]], *, answers: bool = True
+    ) -> ChatPrompt:
+        """From [{"role", "content"}]; unless the model `answers` it, it goes on with the last
+        message, the assistant's.
+
+        Raises LrkvError as `conversation_from` and `ChatFormat.prompt` do.
+        """
+        turns, begun = list(history), ""
+        if not answers and turns and turns[-1]["role"] == "assistant":
+            begun = turns.pop()["content"]
+        conversation = conversation_from(turns)
+        shown = ""
+        for message in conversation.messages:
+            user = message.role == "user"
+            start, end = (_USER_START, _USER_END) if user else (_ASSISTANT_START, _ASSISTANT_END)
+            shown += start + "".join(part.text for part in message.parts) + end
+        prompt = cls(shown + _ASSISTANT_START + begun)
+        prompt.head, prompt.begun = tuple(chat.prompt(conversation)), begun
+        return prompt
+
+
+def lost_chat(text: str) -> bool:
+    """Whether a string looks like a `ChatPrompt` that has lost its ids."""
+    return not isinstance(text, ChatPrompt) and text.startswith(_USER_START)

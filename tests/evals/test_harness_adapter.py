@@ -1,0 +1,423 @@
+"""The harness's own tasks over our models give what our benchmarks give, example by example.
+
+The tasks are the YAML files that the installed harness ships; only where their data lie is changed.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hand_built import follows, language_model, says
+from variants import FIVE, random_params, small
+
+from lrkv_jax.data.assets import FOLDER
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.tasks import gsm8k, load
+from lrkv_jax.data.tasks.harness import SHOT_SPLIT
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evals.benchmark import Settings, questions
+from lrkv_jax.evals.evaluate import BENCHMARKS
+from lrkv_jax.model import with_parameters
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("lm_eval") is None,
+        reason="lm_eval is not installed: pip install -e '.[harness]'",
+    ),
+]
+
+TOKENIZER = load_tokenizer("sotu-4096")
+CHAT = ChatFormat(TOKENIZER)
+CONFIG = small(FIVE["lrkv"], vocabulary=4224)
+EXACT = 1e-5  # float32
+DEMO = FOLDER / "demo"
+NAMES = ("arc_easy", "arc_challenge", "mmlu")
+TEMPLATES = {
+    "arc_easy": "arc/arc_easy.yaml",
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "gsm8k": "gsm8k/gsm8k.yaml",
+}
+
+
+@functools.cache  # an engine's programs are compiled once
+def model_of(context, batch):
+    made = CONFIG, random_params(CONFIG, 3)
+    return language_model(TOKENIZER, made, context=context, batch=batch)
+
+
+def harness_of(model, **how):
+    from lrkv_jax.evals.harness_adapter import LrkvLM
+
+    return LrkvLM(model, **how)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """A folder of the harness's tasks over the demonstration sets; MMLU as one of each subject."""
+    import yaml
+
+    # Read when `datasets` is first imported: nothing is asked of the hub.
+    os.environ.update(HF_DATASETS_OFFLINE="1", HF_HUB_OFFLINE="1")
+    from lm_eval import tasks as shipped
+
+    shipped = Path(shipped.__file__).parent
+    folder = tmp_path_factory.mktemp("tasks")
+
+    def task(name, template, test, shots, shot_split):
+        split = {"test": str(test), shot_split: str(shots)}
+        changes = {
+            "include": str(shipped / template),
+            "task": name,
+            "tag": [],
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": split, "cache_dir": str(folder / "cache")},
+            "validation_split": None,
+            "fewshot_split": shot_split,
+            "fewshot_config": {"sampler": "first_n"},
+        }
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(changes))
+
+    for name, template in TEMPLATES.items():
+        files = [DEMO / f"{name}-{split}.jsonl" for split in ("test", SHOT_SPLIT[name])]
+        task(f"demo_{name}", template, *files, SHOT_SPLIT[name])
+    for subject in subjects():
+        files = []
+        for split in ("test", "dev"):
+            rows = (DEMO / f"mmlu-{split}.jsonl").read_text().splitlines(keepends=True)
+            files.append(folder / f"{subject}-{split}.jsonl")
+            files[-1].write_text("".join(r for r in rows if json.loads(r)["subject"] == subject))
+        task(f"demo_mmlu_{subject}", f"mmlu/default/mmlu_{subject}.yaml", *files, "dev")
+    return folder
+
+
+def subjects():
+    return sorted({example.subject for example in load("mmlu", "test", "demo")})
+
+
+def ask(lm, tasks, names, shots, **how):
+    """What the harness logs of each task's examples, in their order."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    result = lm_eval.simple_evaluate(
+        model=lm, tasks=names, num_fewshot=shots, task_manager=manager, bootstrap_iters=0, **how
+    )
+    return result["samples"]
+
+
+def asked_tasks(name):
+    return (
+        [f"demo_mmlu_{subject}" for subject in subjects()] if name == "mmlu" else [f"demo_{name}"]
+    )
+
+
+def records_by_task(name, records):
+    if name != "mmlu":
+        return {f"demo_{name}": records}
+    return {
+        f"demo_mmlu_{subject}": [r for r in records if r["subject"] == subject]
+        for subject in subjects()
+    }
+
+
+@functools.cache
+def our_scores(name, shots, context):
+    settings = Settings(style="harness", folder="demo", shots=shots)
+    return BENCHMARKS[name](model_of(context, 4), questions(name, "test", settings), settings)
+
+
+@pytest.mark.parametrize("batch", [3, 8])
+@pytest.mark.parametrize(
+    ("name", "shots", "context"),
+    [
+        *((name, 0, 512) for name in NAMES),
+        ("arc_easy", 3, 512),
+        ("mmlu", 5, 512),
+        ("arc_challenge", 25, 1536),
+        ("arc_challenge", 25, 160),  # prompts lose their beginning
+    ],
+)
+def test_each_example_scores_what_ours_scores(tasks, name, shots, context, batch):
+    ours = our_scores(name, shots, context)
+    model = model_of(context, batch)
+    model.truncated = 0
+    theirs = ask(harness_of(model), tasks, asked_tasks(name), shots)
+    assert (model.truncated > 0) == (context == 160)
+    compared = 0
+    for task, records in records_by_task(name, ours.records).items():
+        assert len(theirs[task]) == len(records)
+        for sample, record in zip(theirs[task], records, strict=True):
+            log_p = [response[0][0] for response in sample["resps"]]
+            np.testing.assert_allclose(log_p, record["log_p"], rtol=EXACT, atol=EXACT)
+            assert sample["acc"] == record["correct"]
+            if name != "mmlu":
+                assert sample["acc_norm"] == record["correct_norm"]
+            compared += 1
+    assert compared == len(ours.records) > 8
+    print(
+        f"{name} {shots} shots, context {context}, batch {batch}: {compared} examples, {worst:.1e}"
+    )
+
+
+@pytest.mark.parametrize(("name", "shots"), [("arc_easy", 3), ("arc_challenge", 25), ("mmlu", 5)])
+def test_prompts_are_ours_letter_by_letter(tasks, name, shots):
+    """With the few-shot examples, delimiters and headlines that the shipped templates give."""
+    from lrkv_jax.data.tasks import harness
+
+    template = harness.mmlu if name == "mmlu" else harness.arc
+    pool = load(name, SHOT_SPLIT[name], "demo")
+    theirs = ask(harness_of(Told()), tasks, asked_tasks(name), shots)
+    asked = load(name, "test", "demo")
+    records = [{"subject": e.subject, "example": e} for e in asked]
+    for task, rows in records_by_task(name, records).items():
+        for sample, row in zip(theirs[task], rows, strict=True):
+            example = row["example"]
+            ranking = template(example, harness.first_shots(pool, shots, example))
+            expected = [(ranking.context, text) for text in ranking.continuations]
+            assert [tuple(arguments) for arguments in sample["arguments"]] == expected
+
+
+def test_all_subjects_headlines_are_the_shipped_ones():
+    import yaml
+    from lm_eval import tasks as shipped
+
+    from lrkv_jax.data.tasks import harness
+    from lrkv_jax.data.tasks.mmlu import LABELS, SUBJECTS
+
+    folder = Path(shipped.__file__).parent / "mmlu/default"
+    for subject in SUBJECTS:
+        described = yaml.safe_load((folder / f"mmlu_{subject}.yaml").read_text())["description"]
+        example = harness.Choices("x", "Q?", ("a", "b", "c", "d"), LABELS, 0, subject)
+        assert harness.mmlu(example).context == f"{described}Q?\nA. a\nB. b\nC. c\nD. d\nAnswer:"
+
+
+class Told:
+    """A model that says what it is told to, or nothing."""
+
+    def __init__(self, texts=()):
+        self.texts = list(texts)
+        self.tokenizer, self.context, self.truncated = TOKENIZER, 512, 0
+
+    def pair(self, context, continuation):
+        return [TOKENIZER.bos], [1]
+
+    def prompt(self, text):
+        return [TOKENIZER.bos]
+
+    def log_likelihoods(self, asked):
+        from lrkv_jax.evals.language_model import Score
+
+        return [[Score(-1.0, False) for _ in continuations] for _, continuations in asked]
+
+    def continuations(self, prompts, new_tokens, until, draws):
+        return [[text] for text in self.texts[: len(prompts)]]
+
+
+def completions(answer):
+    """Right and wrong ones, in ways that the two filters tell apart."""
+    return [
+        f"So.\n#### {answer}", f"#### {answer}.", f"#### ${answer}", f"The answer is {answer}.",
+        f"it is {answer} and 3", f"#### {answer}\n#### 5", "nothing", f"#### -{answer}",
+        f"#### {answer},000", f"####{answer}", f"{answer}.0", f"$ {answer} 日本", "",
+    ]  # fmt: skip
+
+
+def test_gsm8k_is_filtered_and_compared_as_the_harness_does(tasks):
+    problems = load("gsm8k", "test", "demo")
+    texts = [completions(p.answer)[i % len(completions("1"))] for i, p in enumerate(problems)]
+    rows = ask(harness_of(Told(texts)), tasks, ["demo_gsm8k"], 0)["demo_gsm8k"]
+    verdicts = {}
+    for how, extract in (
+        ("strict-match", gsm8k.strict_match),
+        ("flexible-extract", gsm8k.flexible_extract),
+    ):
+        filtered = [row for row in rows if row["filter"] == how]
+        assert len(filtered) == len(problems) >= len(completions("1"))
+        for row, problem, text in zip(filtered, problems, texts, strict=True):
+            assert row["resps"] == [[text]]
+            assert row["filtered_resps"] == [extract(text)]
+            assert row["exact_match"] == gsm8k.harness_equal(extract(text), problem)
+        verdicts[how] = [row["exact_match"] for row in filtered]
+    assert verdicts["strict-match"] != verdicts["flexible-extract"]
+    assert all(0 < sum(verdict) < len(problems) for verdict in verdicts.values())
+
+
+@pytest.mark.parametrize("batch", [3, 8])
+def test_gsm8k_texts_are_ours(tasks, batch):
+    settings = Settings(style="harness", folder="demo", shots=5, new_tokens=12)
+    ours = BENCHMARKS["gsm8k"](model_of(1024, 4), questions("gsm8k", "test", settings), settings)
+    lm = harness_of(model_of(1024, batch))
+    rows = ask(lm, tasks, ["demo_gsm8k"], 5, gen_kwargs={"max_gen_toks": 12})["demo_gsm8k"]
+    for how, key in (("strict-match", "correct"), ("flexible-extract", "correct_flexible")):
+        filtered = [row for row in rows if row["filter"] == how]
+        assert [row["resps"][0] for row in filtered] == [record["texts"] for record in ours.records]
+        assert [[row["exact_match"]] for row in filtered] == [
+            record[key] for record in ours.records
+        ]
+
+
+def request(kind, *arguments, task=None, doc=0):
+    from lm_eval.api.instance import Instance
+
+    return Instance(kind, {}, arguments, 0, metadata=(task, doc, 1))
+
+
+def log_p_of(ids):
+    """Float64 log p of each id after the first, from the whole-sequence forward."""
+    model = jax.jit(with_parameters(CONFIG, random_params(CONFIG, 3)))
+    logits = np.asarray(model(jnp.asarray([ids], jnp.int32)), np.float64)[0]
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return np.array([log_p[i, token] for i, token in enumerate(ids[1:])]), log_p.argmax(-1)
+
+
+@pytest.mark.parametrize("words", [0, 1, 20, 64, 65, 150])
+def test_rolling_predicts_every_token_once_with_full_context_at_the_end(words):
+    text = " ".join(["The state of the Union is", "strong and", "it was 1945."] * 60)
+    ids = TOKENIZER.encode(text).tolist()[:words]
+    text, context = TOKENIZER.decode(ids), 64
+    assert TOKENIZER.encode(text).tolist() == ids
+    expected = 0.0
+    for start in range(0, len(ids), context):
+        end = min(start + context, len(ids))
+        window = [TOKENIZER.bos, *ids[:end]] if start == 0 else ids[end - context - 1 : end]
+        expected += log_p_of(window)[0][start - end :].sum()
+    lm = harness_of(model_of(context, 3))
+    others = request("loglikelihood_rolling", "Another text.")
+    got = lm.loglikelihood_rolling([others, request("loglikelihood_rolling", text), others])
+    assert got[1] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert got[0] == pytest.approx(got[2], rel=1e-6)
+
+
+def test_requests_come_back_in_their_order_whatever_they_share():
+    """Contexts interleaved, one twice, one empty, one that ends in spaces."""
+    contexts = ["What is ice?", "", "And snow? ", "What is ice?"]
+    pairs = [(context, f" {word}") for word in ("water", "a cold thing") for context in contexts]
+    asked = [request("loglikelihood", *pair) for pair in pairs]
+    got = harness_of(model_of(128, 3)).loglikelihood(asked, disable_tqdm=True)
+    for (context, continuation), (log_p, greedy) in zip(pairs, got, strict=True):
+        start = 1 + len(TOKENIZER.encode(context.rstrip()))
+        ids = [TOKENIZER.bos, *TOKENIZER.encode(context + continuation).tolist()]
+        each, likeliest = log_p_of(ids)
+        assert log_p == pytest.approx(each[start - 1 :].sum(), abs=1e-5)
+        assert greedy == (likeliest[start - 1 : -1] == ids[start:]).all()
+
+
+def test_a_chats_likelihoods_are_those_of_its_frame():
+    lm = harness_of(model_of(128, 3))
+    history = [{"role": "user", "content": "What is <|user_end|> ice?"}]
+    prompt = lm.apply_chat_template(history)
+    begun = lm.apply_chat_template(
+        [*history, {"role": "assistant", "content": "It is "}], add_generation_prompt=False
+    )
+    got = lm.loglikelihood(
+        [request("loglikelihood", prompt, "water"), request("loglikelihood", begun, "water")]
+    )
+    at, encode = CHAT.ids, lambda text: TOKENIZER.encode(text).tolist()
+    asked = encode("What is <|user_end|> ice?")
+    head = [TOKENIZER.bos, at.user_start, *asked, at.user_end, at.assistant_start]
+    assert got[0][0] == pytest.approx(
+        log_p_of([*head, *encode("water")])[0][len(head) - 1 :].sum(), abs=1e-5
+    )
+    read = len(head) + len(encode("It is"))
+    assert got[1][0] == pytest.approx(
+        log_p_of([*head, *encode("It is water")])[0][read - 1 :].sum(), abs=1e-5
+    )
+    with pytest.raises(LrkvError, match="without --apply_chat_template"):
+        lm.loglikelihood([request("loglikelihood", prompt + "\n", "water")])
+    with pytest.raises(LrkvError, match="there is one format"):
+        lm.chat_template("other")
+
+
+def test_a_chat_is_answered_until_it_ends_or_a_stop(tasks):
+    text = "Water is cold in May."
+    lm = harness_of(language_model(TOKENIZER, says(TOKENIZER, text), context=128, batch=2))
+    prompt = lm.apply_chat_template([{"role": "user", "content": "What is ice?"}])
+    asked = [
+        request("generate_until", prompt, {"until": ["\n"], "max_gen_toks": 40}),
+        request("generate_until", prompt, {"until": " in", "max_gen_toks": 40}),
+        request("generate_until", prompt, {"max_gen_toks": 1}),
+    ]
+    first = TOKENIZER.decode(TOKENIZER.encode(text)[:1])
+    assert lm.generate_until(asked) == [text, "Water is cold", first]
+    few = small(FIVE["lrkv"], vocabulary=TOKENIZER.vocabulary)
+    if few.vocabulary < CHAT.vocabulary:
+        poor = harness_of(language_model(TOKENIZER, (few, random_params(few))))
+        with pytest.raises(LrkvError, match="has no ids for the chat's tokens"):
+            poor.apply_chat_template([{"role": "user", "content": "Hi"}])
+
+
+def test_texts_end_at_their_stops_and_at_a_documents_end():
+    def token(text):
+        (only,) = TOKENIZER.encode(text).tolist()
+        return only
+
+    words = [" the", " state", " of", " war"]
+    chain = list(map(token, words))
+    table = {token(":"): chain[0], **dict(zip(chain, chain[1:], strict=False))}
+    lm = harness_of(language_model(TOKENIZER, follows(TOKENIZER, table), context=64, batch=2))
+    asked = [
+        request("generate_until", "Say:", {"until": ["x"]}),
+        request("generate_until", "Say:", {"until": [" of"]}),
+        request("generate_until", "Say:", {"until": [], "max_gen_toks": 2}),
+        request("generate_until", "Say:", {"until": ["x"]}),
+    ]
+    assert lm.generate_until(asked) == [
+        "".join(words), " the state", " the state", "".join(words),
+    ]  # fmt: skip
+
+
+def test_sampled_texts_hang_on_the_seed_and_not_on_the_batch():
+    how = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0, "top_p": 0.9}
+    asked = [request("generate_until", "The state", how) for _ in range(5)]
+    texts = [
+        harness_of(model_of(64, batch), seed=seed).generate_until(asked)
+        for batch, seed in ((2, 0), (5, 0), (5, 1))
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(set(texts[0])) == 5
+
+
+def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_path, capsys):
+    """With the harness's own options, a chat's template among them."""
+    from lrkv_jax.evals.evaluate import evaluate
+    from lrkv_jax.evals.harness_adapter import LrkvLM, command_line
+    from lrkv_jax.train.loop import train
+
+    config = tiny("train.steps=2", "model.vocabulary=4224")
+    train(config)
+    run = config.run_dir
+    settings = Settings(style="harness", folder="demo", shots=0, limit=6)
+    ours = evaluate(run, tasks=["arc_easy"], settings=settings)["arc_easy"]
+    out = tmp_path / "out"
+    rest = ["--tasks", "demo_arc_easy", "--include_path", str(tasks), "--limit", "6"]
+    more = ["--output_path", str(out), "--log_samples", "--apply_chat_template"]
+    command_line({"run": str(run), "batch": 3}, rest)
+    table = capsys.readouterr().out
+    assert "demo_arc_easy" in table and f"{ours['score']:.4f}" in table
+    command_line({"run": str(run), "batch": 3}, [*rest, *more])
+    (report,) = out.rglob("results_*.json")
+    about = json.loads(report.read_text())
+    assert about["config"]["step"] == 2 and about["config"]["context"] == 32
+    assert about["config"]["truncated_prompts"] == 0
+    (samples,) = out.rglob("samples_*.jsonl")
+    assert "<|user_start|>" in samples.read_text()
+    for arguments, line in (
+        ({"batch": 3}, "no run"),
+        ({"run": run, "pretrained": "gpt2"}, "pretrained unknown"),
+        ({"run": run, "batch": "auto"}, "batch_size auto"),
+        ({"run": run, "step": 77}, "77"),
+    ):
+        with pytest.raises(LrkvError, match=line):
+            LrkvLM.create_from_arg_obj(arguments)
+    lm = LrkvLM.create_from_arg_string(f"run={run},batch=2,mesh.data=2,mesh.fsdp=4")
+    assert lm.model.batch == 2 and lm.tokenizer_name.startswith("sotu-4096-")
