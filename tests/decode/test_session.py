@@ -11,9 +11,7 @@ from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.model import with_parameters
 
-TWO_FAST = [
-    name if name in ("mha", "lrkv") else pytest.param(name, marks=pytest.mark.slow) for name in FIVE
-]
+ONE_FAST = [name if name == "lrkv" else pytest.param(name, marks=pytest.mark.slow) for name in FIVE]
 MORE = [random_tokens(n, seed=50 + n).tolist() for n in (3, 19, 2, 6)]
 
 
@@ -50,7 +48,7 @@ def test_turns_say_what_one_long_prompt_says(engine):
     assert last[2] + more == engine.generate([whole[2] + MORE[2]], 7)[0]
 
 
-@pytest.mark.parametrize("name", TWO_FAST)
+@pytest.mark.parametrize("name", ONE_FAST)
 def test_scores_are_the_forwards_and_choices_share_their_context(name):
     engine = engine_of(FIVE[name], length=96)
     model = jax.jit(with_parameters(engine.config, random_params(engine.config, SEED)))

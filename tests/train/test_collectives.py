@@ -187,6 +187,7 @@ def test_nothing_is_computed_twice_unasked():
     assert gradient_flops() - formed == flops(jax.grad(plain), config) > 1e8
 
 
+@pytest.mark.slow
 def test_full_rematerialisation_computes_the_layers_forward_pass_once_more():
     config = configured("attention=mha")
     tokens, model = config.train.batch * config.train.context, config.model
