@@ -36,8 +36,8 @@ def batch_seconds(config: RunConfig, mesh: Mesh, samples: int) -> list[float]:
     The records are the embedded corpus's, at this context. In training the loader's threads read
     ahead, so a step waits for this only where it is longer than the step.
     """
-    from lrkv_jax.data.build.builder import build_dataset
     from lrkv_jax.data.loader import make_loader
+    from lrkv_jax.data.records.builder import build_dataset
     from lrkv_jax.runtime.batches import local_rows
 
     train, rows = config.train, batch_sharding(mesh)

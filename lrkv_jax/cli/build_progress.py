@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lrkv_jax.data.build.staging import Done
+from lrkv_jax.data.records.staging import Done
 
 _LINE_SECONDS = 10.0
 

@@ -35,7 +35,7 @@ def data_build(
     run = load_config(config, overrides or [])
     stages = None
     if beam:
-        from lrkv_jax.data.build.beam import beam_stages
+        from lrkv_jax.data.records.beam import beam_stages
 
         stages = beam_stages(shlex.split(beam_options or ""))
     if run.data.mixture is not None:

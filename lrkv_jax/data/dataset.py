@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.builder import Done, Progress, Stages, build_dataset
-from lrkv_jax.data.build.store import (
+from lrkv_jax.data.mixture import mixture_identity, packed
+from lrkv_jax.data.records.builder import Done, Progress, Stages, build_dataset
+from lrkv_jax.data.records.store import (
     appearing,
     check_complete,
     describe,
@@ -18,7 +19,6 @@ from lrkv_jax.data.build.store import (
     unwritable,
     write_all,
 )
-from lrkv_jax.data.mixture import mixture_identity, packed
 from lrkv_jax.data.sources import SPLITS
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.provenance import FILE, read_provenance
+from lrkv_jax.data.records.provenance import FILE, read_provenance
 from lrkv_jax.data.sources import EMBEDDED
 from lrkv_jax.errors import LrkvError
 

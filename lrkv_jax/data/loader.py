@@ -15,8 +15,8 @@ import grain
 import numpy as np
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.builder import open_dataset, quiet
 from lrkv_jax.data.dataset import dataset
+from lrkv_jax.data.records.builder import open_dataset, quiet
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 

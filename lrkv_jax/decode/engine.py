@@ -93,7 +93,7 @@ class Engine:
 
     def report(self) -> EngineReport:
         """What runs, and the bytes of the cache, summed from its live buffers."""
-        cache = self._spare_cache = self._take_cache()
+        cache = self._spare_cache = self.take_cache()
         leaves = jax.tree.leaves(cache)
         total = sum(leaf.nbytes for leaf in leaves)
         return EngineReport(
@@ -174,16 +174,21 @@ class Engine:
             batch=self.batch, length=self.length, vocabulary=self.config.vocabulary,
         )  # fmt: skip
 
-    def _run(self, program, *arguments, **static):
+    def run(self, program: Any, *arguments: Any, **static: Any) -> Any:
+        """One of `lrkv_jax.decode.programs` on this model, where it lies."""
         with jax.set_mesh(self.mesh):
             return program(self._graph, self._weights, *arguments, **static)
 
-    def _take_cache(self) -> Any:
+    def take_cache(self) -> Any:
         """A cache for the whole batch, a list with one entry a layer: the last call's, if whole."""
         cache, self._spare_cache = self._spare_cache, None
         if cache is None or any(leaf.is_deleted() for leaf in jax.tree.leaves(cache)):
             cache = placement.new_cache(self._model(), self.batch, self.length, self.mesh)
         return cache
+
+    def give_back(self, cache: Any) -> None:
+        """Keep a cache for the next call."""
+        self._spare_cache = cache
 
     def _model(self) -> Transformer:
         return nnx.merge(self._graph, self._weights)

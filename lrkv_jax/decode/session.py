@@ -11,22 +11,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from lrkv_jax.config import ModelConfig
 from lrkv_jax.decode import programs
 from lrkv_jax.decode import prompts as ragged
 from lrkv_jax.decode.sampling import Sampling
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.nn.dtype import resolve_dtype
 
-if TYPE_CHECKING:
-    from lrkv_jax.decode.engine import Engine
-
 SHORTEST_SCORED = 4  # positions; longer continuations take the next power of two
+
+
+class Decoder(Protocol):
+    """What a session needs of an engine: a model's programs, and one cache to lend."""
+
+    config: ModelConfig
+    batch: int
+    length: int
+    prefill_chunk: int
+    steps_per_call: int
+
+    def run(self, program: Any, *arguments: Any, **static: Any) -> Any:
+        """One of `lrkv_jax.decode.programs` on the model."""
+
+    def take_cache(self) -> Any:
+        """A cache of `batch` sequences of `length` tokens, whatever is in it."""
+
+    def give_back(self, cache: Any) -> None:
+        """The cache, when nobody needs it any more."""
 
 
 class Session:
@@ -36,7 +53,7 @@ class Session:
     back. Sequence i draws from (seed, draws[i], or i) and its positions.
     """
 
-    def __init__(self, engine: Engine, *, seed: int = 0, draws: Sequence[int] | None = None):
+    def __init__(self, engine: Decoder, *, seed: int = 0, draws: Sequence[int] | None = None):
         self._engine = engine
         self.cached = np.zeros(engine.batch, np.int32)
         # Chosen, and not in the cache: decoding reads a token when it chooses the next one.
@@ -49,7 +66,7 @@ class Session:
         self._draw_B = np.arange(engine.batch, dtype=np.int32)
         if draws is not None:
             self._draw_B[: len(draws)] = draws
-        self._cache = engine._take_cache()
+        self._cache = engine.take_cache()
 
     def __enter__(self) -> Session:
         return self
@@ -60,7 +77,8 @@ class Session:
     def close(self) -> None:
         """Give the cache back to the engine."""
         if self._cache is not None:
-            self._engine._spare_cache, self._cache = self._cache, None
+            self._engine.give_back(self._cache)
+            self._cache = None
 
     def room(self) -> int:
         """Tokens that still fit behind the longest sequence of those that were appended to last;
@@ -94,7 +112,7 @@ class Session:
         cuts = ragged.pieces(int(added_B.max()), self._engine.prefill_chunk)
         tokens_BT, _ = ragged.batched(rows, self._engine.batch, sum(cuts[-1]))
         for start, size in cuts:
-            self._cache, self._last_BD = self._engine._run(
+            self._cache, self._last_BD = self._engine.run(
                 programs.fill, self._cache, self._last_BD, tokens_BT[:, start : start + size],
                 self.cached + np.int32(start), self.cached + added_B, first=first and start == 0,
             )  # fmt: skip
@@ -140,7 +158,7 @@ class Session:
         ids_BC = np.zeros((self._engine.batch, max(map(len, ids))), np.int32)
         for row, some in enumerate(ids):
             ids_BC[row, : len(some)] = some
-        log_p_BC = np.asarray(self._engine._run(programs.next_log_p, self._last_BD, ids_BC))
+        log_p_BC = np.asarray(self._engine.run(programs.next_log_p, self._last_BD, ids_BC))
         return [log_p_BC[row, : len(some)] for row, some in enumerate(ids)]
 
     def score(
@@ -162,7 +180,7 @@ class Session:
         tokens_BT, _ = ragged.batched(continuations, self._engine.batch, sum(cuts[-1]))
         last_BD, log_p, likeliest = self._last_BD, [], []
         for start, size in cuts:
-            self._cache, last_BD, *scores = self._engine._run(
+            self._cache, last_BD, *scores = self._engine.run(
                 programs.score, self._cache, last_BD, tokens_BT[:, start : start + size],
                 self.cached + np.int32(start),
             )  # fmt: skip
@@ -183,7 +201,7 @@ class Session:
         # A waiting sequence writes behind its tokens, where nothing is read.
         lengths_B = np.minimum(self.cached, self._engine.length - 1)
         forced_B = None if forced_NB is None else forced_NB[0]
-        state, *result = self._engine._run(
+        state, *result = self._engine.run(
             programs.begin, self._last_BD, lengths_B, ~self._active_B, self._seed_2, self._draw_B,
             forced_B, **how,
         )  # fmt: skip
@@ -202,7 +220,7 @@ class Session:
                 if forced_NB is not None:
                     forced = np.zeros((most, self._engine.batch), np.int32)
                     forced[:count] = forced_NB[done : done + count]
-                state, *result = self._engine._run(
+                state, *result = self._engine.run(
                     programs.steps, state, np.int32(count), forced, most=most, **how
                 )
                 yield *result, count

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.builder import build_dataset, open_dataset
+from lrkv_jax.data.records.builder import build_dataset, open_dataset
 
 
 @pytest.mark.slow
 def test_beams_direct_runner_builds_what_this_machine_does(tmp_path):
     pytest.importorskip("apache_beam")
-    from lrkv_jax.data.build.beam import beam_stages
+    from lrkv_jax.data.records.beam import beam_stages
 
     fineweb.make(tmp_path / "source", files=2, rows=60)
     config = DataConfig(source=str(tmp_path / "source"), heldout=0.2, directory=str(tmp_path / "a"))

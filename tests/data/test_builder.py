@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build import builder as builder_module
-from lrkv_jax.data.build import writing
-from lrkv_jax.data.build.builder import build_dataset, open_dataset, pack
+from lrkv_jax.data.records import builder as builder_module
+from lrkv_jax.data.records import writing
+from lrkv_jax.data.records.builder import build_dataset, open_dataset, pack
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
@@ -187,7 +187,7 @@ def test_a_build_that_another_process_finished_first_is_taken(config, monkeypatc
 KILLED = """
 import sys, time
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.builder import build_dataset
+from lrkv_jax.data.records.builder import build_dataset
 def wait(done):
     if done.packed:
         print("started", flush=True)

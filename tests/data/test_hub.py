@@ -7,9 +7,9 @@ import pytest
 from hub_server import COMMIT, Hub, serving
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.builder import build_dataset, open_dataset
-from lrkv_jax.data.build.provenance import read_provenance
 from lrkv_jax.data.hub import download, fetch_source
+from lrkv_jax.data.records.builder import build_dataset, open_dataset
+from lrkv_jax.data.records.provenance import read_provenance
 from lrkv_jax.errors import LrkvError
 
 REPO = "HuggingFaceFW/fineweb-edu"

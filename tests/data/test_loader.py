@@ -7,8 +7,8 @@ import pytest
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data import loader as loader_module
-from lrkv_jax.data.build.builder import build_dataset, open_dataset
 from lrkv_jax.data.loader import Records, heldout_batches, make_loader, token_stream
+from lrkv_jax.data.records.builder import build_dataset, open_dataset
 from lrkv_jax.errors import LrkvError
 
 CONTEXT = 32

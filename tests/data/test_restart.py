@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build import packing
-from lrkv_jax.data.build.builder import build_dataset, open_dataset
+from lrkv_jax.data.records import packing
+from lrkv_jax.data.records.builder import build_dataset, open_dataset
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
@@ -25,8 +25,8 @@ from lrkv_jax.errors import LrkvError
 BUILD = """
 import sys
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build import packing, staging
-from lrkv_jax.data.build.builder import build_dataset
+from lrkv_jax.data.records import packing, staging
+from lrkv_jax.data.records.builder import build_dataset
 packing.FILE_BYTES = int(sys.argv[2])
 staging._SHARD_BYTES = 0
 if __name__ == "__main__":
@@ -64,7 +64,7 @@ def staged(shards, tmp_path_factory):
     config = settings(shards, tmp_path_factory.mktemp("staged"))
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lrkv_jax.data.build.staging._SHARD_BYTES", 0)
+        patch.setattr("lrkv_jax.data.records.staging._SHARD_BYTES", 0)
         yield config, build_dataset(config, 64, progress=seen.append), seen
 
 
@@ -76,7 +76,7 @@ def test_stages_make_what_is_made_at_once(shards, staged, tmp_path):
 
 def test_another_context_is_packed_from_the_streams_that_are_there(staged, monkeypatch):
     config, _, _ = staged
-    monkeypatch.setattr("lrkv_jax.data.build.pool._start", pytest.fail)
+    monkeypatch.setattr("lrkv_jax.data.records.pool._start", pytest.fail)
     path = build_dataset(config, 100)
     streams = sorted(os.listdir(os.path.join(config.directory, "streams")))
     assert [name.split("-")[0] for name in streams] == [f"00{n}_00000.parquet" for n in range(3)]
@@ -120,7 +120,7 @@ def test_progress_of_several_processes_ends_at_the_totals(staged):
 
 
 def test_a_broken_row_group_is_named_and_finished_shards_stay(shards, tmp_path, monkeypatch):
-    monkeypatch.setattr("lrkv_jax.data.build.staging._SHARD_BYTES", 0)
+    monkeypatch.setattr("lrkv_jax.data.records.staging._SHARD_BYTES", 0)
     source = tmp_path / "source"
     shutil.copytree(shards, source)
     broken = source / "001_00000.parquet"

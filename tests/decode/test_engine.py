@@ -61,7 +61,7 @@ def test_when_all_have_stopped_the_device_takes_no_further_step(engine):
     lengths_B = np.asarray(state.lengths_B)
     before = jax.tree.map(np.asarray, state.cache)
     stopped = replace(state, stopped_B=np.ones(len(PROMPTS), bool))
-    after, tokens_NB, _ = engine._run(programs.steps, stopped, np.int32(4), None, most=4, **GREEDY)
+    after, tokens_NB, _ = engine.run(programs.steps, stopped, np.int32(4), None, most=4, **GREEDY)
     assert (np.asarray(tokens_NB) == -1).all()
     np.testing.assert_array_equal(after.lengths_B, lengths_B)
     jax.tree.map(np.testing.assert_array_equal, after.cache, before)

@@ -33,7 +33,7 @@ def test_steps_write_the_cache_in_place_and_copy_none_of_it(name):
     engine = engine_of(FIVE[name], length=LENGTHS[1])
     lengths_B, some_B = np.ones(B, np.int32), np.zeros(B, bool)
     state = programs.DecodeState(
-        engine._take_cache(), lengths_B, lengths_B, some_B, np.zeros(2, np.uint32), lengths_B
+        engine.take_cache(), lengths_B, lengths_B, some_B, np.zeros(2, np.uint32), lengths_B
     )
     memory = memory_of(
         engine, programs.steps, state, np.int32(16), None, most=16, sampling=Sampling(), stop=()
@@ -48,7 +48,7 @@ def test_a_piece_of_a_prompt_takes_as_much_memory_whatever_the_caches_length(nam
     temporary = []
     for length in LENGTHS:
         engine = engine_of(FIVE[name], length=length)
-        cache = engine._take_cache()
+        cache = engine.take_cache()
         last_BD = np.zeros((B, engine.config.width), np.float32)
         memory = memory_of(
             engine, programs.fill, cache, last_BD, np.zeros((B, CHUNK), np.int32),

@@ -99,7 +99,7 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
     monkeypatch.setattr(module, kernel, watched)
     lengths_B, some_B = np.ones(4, np.int32), np.zeros(4, bool)
     seed_2 = np.zeros(2, np.uint32)
-    cache = engine._take_cache()
+    cache = engine.take_cache()
     state = programs.DecodeState(cache, lengths_B, lengths_B, some_B, seed_2, lengths_B)
     with jax.set_mesh(engine.mesh):
         programs.steps.trace(

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.packing import Piece, write_piece
-from lrkv_jax.data.build.pool import run_jobs
-from lrkv_jax.data.build.staging import Tally, Tokenised
-from lrkv_jax.data.build.store import Written, describe, file_name, token_features
+from lrkv_jax.data.records.packing import Piece, write_piece
+from lrkv_jax.data.records.pool import run_jobs
+from lrkv_jax.data.records.staging import Tally, Tokenised
+from lrkv_jax.data.records.store import Written, describe, file_name, token_features
 from lrkv_jax.data.sources import SPLITS, Split
 from lrkv_jax.data.tokenizer import usable_cores
 

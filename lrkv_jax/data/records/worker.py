@@ -1,4 +1,4 @@
-"""One process of a build, `python -m lrkv_jax.data.build.worker`: jobs in, news out, JSON lines.
+"""One process of a build, `python -m lrkv_jax.data.records.worker`: jobs in, news out, JSON lines.
 
 A process of its own, not a fork of one that may hold JAX, and not multiprocessing's, which would
 import the caller's main module. It ends when its input does, or when nobody reads its news, so it
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.packing import Piece, write_piece
-from lrkv_jax.data.build.store import unwritable
-from lrkv_jax.data.build.streams import OnDisk, build_stream
+from lrkv_jax.data.records.packing import Piece, write_piece
+from lrkv_jax.data.records.store import unwritable
+from lrkv_jax.data.records.streams import OnDisk, build_stream
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 

@@ -1,7 +1,7 @@
 """The token stream of a shard of the source: one file, or small ones together.
 
 A stream hangs on the text and the tokenizer alone. Records of any context are cut from it
-(`lrkv_jax.data.build.packing`), so what is costly is done once, one shard at a time, and a build
+(`lrkv_jax.data.records.packing`), so what is costly is done once, one shard at a time, and a build
 that was killed goes on with the shards that are missing.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.store import (
+from lrkv_jax.data.records.store import (
     TokenRows,
     TokenWriter,
     appearing,

@@ -12,9 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.pool import Run
-from lrkv_jax.data.build.store import check_complete, open_dataset, remove_abandoned
-from lrkv_jax.data.build.streams import InMemory, OnDisk, Stream, share_of, stream_folder, tokenise
+from lrkv_jax.data.records.pool import Run
+from lrkv_jax.data.records.store import check_complete, open_dataset, remove_abandoned
+from lrkv_jax.data.records.streams import (
+    InMemory,
+    OnDisk,
+    Stream,
+    share_of,
+    stream_folder,
+    tokenise,
+)
 from lrkv_jax.data.sources import EMBEDDED, SPLITS, Split, file_names, whole_files
 from lrkv_jax.data.tokenizer import Tokenizer, usable_cores
 

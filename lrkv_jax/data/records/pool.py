@@ -21,7 +21,7 @@ Run = Callable[[Sequence[dict[str, Any]], int, News], list[Any]]
 
 
 def run_jobs(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> list[Any]:
-    """The results of the jobs (`lrkv_jax.data.build.worker`), in their order.
+    """The results of the jobs (`lrkv_jax.data.records.worker`), in their order.
 
     news(job, totals): how far a job is; totals is None when it is done. Called from threads.
     Raises the first LrkvError that a job ends with; the other processes are ended then. What jobs
@@ -78,7 +78,7 @@ def run_jobs(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> list[A
 
 def _start() -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "lrkv_jax.data.build.worker"],
+        [sys.executable, "-m", "lrkv_jax.data.records.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | _ONE_THREAD,

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lrkv_jax.data.build.store import Written, token_features, write_all
-from lrkv_jax.data.build.streams import Stream
+from lrkv_jax.data.records.store import Written, token_features, write_all
+from lrkv_jax.data.records.streams import Stream
 
 FILE_BYTES = 1 << 28  # of records in a file, about: TFDS advises 100 MB to some GB
 _BLOCK = 1 << 20  # tokens read from the stream at a time

@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.builder import Stages
-from lrkv_jax.data.build.packing import Piece, records
-from lrkv_jax.data.build.pool import News
-from lrkv_jax.data.build.staging import Tally, Tokenised
-from lrkv_jax.data.build.store import NAME, token_features
-from lrkv_jax.data.build.streams import OnDisk, build_stream
-from lrkv_jax.data.build.writing import DESCRIPTION, Plan
+from lrkv_jax.data.records.builder import Stages
+from lrkv_jax.data.records.packing import Piece, records
+from lrkv_jax.data.records.pool import News
+from lrkv_jax.data.records.staging import Tally, Tokenised
+from lrkv_jax.data.records.store import NAME, token_features
+from lrkv_jax.data.records.streams import OnDisk, build_stream
+from lrkv_jax.data.records.writing import DESCRIPTION, Plan
 from lrkv_jax.data.sources import SPLITS, Split
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError

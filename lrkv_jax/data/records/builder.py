@@ -5,8 +5,8 @@ tokens and shares its last one with the next record's first, so each token of a 
 exactly once (the first, a BOS, has no predecessor), across the source's files as within them.
 
 Little text is done here, at once. More goes through two stages, each spread over processes: the
-source's shards become streams of tokens that stay on the disk (`lrkv_jax.data.build.streams`), and
-records are cut from the streams joined in order (`lrkv_jax.data.build.packing`).
+source's shards become streams of tokens that stay on the disk (`lrkv_jax.data.records.streams`),
+and records are cut from the streams joined in order (`lrkv_jax.data.records.packing`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,18 @@ from pathlib import Path
 
 from lrkv_jax import __version__
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.build.packing import pack, pieces
-from lrkv_jax.data.build.pool import Run, run_jobs
-from lrkv_jax.data.build.provenance import provenance_of
-from lrkv_jax.data.build.staging import Done, Progress, Tally, Tokenised, clean_up, tokenise_source
-from lrkv_jax.data.build.store import (
+from lrkv_jax.data.records.packing import pack, pieces
+from lrkv_jax.data.records.pool import Run, run_jobs
+from lrkv_jax.data.records.provenance import provenance_of
+from lrkv_jax.data.records.staging import (
+    Done,
+    Progress,
+    Tally,
+    Tokenised,
+    clean_up,
+    tokenise_source,
+)
+from lrkv_jax.data.records.store import (
     appearing,
     check_complete,
     open_dataset,
@@ -33,7 +40,7 @@ from lrkv_jax.data.build.store import (
     remove_abandoned,
     unwritable,
 )
-from lrkv_jax.data.build.writing import Plan, write_dataset
+from lrkv_jax.data.records.writing import Plan, write_dataset
 from lrkv_jax.data.sources import SPLITS, no_document, source_identity
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.errors import LrkvError
@@ -48,8 +55,8 @@ _PACKAGES = ("numpy", "pyarrow", "tensorflow-datasets", "tiktoken", "tokenizers"
 class Stages:
     """Who does the two stages of a build.
 
-    run: jobs of `lrkv_jax.data.build.worker`, as `pool.run_jobs`. write: the records' TFDS dataset
-    into a folder, as `writing.write_dataset`. elsewhere: even little is given away.
+    run: jobs of `lrkv_jax.data.records.worker`, as `pool.run_jobs`. write: the records' TFDS
+    dataset into a folder, as `writing.write_dataset`. elsewhere: even little is given away.
     """
 
     run: Run = run_jobs
@@ -77,7 +84,7 @@ def build_dataset(
     name its documents, tokens (BOS included) and UTF-8 bytes.
 
     progress: called now and then, from any thread. stages: who does the work; processes of this
-    machine unless given (`lrkv_jax.data.build.beam` has others).
+    machine unless given (`lrkv_jax.data.records.beam` has others).
     Raises LrkvError for whatever `documents` and `load_tokenizer` raise it for, for a context that
     the text cannot fill, and for a folder that cannot be written or lacks files.
     """
