@@ -164,9 +164,6 @@ def test_each_example_scores_what_ours_scores(tasks, name, shots, context, batch
                 assert sample["acc_norm"] == record["correct_norm"]
             compared += 1
     assert compared == len(ours.records) > 8
-    print(
-        f"{name} {shots} shots, context {context}, batch {batch}: {compared} examples, {worst:.1e}"
-    )
 
 
 @pytest.mark.parametrize(("name", "shots"), [("arc_easy", 3), ("arc_challenge", 25), ("mmlu", 5)])
