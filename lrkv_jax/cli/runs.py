@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from lrkv_jax.cli.shared import Overrides, Run, app, batches_bar, step_named
 from lrkv_jax.errors import LrkvError
+
+if TYPE_CHECKING:
+    from lrkv_jax.train.restore import TrainedRun
 
 Tokens = Annotated[int, typer.Option(help="new tokens at most")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy")]
@@ -102,21 +105,17 @@ def generate(
     from lrkv_jax.data.tokenizer import load_tokenizer
     from lrkv_jax.decode import Sampling
     from lrkv_jax.decode import generate as run_decode
-    from lrkv_jax.runtime import start
-    from lrkv_jax.train.restore import load_run
 
-    if tokens < 1:
-        raise LrkvError(f"--tokens {tokens}: use 1 or more")
+    _check_tokens(tokens)
     if bool(prompt) == bool(prompts):
         raise LrkvError("give either --prompt TEXT or --prompts FILE")
     if bool(prompts) != bool(out):
         raise LrkvError("--prompts FILE and --out FILE go together")
-    start(alone="lrkv generate")
     sampling = Sampling(temperature, top_k, top_p)
+    trained = _loaded("generate", run, step, overrides)
     if prompts:
         from lrkv_jax.generation import generate_file
 
-        trained = load_run(run, step=step_named(step), overrides=overrides or [])
         with batches_bar() as progress:
             cut = generate_file(
                 trained, prompts, out, new_tokens=tokens, sampling=sampling, seed=seed, batch=batch,
@@ -125,7 +124,6 @@ def generate(
         lost = f", {cut} prompts lost their beginning" if cut else ""
         print(f"{out}{lost}")
         return
-    trained = load_run(run, step=step_named(step), overrides=overrides or [])
     tokenizer = load_tokenizer(trained.config.data.tokenizer)
     ids = [[tokenizer.bos, *tokenizer.encode(text).tolist()] for text in prompt]
     continued = run_decode(
@@ -151,13 +149,23 @@ def chat(
     from lrkv_jax.chat import Chat
     from lrkv_jax.cli.conversation import converse
     from lrkv_jax.decode import Sampling
+
+    _check_tokens(tokens)
+    sampling = Sampling(temperature, top_k, top_p)
+    trained = _loaded("chat", run, step, overrides)
+    talk = Chat(trained, sampling=sampling, seed=seed, new_tokens=tokens)
+    converse(talk, Console(highlight=False))
+
+
+def _check_tokens(tokens: int) -> None:
+    if tokens < 1:
+        raise LrkvError(f"--tokens {tokens}: use 1 or more")
+
+
+def _loaded(command: str, run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:
+    """The run that a command decodes with, once this process has its devices."""
     from lrkv_jax.runtime import start
     from lrkv_jax.train.restore import load_run
 
-    if tokens < 1:
-        raise LrkvError(f"--tokens {tokens}: use 1 or more")
-    start(alone="lrkv chat")
-    trained = load_run(run, step=step_named(step), overrides=overrides or [])
-    sampling = Sampling(temperature, top_k, top_p)
-    talk = Chat(trained, sampling=sampling, seed=seed, new_tokens=tokens)
-    converse(talk, Console(highlight=False))
+    start(alone=f"lrkv {command}")
+    return load_run(run, step=step_named(step), overrides=overrides or [])

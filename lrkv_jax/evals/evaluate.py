@@ -76,7 +76,10 @@ def evaluate(
     if "humaneval" in tasks:
         humaneval.check(settings)
     asked = {name: questions(name, SPLIT, settings) for name in tasks if name in BENCHMARKS}
-    result = _about(run, directory)
+    about = _about(run, directory)
+    result = dict(about)
+    how = {"batch": batch, "settings": asdict(settings), "versions": versions()}
+    how |= {"devices": [device.device_kind for device in jax.devices()]}
     for task in tasks:
         if task in TASKS:
             result[task] = TASKS[task](run, batch)
@@ -93,11 +96,9 @@ def evaluate(
             "seconds": time.monotonic() - began,
             "dataset": questions_.dataset,
         }
-        about = {**_about(run, directory), "batch": batch, "settings": asdict(settings)}
-        about |= {"versions": versions(), "devices": [d.device_kind for d in jax.devices()]}
         path = Path(directory) / "evaluations" / f"{name}-{settings.style}-step{run.step}.json"
         path.parent.mkdir(exist_ok=True)
-        _write(path, {**about, **result[name], "records": records})
+        _write(path, {**about, **how, **result[name], "records": records})
     if asked.keys() == BENCHMARKS.keys():
         result["combined"] = sum(result[name]["score"] for name in asked) / len(asked)
     _write(Path(directory) / "evaluation.json", result)
