@@ -12,7 +12,7 @@ import lrkv_jax
 PACKAGE = Path(lrkv_jax.__file__).parent
 # Each room may import those of the rows above it, and its own.
 FLOORS = [
-    {"errors"},
+    {"errors", "disk"},
     {"config", "hardware", "runtime"},
     {"accounting", "sharding", "kernels"},
     {"nn"},

@@ -6,9 +6,10 @@ deleted, has a name that no reader takes for a step, so a kill leaves a step or 
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
+
+from lrkv_jax.disk import flush
 
 ASIDE = "damaged"
 _SAVING, _DELETING = ".saving-", ".deleting-"
@@ -52,15 +53,6 @@ def publish(written: Path, step: int) -> Path:
     written.rename(target)
     flush(target.parent)
     return target
-
-
-def flush(directory: Path) -> None:
-    """Have a directory's entries on the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def delete(step: Path) -> None:

@@ -21,6 +21,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 from array_record.python import array_record_module
 
+from lrkv_jax.disk import flush
 from lrkv_jax.errors import LrkvError
 
 NAME = "tokens"
@@ -205,13 +206,13 @@ def appearing(target: Path) -> Iterator[Path]:
     try:
         yield scratch
         scratch.chmod(0o777 & ~_umask())  # mkdtemp's folder is for its owner alone
-        _sync(scratch)
+        flush(scratch)
         try:
             os.rename(scratch, target)
         except OSError:
             if not target.exists():
                 raise
-        _sync(target.parent)
+        flush(target.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -234,15 +235,6 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _sync(folder: Path) -> None:
-    """Have the folder's entries on the disk before anything relies on them."""
-    place = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(place)
-    finally:
-        os.close(place)
 
 
 @contextlib.contextmanager
