@@ -58,6 +58,7 @@ def evaluate(
     from lrkv_jax.runtime import start
     from lrkv_jax.train.run_dir import read_run
 
+    start(alone="lrkv evaluate")
     names = [task for task in tasks.split(",") if task]
     config = read_run(run)
     chats = config.data.mixture is not None
@@ -70,7 +71,6 @@ def evaluate(
         samples=samples, temperature=temperature, top_p=top_p, new_tokens=tokens, seed=seed,
         run_model_code=run_model_code, workers=workers,
     )  # fmt: skip
-    start(alone="lrkv evaluate")
     with batches_bar(not set(names) & BENCHMARKS.keys()) as progress:
         result = run_evaluation(
             run, tasks=names, batch=batch, step=step_named(step), settings=settings,

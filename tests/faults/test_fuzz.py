@@ -231,9 +231,13 @@ def test_no_name_leads_out_of_the_runs_directory(name):
 
 
 def test_nothing_here_reads_what_could_run():
-    """Pickles, and YAML's full loaders, run code of those who wrote them."""
+    """Pickles, and YAML's full loaders, run code of those who wrote them.
+
+    One file may: what the sandbox's walled-off process runs is a model's program.
+    """
+    walled_off = Path("lrkv_jax/evals/sandbox/inside/program.py")
     risky = ("pickle.load", "yaml.unsafe", "yaml.full_load", "allow_pickle=True", "torch.load",
              "joblib", " eval(", " exec(")  # fmt: skip
     for path in Path("lrkv_jax").rglob("*.py"):
         found = [call for call in risky if call in path.read_text()]
-        assert not found, (path, found)
+        assert found == ([" exec("] if path == walled_off else []), (path, found)
