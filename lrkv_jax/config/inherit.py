@@ -1,4 +1,4 @@
-"""What a run that starts from another one's weights takes over from it."""
+"""What one configuration takes over from another: a file that extends it, a run that starts there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import Any
 # Of the training group: what shapes rows and fits the memory, not how long the run is.
 _TRAIN = ("context", "loss_chunk", "remat")
 _DATA = ("tokenizer", "directory")
+
+
+def extended(raw: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """A file on top of the one it extends: its settings change single keys, its variants replace.
+
+    An ablation has the model, data and training of its scale, and lines of its own.
+    """
+    merged = _deep(base, {key: value for key, value in raw.items() if key != "extends"})
+    return merged | ({"variants": raw["variants"]} if "variants" in raw else {})
 
 
 def inherited(raw: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lrkv_jax.config.attention import KINDS, Attention
 from lrkv_jax.config.frozen import Frozen
-from lrkv_jax.config.inherit import inherited
+from lrkv_jax.config.inherit import extended, inherited
 from lrkv_jax.config.schema import RunConfig
 from lrkv_jax.errors import LrkvError
 
@@ -61,13 +61,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     `attention=NAME` picks a line of `variants`; `attention.KEY=VALUE` changes the picked line;
     any other dotted key changes that setting. `path` may also be the name of a shipped scale. A
-    file without variants starts from a run (`init_from`) and takes over its model.
+    file that `extends` another, beside it or shipped, changes that one's settings; a file without
+    variants starts from a run (`init_from`) and takes over its model.
 
     Raises `LrkvError` for a missing file, unknown keys (naming the nearest), wrong types and
     impossible shapes.
     """
     path = find_config(path)
-    raw = _read(path)
+    raw = _extended(path, _read(path))
     changes = [_parse_override(text) for text in overrides]
     if "variants" not in raw:
         raw = _from_run(path, raw, changes)
@@ -139,6 +140,17 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise LrkvError(f"{path} is not a mapping of settings: see the files under configs/")
     return raw
+
+
+def _extended(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """The file with the one that it extends underneath."""
+    if "extends" not in raw:
+        return raw
+    beside = path.parent / f"{str(raw['extends']).removesuffix('.yaml')}.yaml"
+    base = _read(beside if beside.is_file() else find_config(str(raw["extends"])))
+    if "extends" in base:
+        raise LrkvError(f"{path} extends {raw['extends']}, which extends another: extend that one")
+    return extended(raw, base)
 
 
 def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -> dict[str, Any]:
