@@ -22,7 +22,7 @@ FLOORS = [
     {"decode"},
     {"train"},
     {"evals"},
-    {"bench", "plan", "chat", "generation"},
+    {"bench", "plan", "chat", "generation", "sweep"},
     {"quickstart"},
     {"cli"},
     {"__main__"},

@@ -1,4 +1,4 @@
-"""What one configuration takes over from another: a file that extends it, a run that starts there."""
+"""What one configuration takes over: a file that extends another, a run that starts from one."""
 
 from __future__ import annotations
 

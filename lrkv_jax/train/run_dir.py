@@ -10,7 +10,7 @@ from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.runtime import processes
 
 # Where records are kept, how layers are unrolled and which kernels compute them.
-_NOT_LEARNT = (
+NOT_LEARNT = (
     "directory", "workers", "keep_streams", "hub", "licence",
     "unroll", "train_kernel", "decode_kernel",
 )  # fmt: skip
@@ -106,6 +106,6 @@ def _first_change(before: RunConfig, now: RunConfig) -> str | None:
     ]
     for prefix, old, new in pairs:
         for key in {**old, **new}:
-            if key not in _NOT_LEARNT and old.get(key) != new.get(key):
+            if key not in NOT_LEARNT and old.get(key) != new.get(key):
                 return f"{prefix}.{key}: {old.get(key)} there, {new.get(key)} asked for"
     return None

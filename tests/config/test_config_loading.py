@@ -1,6 +1,7 @@
 """Loading a configuration: what overrides do, what comes back, and what bad input is told."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -286,7 +287,7 @@ def test_a_run_has_one_length(tmp_path):
         ("128n", "did you mean 128m?"),
         ("configs/quikstart.yaml", "did you mean quickstart?"),
         ("/nowhere/128m.yaml", "did you mean 128m?"),
-        ("", "2.5b, 512m_8k, 6.3b, midtrain, quickstart, quickstart_midtrain"),
+        ("", "midtrain, nano, nano_latents, nano_ranks, quickstart, quickstart_midtrain"),
     ],
 )
 def test_a_missing_file_is_told_which_there_are(path, mend):
@@ -382,3 +383,22 @@ def test_midtraining_takes_over_the_run_that_it_starts_from(scale, tmp_path):
     assert load_config(tmp_path / "mid.yaml") == mid
     changed = load_config(tmp_path / "mid.yaml", ["train.steps=7"])
     assert changed.train.epochs is None and changed.train.total_steps == 7
+
+
+def test_a_file_extends_another_and_has_variants_of_its_own(tmp_path):
+    (tmp_path / "base.yaml").write_text(Path("configs/quickstart.yaml").read_text())
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "extends: base\nname: mine\nattention: wide\n"
+        "variants: {wide: {kind: lrkv, rank: 16}}\nmodel: {layers: 2, unroll: 1}\n"
+    )
+    run, base = load_config(mine, ["train.steps=7"]), load_config("quickstart")
+    assert list(run.variants) == ["wide"] and run.model.attention.rank == 16
+    assert (run.name, run.model.layers, run.train.steps) == ("mine", 2, 7)
+    assert run.model.width == base.model.width and run.optimizer == base.optimizer
+    (tmp_path / "third.yaml").write_text("extends: mine\n")
+    with pytest.raises(LrkvError, match="extends mine, which extends another"):
+        load_config(tmp_path / "third.yaml")
+    (tmp_path / "third.yaml").write_text("extends: quickstrat\n")
+    with pytest.raises(LrkvError, match="did you mean quickstart"):
+        load_config(tmp_path / "third.yaml")

@@ -14,11 +14,12 @@ from lrkv_jax.runtime.hosts import VARIABLES, find
 
 ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "launch" / "slurm.sbatch"
+ARRAY = ROOT / "launch" / "sweep.sbatch"
 MANIFEST = ROOT / "launch" / "kubernetes.yaml"
 GUIDE = ROOT / "docs" / "clusters.md"
 
 
-@pytest.mark.parametrize("path", [SBATCH, MANIFEST, GUIDE], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [SBATCH, ARRAY, MANIFEST, GUIDE], ids=lambda path: path.name)
 def test_every_variable_named_is_one_that_is_read(path):
     named = set(re.findall(r"\bLRKV_[A-Z_]+\b", path.read_text()))
     assert named and named <= set(VARIABLES)
@@ -36,16 +37,18 @@ def test_the_guide_lists_every_variable():
         assert re.search(rf"^\| `{name}` \| .*{re.escape(meaning)}", GUIDE.read_text(), re.M), name
 
 
-def slurm(tmp_path, code, *arguments):
-    """Run the batch script with an `srun` that ends with `code`; (its code, what was called)."""
+def slurm(tmp_path, code, *arguments, script=SBATCH):
+    """Run a batch script with an `srun` that ends with `code`; (its code, what was called)."""
     calls = tmp_path / "calls"
     for name, does in (("srun", f"env | grep ^LRKV_ >> {calls}\nexit {code}"), ("scontrol", "")):
         stub = tmp_path / name
         stub.write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\n{does}\n')
         stub.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"}
+    if script == ARRAY:
+        environment |= {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
     run = subprocess.run(
-        ["bash", SBATCH, *arguments], env=environment, capture_output=True, text=True, timeout=30
+        ["bash", script, *arguments], env=environment, capture_output=True, text=True, timeout=30
     )
     return run.returncode, calls.read_text().splitlines()
 
@@ -63,8 +66,16 @@ def test_a_job_that_ended_otherwise_stays_ended(tmp_path, ended):
     assert code == ended and not any(call.startswith("scontrol") for call in calls)
 
 
-def test_the_batch_script_asks_for_what_it_explains():
-    text = SBATCH.read_text()
+def test_a_task_of_an_array_is_one_run_of_the_sweep(tmp_path):
+    arguments = ("nano", "seed=0,1", "train.sample_prompts=[a b]")
+    code, calls = slurm(tmp_path, EXIT_START_AGAIN, *arguments, script=ARRAY)
+    assert code == EXIT_START_AGAIN and calls[-1] == "scontrol requeue 40_2"
+    assert calls[0] == "srun lrkv sweep nano seed=0,1 train.sample_prompts=[a b] --only 2"
+
+
+@pytest.mark.parametrize("script", [SBATCH, ARRAY], ids=lambda path: path.name)
+def test_the_batch_scripts_ask_for_what_they_explain(script):
+    text = script.read_text()
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, re.M))
     assert asked["ntasks-per-node"] == "1" and asked["gpus-per-node"] == "8"
     # To the tasks, not to the shell alone, and in time for a step and a checkpoint.

@@ -1,0 +1,82 @@
+"""`lrkv sweep`: a grid of runs, here or as a job array."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lrkv_jax.cli.shared import Config, app, names
+from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
+
+
+@app.command()
+def sweep(
+    config: Config,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE[,VALUE]...]...", help="as of train; commas: each value"),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="folder of the runs; runs/NAME")] = None,
+    tasks: Annotated[str, typer.Option(help="what each run is evaluated on")] = "bpb,agreement",
+    jobs: Annotated[int, typer.Option(help="runs at a time, each on its share of the cores")] = 1,
+    only: Annotated[
+        int | None, typer.Option(help="that run alone, from 0: $SLURM_ARRAY_TASK_ID")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="show the runs; start nothing")] = False,
+) -> None:
+    """Train and evaluate every combination, as seed=0,1,2 attention=mha,lrkv; skips what is done.
+
+    Killed or stopped, the same command goes on where it was.
+    """
+    from lrkv_jax.sweep import grid, state_of, work
+
+    points = grid(config, settings or [], out)
+    wanted = names(tasks)
+    console = Console(highlight=False)
+    if list_:
+        for number, point in enumerate(points):
+            console.print(f"{number:3d}  {_so_far(state_of(point, wanted))}", end="  ")
+            print(shlex.join(["lrkv", "train", *point.arguments]))
+        return
+    if only is not None:
+        if not 0 <= only < len(points):
+            raise LrkvError(f"--only {only}: the sweep's runs are 0 to {len(points) - 1}")
+        points = [points[only]]
+    failed: list[str] = []
+    width = max(len(point.name) for point in points)
+    ended = 0
+
+    def told(outcome) -> None:
+        nonlocal ended
+        ended += 1
+        said = outcome.error or _so_far(outcome.state)
+        time = f" in {_minutes(outcome.seconds)}" if outcome.seconds else ", as it was"
+        name = f"{ended:3d}/{len(points)}  {outcome.point.name:{width}}"
+        console.print(f"{name}  {said}{time}", soft_wrap=True, markup=False)
+        if outcome.error:
+            failed.append(outcome.point.name)
+
+    folder = points[0].directory.parent
+    with console.status(f"{len(points)} runs; what each prints is in {folder / 'logs'}"):
+        ran = work(points, tasks=wanted, jobs=jobs, logs=folder / "logs", told=told)
+    if failed:
+        raise LrkvError(f"{len(failed)} of {len(points)} runs failed: see {Path(folder, 'logs')}")
+    if not ran:
+        print("stopped: the same command goes on", file=sys.stderr)
+        sys.exit(EXIT_START_AGAIN)
+
+
+def _so_far(state) -> str:
+    if state.name == "begun":
+        return f"begun, step {state.step}"
+    loss = (state.evaluation or {}).get("bpb")
+    return f"{state.name}, {loss['bits_per_byte']:.4f} bits per byte" if loss else state.name
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds // 60:.0f}:{seconds % 60:02.0f}"

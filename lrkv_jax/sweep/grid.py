@@ -1,0 +1,106 @@
+"""From `attention=mha,lrkv seed=0,1,2` to the runs that it stands for."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lrkv_jax.config import RunConfig, load_config
+from lrkv_jax.errors import LrkvError
+
+# What one seed decides: the parameters a run starts with, its samples, and the order of its data.
+# Runs of one seed and different variants see the same batches, so they can be compared in pairs.
+SEEDED = ("train.seed", "data.shuffle_seed")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a grid: its name in the sweep's folder, and its configuration, `run_dir` set.
+
+    `arguments` are those of `lrkv train`.
+    """
+
+    name: str
+    config: RunConfig
+    arguments: tuple[str, ...]
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.config.directory)
+
+
+def grid(config: str, settings: Sequence[str], out: str | None = None) -> list[Point]:
+    """The runs of every combination of the settings' values; a later setting varies faster.
+
+    A setting is KEY=VALUE as `lrkv train` takes it, or KEY=VALUE,VALUE,... for several; commas in
+    brackets and quotes do not separate. `seed` sets the seeds of parameters and data together, and
+    `attention=all` is every line of the file. Runs lie in `out` (runs/NAME unless given).
+
+    Raises `LrkvError` for a setting that is none, given twice or with one value twice, for what
+    `load_config` refuses in any of the runs, and for two runs that would have one name.
+    """
+    axes = _axes(config, settings)
+    several = [key for key, values in axes.items() if len(values) > 1]
+    points: dict[str, Point] = {}
+    for values in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        overrides = [f"{key}={value}" for key, value in _spelt_out(chosen)]
+        run = load_config(config, overrides)
+        name = _name(run.attention, {key: chosen[key] for key in several})
+        if name in points:
+            raise LrkvError(f"two runs of the sweep would be called {name}: change one setting")
+        overrides.append(f"run_dir={Path(out or f'runs/{run.name}') / name}")
+        points[name] = Point(name, load_config(config, overrides), (config, *overrides))
+    return list(points.values())
+
+
+def _axes(config: str, settings: Sequence[str]) -> dict[str, list[str]]:
+    axes: dict[str, list[str]] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key or not text:
+            raise LrkvError(f"{setting!r} is not a setting: write key=value or key=value,value")
+        if key == "run_dir":
+            raise LrkvError("each run of a sweep has its own directory: use --out FOLDER")
+        values = _split(text)
+        if key in axes or len(set(values)) < len(values):
+            raise LrkvError(f"{setting} repeats itself: give each key and each value once")
+        axes[key] = values
+    twice = [key for key in SEEDED if key in axes and "seed" in axes]
+    if twice:
+        raise LrkvError(f"seed sets {twice[0]} too: give one of them")
+    if axes.get("attention") == ["all"]:
+        axes["attention"] = list(load_config(config).variants)
+    return axes
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        else:
+            depth += (character in "[{") - (character in "]}")
+        if character == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _spelt_out(chosen: dict[str, str]) -> list[tuple[str, str]]:
+    plain = [(key, value) for key, value in chosen.items() if key != "seed"]
+    return plain + [(key, chosen["seed"]) for key in SEEDED if "seed" in chosen]
+
+
+def _name(variant: str, chosen: dict[str, str]) -> str:
+    """As `lrkv-rank16-seed0`: the variant, then what varies, the seed last."""
+    rest = sorted((k for k in chosen if k != "attention"), key=lambda key: key == "seed")
+    parts = [key.rpartition(".")[2] + chosen[key] for key in rest]
+    return re.sub(r"[^\w.+-]+", "_", "-".join([variant, *parts]))

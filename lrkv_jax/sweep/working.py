@@ -1,0 +1,146 @@
+"""Running a sweep's points: each is trained and evaluated in processes of its own.
+
+A point that is done is skipped, one that was begun goes on from its checkpoint, and one that fails
+is reported and does not stop the others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
+from lrkv_jax.sweep.grid import Point
+from lrkv_jax.sweep.state import State, state_of
+
+LRKV = (sys.executable, "-m", "lrkv_jax")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a point ended; `error` is what its process said last, None unless it failed."""
+
+    point: Point
+    state: State
+    seconds: float
+    error: str | None = None
+
+
+class _Processes:
+    """The children that run now: told to save and leave when this process is told to stop."""
+
+    def __init__(self):
+        self.stopped: int | None = None
+        self._running: set[subprocess.Popen] = set()
+        self._lock = threading.Lock()
+
+    def run(self, command: list[str], log: Path, cores: set[int] | None) -> int:
+        """A command's exit code; 75 if it was never started because of a signal."""
+        with self._lock:
+            if self.stopped is not None:
+                return EXIT_START_AGAIN
+            with log.open("ab") as output:
+                child = subprocess.Popen(
+                    command, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                    preexec_fn=lambda: _prepare(cores), start_new_session=True,
+                )  # fmt: skip
+            self._running.add(child)
+        if self.stopped is not None:  # told to stop while this one was started
+            child.send_signal(signal.SIGTERM)
+        try:
+            return child.wait()
+        finally:
+            with self._lock:
+                self._running.discard(child)
+
+    def stop(self, number: int, frame: object = None) -> None:
+        """The handler of SIGINT and SIGTERM; a second one is passed on and ends them at once."""
+        self.stopped = number
+        for child in list(self._running):
+            child.send_signal(signal.SIGTERM)
+
+
+def work(
+    points: Sequence[Point],
+    *,
+    tasks: Sequence[str],
+    jobs: int = 1,
+    logs: Path,
+    told: Callable[[Outcome], None],
+) -> bool:
+    """Bring every point to its end, `jobs` at a time; `told` hears of each, skipped ones included.
+
+    Jobs that run side by side share this process's cores evenly, each on its own. What a point's
+    processes print goes to a file of its name in `logs`. On SIGINT or SIGTERM running points save
+    and end; False is then returned, and the same call goes on later.
+
+    Raises `LrkvError` before anything starts if a directory holds another run, or `jobs` is not
+    from 1 to the number of cores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if not 1 <= jobs <= len(cores):
+        raise LrkvError(f"--jobs {jobs}: use 1 to {len(cores)}, the cores that there are")
+    states = {point.name: state_of(point, tasks) for point in points}
+    logs.mkdir(parents=True, exist_ok=True)
+    places: SimpleQueue[set[int] | None] = SimpleQueue()
+    for job in range(jobs):
+        places.put(set(cores[job::jobs]) if jobs > 1 else None)
+    processes = _Processes()
+
+    def finish(point: Point) -> None:
+        if states[point.name].name == "done":
+            told(Outcome(point, states[point.name], 0.0))
+            return
+        place = places.get()
+        try:
+            told(_finish(point, tasks, processes, logs, place))
+        finally:
+            places.put(place)
+
+    before = {n: signal.signal(n, processes.stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            for done in [pool.submit(finish, point) for point in points]:
+                done.result()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return processes.stopped is None
+
+
+def _finish(point, tasks, processes: _Processes, logs: Path, cores: set[int] | None) -> Outcome:
+    began = time.monotonic()
+    log = logs / f"{point.name}.log"
+    evaluate = [*LRKV, "evaluate", str(point.directory), "--tasks", ",".join(tasks)]
+    for command in ([*LRKV, "train", *point.arguments], evaluate):
+        code = processes.run(command, log, cores)
+        if code:
+            break
+    seconds = time.monotonic() - began
+    error = None
+    if code not in (0, EXIT_START_AGAIN) and processes.stopped is None:
+        error = f"exit code {code}: {_last_line(log)}"
+    return Outcome(point, state_of(point, tasks), seconds, error)
+
+
+def _prepare(cores: set[int] | None) -> None:
+    """In the child: its cores, and to save and leave if this process is killed."""
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing"

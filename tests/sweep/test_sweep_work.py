@@ -1,0 +1,89 @@
+"""A sweep does each run once, goes on after anything, and lets no failure stop the others."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.sweep import grid, work, working
+
+HERE = Path(__file__).parent
+NANO = "configs/nano.yaml"
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    monkeypatch.setattr(working, "LRKV", (sys.executable, str(HERE / "stand_in.py")))
+
+
+def run(points, folder, **how):
+    outcomes = []
+    how = {"tasks": ["bpb"], "logs": folder / "logs", "told": outcomes.append, **how}
+    return work(points, **how), {outcome.point.name: outcome for outcome in outcomes}
+
+
+def starts(point):
+    return (point.directory / "starts").read_text().splitlines()
+
+
+def test_done_runs_are_skipped_and_a_failure_stops_no_other(tmp_path, stand_in):
+    points = grid(NANO, ["attention=mha,mqa,gqa"], str(tmp_path))
+    ended, first = run(points, tmp_path)
+    assert ended and [first[p.name].state.name for p in points] == ["done", "begun", "done"]
+    assert "no multi-query today" in first["mqa"].error and first["mha"].error is None
+    assert "no multi-query today" in (tmp_path / "logs" / "mqa.log").read_text()
+    run(points, tmp_path)
+    assert [len(starts(point)) for point in points] == [1, 2, 1]
+    run(points, tmp_path, tasks=["bpb", "agreement"])  # trained, but not evaluated on both
+    assert [len(starts(point)) for point in points] == [2, 3, 2]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_runs_side_by_side_share_the_cores(tmp_path, stand_in):
+    points = grid(NANO, ["attention=mha,gqa", "seed=0,1"], str(tmp_path))
+    run(points, tmp_path, jobs=2)
+    cores = [set(json.loads(starts(point)[0])) for point in points]
+    assert set.union(*cores) == os.sched_getaffinity(0)
+    a, b = sorted({frozenset(c) for c in cores}, key=min)
+    assert not a & b
+
+
+def test_more_jobs_than_cores_are_refused(tmp_path):
+    points = grid(NANO, ["attention=mha"], str(tmp_path))
+    with pytest.raises(LrkvError, match=r"--jobs 1000: use 1 to \d+"):
+        run(points, tmp_path, jobs=1000)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_sweep_lets_its_runs_save_and_goes_on_later(tmp_path, stand_in, number):
+    """However it ends: a run whose sweep is killed is told by the kernel."""
+    arguments = [NANO, "attention=mla,mha", "--out", str(tmp_path), "--tasks", "bpb"]
+    code = (
+        "import sys; from lrkv_jax import cli; from lrkv_jax.sweep import working; "
+        f"working.LRKV = (sys.executable, {str(HERE / 'stand_in.py')!r}); "
+        f"sys.argv = ['lrkv', 'sweep', *{arguments!r}]; cli.main()"
+    )
+    swept = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    mla = tmp_path / "mla"
+    until((mla / "waits").exists)
+    swept.send_signal(number)
+    _, said = swept.communicate(timeout=20)
+    assert swept.returncode == (-9 if number == signal.SIGKILL else 75), said
+    until((mla / "stopped").exists)
+    points = grid(NANO, ["attention=mla,mha"], str(tmp_path))
+    ended, outcomes = run(points, tmp_path)
+    assert ended and all(outcome.state.name == "done" for outcome in outcomes.values())
+    assert [len(starts(point)) for point in points] == [2, 1]
+
+
+def until(true, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
