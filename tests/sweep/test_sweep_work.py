@@ -12,6 +12,7 @@ import pytest
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.sweep import grid, work, working
+from lrkv_jax.train.metrics import read_metrics
 
 HERE = Path(__file__).parent
 NANO = "configs/nano.yaml"
@@ -87,3 +88,28 @@ def until(true, seconds=20):
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_swept_run_is_the_run_that_train_makes(tmp_path):
+    """The real thing: on one core each, the same command trains the same numbers."""
+    settings = [
+        "quickstart", "attention=mha,lrkv", "train.steps=4", "train.sample_tokens=0",
+        "train.validation_batches=1", f"data.directory={tmp_path / 'data'}",
+    ]  # fmt: skip
+    sweep = [sys.executable, "-m", "lrkv_jax", "sweep", *settings, "--out", str(tmp_path / "all")]
+    environment = {**os.environ, "XLA_FLAGS": ""}
+    swept = subprocess.run(
+        [*sweep, "--tasks", "bpb", "--jobs", "2"], env=environment, capture_output=True, text=True
+    )
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    points = grid(settings[0], settings[1:], str(tmp_path / "all"))
+    again = [sys.executable, "-m", "lrkv_jax", "train", *points[1].arguments]
+    one = str(min(os.sched_getaffinity(0)))
+    alone = tmp_path / "alone"
+    subprocess.run(["taskset", "-c", one, *again, f"run_dir={alone}"], env=environment, check=True)
+    ours, theirs = (read_metrics(directory) for directory in (points[1].directory, alone))
+    assert [row["loss"] for row in ours] == [row["loss"] for row in theirs]
+    assert ours[-1]["validation_bpb"] == theirs[-1]["validation_bpb"]
+    listed = subprocess.run([*sweep, "--tasks", "bpb", "--list"], capture_output=True, text=True)
+    assert listed.stdout.count("done, ") == 2
