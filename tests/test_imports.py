@@ -21,7 +21,7 @@ FLOORS = [
     {"optim", "data", "checkpoint"},
     {"decode"},
     {"train"},
-    {"evals"},
+    {"evals", "analysis"},
     {"bench", "plan", "chat", "generation"},
     {"quickstart"},
     {"cli"},
