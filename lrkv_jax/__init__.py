@@ -22,6 +22,7 @@ _PUBLIC = {
     "Checkpointer": "lrkv_jax.checkpoint",
     "generate": "lrkv_jax.decode",
     "evaluate": "lrkv_jax.evals",
+    "head_diversity": "lrkv_jax.analysis",
 }
 
 __all__ = ["LrkvError", "__version__", *_PUBLIC]

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a file by this content, whole or not at all."""
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps(content, indent=2) + "\n")
+    fresh.replace(path)
 
 
 def flush(directory: Path) -> None:

@@ -21,7 +21,7 @@ FLOORS = [
     {"optim", "data", "checkpoint"},
     {"decode"},
     {"train"},
-    {"evals"},
+    {"evals", "analysis"},
     {"comparison"},
     {"artefacts"},
     {"bench", "plan", "chat", "generation", "sweep"},

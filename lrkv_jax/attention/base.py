@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.attention.on_mesh import on_mesh
 from lrkv_jax.attention.tiles import attend_tiles
 from lrkv_jax.attention.whole_sequences import attend_whole, on_tensor
@@ -88,6 +89,10 @@ class Attention(nnx.Module):
 
     def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
         """The cache as `jax.ShapeDtypeStruct`s."""
+        raise NotImplementedError
+
+    def head_weights(self) -> HeadWeights:
+        """Each head's matrices in float64, as if it shared none with another."""
         raise NotImplementedError
 
     # What every variant then has.

@@ -13,10 +13,12 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention, lengths_of, write
+from lrkv_jax.attention.head_weights import HeadWeights, by_head, in_float64
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.grouped_decode import grouped_decode
 from lrkv_jax.nn.weight import weight
@@ -76,3 +78,10 @@ class GroupedAttention(Attention):
         k_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.key[...].astype(x_BTD.dtype))
         v_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.value[...].astype(x_BTD.dtype))
         return GroupedCache(self.normed(self.rotated(k_BTGK, positions_BT)), v_BTGK)
+
+    def head_weights(self):
+        key_HDK, value_HDK = (
+            np.repeat(by_head(weight), self.config.heads // self.groups, axis=0)
+            for weight in (self.key, self.value)
+        )
+        return HeadWeights(by_head(self.query), key_HDK, value_HDK, in_float64(self.output))

@@ -18,10 +18,12 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention, lengths_of, write
+from lrkv_jax.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
 from lrkv_jax.nn.norm import inverse_rms
@@ -159,6 +161,25 @@ class LowRankAttention(Attention):
         latent = jax.ShapeDtypeStruct(cached, dtype) if R else None
         norm = jax.ShapeDtypeStruct((batch, H if R else 1, length), jnp.float32)
         return LowRankCache(shared, shared, latent, latent, norm if self.config.qk_norm else None)
+
+    def head_weights(self):
+        query_HDK, output_HKD = by_head(self.query), in_float64(self.output)
+        if not self.rank:  # MQA: there are no parts
+            shared = (
+                np.broadcast_to(in_float64(w), query_HDK.shape) for w in (self.key, self.value)
+            )
+            return HeadWeights(query_HDK, *shared, output_HKD)
+        key, value = (
+            SharedResidual(
+                in_float64(getattr(self, name)),
+                in_float64(getattr(self, f"{name}_down")),
+                in_float64(getattr(self, f"{name}_up")),
+            )
+            for name in ("key", "value")
+        )
+        return HeadWeights(
+            query_HDK, key.total_HDK, value.total_HDK, output_HKD, key_parts=key, value_parts=value
+        )
 
     def _query(self, x_BTD):
         """The normed query before its rotation, which commutes with the norm."""

@@ -21,6 +21,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention, lengths_of, write
+from lrkv_jax.attention.head_weights import HeadWeights, by_head, in_float64
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.latent_decode import latent_decode
 from lrkv_jax.nn.norm import rms_norm
@@ -113,3 +114,13 @@ class LatentAttention(Attention):
         key_BTP = x_BTD @ self.rope_key[...].astype(x_BTD.dtype)
         rotated_BTP = self.rotated(key_BTP[:, :, None], positions_BT)[:, :, 0]
         return LatentCache(latent_BTC, self.normed(rotated_BTP))
+
+    def head_weights(self):
+        down_DC, positions = in_float64(self.down), {}
+        if self.rope_key is not None:
+            positions["query_rope_HDP"] = by_head(self.query_rope)
+            positions["rope_key_DP"] = in_float64(self.rope_key)
+        return HeadWeights(
+            by_head(self.query), down_DC @ by_head(self.up_key), down_DC @ by_head(self.up_value),
+            in_float64(self.output), **positions,
+        )  # fmt: skip

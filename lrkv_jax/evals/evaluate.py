@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from lrkv_jax.checkpoint.manifest import versions
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Engine
+from lrkv_jax.disk import write_json
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals import arc, gsm8k, humaneval, mmlu
 from lrkv_jax.evals.agreement import decode_agreement
@@ -98,10 +98,10 @@ def evaluate(
         }
         path = Path(directory) / "evaluations" / f"{name}-{settings.style}-step{run.step}.json"
         path.parent.mkdir(exist_ok=True)
-        _write(path, {**about, **how, **result[name], "records": records})
+        write_json(path, {**about, **how, **result[name], "records": records})
     if asked.keys() == BENCHMARKS.keys():
         result["combined"] = sum(result[name]["score"] for name in asked) / len(asked)
-    _write(Path(directory) / "evaluation.json", result)
+    write_json(Path(directory) / "evaluation.json", result)
     return result
 
 
@@ -161,10 +161,3 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
 
 
 TASKS = {"bpb": _held_out, "agreement": _agreement}
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps(content, indent=2) + "\n")
-    fresh.replace(path)

@@ -1,0 +1,6 @@
+"""What trained heads look like: how diverse, how large, how well factored (`docs/analysis.md`)."""
+
+from lrkv_jax.analysis.run import analyse, analyse_steps, head_diversity
+from lrkv_jax.analysis.weights import head_weights
+
+__all__ = ["analyse", "analyse_steps", "head_diversity", "head_weights"]

@@ -1,0 +1,207 @@
+"""How different a layer's heads are: their bilinear forms compared, and the spectrum of that.
+
+A head's form is A_h = L_h R_hᵀ, D × D: with (L, R) = (W^Q, W^K) what decides its logits, with
+(W^V, W^Oᵀ) what it writes. A form does not change when (L, R) becomes (L G, R G⁻ᵀ), and neither
+does anything here. No form is ever made: ⟨A_i, A_j⟩ = tr(A_iᵀ A_j) = Σ (L_iᵀ L_j) ∘ (R_iᵀ R_j).
+
+H heads  D model width  W width of a head's factors
+LRKV (https://arxiv.org/abs/2601.11471), appendix on head diversity; `docs/analysis.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from lrkv_jax.errors import LrkvError
+
+# Cosines are sums of D·W² products: exact to about 1e-14, and eigenvalues with them. What is below
+# this share of the heads is rounding; two heads a millionth apart count as one.
+ROUNDING = 1e-12
+
+
+def gram(left_HDW: Float[np.ndarray, "H D W"], right_HDW: Float[np.ndarray, "H D W"]):
+    """⟨A_i, A_j⟩ of every two forms A_h = L_h R_hᵀ: float64 [H, H].
+
+    2 D (H W)² multiplications and additions; beside its arguments it holds a copy of both and two
+    arrays of W × H W.
+    """
+    H, _, W = left_HDW.shape
+    left_DV, right_DV = (
+        np.concatenate(np.asarray(factor, np.float64), axis=1) for factor in (left_HDW, right_HDW)
+    )
+    gram_HH = np.empty((H, H))
+    for i in range(H):
+        own, rest = (
+            slice(i * W, (i + 1) * W),
+            slice(i * W, None),
+        )  # j ≥ i: the other half mirrors it
+        products = (left_DV[:, own].T @ left_DV[:, rest]) * (right_DV[:, own].T @ right_DV[:, rest])
+        gram_HH[i, i:] = gram_HH[i:, i] = products.sum(axis=0).reshape(-1, W).sum(axis=1)
+    return gram_HH
+
+
+def normalised(gram_HH: Float[np.ndarray, "H H"]) -> Float[np.ndarray, "H H"]:
+    """Cosines of forms, in [−1, 1]. A form of zero is like nothing, itself included: its row is 0."""
+    norms_H = np.sqrt(np.diag(gram_HH))
+    inverse_H = np.divide(1.0, norms_H, out=np.zeros_like(norms_H), where=norms_H > 0)
+    return gram_HH * inverse_H[:, None] * inverse_H
+
+
+def centred(gram_HH: Float[np.ndarray, "H H"]) -> Float[np.ndarray, "H H"]:
+    """The Gram matrix of the same vectors less their mean (kernel PCA: Schölkopf et al. 1998)."""
+    rows_H = gram_HH.mean(axis=0)
+    return gram_HH - rows_H - rows_H[:, None] + rows_H.mean()
+
+
+def mean_off_diagonal(gram_HH: Float[np.ndarray, "H H"]) -> float | None:
+    """Mean over pairs of different heads; None where there is one head."""
+    H = len(gram_HH)
+    return float((gram_HH.sum() - np.trace(gram_HH)) / (H * (H - 1))) if H > 1 else None
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues of a Gram matrix of H heads' cosines, largest first, and what they come to.
+
+    `cap` is the largest effective rank that there can be: H, or H − 1 once the mean is taken out,
+    because H vectors that sum to zero span H − 1 dimensions.
+    """
+
+    values_H: Float[np.ndarray, "H"]
+    cap: int
+
+    @property
+    def total(self) -> float:
+        return float(self.values_H.sum())
+
+    @property
+    def shares_H(self) -> Float[np.ndarray, "H"]:
+        """Of the total; all zero where that is."""
+        return self.values_H / self.total if self.total else self.values_H
+
+    @property
+    def effective_rank(self) -> float:
+        """exp(−Σ p log p) of the shares p: n for n equal ones. 0 where there is nothing to share,
+        as among identical heads less their mean."""
+        shares = self.shares_H[self.shares_H > 0]
+        return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else 0.0
+
+    @property
+    def percent_of_heads(self) -> float:
+        """The effective rank as the paper prints it."""
+        return 100 * self.effective_rank / len(self.values_H)
+
+    @property
+    def percent_of_cap(self) -> float | None:
+        """None where the cap is 0: one head, centred."""
+        return 100 * self.effective_rank / self.cap if self.cap else None
+
+    @property
+    def cumulative_H(self) -> Float[np.ndarray, "H"]:
+        """Share of the total in the first 1, 2, … H components."""
+        return np.cumsum(self.shares_H)
+
+    def components(self, share: float = 0.9) -> int:
+        """The fewest components that hold `share` of the total; 0 where that is zero."""
+        if not self.total:
+            return 0
+        return int(np.argmax(self.cumulative_H >= share - ROUNDING)) + 1
+
+    def summary(self) -> dict[str, float | None]:
+        """The numbers, without the curves."""
+        return {
+            "effective_rank": self.effective_rank,
+            "percent_of_heads": self.percent_of_heads,
+            "percent_of_cap": self.percent_of_cap,
+            "components_90": self.components(0.9),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        curves = {"spectrum": self.values_H.tolist(), "cumulative": self.cumulative_H.tolist()}
+        return {**curves, **self.summary(), "cap": self.cap}
+
+
+def spectrum(gram_HH: Float[np.ndarray, "H H"], *, cap: int) -> Spectrum:
+    """The eigenvalues of a normalised Gram matrix, or of a centred one.
+
+    None is negative but by rounding: those within `ROUNDING` of zero, on either side, are set to
+    it, so that what is not there adds no entropy. Raises `LrkvError` for a matrix with others.
+    """
+    values_H = np.linalg.eigvalsh(gram_HH)[::-1]
+    nothing = ROUNDING * len(gram_HH)
+    if values_H[-1] < -nothing:
+        raise LrkvError(
+            f"a Gram matrix has no negative eigenvalue, and this one's is {values_H[-1]:.3g}: give "
+            "the inner products of one family of heads"
+        )
+    return Spectrum(np.where(values_H > nothing, values_H, 0.0), cap)
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """One layer's heads: cosines of their forms, and their spectra with and without the mean."""
+
+    gram_HH: Float[np.ndarray, "H H"]
+    uncentred: Spectrum
+    centred: Spectrum
+
+    @property
+    def mean_off_diagonal(self) -> float | None:
+        """The mean cosine of two different heads."""
+        return mean_off_diagonal(self.gram_HH)
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers, without the curves."""
+        return {
+            "mean_off_diagonal": self.mean_off_diagonal,
+            "uncentred": self.uncentred.summary(),
+            "centred": self.centred.summary(),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "gram": self.gram_HH.tolist(),
+            "mean_off_diagonal": self.mean_off_diagonal,
+            "uncentred": self.uncentred.as_dict(),
+            "centred": self.centred.as_dict(),
+        }
+
+
+def diversity(
+    left_HDW: Float[np.ndarray, "H D W"], right_HDW: Float[np.ndarray, "H D W"]
+) -> Diversity:
+    """Compare the forms A_h = L_h R_hᵀ of one layer's heads."""
+    cosines_HH = normalised(gram(left_HDW, right_HDW))
+    H = len(cosines_HH)
+    return Diversity(
+        cosines_HH, spectrum(cosines_HH, cap=H), spectrum(centred(cosines_HH), cap=H - 1)
+    )
+
+
+def compensation(
+    measured: Mapping[str, Any], null: Mapping[str, Any], heads: int
+) -> dict[str, float | None]:
+    """How the effective rank changes when the mean is taken out, in percentage points.
+
+    `measured` and `null` are (means of) `Diversity.summary`. `of_cap` is the change as a share of
+    what is possible: positive where the heads have a direction in common, as where they share keys,
+    and differ in all others. `of_heads` is the paper's; centring takes `of_heads_by_cap` =
+    −100 / H points from any model, a random one too.
+    """
+
+    def change(summary: Mapping[str, Any], unit: str) -> float | None:
+        after, before = summary["centred"][unit], summary["uncentred"][unit]
+        return None if after is None or before is None else after - before
+
+    return {
+        "of_cap": change(measured, "percent_of_cap"),
+        "of_cap_null": change(null, "percent_of_cap"),
+        "of_heads": change(measured, "percent_of_heads"),
+        "of_heads_null": change(null, "percent_of_heads"),
+        "of_heads_by_cap": -100 / heads,
+    }

@@ -1,0 +1,67 @@
+"""How LRKV's residuals lie against its shared part: cosines and principal angles.
+
+H heads  D model width  K head width  R residual rank
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from lrkv_jax.attention.head_weights import HeadWeights, SharedResidual
+
+
+def cosines(parts: SharedResidual) -> Float[np.ndarray, "H"]:
+    """⟨W_shared, U_h B_hᵀ⟩ / (‖W_shared‖ ‖U_h B_hᵀ‖) of each head; 0 where a norm is."""
+    residual_HDK = parts.residual_HDK
+    products_H = np.einsum("DK,HDK->H", parts.shared_DK, residual_HDK, optimize=True)
+    norms_H = np.linalg.norm(parts.shared_DK) * np.linalg.norm(residual_HDK, axis=(1, 2))
+    return np.divide(products_H, norms_H, out=np.zeros_like(norms_H), where=norms_H > 0)
+
+
+def principal_cosines(first_DM: Float[np.ndarray, "D M"], second_DN: Float[np.ndarray, "D N"]):
+    """Cosines of the principal angles between two column spaces, largest first: min(ranks) of them.
+
+    Björck & Golub 1973: singular values of Q₁ᵀ Q₂ for orthonormal bases Q. Exact to rounding in the
+    cosine, so that angles below about 1e-8 are not told from 0.
+    """
+    overlap = _basis(first_DM).T @ _basis(second_DN)
+    return np.clip(np.linalg.svd(overlap, compute_uv=False), 0.0, 1.0)
+
+
+def _basis(matrix_DN):
+    """An orthonormal basis of the column space, without the directions that are rounding."""
+    left_DN, values_N, _ = np.linalg.svd(matrix_DN, full_matrices=False)
+    least = values_N[0] * max(matrix_DN.shape) * np.finfo(np.float64).eps
+    return left_DN[:, values_N > least]
+
+
+def geometry(heads: HeadWeights) -> dict[str, Any] | None:
+    """{"key", "value"} of a layer with parts; None for variants that have none.
+
+    `cosine` is each head's, with a random residual's standard deviation 1/√(D K) in `cosine_null_sd`
+    (its mean is 0). `principal_cosines` are R a head, between the columns of W_shared, K dimensions
+    of D, and those of U_h; a random U_h has the mean square K / D, `mean_square_null`. All are the
+    same for U G, B G⁻ᵀ. Row spaces are not compared: W_shared's is all K dimensions.
+    """
+    if heads.key_parts is None:
+        return None
+    return {"key": _geometry(heads.key_parts), "value": _geometry(heads.value_parts)}
+
+
+def _geometry(parts: SharedResidual) -> dict[str, Any]:
+    D, K = parts.shared_DK.shape
+    cosines_H = cosines(parts)
+    principal = [principal_cosines(parts.shared_DK, down_DR) for down_DR in parts.down_HDR]
+    squares = np.concatenate(principal) ** 2
+    return {
+        "cosine": cosines_H.tolist(),
+        "mean_cosine": float(cosines_H.mean()),
+        "mean_absolute_cosine": float(np.abs(cosines_H).mean()),
+        "cosine_null_sd": (D * K) ** -0.5,
+        "principal_cosines": [values.tolist() for values in principal],
+        "mean_square": float(squares.mean()),
+        "mean_square_null": min(K / D, 1.0),
+    }

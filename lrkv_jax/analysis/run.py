@@ -1,0 +1,158 @@
+"""`analyse`: every statistic of a trained run's heads, as JSON; `analyse_steps`: how they came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lrkv_jax.analysis.diversity import Diversity, compensation, diversity
+from lrkv_jax.analysis.factorisation import factorisation
+from lrkv_jax.analysis.geometry import geometry
+from lrkv_jax.analysis.magnitude import magnitude
+from lrkv_jax.analysis.null import null
+from lrkv_jax.analysis.statistics import mean
+from lrkv_jax.analysis.weights import head_weights
+from lrkv_jax.attention.head_weights import HeadWeights
+from lrkv_jax.checkpoint.inspect import entries
+from lrkv_jax.config import LRKV, ModelConfig, RunConfig
+from lrkv_jax.disk import write_json
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.train.restore import TrainedRun, load_run
+from lrkv_jax.train.run_dir import read_run
+
+FORMS = {"query_key": HeadWeights.query_key, "value_output": HeadWeights.value_output}
+
+
+def head_diversity(config: ModelConfig, params: Any) -> dict[str, list[Diversity]]:
+    """{"query_key", "value_output"}: each layer's heads compared, first layer to last.
+
+    `params` as `load_run(run).params` gives them. Raises `LrkvError` where they are not finite.
+    """
+    layers = [
+        {name: diversity(*factors(heads)) for name, factors in FORMS.items()}
+        for heads in head_weights(config, params)
+    ]
+    return {name: [layer[name] for layer in layers] for name in FORMS}
+
+
+def analyse(
+    directory: str | Path,
+    *,
+    step: int | str | None = None,
+    null_seeds: int = 8,
+    ranks: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Everything about a run's heads, at its newest step unless `step` names one or is "best".
+
+    Writes it to `analysis.json` in the run's directory, and returns it (`docs/analysis.md` has the
+    schema). `null_seeds` random layers make the null; factorisations are fitted at `ranks`, by
+    default LRKV's own, or that of the configuration's LRKV line. Raises `LrkvError` for a run that
+    cannot be read, weights that are not finite and ranks that no head has.
+    """
+    run = load_run(directory, step=step)
+    model = run.config.model
+    ranks = _ranks(run.config, ranks)
+    result = {**_about(directory, run.config), "step": run.step}
+    layers = [_layer(heads, ranks) for heads in head_weights(model, run.params)]
+    random = null(model, seeds=null_seeds)
+    for name in FORMS:
+        found = [layer[name] for layer in layers]
+        average = mean([each.summary() for each in found])
+        result[name] = {
+            "per_layer": [each.as_dict() for each in found],
+            "mean": average,
+            "null": random[name],
+            "compensation": compensation(average, random[name]["mean"], model.heads),
+        }
+    for name in ("magnitude", "geometry"):
+        result[name] = _over_layers([layer[name] for layer in layers])
+    result["factorisation"] = [
+        {"rank": rank, **_over_layers([layer["factorisation"][index] for layer in layers])}
+        for index, rank in enumerate(ranks)
+    ]
+    write_json(Path(directory) / "analysis.json", result)
+    return result
+
+
+def analyse_steps(directory: str | Path) -> dict[str, Any]:
+    """The main statistics, as means over layers, of every checkpoint that the run still has.
+
+    Writes {…, "steps": [{"step", "query_key", "value_output", "magnitude", "geometry"}, …],
+    "skipped": [{"step", "reason"}, …]} to `analysis_steps.json` in its directory, and returns it. A
+    damaged step is skipped, and named. Raises `LrkvError` if there is no run or no sound step.
+    """
+    config = read_run(directory)
+    result = {**_about(directory, config), "steps": [], "skipped": []}
+    for entry in entries(directory):
+        try:
+            if entry.damage is not None:
+                raise LrkvError(entry.damage)
+            run = load_run(directory, step=entry.step)
+        except LrkvError as error:
+            result["skipped"].append({"step": entry.step, "reason": str(error)})
+            continue
+        result["steps"].append({"step": entry.step, **_moment(run)})
+    if not result["steps"]:
+        raise LrkvError(f"{directory} has no sound checkpoint: train it with train.save_every")
+    write_json(Path(directory) / "analysis_steps.json", result)
+    return result
+
+
+def _about(directory: str | Path, config: RunConfig) -> dict[str, Any]:
+    """What was analysed."""
+    model = config.model
+    shape = {name: getattr(model, name) for name in ("layers", "width", "heads", "head_width")}
+    variant = model.attention.model_dump()  # its kind and its own settings: rank, latent, …
+    return {
+        "run": str(directory), "variant": config.attention, **variant, **shape,
+        "settings": model.model_dump(mode="json"),
+    }  # fmt: skip
+
+
+def _layer(heads: HeadWeights, ranks: Iterable[int]) -> dict[str, Any]:
+    return {
+        **{name: diversity(*factors(heads)) for name, factors in FORMS.items()},
+        "magnitude": magnitude(heads),
+        "geometry": geometry(heads),
+        "factorisation": [factorisation(heads, rank) for rank in ranks],
+    }
+
+
+def _moment(run: TrainedRun) -> dict[str, Any]:
+    layers = [_layer(heads, ()) for heads in head_weights(run.config.model, run.params)]
+    forms = {name: mean([layer[name].summary() for layer in layers]) for name in FORMS}
+    others = {
+        name: whole and whole["mean"]
+        for name in ("magnitude", "geometry")
+        for whole in [_over_layers([layer[name] for layer in layers])]
+    }
+    return {**forms, **others}
+
+
+def _over_layers(layers: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Each layer's numbers and their means; lists, such as one number a head, have none."""
+    if layers[0] is None:
+        return None
+    return {"per_layer": layers, "mean": mean([_numbers(layer) for layer in layers])}
+
+
+def _numbers(tree: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _numbers(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+        if not isinstance(value, list)
+    }
+
+
+def _ranks(config: RunConfig, ranks: Sequence[int] | None) -> list[int]:
+    """The ranks to fit at."""
+    if ranks is None:
+        lines = [config.model.attention, *config.variants.values()]
+        own = [line.rank for line in lines if isinstance(line, LRKV) and line.rank]
+        return own[:1] or [max(1, config.model.head_width // 4)]
+    most = min(config.model.width, config.model.head_width)
+    wrong = [rank for rank in ranks if not 0 <= rank <= most]
+    if wrong:
+        raise LrkvError(f"rank = {wrong[0]}: use 0 to {most}")
+    return list(ranks)

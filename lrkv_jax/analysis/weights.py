@@ -1,0 +1,32 @@
+"""From a model's parameters to its heads as matrices, a layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from lrkv_jax.attention import make_attention
+from lrkv_jax.attention.head_weights import HeadWeights
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.errors import LrkvError
+
+
+def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
+    """Each layer's heads, first to last, of parameters as `load_run(run).params` gives them.
+
+    One layer is in float64 at a time: at 4096 × 4096 its matrices are 0.5 GB. The layer's input is
+    what the matrices meet: the stream after its norm, and after that norm's gain where it has one.
+    Raises `LrkvError` for weights that are not finite.
+    """
+    stacked = jax.tree.map(np.asarray, params["blocks"]["attention"])
+    for name, leaf in stacked.items():
+        if not np.isfinite(leaf).all():
+            raise LrkvError(f"blocks.attention.{name} is not finite: analyse an earlier step")
+    graph, state = nnx.split(nnx.eval_shape(lambda: make_attention(config, rngs=nnx.Rngs(0))))
+    for layer in range(config.layers):
+        nnx.replace_by_pure_dict(state, jax.tree.map(lambda leaf, at=layer: leaf[at], stacked))
+        yield nnx.merge(graph, state).head_weights()

@@ -1,0 +1,130 @@
+"""What an analysis may not see: changes of basis that leave the model's logits as they are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from variants import FIVE, LRKVS, error, random_params, small
+
+from lrkv_jax.analysis import head_weights
+from lrkv_jax.analysis.diversity import diversity, gram
+from lrkv_jax.analysis.geometry import cosines, principal_cosines
+from lrkv_jax.attention.head_weights import SharedResidual
+from lrkv_jax.nn.rope import rope_angles, rotate
+
+H, D, K = 4, 14, 6
+OFFSETS = range(-7, 8)
+
+
+def heads(seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((H, D, K)), rng.standard_normal((H, D, K))
+
+
+def rotations(seed=1):
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((H, K, K)))[0]
+
+
+def pair_rotations(seed=1):
+    """A rotation of each head's every frequency pair (j, j + K / 2), by angles of its own."""
+    angles_HJ = np.random.default_rng(seed).uniform(-np.pi, np.pi, (H, K // 2))
+    turns, j = np.zeros((H, K, K)), np.arange(K // 2)
+    turns[:, j, j] = turns[:, j + K // 2, j + K // 2] = np.cos(angles_HJ)
+    turns[:, j, j + K // 2], turns[:, j + K // 2, j] = np.sin(angles_HJ), -np.sin(angles_HJ)
+    return turns
+
+
+def rope(x, position, base=10_000.0):
+    """The model's RoPE of rows x [..., K] at one position, in float64."""
+    angles_J = position * base ** (-2.0 * np.arange(K // 2) / K)
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angles_J), np.sin(angles_J)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def logits(query_HDK, key_HDK, offset):
+    """Of tokens `offset` apart, whose inputs are the D coordinates: every head's D × D form."""
+    return rope(query_HDK, offset) @ key_HDK.swapaxes(1, 2)
+
+
+def change(a, b):
+    """The largest difference over the largest value."""
+    return np.abs(a - b).max() / np.abs(a).max()
+
+
+def test_this_rope_is_the_models():
+    x = np.random.default_rng(0).standard_normal((5, K)).astype(np.float32)
+    for position in (0, 1, 7, 300):
+        cos, sin = rope_angles(np.array(position), K, 10_000.0)
+        assert error(rotate(x, cos, sin), rope(x.astype(np.float64), position)) < 3e-5
+
+
+def test_rotating_a_head_s_queries_and_keys_changes_no_statistic():
+    query, key = heads()
+    turns = rotations()
+    np.testing.assert_allclose(gram(query @ turns, key @ turns), gram(query, key), rtol=1e-10)
+
+
+def test_no_invertible_change_of_basis_changes_a_statistic():
+    query, key = heads()
+    mixes = np.random.default_rng(2).standard_normal((H, K, K)) + 3 * np.eye(K)
+    before = diversity(query, key)
+    after = diversity(query @ mixes, key @ np.linalg.inv(mixes).swapaxes(1, 2))
+    np.testing.assert_allclose(after.gram_HH, before.gram_HH, atol=1e-10)
+    for curve in ("uncentred", "centred"):
+        ranks = [getattr(each, curve).effective_rank for each in (before, after)]
+        assert ranks[1] == pytest.approx(ranks[0], rel=1e-10)
+
+
+def test_a_change_of_the_keys_alone_is_seen():
+    query, key = heads()
+    assert change(gram(query, key), gram(query, key @ rotations())) > 0.1
+
+
+def test_pair_rotations_keep_the_logits_at_every_offset():
+    query, key = heads()
+    turns = pair_rotations()
+    for offset in OFFSETS:
+        moved = logits(query @ turns, key @ turns, offset)
+        assert change(logits(query, key, offset), moved) < 1e-10
+
+
+def test_other_rotations_keep_the_logits_at_offset_zero_alone():
+    """So with RoPE the forms' invariance is larger than the model's: A_h is its offset zero."""
+    query, key = heads()
+    turns = rotations()
+    for offset in OFFSETS:
+        moved = change(logits(query, key, offset), logits(query @ turns, key @ turns, offset))
+        assert moved < 1e-10 if offset == 0 else moved > 0.01
+
+
+def test_the_residuals_gauge_changes_nothing():
+    """U → U G, B → B G⁻ᵀ of each head and family, by any invertible G."""
+    config = small(FIVE["lrkv"], layers=1)
+    (layer,) = head_weights(config, random_params(config))
+    parts = layer.key_parts
+    R = parts.down_HDR.shape[-1]
+    mixes = np.random.default_rng(3).standard_normal((config.heads, R, R)) + 2 * np.eye(R)
+    moved = SharedResidual(
+        parts.shared_DK, parts.down_HDR @ mixes, np.linalg.inv(mixes) @ parts.up_HRK
+    )
+    after = replace(layer, key_HDK=moved.total_HDK, key_parts=moved)
+    np.testing.assert_allclose(moved.total_HDK, parts.total_HDK, atol=1e-10)
+    np.testing.assert_allclose(gram(*after.query_key()), gram(*layer.query_key()), rtol=1e-10)
+    np.testing.assert_allclose(cosines(moved), cosines(parts), atol=1e-10)
+    for before_DR, after_DR in zip(parts.down_HDR, moved.down_HDR, strict=True):
+        found = principal_cosines(parts.shared_DK, after_DR)
+        np.testing.assert_allclose(found, principal_cosines(parts.shared_DK, before_DR), atol=1e-10)
+
+
+def test_a_part_moved_between_shared_and_residual_needs_another_rank():
+    """(W_shared + Δ) + (U Bᵀ − Δ) is the same matrix, but the residual's rank rises by Δ's: so the
+    split is no gauge freedom, whatever the paper says."""
+    config = small(LRKVS["lrkv-full-odd_rank"], layers=1)
+    (layer,) = head_weights(config, random_params(config))
+    parts = layer.key_parts
+    R = parts.down_HDR.shape[-1]
+    rng = np.random.default_rng(4)
+    moved_HDK = parts.residual_HDK - np.outer(rng.standard_normal(24), rng.standard_normal(8))
+    assert np.linalg.matrix_rank(parts.residual_HDK).tolist() == [R] * config.heads
+    assert np.linalg.matrix_rank(moved_HDK).tolist() == [R + 1] * config.heads
