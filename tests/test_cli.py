@@ -55,6 +55,9 @@ def trained(tmp_path_factory, pages):
         (("plan", "configs/6.3b.yaml", "attention=gqa", "attention.kv_heads=5"), "= 5", "use 1,"),
         (("evaluate", "runs/none"), "runs/none", "not a run"),
         (("generate", "runs/none", "--prompt", "x"), "runs/none", "not a run"),
+        (("sweep", QUICK, "attention=mha,mha"), "attention=mha,mha", "each value once"),
+        (("sweep", QUICK, "seed=0,1", "--only", "2"), "--only 2", "0 to 1"),
+        (("analyze", "runs/none"), "runs/none", "give the directory of a run"),
         (("quickstart", "optimizer.warmup=5000"), "optimizer.warmup = 5000", "use at most"),
     ],
 )

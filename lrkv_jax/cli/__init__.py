@@ -7,14 +7,16 @@ import time
 import traceback
 from collections.abc import Callable
 
-from lrkv_jax.cli import bench, checkpoints, commands, data, harness, runs, sweep
+from lrkv_jax.cli import analyze, bench, checkpoints, commands, data, harness, runs, sweep
 from lrkv_jax.cli.shared import app
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
 # For news of a lost process to arrive, which ends this one.
 PEERS_SECONDS = 3
 
-__all__ = ["app", "bench", "checkpoints", "commands", "data", "harness", "main", "runs", "sweep"]
+__all__ = [
+    "analyze", "app", "bench", "checkpoints", "commands", "data", "harness", "main", "runs", "sweep",
+]  # fmt: skip
 
 
 def main() -> None:
