@@ -15,7 +15,8 @@ from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 PEERS_SECONDS = 3
 
 __all__ = [
-    "analyze", "app", "bench", "checkpoints", "commands", "data", "harness", "main", "runs", "sweep",
+    "analyze", "app", "bench", "checkpoints", "commands", "data", "harness", "main", "runs",
+    "sweep",
 ]  # fmt: skip
 
 
