@@ -22,6 +22,8 @@ FLOORS = [
     {"decode"},
     {"train"},
     {"evals"},
+    {"comparison"},
+    {"artefacts"},
     {"bench", "plan", "chat", "generation"},
     {"quickstart"},
     {"cli"},

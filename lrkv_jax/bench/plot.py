@@ -5,24 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lrkv_jax.artefacts.looks import LOOKS
 from lrkv_jax.bench.report import MEASURED, Row
 from lrkv_jax.errors import LrkvError
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; line style and marker carry the
-# same in greyscale.
-LOOKS = {
-    "mha": ("#000000", "-", "o"),
-    "gqa": ("#56B4E9", "--", "s"),
-    "mqa": ("#0072B2", ":", "v"),
-    "mla": ("#CC79A7", "-.", "D"),
-    "lrkv full": ("#D55E00", "-", "^"),
-    "lrkv shared": ("#E69F00", "--", "P"),
-    "lrkv latent": ("#009E73", "-.", "X"),
-}
-NAMES = {
-    "mha": "MHA", "gqa": "GQA", "mqa": "MQA", "mla": "MLA", "lrkv full": "LRKV, rope full",
-    "lrkv shared": "LRKV, rope shared", "lrkv latent": "LRKV, rope latent",
-}  # fmt: skip
 NAIVE = "naive"
 
 
@@ -54,7 +40,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         share = next((r.bytes_over_mha for r in here if r.variant == "lrkv"), None)
         if share:
             column[1].axhline(
-                share, color="#D55E00", linewidth=1.2, linestyle=(0, (1, 2)),
+                share, color=LOOKS["lrkv full"].colour, linewidth=1.2, linestyle=(0, (1, 2)),
                 label="LRKV's bytes over MHA's",
             )  # fmt: skip
         column[0].set_title(f"{scale}, batch {batch}", fontsize=10)
@@ -95,7 +81,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 def _panel(axis, rows: list[Row], value) -> None:
-    for name, (colour, line, marker) in LOOKS.items():
+    for name, variant in LOOKS.items():
         for naive in (False, True):
             mine = [r for r in rows if r.name == name and (r.implementation == NAIVE) == naive]
             if naive and name not in ("mla", "lrkv full"):
@@ -110,7 +96,7 @@ def _panel(axis, rows: list[Row], value) -> None:
             look = {"linewidth": 0.9, "alpha": 0.75, "markersize": 4, "markerfacecolor": "white"}
             if not naive:
                 look = {"linewidth": 1.8, "markersize": 5.5}
-            label = NAMES[name] + (", rebuilt in memory" if naive else "")
+            label = variant.name + (", rebuilt in memory" if naive else "")
             median = [value(best[n]) for n in lengths]
             # The quartiles, on the scale of what is drawn.
             spread = [
@@ -122,8 +108,8 @@ def _panel(axis, rows: list[Row], value) -> None:
                 )
             ]  # fmt: skip
             axis.errorbar(
-                lengths, median, spread, color=colour, linestyle=line, marker=marker,
-                label=label, elinewidth=0.9, capsize=2, **look,
+                lengths, median, spread, label=label, elinewidth=0.9, capsize=2,
+                **variant.style, **look,
             )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from rich.console import Console
 from lrkv_jax.bench import clock, decode
 from lrkv_jax.bench.decode import Settings, run
 from lrkv_jax.bench.files import save
-from lrkv_jax.bench.plot import LOOKS
 from lrkv_jax.bench.report import MEASURED, SKIPPED, Row, as_json, compare_with_mha, exact_shares
 from lrkv_jax.bench.table import print_report
 from lrkv_jax.cli import main
@@ -123,11 +122,6 @@ def test_files_hold_the_report_and_a_picture(swept, tmp_path):
 
     picture = matplotlib.image.imread(paths[1])
     assert picture.shape[0] > 800 and picture.shape[1] > 800 and picture.std() > 0.05
-
-
-def test_lines_differ_without_their_colours():
-    assert len({look[1:] for look in LOOKS.values()}) == len(LOOKS)
-    assert len({look[0] for look in LOOKS.values()}) == len(LOOKS)
 
 
 @pytest.mark.slow

@@ -1,0 +1,46 @@
+"""Tables and figures: how they look, how they are written, and what makes a script one."""
+
+from lrkv_jax.artefacts.artefact import Artefact, Made, command, write
+from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels, style, write_picture
+from lrkv_jax.artefacts.looks import Look, ladder, look, name_of
+from lrkv_jax.artefacts.page import Section, page
+from lrkv_jax.artefacts.printed import (
+    SCALES,
+    Printed,
+    paper_scale,
+    printed,
+    printed_table,
+    verdict,
+)
+from lrkv_jax.artefacts.table import Cell, Column, Row, Table, no_run, write_table
+
+__all__ = [
+    "SCALES",
+    "Artefact",
+    "Cell",
+    "Column",
+    "Look",
+    "Made",
+    "Picture",
+    "Printed",
+    "Row",
+    "Section",
+    "Table",
+    "command",
+    "empty",
+    "ladder",
+    "legend_below",
+    "look",
+    "name_of",
+    "no_run",
+    "page",
+    "panels",
+    "paper_scale",
+    "printed",
+    "printed_table",
+    "style",
+    "verdict",
+    "write",
+    "write_picture",
+    "write_table",
+]

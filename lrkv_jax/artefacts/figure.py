@@ -1,0 +1,112 @@
+"""Pictures: one style, labelled gaps, and files that are the same each time they are made."""
+
+from __future__ import annotations
+
+import io
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "svg.hashsalt": "lrkv",  # ids of the SVG's parts depend on its content alone
+}
+PNG_DPI = 150
+
+
+@dataclass
+class Picture:
+    """A figure and what stands under it.
+
+    `name` is added to the artefact's in file names where an artefact has several; `gaps` say what
+    the figure has no runs for.
+    """
+
+    title: str
+    figure: Figure
+    caption: str = ""
+    gaps: list[str] = field(default_factory=list)
+    name: str = ""
+
+
+def style() -> AbstractContextManager:
+    """The house's style, for as long as figures are made; `Artefact.made` makes them in it."""
+    return matplotlib.rc_context(STYLE)
+
+
+def panels(
+    rows: int = 1, columns: int = 1, *, panel: tuple[float, float] = (4.2, 3.2), **shared
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of equal panels, `panel` inches each; `shared` goes to `Figure.subplots`.
+
+    It belongs to no pyplot state: nothing has to be closed.
+    """
+    figure = Figure(figsize=(panel[0] * columns, panel[1] * rows + 0.5), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **shared)
+    return figure, [list(row) for row in axes]
+
+
+def empty(axis: Axes, text: str) -> None:
+    """Turn a panel into a labelled gap, as in "no run: 2.5b mla"."""
+    axis.clear()
+    axis.grid(False)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for spine in axis.spines.values():
+        spine.set_visible(True)
+        spine.set_color("#BBBBBB")
+        spine.set_linestyle((0, (4, 4)))
+    axis.text(
+        0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#555555",
+        fontsize=9, wrap=True,
+    )  # fmt: skip
+
+
+def legend_below(figure: Figure, columns: int = 5) -> None:
+    """One legend under the panels, each label once."""
+    handles = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        figure.legend(
+            handles.values(), handles.keys(), loc="outside lower center",
+            ncols=min(columns, len(handles)), frameon=False, fontsize=8,
+        )  # fmt: skip
+
+
+def write_picture(picture: Picture, out: Path, name: str) -> list[Path]:
+    """Write NAME.png and NAME.svg; the same figure gives the same bytes each time."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / f"{name}{ending}" for ending in (".png", ".svg")]
+    with style():
+        picture.figure.savefig(paths[0], dpi=PNG_DPI, metadata={"Software": None})
+        picture.figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+    return paths
+
+
+def svg(picture: Picture) -> bytes:
+    """The picture as SVG, in memory."""
+    buffer = io.BytesIO()
+    with style():
+        picture.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()

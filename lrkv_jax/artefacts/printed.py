@@ -1,0 +1,89 @@
+"""What the paper prints, as data, each value with what is wrong with it where something is.
+
+The values are those of arXiv 2601.11471's source, in `printed.yaml`; the verdicts beside them were
+recomputed, and the tests recompute them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lrkv_jax.accounting import training_tokens
+from lrkv_jax.comparison import KINDS, RunRecord
+from lrkv_jax.config import RunConfig, load_config
+
+# Our configurations of the paper's scales, as it calls them.
+SCALES = {"128m": "128M", "512m_8k": "512M", "1.2b": "1.2B", "2.5b": "2.5B", "6.3b": "6.3B"}
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A printed value, its text to the printed digit, and the verdict where it does not hold."""
+
+    value: float
+    text: str
+    verdict: str = ""
+
+
+def printed(*path: str) -> Printed | None:
+    """The value at a place of `printed.yaml`, as in ("table01", "ce", "128m", "lrkv").
+
+    None where the paper prints nothing. A verdict stands for its place and all below it.
+    """
+    node: Any = _data()
+    for key in path:
+        node = node.get(key) if isinstance(node, dict) else None
+    if node is None or isinstance(node, dict):
+        return None
+    text = str(node)
+    return Printed(float(text.rstrip("*%")), text, verdict(*path))
+
+
+def printed_table(name: str) -> dict[str, Any]:
+    """All that is printed of one artefact, as it stands in `printed.yaml`."""
+    return _data()[name]
+
+
+def verdict(*path: str) -> str:
+    """What is wrong with the value at a place, or with a place above it; "" if nothing."""
+    verdicts = _data()["verdicts"]
+    places = ["/".join(path[:depth]) for depth in range(len(path), 0, -1)]
+    return next((verdicts[place] for place in places if place in verdicts), "")
+
+
+@cache
+def _data() -> dict[str, Any]:
+    text = Path(__file__).with_name("printed.yaml").read_text(encoding="utf-8")
+    # As text: 2.530 must stay 2.530.
+    return yaml.load(text, yaml.BaseLoader)
+
+
+def paper_scale(run: RunRecord) -> str | None:
+    """The paper's scale that a run repeats in all that its printed values depend on, or None.
+
+    The model's shape with the variant's size, context, batch, tokens and where they come from, as
+    in the scale's shipped configuration.
+    """
+    scale = run.scale
+    if scale not in SCALES or run.kind not in KINDS or run.midtrained:
+        return None
+    return scale if _shape(run.config) == _shape(_shipped(scale, run.kind)) else None
+
+
+@cache
+def _shipped(scale: str, kind: str) -> RunConfig:
+    return load_config(scale, [f"attention={kind}"])
+
+
+def _shape(config: RunConfig) -> tuple:
+    model, train = config.model, config.train
+    return (
+        model.layers, model.width, model.heads, model.head_width, model.vocabulary,
+        model.attention, train.context, train.batch, training_tokens(config),
+        config.data.hub and config.data.hub.repo,
+    )  # fmt: skip

@@ -1,0 +1,198 @@
+"""A table as Markdown, as LaTeX (booktabs) and as HTML."""
+
+from __future__ import annotations
+
+import html as _html
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
+from lrkv_jax.artefacts.table import Cell, Column, Table, written_number
+
+MARKS = (
+    "Bold: the best mean of its block; ≈: a paired t-test over seeds does not tell it apart from "
+    "the best (Holm, p ≥ 0.05)."
+)
+ONE_SEED = "Bold: the best value of its block; one seed tells no difference from noise."
+_NONE = "—"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A cell's text, whether it is the best, and the footnotes that it carries."""
+
+    text: str
+    best: bool
+    footnotes: tuple[int, ...]
+
+
+class _Written:
+    """A table's cells as text, and its notes, in no format yet."""
+
+    def __init__(self, table: Table):
+        self.table = table
+        self.footnotes: list[str] = []
+        marks = table.marks()
+        self.rows = [
+            (row.block, [
+                self._part(cell, column, marks.get((y, x)))
+                for x, (cell, column) in enumerate(zip(row.cells, table.columns, strict=True))
+            ])
+            for y, row in enumerate(table.rows)
+        ]  # fmt: skip
+        self.notes = list(table.notes)
+        if marks:
+            seeds = max(len(row.cells[x].seeds) for row in table.rows for _, x in marks)
+            self.notes.append(MARKS if seeds > 1 else ONE_SEED)
+        if table.gaps:
+            self.notes.append("Gaps: " + "; ".join(table.gaps) + ".")
+
+    def blocks(self):
+        """(block, its rows' parts), in order."""
+        for block, rows in groupby(self.rows, key=lambda row: row[0]):
+            yield block, [parts for _, parts in rows]
+
+    def groups(self) -> list[tuple[str, int]]:
+        """The headings over the columns, with how many columns each spans; empty if none."""
+        spans = [(g, len(list(same))) for g, same in groupby(self.table.columns, lambda c: c.group)]
+        return spans if any(group for group, _ in spans) else []
+
+    def _part(self, cell: Cell, column: Column, mark: str | None) -> _Part:
+        text = _NONE if cell.value is None else str(cell.value)
+        if isinstance(cell.value, int | float) and not isinstance(cell.value, bool):
+            text = written_number(cell.value, column)
+        if cell.sd is not None:
+            sd = f"{cell.sd:.{column.digits}f}"
+            text += f" ± {sd if float(sd) or not cell.sd else f'{cell.sd:.1g}'}"
+        if mark == "level":
+            text += " ≈"
+        numbers = [self._footnote(cell.note)] if cell.note else []
+        if cell.printed:
+            text += f" (paper {cell.printed.text})"
+            if cell.printed.verdict:
+                numbers.append(self._footnote(cell.printed.verdict))
+        return _Part(text, mark == "best", tuple(numbers))
+
+    def _footnote(self, text: str) -> int:
+        if text not in self.footnotes:
+            self.footnotes.append(text)
+        return self.footnotes.index(text) + 1
+
+
+def markdown(table: Table) -> str:
+    """The table under a heading, its notes beneath."""
+    written = _Written(table)
+
+    def cell(part: _Part) -> str:
+        text = part.text.replace("|", "\\|")
+        text = f"**{text}**" if part.best else text
+        return text + "".join(f" [{n}]" for n in part.footnotes)
+
+    headings = [
+        f"{column.group} {column.heading}".strip().replace("|", "\\|") for column in table.columns
+    ]
+    rules = [":--" if not place else "--:" for place in range(len(headings))]
+    lines = [f"## {table.title}", ""]
+    lines += [table.caption, ""] if table.caption else []
+    lines += [f"| {' | '.join(headings)} |", f"| {' | '.join(rules)} |"]
+    for block, rows in written.blocks():
+        if block:
+            lines.append(f"| *{block}* |{' |' * (len(headings) - 1)}")
+        lines += [f"| {' | '.join(map(cell, parts))} |" for parts in rows]
+    lines += ["", *(f"[{n}] {text}\n" for n, text in enumerate(written.footnotes, 1))]
+    lines += [f"{note}\n" for note in written.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def latex(table: Table, label: str) -> str:
+    """A `table` environment; needs the package booktabs alone."""
+    written = _Written(table)
+
+    def cell(part: _Part) -> str:
+        text = escape_latex(part.text)
+        text = rf"\textbf{{{text}}}" if part.best else text
+        marks = ",".join(map(str, part.footnotes))
+        return text + (rf"\textsuperscript{{{marks}}}" if marks else "")
+
+    width = len(table.columns)
+    lines = [
+        r"\begin{table}[t]", r"\centering",
+        rf"\caption{{{escape_latex(' '.join(filter(None, (table.title + '.', table.caption))))}}}",
+        rf"\label{{tab:{label}}}", r"\small",
+        rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule",
+    ]  # fmt: skip
+    if groups := written.groups():
+        heads, rules, first = [], [], 1
+        for group, span in groups:
+            heads.append(rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(group)}}}")
+            if group:
+                rules.append(rf"\cmidrule(lr){{{first}-{first + span - 1}}}")
+            first += span
+        lines += [" & ".join(heads) + r" \\", " ".join(rules)]
+    lines += [" & ".join(escape_latex(c.heading) for c in table.columns) + r" \\", r"\midrule"]
+    for place, (block, rows) in enumerate(written.blocks()):
+        if place:
+            lines.append(r"\midrule")
+        if block:
+            lines.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape_latex(block)}}}}} \\")
+        lines += [" & ".join(map(cell, parts)) + r" \\" for parts in rows]
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    numbered = [f"[{n}] {text}" for n, text in enumerate(written.footnotes, 1)]
+    notes = [escape_latex(text) for text in (*numbered, *written.notes)]
+    if notes:
+        lines.append(r"\par\smallskip\parbox{\linewidth}{\footnotesize " + r"\\ ".join(notes) + "}")
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def html(table: Table) -> str:
+    """A `figure` with a `table` in it; what is text is escaped."""
+    written, text = _Written(table), _html.escape
+
+    def cell(tag: str) -> Callable[[_Part], str]:
+        def one(part: _Part) -> str:
+            inner = f"<b>{text(part.text)}</b>" if part.best else text(part.text)
+            marks = ",".join(map(str, part.footnotes))
+            return f"<{tag}>{inner}{f'<sup>{marks}</sup>' if marks else ''}</{tag}>"
+
+        return one
+
+    head = ""
+    if groups := written.groups():
+        head = "".join(f'<th colspan="{span}">{text(group)}</th>' for group, span in groups)
+        head = f"<tr>{head}</tr>"
+    head += "<tr>" + "".join(f"<th>{text(c.heading)}</th>" for c in table.columns) + "</tr>"
+    body = []
+    for block, rows in written.blocks():
+        if block:
+            body.append(
+                f'<tr class="block"><th colspan="{len(table.columns)}">{text(block)}</th></tr>'
+            )
+        for first, *rest in rows:
+            body.append("<tr>" + cell("th")(first) + "".join(map(cell("td"), rest)) + "</tr>")
+    numbered = [f"[{n}] {note}" for n, note in enumerate(written.footnotes, 1)]
+    notes = "".join(f"<p>{text(note)}</p>" for note in (*numbered, *written.notes))
+    caption = f"{text(table.title)}. {text(table.caption)}".strip()
+    return (
+        f'<figure class="table"><figcaption>{caption}</figcaption><div class="wide"><table>'
+        f"<thead>{head}</thead><tbody>{''.join(body)}</tbody></table></div>"
+        f'<div class="notes">{notes}</div></figure>'
+    )
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "±": r"$\pm$", "−": r"$-$", "×": r"$\times$", "·": r"$\cdot$", "≈": r"$\approx$",
+    "≤": r"$\leq$", "≥": r"$\geq$", "≪": r"$\ll$", "↓": r"$\downarrow$", "↑": r"$\uparrow$",
+    "→": r"$\rightarrow$", "Δ": r"$\Delta$", "∀": r"$\forall$", "∈": r"$\in$",
+    "²": r"$^2$", "ᵀ": r"$^\top$", "√": r"$\surd$", "Σ": r"$\Sigma$", "—": "---", "–": "--",
+    "…": r"\ldots{}", "‖": r"$\|$", "µ": r"$\mu$",
+}  # fmt: skip
+_SPECIAL = re.compile("|".join(map(re.escape, _LATEX)))
+
+
+def escape_latex(text: str) -> str:
+    """Text as LaTeX prints it, character for character."""
+    return _SPECIAL.sub(lambda found: _LATEX[found.group()], text)

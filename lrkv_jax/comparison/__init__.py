@@ -1,0 +1,22 @@
+"""Finished runs beside one another: what they reached, how soon, and whether they differ."""
+
+from lrkv_jax.comparison.paired import Paired, Spread, against, paired, spread
+from lrkv_jax.comparison.runs import KINDS, Curve, RunRecord, Setting, read_runs, settings
+from lrkv_jax.comparison.sooner import Sooner, sooner, sooner_over_seeds
+
+__all__ = [
+    "KINDS",
+    "Curve",
+    "Paired",
+    "RunRecord",
+    "Setting",
+    "Sooner",
+    "Spread",
+    "against",
+    "paired",
+    "read_runs",
+    "settings",
+    "sooner",
+    "sooner_over_seeds",
+    "spread",
+]

@@ -1,0 +1,111 @@
+"""Means over seeds, and whether two variants differ by more than their noise.
+
+Runs of one seed share data order and the seed of their weights, so they are compared seed by seed:
+Student's paired t-test. Where several variants are compared with one, Holm's step-down keeps the
+chance of any false difference at the level of one test (Holm 1979, Scand. J. Statist. 6:65).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+from jax.scipy.special import betainc
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, sample standard deviation (None of one value) and number of values."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and spread of one value or more."""
+    values = np.asarray(values, np.float64)
+    sd = float(values.std(ddof=1)) if len(values) > 1 else None
+    return Spread(float(values.mean()), sd, len(values))
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A difference over paired values: its mean, its own spread, and the test that it is 0.
+
+    `p` is two-sided, adjusted where the difference is one of several; None of fewer than 2 pairs.
+    """
+
+    difference: float | None
+    sd: float | None
+    n: int
+    t: float | None
+    p: float | None
+
+    @property
+    def differs(self) -> bool:
+        return self.p is not None and self.p < LEVEL
+
+    @property
+    def verdict(self) -> str:
+        """lower, higher, none, or that it cannot be told."""
+        if self.n == 0:
+            return "no seed in common"
+        if self.p is None:
+            return "one seed: cannot tell"
+        if not self.differs:
+            return "none"
+        return "lower" if self.difference < 0 else "higher"
+
+    @property
+    def in_words(self) -> str:
+        """The verdict with its p, as a table has it."""
+        return self.verdict if self.p is None else f"{self.verdict} (p = {self.p:.2g})"
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
+    """Ours minus theirs over the seeds that both have; two-sided Student's t with n − 1 degrees."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        return Paired(None, None, 0, None, None)
+    over = spread([ours[seed] - theirs[seed] for seed in seeds])
+    if over.sd is None:
+        return Paired(over.mean, None, 1, None, None)
+    if over.sd == 0:  # the same difference each time: certain, or none at all
+        t = float(np.copysign(np.inf, over.mean)) if over.mean else 0.0
+        return Paired(over.mean, 0.0, over.n, t, 0.0 if over.mean else 1.0)
+    t = over.mean / (over.sd / over.n**0.5)
+    return Paired(over.mean, over.sd, over.n, t, two_sided_p(t, over.n - 1))
+
+
+def against(
+    baseline: Mapping[int, float], others: Mapping[str, Mapping[int, float]]
+) -> dict[str, Paired]:
+    """Each of the others minus the baseline, with `p` adjusted for their number by Holm."""
+    results = {name: paired(values, baseline) for name, values in others.items()}
+    tested = {name: one.p for name, one in results.items() if one.p is not None}
+    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+    return {name: replace(one, p=adjusted.get(name)) for name, one in results.items()}
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p-values adjusted for their number: each smallest one times those not yet passed."""
+    adjusted, largest = [0.0] * len(p), 0.0
+    for rank, which in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[which]))
+        adjusted[which] = largest
+    return adjusted
+
+
+def two_sided_p(t: float, degrees: int) -> float:
+    """The chance of a Student's t at least as far from 0: I(ν / (ν + t²); ν/2, 1/2).
+
+    Abramowitz and Stegun 26.5.27 and 26.7.1.
+    """
+    with jax.enable_x64(True):
+        x = np.float64(degrees / (degrees + t * t))
+        return float(betainc(np.float64(degrees / 2), np.float64(0.5), x))

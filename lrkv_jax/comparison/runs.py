@@ -1,0 +1,280 @@
+"""Run directories, read; and which of them may be compared with which."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lrkv_jax.accounting import cache_bytes_fraction, cache_fraction, training_tokens
+from lrkv_jax.config import RunConfig
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.train.metrics import read_metrics
+from lrkv_jax.train.run_dir import read_run
+
+KINDS = ("mha", "gqa", "mqa", "mla", "lrkv")
+_SIZES = {"gqa": "kv_heads", "mla": "latent", "lrkv": "rank"}
+
+# What two runs may differ in and still be compared: the variant, the seed, and what changes how a
+# run is carried out and not what it learns.
+_BESIDE_MODEL = {"attention", "decode_kernel", "train_kernel", "unroll"}
+_BESIDE_TRAIN = {
+    "seed", "steps", "tokens", "epochs", "accumulation", "loss_chunk", "remat", "log_every",
+    "validate_every", "validation_batches", "save_every", "keep", "sample_every",
+    "sample_prompts", "sample_tokens",
+}  # fmt: skip
+_BESIDE_DATA = {"directory", "workers", "keep_streams", "hub", "licence"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's validations, all of the same held-out text, in the order of training.
+
+    `steps`, `tokens` and `flops` are of training up to each; `cross_entropy` nats a token,
+    `bits_per_byte`; `heldout_tokens` that each was measured on.
+    """
+
+    steps: np.ndarray
+    tokens: np.ndarray
+    flops: np.ndarray
+    cross_entropy: np.ndarray
+    bits_per_byte: np.ndarray
+    heldout_tokens: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run's directory: its configuration, `metrics.jsonl`, `evaluation.json`, `analysis.json`.
+
+    The last two are None where the run has none.
+    """
+
+    path: Path
+    config: RunConfig
+    rows: tuple[dict[str, Any], ...]
+    evaluation: dict[str, Any] | None
+    analysis: dict[str, Any] | None
+
+    @property
+    def scale(self) -> str:
+        """The name in its configuration, as in 128m."""
+        return self.config.name
+
+    @property
+    def variant(self) -> str:
+        """The chosen line of its `variants`, as in lrkv or lrkv_r8."""
+        return self.config.attention
+
+    @property
+    def kind(self) -> str:
+        return self.config.model.attention.kind
+
+    @property
+    def size(self) -> int | None:
+        """What its kind is sized by: key/value heads, latent width or residual rank."""
+        field = _SIZES.get(self.kind)
+        return getattr(self.config.model.attention, field) if field else None
+
+    @property
+    def label(self) -> str:
+        """Kind and size as the paper writes them, as in MHA, MLA-128, LRKV-8."""
+        name = self.kind.upper() if self.size is None else f"{self.kind.upper()}-{self.size}"
+        rope = getattr(self.config.model.attention, "rope", "full")
+        return name if rope == "full" else f"{name} rope {rope}"
+
+    @property
+    def seed(self) -> int:
+        return self.config.train.seed
+
+    @property
+    def midtrained(self) -> bool:
+        """Whether it learnt conversations: its losses are of those, not of text."""
+        return self.config.data.mixture is not None
+
+    @property
+    def cache_fraction(self) -> float:
+        """Cached values over MHA's, by the formula."""
+        return cache_fraction(self.config.model)
+
+    @property
+    def cache_bytes_fraction(self) -> float:
+        """Cached bytes over MHA's, inverse norms included, of a bfloat16 cache by the formula."""
+        return cache_bytes_fraction(self.config.model)
+
+    @property
+    def cache_bytes_measured(self) -> float | None:
+        """Bytes a token leaves in the live cache, summed from its buffers; None: not evaluated."""
+        return self.evaluation and self.evaluation["kv_cache_bytes_per_token"]
+
+    @property
+    def steps_done(self) -> int:
+        return self.rows[-1]["step"] if self.rows else 0
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.rows) and self.steps_done >= self.config.train.total_steps
+
+    @property
+    def cross_entropy(self) -> float | None:
+        """Nats a token over the whole held-out split, at the end; None until it is reached."""
+        return self.rows[-1].get("validation_loss") if self.finished else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The same in bits per UTF-8 byte."""
+        return self.rows[-1].get("validation_bpb") if self.finished else None
+
+    @cached_property
+    def curve(self) -> Curve | None:
+        """Its validations; None where there were none.
+
+        A run validates on `train.validation_batches` until its end, which is measured on the whole
+        split: losses of different text. The curve is of the text that the end was measured on if
+        others were too, else of what most were, without the end.
+        """
+        measured = [row for row in self.rows if row.get("validation_loss") is not None]
+        if not measured:
+            return None
+        counts = Counter(row["validation_tokens"] for row in measured)
+        tokens = measured[-1]["validation_tokens"]
+        if counts[tokens] == 1:
+            tokens = counts.most_common(1)[0][0]
+        same = [row for row in measured if row["validation_tokens"] == tokens]
+        names = ("step", "tokens", "flops", "validation_loss", "validation_bpb")
+        columns = (np.asarray([row[name] for row in same], np.float64) for name in names)
+        return Curve(*columns, heldout_tokens=tokens)
+
+    @cached_property
+    def comparable(self) -> str:
+        """Equal for runs that differ in variant, seed and machine alone."""
+        config = self.config.model_dump(mode="json")
+        return json.dumps(
+            {
+                "model": _without(config["model"], _BESIDE_MODEL),
+                "optimizer": config["optimizer"],
+                "data": _without(config["data"], _BESIDE_DATA),
+                "train": _without(config["train"], _BESIDE_TRAIN),
+                "tokens": training_tokens(self.config),
+                "midtrained from": bool(self.config.init_from),
+            },
+            sort_keys=True,
+        )
+
+
+def _without(group: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in names}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in variant and seed alone, under a name: they may be compared."""
+
+    name: str
+    runs: tuple[RunRecord, ...]
+
+    def seeds(self, label: str) -> dict[int, RunRecord]:
+        """A label's runs by seed."""
+        return {run.seed: run for run in self.runs if run.label == label}
+
+    @property
+    def labels(self) -> list[str]:
+        """Its labels, in the order MHA, GQA, MQA, MLA, LRKV and then by size."""
+        return list(dict.fromkeys(run.label for run in self.runs))
+
+    def main(self, kind: str) -> dict[int, RunRecord]:
+        """The runs by seed that stand for a kind beside the other kinds.
+
+        Those of the line of `variants` that is named as the kind; an ablation's lines are not.
+        """
+        named = [run.label for run in self.runs if run.kind == kind == run.variant]
+        return self.seeds(named[0]) if named else {}
+
+
+def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
+    """The runs in these directories; each is a run's, or a folder of them, up to two levels up.
+
+    Raises `LrkvError` for a path that holds no run, and for files of a run that are damaged.
+    """
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        here = _runs_in(path)
+        if not here:
+            what = "holds no run" if path.is_dir() else "is not there"
+            raise LrkvError(f"{path} {what}: give the directory of a run, or a folder of runs")
+        found |= dict.fromkeys(folder.resolve() for folder in here)
+    runs = [_read(folder) for folder in found]
+    return sorted(runs, key=lambda run: (run.scale, _order(run), run.seed, str(run.path)))
+
+
+def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Setting]:
+    """Runs by what they may be compared with, smallest model first.
+
+    A setting is named as its shortest scale; where two share that, with what they trained on. The
+    same run twice counts once. Runs of conversations and runs of text are never mixed: `midtrained`
+    says which are meant.
+    """
+    groups: dict[str, dict[tuple, RunRecord]] = {}
+    for run in runs:
+        if run.midtrained == midtrained:
+            # An ablation may name again what has its own line: that line comes first.
+            own = groups.setdefault(run.comparable, {})
+            key = run.label, run.seed
+            if key not in own or (run.variant == run.kind != own[key].variant):
+                own[key] = run
+    named = []
+    for own in groups.values():
+        members = sorted(own.values(), key=lambda run: (_order(run), run.seed))
+        named.append((min((run.scale for run in members), key=len), tuple(members)))
+    named.sort(key=lambda one: (one[1][0].config.model.width, one[0], one[1][0].comparable))
+    shared = Counter(name for name, _ in named)
+    result, taken = [], Counter()
+    for name, members in named:
+        if shared[name] > 1:
+            name = f"{name}, {_tokens(training_tokens(members[0].config))} tokens"
+        taken[name] += 1
+        result.append(Setting(name if taken[name] == 1 else f"{name} ({taken[name]})", members))
+    return result
+
+
+def _tokens(count: int) -> str:
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
+def _order(run: RunRecord) -> tuple:
+    return KINDS.index(run.kind) if run.kind in KINDS else len(KINDS), run.size or 0, run.label
+
+
+def _runs_in(path: Path) -> list[Path]:
+    for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
+        found = sorted(file.parent for file in path.glob(pattern))
+        if found:
+            return found
+    return []
+
+
+def _read(folder: Path) -> RunRecord:
+    return RunRecord(
+        folder,
+        read_run(folder),
+        tuple(read_metrics(folder)),
+        _json(folder / "evaluation.json"),
+        _json(folder / "analysis.json"),
+    )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LrkvError(f"{path} is not JSON: delete it and evaluate the run again") from error
