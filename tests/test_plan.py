@@ -171,7 +171,7 @@ def test_what_is_measured_is_live_buffers_and_no_weight(monkeypatch):
     import jax.numpy as jnp
 
     from lrkv_jax.attention.base import Attention
-    from lrkv_jax.plan.report import LIVE_SLOTS, live_cache_bytes_per_token
+    from lrkv_jax.plan.live_cache import LIVE_SLOTS, live_cache_bytes_per_token
 
     made = []
 

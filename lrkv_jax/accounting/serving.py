@@ -40,6 +40,28 @@ class Serving:
         return self.largest_batch / self.floor
 
 
+@dataclass(frozen=True)
+class AttentionFlops:
+    """FLOPs of one new token's attention in all layers: `fixed`, and more for each cached token.
+
+    The projections of the new token itself are not in it: they cost twice their parameters.
+    """
+
+    fixed: int
+    per_cached_token: int
+
+    def at(self, length: int) -> int:
+        """With `length` tokens in the cache."""
+        return self.fixed + length * self.per_cached_token
+
+
+def attention_flops(model: ModelConfig) -> AttentionFlops:
+    """What attention to the cache costs a decoding step of one sequence."""
+    entry, layers = model.attention, model.layers
+    each = layers * entry.decode_flops_per_cached_token(model)
+    return AttentionFlops(layers * entry.decode_flops(model), each)
+
+
 def serving(model: ModelConfig, device: Hardware, length: int) -> Serving:
     """Decoding in bfloat16 on one device; the cache is counted as it is allocated."""
     counts = parameter_counts(model)

@@ -5,6 +5,8 @@
 
 from importlib import import_module
 
+from flax import nnx
+
 from lrkv_jax.attention.base import Attention
 
 
@@ -14,4 +16,9 @@ def make_attention(config, *, rngs) -> Attention:
     return getattr(import_module(f"lrkv_jax.attention.{module}"), name)(config, rngs=rngs)
 
 
-__all__ = ["Attention", "make_attention"]
+def abstract_layer(config) -> Attention:
+    """The same with shapes in place of weights; nothing is allocated."""
+    return nnx.eval_shape(lambda: make_attention(config, rngs=nnx.Rngs(0)))
+
+
+__all__ = ["Attention", "abstract_layer", "make_attention"]

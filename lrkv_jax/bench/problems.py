@@ -17,9 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from lrkv_jax.attention import make_attention
+from lrkv_jax.attention import abstract_layer
 from lrkv_jax.attention.grouped import GroupedCache
 from lrkv_jax.attention.lrkv import LowRankCache
 from lrkv_jax.attention.mla import LatentCache
@@ -44,11 +43,6 @@ class Problem:
     def bytes_to_move(self) -> int:
         """Bytes of the live cache arrays up to each sequence's length, padding included."""
         return bytes_to_move(self.cache, np.asarray(self.lengths_B))
-
-
-def abstract_layer(model: ModelConfig):
-    """The attention layer with shapes in place of weights."""
-    return nnx.eval_shape(lambda: make_attention(model, rngs=nnx.Rngs(0)))
 
 
 def bytes_to_move(cache: Any, lengths_B: np.ndarray) -> int:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lrkv_jax.accounting import parameter_counts
-from lrkv_jax.bench.problems import abstract_layer, noise
+from lrkv_jax.attention import abstract_layer
+from lrkv_jax.bench.problems import noise
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.model import abstract_model, parameters, with_parameters
 

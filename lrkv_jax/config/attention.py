@@ -74,6 +74,18 @@ class AttentionConfig(Frozen):
         """Values that are allocated for a token beside `cache_values`, and always zero."""
         return 0
 
+    def decode_flops(self, model: ModelShape) -> int:
+        """FLOPs of a new token's attention that do not depend on how many tokens are cached."""
+        return 0
+
+    def decode_flops_per_cached_token(self, model: ModelShape) -> int:
+        """FLOPs of a new token's attention for each token in the cache: logits and values.
+
+        Two a multiplication, over all heads, as the cache is read here: MLA absorbed, LRKV from its
+        factors. Softmax, masks and rotations are left out.
+        """
+        raise NotImplementedError
+
 
 class _Grouped(AttentionConfig):
     implementation: ClassVar[str] = "grouped:GroupedAttention"
@@ -90,6 +102,9 @@ class _Grouped(AttentionConfig):
 
     def cache_values(self, model: ModelShape) -> int:
         return 2 * self.groups(model) * model.head_width
+
+    def decode_flops_per_cached_token(self, model: ModelShape) -> int:
+        return 4 * model.heads * model.head_width
 
 
 class MHA(_Grouped):
@@ -161,6 +176,12 @@ class MLA(AttentionConfig):
     def cache_values_published(self, model: ModelShape) -> int:
         return self.latent
 
+    def decode_flops(self, model: ModelShape) -> int:
+        return 4 * model.heads * self.latent * model.head_width  # q W_up, and (a c) W_up
+
+    def decode_flops_per_cached_token(self, model: ModelShape) -> int:
+        return 2 * model.heads * (2 * self.latent + self.rope_width)
+
 
 class LRKV(AttentionConfig):
     """Low-rank key-value attention: one shared projection and a rank-R residual for each head.
@@ -202,6 +223,17 @@ class LRKV(AttentionConfig):
 
     def cache_padding_values(self, model: ModelShape) -> int:
         return 2 * model.heads * (self.cached_rank - self.rank)
+
+    def decode_flops(self, model: ModelShape) -> int:
+        """(a R_v) Bᵀ, and q B; `full` makes the mix matrix M_h(q) instead, three FLOPs an entry."""
+        each = 3 if self.rope == "full" else 2
+        return (2 + each) * model.heads * self.rank * model.head_width
+
+    def decode_flops_per_cached_token(self, model: ModelShape) -> int:
+        """Shared part and values' latents, and the keys' latents; `full` meets them through
+        [cos, sin] · M_h(q), K · R products more a head (`lrkv_jax.kernels.lrkv_decode`)."""
+        exact = 2 * model.head_width * self.rank if self.rope == "full" else 0
+        return model.heads * (4 * model.head_width + 4 * self.rank + exact)
 
     @property
     def cached_rank(self) -> int:

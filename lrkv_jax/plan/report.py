@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lrkv_jax.accounting import CACHE_DTYPE, plan, with_mha
+from lrkv_jax.accounting import plan, with_mha
 from lrkv_jax.accounting.serving import USABLE, serving
-from lrkv_jax.config import ModelConfig, RunConfig
+from lrkv_jax.config import RunConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.hardware import hardware
-
-LIVE_SLOTS = 64  # enough that a cache padded in slots would show
+from lrkv_jax.plan.live_cache import live_cache_bytes_per_token
 
 
 @dataclass(frozen=True)
@@ -65,19 +64,3 @@ def report(config: RunConfig, names: list[str], question: Question = Question())
 
         planned["compiled"] = compiled(config, question.devices, device, question.compiled)
     return planned
-
-
-def live_cache_bytes_per_token(model: ModelConfig, dtype: str = CACHE_DTYPE) -> float:
-    """Bytes of a layer's live buffers over the tokens they hold, times layers, from a small cache.
-
-    The layer is abstract: its cache is allocated, its weights are not.
-    """
-    import jax
-    import jax.numpy as jnp
-    from flax import nnx
-
-    from lrkv_jax.attention import make_attention
-
-    layer = nnx.eval_shape(lambda: make_attention(model, rngs=nnx.Rngs(0)))
-    cache = layer.init_cache(1, LIVE_SLOTS, jnp.dtype(dtype))
-    return model.layers * sum(leaf.nbytes for leaf in jax.tree.leaves(cache)) / LIVE_SLOTS

@@ -1,0 +1,90 @@
+"""Caches that are really allocated, and their live bytes: what a formula is held against.
+
+A layer is abstract here: its cache is allocated, its weights are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lrkv_jax.accounting import CACHE_DTYPE
+from lrkv_jax.config import ModelConfig
+
+LIVE_SLOTS = 64  # enough that a cache padded in slots would show
+
+
+@dataclass(frozen=True)
+class CacheArray:
+    """One array of a layer's cache; `axes` names its axes, `dtype` is numpy's name."""
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class LiveCache:
+    """The caches of all layers, allocated for `batch` sequences of `length` tokens, and freed.
+
+    `nbytes` sums the device buffers behind the arrays, a buffer that two of them share once.
+    `live` is by how much the bytes of all live JAX arrays of the process grew meanwhile: a second
+    witness, which would also see what the allocation left beside the cache.
+    """
+
+    batch: int
+    length: int
+    layers: int
+    arrays: tuple[CacheArray, ...]  # of one layer
+    nbytes: int
+    live: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of one sequence, in all layers."""
+        return self.nbytes / (self.batch * self.length)
+
+
+def measure_cache(
+    model: ModelConfig, batch: int, length: int, dtype: str = CACHE_DTYPE
+) -> LiveCache:
+    """Allocate the caches that `model` decodes with, layer by layer as it does, and weigh them."""
+    import jax
+    import jax.numpy as jnp
+
+    from lrkv_jax.attention import abstract_layer
+
+    layer = abstract_layer(model)
+    before = _live_bytes()
+    caches = [layer.init_cache(batch, length, jnp.dtype(dtype)) for _ in range(model.layers)]
+    leaves = jax.block_until_ready(jax.tree.leaves(caches))
+    live = _live_bytes() - before
+    shards = [shard.data for leaf in leaves for shard in leaf.addressable_shards]
+    buffers = {shard.unsafe_buffer_pointer(): shard.nbytes for shard in shards}
+    arrays = _arrays(layer.cache_shapes(batch, length, jnp.dtype(dtype)))
+    return LiveCache(batch, length, model.layers, arrays, sum(buffers.values()), live)
+
+
+def live_cache_bytes_per_token(model: ModelConfig, dtype: str = CACHE_DTYPE) -> float:
+    """Bytes of a layer's live buffers over the tokens they hold, times layers, from a small cache.
+
+    One layer of `LIVE_SLOTS` tokens is enough: layers are alike, and no buffer grows otherwise than
+    with its tokens. `measure_cache` allocates them all.
+    """
+    one = model.model_copy(update={"layers": 1})
+    return model.layers * measure_cache(one, 1, LIVE_SLOTS, dtype).bytes_per_token
+
+
+def _live_bytes() -> int:
+    import jax
+
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+def _arrays(cache) -> tuple[CacheArray, ...]:
+    """The arrays of a cache's dataclass of shapes, in its order; absent ones are left out."""
+    return tuple(
+        CacheArray(name, tuple(cache.AXES[name].split()), leaf.shape, str(leaf.dtype))
+        for name, leaf in vars(cache).items()
+        if leaf is not None
+    )
