@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow  # checkpoints are written, read and fingerprinted
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, pages):
     """An LRKV run of two steps whose parameters are random, the second's queries all one head."""
     directory = tmp_path_factory.mktemp("runs") / "lrkv"
-    config = load_config("configs/quickstart.yaml", [*TINY, f"run_dir={directory}"])
+    config = load_config("configs/quickstart.yaml", [*TINY, *pages, f"run_dir={directory}"])
     open_run(config)
     params = random_params(config.model)
     alike = jax.tree.map(np.array, params)
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def newest(run):
-    return analyse(run[0], null_seeds=2, ranks=(0, 3))
+    return analyse(run[0], null_seeds=2, ranks=(0, 3), batches=2)
 
 
 def leaves(tree):
@@ -76,6 +76,19 @@ def test_the_newest_step_s_heads_are_seen_to_be_alike(newest):
     for fit in newest["factorisation"]:
         assert fit["mean"]["key"]["learned"]["error"] == 0
     assert newest["factorisation"][0]["mean"]["value"]["learned"]["error"] > 0.1
+
+
+def test_on_text_everything_is_told_again(newest):
+    found = newest["weighted"]
+    assert found["tokens"] == 2 * 8 * 32
+    assert set(found) - {"tokens"} == {
+        "query_key", "value_output", "magnitude", "geometry", "factorisation",
+    }  # fmt: skip
+    assert found["query_key"]["mean"]["uncentred"]["effective_rank"] == pytest.approx(1)
+    assert found["value_output"]["mean"] != newest["value_output"]["mean"]
+    for name, null in (("cosine_null_sd", (32 * 8) ** -0.5), ("mean_square_null", 8 / 32)):
+        assert found["geometry"]["mean"]["value"][name] is None
+        assert newest["geometry"]["mean"]["value"][name] == pytest.approx(null)
 
 
 def test_means_are_of_the_layers_and_compensation_of_the_means(newest):

@@ -157,7 +157,7 @@ def test_random_weights_are_at_the_null(name):
     """Six layers of other seeds have the null's mean, within twice its own deviation."""
     config = small(FIVE[name], layers=1, width=32)
     heads = list(random_heads(config, 12))[6:]
-    expected = null(config, seeds=6)
+    expected = null(random_heads(config, 6), 1)
     for kind in ("query_key", "value_output"):
         found = mean([diversity(*getattr(each, kind)()).summary() for each in heads])
         for curve in ("uncentred", "centred"):
@@ -170,7 +170,8 @@ def test_random_weights_are_at_the_null(name):
 def test_the_null_is_near_its_caps_at_width_for_mha_and_mqa_alike():
     """Why the paper's gaps say little: at D = 192 random MQA is as diverse as random MHA."""
     for name in ("mha", "mqa"):
-        at = null(small(FIVE[name], width=192, head_width=32), seeds=1)["query_key"]["mean"]
+        at = null(random_heads(small(FIVE[name], width=192, head_width=32), 1), 1)
+        at = at["query_key"]["mean"]
         for curve in ("uncentred", "centred"):
             assert at[curve]["percent_of_cap"] > 99.8
 
@@ -178,8 +179,8 @@ def test_the_null_is_near_its_caps_at_width_for_mha_and_mqa_alike():
 def test_a_null_of_no_seeds_is_refused_and_of_one_has_no_spread():
     config = small(FIVE["mqa"])
     with pytest.raises(LrkvError, match="null_seeds = 0"):
-        null(config, seeds=0)
-    one = null(config, seeds=1)["query_key"]
+        next(random_heads(config, 0))
+    one = null(random_heads(config, 1), 2)["query_key"]
     assert one["sd"]["centred"]["percent_of_cap"] is None
     assert one["sd_of_mean"]["mean_off_diagonal"] is None
 
