@@ -82,12 +82,14 @@ def empty(axis: Axes, text: str) -> None:
 
 
 def legend_below(figure: Figure, columns: int = 5) -> None:
-    """One legend under the panels, each label once."""
+    """One legend under the panels, each label once, in as many columns as its width has room."""
     handles = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
+        entry = 0.6 + 0.05 * max(map(len, handles))  # inches, of its text and handle at this size
+        columns = min(columns, max(1, int(figure.get_figwidth() / entry)))
         figure.legend(
             handles.values(), handles.keys(), loc="outside lower center",
             ncols=min(columns, len(handles)), frameon=False, fontsize=8,

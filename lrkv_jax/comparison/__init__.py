@@ -1,11 +1,14 @@
 """Finished runs beside one another: what they reached, how soon, and whether they differ."""
 
+from lrkv_jax.comparison.correlation import Correlation, correlation
 from lrkv_jax.comparison.paired import Paired, Spread, against, paired, spread
+from lrkv_jax.comparison.pretraining import pretraining
 from lrkv_jax.comparison.runs import KINDS, Curve, RunRecord, Setting, read_runs, settings
 from lrkv_jax.comparison.sooner import Sooner, sooner, sooner_over_seeds
 
 __all__ = [
     "KINDS",
+    "Correlation",
     "Curve",
     "Paired",
     "RunRecord",
@@ -13,7 +16,9 @@ __all__ = [
     "Sooner",
     "Spread",
     "against",
+    "correlation",
     "paired",
+    "pretraining",
     "read_runs",
     "settings",
     "sooner",
