@@ -36,17 +36,14 @@ def gram(left_HDW: Float[np.ndarray, "H D W"], right_HDW: Float[np.ndarray, "H D
     )
     gram_HH = np.empty((H, H))
     for i in range(H):
-        own, rest = (
-            slice(i * W, (i + 1) * W),
-            slice(i * W, None),
-        )  # j ≥ i: the other half mirrors it
+        own, rest = slice(i * W, (i + 1) * W), slice(i * W, None)  # j ≥ i; the others mirror it
         products = (left_DV[:, own].T @ left_DV[:, rest]) * (right_DV[:, own].T @ right_DV[:, rest])
         gram_HH[i, i:] = gram_HH[i:, i] = products.sum(axis=0).reshape(-1, W).sum(axis=1)
     return gram_HH
 
 
 def normalised(gram_HH: Float[np.ndarray, "H H"]) -> Float[np.ndarray, "H H"]:
-    """Cosines of forms, in [−1, 1]. A form of zero is like nothing, itself included: its row is 0."""
+    """Cosines of forms, in [−1, 1]. A zero form is like nothing, itself included: its row is 0."""
     norms_H = np.sqrt(np.diag(gram_HH))
     inverse_H = np.divide(1.0, norms_H, out=np.zeros_like(norms_H), where=norms_H > 0)
     return gram_HH * inverse_H[:, None] * inverse_H

@@ -26,7 +26,7 @@ def truncated_svd(family_HDK: Float[np.ndarray, "H D K"], rank: int) -> SharedRe
 
 
 def mean_and_svd(family_HDK: Float[np.ndarray, "H D K"], rank: int) -> SharedResidual:
-    """The mean of the heads, and each deviation from it at rank R: not the optimum of this shape."""
+    """The heads' mean, and each deviation from it at rank R: not the optimum of this shape."""
     return around(family_HDK.mean(axis=0), family_HDK, rank)
 
 
@@ -35,11 +35,11 @@ def alternating(
 ) -> SharedResidual:
     """The least-squares fit of W_shared + U_h B_hᵀ to the heads, by alternation from their mean.
 
-    With P_h the projection onto the rows of B_hᵀ, the best U_h is (W_h − W_shared) B_h, and what is
-    left to minimise is Σ ‖(W_h − W_shared)(1 − P_h)‖². Each of two steps does so exactly: P_h from
-    the SVD of W_h − W_shared, and W_shared = Σ W_h (1 − P_h) · (Σ (1 − P_h))⁻¹, which moves U_h along
-    with it. (The usual second step, the mean of W_h − U_h B_hᵀ at fixed residuals, needs three times
-    the iterations.) The error never rises and is at most `mean_and_svd`'s. It ends at a stationary
+    For orthonormal rows B_hᵀ the best U_h is (W_h − W_shared) B_h, and what is left to minimise is
+    Σ ‖(W_h − W_shared)(1 − P_h)‖², P_h = B_h B_hᵀ. Each of two steps does so exactly: P_h from the
+    SVD of W_h − W_shared, and W_shared = Σ W_h (1 − P_h) · (Σ (1 − P_h))⁻¹, which moves U_h along.
+    (The usual second step, the mean of W_h − U_h B_hᵀ at fixed residuals, needs three times the
+    iterations.) The error never rises and is at most `mean_and_svd`'s. It ends at a stationary
     point, which nothing proves to be the best. Families of this shape are found to rounding in 16
     to 80 iterations where R ≤ K / 2 and H ≥ 4; for three heads at R = K / 2 the last percent takes
     thousands.
@@ -120,8 +120,8 @@ def factorisation(heads: HeadWeights, rank: int) -> dict[str, Any]:
     For each of `svd`, `mean_svd`, `alternating` and, of LRKV, `learned` (its own shared part, and
     residuals cut to rank R: no error at its own rank): the relative error, the error of the forms
     (of the logits, for keys without MLA's rope part; of what heads write, for values), what shares
-    of Σ ‖W_h‖² the shared part, counted H times, and the residuals hold (they need not add up to 1),
-    and the cosine of the shared part with the heads' mean.
+    of Σ ‖W_h‖² the shared part, counted H times, and the residuals hold (not 1 together unless they
+    are orthogonal), and the cosine of the shared part with the heads' mean.
     """
     query_HDK, output_HDK = heads.query_HDK, heads.value_output()[1]
     return {

@@ -41,10 +41,10 @@ def _basis(matrix_DN):
 def geometry(heads: HeadWeights) -> dict[str, Any] | None:
     """{"key", "value"} of a layer with parts; None for variants that have none.
 
-    `cosine` is each head's, with a random residual's standard deviation 1/√(D K) in `cosine_null_sd`
-    (its mean is 0). `principal_cosines` are R a head, between the columns of W_shared, K dimensions
-    of D, and those of U_h; a random U_h has the mean square K / D, `mean_square_null`. All are the
-    same for U G, B G⁻ᵀ. Row spaces are not compared: W_shared's is all K dimensions.
+    `cosine` is each head's; a random residual's has mean 0 and standard deviation 1/√(D K),
+    `cosine_null_sd`. `principal_cosines` are R a head, between the columns of W_shared, K
+    dimensions of D, and those of U_h; a random U_h has the mean square K / D, `mean_square_null`.
+    All are the same for U G, B G⁻ᵀ. Row spaces are not compared: W_shared's is all K dimensions.
     """
     if heads.key_parts is None:
         return None

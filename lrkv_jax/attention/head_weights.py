@@ -52,8 +52,8 @@ class HeadWeights:
         """(Q, K) with A_h = Q_h K_hᵀ: a logit between tokens at one position, but for its norms.
 
         RoPE at offset zero is the identity, in every rope mode of LRKV too. MLA's is the sum of
-        both its parts, W^Q_h (W_down W^up_h)ᵀ + W^Qr_h W_rᵀ, without the norms on its latent and its
-        rope key; no variant's QK-norm is in it.
+        both its parts, W^Q_h (W_down W^up_h)ᵀ + W^Qr_h W_rᵀ, without the norms on its latent and
+        its rope key; no variant's QK-norm is in it.
         """
         if self.rope_key_DP is None:
             return self.query_HDK, self.key_HDK
@@ -64,7 +64,7 @@ class HeadWeights:
         )
 
     def value_output(self) -> tuple[Float[np.ndarray, "H D K"], Float[np.ndarray, "H D K"]]:
-        """(V, Oᵀ) with W^V_h W^O_h = V_h O_h: what a token adds to the stream where h attends to it.
+        """(V, Oᵀ) with W^V_h W^O_h = V_h O_h: what head h adds to the stream of an attended token.
 
         MLA's is without the norm on its latent.
         """

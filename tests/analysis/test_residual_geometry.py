@@ -33,7 +33,7 @@ def test_columns_that_repeat_span_nothing_more():
 
 
 def test_a_residual_along_the_shared_part_has_cosine_one():
-    """U = W_shared C, B = C⁻¹: the residual is the shared part itself, at R = K; then its negative."""
+    """U = ±W_shared C, B = C⁻¹: the residual is the shared part itself, or its negative."""
     rng = np.random.default_rng(0)
     shared_DK, mix_KK = rng.standard_normal((10, 4)), rng.standard_normal((4, 4))
     down = np.stack([shared_DK @ mix_KK, -shared_DK @ mix_KK])
