@@ -15,47 +15,65 @@ from lrkv_jax.comparison import KINDS, settings
 
 def make(runs):
     shown = [setting for setting in settings(runs) if any(run.curve for run in setting.runs)]
-    figure, axes = panels(1, max(1, len(shown)))
-    gaps = [draw(axis, setting) for axis, setting in zip(axes[0], shown, strict=False)]
+    figure, axes = panels(2, max(1, len(shown)), sharex="col", panel=(4.2, 2.9))
+    gaps = [gap for column, one in zip(zip(*axes, strict=True), shown, strict=False)
+            for gap in draw(column, one)]  # fmt: skip
     if not shown:
-        empty(axes[0][0], "no run: any scale")
-        gaps = [["no run: any scale"]]
+        gaps = ["no run: any scale"]
+        for (axis,) in axes:
+            empty(axis, gaps[0])
     legend_below(figure)
     return Picture(
         "Held-out loss during pretraining", figure,
-        "Lines: means over seeds; bands: one standard deviation. Upper axis: training FLOPs of "
-        "MHA, 6·(N − lookup) + 12·L·H·K·T a token.",
-        gaps=[gap for some in gaps for gap in some],
+        "Above: means over seeds. Below: the same over MHA's of the same seed; bands are one "
+        "standard deviation. Upper axis: training FLOPs of MHA, 6·(N − lookup) + 12·L·H·K·T a "
+        "token.",
+        gaps=gaps,
     )  # fmt: skip
 
 
-def draw(axis, setting):
-    gaps, scale = [], None
+def draw(axes, setting):
+    above, below = axes
+    curves = {
+        kind: {seed: run.curve for seed, run in setting.main(kind).items() if run.curve}
+        for kind in KINDS
+    }
     for kind in KINDS:
-        curves = [run.curve for run in setting.main(kind).values() if run.curve]
-        if not curves:
-            gaps.append(f"no run: {setting.name} {kind}")
-            continue
-        points = min(len(curve.steps) for curve in curves)  # a run may still be going
-        losses = np.stack([curve.cross_entropy[:points] for curve in curves])
-        tokens, mean = curves[0].tokens[:points], losses.mean(0)
-        one = look(kind)
-        axis.plot(tokens, mean, label=one.name, markevery=0.15, **one.style)
-        if len(curves) > 1:
-            sd = losses.std(0, ddof=1)
-            axis.fill_between(tokens, mean - sd, mean + sd, color=one.colour, alpha=0.15, lw=0)
-        if kind == "mha":
-            scale = curves[0].flops[-1] / curves[0].tokens[-1]
-    axis.set_title(setting.name)
-    axis.xaxis.set_major_formatter(EngFormatter())
-    axis.set_xlabel("training tokens")
-    axis.set_ylabel("held-out cross-entropy, nats/token")
-    if scale:
-        above = axis.secondary_xaxis("top", (lambda t: t * scale, lambda f: f / scale))
-        above.set_xlabel("training FLOPs (MHA)")
-        above.xaxis.set_major_formatter(EngFormatter())
-        above.xaxis.set_major_locator(MaxNLocator(5))
-    return gaps
+        line(above, kind, [(curve, curve.cross_entropy) for curve in curves[kind].values()])
+        pairs = [(c, curves["mha"][s]) for s, c in curves[kind].items() if s in curves["mha"]]
+        line(below, kind, [(curve, over(curve, mha)) for curve, mha in pairs])
+    above.set_title(setting.name)
+    above.set_ylabel("held-out cross-entropy,\nnats/token")
+    below.set_ylabel("over MHA's, nats/token")
+    below.set_xlabel("training tokens")
+    below.xaxis.set_major_formatter(EngFormatter())
+    if curves["mha"]:
+        mha = next(iter(curves["mha"].values()))
+        flops = mha.flops[-1] / mha.tokens[-1]
+        top = above.secondary_xaxis("top", (lambda t: t * flops, lambda f: f / flops))
+        top.set_xlabel("training FLOPs (MHA)")
+        top.xaxis.set_major_formatter(EngFormatter())
+        top.xaxis.set_major_locator(MaxNLocator(5))
+    return [f"no run: {setting.name} {kind}" for kind in KINDS if not curves[kind]]
+
+
+def over(curve, mha):
+    points = min(len(mha.steps), len(curve.steps))
+    return curve.cross_entropy[:points] - mha.cross_entropy[:points]
+
+
+def line(axis, kind, seeds):
+    """The mean over seeds as far as all of them are, and its band."""
+    if not seeds:
+        return
+    points = min(len(values) for _, values in seeds)  # a run may still be going
+    tokens = seeds[0][0].tokens[:points]
+    values = np.stack([values[:points] for _, values in seeds])
+    one, mean = look(kind), values.mean(0)
+    axis.plot(tokens, mean, label=one.name, markevery=0.15, **one.style)
+    if len(values) > 1:
+        sd = values.std(0, ddof=1)
+        axis.fill_between(tokens, mean - sd, mean + sd, color=one.colour, alpha=0.15, lw=0)
 
 
 ARTEFACT = Artefact("fig02_loss_curves", "Held-out loss during pretraining", "Figure 2", make)

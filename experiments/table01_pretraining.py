@@ -1,9 +1,14 @@
 """Table 1: held-out cross-entropy and bits per byte of every variant, with what its cache holds.
 
-python experiments/table01_pretraining.py RUN... --out DIR
+    python experiments/table01_pretraining.py RUN... --out DIR
+
+A block for each scale among the runs. The paper's value stands beside ours where a run repeats its
+setting, and in a table of its own elsewhere.
 """
 
 from lrkv_jax.artefacts import (
+    LOSS_COLUMNS,
+    LOSS_NOTE,
     SCALES,
     Artefact,
     Cell,
@@ -11,67 +16,37 @@ from lrkv_jax.artefacts import (
     Row,
     Table,
     command,
+    loss_rows,
     name_of,
     no_run,
     paper_scale,
     printed,
 )  # fmt: skip
-from lrkv_jax.comparison import KINDS, against, settings
-
-COLUMNS = [
-    Column("variant"),
-    Column("cached values", "% of MHA", digits=1),
-    Column("live cache", "bytes/token", digits=0),
-    Column("CE", "nats/token", "lower", 4),
-    Column("BPB", "bits/byte", "lower", 4),
-    Column("BPB over MHA's", "bits/byte", digits=4),
-    Column("difference"),
-]
+from lrkv_jax.comparison import KINDS, settings
 
 
 def make(runs):
-    rows = [row for setting in settings(runs) for row in block(setting)]
-    return [
-        Table(
-            "Pretraining", COLUMNS, rows or [Row.of(*[no_run("any scale")] * len(COLUMNS))],
-            notes=[
-                "Mean ± standard deviation over seeds, on the whole held-out split. Difference: "
-                "paired t-test against MHA over seeds, p adjusted by Holm for the four variants; "
-                "none where p ≥ 0.05. Live cache: summed from the buffers of the evaluated run.",
-            ],
-        ),
-        as_printed(runs),
-    ]  # fmt: skip
+    rows = []
+    for setting in settings(runs):
+        lines = {line(kind, setting.main(kind)): setting.main(kind) for kind in KINDS}
+        if any(lines.values()):  # an ablation alone is table 8's
+            rows += loss_rows(setting.name, lines, beside=beside)
+    rows = rows or [Row.of("any variant", *[no_run("any scale")] * (len(LOSS_COLUMNS) - 1))]
+    return [Table("Pretraining", LOSS_COLUMNS, rows, notes=[LOSS_NOTE]), as_printed(runs)]
 
 
-def block(setting):
-    of = {kind: setting.main(kind) for kind in KINDS}
-    done = {kind: {s: r for s, r in of[kind].items() if r.finished} for kind in KINDS}
-    bpb = {kind: {s: r.bits_per_byte for s, r in done[kind].items()} for kind in KINDS}
-    tests = against(bpb["mha"], {kind: bpb[kind] for kind in KINDS if kind != "mha"})
-    for kind in KINDS:
-        if not done[kind]:
-            gap = no_run(f"{setting.name} {kind}")
-            yield Row.of(name_of(kind), gap, gap, gap, gap, gap, gap, block=setting.name)
-            continue
-        one = next(iter(done[kind].values()))
-        scale = paper_scale(one)
-        beside = {w: scale and printed("table01", w, scale, kind) for w in ("cache", "ce", "bpb")}
-        test = tests.get(kind)
-        yield Row.of(
-            name_of(kind) if one.size is None else f"{name_of(kind)}-{one.size}",
-            Cell(100 * one.cache_fraction, printed=beside["cache"]),
-            one.cache_bytes_measured or Cell(gap=f"not evaluated: {setting.name} {kind}"),
-            Cell.over({s: r.cross_entropy for s, r in done[kind].items()}, printed=beside["ce"]),
-            Cell.over(bpb[kind], printed=beside["bpb"]),
-            "" if test is None or test.difference is None else f"{test.difference:+.4f}",
-            "" if test is None else test.in_words,
-            block=setting.name,
-        )
+def line(kind, runs):
+    sized = [run.label for run in runs.values() if run.size is not None]
+    return sized[0] if sized else name_of(kind)
+
+
+def beside(run, what):
+    scale = paper_scale(run)
+    return scale and printed("table01", what, scale, run.kind)
 
 
 def as_printed(runs):
-    """The paper's own rows, where no run repeats them; a gap says so."""
+    """The paper's own rows, where no run repeats them."""
     repeated = {(paper_scale(run), run.kind) for run in runs if run.finished}
     columns = [Column("variant"), Column("cache", "% of MHA"), Column("CE"), Column("BPB")]
     rows = []
@@ -80,7 +55,8 @@ def as_printed(runs):
             values = [printed("table01", what, scale, kind) for what in ("cache", "ce", "bpb")]
             if values[0] and (scale, kind) not in repeated:
                 cells = [Cell(value.text, note=value.verdict) for value in values]
-                rows.append(Row.of(name_of(kind), *cells, block=f"{SCALES[scale]}, as printed"))
+                block = f"{SCALES[scale]}: paper, printed; no run of ours"
+                rows.append(Row.of(name_of(kind), *cells, block=block))
     return Table("The paper's values, printed", columns, rows, name="printed")
 
 

@@ -3,6 +3,9 @@
 from lrkv_jax.artefacts.artefact import Artefact, Made, command, write
 from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels, style, write_picture
 from lrkv_jax.artefacts.looks import Look, ladder, look, name_of
+from lrkv_jax.artefacts.losses import COLUMNS as LOSS_COLUMNS
+from lrkv_jax.artefacts.losses import NOTE as LOSS_NOTE
+from lrkv_jax.artefacts.losses import loss_rows
 from lrkv_jax.artefacts.page import Section, page
 from lrkv_jax.artefacts.printed import (
     SCALES,
@@ -15,6 +18,8 @@ from lrkv_jax.artefacts.printed import (
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table, no_run, write_table
 
 __all__ = [
+    "LOSS_COLUMNS",
+    "LOSS_NOTE",
     "SCALES",
     "Artefact",
     "Cell",
@@ -31,6 +36,7 @@ __all__ = [
     "ladder",
     "legend_below",
     "look",
+    "loss_rows",
     "name_of",
     "no_run",
     "page",

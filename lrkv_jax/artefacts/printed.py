@@ -25,7 +25,7 @@ SCALES = {"128m": "128M", "512m_8k": "512M", "1.2b": "1.2B", "2.5b": "2.5B", "6.
 class Printed:
     """A printed value, its text to the printed digit, and the verdict where it does not hold."""
 
-    value: float
+    value: float | None  # None of what is no number, as 18-25
     text: str
     verdict: str = ""
 
@@ -41,7 +41,11 @@ def printed(*path: str) -> Printed | None:
     if node is None or isinstance(node, dict):
         return None
     text = str(node)
-    return Printed(float(text.rstrip("*%")), text, verdict(*path))
+    try:
+        value = float(text.rstrip("*").replace(",", ""))
+    except ValueError:
+        value = None
+    return Printed(value, text, verdict(*path))
 
 
 def printed_table(name: str) -> dict[str, Any]:
@@ -63,16 +67,21 @@ def _data() -> dict[str, Any]:
     return yaml.load(text, yaml.BaseLoader)
 
 
-def paper_scale(run: RunRecord) -> str | None:
+def paper_scale(run: RunRecord, *, any_size: bool = False) -> str | None:
     """The paper's scale that a run repeats in all that its printed values depend on, or None.
 
     The model's shape with the variant's size, context, batch, tokens and where they come from, as
-    in the scale's shipped configuration.
+    in a scale's shipped configuration. With `any_size` the variant's size may be another, as in an
+    ablation, whose configuration may have another name too.
     """
-    scale = run.scale
-    if scale not in SCALES or run.kind not in KINDS or run.midtrained:
+    if run.kind not in KINDS or run.midtrained:
         return None
-    return scale if _shape(run.config) == _shape(_shipped(scale, run.kind)) else None
+    for scale in SCALES:
+        shipped = _shipped(scale, run.kind)
+        same = any_size or run.config.model.attention == shipped.model.attention
+        if same and _shape(run.config) == _shape(shipped):
+            return scale
+    return None
 
 
 @cache
@@ -84,6 +93,6 @@ def _shape(config: RunConfig) -> tuple:
     model, train = config.model, config.train
     return (
         model.layers, model.width, model.heads, model.head_width, model.vocabulary,
-        model.attention, train.context, train.batch, training_tokens(config),
+        train.context, train.batch, training_tokens(config),
         config.data.hub and config.data.hub.repo,
     )  # fmt: skip

@@ -29,7 +29,7 @@ _BESIDE_TRAIN = {
     "validate_every", "validation_batches", "save_every", "keep", "sample_every",
     "sample_prompts", "sample_tokens",
 }  # fmt: skip
-_BESIDE_DATA = {"directory", "workers", "keep_streams", "hub", "licence"}
+_BESIDE_DATA = {"shuffle_seed", "directory", "workers", "keep_streams", "hub", "licence"}
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,13 @@ class RunRecord:
         config = self.config.model_dump(mode="json")
         return json.dumps(
             {
+                "tokens": training_tokens(self.config),
                 "model": _without(config["model"], _BESIDE_MODEL),
                 "optimizer": config["optimizer"],
                 "data": _without(config["data"], _BESIDE_DATA),
                 "train": _without(config["train"], _BESIDE_TRAIN),
-                "tokens": training_tokens(self.config),
                 "midtrained from": bool(self.config.init_from),
-            },
-            sort_keys=True,
+            }
         )
 
 
@@ -215,9 +214,9 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
 def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Setting]:
     """Runs by what they may be compared with, smallest model first.
 
-    A setting is named as its shortest scale; where two share that, with what they trained on. The
-    same run twice counts once. Runs of conversations and runs of text are never mixed: `midtrained`
-    says which are meant.
+    A setting is named as its shortest scale; where two share that, with the first thing that they
+    differ in. The same run twice counts once. Runs of conversations and runs of text are never
+    mixed: `midtrained` says which are meant.
     """
     groups: dict[str, dict[tuple, RunRecord]] = {}
     for run in runs:
@@ -232,21 +231,34 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
         members = sorted(own.values(), key=lambda run: (_order(run), run.seed))
         named.append((min((run.scale for run in members), key=len), tuple(members)))
     named.sort(key=lambda one: (one[1][0].config.model.width, one[0], one[1][0].comparable))
-    shared = Counter(name for name, _ in named)
-    result, taken = [], Counter()
-    for name, members in named:
-        if shared[name] > 1:
-            name = f"{name}, {_tokens(training_tokens(members[0].config))} tokens"
-        taken[name] += 1
-        result.append(Setting(name if taken[name] == 1 else f"{name} ({taken[name]})", members))
-    return result
+    return [
+        Setting(name + _apart(members[0], [m[0] for n, m in named if n == name]), members)
+        for name, members in named
+    ]
 
 
-def _tokens(count: int) -> str:
-    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return str(count)
+def _apart(run: RunRecord, others: list[RunRecord]) -> str:
+    """What sets a run's setting apart from the others', as ", train.batch 16"; "" of one alone."""
+    flat = [_flat(json.loads(other.comparable)) for other in others]
+    own = _flat(json.loads(run.comparable))
+    differing = [key for key in own if any(other.get(key) != own[key] for other in flat)]
+    told, same = "", flat
+    for key in differing:
+        fewer = [other for other in same if other.get(key) == own[key]]
+        if len(fewer) < len(same):
+            value = f"{own[key]:,}" if isinstance(own[key], int) else own[key]
+            told, same = f"{told}, {key} {value}", fewer
+    return told
+
+
+def _flat(group: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in group.items():
+        inner = (
+            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+        flat |= inner
+    return flat
 
 
 def _order(run: RunRecord) -> tuple:

@@ -1,0 +1,121 @@
+"""Run directories are read as they are, and only what may be compared is put together."""
+
+import json
+
+import numpy as np
+import pytest
+from written_runs import write_run, write_sweep
+
+from lrkv_jax.comparison import read_runs, settings
+from lrkv_jax.errors import LrkvError
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return write_sweep(tmp_path_factory.mktemp("sweep") / "runs", seeds=(0, 1))
+
+
+def test_a_folder_of_runs_is_searched_two_levels_deep(sweep):
+    runs = read_runs([sweep.parent])
+    assert len(runs) == 14
+    assert [run.path for run in read_runs([sweep])] == [run.path for run in runs]
+    assert [run.path for run in read_runs([sweep / "mla-seed1"])] == [sweep / "mla-seed1"]
+
+
+def test_a_run_named_twice_is_read_once(sweep):
+    assert len(read_runs([sweep, sweep / "mha-seed0", sweep.parent])) == 14
+
+
+@pytest.mark.parametrize("path, said", [("empty", "holds no run"), ("absent", "is not there")])
+def test_a_path_without_a_run_is_one_line(tmp_path, path, said):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LrkvError, match=said):
+        read_runs([tmp_path / path])
+
+
+def test_a_damaged_evaluation_is_named(tmp_path):
+    run = write_run(tmp_path / "run", evaluation={})
+    (run / "evaluation.json").write_text('{"kv_cache')
+    with pytest.raises(LrkvError, match="evaluation.json is not JSON"):
+        read_runs([run])
+
+
+def test_a_record_says_what_the_run_is(sweep):
+    (run,) = read_runs([sweep / "lrkv_r4-seed1"])
+    assert (run.scale, run.variant, run.kind, run.size, run.label, run.seed) == (
+        "quickstart", "lrkv_r4", "lrkv", 4, "LRKV-4", 1,
+    )  # fmt: skip
+    # (K + H·R) / (H·K) of H = 4, K = 32.
+    assert run.cache_fraction == (32 + 4 * 4) / (4 * 32)
+    # Float32, 4 layers: shared and latents of both, padded to 8 of them, and 4 inverse norms.
+    assert run.cache_bytes_measured == 4 * (4 * 2 * (32 + 4 * 8) + 4 * 4)
+    assert run.finished and run.evaluation is not None and run.analysis is None
+
+
+def test_a_run_that_has_not_ended_has_no_final_loss(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", until=25)])
+    assert not run.finished and run.cross_entropy is None and run.bits_per_byte is None
+    np.testing.assert_array_equal(run.curve.steps, [10, 20])
+
+
+def test_a_run_that_has_only_begun_has_no_curve(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", until=3)])
+    assert run.curve is None and not run.finished
+
+
+def test_a_curve_is_of_one_held_out_text(tmp_path):
+    """The end is measured on the whole split, what comes before on a part of it."""
+    part = write_run(tmp_path / "part", heldout=(1000, 9000))
+    whole = write_run(tmp_path / "whole", heldout=(9000, 9000))
+    ended, alike = (read_runs([path])[0] for path in (part, whole))
+    np.testing.assert_array_equal(ended.curve.steps, [10, 20, 30])
+    assert ended.curve.heldout_tokens == 1000
+    np.testing.assert_array_equal(alike.curve.steps, [10, 20, 30, 40])
+    assert ended.cross_entropy == alike.cross_entropy == 4.0
+
+
+def test_variants_and_seeds_are_compared(sweep):
+    (setting,) = settings(read_runs([sweep]))
+    assert setting.name == "quickstart"
+    assert setting.labels == ["MHA", "GQA-2", "MQA", "MLA-32", "LRKV-2", "LRKV-4", "LRKV-8"]
+    assert sorted(setting.seeds("LRKV-2")) == sorted(setting.main("lrkv")) == [0, 1]
+    assert {run.label for run in setting.main("lrkv").values()} == {"LRKV-8"}
+
+
+@pytest.mark.parametrize(
+    "override, told",
+    [
+        ("train.batch=16", "tokens 163,840"),
+        ("optimizer.matrix_lr=0.01", "optimizer.matrix_lr 0.01"),
+        ("model.layers=8", "model.layers 8"),
+        ("train.steps=50", "tokens 102,400"),
+    ],
+)
+def test_what_was_trained_otherwise_is_not(tmp_path, override, told):
+    write_run(tmp_path / "one", "attention=mha")
+    write_run(tmp_path / "other", "attention=lrkv", "train.steps=40", override)
+    names = [setting.name for setting in settings(read_runs([tmp_path]))]
+    assert len(names) == 2 and any(told in name for name in names)
+
+
+def test_how_a_run_was_carried_out_sets_nothing_apart(tmp_path):
+    write_run(tmp_path / "one", "attention=mha")
+    write_run(
+        tmp_path / "other", "attention=lrkv", "train.accumulation=2", "train.save_every=7",
+        "model.unroll=1", "mesh.data=2", "data.directory=elsewhere", "name=quickstart_ranks",
+    )  # fmt: skip
+    (setting,) = settings(read_runs([tmp_path]))
+    assert setting.name == "quickstart" and len(setting.runs) == 2
+
+
+def test_an_ablation_that_names_a_size_again_counts_it_once(tmp_path):
+    write_run(tmp_path / "a", rank=8)
+    write_run(tmp_path / "b", "attention=lrkv")
+    (setting,) = settings(read_runs([tmp_path]))
+    assert [run.variant for run in setting.runs] == ["lrkv"]
+
+
+def test_the_analysis_is_read_where_there_is_one(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "analysis.json").write_text(json.dumps({"layers": []}))
+    assert read_runs([run])[0].analysis == {"layers": []}
