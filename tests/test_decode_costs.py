@@ -70,7 +70,12 @@ def elementwise(program, *arguments) -> int:
     return sum(math.prod(e.outvars[0].aval.shape) for e in found if e.primitive.name in kinds)
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+# The rest differs from these by a number.
+QUICK = {"mha", "mla", "lrkv-shared", "lrkv-full"}
+MARKED = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ENTRIES]
+
+
+@pytest.mark.parametrize("name", MARKED)
 def test_flops_of_a_step_are_the_products_of_its_program(name):
     entry = ENTRIES[name]
     shape = {"layers": 1, "width": H * K, "heads": H, "head_width": K, "vocabulary": 8}
@@ -102,7 +107,7 @@ def test_lrkv_s_extra_work_grows_with_the_cache():
 
 @pytest.mark.parametrize("variant", ["mha", "mla", "lrkv"])
 def test_a_whole_models_cache_weighs_what_the_closed_form_says(variant):
-    model = load_config("128m", [f"attention={variant}"]).model
+    model = load_config("128m", [f"attention={variant}", "model.layers=3"]).model
     measured = measure_cache(model, 2, 96)
     assert measured.nbytes == measured.live == 2 * 96 * cache_allocated_bytes_per_token(model)
     assert measured.bytes_per_token == cache_allocated_bytes_per_token(model)
@@ -112,7 +117,7 @@ def test_a_whole_models_cache_weighs_what_the_closed_form_says(variant):
 
 
 def test_a_measured_cache_is_freed():
-    model = load_config("128m", ["attention=mqa"]).model
+    model = load_config("128m", ["attention=mqa", "model.layers=2"]).model
     before = sum(array.nbytes for array in jax.live_arrays())
     assert measure_cache(model, 1, 64).nbytes > 0
     assert sum(array.nbytes for array in jax.live_arrays()) == before

@@ -28,8 +28,15 @@ MIB = 2**20
 
 
 @functools.cache
+def scale_of(scale, *overrides):
+    return load_config(scale, list(overrides))
+
+
 def run_of(scale, variant="mha", *overrides):
-    return load_config(scale, [f"attention={variant}", *overrides])
+    """A variant of a scale; reading the file is what takes time, so it is read once."""
+    if overrides:
+        return scale_of(scale, f"attention={variant}", *overrides)
+    return scale_of(scale).variant(variant)
 
 
 def model_of(scale, variant="mha", *overrides):

@@ -20,8 +20,8 @@ def script(name):
 
 
 def short_run(load, scale, overrides):
-    """The run at a context that a program without optimisation fills in a moment."""
-    return load(scale, [*overrides, "train.context=64"])
+    """The run with few layers, at a context that is filled in a moment."""
+    return load(scale, [*overrides, "model.layers=2", "train.context=64"])
 
 
 def values(table):
@@ -41,7 +41,7 @@ def test_measured_caches_are_their_formulas_beside_what_is_printed(monkeypatch):
         assert not measured.note
     assert [row.cells[6].printed.text for row in table.rows] == ["72.0", "24.0", "48.0"]
     lrkv = table.rows[-1].cells
-    assert (lrkv[1].value, lrkv[2].value) == (12, "rank 46, rope full")
+    assert (lrkv[1].value, lrkv[2].value) == (2, "rank 46, rope full")
     assert "Rank 64" in lrkv[6].printed.verdict
 
 
