@@ -26,6 +26,9 @@ def analyze(
         str | None, typer.Option(help="that factorisations are fitted at; LRKV's own")
     ] = None,
     null_seeds: Annotated[int, typer.Option(help="random layers that make the null")] = 8,
+    batches: Annotated[
+        int, typer.Option(help="of held-out text that weighs every statistic once more; 0: none")
+    ] = 0,
     steps: Annotated[bool, typer.Option("--steps", help="every kept checkpoint as well")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="also runs that are analysed")] = False,
 ) -> None:
@@ -50,9 +53,11 @@ def analyze(
     with batches_bar() as progress:
         for done, record in enumerate(records):
             progress("analysing", done, len(records))
-            if fresh or not _analysed(record, step, fitted):
-                how = {"step": step_named(step), "null_seeds": null_seeds, "ranks": fitted}
-                analyse(record.path, **how)
+            if fresh or not _analysed(record, step, fitted, weighted=batches > 0):
+                analyse(
+                    record.path, step=step_named(step), null_seeds=null_seeds, ranks=fitted,
+                    batches=batches,
+                )  # fmt: skip
             if steps:
                 analyse_steps(record.path)
         progress("analysing", len(records), len(records))
@@ -68,13 +73,15 @@ def analyze(
     print(report)
 
 
-def _analysed(record, step: str | None, ranks: tuple[int, ...] | None) -> bool:
-    """Whether `analysis.json` is of what is asked for: the step, and the ranks if any are."""
+def _analysed(record, step: str | None, ranks: tuple[int, ...] | None, *, weighted: bool) -> bool:
+    """Whether `analysis.json` has what is asked for: the step, the ranks if any are, the text."""
     if record.analysis is None or step == "best":
         return False
     fitted = tuple(fit["rank"] for fit in record.analysis["factorisation"])
     wanted = record.steps_done if step is None else int(step)
-    return record.analysis["step"] == wanted and ranks in (None, fitted)
+    has_text = record.analysis["weighted"] is not None
+    fits = ranks in (None, fitted) and (has_text or not weighted)
+    return record.analysis["step"] == wanted and fits
 
 
 def _about(records) -> str:
