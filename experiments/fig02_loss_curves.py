@@ -34,10 +34,7 @@ def make(runs):
 
 def draw(axes, setting):
     above, below = axes
-    curves = {
-        kind: {seed: run.curve for seed, run in setting.main(kind).items() if run.curve}
-        for kind in KINDS
-    }
+    curves = {kind: drawn(setting.main(kind)) for kind in KINDS}
     for kind in KINDS:
         line(above, kind, [(curve, curve.cross_entropy) for curve in curves[kind].values()])
         pairs = [(c, curves["mha"][s]) for s, c in curves[kind].items() if s in curves["mha"]]
@@ -57,6 +54,12 @@ def draw(axes, setting):
     return [f"no run: {setting.name} {kind}" for kind in KINDS if not curves[kind]]
 
 
+def drawn(runs):
+    """Curves by seed: of the finished runs, and of the running ones where none is finished."""
+    done = {seed: run for seed, run in runs.items() if run.finished}
+    return {seed: run.curve for seed, run in (done or runs).items() if run.curve}
+
+
 def over(curve, mha):
     points = min(len(mha.steps), len(curve.steps))
     return curve.cross_entropy[:points] - mha.cross_entropy[:points]
@@ -66,7 +69,7 @@ def line(axis, kind, seeds):
     """The mean over seeds as far as all of them are, and its band."""
     if not seeds:
         return
-    points = min(len(values) for _, values in seeds)  # a run may still be going
+    points = min(len(values) for _, values in seeds)
     tokens = seeds[0][0].tokens[:points]
     values = np.stack([values[:points] for _, values in seeds])
     one, mean = look(kind), values.mean(0)

@@ -16,6 +16,7 @@ MARKS = (
 )
 ONE_SEED = "Bold: the best value of its block; one seed tells no difference from noise."
 _NONE = "—"
+_WORDS = 30  # characters; a longer cell is text, whose lines are broken
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def markdown(table: Table) -> str:
     lines += [f"| {' | '.join(headings)} |", f"| {' | '.join(rules)} |"]
     for block, rows in written.blocks():
         if block:
-            lines.append(f"| *{block}* |{' |' * (len(headings) - 1)}")
+            heading = block.replace("|", "\\|")
+            lines.append(f"| *{heading}* |{' |' * (len(headings) - 1)}")
         lines += [f"| {' | '.join(map(cell, parts))} |" for parts in rows]
     lines += ["", *(f"[{n}] {text}\n" for n, text in enumerate(written.footnotes, 1))]
     lines += [f"{note}\n" for note in written.notes]
@@ -153,7 +155,8 @@ def html(table: Table) -> str:
         def one(part: _Part) -> str:
             inner = f"<b>{text(part.text)}</b>" if part.best else text(part.text)
             marks = ",".join(map(str, part.footnotes))
-            return f"<{tag}>{inner}{f'<sup>{marks}</sup>' if marks else ''}</{tag}>"
+            words = ' class="words"' if len(part.text) > _WORDS else ""
+            return f"<{tag}{words}>{inner}{f'<sup>{marks}</sup>' if marks else ''}</{tag}>"
 
         return one
 
