@@ -34,8 +34,12 @@ class Line:
 
     @property
     def curves(self) -> dict[int, Curve]:
-        """By seed, of the runs that were validated."""
-        return {seed: run.curve for seed, run in self.runs.items() if run.curve}
+        """By seed, of finished runs that were validated; of running ones where none is finished.
+
+        One that has just begun would cut the others' mean short.
+        """
+        done = {seed: run for seed, run in self.runs.items() if run.finished} or self.runs
+        return {seed: run.curve for seed, run in done.items() if run.curve}
 
 
 def curves(
