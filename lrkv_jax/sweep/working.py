@@ -6,7 +6,6 @@ is reported and does not stop the others.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from lrkv_jax.sweep.grid import Point
 from lrkv_jax.sweep.state import State, state_of
 
 LRKV = (sys.executable, "-m", "lrkv_jax")
-_PR_SET_PDEATHSIG = 1
+_CHILD = (sys.executable, "-SE", str(Path(__file__).with_name("child.py")))
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,15 @@ class _Processes:
         self._running: set[subprocess.Popen] = set()
         self._lock = threading.Lock()
 
-    def run(self, command: list[str], log: Path, cores: set[int] | None) -> int:
+    def run(self, command: list[str], log: Path, cores: str) -> int:
         """A command's exit code; 75 if it was never started because of a signal."""
         with self._lock:
             if self.stopped is not None:
                 return EXIT_START_AGAIN
             with log.open("ab") as output:
                 child = subprocess.Popen(
-                    command, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-                    preexec_fn=lambda: _prepare(cores), start_new_session=True,
+                    [*_CHILD, cores, *command], stdout=output, stderr=output,
+                    stdin=subprocess.DEVNULL, start_new_session=True,
                 )  # fmt: skip
             self._running.add(child)
         if self.stopped is not None:  # told to stop while this one was started
@@ -93,9 +92,9 @@ def work(
         raise LrkvError(f"--jobs {jobs}: use 1 to {len(cores)}, the cores that there are")
     states = {point.name: state_of(point, tasks) for point in points}
     logs.mkdir(parents=True, exist_ok=True)
-    places: SimpleQueue[set[int] | None] = SimpleQueue()
+    places: SimpleQueue[str] = SimpleQueue()
     for job in range(jobs):
-        places.put(set(cores[job::jobs]) if jobs > 1 else None)
+        places.put(",".join(map(str, cores[job::jobs])) if jobs > 1 else "-")
     processes = _Processes()
 
     def finish(point: Point) -> None:
@@ -119,7 +118,7 @@ def work(
     return processes.stopped is None
 
 
-def _finish(point, tasks, processes: _Processes, logs: Path, cores: set[int] | None) -> Outcome:
+def _finish(point, tasks, processes: _Processes, logs: Path, cores: str) -> Outcome:
     began = time.monotonic()
     log = logs / f"{point.name}.log"
     evaluate = [*LRKV, "evaluate", str(point.directory), "--tasks", ",".join(tasks)]
@@ -132,13 +131,6 @@ def _finish(point, tasks, processes: _Processes, logs: Path, cores: set[int] | N
     if code not in (0, EXIT_START_AGAIN) and processes.stopped is None:
         error = f"exit code {code}: {_last_line(log)}"
     return Outcome(point, state_of(point, tasks), seconds, error)
-
-
-def _prepare(cores: set[int] | None) -> None:
-    """In the child: its cores, and to save and leave if this process is killed."""
-    if cores is not None:
-        os.sched_setaffinity(0, cores)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _last_line(log: Path) -> str:

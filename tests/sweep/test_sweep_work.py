@@ -10,17 +10,29 @@ from pathlib import Path
 
 import pytest
 
+from lrkv_jax.config import dump_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.sweep import grid, work, working
 from lrkv_jax.train.metrics import read_metrics
 
 HERE = Path(__file__).parent
 NANO = "configs/nano.yaml"
+STAND_IN = (sys.executable, "-S", str(HERE / "stand_in.py"))
 
 
 @pytest.fixture
-def stand_in(monkeypatch):
-    monkeypatch.setattr(working, "LRKV", (sys.executable, str(HERE / "stand_in.py")))
+def stand_in(monkeypatch, tmp_path):
+    monkeypatch.setattr(working, "LRKV", STAND_IN)
+    monkeypatch.setenv("CONFIGS", str(tmp_path / "configs"))
+
+
+def points_of(folder, *settings):
+    """A sweep's points, whose configurations lie where the stand-in finds them."""
+    points = grid(NANO, [*settings, "train.steps=5"], str(folder))
+    (folder / "configs").mkdir(exist_ok=True)
+    for point in points:
+        (folder / "configs" / f"{point.name}.yaml").write_text(dump_config(point.config))
+    return points
 
 
 def run(points, folder, **how):
@@ -34,7 +46,7 @@ def starts(point):
 
 
 def test_done_runs_are_skipped_and_a_failure_stops_no_other(tmp_path, stand_in):
-    points = grid(NANO, ["attention=mha,mqa,gqa"], str(tmp_path))
+    points = points_of(tmp_path, "attention=mha,mqa,gqa")
     ended, first = run(points, tmp_path)
     assert ended and [first[p.name].state.name for p in points] == ["done", "begun", "done"]
     assert "no multi-query today" in first["mqa"].error and first["mha"].error is None
@@ -47,7 +59,7 @@ def test_done_runs_are_skipped_and_a_failure_stops_no_other(tmp_path, stand_in):
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_runs_side_by_side_share_the_cores(tmp_path, stand_in):
-    points = grid(NANO, ["attention=mha,gqa", "seed=0,1"], str(tmp_path))
+    points = points_of(tmp_path, "attention=mha,gqa", "seed=0,1")
     run(points, tmp_path, jobs=2)
     cores = [set(json.loads(starts(point)[0])) for point in points]
     assert set.union(*cores) == os.sched_getaffinity(0)
@@ -56,19 +68,20 @@ def test_runs_side_by_side_share_the_cores(tmp_path, stand_in):
 
 
 def test_more_jobs_than_cores_are_refused(tmp_path):
-    points = grid(NANO, ["attention=mha"], str(tmp_path))
+    points = points_of(tmp_path, "attention=mha")
     with pytest.raises(LrkvError, match=r"--jobs 1000: use 1 to \d+"):
         run(points, tmp_path, jobs=1000)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_sweep_lets_its_runs_save_and_goes_on_later(tmp_path, stand_in, number):
     """However it ends: a run whose sweep is killed is told by the kernel."""
-    arguments = [NANO, "attention=mla,mha", "--out", str(tmp_path), "--tasks", "bpb"]
+    points = points_of(tmp_path, "attention=mla,mha")
+    arguments = [NANO, "attention=mla,mha", "train.steps=5", "--out", str(tmp_path)]
     code = (
         "import sys; from lrkv_jax import cli; from lrkv_jax.sweep import working; "
-        f"working.LRKV = (sys.executable, {str(HERE / 'stand_in.py')!r}); "
-        f"sys.argv = ['lrkv', 'sweep', *{arguments!r}]; cli.main()"
+        f"working.LRKV = {STAND_IN!r}; "
+        f"sys.argv = ['lrkv', 'sweep', *{arguments!r}, '--tasks', 'bpb']; cli.main()"
     )
     swept = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     mla = tmp_path / "mla"
@@ -77,7 +90,6 @@ def test_a_stopped_sweep_lets_its_runs_save_and_goes_on_later(tmp_path, stand_in
     _, said = swept.communicate(timeout=20)
     assert swept.returncode == (-9 if number == signal.SIGKILL else 75), said
     until((mla / "stopped").exists)
-    points = grid(NANO, ["attention=mla,mha"], str(tmp_path))
     ended, outcomes = run(points, tmp_path)
     assert ended and all(outcome.state.name == "done" for outcome in outcomes.values())
     assert [len(starts(point)) for point in points] == [2, 1]
