@@ -143,7 +143,8 @@ def latex(table: Table, label: str) -> str:
     numbered = [f"[{n}] {text}" for n, text in enumerate(written.footnotes, 1)]
     notes = [escape_latex(text) for text in (*numbered, *written.notes)]
     if notes:
-        lines.append(r"\par\smallskip\parbox{\linewidth}{\footnotesize " + r"\\ ".join(notes) + "}")
+        beneath = r" \par ".join(notes)
+        lines.append(rf"\par\smallskip\parbox{{\linewidth}}{{\footnotesize {beneath}}}")
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
@@ -185,14 +186,23 @@ def html(table: Table) -> str:
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "[": "{[}", "]": "{]}",  # bare, after a line's end, it would be an optional argument
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     "±": r"$\pm$", "−": r"$-$", "×": r"$\times$", "·": r"$\cdot$", "≈": r"$\approx$",
     "≤": r"$\leq$", "≥": r"$\geq$", "≪": r"$\ll$", "↓": r"$\downarrow$", "↑": r"$\uparrow$",
     "→": r"$\rightarrow$", "Δ": r"$\Delta$", "∀": r"$\forall$", "∈": r"$\in$",
-    "²": r"$^2$", "ᵀ": r"$^\top$", "√": r"$\surd$", "Σ": r"$\Sigma$", "—": "---", "–": "--",
+    "ᵀ": r"$^\top$", "√": r"$\surd$", "Σ": r"$\Sigma$", "—": "---", "–": "--",
     "…": r"\ldots{}", "‖": r"$\|$", "µ": r"$\mu$",
 }  # fmt: skip
+_LATEX |= {one: f"$^{digit}$" for digit, one in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {"⁻": "$^-$"}
+_LATEX |= {one: f"$_{digit}$" for digit, one in enumerate("₀₁₂₃₄₅₆₇₈₉")}
+_GREEK = (
+    "alpha beta gamma delta epsilon eta theta kappa lambda mu nu pi rho sigma tau phi chi psi "
+    "omega Gamma Theta Lambda Pi Phi Psi Omega"
+).split()
+_LETTERS = "αβγδεηθκλμνπρστφχψωΓΘΛΠΦΨΩ"
+_LATEX |= {one: rf"$\{name}$" for one, name in zip(_LETTERS, _GREEK, strict=True)}
 _SPECIAL = re.compile("|".join(map(re.escape, _LATEX)))
 
 
