@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html as _html
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
@@ -197,12 +198,9 @@ _LATEX = {
 }  # fmt: skip
 _LATEX |= {one: f"$^{digit}$" for digit, one in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {"⁻": "$^-$"}
 _LATEX |= {one: f"$_{digit}$" for digit, one in enumerate("₀₁₂₃₄₅₆₇₈₉")}
-_GREEK = (
-    "alpha beta gamma delta epsilon eta theta kappa lambda mu nu pi rho sigma tau phi chi psi "
-    "omega Gamma Theta Lambda Pi Phi Psi Omega"
-).split()
-_LETTERS = "αβγδεηθκλμνπρστφχψωΓΘΛΠΦΨΩ"
-_LATEX |= {one: rf"$\{name}$" for one, name in zip(_LETTERS, _GREEK, strict=True)}
+for _one in "αβγδεηθκλμνπρστφχψωΓΘΛΠΦΨΩ":
+    _name = unicodedata.name(_one).split()[-1].lower().replace("lamda", "lambda")
+    _LATEX[_one] = rf"$\{_name.capitalize() if _one.isupper() else _name}$"
 _SPECIAL = re.compile("|".join(map(re.escape, _LATEX)))
 
 
