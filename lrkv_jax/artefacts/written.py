@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html as _html
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
@@ -143,7 +144,8 @@ def latex(table: Table, label: str) -> str:
     numbered = [f"[{n}] {text}" for n, text in enumerate(written.footnotes, 1)]
     notes = [escape_latex(text) for text in (*numbered, *written.notes)]
     if notes:
-        lines.append(r"\par\smallskip\parbox{\linewidth}{\footnotesize " + r"\\ ".join(notes) + "}")
+        beneath = r" \par ".join(notes)
+        lines.append(rf"\par\smallskip\parbox{{\linewidth}}{{\footnotesize {beneath}}}")
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
@@ -185,14 +187,20 @@ def html(table: Table) -> str:
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "[": "{[}", "]": "{]}",  # bare, after a line's end, it would be an optional argument
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     "±": r"$\pm$", "−": r"$-$", "×": r"$\times$", "·": r"$\cdot$", "≈": r"$\approx$",
     "≤": r"$\leq$", "≥": r"$\geq$", "≪": r"$\ll$", "↓": r"$\downarrow$", "↑": r"$\uparrow$",
     "→": r"$\rightarrow$", "Δ": r"$\Delta$", "∀": r"$\forall$", "∈": r"$\in$",
-    "²": r"$^2$", "ᵀ": r"$^\top$", "√": r"$\surd$", "Σ": r"$\Sigma$", "—": "---", "–": "--",
+    "ᵀ": r"$^\top$", "√": r"$\surd$", "Σ": r"$\Sigma$", "—": "---", "–": "--",
     "…": r"\ldots{}", "‖": r"$\|$", "µ": r"$\mu$",
 }  # fmt: skip
+_LATEX |= {one: f"$^{digit}$" for digit, one in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {"⁻": "$^-$"}
+_LATEX |= {one: f"$_{digit}$" for digit, one in enumerate("₀₁₂₃₄₅₆₇₈₉")}
+for _one in "αβγδεηθκλμνπρστφχψωΓΘΛΠΦΨΩ":
+    _name = unicodedata.name(_one).split()[-1].lower().replace("lamda", "lambda")
+    _LATEX[_one] = rf"$\{_name.capitalize() if _one.isupper() else _name}$"
 _SPECIAL = re.compile("|".join(map(re.escape, _LATEX)))
 
 

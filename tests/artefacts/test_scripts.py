@@ -53,6 +53,8 @@ def test_a_script_makes_its_files_with_runs_and_without(path, runs, tmp_path):
         written = write(made, made.made(some), tmp_path / str(len(some)))
         assert written and all(file.stat().st_size > 100 for file in written)
         assert all(file.name.startswith(path.stem) for file in written)
+        # What is left of Unicode, LaTeX's default fonts have not.
+        assert all(file.read_text().isascii() for file in written if file.suffix == ".tex")
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

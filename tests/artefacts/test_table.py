@@ -88,6 +88,8 @@ def test_a_spread_is_never_written_as_nothing():
     [
         ("50 % & 2_000 #1 $x {y}", r"50 \% \& 2\_000 \#1 \$x \{y\}"),
         ("a\\b ~ ^", r"a\textbackslash{}b \textasciitilde{} \textasciicircum{}"),
+        ("10⁻¹⁸ θ, H₁", r"10$^-$$^1$$^8$ $\theta$, H$_1$"),
+        ("[1] a note", "{[}1{]} a note"),
         ("3 ± 0.1 − 2 × 10²", r"3 $\pm$ 0.1 $-$ 2 $\times$ 10$^2$"),
         ("p ≥ 0.05, U_h B_hᵀ", r"p $\geq$ 0.05, U\_h B\_h$^\top$"),
     ],
