@@ -34,8 +34,9 @@ class Line:
 
     @property
     def curves(self) -> dict[int, Curve]:
-        """By seed, of the runs that were validated."""
-        return {seed: run.curve for seed, run in self.runs.items() if run.curve}
+        """By seed: of the finished runs, and of those under way where none is finished."""
+        done = {seed: run for seed, run in self.runs.items() if run.finished}
+        return {seed: run.curve for seed, run in (done or self.runs).items() if run.curve}
 
 
 def curves(
@@ -107,7 +108,7 @@ def _line(axis: Axes, one: Look, seeds: Sequence[tuple[Curve, np.ndarray]]) -> N
     """The mean over seeds as far as all of them are, and its band."""
     if not seeds:
         return
-    points = min(len(values) for _, values in seeds)  # a run may still be going
+    points = min(len(values) for _, values in seeds)
     tokens = seeds[0][0].tokens[:points]
     values = np.stack([values[:points] for _, values in seeds])
     mean = values.mean(0)

@@ -36,8 +36,9 @@ thead th { font-weight: 600; border-bottom: 1px solid; vertical-align: bottom }
 tbody th:first-child, thead th:first-child { text-align: left }
 td, tbody th { white-space: nowrap } td.words { white-space: normal; min-width: 12rem }
 thead th[colspan] { text-align: center }
+sup { line-height: 0 }
 tr.block th { text-align: left; font-style: italic; background: var(--shade) }
-.gap p { border: 1px dashed var(--rule); padding: .5rem .8rem; margin: .5rem 0;
+p.gap { border: 1px dashed var(--rule); padding: .5rem .8rem; margin: .5rem 0;
   color: var(--soft) }
 @media print { nav { break-after: page } figure, tr { break-inside: avoid }
   body { max-width: none; font-size: 10pt } .wide { overflow: visible } }
@@ -91,14 +92,13 @@ def _named(section: Section) -> str:
 def _section(section: Section) -> str:
     # A table's own notes have its gaps.
     pictures = [one for one in section.made if isinstance(one, Picture)]
-    gaps = dict.fromkeys(gap for one in pictures for gap in one.gaps)
-    gaps = "".join(f"<p>{escape(gap)}</p>" for gap in gaps)
+    gaps = "; ".join(dict.fromkeys(gap for one in pictures for gap in one.gaps))
     return (
         f'<section id="{escape(section.name, quote=True)}"><h2>{escape(_named(section))}</h2>'
         f'<p class="where">{escape(section.name)}</p>'
         + (f"<p>{escape(section.words)}</p>" if section.words else "")
         + "".join(map(_one, section.made))
-        + (f'<div class="gap">{gaps}</div>' if gaps else "")
+        + (f'<p class="gap">{escape(gaps)}</p>' if gaps else "")
         + "</section>"
     )
 
