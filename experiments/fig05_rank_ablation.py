@@ -50,10 +50,12 @@ def losses(shown):
         axis.set_xlabel(CACHE_LABEL)
         axis.set_ylabel("held-out cross-entropy, nats/token")
         for kind in KINDS:
-            done = {
-                size: ended for size, runs in sizes(setting, kind).items()
-                if (ended := {seed: run for seed, run in runs.items() if run.finished})
-            }  # fmt: skip
+            done = {}
+            for size, runs in sizes(setting, kind).items():
+                done[size] = {seed: run for seed, run in runs.items() if run.finished}
+                if not done[size]:
+                    gaps.append(f"not finished: {setting.name} {kind} {size}")
+                    del done[size]
             if not done:
                 gaps.append(f"no finished run: {setting.name} {kind}")
                 continue

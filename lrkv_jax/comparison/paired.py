@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import jax
 import numpy as np
@@ -49,6 +50,14 @@ class Paired:
     @property
     def differs(self) -> bool:
         return self.p is not None and self.p < LEVEL
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The difference's own 95 % interval, not adjusted for others; None of fewer than 2."""
+        if self.sd is None:
+            return None
+        half = critical_t(self.n - 1) * self.sd / self.n**0.5
+        return self.difference - half, self.difference + half
 
     @property
     def verdict(self) -> str:
@@ -109,3 +118,15 @@ def two_sided_p(t: float, degrees: int) -> float:
     with jax.enable_x64(True):
         x = np.float64(degrees / (degrees + t * t))
         return float(betainc(np.float64(degrees / 2), np.float64(0.5), x))
+
+
+@cache
+def critical_t(degrees: int) -> float:
+    """What Student's t passes on either side with a chance of `LEVEL`, to 12 digits."""
+    low, high = 0.0, 1.0
+    while two_sided_p(high, degrees) > LEVEL:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided_p(middle, degrees) > LEVEL else (low, middle)
+    return high
