@@ -38,20 +38,22 @@ def _basis(matrix_DN):
     return left_DN[:, values_N > least]
 
 
-def geometry(heads: HeadWeights) -> dict[str, Any] | None:
+def geometry(heads: HeadWeights, *, isotropic: bool = True) -> dict[str, Any] | None:
     """{"key", "value"} of a layer with parts; None for variants that have none.
 
     `cosine` is each head's; a random residual's has mean 0 and standard deviation 1/√(D K),
     `cosine_null_sd`. `principal_cosines` are R a head, between the columns of W_shared, K
     dimensions of D, and those of U_h; a random U_h has the mean square K / D, `mean_square_null`.
-    All are the same for U G, B G⁻ᵀ. Row spaces are not compared: W_shared's is all K dimensions.
+    Neither is told of weighted heads (`isotropic` False), where neither is true. All are the same
+    for U G, B G⁻ᵀ. Row spaces are not compared: W_shared's is all K dimensions.
     """
     if heads.key_parts is None:
         return None
-    return {"key": _geometry(heads.key_parts), "value": _geometry(heads.value_parts)}
+    parts = {"key": heads.key_parts, "value": heads.value_parts}
+    return {name: _geometry(part, isotropic) for name, part in parts.items()}
 
 
-def _geometry(parts: SharedResidual) -> dict[str, Any]:
+def _geometry(parts: SharedResidual, isotropic: bool) -> dict[str, Any]:
     D, K = parts.shared_DK.shape
     cosines_H = cosines(parts)
     principal = [principal_cosines(parts.shared_DK, down_DR) for down_DR in parts.down_HDR]
@@ -60,8 +62,8 @@ def _geometry(parts: SharedResidual) -> dict[str, Any]:
         "cosine": cosines_H.tolist(),
         "mean_cosine": float(cosines_H.mean()),
         "mean_absolute_cosine": float(np.abs(cosines_H).mean()),
-        "cosine_null_sd": (D * K) ** -0.5,
+        "cosine_null_sd": (D * K) ** -0.5 if isotropic else None,
         "principal_cosines": [values.tolist() for values in principal],
         "mean_square": float(squares.mean()),
-        "mean_square_null": min(K / D, 1.0),
+        "mean_square_null": min(K / D, 1.0) if isotropic else None,
     }

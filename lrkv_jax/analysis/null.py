@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,28 +22,27 @@ def random_heads(config: ModelConfig, seeds: int) -> Iterator[HeadWeights]:
 
     Its output projection, which starts at zero and so has no direction, is drawn from a Gaussian:
     no statistic of forms asks for its scale. LRKV's residuals are a tenth of its shared part there,
-    so that its null is nearly MQA's.
+    so that its null is nearly MQA's. Raises `LrkvError` for no seeds.
     """
+    if seeds < 1:
+        raise LrkvError(f"null_seeds = {seeds}: use 1 or more")
     for seed in range(seeds):
         heads = make_attention(config, rngs=nnx.Rngs(seed)).head_weights()
         output_HKD = np.random.default_rng(seed).standard_normal(heads.output_HKD.shape)
         yield replace(heads, output_HKD=output_HKD)
 
 
-def null(config: ModelConfig, *, seeds: int = 8) -> dict[str, Any]:
+def null(drawn: Iterable[HeadWeights], layers: int) -> dict[str, Any]:
     """Mean and standard deviation of each number of `Diversity.summary` over random layers.
 
     {"query_key": {"mean", "sd", "sd_of_mean", "draws"}, "value_output": the same}: `sd` is of one
-    layer, `sd_of_mean` of the mean over the model's layers, which are independent at the start.
-    Raises `LrkvError` for no seeds.
+    layer, `sd_of_mean` of the mean over a model's `layers`, which are independent at the start.
     """
-    if seeds < 1:
-        raise LrkvError(f"null_seeds = {seeds}: use 1 or more")
-    drawn: dict[str, list[dict[str, Any]]] = {"query_key": [], "value_output": []}
-    for heads in random_heads(config, seeds):
-        drawn["query_key"].append(diversity(*heads.query_key()).summary())
-        drawn["value_output"].append(diversity(*heads.value_output()).summary())
-    return {kind: _spread(summaries, config.layers) for kind, summaries in drawn.items()}
+    found: dict[str, list[dict[str, Any]]] = {"query_key": [], "value_output": []}
+    for heads in drawn:
+        found["query_key"].append(diversity(*heads.query_key()).summary())
+        found["value_output"].append(diversity(*heads.value_output()).summary())
+    return {kind: _spread(summaries, layers) for kind, summaries in found.items()}
 
 
 def _spread(summaries, layers):

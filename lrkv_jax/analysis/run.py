@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
+from lrkv_jax.analysis.activations import root, second_moments, weighted
 from lrkv_jax.analysis.diversity import Diversity, compensation, diversity
 from lrkv_jax.analysis.factorisation import factorisation
 from lrkv_jax.analysis.geometry import geometry
 from lrkv_jax.analysis.magnitude import magnitude
-from lrkv_jax.analysis.null import null
+from lrkv_jax.analysis.null import null, random_heads
 from lrkv_jax.analysis.statistics import mean
 from lrkv_jax.analysis.weights import head_weights
 from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.checkpoint.inspect import entries
 from lrkv_jax.config import LRKV, ModelConfig, RunConfig
+from lrkv_jax.data.loader import heldout_batches
+from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.disk import write_json
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.train.restore import TrainedRun, load_run
+from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.run_dir import read_run
 
 FORMS = {"query_key": HeadWeights.query_key, "value_output": HeadWeights.value_output}
@@ -42,35 +47,24 @@ def analyse(
     step: int | str | None = None,
     null_seeds: int = 8,
     ranks: Sequence[int] | None = None,
+    batches: int = 0,
 ) -> dict[str, Any]:
     """Everything about a run's heads, at its newest step unless `step` names one or is "best".
 
     Writes it to `analysis.json` in the run's directory, and returns it (`docs/analysis.md` has the
     schema). `null_seeds` random layers make the null; factorisations are fitted at `ranks`, by
-    default LRKV's own, or that of the configuration's LRKV line. Raises `LrkvError` for a run that
-    cannot be read, weights that are not finite and ranks that no head has.
+    default LRKV's own, or that of the configuration's LRKV line. With `batches` of the run's
+    held-out records, everything is told again in "weighted", by the second moments of the inputs
+    that they make. Raises `LrkvError` for a run that cannot be read, weights that are not finite
+    and ranks that no head has.
     """
     run = load_run(directory, step=step)
     model = run.config.model
     ranks = _ranks(run.config, ranks)
     result = {**_about(directory, run.config), "step": run.step}
-    layers = [_layer(heads, ranks) for heads in head_weights(model, run.params)]
-    random = null(model, seeds=null_seeds)
-    for name in FORMS:
-        found = [layer[name] for layer in layers]
-        average = mean([each.summary() for each in found])
-        result[name] = {
-            "per_layer": [each.as_dict() for each in found],
-            "mean": average,
-            "null": random[name],
-            "compensation": compensation(average, random[name]["mean"], model.heads),
-        }
-    for name in ("magnitude", "geometry"):
-        result[name] = _over_layers([layer[name] for layer in layers])
-    result["factorisation"] = [
-        {"rank": rank, **_over_layers([layer["factorisation"][index] for layer in layers])}
-        for index, rank in enumerate(ranks)
-    ]
+    layers, drawn = head_weights(model, run.params), random_heads(model, null_seeds)
+    result |= _described(layers, drawn, ranks, model)
+    result["weighted"] = _weighted(run, null_seeds, ranks, batches) if batches else None
     write_json(Path(directory) / "analysis.json", result)
     return result
 
@@ -110,11 +104,65 @@ def _about(directory: str | Path, config: RunConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _layer(heads: HeadWeights, ranks: Iterable[int]) -> dict[str, Any]:
+def _described(
+    heads: Iterable[HeadWeights],
+    drawn: Iterable[HeadWeights],
+    ranks: Sequence[int],
+    model: ModelConfig,
+    *,
+    isotropic: bool = True,
+) -> dict[str, Any]:
+    """Every statistic of a model's layers, beside those of random ones.
+
+    Factorisations and geometry have one random layer beside them, the others all of them;
+    `isotropic` is False of weighted heads.
+    """
+    drawn = iter(drawn)
+    first = next(drawn)
+    layers = [_layer(layer, ranks, isotropic) for layer in heads]
+    random = null(chain([first], drawn), model.layers)
+    described = {}
+    for name in FORMS:
+        found = [layer[name] for layer in layers]
+        average = mean([each.summary() for each in found])
+        described[name] = {
+            "per_layer": [each.as_dict() for each in found],
+            "mean": average,
+            "null": random[name],
+            "compensation": compensation(average, random[name]["mean"], model.heads),
+        }
+    described["magnitude"] = _over_layers([layer["magnitude"] for layer in layers])
+    described["geometry"] = _over_layers([layer["geometry"] for layer in layers])
+    if described["geometry"]:
+        described["geometry"]["null"] = _numbers(geometry(first, isotropic=isotropic))
+    described["factorisation"] = [
+        {
+            "rank": rank,
+            **_over_layers([layer["factorisation"][index] for layer in layers]),
+            "null": factorisation(first, rank),
+        }
+        for index, rank in enumerate(ranks)
+    ]
+    return described
+
+
+def _weighted(run: TrainedRun, seeds: int, ranks: Sequence[int], batches: int) -> dict[str, Any]:
+    """`_described` on the inputs that held-out text makes, of the random layers too."""
+    config, model = run.config, run.config.model
+    rows = RowFormat.of(config, load_tokenizer(config.data.tokenizer).bos)
+    texts = heldout_batches(config.data, config.train.context, config.train.batch)
+    moments, tokens = second_moments(model, run.params, islice(texts, batches), rows)
+    roots = [root(moment_DD) for moment_DD in moments]
+    layers = map(weighted, head_weights(model, run.params), roots)
+    drawn = map(weighted, random_heads(model, seeds), cycle(roots))
+    return {"tokens": tokens, **_described(layers, drawn, ranks, model, isotropic=False)}
+
+
+def _layer(heads: HeadWeights, ranks: Iterable[int], isotropic: bool = True) -> dict[str, Any]:
     return {
         **{name: diversity(*factors(heads)) for name, factors in FORMS.items()},
         "magnitude": magnitude(heads),
-        "geometry": geometry(heads),
+        "geometry": geometry(heads, isotropic=isotropic),
         "factorisation": [factorisation(heads, rank) for rank in ranks],
     }
 

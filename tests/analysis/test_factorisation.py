@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from variants import FIVE, random_params, small
+from random_heads import H, lrkv_heads, mha_heads, mqa_heads
 
-from lrkv_jax.analysis import head_weights
 from lrkv_jax.analysis.factorisation import (
     alternating,
     around,
@@ -111,23 +110,21 @@ def test_a_rank_that_no_head_has_is_refused():
 
 
 def test_lrkv_fits_itself_at_its_own_rank_and_not_below():
-    config = small(FIVE["lrkv"])  # rank 3
-    for heads in head_weights(config, random_params(config)):
-        for family in ("key", "value"):
-            own = factorisation(heads, 3)[family]
-            assert own["learned"]["error"] < 1e-12 and own["learned"]["form_error"] < 1e-12
-            assert own["alternating"]["error"] < 1e-6
-            assert 0.05 < own["mean_svd"]["error"] < own["svd"]["error"]
-            below = factorisation(heads, 1)[family]
-            assert below["learned"]["error"] >= below["alternating"]["error"] > 0.1
+    heads = lrkv_heads()  # rank 3
+    for family in ("key", "value"):
+        own = factorisation(heads, 3)[family]
+        assert own["learned"]["error"] < 1e-12 and own["learned"]["form_error"] < 1e-12
+        assert own["alternating"]["error"] < 1e-6
+        assert 0.05 < own["mean_svd"]["error"] < own["svd"]["error"]
+        below = factorisation(heads, 1)[family]
+        assert below["learned"]["error"] >= below["alternating"]["error"] > 0.1
 
 
 def test_shares_are_of_the_whole_family():
-    config = small(FIVE["lrkv"], layers=1)
-    (heads,) = head_weights(config, random_params(config))
+    heads = lrkv_heads()
     found, parts = factorisation(heads, 3)["key"]["learned"], heads.key_parts
     whole = sum(np.linalg.norm(w) ** 2 for w in heads.key_HDK)
-    shared = config.heads * np.linalg.norm(parts.shared_DK) ** 2
+    shared = H * np.linalg.norm(parts.shared_DK) ** 2
     assert found["shared_share"] == pytest.approx(shared / whole)
     residual = sum(np.linalg.norm(w) ** 2 for w in parts.residual_HDK)
     assert found["residual_share"] == pytest.approx(residual / whole)
@@ -138,11 +135,13 @@ def test_shares_are_of_the_whole_family():
     assert found["shared_mean_cosine"] == pytest.approx(cosine)
 
 
-@pytest.mark.parametrize("name", ["mha", "mqa", "mla"])
-def test_variants_without_parts_have_no_learned_split(name):
-    config = small(FIVE[name], layers=1)
-    (heads,) = head_weights(config, random_params(config))
-    found = factorisation(heads, 2)["value"]
+def test_heads_without_parts_have_no_learned_split():
+    found = factorisation(mha_heads(), 2)["value"]
     assert list(found) == ["svd", "mean_svd", "alternating"]
-    if name == "mqa":  # one matrix for all: the mean is it
-        assert found["mean_svd"]["error"] < 1e-12 and found["alternating"]["error"] < 1e-12
+    assert 0.1 < found["alternating"]["error"] < found["mean_svd"]["error"]
+
+
+def test_heads_that_share_everything_need_no_residual():
+    found = factorisation(mqa_heads(), 2)["key"]
+    assert found["mean_svd"]["error"] < 1e-12 and found["alternating"]["error"] < 1e-12
+    assert found["alternating"]["shared_share"] == pytest.approx(1)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from variants import FIVE, LRKVS, error, random_params, small
+from random_heads import lrkv_heads
+from variants import error
 
-from lrkv_jax.analysis import head_weights
 from lrkv_jax.analysis.diversity import diversity, gram
 from lrkv_jax.analysis.geometry import cosines, principal_cosines
 from lrkv_jax.attention.head_weights import SharedResidual
@@ -100,11 +100,10 @@ def test_other_rotations_keep_the_logits_at_offset_zero_alone():
 
 def test_the_residuals_gauge_changes_nothing():
     """U → U G, B → B G⁻ᵀ of each head and family, by any invertible G."""
-    config = small(FIVE["lrkv"], layers=1)
-    (layer,) = head_weights(config, random_params(config))
+    layer = lrkv_heads()
     parts = layer.key_parts
-    R = parts.down_HDR.shape[-1]
-    mixes = np.random.default_rng(3).standard_normal((config.heads, R, R)) + 2 * np.eye(R)
+    heads_, _, R = parts.down_HDR.shape
+    mixes = np.random.default_rng(3).standard_normal((heads_, R, R)) + 2 * np.eye(R)
     moved = SharedResidual(
         parts.shared_DK, parts.down_HDR @ mixes, np.linalg.inv(mixes) @ parts.up_HRK
     )
@@ -120,11 +119,9 @@ def test_the_residuals_gauge_changes_nothing():
 def test_a_part_moved_between_shared_and_residual_needs_another_rank():
     """(W_shared + Δ) + (U Bᵀ − Δ) is the same matrix, but the residual's rank rises by Δ's: so the
     split is no gauge freedom, whatever the paper says."""
-    config = small(LRKVS["lrkv-full-odd_rank"], layers=1)
-    (layer,) = head_weights(config, random_params(config))
-    parts = layer.key_parts
-    R = parts.down_HDR.shape[-1]
+    parts = lrkv_heads().key_parts
+    D, K = parts.shared_DK.shape
     rng = np.random.default_rng(4)
-    moved_HDK = parts.residual_HDK - np.outer(rng.standard_normal(24), rng.standard_normal(8))
-    assert np.linalg.matrix_rank(parts.residual_HDK).tolist() == [R] * config.heads
-    assert np.linalg.matrix_rank(moved_HDK).tolist() == [R + 1] * config.heads
+    moved_HDK = parts.residual_HDK - np.outer(rng.standard_normal(D), rng.standard_normal(K))
+    assert set(np.linalg.matrix_rank(parts.residual_HDK)) == {3}
+    assert set(np.linalg.matrix_rank(moved_HDK)) == {4}

@@ -1,20 +1,14 @@
 """Angles and norms of LRKV's parts, against planted ones and random ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from variants import FIVE, LRKVS, random_params, small
+from random_heads import D, H, K, lrkv_heads, mha_heads, parts
 
-from lrkv_jax.analysis import head_weights
 from lrkv_jax.analysis.geometry import cosines, geometry, principal_cosines
 from lrkv_jax.analysis.magnitude import magnitude
 from lrkv_jax.attention.head_weights import SharedResidual
-
-
-def parts(H=3, D=30, K=8, R=4, seed=0):
-    rng = np.random.default_rng(seed)
-    return SharedResidual(
-        rng.standard_normal((D, K)), rng.standard_normal((H, D, R)), rng.standard_normal((H, R, K))
-    )
 
 
 def test_principal_cosines_are_those_that_were_planted():
@@ -71,23 +65,19 @@ def test_random_parts_lie_as_the_nulls_say():
 
 
 def test_geometry_of_a_layer():
-    config = small(FIVE["lrkv"], layers=1)  # D = 24, K = 8, R = 3
-    (heads,) = head_weights(config, random_params(config))
+    heads = lrkv_heads()
     found = geometry(heads)
     for name, family in (("key", heads.key_parts), ("value", heads.value_parts)):
         one = found[name]
         np.testing.assert_allclose(one["cosine"], cosines(family))
-        assert [len(row) for row in one["principal_cosines"]] == [3] * config.heads
+        assert [len(row) for row in one["principal_cosines"]] == [3] * H
         assert one["mean_square"] == pytest.approx(np.mean(np.square(one["principal_cosines"])))
-        assert one["mean_square_null"] == pytest.approx(8 / 24)
-        assert one["cosine_null_sd"] == pytest.approx((24 * 8) ** -0.5)
+        assert one["mean_square_null"] == pytest.approx(K / D)
+        assert one["cosine_null_sd"] == pytest.approx((D * K) ** -0.5)
 
 
-@pytest.mark.parametrize("name", ["mha", "gqa", "mqa", "mla", "rank_0"])
-def test_variants_without_residuals_have_no_geometry(name):
-    entry = {**FIVE, "rank_0": LRKVS["lrkv-full-rank_0"]}[name]
-    config = small(entry, layers=1)
-    (heads,) = head_weights(config, random_params(config))
+def test_heads_without_residuals_have_no_geometry():
+    heads = mha_heads()
     assert geometry(heads) is None
     found = magnitude(heads)["key"]
     assert found["shared"] is None and found["residual"] is None
@@ -98,9 +88,7 @@ def test_magnitudes_of_orthogonal_parts_add_in_squares():
     shared_DK, down_HDR = np.zeros((12, 4)), np.zeros((2, 12, 3))
     shared_DK[:4], down_HDR[0, 4:7], down_HDR[1, 5:8] = np.eye(4), 3 * np.eye(3), 3 * np.eye(3)
     apart = SharedResidual(shared_DK, down_HDR, np.stack([np.eye(3, 4)] * 2))
-    config = small(FIVE["lrkv"], layers=1)
-    (heads,) = head_weights(config, random_params(config))
-    changed = {"key_HDK": apart.total_HDK, "key_parts": apart}
-    found = magnitude(type(heads)(**{**vars(heads), **changed}))["key"]
+    heads = replace(lrkv_heads(), key_HDK=apart.total_HDK, key_parts=apart)
+    found = magnitude(heads)["key"]
     assert found["shared"] == pytest.approx(2) and found["residual"] == pytest.approx(27**0.5)
     assert found["total"] == pytest.approx(31**0.5)
