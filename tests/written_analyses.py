@@ -1,0 +1,114 @@
+"""`analysis.json` written by hand: heads of known cosines, and parts of known sizes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from lrkv_jax.analysis.diversity import Diversity, centred, compensation, spectrum
+from lrkv_jax.analysis.statistics import deviation, mean
+from lrkv_jax.config import load_config
+
+FORMS = ("query_key", "value_output")
+
+
+def alike(heads: int, cosine: float) -> np.ndarray:
+    """Every two heads have this cosine: 0 is orthogonal, 1 identical."""
+    return np.full((heads, heads), cosine) + (1 - cosine) * np.eye(heads)
+
+
+def scattered(heads: int, shared: float, seed: int, groups: int = 1) -> np.ndarray:
+    """Cosines of random vectors that share a direction of this strength, group by group."""
+    rng = np.random.default_rng(seed)
+    common = np.repeat(rng.standard_normal((groups, 100)), heads // groups, axis=0)
+    vectors = rng.standard_normal((heads, 100)) + shared * common
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors @ vectors.T
+
+
+def write_analysis(run: Path, cosines, *, ranks=(), step: int | None = None, norm=2.0) -> Path:
+    """What `lrkv analyze` leaves in a run's directory, of heads whose cosines at each layer are
+    `cosines(layer)`.
+
+    MHA's keys have the norm 2 where another's have `norm`; fits at `ranks` and at LRKV's own have
+    errors that fall with the rank.
+    """
+    config = load_config(run / "config.yaml")
+    model, own = config.model, config.model.attention.model_dump()
+    layers = range(model.layers)
+    has_parts = own["kind"] == "lrkv"
+    ranks = sorted({*ranks, own.get("rank") or 1})
+    if step is None:
+        step = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    result = {
+        "run": str(run), "variant": config.attention, **own, "step": step, "layers": model.layers,
+        "width": model.width, "heads": model.heads, "head_width": model.head_width,
+    }  # fmt: skip
+    random = [_diversity(scattered(model.heads, 0.0, 900 + seed)).summary() for seed in range(4)]
+    null = {"mean": mean(random), "sd": deviation(random), "sd_of_mean": deviation(random),
+            "draws": len(random)}  # fmt: skip
+    for form in FORMS:
+        found = [_diversity(cosines(layer)) for layer in layers]
+        average = mean([one.summary() for one in found])
+        result[form] = {
+            "per_layer": [one.as_dict() for one in found], "mean": average, "null": null,
+            "compensation": compensation(average, null["mean"], model.heads),
+        }  # fmt: skip
+    magnitudes = [_each_family(lambda _: _norms(has_parts, norm)) for _ in layers]
+    result["magnitude"] = {"per_layer": magnitudes}
+    result["geometry"] = None
+    if has_parts and own["rank"]:
+        geometry = [_each_family(lambda f, at=layer: _angles(model, own["rank"], at, f))
+                    for layer in layers]  # fmt: skip
+        numbers = [_each_family(lambda f, one=one: _numbers(one[f])) for one in geometry]
+        result["geometry"] = {"per_layer": geometry, "mean": mean(numbers)}
+    result["factorisation"] = [
+        {"rank": rank, "mean": _each_family(lambda _, at=rank: _fits(model, own, at))}
+        for rank in ranks
+    ]
+    path = run / "analysis.json"
+    path.write_text(json.dumps(result))
+    return path
+
+
+def _diversity(gram):
+    heads = len(gram)
+    return Diversity(gram, spectrum(gram, cap=heads), spectrum(centred(gram), cap=heads - 1))
+
+
+def _each_family(make):
+    return {family: make(family) for family in ("key", "value")}
+
+
+def _norms(has_parts, norm):
+    parts = {"shared": 0.8 * norm, "residual": 0.6 * norm}
+    return {"total": norm, **(parts if has_parts else dict.fromkeys(parts))}
+
+
+def _angles(model, rank, layer, family):
+    rng = np.random.default_rng((layer, family == "key"))
+    cosine = rng.normal(0.25, 0.05, model.heads)
+    principal = np.sort(rng.uniform(0, 0.9, (model.heads, rank)), axis=1)[:, ::-1]
+    return {
+        "cosine": cosine.tolist(), "mean_cosine": float(cosine.mean()),
+        "cosine_null_sd": (model.width * model.head_width) ** -0.5,
+        "principal_cosines": principal.tolist(), "mean_square": float((principal**2).mean()),
+        "mean_square_null": model.head_width / model.width,
+    }  # fmt: skip
+
+
+def _numbers(found):
+    return {name: value for name, value in found.items() if not isinstance(value, list)}
+
+
+def _fits(model, own, rank):
+    left = 1 - rank / model.head_width
+    names = {"svd": 0.8, "mean_svd": 0.7, "alternating": 0.6}
+    if own["kind"] == "lrkv":
+        left = max(0.0, 1 - rank / own["rank"]) if own["rank"] else 0.0
+        names |= {"learned": 0.65}
+    return {
+        name: {"error": share * left, "form_error": 0.9 * share * left, "shared_share": 0.6,
+               "residual_share": 0.3, "shared_mean_cosine": 0.9}
+        for name, share in names.items()
+    }  # fmt: skip
