@@ -114,7 +114,7 @@ def test_times_are_the_fastest_of_our_own_and_what_was_not_taken_is_a_gap(tmp_pa
         row(length=2048, status="skipped", reason="6 GB needed", us=None),
         row(variant="lrkv", rope="full", length=2048, us=2000.0),
     )
-    times, gpu = table10.times([measured])
+    times, gpu = table10.times([measured], table10.LINES)
     assert "a processor (cpu)" in times.title and "5 samples" in times.caption
     assert values(times) == [
         ["MHA", "0.09 [0.08, 0.095]", None],
@@ -123,7 +123,7 @@ def test_times_are_the_fastest_of_our_own_and_what_was_not_taken_is_a_gap(tmp_pa
     assert times.gaps == ["6 GB needed", "not asked: 512 tokens"]
     assert all(cell.value is None and cell.gap for line in gpu.rows for cell in line.cells[1:])
     assert [path.suffix for path in write_table(gpu, tmp_path, "gpu")] == [".md", ".tex", ".json"]
-    only = table10.times([report(row(), backend="gpu")])
+    only = table10.times([report(row(), backend="gpu")], table10.LINES)
     assert [table.name for table in only] == ["ms_1"]
 
 

@@ -17,6 +17,7 @@ from lrkv_jax.comparison import read_runs
 from lrkv_jax.errors import EXIT_BAD_INPUT
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+SLOW = ("fig", "table12")
 SCRIPTS = [p for p in sorted(EXPERIMENTS.glob("*.py")) if "\nARTEFACT = " in p.read_text()]
 
 
@@ -42,8 +43,8 @@ def runs(folder):
 
 
 @pytest.mark.parametrize("path", [
-    # A figure takes half a second to write, and there are twenty.
-    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * path.stem.startswith("fig"))
+    # A figure takes half a second to write, and there are twenty; Table 12 fills 1.2 GB.
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * path.stem.startswith(SLOW))
     for path in SCRIPTS
 ])  # fmt: skip
 def test_a_script_makes_its_files_with_runs_and_without(path, runs, tmp_path):
@@ -60,8 +61,8 @@ def test_a_script_makes_its_files_with_runs_and_without(path, runs, tmp_path):
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_is_short_and_says_how_it_is_called(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 100
-    assert f"python experiments/{path.name}" in text and "command(ARTEFACT)" in text
+    assert len(text.splitlines()) <= 150
+    assert f"python experiments/{path.name}" in text and "    command(" in text
 
 
 def cells(table, block, name):
