@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ STYLE = {
     "svg.hashsalt": "lrkv",  # ids of the SVG's parts depend on its content alone
 }
 PNG_DPI = 150
+CHARACTERS = 12  # of a title, an inch
 
 
 @dataclass
@@ -101,6 +103,7 @@ def write_picture(picture: Picture, out: Path, name: str) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{name}{ending}" for ending in (".png", ".svg")]
     with style():
+        _entitle(picture)
         picture.figure.savefig(paths[0], dpi=PNG_DPI, metadata={"Software": None})
         picture.figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     return paths
@@ -110,5 +113,12 @@ def svg(picture: Picture) -> bytes:
     """The picture as SVG, in memory."""
     buffer = io.BytesIO()
     with style():
+        _entitle(picture)
         picture.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
+
+
+def _entitle(picture: Picture) -> None:
+    """Its title over the panels, in as many lines as its width needs."""
+    width = int(CHARACTERS * picture.figure.get_figwidth())
+    picture.figure.suptitle(textwrap.fill(picture.title, width), fontsize=11)

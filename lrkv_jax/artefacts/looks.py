@@ -6,7 +6,7 @@ in greyscale.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Look:
     """A line's colour, style and marker, and what a legend calls it."""
 
     colour: str
-    line: str
+    line: str | tuple
     marker: str
     name: str
 
@@ -33,6 +33,7 @@ LOOKS = {
     "lrkv shared": Look("#E69F00", "--", "P", "LRKV, rope shared"),
     "lrkv latent": Look("#009E73", "-.", "X", "LRKV, rope latent"),
 }
+SPARE = Look("#F0E442", (0, (5, 1)), "h", "")  # of a variant that has no look of its own yet
 GREY = "#777777"  # of what is no variant: a bound, a null, a rule
 _STEPS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINES = ("-", "--", "-.", ":")
@@ -43,7 +44,7 @@ def look(kind: str, rope: str = "full") -> Look:
     if kind == "lrkv":
         one = LOOKS[f"lrkv {rope}"]
         return Look(one.colour, one.line, one.marker, "LRKV") if rope == "full" else one
-    return LOOKS[kind]
+    return LOOKS.get(kind, replace(SPARE, name=kind.upper()))
 
 
 def name_of(kind: str) -> str:

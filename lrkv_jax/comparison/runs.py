@@ -14,11 +14,12 @@ import numpy as np
 
 from lrkv_jax.accounting import cache_bytes_fraction, cache_fraction, training_tokens
 from lrkv_jax.config import RunConfig
+from lrkv_jax.config.attention import KINDS as kinds
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.train.metrics import read_metrics
 from lrkv_jax.train.run_dir import read_run
 
-KINDS = ("mha", "gqa", "mqa", "mla", "lrkv")
+KINDS = tuple(kinds)  # in the order in which tables and legends have them
 _SIZES = {"gqa": "kv_heads", "mla": "latent", "lrkv": "rank"}
 
 # What two runs may differ in and still be compared: the variant, the seed, and what changes how a
@@ -262,7 +263,7 @@ def _flat(group: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _order(run: RunRecord) -> tuple:
-    return KINDS.index(run.kind) if run.kind in KINDS else len(KINDS), run.size or 0, run.label
+    return KINDS.index(run.kind), run.size or 0, run.label
 
 
 def _runs_in(path: Path) -> list[Path]:

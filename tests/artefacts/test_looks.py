@@ -2,7 +2,7 @@
 
 import pytest
 
-from lrkv_jax.artefacts.looks import LOOKS, ladder
+from lrkv_jax.artefacts.looks import LOOKS, ladder, look
 
 
 def test_lines_differ_without_their_colours():
@@ -17,3 +17,8 @@ def test_a_ladder_s_steps_differ_in_colour_and_without(kind):
     assert len({one.colour for one in steps.values()}) == 5
     assert len({(one.line, one.marker) for one in steps.values()}) == 5
     assert steps[128].colour == ladder(kind, [4])[4].colour  # the largest is the kind's own
+
+
+def test_a_variant_without_a_look_gets_one_of_its_own():
+    one = look("sixth")
+    assert one.name == "SIXTH" and one.colour not in {known.colour for known in LOOKS.values()}
