@@ -63,7 +63,13 @@ def write_analysis(run: Path, cosines, *, ranks=(), step: int | None = None, nor
         numbers = [_each_family(lambda f, one=one: _numbers(one[f])) for one in geometry]
         result["geometry"] = {"per_layer": geometry, "mean": mean(numbers)}
     result["factorisation"] = [
-        {"rank": rank, "mean": _each_family(lambda _, at=rank: _fits(model, own, at))}
+        {
+            "rank": rank,
+            **{
+                of: _each_family(lambda _, at=rank: _fits(model, own, at))
+                for of in ("mean", "null")
+            },
+        }
         for rank in ranks
     ]
     path = run / "analysis.json"

@@ -150,10 +150,11 @@ def test_maps_share_their_colours_and_leave_the_diagonal_out(known):
 
 
 def test_the_gap_is_that_of_the_layer_less_mha_s(known):
-    lines = curves(titles(picture(GAP, known))["query–key forms"])
+    drawn, tabled = GAP.made(known)
+    lines = curves(titles(drawn)["query–key forms"])
     assert lines["LRKV-4"] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
     assert lines["MQA"] == pytest.approx(np.ones(5)) and "MHA" not in lines
-    found = row(table(GAP, known, "table"), "LRKV-4")
+    found = row(tabled, "LRKV-4")
     assert found["less MHA's"].value == pytest.approx(0.3)
     assert found["largest gap of a layer"].value == pytest.approx(0.5)
     assert found["layers within 0.04"].value == "0 of 5"
@@ -169,11 +170,11 @@ def test_norms_are_told_as_times_mha_s(known):
 
 
 def test_overlap_stands_beside_random_residuals(known):
-    axes = titles(picture(OVERLAP, known))
+    drawn, of = OVERLAP.made(known)
+    axes = titles(drawn)
     random = curves(axes["principal angles of column spaces"])["random columns"]
     # cos² of angles between random subspaces of 4 and 8 dimensions in 48 is 8/48 on average.
     assert np.mean(np.cos(np.radians(random)) ** 2) == pytest.approx(8 / 48, abs=0.06)
-    of = table(OVERLAP, known, "table")
     geometry = [run for run in known if run.kind == "lrkv"][0].analysis["geometry"]["mean"]
     keys = {c.name: cell for c, cell in zip(of.columns, of.rows[0].cells, strict=True)}
     assert of.rows[0].cells[2].value == pytest.approx(geometry["key"]["mean_cosine"])
@@ -181,17 +182,16 @@ def test_overlap_stands_beside_random_residuals(known):
 
 
 def test_fits_fall_with_the_rank_and_the_learnt_split_is_divided(known):
-    pictures = [m for m in FACTORISATION.made(known) if isinstance(m, Picture)]
-    assert [one.name for one in pictures] == ["mha", "lrkv-4"]
-    axis = titles(pictures[0])["keys: error of the weights"]
+    of_mha, of_lrkv, fits, learnt = FACTORISATION.made(known)
+    assert [of_mha.name, of_lrkv.name] == ["mha", "lrkv-4"]
+    axis = titles(of_mha)["keys: error of the weights"]
     heights = np.reshape([bar.get_height() for bar in axis.patches], (3, 3))  # fits × ranks
     left = 1 - np.array([1, 2, 4]) / 8
     assert heights == pytest.approx(100 * np.outer([0.8, 0.7, 0.6], left))
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2", "4"]
-    rows = [one for one in table(FACTORISATION, known, "table").rows if one.cells[2].value == 2]
+    rows = [one for one in fits.rows if one.cells[2].value == 2]
     assert rows[0].cells[5].value == pytest.approx(45.0)
-    learnt = table(FACTORISATION, known, "learnt").rows[0].cells
-    assert [cell.value for cell in learnt[2:5]] == pytest.approx([60, 30, 10])
+    assert [cell.value for cell in learnt.rows[0].cells[2:5]] == pytest.approx([60, 30, 10])
 
 
 def test_the_paper_s_own_table_is_recomputed_against_the_cap():

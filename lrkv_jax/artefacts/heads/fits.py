@@ -25,7 +25,7 @@ _STYLES = {
     "learned": {"facecolor": "#D55E00", "hatch": "xxxxx"},
 }
 ERRORS = {"error": "of the weights", "form_error": "of the forms"}
-_WRITTEN = 3  # ranks, up to which each bar's value is written above it
+_WRITTEN = 3  # ranks, up to which each bar's value is written at its foot
 
 
 def ranks(line: Line) -> list[int]:
@@ -38,11 +38,13 @@ def _fits(analysis):
     return analysis["factorisation"]
 
 
-def fit(line: Line, rank: int, family: str, name: str, what: str) -> dict[int, float] | None:
-    """A number of a fit by seed, mean over layers; None where there is none."""
+def fit(
+    line: Line, rank: int, family: str, name: str, what: str, *, of: str = "mean"
+) -> dict[int, float] | None:
+    """A number of a fit by seed: the mean over layers, or the `null`; None where there is none."""
     found = {}
     for seed, fits in line.each(_fits).items():
-        at = next(one for one in fits if one["rank"] == rank)["mean"][family]
+        at = next(one for one in fits if one["rank"] == rank)[of][family]
         if name not in at or at[name][what] is None:
             return None
         found[seed] = at[name][what]
@@ -77,13 +79,14 @@ def _picture(group: Group, line: Line) -> Picture:
         row[0].set_ylabel("relative error, %")
     for axis in axes[-1]:
         axis.set_xlabel("rank of the residuals, R")
-    legend_below(figure, 2)
+    legend_below(figure, 3)
     return Picture(
         f"{line.label}'s heads as a shared matrix and residuals", figure,
         "Relative Frobenius error over a layer's heads, mean over layers; error bars: one standard "
         "deviation over seeds. Left: of W_h. Right: of W^Q_h (W^K_h)ᵀ, which is that of the logits "
         "of inputs with no preferred direction, before norms and rotation; and of W^V_h W^O_h, "
-        "what heads write. SVD has no shared part; alternating least squares begins at mean + SVD "
+        "what heads write. Black lines: a layer at its random start. "
+        "SVD has no shared part; alternating least squares begins at mean + SVD "
         "and is never worse."
         + (" At LRKV's own rank it and its own split leave rounding." * (line.kind == "lrkv"))
         + f" {group.seeds}",
@@ -103,11 +106,19 @@ def _bars(axis, line: Line, family: str, what: str, names: list[str]) -> None:
             x, heights, each * 0.92, yerr=spreads or None, edgecolor="black", lw=0.7, capsize=2,
             label=FITS[name], **_STYLES[name],
         )  # fmt: skip
+        random = [
+            100 * mean_and_sd(fit(line, rank, family, name, what, of="null").values())[0]
+            for rank in at
+        ]
+        axis.hlines(
+            random, x - 0.46 * each, x + 0.46 * each, color="black", lw=2.0, zorder=3,
+            label="the same fit of a random layer",
+        )  # fmt: skip
         if len(at) <= _WRITTEN:
-            for where, height, sd in zip(x, heights, spreads or [0] * len(at), strict=True):
+            for where, height in zip(x, heights, strict=True):
                 axis.annotate(
-                    f"{height:.1f}", (where, height + sd), (0, 2), textcoords="offset points",
-                    ha="center", fontsize=7,
+                    f"{height:.1f}", (where, 0), (0, 3), textcoords="offset points", ha="center",
+                    fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
                 )  # fmt: skip
     axis.set_xticks(range(len(at)), at)
 
@@ -123,6 +134,7 @@ COLUMNS = [
     Column("rank R"),
     *_fit_columns("error"),
     *_fit_columns("form_error"),
+    Column("random", "%", digits=1, group="alternating, of a random layer's weights"),
 ]
 
 
@@ -137,6 +149,9 @@ def fit_table(runs: Sequence[RunRecord]) -> Table:
                 for name in ("svd", "mean_svd", "alternating")
                 for found in [fit(line, rank, family, name, what)]
             ),
+            100 * float(mean_and_sd(
+                fit(line, rank, family, "alternating", "error", of="null").values()
+            )[0]),
             block=group.name,
         )
         for group in groups(runs)[0]
@@ -151,7 +166,9 @@ def fit_table(runs: Sequence[RunRecord]) -> Table:
             "Relative Frobenius errors over a layer's heads, mean over layers ± standard deviation "
             "over seeds. SVD: each W_h alone at rank R. Mean + SVD and alternating: one shared "
             "matrix and rank-R residuals; the second is a stationary point of least squares. "
-            "At LRKV's own rank its heads are of this shape, and what is left is rounding.",
+            "At LRKV's own rank its heads are of this shape, and what is left is rounding. "
+            "MHA's random layer shares nothing: an error no lower than its own is no sign that "
+            "heads share anything. LRKV's begins with residuals of a tenth of its shared part.",
         ],
         name="table",
     )  # fmt: skip
