@@ -26,12 +26,14 @@ def scattered(heads: int, shared: float, seed: int, groups: int = 1) -> np.ndarr
     return vectors @ vectors.T
 
 
-def write_analysis(run: Path, cosines, *, ranks=(), step: int | None = None, norm=2.0) -> Path:
+def write_analysis(
+    run: Path, cosines, *, ranks=(), step: int | None = None, norm=2.0, weighted=None
+) -> Path:
     """What `lrkv analyze` leaves in a run's directory, of heads whose cosines at each layer are
     `cosines(layer)`.
 
     MHA's keys have the norm 2 where another's have `norm`; fits at `ranks` and at LRKV's own have
-    errors that fall with the rank.
+    errors that fall with the rank. `weighted` is the cosine of every two heads as text meets them.
     """
     config = load_config(run / "config.yaml")
     model, own = config.model, config.model.attention.model_dump()
@@ -72,6 +74,11 @@ def write_analysis(run: Path, cosines, *, ranks=(), step: int | None = None, nor
         }
         for rank in ranks
     ]
+    if weighted is not None:
+        alike_too = [_diversity(alike(model.heads, weighted)).summary() for _ in layers]
+        result["weighted"] = {
+            "tokens": 64, **{form: {"mean": mean(alike_too), "null": null} for form in FORMS},
+        }  # fmt: skip
     path = run / "analysis.json"
     path.write_text(json.dumps(result))
     return path

@@ -193,6 +193,7 @@ _LATEX = {
     "±": r"$\pm$", "−": r"$-$", "×": r"$\times$", "·": r"$\cdot$", "≈": r"$\approx$",
     "≤": r"$\leq$", "≥": r"$\geq$", "≪": r"$\ll$", "↓": r"$\downarrow$", "↑": r"$\uparrow$",
     "→": r"$\rightarrow$", "Δ": r"$\Delta$", "∀": r"$\forall$", "∈": r"$\in$",
+    "⟨": r"$\langle$", "⟩": r"$\rangle$",
     "ᵀ": r"$^\top$", "√": r"$\surd$", "Σ": r"$\Sigma$", "—": "---", "–": "--",
     "…": r"\ldots{}", "‖": r"$\|$", "µ": r"$\mu$",
 }  # fmt: skip

@@ -23,7 +23,9 @@ from lrkv_jax.artefacts.heads import (
     PCA,
     RANKS,
     UNCENTRED,
+    WEIGHTED,
 )
+from lrkv_jax.artefacts.heads.analysed import FORMS
 from lrkv_jax.comparison import read_runs
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -243,6 +245,22 @@ def test_what_is_not_analysed_or_not_there_is_named(tmp_path):
     ]  # fmt: skip
     assert picture(BARS, runs).gaps == expected
     assert table(RANKS, runs).gaps == expected[:1] + expected[1:4]
+
+
+def test_text_s_weights_stand_beside_plain_ranks_and_random_ones(tmp_path):
+    for seed in (0, 1):
+        run = write_run(tmp_path / f"mha-{seed}", "attention=mha", f"train.seed={seed}", *SMALL,
+                        steps=20)  # fmt: skip
+        write_analysis(run, lambda layer: alike(H, 0.0), weighted=1.0)
+    (table,) = WEIGHTED.made(read_runs([tmp_path]))
+    assert [row.block.split(", ")[1] for row in table.rows] == list(FORMS.values())
+    name, plain, weighted, random, centred, *_, cosine = table.rows[0].cells
+    assert name.value == "MHA" and [plain.value, cosine.value] == pytest.approx([100.0, 1.0])
+    assert weighted.value == pytest.approx(100 / H) and centred.value == pytest.approx(100.0)
+    assert weighted.sd == pytest.approx(0.0) and float(random.value.split(" ± ")[0]) > 90
+    write_analysis(run, lambda layer: alike(H, 0.0))
+    (table,) = WEIGHTED.made(read_runs([run]))
+    assert table.gaps == ["analysed without text: lrkv analyze RUN --batches 4"]
 
 
 def test_runs_that_are_not_analysed_leave_one_labelled_gap(tmp_path):

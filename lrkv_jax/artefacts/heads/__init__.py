@@ -7,9 +7,11 @@ from lrkv_jax.artefacts.heads.rank_table import RANKS
 from lrkv_jax.artefacts.heads.ranks import BARS, BY_LAYER
 from lrkv_jax.artefacts.heads.similarity import GAP, MAPS
 from lrkv_jax.artefacts.heads.spectra import CUMULATIVE, PCA, UNCENTRED
+from lrkv_jax.artefacts.heads.weighted import WEIGHTED
 
 ARTEFACTS = (
-    RANKS, BARS, BY_LAYER, MAPS, GAP, PCA, CUMULATIVE, UNCENTRED, NORMS, OVERLAP, FACTORISATION,
+    RANKS, WEIGHTED, BARS, BY_LAYER, MAPS, GAP, PCA, CUMULATIVE, UNCENTRED, NORMS, OVERLAP,
+    FACTORISATION,
 )  # fmt: skip
 
 __all__ = [
@@ -25,4 +27,5 @@ __all__ = [
     "PCA",
     "RANKS",
     "UNCENTRED",
+    "WEIGHTED",
 ]

@@ -170,7 +170,6 @@ def pictures(runs: Sequence[RunRecord], draw: Callable[[Group], Made | Iterable[
         drawn = draw(group)
         for one in [drawn] if isinstance(drawn, Picture) else drawn:
             one.title = f"{one.title}, {group.name}"
-            one.figure.suptitle(one.title, fontsize=11)
             one.gaps = list(dict.fromkeys([*group.gaps, *one.gaps]))
             if len(found) > 1:
                 one.name = "_".join(filter(None, (_slug(group.name), one.name)))

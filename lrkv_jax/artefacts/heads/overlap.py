@@ -54,6 +54,7 @@ def draw_overlap(group: Group) -> list[Picture]:
 def _picture(group: Group, line: Line, name: str) -> Picture:
     figure, (axes,) = panels(1, 3, panel=(3.7, 3.2))
     places, claim = layer_axis(axes[0], group.layers), printed("heads", "cosine")
+    axes[0].set_xlim(0.8, group.layers + 0.2)  # room for what stands aside
     layer_axis(axes[1], group.layers)
     for aside, (family, title) in zip((-0.07, 0.07), FAMILIES.items(), strict=True):
         style = {"label": title} | _STYLES[family]
