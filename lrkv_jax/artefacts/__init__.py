@@ -19,7 +19,8 @@ from lrkv_jax.artefacts.printed import (
     verdict,
 )
 from lrkv_jax.artefacts.sooner_bars import sooner_bars
-from lrkv_jax.artefacts.table import Cell, Column, Row, Table, no_run, write_table
+from lrkv_jax.artefacts.table import Cell, Column, Row, Table, no_run
+from lrkv_jax.artefacts.written import write_table
 
 __all__ = [
     "CACHE_LABEL",

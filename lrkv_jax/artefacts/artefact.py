@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lrkv_jax.artefacts.figure import Picture, style, write_picture
-from lrkv_jax.artefacts.table import Table, write_table
+from lrkv_jax.artefacts.table import Table
+from lrkv_jax.artefacts.written import write_table
 from lrkv_jax.comparison import RunRecord, read_runs
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 

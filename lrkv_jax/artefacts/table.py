@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from lrkv_jax.artefacts.printed import Printed
@@ -161,22 +160,3 @@ def _cell(cell: Cell) -> dict[str, Any]:
     if cell.printed:
         row["paper"] = {"printed": cell.printed.text, "verdict": cell.printed.verdict}
     return row | {key: text for key in ("note", "gap") if (text := getattr(cell, key))}
-
-
-def write_table(table: Table, out: Path, name: str) -> list[Path]:
-    """Write NAME.md, NAME.tex and NAME.json."""
-    import json
-
-    from lrkv_jax.artefacts.written import latex, markdown
-
-    out.mkdir(parents=True, exist_ok=True)
-    texts = {
-        ".md": markdown(table),
-        ".tex": latex(table, label=name),
-        ".json": json.dumps(table.as_dict(), indent=1, ensure_ascii=False) + "\n",
-    }
-    paths = []
-    for ending, text in texts.items():
-        paths.append(out / f"{name}{ending}")
-        paths[-1].write_text(text, encoding="utf-8")
-    return paths

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html as _html
+import json
 import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 from lrkv_jax.artefacts.table import Cell, Column, Table, written_number
 
@@ -80,6 +82,21 @@ class _Written:
         if text not in self.footnotes:
             self.footnotes.append(text)
         return self.footnotes.index(text) + 1
+
+
+def write_table(table: Table, out: Path, name: str) -> list[Path]:
+    """Write NAME.md, NAME.tex and NAME.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    texts = {
+        ".md": markdown(table),
+        ".tex": latex(table, label=name),
+        ".json": json.dumps(table.as_dict(), indent=1, ensure_ascii=False) + "\n",
+    }
+    paths = []
+    for ending, text in texts.items():
+        paths.append(out / f"{name}{ending}")
+        paths[-1].write_text(text, encoding="utf-8")
+    return paths
 
 
 def markdown(table: Table) -> str:
