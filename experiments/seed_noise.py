@@ -63,9 +63,10 @@ def draw(axis, setting, done):
                 test.difference, place, xerr=bar, capsize=3, color=one.colour, marker=one.marker
             )
         axis.text(
-            1.02, place, f"told apart: {test.in_words}", va="center", fontsize=8,
+            1.02, place, test.in_words, va="center", fontsize=8,
             transform=axis.get_yaxis_transform(),
         )  # fmt: skip
+    axis.text(1.02, -0.9, "difference:", fontsize=8, transform=axis.get_yaxis_transform())
     axis.set_title(setting.name)
     axis.set_yticks(range(len(bpb)), list(bpb))
     axis.set_ylim(len(bpb) - 0.5, -0.5)

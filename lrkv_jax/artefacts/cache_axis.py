@@ -29,8 +29,7 @@ def against_cache(
     """Points of finished runs by seed: the mean of their `loss` (an attribute of `RunRecord`).
 
     Error bars are one standard deviation over seeds; several points are joined from the smallest
-    cache to the largest. `marks` are written beside them, `above` and to the right or
-    below and to the left.
+    cache to the largest. `marks` are written `above` their bars, or below.
     """
     rows = []
     for place, runs in enumerate(points):
@@ -42,10 +41,11 @@ def against_cache(
     bars = None if set(sds) == {None} else [sd or 0.0 for sd in sds]
     style = look.style if len(rows) > 1 else look.style | {"linestyle": "none"}
     axis.errorbar(shares, means, yerr=bars, capsize=3, label=look.name, **style)
-    right = 1 if above else -1
-    for share, mean, _, mark in rows:
+    axis.margins(y=0.15)  # room for the marks
+    side = 1 if above else -1
+    for share, mean, sd, mark in rows:
         axis.annotate(
-            mark, (share, mean), xytext=(5 * right, 4 * right), textcoords="offset points",
-            ha="left" if above else "right", va="bottom" if above else "top", fontsize=7,
+            mark, (share, mean + side * (sd or 0.0)), xytext=(0, 6 * side),
+            textcoords="offset points", ha="center", va="bottom" if above else "top", fontsize=7,
             path_effects=[withStroke(linewidth=2, foreground="white")],
         )  # fmt: skip
