@@ -64,7 +64,7 @@ def losses(shown):
                 axis, look(kind), list(done.values()), "cross_entropy",
                 marks=marks, above=kind == "mla",
             )  # fmt: skip
-        axis.set_xlim(left=0)
+        axis.set_xlim(0, 1.05 * axis.get_xlim()[1])
     if not shown:
         empty(axes[0][0], gaps[0])
     legend_below(figure)
