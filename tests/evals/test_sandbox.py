@@ -83,6 +83,7 @@ def test_every_canonical_solution_of_humaneval_passes():
     assert told == list(range(1, 165))
 
 
+@pytest.mark.slow
 def test_an_outcome_depends_neither_on_the_workers_nor_on_the_neighbours():
     problems = humaneval()[:3]
     programs = [as_program(p, p["canonical_solution"]) for p in problems]

@@ -133,7 +133,11 @@ def test_outside_the_layers_only_tokens_the_head_and_muon_travel():
 
 
 @pytest.mark.parametrize(
-    ("variant", "mesh_sizes"), [("mha", (1, 8, 1, 1)), ("lrkv", (1, 2, 2, 2))], ids=["mha", "lrkv"]
+    ("variant", "mesh_sizes"),
+    [
+        pytest.param("mha", (1, 8, 1, 1), id="mha"),
+        pytest.param("lrkv", (1, 2, 2, 2), id="lrkv", marks=SLOW),
+    ],
 )
 def test_no_weight_is_whole_outside_its_layers_turn(variant, mesh_sizes):
     found = hlo.instructions(step_text(variant, mesh_sizes))
