@@ -118,6 +118,28 @@ def test_evaluate_gives_the_same_numbers_whatever_the_batch(capsys, monkeypatch,
         assert other["bits_per_byte"] == pytest.approx(first["bits_per_byte"], rel=1e-6)
 
 
+@pytest.mark.slow
+def test_analyze_writes_json_plots_and_a_page_and_does_not_repeat_itself(
+    capsys, monkeypatch, trained
+):
+    arguments = ("analyze", trained, "--null-seeds", 2, "--batches", 1, "--steps")
+    code, out, _ = run(capsys, monkeypatch, *arguments)
+    report = trained / "analysis" / "index.html"
+    assert code == 0 and "Effective rank" in out and out.split()[-1] == str(report)
+    assert "<img" in report.read_text() and "http" not in report.read_text().split("<body>")[1]
+    assert {p.suffix for p in report.parent.iterdir()} >= {".png", ".svg", ".md", ".tex", ".json"}
+    analysis = json.loads((trained / "analysis.json").read_text())
+    assert analysis["weighted"] and (trained / "analysis_steps.json").is_file()
+    before = (trained / "analysis.json").stat().st_mtime_ns
+    for more, again in (((), False), (("--ranks", "1,2"), True), (("--fresh",), True)):
+        assert run(capsys, monkeypatch, "analyze", trained, "--null-seeds", 2, *more)[0] == 0
+        after = (trained / "analysis.json").stat().st_mtime_ns
+        assert (after != before) == again
+        before = after
+    code, _, err = run(capsys, monkeypatch, "analyze", trained, "--batches", -1)
+    assert code == 2 and "--batches -1: use 0 or more" in err
+
+
 def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained):
     code, out, _ = run(capsys, monkeypatch, "evaluate", trained)
     assert code == 0 and "bits per byte" in out

@@ -43,8 +43,10 @@ def analyze(
     from lrkv_jax.runtime import start
 
     start(alone="lrkv analyze")
-    if null_seeds < 1:
-        raise LrkvError(f"--null-seeds {null_seeds}: use 1 or more")
+    for option, given, least in (("--null-seeds", null_seeds, 1), ("--batches", batches, 0)):
+        if given < least:
+            raise LrkvError(f"{option} {given}: use {least} or more")
+    wanted = step_named(step)
     records = read_runs(runs)
     folder = out or (records[0].path / "analysis" if len(records) == 1 else None)
     if folder is None:
@@ -53,9 +55,9 @@ def analyze(
     with batches_bar() as progress:
         for done, record in enumerate(records):
             progress("analysing", done, len(records))
-            if fresh or not _analysed(record, step, fitted, weighted=batches > 0):
+            if fresh or not _analysed(record, wanted, fitted, weighted=batches > 0):
                 analyse(
-                    record.path, step=step_named(step), null_seeds=null_seeds, ranks=fitted,
+                    record.path, step=wanted, null_seeds=null_seeds, ranks=fitted,
                     batches=batches,
                 )  # fmt: skip
             if steps:
@@ -73,12 +75,14 @@ def analyze(
     print(report)
 
 
-def _analysed(record, step: str | None, ranks: tuple[int, ...] | None, *, weighted: bool) -> bool:
+def _analysed(
+    record, step: int | str | None, ranks: tuple[int, ...] | None, *, weighted: bool
+) -> bool:
     """Whether `analysis.json` has what is asked for: the step, the ranks if any are, the text."""
     if record.analysis is None or step == "best":
         return False
     fitted = tuple(fit["rank"] for fit in record.analysis["factorisation"])
-    wanted = record.steps_done if step is None else int(step)
+    wanted = record.steps_done if step is None else step
     has_text = record.analysis["weighted"] is not None
     fits = ranks in (None, fitted) and (has_text or not weighted)
     return record.analysis["step"] == wanted and fits
