@@ -23,7 +23,7 @@ from lrkv_jax.artefacts import (
 )
 from lrkv_jax.comparison import KINDS, settings
 
-ABLATED = {"mla": "d", "lrkv": "r"}  # how the paper writes their sizes
+ABLATED = ("mla", "lrkv")  # by latent and by rank
 GAP = "two ranks or two latents of any scale"
 
 
@@ -46,7 +46,7 @@ def losses(shown):
     figure, axes = panels(1, max(1, len(shown)), panel=(5.0, 3.6))
     gaps = [] if shown else [f"no run: {GAP}"]
     for axis, setting in zip(axes[0], shown, strict=False):
-        axis.set_title(setting.name)
+        axis.set_title(f"{setting.name}; numbers: MLA's latent, LRKV's rank")
         axis.set_xlabel(CACHE_LABEL)
         axis.set_ylabel("held-out cross-entropy, nats/token")
         for kind in KINDS:
@@ -59,7 +59,7 @@ def losses(shown):
             if not done:
                 gaps.append(f"no finished run: {setting.name} {kind}")
                 continue
-            marks = [f"{ABLATED[kind]} = {size}" for size in done] if kind in ABLATED else ()
+            marks = [str(size) for size in done] if kind in ABLATED else ()
             against_cache(
                 axis, look(kind), list(done.values()), "cross_entropy",
                 marks=marks, above=kind == "mla",

@@ -16,7 +16,8 @@ KEPT = ROOT / "experiments" / "results" / "nano"
 
 def test_every_row_of_a_table_is_in_a_file_that_a_script_wrote():
     written = {line for path in KEPT.glob("*.md") for line in path.read_text().splitlines()}
-    rows = [line for line in GUIDE.read_text().splitlines() if line.startswith("|")]
+    shown = GUIDE.read_text().split("## What holds")[0]  # what follows is read, not written
+    rows = [line for line in shown.splitlines() if line.startswith("|")]
     assert len(rows) > 25
     assert [row for row in rows if row not in written] == []
 

@@ -40,7 +40,7 @@ class Picture:
     """A figure and what stands under it.
 
     `name` is added to the artefact's in file names where an artefact has several; `gaps` say what
-    the figure has no runs for.
+    the figure has no runs for. `drawn` is its SVG, once that was made.
     """
 
     title: str
@@ -48,6 +48,7 @@ class Picture:
     caption: str = ""
     gaps: list[str] = field(default_factory=list)
     name: str = ""
+    drawn: bytes | None = None
 
 
 def style() -> AbstractContextManager:
@@ -102,23 +103,29 @@ def write_picture(picture: Picture, out: Path, name: str) -> list[Path]:
     """Write NAME.png and NAME.svg; the same figure gives the same bytes each time."""
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{name}{ending}" for ending in (".png", ".svg")]
+    paths[1].write_bytes(svg(picture))
     with style():
-        _entitle(picture)
         picture.figure.savefig(paths[0], dpi=PNG_DPI, metadata={"Software": None})
-        picture.figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     return paths
 
 
 def svg(picture: Picture) -> bytes:
-    """The picture as SVG, in memory."""
-    buffer = io.BytesIO()
-    with style():
-        _entitle(picture)
-        picture.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    """The picture as SVG, drawn once however often it is asked for."""
+    if picture.drawn is None:
+        buffer = io.BytesIO()
+        with style():
+            _lay_out(picture)
+            picture.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        picture.drawn = buffer.getvalue()
+    return picture.drawn
 
 
-def _entitle(picture: Picture) -> None:
-    """Its title over the panels, in as many lines as its width needs."""
+def _lay_out(picture: Picture) -> None:
+    """Its title over the panels, in as many lines as its width needs, and every part in its place.
+
+    Once: to find places takes as long as to draw.
+    """
     width = int(CHARACTERS * picture.figure.get_figwidth())
     picture.figure.suptitle(textwrap.fill(picture.title, width), fontsize=11)
+    picture.figure.draw_without_rendering()
+    picture.figure.set_layout_engine("none")
