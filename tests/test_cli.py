@@ -100,6 +100,7 @@ def test_plan_prints_json_for_every_variant(capsys, monkeypatch):
     assert round(100 * variants["mla"]["kv_cache_fraction_published"], 1) == 8.3
 
 
+@pytest.mark.slow
 def test_evaluate_gives_the_same_numbers_whatever_the_batch(capsys, monkeypatch, trained):
     results = []
     for batch in (1, 7, 64):

@@ -43,6 +43,7 @@ def test_steps_write_the_cache_in_place_and_copy_none_of_it(name):
     assert memory.temp_size_in_bytes <= 0.15 * bytes_of(state.cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "first"), [("mha", True), ("lrkv", False)])
 def test_a_piece_of_a_prompt_takes_as_much_memory_whatever_the_caches_length(name, first):
     temporary = []

@@ -42,6 +42,7 @@ def midtraining(pretrained, tmp_path, *overrides):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_parameters_are_the_runs_and_the_vocabulary_grows(pretrained, tmp_path):
     config = resolve(midtraining(pretrained, tmp_path, "train.steps=4"))
     assert config.name == "quickstart-midtrain" and config.model.width == 32

@@ -50,6 +50,7 @@ def one_device():
     return make_mesh(MeshConfig(), jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_a_mesh_of_every_axis_repeats_the_losses_of_one_device(tiny):
     config = resolve(tiny("attention=lrkv", "model.vocabulary=64"))
     alone, _ = losses(config, one_device())
