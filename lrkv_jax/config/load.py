@@ -146,10 +146,13 @@ def _extended(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     """The file with the one that it extends underneath."""
     if "extends" not in raw:
         return raw
-    beside = path.parent / f"{str(raw['extends']).removesuffix('.yaml')}.yaml"
-    base = _read(beside if beside.is_file() else find_config(str(raw["extends"])))
+    name = raw["extends"]
+    if not isinstance(name, str) or not 0 < len(name) < 200:
+        raise LrkvError(f"{path}: extends = {str(name)[:60]}: name a file beside it, or a scale")
+    beside = path.parent / f"{name.removesuffix('.yaml')}.yaml"
+    base = _read(beside if beside.is_file() else find_config(name))
     if "extends" in base:
-        raise LrkvError(f"{path} extends {raw['extends']}, which extends another: extend that one")
+        raise LrkvError(f"{path} extends {name}, which extends another: extend that one")
     return extended(raw, base)
 
 

@@ -402,3 +402,7 @@ def test_a_file_extends_another_and_has_variants_of_its_own(tmp_path):
     (tmp_path / "third.yaml").write_text("extends: quickstrat\n")
     with pytest.raises(LrkvError, match="did you mean quickstart"):
         load_config(tmp_path / "third.yaml")
+    for odd in ("[1]", "''", "x" * 300, "null"):
+        (tmp_path / "third.yaml").write_text(f"extends: {odd}\n")
+        with pytest.raises(LrkvError, match="name a file beside it"):
+            load_config(tmp_path / "third.yaml")
