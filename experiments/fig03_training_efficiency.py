@@ -24,16 +24,12 @@ from lrkv_jax.artefacts import (
     printed,
     sooner_bars,
 )
-from lrkv_jax.comparison import KINDS, settings
+from lrkv_jax.comparison import KINDS, finished, settings
 
 
 def make(runs):
     shown = [setting for setting in settings(runs) if any(run.finished for run in setting.runs)]
     return [trade_off(shown), efficiency(shown)]
-
-
-def finished(setting, kind):
-    return {seed: run for seed, run in setting.main(kind).items() if run.finished}
 
 
 def trade_off(shown):
@@ -44,7 +40,7 @@ def trade_off(shown):
         axis.set_xlabel(CACHE_LABEL)
         axis.set_ylabel("held-out bits/byte")
         for kind in KINDS:
-            if runs := finished(setting, kind):
+            if runs := finished(setting.main(kind)):
                 against_cache(axis, look(kind), [runs], "bits_per_byte")
             else:
                 gaps.append(f"no finished run: {setting.name} {kind}")

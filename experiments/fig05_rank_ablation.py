@@ -21,7 +21,7 @@ from lrkv_jax.artefacts import (
     look,
     panels,
 )
-from lrkv_jax.comparison import KINDS, settings
+from lrkv_jax.comparison import KINDS, finished, settings
 
 ABLATED = ("mla", "lrkv")  # by latent and by rank
 GAP = "two ranks or two latents of any scale"
@@ -52,7 +52,7 @@ def losses(shown):
         for kind in KINDS:
             done = {}
             for size, runs in sizes(setting, kind).items():
-                done[size] = {seed: run for seed, run in runs.items() if run.finished}
+                done[size] = finished(runs)
                 if not done[size]:
                     gaps.append(f"not finished: {setting.name} {kind} {size}")
                     del done[size]

@@ -9,13 +9,13 @@ with the mean and its 95 % interval. The band is what MHA differs by from itself
 from matplotlib.patches import Patch
 
 from lrkv_jax.artefacts import GREY, Artefact, Picture, command, empty, look, panels
-from lrkv_jax.comparison import against, settings, spread
+from lrkv_jax.comparison import against, finished, settings, spread
 
 
 def make(runs):
     shown, gaps = [], []
     for setting in settings(runs):
-        done = {label: finished(setting, label) for label in setting.labels}
+        done = {label: finished(setting.seeds(label)) for label in setting.labels}
         done = {label: by_seed for label, by_seed in done.items() if by_seed}
         if "MHA" in done and len(done) > 1:
             shown.append((setting, done))
@@ -39,10 +39,6 @@ def make(runs):
         "row alone). Words: the same test with p adjusted by Holm for the rows.",
         gaps=gaps,
     )  # fmt: skip
-
-
-def finished(setting, label):
-    return {seed: run for seed, run in setting.seeds(label).items() if run.finished}
 
 
 def draw(axis, setting, done):

@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels
 from lrkv_jax.artefacts.looks import Look, look
-from lrkv_jax.comparison import KINDS, Curve, RunRecord, Setting
+from lrkv_jax.comparison import KINDS, Curve, RunRecord, Setting, finished
 
 NOTE = (
     "Above: means over seeds. Below: the same over {baseline}'s of the same seed; bands are one "
@@ -38,7 +38,7 @@ class Line:
 
         One that has just begun would cut the others' mean short.
         """
-        done = {seed: run for seed, run in self.runs.items() if run.finished} or self.runs
+        done = finished(self.runs) or self.runs
         return {seed: run.curve for seed, run in done.items() if run.curve}
 
 

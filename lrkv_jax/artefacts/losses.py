@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from lrkv_jax.artefacts.printed import Printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, no_run
-from lrkv_jax.comparison import RunRecord, against
+from lrkv_jax.comparison import RunRecord, against, finished
 
 COLUMNS = [
     Column("variant"),
@@ -26,11 +26,6 @@ NOTE = (
 
 # (run, "cache" | "ce" | "bpb") → the printed value of the same setting, if it is one.
 Beside = Callable[[RunRecord, str], Printed | None]
-
-
-def finished(runs: Mapping[int, RunRecord]) -> dict[int, RunRecord]:
-    """Those that reached their end."""
-    return {seed: run for seed, run in runs.items() if run.finished}
 
 
 def loss_rows(

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from lrkv_jax.artefacts.figure import empty
 from lrkv_jax.artefacts.looks import look, name_of
-from lrkv_jax.comparison import KINDS, Paired, Setting, against, sooner_over_seeds
+from lrkv_jax.comparison import KINDS, Paired, Setting, against, finished, sooner_over_seeds
 from lrkv_jax.comparison.sooner import SoonerOverSeeds
 
 BASELINES = [kind for kind in KINDS if kind != "lrkv"]
@@ -21,10 +21,7 @@ def sooner_bars(axis: Axes, setting: Setting) -> list[str]:
     late, so of equal variants it is 0 or more.
     """
     axis.set_title(setting.name)
-    done = {
-        kind: {seed: run for seed, run in setting.main(kind).items() if run.finished}
-        for kind in KINDS
-    }
+    done = {kind: finished(setting.main(kind)) for kind in KINDS}
     if not done["lrkv"]:
         gap = f"no finished run: {setting.name} lrkv"
         empty(axis, gap)

@@ -3,7 +3,7 @@
 from lrkv_jax.comparison.correlation import Correlation, correlation
 from lrkv_jax.comparison.paired import Paired, Spread, against, paired, spread
 from lrkv_jax.comparison.pretraining import pretraining
-from lrkv_jax.comparison.runs import KINDS, Curve, RunRecord, Setting, read_runs, settings
+from lrkv_jax.comparison.runs import KINDS, Curve, RunRecord, Setting, finished, read_runs, settings
 from lrkv_jax.comparison.sooner import Sooner, sooner, sooner_over_seeds
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Spread",
     "against",
     "correlation",
+    "finished",
     "paired",
     "pretraining",
     "read_runs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,20 +17,16 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.config.attention import KINDS as kinds
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.train.metrics import read_metrics
-from lrkv_jax.train.run_dir import read_run
+from lrkv_jax.train.run_dir import NOT_LEARNT, RHYTHM, read_run
 
 KINDS = tuple(kinds)  # in the order in which tables and legends have them
 _SIZES = {"gqa": "kv_heads", "mla": "latent", "lrkv": "rank"}
 
 # What two runs may differ in and still be compared: the variant, the seed, and what changes how a
 # run is carried out and not what it learns.
-_BESIDE_MODEL = {"attention", "decode_kernel", "train_kernel", "unroll"}
-_BESIDE_TRAIN = {
-    "seed", "steps", "tokens", "epochs", "accumulation", "loss_chunk", "remat", "log_every",
-    "validate_every", "validation_batches", "save_every", "keep", "sample_every",
-    "sample_prompts", "sample_tokens",
-}  # fmt: skip
-_BESIDE_DATA = {"shuffle_seed", "directory", "workers", "keep_streams", "hub", "licence"}
+_BESIDE_MODEL = {"attention", *NOT_LEARNT}
+_BESIDE_TRAIN = {"seed", "steps", "tokens", "epochs", "accumulation", *RHYTHM}
+_BESIDE_DATA = {"shuffle_seed", *NOT_LEARNT}
 
 
 @dataclass(frozen=True)
@@ -210,6 +206,11 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
         found |= dict.fromkeys(folder.resolve() for folder in here)
     runs = [_read(folder) for folder in found]
     return sorted(runs, key=lambda run: (run.scale, _order(run), run.seed, str(run.path)))
+
+
+def finished(runs: Mapping[int, RunRecord]) -> dict[int, RunRecord]:
+    """Those, by seed, that reached their end."""
+    return {seed: run for seed, run in runs.items() if run.finished}
 
 
 def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Setting]:

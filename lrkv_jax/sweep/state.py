@@ -11,13 +11,7 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.sweep.grid import Point
 from lrkv_jax.train.metrics import read_metrics
-from lrkv_jax.train.run_dir import NOT_LEARNT, read_run
-
-# When a run looks up from its work; its numbers are the same at any other rhythm.
-_RHYTHM = (
-    "log_every", "validate_every", "validation_batches", "save_every", "keep", "sample_every",
-    "sample_prompts", "sample_tokens", "loss_chunk", "remat",
-)  # fmt: skip
+from lrkv_jax.train.run_dir import NOT_LEARNT, RHYTHM, read_run
 
 
 @dataclass(frozen=True)
@@ -41,15 +35,14 @@ def state_of(point: Point, tasks: Sequence[str]) -> State:
         raise LrkvError(
             f"{point.directory} holds another run ({change}): give the sweep its own --out FOLDER"
         )
-    rows = read_metrics(point.directory)
-    step = rows[-1]["step"] if rows else 0
     report = point.directory / "evaluation.json"
     if report.is_file():
         evaluation = json.loads(report.read_text())
         last = point.config.train.total_steps
         if evaluation["step"] == last and all(task in evaluation for task in tasks):
             return State("done", last, evaluation)
-    return State("begun", step)
+    rows = read_metrics(point.directory)
+    return State("begun", rows[-1]["step"] if rows else 0)
 
 
 def _change(before: RunConfig, now: RunConfig) -> str | None:
@@ -57,7 +50,7 @@ def _change(before: RunConfig, now: RunConfig) -> str | None:
     for group in ("model", "optimizer", "data", "train"):
         old, new = (getattr(run, group).model_dump() for run in (before, now))
         for key in new:
-            ignored = key in NOT_LEARNT or (group == "train" and key in _RHYTHM)
+            ignored = key in NOT_LEARNT or (group == "train" and key in RHYTHM)
             if not ignored and not _same(old.get(key), new[key]):
                 return f"{group}.{key}: {old.get(key)} there, {new[key]} asked for"
     return None

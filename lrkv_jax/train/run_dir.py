@@ -14,6 +14,11 @@ NOT_LEARNT = (
     "directory", "workers", "keep_streams", "hub", "licence",
     "unroll", "train_kernel", "decode_kernel",
 )  # fmt: skip
+# When a run looks up from its work, and in how large pieces it computes.
+RHYTHM = (
+    "log_every", "validate_every", "validation_batches", "save_every", "keep", "sample_every",
+    "sample_prompts", "sample_tokens", "loss_chunk", "remat",
+)  # fmt: skip
 _SHAPING = ("context", "document_mask", "document_positions")  # what makes rows of text
 
 
