@@ -14,8 +14,9 @@ import jax
 from rich.console import Console
 
 from lrkv_jax.bench.decode import Settings, run
-from lrkv_jax.bench.files import run_shown, save
-from lrkv_jax.bench.table import print_report
+from lrkv_jax.bench.decode_table import print_report
+from lrkv_jax.bench.files import save
+from lrkv_jax.bench.report import run_shown
 
 ATTENTION = Settings()
 # MHA against the three modes; ours alone, as a layer runs on nothing else.

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from lrkv_jax.bench.files import replace_between, run_shown, save
+from lrkv_jax.bench.files import replace_between, save
+from lrkv_jax.bench.report import run_shown
 from lrkv_jax.bench.train import Settings, run
-from lrkv_jax.bench.train_rows import Row
-from lrkv_jax.bench.train_table import markdown, print_report
+from lrkv_jax.bench.train_table import Row, markdown, print_report
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"

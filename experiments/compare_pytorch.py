@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from lrkv_jax.bench.report import machine
 from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.sharding import batch_sharding, make_mesh
-from lrkv_jax.train.state import TrainState, init_state
+from lrkv_jax.train.state import init_state
 from lrkv_jax.train.step import make_train_step
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -69,7 +70,7 @@ class Ours:
             self.step = make_train_step(config, self.mesh, bytes_V)
             state = init_state(config, self.mesh)
         self.params = _without_zeros(state.params)
-        self.state = TrainState(state.step, self.params, state.opt_state, state.rng)
+        self.state = replace(state, params=self.params)
         self.batches = itertools.cycle(batches_NBU)
 
     def steps(self, count: int) -> dict[str, Any]:

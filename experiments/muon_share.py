@@ -22,7 +22,7 @@ def rows(devices: int):
     from lrkv_jax.accounting import training_flops_per_token
     from lrkv_jax.accounting.muon import muon_flops, muon_flops_per_device
     from lrkv_jax.config import load_config
-    from lrkv_jax.train.foresight.step import matrices, messages, sizes_of
+    from lrkv_jax.foresight.step import matrices, messages, sizes_of
 
     for scale in SCALES:
         for variant in VARIANTS:

@@ -2,8 +2,8 @@
 
     python experiments/reliability_cost.py [--scale quickstart] [--out FILE.json] [KEY=VALUE ...]
 
-Each pair is timed in turns within one run: the training step as it is and without its guard and
-its batch's fingerprint; a save by Orbax alone and as this package makes it; a restore likewise.
+Each pair is timed in turns within one run: the end of the training step with and without its guard
+and its batch's fingerprint; a save by Orbax alone and as this package makes it; a restore likewise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import shutil
 import statistics
 import tempfile
 import time
-from contextlib import contextmanager
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -29,42 +28,9 @@ from lrkv_jax.checkpoint import Checkpointer, manifest
 from lrkv_jax.checkpoint.fingerprint import as_hex, fingerprint, fingerprints
 from lrkv_jax.config import load_config
 from lrkv_jax.sharding import make_mesh
-from lrkv_jax.train import step as step_module
 from lrkv_jax.train.guard import judge, unless
-from lrkv_jax.train.run_dir import resolve
-from lrkv_jax.train.state import abstract_state, checkpoint_items, init_state, optimizer_of
-
-
-@contextmanager
-def without_guard():
-    """The step module as if there were no guard: every step is taken, nothing is hashed."""
-    kept = step_module.judge, step_module.unless, step_module.fingerprint
-    nothing = jnp.float32(0)
-    step_module.judge = lambda config, state, *_: (jnp.bool_(True), state, nothing)
-    step_module.unless = lambda take, new, old: new
-    step_module.fingerprint = lambda tokens: jnp.zeros(2, jnp.uint32)
-    try:
-        yield
-    finally:
-        step_module.judge, step_module.unless, step_module.fingerprint = kept
-
-
-@contextmanager
-def timed(module, name: str, seconds: list[float]):
-    """Note how long each call of a module's function takes."""
-    function = getattr(module, name)
-
-    def clocked(*arguments):
-        began = time.perf_counter()
-        result = function(*arguments)
-        seconds.append(time.perf_counter() - began)
-        return result
-
-    setattr(module, name, clocked)
-    try:
-        yield
-    finally:
-        setattr(module, name, function)
+from lrkv_jax.train.state import abstract_state, checkpoint_items, init_state, optimizer_of, resolve
+from lrkv_jax.train.step import make_train_step
 
 
 def in_turns(subjects: dict, samples: int) -> dict[str, list[float]]:
@@ -79,31 +45,24 @@ def in_turns(subjects: dict, samples: int) -> dict[str, list[float]]:
     return {name: seconds[1:] for name, seconds in times.items()}
 
 
-def step_times(config, mesh, samples: int) -> dict[str, list[float]]:
-    ones = np.ones(config.model.vocabulary, np.int32)
+def step_times(config, mesh, samples: int) -> list[float]:
+    """Seconds of the training step as it is."""
     shape = config.train.batch, config.train.context + 1
     tokens = np.random.default_rng(0).integers(0, config.model.vocabulary, shape, np.int32)
-
-    def subject(step):
-        state = init_state(config, mesh)
-        compiled = step.lower(state, tokens).compile()
+    with jax.set_mesh(mesh):
+        leaves = jax.tree.leaves(init_state(config, mesh))
+        step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32)).on_leaves
 
         def run():
-            nonlocal state
-            state, metrics = compiled(state, tokens)
+            nonlocal leaves
+            leaves, metrics = step(leaves, tokens)
             jax.block_until_ready(metrics)
 
-        return run
-
-    with jax.set_mesh(mesh):
-        guarded = subject(step_module.make_train_step(config, mesh, ones))
-        with without_guard():
-            bare = subject(step_module.make_train_step(config, mesh, ones))
-        return in_turns({"guarded": guarded, "bare": bare}, samples)
+        return in_turns({"step": run}, samples)["step"]
 
 
 def update_times(config, mesh, samples: int) -> dict[str, list[float]]:
-    """Of the step's end alone, where all of the guard's work is and a tenth of the noise."""
+    """Of the step's end, with the guard and without: all of its work is there."""
     optimizer = optimizer_of(config)
 
     def program(guarded: bool):
@@ -158,7 +117,6 @@ def save_times(config, mesh, samples: int) -> tuple[dict[str, list[float]], int]
     about = {"config": config.model_dump(mode="json")}
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(items))
     blocked, folder = [], Path(tempfile.mkdtemp(prefix="lrkv-cost-"))
-    pieces = {"fingerprints": [], "seal": [], "manifest": []}
 
     def orbax():
         shutil.rmtree(folder / "orbax", ignore_errors=True)
@@ -171,11 +129,6 @@ def save_times(config, mesh, samples: int) -> tuple[dict[str, list[float]], int]
             checkpoints.save(1, items, about)
             blocked.append(time.perf_counter() - began)
 
-    def hashed():
-        began = time.perf_counter()
-        as_hex(fingerprints(items))
-        pieces["fingerprints"].append(time.perf_counter() - began)
-
     def orbax_restore():
         jax.block_until_ready(ocp.load_checkpointables(folder / "orbax", abstract))
 
@@ -184,13 +137,21 @@ def save_times(config, mesh, samples: int) -> tuple[dict[str, list[float]], int]
             jax.block_until_ready(checkpoints.restore(abstract)[1])
 
     try:
-        with timed(manifest, "seal", pieces["seal"]), timed(manifest, "write", pieces["manifest"]):
-            subjects = {"save": ours, "save_orbax": orbax, "fingerprint": hashed}
-            times = in_turns(subjects, samples)
+        orbax()
+        files = manifest.seal(folder / "orbax")
+        saves = {
+            "save": ours,
+            "save_orbax": orbax,
+            "fingerprints": lambda: as_hex(fingerprints(items)),
+            "seal": lambda: manifest.seal(folder / "orbax"),
+            "manifest": lambda: manifest.write(folder / "orbax", about | {"files": files}),
+        }
+        times = in_turns(saves, samples) | {"blocked": blocked[1:]}
+        orbax()  # without a manifest
         times |= in_turns({"restore": ours_restore, "restore_orbax": orbax_restore}, samples)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return times | {"blocked": blocked[1:]} | {k: v[1:] for k, v in pieces.items()}, nbytes
+    return times, nbytes
 
 
 def summary(times: dict[str, list[float]], one: str, other: str) -> dict[str, float]:
@@ -227,9 +188,9 @@ def main() -> None:
     }
     report["pieces_of_save"] = sum(report["pieces"].values()) / report["save"]["save_orbax"]
     if arguments.steps:
-        report["step"] = summary(step_times(config, mesh, arguments.steps), "guarded", "bare")
+        report["step"] = statistics.median(step_times(config, mesh, arguments.steps))
         report["update"] = difference(update_times(config, mesh, 3 * arguments.steps))
-        report["guard_of_step"] = report["update"]["difference"] / report["step"]["bare"]
+        report["guard_of_step"] = report["update"]["difference"] / report["step"]
     text = json.dumps(report, indent=2)
     print(text)
     if arguments.out:

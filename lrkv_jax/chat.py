@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lrkv_jax import disk
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Engine, Sampling
 from lrkv_jax.decode.answers import Answer, answers
+from lrkv_jax.decode.session import Session
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.train.restore import TrainedRun
+from lrkv_jax.run.restore import TrainedRun
 
 
 class Piece(NamedTuple):
@@ -34,15 +35,14 @@ class Chat:
         self, run: TrainedRun, *, sampling: Sampling, seed: int = 0, new_tokens: int = 256
     ):
         self.run, self.sampling, self.new_tokens = run, sampling, new_tokens
-        tokenizer = load_tokenizer(run.config.data.tokenizer)
-        self._format = ChatFormat(tokenizer)
+        self._format = ChatFormat(run.tokenizer)
         self._format.check(run.config.model.vocabulary)
         self.context = run.config.train.context
         self._engine = Engine(
             run.config.model, run.params, batch=1, length=self.context, mesh=run.mesh
         )
         self._seed = seed
-        self._session = None
+        self._session: Session | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -58,7 +58,7 @@ class Chat:
         """Tokens of the context that the conversation takes."""
         return self._engine.length - self._session.room()
 
-    def say(self, text: str) -> Iterator[Piece]:
+    def say(self, text: str) -> Generator[Piece]:
         """The answer to the user's next message, piece by piece as it is decoded.
 
         Only the new message is prefilled. Raises `LrkvError`, and leaves the conversation as it is,
@@ -100,7 +100,7 @@ class Chat:
             "messages": self.messages,
         }
         try:
-            Path(path).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+            disk.write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
             raise LrkvError(f"{path} cannot be written ({error.strerror}): name another") from None
 

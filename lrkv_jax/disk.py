@@ -1,18 +1,90 @@
-"""What a file system owes whoever relies on a name that was just given."""
+"""Files that are written whole or not at all, and names that are on the disk on return."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
+from lrkv_jax.errors import LrkvError
 
-def write_json(path: Path, content: Any) -> None:
-    """Replace a file by this content, whole or not at all."""
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps(content, indent=2) + "\n")
-    fresh.replace(path)
+# What a full disk has no room for.
+_PROBE_BYTES = 4096
+
+
+def write(path: str | Path, text: str) -> None:
+    """Replace a file by this text in one move, as UTF-8 whatever the locale.
+
+    A link stays a link, and the file that it names is replaced; a device or a pipe is written
+    through. Text that UTF-8 has no bytes for (a lone surrogate) is escaped as in JSON. Raises
+    `OSError`, and leaves what was there, where the file cannot be written.
+    """
+    path, data = Path(os.path.realpath(path)), text.encode("utf-8", "backslashreplace")
+    if _is_special(path):
+        path.write_bytes(data)
+        return
+    fresh = _beside(path)
+    try:
+        with fresh.open("xb") as file:
+            file.write(data)
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """The same for JSON."""
+    write(path, json.dumps(content, indent=2) + "\n")
+
+
+def why_not(path: str | Path) -> str | None:
+    """Why `write` would fail, None where it would not: to be asked before the work.
+
+    A file system that is full is noticed, and nothing is left behind.
+    """
+    try:
+        real = Path(os.path.realpath(path))
+        if real.is_dir():
+            return os.strerror(errno.EISDIR)
+        if _is_special(real):
+            return None if os.access(real, os.W_OK) else os.strerror(errno.EACCES)
+        fresh = _beside(real)
+        try:
+            fresh.write_bytes(bytes(_PROBE_BYTES))
+        finally:
+            fresh.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise `LrkvError` where `write` would fail: before the work whose result is to be written."""
+    if reason := why_not(path):
+        raise LrkvError(f"{path} cannot be written ({reason}): name another")
+
+
+def read_json(path: Path, mend: str) -> dict[str, Any] | None:
+    """The mapping in a JSON file, None if there is no file.
+
+    Raises `LrkvError`, which ends in `mend`, for a file that holds none.
+    """
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise LrkvError(f"{path} cannot be read as JSON: {mend}") from error
+    if not isinstance(content, dict):
+        raise LrkvError(f"{path} is not a JSON mapping: {mend}")
+    return content
 
 
 def flush(directory: Path) -> None:
@@ -22,3 +94,13 @@ def flush(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is there and is neither a file nor a folder."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _beside(path: Path) -> Path:
+    """A name in the same folder that no other process takes."""
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")

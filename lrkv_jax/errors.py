@@ -1,5 +1,8 @@
 """The one error that a user can cause."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class LrkvError(Exception):
     """A mistake outside the code: one line that names the thing and the mend.
@@ -12,6 +15,16 @@ class LrkvError(Exception):
         super().__init__(" ".join(text.split("\n")))
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """How a message about an unknown `word` ends: with the nearest of the `known`, or all."""
+    known = [str(name) for name in known]
+    if not known:
+        return ": there is nothing to set there, remove it"
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f": did you mean {close[0]}?" if close else f": use one of {', '.join(known)}"
+
+
 # What a process's exit code says.
 EXIT_BAD_INPUT = 2
-EXIT_START_AGAIN = 75  # EX_TEMPFAIL: what was saved is sound, and the same command goes on
+EXIT_INTERRUPTED = 130  # by Ctrl-C
+EXIT_START_AGAIN = 75  # EX_TEMPFAIL: what was saved is sound, and the same command resumes

@@ -1,17 +1,51 @@
-"""Files of prompts to files of texts: JSON lines in, JSON lines out, in batches."""
+"""Prompts continued: on the screen as they are decoded, or from a file of them to one of texts."""
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lrkv_jax import disk
 from lrkv_jax.data.conversation import conversation_from
-from lrkv_jax.decode import Sampling
+from lrkv_jax.data.tables import read_json_lines
+from lrkv_jax.decode import Engine, Sampling
+from lrkv_jax.decode.engine import CACHE_MULTIPLE
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.language_model import Draws, LanguageModel
-from lrkv_jax.train.restore import TrainedRun
+from lrkv_jax.run.restore import TrainedRun
+
+
+def streamed(
+    run: TrainedRun,
+    prompts: Sequence[str],
+    *,
+    new_tokens: int,
+    sampling: Sampling,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Yield each prompt with its continuation and a line end, in pieces as they are decoded.
+
+    All are decoded together; the first one is yielded meanwhile, and the rest when it has ended.
+    """
+    tokenizer, ids = run.tokenizer, [run.ids(text) for text in prompts]
+    stop, longest = tokenizer.bos, max(map(len, ids)) + new_tokens
+    length = -(-longest // CACHE_MULTIPLE) * CACHE_MULTIPLE
+    engine = Engine(run.config.model, run.params, batch=len(ids), length=length, mesh=run.mesh)
+    columns: list[list[int]] = [[] for _ in ids]
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+    yield prompts[0]
+    for tokens_B in engine.stream(ids, new_tokens, sampling=sampling, seed=seed, stop=(stop,)):
+        new = [[token] if token not in (-1, stop) else [] for token in tokens_B.tolist()]
+        for column, more in zip(columns, new, strict=True):
+            column += more
+        yield characters.decode(tokenizer.decode_bytes(new[0]))
+    yield characters.decode(b"", final=True) + "\n"
+    for text, column in zip(prompts[1:], columns[1:], strict=True):
+        yield f"{text}{tokenizer.decode(column)}\n"
 
 
 def generate_file(
@@ -29,40 +63,40 @@ def generate_file(
 
     A row has a `prompt`, which is continued, or `messages` ([{role, content}]), which are answered
     in a chat, with the calculator; whatever else it has is kept. Row i draws from (seed, i) alone.
-    `target` appears whole or not at all.
+    `target` appears whole or not at all; a device or a pipe is written at the end.
 
     Raises `LrkvError` for a row that has neither, and a file that cannot be read or written.
     """
     rows = _rows(Path(source))
-    target = Path(target)
-    fresh = target.with_name(target.name + ".part")
-    try:  # before hours of decoding
-        fresh.write_text("")
-    except OSError as error:
-        raise LrkvError(f"{target} cannot be written ({error.strerror}): name another") from None
+    disk.check_writable(target)  # before hours of decoding
     done = 0.0
 
-    def told(more: float) -> None:
+    def advance(more: float) -> None:
         nonlocal done
         done += more
         if progress:
             progress(Path(source).name, done, len(rows))
 
-    try:
-        model = LanguageModel.of(run, batch=batch, progress=told)
-        texts = _texts(model, rows, new_tokens, Draws(sampling, seed))
-        lines = (
-            json.dumps({**row, "text": text}, ensure_ascii=False)
-            for (_, row), text in zip(rows, texts, strict=True)
-        )
-        try:
-            fresh.write_text("".join(f"{line}\n" for line in lines))
-            fresh.replace(target)
-        except OSError as error:
-            raise LrkvError(f"{target} cannot be written ({error.strerror})") from None
-    finally:
-        fresh.unlink(missing_ok=True)
+    model = LanguageModel.of(run, batch=batch, progress=advance)
+    texts = _texts(model, rows, new_tokens, Draws(sampling, seed))
+    lines = (
+        json.dumps({**row, "text": text}, ensure_ascii=False)
+        for (_, row), text in zip(rows, texts, strict=True)
+    )
+    _write(target, "".join(f"{line}\n" for line in lines))
     return model.truncated
+
+
+def _write(target: str | Path, text: str) -> None:
+    """Write the target, or the same text elsewhere: hours of decoding may be in it."""
+    try:
+        disk.write(target, text)
+        return
+    except OSError as error:
+        reason = error.strerror
+    with tempfile.NamedTemporaryFile(prefix="lrkv-texts-", suffix=".jsonl", delete=False) as spare:
+        spare.write(text.encode("utf-8", "backslashreplace"))
+    raise LrkvError(f"{target} cannot be written ({reason}): the texts are in {spare.name}")
 
 
 def _texts(model: LanguageModel, rows: list, new_tokens: int, draws: Draws) -> list[str]:
@@ -86,27 +120,14 @@ def _texts(model: LanguageModel, rows: list, new_tokens: int, draws: Draws) -> l
 
 def _rows(source: Path) -> list[tuple[str, dict[str, Any]]]:
     """(place, row) of each line."""
-    rows = []
-    try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LrkvError(f"{source} cannot be read ({error})") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        place = f"{source}:{number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise LrkvError(f"{place}: not JSON ({error}): mend the line") from None
-        fits = isinstance(row, dict) and (
-            isinstance(row.get("prompt"), str) or isinstance(row.get("messages"), list)
-        )
-        if not fits:
+    if not source.exists():
+        raise LrkvError(f"{source} does not exist: name a file of JSON lines")
+    rows = [(f"{source}:{n}", row) for n, row, _ in read_json_lines(source) if row is not None]
+    for place, row in rows:
+        if not isinstance(row.get("prompt"), str) and not isinstance(row.get("messages"), list):
             raise LrkvError(
                 f'{place}: give {{"prompt": "…"}} or {{"messages": [{{"role": …, "content": …}}]}}'
             )
-        rows.append((place, row))
     if not rows:
         raise LrkvError(f"{source} has no rows")
     return rows

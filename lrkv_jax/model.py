@@ -5,7 +5,7 @@ B batch  T positions  D model width  V vocabulary  L layers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from typing import Any
 
 import chex
@@ -22,7 +22,7 @@ from lrkv_jax.nn.embedding import Embedding, Head, soft_cap
 from lrkv_jax.nn.mlp import MLP
 from lrkv_jax.nn.norm import Norm
 from lrkv_jax.nn.remat import Remat, rematerialised
-from lrkv_jax.nn.weight import weight_specs
+from lrkv_jax.nn.weight import spec_of, variables, weight_specs, weights_of
 from lrkv_jax.sharding import by_hand, constrain_batch
 
 
@@ -30,7 +30,7 @@ class Block(nnx.Module):
     """Pre-norm attention and MLP, each added to the stream."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        gain = {"gain": config.norm_gain, "eps": config.norm_eps}
+        gain: dict[str, Any] = {"gain": config.norm_gain, "eps": config.norm_eps}
         self.norm_attention = Norm(config.width, **gain)
         self.attention = make_attention(config, rngs=rngs)
         self.norm_mlp = Norm(config.width, **gain)
@@ -54,15 +54,14 @@ class Block(nnx.Module):
 class Transformer(nnx.Module):
     """Tokens → logits. Parameters are float32, the computation `config.dtype`, logits float32.
 
-    `blocks` is one Block whose weights carry a leading layers axis (training scans it), or, after
-    `unstacked()`, a list of L blocks (decoding reads each layer's weights where they lie).
+    `blocks` is one Block whose weights have a leading layers axis, which a forward pass scans.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.embedding = Embedding(config.vocabulary, config.width, rngs=rngs)
         make_block = nnx.vmap(lambda key: Block(config, rngs=nnx.Rngs(params=key)))
-        self.blocks = make_block(jax.random.split(rngs.params(), config.layers))
+        self.blocks: Any = make_block(jax.random.split(rngs.params(), config.layers))
         self.norm = Norm(config.width, gain=config.norm_gain, eps=config.norm_eps)
         tied = config.tied_head
         self.head = None if tied else Head(config.vocabulary, config.width, rngs=rngs)
@@ -100,26 +99,24 @@ class Transformer(nnx.Module):
             positions_BT = jnp.broadcast_to(positions_T, tokens_BT.shape)
         chex.assert_equal_shape([tokens_BT, positions_BT])
         x_BTD = self._embed(tokens_BT)
-        if isinstance(self.blocks, nnx.List):
-            for block in self.blocks:
-                x_BTD = block(x_BTD, positions_BT, segments_BT)
-            return self.norm(x_BTD)
-        graph, stack = nnx.split(self.blocks)
-        stacked, tree = jax.tree.flatten(stack)
+        x_BTD = self._through_blocks(x_BTD, (positions_BT, segments_BT), remat, sums)
+        return _whole(self.norm, x_BTD.dtype)(x_BTD)
+
+    def _through_blocks(self, x_BTD, places, remat, sums):
+        stacked, tree = jax.tree.flatten(self.blocks)
 
         def block(x_BTD, weights, places):
-            x_BTD = nnx.merge(graph, tree.unflatten(weights))(x_BTD, *places)
-            return constrain_batch(x_BTD)
+            return constrain_batch(tree.unflatten(weights)(x_BTD, *places))
 
         block = rematerialised(block, remat, unrolled=self.config.unroll > 1)
         if by_hand.in_step():
-            block = by_hand.in_turn(block, by_hand.axes_of(self.blocks), sums=sums)
+            one_layers = [v.get_metadata("spec").axes for v in variables(self.blocks)]
+            block = by_hand.in_turn(block, one_layers, sums=sums)
 
         def layer(x_BTD, weights):
-            return block(x_BTD, weights, (positions_BT, segments_BT)), None
+            return block(x_BTD, weights, places), None
 
-        x_BTD, _ = jax.lax.scan(layer, x_BTD, stacked, unroll=self.config.unroll)
-        return by_hand.whole(self.norm, x_BTD.dtype)(x_BTD)
+        return jax.lax.scan(layer, x_BTD, stacked, unroll=self.config.unroll)[0]
 
     def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Soft-capped float32 logits of hidden states."""
@@ -132,10 +129,38 @@ class Transformer(nnx.Module):
         """The head's matrix: its own, or the embedding's transpose scaled by 1/sqrt(D)."""
         dtype = resolve_dtype(self.config.dtype)
         if self.head is not None:
-            return by_hand.whole(self.head, dtype).kernel[...]
-        return by_hand.whole(self.embedding, dtype).table[...].T * self.config.width**-0.5
+            return _whole(self.head, dtype).kernel[...]
+        return _whole(self.embedding, dtype).table[...].T * self.config.width**-0.5
 
-    # Cached decoding.
+    def unstacked(self) -> Unstacked:
+        """The same model, its blocks one by one."""
+        return Unstacked(self)
+
+    def _embed(self, tokens_BT):
+        x_BTD = self.embedding(tokens_BT, resolve_dtype(self.config.dtype))
+        if self.config.embedding_norm:
+            x_BTD = Norm(self.config.width, gain=False, eps=self.config.norm_eps)(x_BTD)
+        return constrain_batch(x_BTD)
+
+
+class Unstacked(Transformer):
+    """The model with a list of L blocks in place of the stack, and with a cache for each.
+
+    Decoding reads each layer's weights where they lie.
+    """
+
+    def __init__(self, model: Transformer):
+        self.config = model.config
+        self.embedding, self.norm, self.head = model.embedding, model.norm, model.head
+        self.blocks = nnx.List(
+            jax.tree.map(lambda leaf, at=layer: leaf[at], model.blocks)
+            for layer in range(model.config.layers)
+        )
+
+    def _through_blocks(self, x_BTD, places, remat, sums):
+        for block in self.blocks:
+            x_BTD = block(x_BTD, *places)
+        return x_BTD
 
     def init_cache(self, batch: int, length: int, dtype: jnp.dtype | None = None) -> list[Cache]:
         """An empty cache a layer, for `batch` sequences of up to `length` tokens.
@@ -143,7 +168,7 @@ class Transformer(nnx.Module):
         `dtype` is the computation's unless given.
         """
         dtype = dtype or resolve_dtype(self.config.dtype)
-        return [block.attention.init_cache(batch, length, dtype) for block in self._layers()]
+        return [block.attention.init_cache(batch, length, dtype) for block in self.blocks]
 
     def prefill(
         self, tokens_BT: Int[Array, "B T"], cache: list[Cache]
@@ -151,7 +176,7 @@ class Transformer(nnx.Module):
         """Hidden states of prompts, padded at the end, and the cache that holds them."""
         chex.assert_rank(tokens_BT, 2)
         x_BTD, new = self._embed(tokens_BT), []
-        for block, layer_cache in zip(self._layers(), cache, strict=True):
+        for block, layer_cache in zip(self.blocks, cache, strict=True):
             x_BTD, layer_cache = block.prefill(x_BTD, layer_cache)
             new.append(layer_cache)
         return self.norm(x_BTD), new
@@ -162,34 +187,19 @@ class Transformer(nnx.Module):
         """Hidden states of T new tokens a sequence after `lengths_B` cached ones, and the cache."""
         chex.assert_rank([tokens_BT, lengths_B], [2, 1])
         x_BTD, new = self._embed(tokens_BT), []
-        for block, layer_cache in zip(self._layers(), cache, strict=True):
+        for block, layer_cache in zip(self.blocks, cache, strict=True):
             x_BTD, layer_cache = block.decode(x_BTD, layer_cache, lengths_B)
             new.append(layer_cache)
         return self.norm(x_BTD), new
 
-    def unstacked(self) -> Transformer:
-        """The same model with a list of blocks in place of the stack."""
-        if isinstance(self.blocks, nnx.List):
-            return self
-        blocks = nnx.List(list(self._layers()))
-        graph, state = nnx.split(self)
-        model = nnx.merge(graph, state)
-        model.blocks = blocks
-        return model
 
-    def _embed(self, tokens_BT):
-        x_BTD = self.embedding(tokens_BT, resolve_dtype(self.config.dtype))
-        if self.config.embedding_norm:
-            x_BTD = Norm(self.config.width, gain=False, eps=self.config.norm_eps)(x_BTD)
-        return constrain_batch(x_BTD)
-
-    def _layers(self) -> Iterator[Block]:
-        if isinstance(self.blocks, nnx.List):
-            yield from self.blocks
-            return
-        graph, stack = nnx.split(self.blocks)
-        for index in range(self.config.layers):
-            yield nnx.merge(graph, jax.tree.map(lambda leaf, i=index: leaf[i], stack))
+def _whole[M: nnx.Module](module: M, dtype: jnp.dtype) -> M:
+    """The module with its weights gathered in `dtype`, in a training step; elsewhere, itself."""
+    shards, tree = jax.tree.flatten(module)
+    if not (shards and by_hand.in_step()):
+        return module
+    axes = [spec_of(variable).axes for variable in variables(module)]
+    return jax.tree.unflatten(tree, by_hand.gathered(shards, axes, dtype))
 
 
 def abstract_model(config: ModelConfig) -> Transformer:
@@ -197,9 +207,13 @@ def abstract_model(config: ModelConfig) -> Transformer:
     return nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
 
 
-def parameters(model: Transformer) -> Any:
-    """The model's parameters as a nested dict of arrays."""
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+@functools.lru_cache
+def _structure(config: ModelConfig) -> Any:
+    return jax.tree.structure(abstract_model(config))
+
+
+# A model's parameters as a nested dict of arrays.
+parameters = weights_of
 
 
 def init_parameters(config: ModelConfig, seed: int) -> Any:
@@ -209,9 +223,7 @@ def init_parameters(config: ModelConfig, seed: int) -> Any:
 
 def with_parameters(config: ModelConfig, params: Any) -> Transformer:
     """The model of `config` around a nested dict of arrays, as `parameters` gives it."""
-    graph, state = nnx.split(abstract_model(config))
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(graph, state)
+    return _structure(config).unflatten(jax.tree.leaves(params))
 
 
 def specs(config: ModelConfig) -> Any:

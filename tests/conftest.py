@@ -1,11 +1,12 @@
 """Tests run on eight simulated CPU devices; the flag must be set before JAX starts."""
 
+import fcntl
 import os
 import tempfile
 from pathlib import Path
 
 import pytest
-from tiny import TINY, few_pages
+from support.tiny import TINY, FinishedRun, few_pages, finish
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -22,7 +23,7 @@ def pytest_configure(config):
     What XLA does with a program, its fusions, collectives and memory, stays the same. Slow tests
     run theirs often, or measure them.
     """
-    if config.getoption("markexpr") != "slow":
+    if config.getoption("markexpr") not in ("slow", "timed"):
         os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 
 
@@ -36,6 +37,18 @@ def data_directory(tmp_path_factory) -> Path:
 def pages(tmp_path_factory) -> tuple[str, ...]:
     """Settings of a run on a few pages of text, built once by this worker."""
     return few_pages(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory) -> FinishedRun:
+    """A tiny run, trained once and shared by all workers: read it, or copy its directory."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder = base / "finished-run"
+    with open(base / "finished-run.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return finish(folder)
 
 
 @pytest.fixture

@@ -53,18 +53,26 @@ def parameter_counts(model: ModelConfig) -> ParameterCounts:
     )
 
 
-def training_flops_per_token(model: ModelConfig, context: int) -> int:
-    """FLOPs of one token's forward and backward pass, at sequences of `context` tokens.
+def multiplied_parameters(model: ModelConfig) -> int:
+    """Parameters that multiply one token's activations in a forward pass, those used twice doubled.
 
-    6·(N − lookup) + 6·L·H·T·(logit width + value width), PaLM's count (Chowdhery et al. 2022,
-    https://arxiv.org/abs/2204.02311, appendix B): 6·N + 12·L·H·K·T where queries and values are
-    K wide. Attention counts all T² pairs, not the causal half, as published MFUs do. The lookup
-    of the embedding multiplies nothing and is left out; a tied table works as the head and stays.
+    The lookup of the embedding multiplies nothing; a tied table works as the head and counts.
     """
     counts = parameter_counts(model)
     lookup = 0 if model.tied_head else counts.embedding
+    return counts.total - lookup + model.layers * model.attention.parameters_used_twice(model)
+
+
+def training_flops_per_token(model: ModelConfig, context: int) -> int:
+    """FLOPs of one token's forward and backward pass, at sequences of `context` tokens.
+
+    6·N + 6·L·H·T·(logit width + value width), N as `multiplied_parameters` counts it: PaLM's count
+    (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B), 6·N + 12·L·H·K·T where
+    queries and values are K wide. Attention counts all T² pairs, not the causal half, as published
+    MFUs do.
+    """
     pair = model.attention.logit_width(model) + model.head_width
-    return 6 * (counts.total - lookup) + 6 * model.layers * model.heads * context * pair
+    return 6 * multiplied_parameters(model) + 6 * model.layers * model.heads * context * pair
 
 
 def training_tokens(config: RunConfig) -> int:

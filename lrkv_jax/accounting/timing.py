@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lrkv_jax.accounting.counts import (
-    parameter_counts,
+    multiplied_parameters,
     training_flops_per_token,
     training_tokens,
 )
@@ -49,12 +49,16 @@ class Assumptions:
 
 
 class Sent(Protocol):
-    """A collective's bytes, as `lrkv_jax.train.foresight.messages` gives them."""
+    """A collective's bytes, as `lrkv_jax.foresight.messages` gives them."""
 
-    kind: str
-    axes: tuple[str, ...]
-    part: str
-    bytes: int
+    @property
+    def kind(self) -> str: ...
+    @property
+    def axes(self) -> tuple[str, ...]: ...
+    @property
+    def part(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,8 @@ def step_products(model: ModelConfig, context: int, remat: str) -> float:
     and a half times that backward, where its weights are made again. `full` repeats every layer's
     forward pass; `minimal` and `offload` the output projection.
     """
-    counts = parameter_counts(model)
-    lookup = 0 if model.tied_head else counts.embedding
-    in_layers = counts.attention + counts.mlp
+    multiplied = multiplied_parameters(model)
+    in_layers = multiplied - model.vocabulary * model.width
     pair = model.attention.logit_width(model) + model.head_width
     attended = model.layers * model.heads * context * pair  # 2 FLOPs a pair, half of the pairs
     output = model.layers * model.heads * model.head_width * model.width
@@ -93,7 +96,7 @@ def step_products(model: ModelConfig, context: int, remat: str) -> float:
         "offload": 2 * output,
         "full": 2 * in_layers + attended,
     }
-    return 6 * (counts.total - lookup) + 3.5 * attended + again[remat]
+    return 6 * multiplied + 3.5 * attended + again[remat]
 
 
 def optimizer_bytes(parameters: int, state: int) -> int:

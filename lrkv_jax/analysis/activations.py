@@ -50,7 +50,8 @@ def second_moments(
     @jax.jit
     def sums(params, tokens_BU):
         ids_BU = rows.ids(tokens_BU)
-        ids_BT, positions_BU, segments_BU = ids_BU[:, :-1], *_places(rows, ids_BU)
+        ids_BT = ids_BU[:, :-1]
+        positions_BU, segments_BU = _places(rows, ids_BU)
         model = with_parameters(config, params).unstacked()
         recorders = [_Recorder(block.norm_attention) for block in model.blocks]
         for block, recorder in zip(model.blocks, recorders, strict=True):

@@ -19,12 +19,11 @@ from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.checkpoint.inspect import entries
 from lrkv_jax.config import LRKV, ModelConfig, RunConfig
 from lrkv_jax.data.loader import heldout_batches
-from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.disk import write_json
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.train.restore import TrainedRun, load_run
+from lrkv_jax.run.restore import TrainedRun, load_run
+from lrkv_jax.run.run_dir import read_run
 from lrkv_jax.train.rows import RowFormat
-from lrkv_jax.train.run_dir import read_run
 
 FORMS = {"query_key": HeadWeights.query_key, "value_output": HeadWeights.value_output}
 
@@ -54,8 +53,8 @@ def analyse(
     Writes it to `analysis.json` in the run's directory, and returns it (`docs/analysis.md` has the
     schema). `null_seeds` random layers make the null; factorisations are fitted at `ranks`, by
     default LRKV's own, or that of the configuration's LRKV line. With `batches` of the run's
-    held-out records, everything is told again in "weighted", by the second moments of the inputs
-    that they make. Raises `LrkvError` for a run that cannot be read, weights that are not finite
+    held-out records, everything is computed again in "weighted", by the second moments of their
+    inputs. Raises `LrkvError` for a run that cannot be read, weights that are not finite,
     and ranks that no head has.
     """
     run = load_run(directory, step=step)
@@ -121,7 +120,7 @@ def _described(
     first = next(drawn)
     layers = [_layer(layer, ranks, isotropic) for layer in heads]
     random = null(chain([first], drawn), model.layers)
-    described = {}
+    described: dict[str, Any] = {}
     for name in FORMS:
         found = [layer[name] for layer in layers]
         average = mean([each.summary() for each in found])
@@ -149,7 +148,7 @@ def _described(
 def _weighted(run: TrainedRun, seeds: int, ranks: Sequence[int], batches: int) -> dict[str, Any]:
     """`_described` on the inputs that held-out text makes, of the random layers too."""
     config, model = run.config, run.config.model
-    rows = RowFormat.of(config, load_tokenizer(config.data.tokenizer).bos)
+    rows = RowFormat.of(config, run.tokenizer.bos)
     texts = heldout_batches(config.data, config.train.context, config.train.batch)
     moments, tokens = second_moments(model, run.params, islice(texts, batches), rows)
     roots = [root(moment_DD) for moment_DD in moments]
@@ -179,7 +178,7 @@ def _moment(run: TrainedRun) -> dict[str, Any]:
 
 
 def _over_layers(layers: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Each layer's numbers and their means; lists, such as one number a head, have none."""
+    """Each layer's numbers and their means; lists, such as one number per head, have none."""
     if layers[0] is None:
         return None
     return {"per_layer": layers, "mean": mean([_numbers(layer) for layer in layers])}

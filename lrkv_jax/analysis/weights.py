@@ -1,4 +1,4 @@
-"""From a model's parameters to its heads as matrices, a layer at a time."""
+"""From a model's parameters to its heads as matrices, one layer at a time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
-from lrkv_jax.attention import make_attention
+from lrkv_jax.attention import abstract_layer
 from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.nn.weight import with_weights
 
 
 def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
@@ -26,7 +26,7 @@ def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
     for name, leaf in stacked.items():
         if not np.isfinite(leaf).all():
             raise LrkvError(f"blocks.attention.{name} is not finite: analyse an earlier step")
-    graph, state = nnx.split(nnx.eval_shape(lambda: make_attention(config, rngs=nnx.Rngs(0))))
+    abstract = abstract_layer(config)
     for layer in range(config.layers):
-        nnx.replace_by_pure_dict(state, jax.tree.map(lambda leaf, at=layer: leaf[at], stacked))
-        yield nnx.merge(graph, state).head_weights()
+        weights = jax.tree.map(lambda leaf, at=layer: leaf[at], stacked)
+        yield with_weights(abstract, weights).head_weights()

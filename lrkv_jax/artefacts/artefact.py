@@ -1,69 +1,81 @@
-"""One artefact of the paper: what makes it, and the command that every script of one is."""
+"""What one table or figure is, and the registry that every one of them joins."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from lrkv_jax.artefacts.figure import Picture, style, write_picture
 from lrkv_jax.artefacts.table import Table
 from lrkv_jax.artefacts.written import write_table
-from lrkv_jax.comparison import RunRecord, read_runs
-from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
 Made = Table | Picture
+Reads = Literal["configurations", "runs", "analyses", "benches"]
+GROUPS = ("Tables", "Figures", "Beside the paper's tables and figures")
+_REGISTRY: dict[str, Artefact] = {}
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """A table or figure of the paper.
+    """A table or figure of the paper, or one beside it.
 
-    `name` is its script's and its files'; `paper` says where it stands there, as in "Figure 2";
-    `make` turns runs, of any number, into one or several tables and pictures.
+    `name` is that of its files; `paper` says where it stands there, as in "Figure 2". `make` turns
+    what it `reads` into one or several tables and pictures: runs (of any number), analysed runs, or
+    reports of decode benchmarks. One that reads configurations alone is given the runs too, and
+    needs none.
     """
 
     name: str
     title: str
     paper: str
-    make: Callable[[Sequence[RunRecord]], Made | Iterable[Made]]
+    reads: Reads
+    make: Callable[[Sequence[Any]], Made | Iterable[Made]]
 
-    def made(self, runs: Sequence[RunRecord]) -> list[Made]:
-        """Its tables and pictures of these runs."""
+    def made(self, runs: Sequence[Any], benches: Sequence[dict[str, Any]] = ()) -> list[Made]:
+        """Its tables and pictures, also the empty ones that only say what is missing."""
         with style():
-            result = self.make(runs)
+            result = self.make(benches if self.reads == "benches" else runs)
             return [result] if isinstance(result, Table | Picture) else list(result)
 
+    def write(self, made: Sequence[Made], out: Path) -> list[Path]:
+        """Write what is not empty into a folder: tables as Markdown, LaTeX, JSON; PNG and SVG."""
+        paths = []
+        for one in made:
+            if not one.empty:
+                name = f"{self.name}_{one.name}" if one.name else self.name
+                if isinstance(one, Table):
+                    paths += write_table(one, out, name)
+                else:
+                    paths += write_picture(one, out, name)
+        return paths
 
-def write(artefact: Artefact, made: Sequence[Made], out: Path) -> list[Path]:
-    """Write what was made into a folder: tables as Markdown, LaTeX and JSON; PNG and SVG."""
-    paths = []
-    for one in made:
-        name = f"{artefact.name}_{one.name}" if one.name else artefact.name
-        writer = write_table if isinstance(one, Table) else write_picture
-        paths += writer(one, out, name)
-    return paths
+    @property
+    def group(self) -> str:
+        """The heading of the page's contents that it stands under."""
+        return next((name for name in GROUPS if name.startswith(self.paper[:5])), GROUPS[-1])
+
+    @property
+    def _order(self) -> tuple:
+        number = re.search(r"\d+", self.paper)
+        return GROUPS.index(self.group), int(number[0]) if number else 0, self.paper, self.name
 
 
-def command(artefact: Artefact, arguments: Sequence[str] | None = None) -> None:
-    """A script's command: `python experiments/NAME.py RUN... --out DIR`.
+def artefact(paper: str, title: str, *, reads: Reads = "runs") -> Callable[..., Artefact]:
+    """Register the decorated function as an artefact under its own name."""
 
-    Prints what it wrote and which gaps are left; a user's error is one line and exit code 2.
-    """
-    parser = argparse.ArgumentParser(description=f"{artefact.paper}: {artefact.title}.")
-    parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="a run's directory, or a folder of runs"
-    )
-    parser.add_argument("--out", type=Path, default=Path("out"), help="where files go (out)")
-    given = parser.parse_args(arguments)
-    try:
-        made = artefact.made(read_runs(given.runs))
-        for path in write(artefact, made, given.out):
-            print(path)
-    except LrkvError as error:
-        print(f"{artefact.name}: {error}", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)
-    for gap in dict.fromkeys(gap for one in made for gap in one.gaps):
-        print(f"gap: {gap}", file=sys.stderr)
+    def register(make: Callable[[Sequence[Any]], Made | Iterable[Made]]) -> Artefact:
+        name = make.__name__
+        if name in _REGISTRY:
+            raise ValueError(f"two artefacts are named {name}")
+        _REGISTRY[name] = Artefact(name, title, paper, reads, make)
+        return _REGISTRY[name]
+
+    return register
+
+
+def registered() -> tuple[Artefact, ...]:
+    """All that joined: tables by their numbers, figures by theirs, then those without one."""
+    return tuple(sorted(_REGISTRY.values(), key=lambda one: one._order))

@@ -7,6 +7,7 @@ import textwrap
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -40,19 +41,24 @@ class Picture:
     """A figure and what stands under it.
 
     `name` is added to the artefact's in file names where an artefact has several; `gaps` say what
-    the figure has no runs for. `drawn` is its SVG, once that was made.
+    the figure has no runs for. It is empty where there is nothing at all to draw: no `figure`, only
+    gaps. `drawn` is its SVG, once that was made.
     """
 
     title: str
-    figure: Figure
+    figure: Figure | None
     caption: str = ""
     gaps: list[str] = field(default_factory=list)
     name: str = ""
     drawn: bytes | None = None
 
+    @property
+    def empty(self) -> bool:
+        return self.figure is None
+
 
 def style() -> AbstractContextManager:
-    """The house's style, for as long as figures are made; `Artefact.made` makes them in it."""
+    """A context in which figures get the common style; `Artefact.made` makes them in it."""
     return matplotlib.rc_context(STYLE)
 
 
@@ -84,9 +90,16 @@ def empty(axis: Axes, text: str) -> None:
     )  # fmt: skip
 
 
+def draw_mean(axis: Axes, x: Any, mean: Any, sd: Any, **style: Any) -> None:
+    """Draw a mean with a band of one standard deviation (None: of one value) in its colour."""
+    axis.plot(x, mean, **style)
+    if sd is not None:
+        axis.fill_between(x, mean - sd, mean + sd, color=style["color"], alpha=0.15, lw=0)
+
+
 def legend_below(figure: Figure, columns: int = 5) -> None:
     """One legend under the panels, each label once, in as many columns as its width has room."""
-    handles = {}
+    handles: dict[str, Any] = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
@@ -121,9 +134,9 @@ def svg(picture: Picture) -> bytes:
 
 
 def _lay_out(picture: Picture) -> None:
-    """Its title over the panels, in as many lines as its width needs, and every part in its place.
+    """Write the title over the panels, in as many lines as its width needs, and place every part.
 
-    Once: to find places takes as long as to draw.
+    This is done once, because finding the places takes as long as drawing.
     """
     width = int(CHARACTERS * picture.figure.get_figwidth())
     picture.figure.suptitle(textwrap.fill(picture.title, width), fontsize=11)

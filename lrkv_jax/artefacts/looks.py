@@ -1,12 +1,18 @@
 """How a variant looks in every picture: colour, line style and marker.
 
-Okabe and Ito's colours, which colour-blind readers tell apart; line style and marker carry the same
-in greyscale.
+The package's lines have Okabe and Ito's colours, which colour-blind readers can distinguish; line
+style and marker carry the same in greyscale.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lrkv_jax.config.attention import KINDS
+
+if TYPE_CHECKING:
+    from lrkv_jax.comparison import RunRecord
 
 
 @dataclass(frozen=True)
@@ -19,32 +25,44 @@ class Look:
     name: str
 
     @property
-    def style(self) -> dict[str, str]:
+    def style(self) -> dict[str, Any]:
         """As keywords of matplotlib's `plot`."""
         return {"color": self.colour, "linestyle": self.line, "marker": self.marker}
 
 
-LOOKS = {
-    "mha": Look("#000000", "-", "o", "MHA"),
-    "gqa": Look("#56B4E9", "--", "s", "GQA"),
-    "mqa": Look("#0072B2", ":", "v", "MQA"),
-    "mla": Look("#CC79A7", "-.", "D", "MLA"),
-    "lrkv full": Look("#D55E00", "-", "^", "LRKV, rope full"),
-    "lrkv shared": Look("#E69F00", "--", "P", "LRKV, rope shared"),
-    "lrkv latent": Look("#009E73", "-.", "X", "LRKV, rope latent"),
-}
-SPARE = Look("#F0E442", (0, (5, 1)), "h", "")  # of a variant that has no look of its own yet
-GREY = "#777777"  # of what is no variant: a bound, a null, a rule
+# Of lines that bring no look of their own, in turn.
+SPARES = (
+    ("#F0E442", (0, (5, 1)), "h"),
+    ("#882255", (0, (3, 1, 1, 1)), "p"),
+    ("#44AA99", (0, (1, 1)), "*"),
+    ("#332288", (0, (5, 1, 1, 1)), "<"),
+)
+GREY = "#777777"  # for what is not a variant: a bound, a null, a rule
 _STEPS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINES = ("-", "--", "-.", ":")
 
 
-def look(kind: str, rope: str = "full") -> Look:
-    """A variant's look; LRKV's has a colour for each rope mode."""
-    if kind == "lrkv":
-        one = LOOKS[f"lrkv {rope}"]
-        return Look(one.colour, one.line, one.marker, "LRKV") if rope == "full" else one
-    return LOOKS.get(kind, replace(SPARE, name=kind.upper()))
+def look(kind: str, mode: str | None = None) -> Look:
+    """The look of a line of the family, by its name, in one of its modes; by default its usual one.
+
+    The line's entry says it (`AttentionConfig.looks`); those that say nothing take spare ones.
+    """
+    entries = {entry.name: entry for entry in KINDS.values()}
+    entry = entries.get(kind)
+    usual = entry.usual_mode() if entry else None
+    mode = mode or usual
+    name = kind.upper() if mode == usual else f"{kind.upper()}, rope {mode}"
+    if entry and mode in entry.looks:
+        colour, line, marker = entry.looks[mode]
+        return Look(colour, line, marker, name)
+    plain = [other.name for other in entries.values() if not other.looks]
+    spare = SPARES[plain.index(kind) % len(SPARES) if kind in plain else 0]
+    return Look(spare[0], spare[1], spare[2], name)
+
+
+def look_of(run: RunRecord) -> Look:
+    """The look of a run's line, in its mode."""
+    return look(run.kind, run.mode)
 
 
 def name_of(kind: str) -> str:

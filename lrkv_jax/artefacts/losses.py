@@ -1,12 +1,23 @@
-"""Rows of held-out losses: what tables 1, 8 and 9 have in common."""
+"""Held-out losses: rows of a table, curves over training, and points over the cache's size.
+
+Tables 1, 8 and 9 and figures 2 to 5 are made of these.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from lrkv_jax.artefacts.figure import Picture, draw_mean, empty, legend_below, panels
+from lrkv_jax.artefacts.looks import Look, look, look_of
 from lrkv_jax.artefacts.printed import Printed
-from lrkv_jax.artefacts.table import Cell, Column, Row, no_run
-from lrkv_jax.comparison import RunRecord, against, finished
+from lrkv_jax.artefacts.table import Cell, Column, Row, Table, no_run
+from lrkv_jax.comparison import Curve, RunRecord, Setting, against, finished, settings, spread
 
 COLUMNS = [
     Column("variant"),
@@ -15,11 +26,11 @@ COLUMNS = [
     Column("CE", "nats/token", "lower", 4),
     Column("BPB", "bits/byte", "lower", 4),
     Column("BPB over MHA's", "bits/byte", digits=4),
-    Column("told apart from MHA"),
+    Column("difference from MHA"),
 ]
 NOTE = (
     "Mean ± standard deviation over seeds, on the whole held-out split, at the end of training. "
-    "Told apart: paired t-test over the seeds that both have, p adjusted by Holm for the number of "
+    "Difference: paired t-test over the seeds that both have, p adjusted by Holm for the number of "
     "variants in the block; none where p ≥ 0.05. Live cache: summed from the buffers of the "
     "evaluated run, in its own dtype."
 )
@@ -53,9 +64,9 @@ def loss_rows(
             continue
         one, test = next(iter(runs.values())), tests.get(name)
         losses = {seed: run.cross_entropy for seed, run in runs.items()}
-        told = "" if test is None else test.in_words
+        words = "" if test is None else test.in_words
         if test is None and name != baseline:
-            told = "no MHA beside it"
+            words = "no MHA to compare with"
         rows.append(
             Row.of(
                 name,
@@ -64,8 +75,204 @@ def loss_rows(
                 Cell.over(losses, printed=beside(one, "ce")),
                 Cell.over(bpb[name], printed=beside(one, "bpb")),
                 f"{test.difference:+.4f}" if test and test.difference is not None else "",
-                told,
+                words,
                 block=block,
             )
         )
     return rows
+
+
+def headline(runs: Sequence[RunRecord]) -> Table:
+    """One row for each variant of each setting: its cache, its loss, and whether that differs."""
+    columns = [
+        Column("variant"), Column("cache", "% of MHA's bytes", digits=1),
+        Column("bits per byte", "", "lower", 4), Column("over MHA's"), Column("difference"),
+        Column("benchmarks", "%", "higher", 1),
+    ]  # fmt: skip
+    rows = []
+    for setting in settings(runs):
+        # As in Table 1, whose p-values are then these; an ablation alone is shown as a whole.
+        main = {run.label: 0 for kind in setting.kinds for run in setting.main(kind).values()}
+        bits = {
+            label: {seed: run.bits_per_byte for seed, run in done.items()}
+            for label in main or setting.labels
+            if (done := finished(setting.seeds(label)))
+        }
+        tests = against(bits.get("MHA", {}), {k: v for k, v in bits.items() if k != "MHA"})
+        for label, seeds in bits.items():
+            every = list(finished(setting.seeds(label)).items())
+            scores = {
+                seed: 100 * run.evaluation["combined"]
+                for seed, run in every
+                if (run.evaluation or {}).get("combined") is not None
+            }
+            test = tests.get(label)
+            over = f"{test.difference:+.4f}" if test and test.difference is not None else ""
+            rows.append(
+                Row.of(
+                    label, 100 * every[0][1].cache_allocated_fraction, Cell.over(seeds),
+                    over, test.in_words if test else "",
+                    Cell.over(scores) if scores else Cell(), block=setting.name,
+                )
+            )  # fmt: skip
+    if all(row.cells[-1].value is None for row in rows):
+        columns, rows = columns[:-1], [Row(row.cells[:-1], row.block) for row in rows]
+    return Table(
+        "Held-out loss and cache of every variant", columns, rows,
+        caption="Mean ± standard deviation over seeds. Cache: bfloat16, as allocated.",
+    )  # fmt: skip
+
+
+# Curves over training.
+
+CURVES_NOTE = (
+    "Above: means over seeds. Below: differences to {baseline} of the same seed; bands are one "
+    "standard deviation. Upper axis: training FLOPs of {baseline}, 6·(N − lookup) + 12·L·H·K·T per "
+    "token. All losses are of the same held-out text."
+)
+
+
+@dataclass(frozen=True)
+class CurveLine:
+    """A line of the picture: how it looks, its runs by seed, and what its gap is called."""
+
+    look: Look
+    runs: Mapping[int, RunRecord]
+    missing: str
+
+    @property
+    def curves(self) -> dict[int, Curve]:
+        """Curves by seed of the finished runs; of running ones where none is finished.
+
+        A run that has just begun would cut the others' mean short.
+        """
+        done = finished(self.runs) or self.runs
+        return {seed: run.curve for seed, run in done.items() if run.curve}
+
+
+def curves(
+    title: str,
+    columns: Mapping[str, Mapping[str, CurveLine]],
+    *,
+    baseline: str,
+    gap: str,
+    name: str = "",
+) -> Picture:
+    """Columns of two panels: {setting: {name of a line: the line}}, `baseline` one of the names.
+
+    What variants differ by is a hundredth of what training changes: above are the losses, below
+    their differences to the baseline of the same seed. `gap` says what is missing where there are
+    no columns.
+    """
+    if not columns:
+        return Picture(title, None, gaps=[f"no run: {gap}"], name=name)
+    figure, axes = panels(2, len(columns), sharex="col", panel=(4.2, 2.9))
+    gaps = []
+    for column, (setting, lines) in zip(zip(*axes, strict=True), columns.items(), strict=True):
+        _column(column, setting, lines, baseline)
+        gaps += [f"no run: {line.missing}" for line in lines.values() if not line.curves]
+    legend_below(figure)
+    words = next(iter(columns.values()))[baseline].look.name
+    return Picture(title, figure, CURVES_NOTE.format(baseline=words), gaps=gaps, name=name)
+
+
+def curves_by_kind(title: str, settings: Sequence[Setting], gap: str) -> Picture:
+    """A column for each setting that has a curve, a line in it for each kind, MHA the baseline."""
+    columns = {
+        setting.name: {
+            kind: CurveLine(
+                look_of(next(iter(runs.values()))) if runs else look(kind),
+                runs, f"{setting.name} {kind}",
+            )
+            for kind in setting.kinds for runs in [setting.main(kind)]
+        }
+        for setting in settings
+        if any(run.curve for run in setting.runs)
+    }  # fmt: skip
+    return curves(title, columns, baseline="mha", gap=gap)
+
+
+def _column(
+    axes: Sequence[Axes], setting: str, lines: Mapping[str, CurveLine], baseline: str
+) -> None:
+    above, below = axes
+    reference = lines[baseline].curves
+    for line in lines.values():
+        own = line.curves
+        _line(above, line.look, [(curve, curve.cross_entropy) for curve in own.values()])
+        _line(below, line.look, [
+            (curve, curve.cross_entropy[:shared] - other.cross_entropy[:shared])
+            for seed, curve in own.items()
+            if (other := reference.get(seed)) and other.heldout_tokens == curve.heldout_tokens
+            and (shared := min(len(other.steps), len(curve.steps)))
+        ])  # fmt: skip
+    named = lines[baseline].look.name
+    above.set_title(setting)
+    above.set_ylabel("held-out cross-entropy,\nnats/token")
+    below.set_xlabel("training tokens")
+    below.xaxis.set_major_formatter(EngFormatter())
+    if not reference:
+        empty(below, f"no run: {lines[baseline].missing}")
+        return
+    below.set_ylabel(f"difference to {named},\nnats/token")
+    curve = next(iter(reference.values()))
+    flops = curve.flops[-1] / curve.tokens[-1]
+    top = above.secondary_xaxis("top", (lambda t: t * flops, lambda f: f / flops))
+    top.set_xlabel(f"training FLOPs ({named})")
+    top.xaxis.set_major_formatter(EngFormatter())
+    top.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def _line(axis: Axes, one: Look, seeds: Sequence[tuple[Curve, np.ndarray]]) -> None:
+    """Draw the mean over seeds, as far as all seeds have come, and its band."""
+    if not seeds:
+        return
+    points = min(len(values) for _, values in seeds)  # a run may still be going
+    tokens = seeds[0][0].tokens[:points]
+    values = np.stack([values[:points] for _, values in seeds])
+    sd = values.std(0, ddof=1) if len(values) > 1 else None
+    draw_mean(axis, tokens, values.mean(0), sd, label=one.name, markevery=0.15, **one.style)
+
+
+# Points over the cache.
+
+CACHE_LABEL = "KV cache, % of MHA's bytes"
+CACHE_NOTE = (
+    "Means over seeds on the whole held-out split, at the end of training; bars: one standard "
+    "deviation. Cache share: by the formula, of a bfloat16 cache with LRKV's float32 inverse norms "
+    "and MLA's rope key, which the paper's shares leave out."
+)
+
+
+def against_cache(
+    axis: Axes,
+    look: Look,
+    points: Sequence[Mapping[int, RunRecord]],
+    loss: str,
+    *,
+    marks: Sequence[str] = (),
+    above: bool = False,
+) -> None:
+    """Draw points of finished runs by seed: the mean of their `loss` (an attribute of `RunRecord`).
+
+    Error bars are one standard deviation over seeds; several points are joined from the smallest
+    cache to the largest. `marks` are written `above` their bars, or below.
+    """
+    rows = []
+    for place, runs in enumerate(points):
+        over = spread([getattr(run, loss) for run in runs.values()])
+        share = 100 * next(iter(runs.values())).cache_bytes_fraction
+        rows.append((share, over.mean, over.sd, marks[place] if marks else ""))
+    rows.sort(key=lambda row: row[0])
+    shares, means, sds, _ = zip(*rows, strict=True)
+    bars = None if set(sds) == {None} else [sd or 0.0 for sd in sds]
+    style = look.style if len(rows) > 1 else look.style | {"linestyle": "none"}
+    axis.errorbar(shares, means, yerr=bars, capsize=3, label=look.name, **style)
+    axis.margins(y=0.15)  # room for the marks
+    side = 1 if above else -1
+    for share, mean, sd, mark in rows:
+        axis.annotate(
+            mark, (share, mean + side * (sd or 0.0)), xytext=(0, 6 * side),
+            textcoords="offset points", ha="center", va="bottom" if above else "top", fontsize=7,
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+        )  # fmt: skip

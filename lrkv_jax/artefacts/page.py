@@ -1,33 +1,45 @@
-"""One HTML page that needs nothing beside itself: tables, pictures, gaps, versions."""
+"""One HTML page that needs no other file: a summary, tables, pictures, and what is missing."""
 
 from __future__ import annotations
 
 import base64
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from lrkv_jax import __version__
 from lrkv_jax.artefacts.artefact import Artefact, Made
-from lrkv_jax.artefacts.figure import Picture, svg
-from lrkv_jax.artefacts.table import Table
+from lrkv_jax.artefacts.figure import svg
+from lrkv_jax.artefacts.table import Column, Row, Table
 from lrkv_jax.artefacts.written import html
+from lrkv_jax.comparison import RunRecord, settings
 
-_PACKAGES = ("jax", "flax", "optax", "numpy", "matplotlib")
+_PACKAGES = ("jax", "flax", "optax", "numpy", "scipy", "matplotlib")
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #666; --rule: #ccc;
+:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #5f5f5f; --rule: #ccc;
   --shade: #f4f4f2 }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e4e0; --paper: #17181a; --soft: #a0a0a0; --rule: #444; --shade: #222427 }
+  :root { --ink: #e4e4e0; --paper: #17181a; --soft: #a8a8a8; --rule: #444; --shade: #222427 }
 }
-body { margin: 0 auto; max-width: 64rem; padding: 1rem; color: var(--ink); background: var(--paper);
-  font: 16px/1.5 system-ui, sans-serif }
-h1 { font-size: 1.6rem; line-height: 1.2 } h2 { font-size: 1.2rem; margin: 2.5rem 0 .3rem }
-a { color: inherit } nav ol { columns: 18rem; padding-left: 1.5rem } nav .gap { color: var(--soft) }
-.where, .notes, footer { color: var(--soft); font-size: .85rem } .notes p { margin: .2rem 0 }
-figure { margin: 1rem 0 2rem } figcaption { margin-bottom: .4rem }
+body { margin: 0 auto; max-width: 72rem; padding: 1rem 1.5rem; color: var(--ink);
+  background: var(--paper); font: 16px/1.5 system-ui, sans-serif }
+h1 { font-size: 1.6rem; line-height: 1.2; margin: .5rem 0 }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .3rem }
+a { color: inherit }
+nav { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 0 2rem;
+  border-top: 1px solid var(--rule); border-bottom: 1px solid var(--rule); font-size: .9rem }
+nav h2 { font-size: .95rem; margin: .6rem 0 .2rem } nav ul { margin: 0 0 .6rem; padding: 0 }
+nav li { list-style: none; margin: .1rem 0 }
+.files, .notes, footer, summary { color: var(--soft); font-size: .85rem }
+.notes p, .files { margin: .2rem 0 }
+details { margin: .5rem 0 } summary { cursor: pointer }
+details li, dl { font-size: .88rem; color: var(--soft) } dt { color: var(--ink) }
+figure { margin: .6rem 0 1.6rem } figcaption { margin-bottom: .4rem }
 .wide { overflow-x: auto } img { max-width: 100%; height: auto; background: #fff }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums;
   border-top: 2px solid; border-bottom: 2px solid }
@@ -38,8 +50,6 @@ td, tbody th { white-space: nowrap } td.words { white-space: normal; min-width: 
 thead th[colspan] { text-align: center }
 sup { line-height: 0 }
 tr.block th { text-align: left; font-style: italic; background: var(--shade) }
-p.gap { border: 1px dashed var(--rule); padding: .5rem .8rem; margin: .5rem 0;
-  color: var(--soft) }
 @media print { nav { break-after: page } figure, tr { break-inside: avoid }
   body { max-width: none; font-size: 10pt } .wide { overflow: visible } }
 """
@@ -47,59 +57,143 @@ p.gap { border: 1px dashed var(--rule); padding: .5rem .8rem; margin: .5rem 0;
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, where it stands in the paper, and what is under it: tables, pictures, words."""
+    """An artefact and what was made of it."""
 
-    name: str
-    title: str
-    where: str = ""
-    made: Sequence[Made] = ()
-    words: str = ""
+    artefact: Artefact
+    made: Sequence[Made]
 
-    @classmethod
-    def of(cls, artefact: Artefact, made: Sequence[Made]) -> Section:
-        return cls(artefact.name, artefact.title, artefact.paper, made)
+    @property
+    def named(self) -> str:
+        return f"{self.artefact.paper}: {self.artefact.title}"
+
+    @property
+    def shown(self) -> list[Made]:
+        return [one for one in self.made if not one.empty]
 
     @property
     def gaps(self) -> list[str]:
         return list(dict.fromkeys(gap for one in self.made for gap in one.gaps))
 
 
-def page(title: str, sections: Sequence[Section], *, about: str = "") -> str:
+def write_page(
+    path: Path,
+    title: str,
+    artefacts: Sequence[Artefact],
+    runs: Sequence[RunRecord],
+    headline: Table,
+    *,
+    benches: Sequence[dict[str, Any]] = (),
+    progress: Callable[[str, float, int], None] = lambda name, done, total: None,
+) -> list[Section]:
+    """Make artefacts of runs and decode benchmarks: their files, and the page, beside one another.
+
+    `headline` stands first, without a section of its own. `progress` is called with a description,
+    the number done and the number of all.
+    """
+    sections = []
+    for done, artefact in enumerate(artefacts):
+        progress("tables and figures", done, len(artefacts))
+        made = artefact.made(runs, benches)
+        artefact.write(made, path.parent)
+        sections.append(Section(artefact, made))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(title, sections, runs, headline), encoding="utf-8")
+    progress("tables and figures", len(artefacts), len(artefacts))
+    return sections
+
+
+def page(
+    title: str, sections: Sequence[Section], runs: Sequence[RunRecord], headline: Table
+) -> str:
     """The page as HTML: pictures inlined as SVG, no link that leaves it, readable when printed."""
-    contents = "".join(
-        f'<li{" class=gap" if one.gaps else ""}><a href="#{escape(one.name, quote=True)}">'
-        f"{escape(_named(one))}</a></li>"
-        for one in sections
-    )
-    versions = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    shown = [one for one in sections if one.shown]
+    absent = [one for one in sections if not one.shown]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
         f"<h1>{escape(title)}</h1>"
-        + (f"<p>{escape(about)}</p>" if about else "")
-        + f"<nav><ol>{contents}</ol></nav>"
-        + "".join(map(_section, sections))
+        + _summary(runs, headline)
+        + _contents(shown, len(absent))
+        + "".join(map(_section, shown))
+        + _absent(absent)
         + f"<footer><p>lrkv_jax {__version__}; Python {platform.python_version()}, "
-        f"{escape(versions)}.</p></footer></body></html>\n"
+        f"{escape(_versions())}.</p></footer></body></html>\n"
     )
 
 
-def _named(section: Section) -> str:
-    return f"{section.where}: {section.title}" if section.where else section.title
+def runs_table(runs: Sequence[RunRecord]) -> Table:
+    """Which runs a page is of, and how far each has come."""
+    columns = [
+        Column("run"), Column("variant"), Column("seed"), Column("steps"),
+        Column("bits per byte", digits=4), Column("evaluated"), Column("analysed"),
+    ]  # fmt: skip
+    rows = []
+    for midtrained in (False, True):
+        for setting in settings(runs, midtrained=midtrained):
+            block = f"{setting.name}{', midtrained' if midtrained else ''}"
+            for run in setting.runs:
+                steps = f"{run.steps_done:,} of {run.config.train.total_steps:,}"
+                analysed = f"step {run.analysis['step']:,}" if run.analysis else "no"
+                bits = None if run.midtrained else run.bits_per_byte
+                rows.append(
+                    Row.of(
+                        run.path.name, run.label, run.seed, steps, bits,
+                        "yes" if run.evaluation else "no", analysed, block=block,
+                    )
+                )  # fmt: skip
+    return Table("Runs on this page", columns, rows)
+
+
+def _summary(runs: Sequence[RunRecord], headline: Table) -> str:
+    if not runs:
+        return "<p>No runs were given: here is what needs none, and the paper's own values.</p>"
+    table = runs_table(runs)
+    scales = ", ".join(dict.fromkeys(row.block for row in table.rows))
+    seeds = len({run.seed for run in runs})
+    words = f"{_counted(len(runs), 'run')} with {_counted(seeds, 'seed')}: {scales}"
+    return (
+        "" if headline.empty else html(headline)
+    ) + f"<details><summary>{escape(words)}</summary>{html(table)}</details>"
+
+
+def _contents(shown: Sequence[Section], absent: int) -> str:
+    lists = []
+    for heading, some in groupby(shown, key=lambda one: one.artefact.group):
+        items = "".join(
+            f'<li><a href="#{escape(one.artefact.name, quote=True)}">{escape(one.named)}</a></li>'
+            for one in some
+        )
+        lists.append(f"<h2>{heading}</h2><ul>{items}</ul>")
+    if absent:
+        words = f"{_counted(absent, 'table or figure', 'tables and figures')} without data"
+        last = f'<h2>Missing</h2><ul><li><a href="#missing">{words}</a></li></ul>'
+        lists = [*lists[:-1], "".join([*lists[-1:], last])]
+    return f"<nav>{''.join(f'<div>{one}</div>' for one in lists)}</nav>"
 
 
 def _section(section: Section) -> str:
-    # A table's own notes have its gaps.
-    pictures = [one for one in section.made if isinstance(one, Picture)]
-    gaps = "; ".join(dict.fromkeys(gap for one in pictures for gap in one.gaps))
+    name = section.artefact.name
+    gaps = "".join(f"<li>{escape(gap)}</li>" for gap in section.gaps)
+    count = _counted(len(section.gaps), "gap")
     return (
-        f'<section id="{escape(section.name, quote=True)}"><h2>{escape(_named(section))}</h2>'
-        f'<p class="where">{escape(section.name)}</p>'
-        + (f"<p>{escape(section.words)}</p>" if section.words else "")
-        + "".join(map(_one, section.made))
-        + (f'<p class="gap">{escape(gaps)}</p>' if gaps else "")
-        + "</section>"
+        f'<section id="{escape(name, quote=True)}"><h2>{escape(section.named)}</h2>'
+        + "".join(map(_one, section.shown))
+        + (f"<details><summary>{count}</summary><ul>{gaps}</ul></details>" if gaps else "")
+        + f'<p class="files">Files: {escape(name)}*</p></section>'
+    )
+
+
+def _absent(sections: Sequence[Section]) -> str:
+    if not sections:
+        return ""
+    items = "".join(
+        f"<dt>{escape(one.named)}</dt><dd>{escape('; '.join(one.gaps))}</dd>" for one in sections
+    )
+    words = _counted(len(sections), "table or figure", "tables and figures")
+    return (
+        f'<section id="missing"><h2>Missing</h2><details><summary>{words} without data, and what '
+        f"each needs</summary><dl>{items}</dl></details></section>"
     )
 
 
@@ -114,3 +208,17 @@ def _one(made: Made) -> str:
         f'alt="{escape(made.title, quote=True)}"></div>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
+
+
+def _counted(number: int, one: str, several: str = "") -> str:
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def _versions() -> str:
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:  # installed without its metadata
+            continue
+    return ", ".join(found)

@@ -1,4 +1,4 @@
-"""What the paper prints, as data, each value with what is wrong with it where something is.
+"""What the paper prints, as data; a value that does not hold has a verdict that says why.
 
 The values are those of arXiv 2601.11471's source, in `printed.yaml`; the verdicts beside them were
 recomputed, and the tests recompute them again.
@@ -14,18 +14,20 @@ from typing import Any
 import yaml
 
 from lrkv_jax.accounting import training_tokens
-from lrkv_jax.comparison import KINDS, RunRecord
+from lrkv_jax.comparison import RunRecord
 from lrkv_jax.config import RunConfig, load_config
 
-# Our configurations of the paper's scales, as it calls them.
+# The shipped configurations of the paper's scales, with the paper's names for them.
 SCALES = {"128m": "128M", "512m_8k": "512M", "1.2b": "1.2B", "2.5b": "2.5B", "6.3b": "6.3B"}
+
+KINDS = ("mha", "gqa", "mqa", "mla", "lrkv")  # the variants that the paper compares, in its order
 
 
 @dataclass(frozen=True)
 class Printed:
     """A printed value, its text to the printed digit, and the verdict where it does not hold."""
 
-    value: float | None  # None of what is no number, as 18-25
+    value: float | None  # None if it is not a number, as 18-25
     text: str
     verdict: str = ""
 
@@ -70,23 +72,25 @@ def _data() -> dict[str, Any]:
 def paper_scale(run: RunRecord, *, any_size: bool = False) -> str | None:
     """The paper's scale that a run repeats in all that its printed values depend on, or None.
 
-    The model's shape with the variant's size, context, batch, tokens and where they come from, as
-    in a scale's shipped configuration. With `any_size` the variant's size may be another, as in an
-    ablation, whose configuration may have another name too.
+    Compared are the model's shape with the variant's size, context, batch, number of tokens and
+    their source, against the scale's shipped configuration. With `any_size` the variant's size may
+    be another, as in an ablation, whose configuration may have another name too. A run of a kind
+    that the paper does not have repeats nothing.
     """
-    if run.kind not in KINDS or run.midtrained:
+    if run.midtrained:
         return None
     for scale in SCALES:
-        shipped = _shipped(scale, run.kind)
-        same = any_size or run.config.model.attention == shipped.model.attention
-        if same and _shape(run.config) == _shape(shipped):
+        shipped = _shipped(scale)
+        entry = shipped.variants.get(run.kind)
+        same = any_size or run.config.model.attention == entry
+        if entry is not None and same and _shape(run.config) == _shape(shipped):
             return scale
     return None
 
 
 @cache
-def _shipped(scale: str, kind: str) -> RunConfig:
-    return load_config(scale, [f"attention={kind}"])
+def _shipped(scale: str) -> RunConfig:
+    return load_config(scale)
 
 
 def _shape(config: RunConfig) -> tuple:

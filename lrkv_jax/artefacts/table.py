@@ -1,6 +1,6 @@
 """Tables: cells with spreads, the paper's printed value beside ours, the best ones marked, gaps.
 
-How they are written as Markdown, LaTeX and HTML is `lrkv_jax.artefacts.written`'s.
+`lrkv_jax.artefacts.written` writes them as Markdown, LaTeX, HTML and JSON.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ class Cell:
         """The mean of a value by seed, with its spread."""
         return cls(spread(list(seeds.values())).mean, dict(seeds), **rest)
 
+    @classmethod
+    def of_paper(cls, printed: Printed | None) -> Cell:
+        """The paper's own value, to the digit, with what is wrong with it."""
+        return cls(printed.text, note=printed.verdict) if printed else cls("")
+
     @property
     def sd(self) -> float | None:
         return spread(list(self.seeds.values())).sd if self.seeds else None
@@ -80,7 +85,10 @@ class Row:
 
 @dataclass
 class Table:
-    """A table; `name` is added to the artefact's in file names where an artefact has several."""
+    """A table; `name` is added to the artefact's in file names where an artefact has several.
+
+    `missing` names what has no row at all.
+    """
 
     title: str
     columns: list[Column]
@@ -88,20 +96,27 @@ class Table:
     notes: list[str] = field(default_factory=list)
     caption: str = ""
     name: str = ""
+    missing: list[str] = field(default_factory=list)
 
     @property
     def gaps(self) -> list[str]:
         """What there are no values for, each once."""
-        return list(dict.fromkeys(c.gap for row in self.rows for c in row.cells if c.gap))
+        cells = (c.gap for row in self.rows for c in row.cells if c.gap)
+        return list(dict.fromkeys([*self.missing, *cells]))
+
+    @property
+    def empty(self) -> bool:
+        """Whether no row has a value beside its name."""
+        return all(cell.value is None for row in self.rows for cell in row.cells[1:])
 
     def marks(self) -> dict[tuple[int, int], Literal["best", "level"]]:
         """Which cells are marked, by row and column.
 
-        "best" is the best mean of its block and column, "level" what a paired t-test over seeds
-        does not tell apart from it (Holm's adjustment for the number of rivals). Without two
-        seeds there is no such test, and nothing is level.
+        "best" is the best mean of its block and column, "level" a mean that is not significantly
+        different from it (paired t-test over seeds, adjusted by Holm for the number of rivals).
+        Without two seeds there is no such test, and nothing is level.
         """
-        found = {}
+        found: dict[Any, Any] = {}
         blocks: dict[str, list[int]] = {}
         for place, row in enumerate(self.rows):
             blocks.setdefault(row.block, []).append(place)
@@ -118,7 +133,7 @@ class Table:
         if len(values) < 2:
             return {}
         best = (min if column.better == "lower" else max)(values, key=values.get)
-        # What is written alike is alike.
+        # Values that are written with the same digits are equally good.
         alike = [
             p
             for p in values
@@ -148,13 +163,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def written_number(value: float | int, column: Column) -> str:
+def written_number(value: Any, column: Column) -> str:
     """A number with its column's digits."""
     return f"{value:,}" if isinstance(value, int) else f"{value:,.{column.digits}f}"
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    row = {"value": cell.value}
+    row: dict[str, Any] = {"value": cell.value}
     if cell.seeds:
         row |= {"sd": cell.sd, "seeds": {str(seed): v for seed, v in cell.seeds.items()}}
     if cell.printed:

@@ -1,4 +1,4 @@
-"""A table as Markdown, as LaTeX (booktabs) and as HTML."""
+"""A table as Markdown, LaTeX (booktabs) and HTML, and on a terminal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from rich.markup import escape
+from rich.table import Table as Terminal
+
 from lrkv_jax.artefacts.table import Cell, Column, Table, written_number
 
 MARKS = (
-    "Bold: the best mean of its block; ≈: a paired t-test over seeds does not tell it apart from "
-    "the best (Holm, p ≥ 0.05)."
+    "Bold: the best mean of its block; ≈: not significantly different from the best (paired t-test "
+    "over seeds, adjusted by Holm, p ≥ 0.05)."
 )
-ONE_SEED = "Bold: the best value of its block; one seed tells no difference from noise."
+ONE_SEED = "Bold: the best value of its block; with one seed no difference can be told from noise."
 _NONE = "—"
 _WORDS = 30  # characters; a longer cell is text, whose lines are broken
 
@@ -49,8 +52,7 @@ class _Written:
         if marks:
             seeds = max(len(row.cells[x].seeds) for row in table.rows for _, x in marks)
             self.notes.append(MARKS if seeds > 1 else ONE_SEED)
-        if table.gaps:
-            self.notes.append("Gaps: " + "; ".join(table.gaps) + ".")
+        self.gaps = ["Gaps: " + "; ".join(table.gaps) + "."] if table.gaps else []
 
     def blocks(self):
         """(block, its rows' parts), in order."""
@@ -99,6 +101,23 @@ def write_table(table: Table, out: Path, name: str) -> list[Path]:
     return paths
 
 
+def terminal(table: Table) -> Terminal:
+    """The table for a terminal, without footnotes, notes and gaps."""
+    written = _Written(table)
+    shown = Terminal(title=table.title, caption=table.caption or None)
+    for place, column in enumerate(table.columns):
+        shown.add_column(escape(column.heading), justify="right" if place else "left")
+    for block, rows in written.blocks():
+        if block:
+            shown.add_row(f"[italic]{escape(block)}[/]")
+        for parts in rows:
+            texts = [escape(part.text) for part in parts]
+            bold = [part.best for part in parts]
+            pairs = zip(texts, bold, strict=True)
+            shown.add_row(*(f"[bold]{text}[/]" if best else text for text, best in pairs))
+    return shown
+
+
 def markdown(table: Table) -> str:
     """The table under a heading, its notes beneath."""
     written = _Written(table)
@@ -121,7 +140,7 @@ def markdown(table: Table) -> str:
             lines.append(f"| *{heading}* |{' |' * (len(headings) - 1)}")
         lines += [f"| {' | '.join(map(cell, parts))} |" for parts in rows]
     lines += ["", *(f"[{n}] {text}\n" for n, text in enumerate(written.footnotes, 1))]
-    lines += [f"{note}\n" for note in written.notes]
+    lines += [f"{note}\n" for note in (*written.notes, *written.gaps)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -159,7 +178,7 @@ def latex(table: Table, label: str) -> str:
         lines += [" & ".join(map(cell, parts)) + r" \\" for parts in rows]
     lines += [r"\bottomrule", r"\end{tabular}"]
     numbered = [f"[{n}] {text}" for n, text in enumerate(written.footnotes, 1)]
-    notes = [escape_latex(text) for text in (*numbered, *written.notes)]
+    notes = [escape_latex(text) for text in (*numbered, *written.notes, *written.gaps)]
     if notes:
         beneath = r" \par ".join(notes)
         lines.append(rf"\par\smallskip\parbox{{\linewidth}}{{\footnotesize {beneath}}}")
@@ -167,7 +186,7 @@ def latex(table: Table, label: str) -> str:
 
 
 def html(table: Table) -> str:
-    """A `figure` with a `table` in it; what is text is escaped."""
+    """A `figure` with a `table` in it, its text escaped; its gaps are left to the page."""
     written, text = _Written(table), _html.escape
 
     def cell(tag: str) -> Callable[[_Part], str]:

@@ -3,17 +3,14 @@
 `make_attention(model_config, rngs=...)` builds the module that the configuration's entry names.
 """
 
-from importlib import import_module
-
 from flax import nnx
 
 from lrkv_jax.attention.base import Attention
 
 
 def make_attention(config, *, rngs) -> Attention:
-    """The attention layer of `config: ModelConfig`; the variant's entry names its class."""
-    module, _, name = config.attention.implementation.partition(":")
-    return getattr(import_module(f"lrkv_jax.attention.{module}"), name)(config, rngs=rngs)
+    """The attention layer of `config: ModelConfig`, of the class that its entry names."""
+    return config.attention.layer_class()(config, rngs=rngs)
 
 
 def abstract_layer(config) -> Attention:

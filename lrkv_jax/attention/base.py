@@ -1,10 +1,19 @@
 """The contract of an attention layer: train on whole sequences, decode from a cache.
 
-A variant supplies, in this order in its file: its parameters, `whole` (what it computes, and what
-each token leaves in the cache), `cached` (the same from the cache, for a few new tokens) and
-`materialised` (the cache's keys and values of each head, for many). The rest is here, once.
+A variant supplies, in this order in its file:
 
-B batch  T new tokens  S cache slots  D model width  H heads  K head width
+- its cache, a dataclass (`lrkv_jax.attention.cache`), and its parameters;
+- `queries`, each head's query as it meets the cache, and `entries`, what each token leaves there;
+- `cached`, what queries read from the cache as it lies, through a decode kernel;
+- `materialised`, the keys and values of each head that the cache stands for, and `expanded`, the
+  queries that meet those;
+- `cache_shapes`, and `head_weights` for analysis.
+
+`whole` (training and prefill) follows from these, and a variant that can do better replaces it.
+Prefill, decoding, meshes and checks are here, once. Benchmarks time `cached` and hold it against
+`materialised`.
+
+B batch  T new tokens  S cache slots  D model width  H heads  K head width  W width of a logit
 """
 
 from __future__ import annotations
@@ -19,6 +28,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from lrkv_jax.attention.cache import Cache, lengths_of, slots_of, write
 from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.attention.on_mesh import on_mesh
 from lrkv_jax.attention.tiles import attend_tiles
@@ -31,16 +41,14 @@ from lrkv_jax.nn.norm import rms_norm
 from lrkv_jax.nn.rope import rope_angles, rotate
 from lrkv_jax.nn.weight import weight
 
-# A cache is a dataclass of arrays [B, S, ...], or [B, H, S] for what `SLOTS_LAST` names. Its static
-# `AXES` names the axes of each array; `lrkv_jax.attention.on_mesh` splits them over a mesh.
-Cache = Any
+# Queries as a variant projects them: an array, or a tuple of arrays, [B, T, H, ...].
+Query = Any
 
 
 class Attention(nnx.Module):
     """One layer of attention: x [B, T, D] → [B, T, D].
 
-    Slot s of a sequence's cache holds its token at position s, so a cache of S slots serves
-    sequences of up to S tokens, each with its own length.
+    A cache of S slots serves sequences of up to S tokens, each with its own length.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -51,34 +59,22 @@ class Attention(nnx.Module):
 
     # What a variant supplies.
 
-    def whole(
-        self,
-        x_BTD: Float[Array, "B T D"],
-        positions_BT: Int[Array, "B T"],
-        attend: Callable[..., Float[Array, "B T H K"]],
-    ) -> tuple[Float[Array, "B T H K"], Cache]:
-        """Heads' outputs of causal attention over the sequence itself, and its cache entries.
-
-        `attend(q [B, T, H, W], k [B, T, G, W], v [B, T, G, K])` is `causal_attention`, wherever the
-        sequence's positions lie; H and G are what this device has. The entries are the cache's own
-        dataclass with T slots; training never uses them, and the compiler drops their computation.
-        """
-        raise NotImplementedError
-
-    def cached(
-        self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"], cache: Cache
-    ) -> tuple[Float[Array, "B T H K"], Cache]:
-        """Heads' outputs for new tokens at `positions_BT`, and the cache with them in it."""
-        raise NotImplementedError
-
-    def queries(
-        self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]
-    ) -> Float[Array, "B T H W"]:
-        """The queries of `whole`: those that meet materialised keys."""
+    def queries(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Query:
+        """Each head's query, normed and rotated as the cache's keys are."""
         raise NotImplementedError
 
     def entries(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Cache:
-        """What each token leaves in the cache."""
+        """What each token leaves in the cache: the cache's own dataclass with T slots."""
+        raise NotImplementedError
+
+    def cached(
+        self, query: Query, cache: Cache, positions_BT: Int[Array, "B T"], angles: Any
+    ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"] | None]:
+        """Heads' outputs for a few queries at `positions_BT`, the last ones of each sequence.
+
+        The cache holds their tokens already. `angles` is `slot_angles` of its slots. Also returns
+        the log-sum-exp of each head's logits if the kernel gives it.
+        """
         raise NotImplementedError
 
     def materialised(
@@ -86,6 +82,14 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B S G W"], Float[Array, "B S G K"]]:
         """The keys and values of the heads (or of groups of heads) that these slots stand for."""
         raise NotImplementedError
+
+    def expanded(self, query: Query, positions_BT: Int[Array, "B T"]) -> Float[Array, "B T H W"]:
+        """The queries that meet materialised keys."""
+        return query
+
+    def slot_angles(self, slots: int) -> Any:
+        """What `cached` needs of the slots' positions alone, made once for all layers; or None."""
+        return None
 
     def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
         """The cache as `jax.ShapeDtypeStruct`s."""
@@ -96,6 +100,22 @@ class Attention(nnx.Module):
         raise NotImplementedError
 
     # What every variant then has.
+
+    def whole(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        positions_BT: Int[Array, "B T"],
+        attend: Callable[..., Float[Array, "B T H K"]],
+    ) -> tuple[Float[Array, "B T H K"], Cache]:
+        """Heads' outputs of causal attention over the sequence itself, and its cache entries.
+
+        `attend(q [B, T, H, W], k [B, T, G, W], v [B, T, G, K])` is `causal_attention`, wherever the
+        sequence's positions lie; H and G are what this device has. Training never uses the entries,
+        and the compiler drops their computation.
+        """
+        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
+        new = self.entries(x_BTD, positions_BT)
+        return attend(q_BTHW, *self.materialised(new, positions_BT)), new
 
     def __call__(
         self,
@@ -142,16 +162,16 @@ class Attention(nnx.Module):
     def decode(
         self, x_BTD: Float[Array, "B T D"], cache: Cache, lengths_B: Int[Array, "B"]
     ) -> tuple[Float[Array, "B T D"], Cache]:
-        """Attend T new tokens a sequence, after `lengths_B` cached ones, and cache them.
+        """Attend T new tokens per sequence, after `lengths_B` cached ones, and cache them.
 
         Up to `MOST_QUERIES` of them read the cache as it lies, in the decode kernel. For more, as
         when a prompt is prefilled in chunks, making each head's keys once costs less than meeting
-        the factors once a query. Raises `LrkvError` for a cache that this layer would not make.
+        the factors once per query. Raises `LrkvError` for a cache that this layer would not make.
         """
         T = x_BTD.shape[1]
         self._check(cache, x_BTD.shape[0])
         positions_BT = lengths_B[:, None] + jnp.arange(T)
-        attend = type(self).cached if T <= MOST_QUERIES else Attention._many
+        attend = Attention._few if T <= MOST_QUERIES else Attention._many
         out_BTHK, cache = on_mesh(attend, self, x_BTD, positions_BT, cache)
         return self._project(out_BTHK), cache
 
@@ -186,9 +206,8 @@ class Attention(nnx.Module):
                 f"the cache is a {type(cache).__name__}, and this layer's is a "
                 f"{type(own).__name__}: make it with this model's init_cache"
             )
-        name, first = next((n, a) for n, a in vars(cache).items() if a is not None)
-        length = first.shape[cache.AXES[name].split().index("slots")]
-        for name, leaf in vars(self.cache_shapes(batch, length, first.dtype)).items():
+        first = next(array for array in vars(cache).values() if array is not None)
+        for name, leaf in vars(self.cache_shapes(batch, slots_of(cache), first.dtype)).items():
             ours, theirs = (
                 a and f"{a.dtype}{list(a.shape)}" for a in map(_shape, (leaf, vars(cache)[name]))
             )
@@ -203,9 +222,17 @@ class Attention(nnx.Module):
         out_BTHK, entries = self.whole(x_BTD, positions_BT, attend)
         return out_BTHK, write(cache, entries, positions_BT)
 
+    def _few(self, x_BTD, positions_BT, cache):
+        """Heads' outputs for a few new tokens, and the cache with them in it."""
+        query = self.queries(x_BTD, positions_BT)
+        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
+        angles = self.slot_angles(slots_of(cache))
+        out_BTHK, _ = self.cached(query, cache, positions_BT, angles)
+        return out_BTHK.astype(x_BTD.dtype), cache
+
     def _many(self, x_BTD, positions_BT, cache):
-        """`cached` for many new tokens: keys and values exist for a tile of slots at a time."""
-        q_BTHW = self.queries(x_BTD, positions_BT)
+        """The same for many: keys and values exist for a tile of slots at a time."""
+        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
         cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
         out_BTHK = attend_tiles(
             q_BTHW, cache, self.materialised, lengths_of(positions_BT), scale=self.scale
@@ -218,29 +245,3 @@ class Attention(nnx.Module):
 
 def _shape(array):
     return None if array is None else jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-
-def write(cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"]) -> Cache:
-    """Put each new token's entries into the slots that `positions_BT` names.
-
-    A position past the last slot writes nothing; callers check lengths before they start.
-    """
-    rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
-    last = getattr(cache, "SLOTS_LAST", ())
-
-    def put(name: str) -> Array:
-        old, new = getattr(cache, name), getattr(entries, name).astype(getattr(cache, name).dtype)
-        # Rows that the cache pads are padded here, a token at a time.
-        extra = old.shape[-1] - new.shape[-1] if name not in last else 0
-        new = jnp.pad(new, [(0, 0)] * (new.ndim - 1) + [(0, extra)])
-        if name in last:
-            # Indices split by a slice move to the front: the update is [B, T, H].
-            return old.at[rows_B1, :, positions_BT].set(new.swapaxes(1, 2))
-        return old.at[rows_B1, positions_BT].set(new)
-
-    return type(cache)(**{name: put(name) for name in vars(cache) if vars(cache)[name] is not None})
-
-
-def lengths_of(positions_BT: Int[Array, "B T"]) -> Int[Array, "B"]:
-    """Tokens of each sequence, the new ones included: what the decode kernels count."""
-    return positions_BT[:, -1] + 1

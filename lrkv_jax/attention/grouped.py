@@ -17,7 +17,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lrkv_jax.attention.base import Attention, lengths_of, write
+from lrkv_jax.attention.base import Attention
+from lrkv_jax.attention.cache import lengths_of
 from lrkv_jax.attention.head_weights import HeadWeights, by_head, in_float64
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.grouped_decode import grouped_decode
@@ -49,27 +50,6 @@ class GroupedAttention(Attention):
         self.key = weight(rngs, "embed -> kv_heads head_width", (D, self.groups, K))
         self.value = weight(rngs, "embed -> kv_heads head_width", (D, self.groups, K))
 
-    def whole(self, x_BTD, positions_BT, attend):
-        q_BTHK = self.queries(x_BTD, positions_BT)
-        new = self.entries(x_BTD, positions_BT)
-        return attend(q_BTHK, new.k_BSGK, new.v_BSGK), new
-
-    def cached(self, x_BTD, positions_BT, cache):
-        q_BTHK = self.queries(x_BTD, positions_BT)
-        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
-        out_BTHK, _ = grouped_decode(
-            q_BTHK, cache.k_BSGK, cache.v_BSGK, lengths_of(positions_BT),
-            scale=self.scale, impl=self.config.decode_kernel,
-        )  # fmt: skip
-        return out_BTHK.astype(x_BTD.dtype), cache
-
-    def cache_shapes(self, batch, length, dtype):
-        row = jax.ShapeDtypeStruct((batch, length, self.groups, self.config.head_width), dtype)
-        return GroupedCache(row, row)
-
-    def materialised(self, cache, positions_BT):
-        return cache.k_BSGK, cache.v_BSGK
-
     def queries(self, x_BTD, positions_BT):
         q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
         return self.normed(self.rotated(q_BTHK, positions_BT))
@@ -78,6 +58,19 @@ class GroupedAttention(Attention):
         k_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.key[...].astype(x_BTD.dtype))
         v_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.value[...].astype(x_BTD.dtype))
         return GroupedCache(self.normed(self.rotated(k_BTGK, positions_BT)), v_BTGK)
+
+    def cached(self, query, cache, positions_BT, angles):
+        return grouped_decode(
+            query, cache.k_BSGK, cache.v_BSGK, lengths_of(positions_BT),
+            scale=self.scale, impl=self.config.decode_kernel,
+        )  # fmt: skip
+
+    def materialised(self, cache, positions_BT):
+        return cache.k_BSGK, cache.v_BSGK
+
+    def cache_shapes(self, batch, length, dtype):
+        row = jax.ShapeDtypeStruct((batch, length, self.groups, self.config.head_width), dtype)
+        return GroupedCache(row, row)
 
     def head_weights(self):
         key_HDK, value_HDK = (

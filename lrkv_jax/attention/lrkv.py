@@ -5,7 +5,7 @@ B batch  T new tokens  S cache slots  D model width  H heads  K head width  R re
 Three rope modes, each decoded exactly as it is trained (`lrkv_jax.kernels.lrkv_decode` has the
 equations): `full` rotates the whole key; `shared` rotates the shared part, and the residual meets
 the unrotated query; `latent` rotates the shared part in K dimensions and the latent in R. In each,
-QK-norm divides by the rms of the whole unrotated key, one scalar n_h a token and head.
+QK-norm divides by the rms of the whole unrotated key, one scalar n_h per token and head.
 
 The paper's identity RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) B_hᵀ holds in none of them.
 LRKV (https://arxiv.org/abs/2601.11471), equations 2 to 7.
@@ -22,7 +22,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lrkv_jax.attention.base import Attention, lengths_of, write
+from lrkv_jax.attention.base import Attention
+from lrkv_jax.attention.cache import lengths_of
 from lrkv_jax.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
@@ -37,11 +38,11 @@ VALUE = 800
 
 
 def forms_weights(tokens, *, D, H, K, R):
-    """Whether training forms each head's weights W_h = W_shared + U_h B_hᵀ, once a layer and step.
+    """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
 
     A key or a value of head h is then x W_h, and costs, forward and backward and over all heads,
-    6·D·H·K FLOPs a token and 6·D·H·R·K a layer. The factors, (x U_h) B_hᵀ + x W_shared, cost
-    6·(D·K + D·H·R + H·R·K) a token, but move about H·(R + K) values more: latents, and the sum of
+    6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors, (x U_h) B_hᵀ + x W_shared, cost
+    6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K) values more: latents, and the sum of
     the two parts. Weights are formed where that is dearer:
 
         VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
@@ -70,7 +71,6 @@ class LowRankCache:
         "rv_BSHR": "batch slots heads rank",
         "inverse_norm_BHS": "batch heads slots",
     }
-    SLOTS_LAST: ClassVar[tuple[str, ...]] = ("inverse_norm_BHS",)
 
     k_shared_BSK: Float[Array, "B S K"]
     v_shared_BSK: Float[Array, "B S K"]
@@ -104,8 +104,51 @@ class LowRankAttention(Attention):
         """R; at 0 this layer is MQA."""
         return self.config.attention.rank
 
+    def queries(self, x_BTD, positions_BT):
+        """The rotated query; in modes `shared` and `latent` also the unrotated one."""
+        q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
+        q_BTHK = self.normed(q_BTHK)  # the rotation commutes with the norm
+        rotated_BTHK = self.rotated(q_BTHK, positions_BT)
+        return (rotated_BTHK, q_BTHK) if self._in_latents else (rotated_BTHK,)
+
+    def entries(self, x_BTD, positions_BT):
+        return self._entries(x_BTD, positions_BT)[0]
+
+    def cached(self, query, cache, positions_BT, angles):
+        residual = None
+        if self.rank:
+            residual = Residual(cache.rk_BSHR, cache.rv_BSHR, self.value_up[...])
+            if self._in_latents:
+                residual = residual._replace(q_latent_BTHR=self._latent(query[1], positions_BT))
+            else:
+                residual = residual._replace(up_key_HRK=self.key_up[...], angles_SK=angles)
+        return lrkv_decode(
+            query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
+            cache.inverse_norm_BHS, lengths_of(positions_BT),
+            scale=self.scale, impl=self.config.decode_kernel,
+        )  # fmt: skip
+
+    def materialised(self, cache, positions_BT):
+        k_BSHK = cache.k_shared_BSK[:, :, None]
+        if self.rank and not self._in_latents:
+            residual_BSHK = self._raise(cache.rk_BSHR[..., : self.rank], self.key_up)
+            k_BSHK = k_BSHK + self.rotated(residual_BSHK, positions_BT)
+        return self._keys_values(k_BSHK, cache)
+
+    def expanded(self, query, positions_BT):
+        if not self._in_latents:
+            return query[0]
+        return jnp.concatenate([query[0], self._latent(query[1], positions_BT)], axis=-1)
+
+    def slot_angles(self, slots):
+        """[cos, sin] of each slot's position, [S, K], to rotate keys as they are read."""
+        if not self.rank or self._in_latents:
+            return None
+        cos_sin = rope_angles(jnp.arange(slots), self.config.head_width, self.config.rope_base)
+        return jnp.concatenate(cos_sin, axis=-1)
+
     def whole(self, x_BTD, positions_BT, attend):
-        q_BTHW = self.queries(x_BTD, positions_BT)
+        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
         full, formed = self.rank and self.rope == "full", self.rank and self._forms_weights(x_BTD)
         k_BTHK = self._with_whole_weights(x_BTD, "key") if full and formed else None
         new, k_BTHK = self._entries(x_BTD, positions_BT, k_BTHK)
@@ -115,44 +158,6 @@ class LowRankAttention(Attention):
         if formed:
             v_BTHK = self._with_whole_weights(x_BTD, "value")
         return attend(q_BTHW, k_BTHW, v_BTHK), new
-
-    def cached(self, x_BTD, positions_BT, cache):
-        q_BTHK = self._query(x_BTD)
-        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
-        residual = None
-        if self.rank:
-            residual = Residual(cache.rk_BSHR, cache.rv_BSHR, self.value_up[...])
-            if self.rope == "full":
-                slots_S = jnp.arange(cache.k_shared_BSK.shape[1])
-                cos_sin = rope_angles(slots_S, self.config.head_width, self.config.rope_base)
-                residual = residual._replace(
-                    up_key_HRK=self.key_up[...], angles_SK=jnp.concatenate(cos_sin, axis=-1)
-                )
-            else:
-                residual = residual._replace(q_latent_BTHR=self._latent_query(q_BTHK, positions_BT))
-        out_BTHK, _ = lrkv_decode(
-            self.rotated(q_BTHK, positions_BT), cache.k_shared_BSK, cache.v_shared_BSK, residual,
-            cache.inverse_norm_BHS, lengths_of(positions_BT),
-            scale=self.scale, impl=self.config.decode_kernel,
-        )  # fmt: skip
-        return out_BTHK.astype(x_BTD.dtype), cache
-
-    def materialised(self, cache, positions_BT):
-        k_BSHK = cache.k_shared_BSK[:, :, None]
-        if self.rank and self.rope == "full":
-            residual_BSHK = self._raise(cache.rk_BSHR[..., : self.rank], self.key_up)
-            k_BSHK = k_BSHK + self.rotated(residual_BSHK, positions_BT)
-        return self._keys_values(k_BSHK, cache)
-
-    def queries(self, x_BTD, positions_BT):
-        q_BTHK = self._query(x_BTD)
-        rotated_BTHK = self.rotated(q_BTHK, positions_BT)
-        if not self.rank or self.rope == "full":
-            return rotated_BTHK
-        return jnp.concatenate([rotated_BTHK, self._latent_query(q_BTHK, positions_BT)], axis=-1)
-
-    def entries(self, x_BTD, positions_BT):
-        return self._entries(x_BTD, positions_BT)[0]
 
     def cache_shapes(self, batch, length, dtype):
         H, K, R = self.config.heads, self.config.head_width, self.rank
@@ -181,11 +186,12 @@ class LowRankAttention(Attention):
             query_HDK, key.total_HDK, value.total_HDK, output_HKD, key_parts=key, value_parts=value
         )
 
-    def _query(self, x_BTD):
-        """The normed query before its rotation, which commutes with the norm."""
-        return self.normed(jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype)))
+    @property
+    def _in_latents(self) -> bool:
+        """Whether queries meet the keys' latents in their own R coordinates."""
+        return bool(self.rank) and self.rope != "full"
 
-    def _latent_query(self, q_BTHK, positions_BT):
+    def _latent(self, q_BTHK, positions_BT):
         """q B_h: the query in the latent's R coordinates, rotated there in mode `latent`."""
         up_HRK = self.key_up[...].astype(q_BTHK.dtype)
         q_BTHR = jnp.einsum("BTHK,HRK->BTHR", q_BTHK, up_HRK)

@@ -1,4 +1,4 @@
-"""MLA: one latent a token, expanded into each head's keys and values, and one rope key.
+"""MLA: one latent per token, expanded into each head's keys and values, and one rope key.
 
 B batch  T new tokens  S cache slots  D model width  H heads  K head width
 C latent width  P rope-key width
@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lrkv_jax.attention.base import Attention, lengths_of, write
+from lrkv_jax.attention.base import Attention
+from lrkv_jax.attention.cache import lengths_of
 from lrkv_jax.attention.head_weights import HeadWeights, by_head, in_float64
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.latent_decode import latent_decode
@@ -57,50 +58,8 @@ class LatentAttention(Attention):
         self.query_rope = weight(rngs, "embed -> heads rope", (D, H, P)) if P else None
         self.rope_key = weight(rngs, "embed -> rope", (D, P)) if P else None
 
-    def whole(self, x_BTD, positions_BT, attend):
-        q_BTHW = self.queries(x_BTD, positions_BT)
-        new = self.entries(x_BTD, positions_BT)
-        k_BTHW, v_BTHK = self.materialised(new, positions_BT)
-        return attend(q_BTHW, k_BTHW, v_BTHK), new
-
-    def cached(self, x_BTD, positions_BT, cache):
-        q_BTHK, q_BTHP = self._query(x_BTD, positions_BT)
-        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
-        dtype = x_BTD.dtype
-        q_BTHC = jnp.einsum("BTHK,CHK->BTHC", q_BTHK, self.up_key[...].astype(dtype))
-        mean_BTHC, _ = latent_decode(
-            q_BTHC, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, lengths_of(positions_BT),
-            scale=self.scale, impl=self.config.decode_kernel,
-        )  # fmt: skip
-        out_BTHK = jnp.einsum(
-            "BTHC,CHK->BTHK", mean_BTHC.astype(dtype), self.up_value[...].astype(dtype)
-        )
-        return out_BTHK, cache
-
-    def cache_shapes(self, batch, length, dtype):
-        C, P = self.config.attention.latent, self.config.attention.rope_width
-        rows = [jax.ShapeDtypeStruct((batch, length, width), dtype) for width in (C, P)]
-        return LatentCache(*rows)
-
-    def materialised(self, cache, positions_BT):
-        latent_BSC = cache.latent_BSC
-        k_BSHK, v_BSHK = (
-            jnp.einsum("BSC,CHK->BSHK", latent_BSC, up[...].astype(latent_BSC.dtype))
-            for up in (self.up_key, self.up_value)
-        )
-        shape = (*k_BSHK.shape[:3], cache.rope_key_BSP.shape[-1])
-        rope_BSHP = jnp.broadcast_to(cache.rope_key_BSP[:, :, None], shape)
-        return jnp.concatenate([k_BSHK, rope_BSHP], axis=-1), v_BSHK
-
     def queries(self, x_BTD, positions_BT):
-        return jnp.concatenate(self._query(x_BTD, positions_BT), axis=-1)
-
-    @property
-    def scale(self) -> float:
-        """1 / sqrt(K + P)."""
-        return self.config.attention.query_width(self.config) ** -0.5
-
-    def _query(self, x_BTD, positions_BT):
+        """Parts without and with positions: [B, T, H, K] and [B, T, H, P]."""
         q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
         if self.query_rope is None:
             return self.normed(q_BTHK), q_BTHK[..., :0]
@@ -114,6 +73,42 @@ class LatentAttention(Attention):
         key_BTP = x_BTD @ self.rope_key[...].astype(x_BTD.dtype)
         rotated_BTP = self.rotated(key_BTP[:, :, None], positions_BT)[:, :, 0]
         return LatentCache(latent_BTC, self.normed(rotated_BTP))
+
+    def cached(self, query, cache, positions_BT, angles):
+        q_BTHK, q_BTHP = query
+        dtype = q_BTHK.dtype
+        q_BTHC = jnp.einsum("BTHK,CHK->BTHC", q_BTHK, self.up_key[...].astype(dtype))
+        mean_BTHC, lse_BTH = latent_decode(
+            q_BTHC, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, lengths_of(positions_BT),
+            scale=self.scale, impl=self.config.decode_kernel,
+        )  # fmt: skip
+        out_BTHK = jnp.einsum(
+            "BTHC,CHK->BTHK", mean_BTHC.astype(dtype), self.up_value[...].astype(dtype)
+        )
+        return out_BTHK, lse_BTH
+
+    def materialised(self, cache, positions_BT):
+        latent_BSC = cache.latent_BSC
+        k_BSHK, v_BSHK = (
+            jnp.einsum("BSC,CHK->BSHK", latent_BSC, up[...].astype(latent_BSC.dtype))
+            for up in (self.up_key, self.up_value)
+        )
+        shape = (*k_BSHK.shape[:3], cache.rope_key_BSP.shape[-1])
+        rope_BSHP = jnp.broadcast_to(cache.rope_key_BSP[:, :, None], shape)
+        return jnp.concatenate([k_BSHK, rope_BSHP], axis=-1), v_BSHK
+
+    def expanded(self, query, positions_BT):
+        return jnp.concatenate(query, axis=-1)
+
+    def cache_shapes(self, batch, length, dtype):
+        C, P = self.config.attention.latent, self.config.attention.rope_width
+        rows = [jax.ShapeDtypeStruct((batch, length, width), dtype) for width in (C, P)]
+        return LatentCache(*rows)
+
+    @property
+    def scale(self) -> float:
+        """1 / sqrt(K + P)."""
+        return self.config.attention.query_width(self.config) ** -0.5
 
     def head_weights(self):
         down_DC, positions = in_float64(self.down), {}

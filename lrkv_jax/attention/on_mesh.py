@@ -18,6 +18,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from lrkv_jax.nn.weight import spec_of, variables
 from lrkv_jax.sharding import BATCH, RULES
 
 HEADS = ("heads", "kv_heads")
@@ -31,11 +32,10 @@ def on_mesh(attend, layer, x_BTD, positions_BT, cache):
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return attend(layer, x_BTD, positions_BT, cache)
-    graph, state = nnx.split(layer)
-    weights, tree = jax.tree.flatten(state)
+    weights, tree = jax.tree.flatten(layer)
 
     def local(weights, x_BTD, positions_BT, cache):
-        return attend(nnx.merge(graph, tree.unflatten(weights)), x_BTD, positions_BT, cache)
+        return attend(tree.unflatten(weights), x_BTD, positions_BT, cache)
 
     split = splits_heads(layer, mesh)
     specs = [_partition(*axes_shape, mesh, split) for axes_shape in _weights(layer)]
@@ -52,7 +52,7 @@ def on_mesh(attend, layer, x_BTD, positions_BT, cache):
     return mapped(weights, x_BTD, positions_BT, cache)
 
 
-def splits_heads(layer: nnx.Module, mesh: Any) -> bool:
+def splits_heads(layer: Any, mesh: Any) -> bool:
     """Whether `tensor` divides the layer's heads, and its key/value heads if there are several.
 
     Where it does not, every tensor shard attends with all heads.
@@ -85,11 +85,8 @@ def _cache_partitions(cache, mesh, split):
 
 
 def _weights(layer) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-    """(axes, shape) of each weight, in the order of the state's leaves."""
-    variables = jax.tree.leaves(
-        nnx.state(layer), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
-    )
-    return [(v.get_metadata("spec").axes, v.get_value().shape) for v in variables]
+    """(axes, shape) of each weight, in the order of the layer's leaves."""
+    return [(spec_of(v).axes, v.get_value().shape) for v in variables(layer)]
 
 
 def _partition(axes: Sequence[str], shape: Sequence[int], mesh, split: bool) -> PartitionSpec:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from lrkv_jax.attention.cache import slot_axes, slots_of
 from lrkv_jax.kernels import online
 
 # Slots of a tile: memory is linear in T times this, whatever the cache's length.
@@ -21,19 +22,15 @@ def attend_tiles(q_BTHW, cache, materialise, lengths_B, *, scale):
     `materialise(some slots of the cache, their positions [1, c])` gives keys [B, c, G, W] and
     values [B, c, G, K]. `lengths_B` counts the T tokens too. Returns float32 [B, T, H, K].
     """
-    slot_axes = {name: axes.split().index("slots") for name, axes in cache.AXES.items()}
-    S = next(
-        array.shape[slot_axes[name]] for name, array in vars(cache).items() if array is not None
-    )
+    S = slots_of(cache)
     chunk = min(S, TILE)
     B, T, H, W = q_BTHW.shape
     f32 = {"preferred_element_type": jnp.float32}
 
     def keys_values(start):
         tile = {
-            name: jax.lax.dynamic_slice_in_dim(array, start, chunk, slot_axes[name])
-            for name, array in vars(cache).items()
-            if array is not None
+            name: jax.lax.dynamic_slice_in_dim(getattr(cache, name), start, chunk, axis)
+            for name, axis in slot_axes(cache).items()
         }
         return materialise(type(cache)(**tile), (start + jnp.arange(chunk))[None])
 

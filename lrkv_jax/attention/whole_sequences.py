@@ -2,7 +2,7 @@
 
 Heads are split over `tensor`: what a layer does between its input and its heads' outputs runs in a
 region that is manual over every mesh axis (`on_tensor`), so that the gradient of its input is
-summed over tensor once, not once a product, and kernels never meet an axis that the compiler
+summed over tensor once, not once per product, and kernels never meet an axis that the compiler
 splits.
 
 Under context parallelism a device holds some positions of those heads; it exchanges them for all
@@ -26,6 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from lrkv_jax.kernels.flash import causal_attention
+from lrkv_jax.nn.weight import spec_of, variables
 from lrkv_jax.sharding import by_hand
 from lrkv_jax.sharding.rules import CONTEXT, TENSOR
 
@@ -37,15 +38,11 @@ def on_tensor(f: Callable, layer: nnx.Module, x_BTD, *data: Any):
     """
     if not by_hand.in_step():
         return f(layer, x_BTD, *data)
-    graph, state = nnx.split(layer)
-    weights, tree = jax.tree.flatten(state)
-    parts = [
-        by_hand.tensor_part(axes, weight.shape)
-        for axes, weight in zip(by_hand.axes_of(layer), weights, strict=True)
-    ]
+    weights, tree = jax.tree.flatten(layer)
+    parts = [by_hand.tensor_part(spec_of(v).axes, v.get_value().shape) for v in variables(layer)]
 
     def local(weights, x_BTD, data):
-        return f(nnx.merge(graph, tree.unflatten(weights)), x_BTD, *data)
+        return f(tree.unflatten(weights), x_BTD, *data)
 
     heads = P(None, None, TENSOR)
     return by_hand.over_tensor(local, (parts, P(), P()), heads)(weights, x_BTD, data)

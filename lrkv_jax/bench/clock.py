@@ -1,6 +1,9 @@
 """Timing: round-robin samples, buffers rotated past the last-level cache, medians with quartiles.
 
 Nothing is subtracted from a time: what a call costs to dispatch is measured beside it and reported.
+Also the yardsticks: how fast this machine copies, and how fast it multiplies.
+
+N side of a square matrix
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # Rotating buffers add up to this many times the last-level cache, so that a call's data are gone
 # from it when their turn comes again.
@@ -23,6 +27,10 @@ GPU_CACHE = 64 << 20  # H100 and H200 have 50 MiB of L2
 UNKNOWN_CPU_CACHE = 64 << 20
 # A GPU sample is several programs of several calls, so that the host stays ahead of the device.
 GPU_CALLS, GPU_LAUNCHES = 8, 16
+
+# Large enough for the library's best rate, small enough to be sampled often.
+SIDE = {"cpu": 2048, "gpu": 8192}
+IN_A_ROW = {"cpu": 1, "gpu": 8}  # on a GPU the host must stay ahead of the device
 
 Timer = Callable[[], float]
 
@@ -61,7 +69,7 @@ def calls_and_launches(copies: int) -> tuple[int, int]:
 
 
 def timer(program: Callable, arguments: Sequence[tuple], calls: int, launches: int) -> Timer:
-    """A function that runs `program` on the next of `arguments`, and gives seconds a call."""
+    """A function that runs `program` on the next of `arguments`, and gives seconds per call."""
     turns = itertools.cycle(arguments)
 
     def sample() -> float:
@@ -129,3 +137,37 @@ def dispatch_seconds(samples: int = 200) -> float:
     nothing, x = jax.jit(lambda x: x + 1), jnp.zeros(8)
     sample = timer(nothing, [(x,)], 1, 1)
     return quartiles(interleaved([sample], samples)[0])[1]
+
+
+def side() -> int:
+    """N here."""
+    return SIDE["cpu" if jax.default_backend() == "cpu" else "gpu"]
+
+
+def matmul_timer(mesh: Mesh, dtype: str) -> tuple[Timer, float]:
+    """(timer, FLOPs): seconds of one N × N product in `dtype` on every device of the mesh at once.
+
+    FLOPs are those of all devices together. Values are random: a GPU's clock depends on them.
+    """
+    N, devices = side(), mesh.size
+    calls = IN_A_ROW["cpu" if jax.default_backend() == "cpu" else "gpu"]
+    where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+    def make(seed: int, std: float):
+        shape = (devices, N, N)
+        draw = jax.jit(
+            lambda: (std * jax.random.normal(jax.random.key(seed), shape)).astype(dtype),
+            out_shardings=where,
+        )
+        return draw()
+
+    # Entries stay N(0, 1) however many products follow each other.
+    x_dNN, w_dNN = make(0, 1.0), make(1, N**-0.5)
+
+    @jax.jit
+    def products(x_dNN, w_dNN):
+        for _ in range(calls):
+            x_dNN = jnp.matmul(x_dNN, w_dNN)
+        return x_dNN
+
+    return timer(products, [(x_dNN, w_dNN)], calls, 1), 2.0 * N**3 * devices

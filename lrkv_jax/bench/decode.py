@@ -1,7 +1,7 @@
 """The decode benchmark: scales × variants × shapes × implementations, in one run.
 
-At each shape everything is made, checked against the oracle, and then timed together, one sample
-of each in turn. A time over MHA's is over the fastest MHA of the same run and shape.
+At each shape everything is made, checked against the truth, and then timed together, one sample of
+each in turn. A time over MHA's is over the fastest MHA of the same run and shape.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from lrkv_jax.bench import clock, gate, report, whole
+from lrkv_jax.bench.decode_table import Row, exact_shares
 from lrkv_jax.bench.implementations import IMPLEMENTATIONS, Implementation
-from lrkv_jax.bench.lines import ROPES, VARIANTS, lines_of
-from lrkv_jax.bench.problems import Problem, cache_nbytes, lengths_of, make_problem
-from lrkv_jax.bench.report import Row
-from lrkv_jax.config import ModelConfig
+from lrkv_jax.bench.lines import Line, lines_of
+from lrkv_jax.bench.problems import (
+    Problem,
+    cache_nbytes,
+    lengths_of,
+    make_problem,
+    nbytes_of,
+    rebuilt,
+)
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.nn.dtype import resolve_dtype
 
@@ -33,8 +39,8 @@ class Settings:
     """What to measure. Raises `LrkvError` for what does not exist."""
 
     scales: tuple[str, ...] = ("128m",)
-    variants: tuple[str, ...] = VARIANTS
-    ropes: tuple[str, ...] = ROPES
+    variants: tuple[str, ...] | None = None  # None: all of the scale
+    ropes: tuple[str, ...] | None = None  # None: all that a variant has
     batches: tuple[int, ...] = (1, 4)
     lengths: tuple[int, ...] = (512, 2048, 8192)
     implementations: tuple[str, ...] = tuple(IMPLEMENTATIONS)
@@ -46,19 +52,14 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self):
-        known = {
-            "variants": VARIANTS, "ropes": ROPES, "implementations": tuple(IMPLEMENTATIONS),
-            "levels": LEVELS,
-        }  # fmt: skip
+        known = {"implementations": tuple(IMPLEMENTATIONS), "levels": LEVELS}
         for name, choices in known.items():
             for value in getattr(self, name):
                 if value not in choices:
                     raise LrkvError(f"{name}: {value} is unknown: use {', '.join(choices)}")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise LrkvError(f"dtype {self.dtype} is unknown: use auto, float32, bfloat16")
-        for name in ("scales", "batches", "lengths", *known):
-            if not getattr(self, name):
-                raise LrkvError(f"{name}: nothing is listed, so there is nothing to measure")
+        report.check(self, "scales", "variants", "ropes", "batches", "lengths", *known)
         if "attention" not in self.levels and not set(OURS) & set(self.implementations):
             raise LrkvError(
                 f"implementations: {', '.join(self.implementations)} attend alone: a layer or a "
@@ -68,8 +69,6 @@ class Settings:
             for value in getattr(self, name):
                 if value < 1:
                     raise LrkvError(f"{name}: {value} is not a size: use 1 or more")
-        if self.samples < 1 or (self.depth is not None and self.depth < 1):
-            raise LrkvError("samples and depth: use 1 or more")
 
 
 @dataclass
@@ -98,7 +97,7 @@ def run(settings: Settings, progress: report.Progress = report.silent) -> dict[s
     for row in rows:
         if row.bytes_per_second is not None:
             row.share_of_copy = row.bytes_per_second / bandwidth
-    report.compare_with_mha(rows)
+    report.compare_with_mha(rows, time_over_mha="us", bytes_over_mha="bytes_to_move")
     progress("done", len(shapes), len(shapes))
     return {
         "benchmark": "decode",
@@ -114,47 +113,46 @@ def run(settings: Settings, progress: report.Progress = report.silent) -> dict[s
             name: IMPLEMENTATIONS[name].says for name in settings.implementations
         },
         "rows": rows,
-        "exact_rope": report.exact_shares(rows),
+        "exact_rope": exact_shares(rows),
     }  # fmt: skip
 
 
-def _subjects(scale: str, settings: Settings) -> list[tuple[str, str | None, ModelConfig]]:
-    """(variant, rope mode, model) of each line of a scale that was asked for."""
+def _subjects(scale: str, settings: Settings) -> list[Line]:
+    """The lines of a scale that were asked for, computing in the cache's dtype."""
     lines = lines_of(scale, settings.variants, settings.ropes, depth=settings.depth)
-    return [
-        (line.variant, line.rope, line.config.model.model_copy(update={"dtype": settings.dtype}))
-        for line in lines
-    ]
+    return [line.computing_in(settings.dtype) for line in lines]
 
 
 def _at_one_shape(settings, scale, subjects, batch, length) -> list[Row]:
     """Every row of one scale, batch and length."""
     lengths_B = lengths_of(batch, length, ragged=settings.ragged, seed=settings.seed)
 
-    def row(level, variant, rope, implementation, **more):
-        return Row(
-            level, scale, variant, rope, implementation, batch, length, settings.ragged,
-            int(lengths_B.sum()), settings.dtype, **more,
-        )  # fmt: skip
+    def rows_of(line, implementation, **more):
+        return [
+            Row(level, scale, line.variant, line.rope, implementation, batch, length,
+                settings.ragged, int(lengths_B.sum()), settings.dtype, kind=line.kind, **more)
+            for level in settings.levels
+            if level == "attention" or implementation in OURS
+        ]  # fmt: skip
 
-    need = sum(_nbytes(model, batch, length, settings) for _, _, model in subjects)
+    need = sum(_nbytes(line.config.model, batch, length, settings) for line in subjects)
     if need > (limit := clock.memory_limit()):
         reason = f"{need / 1e9:.1f} GB needed at once, {limit / 1e9:.1f} GB to be had"
-        lines = [(lv, v, r, i) for lv in settings.levels for v, r, _ in subjects
-                 for i in settings.implementations if lv == "attention" or i in OURS]  # fmt: skip
-        return [row(*line, status=report.SKIPPED, reason=reason) for line in lines]
-
+        return [
+            row
+            for line in subjects
+            for name in settings.implementations
+            for row in rows_of(line, name, status=report.SKIPPED, reason=reason)
+        ]
     rows, candidates = [], []
-    for variant, rope, model in subjects:
+    for line in subjects:
+        model = line.config.model
         problem = make_problem(model, lengths_B, length, settings.dtype, settings.seed)
-        nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(problem.cache))
-        count = clock.copies_needed(nbytes, clock.last_level_cache())
+        count = clock.copies_needed(nbytes_of(problem.cache), clock.last_level_cache())
         copies = [problem.cache, *(_copy(problem.cache) for _ in range(count - 1))]
         truth = None
         for name in settings.implementations:
-            if name in OURS or "attention" in settings.levels:
-                levels = [lv for lv in settings.levels if lv == "attention" or name in OURS]
-                made = [row(level, variant, rope, name) for level in levels]
+            if made := rows_of(line, name):
                 rows += made
                 implementation = IMPLEMENTATIONS[name]
                 if reason := implementation.objection(problem):
@@ -174,9 +172,8 @@ def _candidates(
     try:
         attend = partial(implementation.attend, problem)
         copies = [implementation.arrange(cache) for cache in copies]
-        inputs = (problem.queries, problem.factors)
-        compiled = jax.jit(attend).lower(*inputs, copies[0], problem.lengths_B).compile()
-        answer = compiled(*inputs, copies[0], jnp.asarray(truth.lengths_B))
+        compiled = jax.jit(attend).lower(problem.given, copies[0], problem.lengths_B).compile()
+        answer = compiled(problem.given, copies[0], jnp.asarray(truth.lengths_B))
         difference = gate.error(truth, *answer)
     except Exception as error:  # a peer may raise anything, and the rest must go on
         return _put_down(rows, *report.reason_of(error))
@@ -184,7 +181,7 @@ def _candidates(
     for row in rows:
         row.error, row.checked = difference, truth.says
     if difference > allowed:
-        reason = f"differs from the oracle by {difference:.1e}, {allowed:.0e} allowed: not timed"
+        reason = f"differs from the truth by {difference:.1e}, {allowed:.0e} allowed: not timed"
         return _put_down(rows, report.WRONG, reason)
     made = []
     for row in rows:
@@ -204,18 +201,18 @@ def _candidate(row: Row, attend, compiled, problem: Problem, copies: list) -> Ca
         program = compiled
         if calls > 1:
 
-            def many(queries, factors, caches, lengths_B):
-                return [attend(queries, factors, cache, lengths_B) for cache in caches]
+            def many(given, caches, lengths_B):
+                return [attend(given, cache, lengths_B) for cache in caches]
 
             program = jax.jit(many)
         else:
             sets = [caches[0] for caches in sets]
-        arguments = [(problem.queries, problem.factors, one, problem.lengths_B) for one in sets]
+        arguments = [(problem.given, one, problem.lengths_B) for one in sets]
         return Candidate(row, clock.timer(program, arguments, calls, launches))
     model = problem.model.model_copy(update={"decode_kernel": row.implementation})
     shape = (model, np.asarray(problem.lengths_B), row.length, row.dtype)
     if row.level == "layer":
-        compiled, program = whole.layer_program(*shape)
+        compiled, program = whole.layer_program(*shape, problem.given.weights)
         # A step replaces its cache, and the other levels still need theirs.
         states = [_copy(cache) for cache in copies]
     else:
@@ -260,8 +257,7 @@ def _nbytes(model, batch, length, settings) -> int:
         total += model.layers * cache + whole.model_nbytes(model, settings.dtype)
     if "pallas" in settings.implementations and jax.default_backend() == "gpu":
         total *= 2  # it keeps its copies in its own layout
-    if "naive" in settings.implementations and model.attention.kind in ("mla", "lrkv"):
+    if "naive" in settings.implementations:
         # Every head's keys and values, and the residual beside them.
-        width = 3 * model.heads * model.head_width
-        total += batch * length * width * jnp.dtype(settings.dtype).itemsize
+        total += 3 * rebuilt(model, batch, length, settings.dtype) // 2
     return total

@@ -1,7 +1,8 @@
 """The ways to attend to a cache that a benchmark compares: this project's, and its peers.
 
 Each is a function of a problem's arrays. One that cannot run where it is asked for says why, in
-one line; nothing is left out silently.
+one line; nothing is left out silently. Peers of attention over whole keys and values join where a
+line's cache holds these.
 
 B batch  S cache slots  H heads  G key/value heads  N = H / G  K head width
 """
@@ -18,13 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from lrkv_jax.attention.grouped import GroupedCache
-from lrkv_jax.bench.problems import Problem, materialised, with_kernel
+from lrkv_jax.bench.problems import Problem, materialised, rebuilt, with_kernel
 from lrkv_jax.kernels.grouped_decode import grouped_decode
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """`attend(problem, queries, factors, cache, lengths_B)` gives (outputs, log-sum-exp or None).
+    """`attend(problem, given, cache, lengths_B)` gives (outputs, log-sum-exp or None).
 
     `objection(problem)` says why it cannot solve a problem, or gives None. `arrange` lays a cache
     out as the implementation would keep it; that is not timed.
@@ -38,11 +39,12 @@ class Implementation:
 
 
 def _whole_keys(problem):
-    return None if problem.kind == "grouped" else "it needs whole keys and values of each head"
+    whole = isinstance(problem.cache, GroupedCache)
+    return None if whole else "it needs whole keys and values of each head"
 
 
 def _factored(problem):
-    factored = problem.kind != "grouped" and problem.factors
+    factored = rebuilt(problem.model, 1, 1, "float32")
     return None if factored else "the cache holds whole keys and values: nothing to rebuild"
 
 
@@ -56,15 +58,16 @@ def _on_gpu(problem):
 def _cudnn_objection(problem):
     if missing := _on_gpu(problem):
         return missing
-    dtype = problem.queries["q_BTHK"].dtype
+    dtype = problem.cache.k_BSGK.dtype
     return None if dtype == jnp.bfloat16 else f"cuDNN's attention takes no {dtype}"
 
 
-def _jax_nn(implementation, problem, queries, factors, cache, lengths_B):
+def _jax_nn(implementation, problem, given, cache, lengths_B):
     """`jax.nn.dot_product_attention`: JAX's own, by XLA or by cuDNN."""
     out_BTHK = jax.nn.dot_product_attention(
-        queries["q_BTHK"], cache.k_BSGK, cache.v_BSGK,
-        scale=problem.scale, key_value_seq_lengths=lengths_B, implementation=implementation,
+        given.query, cache.k_BSGK, cache.v_BSGK,
+        scale=problem.abstract.scale, key_value_seq_lengths=lengths_B,
+        implementation=implementation,
     )  # fmt: skip
     return out_BTHK, None
 
@@ -78,28 +81,29 @@ def _by_group(cache):
     return GroupedCache(rows(cache.k_BSGK), rows(cache.v_BSGK))
 
 
-def _pallas(problem, queries, factors, cache, lengths_B):
+def _pallas(problem, given, cache, lengths_B):
     """`jax.experimental.pallas.ops.gpu.decode_attention`, split over the sequence by 16."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from jax.experimental.pallas.ops.gpu.decode_attention import mqa
-    q_BTHK = queries["q_BTHK"]
+    q_BTHK = given.query
     B, _, H, K = q_BTHK.shape
     G = cache.k_BSGK.shape[0] // B
     lengths = jnp.repeat(lengths_B, G)
     out = mqa(
         q_BTHK.reshape(B * G, H // G, K), cache.k_BSGK, cache.v_BSGK,
-        kv_seq_len=lengths, sm_scale=problem.scale,
+        kv_seq_len=lengths, sm_scale=problem.abstract.scale,
     )  # fmt: skip
     return out.reshape(q_BTHK.shape), None
 
 
-def _naive(problem, queries, factors, cache, lengths_B):
+def _naive(problem, given, cache, lengths_B):
     """Rebuild every head's keys and values in memory, then attend to them as MHA does."""
-    rebuilt = materialised(problem, queries, factors, cache, lengths_B)
+    rebuilt = materialised(problem, given, cache, lengths_B)
     # Without the barrier XLA may fuse the rebuilding into the attention.
-    q_BTHK, k_BSHK, v_BSHK = jax.lax.optimization_barrier(rebuilt)
-    return grouped_decode(q_BTHK, k_BSHK, v_BSHK, lengths_B, scale=problem.scale, impl="xla")
+    q_BTHW, k_BSGW, v_BSGK = jax.lax.optimization_barrier(rebuilt)
+    scale = problem.abstract.scale
+    return grouped_decode(q_BTHW, k_BSGW, v_BSGK, lengths_B, scale=scale, impl="xla")
 
 
 IMPLEMENTATIONS = {

@@ -1,28 +1,43 @@
-"""The lines of a scale that a benchmark compares: its variants, LRKV once for each rope mode."""
+"""The lines of a scale that a benchmark compares: its variants, each in the modes asked for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from lrkv_jax.config import RunConfig, load_config
+from lrkv_jax.config.attention import KINDS
+from lrkv_jax.errors import LrkvError, nearest
 
 ALIASES = {"36x2304": "2.5b", "24x1536": "1.2b"}
-VARIANTS = ("mha", "gqa", "mqa", "mla", "lrkv")
-ROPES = ("full", "shared", "latent")
 
 
 class Line(NamedTuple):
-    """One variant of a scale; `rope` is LRKV's mode, None for the others."""
+    """One variant of a scale, in one of its modes."""
 
     variant: str
-    rope: str | None
     config: RunConfig
 
     @property
+    def rope(self) -> str | None:
+        """The mode; None for a variant without modes."""
+        return self.config.model.attention.mode
+
+    @property
     def name(self) -> str:
+        """Variant and mode, as in lrkv full."""
         return name_of(self.variant, self.rope)
+
+    @property
+    def kind(self) -> str:
+        """The name of its line of the family."""
+        return self.config.model.attention.name
+
+    def computing_in(self, dtype: str) -> Line:
+        """The same in another number format."""
+        model = self.config.model.model_copy(update={"dtype": dtype})
+        return self._replace(config=self.config.model_copy(update={"model": model}))
 
 
 def name_of(variant: str, rope: str | None) -> str:
@@ -32,27 +47,39 @@ def name_of(variant: str, rope: str | None) -> str:
 
 def lines_of(
     scale: str,
-    variants: Sequence[str],
-    ropes: Sequence[str],
+    variants: Sequence[str] | None,
+    ropes: Sequence[str] | None,
     *,
     depth: int | None = None,
     overrides: Sequence[str] = (),
 ) -> list[Line]:
     """Each line of a scale that was asked for, with `overrides`, cut to `depth` layers if given.
 
-    Raises `LrkvError` as `load_config` does.
+    None asks for every variant of the scale, and for every mode. Raises `LrkvError` for modes that
+    no variant has, and as `load_config` does.
     """
+    scale = ALIASES.get(scale, scale)
+    if variants is None:
+        variants = tuple(load_config(scale, overrides).variants)
     found = []
     for variant in variants:
-        config = load_config(ALIASES.get(scale, scale), [f"attention={variant}", *overrides])
+        config = load_config(scale, [f"attention={variant}", *overrides])
         model = config.model
         if depth is not None:
             # As many layers of the scan unrolled as divide the fewer ones.
             unroll = math.gcd(model.unroll, depth)
             model = model.model_copy(update={"layers": depth, "unroll": unroll})
-        for rope in ropes if variant == "lrkv" else (None,):
-            if rope is not None:
-                entry = model.attention.model_copy(update={"rope": rope})
-                model = model.model_copy(update={"attention": entry})
-            found.append(Line(variant, rope, config.model_copy(update={"model": model})))
+        modes = [m for m in model.attention.modes() if ropes is None or m in ropes]
+        for mode in modes or [model.attention.mode]:
+            entry = model.attention.in_mode(mode) if mode else model.attention
+            changed = model.model_copy(update={"attention": entry})
+            found.append(Line(variant, config.model_copy(update={"model": changed})))
+    _check_modes(ropes or ())
     return found
+
+
+def _check_modes(ropes: Iterable[str]) -> None:
+    known = dict.fromkeys(mode for entry in KINDS.values() for mode in entry.modes())
+    for rope in ropes:
+        if rope not in known:
+            raise LrkvError(f"ropes: {rope} is unknown{nearest(rope, known)}")

@@ -1,12 +1,16 @@
-"""A decode report as a picture: µs a layer and time over MHA's, against the tokens in the cache."""
+"""A decode report as a picture: µs per layer and time over MHA's, against tokens in the cache."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from lrkv_jax.artefacts.looks import LOOKS
-from lrkv_jax.bench.report import MEASURED, Row
+from matplotlib.figure import Figure
+
+from lrkv_jax.artefacts.figure import legend_below, panels, style
+from lrkv_jax.artefacts.looks import look
+from lrkv_jax.bench.decode_table import Row
+from lrkv_jax.bench.report import MEASURED
 from lrkv_jax.errors import LrkvError
 
 NAIVE = "naive"
@@ -22,17 +26,17 @@ def draw(report: dict[str, Any], path: Path) -> None:
     rows = [r for r in report["rows"] if r.status == MEASURED and r.level == "attention"]
     if not rows:
         raise LrkvError("nothing was measured at the level attention: there is nothing to plot")
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
     columns = sorted({(row.scale, row.batch) for row in rows})
-    figure, axes = plt.subplots(
-        2, len(columns), figsize=(1.6 + 4.2 * len(columns), 7.4), sharex=True, sharey="row",
-        squeeze=False, layout="constrained",
-    )  # fmt: skip
-    for column, (scale, batch) in zip(axes.T, columns, strict=True):
+    with style():
+        figure = _drawn(report, rows, columns)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160)
+
+
+def _drawn(report: dict[str, Any], rows: list[Row], columns: list[tuple[str, int]]) -> Figure:
+    figure, axes = panels(2, len(columns), panel=(5.2, 3.5), sharex=True, sharey="row")
+    lengths = sorted({row.length for row in rows})
+    for column, (scale, batch) in zip(zip(*axes, strict=True), columns, strict=True):
         here = [row for row in rows if (row.scale, row.batch) == (scale, batch)]
         _panel(column[0], here, lambda row: row.us)
         _panel(column[1], [r for r in here if r.time_over_mha], lambda row: row.time_over_mha)
@@ -40,33 +44,21 @@ def draw(report: dict[str, Any], path: Path) -> None:
         share = next((r.bytes_over_mha for r in here if r.variant == "lrkv"), None)
         if share:
             column[1].axhline(
-                share, color=LOOKS["lrkv full"].colour, linewidth=1.2, linestyle=(0, (1, 2)),
+                share, color=look("lrkv").colour, linewidth=1.2, linestyle=(0, (1, 2)),
                 label="LRKV's bytes over MHA's",
             )  # fmt: skip
-        column[0].set_title(f"{scale}, batch {batch}", fontsize=10)
+        column[0].set_title(f"{scale}, batch {batch}")
         column[1].set_xlabel("cache length, tokens")
     axes[0][0].set_ylabel("attention of one layer, µs")
     axes[1][0].set_ylabel("time over the fastest MHA")
-    for axis in axes.flat:
-        lengths = sorted({row.length for row in rows})
+    for axis in figure.axes:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xticks(lengths, [f"{n:,}" for n in lengths])
         axis.minorticks_off()
-        axis.grid(True, color="#DDDDDD", linewidth=0.6)
-        axis.set_axisbelow(True)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
     for axis in axes[1]:
         axis.set_yticks(ticks := _ticks(axis), [f"{tick:g}" for tick in ticks])
-    handles = {}
-    for axis in axes.flat:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center",
-        ncols=min(5, 1 + 2 * len(columns)), frameon=False, fontsize=8,
-    )  # fmt: skip
+    legend_below(figure)
     ragged = ", ragged lengths" if report["settings"]["ragged"] else ""
     figure.suptitle(
         f"Decode attention on {report['device']} ({report['cores']} cores)"
@@ -75,41 +67,37 @@ def draw(report: dict[str, Any], path: Path) -> None:
         + f"{report['settings']['dtype']}{ragged}, jax {report['versions']['jax']}",
         fontsize=11,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
+    return figure
 
 
 def _panel(axis, rows: list[Row], value) -> None:
-    for name, variant in LOOKS.items():
+    for variant, mode, kind in dict.fromkeys((row.variant, row.rope, row.kind) for row in rows):
+        line, name = look(kind, mode), variant.upper() + (f", rope {mode}" if mode else "")
         for naive in (False, True):
-            mine = [r for r in rows if r.name == name and (r.implementation == NAIVE) == naive]
-            if naive and name not in ("mla", "lrkv full"):
+            if naive and line != look(kind):  # the rebuilt bound of one mode is enough
                 continue
-            best = {}
-            for row in mine:
-                if row.length not in best or row.us < best[row.length].us:
-                    best[row.length] = row
-            lengths = sorted(best)
-            if not lengths:
+            mine = [
+                row for row in rows
+                if (row.variant, row.rope) == (variant, mode)
+                and (row.implementation == NAIVE) == naive
+            ]  # fmt: skip
+            # Of each length the fastest, which comes last.
+            slowest = sorted(mine, key=lambda row: -(row.us or 0))
+            best: dict[int, Any] = {row.length: row for row in slowest}
+            if not best:
                 continue
-            look = {"linewidth": 0.9, "alpha": 0.75, "markersize": 4, "markerfacecolor": "white"}
-            if not naive:
-                look = {"linewidth": 1.8, "markersize": 5.5}
-            label = variant.name + (", rebuilt in memory" if naive else "")
-            median = [value(best[n]) for n in lengths]
+            fastest = [best[length] for length in sorted(best)]
             # The quartiles, on the scale of what is drawn.
             spread = [
-                [m * abs(quartile / best[n].us - 1) for m, n, quartile in zip(
-                    median, lengths, quartiles, strict=True)]
-                for quartiles in (
-                    [best[n].us_first_quartile for n in lengths],
-                    [best[n].us_third_quartile for n in lengths],
-                )
-            ]  # fmt: skip
+                [value(row) * abs(getattr(row, quartile) / row.us - 1) for row in fastest]
+                for quartile in ("us_first_quartile", "us_third_quartile")
+            ]
+            weight: dict[str, Any] = {"linewidth": 1.8, "markersize": 5.5}
+            if naive:
+                weight = {"linewidth": 0.9, "alpha": 0.75, "markersize": 4, "mfc": "white"}
             axis.errorbar(
-                lengths, median, spread, label=label, elinewidth=0.9, capsize=2,
-                **variant.style, **look,
+                sorted(best), [value(row) for row in fastest], spread, elinewidth=0.9, capsize=2,
+                label=name + ", rebuilt in memory" * naive, **line.style, **weight,
             )  # fmt: skip
 
 

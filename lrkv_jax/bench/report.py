@@ -1,4 +1,4 @@
-"""What a benchmark writes down: one row a measurement, and the machine it was taken on."""
+"""A benchmark's report: where it was measured, how it is shown, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import jax
 import jaxlib
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
 
 import lrkv_jax
-from lrkv_jax.bench.lines import name_of
 from lrkv_jax.errors import LrkvError
 
 MEASURED, SKIPPED, WRONG, FAILED = "measured", "skipped", "wrong", "failed"
@@ -27,93 +32,31 @@ def silent(text: str, done: int, total: int) -> None:
     """A `Progress` that shows nothing."""
 
 
-@dataclass
-class Row:
-    """One implementation of one variant at one shape. Times are seconds until they are reported."""
-
-    level: str  # attention, layer or step
-    scale: str
-    variant: str
-    rope: str | None  # LRKV's mode
-    implementation: str
-    batch: int
-    length: int  # slots a sequence; the longest one's tokens
-    ragged: bool
-    tokens: int  # in the cache, over all sequences
-    dtype: str
-    layers: int = 1  # that the time is of
-    status: str = MEASURED
-    reason: str | None = None  # why it was not measured
-    error: float | None = None  # from the oracle, relative
-    checked: str | None = None
-    samples: int = 0
-    us: float | None = None  # median microseconds
-    us_first_quartile: float | None = None
-    us_third_quartile: float | None = None
-    tokens_per_second: float | None = None  # of a whole step alone
-    bytes_to_move: int | None = None  # of the cache
-    bytes_per_second: float | None = None
-    share_of_copy: float | None = None
-    time_over_mha: float | None = None  # the fastest MHA of the same run and shape
-    bytes_over_mha: float | None = None
-    temp_bytes: int | None = None  # the program's temporary memory
-
-    @property
-    def name(self) -> str:
-        """mha, lrkv full."""
-        return name_of(self.variant, self.rope)
-
-    @property
-    def shape(self) -> tuple:
-        """What rows must share to be compared."""
-        return self.level, self.scale, self.batch, self.length, self.ragged, self.layers
+def check(settings: Any, *names: str) -> None:
+    """Raise `LrkvError` for an empty list among these, and for no samples or no layers."""
+    for name in names:
+        if getattr(settings, name) == ():
+            raise LrkvError(f"{name}: nothing is listed, so there is nothing to measure")
+    if settings.samples < 1 or (settings.depth is not None and settings.depth < 1):
+        raise LrkvError("samples and depth: use 1 or more")
 
 
-def fastest_mha(rows: Sequence[Any], time: Callable[[Any], float]) -> dict[tuple, Any]:
-    """The measured MHA row of least `time` at each `row.shape`."""
-    best: dict[tuple, Any] = {}
-    for row in rows:
-        mha = row.variant == "mha" and row.status == MEASURED
-        if mha and (row.shape not in best or time(row) < time(best[row.shape])):
-            best[row.shape] = row
-    return best
+def compare_with_mha(rows: Sequence[Any], **over: str) -> None:
+    """Fill in each measured row's fields over those of the fastest MHA at its `shape`.
 
-
-def compare_with_mha(rows: list[Row]) -> None:
-    """Fill in each measured row's time and bytes over those of the fastest MHA at its shape."""
-    best = fastest_mha(rows, lambda row: row.us)
-    for row in rows:
-        if row.status == MEASURED and row.shape in best:
-            row.time_over_mha = row.us / best[row.shape].us
-            row.bytes_over_mha = row.bytes_to_move / best[row.shape].bytes_to_move
-
-
-def exact_shares(rows: list[Row]) -> list[dict[str, Any]]:
-    """What exact RoPE costs LRKV: (full − shared) / full, where both modes were measured alike.
-
-    The two differ in nothing else: the same cache, the same bytes.
+    `over` names fields that receive a ratio, and the field that each is of: as `time_over_mha`,
+    the time by which MHA is the fastest.
     """
-    shares = []
-    of = {
-        (row.shape, row.implementation, row.name): row
-        for row in rows
-        if row.status == MEASURED and row.implementation != "naive"
-    }
-    for (shape, implementation, name), full in of.items():
-        shared = of.get((shape, implementation, "lrkv shared"))
-        if name == "lrkv full" and shared is not None:
-            shares.append(
-                {
-                    "level": full.level,
-                    "scale": full.scale,
-                    "batch": full.batch,
-                    "length": full.length,
-                    "ragged": full.ragged,
-                    "implementation": implementation,
-                    "share_of_full": (full.us - shared.us) / full.us,
-                }
-            )
-    return shares
+    measured = [row for row in rows if row.status == MEASURED]
+    best: dict[tuple, Any] = {}
+    for row in measured:
+        if row.variant == "mha":
+            fastest = best.setdefault(row.shape, row)
+            best[row.shape] = min(fastest, row, key=attrgetter(over["time_over_mha"]))
+    for row in measured:
+        if row.shape in best:
+            for ratio, of in over.items():
+                setattr(row, ratio, getattr(row, of) / getattr(best[row.shape], of))
 
 
 def machine() -> dict[str, Any]:
@@ -122,7 +65,9 @@ def machine() -> dict[str, Any]:
     return {
         "backend": jax.default_backend(),
         "device": _processor() if device.platform == "cpu" else device.device_kind,
-        "cores": os.process_cpu_count() if sys.version_info >= (3, 13) else os.cpu_count(),
+        "cores": getattr(
+            os, "process_cpu_count", os.cpu_count
+        )(),  # of this process, from Python 3.13
         "load_average": os.getloadavg()[0],
         "versions": {
             "lrkv_jax": lrkv_jax.__version__,
@@ -157,6 +102,62 @@ def reason_of(error: Exception) -> tuple[str, str]:
     return FAILED, f"{type(error).__name__}: {first}"[:200]
 
 
+def where(report: dict[str, Any]) -> str:
+    """The machine and the number format, in words."""
+    return (
+        f"{report['device']} ({report['backend']}, {report['cores']} cores, "
+        f"load {report['load_average']:.1f}), {report['settings']['dtype']}, "
+        f"jax {report['versions']['jax']}"
+    )
+
+
+def table(*headers: str, left: int = 1) -> Table:
+    """A table of numbers, the first `left` columns of words.
+
+    The first column may wrap between words, so that no number and no header is cut at 80 columns.
+    """
+    made = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for place, header in enumerate(headers):
+        made.add_column(header, justify="left" if place < left else "right", no_wrap=place > 0)
+    return made
+
+
+def spread(median: float, first: float, third: float) -> str:
+    """Half the distance between the quartiles, as a share of the median."""
+    return f"±{50 * (third - first) / median:.0f} %"
+
+
 def as_json(report: dict[str, Any]) -> dict[str, Any]:
     """The report with its rows as plain dictionaries."""
     return {**report, "rows": [asdict(row) for row in report["rows"]]}
+
+
+def run_shown(
+    run: Callable[[Any, Progress], dict[str, Any]],
+    settings: Any,
+    show: Callable[[dict[str, Any], Console], None],
+    console: Console | None,
+) -> dict[str, Any]:
+    """`run(settings, progress)` with a bar on a terminal and plain lines elsewhere, on stderr.
+
+    The report is returned, and with a `console` shown on it.
+    """
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        report = run(
+            settings,
+            lambda text, done, total: errors.print(f"{done}/{total} {text}", highlight=False),
+        )
+    else:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                   TimeElapsedColumn())  # fmt: skip
+        with Bar(*columns, console=errors, transient=True) as bar:
+            task = bar.add_task("starting", total=None)
+
+            def move(text: str, done: int, total: int) -> None:
+                bar.update(task, description=text, completed=done, total=total)
+
+            report = run(settings, move)
+    if console is not None:
+        show(report, console)
+    return report

@@ -16,14 +16,13 @@ import jax
 from jax.sharding import Mesh
 
 from lrkv_jax.accounting import parameter_counts, training_flops_per_token
-from lrkv_jax.bench import ceiling, clock, host, report
-from lrkv_jax.bench.lines import ROPES, VARIANTS, Line, lines_of
+from lrkv_jax.bench import clock, host, report
+from lrkv_jax.bench.lines import Line, lines_of
 from lrkv_jax.bench.train_parts import Parts, Subject, compile_parts
-from lrkv_jax.bench.train_rows import Row, compare_with_mha
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.bench.train_table import Row
 from lrkv_jax.hardware import hardware_of
 from lrkv_jax.sharding import check_mesh, make_mesh
-from lrkv_jax.train.run_dir import resolve
+from lrkv_jax.train.state import resolve
 
 # A share of a step, so that the first step's loss may differ from ln V by rounding alone.
 LOSS_TOLERANCE = 1e-2
@@ -37,8 +36,8 @@ class Settings:
     """
 
     scales: tuple[str, ...] = ("128m",)
-    variants: tuple[str, ...] = VARIANTS
-    ropes: tuple[str, ...] = ROPES
+    variants: tuple[str, ...] | None = None  # None: all of the scale
+    ropes: tuple[str, ...] | None = None  # None: all that a variant has
     overrides: tuple[str, ...] = ()
     depth: int | None = None  # layers; None is the scale's
     samples: int = 15
@@ -47,15 +46,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self):
-        for name, choices in (("variants", VARIANTS), ("ropes", ROPES)):
-            for value in getattr(self, name):
-                if value not in choices:
-                    raise LrkvError(f"{name}: {value} is unknown: use {', '.join(choices)}")
-        for name in ("scales", "variants", "ropes"):
-            if not getattr(self, name):
-                raise LrkvError(f"{name}: nothing is listed, so there is nothing to measure")
-        if self.samples < 1 or (self.depth is not None and self.depth < 1):
-            raise LrkvError("samples and depth: use 1 or more")
+        report.check(self, "scales", "variants", "ropes")
 
 
 def here(**chosen: Any) -> Settings:
@@ -63,7 +54,7 @@ def here(**chosen: Any) -> Settings:
 
     On a CPU about two minutes of the quickstart model on two cores, on a GPU the 128M model.
     """
-    small = {"scales": ("quickstart",), "ropes": ("full",), "samples": 7}
+    small: dict[str, Any] = {"scales": ("quickstart",), "ropes": ("full",), "samples": 7}
     defaults = small if jax.default_backend() == "cpu" else {}
     return Settings(**defaults | {k: value for k, value in chosen.items() if value is not None})
 
@@ -90,7 +81,7 @@ def run(
     total = sum(map(len, scales.values()))
     for scale, lines in scales.items():
         rows += _at_one_scale(settings, scale, lines, meshes[scale], progress, len(rows), total)
-    compare_with_mha(rows)
+    report.compare_with_mha(rows, time_over_mha="ms", flops_over_mha="flops_per_step")
     loop = None
     if settings.data and host.has_data_libraries():
         progress("the loop without a model", total, total)
@@ -101,7 +92,7 @@ def run(
         **found,
         "devices": len(devices),
         "settings": asdict(settings) | {"dtype": ", ".join(sorted({r.dtype for r in rows}))},
-        "ceiling": {"side": ceiling.side(), "samples": settings.samples},
+        "ceiling": {"side": clock.side(), "samples": settings.samples},
         "loop": loop,
         "rows": rows,
     }
@@ -116,14 +107,17 @@ def _lines(scale: str, settings: Settings) -> list[Line]:
 
 def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[Row]:
     """Every row of one scale."""
-    (whole, *_) = lines_of(scale, settings.variants, ROPES)
-    scale_layers = whole.config.model.layers
-    rows, parts = [], []
+    scale_layers = lines_of(scale, settings.variants, None)[0].config.model.layers
+    rows: list[Row] = []
+    parts = []
     for line in lines:
         progress(f"{scale}, {line.name}: compiling", done + len(rows), total)
+        model, train = line.config.model, line.config.train
+        per_token = training_flops_per_token(model, train.context)
         row = Row.of(
-            scale, scale_layers, line, dict(mesh.shape), parameters=_parameters(line),
-            flops_per_step=_flops(line),
+            scale, scale_layers, line, dict(mesh.shape),
+            parameters=parameter_counts(model).total,
+            flops_per_step=per_token * train.batch * train.context,
         )  # fmt: skip
         rows.append(row)
         try:
@@ -188,7 +182,7 @@ def _time(settings: Settings, mesh: Mesh, subjects: list[tuple[Row, Subject]]) -
     """Fill in the rows' times, sampled in turn."""
     if not subjects:
         return
-    products, product_flops = ceiling.matmul_timer(mesh, subjects[0][0].dtype)
+    products, product_flops = clock.matmul_timer(mesh, subjects[0][0].dtype)
     timers = [timer for _, subject in subjects for timer in subject.timers]
     product, *taken = clock.interleaved(
         [products, *timers], settings.samples, seconds=settings.seconds
@@ -209,13 +203,3 @@ def _time(settings: Settings, mesh: Mesh, subjects: list[tuple[Row, Subject]]) -
         row.mfu_of_ceiling = row.flops_per_second / limit
         if device is not None and row.dtype == "bfloat16":  # the only peak in the table
             row.mfu_of_datasheet = row.flops_per_second / (device.bf16_flops * mesh.size)
-
-
-def _parameters(line: Line) -> int:
-    return parameter_counts(line.config.model).total
-
-
-def _flops(line: Line) -> int:
-    train = line.config.train
-    per_token = training_flops_per_token(line.config.model, train.context)
-    return per_token * train.batch * train.context

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.runtime.compilation import Compiled, compile_ahead
 from lrkv_jax.sharding import batch_sharding
 from lrkv_jax.train.loss import make_gradient, make_loss
-from lrkv_jax.train.state import TrainState, abstract_state, init_state
+from lrkv_jax.train.state import abstract_state, init_state
 from lrkv_jax.train.step import make_train_step
 
 
@@ -36,7 +37,7 @@ class Parts:
 
     @property
     def state_bytes(self) -> int:
-        """Of one device: parameters, moments, and a batch."""
+        """Bytes that one device holds between steps: parameters, moments, and a batch."""
         return self.step.call.memory_analysis().argument_size_in_bytes
 
     @property
@@ -67,7 +68,7 @@ def compile_parts(config: RunConfig, mesh: Mesh) -> Parts:
     return Parts(
         config,
         mesh,
-        compile_ahead(step, state, tokens_BU, mesh=mesh),
+        compile_ahead(step.on_leaves, jax.tree.leaves(state), tokens_BU, mesh=mesh),
         compile_ahead(gradient, state.params, tokens_BU, mesh=mesh),
         compile_ahead(loss, state.params, tokens_BU, mesh=mesh),
     )
@@ -80,43 +81,37 @@ class Subject:
     """
 
     def __init__(self, parts: Parts, seed: int):
-        self.parts, self.dispatch = parts, []
+        self.parts = parts
+        self.dispatch: list[float] = []
         config, mesh = parts.config, parts.mesh
         before = _device_bytes(mesh)
         with jax.set_mesh(mesh):
-            self.state: TrainState = init_state(config, mesh)
+            self._leaves, self._tree = jax.tree.flatten(init_state(config, mesh))
         self.tokens_BU = random_tokens(config, mesh, seed)
-        self.first_loss = self._first_loss()
+        self._leaves, metrics = parts.step.call(self._leaves, self.tokens_BU)
+        self.first_loss = float(jax.block_until_ready(metrics)["loss"])
         self.device_peak = _own_peak(before, _device_bytes(mesh))
-
-    def step(self) -> float:
-        """Seconds of one step, from the call until the new state is there."""
-        began = time.perf_counter()
-        self.state, metrics = self.parts.step.call(self.state, self.tokens_BU)
-        returned = time.perf_counter()
-        jax.block_until_ready((self.state, metrics))
-        self.dispatch.append(returned - began)
-        return time.perf_counter() - began
-
-    def gradient(self) -> float:
-        """Seconds of the loss and its gradient."""
-        return self._seconds(self.parts.gradient)
-
-    def loss(self) -> float:
-        """Seconds of the loss alone."""
-        return self._seconds(self.parts.loss)
 
     @property
     def timers(self) -> list[clock.Timer]:
-        return [self.step, self.gradient, self.loss]
+        """Timers of one step, of the loss with its gradient, and of the loss alone."""
+        parts = self.parts
+        return [self._step, partial(self._seconds, parts.gradient),
+                partial(self._seconds, parts.loss)]  # fmt: skip
 
-    def _first_loss(self) -> float:
-        self.state, metrics = self.parts.step.call(self.state, self.tokens_BU)
-        return float(jax.block_until_ready(metrics)["loss"])
+    def _step(self) -> float:
+        """Seconds from the call until the new state is there."""
+        began = time.perf_counter()
+        self._leaves, metrics = self.parts.step.call(self._leaves, self.tokens_BU)
+        returned = time.perf_counter()
+        jax.block_until_ready((self._leaves, metrics))
+        self.dispatch.append(returned - began)
+        return time.perf_counter() - began
 
     def _seconds(self, program: Compiled) -> float:
+        params = jax.tree.unflatten(self._tree, self._leaves).params
         began = time.perf_counter()
-        jax.block_until_ready(program.call(self.state.params, self.tokens_BU))
+        jax.block_until_ready(program.call(params, self.tokens_BU))
         return time.perf_counter() - began
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from lrkv_jax.accounting import parameter_counts
 from lrkv_jax.attention import abstract_layer
@@ -19,34 +18,31 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.model import abstract_model, parameters, with_parameters
 
 
-def layer_step(model: ModelConfig, batch: int, length: int, dtype: jnp.dtype) -> tuple:
-    """(step, its shapes) of attention's decode: projections, cache write, attention, output.
+def compiled_layer(model: ModelConfig, batch: int, length: int, dtype: str):
+    """The compiled decode of a layer: projections, cache write, attention, output.
 
-    `step(weights, x [B, 1, D], cache, lengths_B)` gives ([B, 1, D], cache); `lengths_B` counts
-    what is cached before. The shapes are those arguments, abstract: nothing is allocated.
+    Called with (weights, x [B, 1, D], cache, lengths_B) it gives ([B, 1, D], cache); `lengths_B`
+    counts what is cached before, and the cache is donated. It is compiled from shapes alone.
     """
-    graph, weights = nnx.split(abstract_layer(model))
+    weights, tree = jax.tree.flatten(abstract_layer(model))
 
     def step(weights, x_B1D, cache, lengths_B):
-        return nnx.merge(graph, weights).decode(x_B1D, cache, lengths_B)
+        return jax.tree.unflatten(tree, weights).decode(x_B1D, cache, lengths_B)
 
-    cache = nnx.merge(graph, weights).cache_shapes(batch, length, dtype)
-    x_B1D = jax.ShapeDtypeStruct((batch, 1, model.width), dtype)
-    lengths_B = jax.ShapeDtypeStruct((batch,), jnp.int32)
-    return step, (_cast(weights, dtype), x_B1D, cache, lengths_B)
-
-
-def compiled_layer(model: ModelConfig, batch: int, length: int, dtype: str):
-    """The compiled step of a layer, its cache donated, from shapes alone."""
-    step, shapes = layer_step(model, batch, length, jnp.dtype(dtype))
+    shapes = (
+        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), weights),
+        jax.ShapeDtypeStruct((batch, 1, model.width), dtype),
+        abstract_layer(model).cache_shapes(batch, length, jnp.dtype(dtype)),
+        jax.ShapeDtypeStruct((batch,), jnp.int32),
+    )
     return jax.jit(step, donate_argnums=2).lower(*shapes).compile()
 
 
-def layer_program(model: ModelConfig, lengths_B, length: int, dtype: str) -> tuple[Any, Callable]:
+def layer_program(
+    model: ModelConfig, lengths_B, length: int, dtype: str, weights: Any
+) -> tuple[Any, Callable]:
     """(compiled, program) of a layer; `program(cache)` gives (output, cache)."""
     compiled = compiled_layer(model, len(lengths_B), length, dtype)
-
-    weights = _random_like(nnx.split(abstract_layer(model))[1], dtype)
     x_B1D = noise((len(lengths_B), 1, model.width), dtype, seed=99)
     before_B = jnp.asarray(lengths_B) - 1
     return compiled, lambda cache: compiled(weights, x_B1D, cache, before_B)
@@ -59,19 +55,18 @@ def model_program(model: ModelConfig, lengths_B, length: int, dtype: str) -> tup
     """
     batch = len(lengths_B)
     params = _random_like(parameters(abstract_model(model)), dtype)
-    graph, weights = nnx.split(with_parameters(model, params).unstacked())
+    unstacked = with_parameters(model, params).unstacked()
 
-    def step(weights, state, lengths_B):
+    def step(model, state, lengths_B):
         cache, token_B = state
-        model = nnx.merge(graph, weights)
         x_B1D, cache = model.decode(token_B[:, None], cache, lengths_B)
         token_B = jnp.argmax(model.logits(x_B1D)[:, 0], axis=-1).astype(jnp.int32)
         return token_B, (cache, token_B)
 
     state = jax.eval_shape(lambda: model_state(model, batch, length, dtype))
     before_B = jnp.asarray(lengths_B) - 1
-    compiled = jax.jit(step, donate_argnums=1).lower(weights, state, before_B).compile()
-    return compiled, lambda state: compiled(weights, state, before_B)
+    compiled = jax.jit(step, donate_argnums=1).lower(unstacked, state, before_B).compile()
+    return compiled, lambda state: compiled(unstacked, state, before_B)
 
 
 def model_state(model: ModelConfig, batch: int, length: int, dtype: str) -> tuple[Any, jax.Array]:
@@ -91,7 +86,3 @@ def _random_like(shapes, dtype):
     leaves, tree = jax.tree.flatten(shapes)
     make = jax.jit(lambda: [noise(a.shape, dtype, i, 0.02) for i, a in enumerate(leaves)])
     return tree.unflatten(make())
-
-
-def _cast(shapes, dtype):
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)

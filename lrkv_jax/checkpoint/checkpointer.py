@@ -1,8 +1,8 @@
-"""The checkpoints of a run: saved while it goes on, and restored from the newest that is sound.
+"""The checkpoints of a run: saved while it trains, and restored from the newest that is sound.
 
 A checkpoint holds named items, each a tree of arrays that can be read alone (a training state is
 `params`, `optimizer` and `run`). Orbax writes and reads the arrays, sharded, on any mesh. It loads
-a flipped byte without a word and takes an empty directory for the newest step, so a step here is
+a flipped byte silently and takes an empty directory for the newest step, so a step here is
 what has a manifest whose seal fits its files, and whose arrays have the fingerprints that the
 devices computed when it was saved.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import threading
 import time
@@ -29,20 +30,22 @@ from lrkv_jax.runtime import processes
 
 # For Orbax's processes to wait for each other in a save before it counts as failed.
 SAVE_SECONDS = 600
+# Written and removed before each save: less than any checkpoint.
+PROBE_BYTES = 64 << 10
 
 
 class Checkpointer:
     """The checkpoints of one run directory.
 
     Keeps the newest `keep` and the one with the lowest validation loss; an older one goes only
-    when a newer one is sealed. `say` is told what fails, from any thread. Use as a context manager:
-    leaving it waits for the save in progress.
+    when a newer one is sealed. `say` gets a line for what fails, from any thread. Use as a context
+    manager: leaving it waits for the save in progress.
     """
 
     def __init__(
         self, directory: str | Path, *, keep: int = 2, say: Callable[[str], None] | None = None
     ):
-        for noisy in ("absl", "orbax"):  # what fails is raised too, and told in one line
+        for noisy in ("absl", "orbax"):  # what fails is raised too, and reported in one line
             logging.getLogger(noisy).setLevel(logging.CRITICAL)
         self.directory = Path(directory).absolute()
         self.failures = 0  # saves that failed since the run was started
@@ -59,6 +62,8 @@ class Checkpointer:
             self.wait()
         elif self._saving is not None:  # the others may not come any more
             self._saving.join()
+        if self.failures and processes.index() == 0:
+            shelf.sweep(self.directory)
 
     def steps(self) -> list[int]:
         """The steps that were saved whole, in order; `restore` says whether they still are."""
@@ -95,7 +100,7 @@ class Checkpointer:
         """Start saving; returns once the arrays are copied, before they are written.
 
         `about` is JSON for the manifest; `first` is what must succeed before. A step that is there
-        already is left alone. A save that fails is told and counted, and leaves what was there
+        already is left alone. A save that fails is reported and counted, and leaves what was there
         before; it raises nothing.
         """
         self.wait()
@@ -122,7 +127,7 @@ class Checkpointer:
             context.asynchronous.timeout_secs = SAVE_SECONDS
             with context:
                 response = ocp.save_checkpointables_async(written, dict(items))
-        except Exception as error:  # whatever a file system and Orbax raise; training goes on
+        except Exception as error:  # whatever a file system and Orbax raise; training continues
             self._failed(step, error)
             return
 
@@ -143,11 +148,13 @@ class Checkpointer:
         try:
             first()
             if processes.index() == 0:
-                shelf.sweep(self.directory, step=step)
-                # Orbax, refused this, leaves threads that wait for minutes.
+                # Also what threads of Orbax have written since the last save failed.
+                shelf.sweep(self.directory)
+                # Orbax, refused this, leaves threads that wait for minutes, or go on writing.
                 probe = shelf.saving(self.directory, step)
                 probe.mkdir(parents=True)
-                probe.rmdir()
+                (probe / "probe").write_bytes(bytes(PROBE_BYTES))
+                shelf.sweep(self.directory)
         except OSError as error:
             reason = one_line(error)
         reasons = [text for text in processes.exchange(reason) if text]
@@ -170,8 +177,8 @@ class Checkpointer:
         """The step and the items that `abstract` names, of `step` or of the newest sound one.
 
         `abstract` holds `jax.ShapeDtypeStruct`s with shardings, of any mesh. Damaged steps are
-        passed over and told, unless `step` names one. Raises `LrkvError` if there is no such step,
-        it holds other arrays, or none is sound.
+        passed over and reported, unless `step` names one. Raises `LrkvError` if there is no such
+        step, it holds other arrays, or none is sound.
         """
         if step is None:
             newest = self.restore_newest(abstract)
@@ -192,7 +199,7 @@ class Checkpointer:
     ) -> tuple[int, dict[str, Any]] | None:
         """The newest sound step (under `before`) and its items; None if nothing was saved yet.
 
-        What is damaged is told; with `set_aside` it is moved to `damaged/`, once a sound one is
+        What is damaged is reported; with `set_aside` it is moved to `damaged/`, once a sound one is
         found, and what a killed save left is removed. Raises `LrkvError` if there are checkpoints
         and none is sound: nothing starts from scratch unasked.
         """
@@ -203,13 +210,16 @@ class Checkpointer:
             try:
                 items = read_sound(self.directory / str(step), abstract)
             except Damaged as damage:
+                if self._is_gone(step):  # a run that trains meanwhile has deleted it: look again
+                    return self.restore_newest(abstract, before=before, set_aside=set_aside)
                 unsound[step] = str(damage)
                 continue
             for damaged, reason in unsound.items():
                 self._pass_over(damaged, reason, set_aside)
             self._sweep(set_aside)
             return step, items
-        aside = shelf.set_aside_there(self.directory)
+        # Before the first step that is there, a run starts from its beginning as it once did.
+        aside = shelf.set_aside_there(self.directory) if before is None else []
         if not unsound and not aside:
             self._sweep(set_aside)
             return None
@@ -221,6 +231,10 @@ class Checkpointer:
             + (f"; set aside before: {aside_names}" if aside else "")
             + ": copy a sound one back, or delete the directory to start again from step 0"
         )
+
+    def _is_gone(self, step: int) -> bool:
+        there = (self.directory / str(step)).exists()
+        return not json.loads(processes.exchange(json.dumps(there))[0])
 
     def _agreed(self, *, whole: bool = True) -> list[int]:
         """The steps, or with `whole` False all that claim to be, as process 0 sees them.
@@ -237,13 +251,13 @@ class Checkpointer:
     def _pass_over(self, step: int, reason: str, set_aside: bool) -> None:
         if processes.index() != 0:
             return
-        path, whither = self.directory / str(step), "passed over"
+        path, outcome = self.directory / str(step), "passed over"
         if set_aside:
             try:
-                whither = f"set aside as {shelf.set_aside(path)}"
+                outcome = f"set aside as {shelf.set_aside(path)}"
             except OSError as error:
-                whither = f"passed over and left there ({error.strerror})"
-        self._say(f"checkpoint {path} is damaged: {reason}; {whither}")
+                outcome = f"passed over and left there ({error.strerror})"
+        self._say(f"checkpoint {path} is damaged: {reason}; {outcome}")
 
     def _seal(self, written: Path, content: dict[str, Any], words: list[str]) -> None:
         """Read back what was written, note what it is, and make it a step."""
@@ -270,12 +284,12 @@ class Checkpointer:
         newest = self.latest()
         left = "there is none yet" if newest is None else f"the newest is of step {newest}"
         text = (
-            f"CHECKPOINT OF STEP {step} FAILED ({one_line(error, self.directory)}): training goes "
-            f"on, {left}; {self.failures} failed so far"
+            f"CHECKPOINT OF STEP {step} FAILED ({one_line(error, self.directory)}): training "
+            f"continues, {left}; {self.failures} failed so far"
         )
         if processes.index() == 0:
             self._say(text)
-            shelf.sweep(self.directory, step=step)
+            shelf.sweep(self.directory)
         else:
             print(f"lrkv: {processes.name(processes.index())}: {text}", file=sys.stderr)
 
@@ -294,13 +308,13 @@ class Checkpointer:
 
 
 def best_of(directory: Path, steps: list[int]) -> int | None:
-    """The step with the lowest validation loss, of those whose manifests can be read, or None."""
+    """The step with the lowest finite validation loss among those with a manifest, or None."""
     losses = {}
     for step in steps:
         try:
             loss = manifest.read(directory / str(step))["validation_loss"]
         except (Damaged, KeyError):
             continue
-        if loss is not None:
+        if loss is not None and math.isfinite(loss):
             losses[step] = loss
     return min(losses, key=losses.get, default=None)

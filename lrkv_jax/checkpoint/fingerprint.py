@@ -30,7 +30,7 @@ def named(items: Any) -> dict[str, Any]:
 
 @jax.jit  # within another program, arrays of one shape share what is traced
 def fingerprint(x: Array) -> UInt32[Array, "2"]:
-    """Of one array of elements of 1, 2, 4 or 8 bytes."""
+    """The fingerprint of one array, whose elements have 1, 2, 4 or 8 bytes."""
     if x.dtype == bool:
         x = x.astype(jnp.uint8)
     bits = lax.bitcast_convert_type(x, _WORDS[min(4, x.dtype.itemsize)]).astype(jnp.uint32)
@@ -43,14 +43,14 @@ def fingerprint(x: Array) -> UInt32[Array, "2"]:
 
 
 def _mix(x: Array) -> Array:
-    """A bijection of 32 bits whose every output bit hangs on every input bit (MurmurHash3's)."""
+    """A bijection of 32 bits whose every output bit depends on every input bit (MurmurHash3's)."""
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
 
 
 def fingerprints(items: Any) -> UInt32[Array, "N 2"]:
-    """Of every leaf of a tree, in order, computed where the leaves live; returns before it is."""
+    """The fingerprints of a tree's leaves, in order, computed on their devices; does not wait."""
     leaves = jax.tree.leaves(items)
     placed = leaves[0].sharding
     everywhere = (

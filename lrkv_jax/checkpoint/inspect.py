@@ -37,33 +37,33 @@ class Entry:
         return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
 
-def checkpoints_of(run: str | Path) -> Path:
-    """A run's checkpoint directory. Raises `LrkvError` if there is none."""
-    directory = Path(run) / "checkpoints"
+def entries(run: str | Path) -> list[Entry]:
+    """Every step, in order, by its manifest alone; damage that shows there is named.
+
+    Raises `LrkvError` where there is no directory of checkpoints.
+    """
+    directory = Path(run).absolute() / "checkpoints"
     if not directory.is_dir():
         raise LrkvError(f"{run} has no checkpoints: give a run's directory")
-    return directory.absolute()
-
-
-def entries(run: str | Path) -> list[Entry]:
-    """Every step, in order, by its manifest alone; damage that shows there is named."""
-    directory = checkpoints_of(run)
     there = shelf.numbered(directory)
     best = best_of(directory, list(there))
-    return [_entry(path, step, step == best) for step, path in there.items()]
+    found = (_entry(path, step, step == best) for step, path in there.items())
+    return [entry for entry in found if entry is not None]
 
 
-def _entry(path: Path, step: int, best: bool) -> Entry:
+def _entry(path: Path, step: int, best: bool) -> Entry | None:
+    """None for a step that was deleted since it was listed: a run may be training."""
     try:
         return Entry(path, step, manifest.read(path), best=best)
     except Damaged as damage:
-        return Entry(path, step, None, str(damage))
+        return Entry(path, step, None, str(damage)) if path.exists() else None
 
 
-def verify(entry: Entry) -> Entry:
+def verify(entry: Entry) -> Entry | None:
     """The entry with what is wrong with its files or arrays, all of which are read.
 
-    Arrays are read by this process alone, one item at a time, onto its first device.
+    None if it was deleted meanwhile, by a run that is training. Arrays are read by this process
+    alone, one item at a time, onto its first device.
     """
     if entry.damage is not None:
         return entry
@@ -72,6 +72,8 @@ def verify(entry: Entry) -> Entry:
         manifest.check_files(entry.path, files, files)
         _check_arrays(entry.path, entry.manifest["arrays"])
     except Damaged as damage:
+        if not entry.path.exists():
+            return None
         return Entry(entry.path, entry.step, entry.manifest, str(damage), entry.best)
     return entry
 
@@ -107,7 +109,8 @@ def prune(run: str | Path, keep: int, *, dry: bool = False) -> list[Entry]:
     there = entries(run)
     sound: list[Entry] = []
     for entry in reversed(there):
-        if len(sound) < keep and verify(entry).damage is None:
+        found = verify(entry) if len(sound) < keep else None
+        if found is not None and found.damage is None:
             sound.append(entry)
     if not sound:
         raise LrkvError(f"no checkpoint of {run} is sound: nothing was deleted")

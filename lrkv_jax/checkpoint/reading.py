@@ -78,7 +78,7 @@ def _check_fits(path: Path, saved: dict[str, Any], abstract: dict[str, Any]) -> 
 
 
 def one_line(error: Exception, directory: Path | None = None) -> str:
-    """What a library says went wrong, short; paths are told from `directory` on."""
+    """What a library says went wrong, short; paths are relative to `directory`."""
     text = " ".join(str(error).split())
     if directory is not None:
         text = text.replace(f"{directory}/", "")

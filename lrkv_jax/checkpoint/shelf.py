@@ -6,6 +6,7 @@ deleted, has a name that no reader takes for a step, so a kill leaves a step or 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -46,26 +47,23 @@ def saving(directory: Path, step: int) -> Path:
     return directory / f"{_SAVING}{step}"
 
 
-def publish(written: Path, step: int) -> Path:
+def publish(written: Path, step: int) -> None:
     """Give a written step its number, on the disk too when this returns."""
-    target = written.parent / str(step)
     flush(written)
-    written.rename(target)
-    flush(target.parent)
-    return target
+    written.rename(written.parent / str(step))
+    flush(written.parent)
 
 
 def delete(step: Path) -> None:
-    """Delete a step; a kill half way leaves nothing that looks like one."""
+    """Delete a step, if it is there; a kill half way leaves nothing that looks like one."""
     doomed = step.parent / f"{_DELETING}{step.name}"
-    step.rename(doomed)
-    shutil.rmtree(doomed)
+    with contextlib.suppress(FileNotFoundError):  # somebody else is deleting it
+        step.rename(doomed)
+        shutil.rmtree(doomed)
 
 
-def sweep(directory: Path, *, step: int | None = None) -> None:
-    """Remove what a killed or failed save, or deletion, left: of one step, or all."""
+def sweep(directory: Path) -> None:
+    """Remove what killed or failed saves, and deletions, have left."""
     for path in directory.iterdir() if directory.is_dir() else ():
-        mine = path.name.startswith((_SAVING, _DELETING))
-        # Orbax adds a suffix of its own while it writes.
-        if mine and (step is None or path.name.partition("-")[2].split(".")[0] == str(step)):
+        if path.name.startswith((_SAVING, _DELETING)):
             shutil.rmtree(path, ignore_errors=True)

@@ -2,74 +2,104 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from typing import Any
 
-from lrkv_jax.cli import analyze, bench, checkpoints, commands, data, harness, runs, sweep
+from lrkv_jax.cli import (
+    analyze,
+    bench,
+    checkpoints,
+    commands,
+    data,
+    harness,
+    report,
+    runs,
+    sweep,
+)
 from lrkv_jax.cli.shared import app
-from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError
 
-# For news of a lost process to arrive, which ends this one.
+# Time for the report of a lost process to arrive.
 PEERS_SECONDS = 3
 
 __all__ = [
-    "analyze", "app", "bench", "checkpoints", "commands", "data", "harness", "main", "runs",
-    "sweep",
+    "analyze", "app", "bench", "checkpoints", "commands", "data", "harness", "main", "report",
+    "runs", "sweep",
 ]  # fmt: skip
 
 
 def main() -> None:
     """Entry point: user errors become one line and exit code 2, unless --debug is given."""
+    for stream in (sys.stdout, sys.stderr):  # whose encoding may lack a character
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    # XLA's alarm of asterisks, after two minutes of compiling, is an error to its log.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
-        app()
+        app()  # which exits with 130 after Ctrl-C
     except SystemExit as end:
+        if end.code == EXIT_INTERRUPTED:
+            _complain("interrupted")
         _end(end.code)
-    except LrkvError as error:
-        if debug:
-            raise
-        if str(error):
-            print(f"lrkv: {_who()}{error}", file=sys.stderr)
-        _leave_others(EXIT_BAD_INPUT)
-        _end(EXIT_BAD_INPUT)
     except Exception as error:
-        _let_peers_speak(error)
-        _leave_others(1, show=traceback.print_exc)
-        raise
+        others, text = _others(), _one_line(error)
+        if text is None or debug:
+            if others:
+                _show(error)
+                others.leave(1)
+            raise
+        if text:  # empty where another process says it
+            _complain(text)
+        if others:  # an ordinary exit waits for them
+            others.leave(EXIT_BAD_INPUT)
+        _end(EXIT_BAD_INPUT)
+
+
+def _one_line(error: Exception) -> str | None:
+    """What to say of an error that is the user's to mend; None for a fault of the program."""
+    if isinstance(error, LrkvError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return None
+
+
+def _show(error: Exception) -> None:
+    """Print the traceback, unless the report of a lost process explains it and ends this one."""
+    import jax
+
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        time.sleep(PEERS_SECONDS)
+    traceback.print_exception(error)
+
+
+def _complain(text: str) -> None:
+    """Print one line on stderr, whatever characters a path or a message contains."""
+    others = _others()
+    with contextlib.suppress(OSError):
+        line = " ".join(f"lrkv: {others.who() if others else ''}{text}".splitlines())
+        print(line.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+
+
+def _others() -> Any:
+    """`lrkv_jax.runtime.processes` where an error here is news to a run's other processes."""
+    processes = sys.modules.get("lrkv_jax.runtime.processes")  # not before JAX is imported
+    return processes if processes is not None and processes.must_leave() else None
 
 
 def _end(code: int | str | None) -> None:
-    """Exit in order, unless something would hold that up."""
+    """Exit normally, or at once where a normal exit would wait for something."""
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try again, and exit with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     processes = sys.modules.get("lrkv_jax.runtime.processes")
     if processes is not None and processes.end_at_once and isinstance(code, int):
         processes.leave(code)
     sys.exit(code)
-
-
-def _who() -> str:
-    """Which of several processes this is, where the error is its own."""
-    processes = sys.modules.get("lrkv_jax.runtime.processes")
-    if processes is None or not processes.must_leave() or processes.index() == 0:
-        return ""
-    return f"{processes.name(processes.index())}: "
-
-
-def _let_peers_speak(error: Exception) -> None:
-    """A collective fails because of a process that was lost: who that is, says it better."""
-    processes = sys.modules.get("lrkv_jax.runtime.processes")
-    if processes is not None and processes.must_leave():
-        import jax
-
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            time.sleep(PEERS_SECONDS)
-
-
-def _leave_others(code: int, show: Callable[[], None] = lambda: None) -> None:
-    """End at once if this is one of several processes: an ordinary exit waits for the others."""
-    processes = sys.modules.get("lrkv_jax.runtime.processes")
-    if processes is not None and processes.must_leave():
-        show()
-        processes.leave(code)

@@ -7,42 +7,58 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from lrkv_jax.cli.shared import app, batches_bar, sizes, step_named
+from lrkv_jax.cli.shared import Step, app, batches_bar, sizes, start_alone, step_named
 from lrkv_jax.errors import LrkvError
 
 
 @app.command()
 def analyze(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="runs' directories, or folders of runs")
+        list[str], typer.Argument(metavar="RUN...", help="Directories of runs, or folders of them.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="folder of the plots and the page; RUN/analysis of one run")
+        Path | None,
+        typer.Option(
+            help="Folder for the plots and the page (default: RUN/analysis, for one run)."
+        ),
     ] = None,
-    step: Annotated[str | None, typer.Option(help="a saved step, or best")] = None,
+    step: Step = None,
     ranks: Annotated[
-        str | None, typer.Option(help="that factorisations are fitted at; LRKV's own")
+        str | None,
+        typer.Option(
+            metavar="R,...", help="Ranks to fit factorisations at (default: that of an LRKV run)."
+        ),
     ] = None,
-    null_seeds: Annotated[int, typer.Option(help="random layers that make the null")] = 8,
+    null_seeds: Annotated[
+        int, typer.Option(help="Random layers that the null is averaged over")
+    ] = 8,
     batches: Annotated[
-        int, typer.Option(help="of held-out text that weighs every statistic once more; 0: none")
+        int,
+        typer.Option(
+            help="Batches of held-out text to weight every statistic by; 0 leaves that out"
+        ),
     ] = 0,
-    steps: Annotated[bool, typer.Option("--steps", help="every kept checkpoint as well")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="also runs that are analysed")] = False,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Analyse every kept checkpoint as well.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Analyse runs again that have been analysed.")
+    ] = False,
 ) -> None:
-    """Head diversity, norms, geometry and optimal factorisations: JSON, plots and an HTML page.
+    """Describe the heads of runs: diversity, norms, geometry and optimal factorisations.
 
-    Writes analysis.json into each run; one that has it of the same step is not analysed again.
+    Writes plots and an HTML page, and analysis.json into each run. A run that has one of the same
+    step is not analysed again.
     """
+    start_alone("analyze")
     from lrkv_jax.analysis import analyse, analyse_steps
-    from lrkv_jax.artefacts import Section, page, write
-    from lrkv_jax.artefacts.heads import ARTEFACTS
+    from lrkv_jax.artefacts.analysed import headline
+    from lrkv_jax.artefacts.page import write_page
+    from lrkv_jax.artefacts.written import terminal
     from lrkv_jax.comparison import read_runs
-    from lrkv_jax.runtime import start
+    from lrkv_jax.paper import ARTEFACTS
 
-    start(alone="lrkv analyze")
     for option, given, least in (("--null-seeds", null_seeds, 1), ("--batches", batches, 0)):
         if given < least:
             raise LrkvError(f"{option} {given}: use {least} or more")
@@ -64,21 +80,18 @@ def analyze(
                 analyse_steps(record.path)
         progress("analysing", len(records), len(records))
     records = read_runs(runs)
-    sections = []
-    for artefact in ARTEFACTS:
-        made = artefact.made(records)
-        write(artefact, made, folder)
-        sections.append(Section.of(artefact, made))
-    report = folder / "index.html"
-    report.write_text(page("Heads", sections, about=_about(records)), encoding="utf-8")
-    Console().print(_table(records))
-    print(report)
+    about, page = headline(records), folder / "index.html"
+    heads = [one for one in ARTEFACTS if one.reads == "analyses"]
+    with batches_bar() as progress:
+        write_page(page, "Heads of trained models", heads, records, about, progress=progress)
+    Console().print(terminal(about))
+    print(page)
 
 
 def _analysed(
     record, step: int | str | None, ranks: tuple[int, ...] | None, *, weighted: bool
 ) -> bool:
-    """Whether `analysis.json` has what is asked for: the step, the ranks if any are, the text."""
+    """Whether `analysis.json` has what is asked for: the step, any ranks, and the text."""
     if record.analysis is None or step == "best":
         return False
     fitted = tuple(fit["rank"] for fit in record.analysis["factorisation"])
@@ -86,32 +99,3 @@ def _analysed(
     has_text = record.analysis["weighted"] is not None
     fits = ranks in (None, fitted) and (has_text or not weighted)
     return record.analysis["step"] == wanted and fits
-
-
-def _about(records) -> str:
-    return "; ".join(f"{r.path.name} at step {r.analysis['step']}" for r in records)
-
-
-def _table(records) -> Table:
-    table = Table(
-        title="Effective rank of the heads' query-key forms, means over layers",
-        caption="% of the cap, H uncentred and H − 1 centred; in brackets, random weights.",
-    )
-    for column in ("run", "uncentred", "centred", "90 % of variance in", "mean cosine"):
-        table.add_column(column, justify="left" if column == "run" else "right")
-    for record in records:
-        forms = record.analysis["query_key"]
-        mean, null = forms["mean"], forms["null"]["mean"]
-        ranks = (
-            f"{_or_none(mean[view]['percent_of_cap'])} ({_or_none(null[view]['percent_of_cap'])})"
-            for view in ("uncentred", "centred")
-        )
-        components = f"{mean['centred']['components_90']:.1f} of {record.analysis['heads'] - 1}"
-        cosine = _or_none(mean["mean_off_diagonal"], "+.3f")
-        table.add_row(record.path.name, *ranks, components, cosine)
-    return table
-
-
-def _or_none(value: float | None, written: str = ".1f") -> str:
-    """A model of one head has no pairs of heads, and no dimension once their mean is out."""
-    return "none" if value is None else format(value, written)

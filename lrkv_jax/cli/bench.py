@@ -1,4 +1,4 @@
-"""lrkv bench: measure."""
+"""`lrkv bench`: time decoding and training."""
 
 from __future__ import annotations
 
@@ -7,72 +7,102 @@ from typing import Annotated
 
 import typer
 
-from lrkv_jax.cli.shared import Overrides, group, names, sizes
+from lrkv_jax.cli.shared import Json, Overrides, group, names, sizes, start_alone
 
-bench_app = group("bench", "Measure.")
+bench_app = group("bench", "Time decoding and training on this machine.")
+
+Variants = Annotated[str | None, typer.Option(help="Lines of the scale to time (default: all).")]
 
 
 @bench_app.command("decode")
 def bench_decode(
-    scale: Annotated[str, typer.Option(help="scales; 36x2304 is 2.5b")] = "128m",
-    variants: Annotated[str, typer.Option()] = "mha,gqa,mqa,mla,lrkv",
-    rope: Annotated[str, typer.Option(help="LRKV's modes")] = "full,shared,latent",
-    batch: Annotated[str, typer.Option(help="sequences")] = "1,4",
-    length: Annotated[str, typer.Option(help="tokens in the cache")] = "512,2048,8192",
+    scale: Annotated[
+        str, typer.Option(help="Shipped scales, or layers x width: 36x2304 is 2.5b")
+    ] = "128m",
+    variants: Variants = None,
+    rope: Annotated[
+        str | None, typer.Option(help="Rope modes of a variant to time (default: all).")
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Sequences decoded at a time")] = "1,4",
+    length: Annotated[str, typer.Option(help="Tokens in the cache")] = "512,2048,8192",
     impl: Annotated[
-        str, typer.Option(help="xla, mosaic (ours), jax, cudnn, pallas (peers), naive")
+        str,
+        typer.Option(
+            help="Implementations: xla and mosaic are ours, jax, cudnn and pallas are peers"
+        ),
     ] = "xla,mosaic,jax,cudnn,pallas,naive",
     level: Annotated[
-        str, typer.Option(help="attention alone, a whole layer, a whole step of the model")
+        str, typer.Option(help="What is timed: attention, layer or step (of the whole model)")
     ] = "attention",
-    depth: Annotated[int | None, typer.Option(help="layers of a step; the scale's")] = None,
-    ragged: Annotated[bool, typer.Option(help="lengths from 1 to LENGTH, half on average")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16")] = "auto",
-    samples: Annotated[int, typer.Option(help="times that each is timed")] = 15,
-    out: Annotated[str | None, typer.Option(help="a folder for JSON and a plot")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not tables")] = False,
+    depth: Annotated[
+        int | None, typer.Option(help="Layers of a step (default: those of the scale).")
+    ] = None,
+    ragged: Annotated[
+        bool, typer.Option("--ragged", help="Use lengths from 1 to LENGTH, half of it on average.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = "auto",
+    samples: Annotated[int, typer.Option(help="Repetitions")] = 15,
+    out: Annotated[str | None, typer.Option(help="Folder for JSON and a plot.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Decode attention of every variant beside its peers; lists are comma-separated."""
-    from lrkv_jax.runtime import start
+    """Time decode attention of every variant beside its peers.
 
-    start(alone="lrkv bench decode")
+    Lists are separated by commas.
+    """
+    start_alone("bench decode")
     from lrkv_jax.bench.decode import Settings, run
+    from lrkv_jax.bench.decode_table import print_report
     from lrkv_jax.bench.files import command
-    from lrkv_jax.bench.table import print_report
 
     settings = Settings(
-        scales=names(scale), variants=names(variants), ropes=names(rope),
+        scales=names(scale), variants=listed(variants), ropes=listed(rope),
         batches=sizes("--batch", batch), lengths=sizes("--length", length),
         implementations=names(impl), levels=names(level), ragged=ragged, dtype=dtype,
         samples=samples, depth=depth,
     )  # fmt: skip
-    command(run, settings, print_report, as_json=as_json, out=out)
+    command(run, settings, print_report, print_json=as_json, out=out)
 
 
 @bench_app.command("train")
 def bench_train(
     overrides: Overrides = None,
-    scale: Annotated[str | None, typer.Option(help="128m on a GPU, quickstart on a CPU")] = None,
-    variants: Annotated[str, typer.Option()] = "mha,gqa,mqa,mla,lrkv",
-    rope: Annotated[str | None, typer.Option(help="LRKV's modes; all on a GPU, full")] = None,
-    depth: Annotated[int | None, typer.Option(help="layers; the scale's")] = None,
-    samples: Annotated[int | None, typer.Option(help="times that each is timed; 15, 7")] = None,
-    data: Annotated[bool, typer.Option(help="time the loader and the loop too")] = True,
-    out: Annotated[str | None, typer.Option(help="a folder for JSON")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not tables")] = False,
+    scale: Annotated[
+        str | None,
+        typer.Option(help="Shipped scales (default: 128m on a GPU, quickstart on a CPU)."),
+    ] = None,
+    variants: Variants = None,
+    rope: Annotated[
+        str | None,
+        typer.Option(help="Rope modes to time (default: all on a GPU, full on a CPU)."),
+    ] = None,
+    depth: Annotated[int | None, typer.Option(help="Layers (default: those of the scale).")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Repetitions (default: 15, on a CPU 7).")
+    ] = None,
+    data: Annotated[
+        bool, typer.Option(help="Time the loader and the training loop too (default: yes).")
+    ] = True,
+    out: Annotated[str | None, typer.Option(help="Folder for JSON.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """A training step of every variant and its parts, on random tokens; mesh.fsdp=8 as in train."""
+    """Time a training step of every variant, and its parts, on random tokens.
+
+    Settings are given as to `lrkv train`, for example mesh.fsdp=8.
+    """
     # Compile times are of compiling, unless the environment names a cache.
     os.environ.setdefault("LRKV_COMPILATION_CACHE", "off")
-    from lrkv_jax.runtime import start
-
-    start(alone="lrkv bench train")
+    start_alone("bench train")
     from lrkv_jax.bench.files import command
     from lrkv_jax.bench.train import here, run
     from lrkv_jax.bench.train_table import print_report
 
     settings = here(
-        scales=scale and names(scale), variants=names(variants), ropes=rope and names(rope),
+        scales=scale and names(scale), variants=listed(variants), ropes=listed(rope),
         overrides=tuple(overrides or ()), depth=depth, samples=samples, data=data,
     )  # fmt: skip
-    command(run, settings, print_report, as_json=as_json, out=out)
+    command(run, settings, print_report, print_json=as_json, out=out)
+
+
+def listed(option: str | None) -> tuple[str, ...] | None:
+    """The names of a comma-separated option; None where it was not given."""
+    return None if option is None else names(option)

@@ -1,4 +1,4 @@
-"""lrkv checkpoint: what a run has saved, whether it is sound, and what may go."""
+"""`lrkv checkpoint`: what a run has saved, whether it is sound, and what may be deleted."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ import time
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lrkv_jax.cli.shared import Run, group, step_named
+from lrkv_jax.cli.shared import Json, Run, group, step_named
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
-checkpoint_app = group("checkpoint", "Look after a run's checkpoints.")
-
-Json = Annotated[bool, typer.Option("--json", help="print JSON, not a table")]
+checkpoint_app = group("checkpoint", "List, verify and prune a run's checkpoints.")
 
 
 def _on_the_host() -> None:
-    """Orbax and the fingerprints need a device; the host's will do, and a GPU may be training."""
+    """Use the host as the device that Orbax and fingerprints need: a GPU may be training."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 @checkpoint_app.command("list")
 def checkpoint_list(run: Run, as_json: Json = False) -> None:
-    """Every step with its tokens, loss and size; reads manifests alone."""
+    """List every saved step with its tokens, loss and size.
+
+    Only manifests are read.
+    """
     _on_the_host()
     from lrkv_jax.checkpoint.inspect import entries
 
@@ -37,10 +39,15 @@ def checkpoint_list(run: Run, as_json: Json = False) -> None:
 @checkpoint_app.command("verify")
 def checkpoint_verify(
     run: Run,
-    step: Annotated[str | None, typer.Option(help="one step; all unless given")] = None,
+    step: Annotated[
+        str | None, typer.Option(metavar="N|best", help="Which checkpoint (default: all).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read every file and array and compare them with what was saved; exit code 2 for damage."""
+    """Read every file and array and compare them with what was saved.
+
+    Exits with 2 if anything is damaged.
+    """
     _on_the_host()
     from lrkv_jax.checkpoint.inspect import entries, verify
 
@@ -50,7 +57,7 @@ def checkpoint_verify(
         there = [e for e in there if (e.best if number == "best" else e.step == number)]
         if not there:
             raise LrkvError(f"no checkpoint of step {step} in {run}: see lrkv checkpoint list")
-    checked = [verify(entry) for entry in there]
+    checked = [found for entry in there if (found := verify(entry))]
     _print(checked, as_json, checked=True)
     if not checked or any(entry.damage for entry in checked):
         sys.exit(EXIT_BAD_INPUT)
@@ -59,10 +66,14 @@ def checkpoint_verify(
 @checkpoint_app.command("prune")
 def checkpoint_prune(
     run: Run,
-    keep: Annotated[int, typer.Option(help="newest sound steps that stay, beside the best")] = 1,
-    dry: Annotated[bool, typer.Option("--dry-run", help="delete nothing")] = False,
+    keep: Annotated[
+        int, typer.Option(help="How many of the newest sound steps to keep, beside the best")
+    ] = 1,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
+    ] = False,
 ) -> None:
-    """Delete old steps, once newer ones have been verified."""
+    """Delete old steps, after newer ones have been verified."""
     _on_the_host()
     from lrkv_jax.checkpoint.inspect import prune
 
@@ -91,7 +102,9 @@ def _print(entries, as_json: bool, *, checked: bool = False) -> None:
     if not rows:
         print("no checkpoints")
         return
-    table = Table("step", "tokens", "held-out CE", "MB", "saved", "", box=None)
+    table = Table(
+        "step", "tokens", "held-out CE", "MB", "saved", "", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for column in table.columns[:4]:
         column.justify = "right"
     for row in rows:
@@ -107,4 +120,4 @@ def _print(entries, as_json: bool, *, checked: bool = False) -> None:
             ", ".join(note for note in notes if note),
             style="bold red" if state else None,
         )
-    Console(soft_wrap=True).print(table, highlight=False)
+    Console(soft_wrap=True, markup=False).print(table, highlight=False)

@@ -1,4 +1,4 @@
-"""The commands that make, use and foresee runs."""
+"""The commands that make and plan runs: quickstart, train, plan, settings."""
 
 from __future__ import annotations
 
@@ -9,32 +9,50 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lrkv_jax.cli.shared import Config, Overrides, app, seconds_of
+from lrkv_jax.cli.shared import Config, Json, Overrides, app, seconds_of, working
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
+from lrkv_jax.runtime import hosts
+from lrkv_jax.runtime.startup import Startup
+from lrkv_jax.runtime.stopping import Stopping
 
 
 @app.command()
 def quickstart(
     overrides: Overrides = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="pretrain, midtrain, evaluate and talk to LRKV instead")
+        bool,
+        typer.Option(
+            "--chat", help="Pretrain, midtrain and evaluate LRKV instead, and talk to it."
+        ),
     ] = False,
     run_model_code: Annotated[
-        bool, typer.Option("--run-model-code", help="with --chat: for humaneval, in a sandbox")
+        bool,
+        typer.Option(
+            "--run-model-code", help="With --chat: run programs that the model wrote, in a sandbox."
+        ),
     ] = False,
 ) -> None:
-    """Train MHA and LRKV on the embedded corpus, evaluate, decode, and compare them."""
-    from lrkv_jax.runtime import start
+    """Train MHA and LRKV on a shipped corpus, evaluate, decode and compare them."""
+    from lrkv_jax.config import load_config
 
-    start(alone="lrkv quickstart")
-    if chat:
-        from lrkv_jax.quickstart.talk import run_chat
+    with Stopping() as stopping:
+        load_config("quickstart", overrides or [])  # a mistake costs no import of JAX
+        with working("starting"):
+            from lrkv_jax.quickstart import compare, talk
+            from lrkv_jax.runtime import start
 
-        finished = run_chat(overrides or [], Console(), run_model_code=run_model_code)
-    else:
-        from lrkv_jax.quickstart.compare import run_quickstart
-
-        finished = run_quickstart(overrides or [], Console())
+            start(alone="lrkv quickstart")
+        if chat:
+            finished = talk.run_chat(
+                overrides or [],
+                Console(markup=False),
+                run_model_code=run_model_code,
+                stopping=stopping,
+            )
+        else:
+            finished = compare.run_quickstart(
+                overrides or [], Console(markup=False), stopping=stopping
+            )
     sys.exit(0 if finished else EXIT_START_AGAIN)
 
 
@@ -42,35 +60,57 @@ def quickstart(
 def train(
     config: Config,
     overrides: Overrides = None,
-    until: Annotated[int | None, typer.Option(help="stop, saved, after this many steps")] = None,
+    until: Annotated[
+        int | None, typer.Option(metavar="STEP", help="Save and stop after this step.")
+    ] = None,
     time_limit: Annotated[
-        str | None, typer.Option(help="stop, saved, and exit with 75 after [HH:]MM:SS")
+        str | None,
+        typer.Option(metavar="[HH:]MM:SS", help="Save, stop and exit with 75 after this time."),
     ] = None,
     replay: Annotated[
-        int | None, typer.Option(help="look at one step again instead; writes nothing")
+        int | None,
+        typer.Option(metavar="STEP", help="Examine one step again instead; writes nothing."),
+    ] = None,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Let this setting differ from what the run was trained with, though it changes "
+            "the result; its history records it. Repeatable.",
+        ),
     ] = None,
 ) -> None:
-    """Train a configuration; goes on from the newest sound checkpoint if the run exists."""
-    from lrkv_jax.config import load_config
-    from lrkv_jax.runtime import processes, start
-    from lrkv_jax.runtime.startup import Startup
-    from lrkv_jax.train.loop import train as run_training
+    """Train a configuration, or resume its run.
 
+    A run that exists resumes from its newest sound checkpoint. Ctrl-C and SIGTERM finish the step,
+    save, and exit with 75: start the same command again.
+    """
     startup = Startup.of_the_process()
-    startup.phase("imports")
     if until is not None and until < 1:
         raise LrkvError(f"--until {until}: use 1 or more steps")
     deadline = None if time_limit is None else startup.began + seconds_of(time_limit)
-    start()
-    startup.phase("processes")
-    with processes.together():
-        run = load_config(config, overrides or [])
-    if replay is not None:
-        from lrkv_jax.train.replay import replay as run_replay
+    from lrkv_jax.config import load_config
 
-        run_replay(run, replay)
-        return
-    result = run_training(run, until=until, deadline=deadline, startup=startup)
+    with Stopping(deadline=deadline) as stopping:
+        # A mistake costs no import of JAX; of several processes, process 0 reports it.
+        run = load_config(config, overrides or []) if hosts.find(os.environ) is None else None
+        with working("starting"):
+            from lrkv_jax.run.loop import train as run_training
+            from lrkv_jax.runtime import processes, start
+
+            startup.phase("imports")
+            start()
+            startup.phase("processes")
+            with processes.together():
+                run = run or load_config(config, overrides or [])
+        if replay is not None:
+            from lrkv_jax.run.replay import replay as run_replay
+
+            run_replay(run, replay)
+            return
+        result = run_training(
+            run, until=until, stopping=stopping, startup=startup, allow=allow_change or ()
+        )
     sys.exit(EXIT_START_AGAIN if result.stopped else 0)
 
 
@@ -78,17 +118,32 @@ def train(
 def plan(
     config: Config,
     overrides: Overrides = None,
-    all_variants: Annotated[bool, typer.Option("--all", help="every variant")] = False,
-    devices: Annotated[int | None, typer.Option(help="that a mesh axis of -1 fills")] = None,
-    hardware: Annotated[str | None, typer.Option(help="a100, h100, h200 or b200")] = None,
-    length: Annotated[int | None, typer.Option(help="tokens in a decoder's cache")] = None,
-    compile_: Annotated[bool, typer.Option("--compile", help="ask XLA too")] = False,
-    target: Annotated[str, typer.Option(help="what to compile for: cpu or cuda")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not a table")] = False,
+    all_variants: Annotated[
+        bool, typer.Option("--all", help="Show every variant of the configuration.")
+    ] = False,
+    devices: Annotated[
+        int | None,
+        typer.Option(help="How many devices a mesh axis of -1 fills (default: one node)."),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="a100, h100, h200 or b200 (default: h200).")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens in a decoder's cache (default: the context).")
+    ] = None,
+    compile_: Annotated[
+        bool,
+        typer.Option(
+            "--compile", help="Compile the step and show XLA's own figures beside the plan."
+        ),
+    ] = False,
+    target: Annotated[str, typer.Option(help="What to compile for: cpu or cuda")] = "cpu",
+    as_json: Json = False,
 ) -> None:
-    """Parameters, FLOPs and KV-cache bytes; on a mesh, memory, messages and time as well.
+    """Say what a run needs: parameters, FLOPs, cache bytes, memory and time.
 
-    A mesh axis, --devices, --hardware or --compile asks for the training step on these devices.
+    A mesh axis, --devices, --hardware or --compile adds the training step on those devices: its
+    memory, messages and time.
     """
     # The cache that is measured is small: no reason to take an accelerator, or to wait for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -108,3 +163,19 @@ def plan(
 
         prepare(run, devices, device_named(name), target)
     print_plan(run, all_variants=all_variants, as_json=as_json, question=question)
+
+
+@app.command()
+def settings(
+    prefix: Annotated[
+        str | None,
+        typer.Argument(metavar="[PREFIX]", help="A setting, or a group as in optimizer.muon."),
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print docs/settings.md instead.")
+    ] = False,
+) -> None:
+    """List the settings of a run: type, default, role and meaning."""
+    from lrkv_jax.config.reference import all_settings, as_markdown, as_text
+
+    print(as_markdown().rstrip() if markdown else as_text(all_settings(prefix or "")))

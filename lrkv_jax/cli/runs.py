@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
-from lrkv_jax.cli.shared import Overrides, Run, app, batches_bar, step_named
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.cli import shared
+from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar, working
+from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
 if TYPE_CHECKING:
-    from lrkv_jax.train.restore import TrainedRun
+    from lrkv_jax.run.restore import TrainedRun
 
-Tokens = Annotated[int, typer.Option(help="new tokens at most")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy")]
-TopK = Annotated[int, typer.Option(help="0 keeps all")]
-TopP = Annotated[float, typer.Option(help="1 keeps all")]
-Step = Annotated[str | None, typer.Option(help="a saved step, or best")]
+Tokens = Annotated[int, typer.Option(help="Most new tokens")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")]
+TopK = Annotated[int, typer.Option(help="Sample among the K likeliest tokens; 0 keeps all")]
+TopP = Annotated[
+    float, typer.Option(help="Sample among the likeliest tokens that make up this probability")
+]
 
 
 @app.command()
@@ -28,37 +31,57 @@ def evaluate(
     tasks: Annotated[
         str,
         typer.Option(
-            help="comma-separated: bpb, agreement, arc_easy, arc_challenge, mmlu, gsm8k, humaneval"
+            help="Any of bpb, agreement, arc_easy, arc_challenge, mmlu, gsm8k and humaneval, "
+            "separated by commas"
         ),
     ] = "bpb,agreement",
-    batch: Annotated[int | None, typer.Option(help="sequences at a time")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Sequences at a time (default: the run's own batch).")
+    ] = None,
     step: Step = None,
     style: Annotated[
-        str | None, typer.Option(help="letters (a chat) or harness; letters if midtrained")
+        str | None,
+        typer.Option(
+            help="How questions are asked: letters (in a chat) or harness (default: letters for a "
+            "midtrained run)."
+        ),
     ] = None,
-    data: Annotated[str, typer.Option(help="where the sets lie, or demo")] = "data/tasks",
-    shots: Annotated[int | None, typer.Option(help="in harness style; as published")] = None,
-    limit: Annotated[int | None, typer.Option(help="first examples of each set")] = None,
-    samples: Annotated[int, typer.Option(help="generated answers an example")] = 1,
+    data: Annotated[
+        str, typer.Option(help="Folder of the sets; demo for the shipped demonstration sets")
+    ] = "data/tasks",
+    shots: Annotated[
+        int | None,
+        typer.Option(help="Examples before a question in harness style (default: as published)."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Ask only the first examples of each set (default: all).")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Answers generated per example")] = 1,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     tokens: Tokens = 512,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Seed = 0,
     run_model_code: Annotated[
-        bool, typer.Option("--run-model-code", help="for humaneval, in a sandbox")
+        bool,
+        typer.Option(
+            "--run-model-code",
+            help="Run programs that the model wrote, in a sandbox, for humaneval.",
+        ),
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="programs run at a time")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, not a table")] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Programs run at a time (default: one per core).")
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Held-out loss of a run, its cached decode against the forward, and the five benchmarks."""
-    from lrkv_jax.evals.benchmark import Settings
-    from lrkv_jax.evals.evaluate import BENCHMARKS
-    from lrkv_jax.evals.evaluate import evaluate as run_evaluation
-    from lrkv_jax.evals.show import print_evaluation
-    from lrkv_jax.runtime import start
-    from lrkv_jax.train.run_dir import read_run
+    """Evaluate a run: held-out loss, cached decode against the forward, benchmarks."""
+    with working("starting"):
+        from lrkv_jax.evals.benchmark import BenchmarkSettings
+        from lrkv_jax.evals.evaluate import evaluate as run_evaluation
+        from lrkv_jax.evals.show import print_evaluation
+        from lrkv_jax.run.run_dir import read_run
+        from lrkv_jax.runtime import start
 
-    start(alone="lrkv evaluate")
+        start(alone="lrkv evaluate")
     names = [task for task in tasks.split(",") if task]
     config = read_run(run)
     chats = config.data.mixture is not None
@@ -66,20 +89,29 @@ def evaluate(
     if set(names) & {"gsm8k", "humaneval"} and tokens >= context:
         tokens = context // 2
         print(f"answers take up to {tokens} tokens: the run reads {context}", flush=True)
-    settings = Settings(
-        style=style or ("letters" if chats else "harness"), folder=data, shots=shots, limit=limit,
+    settings = BenchmarkSettings(
+        style=cast(Any, style or ("letters" if chats else "harness")),
+        folder=data, shots=shots, limit=limit,
         samples=samples, temperature=temperature, top_p=top_p, new_tokens=tokens, seed=seed,
         run_model_code=run_model_code, workers=workers,
     )  # fmt: skip
-    with batches_bar(not set(names) & BENCHMARKS.keys()) as progress:
+    lost: list[str] = []
+
+    def warn(text: str) -> None:
+        lost.append(text)
+        print(f"lrkv: {text}", file=sys.stderr)
+
+    with batches_bar() as progress:
         result = run_evaluation(
-            run, tasks=names, batch=batch, step=step_named(step), settings=settings,
-            overrides=overrides or [], progress=progress,
+            run, tasks=names, batch=batch, step=shared.step_named(step), settings=settings,
+            overrides=overrides or [], progress=progress, warn=warn,
         )  # fmt: skip
     if as_json:
         print(json.dumps(result, indent=2))
     else:
-        print_evaluation(result, Console())
+        print_evaluation(result, Console(markup=False))
+    if lost:
+        sys.exit(EXIT_BAD_INPUT)
 
 
 @app.command()
@@ -87,24 +119,25 @@ def generate(
     run: Run,
     overrides: Overrides = None,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="text to go on from; may be repeated")
+        list[str] | None, typer.Option(help="Text to continue; may be repeated.")
     ] = None,
     prompts: Annotated[
-        str | None, typer.Option(help="JSON lines with a prompt, or a chat's messages, each")
+        str | None,
+        typer.Option(metavar="FILE", help="JSON lines, each with a prompt or a chat's messages."),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="where JSON lines go, with --prompts")] = None,
-    batch: Annotated[int, typer.Option(help="sequences at a time, with --prompts")] = 8,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="With --prompts: where to write JSON lines.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="With --prompts: sequences at a time")] = 8,
     tokens: Tokens = 128,
     temperature: Temperature = 0.8,
     top_k: TopK = 0,
     top_p: TopP = 0.95,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Seed = 0,
     step: Step = None,
 ) -> None:
-    """Continue prompts from the cache, one by one on the screen or a file of them."""
-    from lrkv_jax.data.tokenizer import load_tokenizer
+    """Continue prompts, given on the command line or in a file."""
     from lrkv_jax.decode import Sampling
-    from lrkv_jax.decode import generate as run_decode
 
     _check_tokens(tokens)
     if bool(prompt) == bool(prompts):
@@ -124,37 +157,44 @@ def generate(
         lost = f", {cut} prompts lost their beginning" if cut else ""
         print(f"{out}{lost}")
         return
-    tokenizer = load_tokenizer(trained.config.data.tokenizer)
-    ids = [[tokenizer.bos, *tokenizer.encode(text).tolist()] for text in prompt]
-    continued = run_decode(
-        trained.config.model, trained.params, ids, tokens,
-        sampling=sampling, seed=seed, stop=(tokenizer.bos,), mesh=trained.mesh,
-    )  # fmt: skip
-    for text, more in zip(prompt, continued, strict=True):
-        print(text + tokenizer.decode(more))
+    from lrkv_jax.generation import streamed
+
+    pieces = streamed(trained, prompt, new_tokens=tokens, sampling=sampling, seed=seed)
+    for piece in pieces:
+        print(piece, end="", flush=True)
 
 
 @app.command()
 def chat(
     run: Run,
     overrides: Overrides = None,
-    tokens: Annotated[int, typer.Option(help="new tokens an answer at most")] = 256,
+    tokens: Annotated[int, typer.Option(help="Most new tokens of an answer")] = 256,
     temperature: Temperature = 0.8,
     top_k: TopK = 0,
     top_p: TopP = 0.95,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Seed = 0,
     step: Step = None,
 ) -> None:
-    """Talk with a midtrained run: /reset, /save FILE, /set temperature=0.5, /help, /quit."""
+    """Talk with a midtrained run.
+
+    In the chat: /reset, /save FILE, /set temperature=0.5, /help, /quit.
+    """
     from lrkv_jax.chat import Chat
     from lrkv_jax.cli.conversation import converse
     from lrkv_jax.decode import Sampling
+    from lrkv_jax.run.run_dir import read_run
 
     _check_tokens(tokens)
+    config = read_run(run)
+    if config.data.mixture is None:
+        name = "quickstart_midtrain" if config.name == "quickstart" else "midtrain"
+        raise LrkvError(
+            f"{run} has not been midtrained: run lrkv train configs/{name}.yaml init_from={run}"
+        )
     sampling = Sampling(temperature, top_k, top_p)
     trained = _loaded("chat", run, step, overrides)
     talk = Chat(trained, sampling=sampling, seed=seed, new_tokens=tokens)
-    converse(talk, Console(highlight=False))
+    converse(talk, Console(highlight=False, markup=False))
 
 
 def _check_tokens(tokens: int) -> None:
@@ -164,8 +204,8 @@ def _check_tokens(tokens: int) -> None:
 
 def _loaded(command: str, run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:
     """The run that a command decodes with, once this process has its devices."""
-    from lrkv_jax.runtime import start
-    from lrkv_jax.train.restore import load_run
+    shared.start_alone(command)
+    with working("reading the run"):
+        from lrkv_jax.run.restore import load_run
 
-    start(alone=f"lrkv {command}")
-    return load_run(run, step=step_named(step), overrides=overrides or [])
+        return load_run(run, step=shared.step_named(step), overrides=overrides or [])

@@ -8,29 +8,64 @@ from typing import Annotated
 
 import typer
 
+from lrkv_jax import __version__
+from lrkv_jax.cli.help import Command, Group
 from lrkv_jax.errors import LrkvError
 
-app = typer.Typer(
-    help="Train, evaluate and decode five attention variants on equal terms.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+HELP = ["-h", "--help"]
 
 
-def group(name: str, purpose: str) -> typer.Typer:
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"lrkv {__version__}")
+        raise typer.Exit
+
+
+class Verbs(typer.Typer):
+    """Commands whose help pages are those of `lrkv_jax.cli.help`."""
+
+    def __init__(self, **how):
+        super().__init__(cls=Group, no_args_is_help=True, rich_markup_mode=None, **how)
+
+    def command(self, name: str | None = None, **how):
+        return super().command(name, cls=Command, **how)
+
+
+app = Verbs(pretty_exceptions_enable=False, context_settings={"help_option_names": HELP})
+
+
+@app.callback()
+def lrkv(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
+    ] = False,
+) -> None:
+    """Train, evaluate and decode MHA, GQA, MQA, MLA and LRKV on equal terms."""
+
+
+def group(name: str, purpose: str) -> Verbs:
     """Commands under one name, as in `lrkv bench decode`."""
-    commands = typer.Typer(help=purpose, no_args_is_help=True, rich_markup_mode=None)
+    commands = Verbs(help=purpose)
     app.add_typer(commands, name=name)
     return commands
 
 
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file or a shipped scale")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="a run's directory")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings to change")
+Config = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
 ]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as in train.steps=100."),
+]
+Step = Annotated[
+    str | None, typer.Option(metavar="N|best", help="Which checkpoint (default: the newest).")
+]
+Seed = Annotated[int, typer.Option(help="Seed of sampling")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -39,7 +74,7 @@ def names(text: str) -> tuple[str, ...]:
 
 def sizes(option: str, text: str) -> tuple[int, ...]:
     parts = names(text)
-    if not all(part.isdigit() for part in parts):
+    if not all(part.isdecimal() for part in parts):
         raise LrkvError(f"{option} {text}: use whole numbers, as in 1,4")
     return tuple(int(part) for part in parts)
 
@@ -47,7 +82,7 @@ def sizes(option: str, text: str) -> tuple[int, ...]:
 def step_named(text: str | None) -> int | str | None:
     if text is None or text == "best":
         return text
-    if not text.isdigit():
+    if not text.isdecimal():
         raise LrkvError(f"--step {text}: use a number, or best")
     return int(text)
 
@@ -65,19 +100,42 @@ def seconds_of(text: str) -> int:
 
 
 @contextlib.contextmanager
-def batches_bar(hidden: bool = False) -> Iterator[Callable[[str, float, int], None]]:
-    """A bar on a terminal's stderr for what is done in batches: a function (name, done, all)."""
+def working(what: str) -> Iterator[None]:
+    """Show on a terminal's stderr that this block is working, while it prints nothing."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(f"{what} ...") if console.is_terminal else contextlib.nullcontext():
+        yield
+
+
+def start_alone(command: str) -> None:
+    """Import JAX and start this process's devices for a command that one process does."""
+    with working("starting"):
+        from lrkv_jax.runtime import start
+
+        start(alone=f"lrkv {command}")
+
+
+@contextlib.contextmanager
+def batches_bar() -> Iterator[Callable[[str, float, int], None]]:
+    """Give a function (name, done, all) that moves a progress bar on a terminal's stderr.
+
+    Until it is called, the bar only moves.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Left
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left()
     tasks = {}
-    with Progress(*columns, console=console, disable=hidden or not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        waiting = bar.add_task("working", total=None)
 
         def show(name: str, done: float, total: int) -> None:
             if name not in tasks:
+                bar.update(waiting, visible=False)
                 tasks[name] = bar.add_task(name, total=total)
             bar.update(tasks[name], completed=int(done))
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from lrkv_jax.cli.shared import Config, app, names
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
@@ -19,25 +20,40 @@ def sweep(
     config: Config,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE[,VALUE]...]...", help="as of train; commas: each value"),
+        typer.Argument(
+            metavar="[KEY=VALUE[,VALUE]...]...",
+            help="Settings as of lrkv train; each of several values, separated by commas, "
+            "makes a run.",
+        ),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="folder of the runs; runs/NAME")] = None,
-    tasks: Annotated[str, typer.Option(help="what each run is evaluated on")] = "bpb,agreement",
-    jobs: Annotated[int, typer.Option(help="runs at a time, each on its share of the cores")] = 1,
+    out: Annotated[
+        str | None, typer.Option(help="Folder of the runs (default: runs/NAME).")
+    ] = None,
+    tasks: Annotated[str, typer.Option(help="What each run is evaluated on")] = "bpb,agreement",
+    jobs: Annotated[int, typer.Option(help="Runs at a time, each on its share of the cores")] = 1,
     only: Annotated[
-        int | None, typer.Option(help="that run alone, from 0: $SLURM_ARRAY_TASK_ID")
+        int | None,
+        typer.Option(
+            metavar="N", help="Only that run, counted from 0, as $SLURM_ARRAY_TASK_ID does."
+        ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="show the runs; start nothing")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the runs, and start nothing.")
+    ] = False,
 ) -> None:
-    """Train and evaluate every combination, as seed=0,1,2 attention=mha,lrkv; skips what is done.
+    """Train and evaluate a run for every combination of settings.
 
-    Killed or stopped, the same command goes on where it was.
+    As in: lrkv sweep configs/nano.yaml seed=0,1,2 attention=mha,lrkv. The same command resumes a
+    sweep that was stopped, and skips what is done.
     """
-    from lrkv_jax.sweep import grid, state_of, work
+    from lrkv_jax.sweep.grid import grid
 
-    points = grid(config, settings or [], out)
+    points = grid(config, settings or [], out)  # a mistake costs no import of JAX
+    from lrkv_jax.sweep.state import state_of
+    from lrkv_jax.sweep.working import work
+
     wanted = names(tasks)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if list_:
         for number, point in enumerate(points):
             console.print(f"{number:3d}  {_so_far(state_of(point, wanted))}", end="  ")
@@ -51,23 +67,23 @@ def sweep(
     width = max(len(point.name) for point in points)
     ended = 0
 
-    def told(outcome) -> None:
+    def report(outcome) -> None:
         nonlocal ended
         ended += 1
         said = outcome.error or _so_far(outcome.state)
         time = f" in {_minutes(outcome.seconds)}" if outcome.seconds else ", as it was"
         name = f"{ended:3d}/{len(points)}  {outcome.point.name:{width}}"
-        console.print(f"{name}  {said}{time}", soft_wrap=True, markup=False)
+        console.print(f"{name}  {said}{time}", soft_wrap=True)
         if outcome.error:
             failed.append(outcome.point.name)
 
     folder = points[0].directory.parent
-    with console.status(f"{len(points)} runs; what each prints is in {folder / 'logs'}"):
-        ran = work(points, tasks=wanted, jobs=jobs, logs=folder / "logs", told=told)
+    with console.status(Text(f"{len(points)} runs; what each prints is in {folder / 'logs'}")):
+        ran = work(points, tasks=wanted, jobs=jobs, logs=folder / "logs", report=report)
     if failed:
         raise LrkvError(f"{len(failed)} of {len(points)} runs failed: see {Path(folder, 'logs')}")
     if not ran:
-        print("stopped: the same command goes on", file=sys.stderr)
+        print("stopped: the same command resumes", file=sys.stderr)
         sys.exit(EXIT_START_AGAIN)
 
 

@@ -2,8 +2,16 @@
 
 from lrkv_jax.comparison.correlation import Correlation, correlation
 from lrkv_jax.comparison.paired import Paired, Spread, against, paired, spread
-from lrkv_jax.comparison.pretraining import pretraining
-from lrkv_jax.comparison.runs import KINDS, Curve, RunRecord, Setting, finished, read_runs, settings
+from lrkv_jax.comparison.runs import (
+    KINDS,
+    Curve,
+    RunRecord,
+    Setting,
+    finished,
+    pretraining,
+    read_runs,
+    settings,
+)
 from lrkv_jax.comparison.sooner import Sooner, sooner, sooner_over_seeds
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""How well one figure of some models tells another, and how little a handful of models says."""
+"""How well one figure of some models predicts another, and how wide the interval of that is."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-Z_95 = 1.959963984540054  # the normal's 97.5th percentile
+from scipy import stats
 
 
 @dataclass(frozen=True)
 class Correlation:
     """Pearson's `r` of `n` points, its square, and the square's 95 % interval.
 
-    The interval is None of fewer than 4 points: Fisher's z has none then.
+    The interval is None for fewer than 4 points: Fisher's z has none then.
     """
 
     r: float
@@ -27,7 +26,7 @@ class Correlation:
 
     @property
     def in_words(self) -> str:
-        """As a picture has it."""
+        """R² with its interval, as pictures write it."""
         if self.interval is None:
             return f"R² = {self.r_squared:.3f} of {self.n} points: too few for an interval"
         low, high = self.interval
@@ -37,18 +36,17 @@ class Correlation:
 def correlation(x: Sequence[float], y: Sequence[float]) -> Correlation | None:
     """Pearson's correlation; None where it is undefined: fewer than 3 points, or one value alone.
 
-    The interval of r is tanh(artanh r ± 1.96/√(n − 3)) (Fisher 1921, Metron 1:3); that of its
-    square begins at 0 where r's holds 0.
+    The interval of r is Fisher's (1921, Metron 1:3); that of its square begins at 0 where r's
+    contains 0.
     """
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    a, b = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
-    x, y = x - x.mean(), y - y.mean()
-    r = float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1, 1))
+    found = stats.pearsonr(a, b)
+    r = float(found.statistic)
     if len(x) < 4:
         return Correlation(r, len(x), None)
-    with np.errstate(divide="ignore"):  # of points on a line: certain, by this measure
-        z, half = np.arctanh(r), Z_95 / np.sqrt(len(x) - 3)
-    low, high = np.tanh(z - half), np.tanh(z + half)
-    squares = sorted((float(low**2), float(high**2)))
+    with np.errstate(divide="ignore"):  # points on a line are certain, by this measure
+        low, high = map(float, found.confidence_interval(0.95))
+    squares = sorted((low**2, high**2))
     return Correlation(r, len(x), (0.0 if low < 0 < high else squares[0], squares[1]))

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
-import jax
 import numpy as np
-from jax.scipy.special import betainc
+from scipy import stats
 
 LEVEL = 0.05
 
@@ -29,9 +27,9 @@ class Spread:
 
 def spread(values: Sequence[float]) -> Spread:
     """Mean and spread of one value or more."""
-    values = np.asarray(values, np.float64)
-    sd = float(values.std(ddof=1)) if len(values) > 1 else None
-    return Spread(float(values.mean()), sd, len(values))
+    given = np.asarray(values, np.float64)
+    sd = float(given.std(ddof=1)) if len(given) > 1 else None
+    return Spread(float(given.mean()), sd, len(given))
 
 
 @dataclass(frozen=True)
@@ -56,12 +54,12 @@ class Paired:
         """The difference's own 95 % interval, not adjusted for others; None of fewer than 2."""
         if self.sd is None:
             return None
-        half = critical_t(self.n - 1) * self.sd / self.n**0.5
+        half = float(stats.t.isf(LEVEL / 2, self.n - 1)) * self.sd / self.n**0.5
         return self.difference - half, self.difference + half
 
     @property
     def verdict(self) -> str:
-        """lower, higher, none, or that it cannot be told."""
+        """lower, higher, none, or why there is no test."""
         if self.n == 0:
             return "no seed in common"
         if self.p is None:
@@ -72,7 +70,7 @@ class Paired:
 
     @property
     def in_words(self) -> str:
-        """The verdict with its p, as a table has it."""
+        """The verdict with its p, as tables write it."""
         return self.verdict if self.p is None else f"{self.verdict} (p = {self.p:.2g})"
 
 
@@ -87,8 +85,8 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
     if over.sd == 0:  # the same difference each time: certain, or none at all
         t = float(np.copysign(np.inf, over.mean)) if over.mean else 0.0
         return Paired(over.mean, 0.0, over.n, t, 0.0 if over.mean else 1.0)
-    t = over.mean / (over.sd / over.n**0.5)
-    return Paired(over.mean, over.sd, over.n, t, two_sided_p(t, over.n - 1))
+    test = stats.ttest_rel(*([side[seed] for seed in seeds] for side in (ours, theirs)))
+    return Paired(over.mean, over.sd, over.n, float(test.statistic), float(test.pvalue))
 
 
 def against(
@@ -108,25 +106,3 @@ def holm(p: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p) - rank) * p[which]))
         adjusted[which] = largest
     return adjusted
-
-
-def two_sided_p(t: float, degrees: int) -> float:
-    """The chance of a Student's t at least as far from 0: I(ν / (ν + t²); ν/2, 1/2).
-
-    Abramowitz and Stegun 26.5.27 and 26.7.1.
-    """
-    with jax.enable_x64(True):
-        x = np.float64(degrees / (degrees + t * t))
-        return float(betainc(np.float64(degrees / 2), np.float64(0.5), x))
-
-
-@cache
-def critical_t(degrees: int) -> float:
-    """What Student's t passes on either side with a chance of `LEVEL`, to 12 digits."""
-    low, high = 0.0, 1.0
-    while two_sided_p(high, degrees) > LEVEL:
-        low, high = high, 2 * high
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if two_sided_p(middle, degrees) > LEVEL else (low, middle)
-    return high

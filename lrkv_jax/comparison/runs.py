@@ -12,28 +12,35 @@ from typing import Any
 
 import numpy as np
 
-from lrkv_jax.accounting import cache_bytes_fraction, cache_fraction, training_tokens
+from lrkv_jax.accounting import (
+    cache_allocated_bytes_per_token,
+    cache_bytes_fraction,
+    cache_fraction,
+    training_tokens,
+    with_mha,
+)
 from lrkv_jax.config import RunConfig
-from lrkv_jax.config.attention import KINDS as kinds
+from lrkv_jax.config.attention import KINDS as ENTRIES
+from lrkv_jax.config.differences import SEEDS, settings_of
+from lrkv_jax.disk import read_json
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.train.metrics import read_metrics
-from lrkv_jax.train.run_dir import NOT_LEARNT, RHYTHM, read_run
+from lrkv_jax.run.metrics import read_metrics
+from lrkv_jax.run.run_dir import read_history, read_run
 
-KINDS = tuple(kinds)  # in the order in which tables and legends have them
-_SIZES = {"gqa": "kv_heads", "mla": "latent", "lrkv": "rank"}
+# The package's own lines, in the order in which tables and legends have them; others follow.
+KINDS = tuple(entry.name for kind, entry in ENTRIES.items() if ":" not in kind)
 
-# What two runs may differ in and still be compared: the variant, the seed, and what changes how a
-# run is carried out and not what it learns.
-_BESIDE_MODEL = {"attention", *NOT_LEARNT}
-_BESIDE_TRAIN = {"seed", "steps", "tokens", "epochs", "accumulation", *RHYTHM}
-_BESIDE_DATA = {"shuffle_seed", *NOT_LEARNT}
+# What two runs may differ in and still be compared, beside rhythm and place; how long they are is
+# compared in tokens, and runs that start from others start from different ones.
+_FREE = ("attention", "model.attention", *SEEDS, "train.steps", "train.epochs",
+         "init_from", "init_step")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Curve:
     """A run's validations, all of the same held-out text, in the order of training.
 
-    `steps`, `tokens` and `flops` are of training up to each; `cross_entropy` nats a token,
+    `steps`, `tokens` and `flops` are of training up to each; `cross_entropy` in nats per token,
     `bits_per_byte`; `heldout_tokens` that each was measured on.
     """
 
@@ -70,20 +77,23 @@ class RunRecord:
 
     @property
     def kind(self) -> str:
-        return self.config.model.attention.kind
+        """The name of its line of the family, as in lrkv."""
+        return self.config.model.attention.name
+
+    @property
+    def mode(self) -> str | None:
+        """How it places positions, if its line has modes."""
+        return self.config.model.attention.mode
 
     @property
     def size(self) -> int | None:
         """What its kind is sized by: key/value heads, latent width or residual rank."""
-        field = _SIZES.get(self.kind)
-        return getattr(self.config.model.attention, field) if field else None
+        return self.config.model.attention.size
 
     @property
     def label(self) -> str:
         """Kind and size as the paper writes them, as in MHA, MLA-128, LRKV-8."""
-        name = self.kind.upper() if self.size is None else f"{self.kind.upper()}-{self.size}"
-        rope = getattr(self.config.model.attention, "rope", "full")
-        return name if rope == "full" else f"{name} rope {rope}"
+        return self.config.model.attention.label
 
     @property
     def seed(self) -> int:
@@ -105,9 +115,16 @@ class RunRecord:
         return cache_bytes_fraction(self.config.model)
 
     @property
+    def cache_allocated_fraction(self) -> float:
+        """Bytes over MHA's of a bfloat16 cache as it is allocated, padding included."""
+        model = self.config.model
+        mha = cache_allocated_bytes_per_token(with_mha(model))
+        return cache_allocated_bytes_per_token(model) / mha
+
+    @property
     def cache_bytes_measured(self) -> float | None:
-        """Bytes a token leaves in the live cache, summed from its buffers; None: not evaluated."""
-        return self.evaluation and self.evaluation["kv_cache_bytes_per_token"]
+        """Bytes per token in the live cache, summed from its buffers; None if not evaluated."""
+        return self.evaluation["kv_cache_bytes_per_token"] if self.evaluation else None
 
     @property
     def steps_done(self) -> int:
@@ -119,7 +136,7 @@ class RunRecord:
 
     @property
     def cross_entropy(self) -> float | None:
-        """Nats a token over the whole held-out split, at the end; None until it is reached."""
+        """Nats per token over the whole held-out split, at the end; None until it is reached."""
         return self.rows[-1].get("validation_loss") if self.finished else None
 
     @property
@@ -145,26 +162,30 @@ class RunRecord:
         same = [row for row in measured if row["validation_tokens"] == tokens]
         names = ("step", "tokens", "flops", "validation_loss", "validation_bpb")
         columns = (np.asarray([row[name] for row in same], np.float64) for name in names)
-        return Curve(*columns, heldout_tokens=tokens)
+        return Curve(*columns, heldout_tokens=tokens)  # type: ignore[arg-type, misc]
+
+    @property
+    def changed(self) -> list[str]:
+        """The settings that were changed between its steps, and change what it learns."""
+        keys = [
+            row["key"] for row in read_history(self.path)
+            if row["event"] == "change" and row["role"] in ("result", "content")
+        ]  # fmt: skip
+        # At a constant rate a run that became longer is the run that was long from the start.
+        same = "train.steps" if self.config.optimizer.schedule == "constant" else None
+        return [key for key in dict.fromkeys(keys) if key != same]
 
     @cached_property
     def comparable(self) -> str:
         """Equal for runs that differ in variant, seed and machine alone."""
-        config = self.config.model_dump(mode="json")
-        return json.dumps(
-            {
-                "tokens": training_tokens(self.config),
-                "model": _without(config["model"], _BESIDE_MODEL),
-                "optimizer": config["optimizer"],
-                "data": _without(config["data"], _BESIDE_DATA),
-                "train": _without(config["train"], _BESIDE_TRAIN),
-                "midtrained from": bool(self.config.init_from),
-            }
-        )
-
-
-def _without(group: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in names}
+        settings = settings_of(self.config, ("result", "content"))
+        same = {
+            "tokens": training_tokens(self.config),
+            **{key: value for key, (_, value) in settings.items() if key not in _FREE},
+            "midtrained from": bool(self.config.init_from),
+            "changed while training": ", ".join(self.changed) or "no",
+        }
+        return json.dumps(same, default=lambda group: group.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)
@@ -180,16 +201,35 @@ class Setting:
 
     @property
     def labels(self) -> list[str]:
-        """Its labels, in the order MHA, GQA, MQA, MLA, LRKV and then by size."""
+        """Its labels, in the order of their kinds and then by size."""
         return list(dict.fromkeys(run.label for run in self.runs))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that its runs' configurations list, with or without a run, in table order.
+
+        MHA, with which the others are compared, is always one of them.
+        """
+        listed = {
+            entry.name
+            for run in self.runs
+            for entry in (run.config.model.attention, *run.config.variants.values())
+        }
+        return tuple(sorted({"mha"} | listed, key=_kind_order))
 
     def main(self, kind: str) -> dict[int, RunRecord]:
         """The runs by seed that stand for a kind beside the other kinds.
 
-        Those of the line of `variants` that is named as the kind; an ablation's lines are not.
+        They are those of the line of `variants` that is named as the kind, or else of the only line
+        of that kind; an ablation's lines do not stand for it.
         """
-        named = [run.label for run in self.runs if run.kind == kind == run.variant]
-        return self.seeds(named[0]) if named else {}
+        own = [run for run in self.runs if run.kind == kind]
+        main = [run for run in own if run.variant == kind] or [
+            run
+            for run in own
+            if [entry.name for entry in run.config.variants.values()].count(kind) == 1
+        ]
+        return self.seeds(main[0].label) if main else {}
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
@@ -206,6 +246,25 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
         found |= dict.fromkeys(folder.resolve() for folder in here)
     runs = [_read(folder) for folder in found]
     return sorted(runs, key=lambda run: (run.scale, _order(run), run.seed, str(run.path)))
+
+
+def pretraining(run: RunRecord, known: Mapping[Path, RunRecord]) -> RunRecord:
+    """The run whose loss is of text: this one, or what it was started from.
+
+    `known` are runs by their resolved path; others are read from `init_from`. Raises `LrkvError`
+    where there is none, or it has not finished: it has no bits per byte then.
+    """
+    before = run
+    while before.midtrained:
+        if not before.config.init_from:
+            raise LrkvError(f"no pretraining: {before.path} began with conversations")
+        path = Path(before.config.init_from)
+        if path.resolve() not in known and not (path / "config.yaml").is_file():
+            raise LrkvError(f"no run: {path}, which {before.path} was started from")
+        before = known.get(path.resolve()) or read_runs([path])[0]
+    if before.bits_per_byte is None:
+        raise LrkvError(f"not finished: {before.path}, so no bits per byte of {run.label}")
+    return before
 
 
 def finished(runs: Mapping[int, RunRecord]) -> dict[int, RunRecord]:
@@ -241,30 +300,25 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
 
 def _apart(run: RunRecord, others: list[RunRecord]) -> str:
     """What sets a run's setting apart from the others', as ", train.batch 16"; "" of one alone."""
-    flat = [_flat(json.loads(other.comparable)) for other in others]
-    own = _flat(json.loads(run.comparable))
+    flat = [json.loads(other.comparable) for other in others]
+    own = json.loads(run.comparable)
     differing = [key for key in own if any(other.get(key) != own[key] for other in flat)]
-    told, same = "", flat
+    words, same = "", flat
     for key in differing:
         fewer = [other for other in same if other.get(key) == own[key]]
         if len(fewer) < len(same):
             value = f"{own[key]:,}" if isinstance(own[key], int) else own[key]
-            told, same = f"{told}, {key} {value}", fewer
-    return told
-
-
-def _flat(group: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in group.items():
-        inner = (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-        flat |= inner
-    return flat
+            words, same = f"{words}, {key} {value}", fewer
+    return words
 
 
 def _order(run: RunRecord) -> tuple:
-    return KINDS.index(run.kind), run.size or 0, run.label
+    return *_kind_order(run.kind), run.size or 0, run.label
+
+
+def _kind_order(kind: str) -> tuple[int, str]:
+    """The package's own kinds in their order, then others by name."""
+    return KINDS.index(kind) if kind in KINDS else len(KINDS), kind
 
 
 def _runs_in(path: Path) -> list[Path]:
@@ -280,15 +334,6 @@ def _read(folder: Path) -> RunRecord:
         folder,
         read_run(folder),
         tuple(read_metrics(folder)),
-        _json(folder / "evaluation.json"),
-        _json(folder / "analysis.json"),
+        read_json(folder / "evaluation.json", "delete it and evaluate the run again"),
+        read_json(folder / "analysis.json", "delete it and analyze the run again"),
     )
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise LrkvError(f"{path} is not JSON: delete it and evaluate the run again") from error

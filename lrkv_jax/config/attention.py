@@ -1,7 +1,8 @@
-"""The attention variants as configuration: their settings, checks and closed-form counts.
+"""The lines of the attention family as configuration: settings, checks and closed-form counts.
 
-One entry per variant. An entry names the module that implements it, so a new variant is one new
-file under `attention/` and one new class here.
+A line is an entry, a frozen class that registers itself when it is defined, and a layer that the
+entry names. Nothing here loads JAX: the layer's module is imported when a layer is made. An entry
+outside this package joins under `kind: my_module:MyEntry`; `docs/new_variant.md` has an example.
 
 D model width  H heads  G key/value heads  K head width  R residual rank  C latent width
 P rope-key width
@@ -9,16 +10,20 @@ P rope-key width
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Protocol
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
-from lrkv_jax.config.frozen import Frozen, NonNegative, Positive
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.config.frozen import Frozen, NonNegative, Positive, result
+from lrkv_jax.errors import LrkvError, nearest
+
+KINDS: dict[str, type[AttentionConfig]] = {}  # every registered entry, in order of definition
 
 
 class ModelShape(Protocol):
-    """What a variant's entry asks of the model around it."""
+    """What an entry asks of the model around it."""
 
     width: int
     heads: int
@@ -27,16 +32,92 @@ class ModelShape(Protocol):
 
 
 class AttentionConfig(Frozen):
-    """What every variant's entry answers; counts are per layer.
+    """What every entry answers; counts are per layer.
 
-    `implementation` is "module:class" under `lrkv_jax.attention`.
+    A subclass that gives itself a `name` is a line of the family and registers itself. Its `kind`,
+    which a configuration writes, is that name; outside this package it is "module:Class".
+    `layer` names the class of its layer as "module:Class", or as "Class" in the entry's own module.
+    `looks` gives each mode (None: a line without modes) its colour, line style and marker in
+    pictures; a line without them takes spare ones.
     """
 
-    kind: str
-    implementation: ClassVar[str]
+    name: ClassVar[str]
+    layer: ClassVar[str]
+    looks: ClassVar[Mapping[str | None, tuple[str, str, str]]] = {}
+
+    kind: str = result("The line of the family; by default the name that it stands under.", "")
+
+    if TYPE_CHECKING:
+        # Each line has settings of its own, and its layer reads them.
+        def __getattr__(self, name: str) -> Any: ...
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        if "name" in vars(cls):
+            KINDS[cls.own_kind()] = cls
+
+    @classmethod
+    def own_kind(cls) -> str:
+        """What a configuration writes as `kind`: from it any process can find this class."""
+        ours = cls.__module__.startswith(f"{__name__.partition('.')[0]}.")
+        return cls.name if ours else f"{cls.__module__}:{cls.__name__}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_kind(cls, settings: Any) -> Any:
+        if not isinstance(settings, dict):
+            return settings
+        kind = settings.get("kind", cls.own_kind())
+        if kind != cls.own_kind():
+            raise LrkvError(f"kind = {kind} is not {cls.__name__}: its kind is {cls.own_kind()}")
+        return {**settings, "kind": kind}
+
+    @classmethod
+    def modes(cls) -> tuple[str, ...]:
+        """The values of its setting `rope`; () if it has none."""
+        return get_args(cls.model_fields["rope"].annotation) if "rope" in cls.model_fields else ()
+
+    @classmethod
+    def usual_mode(cls) -> str | None:
+        """The mode of an entry that names none."""
+        return cls.model_fields["rope"].default if "rope" in cls.model_fields else None
+
+    @property
+    def mode(self) -> str | None:
+        """Its `rope`; None for a line that has only one way to place positions."""
+        return getattr(self, "rope", None)
+
+    def in_mode(self, mode: str) -> Self:
+        """The same with another `rope`."""
+        return self.model_copy(update={"rope": mode})
+
+    @property
+    def size(self) -> int | None:
+        """What an ablation varies: key/value heads, latent width or rank; None for nothing."""
+        return None
+
+    @property
+    def label(self) -> str:
+        """Name, size and mode as tables and legends write them: MHA, MLA-128, LRKV-8 rope shared.
+
+        The default mode is not written.
+        """
+        sized = self.name.upper() if self.size is None else f"{self.name.upper()}-{self.size}"
+        return sized if self.mode == self.usual_mode() else f"{sized} rope {self.mode}"
+
+    @classmethod
+    def layer_class(cls) -> Any:
+        """The class of its layer, imported now."""
+        module, _, name = cls.layer.rpartition(":")
+        return getattr(import_module(module or cls.__module__), name)
 
     def check(self, model: ModelShape) -> None:
         """Raise `LrkvError` where this variant cannot have the shape of `model`."""
+
+    def on_shard(self, model: ModelShape, tensor: int) -> Self:
+        """The entry of one tensor shard by itself, a model of H / `tensor` heads."""
+        return self
 
     def query_width(self, model: ModelShape) -> int:
         """Width of one head's projected query."""
@@ -58,8 +139,12 @@ class AttentionConfig(Frozen):
         """Parameters that make keys and values."""
         raise NotImplementedError
 
+    def parameters_used_twice(self, model: ModelShape) -> int:
+        """Parameters that multiply two tensors per token in training, not one."""
+        return 0
+
     def cache_values(self, model: ModelShape) -> int:
-        """Values a token leaves in the cache, each in the cache's dtype."""
+        """Values that a token leaves in the cache, each in the cache's dtype."""
         raise NotImplementedError
 
     def cache_values_published(self, model: ModelShape) -> int:
@@ -67,7 +152,7 @@ class AttentionConfig(Frozen):
         return self.cache_values(model)
 
     def cache_scalars(self, model: ModelShape) -> int:
-        """Float32 scalars a token leaves in the cache beside its values."""
+        """Float32 scalars that a token leaves in the cache beside its values."""
         return 0
 
     def cache_padding_values(self, model: ModelShape) -> int:
@@ -81,14 +166,14 @@ class AttentionConfig(Frozen):
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
         """FLOPs of a new token's attention for each token in the cache: logits and values.
 
-        Two a multiplication, over all heads, as the cache is read here: MLA absorbed, LRKV from its
-        factors. Softmax, masks and rotations are left out.
+        Two per multiplication, over all heads, as the cache is read here: MLA absorbed, LRKV from
+        its factors. Softmax, masks and rotations are left out.
         """
         raise NotImplementedError
 
 
 class _Grouped(AttentionConfig):
-    implementation: ClassVar[str] = "grouped:GroupedAttention"
+    layer: ClassVar[str] = "lrkv_jax.attention.grouped:GroupedAttention"
 
     def groups(self, model: ModelShape) -> int:
         """Key/value heads G."""
@@ -110,7 +195,8 @@ class _Grouped(AttentionConfig):
 class MHA(_Grouped):
     """Multi-head attention: each head has its own keys and values."""
 
-    kind: Literal["mha"] = "mha"
+    name: ClassVar[str] = "mha"
+    looks: ClassVar = {None: ("#000000", "-", "o")}
 
     def groups(self, model: ModelShape) -> int:
         return model.heads
@@ -119,8 +205,9 @@ class MHA(_Grouped):
 class GQA(_Grouped):
     """Grouped-query attention: `kv_heads` key/value heads, each serving H / kv_heads queries."""
 
-    kind: Literal["gqa"] = "gqa"
-    kv_heads: Positive
+    name: ClassVar[str] = "gqa"
+    looks: ClassVar = {None: ("#56B4E9", "--", "s")}
+    kv_heads: Positive = result("Key/value heads, G. They divide the model's heads.")
 
     def check(self, model: ModelShape) -> None:
         if model.heads % self.kv_heads:
@@ -132,6 +219,16 @@ class GQA(_Grouped):
                 else f"attention.kv_heads = {self.kv_heads} does not divide heads = 1: use 1"
             )
 
+    @property
+    def size(self) -> int:
+        return self.kv_heads
+
+    def on_shard(self, model: ModelShape, tensor: int) -> GQA:
+        # Groups that `tensor` does not divide stay whole; a shard reads those of its own heads.
+        heads, groups = model.heads // tensor, self.kv_heads
+        most = min(heads, groups // tensor if groups % tensor == 0 else groups)
+        return GQA(kv_heads=next(g for g in range(most, 0, -1) if heads % g == 0))
+
     def groups(self, model: ModelShape) -> int:
         return self.kv_heads
 
@@ -139,22 +236,30 @@ class GQA(_Grouped):
 class MQA(_Grouped):
     """Multi-query attention: one key and value head for all queries."""
 
-    kind: Literal["mqa"] = "mqa"
+    name: ClassVar[str] = "mqa"
+    looks: ClassVar = {None: ("#0072B2", ":", "v")}
 
     def groups(self, model: ModelShape) -> int:
         return 1
 
 
 class MLA(AttentionConfig):
-    """Multi-head latent attention: one latent a token, expanded per head, and one rope key.
+    """Multi-head latent attention: one latent per token, expanded per head, and one rope key.
 
     `rope_width = 0` reproduces the paper's cache count (and drops positions altogether).
     """
 
-    kind: Literal["mla"] = "mla"
-    implementation: ClassVar[str] = "mla:LatentAttention"
-    latent: Positive
-    rope_width: NonNegative = 64
+    name: ClassVar[str] = "mla"
+    layer: ClassVar[str] = "lrkv_jax.attention.mla:LatentAttention"
+    looks: ClassVar = {None: ("#CC79A7", "-.", "D")}
+    latent: Positive = result("Width of the latent that all heads share, C.")
+    rope_width: NonNegative = result(
+        "Width of the rope key that all heads share, P. Even; 0 drops positions.", 64
+    )
+
+    @property
+    def size(self) -> int:
+        return self.latent
 
     def check(self, model: ModelShape) -> None:
         if self.rope_width % 2:
@@ -190,10 +295,25 @@ class LRKV(AttentionConfig):
     part alone; `latent` rotates the shared part and, in R dimensions, the latent.
     """
 
-    kind: Literal["lrkv"] = "lrkv"
-    implementation: ClassVar[str] = "lrkv:LowRankAttention"
-    rank: NonNegative
-    rope: Literal["full", "shared", "latent"] = "full"
+    name: ClassVar[str] = "lrkv"
+    layer: ClassVar[str] = "lrkv_jax.attention.lrkv:LowRankAttention"
+    looks: ClassVar = {
+        "full": ("#D55E00", "-", "^"),
+        "shared": ("#E69F00", "--", "P"),
+        "latent": ("#009E73", "-.", "X"),
+    }
+    rank: NonNegative = result(
+        "Rank of each head's residual, R. 0 is MQA; head_width can represent any MHA."
+    )
+    rope: Literal["full", "shared", "latent"] = result(
+        "What positions rotate. full: the whole key; shared: its shared part alone; latent: its "
+        "shared part, and the latent in its own R coordinates.",
+        "full",
+    )
+
+    @property
+    def size(self) -> int:
+        return self.rank
 
     def check(self, model: ModelShape) -> None:
         if self.rank > model.head_width:
@@ -213,6 +333,11 @@ class LRKV(AttentionConfig):
         residual = model.heads * self.rank * (model.width + model.head_width)
         return 2 * (shared + residual)
 
+    def parameters_used_twice(self, model: ModelShape) -> int:
+        # B^K takes queries to the latent; the key's norm needs the whole key, r B^K, as well.
+        twice = self.rope != "full" and model.qk_norm
+        return model.heads * self.rank * model.head_width if twice else 0
+
     def cache_values(self, model: ModelShape) -> int:
         return 2 * (model.head_width + model.heads * self.rank)
 
@@ -231,7 +356,7 @@ class LRKV(AttentionConfig):
 
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
         """Shared part and values' latents, and the keys' latents; `full` meets them through
-        [cos, sin] · M_h(q), K · R products more a head (`lrkv_jax.kernels.lrkv_decode`)."""
+        [cos, sin] · M_h(q), K · R more products per head (`lrkv_jax.kernels.lrkv_decode`)."""
         exact = 2 * model.head_width * self.rank if self.rope == "full" else 0
         return model.heads * (4 * model.head_width + 4 * self.rank + exact)
 
@@ -246,5 +371,37 @@ class LRKV(AttentionConfig):
         return -(-self.rank // multiple) * multiple
 
 
-Attention = Annotated[MHA | GQA | MQA | MLA | LRKV, Field(discriminator="kind")]
-KINDS = {c.model_fields["kind"].default: c for c in (MHA, GQA, MQA, MLA, LRKV)}
+def entry_class(kind: Any) -> type[AttentionConfig]:
+    """The entry that a configuration's `kind` names; "module:Class" is imported.
+
+    Raises `LrkvError`, naming the nearest kind, where there is none.
+    """
+    if isinstance(kind, str) and kind not in KINDS and ":" in kind:
+        module, _, name = kind.partition(":")
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            raise LrkvError(
+                f"kind {kind}: there is no module {error.name}: install it, or put its folder on "
+                "PYTHONPATH"
+            ) from error
+        except Exception as error:  # it is another's code, and may raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise LrkvError(f"kind {kind}: importing {module} raises {reason}") from error
+        if kind not in KINDS:
+            own = [one.partition(":")[2] for one in KINDS if one.startswith(f"{module}:")]
+            mend = nearest(name, own) if own else ": it defines no AttentionConfig with a name"
+            raise LrkvError(f"kind {kind}: {module} has no entry {name}{mend}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise LrkvError(f"kind {kind} is unknown{nearest(str(kind), KINDS)}")
+    return KINDS[kind]
+
+
+def _entry(settings: Any) -> Any:
+    if not isinstance(settings, dict):
+        return settings
+    return entry_class(settings.get("kind")).model_validate(settings)
+
+
+# The entry that a mapping's `kind` names.
+Attention = Annotated[SerializeAsAny[AttentionConfig], BeforeValidator(_entry)]

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from lrkv_jax.config.attention import KINDS, Attention
-from lrkv_jax.config.frozen import Frozen
-from lrkv_jax.config.inherit import extended, inherited
-from lrkv_jax.config.schema import RunConfig
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.config.attention import entry_class
+from lrkv_jax.config.frozen import Frozen, inherited_settings
+from lrkv_jax.config.schema import DataConfig, RunConfig, TrainConfig
+from lrkv_jax.errors import LrkvError, nearest
 
 
 class _Loader(yaml.SafeLoader):
     """YAML whose floats may be written 1e-4 (YAML 1.1 reads that as text), without aliases.
 
-    Nine lines of aliases of aliases are a billion values, and an alias can hold itself.
+    10:13 is text, where YAML 1.1 reads minutes and seconds. Nine lines of aliases of aliases are a
+    billion values, and an alias can hold itself. A key that stands twice in a mapping is refused:
+    YAML would keep the last one.
     """
+
+    def construct_mapping(self, node, deep=False):
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise yaml.YAMLError(f"{name} stands twice, in lines {lines[name]} and {line}")
+            lines[name] = line
+        return super().construct_mapping(node, deep)
 
     def compose_node(self, parent, index):
         if self.check_event(yaml.AliasEvent):
@@ -31,12 +40,13 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the strings that `_Loader` would read as floats."""
+    """Quotes the strings that `_Loader` would read as numbers."""
 
 
+_OURS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int")
 for _yaml in (_Loader, _Dumper):
     _yaml.yaml_implicit_resolvers = {
-        first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:float"]
+        first: [(tag, regexp) for tag, regexp in resolvers if tag not in _OURS]
         for first, resolvers in _yaml.yaml_implicit_resolvers.items()
     }
     _yaml.add_implicit_resolver(
@@ -45,6 +55,11 @@ for _yaml in (_Loader, _Dumper):
             r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d+([eE][-+]?\d+)?)$"
         ),
         list("-+.0123456789"),
+    )
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:int",
+        re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]+|0|[1-9][\d_]*)$"),
+        list("-+0123456789"),
     )
 
 
@@ -87,7 +102,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             raw["attention"] = value
     chosen = raw.get("attention")
     if not isinstance(chosen, str) or chosen not in variants:
-        raise LrkvError(f"attention = {chosen} is not a variant{_nearest(str(chosen), variants)}")
+        raise LrkvError(f"attention = {chosen} is not a variant{nearest(str(chosen), variants)}")
     _drop_other_length(raw, changes)
     for key, value in changes:
         if key != "attention":
@@ -98,16 +113,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise LrkvError(f"variants = {raw['variants']}: name one, as in variants.lrkv.rank=64")
     # Once more: an override may have added a line or changed a kind.
     raw["variants"] = variants = {n: _with_kind(n, entry) for n, entry in raw["variants"].items()}
-    try:
-        entry = TypeAdapter(Attention).validate_python(variants[chosen], strict=True)
-    except ValidationError as error:
-        raise LrkvError(f"{path.name}: {_first(error, ('attention',))}") from error
+    # The chosen line first, under the name by which an override changes it.
+    for name in sorted(variants, key=lambda name: name != chosen):
+        key = "attention" if name == chosen else f"variants.{name}"
+        variants[name] = _validated(path, entry_class(variants[name]["kind"]), variants[name], key)
     if isinstance(raw["model"], dict):
-        raw["model"]["attention"] = entry
-    try:
-        return RunConfig.model_validate(raw)
-    except ValidationError as error:
-        raise LrkvError(f"{path.name}: {_first(error)}") from error
+        raw["model"]["attention"] = variants[chosen]
+    return _validated(path, RunConfig, raw)
 
 
 def dump_config(config: RunConfig) -> str:
@@ -129,7 +141,7 @@ def find_config(path: str | Path) -> Path:
         if (folder / f"{name}.yaml").is_file() and path.parent in (Path("."), Path("configs")):
             return folder / f"{name}.yaml"
     names = sorted(f.stem for folder in shipped for f in folder.glob("*.yaml"))
-    raise LrkvError(f"no configuration {path}{_nearest(name, names)}")
+    raise LrkvError(f"no configuration {path}{nearest(name, names)}")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -143,7 +155,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _extended(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """The file with the one that it extends underneath."""
+    """The file on top of the one it extends: its settings change single keys, its variants replace.
+
+    An ablation has the model, data and training of its scale, and lines of its own.
+    """
     if "extends" not in raw:
         return raw
     name = raw["extends"]
@@ -153,11 +168,17 @@ def _extended(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     base = _read(beside if beside.is_file() else find_config(name))
     if "extends" in base:
         raise LrkvError(f"{path} extends {name}, which extends another: extend that one")
-    return extended(raw, base)
+    merged = _deep(base, {key: value for key, value in raw.items() if key != "extends"})
+    return merged | ({"variants": raw["variants"]} if "variants" in raw else {})
 
 
 def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A file without variants: they are those of the run that it starts from."""
+    """A file without variants, filled in from the configuration of the run that it starts from.
+
+    The model with its variants, the optimiser's settings, and what data and training declare as
+    `inherited` are the run's, each key unless the file has it; the rest is the file's. The name
+    joins both.
+    """
     run = {**raw, **dict(changes)}.get("init_from")
     if run is None:
         raise LrkvError(
@@ -167,8 +188,24 @@ def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -
     saved = Path(str(run)) / "config.yaml"
     if not saved.is_file():
         raise LrkvError(f"init_from = {run} is not a run: it has no config.yaml")
-    load_config(saved)  # whatever is wrong with it is said of it
-    return inherited(raw, _read(saved))
+    load_config(saved)  # an error then names this file
+    base = _read(saved)
+    kept = {key: base[key] for key in ("variants", "model", "optimizer") if base.get(key)}
+    for name, group in (("train", TrainConfig), ("data", DataConfig)):
+        settings = base.get(name) or {}
+        kept[name] = {k: settings[k] for k in inherited_settings(group) if k in settings}
+    kept["model"].pop("attention", None)
+    name = f"{base['name']}-{raw['name']}" if raw.get("name") else base["name"]
+    own = {key: value for key, value in raw.items() if value is not None}
+    return _deep(kept, own) | {"name": name, "attention": base["attention"]}
+
+
+def _deep(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(merged.get(key), dict) and isinstance(value, dict)
+        merged[key] = _deep(merged[key], value) if both else value
+    return merged
 
 
 def _parse_override(text: str) -> tuple[str, Any]:
@@ -188,8 +225,10 @@ def _with_kind(name: str, entry: Any) -> dict[str, Any]:
             f"variants.{name} = {entry}: write its settings as a mapping, {{}} for none"
         )
     kind = entry.get("kind", name)
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise LrkvError(f"variants.{name}: kind {kind} is unknown{_nearest(str(kind), KINDS)}")
+    try:
+        entry_class(kind)
+    except LrkvError as error:
+        raise LrkvError(f"variants.{name}: {error}") from error
     return {"kind": kind, **entry}
 
 
@@ -217,42 +256,34 @@ def _drop_other_length(raw: dict[str, Any], changes: list[tuple[str, Any]]) -> N
                 raw["train"].pop(other, None)
 
 
-def _nearest(word: str, known) -> str:
-    known = [str(name) for name in known]
-    if not known:
-        return ": there is nothing to set there, remove it"
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f": did you mean {close[0]}?" if close else f": use one of {', '.join(known)}"
+def _validated(path: Path, model: type[Frozen], raw: dict[str, Any], key: str = "") -> Any:
+    """`model` with the settings `raw`, which a configuration has under `key`."""
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise LrkvError(f"{path.name}: {_first(error, model, key)}") from error
 
 
-def _first(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
-    """The first problem as `key = value: what is wrong`, without the union's tags."""
+def _first(error: ValidationError, model: type[Frozen], group: str) -> str:
+    """The first problem as `key = value: what is wrong`."""
     problems = error.errors()
     # A misspelt key is also a missing one; its spelling is the mend.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location = [str(part) for part in problem["loc"]]
-    if len(location) > 2 and location[0] == "variants":
-        location.pop(2)  # the discriminator's tag
-    elif prefix:
-        location.pop(0)
-    key = ".".join([*prefix, *location])
+    key = ".".join([group, *location] if group else location)
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {key}{_nearest(location[-1], _siblings(problem, prefix))}"
+        return f"unknown key {key}{nearest(location[-1], _siblings(model, location))}"
     if problem["type"] == "missing":
         return f"{key} is missing: give it a value"
     message = problem["msg"].removeprefix("Input ")
     return f"{key} = {repr(problem['input'])[:200]} {message[0].lower()}{message[1:]}"
 
 
-def _siblings(problem, prefix: tuple[str, ...]) -> list[str]:
+def _siblings(model: type[Frozen], location: Sequence[str]) -> list[str]:
     """The keys that exist where an unknown one was found."""
-    if prefix:
-        return [k for k in KINDS[problem["loc"][0]].model_fields if k != "kind"]
-    model: Any = RunConfig
-    for part in problem["loc"][:-1]:
-        if part in KINDS:
-            model = KINDS[part]
-        elif issubclass(model, Frozen) and part in model.model_fields:
-            annotation = model.model_fields[part].annotation
-            model = annotation if isinstance(annotation, type) else model
-    return [k for k in model.model_fields if k != "kind"]
+    for part in location[:-1]:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        inside = (annotation, *get_args(annotation))  # of `HubConfig | None`, of a tuple of parts
+        groups = (one for one in inside if isinstance(one, type) and issubclass(one, Frozen))
+        model = next(groups, model)
+    return [key for key in model.model_fields if key != "kind"]

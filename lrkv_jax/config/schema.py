@@ -1,5 +1,6 @@
 """What a run is, as frozen objects: model, optimiser, data, mesh, training, evaluation.
 
+Each setting is declared once: its default, its description and its role (`config.frozen`).
 Defaults are the paper's where it states them; a comment says where a default comes from elsewhere.
 """
 
@@ -12,45 +13,64 @@ from pydantic import Field, model_validator
 from lrkv_jax.config.attention import Attention
 from lrkv_jax.config.frozen import (
     Fraction,
-    Frozen,
+    Group,
     NonNegative,
     NonNegativeFloat,
+    Path,
     Positive,
     PositiveFloat,
+    Seed,
+    content,
+    place,
+    result,
+    rhythm,
 )
 from lrkv_jax.errors import LrkvError
 
-# `auto` is bfloat16 on an accelerator and float32 on a CPU, where bfloat16 is emulated.
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
-class ModelConfig(Frozen):
-    """A decoder-only Transformer; the block's defaults are DESIGN §2's.
+class ModelConfig(Group):
+    """A decoder-only Transformer.
 
     L layers  D width  H heads  K head_width  F feed_forward  V vocabulary
     """
 
-    layers: Positive
-    width: Positive
-    heads: Positive
-    head_width: Positive = 128
-    feed_forward: Positive | None = None  # None is 4 · width
-    vocabulary: Positive
-    attention: Attention
-    rope_base: PositiveFloat = 10_000.0
-    qk_norm: bool = True
-    norm_gain: bool = False  # learned gains on the norms of width D
-    norm_eps: PositiveFloat = 1e-6
-    embedding_norm: bool = True
-    activation: Literal["relu2", "gelu", "silu"] = "relu2"
-    softcap: PositiveFloat | None = 15.0  # None leaves logits uncapped
-    tied_head: bool = False
-    dtype: Dtype = "auto"  # of the computation; parameters are float32
-    # `auto` is the Mosaic kernel where it can run, XLA elsewhere; `interpret` is for tests.
-    decode_kernel: Literal["auto", "xla", "mosaic", "interpret"] = "auto"
-    # Attention of whole sequences: `auto` is cuDNN where it can run (`lrkv_jax.kernels.flash`).
-    train_kernel: Literal["auto", "whole", "chunked", "cudnn"] = "auto"
-    unroll: Positive = 1  # layers unrolled per iteration of the scan
+    layers: Positive = result("Number of blocks, L.")
+    width: Positive = result("Width of the residual stream, D.")
+    heads: Positive = result("Query heads of each block, H.")
+    head_width: Positive = result("Width of one head, K.", 128)
+    feed_forward: Positive | None = result("Hidden width of the MLP, F. Null is 4 · width.", None)
+    vocabulary: Positive = result("Token ids, V. Must be at least the tokenizer's.")
+    attention: Attention = result("The chosen line of `variants`. Set it as `attention`.")
+    rope_base: PositiveFloat = result("Base of the rotary position embedding.", 10_000.0)
+    qk_norm: bool = result("Divide queries and keys by their root mean square.", True)
+    norm_gain: bool = result("Give the norms of width D learned gains.", False)
+    norm_eps: PositiveFloat = result("Added to the mean square inside each norm.", 1e-6)
+    embedding_norm: bool = result("Normalise the embedding before the first block.", True)
+    activation: Literal["relu2", "gelu", "silu"] = result(
+        "Activation of the MLP. relu2 is the square of relu; gelu is its tanh approximation.",
+        "relu2",
+    )
+    softcap: PositiveFloat | None = result(
+        "Cap c of the logits: c · tanh(x / c). Null: none.", 15.0
+    )
+    tied_head: bool = result("Use the embedding as the output head.", False)
+    dtype: Dtype = result(
+        "Type of the computation; parameters are float32. "
+        "auto is bfloat16 on an accelerator and float32 on a CPU, which emulates bfloat16.",
+        "auto",
+    )
+    decode_kernel: Literal["auto", "xla", "mosaic", "interpret"] = place(
+        "Kernel of decoding. auto is the Mosaic kernel where it can run and XLA elsewhere; "
+        "interpret is for tests.",
+        "auto",
+    )
+    train_kernel: Literal["auto", "whole", "chunked", "cudnn"] = place(
+        "Attention of whole sequences. auto is cuDNN where it can run (`lrkv_jax.kernels.flash`).",
+        "auto",
+    )
+    unroll: Positive = place("Layers unrolled per iteration of the scan over layers.", 1)
 
     @property
     def feed_forward_width(self) -> int:
@@ -73,95 +93,119 @@ class ModelConfig(Frozen):
         return self
 
 
-class MuonConfig(Frozen):
+class MuonConfig(Group):
     """Muon for the block matrices (Keller Jordan's, as nanochat runs it)."""
 
-    momentum: Fraction = 0.95
-    momentum_start: Fraction | None = None  # None: no warm-up of the momentum
-    momentum_warmup: NonNegative = 300  # steps from momentum_start to momentum
-    iterations: Positive = 5
-    dtype: Dtype = "auto"  # of the Newton–Schulz iterations
+    momentum: Fraction = result("Momentum, after its warm-up.", 0.95)
+    momentum_start: Fraction | None = result("Momentum of step 0. Null: it never warms up.", None)
+    momentum_warmup: NonNegative = result("Steps from momentum_start to momentum.", 300)
+    iterations: Positive = result("Newton–Schulz iterations per step.", 5)
+    dtype: Dtype = result("Type of the Newton–Schulz iterations; auto as in model.dtype.", "auto")
 
 
-class OptimizerConfig(Frozen):
+class OptimizerConfig(Group):
     """Muon on matrices, AdamW on the embedding, the head and whatever is not a matrix."""
 
-    matrix_lr: NonNegativeFloat = 0.02
-    embedding_lr: NonNegativeFloat = 0.2
-    head_lr: NonNegativeFloat = 0.004
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: NonNegative = 2000
-    final_lr: Fraction = 0.1  # of the peak; the paper is silent, MLRA's baselines use 0.1
-    constant: Fraction = 0.0  # share of the steps after warm-up that stay at the peak
-    matrix_decay: NonNegativeFloat = 0.1
-    head_decay: NonNegativeFloat = 0.1
+    matrix_lr: NonNegativeFloat = result("Peak learning rate of the matrices (Muon).", 0.02)
+    embedding_lr: NonNegativeFloat = result("Peak learning rate of the embedding (AdamW).", 0.2)
+    head_lr: NonNegativeFloat = result("Peak learning rate of the head (AdamW).", 0.004)
+    schedule: Literal["cosine", "linear", "constant"] = result(
+        "How the learning rates fall after the warm-up.", "cosine"
+    )
+    warmup: NonNegative = result("Steps in which the learning rates rise to their peaks.", 2000)
+    # The paper is silent; MLRA's baselines use 0.1.
+    final_lr: Fraction = result("Learning rate of the last step, as a share of the peak.", 0.1)
+    constant: Fraction = result("Share of the steps after the warm-up that stay at the peak.", 0.0)
+    matrix_decay: NonNegativeFloat = result("Weight decay of the matrices.", 0.1)
+    head_decay: NonNegativeFloat = result("Weight decay of the head.", 0.1)
     # Decaying an embedding at rate 0.2 · 0.1 would erase it: 0.98^1000 = 1.7e-9.
-    embedding_decay: NonNegativeFloat = 0.0
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
-    adam_eps: PositiveFloat = 1e-10
-    clip: PositiveFloat | None = 1.0  # global norm; None does not clip
-    moments_dtype: Literal["float32", "bfloat16"] = "float32"  # of momentum and first moments
-    muon: MuonConfig = MuonConfig()
+    embedding_decay: NonNegativeFloat = result("Weight decay of the embedding.", 0.0)
+    beta1: Fraction = result("Decay of AdamW's first moment.", 0.9)
+    beta2: Fraction = result("Decay of AdamW's second moment.", 0.95)
+    adam_eps: PositiveFloat = result("Added to AdamW's denominator.", 1e-10)
+    clip: PositiveFloat | None = result("Largest global norm of the gradient. Null: no limit.", 1.0)
+    moments_dtype: Literal["float32", "bfloat16"] = result(
+        "Type in which momentum and first moments are kept.", "float32"
+    )
+    muon: MuonConfig = Field(MuonConfig(), description="Muon's own settings.")
 
 
-class MixturePart(Frozen):
+class MixturePart(Group):
     """Conversations of one set (`lrkv_jax.data.tasks`)."""
 
-    task: str
-    split: str
-    weight: PositiveFloat = 1.0  # how often each one is taken; 0.5 takes half of them
-    first: Positive | None = None  # as many of the shuffled split; None: all
+    task: str = result("Name of the set.")
+    split: str = result("Split of the set.")
+    weight: PositiveFloat = result("How often each one is taken; 0.5 takes half of them.", 1.0)
+    first: Positive | None = result("Take only this many of the shuffled split. Null: all.", None)
 
 
-class MixtureConfig(Frozen):
+class MixtureConfig(Group):
     """Conversations to train on, packed into records so that an epoch has each exactly once."""
 
-    train: tuple[MixturePart, ...] = Field(strict=False, min_length=1)
-    heldout: tuple[MixturePart, ...] = Field(strict=False, min_length=1)
-    folder: str = "data/tasks"  # where the sets lie; "demo" is the small ones that ship
-    loss: Literal["all", "assistant"] = "all"  # whose tokens are targets
-    seed: NonNegative = 42  # of the choice of `first` and of the order
+    train: tuple[MixturePart, ...] = result("Sets to train on.", strict=False, min_length=1)
+    heldout: tuple[MixturePart, ...] = result(
+        "Sets to validate on, written alike.", strict=False, min_length=1
+    )
+    folder: Path = content("Folder of the sets; `demo` is the small ones that ship.", "data/tasks")
+    loss: Literal["all", "assistant"] = result("Whose tokens are targets.", "all")
+    seed: Seed = result("Seed of the choice of `first` and of the order.", 42)
 
 
-class HubConfig(Frozen):
+class HubConfig(Group):
     """Files of a data set on the Hugging Face hub, fetched into `data.source` before it is built.
 
     The commit that `revision` names at the first download is written beside the files, and later
     ones take that commit.
     """
 
-    repo: str  # as in HuggingFaceFW/fineweb-edu
-    revision: str = "main"  # a branch, a tag or a commit
-    files: tuple[str, ...] = Field(default=("*.parquet",), strict=False)  # names or patterns
-    first: Positive | None = None  # that many of the files, by name; None: all
+    repo: str = place("Data set on the hub, as in HuggingFaceFW/fineweb-edu.")
+    revision: str = place("A branch, a tag or a commit of it.", "main")
+    files: tuple[str, ...] = place("Names or patterns of files.", ("*.parquet",), strict=False)
+    first: Positive | None = place("Take only this many of the files, by name. Null: all.", None)
 
 
-class DataConfig(Frozen):
+class DataConfig(Group):
     """Where documents come from and how they become records of context + 1 tokens."""
 
-    # The embedded corpus, or a folder of .txt, .jsonl or .parquet; not read under a mixture.
-    source: str = "sotu"
-    mixture: MixtureConfig | None = None
-    hub: HubConfig | None = None  # where the folder's files come from; None: you put them there
-    licence: str | None = None  # of the folder's text, for the metadata; the hub names its own
-    text_column: str = "text"
-    heldout: Fraction = 0.01  # share of a folder's documents; the embedded corpus splits by date
-    heldout_shards: NonNegative = 0  # the folder's last files, held out whole in place of a share
-    tokenizer: str = "sotu-4096"  # or "gpt2", or the path of a tokenizer.json
-    directory: str = "data"  # where the built records are kept
-    workers: Positive | None = None  # processes that build; None: one a core, none if it is little
-    keep_streams: bool = True  # the tokens of each file, from which another context is packed
-    shuffle_seed: NonNegative = 0
+    source: Path = content(
+        "The embedded corpus (`sotu`), or a folder of .txt, .jsonl or .parquet files. "
+        "Not read if there is a mixture.",
+        "sotu",
+    )
+    mixture: MixtureConfig | None = result("Conversations to train on in place of text.", None)
+    hub: HubConfig | None = place(
+        "Where the folder's files are fetched from. Null: you put them there.", None
+    )
+    licence: str | None = place(
+        "Licence of the folder's text, for the records' metadata. The hub names its own.", None
+    )
+    text_column: str = result("Column or field that holds a document's text.", "text")
+    heldout: Fraction = result(
+        "Share of a folder's documents that is held out; the embedded corpus splits by date.", 0.01
+    )
+    heldout_shards: NonNegative = result(
+        "Last files of the folder, held out whole in place of a share.", 0
+    )
+    tokenizer: Path = content(
+        "`sotu-4096`, `gpt2`, or the path of a tokenizer.json.", "sotu-4096", inherited=True
+    )
+    directory: Path = place("Folder in which built records are kept.", "data", inherited=True)
+    workers: Positive | None = place(
+        "Processes that build records. Null: one per core, or none if there is little to do.", None
+    )
+    keep_streams: bool = place(
+        "Keep the tokens of each file, from which records of another context are packed.", True
+    )
+    shuffle_seed: Seed = result("Seed of the order of the records.", 0)
 
 
-class MeshConfig(Frozen):
+class MeshConfig(Group):
     """Sizes of the mesh axes; one of them may be −1: the devices that are left."""
 
-    data: int = 1
-    fsdp: int = -1
-    context: int = 1  # splits the positions of a sequence
-    tensor: int = 1
+    data: int = place("Devices that split the batch; each has all parameters.", 1)
+    fsdp: int = place("Devices that split the batch and the parameters.", -1)
+    context: int = place("Devices that split the positions of a sequence.", 1)
+    tensor: int = place("Devices that split heads and hidden units.", 1)
 
     @model_validator(mode="after")
     def _sizes(self) -> MeshConfig:
@@ -175,31 +219,63 @@ class MeshConfig(Frozen):
         return self
 
 
-class TrainConfig(Frozen):
+class TrainConfig(Group):
     """A run's length, batch and rhythm. Steps are optimiser steps; a step is `batch` sequences."""
 
-    context: Positive
-    batch: Positive  # sequences a step, over all devices and accumulation steps
-    accumulation: Positive = 1
-    steps: Positive | None = None  # give one of steps, tokens and epochs
-    tokens: Positive | None = None
-    # Each record exactly this often; the last batch is filled up with rows that count nowhere. A
-    # run fills in the steps that they come to.
-    epochs: Positive | None = None
-    seed: NonNegative = 0
-    document_mask: bool = False  # documents in one record never see each other
-    document_positions: bool = False  # positions count from a document's start, not the record's
-    loss_chunk: Positive = 2048  # tokens whose logits exist at one time
-    # What the backward pass computes again instead of keeping (`lrkv_jax.train.remat`).
-    remat: Literal["none", "minimal", "full", "offload"] = "none"
-    log_every: Positive = 10
-    validate_every: NonNegative = 250  # 0: at the end alone
-    validation_batches: Positive | None = 20  # of `batch` records; None: the whole split
-    save_every: NonNegative = 1000  # 0: at the end alone
-    keep: Positive = 2  # newest checkpoints kept, beside the best
-    sample_every: NonNegative = 0  # 0: at the end alone
-    sample_prompts: tuple[str, ...] = Field(default=("My fellow Americans,",), strict=False)
-    sample_tokens: NonNegative = 64
+    context: Positive = result("Tokens of a sequence.", inherited=True)
+    batch: Positive = result("Sequences per step, over all devices and accumulation steps.")
+    accumulation: Positive = rhythm("Microbatches that a step's gradient is the mean of.", 1)
+    steps: Positive | None = result("Length of the run. Give one of steps, tokens, epochs.", None)
+    tokens: Positive | None = result("Length of the run in tokens.", None)
+    epochs: Positive | None = result(
+        "Length of the run in passes over the records, each exactly this often. The last batch is "
+        "filled up with padding rows. The run fills in the steps that they come to.",
+        None,
+    )
+    seed: Seed = result("Seed of the parameters and of the samples.", 0)
+    document_mask: bool = result("Documents in one record never see each other.", False)
+    document_positions: bool = result(
+        "Count positions from a document's start, not from the record's.", False
+    )
+    loss_chunk: Positive = rhythm("Tokens whose logits exist at one time.", 2048, inherited=True)
+    remat: Literal["none", "minimal", "full", "offload"] = rhythm(
+        "What the backward pass computes again instead of keeping (`lrkv_jax.nn.remat`).",
+        "none",
+        inherited=True,
+    )
+    log_every: Positive = rhythm("Steps between lines on the screen.", 10)
+    validate_every: NonNegative = rhythm("Steps between validations. 0: only at the end.", 250)
+    validation_batches: Positive | None = rhythm(
+        "Batches of `batch` held-out records per validation. Null: the whole split, which the "
+        "end always measures.",
+        20,
+    )
+    save_every: NonNegative = rhythm("Steps between checkpoints. 0: only at the end.", 1000)
+    keep: Positive = rhythm("Newest checkpoints that are kept, beside the best.", 2)
+    sample_every: NonNegative = rhythm("Steps between samples. 0: only at the end.", 0)
+    sample_prompts: tuple[str, ...] = rhythm(
+        "Texts that samples continue.", ("My fellow Americans,",), strict=False
+    )
+    sample_tokens: NonNegative = rhythm("Tokens of a sample. 0: none are drawn.", 64)
+    profile: Annotated[str, Field(pattern=r"\A[1-9][0-9]{0,8}:[1-9][0-9]{0,8}\z")] | None = rhythm(
+        "First and last step that jax.profiler traces into the run's profile/, as 10:13, for "
+        "TensorBoard. Null: none.",
+        None,
+    )
+
+    @model_validator(mode="after")
+    def _profile_in_order(self) -> TrainConfig:
+        if self.profile is not None and not self.profiled:
+            raise LrkvError(f"train.profile = {self.profile}: write the first step, then the last")
+        return self
+
+    @property
+    def profiled(self) -> range:
+        """The steps that are traced."""
+        if self.profile is None:
+            return range(0)
+        first, last = map(int, self.profile.split(":"))
+        return range(first, last + 1)
 
     @model_validator(mode="after")
     def _length_and_batch(self) -> TrainConfig:
@@ -213,6 +289,9 @@ class TrainConfig(Frozen):
                 f"train.accumulation = {self.accumulation} does not divide "
                 f"train.batch = {self.batch}: use a divisor of it"
             )
+        steps = self.steps or (self.tokens or 0) // (self.batch * self.context)
+        if steps >= 2**31:
+            raise LrkvError(f"a run of {steps} steps cannot be counted: use fewer than 2^31")
         return self
 
     @property
@@ -227,45 +306,70 @@ class TrainConfig(Frozen):
         return max(1, self.tokens // (self.batch * self.context))
 
 
-class GuardConfig(Frozen):
+class GuardConfig(Group):
     """What happens to steps whose numbers are wrong (`lrkv_jax.train.guard`).
 
     A step whose loss or gradient norm is not finite never reaches the parameters.
     """
 
-    spike: PositiveFloat | None = 10.0  # robust deviations above the recent median; None: not told
-    skip_spikes: bool = False
-    stop_after: Positive = 10  # steps skipped in a row
+    spike: PositiveFloat | None = result(
+        "Robust deviations above the recent median from which a loss is reported as a spike. "
+        "Null: none is.",
+        10.0,
+    )
+    skip_spikes: bool = result("Leave steps out whose loss is a spike.", False)
+    stop_after: Positive = rhythm("End the run after this many skipped steps in a row.", 10)
 
 
-class WatchdogConfig(Frozen):
-    """After how many seconds of one activity it is told, and the process ended; None: never."""
+class WatchdogConfig(Group):
+    """After how many seconds of one activity a run warns, and ends."""
 
-    warn_after: PositiveFloat | None = 300.0
-    end_after: PositiveFloat | None = 3600.0
+    warn_after: PositiveFloat | None = rhythm("Seconds until a warning. Null: never.", 300.0)
+    end_after: PositiveFloat | None = rhythm("Seconds until the process ends. Null: never.", 3600.0)
+
+
+class LoggingConfig(Group):
+    """Where a run reports to, beside its own directory."""
+
+    wandb: bool = rhythm(
+        "Log to Weights & Biases too (the extra wandb). Its WANDB_* variables apply.", False
+    )
+
+
+class PlanConfig(Group):
+    """What follows from the forecast of a step's memory."""
+
+    refuse: bool = rhythm(
+        "Refuse to start a run that is forecast not to fit its devices. Otherwise it only warns.",
+        False,
+    )
 
 
 # Names become parts of a path: none leads out of `runs/`, is hidden there, or is too long for it.
 Name = Annotated[str, Field(pattern=r"\A[^/\\\x00-\x1f\x7f.~][^/\\\x00-\x1f\x7f]{0,59}\z")]
 
 
-class RunConfig(Frozen):
+class RunConfig(Group):
     """Everything a run is. `variants` keeps the scale's other lines for `lrkv plan --all`."""
 
-    name: Name
-    model: ModelConfig
-    variants: dict[Name, Attention]
-    attention: Name  # the chosen line of `variants`
-    optimizer: OptimizerConfig = OptimizerConfig()
-    data: DataConfig = DataConfig()
-    mesh: MeshConfig = MeshConfig()
-    train: TrainConfig
-    guard: GuardConfig = GuardConfig()
-    watchdog: WatchdogConfig = WatchdogConfig()
-    # A run whose parameters this one starts with, at one of its steps; None: the newest.
-    init_from: str | None = None
-    init_step: Positive | None = None
-    run_dir: str | None = None  # None is runs/NAME-ATTENTION
+    name: Name = place("Name of the scale; part of the run's directory.")
+    model: ModelConfig = Field(description="The Transformer.")
+    variants: dict[Name, Attention] = place(
+        "Lines of attention by name; a line's `kind` is its name unless given."
+    )
+    attention: Name = result("The line of `variants` that the model has.")
+    # The checker does not see the defaults that `result` gives.
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Muon and AdamW.")  # type: ignore[call-arg] # noqa: E501
+    data: DataConfig = Field(DataConfig(), description="Documents, tokenizer and records.")
+    mesh: MeshConfig = Field(MeshConfig(), description="How devices share the work.")
+    train: TrainConfig = Field(description="Length, batch and rhythm of training.")
+    guard: GuardConfig = Field(GuardConfig(), description="Steps whose numbers are wrong.")
+    watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Activities that hang.")
+    logging: LoggingConfig = Field(LoggingConfig(), description="Where a run reports to.")
+    plan: PlanConfig = Field(PlanConfig(), description="The forecast of a step's memory.")
+    init_from: Path | None = result("A run whose parameters this one starts with.", None)
+    init_step: Positive | None = result("The step of `init_from`. Null: the newest.", None)
+    run_dir: Path | None = place("The run's directory. Null is runs/NAME-ATTENTION.", None)
 
     @property
     def directory(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 
@@ -17,7 +18,10 @@ _BINARY = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_UNARY: dict[type, Callable[[Fraction], Fraction]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
 
 
 def calculate(expression: str) -> str | None:

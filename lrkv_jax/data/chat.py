@@ -37,7 +37,7 @@ class ChatIds:
 
 
 class ChatFormat:
-    """A tokenizer's way to write a conversation.
+    """How a conversation becomes the ids of a tokenizer.
 
     A tokenizer without the chat's tokens is given the ids that follow its own: a model needs
     `vocabulary` ids then, and one that was pretrained without them grows by `init_from`.
@@ -50,7 +50,7 @@ class ChatFormat:
         self.vocabulary = max(tokenizer.vocabulary, *(i + 1 for i in own.values()))
 
     def check(self, vocabulary: int) -> None:
-        """Raise `LrkvError` for a model of too few ids to chat."""
+        """Raise `LrkvError` if a model's vocabulary is too small to chat."""
         if vocabulary < self.vocabulary:
             raise LrkvError(
                 f"model.vocabulary = {vocabulary} has no ids for the chat's tokens, which follow "
@@ -61,7 +61,7 @@ class ChatFormat:
     def render(
         self, conversation: Conversation, loss: Loss = "all"
     ) -> tuple[Int[np.ndarray, "T"], Bool[np.ndarray, "T"]]:
-        """Ids, BOS first, and which of them are targets.
+        """Return a conversation's ids, BOS first, and which of them are targets.
 
         `all` counts every one, as the recipe does; `assistant` what the assistant writes: its text,
         its calls, and the tokens that end them, but no tool's output and no start of its turn.
@@ -74,7 +74,7 @@ class ChatFormat:
         return np.array(ids, np.int32), np.array(counted)
 
     def prompt(self, conversation: Conversation) -> list[int]:
-        """The ids after which the assistant's answer comes.
+        """The ids of a conversation up to the start of the assistant's answer.
 
         Raises LrkvError for a conversation whose last turn is the assistant's.
         """
@@ -83,16 +83,16 @@ class ChatFormat:
         return [*self.render(conversation)[0].tolist(), self.ids.assistant_start]
 
     def turn(self, text: str) -> list[int]:
-        """What a user's next message adds to a chat, up to where the answer starts."""
+        """The ids that a user's next message adds to a chat, up to the start of the answer."""
         return [self.ids.user_start, *self._text(text), self.ids.user_end, self.ids.assistant_start]
 
     def output(self, text: str) -> list[int]:
-        """What the calculator adds after a call."""
+        """The ids that the calculator's result adds after a call."""
         return [self.ids.output_start, *self._text(text), self.ids.output_end]
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """The ids that end an answer, or hand over to the calculator."""
+        """The ids that end an answer or a call to the calculator."""
         return (self.ids.assistant_end, self.tokenizer.bos, self.ids.python_end)
 
     def call_in(self, ids: list[int]) -> str | None:
@@ -117,7 +117,7 @@ class ChatFormat:
         return text + self.tokenizer.decode(run)
 
     def _stretches(self, message: Message):
-        """(ids, whether the assistant writes them) of a message, in order."""
+        """Yield a message's ids in order, each stretch with whether the assistant writes it."""
         at = self.ids
         if message.role == "user":
             text = "".join(part.text for part in message.parts)

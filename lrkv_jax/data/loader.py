@@ -7,16 +7,18 @@ reads rows of the same global batch, those that its devices hold.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import grain
 import numpy as np
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.dataset import dataset
-from lrkv_jax.data.records.builder import open_dataset, quiet
+from lrkv_jax.data.records.folders import TokenRows, damaged
+from lrkv_jax.data.sources import SPLITS, Split
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 
@@ -29,72 +31,49 @@ class Records:
     """One split's records by index; safe to read from many threads.
 
     context: targets in a record. counts: the split's documents, tokens and UTF-8 bytes.
+    fingerprint: 12 hex digits of the sources' contents, wherever those lie.
     """
 
-    def __init__(self, path: Path, split: Literal["train", "heldout"]):
-        with quiet():
-            dataset = open_dataset(path)
-            self._source = dataset.as_data_source(split)
-        self._path = path
+    def __init__(self, path: Path, split: Split):
+        self._rows = TokenRows(path, split)
         self._resident: np.ndarray | None = None
-        self._dtype = np.dtype(dataset.info.features["tokens"].np_dtype)
-        self.context = int(dataset.info.metadata["context"])
-        self.counts = dataset.info.metadata[split]
-        self._head = self._find_head() if len(self) else b""
+        try:
+            self.context = int(self._rows.metadata["context"])
+            self.counts = self._rows.metadata[split]
+            self.fingerprint = _sources_of(self._rows.metadata)
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(path, error) from None
         if len(self) <= _RESIDENT_RECORDS:
             self._resident = self.read(range(len(self)))
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._rows)
 
     def read(self, indices: Sequence[int]) -> np.ndarray:
         """int32 [len(indices), context + 1]. Raises LrkvError where a file is damaged."""
         if self._resident is not None:
             return self._resident[np.asarray(indices, np.int64)]
-        rows = np.empty((len(indices), self.context + 1), np.int32)
-        try:
-            # One by one: for a batch of 16, __getitems__ spends twice as long starting threads.
-            for row, index in zip(rows, indices, strict=True):
-                row[:] = self._tokens(index)
-        # ArrayRecord's checksums and protobuf's parser raise what they like.
-        except Exception as error:
-            raise self._damaged(error) from error
-        return rows
+        found = np.empty((len(indices), self.context + 1), np.int32)
+        # One by one: for a batch of 16, TFDS's __getitems__ spends twice as long starting threads.
+        for row, index in zip(found, indices, strict=True):
+            row[:] = self._rows[index]
+        return found
 
-    def _tokens(self, index: int) -> np.ndarray:
-        """One record's tokens, from the bytes behind the head; five times as fast as TFDS."""
-        serialized = self._source.data_source[index]
-        size = (self.context + 1) * self._dtype.itemsize
-        if len(serialized) == len(self._head) + size and serialized.startswith(self._head):
-            return np.frombuffer(serialized, self._dtype, offset=len(self._head))
-        return self._source[index]["tokens"]
 
-    def _find_head(self) -> bytes:
-        """The bytes before the tokens in every record.
-
-        All records are tf.train.Examples of one field of one length, so what protobuf writes before
-        the payload (names and lengths) is the same. TFDS's own decoding of the first record
-        confirms that the payload is the rest of it; else every record is left to TFDS.
-        """
-        try:
-            serialized = self._source.data_source[0]
-            payload = self._source[0]["tokens"].astype(self._dtype).tobytes()
-        except Exception as error:
-            raise self._damaged(error) from error
-        return serialized.removesuffix(payload)
-
-    def _damaged(self, error: Exception) -> LrkvError:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:80]
-        return LrkvError(
-            f"{self._path} is damaged ({reason}): delete it and it will be built again"
-        )
+def _sources_of(metadata: dict[str, Any]) -> str:
+    """Stands for the content of the files, or of a mixture's sets, that records were made of."""
+    files = metadata.get("files", ())
+    sets = [part for split in SPLITS for part in metadata[split].get("parts", ())]
+    sums = [source["sha256"] for source in (*files, *sets)]
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12]
 
 
 class Loader:
-    """Training batches; see `make_loader`.
+    """Batches of training records; made by `make_loader`.
 
     records: in an epoch. tokens_per_epoch: targets in an epoch. tokenizer, token_bytes [V]: those
     the records were made with. counts: documents, tokens and bytes of the training split.
+    fingerprint: of the content of the records' sources.
     """
 
     def __init__(
@@ -114,6 +93,7 @@ class Loader:
         self.records = len(records)
         self._end = epochs and epochs * self.records
         self.counts = records.counts
+        self.fingerprint = records.fingerprint
         self.tokens_per_epoch = self.records * records.context
         self.tokenizer = tokenizer
         self.token_bytes = tokenizer.token_bytes
@@ -131,7 +111,7 @@ class Loader:
         return iter(steps.to_iter_dataset(ahead))
 
     def whole_batch_at(self, step: int) -> np.ndarray:
-        """The global batch of a step, whatever this process's rows are."""
+        """The whole global batch of a step, also where this process reads only some of its rows."""
         return self._read(step, range(self._batch))
 
     def hash_at(self, step: int) -> str:
@@ -140,8 +120,10 @@ class Loader:
         return hashlib.sha256(rows.astype("<i4").tobytes()).hexdigest()[:12]
 
     def records_of(self, step: int) -> list[int]:
-        """The training split's records that the global batch of a step is made of; in the last one
-        of the epochs there may be fewer than rows."""
+        """The training split's records in the global batch of a step, in order of its rows.
+
+        In the last batch of the epochs there may be fewer records than rows.
+        """
         return self._indices(step, range(self._batch))
 
     def _read(self, step: int, rows: range) -> np.ndarray:
@@ -178,26 +160,27 @@ def make_loader(
         raise LrkvError(f"{held} of a batch of {batch}: use 0 to {batch - 1}")
     records = Records(dataset(data_config, context), "train")
     tokenizer = load_tokenizer(data_config.tokenizer)
-    # Grain takes 32 bits of seed.
-    seed = data_config.shuffle_seed % 2**32
-    return Loader(records, tokenizer, seed, batch, rows, epochs)
+    return Loader(records, tokenizer, data_config.shuffle_seed, batch, rows, epochs)
 
 
-def heldout_batches(data_config: DataConfig, context: int, batch: int) -> Iterator[np.ndarray]:
+def heldout_batches(
+    data_config: DataConfig, context: int, batch: int, *, some: int | None = None
+) -> Iterator[np.ndarray]:
     """Every held-out record once, in order: int32 [batch, context + 1] each.
 
-    The last batch is filled up with rows of BOS, whose targets stand for no bytes. Raises LrkvError
-    as `dataset` does, before the first batch.
+    some: only so many batches, spread evenly over the split, the same ones each time. The last
+    batch is filled up with rows of BOS, whose targets stand for no bytes. Raises LrkvError as
+    `dataset` does, before the first batch.
     """
     records = Records(dataset(data_config, context), "heldout")
     bos = load_tokenizer(data_config.tokenizer).bos
-    return _in_order(records, batch, bos)
+    count = -(-len(records) // batch)
+    share = count if some is None else min(some, count)
+    return _in_order(records, batch, bos, [number * count // share for number in range(share)])
 
 
-def token_stream(
-    data_config: DataConfig, context: int, split: Literal["train", "heldout"]
-) -> np.ndarray:
-    """A split's records joined to one stream again, int32 [records · context + 1].
+def token_stream(data_config: DataConfig, context: int, split: Split) -> np.ndarray:
+    """Join a split's records to one stream again: int32 [records · context + 1].
 
     The held-out one ends in the padding of its last record. Raises LrkvError as `dataset`.
     """
@@ -206,7 +189,9 @@ def token_stream(
     return np.concatenate([rows[:1, 0], rows[:, 1:].ravel()])
 
 
-def _in_order(records: Records, batch: int, bos: int) -> Iterator[np.ndarray]:
-    for start in range(0, len(records), batch):
+def _in_order(
+    records: Records, batch: int, bos: int, numbers: Sequence[int]
+) -> Iterator[np.ndarray]:
+    for start in (number * batch for number in numbers):
         rows = records.read(range(start, min(start + batch, len(records))))
         yield np.pad(rows, ((0, batch - len(rows)), (0, 0)), constant_values=bos)

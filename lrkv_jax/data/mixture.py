@@ -23,7 +23,7 @@ from lrkv_jax.data.tasks import DEMO, fingerprint, identity, stream, task
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.errors import LrkvError
 
-Progress = Callable[[int, int, int], None]
+OnSet = Callable[[int, int, int], None]  # documents, tokens, sets
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def packed(
     context: int,
     tokenizer: Tokenizer,
     *,
-    progress: Progress | None = None,
+    progress: OnSet | None = None,
 ) -> Packed:
     """The records [N, context + 1] of one split of `config.mixture`; a function of its arguments.
 
@@ -55,7 +55,8 @@ def packed(
     Raises LrkvError as `lrkv_jax.data.tasks.stream` does.
     """
     mixture, chat = config.mixture, ChatFormat(tokenizer)
-    counts, rows, parts = Counter(), [], []
+    counts: Counter[str] = Counter()
+    rows, parts = [], []
     for part in getattr(mixture, split):
         about, taken = _taken(part, mixture, chat, context)
         parts.append(about)
@@ -71,12 +72,12 @@ def packed(
     for record, members in zip(records, bins, strict=True):
         joined = np.concatenate([rows[i] for i in members])
         record[: len(joined)] = joined
-    counts["filled"] = counts["tokens"] / records.size
-    return Packed(records, dict(counts), parts)
+    filled = counts["tokens"] / records.size
+    return Packed(records, {**counts, "filled": filled}, parts)
 
 
 def mixture_identity(mixture: MixtureConfig, tokenizer: Tokenizer) -> list[object]:
-    """What records of a mixture depend on beside their length, as JSON.
+    """Return everything but their length that a mixture's records depend on, as JSON.
 
     Raises LrkvError as `lrkv_jax.data.tasks.stream` does.
     """
@@ -86,8 +87,10 @@ def mixture_identity(mixture: MixtureConfig, tokenizer: Tokenizer) -> list[objec
 
 
 def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of at most `capacity`, as lists of indices: each item, largest first, goes to the bin
-    that it leaves the least room in (best-fit decreasing; at most 11/9 of the fewest bins, + 4).
+    """Pack items into bins of at most `capacity`; returns each bin as a list of indices.
+
+    Best-fit decreasing: each item, largest first, goes to the bin where it leaves the least room.
+    The number of bins is at most 11/9 of the smallest possible, plus 4.
 
     Raises ValueError for a size over the capacity.
     """
@@ -116,7 +119,7 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _Rendered:
     """A conversation's ids, complemented where they are no targets, and what they count for."""
 
     ids: Int[np.ndarray, "T"]
@@ -125,9 +128,9 @@ class _Row:
 
 def _taken(
     part: MixturePart, mixture: MixtureConfig, chat: ChatFormat, context: int
-) -> tuple[dict[str, object], list[_Row]]:
-    """What is said of a part, and the rows that it takes of its split."""
-    rows: list[_Row] = []
+) -> tuple[dict[str, object], list[_Rendered]]:
+    """Return the metadata of a part, and the conversations that it takes from its split."""
+    rows: list[_Rendered] = []
     render = task(part.task).conversation
 
     def rendered():
@@ -159,7 +162,7 @@ def _taken(
     return about, [rows[i] for i in order]
 
 
-def _row(conversation: Conversation, chat: ChatFormat, loss: Loss, context: int) -> _Row:
+def _row(conversation: Conversation, chat: ChatFormat, loss: Loss, context: int) -> _Rendered:
     ids, counted = chat.render(conversation, loss)
     counts = {"documents": 1, "cut": int(len(ids) > context + 1)}
     ids, counted = ids[: context + 1], counted[: context + 1]
@@ -170,4 +173,4 @@ def _row(conversation: Conversation, chat: ChatFormat, loss: Loss, context: int)
         "targets": int(counted.sum()),
         "bytes": int(token_bytes[text].sum(dtype=np.int64)),
     }
-    return _Row(np.where(counted, ids, ~ids), counts)
+    return _Rendered(np.where(counted, ids, ~ids), counts)

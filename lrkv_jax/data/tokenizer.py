@@ -46,7 +46,7 @@ _PROBE = "  a  b\n\n\tc \r\n" + "".join(map(chr, range(384))) + " ▁ 日本 �
 # How Python's surrogateescape spells a byte that is not UTF-8.
 _NOT_UTF8 = re.compile("([\udc80-\udcff])")
 
-Encode = Callable[[list[str]], list[Sequence[int] | np.ndarray]]
+Encode = Callable[[list[str]], Sequence[Sequence[int] | np.ndarray]]
 
 
 class Tokenizer:
@@ -93,13 +93,13 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
-        """`encode` of each text."""
+        """Encode each text."""
         return [np.array(ids, np.int32) for ids in self._encode([valid(text) for text in texts])]
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
         """int32 [T] for any bytes: `decode_bytes(encode_bytes(data)) == data`.
 
-        What is UTF-8 in them is encoded as text; every other byte is a token by itself.
+        What is UTF-8 in them is encoded as text; every other byte becomes a token by itself.
         """
         text = data.decode("utf-8", "surrogateescape")
         ids = [np.empty(0, np.int32)]
@@ -132,7 +132,7 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
     Raises LrkvError for an unknown name and for a file that is not such a tokenizer.
     """
     if name_or_path == "sotu-4096":
-        return _from_json(name_or_path, read_asset("sotu-4096.json"))
+        return tokenizer_from_json(name_or_path, read_asset("sotu-4096.json"))
     if name_or_path == "gpt2":
         return _gpt2(read_asset("gpt2.bpe.gz"))
     try:
@@ -143,7 +143,7 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
             f"data.tokenizer = {name_or_path} is neither a known name nor a readable file: "
             f"use {known} or the path of a tokenizer.json"
         ) from None
-    return _from_json(name_or_path, content)
+    return tokenizer_from_json(name_or_path, content)
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -198,14 +198,14 @@ def _gpt2(packed: bytes) -> Tokenizer:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _threads() -> int:
-    """As many as HF tokenizers use: what their variable says, or one for each usable core."""
+    """The number of threads that HF tokenizers use: their variable's, or one per usable core."""
     named = os.environ.get("RAYON_NUM_THREADS", "")
-    return int(named) if named.isdigit() and int(named) else usable_cores()
+    return int(named) if named.isdecimal() and int(named) else usable_cores()
 
 
 def _cut_long_space(text: str) -> list[str]:
@@ -219,7 +219,8 @@ def _cut_long_space(text: str) -> list[str]:
 
 # Keyed by content, so that a file that changes is read anew.
 @functools.lru_cache(maxsize=4)
-def _from_json(name: str, content: bytes) -> Tokenizer:
+def tokenizer_from_json(name: str, content: bytes) -> Tokenizer:
+    """The tokenizer that a tokenizer.json's content defines; raises like `load_tokenizer`."""
     import tokenizers
 
     what = f"data.tokenizer = {name}"
@@ -249,17 +250,17 @@ def _from_json(name: str, content: bytes) -> Tokenizer:
     bos = next((ids[token] for token in BOS_NAMES if token in ids), None)
     if bos is None:
         raise LrkvError(f"{what} has no token to start a document: add {' or '.join(BOS_NAMES)}")
-    # Special strings in the text are then matched no more, whoever wrote them there.
+    # Special strings in the text are then no longer matched.
     backend.encode_special_tokens = True
 
     def encode(texts: list[str]) -> list[Sequence[int]]:
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    chat = {token: ids[token] for token in CHAT_NAMES if token in ids}
+    chat = {name: ids[name] for name in CHAT_NAMES if name in ids}
     if chat and len(chat) < len(CHAT_NAMES):
-        missing = ", ".join(token for token in CHAT_NAMES if token not in chat)
-        raise LrkvError(f"{what} has some of the chat's tokens and lacks {missing}: add them")
+        lacking = ", ".join(name for name in CHAT_NAMES if name not in chat)
+        raise LrkvError(f"{what} has some of the chat's tokens and lacks {lacking}: add them")
     tokenizer = Tokenizer(name, encode, pieces, bos, content, chat)
     if tokenizer.decode(tokenizer.encode(_PROBE)) != _PROBE:
         raise LrkvError(
@@ -270,7 +271,7 @@ def _from_json(name: str, content: bytes) -> Tokenizer:
 
 
 def _make_reversible(definition: dict[str, Any]) -> None:
-    """Switches off, in place, what would change, drop or add text; raises ValueError if not BPE."""
+    """Switch off, in place, what would change, drop or add text; raises ValueError if not BPE."""
     model = definition["model"]
     if model.get("type", "BPE") != "BPE":
         raise ValueError(f"its model is {model['type']}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from lrkv_jax import disk
 from lrkv_jax.data.text import valid
 from lrkv_jax.data.tokenizer import CHAT_NAMES
 from lrkv_jax.errors import LrkvError
@@ -14,6 +14,7 @@ from lrkv_jax.errors import LrkvError
 # To start a document, and to mark the turns and the tool calls of a conversation.
 SPECIAL_TOKENS = ("<|bos|>", *CHAT_NAMES)
 SMALLEST = 256 + len(SPECIAL_TOKENS)
+LARGEST = 1 << 24  # the library reserves memory for all of it at once
 
 Pattern = Literal["gpt2", "gpt4"]
 PATTERNS: tuple[Pattern, ...] = ("gpt2", "gpt4")
@@ -31,16 +32,18 @@ def train_tokenizer(
     vocabulary: int,
     *,
     pattern: Pattern = "gpt4",
+    special: Sequence[str] = SPECIAL_TOKENS,
     progress: Callable[[int, int], None] | None = None,
     show_merging: bool = False,
 ) -> str:
-    """A tokenizer.json of exactly `vocabulary` entries: SPECIAL_TOKENS, the 256 bytes, the merges.
+    """Return a tokenizer.json of exactly `vocabulary` entries: special tokens, 256 bytes, merges.
 
     The same texts in the same order give the same file, and any text comes back as it was.
     pattern: how text is cut before merging, as GPT-2 or as GPT-4 does. progress(documents, UTF-8
     bytes): called after each text. show_merging: the library's bar while it learns.
 
-    Raises LrkvError for a size below SMALLEST and for text that has too few merges to fill it.
+    Raises LrkvError for a size outside SMALLEST to LARGEST and for text that has too few merges to
+    fill it.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -49,11 +52,13 @@ def train_tokenizer(
             f"a vocabulary of {vocabulary} is too small for 256 bytes and {len(SPECIAL_TOKENS)} "
             f"special tokens: use {SMALLEST} or more"
         )
+    if vocabulary > LARGEST:
+        raise LrkvError(f"a vocabulary of {vocabulary} is too large: use {LARGEST} or less")
     if pattern not in PATTERNS:
         raise LrkvError(f"pattern {pattern}: use {' or '.join(PATTERNS)}")
     tokenizer = Tokenizer(models.BPE())
     if pattern == "gpt2":
-        splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        splitter: pre_tokenizers.PreTokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
         splitter = pre_tokenizers.Sequence(
             [
@@ -65,12 +70,12 @@ def train_tokenizer(
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(special),
         # All 256 bytes, seen or not, so that any text round-trips.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=show_merging,
     )
-    tokenizer.train_from_iterator(_told(texts, progress), trainer)
+    tokenizer.train_from_iterator(_reported(texts, progress), trainer)
     learnt = tokenizer.get_vocab_size()
     if learnt != vocabulary:
         raise LrkvError(
@@ -80,7 +85,7 @@ def train_tokenizer(
     return tokenizer.to_str() + "\n"
 
 
-def _told(texts: Iterable[str], progress: Callable[[int, int], None] | None) -> Iterator[str]:
+def _reported(texts: Iterable[str], progress: Callable[[int, int], None] | None) -> Iterator[str]:
     size = 0
     for number, text in enumerate(texts, 1):
         text = valid(text)
@@ -91,7 +96,7 @@ def _told(texts: Iterable[str], progress: Callable[[int, int], None] | None) -> 
 
 
 def up_to(texts: Iterable[str], size: int | None) -> Iterator[str]:
-    """The first texts, of about `size` UTF-8 bytes together; all of them for None."""
+    """Yield the first texts, about `size` UTF-8 bytes in all; every text if `size` is None."""
     for text in texts:
         yield text
         if size is not None:
@@ -100,13 +105,20 @@ def up_to(texts: Iterable[str], size: int | None) -> Iterator[str]:
                 return
 
 
-def write_tokenizer(definition: str, path: Path) -> None:
-    """Put the file in place at once; raises LrkvError where it cannot be written."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+def check_place(path: Path) -> None:
+    """Make the file's folder; raise LrkvError where the file cannot be written, before the work."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(definition)
-        fresh.replace(path)
+    except (OSError, ValueError) as error:  # ValueError: a path that no file system takes
+        reason = getattr(error, "strerror", None) or error
+        raise LrkvError(f"{path} cannot be written ({reason}): name another") from None
+    disk.check_writable(path)
+
+
+def write_tokenizer(definition: str, path: Path) -> None:
+    """Put the file in place at once; raises LrkvError where it cannot be written."""
+    check_place(path)
+    try:
+        disk.write(path, definition)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise LrkvError(f"{path} cannot be written ({error.strerror or error})") from None
+        raise LrkvError(f"{path} cannot be written ({error.strerror}): name another") from None

@@ -90,7 +90,7 @@ def _take(answer: Answer, token: int, chat: ChatFormat) -> list[int] | None:
     return [] if output is None else chat.output(output)
 
 
-def _go_on(answer: Answer, forced: list[int] | None, chat: ChatFormat) -> list[int] | None:
+def _go_on(answer: Answer, forced: Sequence[int] | None, chat: ChatFormat) -> Sequence[int] | None:
     """What to append to a sequence that called; None for one that is done."""
     if forced is None or answer.ended or len(forced) >= answer.budget:
         return None

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
@@ -19,19 +18,15 @@ from lrkv_jax.accounting import cache_bytes_per_token
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.decode import placement
 from lrkv_jax.decode import prompts as ragged
+from lrkv_jax.decode.decoder import Decoder
 from lrkv_jax.decode.sampling import Sampling
 from lrkv_jax.decode.session import Session
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
-from lrkv_jax.model import Transformer, with_parameters
 from lrkv_jax.nn.dtype import resolve_dtype
 
-# Tokens of a prompt that are prefilled at once: memory is linear in it.
-PREFILL_CHUNK = 512
 # `generate` makes its cache a multiple of this long: few caches, and few programs.
 CACHE_MULTIPLE = 32
-# Steps of one call: the host waits for none of them but the last.
-STEPS_PER_CALL = 16
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class EngineReport:
     heads_split: bool  # each tensor shard attends with its own heads
 
 
-class Engine:
+class Engine(Decoder):
     """Decodes batches of up to `batch` sequences of up to `length` tokens with one model.
 
     On a `mesh` (`lrkv_jax.sharding.make_mesh`; the mesh in use, unless given) sequences are split
@@ -58,34 +53,6 @@ class Engine:
     Raises `LrkvError` for parameters of another model, a mesh that cannot split it, and prompts
     that are empty, too many, too long for the cache, or not of the model's vocabulary.
     """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        params: Any,
-        *,
-        batch: int,
-        length: int,
-        mesh: Mesh | None = None,
-        prefill_chunk: int = PREFILL_CHUNK,
-        steps_per_call: int = STEPS_PER_CALL,
-    ):
-        sizes = {
-            "batch": batch, "length": length,
-            "prefill_chunk": prefill_chunk, "steps_per_call": steps_per_call,
-        }  # fmt: skip
-        for name, size in sizes.items():
-            if size < 1:
-                raise LrkvError(f"{name} = {size}: use 1 or more")
-        placement.check_parameters(config, params)
-        self.config, self.batch, self.length = config, batch, length
-        self.prefill_chunk, self.steps_per_call = prefill_chunk, steps_per_call
-        self.mesh = placement.mesh_for(config, mesh)
-        with jax.set_mesh(self.mesh):
-            params = placement.in_compute_dtype(config, params)
-            model = with_parameters(config, params).unstacked()
-            self._graph, self._weights = nnx.split(placement.placed(model, self.mesh))
-        self._spare_cache = None  # the last call's buffers, used again
 
     def cache_bytes_per_token(self) -> float:
         """Bytes of the live cache buffers over the tokens they hold."""
@@ -106,7 +73,7 @@ class Engine:
             ),
             cache_bytes_per_device=sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves),
             mesh=dict(self.mesh.shape) if self.mesh else {},
-            heads_split=placement.splits_heads(self._model(), self.mesh),
+            heads_split=placement.splits_heads(self.model, self.mesh),
         )
 
     def session(self, *, seed: int = 0, draws: Sequence[int] | None = None) -> Session:
@@ -173,25 +140,6 @@ class Engine:
             prompts, new_tokens,
             batch=self.batch, length=self.length, vocabulary=self.config.vocabulary,
         )  # fmt: skip
-
-    def run(self, program: Any, *arguments: Any, **static: Any) -> Any:
-        """One of `lrkv_jax.decode.programs` on this model, where it lies."""
-        with jax.set_mesh(self.mesh):
-            return program(self._graph, self._weights, *arguments, **static)
-
-    def take_cache(self) -> Any:
-        """A cache for the whole batch, a list with one entry a layer: the last call's, if whole."""
-        cache, self._spare_cache = self._spare_cache, None
-        if cache is None or any(leaf.is_deleted() for leaf in jax.tree.leaves(cache)):
-            cache = placement.new_cache(self._model(), self.batch, self.length, self.mesh)
-        return cache
-
-    def give_back(self, cache: Any) -> None:
-        """Keep a cache for the next call."""
-        self._spare_cache = cache
-
-    def _model(self) -> Transformer:
-        return nnx.merge(self._graph, self._weights)
 
 
 def generate(

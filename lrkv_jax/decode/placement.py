@@ -7,15 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh
 
 from lrkv_jax.attention import on_mesh
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.model import Transformer, abstract_model, parameters, specs
+from lrkv_jax.model import Unstacked, abstract_model, parameters, specs
 from lrkv_jax.nn.dtype import resolve_dtype
-from lrkv_jax.nn.weight import weight_specs
+from lrkv_jax.nn.weight import spec_of, variables
 from lrkv_jax.sharding import AXES, parameter_shardings
 
 _log = logging.getLogger("lrkv_jax.decode")
@@ -48,7 +47,6 @@ def in_compute_dtype(config: ModelConfig, params: Any) -> Any:
         lambda spec, leaf: leaf if spec.group == "vector" else leaf.astype(dtype),
         specs(config),
         params,
-        is_leaf=lambda leaf: hasattr(leaf, "axes"),
     )
 
 
@@ -80,28 +78,27 @@ def mesh_for(config: ModelConfig, mesh: Mesh | None) -> Mesh | None:
     return mesh
 
 
-def placed(model: Transformer, mesh: Mesh | None) -> Transformer:
+def placed(model: Unstacked, mesh: Mesh | None) -> Unstacked:
     """The model with its parameters placed as in training."""
     if mesh is None:
         return model
-    graph, state = nnx.split(model)
-    arrays = nnx.to_pure_dict(state)
-    where = parameter_shardings(weight_specs(model), arrays, mesh)
-    nnx.replace_by_pure_dict(state, jax.device_put(arrays, where))
+    leaves, tree = jax.tree.flatten(model)
+    where = parameter_shardings([spec_of(v) for v in variables(model)], leaves, mesh)
+    model = jax.tree.unflatten(tree, jax.device_put(leaves, where))
     if not splits_heads(model, mesh):
         _log.warning(
             "mesh.tensor = %d does not divide the key/value heads: every tensor shard keeps and "
             "attends with all heads", mesh.shape["tensor"],
         )  # fmt: skip
-    return nnx.merge(graph, state)
+    return model
 
 
-def splits_heads(model: Transformer, mesh: Mesh | None) -> bool:
+def splits_heads(model: Unstacked, mesh: Mesh | None) -> bool:
     """Whether each tensor shard attends with its own heads, and caches no other's."""
     return mesh is not None and on_mesh.splits_heads(model.blocks[0].attention, mesh)
 
 
-def new_cache(model: Transformer, batch: int, length: int, mesh: Mesh | None) -> list[Any]:
+def new_cache(model: Unstacked, batch: int, length: int, mesh: Mesh | None) -> list[Any]:
     """An empty cache a layer, made where it is to lie."""
     if mesh is None:
         return model.init_cache(batch, length)

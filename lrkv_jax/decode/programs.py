@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Int, UInt32
 
@@ -34,15 +33,14 @@ class DecodeState:
     draw_B: Int[Array, "B"]  # which of the seed's streams of draws is a sequence's
 
 
-@partial(jax.jit, static_argnames=("graph", "first"), donate_argnames="cache")
-def fill(graph, weights, cache, last_BD, tokens_BT, start_B, lengths_B, *, first):
+@partial(jax.jit, static_argnames="first", donate_argnames="cache")
+def fill(model, cache, last_BD, tokens_BT, start_B, lengths_B, *, first):
     """Run positions start to start + T − 1 of each sequence; → (cache, last_BD).
 
     `lengths_B` are the whole sequences'; `last_BD` collects the hidden state of each one's last
     token. What a piece writes past a sequence's end is overwritten before it is read. The `first`
     piece attends to itself, the next ones to the cache.
     """
-    model = nnx.merge(graph, weights)
     if first:
         x_BTD, cache = model.prefill(tokens_BT, cache)
     else:
@@ -53,22 +51,21 @@ def fill(graph, weights, cache, last_BD, tokens_BT, start_B, lengths_B, *, first
     return cache, _everywhere(jnp.where(here_B[:, None], x_BD, last_BD))
 
 
-@partial(jax.jit, static_argnames="graph")
-def next_log_p(graph, weights, last_BD, ids_BC):
+@jax.jit
+def next_log_p(model, last_BD, ids_BC):
     """Float32 log p [B, C] of each of some ids being the next one, given the last hidden states."""
-    logits_BV = nnx.merge(graph, weights).logits(last_BD[:, None])[:, 0]
+    logits_BV = model.logits(last_BD[:, None])[:, 0]
     log_p_BC = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), ids_BC, axis=1)
     return _everywhere(log_p_BC)
 
 
-@partial(jax.jit, static_argnames="graph", donate_argnames="cache")
-def score(graph, weights, cache, last_BD, tokens_BT, start_B):
+@partial(jax.jit, donate_argnames="cache")
+def score(model, cache, last_BD, tokens_BT, start_B):
     """Log p of each next token, and whether it is the likeliest; → (cache, last_BD, [B, T] twice).
 
     `last_BD` are the hidden states before the first of the tokens, and then of the last of them.
     Logits exist for one position at a time.
     """
-    model = nnx.merge(graph, weights)
     x_BTD, cache = model.decode(tokens_BT, cache, start_B)
     before_BTD = jnp.concatenate([last_BD[:, None], x_BTD[:, :-1]], axis=1)
 
@@ -83,24 +80,22 @@ def score(graph, weights, cache, last_BD, tokens_BT, start_B):
     return cache, *_everywhere((x_BTD[:, -1], log_p_TB.T, likeliest_TB.T))
 
 
-@partial(jax.jit, static_argnames=("graph", "sampling", "stop"))
-def begin(graph, weights, last_BD, lengths_B, idle_B, seed_2, draw_B, forced_B, *, sampling, stop):
+@partial(jax.jit, static_argnames=("sampling", "stop"))
+def begin(model, last_BD, lengths_B, idle_B, seed_2, draw_B, forced_B, *, sampling, stop):
     """From the last hidden states to what `steps` gives, of one step, and no cache."""
     state = DecodeState(None, lengths_B, lengths_B, idle_B, seed_2, draw_B)
-    model = nnx.merge(graph, weights)
     state, shown_B, logits_BV = _next(model, last_BD, state, forced_B, sampling, stop)
     results = shown_B[None], None if logits_BV is None else logits_BV[None]
     return _small_everywhere(state), *_everywhere(results)
 
 
-@partial(jax.jit, static_argnames=("graph", "sampling", "stop", "most"), donate_argnames="state")
-def steps(graph, weights, state, count, forced_NB, *, sampling, stop, most):
+@partial(jax.jit, static_argnames=("sampling", "stop", "most"), donate_argnames="state")
+def steps(model, state, count, forced_NB, *, sampling, stop, most):
     """Up to `count` ≤ `most` steps, fewer if all sequences stop; → (state, tokens_NB, logits_NBV).
 
     Rows of steps that were not taken are −1. Without `forced_NB`, the tokens to take in place of
     sampled ones, there are no logits.
     """
-    model = nnx.merge(graph, weights)
     B = state.token_B.shape[0]
     tokens_NB = jnp.full((most, B), -1, jnp.int32)
     logits_NBV = None

@@ -6,6 +6,7 @@ B sequences  T positions
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -49,7 +50,7 @@ def check(
         )
 
 
-def check_tokens(name: str, tokens: Sequence[int], vocabulary: int) -> None:
+def check_tokens(name: str, tokens: Any, vocabulary: int) -> None:
     """Raise `LrkvError` for a token id that the model does not have."""
     ids = np.asarray(tokens)
     if ids.dtype.kind not in "iu":

@@ -13,6 +13,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from lrkv_jax.errors import LrkvError
 
+# Below it nothing but the likeliest token is ever drawn; a subnormal divisor would count as 0.
+LEAST_TEMPERATURE = 1e-30
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -23,7 +26,7 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self):
-        if self.temperature < 0:
+        if not self.temperature >= 0:
             raise LrkvError(f"temperature = {self.temperature}: use 0 (greedy) or more")
         if self.top_k < 0:
             raise LrkvError(f"top_k = {self.top_k}: use 0 (all tokens) or more")
@@ -42,7 +45,7 @@ def sample(
     """
     if how.temperature == 0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    logits_BV = logits_BV / how.temperature
+    logits_BV = logits_BV / max(how.temperature, LEAST_TEMPERATURE)
     if 0 < how.top_k < logits_BV.shape[-1]:
         least_B1 = jax.lax.top_k(logits_BV, how.top_k)[0][:, -1:]
         logits_BV = jnp.where(logits_BV < least_B1, -jnp.inf, logits_BV)

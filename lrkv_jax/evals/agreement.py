@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 
 from lrkv_jax.config import ModelConfig
@@ -26,7 +25,7 @@ PIECES = 3
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far decoding is from the forward, over `positions` predicted tokens.
+    """How closely decoding agrees with the forward, over `positions` predicted tokens.
 
     `max_relative_error` is the largest difference of a logit over the largest logit;
     `same_greedy_token` the share of positions whose likeliest token is the same, or ties with the
@@ -63,9 +62,9 @@ def decode_agreement(
     places_BN = np.array(prompt_lengths)[:, None] + np.arange(T - longest)
     rows_B1 = np.arange(B)[:, None]
     cached_BNV = engine.forced_logits(prompts, tokens_BT[rows_B1, places_BN].tolist())
-    graph, weights = nnx.split(with_parameters(config, params))
-    whole = jax.jit(lambda weights, tokens_BT: nnx.merge(graph, weights)(tokens_BT))
-    whole_BNV = np.asarray(whole(weights, tokens_BT))[rows_B1, places_BN - 1]
+    whole = jax.jit(lambda model, tokens_BT: model(tokens_BT))
+    whole_BTV = whole(with_parameters(config, params), tokens_BT)
+    whole_BNV = np.asarray(whole_BTV)[rows_B1, places_BN - 1]
     chosen_BN1 = cached_BNV.argmax(-1)[..., None]
     behind_BN = whole_BNV.max(-1) - np.take_along_axis(whole_BNV, chosen_BN1, -1)[..., 0]
     largest = float(np.abs(whole_BNV).max())

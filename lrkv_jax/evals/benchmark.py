@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -18,7 +19,7 @@ Style = Literal["letters", "harness"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchmarkSettings:
     """How benchmarks are asked.
 
     style: `letters`, in a chat, zero-shot, as the recipe asks a midtrained model; `harness`, as the
@@ -52,9 +53,10 @@ class Settings:
                 if self.style == "letters"
                 else f"shots = {self.shots}: use 0 or more"
             )
-        for name in ("limit", "samples", "new_tokens"):
+        for name in ("limit", "samples", "new_tokens", "workers"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise LrkvError(f"{name} = {value}: use 1 or more")
+        self.draws()  # which refuses a temperature or a top_p that cannot be
         if self.samples > 1 and self.temperature == 0:
             raise LrkvError(
                 f"samples = {self.samples} at temperature 0 are all the same: give a temperature"
@@ -73,15 +75,18 @@ class Settings:
 class Questions:
     """What a benchmark asks, and the examples that may come before its questions."""
 
-    examples: list[Example]
-    shots: list[Example]
+    examples: list[Any]  # of the set's own kind
+    shots: list[Any]
     dataset: dict[str, Any]
 
 
 @dataclass
 class Result:
-    """A benchmark's outcome. score: what is compared, 0 to 1, `measure` its name; records: one an
-    example; more: further measures."""
+    """A benchmark's outcome.
+
+    score: the value that is compared, 0 to 1; `measure` is its name. records: one per example.
+    more: further measures.
+    """
 
     measure: str
     score: float
@@ -92,11 +97,11 @@ class Result:
         return asdict(self)
 
 
-Benchmark = Callable[[LanguageModel, Questions, Settings], Result]
+Benchmark = Callable[[LanguageModel, Questions, BenchmarkSettings], Result]
 
 
-def questions(name: str, split: str, settings: Settings) -> Questions:
-    """The examples of a set's split, and its shots where the style has any.
+def questions(name: str, split: str, settings: BenchmarkSettings) -> Questions:
+    """Return the examples of a set's split, and its shots if the style has any.
 
     Raises LrkvError as `lrkv_jax.data.tasks.load` does.
     """
@@ -119,16 +124,42 @@ def questions(name: str, split: str, settings: Settings) -> Questions:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; of bools the share that is true."""
+    """The mean; for bools, the share that is true."""
     return float(np.mean(np.asarray(values, np.float64)))
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """That of the mean of independent examples: sample deviation over sqrt(n); 0 for one."""
-    values = np.asarray(values, np.float64)
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+    """The standard error of the mean of independent examples: sample deviation over sqrt(n)."""
+    given = np.asarray(values, np.float64)
+    return float(given.std(ddof=1) / np.sqrt(len(given))) if len(given) > 1 else 0.0
 
 
 def measured(name: str, values: Sequence[float]) -> dict[str, float]:
     """A measure and its standard error."""
     return {name: mean(values), f"{name}_stderr": standard_error(values)}
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that one of k programs, drawn from n of which c pass, passes.
+
+    The unbiased estimator of Chen et al. (2021), equation 1: 1 - C(n - c, k) / C(n, k), as the
+    product over i = n - c + 1 .. n of 1 - k / i, in which nothing overflows. Raises LrkvError for
+    k outside 1 .. n and c outside 0 .. n.
+    """
+    if not 1 <= k <= n:
+        raise LrkvError(f"pass@{k} needs at least {max(k, 1)} samples of each problem, not {n}")
+    if not 0 <= c <= n:
+        raise LrkvError(f"pass@{k}: {c} of {n} samples cannot have passed")
+    if n - c < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+
+
+def passed(records: list[dict[str, Any]]) -> Result:
+    """pass@1, and pass@k for powers of two up to the samples, from each record's `correct`."""
+    samples = len(records[0]["correct"])
+    more: dict[str, Any] = {"samples": samples}
+    for k in (2**n for n in range(samples.bit_length())):
+        rates = [pass_at_k(samples, sum(record["correct"]), k) for record in records]
+        more |= measured(f"pass@{k}", rates)
+    return Result("pass@1", more["pass@1"], records, more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -12,16 +13,19 @@ import jax
 import numpy as np
 
 from lrkv_jax.checkpoint.manifest import versions
+from lrkv_jax.config import RunConfig
+from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Engine
-from lrkv_jax.disk import write_json
+from lrkv_jax.disk import why_not, write_json
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals import arc, gsm8k, humaneval, mmlu
+from lrkv_jax.evals import gsm8k, humaneval, multiple_choice
 from lrkv_jax.evals.agreement import decode_agreement
-from lrkv_jax.evals.benchmark import Benchmark, Settings, questions
+from lrkv_jax.evals.benchmark import Benchmark, BenchmarkSettings, Questions, questions
 from lrkv_jax.evals.language_model import LanguageModel
-from lrkv_jax.train.restore import TrainedRun, load_run
+from lrkv_jax.run.restore import TrainedRun, load_run
+from lrkv_jax.run.run_dir import read_run
 from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.validate import make_validation
 
@@ -29,16 +33,16 @@ AGREEMENT_ROWS = 4
 AGREEMENT_STEPS = 64
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "arc_easy": arc.easy,
-    "arc_challenge": arc.challenge,
-    "mmlu": mmlu.mmlu,
+    "arc_easy": multiple_choice.arc_easy,
+    "arc_challenge": multiple_choice.arc_challenge,
+    "mmlu": multiple_choice.mmlu,
     "gsm8k": gsm8k.gsm8k,
     "humaneval": humaneval.humaneval,
 }
 SPLIT = "test"  # of all five
 
-# (name, examples done, examples in all): where a benchmark is.
-Progress = Callable[[str, float, int], None]
+# A benchmark's name, the examples done, and the examples in all.
+OnProgress = Callable[[str, float, int], None]
 
 
 def evaluate(
@@ -47,9 +51,10 @@ def evaluate(
     tasks: Sequence[str] = ("bpb", "agreement"),
     batch: int | None = None,
     step: int | str | None = None,
-    settings: Settings | None = None,
+    settings: BenchmarkSettings | None = None,
     overrides: Sequence[str] = (),
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run; writes the result to `evaluation.json` in its directory, and each benchmark's
     records to `evaluations/`.
@@ -60,22 +65,20 @@ def evaluate(
     (letters where the run was midtrained, harness style elsewhere, unless given), and `combined`
     the mean of all five where all were asked.
 
-    Raises `LrkvError`, before anything is computed, for an unknown task, a set that is not there
-    and a run that cannot be read.
+    Where a file cannot be written, `warn` is called (before the work, if that can be known) and the
+    result is returned all the same. Raises `LrkvError`, before anything is computed, for an unknown
+    task, a set that is not there, settings that the run cannot answer to, and a run that cannot be
+    read.
     """
-    known = {**TASKS, **BENCHMARKS}
-    unknown = [task for task in tasks if task not in known]
-    if unknown or not tasks:
-        raise LrkvError(f"unknown task {', '.join(unknown)}: use {', '.join(known)}")
     if batch is not None and batch < 1:
         raise LrkvError(f"batch = {batch}: use 1 or more")
+    asked, settings = ask(read_run(directory), tasks, settings)
     run = load_run(directory, step=step, overrides=overrides)
     batch = batch or run.config.train.batch
-    chats = run.config.data.mixture is not None
-    settings = settings or Settings(style="letters" if chats else "harness")
-    if "humaneval" in tasks:
-        humaneval.check(settings)
-    asked = {name: questions(name, SPLIT, settings) for name in tasks if name in BENCHMARKS}
+    warn = warn or (lambda text: print(f"lrkv: {text}", file=sys.stderr))
+    report = Path(directory) / "evaluation.json"
+    if reason := why_not(report):
+        warn(f"{report} cannot be written ({reason}): the result is printed and not kept")
     about = _about(run, directory)
     result = dict(about)
     how = {"batch": batch, "settings": asdict(settings), "versions": versions()}
@@ -84,8 +87,8 @@ def evaluate(
         if task in TASKS:
             result[task] = TASKS[task](run, batch)
     for name, questions_ in asked.items():
-        told = _Told(name, len(questions_.examples), progress)
-        model = LanguageModel.of(run, batch=batch, progress=told)
+        shown = _Report(name, len(questions_.examples), progress)
+        model = LanguageModel.of(run, batch=batch, progress=shown)
         began = time.monotonic()
         outcome = BENCHMARKS[name](model, questions_, settings).as_dict()
         records = outcome.pop("records")
@@ -97,18 +100,49 @@ def evaluate(
             "dataset": questions_.dataset,
         }
         path = Path(directory) / "evaluations" / f"{name}-{settings.style}-step{run.step}.json"
-        path.parent.mkdir(exist_ok=True)
-        write_json(path, {**about, **how, **result[name], "records": records})
+        _keep(path, {**about, **how, **result[name], "records": records}, warn)
     if asked.keys() == BENCHMARKS.keys():
         result["combined"] = sum(result[name]["score"] for name in asked) / len(asked)
-    write_json(Path(directory) / "evaluation.json", result)
+    _keep(report, result, warn)
     return result
 
 
-class _Told:
-    """Adds up what a benchmark has done."""
+def ask(
+    config: RunConfig, tasks: Sequence[str], settings: BenchmarkSettings | None = None
+) -> tuple[dict[str, Questions], BenchmarkSettings]:
+    """What the benchmarks among the tasks ask, and the settings: those of such a run unless given.
 
-    def __init__(self, name: str, total: int, progress: Progress | None):
+    Raises `LrkvError` for an unknown task, one that is not permitted, settings that the run cannot
+    answer to, and a set that is not there.
+    """
+    known = {**TASKS, **BENCHMARKS}
+    unknown = [task for task in tasks if task not in known]
+    if unknown or not tasks:
+        raise LrkvError(f"unknown task {', '.join(unknown)}: use {', '.join(known)}")
+    settings = settings or BenchmarkSettings("letters" if config.data.mixture else "harness")
+    if "humaneval" in tasks:
+        humaneval.check(settings)
+    context = config.train.context
+    if {"gsm8k", "humaneval"} & set(tasks) and settings.new_tokens >= context:
+        raise LrkvError(f"new_tokens = {settings.new_tokens}: use 1 to {context - 1}")
+    if settings.style == "letters" and BENCHMARKS.keys() & set(tasks):
+        ChatFormat(load_tokenizer(config.data.tokenizer)).check(config.model.vocabulary)
+    asked = {name: questions(name, SPLIT, settings) for name in tasks if name in BENCHMARKS}
+    return asked, settings
+
+
+def _keep(path: Path, content: dict[str, Any], warn: Callable[[str], None]) -> None:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, content)
+    except OSError as error:
+        warn(f"{path} cannot be written ({error.strerror}): what it would hold is not kept")
+
+
+class _Report:
+    """Adds up how many examples a benchmark has done."""
+
+    def __init__(self, name: str, total: int, progress: OnProgress | None):
         self._name, self._total, self._progress = name, total, progress
         self._done = 0.0
 
@@ -119,7 +153,7 @@ class _Told:
 
 
 def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:
-    """What was evaluated, and what its cache costs, measured."""
+    """Describe what was evaluated, with the measured size of its cache."""
     config = run.config
     engine = Engine(config.model, run.params, batch=1, length=config.train.context, mesh=run.mesh)
     report = engine.report()
@@ -136,23 +170,22 @@ def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:
 
 def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
     config = run.config
-    tokenizer = load_tokenizer(config.data.tokenizer)
-    token_bytes_V = tokenizer.token_bytes_up_to(config.model.vocabulary)
+    token_bytes_V = run.tokenizer.token_bytes_up_to(config.model.vocabulary)
     validate = make_validation(
         config.model, run.mesh, token_bytes_V,
-        chunk=config.train.loss_chunk, rows=RowFormat.of(config, tokenizer.bos),
+        chunk=config.train.loss_chunk, rows=RowFormat.of(config, run.tokenizer.bos),
     )  # fmt: skip
     return validate(run.params, heldout_batches(config.data, config.train.context, batch)).as_dict()
 
 
 def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
-    """On the first held-out records, prompts of different lengths, then token by token."""
+    """Compare on the first held-out records: prompts of different lengths, then token by token."""
     del batch
     config = run.config
-    rows = RowFormat.of(config, load_tokenizer(config.data.tokenizer).bos)
+    rows = RowFormat.of(config, run.tokenizer.bos)
     tokens_BU = next(heldout_batches(config.data, config.train.context, AGREEMENT_ROWS))
-    tokens_BT = rows.ids(tokens_BU[:, : min(config.train.context, 4 * AGREEMENT_STEPS)])
-    tokens_BT = np.asarray(tokens_BT)
+    read = min(config.train.context, 4 * AGREEMENT_STEPS)
+    tokens_BT = np.asarray(rows.ids(jax.numpy.asarray(tokens_BU[:, :read])))
     T = tokens_BT.shape[1]
     longest = T - min(AGREEMENT_STEPS, T // 2)
     lengths = [max(1, longest - 17 * row) for row in range(len(tokens_BT))]

@@ -6,20 +6,22 @@ from lrkv_jax.data.tasks import Problem
 from lrkv_jax.data.tasks import gsm8k as problems
 from lrkv_jax.data.tasks.harness import GSM8K_STOPS, first_shots
 from lrkv_jax.data.tasks.harness import gsm8k as harness_prompt
-from lrkv_jax.evals.benchmark import Questions, Result, Settings, mean, measured
+from lrkv_jax.evals.benchmark import BenchmarkSettings, Questions, Result, mean, measured, passed
 from lrkv_jax.evals.language_model import LanguageModel
-from lrkv_jax.evals.passk import passed
 
 
-def gsm8k(model: LanguageModel, asked: Questions, settings: Settings) -> Result:
-    """In letters style a chat with the calculator, scored by the number after "#### "; in harness
-    style worked examples and no calculator, scored by strict-match and flexible-extract."""
+def gsm8k(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
+    """Score the word problems.
+
+    Letters style asks in a chat with the calculator and scores the number after "#### ". Harness
+    style gives worked examples, no calculator, and scores by strict-match and flexible-extract.
+    """
     if settings.style == "letters":
         return _chat(model, asked.examples, settings)
     return _few_shot(model, asked, settings)
 
 
-def _chat(model: LanguageModel, examples: list[Problem], settings: Settings) -> Result:
+def _chat(model: LanguageModel, examples: list[Problem], settings: BenchmarkSettings) -> Result:
     prompts = [model.chat_prompt(problems.conversation(e).unanswered()) for e in examples]
     records = []
     said = model.answers(prompts, settings.new_tokens, settings.draws())
@@ -40,7 +42,7 @@ def _chat(model: LanguageModel, examples: list[Problem], settings: Settings) -> 
     return passed(records)
 
 
-def _few_shot(model: LanguageModel, asked: Questions, settings: Settings) -> Result:
+def _few_shot(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
     shots = settings.shots_of("gsm8k")
     prompts = [
         model.prompt(harness_prompt(problem, first_shots(asked.shots, shots, problem)))

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lrkv_jax.data.text import cut
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.harness_requests import ChatPrompt, Generation, grouped, lost_chat
 from lrkv_jax.evals.language_model import Draws, LanguageModel
-from lrkv_jax.train.restore import load_run
+from lrkv_jax.run.restore import load_run
 
 try:
     from lm_eval.api.instance import Instance
@@ -27,7 +28,8 @@ try:
     from tqdm import tqdm
 except ImportError as missing:
     raise LrkvError(
-        f"the lm-evaluation-harness is not here ({missing}): pip install 'lrkv-jax[harness]'"
+        f"the lm-evaluation-harness is not installed ({missing}): "
+        'pip install -c constraints.txt -e ".[harness]"'
     ) from None
 
 _ARGUMENTS = ("run", "step", "batch", "seed")
@@ -37,8 +39,8 @@ _ARGUMENTS = ("run", "step", "batch", "seed")
 class LrkvLM(LM):
     """The harness's model: log-likelihoods and texts of a `LanguageModel`.
 
-    Every text begins with BOS, which is also what an empty context stands for. A score hangs on its
-    own question alone: requests share a prefill where they are of one question and of one context.
+    Every text begins with BOS, which an empty context also stands for. A score depends on its own
+    question alone: requests share a prefill if they have the same question and context.
     info: what the harness writes beside its results.
     """
 
@@ -65,7 +67,7 @@ class LrkvLM(LM):
             wrong = ", ".join(sorted(unknown)) + " unknown" if "run" in given else "no run"
             raise LrkvError(f"--model_args: {wrong}; use {', '.join(_ARGUMENTS)}")
         batch = given.get("batch") or (additional_config or {}).get("batch_size") or 1
-        if not str(batch).isdigit() or int(batch) < 1:
+        if not str(batch).isdecimal() or int(batch) < 1:
             raise LrkvError(f"--batch_size {batch}: use a whole number, 1 or more")
         overrides = [f"{key}={value}" for key, value in arg_dict.items() if "." in key]
         run = load_run(str(given["run"]), step=given.get("step"), overrides=overrides)
@@ -85,7 +87,7 @@ class LrkvLM(LM):
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """(log p in nats, whether greedy decoding would write it) of each continuation."""
+        """Return each continuation's log p in nats, and whether greedy decoding would write it."""
         pairs = [self._pair(*request.args) for request in requests]
         keys = [
             (request.task_name, request.doc_id, tuple(context))
@@ -93,7 +95,7 @@ class LrkvLM(LM):
         ]
         groups = grouped(keys)
         asked = [(pairs[group[0]][0], [pairs[i][1] for i in group]) for group in groups]
-        with self._told(len(asked), "log-likelihoods", disable_tqdm):
+        with self._bar(len(asked), "log-likelihoods", disable_tqdm):
             scores = self.model.log_likelihoods(asked)
         results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         for group, row in zip(groups, scores, strict=True):
@@ -104,7 +106,7 @@ class LrkvLM(LM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log p in nats of each whole text: every token once, BOS before the first.
+        """Return each whole text's log p in nats: every token counts once, after BOS.
 
         The harness's windows: disjoint but the last, which reads as much as fits before what is
         left. An empty text has log p 0.
@@ -120,7 +122,7 @@ class LrkvLM(LM):
             for context, predicted in map(make_disjoint_window, windows):
                 asked.append((context, [predicted]))
                 owners.append(place)
-        with self._told(len(asked), "windows", disable_tqdm):
+        with self._bar(len(asked), "windows", disable_tqdm):
             scores = self.model.log_likelihoods(asked)
         results = [0.0] * len(requests)
         for place, (score,) in zip(owners, scores, strict=True):
@@ -128,22 +130,22 @@ class LrkvLM(LM):
         return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Each request's text up to its first stop string; a chat's answer, calculator included.
+        """Return each request's text up to its first stop, or a chat's answer with its calls.
 
-        Prompts are cut and counted as `LanguageModel` does. Sampled texts hang on `seed` and on the
+        Prompts are cut and counted as `LanguageModel` does. Sampled texts depend on `seed` and the
         request's place among those with equal settings.
         """
         asked = [Generation.of(request.args[1], self.model.context) for request in requests]
         kinds = [isinstance(request.args[0], ChatPrompt) for request in requests]
         results = [""] * len(requests)
-        with self._told(len(requests), "texts", disable_tqdm):
+        with self._bar(len(requests), "texts", disable_tqdm):
             for group in grouped(list(zip(asked, kinds, strict=True))):
                 how, in_chat = asked[group[0]], kinds[group[0]]
                 prompts = [self._prompt(requests[i].args[0]) for i in group]
                 draws = Draws(how.sampling, self._seed)
                 if in_chat:
                     answers = self.model.answers(prompts, how.new_tokens, draws)
-                    texts = [how.cut(answer.text(self.model.chat)) for (answer,) in answers]
+                    texts = [cut(answer.text(self.model.chat), how.until) for (answer,) in answers]
                 else:
                     said = self.model.continuations(prompts, how.new_tokens, how.until, draws)
                     texts = [text for (text,) in said]
@@ -153,12 +155,12 @@ class LrkvLM(LM):
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells two tokenizers apart in the harness's caches of prompts."""
+        """The name that identifies a tokenizer in the harness's caches of prompts."""
         tokenizer = self.model.tokenizer
         return f"{Path(tokenizer.name).stem}-{tokenizer.fingerprint[:16]}"
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """What the harness logs of the format; there is one. Raises LrkvError for a name."""
+        """Return the chat format for the log. Raises LrkvError for a name: there is one format."""
         if isinstance(chat_template, str):
             raise LrkvError(f"--apply_chat_template {chat_template}: there is one format, no names")
         return "lrkv_jax.data.chat" if chat_template else ""
@@ -166,7 +168,7 @@ class LrkvLM(LM):
     def apply_chat_template(
         self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
     ) -> ChatPrompt:
-        """The conversation up to where the assistant goes on.
+        """The conversation up to the start of the assistant's turn.
 
         Raises LrkvError for a model without ids for a chat, and for turns that do not alternate.
         """
@@ -175,7 +177,7 @@ class LrkvLM(LM):
         return ChatPrompt.of(self.model.chat, chat_history, answers=add_generation_prompt)
 
     def get_model_info(self) -> dict[str, Any]:
-        """For the harness's results: the run, and how many prompts lost their beginning so far."""
+        """Describe the run for the harness's results, with the number of prompts cut so far."""
         model = self.model
         more = {"tokenizer": model.tokenizer.name, "context": model.context}
         return {**self._info, **more, "truncated_prompts": model.truncated}
@@ -202,8 +204,8 @@ class LrkvLM(LM):
             )
 
     @contextmanager
-    def _told(self, total: int, what: str, hidden: bool) -> Iterator[None]:
-        """A bar for what is answered in batches."""
+    def _bar(self, total: int, what: str, hidden: bool) -> Iterator[None]:
+        """A progress bar for requests that are answered in batches."""
         with tqdm(total=total, desc=what, disable=hidden) as bar:
             self.model.progress = bar.update
             yield

@@ -23,7 +23,7 @@ _USER_START, _USER_END, _ASSISTANT_START, _ASSISTANT_END = CHAT_NAMES[:4]
 
 
 def grouped(keys: Sequence[Hashable]) -> list[list[int]]:
-    """Places of equal keys together, both in the order they came in."""
+    """Group the places of equal keys; groups and places stay in order."""
     groups: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
         groups.setdefault(key, []).append(place)
@@ -32,7 +32,7 @@ def grouped(keys: Sequence[Hashable]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Generation:
-    """How a text is asked for: up to the first of `until`, in `new_tokens` at most."""
+    """How a text is generated: up to the first of `until`, with at most `new_tokens`."""
 
     until: tuple[str, ...]
     new_tokens: int
@@ -40,7 +40,7 @@ class Generation:
 
     @classmethod
     def of(cls, asked: Mapping[str, Any], context: int) -> Generation:
-        """From a task's generation_kwargs; `context` is the most tokens that the model reads.
+        """Read a task's generation_kwargs; the model reads up to `context` tokens.
 
         As the harness reads them: do_sample=false is greedy whatever the temperature; without
         do_sample a temperature above 0 samples. A task that names no number of tokens gets 256, or
@@ -78,18 +78,14 @@ class Generation:
         stops = (until,) if isinstance(until, str) else tuple(until)
         return cls(tuple(stop for stop in stops if stop), new_tokens, sampling)
 
-    def cut(self, text: str) -> str:
-        """The text before the first stop string."""
-        return text[: min((at for s in self.until if (at := text.find(s)) >= 0), default=None)]
-
 
 class ChatPrompt(str):
-    """A chat up to where the assistant goes on, as the harness hands prompts on: a string.
+    """A chat up to the start of the assistant's turn, as a string, which the harness expects.
 
     The tokens that frame a chat cannot be spelt in text, so the ids travel with it, and the text is
     for logs alone: whatever a user writes, no text becomes a frame. It survives what the harness
     does with prompts, pickling included; put into another string it is plain text, which
-    `lost_chat` tells.
+    `lost_chat` recognises.
 
     head: the ids up to the start of the assistant's turn. begun: the text that this turn starts
     with, empty for most.
@@ -102,7 +98,7 @@ class ChatPrompt(str):
     def of(
         cls, chat: ChatFormat, history: Sequence[Mapping[str, str]], *, answers: bool = True
     ) -> ChatPrompt:
-        """From [{"role", "content"}]; unless the model `answers` it, it goes on with the last
+        """From [{"role", "content"}]; unless the model `answers` it, it continues the last
         message, the assistant's.
 
         Raises LrkvError as `conversation_from` and `ChatFormat.prompt` do.

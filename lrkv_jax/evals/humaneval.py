@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from lrkv_jax.data.tasks import humaneval as programs
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals.benchmark import Questions, Result, Settings
+from lrkv_jax.evals.benchmark import BenchmarkSettings, Questions, Result, passed
 from lrkv_jax.evals.language_model import LanguageModel
-from lrkv_jax.evals.passk import passed
 from lrkv_jax.evals.sandbox import Limits, isolation, run_programs
 
 
-def humaneval(model: LanguageModel, asked: Questions, settings: Settings) -> Result:
-    """In letters style the prompt is asked in a chat, in harness style it is continued.
+def humaneval(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
+    """Score programs: letters style asks for them in a chat, harness style continues the prompt.
 
     pass@k with the unbiased estimator (Chen et al. 2021). Raises `LrkvError` unless
     `settings.run_model_code` says that the programs may run.
@@ -26,9 +27,9 @@ def humaneval(model: LanguageModel, asked: Questions, settings: Settings) -> Res
             [answer.text(model.chat) for answer in samples]
             for samples in model.answers(prompts, settings.new_tokens, settings.draws())
         ]
-        whole = programs.whole_program
+        whole: Callable[[Any, str], str] = programs.whole_program
     else:
-        # The harness strips nothing: the model goes on right after the docstring.
+        # The harness strips nothing: the model continues right after the docstring.
         prompts = [model.prompt(example.prompt) for example in examples]
         draws = settings.draws()
         said = model.continuations(prompts, settings.new_tokens, programs.STOPS, draws)
@@ -57,8 +58,8 @@ def humaneval(model: LanguageModel, asked: Questions, settings: Settings) -> Res
     return result
 
 
-def check(settings: Settings) -> None:
-    """Raise `LrkvError` where programs may not run, or cannot be kept in."""
+def check(settings: BenchmarkSettings) -> None:
+    """Raise `LrkvError` where programs may not run, or no sandbox can hold them."""
     if not settings.run_model_code:
         raise LrkvError(
             "humaneval runs programs that the model wrote: allow it with --run-model-code "

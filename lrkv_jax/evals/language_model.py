@@ -19,16 +19,18 @@ from jax.sharding import Mesh
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import Conversation
-from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
+from lrkv_jax.data.text import cut
+from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.decode import Engine, Sampling
 from lrkv_jax.decode.answers import Answer, answers
 from lrkv_jax.decode.engine import CACHE_MULTIPLE
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.train.restore import TrainedRun
+from lrkv_jax.run.restore import TrainedRun
 
-Progress = Callable[[int], None]
+OnExamples = Callable[[float], None]
 Ids = Sequence[int]
 
+_SEEDS = 1 << 63  # what JAX takes
 # How many tokens are decoded between two looks for a stop string.
 _LOOK_EVERY = 16
 
@@ -48,9 +50,13 @@ class Draws:
     seed: int = 0
     samples: int = 1
 
+    def __post_init__(self):
+        if not -_SEEDS <= self.seed < _SEEDS:
+            raise LrkvError(f"seed = {self.seed}: use a number below 2^63")
+
 
 class LanguageModel:
-    """A model, its tokenizer and `context`, the most tokens that it reads.
+    """A model, its tokenizer, and `context`, the largest number of tokens that it reads.
 
     A prompt that is too long loses its beginning, BOS aside; `truncated` counts them. `progress` is
     called with the number of examples that each batch has finished.
@@ -65,7 +71,7 @@ class LanguageModel:
         context: int,
         batch: int,
         mesh: Mesh | None = None,
-        progress: Progress | None = None,
+        progress: OnExamples | None = None,
     ):
         self.tokenizer, self.context, self.batch = tokenizer, context, batch
         self.chat = ChatFormat(tokenizer)
@@ -76,17 +82,18 @@ class LanguageModel:
         self._engine: Engine | None = None
 
     @classmethod
-    def of(cls, run: TrainedRun, *, batch: int, progress: Progress | None = None) -> LanguageModel:
+    def of(
+        cls, run: TrainedRun, *, batch: int, progress: OnExamples | None = None
+    ) -> LanguageModel:
         """A trained run, reading as many tokens as it was trained on."""
         config = run.config
-        tokenizer = load_tokenizer(config.data.tokenizer)
         return cls(
-            config.model, run.params, tokenizer,
+            config.model, run.params, run.tokenizer,
             context=config.train.context, batch=batch, mesh=run.mesh, progress=progress,
         )  # fmt: skip
 
     def prompt(self, text: str) -> list[int]:
-        """Text as a document that goes on."""
+        """Text as the beginning of a document."""
         return [self.tokenizer.bos, *self.tokenizer.encode(text).tolist()]
 
     def check_chat(self) -> None:
@@ -94,7 +101,7 @@ class LanguageModel:
         self.chat.check(self._vocabulary)
 
     def chat_prompt(self, conversation: Conversation) -> list[int]:
-        """What is asked in a conversation, up to where the answer starts.
+        """Return the ids of a conversation up to the start of the answer.
 
         Raises `LrkvError` for a model without ids for a chat, and where nothing is asked.
         """
@@ -114,7 +121,7 @@ class LanguageModel:
         return whole[:start], whole[start:]
 
     def log_likelihoods(self, asked: Sequence[tuple[Ids, Sequence[Ids]]]) -> list[list[Score]]:
-        """For each (context, continuations) the score of every continuation after the context.
+        """Return, for each (context, continuations), the score of every continuation.
 
         The context is prefilled once. Raises `LrkvError` for a continuation that is empty or longer
         than what the model reads.
@@ -147,7 +154,7 @@ class LanguageModel:
         return results
 
     def next_log_p(self, prompts: Sequence[Ids], ids: Sequence[Ids]) -> list[np.ndarray]:
-        """Log p of each of an example's `ids` being the one after its prompt, float32."""
+        """Return the log p (float32) of each of an example's `ids` right after its prompt."""
         fitted = [self._fitted(prompt, self.context) for prompt in prompts]
         results: list[np.ndarray] = [np.empty(0)] * len(prompts)
         engine = self._engine_of(self.context + 1)
@@ -160,8 +167,10 @@ class LanguageModel:
         return results
 
     def answers(self, prompts: Sequence[Ids], new_tokens: int, draws: Draws) -> list[list[Answer]]:
-        """`draws.samples` answers to each chat prompt, of up to `new_tokens`, the calculator's
-        included; fewer where the context ends before."""
+        """Return `draws.samples` answers to each chat prompt.
+
+        Each has up to `new_tokens`, the calculator's included; fewer where the context ends.
+        """
         self.check_chat()
         results: list[list[Answer]] = [[] for _ in prompts]
         for rows, fitted, streams in self._generated(prompts, new_tokens, draws):
@@ -177,7 +186,7 @@ class LanguageModel:
     def continuations(
         self, prompts: Sequence[Ids], new_tokens: int, until: Sequence[str], draws: Draws
     ) -> list[list[str]]:
-        """`draws.samples` texts after each prompt, each up to the first of the `until` strings."""
+        """Return `draws.samples` texts after each prompt, up to the first string of `until`."""
         results: list[list[str]] = [[] for _ in prompts]
         for rows, fitted, streams in self._generated(prompts, new_tokens, draws):
             said: list[list[int]] = [[] for _ in rows]
@@ -194,19 +203,17 @@ class LanguageModel:
                     if number % _LOOK_EVERY == 0 and all(
                         tokens_B[row] < 0
                         or len(ids) == budgets[row]
-                        or _cut(self.tokenizer.decode(ids), until) is not None
+                        or (text := self.tokenizer.decode(ids)) != cut(text, until)
                         for row, ids in enumerate(said)
                     ):
                         break
                 steps.close()
             for i, ids in zip(rows, said, strict=True):
-                text = self.tokenizer.decode(ids)
-                results[i].append(text[: _cut(text, until)])
+                results[i].append(cut(self.tokenizer.decode(ids), until))
         return results
 
     def _generated(self, prompts, new_tokens, draws) -> Iterator[tuple[list[int], list, list[int]]]:
-        """Batches of (examples, their prompts, their streams of draws), each example `samples`
-        times."""
+        """Yield batches: examples (each `samples` times), their prompts, their draws."""
         if new_tokens < 1 or new_tokens >= self.context:
             raise LrkvError(f"new_tokens = {new_tokens}: use 1 to {self.context - 1}")
         # A prompt leaves the answer a quarter of the context, or all that it may take.
@@ -228,7 +235,7 @@ class LanguageModel:
         return [self.tokenizer.bos, *prompt[len(prompt) - limit + 1 :]][-limit:]
 
     def _batches(self, lengths: Sequence[int], behind: Ids | None = None) -> Iterator[list[int]]:
-        """Places, longest first, a batch at a time: a batch that fits the memory comes first.
+        """Yield the places in batches, longest first, so that the largest batch runs first.
 
         `behind`: tokens to come after each. The longest of a batch must leave room for the most of
         them, in a cache for the context: a long one is not asked beside one with much to come.
@@ -247,14 +254,9 @@ class LanguageModel:
             yield rows
 
     def _engine_of(self, length: int) -> Engine:
-        """An engine whose cache is at least so long: one at a time."""
+        """Return an engine whose cache is at least this long; only one exists at a time."""
         length = -(-length // CACHE_MULTIPLE) * CACHE_MULTIPLE
         if self._engine is None or self._engine.length < length:
             self._engine = None  # its cache goes before another comes
             self._engine = self._make(length)
         return self._engine
-
-
-def _cut(text: str, until: Sequence[str]) -> int | None:
-    """Where the first of the stop strings begins."""
-    return min((at for stop in until if (at := text.find(stop)) >= 0), default=None)

@@ -1,4 +1,8 @@
-"""ARC and MMLU: which of a question's choices the model finds likeliest."""
+"""ARC and MMLU: which of a question's choices the model finds likeliest.
+
+Test splits: 2,376 questions (ARC-Easy), 1,172 (ARC-Challenge), and MMLU's 14,042 of 57 subjects,
+scored overall (each question counts the same) and for each subject.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from lrkv_jax.data.tasks import Choices
-from lrkv_jax.data.tasks import letters as letter_questions
+from lrkv_jax.data.tasks import Choices, harness
+from lrkv_jax.data.tasks import choices as letter_questions
 from lrkv_jax.data.tasks.harness import Ranking, first_shots
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals.benchmark import Questions, Result, Settings, mean, measured
+from lrkv_jax.evals.benchmark import BenchmarkSettings, Questions, Result, mean, measured
 from lrkv_jax.evals.language_model import LanguageModel
 
 Template = Callable[..., Ranking]
@@ -19,14 +23,14 @@ Template = Callable[..., Ranking]
 
 def multiple_choice(
     name: str, template: Template, *, normalised: bool
-) -> Callable[[LanguageModel, Questions, Settings], Result]:
+) -> Callable[[LanguageModel, Questions, BenchmarkSettings], Result]:
     """A benchmark of the set `name`; `template` renders a question in harness style.
 
     normalised: whether the harness-style score is acc_norm (log-likelihood over the choice's
     characters) rather than acc; both are reported.
     """
 
-    def benchmark(model: LanguageModel, asked: Questions, settings: Settings) -> Result:
+    def benchmark(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
         if settings.style == "letters":
             return _by_letter(model, asked.examples)
         shots = settings.shots_of(name)
@@ -47,7 +51,7 @@ def _by_letter(model: LanguageModel, examples: list[Choices]) -> Result:
         encoded = [model.tokenizer.encode(label) for label in example.labels]
         if any(len(label) != 1 for label in encoded):
             raise LrkvError(
-                f"{example.id}: labels {', '.join(example.labels)} are not a token each with "
+                f"{example.id}: labels {', '.join(example.labels)} are not one token each with "
                 f"tokenizer {model.tokenizer.name}: use --style harness"
             )
         ids.append([int(label[0]) for label in encoded])
@@ -117,3 +121,9 @@ def _result(measure: str, records: list[dict[str, Any]], key: str) -> Result:
 
 def _subject(example: Choices) -> dict[str, str]:
     return {} if example.subject is None else {"subject": example.subject}
+
+
+# ARC's choices differ in length: published scores are acc_norm. MMLU's continuations are letters.
+arc_easy = multiple_choice("arc_easy", harness.arc, normalised=True)
+arc_challenge = multiple_choice("arc_challenge", harness.arc, normalised=True)
+mmlu = multiple_choice("mmlu", harness.mmlu, normalised=False)

@@ -13,7 +13,7 @@ Probability = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def kneser_ney_bits_per_byte(
     train_ids: np.ndarray, heldout_ids: np.ndarray, token_bytes: np.ndarray
 ) -> float:
-    """Bits per UTF-8 byte of the held-out stream under a bigram counted on the training stream.
+    """Return the bits per UTF-8 byte of held-out text under a bigram counted on training text.
 
     train_ids, heldout_ids: int [T], BOS before each document; token_bytes: int [V], 0 for BOS.
     Targets that stand for no bytes (BOS, padding) count neither as bits nor as bytes; they still

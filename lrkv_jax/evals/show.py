@@ -14,20 +14,24 @@ PERCENT = 100
 
 
 def print_evaluation(result: dict[str, Any], console: Console) -> None:
-    """The result as tables; MMLU's subjects and every example stand in `evaluations/`."""
-    table = Table(title=f"{result['run']}  {result['attention']}  step {result['step']}")
+    """Print the result as tables; MMLU's subjects and every example are in `evaluations/`."""
+    table = Table(
+        title=f"{result['run']}  {result['attention']}  step {result['step']}",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_row("parameters", f"{result['parameters']:,}")
     table.add_row(
-        "KV-cache bytes a token (live cache)", f"{result['kv_cache_bytes_per_token']:,.0f}"
+        "KV-cache bytes per token (live cache)", f"{result['kv_cache_bytes_per_token']:,.0f}"
     )
     table.add_row(
-        "KV-cache bytes a token (formula)", f"{result['kv_cache_bytes_per_token_formula']:,}"
+        "KV-cache bytes per token (formula)", f"{result['kv_cache_bytes_per_token_formula']:,}"
     )
     if "bpb" in result:
         held = result["bpb"]
-        table.add_row("held-out cross-entropy, nats a token", f"{held['cross_entropy']:.4f}")
+        table.add_row("held-out cross-entropy, nats per token", f"{held['cross_entropy']:.4f}")
         table.add_row("held-out bits per byte", f"{held['bits_per_byte']:.4f}")
         table.add_row("held-out tokens", f"{held['tokens']:,}")
         table.add_row("held-out bytes", f"{held['bytes']:,}")
@@ -53,6 +57,7 @@ def _print_benchmarks(result: dict[str, Any], asked: list[str], console: Console
         title="DEMONSTRATION SETS: no benchmark's scores" if demonstration else "benchmarks, %",
         caption="± is the standard error; each example's record is in evaluations/",
         box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for column in ("", "style", "measure", "score", "±", "examples", "cut", "seconds"):
         left = column in ("", "style", "measure")

@@ -1,12 +1,12 @@
 """Cross-entropy of soft-capped logits that never holds all of them.
 
-Logits exist for about `chunk` tokens at a time. The chunks cut T and leave the batch axis whole, so
-a sharded batch stays where it is.
+Logits are held for about `chunk` tokens at a time. The chunks cut T and leave the batch axis whole,
+so that a sharded batch stays where it is.
 
 Inside a `jax.shard_map`, `axis` names the mesh axis that splits the vocabulary, if one does: the
-kernel is then a device's columns, and devices exchange three numbers a token, never logits.
+kernel is then a device's columns, and devices exchange three numbers per token, never logits.
 
-B batch  T positions  D width  V vocabulary (a device's)  N chunks  t positions a chunk
+B batch  T positions  D width  V vocabulary (a device's)  N chunks  t positions per chunk
 """
 
 from functools import partial
@@ -19,8 +19,8 @@ from jax import lax
 def chunked_cross_entropy(x_BTD, kernel_DV, targets_BT, *, softcap, chunk, axis=None):
     """−log p(target) in nats, float32 [B, T], for logits softcap · tanh(x · kernel / softcap).
 
-    Differentiable; the logits are made again in the backward pass. Training uses
-    `mean_cross_entropy`, which does not make them twice.
+    Differentiable; the backward pass computes the logits again. Training uses
+    `mean_cross_entropy`, which computes them once.
     """
     kernel_DV = kernel_DV.astype(x_BTD.dtype)
 
@@ -41,7 +41,7 @@ def mean_cross_entropy(
     With `counted_BT` (bool) it is the sum over those targets divided by `count`, a scalar: theirs,
     or that of a larger batch of which this is a part.
 
-    The gradient is made in the forward pass, chunk by chunk, while the logits are there: three
+    The gradient is computed in the forward pass, chunk by chunk, while the logits exist: three
     matrix products of the head's size in place of four, and no logits kept. On a CPU at V = 4096
     a training step's loss takes 0.45 of the time of the rematerialised one.
     """

@@ -1,6 +1,6 @@
-"""Which implementation of a decode kernel runs: one written rule, its choice logged once.
+"""Choose the implementation of a decode kernel, and log the choice once.
 
-`auto` takes the Mosaic kernel on a Hopper GPU if the kernel can take the shape and dtype, and the
+`auto` takes the Mosaic kernel on a Hopper GPU if the kernel supports the shape and dtype, and the
 XLA path everywhere else. `xla`, `mosaic` and `interpret` (the Mosaic kernel in Pallas's
 interpreter, on a CPU, for tests) force one, and raise where it cannot run.
 """
@@ -14,13 +14,13 @@ from lrkv_jax.errors import LrkvError
 
 IMPLEMENTATIONS = ("auto", "xla", "mosaic", "interpret")
 _log = logging.getLogger("lrkv_jax.kernels")
-_choices = {}
+_choices: dict[str, str] = {}
 
 
 def choose(kernel, impl, objection):
     """The implementation to run: "xla", "mosaic" or "interpret".
 
-    `objection` says why the Mosaic kernel cannot take the arguments, None if it can. Raises
+    `objection` is the reason why the Mosaic kernel cannot take the arguments, or None. Raises
     `LrkvError` for an unknown name, and for a forced kernel that cannot run.
     """
     if impl not in IMPLEMENTATIONS:
@@ -33,19 +33,19 @@ def choose(kernel, impl, objection):
             raise LrkvError(f"{kernel} cannot run as {impl}: {missing or objection}; use xla")
         return settle(kernel, impl, "asked for")
     chosen = "xla" if missing or objection else "mosaic"
-    reason = missing or objection or "a Hopper GPU is there"
+    reason = missing or objection or "a Hopper GPU is available"
     return settle(kernel, chosen, reason, best="mosaic")
 
 
 def choices():
-    """What each kernel was last compiled as in this process, and why: {kernel: "xla: reason"}."""
+    """The last choice for each kernel in this process: {kernel: "xla: reason"}."""
     return dict(_choices)
 
 
 def settle(kernel, chosen, reason, *, best=None):
     """Remember a choice, and log it once unless it was asked for; returns it.
 
-    On a GPU it is a warning that the choice is not `best`.
+    On a GPU, a choice other than `best` is logged as a warning.
     """
     _choices[kernel] = f"{chosen}: {reason}"
     if best:
@@ -55,7 +55,7 @@ def settle(kernel, chosen, reason, *, best=None):
 
 @functools.cache
 def _missing_gpu():
-    """Why there is no Hopper GPU here, or None."""
+    """The reason why this process has no Hopper GPU, or None if it has one."""
     if jax.default_backend() != "gpu":
         return f"the backend is {jax.default_backend()}, not a GPU"
     capability = str(getattr(jax.devices()[0], "compute_capability", "unknown"))
@@ -64,7 +64,7 @@ def _missing_gpu():
     return None
 
 
-@functools.cache  # once for each thing there is to say
+@functools.cache  # logs each message once
 def _say(kernel, chosen, reason, best):
     worse_on_gpu = jax.default_backend() == "gpu" and chosen != best
     level = logging.WARNING if worse_on_gpu else logging.INFO

@@ -15,7 +15,7 @@ def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, impl="auto"):
     """Attend each sequence's last T tokens to a cache that already holds them.
 
     `lengths_B` counts the tokens of each sequence in the cache, the T queries' own included; query
-    t sees slots up to `lengths_B` − T + t, and nothing in a slot past the length is ever used.
+    t sees slots up to `lengths_B` − T + t, and slots past the length are never used.
     `impl` is one of `dispatch.IMPLEMENTATIONS`. Returns float32 outputs [B, T, H, K] and
     log-sum-exp [B, T, H]: 0 and −1e30 for a query that sees nothing.
     """
@@ -27,7 +27,7 @@ def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, impl="auto"):
 
 
 def _plan(q_BTHK, k_BSGK, impl):
-    """The Mosaic kernel's plan, and why it has none."""
+    """(plan, None), or (None, reason why the Mosaic kernel cannot run)."""
     _, T, H, K = q_BTHK.shape
     S, G = k_BSGK.shape[1:3]
     return plans.find(

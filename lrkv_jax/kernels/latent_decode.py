@@ -1,4 +1,4 @@
-"""Cached attention for absorbed MLA: every head reads one latent and one rope key a token.
+"""Cached attention for absorbed MLA: all heads read one latent and one rope key per token.
 
 B batch  T queries  S cache slots  c slots of a chunk  H heads  C latent width  P rope-key width
 """
@@ -13,7 +13,7 @@ from lrkv_jax.kernels.split_kv import plan as plans
 def latent_decode(
     q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, lengths_B, *, scale, impl="auto"
 ):
-    """Attend the last T tokens, their queries moved into the latent's coordinates, to the latents.
+    """Attend each sequence's last T tokens, with queries in the latent's space, to the cache.
 
     logits = scale · (q_latent · latent + q_rope · rope_key); the values are the latents. Lengths,
     `impl` and results as in `grouped_decode`, the output [B, T, H, C] still in the latent.
@@ -27,7 +27,7 @@ def latent_decode(
 
 
 def _plan(q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, impl):
-    """The Mosaic kernel's plan, and why it has none: one head of width C + P for all queries."""
+    """(plan, None) or (None, reason), for one key head of width C + P."""
     _, T, H, C = q_latent_BTHC.shape
     P = q_rope_BTHP.shape[-1]
     return plans.find(

@@ -12,8 +12,8 @@ halves of the rotated query and B_j, B_j' the matching columns of B_h, its rows 
 a_j B_j + b_j B_j' (for cos) and b_j B_j − a_j B_j' (for sin): the dot product of q with
 RoPE(B_h rk_h), sorted by cos and sin.
 
-Position s = s₀ + i is a chunk's first and a place in it. RoPE turns by s₀ and by i one after the
-other, so q is turned back by s₀ and the angles of i = 0, 1, ... are the same for every chunk.
+A position is s = s₀ + i, where s₀ is its chunk's first. RoPE rotates by s₀ and then by i, so q is
+rotated back by s₀, and the angles of i = 0, 1, ... are the same for every chunk.
 
 B batch  T queries  S cache slots  c slots of a chunk  H heads  K head width  R residual rank
 J = K / 2 frequency pairs
@@ -30,7 +30,7 @@ from lrkv_jax.kernels.split_kv import plan as plans
 
 
 class Residual(NamedTuple):
-    """What is a head's own: latents from the cache, and how queries and outputs meet them.
+    """What belongs to single heads: their cached latents, and the factors that multiply them.
 
     The cached latents [B, S, H, R'] may be padded: R ≤ R'. In mode `full` there are `up_key_HRK`
     and `angles_SK`, [cos, sin] of each slot's position; in the others `q_latent_BTHR`.
@@ -44,7 +44,7 @@ class Residual(NamedTuple):
     angles_SK: Any = None
 
     def padded(self):
-        """The same with the factors, not the cache, padded to the cache's width."""
+        """A copy whose factors are padded to the cache's width."""
         extra = self.rk_BSHR.shape[-1] - self.up_value_HRK.shape[1]
 
         def pad(array, axis):
@@ -72,8 +72,8 @@ def lrkv_decode(
 ):
     """Attend each sequence's last T tokens to the factored cache, which already holds them.
 
-    `q_BTHK` is rotated; `residual` is None at rank 0, `inverse_norm_BHS` (float32, H = 1 at rank 0)
-    without QK-norm. Lengths, `impl` and results as in `grouped_decode`.
+    `q_BTHK` is rotated. `residual` is None at rank 0, and `inverse_norm_BHS` (float32, H = 1 at
+    rank 0) is None without QK-norm. Lengths, `impl` and results as in `grouped_decode`.
     """
     if residual is not None:
         residual = residual.padded()
@@ -153,14 +153,14 @@ def _xla(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, lengths
 
 
 def mixed_logits(angles_cK, mix_BTHKR, rk_BcHR):
-    """[cos iΘ, sin iΘ] · M_h(q) · rk_h: what the rotated residual adds to each logit."""
+    """[cos iΘ, sin iΘ] · M_h(q) · rk_h: the rotated residual's part of each logit."""
     dtype = rk_BcHR.dtype
     view_BTHcR = jnp.einsum("cK,BTHKR->BTHcR", angles_cK.astype(dtype), mix_BTHKR.astype(dtype))
     return jnp.einsum("BTHcR,BcHR->BHTc", view_BTHcR, rk_BcHR, preferred_element_type=jnp.float32)
 
 
 def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, impl):
-    """The Mosaic kernel's plan, and why it has none."""
+    """(plan, None), or (None, reason why the Mosaic kernel cannot run)."""
     _, T, H, K = q_BTHK.shape
     widths, own = {"head width": K}, {}
     if residual is not None:
@@ -215,7 +215,7 @@ def _mosaic(
 
 
 def _full_operands(plan, q_BTHK, residual, dtype):
-    """What rebuilding takes: B_h in halves of 64 columns, float32 queries and angles likewise."""
+    """Operands of rebuilding: B_h in halves of 64 columns, float32 queries and angles likewise."""
     up_HRK, angles_SK = residual.up_key_HRK, residual.angles_SK
     H, R, K = up_HRK.shape
     width, J = plans.WIDTH, K // 2

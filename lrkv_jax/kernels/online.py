@@ -31,7 +31,7 @@ def chunk_starts(S, chunk):
 def attend(logits_of, values_of, lengths_B, *, T, S, chunk):
     """Average cached values under softmax weights, over the slots that each query sees.
 
-    logits_of(index, start) gives float32 [B, X, T, c], values_of(weights_BXTc, start, seen_Bc) a
+    logits_of(index, start) returns float32 [B, X, T, c], values_of(weights_BXTc, start, seen_Bc) a
     tuple of float32 [B, X, T, W]; `seen_Bc` marks the slots that hold a token of the sequence, and
     what lies in others must not reach the sums. Query t sees slots up to `lengths_B` − T + t.
     Returns the averages and the log-sum-exp [B, X, T]: 0 and MASKED for a query that sees nothing.

@@ -1,7 +1,7 @@
-"""Float32 oracles of the decode kernels: the definition, with nothing left out and nothing clever.
+"""Float32 oracles of the decode kernels, written as their definitions.
 
 Every key and value of every head is built and held, products are at the highest precision, and
-the softmax sees all slots at once. Each takes what its kernel takes and gives what it gives.
+the softmax sees all slots at once. Arguments and results are those of the kernel.
 
 B batch  T queries  S cache slots  H heads  G key/value heads  K head width  R residual rank
 C latent width  P rope-key width  J = K / 2 frequency pairs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -23,7 +25,7 @@ def _relu2_jvp(primals, tangents):
     return relu2(x), 2 * jax.nn.relu(x) * dx
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu2": relu2,
     "gelu": jax.nn.gelu,
     "silu": jax.nn.silu,

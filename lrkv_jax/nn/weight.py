@@ -11,6 +11,7 @@ is a batch of H matrices from D inputs to R outputs. Sharding maps the axis name
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -47,7 +48,7 @@ class WeightSpec:
         """The same weight, one for each layer."""
         return replace(self, axes=(LAYERS, *self.axes), batch=self.batch + 1)
 
-    def fans(self, shape: tuple[int, ...]) -> tuple[int, int]:
+    def fans(self, shape: Sequence[int]) -> tuple[int, int]:
         """Fan-in and fan-out of one matrix of the batch."""
         middle = self.batch + self.inputs
         return math.prod(shape[self.batch : middle]), math.prod(shape[middle:])
@@ -74,15 +75,33 @@ def weight(
     return nnx.Param(value, spec=spec)
 
 
+def variables(module: nnx.Module) -> list[nnx.Param]:
+    """A module's weights with what is known of them, in the order of its leaves."""
+    return jax.tree.leaves(module, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def spec_of(variable: nnx.Param) -> WeightSpec:
+    """A weight's meaning, as it lies here: with its layers axis where it has one."""
+    spec = variable.get_metadata("spec")
+    stacked = variable.get_value().ndim > len(spec.axes)
+    return spec.stacked() if stacked else spec
+
+
+def weights_of(module: nnx.Module) -> Any:
+    """A module's weights as a nested dict of arrays.
+
+    The module itself is a tree of the same leaves in the same order, for jit, grad and tree.map;
+    the dict is what checkpoints, optimisers and people name them by.
+    """
+    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+def with_weights[M: nnx.Module](module: M, weights: Any) -> M:
+    """The module around other weights, given as `weights_of` gives them."""
+    return jax.tree.unflatten(jax.tree.structure(module), jax.tree.leaves(weights))
+
+
 def weight_specs(module: nnx.Module) -> Any:
-    """The tree of `WeightSpec` that mirrors `nnx.to_pure_dict(nnx.state(module, nnx.Param))`."""
-
-    def spec_of(variable: nnx.Param) -> WeightSpec:
-        spec = variable.get_metadata("spec")
-        extra = variable.get_value().ndim - len(spec.axes)
-        return spec.stacked() if extra else spec
-
-    state = nnx.state(module, nnx.Param)
-    return nnx.to_pure_dict(
-        jax.tree.map(spec_of, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-    )
+    """The tree of `WeightSpec` that mirrors `weights_of(module)`."""
+    tree = jax.tree.structure(weights_of(module))
+    return jax.tree.unflatten(tree, map(spec_of, variables(module)))

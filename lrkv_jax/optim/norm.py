@@ -24,8 +24,8 @@ def global_norm(tree: Any, specs: Any) -> Float[Array, ""]:
     mesh = in_use()
     if mesh is None:
         return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in leaves))
-    weights = jax.tree.leaves(specs, is_leaf=lambda leaf: hasattr(leaf, "axes"))
-    places = [partition(s.axes, x.shape, mesh) for s, x in zip(weights, leaves, strict=True)]
+    pairs = zip(jax.tree.leaves(specs), leaves, strict=True)
+    places = [partition(spec.axes, leaf.shape, mesh) for spec, leaf in pairs]
 
     def local(leaves):
         squares = [

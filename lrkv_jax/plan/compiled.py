@@ -3,7 +3,7 @@
 On a CPU the devices are simulated, and their program is scheduled for memory, as a GPU's is
 (`FLAGS`). A CPU differs from a GPU in what it writes (`liveness.CPU`), in gathering bfloat16 as
 float32, and in having no host memory to offload to. For `cuda` the step is compiled for H200s
-without one, by the plugin of `pip install lrkv-jax[cuda13]`; attention is then plain XLA, because
+without one, by the plugin of the extra `cuda13`; attention is then plain XLA, because
 cuDNN asks for a GPU. Nothing is allocated either way.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
@@ -52,30 +51,21 @@ def compiled(
     cannot be simulated.
     """
     import jax
-    import jax.numpy as jnp
-    import numpy as np
 
+    from lrkv_jax.foresight import liveness
+    from lrkv_jax.foresight.fit import WITHIN
+    from lrkv_jax.foresight.step import abstract_step, memory, messages, resolved
     from lrkv_jax.plan import hlo
     from lrkv_jax.plan.training import on_devices, placed_by_the_compiler
-    from lrkv_jax.sharding import batch_sharding, make_mesh
-    from lrkv_jax.train.foresight import liveness
-    from lrkv_jax.train.foresight.fit import WITHIN
-    from lrkv_jax.train.foresight.step import memory, messages, resolved
-    from lrkv_jax.train.rows import RowFormat
-    from lrkv_jax.train.state import abstract_state
-    from lrkv_jax.train.step import make_train_step
+    from lrkv_jax.sharding import make_mesh
 
     config = resolved(on_devices(config, devices, device))
     count = math.prod(config.mesh.model_dump().values())
     start = time.perf_counter()
     mesh = make_mesh(config.mesh, _devices(target, count))
-    state = abstract_state(config, mesh)
-    rows = RowFormat.of(config, bos=0)  # which one it is changes no shape
-    step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32), rows)
-    shape = (config.train.batch, config.train.context + 1)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
+    step, state, tokens = abstract_step(config, mesh)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        program = step.lower(state, tokens).compile()
+        program = step.on_leaves.lower(jax.tree.leaves(state), tokens).compile()
     seconds = time.perf_counter() - start
     stats, text = program.memory_analysis(), program.as_text()
     total = (
@@ -86,6 +76,7 @@ def compiled(
     )
     rules = liveness.GPU if target == "cuda" else liveness.CPU
     ours = memory(config, rules).peak
+    sizes = config.mesh.model_dump()
     predicted = [*messages(config), *placed_by_the_compiler(config)]
     return {
         "target": target,
@@ -101,8 +92,10 @@ def compiled(
         # A GPU's products are calls into libraries, which do not say how large they are.
         "product_flops": hlo.product_flops(text) if target == "cpu" else None,
         "plan_product_flops": round(_products(config, count)),
-        "collectives": [asdict(found) for found in hlo.sent(text, count)],
-        "predicted": _by_kind(predicted, config.mesh.model_dump()),
+        "collectives": hlo.sent(text, count),
+        "predicted": hlo.by_kind(
+            (m.kind, math.prod(sizes[axis] for axis in m.axes), m.count, m.bytes) for m in predicted
+        ),
     }
 
 
@@ -110,7 +103,7 @@ def _products(config: RunConfig, devices: int) -> float:
     """FLOPs of the products that the plan expects of one device in a step."""
     from lrkv_jax.accounting.muon import muon_flops_per_device
     from lrkv_jax.accounting.timing import step_products
-    from lrkv_jax.train.foresight.step import matrices, sizes_of
+    from lrkv_jax.foresight.step import matrices, sizes_of
 
     train = config.train
     tokens = train.batch * train.context / devices
@@ -141,20 +134,6 @@ def _devices(target: str, count: int) -> list[Any]:
     except Exception as error:  # of several types, by plugin and version
         raise LrkvError(
             f"--target cuda: this installation cannot compile for CUDA ({error}): "
-            "pip install lrkv-jax[cuda13]"
+            'pip install -c constraints.txt -e ".[cuda13]"'
         ) from None
     return list(topology.devices)
-
-
-def _by_kind(messages, sizes: dict[str, int]) -> list[dict[str, Any]]:
-    """Predicted collectives as HLO shows them: by kind and by the size of the group."""
-    totals: dict[tuple[str, int], list[int]] = {}
-    for message in messages:
-        group = math.prod(sizes[axis] for axis in message.axes)
-        total = totals.setdefault((message.kind, group), [0, 0])
-        total[0] += message.count
-        total[1] += message.bytes
-    return [
-        {"kind": kind, "devices": group, "count": count, "bytes": sent}
-        for (kind, group), (count, sent) in sorted(totals.items(), key=lambda row: -row[1][1])
-    ]

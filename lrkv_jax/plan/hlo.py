@@ -1,7 +1,7 @@
 """What an optimised HLO module does: every instruction, with how often a run executes it.
 
 An instruction in the body of a loop of n turns runs n times. Bytes are what one device sends, as in
-`lrkv_jax.train.foresight.messages`.
+`lrkv_jax.foresight.messages`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from lrkv_jax.train.foresight.messages import bytes_sent
+from lrkv_jax.foresight.messages import bytes_sent
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 ITEMSIZES = {
@@ -54,19 +56,9 @@ class Instruction:
 
     @property
     def bytes(self) -> list[int]:
-        """Of each result."""
+        """Bytes of each result."""
         pairs = zip(self.dtypes, self.shapes, strict=True)
         return [ITEMSIZES.get(dtype, 4) * math.prod(shape) for dtype, shape in pairs]
-
-
-@dataclass(frozen=True)
-class Found:
-    """Collectives of one kind over groups of `devices`, in one step."""
-
-    kind: str
-    devices: int
-    count: int
-    bytes: int
 
 
 def instructions(text: str) -> list[Instruction]:
@@ -95,10 +87,9 @@ def collectives(text: str) -> list[Instruction]:
     return [i for i in instructions(text) if i.kind in COLLECTIVES]
 
 
-def sent(text: str, devices: int) -> list[Found]:
-    """The collectives of a module over `devices` devices, most bytes first."""
-    counts: Counter[tuple[str, int]] = Counter()
-    total: Counter[tuple[str, int]] = Counter()
+def sent(text: str, devices: int) -> list[dict[str, Any]]:
+    """The collectives of a module over `devices` devices, as `by_kind` has them."""
+    found = []
     for i in collectives(text):
         group, sizes = _group_size(i.rest, devices), i.bytes
         if i.started and i.kind in ("all-gather", "collective-permute"):
@@ -108,10 +99,22 @@ def sent(text: str, devices: int) -> list[Found]:
             operand //= group
         elif i.kind == "reduce-scatter":
             operand *= group
-        counts[i.kind, group] += i.times
-        total[i.kind, group] += i.times * round(bytes_sent(i.kind, operand, group))
-    found = [Found(kind, group, counts[kind, group], total[kind, group]) for kind, group in counts]
-    return sorted(found, key=lambda one: -one.bytes)
+        each = round(bytes_sent(i.kind, operand, group))
+        found.append((i.kind, group, i.times, i.times * each))
+    return by_kind(found)
+
+
+def by_kind(found: Iterable[tuple[str, int, int, int]]) -> list[dict[str, Any]]:
+    """(kind, devices of a group, count, bytes) summed over kind and group, most bytes first."""
+    counts: Counter[tuple[str, int]] = Counter()
+    total: Counter[tuple[str, int]] = Counter()
+    for kind, group, count, size in found:
+        counts[kind, group] += count
+        total[kind, group] += size
+    return [
+        {"kind": kind, "devices": group, "count": counts[kind, group], "bytes": size}
+        for (kind, group), size in total.most_common()
+    ]
 
 
 def product_flops(text: str) -> int:

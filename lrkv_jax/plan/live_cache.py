@@ -41,7 +41,7 @@ class LiveCache:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of one sequence, in all layers."""
+        """Bytes per token of one sequence, over all layers."""
         return self.nbytes / (self.batch * self.length)
 
 

@@ -119,7 +119,7 @@ def _print_training(console, planned: dict[str, Any]) -> None:
         f"{time['steps']:,} steps: {time['hours']:,.1f} hours, {time['device_hours']:,.0f} "
         "GPU-hours.\n"
         f"Muon's Newton–Schulz is {shares} of a step's forward and backward FLOPs; each device "
-        f"sends {muon['bytes_sent'] / GIGA:.3g} GB a step for it.\n\nAssumed:",
+        f"sends {muon['bytes_sent'] / GIGA:.3g} GB per step for it.\n\nAssumed:",
     )
     for sentence in training["assumptions"]:
         _say(console, f"- {sentence}")
@@ -190,7 +190,7 @@ def _print_compiled(console, found: dict[str, Any]) -> None:
         console,
         f"\nCompiled by XLA for {found['devices']} {simulated} in {found['seconds']:.0f} s: "
         f"{found['arguments'] / GIGA:.3g} GB of arguments and {found['temporary'] / GIGA:.3g} GB "
-        "of temporaries a device.\n"
+        "of temporaries per device.\n"
         f"Plan {found['plan'] / GIGA:.3g} GB, XLA {found['total'] / GIGA:.3g} GB "
         f"({found['difference']:+.1%}): they {agrees} within 10 %.",
     )

@@ -11,10 +11,9 @@ from lrkv_jax.accounting.muon import muon_flops, muon_flops_per_device
 from lrkv_jax.accounting.timing import Assumptions, estimate
 from lrkv_jax.config import MeshConfig, RunConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.hardware import Hardware
-from lrkv_jax.train.foresight.fit import USABLE, shown, verdict
-from lrkv_jax.train.foresight.messages import Message, bytes_sent
-from lrkv_jax.train.foresight.step import (
+from lrkv_jax.foresight.fit import USABLE, shown, verdict
+from lrkv_jax.foresight.messages import Message, bytes_sent
+from lrkv_jax.foresight.step import (
     Memory,
     matrices,
     memory,
@@ -22,9 +21,10 @@ from lrkv_jax.train.foresight.step import (
     resolved,
     sizes_of,
 )
+from lrkv_jax.hardware import Hardware
 
 POLICIES = ("none", "minimal", "full", "offload")
-# The step sizes at which Muon's share is told: the paper's, and one of a large run.
+# The step sizes at which Muon's share is reported: the paper's, and one of a large run.
 MUON_TOKENS = (32_768, 524_288)
 
 

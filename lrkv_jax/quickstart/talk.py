@@ -12,11 +12,12 @@ from lrkv_jax.chat import Chat
 from lrkv_jax.config import load_config
 from lrkv_jax.decode import Sampling
 from lrkv_jax.evals import evaluate
-from lrkv_jax.evals.benchmark import Settings
+from lrkv_jax.evals.benchmark import BenchmarkSettings
 from lrkv_jax.evals.evaluate import BENCHMARKS
 from lrkv_jax.evals.show import print_evaluation
-from lrkv_jax.train.loop import train
-from lrkv_jax.train.restore import load_run
+from lrkv_jax.run.loop import train
+from lrkv_jax.run.restore import load_run
+from lrkv_jax.runtime.stopping import Stopping
 
 PRETRAIN = "configs/quickstart.yaml"
 MIDTRAIN = "configs/quickstart_midtrain.yaml"
@@ -24,7 +25,13 @@ NEW_TOKENS = 64
 TURNS = ("What is 27 * 14?", "Who lives in the White House?", "How many states are there?")
 
 
-def run_chat(overrides: Sequence[str], console: Console, *, run_model_code: bool = False) -> bool:
+def run_chat(
+    overrides: Sequence[str],
+    console: Console,
+    *,
+    run_model_code: bool = False,
+    stopping: Stopping | None = None,
+) -> bool:
     """Pretrain the quickstart's model, midtrain it on the demonstration sets, ask it the five
     benchmarks in their demonstration form, and talk to it; False if a signal stopped a run.
 
@@ -32,17 +39,19 @@ def run_chat(overrides: Sequence[str], console: Console, *, run_model_code: bool
     are used as they are. Without `run_model_code` no program that the model writes is run.
     """
     began = time.monotonic()
-    pretrained = train(load_config(PRETRAIN, overrides), console=console)
+    pretrained = train(load_config(PRETRAIN, overrides), console=console, stopping=stopping)
     if not pretrained.finished:
         return False
     start = [f"init_from={pretrained.run_dir}"]
     if any(override.startswith("run_dir=") for override in overrides):
         start.append(f"run_dir={pretrained.run_dir}-midtrained")
-    midtrained = train(load_config(MIDTRAIN, start), console=console)
+    midtrained = train(load_config(MIDTRAIN, start), console=console, stopping=stopping)
     if not midtrained.finished:
         return False
     tasks = [name for name in BENCHMARKS if name != "humaneval" or run_model_code]
-    settings = Settings(folder="demo", new_tokens=NEW_TOKENS, run_model_code=run_model_code)
+    settings = BenchmarkSettings(
+        folder="demo", new_tokens=NEW_TOKENS, run_model_code=run_model_code
+    )
     result = evaluate(midtrained.run_dir, tasks=["bpb", "agreement", *tasks], settings=settings)
     print_evaluation(result, console)
     if not run_model_code:

@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from lrkv_jax.runtime import processes, xla
 # Shorter ones are quicker compiled than found on a network file system.
 MIN_COMPILE_SECONDS = 0.5
 
+_MEND = "set LRKV_COMPILATION_CACHE to a directory of your own, or to off"
 _HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -35,10 +36,12 @@ def use_cache() -> Path | None:
     """Keep compiled programs in this user's cache directory; returns it, None if that is off.
 
     `LRKV_COMPILATION_CACHE` is another directory, or `off`; `JAX_COMPILATION_CACHE_DIR` is left as
-    it is. To be called before anything is compiled. It is off, and said so, where the processes
-    of a run do not see the same directory.
+    it is. To be called before anything is compiled. It is off, with a line on stderr, where the
+    user has no home directory that can be written, and where the processes of a run do not see the
+    same directory.
 
-    Raises `LrkvError` for a directory that is not this user's alone or cannot be made.
+    Raises `LrkvError` for a directory that others can write, and for a chosen one that cannot be
+    made.
     """
     chosen = os.environ.get("LRKV_COMPILATION_CACHE")
     if chosen == "off":
@@ -46,40 +49,56 @@ def use_cache() -> Path | None:
         return None
     if chosen is None and jax.config.jax_compilation_cache_dir:
         return Path(jax.config.jax_compilation_cache_dir)
-    directory = (Path(chosen).expanduser() if chosen else _default_directory()).absolute()
     with processes.together():
-        _make_private(directory)
-    if blind := processes.that_do_not_see(directory):
-        jax.config.update("jax_enable_compilation_cache", False)
-        if processes.index() == 0:
-            print(
-                f"lrkv: compiled programs are not kept: {blind[0]} does not see {directory}; set "
-                "LRKV_COMPILATION_CACHE to a directory that all hosts share",
-                file=sys.stderr,
-            )
+        directory = Path(os.path.expanduser(chosen)) if chosen else _default_directory()
+        reason = _made(directory)
+        if reason and chosen:
+            raise LrkvError(f"{reason}: {_MEND}")
+    # Another host may have no home where this one has one.
+    if reasons := [text for text in processes.exchange(reason) if text]:
+        _without(f"{reasons[0]}; {_MEND}")
         return None
-    jax.config.update("jax_compilation_cache_dir", str(directory))
+    if blind := processes.that_do_not_see(directory):
+        _without(
+            f"{blind[0]} does not see {directory}; set LRKV_COMPILATION_CACHE to a directory that "
+            "all hosts share"
+        )
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(directory.absolute()))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
-    return directory
+    return directory.absolute()
+
+
+def _without(why: str) -> None:
+    """Go on without the cache, in all processes; process 0 says why."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    if processes.index() == 0:
+        print(f"lrkv: compiled programs are not kept: {why}", file=sys.stderr)
 
 
 def _default_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "lrkv_jax" / "compiled"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "lrkv_jax" / "compiled"
 
 
-def _make_private(directory: Path) -> None:
-    mend = "set LRKV_COMPILATION_CACHE to a directory of your own, or to off"
+def _made(directory: Path) -> str:
+    """Make the directory, for this user alone; returns why that cannot be, or "".
+
+    Raises `LrkvError` for one that others can write.
+    """
+    if directory.parts[0] == "~":  # expanduser has left it where it was
+        return "this user has no home directory"
     try:
         # Whoever can write to the directory above could put another in its place.
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
         status = directory.stat()
     except OSError as error:
-        raise LrkvError(f"{directory} cannot be made ({error.strerror}): {mend}") from error
+        return f"{directory} cannot be made ({error.strerror})"
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
-        raise LrkvError(f"{directory} can be written by others, and what it holds is run: {mend}")
+        raise LrkvError(f"{directory} can be written by others, and what it holds is run: {_MEND}")
+    return ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +108,7 @@ class Compiled:
     `seconds` it took, tracing included; `cached` is whether it came from the cache.
     """
 
-    call: Callable[..., Any]
+    call: Any  # jax.stages.Compiled, or what the cache gave back
     seconds: float
     cached: bool
 
@@ -118,7 +137,7 @@ def compile_ahead(function: Any, *arguments: Any, mesh: jax.sharding.Mesh) -> Co
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" in str(error):
             reason = str(error).splitlines()[0]
-            raise LrkvError(f"{reason}: LRKV_XLA_FLAGS=off does without") from error
+            raise LrkvError(f"{reason}: set LRKV_XLA_FLAGS=off to leave it out") from error
         raise
     finally:
         jax.monitoring.unregister_event_listener(note)
@@ -132,26 +151,17 @@ class Compiling:
     """
 
     def __init__(self, function: Any, *arguments: Any, mesh: jax.sharding.Mesh):
-        self._result: Compiled | BaseException | None = None
-
-        def work() -> None:
-            try:
-                self._result = compile_ahead(function, *arguments, mesh=mesh)
-            except BaseException as error:  # raised again where the program is asked for
-                self._result = error
-
-        self._thread = threading.Thread(target=work)
-        self._thread.start()
+        # Not `Thread.join`, which after a Ctrl-C takes a thread that runs for one that has ended.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._program = self._pool.submit(compile_ahead, function, *arguments, mesh=mesh)
 
     def __enter__(self) -> Compiling:
         return self
 
     def __exit__(self, *_) -> None:
-        self._thread.join()
+        wait([self._program])
+        self._pool.shutdown()
 
     def result(self) -> Compiled:
         """The program, once it is there; raises what compiling it raised."""
-        self._thread.join()
-        if isinstance(self._result, BaseException):
-            raise self._result
-        return self._result
+        return self._program.result()

@@ -21,18 +21,6 @@ from pathlib import Path
 
 from lrkv_jax.errors import LrkvError
 
-# What this package reads, and what it means. docs/clusters.md has the same table.
-VARIABLES = {
-    "LRKV_COORDINATOR": "host:port where process 0 listens",
-    "LRKV_PROCESSES": "how many processes the run has",
-    "LRKV_PROCESS": "which of them this one is, from 0",
-    "LRKV_LOCAL_DEVICES": "how many devices each process must see",
-    "LRKV_JOIN_SECONDS": "how long to wait for the other processes",
-    "LRKV_LOST_SECONDS": "after how long a silent process is lost, and all end",
-    "LRKV_COMPILATION_CACHE": "the folder of compiled programs, or off",
-    "LRKV_XLA_FLAGS": "off leaves XLA's options as they are",
-}
-
 
 @dataclass(frozen=True)
 class Place:
@@ -249,6 +237,6 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name)
     if text is None:
         return None
-    if not text.strip().isdigit():
+    if not text.strip().isdecimal():
         raise LrkvError(f"{name} = {text!r}: use a whole number from 0")
     return int(text)

@@ -128,7 +128,7 @@ class Peers:
             return  # this process is at its own end
         # One line is enough where process 0 can write it.
         if self._me == 0 or process == 0:
-            again = ", and the same command goes on from the last checkpoint"
+            again = ", and the same command resumes from the last checkpoint"
             print(
                 f"lrkv: {self._name(process)} is lost ({how}): all processes end"
                 + (again if code == EXIT_START_AGAIN else ""),

@@ -75,13 +75,15 @@ def join() -> hosts.Place | None:
             local_device_ids=devices,
             cluster_detection_method="deactivate",
             initialization_timeout=int(seconds),
+            # A backstop: JAX's service ends a process by a C++ abort, without the exit code 75.
+            heartbeat_timeout_seconds=max(100, 2 * lost_seconds),
         )
     return place
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, str(default))
-    if not text.isdigit() or not int(text):
+    if not text.isdecimal() or not int(text):
         raise LrkvError(f"{name} = {text}: use a whole number of seconds")
     return int(text)
 
@@ -128,6 +130,11 @@ def name(process: int) -> str:
     return f"process {process}" + (f" on {known[process]}" if known[process] else "")
 
 
+def who() -> str:
+    """How a line begins that one of several processes says for itself; nothing in process 0."""
+    return f"{name(index())}: " if index() else ""
+
+
 def must_leave() -> bool:
     """Whether an error of this process is news to the others, so that it must `leave`."""
     return count() > 1 and not failed_together
@@ -140,8 +147,9 @@ def leave(code: int) -> None:
     """
     if _peers is not None:
         _peers.goodbye(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or a terminal that went away
+            stream.flush()
     os._exit(code)
 
 
@@ -211,7 +219,7 @@ def check_devices() -> None:
     Planned is `LRKV_LOCAL_DEVICES`. Starts the backend.
     """
     planned = os.environ.get("LRKV_LOCAL_DEVICES")
-    if planned is not None and not (planned.isdigit() and int(planned)):
+    if planned is not None and not (planned.isdecimal() and int(planned)):
         raise LrkvError(f"LRKV_LOCAL_DEVICES = {planned}: use a whole number from 1")
     with together():
         try:

@@ -20,8 +20,11 @@ class Startup:
 
     @classmethod
     def of_the_process(cls) -> Startup:
-        """From when the operating system started this process."""
-        return cls(_age_of_process())
+        """From when the operating system started this process; from now where it does not say."""
+        ticks = started()
+        if ticks is None:
+            return cls()
+        return cls(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
     def phase(self, name: str) -> None:
         """The time since the last phase was this one."""
@@ -43,12 +46,11 @@ class Startup:
         return {"startup_seconds": self.seconds, **phases}
 
 
-def _age_of_process() -> float:
-    """Seconds since this process started; 0 where /proc does not say."""
+def started(pid: int | str = "self") -> int | None:
+    """When a process was started, in ticks since the host was; None where /proc does not say."""
     try:
         # The command's name may hold spaces and brackets; the fields after it do not.
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22, since boot
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    except (OSError, AttributeError, IndexError, ValueError):
-        return 0.0
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[19])  # field 22 of them all
+    except (OSError, IndexError, ValueError):
+        return None

@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator
 from lrkv_jax.errors import EXIT_START_AGAIN
 from lrkv_jax.runtime import processes
 
-# Compiling a large model takes what it takes; it is told and never ended.
+# Compiling a large model may take hours; it is reported and never ended.
 COMPILE = "compile"
 
 
 class Watchdog:
     """Knows what the main thread does, and since when; use as a context manager around it.
 
-    After `warn_after` seconds of one activity it is told to `say` and the stacks go to stderr, and
-    again when the time has doubled. After `end_after` the process exits with 75. None is never.
+    After `warn_after` seconds of one activity, `say` gets a line and stderr the stacks, and again
+    when the time has doubled. After `end_after` the process exits with 75. None is never.
     """
 
     def __init__(
@@ -54,35 +54,37 @@ class Watchdog:
 
     @contextlib.contextmanager
     def during(self, activity: str, step: int) -> Iterator[None]:
-        """The same for a block, after which it goes on with what it did before, anew."""
+        """The same for a block; afterwards the activity of before begins anew."""
         before = self._doing
         self.at(activity, step)
-        yield
-        self.at(*before[:2])
+        try:
+            yield
+        finally:
+            self.at(*before[:2])
 
     def _watch(self, poll: float) -> None:
-        told, again = None, 0.0
+        reported, again = None, 0.0
         while not self._over.wait(poll):
             doing = self._doing
             activity, step, since = doing
             seconds = time.monotonic() - since
-            if doing is not told:
+            if doing is not reported:
                 again = self._warn_after if self._warn_after is not None else float("inf")
             if seconds > again:
-                told, again = doing, 2 * seconds
+                reported, again = doing, 2 * seconds
                 self._say(f"{activity} of step {step} has taken {seconds:.0f} s: stacks follow")
                 _stacks()
             ends = self._end_after is not None and activity != COMPILE
             if ends and seconds > self._end_after:
                 self._say(
                     f"{activity} of step {step} hangs for {seconds:.0f} s: this process ends, and "
-                    "the same command goes on from the last checkpoint (watchdog.end_after)"
+                    "the same command resumes from the last checkpoint (watchdog.end_after)"
                 )
                 _stacks()
                 processes.leave(EXIT_START_AGAIN)
 
 
 def _stacks() -> None:
-    sys.stdout.flush()
-    with contextlib.suppress(OSError, ValueError):  # a stderr that is no file
+    with contextlib.suppress(OSError, ValueError):  # a full disk; a stderr that is not a file
+        sys.stdout.flush()
         faulthandler.dump_traceback(sys.__stderr__, all_threads=True)

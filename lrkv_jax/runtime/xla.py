@@ -1,4 +1,4 @@
-"""What XLA is told, in one place: options for a training step, and how much memory to take.
+"""The options for XLA, in one place: options for a training step, and how much memory to take.
 
 Options are given to the compiler with the program, not through `XLA_FLAGS`: a name that this XLA
 does not know is then an error in one line, where `XLA_FLAGS` would end the process, and no other

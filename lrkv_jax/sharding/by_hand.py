@@ -8,7 +8,7 @@ where devices meet:
   forward, once backward, and never kept between (`in_turn`); their gradients go back as float32
   sums, reduce-scattered;
 - tokens travel to the embedding's columns, not the table to the tokens (`look_up`);
-- weights outside the layers are gathered where they are used (`whole`).
+- weights outside the layers are gathered where they are used (`gathered`).
 
 Tensor parallelism stays with the compiler, which cannot split a collective that is placed by hand:
 `over_tensor` makes the region around one manual over `tensor` too.
@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.extend.core import Var
 from jax.sharding import Mesh, PartitionSpec
 
@@ -139,35 +138,21 @@ def sum_rest(gradients: list, axes: Sequence[Axes]) -> list:
     return out
 
 
-def axes_of(module: nnx.Module) -> list[Axes]:
-    """The axis names of a module's weights, one layer's, in the order of its state's leaves."""
-    variables = jax.tree.leaves(
-        nnx.state(module), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
-    )
-    return [variable.get_metadata("spec").axes for variable in variables]
+def gathered(shards: list, axes: Sequence[Axes], dtype: jnp.dtype) -> list:
+    """`gather`, as float32, so that gradients are.
 
-
-def whole(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
-    """The module with its weights gathered, inside a training step; elsewhere, itself.
-
-    They travel in `dtype` and arrive as float32, so that their gradients are. Those come back
-    scattered, not yet summed over data and context.
+    Those come back scattered, not yet summed over data and context.
     """
-    if not in_step():
-        return module
-    axes = axes_of(module)
 
     @jax.custom_vjp
-    def gathered(shards):
+    def whole(shards):
         return [weight.astype(jnp.float32) for weight in gather(shards, axes, dtype)]
 
-    gathered.defvjp(
-        lambda shards: (gathered(shards), None),
+    whole.defvjp(
+        lambda shards: (whole(shards), None),
         lambda _, gradients: (scatter(gradients, axes, sums=False),),
     )
-    graph, state = nnx.split(module)
-    shards, tree = jax.tree.flatten(state)
-    return nnx.merge(graph, tree.unflatten(gathered(shards))) if shards else module
+    return whole(shards)
 
 
 def in_turn(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:

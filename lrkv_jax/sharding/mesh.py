@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from lrkv_jax.config import MeshConfig, RunConfig
 from lrkv_jax.errors import LrkvError
@@ -34,7 +34,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     if math.prod(sizes.values()) != len(devices):
         printed = " x ".join(f"mesh.{axis}={getattr(config, axis)}" for axis in AXES)
         raise LrkvError(
-            f"{printed} do not multiply to the {len(devices)} devices here: "
+            f"{printed} must multiply to the number of devices, {len(devices)}: "
             "set one of them to -1 to take what is left"
         )
     return jax.make_mesh(
@@ -48,7 +48,7 @@ def in_use() -> jax.sharding.AbstractMesh | None:
     return mesh if mesh.axis_names == AXES and mesh.size > 1 else None
 
 
-def check_mesh(config: RunConfig, mesh: Mesh) -> None:
+def check_mesh(config: RunConfig, mesh: Mesh | AbstractMesh) -> None:
     """Raise `LrkvError` where the model or the batch cannot be split over the mesh."""
     model, shape = config.model, mesh.shape
     tensor, context = shape["tensor"], shape["context"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 BATCH = ("data", "fsdp")
 CONTEXT = "context"
@@ -52,22 +52,21 @@ def partition(axes: Sequence[str], shape: Sequence[int], mesh: Any) -> Partition
     return PartitionSpec(*map(place, axes, shape))
 
 
-def parameter_shardings(specs: Any, shapes: Any, mesh: Mesh) -> Any:
+def parameter_shardings(specs: Any, shapes: Any, mesh: Mesh | AbstractMesh) -> Any:
     """`NamedSharding` of every parameter, from its `WeightSpec` and its shape."""
     return jax.tree.map(
         lambda spec, leaf: NamedSharding(mesh, partition(spec.axes, leaf.shape, mesh)),
         specs,
         shapes,
-        is_leaf=lambda leaf: hasattr(leaf, "axes"),
     )
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The same array on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Rows of a batch over the data and fsdp axes."""
     return NamedSharding(mesh, PartitionSpec(BATCH))
 

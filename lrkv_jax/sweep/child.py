@@ -1,4 +1,4 @@
-"""Becomes a command, on some cores, that is told to stop when its parent is killed.
+"""Becomes a command, on some cores, that the kernel stops when its parent is killed.
 
     python child.py CORE,CORE,... COMMAND...
 

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lrkv_jax.config import RunConfig, load_config
+from lrkv_jax.config.differences import SEEDS
 from lrkv_jax.errors import LrkvError
-
-# What one seed decides: the parameters a run starts with, its samples, and the order of its data.
-# Runs of one seed and different variants see the same batches, so they can be compared in pairs.
-SEEDED = ("train.seed", "data.shuffle_seed")
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,9 @@ def grid(config: str, settings: Sequence[str], out: str | None = None) -> list[P
         name = _name(run.attention, {key: chosen[key] for key in several})
         if name in points:
             raise LrkvError(f"two runs of the sweep would be called {name}: change one setting")
-        overrides.append(f"run_dir={Path(out or f'runs/{run.name}') / name}")
-        points[name] = Point(name, load_config(config, overrides), (config, *overrides))
+        directory = str(Path(out or f"runs/{run.name}") / name)
+        run = run.model_copy(update={"run_dir": directory})
+        points[name] = Point(name, run, (config, *overrides, f"run_dir={directory}"))
     return list(points.values())
 
 
@@ -69,7 +67,7 @@ def _axes(config: str, settings: Sequence[str]) -> dict[str, list[str]]:
         if key in axes or len(set(values)) < len(values):
             raise LrkvError(f"{setting} repeats itself: give each key and each value once")
         axes[key] = values
-    twice = [key for key in SEEDED if key in axes and "seed" in axes]
+    twice = [key for key in SEEDS if key in axes and "seed" in axes]
     if twice:
         raise LrkvError(f"seed sets {twice[0]} too: give one of them")
     if axes.get("attention") == ["all"]:
@@ -96,7 +94,7 @@ def _split(text: str) -> list[str]:
 
 def _spelt_out(chosen: dict[str, str]) -> list[tuple[str, str]]:
     plain = [(key, value) for key, value in chosen.items() if key != "seed"]
-    return plain + [(key, chosen["seed"]) for key in SEEDED if "seed" in chosen]
+    return plain + [(key, chosen["seed"]) for key in SEEDS if "seed" in chosen]
 
 
 def _name(variant: str, chosen: dict[str, str]) -> str:

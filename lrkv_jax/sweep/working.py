@@ -1,6 +1,6 @@
 """Running a sweep's points: each is trained and evaluated in processes of its own.
 
-A point that is done is skipped, one that was begun goes on from its checkpoint, and one that fails
+A point that is done is skipped, one that was begun resumes from its checkpoint, and one that fails
 is reported and does not stop the others.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
+from lrkv_jax.evals.evaluate import ask
 from lrkv_jax.sweep.grid import Point
 from lrkv_jax.sweep.state import State, state_of
 
@@ -28,7 +29,7 @@ _CHILD = (sys.executable, "-SE", str(Path(__file__).with_name("child.py")))
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a point ended; `error` is what its process said last, None unless it failed."""
+    """How a point ended; `error` is the last line of its process, None unless it failed."""
 
     point: Point
     state: State
@@ -37,7 +38,7 @@ class Outcome:
 
 
 class _Processes:
-    """The children that run now: told to save and leave when this process is told to stop."""
+    """The children that run now. A signal to stop this process is passed on: they save and end."""
 
     def __init__(self):
         self.stopped: int | None = None
@@ -55,7 +56,7 @@ class _Processes:
                     stdin=subprocess.DEVNULL, start_new_session=True,
                 )  # fmt: skip
             self._running.add(child)
-        if self.stopped is not None:  # told to stop while this one was started
+        if self.stopped is not None:  # the signal came while this one was started
             child.send_signal(signal.SIGTERM)
         try:
             return child.wait()
@@ -76,20 +77,27 @@ def work(
     tasks: Sequence[str],
     jobs: int = 1,
     logs: Path,
-    told: Callable[[Outcome], None],
+    report: Callable[[Outcome], None],
 ) -> bool:
-    """Bring every point to its end, `jobs` at a time; `told` hears of each, skipped ones included.
+    """Bring every point to its end, `jobs` at a time; `report` is called for each, even if skipped.
 
     Jobs that run side by side share this process's cores evenly, each on its own. What a point's
     processes print goes to a file of its name in `logs`. On SIGINT or SIGTERM running points save
-    and end; False is then returned, and the same call goes on later.
+    and end; False is then returned, and the same call resumes them later.
 
-    Raises `LrkvError` before anything starts if a directory holds another run, or `jobs` is not
-    from 1 to the number of cores.
+    Raises `LrkvError` before anything starts if a directory holds another run, a task is none that
+    its runs can be evaluated on, or `jobs` is not from 1 to the number of cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     if not 1 <= jobs <= len(cores):
         raise LrkvError(f"--jobs {jobs}: use 1 to {len(cores)}, the cores that there are")
+    if "humaneval" in tasks:
+        raise LrkvError(
+            "--tasks humaneval: a sweep runs no programs that models wrote; ask each run with "
+            "lrkv evaluate RUN --tasks humaneval --run-model-code"
+        )
+    for chats in {point.config.data.mixture is not None: point for point in points}.values():
+        ask(chats.config, tasks)
     states = {point.name: state_of(point, tasks) for point in points}
     logs.mkdir(parents=True, exist_ok=True)
     places: SimpleQueue[str] = SimpleQueue()
@@ -99,11 +107,11 @@ def work(
 
     def finish(point: Point) -> None:
         if states[point.name].name == "done":
-            told(Outcome(point, states[point.name], 0.0))
+            report(Outcome(point, states[point.name], 0.0))
             return
         place = places.get()
         try:
-            told(_finish(point, tasks, processes, logs, place))
+            report(_finish(point, tasks, processes, logs, place))
         finally:
             places.put(place)
 

@@ -1,1 +1,1 @@
-"""Training: state, step, validation, metrics and the loop that ties them together."""
+"""Training as functions of arrays: state, step, loss, rows, guard, validation."""

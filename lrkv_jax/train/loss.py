@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy, mean_cross_entropy
 from lrkv_jax.model import init_parameters, specs, with_parameters
+from lrkv_jax.nn.weight import LAYERS
 from lrkv_jax.sharding import BATCH, by_hand, partition
 from lrkv_jax.sharding.rules import CONTEXT, TENSOR
 from lrkv_jax.train.rows import PLAIN, RowFormat, Rows
@@ -33,7 +34,7 @@ def bits_per_byte(nats, num_bytes):
 
 
 def make_loss(
-    config: ModelConfig, mesh: Mesh, *, chunk: int, rows: RowFormat = PLAIN
+    config: ModelConfig, mesh: Mesh | AbstractMesh, *, chunk: int, rows: RowFormat = PLAIN
 ) -> Callable[..., Float[Array, "B T"]]:
     """(params, tokens [B, U]) → −log p in nats of each token after the first, U = T + 1.
 
@@ -53,7 +54,7 @@ def make_loss(
 
 
 def make_gradient(
-    config: RunConfig, mesh: Mesh, token_bytes_V: np.ndarray, rows: RowFormat = PLAIN
+    config: RunConfig, mesh: Mesh | AbstractMesh, token_bytes_V: np.ndarray, rows: RowFormat = PLAIN
 ) -> Callable[[Any, Int[Array, "B U"]], tuple[tuple[Array, Array, Array], Any]]:
     """(params, tokens [B, U]) → ((loss, nats, bytes), gradients): a pure function, to be jitted.
 
@@ -65,8 +66,8 @@ def make_gradient(
     microbatches = train.accumulation
     token_bytes_V = np.asarray(token_bytes_V)
     parts = math.prod(mesh.shape[axis] for axis in by_hand.BY_HAND) * microbatches
-    axes = jax.tree.leaves(specs(model), is_leaf=_is_spec)
-    axes, in_layers = [s.axes for s in axes], [s.axes[0] == "layers" for s in axes]
+    axes = [spec.axes for spec in jax.tree.leaves(specs(model))]
+    in_layers = [names[0] == LAYERS for names in axes]
     sums_in_turn = microbatches == 1  # else once, after the last microbatch
 
     def loss(params, here, count):
@@ -139,14 +140,13 @@ def _mapped(local, config, mesh, out_specs):
     )
 
 
-def _parameter_parts(config: ModelConfig, mesh: Mesh) -> Any:
+def _parameter_parts(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
     """How the manual region sees each parameter."""
     shapes = jax.eval_shape(lambda: init_parameters(config, 0))
     return jax.tree.map(
         lambda spec, leaf: by_hand.placed_by_hand(partition(spec.axes, leaf.shape, mesh)),
         specs(config),
         shapes,
-        is_leaf=_is_spec,
     )
 
 
@@ -165,7 +165,3 @@ def _on_vocabulary(cross_entropy, config, chunk, out_specs):
         return by_hand.over_tensor(local, parts, out_specs)(x_btD, kernel_DV, targets)
 
     return on
-
-
-def _is_spec(leaf):
-    return hasattr(leaf, "axes")

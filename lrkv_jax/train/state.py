@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Int, Key
 
 from lrkv_jax.config import RunConfig
@@ -17,6 +17,20 @@ from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.optim import make_optimizer
 from lrkv_jax.sharding import parameter_shardings, replicated
 from lrkv_jax.train.guard import GuardState
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """The configuration with `auto` dtypes replaced by what this platform makes of them."""
+    muon = config.optimizer.muon
+    muon = muon.model_copy(update={"dtype": resolve_dtype(muon.dtype).name})
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(
+                update={"dtype": resolve_dtype(config.model.dtype).name}
+            ),
+            "optimizer": config.optimizer.model_copy(update={"muon": muon}),
+        }
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -56,7 +70,7 @@ def new_state(config: RunConfig) -> TrainState:
     )
 
 
-def state_shardings(config: RunConfig, mesh: Mesh) -> TrainState:
+def state_shardings(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
     """Where each array of the state lives: moments beside their parameter, scalars everywhere."""
     abstract = jax.eval_shape(lambda: new_state(config))
     params = parameter_shardings(specs(config.model), abstract.params, mesh)
@@ -74,10 +88,11 @@ def state_shardings(config: RunConfig, mesh: Mesh) -> TrainState:
     )
     everywhere = replicated(mesh)
     guard = jax.tree.map(lambda _: everywhere, abstract.guard)
-    return TrainState(everywhere, params, opt_state, everywhere, guard)
+    # In each array's place, where it lies.
+    return TrainState(cast(Any, everywhere), params, opt_state, cast(Any, everywhere), guard)
 
 
-def abstract_state(config: RunConfig, mesh: Mesh) -> TrainState:
+def abstract_state(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
     """The state as `jax.ShapeDtypeStruct`s with their placement, for restoring into."""
     abstract = jax.eval_shape(lambda: new_state(config))
     return jax.tree.map(

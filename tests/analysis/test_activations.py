@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_heads import D, H, lrkv_heads
-from variants import FIVE, error, random_model, random_params, random_tokens, small
+from support.random_heads import D, H, lrkv_heads
+from support.variants import FIVE, error, random_model, random_params, random_tokens, small
 
 from lrkv_jax.analysis.activations import root, second_moments, weighted
 from lrkv_jax.analysis.diversity import gram

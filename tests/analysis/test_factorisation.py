@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_heads import H, lrkv_heads, mha_heads, mqa_heads
+from support.random_heads import H, lrkv_heads, mha_heads, mqa_heads
 
 from lrkv_jax.analysis.factorisation import (
     alternating,

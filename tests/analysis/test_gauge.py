@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_heads import lrkv_heads
-from variants import error
+from support.random_heads import lrkv_heads
+from support.variants import error
 
 from lrkv_jax.analysis.diversity import diversity, gram
 from lrkv_jax.analysis.geometry import cosines, principal_cosines

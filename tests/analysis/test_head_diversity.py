@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from variants import FIVE, random_params, small
+from support.variants import FIVE, random_params, small
 
 from lrkv_jax import head_diversity
 from lrkv_jax.analysis.diversity import (

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from variants import ALL, FIVE, MODES, WIDTH, error, random_params, small
+from support.variants import ALL, FIVE, MODES, WIDTH, error, random_params, small
 
 from lrkv_jax.analysis import head_weights
 from lrkv_jax.attention.head_weights import HeadWeights
@@ -42,7 +42,7 @@ def test_forms_are_the_models_logits_at_one_position_and_values_its_values(name)
     """Every token at position 5: x_t A_h x_s, for all t and s. MLA's form has no latent norm."""
     attention, heads, x_BTD = layer(name)
     positions_BT = jnp.full((1, 6), 5)
-    q_BTHW = attention.queries(x_BTD, positions_BT)
+    q_BTHW = attention.expanded(attention.queries(x_BTD, positions_BT), positions_BT)
     H = q_BTHW.shape[2]
     k_BSGW, v_BSGK = attention.materialised(attention.entries(x_BTD, positions_BT), positions_BT)
     k_SHW, v_SHK = (np.repeat(a[0], H // a.shape[2], axis=1) for a in (k_BSGW, v_BSGK))

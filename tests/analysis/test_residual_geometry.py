@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_heads import D, H, K, lrkv_heads, mha_heads, parts
+from support.random_heads import D, H, K, lrkv_heads, mha_heads, parts
 
 from lrkv_jax.analysis.geometry import cosines, geometry, principal_cosines
 from lrkv_jax.analysis.magnitude import magnitude

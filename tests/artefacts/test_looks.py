@@ -2,12 +2,15 @@
 
 import pytest
 
-from lrkv_jax.artefacts.looks import LOOKS, ladder, look
+from lrkv_jax.artefacts.looks import ladder, look
+from lrkv_jax.config.attention import KINDS
+
+LOOKS = [look(entry.name, mode) for entry in KINDS.values() for mode in entry.modes() or (None,)]
 
 
 def test_lines_differ_without_their_colours():
-    assert len({(one.line, one.marker) for one in LOOKS.values()}) == len(LOOKS)
-    assert len({one.colour for one in LOOKS.values()}) == len(LOOKS)
+    assert len({(one.line, one.marker) for one in LOOKS}) == len(LOOKS)
+    assert len({one.colour for one in LOOKS}) == len(LOOKS)
 
 
 @pytest.mark.parametrize("kind", ["lrkv", "mla"])
@@ -21,4 +24,4 @@ def test_a_ladder_s_steps_differ_in_colour_and_without(kind):
 
 def test_a_variant_without_a_look_gets_one_of_its_own():
     one = look("sixth")
-    assert one.name == "SIXTH" and one.colour not in {known.colour for known in LOOKS.values()}
+    assert one.name == "SIXTH" and one.colour not in {known.colour for known in LOOKS}

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import rope
-from variants import error, random_params, random_tokens, small
+from support.oracle import rope
+from support.variants import error, random_params, random_tokens, small
 
 from lrkv_jax.attention import make_attention
 from lrkv_jax.config import LRKV, MHA, MQA, ModelConfig
@@ -138,7 +138,8 @@ def test_full_rank_represents_any_mha(seed):
 
 
 @pytest.mark.parametrize(
-    ("width", "head_width", "rank"), [(64, 32, 8), (192, 64, 33), (768, 128, 46)]
+    ("width", "head_width", "rank"),
+    [(64, 32, 8), (192, 64, 33), pytest.param(768, 128, 46, marks=pytest.mark.slow)],
 )
 def test_the_residual_starts_at_a_tenth_of_the_shared_part(width, head_width, rank):
     config = ModelConfig(

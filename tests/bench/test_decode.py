@@ -9,11 +9,11 @@ from dataclasses import fields, replace
 import pytest
 from rich.console import Console
 
-from lrkv_jax.bench import clock, decode
+from lrkv_jax.bench import clock, decode, train_table
 from lrkv_jax.bench.decode import Settings, run
+from lrkv_jax.bench.decode_table import Row, exact_shares, print_report
 from lrkv_jax.bench.files import save
-from lrkv_jax.bench.report import MEASURED, SKIPPED, Row, as_json, compare_with_mha, exact_shares
-from lrkv_jax.bench.table import print_report
+from lrkv_jax.bench.report import MEASURED, SKIPPED, as_json, compare_with_mha
 from lrkv_jax.cli import main
 from lrkv_jax.errors import LrkvError
 
@@ -94,7 +94,7 @@ def test_ratios_are_to_the_fastest_mha_of_the_same_shape():
     alone = row("lrkv", "xla", 3.0, batch=4)
     shared = row("lrkv", "xla", 1.5, rope="shared")
     rows = [slow, wrong, fast, other, lrkv, shared, alone]
-    compare_with_mha(rows)
+    compare_with_mha(rows, time_over_mha="us", bytes_over_mha="bytes_to_move")
     assert [r.time_over_mha for r in rows] == [2.0, None, 1.0, 1.0, 0.75, 0.375, None]
     assert lrkv.bytes_over_mha == 0.5
     (share,) = exact_shares(rows)
@@ -112,6 +112,49 @@ def test_tables_fit_the_terminal_and_hold_every_row(swept, columns):
     text = " ".join(" ".join(lines).split())
     for said in ("copies at", "nothing to rebuild", "fastest MHA of this run", "Exact RoPE"):
         assert said in text
+
+
+LONG = [("mha", None), ("lrkv_r128", "latent")]
+
+
+def long_decode_row(variant, rope, level):
+    return Row(
+        level, "128m", variant, rope, "mosaic", 64, 32768, False, 32768, "bfloat16", us=123456.7,
+        us_first_quartile=1.2e5, us_third_quartile=1.3e5, tokens_per_second=12345.6,
+        bytes_to_move=10**9, share_of_copy=0.5, time_over_mha=10.12, bytes_over_mha=0.55,
+        temp_bytes=3 * 10**8,
+    )  # fmt: skip
+
+
+def long_train_row(variant, rope):
+    row = train_table.Row("1.2b", variant, rope, 4, 4, 4096, 8, 256, 1, "none", "float32", {}, 1, 1)
+    return replace(
+        row, ms=1234.5, ms_first_quartile=1200.0, ms_third_quartile=1300.0, forward_ms=1234.5,
+        backward_ms=1234.5, optimizer_ms=123.4, data_ms=12.34, host_ms=1.23, mfu_of_ceiling=0.45,
+        tokens_per_second=123456.0, mfu_of_datasheet=0.41, time_over_mha=1.01, flops_over_mha=1.02,
+        compile_seconds=12.3, compile_cached=True, state_bytes=10**9, peak_bytes=3 * 10**9,
+    )  # fmt: skip
+
+
+def test_no_figure_and_no_word_is_cut_at_80_columns():
+    console = Console(width=80, record=True, file=io.StringIO())
+    rows = [long_decode_row(*line, level) for level in ("attention", "step") for line in LONG]
+    print_report({**run_stub(), "rows": rows}, console)
+    rows = [long_train_row(*line) for line in LONG]
+    more = {"rows": rows, "devices": 1, "loop": None, "ceiling": {"side": 2048}}
+    train_table.print_report({**run_stub(), **more}, console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    for whole in (
+        "123,457",
+        "12,345.6",
+        "lrkv_r128",
+        "latent",
+        "forward",
+        "12.3 (cached)",
+        "45.0%",
+    ):
+        assert whole in text
 
 
 def test_files_hold_the_report_and_a_picture(swept, tmp_path):
@@ -173,8 +216,8 @@ def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(monkeypatch):
     ("arguments", "message"),
     [
         (("--impl", "cuda"), "implementations: cuda is unknown: use xla, mosaic"),
-        (("--variants", "mha,foo"), "variants: foo is unknown"),
-        (("--rope", "none"), "ropes: none is unknown"),
+        (("--variants", "mha,foo"), "attention = foo is not a variant: use one of mha, gqa"),
+        (("--rope", "none"), "ropes: none is unknown: use one of full, shared, latent"),
         (("--level", "head"), "levels: head is unknown: use attention, layer, step"),
         (("--batch", "0"), "batches: 0 is not a size"),
         (("--length", "1k"), "--length 1k: use whole numbers"),
@@ -212,7 +255,8 @@ def test_the_command_prints_json_and_leaves_files(capsys, monkeypatch, tmp_path)
 
 
 def test_36x2304_is_the_models_own_shape():
-    ((_, _, model),) = decode._subjects("36x2304", Settings(variants=("mha",)))
+    (line,) = decode._subjects("36x2304", Settings(variants=("mha",)))
+    model = line.config.model
     assert (model.layers, model.width, model.heads) == (36, 2304, 18)
     with pytest.raises(LrkvError, match="no configuration"):
         decode._subjects("36x2305", Settings())

@@ -5,26 +5,27 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from test_problems import problem_of, truth_of
+from support.problems import problem_of, truth_of
 
 from lrkv_jax.bench import clock, decode, gate
+from lrkv_jax.bench.decode_table import Row
 from lrkv_jax.bench.implementations import IMPLEMENTATIONS, Implementation
 from lrkv_jax.bench.problems import with_kernel
-from lrkv_jax.bench.report import FAILED, MEASURED, SKIPPED, WRONG, Row
+from lrkv_jax.bench.report import FAILED, MEASURED, SKIPPED, WRONG
 from lrkv_jax.errors import LrkvError
 
 
 def broken(how):
     """This project's kernel with one thing wrong."""
 
-    def attend(problem, queries, factors, cache, lengths_B):
+    def attend(problem, given, cache, lengths_B):
         if how == "no residual":
             cache = replace(cache, rk_BSHR=jnp.zeros_like(cache.rk_BSHR))
         if how == "no norm":
             cache = replace(cache, inverse_norm_BHS=jnp.ones_like(cache.inverse_norm_BHS))
         if how == "reads past the length":
             lengths_B = jnp.full_like(lengths_B, cache.k_shared_BSK.shape[1])
-        out, lse = with_kernel(problem, queries, factors, cache, lengths_B, "xla")
+        out, lse = with_kernel(problem, given, cache, lengths_B, "xla")
         if how == "one head":
             out = out.at[:, :, 1].multiply(1.01)
         if how == "NaN":
@@ -51,7 +52,7 @@ def judged(implementation, problem, truth=None):
 def test_a_broken_implementation_is_refused(how):
     row, candidates = judged(broken(how), problem_of("lrkv-full"))
     assert candidates == [] and row.status == WRONG and row.us is None
-    assert row.error > 1e-3 and "oracle" in row.reason and "not timed" in row.reason
+    assert row.error > 1e-3 and "truth" in row.reason and "not timed" in row.reason
 
 
 def test_the_sound_one_passes_and_says_what_was_checked():
@@ -78,9 +79,9 @@ def test_what_a_peer_raises_is_its_reason_in_one_line(raised, status, reason):
     assert row.reason.startswith(reason) and "\n" not in row.reason
 
 
-def test_where_the_oracle_would_not_fit_the_same_program_is_checked_on_fewer_tokens(monkeypatch):
+def test_where_the_truth_would_not_fit_the_same_program_is_checked_on_fewer_tokens(monkeypatch):
     problem = problem_of("lrkv-full", lengths=(3, 40), slots=40)
-    monkeypatch.setattr(gate, "ORACLE_VALUES", 16 * problem.model.heads * 8)
+    monkeypatch.setattr(gate, "TRUTH_VALUES", 16 * problem.model.heads * 8)
     truth = gate.truth_of(problem)
     assert truth.says == "sequences of 3 and 16 tokens"
     assert truth.lengths_B.tolist() == [3, 16]
@@ -91,7 +92,7 @@ def test_where_the_oracle_would_not_fit_the_same_program_is_checked_on_fewer_tok
 
 def test_bfloat16_passes_within_its_own_rounding_and_not_float32s():
     problem = problem_of("lrkv-full", lengths=(300, 700), slots=700, dtype="bfloat16")
-    arrays = (problem.queries, problem.factors, problem.cache, problem.lengths_B)
+    arrays = (problem.given, problem.cache, problem.lengths_B)
     out, lse = jax.jit(lambda *a: with_kernel(problem, *a, "xla"))(*arrays)
     error = gate.error(gate.truth_of(problem), out, lse)
     assert gate.tolerance("float32", 700) < error < gate.tolerance("bfloat16", 700)
@@ -125,10 +126,10 @@ def test_a_program_of_several_calls_takes_each_buffer_in_turn(monkeypatch, name)
     monkeypatch.setattr(clock, "calls_and_launches", lambda copies: (min(2, copies), 3))
     problem, truth, seen = problem_of(name), truth_of(name), []
 
-    def attend(problem, queries, factors, cache, lengths_B):
+    def attend(problem, given, cache, lengths_B):
         first = jax.tree.leaves(cache)[0].reshape(-1)[0]
         jax.debug.callback(lambda value: seen.append(float(value)), first)
-        return with_kernel(problem, queries, factors, cache, lengths_B, "xla")
+        return with_kernel(problem, given, cache, lengths_B, "xla")
 
     marks = [jax.tree.map(lambda a, i=i: a.at[0].add(i), problem.cache) for i in range(5)]
     assert all(

@@ -19,6 +19,14 @@ def test_the_shrunk_model_is_the_128m_tree(tmp_path):
     assert max(leaf.size for leaf in jax.tree.leaves(shrunk.params)) == 4096 * 8
 
 
+def test_processor_time_is_noted_when_the_loop_asks_whether_to_stop():
+    """A14: the benchmark found the loop's ticks by a word in its printed lines."""
+    asked = host._Steps()
+    with asked.hold(0) as held:
+        assert [held.after(step) for step in (1, 2, 3)] == [False] * 3
+    assert len(asked.seconds) == 3 and sorted(asked.seconds) == asked.seconds
+
+
 @pytest.mark.slow
 def test_the_loop_costs_the_host_little():
     """1 ms is what is promised, and what an idle machine shows; a busy one takes up to thrice."""

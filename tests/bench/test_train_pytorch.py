@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from support.tiny import TINY
 
 from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
+
+SHAPE = [text for text in TINY if not text.startswith("variants.")]
 
 
 @pytest.fixture
@@ -37,6 +40,18 @@ def test_two_sides_must_be_one_function(compare):
     ):
         with pytest.raises(LrkvError, match=name):
             compare._check("mha", side(*same), other)
+
+
+@pytest.mark.slow
+def test_our_side_trains_from_parameters_of_which_none_is_zero(compare):
+    """A14: the state was built without the guard's part, and the first comparison raised."""
+    overrides = ("attention=mha", "model.vocabulary=64", "optimizer.muon.iterations=1")
+    config = load_config("quickstart", [*overrides, *SHAPE])
+    batches = np.random.default_rng(0).integers(0, 64, (2, 8, 33), np.int32)
+    ours = compare.Ours(config, batches)
+    first, more = ours.steps(1), ours.steps(2)
+    assert first["loss"][0] > math.log(64) + 0.01  # a head of zeros would say ln 64
+    assert len(more["loss"]) == 2 and np.isfinite([*more["loss"], more["grad_norm"]]).all()
 
 
 def test_both_sides_start_with_the_same_arrays_none_of_them_zero(compare):

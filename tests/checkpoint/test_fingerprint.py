@@ -44,7 +44,7 @@ def test_no_sharding_changes_it(dtype):
     x = jnp.asarray(values > 0 if dtype == "bool" else values).astype(dtype)
     expected = of(x)
     mesh = jax.make_mesh((2, 4), ("a", "b"))
-    for spec in (P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b"))):
+    for spec in (P("a"), P("b", "a")):
         placed = jax.device_put(x, NamedSharding(mesh, spec))
         assert as_hex(fingerprints([placed])) == [expected], spec
 

@@ -5,10 +5,10 @@ import shutil
 
 import jax.numpy as jnp
 import pytest
+from support.command import lrkv
 
-from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax.checkpoint import Checkpointer, manifest, shelf
 from lrkv_jax.checkpoint.inspect import entries, prune, verify
-from lrkv_jax.cli import main
 from lrkv_jax.errors import LrkvError
 
 
@@ -34,23 +34,31 @@ def data_of(run, step):
     return max(files, key=lambda path: path.stat().st_size)
 
 
-def lrkv(monkeypatch, capsys, *arguments):
-    """(exit code, output, errors) of a command."""
-    monkeypatch.setattr("sys.argv", ["lrkv", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    said = capsys.readouterr()
-    return end.value.code or 0, said.out, said.err
+def test_a_step_that_is_deleted_while_it_is_looked_at_is_not_damaged(run, monkeypatch):
+    """A21: `list` and `verify` said DAMAGED while a training run deleted old steps."""
+    first, *_ = entries(run)
+    shelf.delete(first.path)
+    shelf.delete(first.path)  # nor is it an error that another has deleted it
+    assert verify(first) is None
+    read = manifest.read
+
+    def late(path):
+        if path.name == "2":
+            shelf.delete(path)
+        return read(path)
+
+    monkeypatch.setattr("lrkv_jax.checkpoint.manifest.read", late)
+    assert [(e.step, e.damage) for e in entries(run)] == [(3, None), (4, None)]
 
 
 def test_list_and_verify_say_what_is_there(run, monkeypatch, capsys):
-    code, out, _ = lrkv(monkeypatch, capsys, "checkpoint", "list", run, "--json")
+    code, out, _ = lrkv(capsys, monkeypatch, "checkpoint", "list", run, "--json")
     rows = json.loads(out)
     assert code == 0 and [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["best"] for row in rows] == [False, True, False, False]
     assert [row["tokens"] for row in rows] == [100, 200, 300, 400]
     assert all(row["bytes"] > 600 and row["damage"] is None for row in rows)
-    code, out, _ = lrkv(monkeypatch, capsys, "checkpoint", "verify", run)
+    code, out, _ = lrkv(capsys, monkeypatch, "checkpoint", "verify", run)
     assert code == 0 and out.count("sound") == 4 and "best" in out
 
 
@@ -59,13 +67,13 @@ def test_verify_finds_a_byte_that_the_list_cannot_see(run, monkeypatch, capsys):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    assert lrkv(monkeypatch, capsys, "checkpoint", "list", run)[0] == 0
-    code, out, _ = lrkv(monkeypatch, capsys, "checkpoint", "verify", run, "--json")
+    assert lrkv(capsys, monkeypatch, "checkpoint", "list", run)[0] == 0
+    code, out, _ = lrkv(capsys, monkeypatch, "checkpoint", "verify", run, "--json")
     assert code == 2
     damaged = {row["step"]: row["damage"] for row in json.loads(out)}
     assert [step for step, damage in damaged.items() if damage] == [3]
     assert path.name in damaged[3] and "is not as it was written" in damaged[3]
-    assert lrkv(monkeypatch, capsys, "checkpoint", "verify", run, "--step", "4")[0] == 0
+    assert lrkv(capsys, monkeypatch, "checkpoint", "verify", run, "--step", "4")[0] == 0
 
 
 def test_verify_reads_the_arrays_themselves(run):
@@ -86,7 +94,7 @@ def test_prune_keeps_the_newest_sound_ones_and_the_best(run, monkeypatch, capsys
     assert [e.step for e in entries(run)] == [1, 2, 3, 4]
     data_of(run, 4).write_bytes(b"")
     # The newest is damaged: the one before is not deleted for its sake, nor is it itself.
-    code, out, _ = lrkv(monkeypatch, capsys, "checkpoint", "prune", run, "--keep", "1")
+    code, out, _ = lrkv(capsys, monkeypatch, "checkpoint", "prune", run, "--keep", "1")
     assert code == 0 and "deleted 1 of" in out and out.rstrip().endswith(": 1")
     assert [e.step for e in entries(run)] == [2, 3, 4]
     for step in (2, 3):
@@ -97,11 +105,11 @@ def test_prune_keeps_the_newest_sound_ones_and_the_best(run, monkeypatch, capsys
 
 def test_what_is_no_run_is_named(tmp_path, monkeypatch, capsys):
     for arguments in (("list", tmp_path), ("verify", tmp_path), ("prune", tmp_path)):
-        code, _, err = lrkv(monkeypatch, capsys, "checkpoint", *arguments)
+        code, _, err = lrkv(capsys, monkeypatch, "checkpoint", *arguments)
         assert code == 2 and "has no checkpoints: give a run's directory" in err
 
 
 @pytest.mark.parametrize("limit", ["x", "1", "0:00", "1:2:3:4", "-1:00", "1:-2", "²:00"])
 def test_a_time_limit_that_is_none_is_refused(limit, monkeypatch, capsys):
-    code, _, err = lrkv(monkeypatch, capsys, "train", "quickstart", "--time-limit", limit)
+    code, _, err = lrkv(capsys, monkeypatch, "train", "quickstart", "--time-limit", limit)
     assert code == 2 and ("write HH:MM:SS" in err or "No such option" in err)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from written_runs import write_run, write_sweep
+from support.written_runs import write_run, write_sweep
 
 from lrkv_jax.comparison import read_runs, settings
 from lrkv_jax.errors import LrkvError
@@ -36,7 +36,7 @@ def test_a_path_without_a_run_is_one_line(tmp_path, path, said):
 def test_a_damaged_evaluation_is_named(tmp_path):
     run = write_run(tmp_path / "run", evaluation={})
     (run / "evaluation.json").write_text('{"kv_cache')
-    with pytest.raises(LrkvError, match="evaluation.json is not JSON"):
+    with pytest.raises(LrkvError, match="evaluation.json cannot be read as JSON"):
         read_runs([run])
 
 
@@ -96,6 +96,21 @@ def test_what_was_trained_otherwise_is_not(tmp_path, override, told):
     write_run(tmp_path / "other", "attention=lrkv", "train.steps=40", override)
     names = [setting.name for setting in settings(read_runs([tmp_path]))]
     assert len(names) == 2 and any(told in name for name in names)
+
+
+@pytest.mark.parametrize("key, schedule, apart", [
+    ("train.batch", "cosine", True), ("train.steps", "cosine", True),
+    ("train.steps", "constant", False), ("train.keep", "cosine", False),
+])  # fmt: skip
+def test_a_run_whose_result_was_changed_on_the_way_is_not(tmp_path, key, schedule, apart):
+    for name in ("mha", "lrkv"):
+        write_run(tmp_path / name, f"attention={name}", f"optimizer.schedule={schedule}")
+    role = "rhythm" if key == "train.keep" else "result"
+    row = {"step": 20, "event": "change", "key": key, "role": role, "old": 1, "new": 2}
+    (tmp_path / "mha" / "history.jsonl").write_text(json.dumps(row) + "\n")
+    names = [setting.name for setting in settings(read_runs([tmp_path]))]
+    assert [f"changed while training {key}" in name for name in names].count(True) == apart
+    assert len(names) == 1 + apart
 
 
 def test_how_a_run_was_carried_out_sets_nothing_apart(tmp_path):

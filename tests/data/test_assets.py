@@ -10,6 +10,7 @@ import pytest
 
 from lrkv_jax.data.assets import FOLDER, build, read_asset
 from lrkv_jax.data.sources import documents
+from lrkv_jax.data.train_tokenizer import train_tokenizer
 from lrkv_jax.errors import LrkvError
 
 
@@ -21,12 +22,8 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("name", build.ASSETS)
-def test_each_asset_is_whole(name):
+def test_each_asset_is_whole_and_a_corrupt_one_is_named(folder, name):
     assert read_asset(name)
-
-
-@pytest.mark.parametrize("name", build.ASSETS)
-def test_a_corrupt_asset_is_named(folder, name):
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / name).write_bytes(content)
@@ -34,13 +31,10 @@ def test_a_corrupt_asset_is_named(folder, name):
         read_asset(name, folder)
 
 
-def test_a_missing_asset_is_named(folder):
+def test_a_missing_asset_an_unlisted_one_and_a_missing_list_are_named(folder):
     (folder / "gpt2.bpe.gz").unlink()
     with pytest.raises(LrkvError, match="gpt2.bpe.gz is missing.*reinstall"):
         read_asset("gpt2.bpe.gz", folder)
-
-
-def test_an_unlisted_asset_and_a_missing_list_are_named(folder):
     with pytest.raises(LrkvError, match="other.bin is not listed"):
         read_asset("other.bin", folder)
     (folder / "SHA256SUMS").unlink()
@@ -63,7 +57,8 @@ def test_corpus_is_in_date_order_since_1945():
 
 
 def test_the_tokenizer_is_what_the_training_split_gives():
-    trained = build.train_tokenizer(documents("sotu", "train"))
+    how = {"pattern": "gpt2", "special": [build.BOS]}
+    trained = train_tokenizer(documents("sotu", "train"), build.VOCABULARY, **how)
     assert trained.encode() == read_asset("sotu-4096.json")
 
 

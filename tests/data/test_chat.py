@@ -13,6 +13,7 @@ from lrkv_jax.data.conversation import Conversation, Message, Part, exchange, sa
 from lrkv_jax.data.tokenizer import CHAT_NAMES, load_tokenizer
 from lrkv_jax.errors import LrkvError
 
+SMALL = ChatFormat(load_tokenizer("sotu-4096"))
 SUM = Conversation(
     (
         said("user", "What is 48/2?"),
@@ -80,7 +81,7 @@ def test_a_tokenizer_that_has_the_tokens_uses_them_and_one_with_some_is_refused(
 
 @given(text=st.text(min_size=1, max_size=30) | st.sampled_from(CHAT_NAMES))
 def test_no_text_forges_a_frame(text):
-    chat = ChatFormat(load_tokenizer("sotu-4096"))
+    chat = SMALL
     frames = {chat.tokenizer.bos, *vars(chat.ids).values()}
     ids, _ = chat.render(exchange(text, text))
     assert sum(int(i) in frames for i in ids) == 5

@@ -29,15 +29,11 @@ def test_turns_keep_their_order_and_their_text():
     ]
 
 
-def test_a_leading_system_message_goes_before_the_first_users():
+def test_a_leading_system_message_goes_before_the_first_users_and_an_empty_one_adds_nothing():
     got = conversation_from(turns(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi")))
     assert got == exchange("Be brief.\n\nHi", "Hi")
-
-
-def test_an_empty_system_message_adds_nothing():
-    assert conversation_from(turns(("system", ""), ("user", "Hi"))) == Conversation(
-        (said("user", "Hi"),)
-    )
+    got = conversation_from(turns(("system", ""), ("user", "Hi")))
+    assert got == Conversation((said("user", "Hi"),))
 
 
 def test_the_prompt_is_all_but_the_last_answer():
@@ -73,14 +69,8 @@ def test_what_is_no_conversation_is_refused_by_message(messages, line):
         (lambda: Part("image", "x"), "kind 'image'"),
         (lambda: Message("user", ()), "user message is empty"),
         (lambda: Message("system", (Part("text", "x"),)), "role 'system'"),
-        (
-            lambda: Message("user", (Part("python", "1+1"),)),
-            "a part of kind python",
-        ),
-        (
-            lambda: Message("user", (Part("output", "2"),)),
-            "a part of kind output",
-        ),
+        (lambda: Message("user", (Part("python", "1+1"),)), "a part of kind python"),
+        (lambda: Message("user", (Part("output", "2"),)), "a part of kind output"),
     ],
 )
 def test_parts_and_messages_are_checked_where_they_are_made(make, line):

@@ -1,15 +1,15 @@
 """Promises of fetching: pinned, resumed, whole or not at all; errors that say what to do."""
 
+import json
 import os
-import sys
 
 import pytest
-from hub_server import COMMIT, Hub, serving
+from support.hub_server import COMMIT, Hub, serving
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.hub import download, fetch_source
-from lrkv_jax.data.records.builder import build_dataset, open_dataset
-from lrkv_jax.data.records.provenance import read_provenance
+from lrkv_jax.data.hub import download, fetch_source, read_provenance
+from lrkv_jax.data.records.build import build_dataset
+from lrkv_jax.data.records.folders import open_dataset
 from lrkv_jax.errors import LrkvError
 
 REPO = "HuggingFaceFW/fineweb-edu"
@@ -18,7 +18,6 @@ WANTED = ("sample/10BT/*.jsonl",)
 
 @pytest.fixture
 def hub(monkeypatch):
-    pytest.importorskip("huggingface_hub")
     rows = "".join(f'{{"text": "row {n} of some text"}}\n' for n in range(9000)).encode()
     halves = (rows[:150_000], rows[150_000:])
     halves = [half[half.find(b"{") : half.rfind(b"\n") + 1] for half in (*halves, rows[:9000])]
@@ -48,10 +47,40 @@ def test_what_matches_is_fetched_once_and_pinned(hub, tmp_path):
     assert not any("main" in path for path in paths) and any(COMMIT in path for path in paths)
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["small", "large"])
+def test_a_file_of_the_right_size_and_other_content_is_fetched_again(hub, tmp_path, number):
+    """A21: files were compared by size alone."""
+    download(REPO, "main", WANTED, tmp_path)
+    name = sorted(hub.files, key=lambda name: len(hub.files[name]))[number + 1]
+    path = tmp_path / name
+    path.write_bytes(bytes(path.stat().st_size))
+    download(REPO, "main", WANTED, tmp_path)
+    assert path.read_bytes() == hub.files[name]
+    # Compared once: a complete folder is neither read again nor asked for.
+    asked = len(hub.asked)
+    path.chmod(0)
+    download(REPO, "main", WANTED, tmp_path)
+    assert len(hub.asked) == asked
+    hub.garbles = True
+    path.unlink()
+    with pytest.raises(LrkvError, match="is not the file that the hub lists"):
+        download(REPO, "main", WANTED, tmp_path)
+    assert not path.exists()
+
+
+def test_a_download_from_before_checksums_is_complete(hub, tmp_path):
+    provenance = download(REPO, "main", WANTED, tmp_path)
+    old = {key: value for key, value in provenance.items() if key not in ("sums", "checked")}
+    (tmp_path / "PROVENANCE.json").write_text(json.dumps(old))
+    asked = len(hub.asked)
+    assert download(REPO, "main", WANTED, tmp_path)["files"] == old["files"]
+    assert len(hub.asked) == asked
+
+
 def test_a_hub_that_goes_away_leaves_nothing_in_place_and_the_next_call_goes_on(hub, tmp_path):
     first = "sample/10BT/000_00000.jsonl"
     hub.cut = len(hub.files[first]) // 3
-    with pytest.raises(LrkvError, match="the same command goes on"):
+    with pytest.raises(LrkvError, match="run the same command again to continue"):
         download(REPO, "main", WANTED, tmp_path)
     assert not list(tmp_path.glob("sample/**/*.jsonl"))
     with pytest.raises(LrkvError, match="lacks 3 of 3 files of its download"):
@@ -76,7 +105,7 @@ def test_the_first_files_can_be_chosen_and_more_later(hub, tmp_path):
     few = download(REPO, "main", WANTED, tmp_path, first=1)
     assert list(few["files"]) == ["sample/10BT/000_00000.jsonl"]
     assert len(download(REPO, "main", WANTED, tmp_path, first=2)["files"]) == 2
-    with pytest.raises(LrkvError, match="holds 1 files more than are asked for, as sample"):
+    with pytest.raises(LrkvError, match="holds 1 files more than are asked for, such as sample"):
         download(REPO, "main", WANTED, tmp_path, first=1)
     with pytest.raises(LrkvError, match="holds Hugging.* at main, not repo other/one"):
         download("other/one", "main", WANTED, tmp_path)
@@ -130,16 +159,13 @@ def test_a_refusal_is_one_line_and_leaves_nothing(hub, tmp_path, status, code, m
     assert not (tmp_path / "f").exists()
 
 
-def test_no_network_and_no_client_are_told(hub, tmp_path, monkeypatch):
+def test_without_a_network_nothing_is_left(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(LrkvError, match="was cut off .*Connect.*same command goes on"):
-        download(REPO, "main", WANTED, tmp_path)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(LrkvError, match=r"pip install 'lrkv-jax\[hub\]'"):
+    with pytest.raises(LrkvError, match="cannot reach the Hugging Face hub .*Connect.*again to"):
         download(REPO, "main", WANTED, tmp_path)
     assert os.listdir(tmp_path) == []
 
 
 def test_a_pattern_that_matches_nothing_names_what_is_there(hub, tmp_path):
-    with pytest.raises(LrkvError, match=r"no file like \*.parquet: .* sample/10BT/\*.jsonl"):
+    with pytest.raises(LrkvError, match=r"no file like \*.parquet; .* sample/10BT/\*.jsonl"):
         download(REPO, "main", ["*.parquet"], tmp_path)

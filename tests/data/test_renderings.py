@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrkv_jax.data.conversation import Part, conversation_from, exchange
-from lrkv_jax.data.tasks import gsm8k, harness, humaneval, letters
-from lrkv_jax.data.tasks.examples import Choices, Problem, Program
+from lrkv_jax.data.tasks import choices, gsm8k, harness, humaneval
+from lrkv_jax.data.tasks.choices import Choices
+from lrkv_jax.data.tasks.gsm8k import Problem
+from lrkv_jax.data.tasks.humaneval import Program
 from lrkv_jax.errors import LrkvError
 
 LETTERED = Choices("a", "What is ice?", ("water", "sand", "air", "iron"), tuple("ABCD"), 0)
@@ -17,78 +19,34 @@ NUMERIC = Choices("b", "Which is hot?", ("ice", "fire", "snow", "rain"), tuple("
 FIVE = Choices("c", "Pick é.", ("a", "b", "c", "d", "é"), tuple("ABCDE"), 4)
 THREE = Choices("d", "How many?", ("1,000", "-2.5", "日本"), tuple("ABC"), 2)
 
-LETTERS_TABLE = [
-    (
-        LETTERED,
-        "Multiple Choice question: What is ice?\n- water=A\n- sand=B\n- air=C\n- iron=D\n\n"
-        "Respond only with the letter of the correct answer.",
-        "A",
-    ),
-    (
-        NUMERIC,
-        "Multiple Choice question: Which is hot?\n- ice=1\n- fire=2\n- snow=3\n- rain=4\n\n"
-        "Respond only with the letter of the correct answer.",
-        "2",
-    ),
-    (
-        FIVE,
-        "Multiple Choice question: Pick é.\n- a=A\n- b=B\n- c=C\n- d=D\n- é=E\n\n"
-        "Respond only with the letter of the correct answer.",
-        "E",
-    ),
-    (
-        THREE,
-        "Multiple Choice question: How many?\n- 1,000=A\n- -2.5=B\n- 日本=C\n\n"
-        "Respond only with the letter of the correct answer.",
-        "C",
-    ),
-]
+LETTERS = "Multiple Choice question: {}\n\nRespond only with the letter of the correct answer."
+# An example: asked in letters, and the answer; the harness's question, continuations, the right
+# one, and their lengths.
+ASKED = [
+    (LETTERED, "What is ice?\n- water=A\n- sand=B\n- air=C\n- iron=D", "A",
+     "What is ice?", (" water", " sand", " air", " iron"), 0, (5, 4, 3, 4)),
+    (NUMERIC, "Which is hot?\n- ice=1\n- fire=2\n- snow=3\n- rain=4", "2",
+     "Which is hot?", (" ice", " fire", " snow", " rain"), 1, (3, 4, 4, 4)),
+    (FIVE, "Pick é.\n- a=A\n- b=B\n- c=C\n- d=D\n- é=E", "E",
+     "Pick é.", (" a", " b", " c", " d", " é"), 4, (1, 1, 1, 1, 1)),
+    (THREE, "How many?\n- 1,000=A\n- -2.5=B\n- 日本=C", "C",
+     "How many?", (" 1,000", " -2.5", " 日本"), 2, (5, 4, 2)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("example", "asked", "answer"), LETTERS_TABLE, ids=["lettered", "numeric", "five", "three"]
-)
-def test_letters_are_asked_as_the_recipe_asks(example, asked, answer):
-    assert letters.question(example) == asked
-    assert letters.conversation(example) == exchange(asked, answer)
-
-
-@pytest.mark.parametrize(
-    ("example", "context", "continuations", "gold", "lengths"),
-    [
-        (
-            LETTERED,
-            "Question: What is ice?\nAnswer:",
-            (" water", " sand", " air", " iron"),
-            0,
-            (5, 4, 3, 4),
-        ),
-        (
-            NUMERIC,
-            "Question: Which is hot?\nAnswer:",
-            (" ice", " fire", " snow", " rain"),
-            1,
-            (3, 4, 4, 4),
-        ),
-        (
-            FIVE,
-            "Question: Pick é.\nAnswer:",
-            (" a", " b", " c", " d", " é"),
-            4,
-            (1, 1, 1, 1, 1),
-        ),
-        (
-            THREE,
-            "Question: How many?\nAnswer:",
-            (" 1,000", " -2.5", " 日本"),
-            2,
-            (5, 4, 2),
-        ),
-    ],
+    ("example", "lettered", "answer", "asked", "continuations", "gold", "lengths"),
+    ASKED,
     ids=["lettered", "numeric", "five", "three"],
 )
-def test_arc_is_ranked_as_the_harness_ranks(example, context, continuations, gold, lengths):
-    assert harness.arc(example) == harness.Ranking(context, continuations, gold, lengths)
+def test_choices_are_asked_as_the_recipe_and_ranked_as_the_harness_does(
+    example, lettered, answer, asked, continuations, gold, lengths
+):
+    lettered = LETTERS.format(lettered)
+    assert choices.question(example) == lettered
+    assert choices.conversation(example) == exchange(lettered, answer)
+    ranking = harness.Ranking(f"Question: {asked}\nAnswer:", continuations, gold, lengths)
+    assert harness.arc(example) == ranking
 
 
 def test_arc_shots_are_solved_by_their_choices_text():
@@ -136,39 +94,22 @@ def test_shots_are_the_first_of_the_subject_and_never_the_asked():
 
 
 SPANS = [
-    (
-        "Weng earns 12/60 = $<<12/60=0.2>>0.2 per minute.\nShe earned $<<0.2*50=10>>10.\n#### 10",
-        [
-            ("text", "Weng earns 12/60 = $"),
-            ("python", "12/60"),
-            ("output", "0.2"),
-            ("text", "0.2 per minute.\nShe earned $"),
-            ("python", "0.2*50"),
-            ("output", "10"),
-            ("text", "10.\n#### 10"),
-        ],
-    ),
-    (  # at the start, two in a row: no empty text
-        "<<1+1=2>><<2*3=6>>6\n#### 6",
-        [
-            ("python", "1+1"),
-            ("output", "2"),
-            ("python", "2*3"),
-            ("output", "6"),
-            ("text", "6\n#### 6"),
-        ],
-    ),
-    (  # cut at the last "="
-        "<<x=1,000-1=999>>999\n#### 999",
-        [("python", "x=1,000-1"), ("output", "999"), ("text", "999\n#### 999")],
-    ),
-    (  # no "=": a call without an output
-        "<<7>>7\n#### 7",
-        [("python", "7"), ("text", "7\n#### 7")],
-    ),
+    ("Weng earns 12/60 = $<<12/60=0.2>>0.2 per minute.\nShe earned $<<0.2*50=10>>10.\n#### 10",
+     [("text", "Weng earns 12/60 = $"), ("python", "12/60"), ("output", "0.2"),
+      ("text", "0.2 per minute.\nShe earned $"), ("python", "0.2*50"), ("output", "10"),
+      ("text", "10.\n#### 10")]),
+    # at the start, two in a row: no empty text
+    ("<<1+1=2>><<2*3=6>>6\n#### 6",
+     [("python", "1+1"), ("output", "2"), ("python", "2*3"), ("output", "6"),
+      ("text", "6\n#### 6")]),
+    # cut at the last "="
+    ("<<x=1,000-1=999>>999\n#### 999",
+     [("python", "x=1,000-1"), ("output", "999"), ("text", "999\n#### 999")]),
+    # no "=": a call without an output
+    ("<<7>>7\n#### 7", [("python", "7"), ("text", "7\n#### 7")]),
     ("No sums, 日本.\n#### -3", [("text", "No sums, 日本.\n#### -3")]),
     ("1 < 2 << 3\n#### 1", [("text", "1 < 2 << 3\n#### 1")]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("answer", "parts"), SPANS)
@@ -240,7 +181,7 @@ def test_answers_are_extracted_as_published(text, recipe, strict, flexible):
     ],
 )
 def test_numbers_are_compared_as_published(gold, text, recipe, strict, flexible):
-    problem = gsm8k.example(gsm8k.Row(question="q", answer=gold), "id")
+    problem = gsm8k.example(gsm8k.Gsm8kRow(question="q", answer=gold), "id")
     assert gsm8k.is_correct(text, problem) is recipe
     assert gsm8k.harness_equal(gsm8k.strict_match(text), problem) is strict
     assert gsm8k.harness_equal(gsm8k.flexible_extract(text), problem) is flexible

@@ -1,6 +1,9 @@
 """Promises of the document sources: nothing lost, nothing in both splits, errors that name."""
 
+import io
 import json
+import os
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -129,6 +132,45 @@ def test_what_cannot_be_read_is_named_in_one_line(tmp_path, name, content, messa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "deep", "."])
+def test_what_may_not_be_read_is_named(mixed, monkeypatch, name):
+    """A21: files ended in a traceback, folders were left out in silence."""
+    blocked = mixed / name
+    if name != "." and name != "deep":
+        blocked.write_text("x")
+
+    def refuse(real):
+        def call(path=None, *arguments, **options):
+            if isinstance(path, str | os.PathLike) and Path(path) == blocked:
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path, *arguments, **options)
+
+        return call
+
+    monkeypatch.setattr("io.open", refuse(io.open))
+    monkeypatch.setattr("os.scandir", refuse(os.scandir))
+    monkeypatch.setattr(pq, "ParquetFile", refuse(pq.ParquetFile))
+    with pytest.raises(LrkvError, match=r"cannot be read \(Permission denied\): change"):
+        list(documents(str(mixed), "train"))
+
+
+def test_names_that_are_not_utf8_are_read(tmp_path):
+    """A21: such a name ended in a traceback."""
+    deep = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(deep)
+    with open(deep + b"/\xfe.txt", "w") as file:
+        file.write("text")
+    (tmp_path / "a.parquet").mkdir()
+    os.mkfifo(tmp_path / "b.txt")
+    assert list(documents(str(tmp_path), "train", heldout=1e-9)) == ["text"]
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800", "/dev/null", "/etc/passwd/x"])
+def test_a_source_that_is_no_folder_is_one_line(name):
+    with pytest.raises(LrkvError, match="is a file|does not exist|cannot be read"):
+        documents(name, "train")
+
+
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.utf8())]
 )
@@ -139,10 +181,15 @@ def test_every_parquet_spelling_of_text_is_read(tmp_path, kind):
 
 @pytest.mark.parametrize(
     ("column", "message"),
-    [("words", "no column 'words'.*: text, id"), ("id", "column 'id' is int64, not text")],
+    [
+        ("words", "no column 'words'.*: text, id"),
+        ("id", "column 'id' is int64, not text"),
+        ("twice", "more than one column 'twice'"),
+    ],
 )
 def test_parquet_columns_are_checked(tmp_path, column, message):
-    pq.write_table(pa.table({"text": ["x"], "id": [1]}), tmp_path / "a.parquet")
+    table = pa.table([["x"], [1], ["y"], ["z"]], names=["text", "id", "twice", "twice"])
+    pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(LrkvError, match=message):
         list(documents(str(tmp_path), "train", text_column=column))
 

@@ -78,7 +78,7 @@ def test_a_changed_column_is_named_with_its_row(path, change, line):
 
 def test_a_missing_column_is_named_with_what_is_there(path):
     write(path, [{k: v for k, v in row.items() if k != "answer"} for row in GOOD])
-    line = r":1: no column 'answer' \(it holds question, choices, extra\)"
+    line = r":1: no column 'answer' \(it has question, choices, extra\)"
     with pytest.raises(LrkvError, match=line):
         list(rows(path, Row))
 
@@ -94,8 +94,8 @@ def test_a_long_value_is_shown_in_short(tmp_path):
     ("line", "reason"),
     [
         (b'{"text": ["a"]', "not a JSON object"),
-        (b'["a"]', "a JSON list, not an object"),
-        (b"null", "a JSON NoneType, not an object"),
+        (b'["a"]', "not a JSON object but a list"),
+        (b"null", "not a JSON object but a NoneType"),
         (b'{"text": ["\xff"]}', "not a JSON object .*utf-8"),
         (b'{"text": ["\\ud800"]}', "not a JSON object .*surrogates"),
         (b'{"text": ' + b"1" * 5000 + b"}", "not a JSON object"),
@@ -113,7 +113,10 @@ def test_a_broken_row_group_is_named_with_the_last_good_row(tmp_path):
     start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
     content[start : start + 24] = b"\xff" * 24
     path.write_bytes(content)
-    with pytest.raises(LrkvError, match=r"x.parquet: not readable parquet after row \d .*fetch"):
+    with pytest.raises(
+        LrkvError,
+        match=r"x.parquet is not readable parquet .row group 1 of 2, after row \d: .*fetch",
+    ):
         list(rows(path, Row))
 
 

@@ -14,7 +14,7 @@ import pytest
 from lrkv_jax.data.assets import FOLDER, demo_build, read_asset
 from lrkv_jax.data.calculator import calculate
 from lrkv_jax.data.conversation import Conversation
-from lrkv_jax.data.tasks import TASKS, fingerprint, gsm8k, harness, humaneval, load, mmlu
+from lrkv_jax.data.tasks import TASKS, choices, fingerprint, gsm8k, harness, humaneval, load
 from lrkv_jax.errors import LrkvError
 
 SPLITS = [(task.name, split) for task in TASKS.values() for split in task.splits]
@@ -149,8 +149,9 @@ def test_a_bad_row_is_named_with_its_place(tmp_path, name, split, change, line):
 
 
 def test_what_is_missing_comes_with_the_command_that_fetches_it(tmp_path):
-    with pytest.raises(LrkvError, match=r"mmlu is missing: .*`lrkv data fetch mmlu`"):
-        load("mmlu", "test", tmp_path)
+    for folder in (tmp_path, "/dev/null", "a\0b", "x" * 5000, "\ud800"):
+        with pytest.raises(LrkvError, match=r"mmlu is missing: .*`lrkv data fetch mmlu`"):
+            load("mmlu", "test", folder)
     put(tmp_path, "mmlu", "test", [ROWS["mmlu"]])
     with pytest.raises(LrkvError, match=r"holds no all/dev-\*.parquet: .*`lrkv data fetch mmlu`"):
         load("mmlu", "dev", tmp_path)
@@ -283,5 +284,5 @@ for text, passes in json.load(sys.stdin):
 
 
 def test_mmlu_has_its_57_subjects():
-    assert len(mmlu.SUBJECTS) == len(set(mmlu.SUBJECTS)) == 57
-    assert list(mmlu.SUBJECTS) == sorted(mmlu.SUBJECTS)
+    assert len(choices.SUBJECTS) == len(set(choices.SUBJECTS)) == 57
+    assert list(choices.SUBJECTS) == sorted(choices.SUBJECTS)

@@ -69,6 +69,8 @@ def test_patterns_cut_as_they_say(trained):
 def test_sizes_that_cannot_be_are_refused():
     with pytest.raises(LrkvError, match=f"too small .*use {SMALLEST} or more"):
         train_tokenizer(["text"], SMALLEST - 1)
+    with pytest.raises(LrkvError, match="of 1000000000000 is too large: use 16777216 or less"):
+        train_tokenizer(["text"], 10**12)  # A21: the library ended the process
     with pytest.raises(LrkvError, match="has merges for a vocabulary of 2[67].*, not 5000"):
         train_tokenizer(["some text"], 5000)
     with pytest.raises(LrkvError, match="pattern other: use gpt2 or gpt4"):
@@ -83,6 +85,28 @@ def test_the_command_writes_it_and_measures_it(tmp_path, capsys):
     arguments = [str(tmp_path / "texts"), "--vocabulary", "400", "--heldout", "0.5", "--out", out]
     app(["tokenizer", "train", *arguments], standalone_mode=False)
     said = capsys.readouterr().out
-    assert said.startswith(f"{out}: 400 entries, ") and "bytes a token on held-out text" in said
+    assert said.startswith(f"{out}: 400 entries, ") and "bytes per token on held-out text" in said
     assert 1 < float(said.split(", ")[1].split()[0]) < 4
     assert load_tokenizer(out).vocabulary == 400
+    (tmp_path / "link").symlink_to("file")  # A4: the link was replaced
+    write_tokenizer("definition", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "definition"
+
+
+@pytest.mark.parametrize("out", ["", "folder", "a\0b", "x" * 5000, "/dev/null/x", "\ud800/\ud800"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, out):
+    """A21: after the merges were learnt, or with a traceback."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr("lrkv_jax.data.train_tokenizer.train_tokenizer", pytest.fail)
+    with pytest.raises(LrkvError, match=r"cannot be written \(.*\): name another"):
+        app(["tokenizer", "train", "sotu", "--out", out], standalone_mode=False)
+
+
+def test_a_source_without_held_out_text_is_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("the only document")
+    monkeypatch.setattr("lrkv_jax.data.train_tokenizer.train_tokenizer", pytest.fail)
+    with pytest.raises(LrkvError, match="no document in its heldout split"):
+        out = str(tmp_path / "out.json")
+        arguments = ["tokenizer", "train", str(tmp_path), "--heldout", "1e-9", "--out", out]
+        app(arguments, standalone_mode=False)

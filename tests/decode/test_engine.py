@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import LENGTHS, PROMPTS, SEED, engine_of, program_counts
-from variants import FIVE, VOCABULARY, error, random_params, small
+from support.engines import LENGTHS, PROMPTS, SEED, engine_of, program_counts
+from support.variants import FIVE, VOCABULARY, error, random_params, small
 
 from lrkv_jax.decode import Engine, Sampling, generate, programs
 from lrkv_jax.errors import LrkvError
@@ -167,7 +167,7 @@ def test_parameters_of_another_model_are_refused(other, message):
 )
 def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(attention):
     engine = engine_of(attention, model={"dtype": "bfloat16", "norm_gain": True})
-    kinds = {leaf.dtype for leaf in jax.tree.leaves(engine._weights) if leaf.ndim > 1}
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(engine.model) if leaf.ndim > 1}
     assert kinds == {jnp.dtype("bfloat16")}
     continuations = [[7, 3, 9, 1]] * len(PROMPTS)
     ours = engine.forced_logits(PROMPTS, continuations)

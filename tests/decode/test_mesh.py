@@ -7,10 +7,10 @@ import sys
 import jax
 import numpy as np
 import pytest
-from engines import PROMPTS, engine_of, program_counts
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from variants import FIVE, error
+from support.engines import PROMPTS, engine_of, program_counts
+from support.variants import FIVE, error
 
 from lrkv_jax.config import GQA, MeshConfig
 from lrkv_jax.decode import Sampling, programs
@@ -89,7 +89,7 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
 ):
     """No compiler can split a Mosaic kernel: it must be called on what is already split."""
     engine = engine_of(FIVE[name], length=40, mesh=mesh_of(2, 2, 2))
-    module = sys.modules[type(engine._model().blocks[0].attention).__module__]
+    module = sys.modules[type(engine.model.blocks[0].attention).__module__]
     call, seen = getattr(module, kernel), []
 
     def watched(*arrays, **settings):
@@ -103,7 +103,7 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
     state = programs.DecodeState(cache, lengths_B, lengths_B, some_B, seed_2, lengths_B)
     with jax.set_mesh(engine.mesh):
         programs.steps.trace(
-            engine._graph, engine._weights, state, np.int32(3), None,
+            engine.model, state, np.int32(3), None,
             most=3, sampling=Sampling(), stop=(),
         )  # fmt: skip
     # A sequence of four, two heads of four; one layer.
@@ -118,7 +118,7 @@ def steps_text(engine):
         state, *_ = session._begin(None, {"sampling": Sampling(), "stop": ()})
     with jax.set_mesh(engine.mesh):
         lowered = programs.steps.lower(
-            engine._graph, engine._weights, state, np.int32(3), None,
+            engine.model, state, np.int32(3), None,
             most=engine.steps_per_call, sampling=Sampling(), stop=(),
         )  # fmt: skip
         return lowered.compile().as_text()

@@ -46,8 +46,22 @@ def test_temperature_zero_is_the_likeliest_token():
     assert drawn(Sampling(0.0, top_k=3, top_p=0.2))[1] == 1.0
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-37, 1e-38, 1e-45, 5e-324])
+@pytest.mark.parametrize("kept", [{}, {"top_k": 3}, {"top_p": 0.9}])
+def test_a_temperature_near_zero_draws_the_likeliest_token(temperature, kept):
+    """Below 1e-37 it counted as 0, and others were drawn (A21)."""
+    assert drawn(Sampling(temperature, **kept))[1] == 1.0
+
+
 @pytest.mark.parametrize(
-    "how", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}]
+    "how",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+    ],
 )
 def test_impossible_settings_are_refused(how):
     with pytest.raises(LrkvError, match=next(iter(how))):

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import PROMPTS, SEED, engine_of
-from variants import FIVE, random_params, random_tokens
+from support.engines import PROMPTS, SEED, engine_of
+from support.variants import FIVE, random_params, random_tokens
 
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError

@@ -5,9 +5,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-from engines import PROMPTS, SEED, engine_of
-from flax import nnx
-from variants import FIVE, LRKVS, error, random_params
+from support.engines import PROMPTS, SEED, engine_of
+from support.variants import FIVE, LRKVS, error, random_params
 
 from lrkv_jax.config import MLA
 from lrkv_jax.model import with_parameters
@@ -25,15 +24,20 @@ MODELS = {
 KERNELS = ("xla", pytest.param("interpret", marks=pytest.mark.slow))
 
 
-@pytest.fixture(params=MODELS)
+# One for each decode kernel, and for LRKV's cache without made keys; the contract has all.
+FAST = ("mha", "mla", "lrkv", "lrkv-latent")
+
+
+@pytest.fixture(
+    params=[n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
 def attention(request):
     return MODELS[request.param]
 
 
 @functools.cache
 def whole_program(config):
-    graph, weights = nnx.split(with_parameters(config, random_params(config, SEED)))
-    return jax.jit(lambda tokens_BT: nnx.merge(graph, weights)(tokens_BT))
+    return jax.jit(with_parameters(config, random_params(config, SEED)))
 
 
 def whole_logits(config, rows):

@@ -1,23 +1,25 @@
 """Models made to write an answer: calls are answered, texts end, programs run or do not."""
 
+import math
+from itertools import combinations
+
 import numpy as np
 import pytest
-from hand_built import follows, language_model, says
+from support.hand_built import follows, language_model, says
 
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tasks import Program
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals.benchmark import Questions, Settings, questions
+from lrkv_jax.evals.benchmark import BenchmarkSettings, Questions, pass_at_k, passed, questions
 from lrkv_jax.evals.evaluate import BENCHMARKS
 from lrkv_jax.evals.language_model import Draws
-from lrkv_jax.evals.passk import passed
 
 TOKENIZER = load_tokenizer("sotu-4096")
 CHAT = ChatFormat(TOKENIZER)
 IDS = CHAT.ids
-LETTERS = Settings(style="letters", folder="demo", new_tokens=24)
+LETTERS = BenchmarkSettings(style="letters", folder="demo", new_tokens=24)
 
 
 def token(text):
@@ -44,16 +46,15 @@ def prompt(text):
 
 
 def test_a_call_is_answered_inside_the_answer():
-    model = language_model(TOKENIZER, CALLS, batch=3)
-    prompts = [prompt("How much?" * n) for n in (1, 7, 2, 3)]
+    model = language_model(TOKENIZER, CALLS)
+    prompts = [prompt("How much?" * n) for n in (1, 7, 2, 3, 4)]
     for (answer,) in model.answers(prompts, 24, Draws()):
         assert answer.text(CHAT) == "<<4*5=20>>." and answer.ended
         assert answer.calls == [("4*5", "20")]
 
 
-@pytest.mark.slow
 def test_an_answer_takes_no_more_than_its_budget_whatever_the_others_take():
-    model = language_model(TOKENIZER, CALLS, batch=2)
+    model = language_model(TOKENIZER, CALLS)
     whole = model.answers([prompt("a")], 24, Draws())[0][0].ids
     for budget in range(1, len(whole) + 1):
         one, other = (a for (a,) in model.answers([prompt("a"), prompt("b" * 40)], budget, Draws()))
@@ -62,7 +63,6 @@ def test_an_answer_takes_no_more_than_its_budget_whatever_the_others_take():
         assert len(one.ids) == budget or one.ids[-1] == IDS.python_end
 
 
-@pytest.mark.slow
 def test_what_is_no_sum_has_no_output():
     table = chain(IDS.assistant_start, IDS.python_start, token("x"), IDS.python_end, token("!"))
     model = language_model(TOKENIZER, follows(TOKENIZER, table))
@@ -85,7 +85,7 @@ def test_gsm8k_counts_the_problems_whose_number_it_says():
 
 def test_a_text_ends_at_the_first_stop_string():
     table = chain(*map(token, (":", " The", " people", " of", " our", ".")))
-    model = language_model(TOKENIZER, follows(TOKENIZER, table), batch=2)
+    model = language_model(TOKENIZER, follows(TOKENIZER, table))
     prompts = [model.prompt("Answer:"), model.prompt("A longer question, and its Answer:")]
     assert model.continuations(prompts, 20, (), Draws()) == [[" The people of our."]] * 2
     for until, text in (((" our", " of"), " The people"), (("people",), " The "), ((" The",), "")):
@@ -98,11 +98,33 @@ def test_samples_are_an_examples_own():
     made = follows(TOKENIZER, {}, noise=1.0, strength=0.0)
     draws = Draws(Sampling(1.0), seed=3, samples=3)
     prompts = [prompt("a"), prompt("bb"), prompt("a")]
-    texts = language_model(TOKENIZER, made, batch=2).continuations(prompts, 6, (), draws)
-    assert texts == language_model(TOKENIZER, made, batch=9).continuations(prompts, 6, (), draws)
+    texts = language_model(TOKENIZER, made).continuations(prompts, 6, (), draws)
+    alone = language_model(TOKENIZER, made, batch=1).continuations(prompts, 6, (), draws)
+    assert texts == alone
     assert len({t for row in texts for t in row}) == 9
     with pytest.raises(LrkvError, match="new_tokens = 512: use 1 to 511"):
         language_model(TOKENIZER, made).continuations(prompts, 512, (), draws)
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_pass_at_k_is_the_share_of_all_draws_that_hold_a_pass(n):
+    for c in range(n + 1):
+        passes = [i < c for i in range(n)]
+        for k in range(1, n + 1):
+            draws = [any(draw) for draw in combinations(passes, k)]
+            assert pass_at_k(n, c, k) == pytest.approx(sum(draws) / len(draws), abs=1e-12)
+
+
+def test_pass_at_k_of_many_samples_neither_overflows_nor_loses_digits():
+    n, c, k = 20_000, 37, 1_000
+    exact = 1 - math.comb(n - c, k) / math.comb(n, k)
+    assert pass_at_k(n, c, k) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("n, c, k", [(1, 0, 2), (0, 0, 1), (5, 1, 0), (3, 4, 1), (3, -1, 1)])
+def test_a_pass_at_k_that_cannot_be_is_refused(n, c, k):
+    with pytest.raises(LrkvError, match="pass@"):
+        pass_at_k(n, c, k)
 
 
 def test_passes_are_estimated_for_powers_of_two():
@@ -120,7 +142,7 @@ def test_humaneval_runs_nothing_unless_it_is_told_to():
 
 def test_humaneval_passes_the_programs_that_pass():
     """The model says `run = print`, whatever is asked."""
-    allowed = Settings(style="letters", folder="demo", new_tokens=24, run_model_code=True)
+    allowed = BenchmarkSettings(style="letters", folder="demo", new_tokens=24, run_model_code=True)
     tests = {"any": "pass", "print": "assert f() is None", "no_print": "assert f() == 3"}
     examples = [
         Program(name, "def run():\n", "    return 3\n", f"def check(f):\n    {line}\n", "run")

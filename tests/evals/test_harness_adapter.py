@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hand_built import follows, language_model, says
-from variants import FIVE, random_params, small
+from support.hand_built import follows, language_model, says
+from support.variants import FIVE, random_params, small
 
 from lrkv_jax.data.assets import FOLDER
 from lrkv_jax.data.chat import ChatFormat
@@ -22,12 +22,12 @@ from lrkv_jax.data.tasks import gsm8k, load
 from lrkv_jax.data.tasks.harness import SHOT_SPLIT
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals.benchmark import Settings, questions
+from lrkv_jax.evals.benchmark import BenchmarkSettings, questions
 from lrkv_jax.evals.evaluate import BENCHMARKS
 from lrkv_jax.model import with_parameters
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.harness,
     pytest.mark.skipif(
         importlib.util.find_spec("lm_eval") is None,
         reason="lm_eval is not installed: pip install -e '.[harness]'",
@@ -132,11 +132,10 @@ def records_by_task(name, records):
 
 @functools.cache
 def our_scores(name, shots, context):
-    settings = Settings(style="harness", folder="demo", shots=shots)
+    settings = BenchmarkSettings(style="harness", folder="demo", shots=shots)
     return BENCHMARKS[name](model_of(context, 4), questions(name, "test", settings), settings)
 
 
-@pytest.mark.parametrize("batch", [3, 8])
 @pytest.mark.parametrize(
     ("name", "shots", "context"),
     [
@@ -147,9 +146,10 @@ def our_scores(name, shots, context):
         ("arc_challenge", 25, 160),  # prompts lose their beginning
     ],
 )
-def test_each_example_scores_what_ours_scores(tasks, name, shots, context, batch):
+def test_each_example_scores_what_ours_scores(tasks, name, shots, context):
+    """Ours are asked four at a time, the harness's three."""
     ours = our_scores(name, shots, context)
-    model = model_of(context, batch)
+    model = model_of(context, 3)
     model.truncated = 0
     theirs = ask(harness_of(model), tasks, asked_tasks(name), shots)
     assert (model.truncated > 0) == (context == 160)
@@ -189,7 +189,7 @@ def test_all_subjects_headlines_are_the_shipped_ones():
     from lm_eval import tasks as shipped
 
     from lrkv_jax.data.tasks import harness
-    from lrkv_jax.data.tasks.mmlu import LABELS, SUBJECTS
+    from lrkv_jax.data.tasks.choices import LABELS, SUBJECTS
 
     folder = Path(shipped.__file__).parent / "mmlu/default"
     for subject in SUBJECTS:
@@ -249,11 +249,10 @@ def test_gsm8k_is_filtered_and_compared_as_the_harness_does(tasks):
     assert all(0 < sum(verdict) < len(problems) for verdict in verdicts.values())
 
 
-@pytest.mark.parametrize("batch", [3, 8])
-def test_gsm8k_texts_are_ours(tasks, batch):
-    settings = Settings(style="harness", folder="demo", shots=5, new_tokens=12)
+def test_gsm8k_texts_are_ours(tasks):
+    settings = BenchmarkSettings(style="harness", folder="demo", shots=5, new_tokens=12)
     ours = BENCHMARKS["gsm8k"](model_of(1024, 4), questions("gsm8k", "test", settings), settings)
-    lm = harness_of(model_of(1024, batch))
+    lm = harness_of(model_of(1024, 3))
     rows = ask(lm, tasks, ["demo_gsm8k"], 5, gen_kwargs={"max_gen_toks": 12})["demo_gsm8k"]
     for how, key in (("strict-match", "correct"), ("flexible-extract", "correct_flexible")):
         filtered = [row for row in rows if row["filter"] == how]
@@ -373,7 +372,7 @@ def test_texts_end_at_their_stops_and_at_a_documents_end():
     ]  # fmt: skip
 
 
-def test_sampled_texts_hang_on_the_seed_and_not_on_the_batch():
+def test_sampled_texts_depend_on_the_seed_and_not_on_the_batch():
     how = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0, "top_p": 0.9}
     asked = [request("generate_until", "The state", how) for _ in range(5)]
     texts = [
@@ -388,12 +387,12 @@ def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_pa
     """With the harness's own options, a chat's template among them."""
     from lrkv_jax.evals.evaluate import evaluate
     from lrkv_jax.evals.harness_adapter import LrkvLM, command_line
-    from lrkv_jax.train.loop import train
+    from lrkv_jax.run.loop import train
 
     config = tiny("train.steps=2", "model.vocabulary=4224")
     train(config)
     run = config.run_dir
-    settings = Settings(style="harness", folder="demo", shots=0, limit=6)
+    settings = BenchmarkSettings(style="harness", folder="demo", shots=0, limit=6)
     ours = evaluate(run, tasks=["arc_easy"], settings=settings)["arc_easy"]
     out = tmp_path / "out"
     rest = ["--tasks", "demo_arc_easy", "--include_path", str(tasks), "--limit", "6"]

@@ -4,21 +4,20 @@ import io
 import random
 import shutil
 
-import damages
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from tiny import TINY
+from support import damages
+from support.tiny import TINY
 
 from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.run.loop import train
+from lrkv_jax.run.metrics import read_metrics
 from lrkv_jax.sharding import make_mesh
-from lrkv_jax.train.loop import train
-from lrkv_jax.train.metrics import read_metrics
-from lrkv_jax.train.run_dir import resolve
-from lrkv_jax.train.state import abstract_state, checkpoint_items
+from lrkv_jax.train.state import abstract_state, checkpoint_items, resolve
 
 pytestmark = pytest.mark.faults
 

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import ENVIRONMENT, STEPS, command
+from support.fault_runs import ENVIRONMENT, STEPS, command
 
 from lrkv_jax.checkpoint.inspect import entries, verify
-from lrkv_jax.train.metrics import read_metrics
+from lrkv_jax.run.metrics import read_metrics
 
 LIMIT = 100
 # A file system of its own, that only this process and its children see.
@@ -78,7 +78,7 @@ def test_a_full_disk_loses_no_step_and_the_next_interval_tries_again(mounts, pag
     text = ended.stdout
     assert "code 0" in text, text + ended.stderr
     assert "CHECKPOINT OF STEP 4 FAILED" in text and "No space left" in text
-    assert "training goes on, there is none yet; 1 failed so far" in text
+    assert "training continues, there is none yet; 1 failed so far" in text
     kept = tmp_path / "kept"
     assert steps(kept) == list(range(1, STEPS + 1))
     assert read_metrics(kept)[-1]["failed_saves"] >= 1
@@ -92,17 +92,18 @@ def test_a_disk_that_stays_full_keeps_the_last_sound_step_and_says_where_it_goes
     ended = script(
         pages, tmp_path, "",
         'until_ test -e "$RUN/checkpoints/12"; cat /dev/zero > "$DISK/ballast"',
-        'rm "$DISK/ballast"; train',
+        'find "$DISK" -name ".*" | grep -v "^$DISK$" >> "$LOG"; rm "$DISK/ballast"; train',
     )  # fmt: skip
     first, _, second = ended.stdout.partition("code 2")
     assert second, ended.stdout + ended.stderr
     assert "FAILED" in first and "No space left" in first and "the newest is of step" in first
+    assert f"{tmp_path}/disk/run/checkpoints/." not in second, "Orbax has left something"
     newest = int(first.rpartition("the newest is of step ")[2].partition(";")[0])
     assert newest >= 12
     assert "metrics.jsonl CANNOT BE WRITTEN (No space left on device)" in first
     last = ended.stderr.strip().splitlines()[-1]
     assert f"lrkv: step {STEPS} could not be saved" in last
-    assert f"goes on from step {newest}, once" in last
+    assert f"resumes from step {newest}, once" in last
     assert f"resuming from step {newest}" in second and "code 0" in second
     assert steps(tmp_path / "kept") == list(range(1, STEPS + 1))
 

@@ -10,11 +10,10 @@ from rich.console import Console
 from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.checkpoint.fingerprint import named
 from lrkv_jax.config import MeshConfig
+from lrkv_jax.run.loop import train
+from lrkv_jax.run.metrics import read_metrics
 from lrkv_jax.sharding import make_mesh
-from lrkv_jax.train.loop import train
-from lrkv_jax.train.metrics import read_metrics
-from lrkv_jax.train.run_dir import resolve
-from lrkv_jax.train.state import abstract_state, checkpoint_items, init_state
+from lrkv_jax.train.state import abstract_state, checkpoint_items, init_state, resolve
 
 # (data, fsdp, context, tensor) of 1, 2, 4 and 8 devices; each is saved on and restored on the next.
 MESHES = [

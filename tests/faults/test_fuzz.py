@@ -1,5 +1,6 @@
 """Hostile and broken input is refused in one line or worked on rightly, never anything else."""
 
+import io
 import json
 from pathlib import Path
 
@@ -9,12 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.full import full_output
 
+from lrkv_jax.cli import commands, main
 from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.train.metrics import read_metrics
+from lrkv_jax.run import replay
+from lrkv_jax.run.incidents import saved_batch
+from lrkv_jax.run.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -228,6 +233,84 @@ def test_no_name_leads_out_of_the_runs_directory(name):
                 overrides.append(f"variants={json.dumps({name: {'kind': 'mha'}})}")
             load_config("configs/quickstart.yaml", overrides)
         one_line(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\x03\x04junk", b"PK\x05\x06" + bytes(18), b"\x93NUMPY", b"text", "cut"]
+)
+def test_a_batch_kept_for_replay_that_is_garbled_is_one_line(tmp_path, content):
+    """A21: BadZipFile."""
+    path = saved_batch(tmp_path, 3)
+    path.parent.mkdir()
+    np.savez(path, tokens=np.zeros((2, 9), np.int32))
+    path.write_bytes(path.read_bytes()[:100] if content == "cut" else content)
+    with pytest.raises(LrkvError, match="is damaged: delete it") as error:
+        replay._batch(tmp_path, None, 3)
+    one_line(error.value)
+
+
+def command(monkeypatch, *arguments, app=None):
+    """The exit code of `lrkv` with these arguments, or with another `app`."""
+    monkeypatch.setattr("sys.argv", ["lrkv", *arguments])
+    if app is not None:
+        monkeypatch.setattr("lrkv_jax.cli.app", app)
+    try:
+        return main()
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "generate", "checkpoint list", "train", "plan"])
+@pytest.mark.parametrize("name", ["\udcff", "[/b]", "a/" * 3000, "/dev/null", "/dev/null/x", "-"])
+def test_a_run_or_file_of_any_name_is_one_line(monkeypatch, capsys, verb, name):
+    more = ["--prompt", "x"] if verb == "generate" else []
+    assert command(monkeypatch, *verb.split(), name, *more) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("lrkv: ") and said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied", "runs/x"),
+                                   OSError(28, "No space left on device"),
+                                   OSError(36, "File name too long", "x" * 300),
+                                   LrkvError("seed = x: use a number")])  # fmt: skip
+def test_what_is_refused_is_one_line_unless_debugged(monkeypatch, capsys, error):
+    def app():
+        raise error
+
+    assert command(monkeypatch, app=app) == 2
+    said = capsys.readouterr().err
+    text = getattr(error, "strerror", str(error))
+    assert text in said and said.startswith("lrkv: ") and said.count("\n") == 1
+    monkeypatch.setattr("sys.argv", ["lrkv", "--debug"])
+    with pytest.raises(type(error), match=text):
+        main()
+
+
+@pytest.mark.parametrize("where", ["stdout", "stderr", "both"])
+def test_an_output_that_takes_nothing_is_an_exit_code(monkeypatch, capfd, where):
+    with full_output() as full:
+        for name in ("stdout", "stderr") if where == "both" else (where,):
+            monkeypatch.setattr(f"sys.{name}", full)
+        code = command(monkeypatch, *(["plan", "quickstart"] if where != "stderr" else ["plan"]))
+    assert code == 2
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_what_an_encoding_does_not_have_is_escaped(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, "ascii"))
+    assert command(monkeypatch, app=lambda: print("caf\u00e9 \ud800", flush=True)) is None
+    assert raw.getvalue() == b"caf\\xe9 \\ud800\n"
+
+
+def test_ctrl_c_is_one_line_and_130(monkeypatch, capsys):
+    @commands.app.command("endless")
+    def endless():
+        raise KeyboardInterrupt
+
+    assert command(monkeypatch, "endless") == 130
+    assert capsys.readouterr().err == "lrkv: interrupted\n"
+    commands.app.registered_commands.pop()
 
 
 def test_nothing_here_reads_what_could_run():

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import ENVIRONMENT, STEPS, command, learnt
-from warm import Warm
+from support.fault_runs import ENVIRONMENT, STEPS, command, learnt
+from support.warm import Warm
 
-from lrkv_jax.train.metrics import read_metrics
+from lrkv_jax.run.metrics import read_metrics
 
 LIMIT = 120  # seconds for one life of a run
 
@@ -64,10 +64,10 @@ def killed_again_and_again(warm, arguments, run_dir: Path, output: Path, kills: 
         kinds.append(instant(rng, run_dir, lambda pid=process: warm.ended(pid)))
         if warm.ended(process) is None:
             os.kill(process, signal.SIGKILL)
-            assert warm.wait(process) == -signal.SIGKILL
+        if (code := warm.wait(process)) == -signal.SIGKILL:
             done += 1
-        else:  # it came to its end before the instant did: from the start again
-            assert warm.wait(process) == 0, output.read_text()
+        else:  # it came to its end before the kill did: from the start again
+            assert code == 0, output.read_text()
             shutil.rmtree(run_dir / "checkpoints")
     process = warm.start(arguments, output)
     assert warm.wait(process) == 0, output.read_text()

@@ -9,11 +9,13 @@ import pytest
 from rich.console import Console
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.train import replay as replay_module
+from lrkv_jax.run import replay as replay_module
+from lrkv_jax.run.loop import train
+from lrkv_jax.run.metrics import read_metrics
+from lrkv_jax.run.replay import replay
+from lrkv_jax.run.run_dir import open_run
 from lrkv_jax.train import step as step_module
-from lrkv_jax.train.loop import train
-from lrkv_jax.train.metrics import read_metrics
-from lrkv_jax.train.replay import replay
+from lrkv_jax.train.state import resolve
 
 pytestmark = pytest.mark.faults
 
@@ -110,8 +112,6 @@ def test_a_run_that_only_skips_stops_and_names_the_replay(tiny, poison):
 def test_a_step_that_is_none_is_refused(tiny, step, message):
     with pytest.raises(LrkvError, match="is not a run"):
         replay(tiny(), step, **ONE)
-    from lrkv_jax.train.run_dir import open_run, resolve
-
     open_run(resolve(tiny()))
     with pytest.raises(LrkvError, match=message):
         replay(tiny(), step, **ONE)

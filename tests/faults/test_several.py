@@ -4,11 +4,11 @@ import signal
 import time
 
 import pytest
-from runs import ENVIRONMENT, command
-from several import ends, several
+from support.fault_runs import ENVIRONMENT, command
+from support.several import ends, several
 
 from lrkv_jax.checkpoint import Checkpointer
-from lrkv_jax.train.metrics import read_metrics
+from lrkv_jax.run.metrics import read_metrics
 
 LIMIT = 150
 
@@ -42,7 +42,7 @@ def test_a_lost_peer_ends_all_at_once_and_the_run_goes_on_bit_for_bit(pages, tmp
     assert seconds < 10
     line = first.err.strip().splitlines()[-1]
     assert line.startswith("lrkv: process 1 on ") and "is lost (its connection ended" in line
-    assert "the same command goes on from the last checkpoint" in line
+    assert "the same command resumes from the last checkpoint" in line
     before = read_metrics(lost)
     with started(pages, lost, "--until", str(before[-1]["step"] + 3)) as running:
         again = ends(running, LIMIT)

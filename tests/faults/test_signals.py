@@ -6,10 +6,10 @@ import sys
 import time
 
 import pytest
-from runs import ENVIRONMENT, command
+from support.fault_runs import ENVIRONMENT, command
 
 from lrkv_jax.checkpoint.inspect import entries, verify
-from lrkv_jax.train.metrics import read_metrics
+from lrkv_jax.run.metrics import read_metrics
 
 pytestmark = pytest.mark.faults
 
@@ -32,6 +32,21 @@ def wait_for_rows(run, run_dir, count=5):
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_the_step_compiles_ends_the_run_in_one_line(pages, tmp_path, name):
+    """A7: SIGINT was a segmentation fault, four times out of four."""
+    run = started(pages, tmp_path / "run")
+    while "mesh" not in (line := run.stdout.readline()):  # what is said before compiling begins
+        assert line, run.communicate()
+    time.sleep(0.5)
+    run.send_signal(getattr(signal, name))
+    output, errors = run.communicate(timeout=LIMIT)
+    assert run.returncode == 75, output + errors
+    assert errors == f"lrkv: ended by {name} with nothing to save: the same command resumes\n"
+    assert "compiled in" not in output
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
 def test_sigterm_finishes_the_step_saves_and_says_start_me_again(pages, tmp_path):
     run_dir = tmp_path / "run"
     run = started(pages, run_dir)
@@ -41,7 +56,8 @@ def test_sigterm_finishes_the_step_saves_and_says_start_me_again(pages, tmp_path
     assert run.returncode == 75, output + errors
     rows = read_metrics(run_dir)
     assert [(e.step, verify(e).damage) for e in entries(run_dir)] == [(rows[-1]["step"], None)]
-    assert "the same command goes on" in output
+    assert "SIGTERM: finishing the step, then saving" in output, "it is said at once"
+    assert "the same command resumes" in output
 
 
 def test_a_second_signal_leaves_the_last_checkpoint_as_it_was(pages, tmp_path):

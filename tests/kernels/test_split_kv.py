@@ -12,10 +12,10 @@ import subprocess
 import sys
 
 import pytest
-import targets
-from decode_cases import MODES, compare, grouped_case, latent_case, lrkv_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import targets
+from support.decode_cases import MODES, compare, grouped_case, latent_case, lrkv_case
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
@@ -25,12 +25,12 @@ TILE = 64
 # Ragged: below, at and above a tile; several tiles; a sequence that is empty.
 LENGTHS, SLOTS = (TILE, 3, 2 * TILE + 2, 0), 136
 QUICK = {
-    "mha": lambda: grouped_case(LENGTHS, S=SLOTS, H=2, G=2, K=128),
     "gqa-3_queries": lambda: grouped_case(LENGTHS, S=SLOTS, T=3, H=4, G=2, K=64),
     "mla-8_queries": lambda: latent_case(LENGTHS, S=SLOTS, T=8, H=2, C=128, P=64),
     "lrkv-full": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, H=6, K=128, R=46),
 }
 SLOW = {
+    "mha": lambda: grouped_case(LENGTHS, S=SLOTS, H=2, G=2, K=128),
     "lrkv-shared": lambda: lrkv_case(LENGTHS, "shared", S=SLOTS, H=4, K=64, R=5),
     "mqa-8_queries": lambda: grouped_case(LENGTHS, S=SLOTS, T=8, H=6, G=1, K=128),
     "mla-no_rope": lambda: latent_case(LENGTHS, S=SLOTS, H=18, C=192, P=0),
@@ -138,15 +138,7 @@ def test_it_lowers_for_cuda(variant, pretend_gpu):
     assert "mosaic_gpu" in targets.lower("2.5b", variant, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("queries", [1, 8])
-@pytest.mark.parametrize("variant", targets.VARIANTS)
-@pytest.mark.parametrize("scale", targets.SCALES)
-def test_it_lowers_for_cuda_at_every_scale(scale, variant, queries, pretend_gpu):
-    assert "mosaic_gpu" in targets.lower(scale, variant, queries)
-
-
-@pytest.mark.slow
+@pytest.mark.cuda
 @pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None,
     reason="compiling for an H200 needs the wheels jax-cuda13-plugin and jax-cuda13-pjrt",

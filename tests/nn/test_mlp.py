@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lrkv_jax.config.reference import all_settings
 from lrkv_jax.nn.mlp import MLP, relu2
 
 ACTIVATIONS = {
@@ -27,6 +28,12 @@ def test_mlp_equals_float64(activation):
     hidden = np.vectorize(ACTIVATIONS[activation])(np.float64(x) @ np.float64(layer.up[...]))
     truth = hidden @ np.float64(layer.down[...])
     np.testing.assert_allclose(layer(x), truth, rtol=1e-5, atol=1e-6)
+
+
+def test_the_setting_says_which_gelu_it_is():
+    """A21: gelu was the tanh form, and nothing said so."""
+    (activation,) = all_settings("model.activation")
+    assert "gelu is its tanh approximation" in activation.meaning
 
 
 def test_it_adds_nothing_at_the_start():

@@ -163,16 +163,43 @@ def test_bfloat16_gradients_keep_float32_momentum_and_updates():
     assert state.momentum.dtype == updates[-1].dtype == jnp.float32
 
 
-@pytest.mark.parametrize("shape", [(4, 32, 128), (4, 64, 64)])
-def test_bfloat16_iterations_stay_close_to_float32(shape):
-    spec = WeightSpec.parse("embed -> mlp").stacked()
-    exact = first_update(gaussians(*shape), spec)
-    rounded = first_update(gaussians(*shape), spec, dtype=jnp.bfloat16)
-    assert rounded.dtype == jnp.float32
-    # Five iterations add terms with coefficients |a| + |b| + |c|, each rounded to 2⁻⁹.
-    bound = 5 * sum(map(abs, QUINTIC)) * 2.0**-9
+def with_values(values, columns):
+    """A matrix with these singular values, and singular vectors that no axis is parallel to."""
+    rng = np.random.default_rng(0)
+    left, _ = np.linalg.qr(rng.standard_normal((len(values), len(values))))
+    right, _ = np.linalg.qr(rng.standard_normal((columns, len(values))))
+    return left * values @ right.T
+
+
+HARD = {
+    "geometric": with_values(np.geomspace(0.05, 1, 64), 64),
+    "geometric_wide": with_values(np.geomspace(0.05, 1, 128), 512),
+    "one_large": with_values(np.r_[1, np.full(31, 0.2)], 128),
+    "one_large_tall": with_values(np.r_[1, np.full(31, 0.2)], 128).T,
+}
+RANDOM = {
+    "x".join(map(str, shape)): np.random.default_rng(0).standard_normal(shape)
+    for shape in [(32, 128), (64, 64), (512, 128), (768, 51)]
+}
+
+
+@pytest.mark.parametrize("u", [*RANDOM.values(), *HARD.values()], ids=[*RANDOM, *HARD])
+def test_bfloat16_iterations_keep_the_quintic(u):
+    """Within 2.5 % of float64 (A1): with the coefficients rounded too, it is 3 to 10 %."""
+    exact = numpy_orthogonalize(u)
+    rounded = np.asarray(orthogonalize(jnp.asarray(u, jnp.float32), dtype=jnp.bfloat16))
+    assert rounded.dtype == np.float32
     # Far more than float32's rounding: the iterations did run in bfloat16.
-    assert 2.0**-9 < relative(rounded, exact) < bound
+    assert 2.0**-9 < relative(rounded, exact) < 0.025
+
+
+@pytest.mark.parametrize("dtype, least", [("float32", 0.68), ("bfloat16", 0.675)])
+@pytest.mark.parametrize("u", HARD.values(), ids=HARD)
+def test_singular_values_come_out_in_the_documented_interval(u, dtype, least):
+    """Singular values from 0.05 of the largest (A1): with rounded coefficients, 0.64 to 0.67."""
+    x = orthogonalize(jnp.asarray(u, jnp.float32), dtype=dtype)
+    values = np.linalg.svd(np.asarray(x, np.float64), compute_uv=False)
+    assert least < values.min() and values.max() < 1.21
 
 
 @pytest.mark.parametrize("dtype, precision", [("float32", "HIGHEST"), ("bfloat16", "DEFAULT")])
@@ -201,14 +228,11 @@ def test_each_matrix_of_a_batch_is_alone(case):
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16)])
-def test_keeps_singular_vectors_and_levels_singular_values(shape):
-    gradient = gaussians(*shape)  # condition number about 3
-    left, values, right = np.linalg.svd(np.asarray(gradient, np.float64), full_matrices=False)
-    assert values[0] / values[-1] > 2
+def test_keeps_singular_vectors(shape):
+    gradient = gaussians(*shape)
+    left, _, right = np.linalg.svd(np.asarray(gradient, np.float64), full_matrices=False)
     x = left.T @ np.asarray(orthogonalize(gradient), np.float64) @ right.T
-    levelled = np.diag(x)
-    np.testing.assert_allclose(x, np.diag(levelled), atol=FLOAT32)
-    assert levelled.min() > 0.6 and levelled.max() < 1.3
+    np.testing.assert_allclose(x, np.diag(np.diag(x)), atol=FLOAT32)
 
 
 @pytest.mark.parametrize("shape, scale", [((16, 64), 2.0), ((64, 16), 1.0), ((16, 16), 1.0)])

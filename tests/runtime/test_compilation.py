@@ -128,6 +128,28 @@ def test_an_option_that_this_xla_does_not_know_is_one_line(mesh, monkeypatch):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("home", ["none", "a file"])
+def test_without_a_home_directory_programs_are_not_kept_and_everything_runs(
+    settings, monkeypatch, tmp_path, capsys, home
+):
+    """A12: a container with any uid, and no HOME or entry in passwd."""
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    if home == "a file":
+        (tmp_path / "home").write_text("")
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert use_cache() is None and not jax.config.jax_enable_compilation_cache
+    said = capsys.readouterr().err
+    assert said.startswith("lrkv: compiled programs are not kept: ") and said.count("\n") == 1
+    assert "LRKV_COMPILATION_CACHE" in said
+
+
 PROGRAM = """
 import hashlib
 import jax, jax.numpy as jnp
@@ -164,3 +186,29 @@ def test_the_next_process_finds_the_program_and_computes_the_same_bits(tmp_path)
     )
     assert (first[0], second[0]) == ("False", "True")
     assert first[1] == second[1] and len(first[1]) == 64
+
+
+# More than XLA's two minutes on two cores, and minutes less than the limit.
+SLOW_TO_COMPILE = """
+import lrkv_jax.cli as cli
+def app():
+    import jax, jax.numpy as jnp
+    def f(x):
+        for i in range(1500):
+            x = jnp.sort(jnp.sin(x * i) @ x, axis=i % 2) + jnp.cumsum(x, axis=0)
+        return x
+    jax.config.update("jax_enable_compilation_cache", False)
+    jax.jit(f).lower(jnp.ones((40, 40))).compile()
+    print("compiled")
+cli.app = app
+cli.main()
+"""
+
+
+@pytest.mark.nights
+def test_a_compilation_of_minutes_shows_no_alarm_of_xla():
+    """A19: asterisks on stderr after two minutes, in the middle of a bar."""
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    command = [sys.executable, "-c", SLOW_TO_COMPILE]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "compiled\n", "")

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from several import ends, is_gloos, several
+from support.several import ends, is_gloos, several
 
 JOINED = """
 import json, os, sys, time
@@ -107,15 +107,15 @@ STOP = (
     JOINED
     + """
 from lrkv_jax.runtime.stopping import Stopping
-with Stopping(100) as stopping:
+with Stopping() as stopping, stopping.hold(100) as held:
     print("ready", flush=True)
     for step in range(101, 1500):
         time.sleep(0.02 if me else 0.013)  # they are never at the same step
-        if stopping.after(step):
+        if held.after(step):
             print(json.dumps(["stopped", step, stopping.signal]))
             break
-with Stopping(0) as stopping:  # and once more, in the same process: nobody is told
-    asked = [stopping.after(step) for step in range(3)]
+with Stopping() as stopping, stopping.hold(0) as held:  # once more: no signal is left
+    asked = [held.after(step) for step in range(3)]
 print(json.dumps(["again", asked, stopping.signal]))
 """
 )

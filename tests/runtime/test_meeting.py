@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from several import free_port
+from support.several import free_port
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.runtime import meeting

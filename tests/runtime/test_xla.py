@@ -53,14 +53,14 @@ def test_this_xla_knows_them_all():
         program.compile(compiler_options={"xla_gpu_no_such_option": True})
 
 
-@pytest.mark.slow
+@pytest.mark.cuda
 @pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None,
     reason="compiling for an H200 needs the wheels jax-cuda13-plugin and jax-cuda13-pjrt",
 )
 @pytest.mark.parametrize(("chosen", "overlapped"), [("on", True), ("off", False)])
 def test_a_layers_weights_arrive_while_another_computes(chosen, overlapped):
-    program = Path(__file__).with_name("pipelined.py")
+    program = Path(__file__).parents[1] / "support/pipelined.py"
     run = subprocess.run(
         [sys.executable, program],
         env={**os.environ, "LRKV_XLA_FLAGS": chosen},

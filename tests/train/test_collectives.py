@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import TINY
+from support.tiny import TINY
 
 from lrkv_jax.config import MeshConfig, load_config
 from lrkv_jax.model import with_parameters
 from lrkv_jax.plan import hlo
 from lrkv_jax.sharding import batch_sharding, make_mesh
 from lrkv_jax.train.loss import make_gradient, make_loss
-from lrkv_jax.train.run_dir import resolve
-from lrkv_jax.train.state import abstract_state
+from lrkv_jax.train.state import abstract_state, resolve
 from lrkv_jax.train.step import make_train_step
 
 LAYERS = 3
@@ -50,7 +49,9 @@ def step_text(variant, mesh_sizes, *overrides):
     config, mesh = configured(f"attention={variant}", *overrides), meshed(*mesh_sizes)
     with jax.set_mesh(mesh):
         step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32))
-        lowered = step.lower(abstract_state(config, mesh), batch_shape(config, mesh))
+        lowered = step.on_leaves.lower(
+            jax.tree.leaves(abstract_state(config, mesh)), batch_shape(config, mesh)
+        )
         return lowered.compile().as_text()
 
 

@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from variants import FIVE, VOCABULARY, random_params, small
+from support.variants import FIVE, VOCABULARY, random_params, small
 
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.model import with_parameters
 from lrkv_jax.sharding import batch_sharding, make_mesh
 from lrkv_jax.train.loss import make_gradient, make_loss
 from lrkv_jax.train.rows import RowFormat, Rows
-from lrkv_jax.train.run_dir import resolve
+from lrkv_jax.train.state import resolve
 
 BOS = 0
 TWO_FAST = [

@@ -11,8 +11,7 @@ from lrkv_jax.config.schema import GuardConfig
 from lrkv_jax.sharding import make_mesh
 from lrkv_jax.train import step as step_module
 from lrkv_jax.train.guard import WINDOW, GuardState, judge
-from lrkv_jax.train.run_dir import resolve
-from lrkv_jax.train.state import init_state
+from lrkv_jax.train.state import init_state, resolve
 
 judge = jax.jit(judge, static_argnums=0)
 WATCH, SKIP = GuardConfig(spike=6.0), GuardConfig(spike=6.0, skip_spikes=True)

@@ -10,7 +10,7 @@ from lrkv_jax.model import init_parameters, with_parameters
 from lrkv_jax.nn.remat import NAMED
 from lrkv_jax.sharding import make_mesh
 from lrkv_jax.train.loss import make_gradient
-from lrkv_jax.train.run_dir import resolve
+from lrkv_jax.train.state import resolve
 
 POLICIES = ("none", "minimal", "full", "offload")
 

@@ -12,7 +12,7 @@ _MEND = "reinstall lrkv-jax, or regenerate it as lrkv_jax/data/assets/build.py s
 
 
 def asset_checksum(name: str, folder: Path = FOLDER) -> str:
-    """The sha256 (hex) that `SHA256SUMS` promises for an asset, without reading the asset.
+    """Return the sha256 (hex) that `SHA256SUMS` lists for an asset, without reading the asset.
 
     Raises LrkvError where the list is missing or does not name it.
     """
@@ -27,7 +27,7 @@ def asset_checksum(name: str, folder: Path = FOLDER) -> str:
 
 
 def read_asset(name: str, folder: Path = FOLDER) -> bytes:
-    """An asset's bytes, as they lie (compressed ones stay compressed).
+    """Return an asset's bytes as stored (compressed files stay compressed).
 
     Raises LrkvError where the file is missing or its sha256 is not the listed one.
     """

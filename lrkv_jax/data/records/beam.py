@@ -16,20 +16,17 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.records.builder import Stages
-from lrkv_jax.data.records.packing import Piece, records
-from lrkv_jax.data.records.pool import News
-from lrkv_jax.data.records.staging import Tally, Tokenised
-from lrkv_jax.data.records.store import NAME, token_features
-from lrkv_jax.data.records.streams import OnDisk, build_stream
-from lrkv_jax.data.records.writing import DESCRIPTION, Plan
+from lrkv_jax.data.records.build import DESCRIPTION, OnTokens, Packing, Streams, Workers
+from lrkv_jax.data.records.folders import NAME, token_features
+from lrkv_jax.data.records.jobs import News
+from lrkv_jax.data.records.streams import OnDisk, Piece, build_stream, records
 from lrkv_jax.data.sources import SPLITS, Split
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 
 
-def beam_stages(options: Sequence[str] = ()) -> Stages:
-    """For `build_dataset`; options: a Beam pipeline's, as its command line takes them.
+def beam_workers(options: Sequence[str] = ()) -> Workers:
+    """Beam's workers for `build_dataset`; options: a pipeline's, as its command line takes them.
 
     The runner on this machine is used unless they name another. Raises LrkvError where Beam is not
     installed.
@@ -37,7 +34,7 @@ def beam_stages(options: Sequence[str] = ()) -> Stages:
     try:
         from apache_beam.options.pipeline_options import PipelineOptions
     except ImportError:
-        raise LrkvError("--beam needs apache-beam: pip install 'lrkv-jax[beam]'") from None
+        raise LrkvError('--beam needs apache-beam: pip install -e ".[beam]"') from None
     given = PipelineOptions(list(options))
 
     def run(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> list[Any]:
@@ -47,11 +44,12 @@ def beam_stages(options: Sequence[str] = ()) -> Stages:
         return []
 
     def write(
-        folder: Path, config: DataConfig, tokenised: Tokenised, plan: Plan, tally: Tally
+        folder: Path, config: DataConfig, streams: Streams, packing: Packing, packed: OnTokens
     ) -> None:
-        if not tokenised.parts:
+        parts = {split: stream.parts for split, stream in streams.items()}
+        if not parts["train"]:
             raise LrkvError("--beam builds a folder of files: set data.source to one")
-        builder = Records(data_dir=str(folder / "beam"), plan=plan, parts=tokenised.parts)
+        builder = Records(data_dir=str(folder / "beam"), packing=packing, parts=parts)
         how = tfds.download.DownloadConfig(beam_options=given)
         builder.download_and_prepare(download_config=how)
         built = Path(builder.data_dir)
@@ -59,7 +57,7 @@ def beam_stages(options: Sequence[str] = ()) -> Stages:
             file.rename(folder / file.name)
         shutil.rmtree(folder / "beam")
 
-    return Stages(run, write, elsewhere=True)
+    return Workers(run, write, always=True)
 
 
 def _run(jobs: Sequence[dict[str, Any]], options: Any) -> None:
@@ -71,30 +69,33 @@ def _run(jobs: Sequence[dict[str, Any]], options: Any) -> None:
 
 
 def _tokenise(job: dict[str, Any]) -> str:
-    """A shard's stream, on whichever worker; the folder is complete or not there."""
+    """Build a shard's stream on any worker; the folder is complete or does not exist."""
     config = DataConfig.model_validate(job["config"])
     tokenizer = load_tokenizer(config.tokenizer)
     return str(build_stream(config, job["names"], tokenizer, lambda totals: None))
 
 
-class Records(tfds.core.BeamBasedBuilder, skip_registration=True):
-    """A TFDS Beam builder of the records that `writing.write_dataset` writes, in its order."""
+Parts = Sequence[tuple[Path, Split]]
+
+
+class Records(tfds.core.BeamBasedBuilder, skip_registration=True):  # type: ignore[call-arg] # its base takes it
+    """A TFDS Beam builder of the records that `write_records` writes, in its order."""
 
     VERSION = tfds.core.Version("1.0.0")
     # Where TFDS looks for checksums of downloads, of which there are none.
     code_path = None
     name = NAME
 
-    def __init__(self, *, data_dir: str, plan: Plan, parts: dict[Split, list[tuple[str, Split]]]):
-        self._plan, self._parts = plan, parts
+    def __init__(self, *, data_dir: str, packing: Packing, parts: dict[Split, Parts]):
+        self._packing, self._parts = packing, parts
         super().__init__(data_dir=data_dir, file_format="array_record")
 
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(
             builder=self,
             description=DESCRIPTION,
-            features=token_features(self._plan.context + 1, self._plan.vocabulary),
-            metadata=tfds.core.MetadataDict(self._plan.metadata),
+            features=token_features(self._packing.context + 1, self._packing.vocabulary),
+            metadata=tfds.core.MetadataDict(self._packing.metadata),
             disable_shuffling=True,  # the numbers are the order
         )
 
@@ -105,30 +106,29 @@ class Records(tfds.core.BeamBasedBuilder, skip_registration=True):
         import apache_beam as beam
 
         dtype = np.dtype(self.info.features["tokens"].np_dtype)
-        cut = _Cut(self._parts[split], self._plan.context, self._plan.padding(split), dtype)
-        pieces = [tuple(piece) for piece in self._plan.pieces[split]]
+        cut = _Cut(self._parts[split], self._packing.context, self._packing.padding(split), dtype)
+        pieces = [tuple(piece) for piece in self._packing.pieces[split]]
         return beam.Create(pieces) | beam.Reshuffle() | beam.FlatMap(cut)
 
     def _log_download_bytes(self) -> None:
-        """TFDS prints here; nothing is downloaded."""
+        """TFDS prints here, though nothing is downloaded."""
 
     _log_download_done = _log_download_bytes
 
 
 class _Cut:
-    """A piece to its numbered records, on whichever worker."""
+    """Turns a piece into its numbered records, on any worker."""
 
     def __init__(
         self,
-        parts: Sequence[tuple[str, Split]],
+        parts: Parts,
         context: int,
         padding: int | None,
         dtype: np.dtype,
     ):
         self._parts, self._context, self._padding, self._dtype = parts, context, padding, dtype
 
-    def __call__(self, piece: tuple[int, int, int]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        stream = OnDisk([(Path(folder), split) for folder, split in self._parts])
-        found = records(stream, Piece(*piece), self._context, self._padding)
+    def __call__(self, piece: tuple[int, int]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        found = records(OnDisk(self._parts), Piece(*piece), self._context, self._padding)
         for number, record in enumerate(found, piece[0]):
             yield number, {"tokens": record.astype(self._dtype)}

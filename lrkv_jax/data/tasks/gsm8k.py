@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from lrkv_jax.data.conversation import Conversation, Message, Part, said
+from lrkv_jax.data.conversation import Conversation, Kind, Message, Part, said
 from lrkv_jax.data.tables import Schema
-from lrkv_jax.data.tasks.examples import Problem
 from lrkv_jax.errors import LrkvError
 
 _FINAL = re.compile(r"#### (\-?[0-9\.\,]+)")
@@ -17,14 +17,24 @@ _FORGIVEN = (re.compile(","), re.compile(r"\$"), re.compile(r"(?s).*#### "), re.
 INVALID = "[invalid]"
 
 
-class Row(Schema):
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A word problem. answer_text: the worked solution with its spans; answer: the final number."""
+
+    id: str
+    question: str
+    answer_text: str
+    answer: str
+
+
+class Gsm8kRow(Schema):
     """`question, answer`: spans like `<<48/2=24>>`, and the number after `#### ` at the end."""
 
     question: str
     answer: str
 
 
-def example(row: Row, id: str) -> Problem:
+def example(row: Gsm8kRow, id: str) -> Problem:
     """A row as a problem. Raises LrkvError without a final number or with an empty question."""
     final = extract_answer(row.answer)
     if final is None:
@@ -40,7 +50,7 @@ def conversation(problem: Problem) -> Conversation:
     The recipe's rule (nanochat, tasks/gsm8k.py): a span is cut at its last "="; the text around it
     stays as it is, the result that the set repeats after a span included. Empty parts fall away.
     """
-    parts = []
+    parts: list[tuple[Kind, str]] = []
     for piece in _SPAN.split(problem.answer_text):
         if not _SPAN.fullmatch(piece):
             parts.append(("text", piece))

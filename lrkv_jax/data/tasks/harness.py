@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from lrkv_jax.data.tasks.examples import Choices, Problem
+from lrkv_jax.data.tasks.choices import Choices
+from lrkv_jax.data.tasks.gsm8k import Problem
 from lrkv_jax.errors import LrkvError
 
 # Few-shot counts as scores are published: the Open LLM Leaderboard's for ARC-Challenge, MMLU and

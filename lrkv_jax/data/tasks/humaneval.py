@@ -6,10 +6,11 @@ Text alone: nothing here runs a program.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from lrkv_jax.data.conversation import Conversation, exchange
 from lrkv_jax.data.tables import Schema
-from lrkv_jax.data.tasks.examples import Program
+from lrkv_jax.data.text import cut
 from lrkv_jax.errors import LrkvError
 
 _BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
@@ -17,7 +18,18 @@ _BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
 
-class Row(Schema):
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A function to complete. prompt: its start; test: code that defines `check(candidate)`."""
+
+    id: str
+    prompt: str
+    canonical_solution: str
+    test: str
+    entry_point: str
+
+
+class HumanEvalRow(Schema):
     """`task_id, prompt, canonical_solution, test, entry_point`, on the hub and on PyPI alike."""
 
     task_id: str
@@ -27,7 +39,7 @@ class Row(Schema):
     entry_point: str
 
 
-def example(row: Row, id: str) -> Program:
+def example(row: HumanEvalRow, id: str) -> Program:
     """A row as a program, under the set's own id.
 
     Raises LrkvError for an entry point that is no name or is not defined in the prompt.
@@ -71,6 +83,6 @@ def whole_program(program: Program, completion: str) -> str:
 
 def continued_program(program: Program, continuation: str) -> str:
     """What to run for a continuation of the prompt itself, cut at `STOPS` (the harness's way)."""
-    ends = [at for stop in STOPS if (at := continuation.find(stop)) >= 0]
-    body = continuation[: min(ends, default=None)]
-    return f"{program.prompt}{body}\n{program.test}\ncheck({program.entry_point})"
+    return (
+        f"{program.prompt}{cut(continuation, STOPS)}\n{program.test}\ncheck({program.entry_point})"
+    )

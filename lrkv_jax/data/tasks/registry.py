@@ -13,8 +13,10 @@ from pathlib import Path
 from lrkv_jax.data.assets import FOLDER, asset_checksum, read_asset
 from lrkv_jax.data.conversation import Conversation
 from lrkv_jax.data.tables import SUFFIXES, Schema, rows, rows_of
-from lrkv_jax.data.tasks import arc, gsm8k, humaneval, letters, mmlu, smoltalk
-from lrkv_jax.data.tasks.examples import Choices, Problem, Program
+from lrkv_jax.data.tasks import choices, gsm8k, humaneval, smoltalk
+from lrkv_jax.data.tasks.choices import Choices
+from lrkv_jax.data.tasks.gsm8k import Problem
+from lrkv_jax.data.tasks.humaneval import Program
 from lrkv_jax.errors import LrkvError
 
 DEMO = "demo"
@@ -51,64 +53,39 @@ class Task:
         return f"{self.name}-{split}.jsonl"
 
 
-def _files(folder: str, *splits: str) -> dict[str, str]:
-    return {split: f"{folder}/{split}-*.parquet" for split in splits}
+def _files(folder: str, splits: str) -> dict[str, str]:
+    return {split: f"{folder}/{split}-*.parquet" for split in splits.split()}
 
 
 def _arc(name: str, config: str) -> Task:
-    files = _files(config, "train", "validation", "test")
-    licence = "CC-BY-SA-4.0"
-    repo = "allenai/ai2_arc"
-    return Task(name, repo, config, files, licence, arc.Row, arc.example, letters.conversation)
+    return Task(
+        name, "allenai/ai2_arc", config, _files(config, "train validation test"), "CC-BY-SA-4.0",
+        choices.ArcRow, choices.arc_example, choices.conversation,
+    )  # fmt: skip
 
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            "smoltalk",
-            "HuggingFaceTB/smol-smoltalk",
-            "default",
-            _files("data", "train", "test"),
-            "Apache-2.0",
-            smoltalk.Row,
-            smoltalk.example,
-            lambda conversation: conversation,
-        ),
-        Task(
-            "mmlu",
-            "cais/mmlu",
-            "all",
-            _files("all", "auxiliary_train", "dev", "validation", "test"),
-            "MIT",
-            mmlu.Row,
-            mmlu.example,
-            letters.conversation,
-        ),
-        _arc("arc_easy", "ARC-Easy"),
-        _arc("arc_challenge", "ARC-Challenge"),
-        Task(
-            "gsm8k",
-            "openai/gsm8k",
-            "main",
-            _files("main", "train", "test"),
-            "MIT",
-            gsm8k.Row,
-            gsm8k.example,
-            gsm8k.conversation,
-        ),
-        Task(
-            "humaneval",
-            "openai/openai_humaneval",
-            "openai_humaneval",
-            _files("openai_humaneval", "test"),
-            "MIT",
-            humaneval.Row,
-            humaneval.example,
-            humaneval.conversation,
-        ),
-    )
-}
+_ALL = (
+    Task(
+        "smoltalk", "HuggingFaceTB/smol-smoltalk", "default", _files("data", "train test"),
+        "Apache-2.0", smoltalk.SmolTalkRow, smoltalk.smoltalk_example, lambda example: example,
+    ),
+    Task(
+        "mmlu", "cais/mmlu", "all", _files("all", "auxiliary_train dev validation test"), "MIT",
+        choices.MmluRow, choices.mmlu_example, choices.conversation,
+    ),
+    _arc("arc_easy", "ARC-Easy"),
+    _arc("arc_challenge", "ARC-Challenge"),
+    Task(
+        "gsm8k", "openai/gsm8k", "main", _files("main", "train test"), "MIT",
+        gsm8k.Gsm8kRow, gsm8k.example, gsm8k.conversation,
+    ),
+    Task(
+        "humaneval", "openai/openai_humaneval", "openai_humaneval",
+        _files("openai_humaneval", "test"), "MIT",
+        humaneval.HumanEvalRow, humaneval.example, humaneval.conversation,
+    ),
+)  # fmt: skip
+TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 
 
 def task(name: str) -> Task:
@@ -131,25 +108,20 @@ def stream(name: str, split: str, folder: str | Path = DEMO) -> Iterator[Example
     (with the command that fetches them), and with its place for any row that is not what the set
     promises.
     """
-    found = task(name)
-    if split not in found.splits:
-        raise LrkvError(f"{name} has no split {split!r}: use {', '.join(found.splits)}")
-    return _examples(found, split, folder)
+    return _examples(_with_split(name, split), split, folder)
 
 
 def load(name: str, split: str, folder: str | Path = DEMO) -> list[Example]:
-    """All of `stream` in a list. Raises LrkvError as it does, before anything is returned."""
+    """Return all of `stream` as a list. Raises LrkvError like `stream`."""
     return list(stream(name, split, folder))
 
 
 def identity(name: str, split: str, folder: str | Path = DEMO) -> list[object]:
-    """What a split hangs on without being read: the asset's checksum, or files, sizes, mtimes.
+    """What identifies a split without reading it: the asset's checksum, or files, sizes, mtimes.
 
     Raises LrkvError as `load` does for what is missing.
     """
-    found = task(name)
-    if split not in found.splits:
-        raise LrkvError(f"{name} has no split {split!r}: use {', '.join(found.splits)}")
+    found = _with_split(name, split)
     if str(folder) == DEMO:
         return [asset_checksum(found.demo(split), FOLDER / DEMO)]
     stats = [(path.name, path.stat()) for path in _paths(found, split, Path(folder) / name)]
@@ -163,6 +135,13 @@ def fingerprint(examples: Iterable[Example]) -> str:
         content = json.dumps(asdict(example), sort_keys=True, separators=(",", ":"))
         digest.update(content.encode() + b"\n")
     return digest.hexdigest()
+
+
+def _with_split(name: str, split: str) -> Task:
+    found = task(name)
+    if split not in found.splits:
+        raise LrkvError(f"{name} has no split {split!r}: use {', '.join(found.splits)}")
+    return found
 
 
 def _examples(found: Task, split: str, folder: str | Path) -> Iterator[Example]:
@@ -191,8 +170,12 @@ def _rows(found: Task, split: str, folder: str | Path) -> Iterator[tuple[str, Sc
 
 def _paths(found: Task, split: str, folder: Path) -> list[Path]:
     fetch = f"fetch it with `lrkv data fetch {found.name}`"
-    if not folder.is_dir():
-        raise LrkvError(f"{folder} is missing: {fetch}, or use the folder {DEMO}")
+    missing = LrkvError(f"{folder} is missing: {fetch}, or use the folder {DEMO}")
+    try:
+        if not folder.is_dir():
+            raise missing
+    except OSError:  # a name that is too long
+        raise missing from None
     stem = found.files[split].removesuffix("-*.parquet")
     for suffix in SUFFIXES:
         paths = sorted(folder.glob(f"{stem}-*{suffix}"))

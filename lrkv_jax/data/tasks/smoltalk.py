@@ -14,13 +14,13 @@ class _Message(TypedDict):
     content: str
 
 
-class Row(Schema):
+class SmolTalkRow(Schema):
     """`messages: [{role, content}]`, a leading system message or none."""
 
     messages: list[_Message]
 
 
-def example(row: Row, id: str) -> Conversation | None:
+def smoltalk_example(row: SmolTalkRow, id: str) -> Conversation | None:
     """A row as a conversation; None, to be left out, where a message of it is empty.
 
     There is nothing to learn from an empty turn, and nobody can mend a row of the hub's. The set

@@ -17,7 +17,7 @@ __all__ = ["Isolation", "Limits", "Outcome", "isolation", "run_program", "run_pr
 
 
 def run_program(program: str, *, limits: Limits | None = None) -> Outcome:
-    """Runs one Python program on the standard library alone. Raises LrkvError as `run_programs`."""
+    """Run one Python program on the standard library alone. Raises LrkvError as `run_programs`."""
     return launch.run(program, limits or Limits(), isolation().way)
 
 
@@ -28,9 +28,9 @@ def run_programs(
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Outcome]:
-    """Runs Python programs, `workers` at a time (as many as there are cores), in any order.
+    """Run Python programs, `workers` at a time (as many as there are cores), in any order.
 
-    Outcomes come in the programs' order. `progress` is told the number of programs that are done.
+    Outcomes are in the programs' order. `progress` is called with the number of finished programs.
     Raises LrkvError where no sandbox works on this machine (`isolation`).
     """
     way, limits = isolation().way, limits or Limits()

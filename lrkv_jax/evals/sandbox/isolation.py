@@ -67,7 +67,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Isolation:
-    """What holds a program here, beside the limits and the session that always hold it.
+    """What isolates a program here, in addition to the limits and the session, which always do.
 
     way: "bubblewrap", "namespaces" or "limits". files: it reads nothing of the machine's but the
     standard and system libraries. network: it reaches no address. disk: all that it writes together
@@ -88,7 +88,7 @@ class Isolation:
 
 @functools.cache
 def isolation() -> Isolation:
-    """The strongest isolation that works here, tried once per process and logged.
+    """Return the strongest isolation that works here; it is tried once per process and logged.
 
     Raises LrkvError where not even the least works: Linux, limits, and a bound on processes.
     """
@@ -117,7 +117,7 @@ def isolation() -> Isolation:
 
 
 def probe(way: str) -> Isolation:
-    """Tries each door of `way` from inside. Raises LrkvError where the way does not work."""
+    """Try each way out of `way` from inside. Raises LrkvError where `way` does not work."""
     with (
         tempfile.NamedTemporaryFile(prefix="lrkv-probe-") as file,
         socket.create_server(("127.0.0.1", 0)) as tcp,

@@ -28,7 +28,7 @@ _TAIL = 2000  # characters of output that an outcome keeps
 
 
 def run(program: str, limits: Limits, way: str) -> Outcome:
-    """Runs `program` behind the walls of `way`: "bubblewrap", "namespaces" or "limits".
+    """Run `program` behind the walls of `way`: "bubblewrap", "namespaces" or "limits".
 
     The interpreter starts by vfork and exec, with an empty environment and in a session of its own;
     it sets the limits on itself before it becomes the program. All that was started is killed
@@ -91,12 +91,12 @@ def _outcome(lines: bytes, text: str, flooded: bool, late: bool, seconds: float)
         return Outcome(False, "timed out" if late else "ended its supervisor", seconds, text)
     if flooded:
         return Outcome(False, "wrote too much output", seconds, text)
-    _, passed, seconds, reason = said[1].split(" ", 3)
-    return Outcome(passed == "1", reason, float(seconds), text)
+    _, passed, measured, reason = said[1].split(" ", 3)
+    return Outcome(passed == "1", reason, float(measured), text)
 
 
 def _listen(output, report, limits: Limits) -> tuple[bytes, bytes, bool]:
-    """What came by both pipes until they ended, the output was too long, or it was too late."""
+    """Return what came through both pipes until they ended, were too long, or time was up."""
     deadline = time.monotonic() + START_SECONDS + limits.seconds
     came = {output: bytearray(), report: bytearray()}
     with selectors.DefaultSelector() as selector:
@@ -117,13 +117,13 @@ def _listen(output, report, limits: Limits) -> tuple[bytes, bytes, bool]:
 
 
 def _is_root_of_machine() -> bool:
-    """Root outside any user namespace: no limit on processes binds it."""
+    """Whether this is root outside any user namespace, which no limit on processes binds."""
     users = Path("/proc/self/uid_map").read_text().split()
     return os.geteuid() == 0 and users == ["0", "0", str(2**32 - 1)]
 
 
 def readable() -> list[str]:
-    """What a program may read: the standard library and the system's shared libraries."""
+    """Return what a program may read: the standard library and the system's shared libraries."""
     # Not the virtual environment, which holds more than the standard library.
     platform = sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix})
     paths = [sysconfig.get_path("stdlib"), platform, str(INSIDE)]

@@ -8,12 +8,12 @@ Three implementations behind one function:
 | `chunked` | plain XLA, a loop over tiles, its own backward pass| O(B·H·T)                        |
 | `cudnn`   | cuDNN's flash attention, on an NVIDIA GPU          | O(B·H·T)                        |
 
-`auto` takes cuDNN wherever it can take the arrays (`lrkv_jax.kernels.flash.cudnn` has its limits);
+`auto` takes cuDNN wherever it supports the arrays (`lrkv_jax.kernels.flash.cudnn` has its limits);
 elsewhere `whole` below `WHOLE_BELOW` positions and `chunked` from there on. The choice and its
 reason are logged once, as a warning where a GPU goes without cuDNN. The other names force one;
 `cudnn` raises where it cannot run.
 
-All three honour documents: tokens of different segments never see each other.
+All three respect documents: tokens of different segments never see each other.
 
 B batch  T positions  H heads  G key/value heads  K key width  W value width
 """
@@ -59,4 +59,4 @@ def choose(q_BTHK, k_BTGK, v_BTGW, segments_BT=None, impl="auto"):
         return dispatch.settle(name, impl, "asked for")
     T = q_BTHK.shape[1]
     chosen = "cudnn" if not objection else "whole" if T < WHOLE_BELOW else "chunked"
-    return dispatch.settle(name, chosen, objection or "a GPU that can is there", best="cudnn")
+    return dispatch.settle(name, chosen, objection or "a GPU with cuDNN is available", best="cudnn")

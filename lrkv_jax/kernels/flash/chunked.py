@@ -1,8 +1,8 @@
 """Causal attention in plain XLA, a tile of logits at a time: memory is linear in T.
 
 FlashAttention's recurrences (Dao 2023, https://arxiv.org/abs/2307.08691) as one loop over pairs of
-a query chunk and a key chunk at or below the diagonal: about half of the T² logits are ever made.
-The forward pass keeps each row's log-sum-exp, from which the backward pass makes the weights again.
+a query chunk and a key chunk at or below the diagonal: about half of the T² logits are computed.
+The forward pass keeps each row's log-sum-exp, from which the backward pass recomputes the weights.
 
 B batch  T positions, padded to n chunks of c  H heads  G key/value heads  N = H / G
 X = N · c queries of a group in a chunk  K key width  W value width
@@ -79,7 +79,7 @@ def _backward(scale, chunk, saved, grad_BTHW):
     B, T, H, _ = q_BTHK.shape
     G, dtype = v_BTGW.shape[2], q_BTHK.dtype
     grad_BTHW = grad_BTHW.astype(dtype)
-    # Of each row of the weights' gradient, what the softmax's normalisation takes away.
+    # What the softmax's normalisation subtracts from each row of the weights' gradient.
     mean_BTH1 = jnp.sum(grad_BTHW * out_BTHW, axis=-1, keepdims=True, dtype=jnp.float32)
     q_nBGXK, k_nBGcK, v_nBGcW, grad_nBGXW, mean_nBGX1 = (
         _chunks(x, chunk, G) for x in (q_BTHK, k_BTGK, v_BTGW, grad_BTHW, mean_BTH1)
@@ -127,8 +127,8 @@ def _put(stack, item, index):
 def _chunks(x_BTHK, chunk, groups):
     """[B, T, H, K] → [n, B, G, N · c, K]: heads before positions, a group's queries in one axis.
 
-    Each product is then a plain batched matmul. What T lacks to n · c is zeros: no real position
-    sees them, for they are later, and their own rows are dropped.
+    Each product is then a plain batched matmul. T is padded with zeros to n · c: no real position
+    sees the padding, which comes later, and its own rows are dropped.
     """
     B, T, H, K = x_BTHK.shape
     x_BTHK = jnp.pad(x_BTHK, ((0, 0), (0, -T % chunk), (0, 0), (0, 0)))
@@ -144,7 +144,7 @@ def _joined(x_nBGNcK, T):
 
 
 def _masks(segments_BT, T, chunk):
-    """A function of a query and a key chunk's numbers: which of the tile's pairs see each other."""
+    """seen(i, j): which queries of chunk i see which keys of chunk j, as a mask of the tile."""
     causal_cc = jnp.tril(jnp.ones((chunk, chunk), bool))
     if segments_BT is None:
         return lambda i, j: causal_cc | (j < i)

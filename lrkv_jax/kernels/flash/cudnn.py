@@ -1,4 +1,4 @@
-"""Causal attention by cuDNN, on NVIDIA GPUs: what it can take, and how our shapes become its own.
+"""Causal attention by cuDNN on NVIDIA GPUs: its limits, and how arrays are padded to meet them.
 
 The limits are those of `jax.nn.dot_product_attention` and of cuDNN's frontend, from its support
 matrix and its checks (https://github.com/NVIDIA/cudnn-frontend: docs/operations/Attention.md,
@@ -10,7 +10,7 @@ include/cudnn_frontend/node/sdpa_support_surface.h; backend 9.18). Both directio
   `latent` is padded up to it). JAX's public function asks for equal widths, so that this one pair
   goes through the function beneath it;
 - documents as an additive mask [B, 1, T, T] in the inputs' dtype, for widths up to 128 and an
-  even T: 2·B·T² bytes a layer, and no block is skipped for it. JAX's other way, packed segments,
+  even T: 2·B·T² bytes per layer, and no block is skipped. JAX's other way, packed segments,
   needs a fixed limit to their number, and more would be seen wrongly; it is not used.
 
 Narrower keys or values are padded with zeros, which add nothing to a logit; the padded columns of
@@ -46,7 +46,7 @@ class Gpu(NamedTuple):
 
 
 def causal_attention(q_BTHK, k_BTGK, v_BTGW, *, scale, segments_BT=None):
-    """`lrkv_jax.kernels.flash.causal_attention`, where `objection` has none."""
+    """`lrkv_jax.kernels.flash.causal_attention`, where `objection` is None."""
     key_width, width = k_BTGK.shape[-1], v_BTGW.shape[-1]
     padded = widths(key_width, width, gpu(), documents=segments_BT is not None)
     q_BTHK, k_BTGK = _widened(q_BTHK, padded[0]), _widened(k_BTGK, padded[0])
@@ -67,7 +67,7 @@ def causal_attention(q_BTHK, k_BTGK, v_BTGW, *, scale, segments_BT=None):
 
 
 def objection(q_BTHK, k_BTGK, v_BTGW, segments_BT=None) -> str | None:
-    """Why cuDNN cannot take these arrays on this machine, or None."""
+    """The reason why cuDNN cannot take these arrays on this machine, or None."""
     here = gpu()
     if isinstance(here, str):
         return here
@@ -95,7 +95,7 @@ def objection(q_BTHK, k_BTGK, v_BTGW, segments_BT=None) -> str | None:
 
 
 def widths(key: int, value: int, here: Gpu, *, documents: bool) -> tuple[int, int] | None:
-    """The key and value width that cuDNN is called with, or None if none holds these."""
+    """The key and value width that cuDNN is called with, or None if it supports none."""
     equal, major = -(-max(key, value) // 8) * 8, here.capability[0]
     if equal <= 128:
         return equal, equal
@@ -108,7 +108,7 @@ def widths(key: int, value: int, here: Gpu, *, documents: bool) -> tuple[int, in
 
 @functools.cache
 def gpu() -> Gpu | str:
-    """The GPUs of this process, or why cuDNN cannot use them."""
+    """The GPU of this process, or the reason why cuDNN cannot use it."""
     if jax.default_backend() != "gpu":
         return f"the backend is {jax.default_backend()}, not a GPU"
     device = jax.devices()[0]

@@ -1,7 +1,7 @@
-"""Causal attention that holds a sequence's weights: fastest where they are few.
+"""Causal attention that keeps a sequence's weights in memory: fastest for short sequences.
 
 Queries are cut into strips, and each strip meets its own prefix of the keys: of the T² logits,
-those right of a strip's end are never made. JAX differentiates it, and keeps the weights.
+those right of a strip's end are never computed. JAX differentiates it, and keeps the weights.
 
 B batch  T positions  t queries of a strip  S keys of its prefix  H heads  G key/value heads
 N = H / G  X = N · t  K key width  W value width

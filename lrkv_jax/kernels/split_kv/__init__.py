@@ -15,5 +15,5 @@ A page table would change one line, where `produce` names a tile's rows; 8-bit c
 the slots' dtype and scale logits where the inverse norms do.
 
 B batch  T queries  S cache slots  H heads  G key/value heads  K head width  R latent width
-W workers  N columns of a warpgroup  U units of heads  Q warpgroups a CTA  J = 64 padded pairs
+W workers  N columns of a warpgroup  U units of heads  Q warpgroups per CTA  J = 64 padded pairs
 """

@@ -1,6 +1,6 @@
-"""Between arrays [B, T, H, ...] and the kernel's (head, query) columns.
+"""Convert arrays [B, T, H, ...] to and from the kernel's (head, query) columns.
 
-B batch  T queries  H heads  U units of heads  Q warpgroups a CTA  N columns of a warpgroup
+B batch  T queries  H heads  U units of heads  Q warpgroups per CTA  N columns of a warpgroup
 """
 
 import jax.numpy as jnp

@@ -1,10 +1,14 @@
 """The warpgroups that attend: an online softmax over tiles, for N (head, query) columns each.
 
-Arrays in registers are named for what they are. Rows are the tile's tokens (logits, weights), or 64
-coordinates of a value (sums); columns are always the N.
+Products are transposed: their rows are the tokens of a tile, or the coordinates of a block of
+values. Names of arrays in registers end in their axes:
+
+M = 64 tokens of a tile  N columns of a warpgroup  X = 64 coordinates of a block of values
+J = 64 padded frequency pairs
 """
 
 import math
+from functools import partial
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,246 +19,322 @@ from lrkv_jax.kernels.online import MASKED
 from lrkv_jax.kernels.split_kv.plan import WIDTH
 from lrkv_jax.kernels.split_kv.schedule import TILE
 
+LAYOUT = plgpu.Layout.WGMMA
 BLOCKS_AT_ONCE = 4  # of values: old sums and new ones need registers at the same time
 
 
-def consume(plan, r, each_segment, unit, worker, me, *, T, scale):
-    """Online softmax over each segment's tiles for this warpgroup's columns."""
-    N, heads, blocks = plan.columns, plan.heads, plan.rank_blocks
-    layout = plgpu.Layout.WGMMA
-    column = plgpu.broadcasted_iota(jnp.int32, (TILE, N), 1, layout=layout)
-    row = plgpu.broadcasted_iota(jnp.int32, (TILE, N), 0, layout=layout)
-    zeros = plgpu.layout_cast(jnp.zeros((TILE, N), jnp.float32), layout)
+class Consumer:
+    """The `me`-th warpgroup of a CTA, which attends for `plan.heads` of the heads of `unit`.
 
-    if plan.full:
-        # What depends on the heads alone stays for all segments.
-        factors = heads * blocks
-        begin = (unit * plan.warpgroups + me) * factors
-        up = r.up_s.at[pl.ds(me * factors, factors)]
-        plgpu.copy_gmem_to_smem(r.up.at[pl.ds(begin, factors)], up, r.set_up.at[me])
-        plgpu.copy_gmem_to_smem(r.turn, r.turn_s.at[me], r.set_up.at[me])
-        plgpu.copy_gmem_to_smem(r.base.at[worker], r.base_s.at[me], r.set_up.at[me])
-        plgpu.barrier_wait(r.set_up.at[me])
+    `r` holds arrays, results and scratch by name (`launch`). T is the number of queries per
+    sequence, `scale` multiplies the logits, and `i` counts the tiles of the worker.
+    """
 
-    def along(vector, axis, shape=(TILE, N)):
-        return lax.broadcast_in_dim(vector, shape, [axis])
+    def __init__(self, plan, r, unit, worker, me, *, T, scale):
+        self.plan, self.r = plan, r
+        self.unit, self.worker, self.me = unit, worker, me
+        self.T, self.scale = T, scale
+        shape = TILE, plan.columns
+        self.column_MN = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=LAYOUT)
+        self.row_MN = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=LAYOUT)
+        self.zeros_MN = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), LAYOUT)
 
-    def turned(angle, by):
-        cos, sin = angle
-        c, s = (along(by[i], 1, (TILE, WIDTH)) for i in (0, 1))
-        return cos * c - sin * s, sin * c + cos * s
+    def run(self, each_segment):
+        """Attend to each segment of the worker in turn."""
+        if self.plan.full:
+            self._load_factors()
+        each_segment(self._attend, jnp.int32(0))
 
-    def shared_slot(i, index):
-        return lax.rem(i * plan.tile_slots + index, plan.ring)
+    def _attend(self, sequence, first, tiles, done):
+        """One segment, whose first tile is the worker's `done`-th: its sums go to memory."""
+        plan, r, me = self.plan, self.r, self.me
+        self._load_queries(sequence)
+        length = r.lengths[sequence]
 
-    def free_shared(i, begin, count):
-        @pl.loop(begin, begin + count)
-        def _(index):
-            plgpu.barrier_arrive(r.free.at[shared_slot(i, index)])
+        def tile(k, carry):
+            peak_N, total_MN, sums_XN, angle_MJ = carry
+            i, start = done + k, (first + k) * TILE
+            logits_MN = self._logits(i, angle_MJ)
+            query_MN = jnp.minimum(lax.rem(self.column_MN, jnp.int32(plan.queries)), self.T - 1)
+            seen_MN = self.row_MN + start <= length - self.T + query_MN
+            logits_MN = jnp.where(seen_MN, logits_MN, MASKED)
+            new_peak_N = jnp.maximum(peak_N, logits_MN.max(axis=0))
+            weights_MN = jnp.where(seen_MN, jnp.exp2(logits_MN - self._rows(new_peak_N)), 0.0)
+            # The same in all rows: it scales totals [M, N] and sums [X, N] alike.
+            decay_MN = self._rows(jnp.exp2(peak_N - new_peak_N))
+            r.weights.at[me].T[...] = weights_MN.astype(r.weights.dtype)
+            plgpu.commit_smem()
+            if plan.norm_heads:
+                # After the fence above: the copy engine's next write must not overtake our read.
+                plgpu.barrier_arrive(r.norm_free.at[self._norm_slot(i)])
+            sums_XN = self._sums(i, length - start, sums_XN, decay_MN)
+            if plan.full:
+                angle_MJ = _turned(angle_MJ, r.turn_s.at[me])
+            return new_peak_N, total_MN * decay_MN + weights_MN, sums_XN, angle_MJ
 
-    def head_slot(i, index):
-        return me * plan.head_ring + lax.rem(2 * i * heads * blocks + index, plan.head_ring)
+        peak_N = jnp.full((plan.columns,), MASKED, jnp.float32)
+        peak_N = plgpu.layout_cast(peak_N, LAYOUT.reduce(0))
+        sums_XN = (self.zeros_MN,) * (plan.value_blocks + plan.rank_blocks)
+        angle_MJ = self._first_angle(first) if plan.full else ()
+        carry = (peak_N, self.zeros_MN, sums_XN, angle_MJ)
+        peak_N, total_MN, sums_XN, _ = lax.fori_loop(0, tiles, tile, carry)
+        self._write(self.worker + sequence, peak_N, total_MN, sums_XN)
+        return done + tiles
 
-    def logits_of(i, angle):
-        def products(acc):
-            @pl.loop(0, plan.key_blocks)
-            def _(block):
-                slot = shared_slot(i, block)
-                plgpu.barrier_wait(r.ready.at[slot])
-                query = r.queries_s.at[me * plan.query_blocks + block]
-                plgpu.wgmma(acc, r.slots.at[slot], query.T)
-
-            if plan.rank and not plan.full:
-
-                @pl.loop(0, heads * blocks)
-                def _(index):
-                    slot = head_slot(i, index)
-                    plgpu.barrier_wait(r.head_ready.at[slot])
-                    query = r.queries_s.at[me * plan.query_blocks + plan.key_blocks + index]
-                    plgpu.wgmma(acc, r.head_slots.at[slot], query.T)
-                    # The product before this one is done: its slot may be filled again.
-                    plgpu.wgmma_wait(1)
-
-                    @pl.when(index > 0)
-                    def _():
-                        plgpu.barrier_arrive(r.head_free.at[head_slot(i, index - 1)])
-
-            return acc[...]
-
-        logits = pl.run_scoped(products, plgpu.ACC((TILE, N), jnp.float32))
+    def _logits(self, i, angle_MJ):
+        """scale · log2(e) · (keys · queries) · inverse norms, [M, N]."""
+        plan, r = self.plan, self.r
+        acc_MN = plgpu.ACC((TILE, plan.columns), jnp.float32)
+        logits_MN = pl.run_scoped(partial(self._cached_logits, i), acc_MN)
         if not plan.values_in_keys:
-            free_shared(i, 0, plan.key_blocks)
+            self._free_shared(i, 0, plan.key_blocks)
         if plan.rank and not plan.full:
-            plgpu.barrier_arrive(r.head_free.at[head_slot(i, heads * blocks - 1)])
+            last = plan.heads * plan.rank_blocks - 1
+            plgpu.barrier_arrive(r.head_free.at[self._head_slot(i, last)])
         if plan.full:
-
-            def add(head, logits):
-                return residual_logits(i, head, angle, logits)
-
-            logits = lax.fori_loop(0, heads, add, logits)
+            add = partial(self._add_residual, i, angle_MJ)
+            logits_MN = lax.fori_loop(0, plan.heads, add, logits_MN)
         if plan.norm_heads:
-            slot = 2 * me + lax.rem(i, 2)
-            plgpu.barrier_wait(r.norm_ready.at[slot])
-            norm = along(r.norm_s[slot, 0], 0)
-            for head in range(1, plan.norm_heads):
-                mine = column >= head * plan.queries
-                norm = jnp.where(mine, along(r.norm_s[slot, head], 0), norm)
-            logits *= norm
-        return logits * (scale * math.log2(math.e))
+            logits_MN *= self._inverse_norms(i)
+        return logits_MN * (self.scale * math.log2(math.e))
 
-    def residual_logits(i, head, angle, logits):
-        """Add a head's residual key tile, rebuilt and rotated, against its queries."""
+    def _cached_logits(self, i, acc_MN):
+        """The cached blocks, shared keys and then latents, against their blocks of queries."""
+        plan, r = self.plan, self.r
 
-        def rebuild(first, second):
-            for block in range(blocks):
-                slot = head_slot(i, head * blocks + block)
+        @pl.loop(0, plan.key_blocks)
+        def _(block):
+            slot = self._shared_slot(i, block)
+            plgpu.barrier_wait(r.ready.at[slot])
+            query = r.queries_s.at[self.me * plan.query_blocks + block]
+            plgpu.wgmma(acc_MN, r.slots.at[slot], query.T)
+
+        if plan.rank and not plan.full:
+
+            @pl.loop(0, plan.heads * plan.rank_blocks)
+            def _(index):
+                slot = self._head_slot(i, index)
                 plgpu.barrier_wait(r.head_ready.at[slot])
-                up = r.up_s.at[(me * heads + head) * blocks + block]
-                plgpu.wgmma(first, r.head_slots.at[slot], up.at[:, pl.ds(0, WIDTH)])
-                plgpu.wgmma(second, r.head_slots.at[slot], up.at[:, pl.ds(WIDTH, WIDTH)])
-            return first[...], second[...]
+                query = r.queries_s.at[self.me * plan.query_blocks + plan.key_blocks + index]
+                plgpu.wgmma(acc_MN, r.head_slots.at[slot], query.T)
+                # The product before this one is done: its slot may be filled again.
+                plgpu.wgmma_wait(1)
 
-        residual = plgpu.ACC((TILE, WIDTH), jnp.float32)
-        first, second = pl.run_scoped(rebuild, residual, residual)
+                @pl.when(index > 0)
+                def _():
+                    plgpu.barrier_arrive(r.head_free.at[self._head_slot(i, index - 1)])
+
+        return acc_MN[...]
+
+    def _add_residual(self, i, angle_MJ, head, logits_MN):
+        """The logits plus a head's residual key tile, rebuilt and rotated, against its queries."""
+        plan, r, me = self.plan, self.r, self.me
+        blocks = plan.rank_blocks
+
+        def rebuild(first_MJ, second_MJ):
+            for block in range(blocks):
+                slot = self._head_slot(i, head * blocks + block)
+                plgpu.barrier_wait(r.head_ready.at[slot])
+                up = r.up_s.at[(me * plan.heads + head) * blocks + block]
+                plgpu.wgmma(first_MJ, r.head_slots.at[slot], up.at[:, pl.ds(0, WIDTH)])
+                plgpu.wgmma(second_MJ, r.head_slots.at[slot], up.at[:, pl.ds(WIDTH, WIDTH)])
+            return first_MJ[...], second_MJ[...]
+
+        half_MJ = plgpu.ACC((TILE, WIDTH), jnp.float32)
+        key_MJ = pl.run_scoped(rebuild, half_MJ, half_MJ)
         for block in range(blocks):
-            plgpu.barrier_arrive(r.head_free.at[head_slot(i, head * blocks + block)])
-        cos, sin = angle
-        first, second = first * cos - second * sin, second * cos + first * sin
+            plgpu.barrier_arrive(r.head_free.at[self._head_slot(i, head * blocks + block)])
+        first_MJ, second_MJ = _rotated(key_MJ, angle_MJ)
 
-        def add(t, logits):
-            c = head * plan.queries + t
-            a, b = (along(r.full_s[me, c, half], 1, (TILE, WIDTH)) for half in (0, 1))
-            dots = (first * a + second * b).sum(axis=1)
-            return logits + jnp.where(column == c, along(dots, 0), 0.0)
+        def add(t, logits_MN):
+            column = head * plan.queries + t
+            a_MJ, b_MJ = (_along(r.full_s[me, column, half], 1, WIDTH) for half in (0, 1))
+            dots_M = (first_MJ * a_MJ + second_MJ * b_MJ).sum(axis=1)
+            return logits_MN + jnp.where(self.column_MN == column, self._columns(dots_M), 0.0)
 
-        return lax.fori_loop(0, T, add, logits)
+        return lax.fori_loop(0, self.T, add, logits_MN)
 
-    def zero_tail(slots, slot, valid):
-        """Rows that no token was written to may hold anything, and 0 times NaN is NaN."""
-        wide = plgpu.broadcasted_iota(jnp.int32, (TILE, WIDTH), 0, layout=layout)
-        value = slots[slot].astype(jnp.float32)
-        slots[slot] = jnp.where(wide < valid, value, 0.0).astype(slots.dtype)
-        plgpu.commit_smem()
+    def _inverse_norms(self, i):
+        """The inverse norm of each token's key in each column's head, [M, N]."""
+        plan, r = self.plan, self.r
+        slot = self._norm_slot(i)
+        plgpu.barrier_wait(r.norm_ready.at[slot])
+        norm_MN = self._columns(r.norm_s[slot, 0])
+        for head in range(1, plan.norm_heads):
+            from_head_MN = self.column_MN >= head * plan.queries
+            norm_MN = jnp.where(from_head_MN, self._columns(r.norm_s[slot, head]), norm_MN)
+        return norm_MN
 
-    def averages(i, valid, old, decay):
+    def _sums(self, i, valid, old_XN, decay_MN):
         """Old sums, decayed, plus the tile's values weighted: shared blocks, then latent ones."""
-        offset = 0 if plan.values_in_keys else plan.key_blocks
+        plan = self.plan
+        shared_XN = self._shared_sums(i, valid, old_XN[: plan.value_blocks], decay_MN)
+        latent_XN = tuple(sum_XN * decay_MN for sum_XN in old_XN[plan.value_blocks :])
+        if plan.rank:
+            add = partial(self._add_latent, i, valid)
+            latent_XN = lax.fori_loop(0, plan.heads, add, latent_XN)
+        return *shared_XN, *latent_XN
+
+    def _shared_sums(self, i, valid, old_XN, decay_MN):
+        """Old sums, decayed, plus blocksᵀ · weights of the values that all heads share."""
+        plan, r = self.plan, self.r
+        begin = 0 if plan.values_in_keys else plan.key_blocks
+
+        def slot_of(block):
+            return self._shared_slot(i, begin + block)
+
         if not plan.values_in_keys:
 
             @pl.loop(0, plan.value_blocks)
-            def _(block):
-                plgpu.barrier_wait(r.ready.at[shared_slot(i, offset + block)])
+            def await_block(block):
+                plgpu.barrier_wait(r.ready.at[slot_of(block)])
 
         # One warpgroup zeroes what all share, and the others wait. Where the values are the keys,
-        # another may still be reading these rows for logits, which are masked whatever they say.
+        # another may still be reading these rows for logits, which are masked in any case.
         @pl.when(valid < TILE)
         def _():
-            @pl.when(me == 0)
+            @pl.when(self.me == 0)
             def _():
                 @pl.loop(0, plan.value_blocks)
                 def _(block):
-                    zero_tail(r.slots, shared_slot(i, offset + block), valid)
+                    _zero_tail(r.slots, slot_of(block), valid)
 
             if plan.warpgroups > 1:
                 plgpu.barrier_arrive(r.zeroed)
                 plgpu.barrier_wait(r.zeroed)
 
-        def products(blocks):
-            def run(*accs):
-                for block, acc in zip(blocks, accs, strict=True):
-                    slot = shared_slot(i, offset + block)
-                    plgpu.wgmma(acc, r.slots.at[slot].T, r.weights.at[me].T)
-                return [acc[...] for acc in accs]
+        sums_XN = []
+        for first in range(0, plan.value_blocks, BLOCKS_AT_ONCE):
+            some = range(plan.value_blocks)[first : first + BLOCKS_AT_ONCE]
+            new_XN = self._weighted(r.slots, slot_of, some)
+            sums_XN += [
+                old_XN[block] * decay_MN + more_XN
+                for block, more_XN in zip(some, new_XN, strict=True)
+            ]
+        self._free_shared(i, begin, plan.key_blocks if plan.values_in_keys else plan.value_blocks)
+        return sums_XN
 
-            return pl.run_scoped(run, *[plgpu.ACC((WIDTH, N), jnp.float32)] * len(blocks))
+    def _add_latent(self, i, valid, head, sums_XN):
+        """The sums plus blocksᵀ · weights of a head's latent values, in its own columns."""
+        plan, r = self.plan, self.r
+        mine_MN = lax.div(self.column_MN, jnp.int32(plan.queries)) == head
+        begin = (plan.heads + head) * plan.rank_blocks
 
-        # A few blocks at a time: old sums and new ones need registers at once.
-        sums = []
-        for begin in range(0, plan.value_blocks, BLOCKS_AT_ONCE):
-            new = products(range(plan.value_blocks)[begin : begin + BLOCKS_AT_ONCE])
-            sums += [sum_ * decay + more for sum_, more in zip(old[begin:], new, strict=False)]
-        used = plan.key_blocks if plan.values_in_keys else plan.value_blocks
-        free_shared(i, offset, used)
+        def average(block):
+            slot = self._head_slot(i, begin + block)
+            plgpu.barrier_wait(r.head_ready.at[slot])
 
-        def add(head, latent):
-            of_head = lax.div(column, jnp.int32(plan.queries)) == head
-            begin = (heads + head) * blocks
-            mine = [head_average(head_slot(i, begin + block), valid) for block in range(blocks)]
-            return tuple(
-                old + jnp.where(of_head, more, 0.0) for old, more in zip(latent, mine, strict=True)
-            )
+            @pl.when(valid < TILE)
+            def _():
+                _zero_tail(r.head_slots, slot, valid)
 
-        latent = tuple(value * decay for value in old[plan.value_blocks :])
-        return (*sums, *(lax.fori_loop(0, heads, add, latent) if blocks else ()))
+            [new_XN] = self._weighted(r.head_slots, lambda _: slot, [block])
+            plgpu.barrier_arrive(r.head_free.at[slot])
+            return new_XN
 
-    def head_average(slot, valid):
-        plgpu.barrier_wait(r.head_ready.at[slot])
+        new_XN = [average(block) for block in range(plan.rank_blocks)]
+        return tuple(
+            sum_XN + jnp.where(mine_MN, more_XN, 0.0)
+            for sum_XN, more_XN in zip(sums_XN, new_XN, strict=True)
+        )
 
-        @pl.when(valid < TILE)
-        def _():
-            zero_tail(r.head_slots, slot, valid)
+    def _weighted(self, slots, slot_of, blocks):
+        """blocksᵀ · weights, [X, N] each."""
 
-        def product(acc):
-            plgpu.wgmma(acc, r.head_slots.at[slot].T, r.weights.at[me].T)
-            return acc[...]
+        def products(*accs_XN):
+            for block, acc_XN in zip(blocks, accs_XN, strict=True):
+                weights = self.r.weights.at[self.me]
+                plgpu.wgmma(acc_XN, slots.at[slot_of(block)].T, weights.T)
+            return [acc_XN[...] for acc_XN in accs_XN]
 
-        mine = pl.run_scoped(product, plgpu.ACC((WIDTH, N), jnp.float32))
-        plgpu.barrier_arrive(r.head_free.at[slot])
-        return mine
+        acc_XN = plgpu.ACC((WIDTH, self.plan.columns), jnp.float32)
+        return pl.run_scoped(products, *[acc_XN] * len(blocks))
 
-    def attend(sequence, first, tiles, done):
-        """One segment, whose first tile is the worker's `done`-th."""
-        own = (sequence, unit, me)
+    def _load_factors(self):
+        """Bring in what depends on the heads alone and stays for all segments."""
+        r, me = self.r, self.me
+        factors = self.plan.heads * self.plan.rank_blocks
+        begin = (self.unit * self.plan.warpgroups + me) * factors
+        up = r.up_s.at[pl.ds(me * factors, factors)]
+        plgpu.copy_gmem_to_smem(r.up.at[pl.ds(begin, factors)], up, r.set_up.at[me])
+        plgpu.copy_gmem_to_smem(r.turn, r.turn_s.at[me], r.set_up.at[me])
+        plgpu.copy_gmem_to_smem(r.base.at[self.worker], r.base_s.at[me], r.set_up.at[me])
+        plgpu.barrier_wait(r.set_up.at[me])
+
+    def _load_queries(self, sequence):
+        plan, r, me = self.plan, self.r, self.me
+        own = (sequence, self.unit, me)
         mine = pl.ds(me * plan.query_blocks, plan.query_blocks)
         plgpu.copy_gmem_to_smem(r.queries.at[own], r.queries_s.at[mine], r.asked.at[me])
         if plan.full:
             plgpu.copy_gmem_to_smem(r.full_queries.at[own], r.full_s.at[me], r.asked.at[me])
         plgpu.barrier_wait(r.asked.at[me])
-        length = r.lengths[sequence]
 
-        def tile(k, carry):
-            peak, total, sums, angle = carry
-            i, start = done + k, (first + k) * TILE
-            logits = logits_of(i, angle)
-            query = jnp.minimum(lax.rem(column, jnp.int32(plan.queries)), T - 1)
-            seen = row + start <= length - T + query
-            logits = jnp.where(seen, logits, MASKED)
-            new_peak = jnp.maximum(peak, logits.max(axis=0))
-            weights = jnp.where(seen, jnp.exp2(logits - along(new_peak, 1)), 0.0)
-            decay = along(jnp.exp2(peak - new_peak), 1)
-            r.weights.at[me].T[...] = weights.astype(r.weights.dtype)
-            plgpu.commit_smem()
-            if plan.norm_heads:
-                # After the fence above: the copy engine's next write must not overtake our read.
-                plgpu.barrier_arrive(r.norm_free.at[2 * me + lax.rem(i, 2)])
-            sums = averages(i, length - start, sums, decay)
-            if plan.full:
-                angle = turned(angle, r.turn_s.at[me])
-            return new_peak, total * decay + weights, sums, angle
-
-        peak = plgpu.layout_cast(jnp.full((N,), MASKED, jnp.float32), layout.reduce(0))
-        sums = (zeros,) * (plan.value_blocks + blocks)
-        carry = (peak, zeros, sums, first_angle(first) if plan.full else ())
-        peak, total, sums, _ = lax.fori_loop(0, tiles, tile, carry)
-        write(worker + sequence, peak, total, sums)
-        return done + tiles
-
-    def first_angle(first):
+    def _first_angle(self, first):
         """Angles of a segment's first tile; only a worker's first segment starts beyond 0."""
-        table = [plgpu.load(r.in_tile.at[i], layout=layout, optimized=False) for i in (0, 1)]
-        return turned(table, r.base_s.at[me, jnp.where(first > 0, 1, 0)])
+        table = [plgpu.load(self.r.in_tile.at[i], layout=LAYOUT, optimized=False) for i in (0, 1)]
+        return _turned(table, self.r.base_s.at[self.me, jnp.where(first > 0, 1, 0)])
 
-    def write(place, peak, total, sums):
-        for block, value in enumerate(sums):
-            r.sums_s[me] = value
+    def _write(self, place, peak_N, total_MN, sums_XN):
+        """Write a segment's results to memory, by way of shared memory."""
+        r, me = self.r, self.me
+        for block, sum_XN in enumerate(sums_XN):
+            r.sums_s[me] = sum_XN
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(r.sums_s.at[me], r.sums.at[place, unit, me, block])
+            plgpu.copy_smem_to_gmem(r.sums_s.at[me], r.sums.at[place, self.unit, me, block])
             plgpu.wait_smem_to_gmem(0)
-        r.peak_s[me] = peak
-        r.total_s[me] = total.sum(axis=0)
+        r.peak_s[me] = peak_N
+        r.total_s[me] = total_MN.sum(axis=0)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(r.peak_s.at[me], r.peak.at[place, unit, me])
-        plgpu.copy_smem_to_gmem(r.total_s.at[me], r.total.at[place, unit, me])
+        plgpu.copy_smem_to_gmem(r.peak_s.at[me], r.peak.at[place, self.unit, me])
+        plgpu.copy_smem_to_gmem(r.total_s.at[me], r.total.at[place, self.unit, me])
         plgpu.wait_smem_to_gmem(0)
 
-    each_segment(attend, jnp.int32(0))
+    def _shared_slot(self, i, index):
+        return lax.rem(i * self.plan.tile_slots + index, self.plan.ring)
+
+    def _free_shared(self, i, begin, count):
+        @pl.loop(begin, begin + count)
+        def _(index):
+            plgpu.barrier_arrive(self.r.free.at[self._shared_slot(i, index)])
+
+    def _head_slot(self, i, index):
+        plan = self.plan
+        return self.me * plan.head_ring + lax.rem(
+            2 * i * plan.heads * plan.rank_blocks + index, plan.head_ring
+        )
+
+    def _norm_slot(self, i):
+        return 2 * self.me + lax.rem(i, 2)
+
+    def _rows(self, vector_N):
+        """The vector in each of 64 rows."""
+        return _along(vector_N, 1, self.plan.columns)
+
+    def _columns(self, vector_M):
+        """The vector in each of N columns."""
+        return _along(vector_M, 0, self.plan.columns)
+
+
+def _along(vector, axis, columns):
+    """[64, columns], whose `axis` is the vector's."""
+    return lax.broadcast_in_dim(vector, (TILE, columns), [axis])
+
+
+def _rotated(pair_MJ, angle_MJ):
+    """Both coordinates of each frequency pair, turned by the angle whose cos and sin are given."""
+    (x_MJ, y_MJ), (cos_MJ, sin_MJ) = pair_MJ, angle_MJ
+    return x_MJ * cos_MJ - y_MJ * sin_MJ, y_MJ * cos_MJ + x_MJ * sin_MJ
+
+
+def _turned(angle_MJ, by_2J):
+    """The sum of the tokens' angles and one angle for all of them, as cos and sin."""
+    return _rotated(angle_MJ, [_along(by_2J[i], 1, WIDTH) for i in (0, 1)])
+
+
+def _zero_tail(slots, slot, valid):
+    """Rows that no token was written to may hold anything, and 0 times NaN is NaN."""
+    row_MX = plgpu.broadcasted_iota(jnp.int32, (TILE, WIDTH), 0, layout=LAYOUT)
+    value_MX = slots[slot].astype(jnp.float32)
+    slots[slot] = jnp.where(row_MX < valid, value_MX, 0.0).astype(slots.dtype)
+    plgpu.commit_smem()

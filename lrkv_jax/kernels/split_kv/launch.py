@@ -1,4 +1,4 @@
-"""One call of the kernel: work is split, operands are named, CTAs run, segments are joined."""
+"""Call the kernel: split the work, name the operands, run the CTAs and join the segments."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lrkv_jax.kernels.split_kv import schedule
-from lrkv_jax.kernels.split_kv.consume import consume
+from lrkv_jax.kernels.split_kv.consume import Consumer
 from lrkv_jax.kernels.split_kv.plan import WIDTH
 from lrkv_jax.kernels.split_kv.produce import produce
 from lrkv_jax.kernels.split_kv.schedule import TILE
@@ -125,7 +125,7 @@ def _scratch(plan, dtype):
 
 
 def _cta(plan, T, scale, refs):
-    """What each warpgroup of a CTA does; `refs` names arrays, results and scratch."""
+    """Run one CTA: its last warpgroup copies, the others attend. `refs` names what they use."""
     r = SimpleNamespace(**refs)
     unit, worker, warpgroup = (lax.axis_index(n) for n in ("unit", "worker", "warpgroup"))
 
@@ -152,4 +152,4 @@ def _cta(plan, T, scale, refs):
     def _():
         if plan.ctas == 1:
             plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
-        consume(plan, r, each_segment, unit, worker, warpgroup, T=T, scale=scale)
+        Consumer(plan, r, unit, worker, warpgroup, T=T, scale=scale).run(each_segment)

@@ -16,28 +16,28 @@ MOST_QUERIES = 8
 # Float32 registers a thread may hold for logits, weights and sums, all [64, N].
 ACCUMULATORS = 92
 TWO_CTAS_ACCUMULATORS = 48  # with which a thread needs at most 128 registers
-MOST_SLOTS = 28  # of a ring: the state of a ring's barriers is a bit each of one register
+MOST_SLOTS = 28  # of a ring: its barriers keep their state in the bits of one register
 
 
 @dataclass(frozen=True)
 class Plan:
     """What `split_kv` is compiled for. Heads are split evenly over units and warpgroups."""
 
-    heads: int  # query heads a warpgroup
-    queries: int  # columns a head: T rounded up to 1, 2, 4 or 8
+    heads: int  # query heads per warpgroup
+    queries: int  # columns per head: T rounded up to 1, 2, 4 or 8
     warpgroups: int  # that consume, in a CTA
-    units: int  # CTAs a segment
+    units: int  # CTAs per segment
     groups: int  # G
     key_widths: tuple[int, ...]  # of each array that the keys of a group are made of
     value_width: int
     values_in_keys: bool = False  # the values are the first of those arrays (MLA)
-    rank: int = 0  # cached width of a head's latents; 0 has none
+    rank: int = 0  # cached width of a head's latents; 0 without latents
     full: bool = False  # residual keys are rebuilt and rotated
-    norm_heads: int = 0  # rows of inverse norms a warpgroup; 0 has none
+    norm_heads: int = 0  # rows of inverse norms per warpgroup; 0 without QK-norm
     shared_norm: bool = False  # one row serves all heads
     ring: int = 0  # slots that all warpgroups read
-    head_ring: int = 0  # slots of each warpgroup's own
-    ctas: int = 1  # a multiprocessor
+    head_ring: int = 0  # slots of each warpgroup's own ring
+    ctas: int = 1  # per multiprocessor
     workers: int = 0
 
     @property
@@ -98,7 +98,7 @@ def find(dtype, widths, impl, *, T, S, H, G, **shape):
 
 
 def make_plan(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
-    """The plan with the most query heads a CTA: what all heads share is then read least often."""
+    """The plan with the most query heads per CTA, which reads shared tiles least often."""
     queries = next(n for n in (1, 2, 4, 8) if n >= T)
     per_group = H // G
     rank = widths.get("rank", 0)
@@ -141,7 +141,7 @@ def _with_rings(plan):
 
 
 def objection(dtype, *, T, S, widths, interpret):
-    """Why the kernel cannot take these shapes, in words, or None if it can."""
+    """The reason why the kernel cannot take these shapes, or None if it can."""
     if str(dtype) not in ("bfloat16", "float16") and not (interpret and str(dtype) == "float32"):
         return f"a {dtype} cache: the kernel takes bfloat16 or float16"
     if not 1 <= T <= MOST_QUERIES:

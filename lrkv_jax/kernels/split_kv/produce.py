@@ -1,4 +1,4 @@
-"""The warpgroup that copies: tiles of the cache into rings of slots, ahead of those who consume."""
+"""The warpgroup that copies tiles of the cache into rings of slots, ahead of those that attend."""
 
 import jax.numpy as jnp
 from jax import lax

@@ -1,8 +1,8 @@
-"""Splitting a ragged batch evenly over a fixed number of workers, and joining what they found.
+"""Split a ragged batch evenly over a fixed number of workers, and join their results.
 
-All tiles of all sequences lie in one row, cut into equal runs, one a worker: a batch of one long
+All tiles of all sequences lie in one row, cut into equal runs, one per worker: a batch of one long
 and many short sequences keeps every multiprocessor busy to the end. Where a run crosses from one
-sequence into the next it makes a new segment. Shapes are static; lengths are data.
+sequence into the next, a new segment begins. Shapes are static; lengths are data.
 
 B batch  W workers  J segments  N columns (a head's queries)
 """
@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 def split(lengths_B, workers):
-    """The row of tiles, cut for `workers`."""
+    """Cut the row of tiles into runs of equal length for `workers`."""
     tiles_B = -(-jnp.maximum(lengths_B, 0) // TILE)
     start_B = jnp.concatenate([jnp.zeros(1, tiles_B.dtype), jnp.cumsum(tiles_B)])
     total = start_B[-1]
@@ -60,7 +60,7 @@ def join(work, sums_JX, peak_JN, total_JN):
     """Softmax averages [B, ..., N] and log-sum-exps [B, ..., N] from the segments' sums.
 
     `sums_JX` [J, ..., N] is unnormalised; `peak_JN` is a segment's largest logit times log2(e),
-    `total_JN` its sum of 2^(logit − peak). Where nothing was seen: 0 and MASKED.
+    `total_JN` its sum of 2^(logit − peak). A query that sees nothing gets 0 and MASKED.
     """
     B, places = len(work.start_B) - 1, jnp.arange(work.places)
     first_B = jnp.arange(B) + work.start_B[:-1] // work.run

@@ -27,7 +27,7 @@ def main() -> None:
     if order["way"] != "bubblewrap":
         system.die_with_parent()
         if os.getppid() != order["parent"]:
-            sys.exit("whoever asked for this has ended")
+            sys.exit("the process that asked for this has ended")
     user = order["user"]  # None: the one who asked
     if order["way"] == "namespaces":
         walls.enter(order, as_root=user is not None)
@@ -74,7 +74,7 @@ def _supervise(order: dict, others: int) -> tuple[bool, float, str]:
 
 
 def _wait(child: int, deadline: float) -> int | None:
-    """The wait status of `child`, or None at the deadline. Reaps whatever else ends."""
+    """Return the wait status of `child`, or None at the deadline; other children are reaped."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:
@@ -103,7 +103,7 @@ def _reason(status: int | None, said: bytes, passed: bool) -> str:
 
 
 def _end_descendants(child: int) -> None:
-    """Kills all that the program left; a process namespace does it too, where there is one."""
+    """Kill everything that the program left; a process namespace does so too."""
     # All at once, or a fork bomb is faster than what kills its processes one by one.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
@@ -119,10 +119,10 @@ def _end_descendants(child: int) -> None:
 
 
 def _tasks_of(user: int) -> int:
-    """How many threads the user runs, each of which the limit on processes counts."""
+    """The number of the user's threads, each of which counts towards the limit on processes."""
     total = 0
     for name in os.listdir("/proc"):
-        if name.isdigit():
+        if name.isdecimal():
             try:
                 if os.stat(f"/proc/{name}").st_uid == user:
                     total += len(os.listdir(f"/proc/{name}/task"))

@@ -25,7 +25,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def version() -> int:
-    """What the kernel speaks; 0 where it has no Landlock, or a container hides it."""
+    """The kernel's Landlock version; 0 where it has none, or a container hides it."""
     try:
         return system.call(
             system.LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION)
@@ -35,7 +35,7 @@ def version() -> int:
 
 
 def confine(readable: list[str], writable: list[str]) -> None:
-    """From now on: `readable` is read, anything done in `writable`, and no other file opened.
+    """Allow from now on only reading in `readable` and anything in `writable`: no other file.
 
     No TCP either (version 4), and no signals to processes outside (version 6). Does nothing where
     the kernel has no Landlock. Needs no_new_privs. Raises OSError.

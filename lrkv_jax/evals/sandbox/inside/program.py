@@ -16,12 +16,12 @@ ALL_DESCRIPTORS = 1 << 20
 
 
 def proof_of(key: bytes) -> bytes:
-    """What only a program that came to its end lets this process write."""
+    """The bytes that this process writes only if the program came to its end."""
     return bytes(byte ^ 0x55 for byte in key)
 
 
 def become(order: dict, key: bytes, proof_pipe: int, others: int) -> None:
-    """Runs the program of `order` and ends this process; `others` processes share its user."""
+    """Run the program of `order` and end this process; `others` processes share its user."""
     os.dup2(proof_pipe, PROOF)
     os.closerange(PROOF + 1, ALL_DESCRIPTORS)
     os.setsid()  # what it sends to its group reaches nobody else

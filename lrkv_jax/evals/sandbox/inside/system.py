@@ -47,14 +47,14 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def make_read_only(target: str) -> None:
-    """All mounts from `target` downwards; mount_setattr(2), Linux 5.12."""
+    """Make all mounts from `target` downwards read-only; mount_setattr(2), Linux 5.12."""
     attributes = (ctypes.c_uint64 * 4)(_ATTR_READ_ONLY | _ATTR_NOSUID, 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
     call(MOUNT_SETATTR, -100, target.encode(), _AT_RECURSIVE, attributes, size)
 
 
 def change_root(root: str) -> None:
-    """`root`, a mount point, becomes /; the former / is gone for this process."""
+    """Make `root`, a mount point, this process's /; the former / is no longer reachable."""
     os.chdir(root)
     call(_PIVOT_ROOT[os.uname().machine], b".", b".")
     _checked(_LIBC.umount2(b".", _MNT_DETACH), "umount2")
@@ -66,22 +66,22 @@ def _control(option: int, value: int) -> None:
 
 
 def die_with_parent() -> None:
-    """SIGKILL for this process when its parent ends; a change of user undoes it."""
+    """Have this process killed when its parent ends; a change of user undoes it."""
     _control(_PR_SET_PDEATHSIG, _SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ended become this process's children."""
+    """Make descendants whose parent ended this process's children."""
     _control(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def hide_from_debuggers() -> None:
-    """No process of the same user may trace this one or read its memory."""
+    """Forbid processes of the same user to trace this one or read its memory."""
     _control(_PR_SET_DUMPABLE, 0)
 
 
 def drop_capabilities() -> None:
-    """None is left, and no set-user-id program brings one back."""
+    """Give up all capabilities for good: no set-user-id program brings one back."""
     _control(_PR_SET_NO_NEW_PRIVS, 1)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     _checked(_LIBC.capset(header, (ctypes.c_uint32 * 6)()), "capset")

@@ -15,7 +15,7 @@ _INODES = 4096
 
 
 def enter(order: dict, as_root: bool) -> None:
-    """Goes behind walls: this process becomes the first of a new process namespace, in WORK.
+    """Enter the namespaces: this process becomes the first of a process namespace, in WORK.
 
     The caller's process stays outside and ends when that one does. Raises OSError where the kernel
     or a container forbids it.

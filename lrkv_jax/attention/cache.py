@@ -1,0 +1,56 @@
+"""What every variant's cache has in common: which axis is which, and how new tokens are written.
+
+A cache is a dataclass of arrays, some of them None. Its static `AXES` names the axes of each, as in
+"batch slots head_width"; `lrkv_jax.attention.on_mesh` splits them over a mesh by these names. Slot
+s of a sequence holds its token at position s.
+
+B batch  T new tokens  S slots  H heads
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+Cache = Any
+
+
+def slot_axes(cache: Cache) -> dict[str, int]:
+    """The axis of slots of each array that the cache has."""
+    there = (name for name, array in vars(cache).items() if array is not None)
+    return {name: cache.AXES[name].split().index("slots") for name in there}
+
+
+def slots_of(cache: Cache) -> int:
+    """S, the tokens that one sequence has room for."""
+    name, axis = next(iter(slot_axes(cache).items()))
+    return getattr(cache, name).shape[axis]
+
+
+def write(cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"]) -> Cache:
+    """Put each new token's entries into the slots that `positions_BT` names.
+
+    A position past the last slot writes nothing; callers check lengths before they start.
+    """
+    rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
+
+    def put(name: str, axis: int) -> Array:
+        old, new = getattr(cache, name), getattr(entries, name).astype(getattr(cache, name).dtype)
+        if axis == old.ndim - 1:
+            # Indices split by a slice move to the front: the update is [B, T, H].
+            return old.at[rows_B1, :, positions_BT].set(new.swapaxes(1, 2))
+        return old.at[rows_B1, positions_BT].set(padded(new, old.shape[-1]))
+
+    return type(cache)(**{name: put(name, axis) for name, axis in slot_axes(cache).items()})
+
+
+def padded(rows: Float[Array, "*B R"], width: int) -> Float[Array, "*B W"]:
+    """Rows with the zeros behind them that the cache keeps."""
+    return jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, width - rows.shape[-1])])
+
+
+def lengths_of(positions_BT: Int[Array, "B T"]) -> Int[Array, "B"]:
+    """Tokens of each sequence, the new ones included: what the decode kernels count."""
+    return positions_BT[:, -1] + 1

@@ -1,0 +1,90 @@
+"""`lrkv report`: the tables and figures of the paper, made of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from lrkv_jax.cli.shared import app, batches_bar, names, start_alone
+from lrkv_jax.errors import LrkvError
+
+if TYPE_CHECKING:
+    from lrkv_jax.artefacts.artefact import Artefact
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Directories of runs, or folders of them."),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="Names, or their beginnings: fig05,table01 (default: all)."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the files and the page")] = Path("out"),
+    bench: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="JSON of lrkv bench decode, for Table 10; may be repeated."
+        ),
+    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the page")] = (
+        "Low-rank key-value attention: tables and figures"
+    ),
+) -> None:
+    """Write every table and figure of the paper from these runs, and one HTML page of them.
+
+    Tables are written as Markdown, LaTeX and JSON, figures as PNG and SVG. Figures of heads need
+    lrkv analyze RUN first. The page lists what has no data, and what it needs.
+    """
+    start_alone("report")
+    from lrkv_jax.artefacts.losses import headline
+    from lrkv_jax.artefacts.page import write_page
+    from lrkv_jax.artefacts.written import terminal
+    from lrkv_jax.comparison import read_runs
+    from lrkv_jax.paper import ARTEFACTS
+
+    chosen = _chosen(ARTEFACTS, only)
+    records, benches = read_runs(runs or []), [_bench(path) for path in bench or []]
+    top = headline(records)
+    path = out / "report.html"
+    with batches_bar() as progress:
+        sections = write_page(path, title, chosen, records, top, benches=benches, progress=progress)
+    if not top.empty:
+        Console().print(terminal(top))
+    shown = sum(bool(section.shown) for section in sections)
+    absent = f"; {len(sections) - shown} without data, listed there" * (shown < len(sections))
+    print(f"{path}: {shown} tables and figures{absent}")
+
+
+def _chosen(artefacts: tuple[Artefact, ...], only: str | None) -> list[Artefact]:
+    """The artefacts whose names begin with one of the words of `only`, or all without it."""
+    if only is None:
+        return list(artefacts)
+    words = names(only)
+    for word in words:
+        if not any(one.name.startswith(word) for one in artefacts):
+            known = ", ".join(one.name for one in artefacts)
+            raise LrkvError(f"--only {word}: no table or figure begins so; use one of {known}")
+    if not words:
+        raise LrkvError("--only: name a table or figure, as in fig05,table01")
+    return [one for one in artefacts if one.name.startswith(words)]
+
+
+def _bench(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if {"rows", "backend"} <= found.keys():
+            return found
+    except OSError as error:
+        raise LrkvError(f"--bench {path}: {error.strerror}") from error
+    except (ValueError, AttributeError):
+        pass
+    raise LrkvError(f"--bench {path} is not a decode benchmark: use a JSON of lrkv bench decode")

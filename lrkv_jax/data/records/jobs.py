@@ -1,0 +1,174 @@
+"""The processes of a build, of one thread each: jobs and news go through pipes, as JSON lines.
+
+`run_jobs` is the parent's side; `python -m lrkv_jax.data.records.jobs` is a worker. A worker is a
+process of its own, not a fork of one that may hold JAX, and not one of multiprocessing's, which
+would import the caller's main module. It ends when its input does, or when nobody reads its news,
+so it does not outlive a parent that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from lrkv_jax.config.schema import DataConfig
+from lrkv_jax.data.records.folders import unwritable
+from lrkv_jax.data.records.streams import OnDisk, Piece, build_stream, write_piece
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+
+# One core each: the tokenizers' own threads would only wait for one another.
+_ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+_NEWS_SECONDS = 0.2
+
+News = Callable[[int, dict[str, int] | None], None]
+RunJobs = Callable[[Sequence[dict[str, Any]], int, News], list[Any]]
+
+
+def run_jobs(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> list[Any]:
+    """Do the jobs in up to `workers` processes; returns their results in the order of the jobs.
+
+    jobs: `kind` is "tokenise" (a shard's names) or "pack" (a file of records); `config` is the
+    DataConfig's. news(job, totals): how far a job is, None when it is done; called from threads.
+    Raises the first LrkvError of a job, and ends the other processes then. What jobs have completed
+    on the disk stays.
+    """
+    if not jobs:
+        return []
+    processes: list[subprocess.Popen[str]] = []
+    idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+    failed = threading.Event()
+
+    def do(number: int) -> Any:
+        process = idle.get()
+        try:
+            if failed.is_set():
+                raise CancelledError
+            result = _ask(process, jobs[number], functools.partial(news, number))
+        except Exception:
+            failed.set()
+            raise
+        finally:
+            idle.put(process)
+        news(number, None)
+        return result
+
+    pool = ThreadPoolExecutor(min(workers, len(jobs)))
+    try:
+        for _ in range(min(workers, len(jobs))):
+            processes.append(_start())
+            idle.put(processes[-1])
+        futures = [pool.submit(do, number) for number in range(len(jobs))]
+        ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        errors = [error for future in ended if (error := future.exception())]
+        for error in sorted(errors, key=lambda error: isinstance(error, CancelledError)):
+            raise error
+        return [future.result() for future in futures]
+    except BaseException:  # also an interrupt from the keyboard
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+        raise
+    finally:
+        pool.shutdown()
+        for process in processes:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            process.wait()
+            process.stdout.close()
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "lrkv_jax.data.records.jobs"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | _ONE_THREAD,
+        text=True,
+    )
+
+
+def _ask(
+    process: subprocess.Popen[str], job: dict[str, Any], report: Callable[[dict[str, int]], None]
+) -> Any:
+    with contextlib.suppress(BrokenPipeError):  # a process that has ended is reported below
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+    for line in process.stdout:
+        said = json.loads(line)
+        if "done" in said:
+            return said["done"]
+        if "error" in said:
+            raise LrkvError(said["error"])
+        report(said["progress"])
+    raise LrkvError(
+        f"a process of the build ended early (code {process.wait()}; -9 often means too little "
+        "memory): run the same command again, with a smaller data.workers; what is complete stays"
+    )
+
+
+def main() -> None:
+    """Do the jobs on standard input until it ends."""
+    # Whatever a library prints must not be taken for news.
+    news = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def tell(**what: Any) -> None:
+        try:
+            print(json.dumps(what), file=news, flush=True)
+        except BrokenPipeError:
+            os._exit(1)  # the parent is gone
+
+    for line in sys.stdin:
+        job = json.loads(line)
+        config = DataConfig.model_validate(job["config"])
+        try:
+            tell(done={"tokenise": _tokenise, "pack": _pack}[job["kind"]](config, job, tell))
+        except LrkvError as error:
+            tell(error=str(error))
+        except OSError as error:
+            tell(error=str(unwritable(config.directory, error)))
+
+
+def _tokenise(config: DataConfig, job: dict[str, Any], tell: Any) -> str:
+    last = 0.0
+    totals = {"documents": 0, "tokens": 0, "place": 0}
+
+    def report(so_far: dict[str, int]) -> None:
+        nonlocal last, totals
+        totals = so_far
+        if time.monotonic() - last > _NEWS_SECONDS:
+            last = time.monotonic()
+            tell(progress=totals)
+
+    tell(progress=totals)
+    folder = build_stream(config, job["names"], load_tokenizer(config.tokenizer), report)
+    tell(progress=totals)
+    return str(folder)
+
+
+def _pack(config: DataConfig, job: dict[str, Any], tell: Any) -> list[int]:
+    stream = _joined(json.dumps(job["parts"]))
+    path, piece = Path(job["path"]), Piece(*job["piece"])
+    return list(write_piece(path, stream, piece, job["context"], job["padding"], job["vocabulary"]))
+
+
+@functools.lru_cache(maxsize=2)
+def _joined(parts: str) -> OnDisk:
+    """Opened once for the many files that are cut from it."""
+    return OnDisk([(Path(folder), split) for folder, split in json.loads(parts)])
+
+
+if __name__ == "__main__":
+    main()

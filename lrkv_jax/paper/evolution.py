@@ -1,0 +1,84 @@
+"""Beside the paper: how heads came to differ, over the checkpoints that a run still has.
+
+It reads `analysis_steps.json` in each run's directory, which `lrkv analyze --steps` writes.
+"""
+
+import json
+
+import numpy as np
+
+from lrkv_jax.artefacts.artefact import artefact
+from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels
+from lrkv_jax.artefacts.looks import look_of
+from lrkv_jax.comparison import settings
+from lrkv_jax.errors import LrkvError
+
+TITLE = "How heads came to differ"
+RANK = "effective rank, % of its cap"
+# A panel: its title, its unit, and where the value stands in one step's analysis.
+PANELS = (
+    ("query-key forms", RANK, ("query_key", "centred", "percent_of_cap")),
+    ("value-output forms", RANK, ("value_output", "centred", "percent_of_cap")),
+    ("key residuals", "‖U Bᵀ‖ / ‖W shared‖", ("magnitude", "key")),
+)
+
+
+@artefact("Beside the paper", TITLE, reads="analyses")
+def evolution(runs):
+    shown, gaps = {}, []
+    for setting in settings(runs):
+        for kind in setting.kinds:
+            main = list(setting.main(kind).values())
+            if steps := [each for each in map(_analysed, main) if each]:
+                shown.setdefault(setting.name, []).append((look_of(main[0]), steps))
+            else:
+                gaps.append(f"no analysis of steps: {setting.name} {kind}")
+    if not shown:
+        return Picture(TITLE, None, gaps=gaps or ["no analysis of steps: any scale"])
+    figure, axes = panels(len(shown), len(PANELS), panel=(3.6, 3.0))
+    for row, (name, lines) in zip(axes, shown.items(), strict=True):
+        for axis, (what, unit, where) in zip(row, PANELS, strict=True):
+            for look, steps in lines:
+                at, mean = _line(steps, where)
+                if at:
+                    axis.plot(at, mean, label=look.name, **look.style)
+            if not axis.lines:
+                empty(axis, f"no analysis of steps: {name} lrkv")
+                continue
+            axis.set_title(f"{name}: {what}")
+            axis.set_xlabel("training steps")
+            axis.set_ylabel(unit)
+    legend_below(figure)
+    return Picture(
+        TITLE, figure,
+        "Means over layers and seeds at the steps that all seeds kept. Forms: entropy effective "
+        "rank of the centred Gram matrix, in % of its cap H − 1. Residuals: mean over heads, over "
+        "the shared part's norm.",
+        gaps=gaps,
+    )  # fmt: skip
+
+
+def _analysed(run):
+    path = run.path / "analysis_steps.json"
+    if not path.is_file():
+        return None
+    try:
+        return {one["step"]: one for one in json.loads(path.read_text(encoding="utf-8"))["steps"]}
+    except ValueError as error:
+        raise LrkvError(f"{path} is not JSON: delete it and analyze the run again") from error
+
+
+def _line(seeds, where):
+    """Return the steps that all seeds kept and the means over seeds, where they are defined."""
+    at = sorted(set.intersection(*map(set, seeds)))
+    values = [[_value(one[step], where) for one in seeds] for step in at]
+    known = [place for place, row in enumerate(values) if None not in row]
+    return [at[place] for place in known], [np.mean(values[place]) for place in known]
+
+
+def _value(moment, where):
+    for name in where:
+        moment = moment[name]
+    if not isinstance(moment, dict):
+        return moment
+    return None if moment["shared"] is None else moment["residual"] / moment["shared"]

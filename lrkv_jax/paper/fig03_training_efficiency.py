@@ -1,0 +1,143 @@
+"""Figure 3: loss against cache, and how much sooner LRKV reaches each baseline's final loss.
+
+(a) Bits per byte against the share of MHA's cache. (b) 1 − step*/step_final for each baseline, in
+steps and in training FLOPs: step* is where LRKV's curve of the same seed first comes down to the
+baseline's last validation, linear between validations.
+"""
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from lrkv_jax.artefacts.artefact import artefact
+from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels
+from lrkv_jax.artefacts.looks import GREY, look_of, name_of
+from lrkv_jax.artefacts.losses import CACHE_LABEL, CACHE_NOTE, against_cache
+from lrkv_jax.artefacts.printed import printed
+from lrkv_jax.comparison import Paired, Setting, against, finished, settings, sooner_over_seeds
+from lrkv_jax.comparison.sooner import SoonerOverSeeds
+
+HATCH = "////"  # of bars in FLOPs
+CAPTION = (
+    "Share of the baseline's training not needed; means over seeds, whiskers one standard "
+    "deviation, dots seeds. Pale bars: the final losses themselves, on the whole held-out "
+    "split, are not significantly different (paired t-test over seeds, adjusted by Holm for the "
+    "baselines, p ≥ 0.05). A curve's first touch of a loss can only be early: this share is 0 or "
+    "more even between equal variants, so it is not tested itself. Learning rates are as the "
+    "schedule has them at that step, not decayed to its end. The paper prints {} % of steps at "
+    "2.5B."
+)
+
+
+@artefact("Figure 3", "Training efficiency")
+def fig03_training_efficiency(runs):
+    shown = [setting for setting in settings(runs) if any(run.finished for run in setting.runs)]
+    titles = ("Bits per byte against cache", "How much sooner LRKV reaches a baseline's final loss")
+    if not shown:
+        gaps = ["no finished run: any scale"]
+        return [Picture(title, None, gaps=gaps, name="b"[:at]) for at, title in enumerate(titles)]
+    return [_trade_off(shown, titles[0]), _efficiency(shown, titles[1])]
+
+
+def _trade_off(shown, title):
+    figure, axes = panels(1, len(shown))
+    gaps = []
+    for axis, setting in zip(axes[0], shown, strict=True):
+        axis.set_title(setting.name)
+        axis.set_xlabel(CACHE_LABEL)
+        axis.set_ylabel("held-out bits/byte")
+        for kind in setting.kinds:
+            if runs := finished(setting.main(kind)):
+                against_cache(axis, look_of(next(iter(runs.values()))), [runs], "bits_per_byte")
+            else:
+                gaps.append(f"no finished run: {setting.name} {kind}")
+        axis.set_xlim(left=0)
+    legend_below(figure)
+    return Picture(title, figure, CACHE_NOTE, gaps=gaps)
+
+
+def _efficiency(shown, title):
+    figure, axes = panels(1, len(shown), panel=(5.2, 3.4))
+    gaps = [
+        gap
+        for axis, setting in zip(axes[0], shown, strict=True)
+        for gap in _sooner_bars(axis, setting)
+    ]
+    figure.legend(
+        handles=[
+            Patch(facecolor=GREY, edgecolor=GREY, label="in steps"),
+            Patch(facecolor="white", edgecolor=GREY, hatch=HATCH, label="in FLOPs"),
+        ],
+        loc="outside lower center", ncols=2,
+    )  # fmt: skip
+    paper = printed("fig03", "sooner", "text")
+    return Picture(title, figure, CAPTION.format(paper.text), gaps=gaps, name="b")
+
+
+def _sooner_bars(axis: Axes, setting: Setting) -> list[str]:
+    """Draw two bars for each baseline, in steps and hatched in FLOPs; returns what is missing.
+
+    A pale bar's final losses do not differ significantly (`CAPTION`).
+    """
+    axis.set_title(setting.name)
+    kinds = setting.kinds
+    baselines = [kind for kind in kinds if kind != "lrkv"]
+    done = {kind: finished(setting.main(kind)) for kind in {*kinds, "lrkv"}}
+    if not done["lrkv"]:
+        gap = f"no finished run: {setting.name} lrkv"
+        empty(axis, gap)
+        return [gap]
+    losses = {kind: {s: run.cross_entropy for s, run in done[kind].items()} for kind in done}
+    tests = against(losses["lrkv"], {kind: losses[kind] for kind in baselines if losses[kind]})
+    curves = {kind: {s: run.curve for s, run in done[kind].items() if run.curve} for kind in done}
+    ends, gaps = [0.0], []
+    for place, kind in enumerate(baselines):
+        if done[kind]:
+            over = sooner_over_seeds(curves["lrkv"], curves[kind])
+            colour = look_of(next(iter(done[kind].values()))).colour
+            ends += _bars(axis, place, colour, over, pale=not tests[kind].differs)
+            words = _in_words(over, tests[kind])
+        else:
+            words = f"no finished run: {setting.name} {kind}"
+            gaps.append(words)
+        axis.text(1.02, place, words, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
+    axis.axvline(0, color="black", lw=0.8)
+    width = max(max(ends) - min(ends), 1.0)
+    axis.set_xlim(min(ends) - 0.03 * width, max(ends) + 0.05 * width)
+    axis.set_xlabel("sooner by, % of the baseline's training")
+    axis.set_yticks(range(len(baselines)), [name_of(kind) for kind in baselines])
+    axis.set_ylim(len(baselines) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+    return gaps
+
+
+def _bars(axis: Axes, place: int, colour: str, over: SoonerOverSeeds, *, pale: bool) -> list[float]:
+    """Draw them where every seed got there; returns the values that the axis has to hold."""
+    if over.steps is None:
+        return []
+    ends = []
+    for what, shift, hatch in (("steps", -0.18, ""), ("flops", 0.18, HATCH)):
+        share = getattr(over, what)
+        each = [100 * getattr(one, what) for one in over.each.values()]
+        axis.barh(
+            place + shift, 100 * share.mean, 0.34, color="white" if hatch else colour,
+            edgecolor=colour, hatch=hatch, alpha=0.35 if pale else 1.0,
+            xerr=None if share.sd is None else 100 * share.sd, capsize=3,
+        )  # fmt: skip
+        if len(each) > 1:
+            axis.plot(each, [place + shift] * len(each), "o", ms=3, mfc="white", mec="black")
+        ends += [*each, 100 * (share.mean - (share.sd or 0)), 100 * (share.mean + (share.sd or 0))]
+    return ends
+
+
+def _in_words(over: SoonerOverSeeds, test: Paired) -> str:
+    """Return what stands beside a baseline's bars."""
+    if not over.each:
+        return "no seed in common"
+    missed, seeds = len(over.each) - over.reached, len(over.each)
+    if missed:
+        words = "never" if missed == seeds else f"never in {missed} of {seeds} seeds"
+    else:
+        words = f"{100 * over.steps.mean:.1f} % of steps\n{100 * over.flops.mean:.1f} % of FLOPs"
+    if test.p is None:
+        return f"{words}\n{test.verdict}"
+    return words if test.differs else f"{words}\nno significant difference (p = {test.p:.2g})"

@@ -1,0 +1,316 @@
+"""The training loop: dispatch a step, then look at the metrics of the one before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax.config import RunConfig
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.foresight.fit import check_memory, memory_limit
+from lrkv_jax.run.incidents import Incidents
+from lrkv_jax.run.lock import RunLock
+from lrkv_jax.run.metrics import Meter, MetricsLog, Profile, WandB, check_wandb, read_metrics
+from lrkv_jax.run.pauses import Pauses
+from lrkv_jax.run.resume import compiling, resumed
+from lrkv_jax.run.run_dir import note_start, open_run
+from lrkv_jax.run.screen import Screen
+from lrkv_jax.run.setup import Setup, mesh_of, with_data
+from lrkv_jax.runtime import processes
+from lrkv_jax.runtime.batches import as_argument
+from lrkv_jax.runtime.compilation import Compiled
+from lrkv_jax.runtime.startup import Startup
+from lrkv_jax.runtime.stopping import Held, Stopping
+from lrkv_jax.runtime.watchdog import COMPILE
+from lrkv_jax.train.state import TrainState, abstract_state
+from lrkv_jax.train.step import StepMetrics
+from lrkv_jax.train.validate import HeldOut
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Where the run is, how far it got, its last validation, and whether a signal cut it short."""
+
+    run_dir: Path
+    step: int
+    finished: bool
+    validation: HeldOut | None
+    stopped: bool
+
+
+def train(
+    config: RunConfig,
+    *,
+    until: int | None = None,
+    stopping: Stopping | None = None,
+    console: Console | None = None,
+    devices: list[jax.Device] | None = None,
+    startup: Startup | None = None,
+    allow: Collection[str] = (),
+) -> TrainResult:
+    """Train the run, from its newest checkpoint if it has one, and checkpoint its end.
+
+    `until` stops, with a checkpoint, after that many steps in all; the schedule stays the whole
+    run's. The mesh is made of `devices`, all unless given. While steps are taken, a signal or the
+    deadline of `stopping` ends the run after the step, which is saved; returns with `stopped`. A
+    second signal ends the process at once. Before the first step a signal ends the process if
+    `stopping` is given, and is the caller's otherwise. `startup` has the time before this call.
+    `allow` names settings, or groups of them, that may be others than the run was trained with,
+    though they change its result.
+
+    In a run of several processes (`lrkv_jax.runtime.start`) each makes the same call; process 0
+    builds the data, and all text is written by it.
+
+    Raises `LrkvError`, before anything is written, for a mesh, a model or data that do not fit,
+    and for a run directory that holds another run or that another process trains in.
+    """
+    startup = startup or Startup()
+    if config.logging.wandb:
+        check_wandb()
+    with contextlib.ExitStack() as stack:
+        screen = stack.enter_context(Screen(console or Console(markup=False), config.watchdog))
+        lock = stack.enter_context(RunLock(config.directory, screen.warn))
+        setup = _set_up(config, devices, startup, screen)
+        lock.take(if_there=True)  # before anything of another's is touched
+        open_run(setup.config, allow)
+        lock.take()
+        stack.enter_context(jax.set_mesh(setup.mesh))
+        stack.enter_context(screen.watchdog)
+        checkpoints = stack.enter_context(
+            Checkpointer(
+                setup.directory / "checkpoints", keep=setup.config.train.keep, say=screen.warn
+            )
+        )
+        total = setup.config.train.total_steps
+        end = min(total, until or total)
+        state, start, program = _prepare(setup, checkpoints, end, startup, screen, allow)
+        if program is None:
+            more = "train.steps" if start >= total else "--until"
+            screen.say(
+                f"{setup.directory}: already at step {start} of {total}; raise {more} to train "
+                "longer"
+            )
+            return TrainResult(setup.directory, start, start >= total, None, False)
+        stopping = stopping or stack.enter_context(Stopping())
+        held = stack.enter_context(stopping.hold(start, screen.warn))
+        also = None
+        if setup.config.logging.wandb and processes.index() == 0:
+            also = WandB(setup, screen.warn)
+        log = stack.enter_context(
+            MetricsLog(setup.directory, start_step=start, warn=screen.warn, also=also)
+        )
+        profile = Profile(setup, screen.warn, first=start + 1, last=end)
+        stack.callback(profile.close)
+        stack.enter_context(
+            screen.steps(setup.config.attention, start, end, setup.config.train.log_every)
+        )
+
+        def first() -> dict[str, float]:
+            startup.phase("step")
+            screen.say(str(startup))
+            compiled = {"compile_seconds": program.seconds, "compile_cached": program.cached}
+            return startup.row() | compiled
+
+        pauses = Pauses(setup, checkpoints, log, screen)
+        reports = _Reports(setup, log, screen, profile, pauses, first)
+        step, stopped = _steps(setup, program, reports, pauses, state, start, end, held)
+        # Under `hold`: a signal that comes twice must not end what the first one saves.
+        with screen.doing("save", step):
+            checkpoints.wait()
+        _check_saved(setup, checkpoints, step, stopped, screen)
+    return TrainResult(setup.directory, step, step >= total, pauses.last_validation, stopped)
+
+
+def _set_up(
+    config: RunConfig, devices: list[jax.Device] | None, startup: Startup, screen: Screen
+) -> Setup:
+    """The run with its mesh and data; a warning where its memory may not suffice."""
+    config, mesh = mesh_of(config, devices)
+
+    def forecast(config: RunConfig) -> None:
+        with processes.together():
+            limit = memory_limit(mesh)
+            tight = limit and check_memory(config, mesh, limit)
+        if tight:
+            screen.say(tight)
+
+    counted = config.train.epochs is None
+    with screen.doing("planning", 0):
+        if counted:
+            forecast(config)
+    startup.phase("devices")
+    with screen.doing("data", 0):
+        setup = with_data(config, mesh)
+        if not counted:
+            forecast(setup.config)
+    startup.phase("data")
+    return setup
+
+
+def _prepare(
+    setup: Setup,
+    checkpoints: Checkpointer,
+    end: int,
+    startup: Startup,
+    screen: Screen,
+    allow: Collection[str],
+) -> tuple[TrainState, int, Compiled | None]:
+    """The state to start from, its step, and the step's program, compiled meanwhile.
+
+    The program is None where the run is at its `end` already.
+    """
+    abstract = abstract_state(setup.config, setup.mesh)
+    with contextlib.ExitStack() as threads:
+        # A run that seems done is not compiled for, unless its last checkpoint is damaged.
+        done = _saved(checkpoints) >= end
+        program = None if done else threads.enter_context(compiling(setup, abstract))
+        with screen.doing("restore", end if done else 0):
+            state, start, data = resumed(setup, checkpoints, abstract, set_aside=True, allow=allow)
+        if start >= end:
+            return state, start, None
+        _introduce(setup, start, screen)
+        for line in note_start(setup.directory, setup.config, start, data):
+            screen.say(line)
+        startup.phase("state")
+        with screen.doing(COMPILE, start):
+            program = program or threads.enter_context(compiling(setup, abstract))
+            compiled = program.result()
+        startup.phase("compile")
+        screen.say(str(compiled))
+    return state, start, compiled
+
+
+def _introduce(setup: Setup, start: int, screen: Screen) -> None:
+    sizes = ", ".join(f"{axis} {size}" for axis, size in setup.mesh.shape.items())
+    model, hosts = setup.config.model, processes.count()
+    screen.say(
+        f"{setup.directory}: {model.attention.kind}, {setup.config.train.total_steps} steps of "
+        f"{setup.tokens_per_step:,} tokens, mesh {sizes}, {model.dtype} on "
+        f"{setup.mesh.devices.flat[0].device_kind}" + (f", {hosts} processes" if hosts > 1 else "")
+    )
+    if start:
+        screen.say(f"resuming from step {start}")
+    elif read_metrics(setup.directory):
+        screen.say("no step was saved before: starting again from step 0")
+
+
+def _saved(checkpoints: Checkpointer) -> int:
+    """The newest step that was saved, 0 for none, as process 0 sees it.
+
+    Processes that see a network file system differently would not compile together.
+    """
+    return int(processes.exchange(str(checkpoints.latest() or 0))[0])
+
+
+def _check_saved(
+    setup: Setup, checkpoints: Checkpointer, step: int, stopped: bool, screen: Screen
+) -> None:
+    saved = _saved(checkpoints)
+    if saved == step:
+        if stopped:
+            screen.say(f"stopped at step {step}, saved: the same command resumes from there")
+        return
+    lost = f"step {step} could not be saved: the same command resumes from step {saved}"
+    if stopped:
+        screen.say(lost)
+        return
+    with processes.together():  # it is so in all: process 0 says it
+        raise LrkvError(f"{lost}, once {setup.directory} has space and can be written")
+
+
+class _Reports:
+    """From a step's metrics to its row in the log and its line on the screen.
+
+    `first` says how the start went; it is called once the first step is done.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        log: MetricsLog,
+        screen: Screen,
+        profile: Profile,
+        pauses: Pauses,
+        first: Callable[[], dict[str, float]],
+    ):
+        self._log, self._screen, self._profile, self._first = log, screen, profile, first
+        self._pauses = pauses
+        self._every = setup.config.train.log_every
+        self._incidents, self._meter = Incidents(setup, screen), Meter(setup)
+
+    def restart(self) -> None:
+        """Leave out of the next row's time what happened since the last."""
+        self._meter.restart()
+
+    def at(self, activity: str, step: int) -> None:
+        """The loop waits for a step's data, or dispatches it."""
+        self._screen.watchdog.at(activity, step)
+        if activity == "step":
+            self._profile.before(step)
+
+    def row(self, step: int, metrics: StepMetrics) -> dict[str, Any]:
+        """The row of a step, which this waits for."""
+        row = self._meter.row(step, metrics) | self._pauses.failed_saves()
+        self._profile.after(step)
+        row, self._first = row | self._first(), dict
+        return row
+
+    def report(self, row: dict[str, Any], *, events: bool = False) -> None:
+        """Log and show a row; raises `LrkvError` where the guard has skipped too many steps."""
+        row = self._incidents.look(row)
+        self._log.row(row, events=events or row["step"] % self._every == 0)
+        self._screen.step(row)
+        self._incidents.stop_if_hopeless(row)
+
+
+def _steps(
+    setup: Setup,
+    program: Compiled,
+    reports: _Reports,
+    pauses: Pauses,
+    state: TrainState,
+    start: int,
+    end: int,
+    held: Held,
+) -> tuple[int, bool]:
+    """Run steps start + 1 to end; return the last one done, and whether a signal stopped it."""
+    pending, step, stopped = None, start, False
+    leaves, tree = jax.tree.flatten(state)
+    del state  # each step consumes the leaves of the one before
+    reports.restart()
+    reports.at("data", step + 1)
+    for tokens_bU in setup.loader.iterate(start, end):
+        reports.at("step", step + 1)
+        batch = as_argument(setup.placed, setup.config.train.batch, tokens_bU)
+        leaves, metrics = program.call(leaves, batch)
+        step += 1
+        if pending:
+            # The device is already busy with the next step while we wait for this one.
+            reports.report(reports.row(*pending))
+        pending = (step, metrics)
+        if pauses.comes_after(step, end):
+            row = reports.row(step, metrics)
+            state = jax.tree.unflatten(tree, leaves)
+            row |= pauses.validate(state, step)
+            # Before the save: what a checkpoint has behind it must stand in the log.
+            reports.report(row, events=True)
+            pauses.save_and_sample(state, step)
+            del state
+            pending = None
+            reports.restart()
+        if held.after(step) and step < end:
+            stopped = True
+            break
+        reports.at("data", step + 1)
+    if pending:
+        reports.report(reports.row(*pending))
+    if step > start:
+        pauses.save(jax.tree.unflatten(tree, leaves), step)
+    return step, stopped

@@ -1,0 +1,460 @@
+"""Accounting from configuration alone against the model itself, and against the paper's tables."""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrkv_jax import accounting
+from lrkv_jax.accounting.muon import (
+    Matrices,
+    muon_flops,
+    muon_flops_per_device,
+    newton_schulz_flops,
+)
+from lrkv_jax.accounting.serving import serving
+from lrkv_jax.accounting.timing import Assumptions, bandwidth, estimate
+from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, AttentionConfig, ModelConfig, load_config
+from lrkv_jax.config.schema import TrainConfig
+from lrkv_jax.hardware import hardware
+from lrkv_jax.model import abstract_model, parameters, with_parameters
+from lrkv_jax.plan import hlo
+
+PAPER_SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b"]
+SCALES = [*PAPER_SCALES, "quickstart"]
+VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv"]
+
+
+@functools.cache
+def config_of(scale, variant, *overrides):
+    return load_config(scale, [f"attention={variant}", *overrides])
+
+
+def size(tree):
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def check_against_the_model(model):
+    """Every count equals a sum over the real model's weights and the real cache's arrays."""
+    real = abstract_model(model)
+    params = parameters(real)
+    counts = accounting.parameter_counts(model)
+    attention = params["blocks"]["attention"]
+    made_by_queries = {"query", "query_rope", "output"}
+    assert counts.total == size(params)
+    assert counts.embedding == size(params["embedding"])
+    assert counts.head == size(params.get("head", {}))
+    assert counts.attention == size(attention)
+    assert counts.kv == size({k: v for k, v in attention.items() if k not in made_by_queries})
+    assert counts.mlp == size(params["blocks"]["mlp"])
+
+    for dtype in (jnp.bfloat16, jnp.float32):
+        itemsize = dtype.dtype.itemsize
+        # Really allocated; the stack's own module, as a layer's cache does not need its weights.
+        batch, length = 2, 3
+        cache = jax.tree.leaves(real.blocks.attention.init_cache(batch, length, dtype))
+        live = model.layers * sum(leaf.nbytes for leaf in cache) / (batch * length)
+        assert accounting.cache_allocated_bytes_per_token(model, itemsize) == live
+        padding = model.layers * padding_values(real.blocks.attention, cache)
+        assert accounting.cache_bytes_per_token(model, itemsize) == live - padding * itemsize
+    # With a cache in bfloat16, what is float32 is a scalar and the rest are values or padding.
+    cache = jax.tree.leaves(real.blocks.attention.cache_shapes(1, 1, jnp.bfloat16))
+    values = sum(size(leaf) for leaf in cache if leaf.dtype == jnp.bfloat16)
+    values -= padding_values(real.blocks.attention, cache)
+    assert accounting.cache_values_per_token(model) == model.layers * values
+
+
+def padding_values(layer, cache):
+    """Columns of a layer's cached latents, the [B, S, H, R] arrays, past those its weights fill."""
+    if not hasattr(layer, "key_down"):
+        return 0
+    heads, _, rank = layer.key_down.get_value().shape[-3:]
+    return sum(heads * (leaf.shape[-1] - rank) for leaf in cache if leaf.ndim == 4)
+
+
+# The model itself.
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_counts_equal_the_model_of_every_shipped_yaml(scale, variant):
+    check_against_the_model(config_of(scale, variant).model)
+
+
+@st.composite
+def models(draw):
+    heads = draw(st.sampled_from([1, 2, 3, 6]))
+    head_width = draw(st.sampled_from([2, 4, 8]))
+    attention = draw(
+        st.one_of(
+            st.builds(MHA),
+            st.builds(MQA),
+            st.sampled_from([GQA(kv_heads=g) for g in range(1, heads + 1) if heads % g == 0]),
+            st.builds(MLA, latent=st.integers(1, 12), rope_width=st.sampled_from([0, 2, 6])),
+            st.builds(
+                LRKV,
+                rank=st.integers(0, head_width) | st.sampled_from([0, head_width]),
+                rope=st.sampled_from(["full", "shared", "latent"]),
+            ),
+        )
+    )
+    return ModelConfig(
+        layers=draw(st.integers(1, 3)),
+        width=draw(st.integers(1, 24)),
+        heads=heads,
+        head_width=head_width,
+        feed_forward=draw(st.none() | st.integers(1, 40)),
+        vocabulary=draw(st.integers(2, 60)),
+        attention=attention,
+        qk_norm=draw(st.booleans()),
+        norm_gain=draw(st.booleans()),
+        tied_head=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(models())
+def test_counts_equal_the_model_of_any_shape(model):
+    check_against_the_model(model)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "attention",
+    [LRKV(rank=0), LRKV(rank=8), LRKV(rank=0, rope="shared"), MLA(latent=5, rope_width=0)],
+    ids=["lrkv-rank0", "lrkv-rankK", "lrkv-rank0-shared", "mla-no_rope_key"],
+)
+def test_counts_equal_the_model_at_the_edges(attention, tied):
+    shape = {"layers": 2, "width": 12, "heads": 3, "head_width": 8, "vocabulary": 20}
+    check_against_the_model(
+        ModelConfig(**shape, attention=attention, tied_head=tied, norm_gain=True)
+    )
+
+
+def test_rank_zero_costs_what_mqa_costs_but_for_one_inverse_norm():
+    mqa = config_of("128m", "mqa").model
+    rank0 = config_of("128m", "lrkv", "attention.rank=0").model
+    assert accounting.parameter_counts(rank0) == accounting.parameter_counts(mqa)
+    flops = accounting.training_flops_per_token
+    assert flops(rank0, 2048) == flops(mqa, 2048)
+    extra = accounting.cache_bytes_per_token(rank0) - accounting.cache_bytes_per_token(mqa)
+    assert extra == 12 * 4  # one key for all heads: one float32 a layer
+
+
+@pytest.mark.parametrize(
+    ("scale", "rank", "row"),
+    [("128m", 46, 48), ("1.2b", 51, 56), ("2.5b", 55, 56), ("6.3b", 54, 56)],
+)
+def test_padding_is_what_the_kernels_ask_for(scale, rank, row):
+    """Rows of latents of a multiple of 8 values: 16 bytes in bfloat16."""
+    model = config_of(scale, "lrkv").model
+    allocated = accounting.cache_allocated_bytes_per_token(model)
+    extra = allocated - accounting.cache_bytes_per_token(model)
+    assert model.attention.rank == rank
+    assert extra == model.layers * 2 * model.heads * (row - rank) * 2
+    # Widths that need none have none.
+    even = model.model_copy(update={"attention": LRKV(rank=64)})
+    allocated = accounting.cache_allocated_bytes_per_token(even)
+    assert allocated == accounting.cache_bytes_per_token(even)
+
+
+# The paper's and the audit's figures. Counts to the precision they are printed in.
+
+
+@pytest.mark.parametrize(
+    ("scale", "variant", "overrides", "printed"),
+    [
+        ("128m", "mha", ["model.tied_head=true"], "0.124"),
+        ("128m", "mha", [], "0.162"),
+        ("512m_8k", "mha", ["model.tied_head=true"], "0.757"),
+        ("512m_8k", "mha", [], "0.834"),
+        ("1.2b", "mha", ["model.tied_head=true"], "0.757"),
+        ("1.2b", "mha", [], "0.834"),
+        ("1.2b", "mha", ["model.layers=36"], "1.17"),
+        ("2.5b", "mha", ["model.tied_head=true"], "2.41"),
+        ("2.5b", "mha", [], "2.53"),
+        ("2.5b", "mha", ["model.layers=18"], "1.38"),
+        ("6.3b", "mha", ["model.tied_head=true"], "6.65"),
+        ("6.3b", "mha", [], "6.85"),
+        ("6.3b", "lrkv", [], "6.28"),
+        ("6.3b", "lrkv", [], "6.3"),
+    ],
+)
+def test_parameters_are_the_audits(scale, variant, overrides, printed):
+    total = accounting.parameter_counts(config_of(scale, variant, *overrides).model).total
+    decimals = len(printed.partition(".")[2])
+    assert f"{total / 1e9:.{decimals}f}" == printed
+
+
+@pytest.mark.parametrize(
+    ("variant", "printed"),
+    [
+        ("mha", [100.0] * 5),
+        ("gqa", [50.0, 33.3, 33.3, 33.3, 6.3]),
+        ("mqa", [16.7, 8.3, 8.3, 5.6, 3.1]),
+        ("mla", [8.3, 8.3, 8.3, 8.3, 12.5]),
+        ("lrkv", [52.6, 48.2, 48.2, 48.5, 45.3]),
+    ],
+)
+def test_cache_shares_are_the_papers(variant, printed):
+    for scale, percent in zip(PAPER_SCALES, printed, strict=True):
+        share = 100 * accounting.cache_fraction_published(config_of(scale, variant).model)
+        assert share == pytest.approx(percent, abs=0.0501), scale
+
+
+def test_cache_shares_with_the_rope_key_are_the_audits():
+    printed = {"128m": 12.5, "1.2b": 10.4, "2.5b": 9.72, "6.3b": 13.3}
+    for scale, percent in printed.items():
+        share = 100 * accounting.cache_fraction(config_of(scale, "mla").model)
+        assert share == pytest.approx(percent, abs=0.05), scale
+
+
+def test_cache_bytes_with_float32_norms_are_the_audits():
+    printed = {"128m": 53.4, "1.2b": 49.0, "2.5b": 49.3, "6.3b": 46.1}
+    for scale, percent in printed.items():
+        share = 100 * accounting.cache_bytes_fraction(config_of(scale, "lrkv").model)
+        assert share == pytest.approx(percent, abs=0.05), scale
+
+
+@pytest.mark.parametrize(
+    ("scale", "printed"),
+    [("128m", 96.8), ("512m_8k", 408), ("1.2b", 272), ("2.5b", 825), ("6.3b", 2156)],
+)
+def test_exaflops_are_the_audits(scale, printed):
+    exaflops = accounting.training_exaflops(config_of(scale, "mha"))
+    assert exaflops == pytest.approx(printed, abs=0.5 if printed > 100 else 0.05)
+
+
+def test_flops_are_six_n_and_twelve_lhkt():
+    """By hand for 1 layer, D 4, H 2, K 2, F 16, V 10 at context 8."""
+    model = ModelConfig(layers=1, width=4, heads=2, head_width=2, vocabulary=10, attention=MHA())
+    matrices = 4 * (4 * 2 * 2) + 2 * (4 * 16) + 10 * 4  # q, k, v, output; MLP; head
+    assert accounting.training_flops_per_token(model, 8) == 6 * matrices + 12 * 1 * 2 * 2 * 8
+    tied = model.model_copy(update={"tied_head": True})
+    assert accounting.training_flops_per_token(tied, 8) == 6 * matrices + 12 * 1 * 2 * 2 * 8
+    # MLA's logits are K + P wide, its values K; a latent query of LRKV is K + R wide.
+    mla = model.model_copy(update={"attention": MLA(latent=3, rope_width=2)})
+    attention = 4 * 2 * (2 + 2) + 4 * (3 + 2) + 2 * 3 * 2 * 2 + 2 * 2 * 4
+    matrices = attention + 2 * (4 * 16) + 10 * 4
+    assert accounting.training_flops_per_token(mla, 8) == 6 * matrices + 6 * 2 * 8 * (4 + 2)
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize(
+    "attention",
+    [MHA(), GQA(kv_heads=2), MLA(latent=24, rope_width=4)]
+    + [LRKV(rank=2, rope=rope) for rope in ("full", "shared", "latent")],
+    ids=["mha", "gqa", "mla", "lrkv-full", "lrkv-shared", "lrkv-latent"],
+)
+def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm):
+    """In `shared` and `latent`, B^K multiplies queries and keys (A15); no heads are formed here."""
+    context = 16
+    model = ModelConfig(
+        layers=2, width=512, heads=4, head_width=8, vocabulary=48, attention=attention,
+        qk_norm=qk_norm, dtype="float32", unroll=2,
+    )  # fmt: skip
+    params = parameters(abstract_model(model))
+    tokens_BT = jax.ShapeDtypeStruct((3, context), jnp.int32)
+    forward = jax.jit(lambda params, tokens_BT: with_parameters(model, params)(tokens_BT))
+    text = forward.lower(params, tokens_BT).compile().as_text()
+    counted = accounting.training_flops_per_token(model, context)
+    assert counted * 3 * context == 3 * hlo.product_flops(text)
+
+
+@given(
+    context=st.integers(1, 10_000),
+    rank=st.integers(0, 127),
+    grown=st.sampled_from(["layers", "width", "vocabulary", "heads", "feed_forward"]),
+)
+@settings(deadline=None)
+def test_flops_grow_with_context_rank_and_every_size(context, rank, grown):
+    base = config_of("128m", "lrkv").model.model_copy(update={"feed_forward": 3072})
+
+    def flops(rank, context, **sizes):
+        sized = base.model_copy(update={"attention": LRKV(rank=rank), **sizes})
+        return accounting.training_flops_per_token(sized, context)
+
+    assert flops(rank, context) < flops(rank, context + 1)
+    assert flops(rank, context) < flops(rank + 1, context)
+    assert flops(rank, context) < flops(rank, context, **{grown: getattr(base, grown) + 1})
+
+
+def test_the_budget_is_the_tokens_asked_or_the_steps_taken():
+    config = config_of("quickstart", "mha")
+    assert accounting.training_tokens(config) == config.train.steps * 8 * 256
+    train = TrainConfig(context=256, batch=8, tokens=1_000_000)  # 488.28 steps
+    asked = config.model_copy(update={"train": train})
+    assert accounting.training_tokens(asked) == 1_000_000
+
+
+# A sixth variant.
+
+
+class Toy(AttentionConfig):
+    """One key and value of a single number a layer, and a scalar beside them."""
+
+    def kv_parameters(self, model):
+        return 2 * model.width
+
+    def cache_values(self, model):
+        return 2
+
+    def cache_scalars(self, model):
+        return 1
+
+
+def test_a_new_variant_is_counted_from_its_entry_alone():
+    model = config_of("128m", "mha").model
+    toy = model.model_copy(update={"attention": Toy()})
+    saved = accounting.parameter_counts(model).total - accounting.parameter_counts(toy).total
+    assert saved == 12 * (2 * 768 * 768 - 2 * 768)
+    assert accounting.cache_values_per_token(toy) == 12 * 2
+    assert accounting.cache_bytes_per_token(toy, 1) == 12 * (2 + 4)
+    assert accounting.cache_allocated_bytes_per_token(toy, 1) == 12 * (2 + 4)
+    assert accounting.cache_fraction(toy) == 1 / 768
+
+
+# Muon's share, the step's time, decoding.
+
+
+def matrices_of(scale, variant):
+    """Muon's matrices from the shapes alone: (rows, columns, how many)."""
+    model = config_of(scale, variant).model
+    L, D, HK = model.layers, model.width, model.heads * model.head_width
+    assert variant == "mha"
+    return [
+        Matrices(D, HK, 4 * L),
+        Matrices(D, model.feed_forward_width, 2 * L),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scale", "small", "large"),
+    [("128m", 5, 0.3), ("1.2b", 15, 0.9), ("2.5b", 24, 1.5), ("6.3b", 47, 2.9)],
+)
+def test_newton_schulz_is_the_measured_share_of_a_step(scale, small, large):
+    """Percent of the forward and backward FLOPs at 32,768 and at 524,288 tokens a step."""
+    model = config_of(scale, "mha").model
+    flops = muon_flops(matrices_of(scale, "mha"), 5)
+    per_token = accounting.training_flops_per_token(model, 2048)
+    assert round(100 * flops / (per_token * 32_768)) == small
+    assert round(100 * flops / (per_token * 524_288), 1) == large
+
+
+def test_newton_schulz_counts_the_products_of_an_iteration():
+    """X Xᵀ, its square, and their sum times X, of a 3 × 5 matrix and of its transpose."""
+    gram, square, update = 2 * 3 * 5 * 3, 2 * 3 * 3 * 3, 2 * 3 * 3 * 5
+    for shape in ((3, 5), (5, 3)):
+        assert newton_schulz_flops(*shape, 1) == gram + square + update
+        assert newton_schulz_flops(*shape, 5) == 5 * (gram + square + update)
+
+
+@given(
+    count=st.integers(1, 60), split=st.sampled_from([1, 2]), shares=st.sampled_from([1, 2, 3, 8])
+)
+def test_matrices_are_dealt_out_whole_within_their_share(count, split, shares):
+    group = Matrices(4, 6, count * split, split)
+    busiest = muon_flops_per_device([group], 1, shares * split) // newton_schulz_flops(4, 6, 1)
+    assert busiest == math.ceil(count / shares)
+
+
+def test_decoding_reads_weights_once_and_every_cache():
+    """By hand for MHA at 128M on an H200, 2,048 tokens: 75.5 MB a sequence."""
+    model, device = config_of("128m", "mha").model, hardware("h200")
+    found = serving(model, device, 2048)
+    cache = 12 * 2 * 6 * 128 * 2 * 2048
+    parameters, table = accounting.parameter_counts(model).total, 50304 * 768
+    assert (found.weights, found.cache_per_sequence) == (2 * parameters, cache)
+    assert found.largest_batch == int((0.9 * 141e9 - 2 * parameters) // cache)
+    assert found.floor_of_one == pytest.approx((2 * (parameters - table) + cache) / 4.8e12)
+    step = (2 * (parameters - table) + found.largest_batch * cache) / 4.8e12
+    assert found.floor == pytest.approx(step)
+    assert found.tokens_per_second == pytest.approx(found.largest_batch / step)
+    # Half of the cache, twice the batch.
+    gqa = serving(config_of("128m", "gqa").model, device, 2048)
+    assert gqa.largest_batch == pytest.approx(2 * found.largest_batch, abs=2)
+
+
+def test_a_model_that_no_sequence_fits_beside_has_no_batch():
+    tiny = dataclasses.replace(hardware("a100"), memory=10**9)
+    found = serving(config_of("6.3b", "mha").model, tiny, 2048)
+    assert found.largest_batch == 0 and found.tokens_per_second == 0
+
+
+class Bytes(NamedTuple):
+    kind: str
+    axes: tuple
+    part: str
+    bytes: int
+
+
+def timed(messages=(), sizes=None, *overrides, **counts):
+    config = config_of("128m", "mha", *overrides)
+    counts = {"muon_flops": 0, "parameters": 0, "state": 0, **counts}
+    assume = Assumptions(products=0.5, memory=0.5, links=0.5, hidden=0.5)
+    sizes = sizes or {"data": 1, "fsdp": 8, "context": 1, "tensor": 1}
+    return estimate(config, hardware("h200"), sizes, messages, **counts, assume=assume)
+
+
+def test_a_step_is_its_products_at_the_assumed_share():
+    found = timed()
+    model = config_of("128m", "mha").model
+    weights = 6 * (accounting.parameter_counts(model).total - 50304 * 768)
+    attention = 3.5 * 12 * 6 * 2048 * 256
+    flops = (weights + attention) * 32_768
+    assert found.step == found.products == pytest.approx(flops / 8 / (0.5 * 989.5e12))
+    assert found.tokens_per_second == pytest.approx(32_768 / found.step)
+    published = accounting.training_flops_per_token(model, 2048) * 32_768
+    assert found.mfu == pytest.approx(published / (found.step * 8 * 989.5e12))
+    assert found.hours == pytest.approx(found.step * 100e9 / 32_768 / 3600)
+    assert found.device_hours == pytest.approx(8 * found.hours)
+
+
+def test_parts_of_a_step_add_up():
+    bare = timed()
+    rate = 0.5 * 989.5e12
+    found = timed(muon_flops=rate, parameters=int(1.2e12), state=int(0.6e12))
+    assert found.newton_schulz == pytest.approx(1)
+    # Gradients twice, parameters and state there and back: 6 TB at 2.4 TB/s.
+    assert found.optimizer == pytest.approx(2.5)
+    assert found.step == pytest.approx(bare.step + 3.5)
+    again = timed((), None, "train.remat=full")
+    assert again.products > timed((), None, "train.remat=minimal").products > bare.products
+
+
+def test_gathers_hide_behind_half_of_the_products_and_sums_do_not():
+    bare = timed()
+    link = 0.5 * 450e9
+    small = Bytes("all-gather", ("fsdp",), "gradient", int(0.25 * bare.products * link))
+    assert timed([small]).step == pytest.approx(bare.step)
+    large = small._replace(bytes=int(2 * bare.products * link))
+    assert timed([large]).step == pytest.approx(bare.step + 1.5 * bare.products, rel=1e-6)
+    summed = small._replace(kind="all-reduce", axes=("tensor",))
+    sizes = {"data": 1, "fsdp": 4, "context": 1, "tensor": 2}
+    assert timed([summed], sizes).exposed_collectives == pytest.approx(0.25 * bare.products)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axes", "link"),
+    [
+        ((1, 8, 1, 1), ("fsdp",), True),
+        ((2, 8, 1, 1), ("fsdp",), True),
+        ((2, 8, 1, 1), ("data",), False),
+        ((2, 8, 1, 1), ("data", "fsdp"), False),
+        ((1, 16, 1, 1), ("fsdp",), False),
+        ((2, 4, 1, 4), ("tensor",), True),
+        ((2, 4, 1, 4), ("fsdp",), False),
+        ((1, 4, 2, 1), ("context",), True),
+    ],
+)
+def test_a_collective_runs_on_the_link_if_its_devices_fill_one_node(sizes, axes, link):
+    device = hardware("h100")
+    named = dict(zip(("data", "fsdp", "context", "tensor"), sizes, strict=True))
+    expected = device.link_bandwidth if link else device.network_bandwidth
+    assert bandwidth(device, named, axes) == expected

@@ -1,0 +1,143 @@
+"""What a decoding step costs: FLOPs against the programs themselves, bytes against live buffers."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from lrkv_jax.accounting import cache_allocated_bytes_per_token
+from lrkv_jax.accounting.serving import attention_flops
+from lrkv_jax.bench.problems import make_problem, with_kernel
+from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig, load_config
+from lrkv_jax.kernels.lrkv_decode import mix_query
+from lrkv_jax.plan import measure_cache
+
+H, K = 4, 16
+ENTRIES = {
+    "mha": MHA(),
+    "gqa": GQA(kv_heads=2),
+    "mqa": MQA(),
+    "mla": MLA(latent=24, rope_width=8),
+    "mla-no_rope_key": MLA(latent=24, rope_width=0),
+    # A multiple of 8 is cached without padding, which a program multiplies like anything else.
+    "lrkv-shared": LRKV(rank=8, rope="shared"),
+    "lrkv-latent": LRKV(rank=8, rope="latent"),
+    "lrkv-full": LRKV(rank=8, rope="full"),
+    "lrkv-rank0": LRKV(rank=0),
+}
+
+
+def equations(jaxpr):
+    """Every equation, inner programs included; each loop's body once."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+
+
+def products(program, *arguments) -> int:
+    """2 · multiplications of all matrix products of a program."""
+    total = 0
+    for equation in equations(jax.make_jaxpr(program)(*arguments).jaxpr):
+        if equation.primitive.name == "dot_general":
+            contracted, _ = equation.params["dimension_numbers"][0]
+            left = equation.invars[0].aval.shape
+            size = math.prod(equation.outvars[0].aval.shape)
+            total += 2 * size * math.prod(left[axis] for axis in contracted)
+    return total
+
+
+def abstract_problem(model, length):
+    """A problem of one sequence, and its arrays as shapes: nothing is compiled."""
+    made = []
+
+    def arrays():
+        made.append(make_problem(model, np.array([length], np.int32), length, "float32", 0))
+        return made[0].given, made[0].cache, made[0].lengths_B
+
+    shapes = jax.eval_shape(arrays)
+    return made[0], shapes
+
+
+def elementwise(program, *arguments) -> int:
+    """Multiplications, additions and subtractions of whole arrays."""
+    found = equations(jax.make_jaxpr(program)(*arguments).jaxpr)
+    kinds = ("mul", "add", "sub")
+    return sum(math.prod(e.outvars[0].aval.shape) for e in found if e.primitive.name in kinds)
+
+
+# The rest differs from these by a number.
+QUICK = {"mha", "mla", "lrkv-shared", "lrkv-full"}
+MARKED = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ENTRIES]
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_flops_of_a_step_are_the_products_of_its_program(name):
+    entry = ENTRIES[name]
+    shape = {"layers": 1, "width": H * K, "heads": H, "head_width": K, "vocabulary": 8}
+    model = ModelConfig(**shape, attention=entry, dtype="float32")
+    flops = attention_flops(model)
+    for length in (16, 48):  # fewer than a chunk: the program's loop turns once
+        problem, arguments = abstract_problem(model, length)
+
+        def program(given, cache, lengths_B, problem=problem):
+            return with_kernel(problem, given, cache, lengths_B, "xla")
+
+        made = 0
+        if name == "lrkv-full":  # the mix matrix is made by elementwise operations
+            up_HRK = problem.layer(arguments[0].weights).key_up.get_value()
+            made = elementwise(mix_query, arguments[0].query[0], up_HRK)
+        assert flops.at(length) == products(program, *arguments) + made
+    three = model.model_copy(update={"layers": 3})
+    assert attention_flops(three).at(48) == 3 * flops.at(48)
+
+
+def test_lrkv_s_extra_work_grows_with_the_cache():
+    """The paper's Table 10 says "T-dependence: none"; its own section on decoding says O(T r)."""
+    for rope, share in (("shared", 46 / 128), ("full", 46 / 128 + 46 / 2)):
+        model = load_config("128m", [f"attention.rope={rope}"]).model
+        mha = attention_flops(load_config("128m", ["attention=mha"]).model)
+        ours = attention_flops(model)
+        assert ours.per_cached_token / mha.per_cached_token == pytest.approx(1 + share)
+
+
+@pytest.mark.parametrize("variant", ["mha", "mla", "lrkv"])
+def test_a_whole_models_cache_weighs_what_the_closed_form_says(variant):
+    model = load_config("128m", [f"attention={variant}", "model.layers=3"]).model
+    measured = measure_cache(model, 2, 96)
+    assert measured.nbytes == measured.live == 2 * 96 * cache_allocated_bytes_per_token(model)
+    assert measured.bytes_per_token == cache_allocated_bytes_per_token(model)
+    sizes = [math.prod(a.shape) * (4 if a.dtype == "float32" else 2) for a in measured.arrays]
+    assert measured.layers * sum(sizes) == measured.nbytes
+    assert all(len(array.axes) == len(array.shape) for array in measured.arrays)
+
+
+def test_a_measured_cache_is_freed():
+    model = load_config("128m", ["attention=mqa", "model.layers=2"]).model
+    before = sum(array.nbytes for array in jax.live_arrays())
+    assert measure_cache(model, 1, 64).nbytes > 0
+    assert sum(array.nbytes for array in jax.live_arrays()) == before
+
+
+def test_buffers_that_arrays_share_are_weighed_once(monkeypatch):
+    import jax.numpy as jnp
+
+    from lrkv_jax.attention.base import Attention
+
+    def shares(self, batch, length, dtype):
+        one = jnp.zeros((batch, length, 5), dtype)
+        return [one, one]
+
+    monkeypatch.setattr(Attention, "init_cache", shares)
+    model = load_config("128m", ["attention=mha", "model.layers=2"]).model
+    assert measure_cache(model, 1, 64, "float32").nbytes == 2 * 64 * 5 * 4
+
+
+@pytest.mark.slow
+def test_the_largest_cache_of_the_paper_is_a_gibibyte():
+    measured = measure_cache(load_config("6.3b", ["attention=mha"]).model, 1, 2048)
+    assert measured.nbytes == measured.live == 2**30

@@ -1,0 +1,192 @@
+"""The command line: bad input is one line and exit code 2; the verbs do what they say."""
+
+import json
+import shutil
+
+import jax
+import pytest
+from support.command import lrkv
+
+from lrkv_jax.config import load_config
+from lrkv_jax.data.sources import documents
+from lrkv_jax.run.loop import train
+from lrkv_jax.run.metrics import read_metrics
+
+QUICK = "configs/quickstart.yaml"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, finished_run):
+    """A tiny finished run's directory, to write into."""
+    directory = tmp_path_factory.mktemp("cli") / "run"
+    return shutil.copytree(finished_run.directory, directory)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "mend"),
+    [
+        (("train", QUICK, "model.layer=3"), "model.layer", "did you mean layers?"),
+        (("train", QUICK, "train.steps=many"), "train.steps", "integer"),
+        (("train", QUICK, "attention=lrvk"), "attention = lrvk", "did you mean lrkv?"),
+        (("train", QUICK, "attention.rank=33"), "attention.rank = 33", "use 0 (MQA) to 32"),
+        (("train", QUICK, "attention=gqa", "attention.kv_heads=3"), "kv_heads = 3", "1, 2 or 4"),
+        (("train", QUICK, "mesh.data=3", "mesh.fsdp=1"), "devices, 8", "set one of them to -1"),
+        (("train", QUICK, "train.context=9999999"), "train.context = 9999999", "the data allows"),
+        (("train", QUICK, "data.source=nowhere"), "nowhere", ""),
+        (("train", "configs/129m.yaml"), "configs/129m.yaml", "did you mean 128m?"),
+        (("train", QUICK, "steps"), "'steps'", "key=value"),
+        (("train", QUICK, "--until", "0"), "--until 0", "1 or more"),
+        (("train", QUICK, "data.tokenizer=gpt3"), "gpt3", "gpt2"),
+        (("plan", "configs/6.3b.yaml", "attention=gqa", "attention.kv_heads=5"), "= 5", "use 1,"),
+        (("evaluate", "runs/none"), "runs/none", "not a run"),
+        (("generate", "runs/none", "--prompt", "x"), "runs/none", "not a run"),
+        (("sweep", QUICK, "attention=mha,mha"), "attention=mha,mha", "each value once"),
+        (("sweep", QUICK, "seed=0,1", "--only", "2"), "--only 2", "0 to 1"),
+        (("analyze", "runs/none"), "runs/none", "give the directory of a run"),
+        (("quickstart", "optimizer.warmup=5000"), "optimizer.warmup = 5000", "use at most"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_thing_and_the_mend(
+    capsys, monkeypatch, tmp_path, data_directory, arguments, named, mend
+):
+    verb, target, *rest = arguments
+    if verb in ("train", "quickstart"):
+        rest = [f"run_dir={tmp_path / 'run'}", f"data.directory={data_directory}", *rest]
+    code, _, err = lrkv(capsys, monkeypatch, verb, target, *rest)
+    assert code == 2
+    assert err.count("\n") == 1 and err.startswith("lrkv: ")
+    assert named in err and mend in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_data_folder_is_named(capsys, monkeypatch, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    code, _, err = lrkv(capsys, monkeypatch, "train", QUICK, f"data.source={folder}",
+                       f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    assert code == 2 and err.count("\n") == 1 and str(folder) in err
+
+
+def test_plan_prints_json_for_every_variant(capsys, monkeypatch):
+    code, out, _ = lrkv(capsys, monkeypatch, "plan", "configs/128m.yaml", "--json", "--all")
+    variants = json.loads(out)["variants"]
+    percent = {n: round(100 * v["kv_cache_fraction_of_mha"], 1) for n, v in variants.items()}
+    assert code == 0
+    assert percent == {"mha": 100.0, "gqa": 50.0, "mqa": 16.7, "mla": 12.5, "lrkv": 52.6}
+    assert round(100 * variants["mla"]["kv_cache_fraction_published"], 1) == 8.3
+
+
+@pytest.mark.slow
+def test_evaluate_gives_the_same_numbers_whatever_the_batch(capsys, monkeypatch, trained):
+    results = []
+    for batch in (1, 7, 64):
+        code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained, "--batch", batch,
+                           "--tasks", "bpb", "--json")  # fmt: skip
+        assert code == 0
+        results.append(json.loads(out)["bpb"])
+    first = results[0]
+    data = load_config(trained / "config.yaml").data
+    held_out = documents(data.source, "heldout", heldout=data.heldout)
+    # The texts' own count: specials and padding excluded.
+    assert first["bytes"] == sum(len(text.encode()) for text in held_out)
+    for other in results[1:]:
+        assert other["tokens"] == first["tokens"] and other["bytes"] == first["bytes"]
+        assert other["cross_entropy"] == pytest.approx(first["cross_entropy"], rel=1e-6)
+        assert other["bits_per_byte"] == pytest.approx(first["bits_per_byte"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_analyze_writes_json_plots_and_a_page_and_does_not_repeat_itself(
+    capsys, monkeypatch, trained
+):
+    arguments = ("analyze", trained, "--null-seeds", 2, "--batches", 1, "--steps")
+    code, out, _ = lrkv(capsys, monkeypatch, *arguments)
+    report = trained / "analysis" / "index.html"
+    assert code == 0 and "Effective rank" in out and out.split()[-1] == str(report)
+    assert "<img" in report.read_text() and "http" not in report.read_text().split("<body>")[1]
+    assert {p.suffix for p in report.parent.iterdir()} >= {".png", ".svg", ".md", ".tex", ".json"}
+    analysis = json.loads((trained / "analysis.json").read_text())
+    assert analysis["weighted"] and (trained / "analysis_steps.json").is_file()
+    before = (trained / "analysis.json").stat().st_mtime_ns
+    for more, again in (((), False), (("--ranks", "1,2"), True), (("--fresh",), True)):
+        assert lrkv(capsys, monkeypatch, "analyze", trained, "--null-seeds", 2, *more)[0] == 0
+        after = (trained / "analysis.json").stat().st_mtime_ns
+        assert (after != before) == again
+        before = after
+    code, _, err = lrkv(capsys, monkeypatch, "analyze", trained, "--batches", -1)
+    assert code == 2 and "--batches -1: use 0 or more" in err
+
+
+def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained):
+    code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained)
+    assert code == 0 and "bits per byte" in out
+    saved = json.loads((trained / "evaluation.json").read_text())
+    assert saved["agreement"]["max_relative_error"] < 1e-5
+    assert saved["agreement"]["same_greedy_token"] == 1.0
+    # Two layers of 2 (K + H R) float32 values, rank 3 padded to 8, and H float32 norms.
+    assert saved["kv_cache_bytes_per_token"] == 2 * (2 * (8 + 4 * 8) * 4 + 4 * 4)
+
+
+@pytest.mark.slow
+def test_generate_takes_settings(capsys, monkeypatch, trained):
+    how = ("generate", trained, "model.decode_kernel=xla", "--prompt", "We", "--tokens", "4")
+    code, out, _ = lrkv(capsys, monkeypatch, *how)
+    assert code == 0 and out.startswith("We")
+    code, _, err = lrkv(capsys, monkeypatch, *[a.replace("xla", "mosaic") for a in map(str, how)])
+    assert code == 2 and "cannot run as mosaic: the backend is cpu, not a GPU; use xla" in err
+
+
+def test_generate_repeats_itself_with_a_seed(capsys, monkeypatch, trained):
+    how = ("generate", trained, "--prompt", "My fellow", "--prompt", "We", "--tokens", "12")
+    first = lrkv(capsys, monkeypatch, *how, "--seed", "3")
+    again = lrkv(capsys, monkeypatch, *how, "--seed", "3")
+    other = lrkv(capsys, monkeypatch, *how, "--seed", "4")
+    assert first == again and first[0] == 0
+    assert first[1] != other[1]
+    assert first[1].startswith("My fellow")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("evaluate", "--tasks", "bpb,poetry"), "unknown task poetry"),
+        (("evaluate", "--batch", "0"), "batch = 0"),
+        (("evaluate", "--step", "99"), "no checkpoint of step 99: there are 6"),
+        (("generate", "--prompt", "x", "--top-p", "2"), "top_p = 2.0"),
+        (("chat",), "has not been midtrained: run lrkv train configs/quickstart_midtrain.yaml"),
+        (("generate", "--prompt", "x", "--step", "last"), "--step last"),
+        (("generate", "--prompt", "x", "--step", "²"), "--step ²: use a number, or best"),  # A21
+    ],
+)
+def test_bad_questions_to_a_run_are_one_line(capsys, monkeypatch, trained, arguments, message):
+    verb, *rest = arguments
+    code, _, err = lrkv(capsys, monkeypatch, verb, trained, *rest)
+    assert code == 2 and err.count("\n") == 1 and message in err
+
+
+def test_data_build_prints_where_the_records_are(capsys, monkeypatch, data_directory):
+    code, out, _ = lrkv(capsys, monkeypatch, "data", "build", QUICK,
+                       f"data.directory={data_directory}", "train.context=32")  # fmt: skip
+    assert code == 0 and out.startswith(str(data_directory))
+
+
+@pytest.mark.slow
+def test_the_quickstart_model_trains_alike_on_eight_devices(tmp_path, data_directory):
+    """The real shape; tests/train/test_step.py has every variant on every mesh."""
+    losses = {}
+    for devices, mesh in ((1, ()), (8, ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"))):
+        settings = ("train.steps=5", "train.validate_every=0", "train.validation_batches=1",
+                    "train.sample_tokens=0", f"run_dir={tmp_path / str(devices)}",
+                    f"data.directory={data_directory}", *mesh)  # fmt: skip
+        result = train(load_config(QUICK, settings), devices=jax.devices()[:devices])
+        losses[devices] = [row["loss"] for row in read_metrics(result.run_dir)]
+    assert losses[8] == pytest.approx(losses[1], abs=1e-4)
+    assert len(losses[1]) == 5
+
+
+def test_a_terminal_shows_that_a_command_starts(capsys, monkeypatch):
+    """A19: the screen stayed empty for the seconds that imports take."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
+    code, _, err = lrkv(capsys, monkeypatch, "train", QUICK, "mesh.data=3", "mesh.fsdp=1")
+    assert code == 2 and -1 < err.find("starting ...") < err.find("number of devices")

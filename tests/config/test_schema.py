@@ -1,0 +1,182 @@
+"""What a configuration is: frozen, checked wherever it is built, and the paper's as shipped."""
+
+import pydantic
+import pytest
+
+from lrkv_jax.attention import Attention
+from lrkv_jax.config import (
+    GQA,
+    LRKV,
+    MHA,
+    MLA,
+    MQA,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    load_config,
+)
+from lrkv_jax.config.attention import KINDS
+from lrkv_jax.config.schema import TrainConfig
+from lrkv_jax.errors import LrkvError
+
+SHAPE = {"layers": 2, "width": 24, "heads": 6, "head_width": 4, "vocabulary": 11}
+
+
+# Table "architecture": layers, width, heads; then KV heads, latent, rank; context, batch, tokens.
+PAPER = {
+    "128m": ((12, 768, 6), (3, 128, 46), (2048, 16, 100_000_000_000)),
+    "512m_8k": ((24, 1536, 12), (4, 256, 51), (8192, 4, 50_000_000_000)),
+    "1.2b": ((24, 1536, 12), (4, 256, 51), (2048, 16, 50_000_000_000)),
+    "2.5b": ((36, 2304, 18), (6, 384, 55), (2048, 16, 50_000_000_000)),
+    "6.3b": ((32, 4096, 32), (2, 1024, 54), (2048, 16, 50_000_000_000)),
+}
+
+
+@pytest.mark.parametrize("scale", PAPER)
+def test_the_papers_settings_stand_in_each_yaml(scale):
+    (layers, width, heads), (kv_heads, latent, rank), (context, batch, tokens) = PAPER[scale]
+    config = load_config(scale)
+    model, optimizer, train = config.model, config.optimizer, config.train
+    assert (config.name, config.data.tokenizer) == (scale, "gpt2")
+    assert (model.layers, model.width, model.heads) == (layers, width, heads)
+    assert (model.head_width, model.vocabulary) == (128, 50304)
+    assert (model.feed_forward_width, model.activation) == (4 * width, "relu2")
+    assert model.qk_norm and not model.norm_gain and not model.tied_head
+    assert (model.softcap, model.rope_base) == (15.0, 10_000.0)
+    assert config.variants == {
+        "mha": MHA(),
+        "gqa": GQA(kv_heads=kv_heads),
+        "mqa": MQA(),
+        "mla": MLA(latent=latent, rope_width=64),
+        "lrkv": LRKV(rank=rank, rope="full"),
+    }
+    rates = (optimizer.matrix_lr, optimizer.embedding_lr, optimizer.head_lr)
+    assert rates == (0.02, 0.2, 0.004)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.clip) == (0.9, 0.95, 1.0)
+    decays = (optimizer.matrix_decay, optimizer.head_decay, optimizer.embedding_decay)
+    assert decays == (0.1, 0.1, 0.0)
+    assert (optimizer.schedule, optimizer.warmup) == ("cosine", 2000)
+    assert (train.context, train.batch, train.tokens) == (context, batch, tokens)
+    assert train.context * train.batch == 32_768
+    assert train.total_steps == tokens // 32_768
+
+
+@pytest.mark.parametrize("scale", PAPER)
+def test_every_line_of_a_scale_fits_its_model(scale):
+    config = load_config(scale)
+    for name, entry in config.variants.items():
+        assert config.variant(name).model.attention == entry
+        assert config.variant(name).directory == f"runs/{scale}-{name}"
+    with pytest.raises(KeyError):
+        config.variant("mhaa")
+
+
+def test_settings_cannot_be_changed_or_added():
+    config = load_config("128m")
+    for part, key in [
+        (config, "name"),
+        (config.model, "layers"),
+        (config.model.attention, "rank"),
+        (config.optimizer.muon, "momentum"),
+        (config.train, "extra"),
+    ]:
+        with pytest.raises(pydantic.ValidationError):
+            setattr(part, key, 1)
+
+
+def test_models_of_equal_settings_are_one_key():
+    """Compiled functions are cached by the model's configuration."""
+    one, other = (ModelConfig(**SHAPE, attention=LRKV(rank=2)) for _ in range(2))
+    assert {one: 1}[other] == 1
+    assert {one: 1}.get(ModelConfig(**SHAPE, attention=LRKV(rank=3))) is None
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        (LRKV(rank=5), r"attention.rank = 5 .* head_width = 4: use 0 \(MQA\) to 4"),
+        (GQA(kv_heads=4), r"attention.kv_heads = 4 .* heads = 6: use 1, 2, 3 or 6$"),
+        (MLA(latent=3, rope_width=5), "attention.rope_width = 5 is odd.* use 4 or 6$"),
+    ],
+)
+def test_impossible_shapes_are_refused_from_python_too(attention, message):
+    with pytest.raises(LrkvError, match=message):
+        ModelConfig(**SHAPE, attention=attention)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [LRKV(rank=0), LRKV(rank=4), GQA(kv_heads=1), GQA(kv_heads=6), MLA(latent=1, rope_width=0)],
+)
+def test_the_extremes_of_each_variant_are_allowed(attention):
+    assert ModelConfig(**SHAPE, attention=attention).attention == attention
+
+
+def test_one_mesh_axis_may_take_what_is_left():
+    assert MeshConfig().fsdp == -1
+    assert MeshConfig(data=-1, fsdp=1).data == -1
+    for sizes in (
+        {"data": -1},
+        {"data": -1, "fsdp": -1, "tensor": -1},
+        {"tensor": -2},
+        {"fsdp": 0},
+    ):
+        with pytest.raises(LrkvError, match="mesh"):
+            MeshConfig(**sizes)
+
+
+def test_steps_are_counted_from_tokens_and_never_none():
+    shape = {"context": 8, "batch": 4}
+    assert TrainConfig(**shape, tokens=100).total_steps == 3
+    assert TrainConfig(**shape, tokens=1).total_steps == 1
+    assert TrainConfig(**shape, steps=9).total_steps == 9
+    for length in ({}, {"steps": 1, "tokens": 1}):
+        with pytest.raises(LrkvError, match="give exactly one"):
+            TrainConfig(**shape, **length)
+
+
+def test_the_embedding_is_not_decayed_unless_asked():
+    """At rate 0.2 · 0.1 a thousand steps would leave 1.7e-9 of it."""
+    assert OptimizerConfig().embedding_decay == 0.0
+    assert OptimizerConfig().matrix_decay == OptimizerConfig().head_decay == 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_registered_once_and_names_the_class_of_its_layer(kind):
+    entry = KINDS[kind]
+    assert entry.own_kind() == kind == entry.name
+    assert issubclass(entry.layer_class(), Attention)
+    for mode in entry.modes():
+        assert set(entry.looks) == set(entry.modes()), mode
+
+
+@pytest.mark.parametrize(
+    ("entry", "size", "label", "mode"),
+    [
+        (MHA(), None, "MHA", None),
+        (GQA(kv_heads=3), 3, "GQA-3", None),
+        (MQA(), None, "MQA", None),
+        (MLA(latent=128), 128, "MLA-128", None),
+        (LRKV(rank=8), 8, "LRKV-8", "full"),
+        (LRKV(rank=8, rope="shared"), 8, "LRKV-8 rope shared", "shared"),
+    ],
+)
+def test_an_entry_says_its_size_label_and_mode(entry, size, label, mode):
+    assert (entry.size, entry.label, entry.mode) == (size, label, mode)
+    assert entry.mode is None or entry.in_mode(entry.mode) == entry
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "heads", "tensor", "here"),
+    [(4, 8, 2, 2), (4, 8, 4, 1), (2, 8, 4, 2), (3, 6, 2, 3)],
+)
+def test_a_tensor_shard_reads_the_groups_of_its_own_heads(kv_heads, heads, tensor, here):
+    model = ModelConfig(**{**SHAPE, "heads": heads}, attention=GQA(kv_heads=kv_heads))
+    assert model.attention.on_shard(model, tensor) == GQA(kv_heads=here)
+    assert LRKV(rank=2).on_shard(model, tensor) == LRKV(rank=2)
+
+
+def test_a_kind_is_its_class_s_own():
+    with pytest.raises(LrkvError, match="kind = gqa is not MHA: its kind is mha"):
+        MHA(kind="gqa")
+    assert MHA().model_dump() == {"kind": "mha"}

@@ -1,0 +1,110 @@
+"""Every setting has one role and one description; lists and comparisons follow from them."""
+
+import math
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from lrkv_jax.config import OptimizerConfig, load_config
+from lrkv_jax.config.attention import KINDS
+from lrkv_jax.config.differences import differences
+from lrkv_jax.config.frozen import ROLES, Group, place, walk
+from lrkv_jax.config.reference import all_settings, as_markdown, as_text
+from lrkv_jax.errors import LrkvError
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_setting_has_one_role_and_a_description():
+    config = load_config("128m")
+    found = [*walk(config), *walk(config.data.hub)]
+    assert len(found) > 80 and {role for _, role, _ in found} == set(ROLES)
+    assert all(one.meaning.endswith(".") for one in all_settings())
+    bare = {"__annotations__": {"depth": int}}
+    for missing, field in (
+        ("role", pydantic.Field(description="One.")),
+        ("description", place("")),
+    ):
+        with pytest.raises(TypeError, match=f"Odd.depth has no {missing}"):
+            type("Odd", (Group,), bare | {"depth": field})
+
+
+HUB = "data.hub={repo: a/b}"
+TALK = "data.mixture={train: [{task: t, split: s}], heldout: [{task: t, split: s}]}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ([], ["train.batch=8"], "train.batch: 16 there, 8 asked for"),
+        ([], ["optimizer.muon.iterations=6"], "optimizer.muon.iterations: 5 there, 6 asked for"),
+        (["attention=mha"], [], "model.attention: kind='mha' there"),
+        ([], ["attention.rank=8"], "model.attention: kind='lrkv' rank=46"),
+        ([], ["train.steps=9"], "train.steps: 3051757 there, 9 asked for"),
+        (["train.steps=64"], ["train.tokens=2097152"], None),
+        (["train.epochs=2", "train.steps=9"], ["train.epochs=2"], None),
+        (["train.epochs=2"], ["train.epochs=3"], "train.epochs: 2 there, 3 asked for"),
+        (["model.dtype=bfloat16"], [], None),
+        (["model.dtype=bfloat16"], ["model.dtype=float32"], "model.dtype: bfloat16 there"),
+        ([], [TALK], "data.mixture.train: None there"),
+        ([TALK], [f"{TALK[:-1]}, loss: assistant}}"], "data.mixture.loss: all there, assistant"),
+        ([], [HUB, "data.workers=3", "mesh.data=2", "model.unroll=2", "run_dir=elsewhere"], None),
+        ([], ["train.save_every=7", "train.accumulation=2", "train.loss_chunk=64"], None),
+        ([], ["data.source=elsewhere"], "data.source: data/fineweb-edu there, elsewhere asked for"),
+    ],
+)  # fmt: skip
+def test_what_makes_another_run_is_said_by_its_key(before, after, said):
+    changes = differences(load_config("128m", before), load_config("128m", after))
+    assert (str(changes[0]) if changes else None) is said or str(changes[0]).startswith(said)
+
+
+def test_numbers_that_are_none_are_refused():
+    for key in ("clip", "beta1", "matrix_lr"):
+        for value in (math.nan, math.inf):
+            with pytest.raises(pydantic.ValidationError):
+                OptimizerConfig(**{key: value})
+
+
+def test_the_page_of_settings_is_current():
+    """To mend it: lrkv settings --markdown > docs/settings.md."""
+    assert (DOCS / "settings.md").read_text() == as_markdown()
+
+
+def test_the_list_has_every_setting_and_breaks_no_word():
+    everything = all_settings()
+    keys = [setting.key for setting in everything]
+    known = {key for key, _, _ in walk(load_config("128m"))} - {"model.attention"}
+    assert known <= set(keys) and len(set(keys)) == len(keys)
+    for entry in KINDS.values():
+        assert {f"attention.{n}" for n in entry.model_fields if n != "kind"} <= set(keys)
+    assert [s.key for s in all_settings("optimizer.muon.")][0] == "optimizer.muon.momentum"
+    assert [s.default for s in all_settings("train.keep")] == ["2"]
+    lines = as_text(everything, 80).splitlines()
+    words = {word for line in lines for word in line.split()}
+    assert max(map(len, lines)) <= 80
+    assert all(set(setting.meaning.split()) <= words for setting in everything)
+    with pytest.raises(LrkvError, match="no setting train.bach: did you mean train.batch"):
+        all_settings("train.bach")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["train", "quickstart", "typo=1"], 2, "unknown key typo"),
+        (["sweep", "quickstart", "typo=1"], 2, "unknown key typo"),
+        (["settings", "train"], 0, "train.batch  int > 0"),
+    ],
+)
+def test_a_typo_is_named_before_anything_heavy_is_imported(arguments, code, said):
+    """REVIEW A17: it took 3.3 CPU seconds, since the loop was imported first."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "lrkv_jax", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert ended.returncode == code and said in ended.stdout + ended.stderr
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert spent < 0.7

@@ -1,0 +1,456 @@
+"""Promises of a build: every token a target once, whole or not at all, and always the same bits.
+
+Whatever was killed, on however many processes, and as earlier versions of this package built them.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import fineweb
+
+from lrkv_jax.config.schema import DataConfig
+from lrkv_jax.data.loader import Records
+from lrkv_jax.data.records import build as build_module
+from lrkv_jax.data.records import streams
+from lrkv_jax.data.records.build import build_dataset
+from lrkv_jax.data.records.folders import open_dataset
+from lrkv_jax.data.sources import documents
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+
+TOKENIZER = load_tokenizer("sotu-4096")
+SPLITS = ("train", "heldout")
+
+
+def records(path, split):
+    source = open_dataset(path).as_data_source(split)
+    return np.stack([source[i]["tokens"] for i in range(len(source))])
+
+
+def stream(config, split):
+    """The split's tokens made by hand."""
+    how = {"heldout": config.heldout, "heldout_shards": config.heldout_shards}
+    ids = []
+    for text in documents(config.source, split, **how):
+        ids += [TOKENIZER.bos, *TOKENIZER.encode(text)]
+    return np.array(ids)
+
+
+def content(path):
+    """Every file of a built folder, by name."""
+    return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+
+
+# --- packing
+
+
+@given(
+    blocks=st.lists(st.lists(st.integers(1, 99), max_size=30), max_size=8),
+    context=st.integers(1, 12),
+)
+def test_packing_makes_each_token_a_target_exactly_once(blocks, context):
+    tokens = np.array([token for block in blocks for token in block], np.int32)
+    arrays = [np.array(block, np.int32) for block in blocks]
+    padded = list(streams.pack(iter(arrays), context, 0))
+    dropped = list(streams.pack(iter(arrays), context, None))
+    targets = np.concatenate([np.empty(0, np.int32), *(record[1:] for record in padded)])
+    inputs = np.concatenate([np.empty(0, np.int32), *(record[:-1] for record in padded)])
+    np.testing.assert_array_equal(targets[targets != 0], tokens[1:])
+    np.testing.assert_array_equal(inputs[inputs != 0][: len(tokens[:-1])], tokens[:-1])
+    assert (targets[len(tokens[1:]) :] == 0).all() and len(targets) - len(tokens) < context
+    assert len(dropped) == max(len(tokens) - 1, 0) // context
+    assert all(len(record) == context + 1 for record in padded)
+    np.testing.assert_array_equal(dropped, padded[: len(dropped)])
+
+
+def test_files_are_divided_without_a_gap(monkeypatch):
+    monkeypatch.setattr(streams, "FILE_BYTES", 1000)
+    pieces = streams.pieces(100_001, 9, padded=True, vocabulary=4096)
+    assert pieces[0].first == 0 and pieces[-1].last == -(-100_000 // 9) and len(pieces) > 200
+    assert all(a.last == b.first for a, b in zip(pieces, pieces[1:], strict=False))
+
+
+# --- a small build: sixty short documents in a folder, about a third of them held out
+
+
+def make_config(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for n in range(60):
+        (folder / f"{n:02}.txt").write_text(f"Document {n} says: " + "and so on, " * (n % 7))
+    return DataConfig(source=str(folder), heldout=0.3, directory=str(tmp_path / "built"))
+
+
+@pytest.fixture
+def config(tmp_path):
+    return make_config(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """(settings, folder, progress) of a build that nobody may change."""
+    config, seen = make_config(tmp_path_factory.mktemp("small")), []
+    return config, build_dataset(config, 16, progress=seen.append), seen
+
+
+def test_each_heldout_token_is_predicted_once_and_train_loses_its_last_partial_record(built):
+    config, path, _ = built
+    rows, expected = records(path, "heldout"), stream(config, "heldout")
+    targets = rows[:, 1:].ravel()
+    np.testing.assert_array_equal(targets[: len(expected) - 1], expected[1:])
+    assert (targets[len(expected) - 1 :] == TOKENIZER.bos).all()
+    np.testing.assert_array_equal(rows[1:, 0], rows[:-1, -1])
+    rows, expected = records(path, "train"), stream(config, "train")
+    assert len(rows) == (len(expected) - 1) // 16
+    np.testing.assert_array_equal(rows[:, 1:].ravel(), expected[1 : 1 + rows[:, 1:].size])
+
+
+def test_the_manifest_counts_documents_tokens_and_bytes(built):
+    config, path, seen = built
+    info = open_dataset(path).info
+    for split in SPLITS:
+        texts = list(documents(config.source, split, heldout=config.heldout))
+        assert info.metadata[split] == {
+            "documents": len(texts),
+            "tokens": len(stream(config, split)),
+            "bytes": sum(len(text.encode()) for text in texts),
+        }
+    assert info.metadata["tokenizer_fingerprint"] == TOKENIZER.fingerprint
+    assert info.metadata["context"] == 16 and info.metadata["tokenizer"] == "sotu-4096"
+    assert info.features["tokens"].np_dtype == np.uint16
+    # Progress rises to the same totals.
+    last = seen[-1]
+    assert last.documents == sum(info.metadata[split]["documents"] for split in SPLITS)
+    assert last.tokens == sum(info.metadata[split]["tokens"] for split in SPLITS)
+    assert last.bytes == last.of_bytes and last.parts == last.of_parts == 1
+    places = [(done.documents, done.tokens, done.bytes) for done in seen]
+    assert places == sorted(places)
+
+
+def test_a_complete_build_is_reused_and_nothing_is_printed(built, capfd):
+    config, path, _ = built
+    before = {file: file.stat().st_mtime_ns for file in path.iterdir()}
+    assert build_dataset(config, 16, progress=pytest.fail) == path
+    assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_embedded_corpus_keeps_its_name_and_its_bytes(data_directory):
+    """Folders that an earlier version of this package has built are found and read."""
+    path = build_dataset(DataConfig(directory=str(data_directory)), 256)
+    assert path.name == "sotu-sotu-4096-256-a177cf42ef"
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        rows = Records(path, split)
+        digest.update(rows.read(range(len(rows))).astype("<u2").tobytes())
+    assert digest.hexdigest()[:16] == "22b93f7ea916cba2"
+
+
+def test_whatever_decides_the_records_decides_the_folder(config):
+    paths = [build_dataset(config, 16), build_dataset(config, 17)]
+    for change in ({"heldout": 0.4}, {"tokenizer": "gpt2"}):
+        paths.append(build_dataset(config.model_copy(update=change), 16))
+    with open(os.path.join(config.source, "00.txt"), "a") as file:
+        file.write("more")
+    paths.append(build_dataset(config, 16))
+    assert len(set(paths)) == 5
+    assert build_dataset(config.model_copy(update={"shuffle_seed": 9}), 16) == paths[-1]
+    assert paths[0].name.startswith("texts-sotu-4096-16-")
+
+
+def test_what_cannot_be_built_is_named_and_leaves_nothing(config, tmp_path):
+    tokens = len(stream(config, "train"))
+    message = rf"train.context = 9999 is longer than the data allows \({tokens} tokens in the train"
+    with pytest.raises(LrkvError, match=message):
+        build_dataset(config, 9999)
+    Path(config.source, "99.txt").write_bytes(b"\xff")
+    with pytest.raises(LrkvError, match="99.txt"):
+        build_dataset(config, 16)
+    assert os.listdir(config.directory) == []
+    (tmp_path / "file").write_text("")
+    for directory in (str(tmp_path / "file"), "/dev/null", "x" * 5000, "a\0b"):
+        with pytest.raises(LrkvError, match=r"data.directory = .* cannot be written"):
+            build_dataset(config.model_copy(update={"directory": directory}), 16)
+
+
+def half(text):
+    return text[: len(text) // 2]
+
+
+def with_rows(change):
+    """A description whose training split has other numbers of rows."""
+
+    def changed(text):
+        about = json.loads(text)
+        (train,) = (split for split in about["splits"] if split["name"] == "train")
+        train["shardLengths"] = [str(int(n) + change) for n in train["shardLengths"]]
+        return json.dumps(about)
+
+    return changed
+
+
+OTHER_ROWS = "has .* rows, dataset_info.json says .*: delete .* built again"
+# A file of a built folder, what happens to it, and the words of the refusal.
+DAMAGES = {
+    "missing file": ("*train*", None, "train.array_record-.* is missing: delete .* built again"),
+    "missing description": ("dataset_info.json", None, "is not a built dataset: delete"),
+    "cut description": ("dataset_info.json", half, "is damaged .*: delete it"),
+    "cut features": ("features.json", half, "is damaged .*: delete it"),
+    "cut metadata": ("metadata.json", half, "is damaged .*: delete it"),
+    "no context": ("metadata.json", lambda text: "{}", "is damaged .*context.*: delete it"),
+    "no train": ("dataset_info.json", lambda t: t.replace('"train"', '"trial"'), "delete .* built"),
+    # A21: other numbers of rows were believed, and rows left out without a word.
+    "fewer rows": ("dataset_info.json", with_rows(-1), OTHER_ROWS),
+    "more rows": ("dataset_info.json", with_rows(1), OTHER_ROWS),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_folder_is_named_with_its_mend(built, tmp_path, name):
+    path = tmp_path / built[1].name
+    shutil.copytree(built[1], path)
+    pattern, change, message = DAMAGES[name]
+    (file,) = path.glob(pattern)
+    if change is None:
+        file.unlink()
+    else:
+        file.write_text(change(file.read_text()))
+    with pytest.raises(LrkvError, match=message) as caught:
+        Records(path, "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_build_that_another_process_finished_first_is_taken(config, monkeypatch):
+    real = build_module.describe
+    depth = []
+
+    def overtaken(*arguments, **options):
+        real(*arguments, **options)
+        if not depth:
+            depth.append(1)
+            build_dataset(config, 16)
+
+    monkeypatch.setattr(build_module, "describe", overtaken)
+    path = build_dataset(config, 16)
+    assert len(records(path, "train")) and os.listdir(config.directory) == [path.name]
+
+
+KILLED = """
+import os, signal, sys
+from lrkv_jax.config.schema import DataConfig
+from lrkv_jax.data.records.build import build_dataset
+def kill(done):
+    if done.packed:
+        os.kill(os.getpid(), signal.SIGKILL)
+build_dataset(DataConfig.model_validate_json(sys.argv[1]), 16, progress=kill)
+"""
+
+
+def test_a_killed_build_is_not_taken_for_complete_and_is_cleaned_up(config):
+    command = [sys.executable, "-c", KILLED, config.model_dump_json()]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    (left,) = os.listdir(config.directory)
+    assert left.startswith(".building-")
+    started = time.time()
+    path = build_dataset(config, 16)
+    assert os.listdir(config.directory) == [path.name]
+    assert path.stat().st_mtime >= started - 1
+    assert len(records(path, "train")) == (len(stream(config, "train")) - 1) // 16
+
+
+def test_a_large_vocabulary_is_stored_in_int32(config, monkeypatch):
+    class Large:
+        vocabulary, name, fingerprint, bos = 70_000, "large", "f", 69_999
+        token_bytes = np.ones(70_000, np.int32)
+
+        def encode_batch(self, texts):
+            return [np.full(len(text), 69_000) for text in texts]
+
+    monkeypatch.setattr(build_module, "load_tokenizer", lambda name: Large())
+    row = open_dataset(build_dataset(config, 8)).as_data_source("train")[0]["tokens"]
+    assert row.tolist() == [69_999] + [69_000] * 8
+
+
+# --- builds in stages, by other processes, of three parquet files
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source")
+    fineweb.make(folder, files=3, rows=40)
+    return folder
+
+
+def settings(source, directory, **options):
+    options = {"heldout_shards": 1, "workers": 1} | options
+    return DataConfig(source=str(source), directory=str(directory), **options)
+
+
+@pytest.fixture(scope="module")
+def staged(shards, tmp_path_factory):
+    """The settings of a build by another process, and where it is."""
+    config = settings(shards, tmp_path_factory.mktemp("staged"))
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "SHARD_BYTES", 0)
+        yield config, build_dataset(config, 64, progress=seen.append), seen
+
+
+def test_stages_make_what_is_made_at_once(shards, staged, tmp_path):
+    at_once = build_dataset(settings(shards, tmp_path, workers=None), 64)
+    assert content(at_once) == content(staged[1])
+    assert os.listdir(tmp_path) == [at_once.name]
+    metadata, last = open_dataset(staged[1]).info.metadata, staged[2][-1]
+    for key in ("documents", "tokens"):
+        assert getattr(last, key) == sum(metadata[split][key] for split in SPLITS)
+    assert last.parts == last.of_parts == 3 and last.bytes == last.of_bytes
+
+
+def test_another_context_is_packed_from_the_streams_that_are_there(staged, monkeypatch):
+    config, _, _ = staged
+    monkeypatch.setattr("lrkv_jax.data.records.jobs._start", pytest.fail)
+    path = build_dataset(config, 100)
+    kept = sorted(os.listdir(os.path.join(config.directory, "streams")))
+    assert [name.split("-")[0] for name in kept] == [f"00{n}_00000.parquet" for n in range(3)]
+    # Across the files of the split, every token but the first is a target once.
+    for split in SPLITS:
+        expected, targets = stream(config, split), records(path, split)[:, 1:].ravel()
+        length = min(len(targets), len(expected) - 1)
+        np.testing.assert_array_equal(targets[:length], expected[1 : length + 1])
+        assert abs(len(targets) - (len(expected) - 1)) < 100
+
+
+def test_the_last_files_are_held_out_and_each_is_accounted_for(shards, staged, tmp_path):
+    metadata = open_dataset(staged[1]).info.metadata
+    files = metadata["files"]
+    assert [file["name"] for file in files] == [f"00{n}_00000.parquet" for n in range(3)]
+    for number, file in enumerate(files):
+        path = shards / file["name"]
+        texts = pq.read_table(path, columns=["text"])["text"].to_pylist()
+        own, other = ("heldout", "train") if number == 2 else ("train", "heldout")
+        assert file["rows"] == file[own]["documents"] == len(texts) and file[other]["tokens"] == 0
+        assert file[own]["bytes"] == sum(len(text.encode()) for text in texts)
+        assert file["size"] == path.stat().st_size
+        assert file["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    for split in SPLITS:
+        total = {key: sum(file[split][key] for file in files) for key in metadata[split]}
+        assert metadata[split] == total
+    with pytest.raises(LrkvError, match="heldout_shards = 3 holds out all .* .3 of them"):
+        build_dataset(settings(shards, tmp_path, heldout_shards=3), 64)
+
+
+def test_a_broken_row_group_is_named_and_finished_shards_stay(shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(build_module, "SHARD_BYTES", 0)
+    source = tmp_path / "source"
+    shutil.copytree(shards, source)
+    broken = source / "001_00000.parquet"
+    group = pq.ParquetFile(broken).metadata.row_group(1).column(0)
+    whole = broken.read_bytes()
+    start = group.data_page_offset
+    broken.write_bytes(whole[:start] + b"\xff" * 4000 + whole[start + 4000 :])
+    config = settings(source, tmp_path / "built")
+    with pytest.raises(LrkvError, match="001_00000.parquet is not .*row group 1 of 3"):
+        build_dataset(config, 64)
+    assert [n.split("-")[0] for n in os.listdir(tmp_path / "built")] == ["streams"]
+    (stays,) = os.listdir(tmp_path / "built" / "streams")
+    assert stays.startswith("000_00000.parquet-")
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(shards, tmp_path):
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(LrkvError, match="data.directory = .* cannot be written"):
+            build_dataset(settings(shards, tmp_path, workers=None), 64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert os.listdir(tmp_path) == []
+
+
+BUILD = """
+import sys
+from lrkv_jax.config.schema import DataConfig
+from lrkv_jax.data.records import build, streams
+streams.FILE_BYTES, build.SHARD_BYTES = int(sys.argv[2]), 0
+build.build_dataset(DataConfig.model_validate_json(sys.argv[1]), 64)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_random_and_resumed_it_is_the_same_to_the_bit(tmp_path):
+    """LRKV_TEST_MEGABYTES=70 does it with 64 MB of parquet: two minutes."""
+    megabytes = int(os.environ.get("LRKV_TEST_MEGABYTES", "4"))
+    source = tmp_path / "source"
+    fineweb.make(source, files=3, rows=megabytes * 150, groups=4)
+
+    def start(directory, workers):
+        config = settings(source, tmp_path / directory, workers=workers, tokenizer="gpt2")
+        command = [sys.executable, "-c", BUILD, config.model_dump_json(), str(1 << 18)]
+        return subprocess.Popen(command, start_new_session=True)
+
+    assert start("whole", 1).wait() == 0
+    draw = random.Random(0)
+    kept = tmp_path / "killed" / "streams"
+
+    def there():
+        names = os.listdir(kept) if kept.is_dir() else []
+        return sorted(name for name in names if not name.startswith("."))
+
+    kills, finished = 0, []
+    for attempt in range(5):
+        process = start("killed", 1 + attempt % 2)
+        # From while it starts, over each number of finished shards, to while it packs.
+        while len(there()) < min(attempt, 3) and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.5))
+        kills += process.poll() is None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        finished.append(there())
+    assert start("killed", 2).wait() == 0
+    assert kills >= 3
+    # What was finished at one kill was there at the next.
+    assert all(set(a) <= set(b) for a, b in zip(finished, finished[1:], strict=False))
+    (expected,) = (p for p in (tmp_path / "whole").iterdir() if p.name != "streams")
+    (found,) = (p for p in (tmp_path / "killed").iterdir() if p.name != "streams")
+    assert content(found) == content(expected) and len(content(found)) > 6
+    assert not [name for name in os.listdir(kept) if name.startswith(".")]
+    assert len(json.loads(content(found)["metadata.json"])["files"]) == 3
+
+
+@pytest.mark.slow
+def test_beams_direct_runner_builds_what_this_machine_does(tmp_path):
+    pytest.importorskip("apache_beam")
+    from lrkv_jax.data.records.beam import beam_workers
+
+    fineweb.make(tmp_path / "source", files=2, rows=60)
+    config = DataConfig(source=str(tmp_path / "source"), heldout=0.2, directory=str(tmp_path / "a"))
+    other = config.model_copy(update={"directory": str(tmp_path / "b")})
+    local = open_dataset(build_dataset(config, 64))
+    options = ["--runner=DirectRunner", "--direct_num_workers=1"]
+    clustered = open_dataset(build_dataset(other, 64, workers=beam_workers(options)))
+    assert clustered.info.metadata == local.info.metadata
+    assert clustered.info.features["tokens"].np_dtype == np.uint16
+    for split in SPLITS:
+        ours, theirs = local.as_data_source(split), clustered.as_data_source(split)
+        assert len(ours) == len(theirs) > 10
+        for one, another in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one["tokens"], another["tokens"])

@@ -1,0 +1,104 @@
+"""Imports run one way, kernels know jax alone, and the core loads without the data libraries."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lrkv_jax
+
+PACKAGE = Path(lrkv_jax.__file__).parent
+# Each room may import those of the rows above it, and its own.
+FLOORS = [
+    {"errors"},
+    {"disk"},
+    {"config", "hardware", "runtime"},
+    {"accounting", "sharding", "kernels"},
+    {"nn"},
+    {"attention"},
+    {"model"},
+    {"optim", "data", "checkpoint"},
+    {"decode", "train"},
+    {"foresight"},
+    {"run"},
+    {"evals", "analysis"},
+    {"comparison"},
+    {"artefacts"},
+    {"bench", "plan", "chat", "generation", "sweep"},
+    {"quickstart", "paper"},
+    {"cli"},
+    {"__main__"},
+]
+FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names of the package's modules that a file imports, at any depth of its code."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names.add(node.module)
+    return names
+
+
+def own(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts)
+
+
+def test_modules_import_only_from_the_floors_below():
+    up = []
+    for path in MODULES:
+        here = room_of(own(path))
+        for name in imported(path):
+            if name.startswith("lrkv_jax."):
+                there = room_of(name)
+                if there != here and FLOOR[there] >= FLOOR[here]:
+                    up.append(f"{own(path)} imports {name}, which stands on a higher floor")
+    assert not up
+
+
+def test_kernels_import_jax_alone():
+    allowed = {"jax", "lrkv_jax.kernels", "lrkv_jax.errors"} | sys.stdlib_module_names
+    for path in (PACKAGE / "kernels").rglob("*.py"):
+        for name in imported(path):
+            known = name in allowed or name.startswith(("jax.", "lrkv_jax.kernels."))
+            assert known, f"{path.name} imports {name}"
+
+
+def test_no_module_is_longer_than_its_reason():
+    long = {own(p): n for p in MODULES if (n := len(p.read_text().splitlines())) > 600}
+    assert not long
+
+
+def test_the_core_and_the_benchmarks_load_without_grain_or_tfds():
+    code = """
+import sys
+for absent in ("grain", "tensorflow_datasets", "tensorflow", "tensorboardX", "pyarrow"):
+    sys.modules[absent] = None  # an import of it now fails
+import lrkv_jax.model, lrkv_jax.decode, lrkv_jax.optim, lrkv_jax.sharding
+import lrkv_jax.attention.grouped, lrkv_jax.attention.mla, lrkv_jax.attention.lrkv
+from lrkv_jax import Transformer, ModelConfig, generate
+from lrkv_jax.bench import host, train, train_table
+assert not host.has_data_libraries()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_name_is_there_whatever_was_imported_before():
+    import lrkv_jax.train.state  # noqa: F401  # a room that has a public function's name
+
+    for name in set(lrkv_jax.__all__) - {"__version__"}:
+        assert callable(getattr(lrkv_jax, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        lrkv_jax.nothing  # noqa: B018

@@ -1,0 +1,69 @@
+"""pyproject, Dockerfile and the workflow say what the code and .ci/run need."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import yaml
+
+import lrkv_jax
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGE = Path(lrkv_jax.__file__).parent
+
+
+def name_of(requirement: str) -> str:
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+
+
+def test_every_library_that_the_package_imports_is_declared():
+    extras = PROJECT["optional-dependencies"]
+    wanted = [*PROJECT["dependencies"], *(r for name in extras for r in extras[name])]
+    declared = {name_of(requirement) for requirement in wanted}
+    installed = packages_distributions()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for top in {name.split(".")[0] for name in names} - {"lrkv_jax"}:
+                beside = (path.parent / f"{top}.py").exists()  # the sandbox's script imports so
+                if beside or top in sys.stdlib_module_names:
+                    continue
+                homes = {name_of(n) for n in installed.get(top, [top])}
+                assert homes & declared, f"{path.name} imports {top}, which pyproject lacks"
+
+
+def test_every_pinned_version_fits_what_is_declared():
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
+    pinned = {name_of(name): version for name, version in pinned.items()}
+    for requirement in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]:
+        assert name_of(requirement) in pinned, requirement
+
+
+def test_the_stages_are_those_of_the_ci_script_everywhere():
+    script = (ROOT / ".ci/run").read_text()
+    stages = re.search(r"^known=\((.*)\)$", script, re.M)[1].split()
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    assert workflow["jobs"]["stage"]["strategy"]["matrix"]["stage"] == stages
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == stages
+
+
+def test_the_image_copies_what_is_there_and_installs_an_extra_that_exists():
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
+    assert copied and all((ROOT / word).exists() for word in copied)
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert all(f"!{word}" in ignored for word in copied)
+    (extra,) = re.findall(r"^ARG CUDA=(\w+)$", "\n".join(lines), re.M)
+    assert extra in PROJECT["optional-dependencies"]
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == lrkv_jax.__version__
+    assert citation["license"] == PROJECT["license"]

@@ -1,0 +1,55 @@
+"""A trained run answers from Python: logits of ids and of text, and text."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lrkv_jax
+from lrkv_jax.decode import Sampling
+from lrkv_jax.errors import LrkvError
+
+TEXT = "My fellow Americans"
+
+
+@pytest.fixture(scope="module")
+def run(finished_run):
+    return lrkv_jax.load_run(finished_run.directory)
+
+
+def test_logits_of_text_are_those_of_its_ids_after_the_beginning_of_sequence(run):
+    ids = [run.tokenizer.bos, *run.tokenizer.encode(TEXT).tolist()]
+    logits_TV = np.asarray(run.logits(TEXT))
+    assert logits_TV.shape == (len(ids), run.config.model.vocabulary)
+    assert logits_TV.dtype == np.float32
+    np.testing.assert_array_equal(run.model(ids), logits_TV)
+    batch_BTV = np.asarray(run.model([ids, ids[:1] * len(ids)]))
+    np.testing.assert_allclose(batch_BTV[0], logits_TV, atol=1e-5)
+    # Position 0 has seen the beginning of sequence alone, in both rows.
+    np.testing.assert_allclose(batch_BTV[1, 0], logits_TV[0], atol=1e-5)
+
+
+def test_greedy_text_is_the_likeliest_token_after_the_prompt_and_seeds_draw_texts(run):
+    first = run.tokenizer.decode([int(run.logits(TEXT)[-1].argmax())])
+    assert run.generate(TEXT, 4, sampling=Sampling()).startswith(first)
+    drawn = [run.generate(TEXT, 8, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_ids_that_the_model_does_not_have_are_refused(run):
+    with pytest.raises(LrkvError, match="ids has the token id 4096"):
+        run.model([[0, 4096]])
+    with pytest.raises(LrkvError, match="ids holds float64 values"):
+        run.model([0.5])
+
+
+def test_the_first_pages_snippet_prints_text(run, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/quickstart-lrkv").symlink_to(run.config.directory)
+    monkeypatch.chdir(tmp_path)
+    exec(snippet, {})
+    text, shape = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert len(text) > 20 and shape.endswith(f", {run.config.model.vocabulary})")

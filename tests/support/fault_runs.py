@@ -1,0 +1,35 @@
+"""One small run, the same in every test here, so that its programs are compiled once."""
+
+import os
+from pathlib import Path
+
+from support.tiny import TINY
+
+from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax.run.metrics import read_metrics
+
+STEPS = 60
+# Saves and validations that do not fall together, so that kills find each alone and both.
+SETTINGS = ("train.save_every=4", "train.validate_every=7", f"train.steps={STEPS}",
+            "train.log_every=20", "optimizer.warmup=5", "mesh.data=1", "mesh.fsdp=1",
+            # Half the time from a start to the first step is tracing, and most of that is these.
+            "optimizer.muon.iterations=1", "train.sample_tokens=0")  # fmt: skip
+ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+
+def command(pages, run_dir, *overrides) -> list[str]:
+    """The arguments of `lrkv`."""
+    return ["train", "configs/quickstart.yaml", *TINY, *pages, *SETTINGS, f"run_dir={run_dir}",
+            *overrides]  # fmt: skip
+
+
+def learnt(run_dir: Path):
+    """What must be equal bit for bit: every row without its clocks, and the last arrays."""
+    clocks = ("seconds", "tokens_per_second", "outside_step", "mfu", "startup_", "compile_")
+    rows = [
+        {name: value for name, value in row.items() if not name.startswith(clocks)}
+        for row in read_metrics(run_dir)
+    ]
+    with Checkpointer(run_dir / "checkpoints") as checkpoints:
+        content = checkpoints.manifest()
+    return rows, content["step"], content["arrays"], content["loader"]

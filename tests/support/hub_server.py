@@ -1,0 +1,109 @@
+"""A server on this machine that speaks what huggingface_hub asks of the hub to fetch files."""
+
+import contextlib
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """`files` by name; `cut` is how many bytes of one body are sent before the line goes dead.
+
+    down: whether all is refused from then on. garbles: whether files are sent as zeros.
+    asked: (method, path, Range) of each request. status: refuses all with it, and `code` as error.
+    """
+
+    def __init__(self, repo, files):
+        self.repo, self.files = repo, files
+        self.commit, self.licence = COMMIT, "odc-by"
+        self.cut, self.down, self.status, self.code = None, True, None, ""
+        self.garbles = False
+        self.asked = []
+
+
+def _listed(name, content):
+    """As the hub lists a file: a large one by its SHA-256, a small one by git's SHA-1."""
+    about = {"rfilename": name, "size": len(content)}
+    if len(content) > 100_000:
+        sha256 = hashlib.sha256(content).hexdigest()
+        return about | {"lfs": {"size": len(content), "sha256": sha256, "pointerSize": 134}}
+    header = b"blob %d\0" % len(content)
+    return about | {"blobId": hashlib.sha1(header + content).hexdigest()}
+
+
+def _handler(hub):
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_):
+            pass
+
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            self.answer(body=True)
+
+        def answer(self, body):
+            hub.asked.append((self.command, self.path, self.headers.get("Range")))
+            if hub.status:
+                self.send(hub.status, b"{}", {"X-Error-Code": hub.code}, body)
+            elif match := re.match(rf"/api/datasets/{hub.repo}/revision/([^?]+)", self.path):
+                if match[1] not in ("main", hub.commit):
+                    self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"}, body)
+                    return
+                siblings = [_listed(name, content) for name, content in hub.files.items()]
+                info = {"id": hub.repo, "sha": hub.commit, "siblings": siblings,
+                        "cardData": {"license": hub.licence}}  # fmt: skip
+                self.send(200, json.dumps(info).encode(), {}, body)
+            elif match := re.match(rf"/datasets/{hub.repo}/resolve/{hub.commit}/(.+)", self.path):
+                self.file(hub.files.get(match[1]), body)
+            else:
+                self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, body)
+
+        def file(self, content, body):
+            if content is None:
+                self.send(404, b"", {"X-Error-Code": "EntryNotFound"}, body)
+                return
+            if hub.garbles:
+                content = bytes(len(content))
+            headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+                       "X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}  # fmt: skip
+            wanted = re.match(r"bytes=(\d+)-", self.headers.get("Range") or "")
+            start = int(wanted[1]) if wanted else 0
+            if wanted:
+                end = f"{len(content) - 1}/{len(content)}"
+                headers["Content-Range"] = f"bytes {start}-{end}"
+            self.send(206 if wanted else 200, content[start:], headers, body)
+
+        def send(self, status, content, headers, body):
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if body and hub.cut is not None and len(content) > hub.cut:
+                self.wfile.write(content[: hub.cut])
+                self.close_connection = True
+                hub.cut, hub.status = None, 503 if hub.down else None
+            elif body:
+                self.wfile.write(content)
+
+    return Handler
+
+
+@contextlib.contextmanager
+def serving(hub):
+    """The address of the hub while the block runs."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,91 @@
+"""The attention variants at a size that takes milliseconds, with no weight left at zero.
+
+Output projections and the head start at zero, and LRKV's residual at a tenth of its shared part:
+a comparison at initialisation would pass on a broken model.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig
+from lrkv_jax.config.attention import KINDS
+from lrkv_jax.model import abstract_model, parameters, specs, with_parameters
+
+HEADS, HEAD_WIDTH, WIDTH, VOCABULARY = 4, 8, 24, 40
+MODES = ("full", "shared", "latent")
+RANKS = {"rank_0": 0, "odd_rank": 3, "even_rank": 4, "rank_K": HEAD_WIDTH}
+FIVE = {
+    "mha": MHA(),
+    "gqa": GQA(kv_heads=2),
+    "mqa": MQA(),
+    "mla": MLA(latent=12, rope_width=4),
+    "lrkv": LRKV(rank=3),
+}
+LRKVS = {
+    f"lrkv-{mode}-{name}": LRKV(rank=rank, rope=mode)
+    for mode in MODES
+    for name, rank in RANKS.items()
+}
+ALL = {
+    **{name: entry for name, entry in FIVE.items() if name != "lrkv"},
+    "mla-no_rope": MLA(latent=12, rope_width=0),
+    **LRKVS,
+}
+# A line that is registered and not above joins by itself, in each mode, its sizes all 2.
+ALL |= {
+    "-".join(filter(None, (entry.name, mode))): entry(
+        **{name: 2 for name, field in entry.model_fields.items() if field.is_required()},
+        **({"rope": mode} if mode else {}),
+    )
+    for entry in KINDS.values()
+    for mode in entry.modes() or (None,)
+    if not any(isinstance(known, entry) for known in ALL.values())
+}
+
+
+def small(attention, **changes) -> ModelConfig:
+    """A float32 model of two layers."""
+    shape = {
+        "layers": 2, "width": WIDTH, "heads": HEADS, "head_width": HEAD_WIDTH,
+        "feed_forward": 32, "vocabulary": VOCABULARY, "dtype": "float32",
+    }  # fmt: skip
+    return ModelConfig(**{**shape, "attention": attention, **changes})
+
+
+@functools.cache
+def random_params(config: ModelConfig, seed: int = 0):
+    """Parameters N(0, 1/fan_in), none zero, of the tree that the model has."""
+    return jax.tree.map(jnp.asarray, _drawn(config, seed))
+
+
+def _drawn(config, seed):
+    rng = np.random.default_rng(seed)
+    shapes = parameters(abstract_model(config))
+
+    def fill(spec, leaf):
+        if spec.group == "vector":
+            return np.float32(1 + 0.3 * rng.standard_normal(leaf.shape))
+        std = 1.0 if spec.group == "embedding" else spec.fans(leaf.shape)[0] ** -0.5
+        return np.float32(std * rng.standard_normal(leaf.shape))
+
+    return jax.tree.map(fill, specs(config), shapes)
+
+
+def random_model(config: ModelConfig, seed: int = 0):
+    """The model around `random_params`, its blocks a list."""
+    # Unstacked in numpy: a slice of a JAX array is a program to compile, for every shape.
+    return jax.tree.map(jnp.asarray, with_parameters(config, _drawn(config, seed)).unstacked())
+
+
+def random_tokens(*shape: int, seed: int = 0):
+    return np.random.default_rng(seed).integers(0, VOCABULARY, shape, dtype=np.int32)
+
+
+def error(value, truth) -> float:
+    """Largest difference over the largest magnitude of the truth."""
+    value, truth = np.asarray(value, np.float64), np.asarray(truth, np.float64)
+    assert value.shape == truth.shape
+    return float(np.abs(value - truth).max() / np.abs(truth).max())
