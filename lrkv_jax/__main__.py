@@ -1,5 +1,5 @@
 """`python -m lrkv_jax` is the command `lrkv`."""
 
-from lrkv_jax.cli import main
+from lrkv_jax.cli import entry
 
-main()
+entry()

@@ -27,13 +27,28 @@ from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError
 PEERS_SECONDS = 3
 
 __all__ = [
-    "analyze", "app", "bench", "checkpoints", "commands", "data", "harness", "main", "report",
-    "runs", "sweep",
+    "analyze", "app", "bench", "checkpoints", "commands", "data", "entry", "harness", "main",
+    "report", "runs", "sweep",
 ]  # fmt: skip
 
 
+def entry() -> None:
+    """The command `lrkv`: `main`, and then the process ends, also where an exit would wait."""
+    try:
+        main()
+    except SystemExit as end:
+        processes = sys.modules.get("lrkv_jax.runtime.processes")  # not before JAX is imported
+        if processes is not None and processes.end_at_once and isinstance(end.code, int):
+            processes.leave(end.code)
+        raise
+
+
 def main() -> None:
-    """Entry point: user errors become one line and exit code 2, unless --debug is given."""
+    """Run a command: user errors become one line and exit code 2, unless --debug is given.
+
+    Raises `SystemExit` with the exit code. Only where another process of the run has to learn of
+    an error does it end this one itself.
+    """
     for stream in (sys.stdout, sys.stderr):  # whose encoding may lack a character
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -94,12 +109,9 @@ def _others() -> Any:
 
 
 def _end(code: int | str | None) -> None:
-    """Exit normally, or at once where a normal exit would wait for something."""
+    """Exit, also when what is left to print cannot be printed."""
     try:
         sys.stdout.flush()
     except OSError:  # Python would try again, and exit with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    processes = sys.modules.get("lrkv_jax.runtime.processes")
-    if processes is not None and processes.end_at_once and isinstance(code, int):
-        processes.leave(code)
     sys.exit(code)
