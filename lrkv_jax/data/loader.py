@@ -179,16 +179,6 @@ def heldout_batches(
     return _in_order(records, batch, bos, [number * count // share for number in range(share)])
 
 
-def token_stream(data_config: DataConfig, context: int, split: Split) -> np.ndarray:
-    """Join a split's records to one stream again: int32 [records · context + 1].
-
-    The held-out one ends in the padding of its last record. Raises LrkvError as `dataset`.
-    """
-    records = Records(dataset(data_config, context), split)
-    rows = records.read(range(len(records)))
-    return np.concatenate([rows[:1, 0], rows[:, 1:].ravel()])
-
-
 def _in_order(
     records: Records, batch: int, bos: int, numbers: Sequence[int]
 ) -> Iterator[np.ndarray]:

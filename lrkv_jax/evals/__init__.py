@@ -1,4 +1,4 @@
-"""Evaluation of trained runs: held-out loss, decode agreement, and the n-gram it must beat."""
+"""Evaluation of trained runs: held-out loss, decode agreement and benchmarks."""
 
 from lrkv_jax.evals.evaluate import evaluate
 

@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+from support.bigram import token_stream
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data import loader as loader_module
-from lrkv_jax.data.loader import Records, heldout_batches, make_loader, token_stream
+from lrkv_jax.data.loader import Records, heldout_batches, make_loader
 from lrkv_jax.data.records.build import build_dataset
 from lrkv_jax.data.records.folders import open_dataset
 from lrkv_jax.errors import LrkvError

@@ -7,11 +7,11 @@ import time
 
 import numpy as np
 import pytest
+from support.bigram import kneser_ney_bits_per_byte, token_stream
 
 from lrkv_jax.config import load_config
-from lrkv_jax.data.loader import make_loader, token_stream
+from lrkv_jax.data.loader import make_loader
 from lrkv_jax.evals import evaluate
-from lrkv_jax.evals.ngram import kneser_ney_bits_per_byte
 from lrkv_jax.run.metrics import read_metrics
 
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": "", "COLUMNS": "110"}

@@ -6,6 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lrkv_jax.config.schema import DataConfig
+from lrkv_jax.data.dataset import dataset
+from lrkv_jax.data.loader import Records
+from lrkv_jax.data.sources import Split
+
 # h history  w word; counts are of distinct (h, w) pairs, sorted by key = h · V + w
 Probability = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -76,3 +81,13 @@ def _discount(counts: np.ndarray) -> float:
     once, twice = np.sum(counts == 1), np.sum(counts == 2)
     # With n2 = 0 the estimate is 1, which would leave the words seen once nothing of their own.
     return float(once / (once + 2 * twice)) if once + twice else 0.5
+
+
+def token_stream(data_config: DataConfig, context: int, split: Split) -> np.ndarray:
+    """Join a split's records to one stream again: int32 [records · context + 1].
+
+    The held-out one ends in the padding of its last record. Raises LrkvError as `dataset`.
+    """
+    records = Records(dataset(data_config, context), split)
+    rows = records.read(range(len(records)))
+    return np.concatenate([rows[:1, 0], rows[:, 1:].ravel()])

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bigram import kneser_ney, kneser_ney_bits_per_byte, token_stream
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.loader import token_stream
 from lrkv_jax.data.tokenizer import load_tokenizer
-from lrkv_jax.evals.ngram import kneser_ney, kneser_ney_bits_per_byte
 
 streams = st.lists(st.integers(0, 6), max_size=60)
 
