@@ -8,8 +8,6 @@ else is the same function.
 B rows  T positions  L layers  D model width
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

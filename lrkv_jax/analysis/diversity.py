@@ -8,8 +8,6 @@ H heads  D model width  W width of a head's factors
 LRKV (https://arxiv.org/abs/2601.11471), appendix on head diversity; `docs/analysis.md`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

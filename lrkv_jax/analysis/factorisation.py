@@ -4,8 +4,6 @@ form and by alternation, and the error that each would put into the logits.
 H heads  D model width  K head width  R rank
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

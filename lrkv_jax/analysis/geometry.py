@@ -3,8 +3,6 @@
 H heads  D model width  K head width  R residual rank
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

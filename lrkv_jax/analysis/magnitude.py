@@ -1,7 +1,5 @@
 """Frobenius norms of a layer's key and value matrices, and of the parts that LRKV has."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lrkv_jax.attention.head_weights import HeadWeights, SharedResidual

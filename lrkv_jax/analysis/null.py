@@ -1,7 +1,5 @@
 """What the statistics say of heads that learnt nothing: the same variant with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any

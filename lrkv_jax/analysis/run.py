@@ -1,7 +1,5 @@
 """`analyse`: every statistic of a trained run's heads, as JSON; `analyse_steps`: how they came."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import chain, cycle, islice
 from pathlib import Path

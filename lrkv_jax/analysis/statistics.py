@@ -1,7 +1,5 @@
 """Means and spreads of nested dicts of numbers, leaf by leaf."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From a model's parameters to its heads as matrices, one layer at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

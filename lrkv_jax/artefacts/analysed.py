@@ -3,8 +3,6 @@
 Everything is read from `analysis.json` (`lrkv_jax.analysis.analyse`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

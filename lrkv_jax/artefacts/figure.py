@@ -1,7 +1,5 @@
 """Pictures: one style, labelled gaps, and files that are the same each time they are made."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from contextlib import AbstractContextManager

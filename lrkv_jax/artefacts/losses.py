@@ -3,8 +3,6 @@
 Tables 1, 8 and 9 and figures 2 to 5 are made of these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One HTML page that needs no other file: a summary, tables, pictures, and what is missing."""
 
-from __future__ import annotations
-
 import base64
 import platform
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The values are those of arXiv 2601.11471's source, in `printed.yaml`; the verdic
 recomputed, and the tests recompute them again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

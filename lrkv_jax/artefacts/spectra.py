@@ -1,7 +1,5 @@
 """Eigenvalues of the heads' Gram matrices at three depths, and their cumulative sums."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 

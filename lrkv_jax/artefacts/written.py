@@ -1,7 +1,5 @@
 """A table as Markdown, LaTeX (booktabs) and HTML, and on a terminal."""
 
-from __future__ import annotations
-
 import html as _html
 import json
 import re

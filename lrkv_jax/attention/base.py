@@ -16,8 +16,6 @@ Prefill, decoding, meshes and checks are here, once. Benchmarks time `cached` an
 B batch  T new tokens  S cache slots  D model width  H heads  K head width  W width of a logit
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -7,8 +7,6 @@ s of a sequence holds its token at position s.
 B batch  T new tokens  S slots  H heads
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -6,8 +6,6 @@ Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762), Shazeer 2019
 (https://arxiv.org/abs/1911.02150), Ainslie et al. 2023 (https://arxiv.org/abs/2305.13245).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

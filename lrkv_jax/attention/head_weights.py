@@ -3,8 +3,6 @@
 H heads  D model width  K head width  R residual rank  P rope-key width
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

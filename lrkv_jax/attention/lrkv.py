@@ -11,8 +11,6 @@ The paper's identity RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) B_hᵀ holds in none
 LRKV (https://arxiv.org/abs/2601.11471), equations 2 to 7.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

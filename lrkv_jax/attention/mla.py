@@ -10,8 +10,6 @@ q · (c W_up) = (q W_upᵀ) · c, needs them linear in c.
 DeepSeek-V2 (https://arxiv.org/abs/2405.04434).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

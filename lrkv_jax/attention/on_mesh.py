@@ -8,8 +8,6 @@ values, MLA's latent and rope key, the single head of MQA) is whole on every ten
 B batch  T new tokens  D model width  H heads  K head width
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ B batch  T queries  S cache slots  c slots of a tile  H heads  G key/value heads
 W key width  K value width
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -14,8 +14,6 @@ B batch  T positions here  H query heads  S all positions  G key/value heads  h 
 W logit width  K value width
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command line: one thin command per verb. Everything heavy is imported inside its command."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """`lrkv analyze`: what a run's heads look like."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`lrkv bench`: time decoding and training."""
 
-from __future__ import annotations
-
 import os
 from typing import Annotated
 

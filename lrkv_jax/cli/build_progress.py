@@ -1,7 +1,5 @@
 """The progress of a build of data on standard error: a bar on a terminal, else plain lines."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """`lrkv checkpoint`: what a run has saved, whether it is sound, and what may be deleted."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The commands that make and plan runs: quickstart, train, plan, settings."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The terminal's side of a chat: reading lines, commands, and answers as they come."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 

@@ -1,7 +1,5 @@
 """`lrkv data` and `lrkv tokenizer`: from text to records of tokens."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from typing import Annotated, Any, cast

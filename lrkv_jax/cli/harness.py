@@ -1,7 +1,5 @@
 """`lrkv harness`: the lm-evaluation-harness's command over a run."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -4,8 +4,6 @@ Pages are plain text, as wide as the terminal up to 100 columns: no purpose is c
 broken. An option's help says what it does; its default is added from the code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What commands have in common: the application, and how their arguments are written."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`lrkv sweep`: a grid of runs, here or as a job array."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How well one figure of some models predicts another, and how wide the interval of that is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Student's paired t-test. Where several variants are compared with one, Holm's st
 chance of any false difference at the level of one test (Holm 1979, Scand. J. Statist. 6:65).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

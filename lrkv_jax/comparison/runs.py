@@ -1,7 +1,5 @@
 """Run directories, read; and which of them may be compared with which."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """How much sooner one run reaches another's final loss."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

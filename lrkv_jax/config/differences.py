@@ -1,7 +1,5 @@
 """In what two configurations differ, by the roles of their settings (`config.frozen`)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any

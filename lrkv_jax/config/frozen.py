@@ -1,8 +1,6 @@
 """The base of every configuration object (frozen, strict, no unknown keys), and how a setting is
 declared: its default, its description and its role, once, at its field."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 

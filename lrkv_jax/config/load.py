@@ -1,7 +1,5 @@
 """From YAML and dotted `key=value` overrides to a `RunConfig`, and back."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

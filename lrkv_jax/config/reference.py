@@ -1,7 +1,5 @@
 """Every setting as a reader meets it: key, type, default, role and meaning."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass

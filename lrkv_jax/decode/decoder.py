@@ -1,7 +1,5 @@
 """A model's weights where they lie, the programs that run on them, and one cache to lend."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

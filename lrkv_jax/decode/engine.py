@@ -3,8 +3,6 @@
 B sequences  N steps of a call  V vocabulary
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Where an engine's parameters and cache lie: on one device, or split over a mesh."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

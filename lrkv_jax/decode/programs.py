@@ -6,8 +6,6 @@ text's lengths. Caches are donated and written in place.
 B sequences  T positions of a piece  D model width  N steps of a call  V vocabulary
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 B sequences  T positions
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

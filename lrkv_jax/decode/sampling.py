@@ -3,8 +3,6 @@
 B sequences  V vocabulary
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import jax

@@ -10,8 +10,6 @@
 Rank decides nothing: a 2-D embedding stays with AdamW, a 4-D stack of LRKV factors goes to Muon.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

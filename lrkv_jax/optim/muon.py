@@ -7,8 +7,6 @@ layers · heads matrices of D inputs and R outputs.
 ... batch axes of a weight  I fan-in  O fan-out  M the smaller of the two, N the larger
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any, NamedTuple

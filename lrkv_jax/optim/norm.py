@@ -1,7 +1,5 @@
 """The global norm of a tree that lies in pieces on a mesh."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

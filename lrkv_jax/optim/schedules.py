@@ -1,7 +1,5 @@
 """How learning rates and Muon's momentum move with the step, from optax's pieces."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import chex

@@ -8,8 +8,6 @@ dtype of the iterations, and the result, which has that dtype: both ways lose no
 N matrices  A × B one matrix, A the side that fsdp splits  (a lower-case letter: a device's part)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Truncated SVD, mean + SVD and alternating least squares at the ranks that the ru
 at, of MHA's heads and of LRKV's; and how LRKV divided its heads itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

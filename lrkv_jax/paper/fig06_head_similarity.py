@@ -3,8 +3,6 @@
 One picture for each scale, a row for each variant at its lowest seed, one scale of colours.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib import colormaps
 

@@ -3,8 +3,6 @@
 Each bar is a mean over layers and seeds, beside random weights and under the cap.
 """
 
-from __future__ import annotations
-
 from lrkv_jax.artefacts.analysed import FORMS, MEANS, Group, cap, pictures
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.figure import Picture, legend_below, panels

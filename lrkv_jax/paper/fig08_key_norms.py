@@ -4,8 +4,6 @@ MHA's, and LRKV's shared part, residual and total; the paper says 3.1 to 6.7 tim
 place and 4 to 5 in another.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from lrkv_jax.artefacts.analysed import FAMILIES, Group, draw_line, layer_axis, pictures

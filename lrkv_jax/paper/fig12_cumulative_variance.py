@@ -3,8 +3,6 @@
 Lines are means over seeds; 90 % and orthogonal heads are drawn beside them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from lrkv_jax.artefacts.analysed import Group, cap, pictures

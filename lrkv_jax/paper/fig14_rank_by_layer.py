@@ -3,8 +3,6 @@
 Lines are means over seeds, between the cap and the effective rank of random weights.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from lrkv_jax.artefacts.analysed import FORMS, MEANS, Group, cap, draw_line, layer_axis, pictures

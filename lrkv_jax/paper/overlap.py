@@ -3,8 +3,6 @@
 Cosines (the paper says 0.2 to 0.4) and principal angles by layer, beside random residuals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

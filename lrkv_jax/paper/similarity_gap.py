@@ -3,8 +3,6 @@
 The paper puts LRKV within 0.02 to 0.04 of MHA; the noise of random layers is drawn beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ null, components for 90 %, and what centring changes against cap and null. The p
 stand in a table of their own, with % of cap recomputed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lrkv_jax.artefacts.analysed import FORMS, Line, groups

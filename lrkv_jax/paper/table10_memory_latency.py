@@ -4,8 +4,6 @@ Bytes and FLOPs are counted from the configurations. Times are only ever measure
 from decode benchmarks, `lrkv report --bench FILE.json`, as `lrkv bench decode --out` writes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

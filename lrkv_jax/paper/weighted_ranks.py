@@ -3,8 +3,6 @@
 An input direction counts as often as it occurs. Needs `lrkv analyze RUN... --batches 4`.
 """
 
-from __future__ import annotations
-
 from lrkv_jax.artefacts.analysed import FORMS, Group, Line, groups
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table

@@ -1,7 +1,5 @@
 """`lrkv quickstart`: MHA and LRKV side by side, from raw text to decoded text, in minutes."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

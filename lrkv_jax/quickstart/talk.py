@@ -1,7 +1,5 @@
 """`lrkv quickstart --chat`: pretrain, midtrain, evaluate and talk, on what ships."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

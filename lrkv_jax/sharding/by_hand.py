@@ -17,8 +17,6 @@ By hand, because left to itself the compiler sums a gradient over devices once a
 a microbatch, and gathers activations where it finds them smaller than weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

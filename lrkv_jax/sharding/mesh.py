@@ -6,8 +6,6 @@ positions of each sequence, `tensor` heads, feed-forward width and vocabulary. A
 (`lrkv_jax.sharding.by_hand`), the compiler places what no rule names.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -5,8 +5,6 @@ and LRKV is replicated under tensor parallelism. Shapes for which that would be 
 refused by `lrkv_jax.sharding.mesh.check_mesh`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

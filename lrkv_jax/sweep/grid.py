@@ -1,7 +1,5 @@
 """From `attention=mha,lrkv seed=0,1,2` to the runs that it stands for."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

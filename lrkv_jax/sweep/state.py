@@ -1,7 +1,5 @@
 """How far a run of a sweep is, from its directory alone; no device is touched."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass

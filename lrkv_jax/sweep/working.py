@@ -4,8 +4,6 @@ A point that is done is skipped, one that was begun resumes from its checkpoint,
 is reported and does not stop the others.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
