@@ -19,7 +19,7 @@ TOKENS = (32_768, 524_288)
 
 def rows(devices: int):
     """A row of the table for each scale and variant."""
-    from lrkv_jax.accounting import training_flops_per_token
+    from lrkv_jax.accounting.counts import training_flops_per_token
     from lrkv_jax.accounting.muon import muon_flops, muon_flops_per_device
     from lrkv_jax.config import load_config
     from lrkv_jax.foresight.step import matrices, messages, sizes_of

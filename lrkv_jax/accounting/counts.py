@@ -108,7 +108,7 @@ def cache_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) ->
 def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:
     """Bytes of a token's slot in the caches of all layers as they are allocated, padding included.
 
-    The closed form of what `lrkv_jax.plan.live_cache_bytes_per_token` measures.
+    The closed form of what `lrkv_jax.plan.live_cache.live_cache_bytes_per_token` measures.
     """
     padding = model.layers * model.attention.cache_padding_values(model)
     return cache_bytes_per_token(model, itemsize) + padding * itemsize

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from lrkv_jax.accounting import training_tokens
+from lrkv_jax.accounting.counts import training_tokens
 from lrkv_jax.comparison import RunRecord
 from lrkv_jax.config import RunConfig, load_config
 

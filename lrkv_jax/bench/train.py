@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from lrkv_jax.accounting import parameter_counts, training_flops_per_token
+from lrkv_jax.accounting.counts import parameter_counts, training_flops_per_token
 from lrkv_jax.bench import clock, host, report
 from lrkv_jax.bench.lines import Line, lines_of
 from lrkv_jax.bench.train_parts import Parts, Subject, compile_parts

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lrkv_jax.accounting import parameter_counts
+from lrkv_jax.accounting.counts import parameter_counts
 from lrkv_jax.attention import abstract_layer
 from lrkv_jax.bench.problems import noise
 from lrkv_jax.config import ModelConfig

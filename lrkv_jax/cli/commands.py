@@ -147,7 +147,8 @@ def plan(
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from lrkv_jax.config import load_config
     from lrkv_jax.hardware import hardware as device_named
-    from lrkv_jax.plan import Question, print_plan
+    from lrkv_jax.plan.report import Question
+    from lrkv_jax.plan.show import print_plan
 
     run = load_config(config, overrides or [])
     name = hardware or "h200"

@@ -71,7 +71,7 @@ def data_fetch(
     from pathlib import Path
 
     from lrkv_jax.data.hub import download
-    from lrkv_jax.data.tasks import TASKS, task
+    from lrkv_jax.data.tasks.registry import TASKS, task
 
     for found in [task(name) for name in tasks or TASKS]:
         patterns = sorted(set(found.files.values()))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lrkv_jax.accounting import (
+from lrkv_jax.accounting.counts import (
     cache_allocated_bytes_per_token,
     cache_bytes_fraction,
     cache_fraction,

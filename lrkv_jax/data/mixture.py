@@ -19,7 +19,7 @@ from jaxtyping import Int
 from lrkv_jax.config.schema import DataConfig, MixtureConfig, MixturePart
 from lrkv_jax.data.chat import ChatFormat, Loss
 from lrkv_jax.data.conversation import Conversation
-from lrkv_jax.data.tasks import DEMO, fingerprint, identity, stream, task
+from lrkv_jax.data.tasks.registry import DEMO, fingerprint, identity, stream, task
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.errors import LrkvError
 
@@ -52,7 +52,7 @@ def packed(
     """The records [N, context + 1] of one split of `config.mixture`; a function of its arguments.
 
     progress(documents, tokens, sets): called after each set with what is done.
-    Raises LrkvError as `lrkv_jax.data.tasks.stream` does.
+    Raises LrkvError as `lrkv_jax.data.tasks.registry.stream` does.
     """
     mixture, chat = config.mixture, ChatFormat(tokenizer)
     counts: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def packed(
 def mixture_identity(mixture: MixtureConfig, tokenizer: Tokenizer) -> list[object]:
     """Return everything but their length that a mixture's records depend on, as JSON.
 
-    Raises LrkvError as `lrkv_jax.data.tasks.stream` does.
+    Raises LrkvError as `lrkv_jax.data.tasks.registry.stream` does.
     """
     parts = {(part.task, part.split) for part in (*mixture.train, *mixture.heldout)}
     sets = {"/".join(part): identity(*part, mixture.folder) for part in sorted(parts)}

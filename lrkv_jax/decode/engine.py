@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from lrkv_jax.accounting import cache_bytes_per_token
+from lrkv_jax.accounting.counts import cache_bytes_per_token
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.decode import placement
 from lrkv_jax.decode import prompts as ragged

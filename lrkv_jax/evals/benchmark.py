@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lrkv_jax.data.tasks import DEMO, Example, fingerprint, load
 from lrkv_jax.data.tasks.harness import SHOT_SPLIT, SHOTS
+from lrkv_jax.data.tasks.registry import DEMO, Example, fingerprint, load
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.language_model import Draws, LanguageModel
@@ -103,7 +103,7 @@ Benchmark = Callable[[LanguageModel, Questions, BenchmarkSettings], Result]
 def questions(name: str, split: str, settings: BenchmarkSettings) -> Questions:
     """Return the examples of a set's split, and its shots if the style has any.
 
-    Raises LrkvError as `lrkv_jax.data.tasks.load` does.
+    Raises LrkvError as `lrkv_jax.data.tasks.registry.load` does.
     """
     everything = load(name, split, settings.folder)
     examples = everything[: settings.limit]

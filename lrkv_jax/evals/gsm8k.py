@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lrkv_jax.data.tasks import Problem
 from lrkv_jax.data.tasks import gsm8k as problems
+from lrkv_jax.data.tasks.gsm8k import Problem
 from lrkv_jax.data.tasks.harness import GSM8K_STOPS, first_shots
 from lrkv_jax.data.tasks.harness import gsm8k as harness_prompt
 from lrkv_jax.evals.benchmark import BenchmarkSettings, Questions, Result, mean, measured, passed

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from lrkv_jax.data.tasks import Choices, harness
 from lrkv_jax.data.tasks import choices as letter_questions
+from lrkv_jax.data.tasks import harness
+from lrkv_jax.data.tasks.choices import Choices
 from lrkv_jax.data.tasks.harness import Ranking, first_shots
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.benchmark import BenchmarkSettings, Questions, Result, mean, measured

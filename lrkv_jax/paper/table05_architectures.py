@@ -1,6 +1,6 @@
 """Table 5: the scales' shapes and true parameter counts, from the configurations and the model."""
 
-from lrkv_jax.accounting import parameter_counts
+from lrkv_jax.accounting.counts import parameter_counts
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.printed import SCALES, printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table

@@ -1,6 +1,6 @@
 """Table 6: how each scale is trained, and what that costs by the full formula."""
 
-from lrkv_jax.accounting import training_exaflops, training_tokens
+from lrkv_jax.accounting.counts import training_exaflops, training_tokens
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.printed import KINDS, SCALES, printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table

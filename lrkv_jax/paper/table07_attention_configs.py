@@ -1,6 +1,10 @@
 """Table 7: the variants' sizes at each scale, and their caches over MHA's."""
 
-from lrkv_jax.accounting import cache_bytes_fraction, cache_fraction, cache_fraction_published
+from lrkv_jax.accounting.counts import (
+    cache_bytes_fraction,
+    cache_fraction,
+    cache_fraction_published,
+)
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.printed import SCALES, printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table

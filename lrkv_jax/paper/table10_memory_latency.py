@@ -7,7 +7,7 @@ from decode benchmarks, `lrkv report --bench FILE.json`, as `lrkv bench decode -
 from collections.abc import Sequence
 from typing import Any
 
-from lrkv_jax.accounting import cache_allocated_bytes_per_token
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.accounting.serving import attention_flops
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.looks import name_of

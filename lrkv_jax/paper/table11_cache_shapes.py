@@ -4,12 +4,12 @@ The arrays of a layer's cache as they are allocated, at the 128M shape with one 
 tokens, and each variant's bytes per token beside the paper's formula.
 """
 
-from lrkv_jax.accounting import cache_allocated_bytes_per_token
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.looks import name_of
 from lrkv_jax.artefacts.table import Column, Row, Table
 from lrkv_jax.config import load_config
-from lrkv_jax.plan import live_cache_bytes_per_token, measure_cache
+from lrkv_jax.plan.live_cache import live_cache_bytes_per_token, measure_cache
 
 SCALE, TOKENS = "128m", 2048
 SCALES = ("128m", "1.2b", "2.5b", "6.3b")

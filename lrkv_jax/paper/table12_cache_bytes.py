@@ -8,13 +8,13 @@ The paper's figures stand beside what they would need: its megabytes are those o
 6.3B, of 36 layers), its percentages those of ranks 46 to 55.
 """
 
-from lrkv_jax.accounting import cache_allocated_bytes_per_token, cache_bytes_per_token
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token, cache_bytes_per_token
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.looks import name_of
 from lrkv_jax.artefacts.printed import KINDS, SCALES, printed, printed_table
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
 from lrkv_jax.config import ModelConfig, RunConfig, load_config
-from lrkv_jax.plan import measure_cache
+from lrkv_jax.plan.live_cache import measure_cache
 
 MIB = 2**20
 

@@ -8,16 +8,3 @@
 | `compiled`, `hlo` | XLA's own figures of the same step |
 | `show` | the dictionary as text for a terminal |
 """
-
-from lrkv_jax.plan.live_cache import LiveCache, live_cache_bytes_per_token, measure_cache
-from lrkv_jax.plan.report import Question, report
-from lrkv_jax.plan.show import print_plan
-
-__all__ = [
-    "LiveCache",
-    "Question",
-    "live_cache_bytes_per_token",
-    "measure_cache",
-    "print_plan",
-    "report",
-]

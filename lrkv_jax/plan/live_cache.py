@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lrkv_jax.accounting import CACHE_DTYPE
+from lrkv_jax.accounting.counts import CACHE_DTYPE
 from lrkv_jax.config import ModelConfig
 
 LIVE_SLOTS = 64  # enough that a cache padded in slots would show

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lrkv_jax.accounting import plan, with_mha
+from lrkv_jax.accounting.counts import plan, with_mha
 from lrkv_jax.accounting.serving import USABLE, serving
 from lrkv_jax.config import RunConfig
 from lrkv_jax.errors import LrkvError

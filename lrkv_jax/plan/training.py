@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from lrkv_jax.accounting import training_flops_per_token
+from lrkv_jax.accounting.counts import training_flops_per_token
 from lrkv_jax.accounting.muon import muon_flops, muon_flops_per_device
 from lrkv_jax.accounting.timing import Assumptions, estimate
 from lrkv_jax.config import MeshConfig, RunConfig

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from lrkv_jax.accounting import cache_allocated_bytes_per_token
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Engine, Sampling

@@ -22,7 +22,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
 from lrkv_jax import disk
-from lrkv_jax.accounting import training_flops_per_token
+from lrkv_jax.accounting.counts import training_flops_per_token
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.hardware import hardware_of
 from lrkv_jax.run.setup import Setup

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrkv_jax import accounting
+from lrkv_jax.accounting import counts as accounting
 from lrkv_jax.accounting.muon import (
     Matrices,
     muon_flops,

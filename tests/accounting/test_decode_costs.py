@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from lrkv_jax.accounting import cache_allocated_bytes_per_token
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.accounting.serving import attention_flops
 from lrkv_jax.bench.problems import make_problem, with_kernel
 from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig, load_config
 from lrkv_jax.kernels.lrkv_decode import mix_query
-from lrkv_jax.plan import measure_cache
+from lrkv_jax.plan.live_cache import measure_cache
 
 H, K = 4, 16
 ENTRIES = {

@@ -22,7 +22,7 @@ from support.variants import (
     small,
 )
 
-from lrkv_jax.accounting import cache_allocated_bytes_per_token
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.errors import LrkvError
 
 EXACT = 1e-5  # float32, relative to the logits' scale

@@ -9,7 +9,7 @@ import jax
 import pytest
 from support.tiny import TINY, few_pages
 
-from lrkv_jax.accounting import cache_allocated_bytes_per_token, parameter_counts
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token, parameter_counts
 from lrkv_jax.bench import clock, decode
 from lrkv_jax.bench import train as train_bench
 from lrkv_jax.bench.report import MEASURED

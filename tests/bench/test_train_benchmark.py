@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from support.tiny import TINY
 
-from lrkv_jax.accounting import training_flops_per_token
+from lrkv_jax.accounting.counts import training_flops_per_token
 from lrkv_jax.bench import clock, train, train_parts, train_table
 from lrkv_jax.bench.files import replace_between, save
 from lrkv_jax.bench.lines import lines_of

@@ -12,7 +12,7 @@ from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.dataset import dataset
 from lrkv_jax.data.loader import Records, heldout_batches, make_loader
 from lrkv_jax.data.mixture import best_fit, packed
-from lrkv_jax.data.tasks import load, task
+from lrkv_jax.data.tasks.registry import load, task
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 

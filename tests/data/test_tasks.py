@@ -14,7 +14,8 @@ import pytest
 from lrkv_jax.data.assets import FOLDER, demo_build, read_asset
 from lrkv_jax.data.calculator import calculate
 from lrkv_jax.data.conversation import Conversation
-from lrkv_jax.data.tasks import TASKS, choices, fingerprint, gsm8k, harness, humaneval, load
+from lrkv_jax.data.tasks import choices, gsm8k, harness, humaneval
+from lrkv_jax.data.tasks.registry import TASKS, fingerprint, load
 from lrkv_jax.errors import LrkvError
 
 SPLITS = [(task.name, split) for task in TASKS.values() for split in task.splits]

@@ -8,7 +8,7 @@ import pytest
 from support.hand_built import follows, language_model, says
 
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.tasks import Program
+from lrkv_jax.data.tasks.humaneval import Program
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError

@@ -18,8 +18,9 @@ from support.variants import FIVE, random_params, small
 
 from lrkv_jax.data.assets import FOLDER
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.tasks import gsm8k, load
+from lrkv_jax.data.tasks import gsm8k
 from lrkv_jax.data.tasks.harness import SHOT_SPLIT
+from lrkv_jax.data.tasks.registry import load
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.benchmark import BenchmarkSettings, questions

@@ -12,7 +12,7 @@ from support.variants import random_tokens
 
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.tasks import load
+from lrkv_jax.data.tasks.registry import load
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.benchmark import BenchmarkSettings, Questions, questions, standard_error

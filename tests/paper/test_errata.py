@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.paper_cases import artefact, cells
 
-from lrkv_jax.accounting import (
+from lrkv_jax.accounting.counts import (
     cache_fraction,
     cache_fraction_published,
     parameter_counts,

@@ -11,7 +11,7 @@ import yaml
 
 from lrkv_jax.config import find_config, load_config
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.plan import print_plan
+from lrkv_jax.plan.show import print_plan
 
 KEYS = {
     "parameters",
@@ -192,7 +192,7 @@ def test_counts_need_no_jax():
     code = """
 import sys
 import lrkv_jax.accounting.muon, lrkv_jax.accounting.timing
-from lrkv_jax.accounting import plan
+from lrkv_jax.accounting.counts import plan
 from lrkv_jax.accounting.serving import serving
 from lrkv_jax.config import load_config
 from lrkv_jax.hardware import hardware

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lrkv_jax.accounting import training_flops_per_token
+from lrkv_jax.accounting.counts import training_flops_per_token
 from lrkv_jax.comparison import RunRecord
 from lrkv_jax.config import load_config
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lrkv_jax.accounting import cache_allocated_bytes_per_token, training_flops_per_token
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token, training_flops_per_token
 from lrkv_jax.config import LRKV, dump_config, load_config
 
 BYTES_PER_TOKEN = 4.0
