@@ -37,8 +37,9 @@ quick_jit = partial(jax.jit, compiler_options=QUICK)
 TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 
 
-# The odd rank is the one that is padded; of the others, mode `full` has rank 0 here.
-NEIGHBOURS = {"mla-no_rope"} | {
+# MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the odd rank is the one
+# that is padded; of the others, mode `full` has rank 0 here.
+NEIGHBOURS = {"mha", "mqa", "mla-no_rope"} | {
     f"lrkv-{mode}-{rank}"
     for mode, ranks in {
         "full": ["even_rank", "rank_K"],
@@ -49,10 +50,12 @@ NEIGHBOURS = {"mla-no_rope"} | {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(n, marks=pytest.mark.slow) if n in NEIGHBOURS else n for n in ALL],
-)
+def fast_but(slow):
+    """Every variant, those of `slow` marked so."""
+    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in ALL]
+
+
+@pytest.fixture(scope="module", params=fast_but(NEIGHBOURS))
 def name(request):
     """Every variant; of module scope, so that a variant's tests run together and share programs."""
     return request.param
@@ -129,13 +132,12 @@ def test_decode_equals_forward(name):
 
 
 # One for each decode kernel; the other modes of LRKV are slow.
-ONE_A_KERNEL = [
-    "mha", "mla", "lrkv-full-odd_rank",
-    *(pytest.param(f"lrkv-{m}-odd_rank", marks=pytest.mark.slow) for m in MODES if m != "full"),
-]  # fmt: skip
+OTHER_MODES = [
+    pytest.param(f"lrkv-{m}-odd_rank", marks=pytest.mark.slow) for m in MODES if m != "full"
+]
 
 
-@pytest.mark.parametrize("name", ONE_A_KERNEL)
+@pytest.mark.parametrize("name", ["gqa", "mla", "lrkv-full-odd_rank", *OTHER_MODES])
 def test_decode_equals_forward_in_bfloat16_within_rounding(name):
     """The cache adds no more error than the format itself: float32 is the yardstick of both."""
     model = model_of(name, "bfloat16")
@@ -179,7 +181,11 @@ def test_whole_sequence_equals_float64_oracle(name):
     assert error(out_BTD, truth_BTD) <= EXACT
 
 
-@pytest.mark.parametrize("name", ONE_A_KERNEL)
+# GQA's norm is the one that all queries and keys have; MLA and LRKV have their own beside it.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("gqa", marks=pytest.mark.slow), "mla", "lrkv-full-odd_rank", *OTHER_MODES],
+)
 def test_without_qk_norm_decode_equals_forward(name):
     model = model_of(name, qk_norm=False)
     cached_BTV, known_BT = from_cache(
@@ -190,6 +196,10 @@ def test_without_qk_norm_decode_equals_forward(name):
     assert error(whole_BTV, whole_logits(name)) > 1e-3  # the norm does something
 
 
+# Mode `shared` attends as `latent` does, and rank 0 as MQA.
+@pytest.mark.parametrize(
+    "name", fast_but(NEIGHBOURS | {"lrkv-shared-odd_rank", "lrkv-full-rank_0"})
+)
 def test_causality_by_gradient(name):
     """d output(t) / d input(s) is exactly 0 for s > t, and is not for s ≤ t."""
     layer = model_of(name).blocks[0].attention

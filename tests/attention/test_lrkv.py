@@ -3,6 +3,8 @@
 T tokens  H heads  D width  K head width  R rank
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,20 +23,36 @@ from lrkv_jax.model import init_parameters, parameters, with_parameters
 MODES = ("full", "shared", "latent")
 
 
-def designed_keys(residual: float, *, D=64, K=16, R=6, T=40, seed=0):
+@jax.jit
+def logits_of(model, tokens, positions):
+    """Weights are arguments: models that differ in nothing else share a program."""
+    return model(tokens, positions)
+
+
+def logits(config, params, positions=None):
+    """Of one document of nine tokens."""
+    positions = np.arange(9)[None] if positions is None else positions
+    return logits_of(with_parameters(config, params), random_tokens(1, 9), positions)
+
+
+@functools.cache
+def designed(D, K, R):
+    """The attention's weights of one layer, as a new model has them, in float64."""
+    attention = LRKV(rank=R)
+    config = ModelConfig(
+        layers=1, width=D, heads=4, head_width=K, vocabulary=8, attention=attention
+    )
+    weights = jax.jit(lambda: init_parameters(config, 0)["blocks"]["attention"])()
+    return jax.tree.map(lambda w: np.asarray(w[0], np.float64), weights)
+
+
+def designed_keys(residual: float, *, D=64, K=32, R=8, T=40):
     """(q, shared key, latent, B) in float64 from the designed initialisation of one head.
 
     `residual` scales B, so that 1 is the design's ‖U Bᵀ‖ = 0.1 ‖W‖ and 10 an equal share.
     """
-    attention = LRKV(rank=R)
-    config = ModelConfig(
-        layers=1, width=D, heads=2, head_width=K, vocabulary=8, attention=attention
-    )
-    weights = jax.tree.map(
-        lambda w: np.asarray(w[0], np.float64),
-        init_parameters(config, seed)["blocks"]["attention"],
-    )
-    rng = np.random.default_rng(seed)
+    weights = designed(D, K, R)
+    rng = np.random.default_rng(0)
     x_TD = rng.standard_normal((T, D))
     q_TK = rng.standard_normal((T, K))
     up_KR = residual * weights["key_up"][0].T
@@ -111,9 +129,7 @@ def test_rank_zero_is_mqa():
     for name in ("key", "value"):
         attention[name] = attention[name][:, :, None]  # one key/value head
     params = {**shared, "blocks": {**shared["blocks"], "attention": attention}}
-    tokens = random_tokens(2, 9)
-    ours, theirs = with_parameters(lrkv, shared)(tokens), with_parameters(mqa, params)(tokens)
-    assert error(ours, theirs) < 1e-6
+    assert error(logits(lrkv, shared), logits(mqa, params)) < 1e-6
     count = [sum(p.size for p in jax.tree.leaves(tree)) for tree in (shared, params)]
     assert count[0] == count[1]
 
@@ -133,56 +149,45 @@ def test_full_rank_represents_any_mha(seed):
         attention[f"{name}_down"] = residual_LDHK.swapaxes(1, 2)
         attention[f"{name}_up"] = identity
     params = {**theirs, "blocks": {**theirs["blocks"], "attention": attention}}
-    tokens = random_tokens(2, 9)
-    assert error(with_parameters(lrkv, params)(tokens), with_parameters(mha, theirs)(tokens)) < 1e-5
+    assert error(logits(lrkv, params), logits(mha, theirs)) < 1e-5
 
 
 @pytest.mark.parametrize(
     ("width", "head_width", "rank"),
-    [(64, 32, 8), (192, 64, 33), pytest.param(768, 128, 46, marks=pytest.mark.slow)],
+    [
+        (64, 32, 8),
+        pytest.param(192, 64, 33, marks=pytest.mark.slow),
+        pytest.param(768, 128, 46, marks=pytest.mark.slow),
+    ],
 )
 def test_the_residual_starts_at_a_tenth_of_the_shared_part(width, head_width, rank):
-    config = ModelConfig(
-        layers=1,
-        width=width,
-        heads=4,
-        head_width=head_width,
-        vocabulary=8,
-        attention=LRKV(rank=rank),
-    )
-    weights = init_parameters(config, 0)["blocks"]["attention"]
+    weights = designed(width, head_width, rank)
     for name in ("key", "value"):
-        down_HDR, up_HRK = weights[f"{name}_down"][0], weights[f"{name}_up"][0]
-        residual = np.sqrt(np.mean(np.square(np.asarray(down_HDR @ up_HRK))))
-        shared = np.sqrt(np.mean(np.square(np.asarray(weights[name][0]))))
+        residual = np.sqrt(np.mean(np.square(weights[f"{name}_down"] @ weights[f"{name}_up"])))
+        shared = np.sqrt(np.mean(np.square(weights[name])))
         assert residual / shared == pytest.approx(0.1, rel=0.15)
 
 
 @pytest.mark.parametrize("mode", ["full", "shared"])
 def test_the_latents_basis_is_free(mode):
     """U → U G, B → G⁻¹ B changes no logit (in `latent` the rotation fixes the basis)."""
-    config = small(LRKV(rank=3, rope=mode))
+    config = small(LRKV(rank=4, rope=mode))
     params = random_params(config)
     attention = dict(params["blocks"]["attention"])
     rng = np.random.default_rng(5)
     for name in ("key", "value"):
-        gauge = np.eye(3) + 0.4 * rng.standard_normal((2, config.heads, 3, 3))
-        attention[f"{name}_down"] = attention[f"{name}_down"] @ jnp.float32(gauge)
-        inverse = jnp.float32(np.linalg.inv(gauge))
-        attention[f"{name}_up"] = inverse @ attention[f"{name}_up"]
+        gauge = np.eye(4) + 0.4 * rng.standard_normal((2, config.heads, 4, 4))
+        attention[f"{name}_down"] = np.float32(attention[f"{name}_down"] @ gauge)
+        attention[f"{name}_up"] = np.float32(np.linalg.inv(gauge) @ attention[f"{name}_up"])
     moved = {**params, "blocks": {**params["blocks"], "attention": attention}}
-    tokens = random_tokens(2, 9)
-    same = with_parameters(config, params)(tokens)
-    assert error(with_parameters(config, moved)(tokens), same) < 1e-5
+    assert error(logits(config, moved), logits(config, params)) < 1e-5
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_logits_depend_on_relative_positions_alone(mode):
     config = small(LRKV(rank=4, rope=mode))
-    model = with_parameters(config, random_params(config))
-    tokens = random_tokens(1, 9)
-    positions = np.arange(9)[None]
-    assert error(model(tokens, positions + 37), model(tokens, positions)) < 1e-5
+    params, positions = random_params(config), np.arange(9)[None]
+    assert error(logits(config, params, positions + 37), logits(config, params)) < 1e-5
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -192,10 +197,10 @@ def test_decoding_never_holds_a_heads_keys_or_values_for_the_whole_cache(mode):
         layers=1, width=48, heads=H, head_width=K, vocabulary=8,
         attention=LRKV(rank=R, rope=mode), dtype="float32",
     )  # fmt: skip
-    layer = make_attention(config, rngs=nnx.Rngs(0))
-    cache = layer.init_cache(1, S, jnp.float32)
-    jaxpr = jax.make_jaxpr(lambda x, cache, n: layer.decode(x, cache, n))(
-        jnp.zeros((1, 1, 48)), cache, jnp.array([S - 1])
+    layer = jax.eval_shape(lambda: make_attention(config, rngs=nnx.Rngs(0)))
+    cache = jax.eval_shape(lambda: layer.init_cache(1, S, jnp.float32))
+    jaxpr = jax.make_jaxpr(lambda layer, x, cache, n: layer.decode(x, cache, n))(
+        layer, np.zeros((1, 1, 48), np.float32), cache, np.array([S - 1])
     )
     largest = max(sizes(jaxpr.jaxpr))
     assert largest < S * H * K
