@@ -2,9 +2,9 @@
 
 A process that dies leaves the others in a collective: on GPUs they wait for ever, on CPUs they fail
 with a library's error, and JAX's own service ends them after 100 seconds with a C++ abort. So each
-keeps one TCP connection to process 0, over which both say now and then that they are alive. The
-kernel closes a dead process's connections in the moment of its death; a host that vanished, or a
-process that was stopped, is silent.
+keeps its connection to process 0 (see `meeting`), over which both say now and then that they are
+alive. The kernel closes a dead process's connections in the moment of its death; a host that
+vanished, or a process that was stopped, is silent.
 
 Process 0 tells the others whom it lost; whoever loses process 0 knows by itself.
 """
@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import json
 import os
-import secrets
 import selectors
 import socket
 import sys
@@ -28,7 +27,6 @@ from typing import Any
 from lrkv_jax.errors import EXIT_START_AGAIN
 
 LOST_SECONDS = 60  # of silence; JAX's own service takes 100
-_GREET_SECONDS = 60
 
 
 @dataclass
@@ -63,16 +61,15 @@ class _Peer:
 class Peers:
     """This process's connections, and the thread that listens to them until `goodbye`."""
 
-    def __init__(self, me: int, name: Callable[[int], str], seconds: float):
+    def __init__(
+        self, me: int, calls: dict[int, socket.socket], name: Callable[[int], str], seconds: float
+    ):
         self._me, self._name, self._seconds = me, name, seconds
-        self._peers: list[_Peer] = []
+        self._peers = [_Peer(process, call) for process, call in calls.items()]
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="peers", daemon=True)
-
-    def _begin(self) -> None:
-        for peer in self._peers:
-            peer.call.settimeout(5)  # of sending; reading asks the selector first
-        self._thread.start()
+        for call in calls.values():
+            call.settimeout(5)  # of sending; reading asks the selector first
+        threading.Thread(target=self._listen, name="peers", daemon=True).start()
         atexit.register(self.goodbye)
 
     def goodbye(self, code: int | None = None) -> None:
@@ -137,52 +134,3 @@ class Peers:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-class Door:
-    """Where process 0 awaits the others' connections; its `address` is told when all meet."""
-
-    def __init__(self):
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        self._server = socket.create_server(("", 0), family=family, dualstack_ipv6=both)
-        self._secret = secrets.token_hex(8)
-
-    @property
-    def address(self) -> dict[str, Any]:
-        return {"port": self._server.getsockname()[1], "secret": self._secret}
-
-    def admit(self, count: int, name: Callable[[int], str], seconds: float) -> Peers | None:
-        """Process 0's `Peers`, when the others have come; None if one did not."""
-        peers = Peers(0, name, seconds)
-        deadline = time.monotonic() + _GREET_SECONDS
-        with contextlib.closing(self._server):
-            while len(peers._peers) < count - 1 and time.monotonic() < deadline:
-                self._server.settimeout(max(0.1, deadline - time.monotonic()))
-                try:
-                    call, _ = self._server.accept()
-                    call.settimeout(5)
-                    hello = json.loads(call.makefile("rb").readline(4096))
-                    if hello["secret"] == self._secret:
-                        peers._peers.append(_Peer(int(hello["process"]), call))
-                except (OSError, ValueError, KeyError, TypeError):
-                    continue  # a port scan, or the deadline
-        if len(peers._peers) < count - 1:
-            return None
-        peers._begin()
-        return peers
-
-
-def visit(
-    host: str, address: dict[str, Any], me: int, name: Callable[[int], str], seconds: float
-) -> Peers | None:
-    """Another process's `Peers`: its connection to process 0; None if there is no way to it."""
-    try:
-        call = socket.create_connection((host, address["port"]), timeout=_GREET_SECONDS)
-    except OSError:
-        return None
-    peers = Peers(me, name, seconds)
-    peers._peers.append(_Peer(0, call))
-    peers._peers[0].say(process=me, secret=address["secret"])
-    peers._begin()
-    return peers

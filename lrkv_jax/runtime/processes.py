@@ -58,15 +58,15 @@ def join() -> hosts.Place | None:
 
     Raises `LrkvError` as `hosts.find` and `meeting.meet` do.
     """
+    global _peers
     place = hosts.find(os.environ)
     if place is None or jax.distributed.is_initialized():
         return None
     seconds = _seconds(os.environ, "LRKV_JOIN_SECONDS", JOIN_SECONDS)
     devices = hosts.share_of_devices(place, os.environ)
     lost_seconds = _seconds(os.environ, "LRKV_LOST_SECONDS", peers.LOST_SECONDS)
-    door = peers.Door() if place.process == 0 else None
-    _host_names[:], address = meet(place, seconds=seconds, news=door and door.address)
-    _watch_peers(place, door, address, lost_seconds)
+    _host_names[:], calls = meet(place, seconds=seconds)
+    _peers = peers.Peers(place.process, calls, name, lost_seconds)
     with _own_sigterm():
         jax.distributed.initialize(
             coordinator_address=place.coordinator,
@@ -86,21 +86,6 @@ def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdecimal() or not int(text):
         raise LrkvError(f"{name} = {text}: use a whole number of seconds")
     return int(text)
-
-
-def _watch_peers(place: hosts.Place, door: peers.Door | None, address, seconds: float) -> None:
-    global _peers
-    if door is not None:
-        _peers = door.admit(place.processes, name, seconds)
-    else:
-        host = place.coordinator.rpartition(":")[0].strip("[]")
-        _peers = peers.visit(host, address, place.process, name, seconds)
-    if _peers is None and place.process == 0:
-        print(
-            "lrkv: not every process could open a second connection to process 0: one that is "
-            "lost is noticed after 100 s, by JAX",
-            file=sys.stderr,
-        )
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ def gather(places, seconds=5.0, delays=None):
     def come(number):
         time.sleep((delays or {}).get(number, 0))
         try:
-            results[number] = meet(places[number], seconds=seconds, news=number)
+            results[number] = meet(places[number], seconds=seconds)
         except LrkvError as error:
             results[number] = error
 
@@ -38,15 +38,26 @@ def places(count, address=None):
 
 
 @pytest.mark.parametrize("late", [0, 2])
-def test_all_learn_where_each_one_is_whoever_comes_last(late):
-    hosts = [socket.gethostname()] * 3
-    assert gather(places(3), delays={late: 0.5}) == [(hosts, 0)] * 3, "and what process 0 says"
+def test_all_learn_where_each_one_is_and_keep_a_connection_whoever_comes_last(late):
+    results = gather(places(3), delays={late: 0.5})
+    assert [hosts for hosts, _ in results] == [[socket.gethostname()] * 3] * 3
+    (_, calls), *others = results
+    for process, (_, theirs) in enumerate(others, 1):
+        for one, other in ((calls[process], theirs[0]), (theirs[0], calls[process])):
+            one.sendall(b"%d" % process)
+            assert other.recv(9) == b"%d" % process
+    assert set(calls) == {1, 2}
 
 
-def test_the_port_is_free_again_at_once():
-    address = f"127.0.0.1:{free_port()}"
+def test_a_run_of_one_waits_for_nobody():
+    assert gather(places(1)) == [([socket.gethostname()], {})]
+
+
+def test_the_port_is_free_again_at_once_beside_the_connections():
+    address, kept = f"127.0.0.1:{free_port()}", []
     for _ in range(3):
-        assert all(isinstance(r, tuple) for r in gather(places(2, address)))
+        kept += gather(places(2, address))
+    assert all(isinstance(r, tuple) for r in kept)
     with socket.create_server(("", int(address.rpartition(":")[2]))):
         pass
 
