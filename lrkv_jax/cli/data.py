@@ -37,11 +37,11 @@ def data_build(
     if beam_options is not None and not beam:
         raise LrkvError("--beam-options are for --beam: add it")
     run = load_config(config, overrides or [])
-    workers = None
+    jobs = None
     if beam:
-        from lrkv_jax.data.records.beam import beam_workers
+        from lrkv_jax.data.records.beam import beam_jobs
 
-        workers = beam_workers(shlex.split(beam_options or ""))
+        jobs = beam_jobs(shlex.split(beam_options or ""))
     if run.data.mixture is not None:
         if beam:
             raise LrkvError("--beam is for documents: a mixture is built here, leave it out")
@@ -50,7 +50,7 @@ def data_build(
         fetch_source(run.data, _say)
         what = run.data.source
     with shown(what) as progress:
-        path = dataset(run.data, run.train.context, progress=progress, workers=workers)
+        path = dataset(run.data, run.train.context, progress=progress, run=jobs)
     print(path)
 
 

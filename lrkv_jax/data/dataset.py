@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.mixture import mixture_identity, packed
-from lrkv_jax.data.records.build import BuildProgress, OnProgress, Workers, build_dataset
+from lrkv_jax.data.records.build import BuildProgress, OnProgress, build_dataset
 from lrkv_jax.data.records.folders import (
     built,
     describe,
@@ -16,6 +16,7 @@ from lrkv_jax.data.records.folders import (
     token_features,
     write_file,
 )
+from lrkv_jax.data.records.jobs import RunJobs
 from lrkv_jax.data.sources import SPLITS
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 
@@ -27,7 +28,7 @@ def dataset(
     context: int,
     *,
     progress: OnProgress | None = None,
-    workers: Workers | None = None,
+    run: RunJobs | None = None,
 ) -> Path:
     """Return the folder of a configuration's records, and build it if it does not exist.
 
@@ -36,7 +37,7 @@ def dataset(
     Raises LrkvError as `build_dataset` and `lrkv_jax.data.mixture.packed` do.
     """
     if data_config.mixture is None:
-        return build_dataset(data_config, context, progress=progress, workers=workers)
+        return build_dataset(data_config, context, progress=progress, run=run)
     tokenizer = load_tokenizer(data_config.tokenizer)
     identity = [_FORMAT, context, mixture_identity(data_config.mixture, tokenizer)]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]

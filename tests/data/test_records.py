@@ -439,14 +439,14 @@ def test_killed_at_random_and_resumed_it_is_the_same_to_the_bit(tmp_path):
 @pytest.mark.slow
 def test_beams_direct_runner_builds_what_this_machine_does(tmp_path):
     pytest.importorskip("apache_beam")
-    from lrkv_jax.data.records.beam import beam_workers
+    from lrkv_jax.data.records.beam import beam_jobs
 
     fineweb.make(tmp_path / "source", files=2, rows=60)
     config = DataConfig(source=str(tmp_path / "source"), heldout=0.2, directory=str(tmp_path / "a"))
     other = config.model_copy(update={"directory": str(tmp_path / "b")})
     local = open_dataset(build_dataset(config, 64))
     options = ["--runner=DirectRunner", "--direct_num_workers=1"]
-    clustered = open_dataset(build_dataset(other, 64, workers=beam_workers(options)))
+    clustered = open_dataset(build_dataset(other, 64, run=beam_jobs(options)))
     assert clustered.info.metadata == local.info.metadata
     assert clustered.info.features["tokens"].np_dtype == np.uint16
     for split in SPLITS:

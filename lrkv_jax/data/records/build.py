@@ -30,7 +30,6 @@ from lrkv_jax import __version__
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.hub import provenance_of
 from lrkv_jax.data.records.folders import (
-    Written,
     built,
     describe,
     file_name,
@@ -64,7 +63,6 @@ from lrkv_jax.errors import LrkvError
 
 FORMAT = 2  # raise it when records of the same input change
 _PACKAGES = ("numpy", "pyarrow", "tensorflow-datasets", "tiktoken", "tokenizers")
-DESCRIPTION = "Records of context + 1 tokens for language modelling."
 
 # This much input takes seconds: it is not worth processes, nor streams on the disk.
 _LITTLE_BYTES = 16 << 20
@@ -127,8 +125,13 @@ class Packing:
 Streams = dict[Split, Stream]
 
 
-def write_records(
-    folder: Path, config: DataConfig, streams: Streams, packing: Packing, packed: OnTokens
+def _write_records(
+    folder: Path,
+    config: DataConfig,
+    streams: Streams,
+    packing: Packing,
+    packed: Callable[[int], None],
+    run: RunJobs | None,
 ) -> None:
     """Write the dataset into the folder, its files by several processes where there are several.
 
@@ -147,7 +150,7 @@ def write_records(
             packed((piece.last - piece.first) * packing.context)
 
     # One file per split is written sooner than a process starts.
-    if streams["train"].parts and len(places) > len(SPLITS):
+    if streams["train"].parts and (run or len(places) > len(SPLITS)):
         jobs = [
             {
                 "kind": "pack", "config": config.model_dump(mode="json"), "piece": piece,
@@ -157,36 +160,16 @@ def write_records(
             }
             for split, piece, path in places
         ]  # fmt: skip
-        files = [Written(*w) for w in run_jobs(jobs, config.workers or usable_cores(), done)]
+        (run or run_jobs)(jobs, config.workers or usable_cores(), done)
     else:
-        files = []
         for number, (split, piece, path) in enumerate(places):
             cut = packing.context, packing.padding(split), packing.vocabulary
-            files.append(write_piece(path, streams[split], piece, *cut))
+            write_piece(path, streams[split], piece, *cut)
             done(number)
-    written = {
-        split: [file for file, place in zip(files, places, strict=True) if place[0] == split]
-        for split in SPLITS
-    }
+    rows = {split: [last - first for first, last in packing.pieces[split]] for split in SPLITS}
     features = token_features(packing.context + 1, packing.vocabulary)
-    describe(folder, features, written, description=DESCRIPTION, metadata=packing.metadata)
-
-
-OnTokens = Callable[[int], None]
-WriteRecords = Callable[[Path, DataConfig, Streams, Packing, OnTokens], None]
-
-
-@dataclass(frozen=True)
-class Workers:
-    """Who does a build's work: processes of this machine, unless given otherwise.
-
-    run: does jobs, like `lrkv_jax.data.records.jobs.run_jobs`. write: like `write_records`.
-    always: whether they do even a little text.
-    """
-
-    run: RunJobs = run_jobs
-    write: WriteRecords = write_records
-    always: bool = False
+    described = "Records of context + 1 tokens for language modelling."
+    describe(folder, features, rows, description=described, metadata=packing.metadata)
 
 
 def build_dataset(
@@ -194,7 +177,7 @@ def build_dataset(
     context: int,
     *,
     progress: OnProgress | None = None,
-    workers: Workers | None = None,
+    run: RunJobs | None = None,
 ) -> Path:
     """Return the folder of the records of this data and context, built if it does not exist.
 
@@ -208,8 +191,8 @@ def build_dataset(
     tokenizer, tokenizer_fingerprint, vocabulary, context, versions, `files`, and under each split's
     name its documents, tokens (BOS included) and UTF-8 bytes.
 
-    progress: called now and then, from any thread. workers: who does the work
-    (`lrkv_jax.data.records.beam` has others).
+    progress: called now and then, from any thread. run: does the work, even of a little text
+    (`lrkv_jax.data.records.beam`); unless given, processes of this machine do what is much.
     Raises LrkvError for whatever `documents` and `load_tokenizer` raise it for, for a context that
     the text cannot fill, and for a folder that cannot be written or is damaged.
     """
@@ -220,8 +203,7 @@ def build_dataset(
 
     def write(scratch: Path) -> None:
         report = progress or (lambda done: None)
-        done_by = workers or Workers()
-        folders.extend(_write(scratch, data_config, context, tokenizer, report, done_by))
+        folders.extend(_write(scratch, data_config, context, tokenizer, report, run))
 
     built(target, data_config.directory, write)
     for folder in folders:
@@ -237,20 +219,22 @@ def _write(
     context: int,
     tokenizer: Tokenizer,
     progress: OnProgress,
-    workers: Workers,
+    run: RunJobs | None,
 ) -> Sequence[Path]:
     """Go the whole road; returns the folders of the streams if they are on the disk."""
+    if run and config.source == EMBEDDED:
+        raise LrkvError("--beam builds a folder of files: set data.source to one")
     shards = _shards(config)
     report = _Report(progress, shards)
     much = config.workers is not None or sum(shard.size for shard in shards) > _LITTLE_BYTES
     folders = []
-    if config.source != EMBEDDED and (workers.always or much):
+    if config.source != EMBEDDED and (run or much):
         folders = [stream_folder(config, shard.names, tokenizer) for shard in shards]
-        streams, files = _on_disk(config, shards, folders, report, workers.run)
+        streams, files = _on_disk(config, shards, folders, report, run or run_jobs)
     else:
         streams, files = _in_memory(config, shards, tokenizer, report)
     packing = _packing(config, context, tokenizer, files)
-    workers.write(scratch, config, streams, packing, report.packed)
+    _write_records(scratch, config, streams, packing, report.packed, run)
     return folders
 
 

@@ -14,7 +14,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -29,13 +29,6 @@ NAME = "tokens"
 # One record to a chunk, for random access. Token ids hardly compress, and trying halves the speed;
 # the checksums are there all the same.
 _WRITER_OPTIONS = "group_size:1,uncompressed"
-
-
-class Written(NamedTuple):
-    """How many rows a file has, and their bytes."""
-
-    rows: int
-    bytes: int
 
 
 def token_features(
@@ -63,7 +56,7 @@ class TokenWriter:
         self._path = path
         self._shape, self._dtype = features["tokens"].shape, features["tokens"].np_dtype
         self._head = _head(features)
-        self._written = Written(0, 0)
+        self._rows = 0
         self._writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
 
     def write(self, row: np.ndarray) -> None:
@@ -72,19 +65,21 @@ class TokenWriter:
         serialized = self._head + row.astype(self._dtype).tobytes()
         with _as_os_error():
             self._writer.write(serialized)
-        rows, size = self._written
-        self._written = Written(rows + 1, size + len(serialized))
+        self._rows += 1
 
-    def close(self) -> Written:
-        """Raises OSError where the file does not hold what was written, as on a full disk."""
+    def close(self) -> int:
+        """Return the number of rows.
+
+        Raises OSError where the file does not hold what was written, as on a full disk.
+        """
         with _as_os_error():
             self._writer.close()
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
             found = _rows_of(self._path)
-        if found != self._written.rows:
+        if found != self._rows:
             raise OSError(f"{self._path.name} was cut short")
-        return self._written
+        return self._rows
 
 
 @contextlib.contextmanager
@@ -96,10 +91,8 @@ def _as_os_error() -> Iterator[None]:
         raise OSError(str(error).split(";")[0][:120]) from error
 
 
-def write_file(
-    path: Path, features: tfds.features.FeaturesDict, rows: Iterable[np.ndarray]
-) -> Written:
-    """Write a whole file; raises like `TokenWriter.close`."""
+def write_file(path: Path, features: tfds.features.FeaturesDict, rows: Iterable[np.ndarray]) -> int:
+    """Write a whole file; returns and raises like `TokenWriter.close`."""
     writer = TokenWriter(path, features)
     for row in rows:
         writer.write(row)
@@ -123,7 +116,7 @@ class TokenRows:
         features = dataset.info.features
         self.metadata, self.dtype = dataset.info.metadata, np.dtype(features["tokens"].np_dtype)
         self._head = _head(features)
-        self._size = len(self._head) + features["tokens"].shape[0] * self.dtype.itemsize
+        self._size = _row_bytes(features)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -147,26 +140,34 @@ def _head(features: tfds.features.FeaturesDict) -> bytes:
     return features.serialize_example({"tokens": zeros})[: -zeros.nbytes]
 
 
+def _row_bytes(features: tfds.features.FeaturesDict) -> int:
+    tokens = features["tokens"]
+    return len(_head(features)) + tokens.shape[0] * np.dtype(tokens.np_dtype).itemsize
+
+
 def describe(
     folder: Path,
     features: tfds.features.FeaturesDict,
-    splits: Mapping[Split, Sequence[Written]],
+    splits: Mapping[Split, Sequence[int]],
     *,
     description: str,
     metadata: dict[str, Any],
 ) -> None:
-    """Make a TFDS dataset of the files that were written under `file_name`s."""
+    """Make a TFDS dataset of the files that were written under `file_name`s.
+
+    splits: the number of rows in each file of a split.
+    """
     template = tfds.core.ShardedFileTemplate(
         data_dir=folder, dataset_name=NAME, filetype_suffix="array_record"
     )
     infos = [
         tfds.core.SplitInfo(
             name=split,
-            shard_lengths=[file.rows for file in files],
-            num_bytes=sum(file.bytes for file in files),
+            shard_lengths=list(rows),
+            num_bytes=sum(rows) * _row_bytes(features),
             filename_template=template.replace(split=split),
         )
-        for split, files in splits.items()
+        for split, rows in splits.items()
     ]
     with quiet():
         tfds.folder_dataset.write_metadata(

@@ -24,7 +24,7 @@ from typing import Any
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.records.folders import unwritable
-from lrkv_jax.data.records.streams import OnDisk, Piece, build_stream, write_piece
+from lrkv_jax.data.records.streams import OnDisk, Piece, Report, build_stream, write_piece
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 
@@ -33,11 +33,11 @@ _ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP
 _NEWS_SECONDS = 0.2
 
 News = Callable[[int, dict[str, int] | None], None]
-RunJobs = Callable[[Sequence[dict[str, Any]], int, News], list[Any]]
+RunJobs = Callable[[Sequence[dict[str, Any]], int, News], None]
 
 
-def run_jobs(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> list[Any]:
-    """Do the jobs in up to `workers` processes; returns their results in the order of the jobs.
+def run_jobs(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> None:
+    """Do the jobs in up to `workers` processes.
 
     jobs: `kind` is "tokenise" (a shard's names) or "pack" (a file of records); `config` is the
     DataConfig's. news(job, totals): how far a job is, None when it is done; called from threads.
@@ -45,36 +45,34 @@ def run_jobs(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> list[A
     on the disk stays.
     """
     if not jobs:
-        return []
+        return
     processes: list[subprocess.Popen[str]] = []
     idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
     failed = threading.Event()
 
-    def do(number: int) -> Any:
+    def order(number: int) -> None:
         process = idle.get()
         try:
             if failed.is_set():
                 raise CancelledError
-            result = _ask(process, jobs[number], functools.partial(news, number))
+            _ask(process, jobs[number], functools.partial(news, number))
         except Exception:
             failed.set()
             raise
         finally:
             idle.put(process)
         news(number, None)
-        return result
 
     pool = ThreadPoolExecutor(min(workers, len(jobs)))
     try:
         for _ in range(min(workers, len(jobs))):
             processes.append(_start())
             idle.put(processes[-1])
-        futures = [pool.submit(do, number) for number in range(len(jobs))]
+        futures = [pool.submit(order, number) for number in range(len(jobs))]
         ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
         errors = [error for future in ended if (error := future.exception())]
         for error in sorted(errors, key=lambda error: isinstance(error, CancelledError)):
             raise error
-        return [future.result() for future in futures]
     except BaseException:  # also an interrupt from the keyboard
         pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
@@ -101,17 +99,17 @@ def _start() -> subprocess.Popen[str]:
 
 def _ask(
     process: subprocess.Popen[str], job: dict[str, Any], report: Callable[[dict[str, int]], None]
-) -> Any:
+) -> None:
     with contextlib.suppress(BrokenPipeError):  # a process that has ended is reported below
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.flush()
     for line in process.stdout:
         said = json.loads(line)
-        if "done" in said:
-            return said["done"]
-        if "error" in said:
-            raise LrkvError(said["error"])
-        report(said["progress"])
+        if said is None:  # done
+            return
+        if isinstance(said, str):
+            raise LrkvError(said)
+        report(said)
     raise LrkvError(
         f"a process of the build ended early (code {process.wait()}; -9 often means too little "
         "memory): run the same command again, with a smaller data.workers; what is complete stays"
@@ -124,24 +122,30 @@ def main() -> None:
     news = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def tell(**what: Any) -> None:
+    def tell(what: dict[str, int] | str | None) -> None:
         try:
             print(json.dumps(what), file=news, flush=True)
         except BrokenPipeError:
             os._exit(1)  # the parent is gone
 
     for line in sys.stdin:
-        job = json.loads(line)
-        config = DataConfig.model_validate(job["config"])
         try:
-            tell(done={"tokenise": _tokenise, "pack": _pack}[job["kind"]](config, job, tell))
+            do(json.loads(line), tell)
+            tell(None)
         except LrkvError as error:
-            tell(error=str(error))
-        except OSError as error:
-            tell(error=str(unwritable(config.directory, error)))
+            tell(str(error))
 
 
-def _tokenise(config: DataConfig, job: dict[str, Any], tell: Any) -> str:
+def do(job: dict[str, Any], report: Report = lambda totals: None) -> None:
+    """Do one job, with news of how far it is. Raises LrkvError where it cannot be done."""
+    config = DataConfig.model_validate(job["config"])
+    try:
+        {"tokenise": _tokenise, "pack": _pack}[job["kind"]](config, job, report)
+    except OSError as error:
+        raise unwritable(config.directory, error) from None
+
+
+def _tokenise(config: DataConfig, job: dict[str, Any], tell: Report) -> None:
     last = 0.0
     totals = {"documents": 0, "tokens": 0, "place": 0}
 
@@ -150,18 +154,17 @@ def _tokenise(config: DataConfig, job: dict[str, Any], tell: Any) -> str:
         totals = so_far
         if time.monotonic() - last > _NEWS_SECONDS:
             last = time.monotonic()
-            tell(progress=totals)
+            tell(totals)
 
-    tell(progress=totals)
-    folder = build_stream(config, job["names"], load_tokenizer(config.tokenizer), report)
-    tell(progress=totals)
-    return str(folder)
+    tell(totals)
+    build_stream(config, job["names"], load_tokenizer(config.tokenizer), report)
+    tell(totals)
 
 
-def _pack(config: DataConfig, job: dict[str, Any], tell: Any) -> list[int]:
+def _pack(config: DataConfig, job: dict[str, Any], tell: Report) -> None:
     stream = _joined(json.dumps(job["parts"]))
     path, piece = Path(job["path"]), Piece(*job["piece"])
-    return list(write_piece(path, stream, piece, job["context"], job["padding"], job["vocabulary"]))
+    write_piece(path, stream, piece, job["context"], job["padding"], job["vocabulary"])
 
 
 @functools.lru_cache(maxsize=2)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.records.folders import (
     TokenRows,
     TokenWriter,
-    Written,
     built,
     describe,
     file_name,
@@ -158,7 +158,7 @@ class _Cut:
                 self._writer.write(row)
             self._pending, self._size = [joined[whole:]], len(joined) - whole
 
-    def close(self) -> Written:
+    def close(self) -> int:
         rest = np.concatenate([*self._pending, np.empty(0, np.int32)])
         self._writer.write(np.pad(rest, (0, CHUNK - len(rest)), constant_values=self._bos))
         return self._writer.close()
@@ -246,18 +246,19 @@ def pack(blocks: Iterator[np.ndarray], context: int, padding: int | None) -> Ite
         yield np.pad(pending, (0, context + 1 - len(pending)), constant_values=padding)
 
 
-def records(
-    stream: Stream, piece: Piece, context: int, padding: int | None
-) -> Iterator[np.ndarray]:
-    """A piece's records [context + 1], in order."""
-    start, stop = piece.first * context, min(piece.last * context + 1, len(stream))
-    blocks = (stream.read(a, min(a + _BLOCK, stop)) for a in range(start, stop, _BLOCK))
-    return pack(blocks, context, padding)
-
-
 def write_piece(
     path: Path, stream: Stream, piece: Piece, context: int, padding: int | None, vocabulary: int
-) -> Written:
-    """One file of records; raises OSError where it cannot be written."""
-    features = token_features(context + 1, vocabulary)
-    return write_file(path, features, records(stream, piece, context, padding))
+) -> None:
+    """One file of records; raises OSError where it cannot be written.
+
+    It takes its name when it is whole: a cluster may do the same piece twice at once.
+    """
+    start, stop = piece.first * context, min(piece.last * context + 1, len(stream))
+    blocks = (stream.read(a, min(a + _BLOCK, stop)) for a in range(start, stop, _BLOCK))
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        features = token_features(context + 1, vocabulary)
+        write_file(fresh, features, pack(blocks, context, padding))
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
