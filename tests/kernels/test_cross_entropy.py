@@ -34,7 +34,7 @@ def plain(x, kernel, targets, softcap):
     return nll, slope @ kernel.T, np.einsum("btd,btv->dv", x, slope)
 
 
-@pytest.mark.parametrize(("softcap", "chunk"), [(None, 7), (15.0, 1), (15.0, 7), (4.0, 1000)])
+@pytest.mark.parametrize(("softcap", "chunk"), [(None, 5), (15.0, 7), (4.0, 1000)])
 def test_value_and_gradient_equal_float64(softcap, chunk):
     """Chunks that divide B·T, that do not, and one that holds all of it; differentiated or not."""
     x, kernel, targets = inputs()
@@ -70,7 +70,7 @@ def test_tokens_losses_carry_no_gradient_through_the_mean():
     def each(x):
         return mean_cross_entropy(x, kernel, targets, softcap=15.0, chunk=7)[1].sum()
 
-    assert not np.any(jax.grad(each)(x))
+    assert not np.any(jax.jit(jax.grad(each))(x))
 
 
 def test_bfloat16_inputs_get_bfloat16_gradients_and_a_float32_kernel_gradient():
@@ -80,7 +80,7 @@ def test_bfloat16_inputs_get_bfloat16_gradients_and_a_float32_kernel_gradient():
     def loss(x, kernel):
         return mean_cross_entropy(x, kernel, targets, softcap=15.0, chunk=9)[0]
 
-    got = jax.grad(loss, argnums=(0, 1))(x, kernel)
+    got = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, kernel)
     assert [grad.dtype for grad in got] == [jnp.bfloat16, jnp.float32]
     # A few roundings to 8 bits of mantissa, relative to the largest entry.
     for mine, exact in zip(got, plain(x, kernel, targets, 15.0)[1:], strict=True):

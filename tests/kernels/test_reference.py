@@ -1,4 +1,4 @@
-"""The float32 oracles against the definition in float64, and the XLA paths against the oracles."""
+"""The float32 oracles and the XLA paths, each against the definition in float64."""
 
 import numpy as np
 import pytest
@@ -34,20 +34,21 @@ def test_the_oracle_is_the_definition_in_float64(name):
     ("name", "chunk"),
     [*((name, 4) for name in CASES), *((name, 512) for name in ("gqa", "mla", "lrkv-full"))],
 )
-def test_the_xla_path_meets_its_oracle_and_ignores_what_was_never_written(name, chunk, monkeypatch):
+def test_the_xla_path_meets_float64_and_ignores_what_was_never_written(name, chunk, monkeypatch):
     """In one chunk, and in chunks of which the last reaches back."""
     monkeypatch.setattr(online, "default_chunk", lambda S: min(S, chunk))
     case = CASES[name]
-    assert max(compare(case.poisoned().run(impl="xla"), case.oracle())) < 1e-5
+    assert max(compare(case.poisoned().run(impl="xla"), case.truth())) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["gqa", "mla", "lrkv-full"])
 def test_the_xla_path_in_bfloat16_stays_within_rounding(name):
     case = CASES[name].astype("bfloat16")
-    assert max(compare(case.poisoned().run(impl="xla"), case.oracle())) < 4e-3
+    assert max(compare(case.poisoned().run(impl="xla"), case.truth())) < 4e-3
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 6, 7, 8, 13, 20]), min_size=1, max_size=3),
     tokens=st.integers(1, 8),

@@ -1,5 +1,7 @@
 """Random arguments of the three decode kernels, and what they must give, in float64 numpy.
 
+Arguments are numpy's: each operation on a JAX array would be a program to compile, for every shape.
+
 B batch  T queries  S cache slots  H heads  G key/value heads  K head width  R residual rank
 C latent width  P rope-key width
 """
@@ -78,7 +80,7 @@ class Case:
             unseen = slots >= np.maximum(self.lengths_B, 0)[:, None]
             shape = [1] * array.ndim
             shape[0], shape[slots_axis] = unseen.shape
-            return jnp.where(unseen.reshape(shape), jnp.nan, array)
+            return np.where(unseen.reshape(shape), array.dtype.type(np.nan), array)
 
         if self.kind == "grouped":
             q, *cache = self.arrays
@@ -130,7 +132,7 @@ def _materialised(kind, arrays):
 
 
 def normal(rng, *shape):
-    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    return np.float32(rng.standard_normal(shape))
 
 
 def grouped_case(lengths, *, T=1, S=None, H=4, G=2, K=64, seed=0):
@@ -155,19 +157,17 @@ def lrkv_case(lengths, mode="full", *, T=1, S=None, H=4, K=64, R=5, norm=True, s
     q = normal(rng, B, T, H, K) / K**0.25
     k, v = normal(rng, B, S, K), normal(rng, B, S, K)
     heads = H if R else 1
-    inverse_norm = jnp.asarray(rng.uniform(0.5, 1.5, (B, heads, S)), jnp.float32) if norm else None
+    inverse_norm = np.float32(rng.uniform(0.5, 1.5, (B, heads, S))) if norm else None
     if not R:
         return Case("lrkv", (q, k, v, None, inverse_norm), np.array(lengths))
     pad = [(0, 0), (0, 0), (0, 0), (0, -R % (8 if R <= 64 else 64))]
-    rk, rv = (jnp.pad(normal(rng, B, S, H, R), pad) for _ in range(2))
+    rk, rv = (np.pad(normal(rng, B, S, H, R), pad) for _ in range(2))
     residual = Residual(rk, rv, normal(rng, H, R, K) / (2 * R**0.5))
     if mode == "full":
         angles_SJ = np.arange(S)[:, None] * 10_000.0 ** (-np.arange(0, K, 2) / K)
         residual = residual._replace(
             up_key_HRK=normal(rng, H, R, K) / (2 * R**0.5),
-            angles_SK=jnp.asarray(
-                np.concatenate([np.cos(angles_SJ), np.sin(angles_SJ)], -1), jnp.float32
-            ),
+            angles_SK=np.float32(np.concatenate([np.cos(angles_SJ), np.sin(angles_SJ)], -1)),
         )
     else:
         residual = residual._replace(q_latent_BTHR=normal(rng, B, T, H, R) / R**0.25)
