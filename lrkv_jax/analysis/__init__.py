@@ -2,5 +2,3 @@
 
 from lrkv_jax.analysis.run import analyse, analyse_steps, head_diversity
 from lrkv_jax.analysis.weights import head_weights
-
-__all__ = ["analyse", "analyse_steps", "head_diversity", "head_weights"]

@@ -16,6 +16,3 @@ def make_attention(config, *, rngs) -> Attention:
 def abstract_layer(config) -> Attention:
     """The same with shapes in place of weights; nothing is allocated."""
     return nnx.eval_shape(lambda: make_attention(config, rngs=nnx.Rngs(0)))
-
-
-__all__ = ["Attention", "abstract_layer", "make_attention"]

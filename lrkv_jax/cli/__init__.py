@@ -24,11 +24,6 @@ from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError
 # Time for the report of a lost process to arrive.
 PEERS_SECONDS = 3
 
-__all__ = [
-    "analyze", "app", "bench", "checkpoints", "commands", "data", "entry", "harness", "main",
-    "report", "runs", "sweep",
-]  # fmt: skip
-
 
 def entry() -> None:
     """The command `lrkv`: `main`, and then the process ends, also where an exit would wait."""

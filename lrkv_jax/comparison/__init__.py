@@ -13,24 +13,3 @@ from lrkv_jax.comparison.runs import (
     settings,
 )
 from lrkv_jax.comparison.sooner import Sooner, sooner, sooner_over_seeds
-
-__all__ = [
-    "KINDS",
-    "Correlation",
-    "Curve",
-    "Paired",
-    "RunRecord",
-    "Setting",
-    "Sooner",
-    "Spread",
-    "against",
-    "correlation",
-    "finished",
-    "paired",
-    "pretraining",
-    "read_runs",
-    "settings",
-    "sooner",
-    "sooner_over_seeds",
-    "spread",
-]

@@ -11,22 +11,3 @@ from lrkv_jax.config.schema import (
     RunConfig,
     TrainConfig,
 )
-
-__all__ = [
-    "GQA",
-    "LRKV",
-    "MHA",
-    "MLA",
-    "MQA",
-    "AttentionConfig",
-    "DataConfig",
-    "MeshConfig",
-    "ModelConfig",
-    "MuonConfig",
-    "OptimizerConfig",
-    "RunConfig",
-    "TrainConfig",
-    "dump_config",
-    "find_config",
-    "load_config",
-]

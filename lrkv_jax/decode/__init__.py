@@ -2,5 +2,3 @@
 
 from lrkv_jax.decode.engine import Engine, EngineReport, generate
 from lrkv_jax.decode.sampling import Sampling
-
-__all__ = ["Engine", "EngineReport", "Sampling", "generate"]

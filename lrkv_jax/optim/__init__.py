@@ -4,14 +4,3 @@ from lrkv_jax.optim.groups import make_optimizer
 from lrkv_jax.optim.muon import MuonState, orthogonalize, scale_by_muon
 from lrkv_jax.optim.norm import global_norm
 from lrkv_jax.optim.schedules import learning_rates, momentum_schedule, schedule
-
-__all__ = [
-    "MuonState",
-    "global_norm",
-    "learning_rates",
-    "make_optimizer",
-    "momentum_schedule",
-    "orthogonalize",
-    "scale_by_muon",
-    "schedule",
-]

@@ -10,17 +10,3 @@ from lrkv_jax.sharding.rules import (
     partition,
     replicated,
 )
-
-__all__ = [
-    "AXES",
-    "BATCH",
-    "RULES",
-    "batch_sharding",
-    "check_mesh",
-    "constrain_batch",
-    "in_use",
-    "make_mesh",
-    "parameter_shardings",
-    "partition",
-    "replicated",
-]
