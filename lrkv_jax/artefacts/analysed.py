@@ -5,7 +5,7 @@ Everything is read from `analysis.json` (`lrkv_jax.analysis.analyse`).
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from lrkv_jax.artefacts.figure import Picture, draw_mean
 from lrkv_jax.artefacts.looks import Look, ladder, look, look_of, name_of
 from lrkv_jax.artefacts.table import Column, Row, Table
-from lrkv_jax.comparison import RunRecord, Setting, settings
+from lrkv_jax.comparison import RunRecord, Setting, every_setting
 
 FORMS = {"query_key": "query–key forms", "value_output": "value–output forms"}
 FAMILIES = {"key": "keys", "value": "values"}
@@ -104,11 +104,8 @@ def mean_and_sd(values: Iterable[Any]) -> tuple[np.ndarray, np.ndarray | None]:
 
 def groups(runs: Sequence[RunRecord]) -> tuple[list[Group], list[str]]:
     """Return the settings that have analysed runs, and the gaps of those that have none."""
-    midtrained = [
-        replace(one, name=f"{one.name}, midtrained") for one in settings(runs, midtrained=True)
-    ]
     found, gaps = [], []
-    for setting in (*settings(runs), *midtrained):
+    for setting in every_setting(runs):
         group = _group(setting)
         if group.every:
             found.append(group)

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from lrkv_jax.accounting.counts import cache_bytes_fraction, cache_fraction
 from lrkv_jax.artefacts.figure import Picture, draw_mean, empty, legend_below, panels
 from lrkv_jax.artefacts.looks import Look, look, look_of
 from lrkv_jax.artefacts.printed import Printed
@@ -33,26 +34,23 @@ NOTE = (
     "evaluated run, in its own dtype."
 )
 
-# (run, "cache" | "ce" | "bpb") → the printed value of the same setting, if it is one.
-Beside = Callable[[RunRecord, str], Printed | None]
-
 
 def loss_rows(
     block: str,
     lines: Mapping[str, Mapping[int, RunRecord]],
     *,
-    baseline: str = "MHA",
-    beside: Beside = lambda run, what: None,
+    beside: Callable[[RunRecord, str], Printed | None],
 ) -> list[Row]:
     """A row of `COLUMNS` for each line: a name, and its runs by seed.
 
     A line without runs is a labelled gap, as is one whose runs have not finished. Lines are
-    compared with the one named `baseline`, where there is one.
+    compared with the one named MHA, where there is one. `beside` gives the printed "cache", "ce"
+    or "bpb" of a run's setting, if it is one of the paper's.
     """
     done = {name: finished(runs) for name, runs in lines.items()}
     bpb = {name: {s: run.bits_per_byte for s, run in runs.items()} for name, runs in done.items()}
-    rivals = {name: values for name, values in bpb.items() if name != baseline and values}
-    tests = against(bpb.get(baseline, {}), rivals)
+    rivals = {name: values for name, values in bpb.items() if name != "MHA" and values}
+    tests = against(bpb.get("MHA", {}), rivals)
     rows = []
     for name, runs in done.items():
         if not runs:
@@ -63,12 +61,12 @@ def loss_rows(
         one, test = next(iter(runs.values())), tests.get(name)
         losses = {seed: run.cross_entropy for seed, run in runs.items()}
         words = "" if test is None else test.in_words
-        if test is None and name != baseline:
+        if test is None and name != "MHA":
             words = "no MHA to compare with"
         rows.append(
             Row.of(
                 name,
-                Cell(100 * one.cache_fraction, printed=beside(one, "cache")),
+                Cell(100 * cache_fraction(one.config.model), printed=beside(one, "cache")),
                 one.cache_bytes_measured or Cell(gap=f"not evaluated: {block} {name}"),
                 Cell.over(losses, printed=beside(one, "ce")),
                 Cell.over(bpb[name], printed=beside(one, "bpb")),
@@ -259,7 +257,7 @@ def against_cache(
     rows = []
     for place, runs in enumerate(points):
         over = spread([getattr(run, loss) for run in runs.values()])
-        share = 100 * next(iter(runs.values())).cache_bytes_fraction
+        share = 100 * cache_bytes_fraction(next(iter(runs.values())).config.model)
         rows.append((share, over.mean, over.sd, marks[place] if marks else ""))
     rows.sort(key=lambda row: row[0])
     shares, means, sds, _ = zip(*rows, strict=True)

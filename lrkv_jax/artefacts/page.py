@@ -5,7 +5,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from lrkv_jax.artefacts.artefact import Artefact, Made
 from lrkv_jax.artefacts.figure import svg
 from lrkv_jax.artefacts.table import Column, Row, Table
 from lrkv_jax.artefacts.written import html
-from lrkv_jax.comparison import RunRecord, settings
+from lrkv_jax.comparison import RunRecord, every_setting
 
 _PACKAGES = ("jax", "flax", "optax", "numpy", "scipy", "matplotlib")
 _STYLE = """
@@ -106,6 +106,7 @@ def page(
     """The page as HTML: pictures inlined as SVG, no link that leaves it, readable when printed."""
     shown = [one for one in sections if one.shown]
     absent = [one for one in sections if not one.shown]
+    versions = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -116,7 +117,7 @@ def page(
         + "".join(map(_section, shown))
         + _absent(absent)
         + f"<footer><p>lrkv_jax {__version__}; Python {platform.python_version()}, "
-        f"{escape(_versions())}.</p></footer></body></html>\n"
+        f"{escape(versions)}.</p></footer></body></html>\n"
     )
 
 
@@ -127,19 +128,17 @@ def runs_table(runs: Sequence[RunRecord]) -> Table:
         Column("bits per byte", digits=4), Column("evaluated"), Column("analysed"),
     ]  # fmt: skip
     rows = []
-    for midtrained in (False, True):
-        for setting in settings(runs, midtrained=midtrained):
-            block = f"{setting.name}{', midtrained' if midtrained else ''}"
-            for run in setting.runs:
-                steps = f"{run.steps_done:,} of {run.config.train.total_steps:,}"
-                analysed = f"step {run.analysis['step']:,}" if run.analysis else "no"
-                bits = None if run.midtrained else run.bits_per_byte
-                rows.append(
-                    Row.of(
-                        run.path.name, run.label, run.seed, steps, bits,
-                        "yes" if run.evaluation else "no", analysed, block=block,
-                    )
-                )  # fmt: skip
+    for setting in every_setting(runs):
+        for run in setting.runs:
+            steps = f"{run.steps_done:,} of {run.config.train.total_steps:,}"
+            analysed = f"step {run.analysis['step']:,}" if run.analysis else "no"
+            bits = None if run.midtrained else run.bits_per_byte
+            rows.append(
+                Row.of(
+                    run.path.name, run.label, run.seed, steps, bits,
+                    "yes" if run.evaluation else "no", analysed, block=setting.name,
+                )
+            )  # fmt: skip
     return Table("Runs on this page", columns, rows)
 
 
@@ -210,13 +209,3 @@ def _one(made: Made) -> str:
 
 def _counted(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
-
-
-def _versions() -> str:
-    found = []
-    for name in _PACKAGES:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:  # installed without its metadata
-            continue
-    return ", ".join(found)

@@ -78,16 +78,17 @@ def paper_scale(run: RunRecord, *, any_size: bool = False) -> str | None:
     if run.midtrained:
         return None
     for scale in SCALES:
-        shipped = _shipped(scale)
-        entry = shipped.variants.get(run.kind)
+        same_scale = shipped(scale)
+        entry = same_scale.variants.get(run.kind)
         same = any_size or run.config.model.attention == entry
-        if entry is not None and same and _shape(run.config) == _shape(shipped):
+        if entry is not None and same and _shape(run.config) == _shape(same_scale):
             return scale
     return None
 
 
 @cache
-def _shipped(scale: str) -> RunConfig:
+def shipped(scale: str) -> RunConfig:
+    """A scale's own configuration; `variant` gives it another line of attention."""
     return load_config(scale)
 
 

@@ -50,7 +50,9 @@ class Cell:
 
     @classmethod
     def over(cls, seeds: Mapping[int, float], **rest: Any) -> Cell:
-        """The mean of a value by seed, with its spread."""
+        """The mean of a value by seed, with its spread; nothing where one of them is None."""
+        if None in seeds.values():
+            return cls(**rest)
         return cls(spread(list(seeds.values())).mean, dict(seeds), **rest)
 
     @classmethod
@@ -63,9 +65,9 @@ class Cell:
         return spread(list(self.seeds.values())).sd if self.seeds else None
 
 
-def no_run(what: str, printed: Printed | None = None) -> Cell:
+def no_run(what: str) -> Cell:
     """A labelled gap, as in `no_run("2.5b mla")`."""
-    return Cell(gap=f"no run: {what}", printed=printed)
+    return Cell(gap=f"no run: {what}")
 
 
 @dataclass(frozen=True)

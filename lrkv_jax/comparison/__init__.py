@@ -7,6 +7,7 @@ from lrkv_jax.comparison.runs import (
     Curve,
     RunRecord,
     Setting,
+    every_setting,
     finished,
     pretraining,
     read_runs,

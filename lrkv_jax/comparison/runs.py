@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lrkv_jax.accounting.counts import (
-    cache_allocated_bytes_per_token,
-    cache_bytes_fraction,
-    cache_fraction,
-    training_tokens,
-    with_mha,
-)
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token, training_tokens, with_mha
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.attention import KINDS as ENTRIES
 from lrkv_jax.config.differences import SEEDS, settings_of
@@ -101,16 +95,6 @@ class RunRecord:
     def midtrained(self) -> bool:
         """Whether it learnt conversations: its losses are of those, not of text."""
         return self.config.data.mixture is not None
-
-    @property
-    def cache_fraction(self) -> float:
-        """Cached values over MHA's, by the formula."""
-        return cache_fraction(self.config.model)
-
-    @property
-    def cache_bytes_fraction(self) -> float:
-        """Cached bytes over MHA's, inverse norms included, of a bfloat16 cache by the formula."""
-        return cache_bytes_fraction(self.config.model)
 
     @property
     def cache_allocated_fraction(self) -> float:
@@ -275,7 +259,7 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
 
     A setting is named as its shortest scale; where two share that, with the first thing that they
     differ in. The same run twice counts once. Runs of conversations and runs of text are never
-    mixed: `midtrained` says which are meant.
+    mixed: `midtrained` says which are meant, and so does the name.
     """
     groups: dict[str, dict[tuple, RunRecord]] = {}
     for run in runs:
@@ -290,10 +274,16 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
         members = sorted(own.values(), key=lambda run: (_order(run), run.seed))
         named.append((min((run.scale for run in members), key=len), tuple(members)))
     named.sort(key=lambda one: (one[1][0].config.model.width, one[0], one[1][0].comparable))
+    what = ", midtrained" if midtrained else ""
     return [
-        Setting(name + _apart(members[0], [m[0] for n, m in named if n == name]), members)
+        Setting(name + _apart(members[0], [m[0] for n, m in named if n == name]) + what, members)
         for name, members in named
     ]
+
+
+def every_setting(runs: Sequence[RunRecord]) -> list[Setting]:
+    """Those of runs of text, and then those of runs of conversations."""
+    return [*settings(runs), *settings(runs, midtrained=True)]
 
 
 def _apart(run: RunRecord, others: list[RunRecord]) -> str:

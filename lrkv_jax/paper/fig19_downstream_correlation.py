@@ -16,7 +16,7 @@ from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.figure import Picture, legend_below, panels
 from lrkv_jax.artefacts.looks import GREY, Look, look, look_of
 from lrkv_jax.artefacts.printed import KINDS, SCALES, printed
-from lrkv_jax.comparison import Correlation, correlation, pretraining, settings, spread
+from lrkv_jax.comparison import Correlation, correlation, every_setting, pretraining, spread
 from lrkv_jax.errors import LrkvError
 
 INTERVAL = (
@@ -35,17 +35,15 @@ def fig19_downstream_correlation(runs):
 def _measured(runs):
     groups, gaps = defaultdict(lambda: defaultdict(list)), []
     known = {run.path.resolve(): run for run in runs}
-    for midtrained in (False, True):
-        for setting in settings(runs, midtrained=midtrained):
-            title = f"{setting.name}{', midtrained' if midtrained else ''}"
-            for run in setting.runs:
-                if (run.evaluation or {}).get("combined") is None:
-                    continue
-                try:
-                    point = pretraining(run, known).bits_per_byte, 100 * run.evaluation["combined"]
-                    groups[title][look_of(run), run.label].append(point)
-                except LrkvError as error:
-                    gaps.append(str(error))
+    for setting in every_setting(runs):
+        for run in setting.runs:
+            if (run.evaluation or {}).get("combined") is None:
+                continue
+            try:
+                point = pretraining(run, known).bits_per_byte, 100 * run.evaluation["combined"]
+                groups[setting.name][look_of(run), run.label].append(point)
+            except LrkvError as error:
+                gaps.append(str(error))
     title = "Combined score against bits per byte after pretraining"
     if not groups:
         return Picture(title, None, gaps=[*gaps, "no run evaluated on all five benchmarks"])

@@ -22,8 +22,7 @@ def table02_downstream(runs):
     rows = []
     for midtrained in (True, False):
         for setting in settings(asked, midtrained=midtrained):
-            how = "midtrained" if midtrained else "pretrained alone"
-            rows += _block(setting, f"{setting.name}, {how}")
+            rows += _block(setting, setting.name + ("" if midtrained else ", pretrained alone"))
     note = (
         "Mean ± standard deviation over seeds; a rate p of n examples has itself a standard "
         "error of √(p (1 − p) / n) for one model. Combined: the mean of the five."

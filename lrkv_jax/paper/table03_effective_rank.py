@@ -16,11 +16,11 @@ from lrkv_jax.artefacts.printed import (
     paper_scale,
     printed,
     printed_table,
+    shipped,
     verdict,
 )
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
 from lrkv_jax.comparison import RunRecord
-from lrkv_jax.config import load_config
 
 _UNCENTRED, _CENTRED = "uncentred", "centred (PCA)"
 _CHANGE = "centring changes it by, points of cap"
@@ -84,8 +84,8 @@ def _row(line: Line, form: str, block: str) -> Row:
     null = line.first[form]["null"]["mean"]
 
     def cell(centring, what, printed=None):
-        seeds = line.each(lambda a: a[form]["mean"][centring][what])
-        return _over(seeds, printed)
+        # None of one head, centred: there is no cap.
+        return Cell.over(line.each(lambda a: a[form]["mean"][centring][what]), printed=printed)
 
     change = line.each(lambda a: a[form]["compensation"]["of_cap"])
     return Row.of(
@@ -98,16 +98,10 @@ def _row(line: Line, form: str, block: str) -> Row:
         cell("centred", "percent_of_cap", _of_cap(beside["centred"], line.first["heads"])),
         null["centred"]["percent_of_cap"],
         cell("centred", "components_90"),
-        _over(change),
+        Cell.over(change),
         line.first[form]["compensation"]["of_cap_null"],
         block=block,
     )
-
-
-def _over(seeds, printed=None) -> Cell:
-    if None in seeds.values():  # of one head, centred: there is no cap
-        return Cell(printed=printed)
-    return Cell.over(seeds, printed=printed)
 
 
 def _beside(line: Line, form: str, centring: str) -> Printed | None:
@@ -142,7 +136,7 @@ def _printed_ranks() -> Table:
     """The paper's table, with what it comes to of the cap."""
     rows = []
     for scale, variants in printed_table("table03").items():
-        heads = load_config(scale).model.heads
+        heads = shipped(scale).model.heads
         block = f"{SCALES[scale]}, {heads} heads, cap {100 * cap_share(heads):.1f} %"
         for kind in variants:
             before, after = (printed("table03", scale, kind, what)

@@ -2,9 +2,8 @@
 
 from lrkv_jax.accounting.counts import parameter_counts
 from lrkv_jax.artefacts.artefact import artefact
-from lrkv_jax.artefacts.printed import SCALES, printed
+from lrkv_jax.artefacts.printed import SCALES, printed, shipped
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
-from lrkv_jax.config import load_config
 
 SHAPE = {
     "layers": "layers", "heads": "heads", "width": "width", "feed_forward": "feed-forward",
@@ -30,8 +29,7 @@ def table05_architectures(runs):
 
 
 def _row(scale):
-    model = load_config(scale, ["attention=mha"]).model
-    lrkv = load_config(scale, ["attention=lrkv"]).model
+    model, lrkv = (shipped(scale).variant(kind).model for kind in ("mha", "lrkv"))
     ours = {name: getattr(model, name) for name in SHAPE} | {
         "feed_forward": model.feed_forward_width
     }

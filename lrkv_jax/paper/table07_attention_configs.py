@@ -6,9 +6,8 @@ from lrkv_jax.accounting.counts import (
     cache_fraction_published,
 )
 from lrkv_jax.artefacts.artefact import artefact
-from lrkv_jax.artefacts.printed import SCALES, printed
+from lrkv_jax.artefacts.printed import SCALES, printed, shipped
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
-from lrkv_jax.config import load_config
 
 COLUMNS = [
     Column("scale"), Column("heads"), Column("cache", "%", digits=1, group="MQA"),
@@ -30,10 +29,7 @@ def table07_attention_configs(runs):
 
 
 def _row(scale):
-    model = {
-        kind: load_config(scale, [f"attention={kind}"]).model
-        for kind in ("mqa", "gqa", "mla", "lrkv")
-    }
+    model = {kind: shipped(scale).variant(kind).model for kind in ("mqa", "gqa", "mla", "lrkv")}
 
     def share(kind):
         value = 100 * cache_fraction_published(model[kind])

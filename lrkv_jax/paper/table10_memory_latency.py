@@ -5,18 +5,20 @@ from decode benchmarks, `lrkv report --bench FILE.json`, as `lrkv bench decode -
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.accounting.serving import attention_flops
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.looks import name_of
-from lrkv_jax.artefacts.printed import printed_table, verdict
+from lrkv_jax.artefacts.printed import printed_table, shipped, verdict
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
 from lrkv_jax.config import ModelConfig, load_config
 
 SCALES = ("128m", "1.2b", "2.5b", "6.3b")
 LENGTH = 2048
+SHAPE = ("level", "scale", "batch", "ragged", "dtype", "layers")  # of what one table times
 LINES = (
     ("mha", None), ("mqa", None), ("gqa", None), ("mla", None), ("lrkv", "full"),
     ("lrkv", "shared"),
@@ -42,7 +44,7 @@ def costs() -> Table:
     ]  # fmt: skip
     rows = []
     for scale in SCALES:
-        mha = attention_flops(load_config(scale, ["attention=mha"]).model).at(LENGTH)
+        mha = attention_flops(shipped(scale).variant("mha").model).at(LENGTH)
         for variant, rope in LINES:
             override = [f"attention.rope={rope}"] if rope else []
             model = load_config(scale, [f"attention={variant}", *override]).model
@@ -86,25 +88,21 @@ def times(benches: Sequence[dict[str, Any]]) -> list[Table]:
     """A table for each shape that the benchmarks measured; a gap for a GPU if none did."""
     tables: list[Table] = []
     for bench in benches:
-        rows = [row for row in bench["rows"] if row["implementation"] in ("xla", "mosaic")]
-        shapes = dict.fromkeys(
-            (r["level"], r["scale"], r["batch"], r["ragged"], r["dtype"], r["layers"]) for r in rows
-        )
-        for shape in shapes:
-            table = _times(bench, rows, shape)
-            table.name = f"ms_{len(tables) + 1}"
-            tables.append(table)
+        shapes: dict[tuple, list[dict[str, Any]]] = {}
+        for row in bench["rows"]:
+            if row["implementation"] in ("xla", "mosaic"):
+                shapes.setdefault(itemgetter(*SHAPE)(row), []).append(row)
+        for shape, rows in shapes.items():
+            tables.append(_times(bench, rows, shape, f"ms_{len(tables) + 1}"))
     if not any(bench["backend"] == "gpu" for bench in benches):
         gap = "no GPU measurement: run lrkv bench decode there, then lrkv report --bench FILE.json"
         tables.append(Table("Time on a GPU", [Column("variant")], [], name="ms_gpu", missing=[gap]))
     return tables
 
 
-def _times(bench: dict[str, Any], rows: list[dict[str, Any]], shape: tuple) -> Table:
+def _times(bench: dict[str, Any], rows: list[dict[str, Any]], shape: tuple, name: str) -> Table:
     """The fastest of our implementations at each length; a row is a variant and rope mode."""
     level, scale, batch, ragged, dtype, layers = shape
-    keys = ("level", "scale", "batch", "ragged", "dtype", "layers")
-    rows = [row for row in rows if tuple(row[key] for key in keys) == shape]
     lengths = sorted({row["length"] for row in rows})
     made = []
     for variant, rope in dict.fromkeys((row["variant"], row["rope"]) for row in rows):
@@ -134,5 +132,5 @@ def _times(bench: dict[str, Any], rows: list[dict[str, Any]], shape: tuple) -> T
         caption=f"Milliseconds per step with {tokens} in each cache: median [quartiles] of "
         f"{max(row['samples'] for row in rows)} samples, interleaved; {bench['cores']} cores, "
         f"load {bench['load_average']:.1f}, jax {bench['versions']['jax']}, "
-        f"{bench['date'][:10]}.",
+        f"{bench['date'][:10]}.", name=name,
     )  # fmt: skip

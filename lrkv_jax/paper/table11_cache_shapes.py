@@ -7,6 +7,7 @@ tokens, and each variant's bytes per token beside the paper's formula.
 from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.looks import name_of
+from lrkv_jax.artefacts.printed import shipped
 from lrkv_jax.artefacts.table import Column, Row, Table
 from lrkv_jax.config import load_config
 from lrkv_jax.plan.live_cache import live_cache_bytes_per_token, measure_cache
@@ -64,7 +65,7 @@ def formulas() -> Table:
     rows = []
     for scale in SCALES:
         for variant in FORMULAS:
-            model = load_config(scale, [f"attention={variant}"]).model
+            model = shipped(scale).variant(variant).model
             paper, ours = FORMULAS[variant]
             rows.append(
                 Row.of(

@@ -58,9 +58,8 @@ def _ranks(line: Line, form: str, view: str) -> list[Cell]:
 
 
 def _over(seeds: dict[int, float | None]) -> Cell:
-    if None in seeds.values():  # one head has no rank once centred, and no other head
-        return Cell(gap="one head")
-    return Cell.over(seeds)
+    # One head has no rank once centred, and no other head.
+    return Cell.over(seeds, gap="one head" if None in seeds.values() else "")
 
 
 def _random(null: dict, view: str) -> Cell:

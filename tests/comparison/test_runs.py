@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.written_runs import write_run, write_sweep
 
+from lrkv_jax.accounting.counts import cache_fraction
 from lrkv_jax.comparison import read_runs, settings
 from lrkv_jax.errors import LrkvError
 
@@ -46,7 +47,7 @@ def test_a_record_says_what_the_run_is(sweep):
         "quickstart", "lrkv_r4", "lrkv", 4, "LRKV-4", 1,
     )  # fmt: skip
     # (K + H·R) / (H·K) of H = 4, K = 32.
-    assert run.cache_fraction == (32 + 4 * 4) / (4 * 32)
+    assert cache_fraction(run.config.model) == (32 + 4 * 4) / (4 * 32)
     # Float32, 4 layers: shared and latents of both, padded to 8 of them, and 4 inverse norms.
     assert run.cache_bytes_measured == 4 * (4 * 2 * (32 + 4 * 8) + 4 * 4)
     assert run.finished and run.evaluation is not None and run.analysis is None
