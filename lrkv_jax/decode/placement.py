@@ -14,6 +14,7 @@ from lrkv_jax.model import Unstacked, abstract_model, parameters, specs
 from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.nn.weight import spec_of, variables
 from lrkv_jax.sharding import AXES, parameter_shardings
+from lrkv_jax.sharding.mesh import check_divides
 
 _log = logging.getLogger("lrkv_jax.decode")
 
@@ -62,12 +63,7 @@ def mesh_for(config: ModelConfig, mesh: Mesh | None) -> Mesh | None:
             f"a mesh of axes {', '.join(mesh.axis_names)}: decoding needs {', '.join(AXES)}, as "
             "make_mesh gives them"
         )
-    tensor, heads = mesh.shape["tensor"], config.heads
-    if heads % tensor:
-        choices = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-        raise LrkvError(
-            f"mesh.tensor = {tensor} does not divide model.heads = {heads}: use one of {choices}"
-        )
+    check_divides("mesh.tensor", mesh.shape["tensor"], "model.heads", config.heads)
     if config.decode_kernel == "interpret" and mesh.size > 1:
         raise LrkvError(
             f"model.decode_kernel = interpret does not run on several devices, and the mesh has "

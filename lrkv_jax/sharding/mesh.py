@@ -50,21 +50,22 @@ def check_mesh(config: RunConfig, mesh: Mesh | AbstractMesh) -> None:
     """Raise `LrkvError` where the model or the batch cannot be split over the mesh."""
     model, shape = config.model, mesh.shape
     tensor, context = shape["tensor"], shape["context"]
-    _divides("mesh.tensor", tensor, "model.heads", model.heads)
-    _divides("mesh.tensor", tensor, "model.feed_forward", model.feed_forward_width)
-    _divides("mesh.fsdp", shape["fsdp"], "model.width", model.width)
+    check_divides("mesh.tensor", tensor, "model.heads", model.heads)
+    check_divides("mesh.tensor", tensor, "model.feed_forward", model.feed_forward_width)
+    check_divides("mesh.fsdp", shape["fsdp"], "model.width", model.width)
     rows = config.train.batch // config.train.accumulation
     batch = shape["data"] * shape["fsdp"]
-    _divides("mesh.data x mesh.fsdp", batch, "train.batch a microbatch", rows)
-    _divides("mesh.context", context, "train.context", config.train.context)
+    check_divides("mesh.data x mesh.fsdp", batch, "train.batch a microbatch", rows)
+    check_divides("mesh.context", context, "train.context", config.train.context)
     # A device attends over whole sequences with its share of the heads.
     if tensor == 1:
-        _divides("mesh.context", context, "model.heads", model.heads)
+        check_divides("mesh.context", context, "model.heads", model.heads)
     else:
-        _divides("mesh.context", context, "model.heads / mesh.tensor", model.heads // tensor)
+        check_divides("mesh.context", context, "model.heads / mesh.tensor", model.heads // tensor)
 
 
-def _divides(axis: str, size: int, name: str, whole: int) -> None:
+def check_divides(axis: str, size: int, name: str, whole: int) -> None:
+    """Raise `LrkvError` where a mesh axis of this size cannot split what there are `whole` of."""
     if whole % size:
         choices = ", ".join(str(n) for n in range(1, min(whole, 64) + 1) if whole % n == 0)
         raise LrkvError(f"{axis} = {size} does not divide {name} = {whole}: use one of {choices}")
