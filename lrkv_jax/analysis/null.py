@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -48,12 +49,6 @@ def _spread(summaries, layers):
     return {
         "mean": mean(summaries),
         "sd": sd,
-        "sd_of_mean": _scaled(sd, layers**-0.5),
+        "sd_of_mean": jax.tree.map(lambda number: number * layers**-0.5, sd),
         "draws": len(summaries),
     }
-
-
-def _scaled(tree, factor):
-    if isinstance(tree, dict):
-        return {name: _scaled(branch, factor) for name, branch in tree.items()}
-    return None if tree is None else tree * factor

@@ -15,7 +15,7 @@ from lrkv_jax.analysis.statistics import mean
 from lrkv_jax.analysis.weights import head_weights
 from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.checkpoint.inspect import entries
-from lrkv_jax.config import LRKV, ModelConfig, RunConfig
+from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.disk import write_json
 from lrkv_jax.errors import LrkvError
@@ -194,7 +194,7 @@ def _ranks(config: RunConfig, ranks: Sequence[int] | None) -> list[int]:
     """The ranks to fit at."""
     if ranks is None:
         lines = [config.model.attention, *config.variants.values()]
-        own = [line.rank for line in lines if isinstance(line, LRKV) and line.rank]
+        own = [rank for line in lines if (rank := getattr(line, "rank", 0))]
         return own[:1] or [max(1, config.model.head_width // 4)]
     most = min(config.model.width, config.model.head_width)
     wrong = [rank for rank in ranks if not 0 <= rank <= most]
