@@ -12,18 +12,18 @@ from __future__ import annotations
 import argparse
 import os
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is run: an accelerator is left alone
+
+from lrkv_jax.config import load_config
+from lrkv_jax.foresight.step import messages
+from lrkv_jax.plan.training import MUON_TOKENS, muon
+
 SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
 VARIANTS = ("mha", "lrkv")
-TOKENS = (32_768, 524_288)
 
 
 def rows(devices: int):
     """A row of the table for each scale and variant."""
-    from lrkv_jax.accounting.counts import training_flops_per_token
-    from lrkv_jax.accounting.muon import muon_flops, muon_flops_per_device
-    from lrkv_jax.config import load_config
-    from lrkv_jax.foresight.step import matrices, messages, sizes_of
-
     for scale in SCALES:
         for variant in VARIANTS:
             # The sequences of a step change nothing that Muon does; each device has one here.
@@ -32,20 +32,16 @@ def rows(devices: int):
                 [f"attention={variant}", f"mesh.fsdp={devices}", f"train.batch={devices}",
                  "train.accumulation=1"],
             )  # fmt: skip
-            groups = matrices(config.model, sizes_of(config.mesh))
-            iterations = config.optimizer.muon.iterations
-            whole = muon_flops(groups, iterations)
-            busiest = muon_flops_per_device(groups, iterations, devices)
-            step = training_flops_per_token(config.model, config.train.context)
-            sent = sum(m.bytes for m in messages(config) if m.part == "muon")
+            found = muon(config, messages(config))
+            whole, busiest = found["flops"], found["flops_busiest_device"]
             yield (
                 scale,
                 variant,
-                *(f"{100 * whole / (step * tokens):.1f}" for tokens in TOKENS),
+                *(f"{100 * share:.1f}" for share in found["share"].values()),
                 f"{whole / 1e12:.3g}",
                 f"{busiest / 1e12:.3g}",
                 f"{devices * busiest / whole:.2f}",
-                f"{sent / 1e9:.3g}",
+                f"{found['bytes_sent'] / 1e9:.3g}",
             )
 
 
@@ -53,9 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=8)
     devices = parser.parse_args().devices
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     headers = (
-        "scale", "variant", *(f"% at {tokens:,}" for tokens in TOKENS), "TFLOP",
+        "scale", "variant", *(f"% at {tokens:,}" for tokens in MUON_TOKENS), "TFLOP",
         f"TFLOP of the busiest of {devices}", "of an even share", "GB sent",
     )  # fmt: skip
     print(f"| {' | '.join(headers)} |\n|{'---|' * len(headers)}")

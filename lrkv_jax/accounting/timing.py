@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from lrkv_jax.accounting.counts import (
     multiplied_parameters,
@@ -48,17 +47,19 @@ class Assumptions:
         ]
 
 
-class Sent(Protocol):
-    """A collective's bytes, as `lrkv_jax.foresight.messages` gives them."""
+@dataclass(frozen=True)
+class Message:
+    """Collectives of one kind over the same axes, in one step of one device.
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def axes(self) -> tuple[str, ...]: ...
-    @property
-    def part(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
+    `part` is `gradient` (the loss and its gradient), `muon` (Newton–Schulz on the mesh) or `update`
+    (the rest).
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    part: str
+    count: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -99,20 +100,11 @@ def step_products(model: ModelConfig, context: int, remat: str) -> float:
     return 6 * multiplied + 3.5 * attended + again[remat]
 
 
-def optimizer_bytes(parameters: int, state: int) -> int:
-    """Bytes that the update reads and writes on a device with these bytes of parameters and state.
-
-    Gradients, float32 as the parameters, are read for their norm and again; parameters and state
-    are read and written.
-    """
-    return 2 * parameters + 2 * parameters + 2 * state
-
-
 def estimate(
     config: RunConfig,
     device: Hardware,
     sizes: Mapping[str, int],
-    messages: Iterable[Sent],
+    messages: Iterable[Message],
     *,
     muon_flops: float,
     parameters: int,
@@ -129,7 +121,9 @@ def estimate(
     rate = device.bf16_flops * assume.products
     products = step_products(config.model, train.context, train.remat) * tokens / devices / rate
     newton_schulz = muon_flops / rate
-    update = optimizer_bytes(parameters, state) / (device.memory_bandwidth * assume.memory)
+    # Gradients, as large as the parameters, are read twice; parameters and state read and written.
+    moved = 2 * parameters + 2 * parameters + 2 * state
+    update = moved / (device.memory_bandwidth * assume.memory)
     behind, open_ = 0.0, 0.0
     for message in messages:
         seconds = message.bytes / (bandwidth(device, sizes, message.axes) * assume.links)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # Rotating buffers add up to this many times the last-level cache, so that a call's data are gone
@@ -114,9 +114,7 @@ def interleaved(
 
 def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
     """First quartile, median, third quartile."""
-    if len(times) == 1:
-        return times[0], times[0], times[0]
-    first, median, third = statistics.quantiles(times, n=4, method="inclusive")
+    first, median, third = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
     return first, median, third
 
 

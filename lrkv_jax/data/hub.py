@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from lrkv_jax.errors import LrkvError
 
 FILE = "PROVENANCE.json"
 _PLACES = {"dataset": "datasets/", "model": ""}
-_REACH = "cannot reach the Hugging Face hub"
 _AGAIN = "what is complete stays; run the same command again to continue"
 
 
@@ -64,7 +63,8 @@ def download(
             if complete:
                 return known
     commit = revision if known is None else known["commit"]
-    listed = _talk(repo, repo_type, _REACH, lambda hub: _list(hub, repo, commit, repo_type))
+    with _in_one_line(repo, repo_type, "cannot reach the Hugging Face hub"):
+        listed = _list(repo, commit, repo_type)
     found = _chosen(listed["files"], patterns, first, f"{repo} at {listed['commit'][:12]}")
     extra = sorted(set(known["files"]) - set(found)) if known else []
     if extra:
@@ -80,10 +80,8 @@ def download(
     for number, name in enumerate(wanted, 1):
         tell(f"fetching {name} ({number} of {len(wanted)}, {found[name] / 1e6:,.1f} MB)")
         _remove(folder / name)  # the client takes a file that is there as it is
-        what = f"fetching {name} of {repo} failed"
-        _talk(
-            repo, repo_type, what, partial(_fetch, provenance=provenance, name=name, folder=folder)
-        )
+        with _in_one_line(repo, repo_type, f"fetching {name} of {repo} failed"):
+            _fetch(repo, name, provenance, folder)
         if not _is_whole(folder, provenance, name):
             _remove(folder / name)
             raise LrkvError(f"{name} of {repo} is not the file that the hub lists: {_AGAIN}")
@@ -233,9 +231,11 @@ def _write(folder: Path, provenance: dict[str, Any]) -> None:
         raise LrkvError(f"{folder} cannot be written ({error.strerror or error})") from None
 
 
-def _list(hub: Any, repo: str, revision: str, repo_type: str) -> dict[str, Any]:
-    api = hub.HfApi(endpoint=_endpoint())
-    info = api.repo_info(repo, revision=revision, repo_type=repo_type, files_metadata=True)
+def _list(repo: str, revision: str, repo_type: str) -> dict[str, Any]:
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=_endpoint())
+    info: Any = api.repo_info(repo, revision=revision, repo_type=repo_type, files_metadata=True)
     card = info.card_data or {}
     there = info.siblings or ()
     sums = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in there}
@@ -243,32 +243,28 @@ def _list(hub: Any, repo: str, revision: str, repo_type: str) -> dict[str, Any]:
     return {"commit": info.sha, "licence": card.get("license"), "files": files, "sums": sums}
 
 
-def _fetch(hub: Any, provenance: dict[str, Any], name: str, folder: Path) -> None:
-    hub.hf_hub_download(
-        provenance["repo"],
-        name,
-        repo_type=provenance["repo_type"],
-        revision=provenance["commit"],
-        local_dir=folder,
-        endpoint=_endpoint(),
-    )
+def _fetch(repo: str, name: str, provenance: dict[str, Any], folder: Path) -> None:
+    from huggingface_hub import hf_hub_download
+
+    pinned = {"repo_type": provenance["repo_type"], "revision": provenance["commit"]}
+    hf_hub_download(repo, name, **pinned, local_dir=folder, endpoint=_endpoint())
 
 
 def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
-def _talk(repo: str, repo_type: str, what: str, do: Callable[[Any], Any]) -> Any:
-    """Return what `do` gets from the client, whose errors become one line that says what to do.
+@contextmanager
+def _in_one_line(repo: str, repo_type: str, what: str) -> Iterator[None]:
+    """Turn the client's errors into one line that says what to do.
 
     what: the words for an error of the network or the disk.
     """
-    import huggingface_hub as hub
     from huggingface_hub import errors
 
     page = f"https://huggingface.co/{_PLACES[repo_type]}{repo}"
     try:
-        return do(hub)
+        yield
     except errors.GatedRepoError:
         raise LrkvError(
             f"{repo} is gated: accept its terms at {page}, then `hf auth login` or set HF_TOKEN"

@@ -5,7 +5,7 @@ B sequences  T positions  N decoded tokens of each  V vocabulary
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -35,9 +35,6 @@ class Agreement:
     max_relative_error: float
     same_greedy_token: float
     positions: int
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def decode_agreement(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -93,9 +94,6 @@ class Result:
     records: list[dict[str, Any]]
     more: dict[str, Any] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 Benchmark = Callable[[LanguageModel, Questions, BenchmarkSettings], Result]
 
@@ -142,17 +140,14 @@ def measured(name: str, values: Sequence[float]) -> dict[str, float]:
 def pass_at_k(n: int, c: int, k: int) -> float:
     """The chance that one of k programs, drawn from n of which c pass, passes.
 
-    The unbiased estimator of Chen et al. (2021), equation 1: 1 - C(n - c, k) / C(n, k), as the
-    product over i = n - c + 1 .. n of 1 - k / i, in which nothing overflows. Raises LrkvError for
-    k outside 1 .. n and c outside 0 .. n.
+    The unbiased estimator of Chen et al. (2021), equation 1. Raises LrkvError for k outside 1 .. n
+    and c outside 0 .. n.
     """
     if not 1 <= k <= n:
         raise LrkvError(f"pass@{k} needs at least {max(k, 1)} samples of each problem, not {n}")
     if not 0 <= c <= n:
         raise LrkvError(f"pass@{k}: {c} of {n} samples cannot have passed")
-    if n - c < k:
-        return 1.0
-    return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+    return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
 
 
 def passed(records: list[dict[str, Any]]) -> Result:

@@ -90,7 +90,7 @@ def evaluate(
         shown = _Report(name, len(questions_.examples), progress)
         model = LanguageModel.of(run, batch=batch, progress=shown)
         began = time.monotonic()
-        outcome = BENCHMARKS[name](model, questions_, settings).as_dict()
+        outcome = asdict(BENCHMARKS[name](model, questions_, settings))
         records = outcome.pop("records")
         result[name] = outcome | {
             "style": settings.style,
@@ -189,8 +189,7 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
     T = tokens_BT.shape[1]
     longest = T - min(AGREEMENT_STEPS, T // 2)
     lengths = [max(1, longest - 17 * row) for row in range(len(tokens_BT))]
-    agreement = decode_agreement(config.model, run.params, tokens_BT, lengths, mesh=run.mesh)
-    return agreement.as_dict()
+    return asdict(decode_agreement(config.model, run.params, tokens_BT, lengths, mesh=run.mesh))
 
 
 TASKS = {"bpb": _held_out, "agreement": _agreement}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from lrkv_jax.accounting.timing import Message
 from lrkv_jax.foresight.program import Program
 
 KINDS = {
@@ -24,21 +24,6 @@ KINDS = {
     "all_to_all": "all-to-all",
     "ppermute": "collective-permute",
 }
-
-
-@dataclass(frozen=True)
-class Message:
-    """Collectives of one kind over the same axes, in one step of one device.
-
-    `part` is `gradient` (the loss and its gradient), `muon` (Newton–Schulz on the mesh) or `update`
-    (the rest).
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    part: str
-    count: int
-    bytes: int
 
 
 def bytes_sent(kind: str, operand_bytes: int, devices: int) -> float:

@@ -18,10 +18,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from lrkv_jax.accounting.muon import Matrices
+from lrkv_jax.accounting.timing import Message
 from lrkv_jax.config import MeshConfig, ModelConfig, RunConfig
 from lrkv_jax.config.schema import OptimizerConfig, TrainConfig
 from lrkv_jax.foresight.liveness import GPU, Rules, peak
-from lrkv_jax.foresight.messages import Message, messages_of
+from lrkv_jax.foresight.messages import messages_of
 from lrkv_jax.foresight.program import Array, Program
 from lrkv_jax.model import abstract_model, parameters, specs
 from lrkv_jax.nn.weight import WeightSpec

@@ -15,7 +15,7 @@ import time
 from importlib import resources
 from typing import Any
 
-from lrkv_jax.config import RunConfig
+from lrkv_jax.config import MeshConfig, RunConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.hardware import Hardware
 
@@ -42,25 +42,23 @@ def prepare(config: RunConfig, devices: int | None, device: Hardware, target: st
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 
-def compiled(
-    config: RunConfig, devices: int | None, device: Hardware, target: str
-) -> dict[str, Any]:
+def compiled(config: RunConfig, training: dict[str, Any], target: str) -> dict[str, Any]:
     """What XLA says of the step, beside what the plan says of the same program.
 
-    `target` is `cpu` or `cuda`. Bytes are one device's. Raises `LrkvError` where the devices
-    cannot be simulated.
+    `training` is the plan of the step, `target` is `cpu` or `cuda`. Bytes are one device's. Raises
+    `LrkvError` where the devices cannot be simulated.
     """
     import jax
 
+    from lrkv_jax.accounting.timing import step_products
     from lrkv_jax.foresight import liveness
     from lrkv_jax.foresight.fit import WITHIN
-    from lrkv_jax.foresight.step import abstract_step, memory, messages, resolved
+    from lrkv_jax.foresight.step import abstract_step, memory, resolved
     from lrkv_jax.plan import hlo
-    from lrkv_jax.plan.training import on_devices, placed_by_the_compiler
     from lrkv_jax.sharding import make_mesh
 
-    config = resolved(on_devices(config, devices, device))
-    count = math.prod(config.mesh.model_dump().values())
+    sizes, count = training["mesh"], training["devices"]
+    config = resolved(config.model_copy(update={"mesh": MeshConfig(**sizes)}))
     start = time.perf_counter()
     mesh = make_mesh(config.mesh, _devices(target, count))
     step, state, tokens = abstract_step(config, mesh)
@@ -76,8 +74,8 @@ def compiled(
     )
     rules = liveness.GPU if target == "cuda" else liveness.CPU
     ours = memory(config, rules).peak
-    sizes = config.mesh.model_dump()
-    predicted = [*messages(config), *placed_by_the_compiler(config)]
+    train = config.train
+    products = step_products(config.model, train.context, train.remat) * train.batch * train.context
     return {
         "target": target,
         "devices": count,
@@ -91,25 +89,13 @@ def compiled(
         "agrees": abs(ours / total - 1) <= WITHIN,
         # A GPU's products are calls into libraries, which do not say how large they are.
         "product_flops": hlo.product_flops(text) if target == "cpu" else None,
-        "plan_product_flops": round(_products(config, count)),
+        "plan_product_flops": round(products / count + training["muon"]["flops_busiest_device"]),
         "collectives": hlo.sent(text, count),
         "predicted": hlo.by_kind(
-            (m.kind, math.prod(sizes[axis] for axis in m.axes), m.count, m.bytes) for m in predicted
+            (m["kind"], math.prod(sizes[axis] for axis in m["axes"]), m["count"], m["bytes"])
+            for m in training["collectives"]
         ),
     }
-
-
-def _products(config: RunConfig, devices: int) -> float:
-    """FLOPs of the products that the plan expects of one device in a step."""
-    from lrkv_jax.accounting.muon import muon_flops_per_device
-    from lrkv_jax.accounting.timing import step_products
-    from lrkv_jax.foresight.step import matrices, sizes_of
-
-    train = config.train
-    tokens = train.batch * train.context / devices
-    groups = matrices(config.model, sizes_of(config.mesh))
-    muon = muon_flops_per_device(groups, config.optimizer.muon.iterations, devices)
-    return step_products(config.model, train.context, train.remat) * tokens + muon
 
 
 def _devices(target: str, count: int) -> list[Any]:

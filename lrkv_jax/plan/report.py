@@ -62,5 +62,5 @@ def report(config: RunConfig, names: list[str], question: Question = Question())
     if question.compiled:
         from lrkv_jax.plan.compiled import compiled
 
-        planned["compiled"] = compiled(config, question.devices, device, question.compiled)
+        planned["compiled"] = compiled(config, planned["training"], question.compiled)
     return planned

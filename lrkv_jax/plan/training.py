@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from lrkv_jax.accounting.counts import training_flops_per_token
 from lrkv_jax.accounting.muon import muon_flops, muon_flops_per_device
-from lrkv_jax.accounting.timing import Assumptions, estimate
+from lrkv_jax.accounting.timing import Assumptions, Message, estimate
 from lrkv_jax.config import MeshConfig, RunConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.foresight.fit import USABLE, shown, verdict
-from lrkv_jax.foresight.messages import Message, bytes_sent
+from lrkv_jax.foresight.messages import bytes_sent
 from lrkv_jax.foresight.step import (
     Memory,
     matrices,
@@ -36,15 +37,12 @@ def training(config: RunConfig, device: Hardware, devices: int | None) -> dict[s
     sent = [*messages(config), *placed_by_the_compiler(config)]
     held = memory(config)
     assume = Assumptions()
-    groups, iterations = matrices(config.model, sizes), config.optimizer.muon.iterations
-    busiest = muon_flops_per_device(groups, iterations, math.prod(sizes.values()))
+    orthogonalised = muon(config, sent)
     time = estimate(
-        config, device, sizes, sent, muon_flops=busiest, parameters=held.parameters,
-        state=held.optimizer, assume=assume,
+        config, device, sizes, sent, muon_flops=orthogonalised["flops_busiest_device"],
+        parameters=held.parameters, state=held.optimizer, assume=assume,
     )  # fmt: skip
     found = verdict(config, usable)
-    per_token = training_flops_per_token(config.model, config.train.context)
-    whole = muon_flops(groups, iterations)
     return {
         "mesh": sizes,
         "devices": math.prod(sizes.values()),
@@ -61,14 +59,23 @@ def training(config: RunConfig, device: Hardware, devices: int | None) -> dict[s
         },
         "verdict": asdict(found) | {"fits": found.fits, "sentence": found.sentence(config.mesh)},
         "collectives": [asdict(message) for message in sent],
-        "muon": {
-            "flops": whole,
-            "flops_busiest_device": busiest,
-            "share": {tokens: whole / (per_token * tokens) for tokens in MUON_TOKENS},
-            "bytes_sent": sum(m.bytes for m in sent if m.part == "muon"),
-        },
+        "muon": orthogonalised,
         "time": asdict(time),
         "assumptions": assume.sentences(device),
+    }
+
+
+def muon(config: RunConfig, sent: Iterable[Message]) -> dict[str, Any]:
+    """What Newton–Schulz takes of a step that sends these messages, ready for JSON."""
+    sizes, iterations = sizes_of(config.mesh), config.optimizer.muon.iterations
+    groups, devices = matrices(config.model, sizes), math.prod(sizes.values())
+    per_token = training_flops_per_token(config.model, config.train.context)
+    whole = muon_flops(groups, iterations)
+    return {
+        "flops": whole,
+        "flops_busiest_device": muon_flops_per_device(groups, iterations, devices),
+        "share": {tokens: whole / (per_token * tokens) for tokens in MUON_TOKENS},
+        "bytes_sent": sum(m.bytes for m in sent if m.part == "muon"),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -17,7 +16,7 @@ from lrkv_jax.data.tasks import choices, gsm8k, humaneval, smoltalk
 from lrkv_jax.data.tasks.choices import Choices
 from lrkv_jax.data.tasks.gsm8k import Problem
 from lrkv_jax.data.tasks.humaneval import Program
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import LrkvError, nearest
 
 DEMO = "demo"
 Example = Conversation | Choices | Problem | Program
@@ -91,9 +90,7 @@ TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 def task(name: str) -> Task:
     """A set by name. Raises LrkvError that names the nearest."""
     if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(TASKS)}"
-        raise LrkvError(f"no task is called {name!r}: {hint}")
+        raise LrkvError(f"no task is called {name!r}{nearest(name, TASKS)}")
     return TASKS[name]
 
 
