@@ -71,12 +71,7 @@ class Settings:
                     raise LrkvError(f"{name}: {value} is not a size: use 1 or more")
 
 
-@dataclass
-class Candidate:
-    """A row and what times it."""
-
-    row: Row
-    timer: clock.Timer
+Candidate = tuple[Row, clock.Timer]  # a row and what times it
 
 
 def run(settings: Settings, progress: report.Progress = report.silent) -> dict[str, Any]:
@@ -161,7 +156,7 @@ def _at_one_shape(settings, scale, subjects, batch, length) -> list[Row]:
                 truth = truth or gate.truth_of(problem)
                 candidates += _candidates(made, implementation, problem, copies, truth)
     for level in settings.levels:
-        _time([c for c in candidates if c.row.level == level], settings.samples)
+        _time([(row, timer) for row, timer in candidates if row.level == level], settings.samples)
     return rows
 
 
@@ -208,7 +203,7 @@ def _candidate(row: Row, attend, compiled, problem: Problem, copies: list) -> Ca
         else:
             sets = [caches[0] for caches in sets]
         arguments = [(problem.given, one, problem.lengths_B) for one in sets]
-        return Candidate(row, clock.timer(program, arguments, calls, launches))
+        return row, clock.timer(program, arguments, calls, launches)
     model = problem.model.model_copy(update={"decode_kernel": row.implementation})
     shape = (model, np.asarray(problem.lengths_B), row.length, row.dtype)
     if row.level == "layer":
@@ -220,14 +215,14 @@ def _candidate(row: Row, attend, compiled, problem: Problem, copies: list) -> Ca
         compiled, program = whole.model_program(*shape)
         states = [whole.model_state(model, row.batch, row.length, row.dtype)]
     row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
-    return Candidate(row, clock.state_timer(program, states, launches))
+    return row, clock.state_timer(program, states, launches)
 
 
 def _time(candidates: list[Candidate], samples: int) -> None:
     """Fill in the rows' times, sampled in turn."""
-    taken = clock.interleaved([candidate.timer for candidate in candidates], samples)
-    for candidate, times in zip(candidates, taken, strict=True):
-        row, (first, median, third) = candidate.row, clock.quartiles(times)
+    taken = clock.interleaved([timer for _, timer in candidates], samples)
+    for (row, _), times in zip(candidates, taken, strict=True):
+        first, median, third = clock.quartiles(times)
         row.samples, row.us = len(times), 1e6 * median
         row.us_first_quartile, row.us_third_quartile = 1e6 * first, 1e6 * third
         if row.level == "attention":  # the others also read weights

@@ -63,9 +63,7 @@ def truth_of(problem: Problem) -> Truth:
 
     @jax.jit
     def whole(given, cache, lengths_B, row):
-        one = jax.tree.map(
-            lambda a: a.astype(jnp.float32), _row(given, cache, row, slots)
-        )  # fmt: skip
+        one = jax.tree.map(lambda a: a.astype(jnp.float32), _row(given, cache, row, slots))
         length_B = jax.lax.dynamic_slice_in_dim(lengths_B, row, 1)
         with jax.default_matmul_precision("highest"):
             return materialised(problem, *one, length_B)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lrkv_jax.config import RunConfig, load_config
@@ -74,12 +74,8 @@ def lines_of(
             entry = model.attention.in_mode(mode) if mode else model.attention
             changed = model.model_copy(update={"attention": entry})
             found.append(Line(variant, config.model_copy(update={"model": changed})))
-    _check_modes(ropes or ())
-    return found
-
-
-def _check_modes(ropes: Iterable[str]) -> None:
     known = dict.fromkeys(mode for entry in KINDS.values() for mode in entry.modes())
-    for rope in ropes:
+    for rope in ropes or ():
         if rope not in known:
             raise LrkvError(f"ropes: {rope} is unknown{nearest(rope, known)}")
+    return found

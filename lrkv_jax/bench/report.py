@@ -21,6 +21,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 import lrkv_jax
+from lrkv_jax.data.tokenizer import usable_cores
 from lrkv_jax.errors import LrkvError
 
 MEASURED, SKIPPED, WRONG, FAILED = "measured", "skipped", "wrong", "failed"
@@ -65,9 +66,7 @@ def machine() -> dict[str, Any]:
     return {
         "backend": jax.default_backend(),
         "device": _processor() if device.platform == "cpu" else device.device_kind,
-        "cores": getattr(
-            os, "process_cpu_count", os.cpu_count
-        )(),  # of this process, from Python 3.13
+        "cores": usable_cores(),
         "load_average": os.getloadavg()[0],
         "versions": {
             "lrkv_jax": lrkv_jax.__version__,

@@ -114,10 +114,11 @@ def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[R
         progress(f"{scale}, {line.name}: compiling", done + len(rows), total)
         model, train = line.config.model, line.config.train
         per_token = training_flops_per_token(model, train.context)
-        row = Row.of(
-            scale, scale_layers, line, dict(mesh.shape),
-            parameters=parameter_counts(model).total,
-            flops_per_step=per_token * train.batch * train.context,
+        row = Row(
+            scale, line.variant, line.rope, model.layers, scale_layers, model.vocabulary,
+            train.batch, train.context, train.accumulation, train.remat, model.dtype,
+            dict(mesh.shape), parameter_counts(model).total,
+            per_token * train.batch * train.context,
         )  # fmt: skip
         rows.append(row)
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from lrkv_jax.bench.lines import Line, name_of
+from lrkv_jax.bench.lines import name_of
 from lrkv_jax.bench.report import MEASURED, spread, table, where
 
 STEP = (
@@ -70,16 +70,6 @@ class Row:
     mfu_of_datasheet: float | None = None
     time_over_mha: float | None = None  # MHA of the same run and shape
     flops_over_mha: float | None = None
-
-    @classmethod
-    def of(cls, scale: str, scale_layers: int, line: Line, mesh: dict[str, int], **counts) -> Row:
-        """The row of a line before anything is measured."""
-        model, train = line.config.model, line.config.train
-        return cls(
-            scale, line.variant, line.rope, model.layers, scale_layers, model.vocabulary,
-            train.batch, train.context, train.accumulation, train.remat, model.dtype, mesh,
-            **counts,
-        )  # fmt: skip
 
     @property
     def name(self) -> str:

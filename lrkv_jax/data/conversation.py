@@ -86,9 +86,7 @@ class Conversation:
 
 def said(role: Role, text: str) -> Message:
     """A message of plain text. Raises LrkvError where it is empty."""
-    if not text:
-        raise LrkvError(f"the {role} message is empty: leave it out")
-    return Message(role, (Part("text", text),))
+    return Message(role, (Part("text", text),) if text else ())
 
 
 def exchange(question: str, answer: str) -> Conversation:

@@ -9,6 +9,7 @@ from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.looks import name_of
 from lrkv_jax.artefacts.printed import shipped
 from lrkv_jax.artefacts.table import Column, Row, Table
+from lrkv_jax.attention.cache import slot_axes
 from lrkv_jax.config import load_config
 from lrkv_jax.plan.live_cache import live_cache_bytes_per_token, measure_cache
 
@@ -38,11 +39,12 @@ def arrays() -> Table:
     rows = []
     for variant in FORMULAS:
         model = load_config(SCALE, [f"attention={variant}", "model.layers=1"]).model
-        cache = measure_cache(model, 1, TOKENS)
-        for array in cache.arrays:
+        shapes = measure_cache(model, 1, TOKENS).shapes
+        for name in slot_axes(shapes):
+            array, axes = getattr(shapes, name), ", ".join(shapes.AXES[name].split())
             shape = " × ".join(f"{size:,}" for size in array.shape)
-            name = array.name.rpartition("_")[0]  # without the shape's letters
-            rows.append(Row.of(name_of(variant), name, ", ".join(array.axes), shape, array.dtype))
+            name = name.rpartition("_")[0]  # without the shape's letters
+            rows.append(Row.of(name_of(variant), name, axes, shape, str(array.dtype)))
     return Table(
         f"Arrays of a layer's cache, {SCALE}, one sequence of {TOKENS:,} tokens", columns, rows,
         caption="A layer has arrays of its own: there is no axis of layers. LRKV's latents are "

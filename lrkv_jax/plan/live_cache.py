@@ -6,21 +6,12 @@ A layer is abstract here: its cache is allocated, its weights are not.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lrkv_jax.accounting.counts import CACHE_DTYPE
 from lrkv_jax.config import ModelConfig
 
 LIVE_SLOTS = 64  # enough that a cache padded in slots would show
-
-
-@dataclass(frozen=True)
-class CacheArray:
-    """One array of a layer's cache; `axes` names its axes, `dtype` is numpy's name."""
-
-    name: str
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -35,7 +26,7 @@ class LiveCache:
     batch: int
     length: int
     layers: int
-    arrays: tuple[CacheArray, ...]  # of one layer
+    shapes: Any  # of one layer, as its `cache_shapes` are
     nbytes: int
     live: int
 
@@ -61,8 +52,8 @@ def measure_cache(
     live = _live_bytes() - before
     shards = [shard.data for leaf in leaves for shard in leaf.addressable_shards]
     buffers = {shard.unsafe_buffer_pointer(): shard.nbytes for shard in shards}
-    arrays = _arrays(layer.cache_shapes(batch, length, jnp.dtype(dtype)))
-    return LiveCache(batch, length, model.layers, arrays, sum(buffers.values()), live)
+    shapes = layer.cache_shapes(batch, length, jnp.dtype(dtype))
+    return LiveCache(batch, length, model.layers, shapes, sum(buffers.values()), live)
 
 
 def live_cache_bytes_per_token(model: ModelConfig, dtype: str = CACHE_DTYPE) -> float:
@@ -79,12 +70,3 @@ def _live_bytes() -> int:
     import jax
 
     return sum(array.nbytes for array in jax.live_arrays())
-
-
-def _arrays(cache) -> tuple[CacheArray, ...]:
-    """The arrays of a cache's dataclass of shapes, in its order; absent ones are left out."""
-    return tuple(
-        CacheArray(name, tuple(cache.AXES[name].split()), leaf.shape, str(leaf.dtype))
-        for name, leaf in vars(cache).items()
-        if leaf is not None
-    )

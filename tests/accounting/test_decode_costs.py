@@ -111,9 +111,10 @@ def test_a_whole_models_cache_weighs_what_the_closed_form_says(variant):
     measured = measure_cache(model, 2, 96)
     assert measured.nbytes == measured.live == 2 * 96 * cache_allocated_bytes_per_token(model)
     assert measured.bytes_per_token == cache_allocated_bytes_per_token(model)
-    sizes = [math.prod(a.shape) * (4 if a.dtype == "float32" else 2) for a in measured.arrays]
+    arrays = {name: a for name, a in vars(measured.shapes).items() if a is not None}
+    sizes = [math.prod(a.shape) * (4 if a.dtype == "float32" else 2) for a in arrays.values()]
     assert measured.layers * sum(sizes) == measured.nbytes
-    assert all(len(array.axes) == len(array.shape) for array in measured.arrays)
+    assert all(len(measured.shapes.AXES[n].split()) == len(a.shape) for n, a in arrays.items())
 
 
 def test_a_measured_cache_is_freed():

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals.sandbox import Limits, isolation, launch, run_program, run_programs
+from lrkv_jax.evals.sandbox import Limits, isolation, launch, run_programs
 from lrkv_jax.evals.sandbox.isolation import probe
 
 MIB = 1 << 20
@@ -99,7 +99,7 @@ def test_an_outcome_depends_neither_on_the_workers_nor_on_the_neighbours():
     programs = [as_program(p, p["canonical_solution"]) for p in problems]
     programs += [as_program(p, "    return None\n") for p in problems]
     programs += ["import os; os._exit(0)", "print(1", "print('x' * 3_000_000)", "[0] * 10**10"]
-    alone = [replace(run_program(program), seconds=0) for program in programs]
+    alone = [replace(*run_programs([program]), seconds=0) for program in programs]
     together = run_programs(programs, workers=4)
     assert [replace(outcome, seconds=0) for outcome in together] == alone
     assert [o.passed for o in alone] == [True] * 3 + [False] * 7

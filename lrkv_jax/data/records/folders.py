@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -255,11 +255,11 @@ def appearing(target: Path) -> Iterator[Path]:
     processes of this machine left of the same target is removed first.
     """
     remove_abandoned(target)
-    prefix = f".building-{target.name}.{socket.gethostname()}.{os.getpid()}."
-    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    name = f".building-{target.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+    scratch = target.parent / name
+    scratch.mkdir()
     try:
         yield scratch
-        scratch.chmod(0o777 & ~_umask())  # mkdtemp's folder is for its owner alone
         flush(scratch)
         try:
             os.rename(scratch, target)
@@ -283,12 +283,6 @@ def remove_abandoned(target: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             except PermissionError:
                 pass
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextlib.contextmanager

@@ -14,12 +14,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from lrkv_jax.config.schema import DataConfig
@@ -44,42 +42,26 @@ def run_jobs(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> None:
     Raises the first LrkvError of a job, and ends the other processes then. What jobs have completed
     on the disk stays.
     """
-    if not jobs:
-        return
+    numbers = iter(range(len(jobs)))
     processes: list[subprocess.Popen[str]] = []
-    idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
-    failed = threading.Event()
 
-    def order(number: int) -> None:
-        process = idle.get()
-        try:
-            if failed.is_set():
-                raise CancelledError
+    def work(process: subprocess.Popen[str]) -> None:
+        for number in numbers:
             _ask(process, jobs[number], functools.partial(news, number))
-        except Exception:
-            failed.set()
-            raise
-        finally:
-            idle.put(process)
-        news(number, None)
+            news(number, None)
 
-    pool = ThreadPoolExecutor(min(workers, len(jobs)))
     try:
-        for _ in range(min(workers, len(jobs))):
-            processes.append(_start())
-            idle.put(processes[-1])
-        futures = [pool.submit(order, number) for number in range(len(jobs))]
-        ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        errors = [error for future in ended if (error := future.exception())]
-        for error in sorted(errors, key=lambda error: isinstance(error, CancelledError)):
-            raise error
-    except BaseException:  # also an interrupt from the keyboard
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.kill()
-        raise
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                for _ in range(min(workers, len(jobs))):
+                    processes.append(_start())
+                for ended in as_completed([pool.submit(work, process) for process in processes]):
+                    ended.result()
+            except BaseException:  # also an interrupt from the keyboard
+                for process in processes:
+                    process.kill()
+                raise
     finally:
-        pool.shutdown()
         for process in processes:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()

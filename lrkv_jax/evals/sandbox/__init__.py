@@ -13,12 +13,7 @@ from lrkv_jax.evals.sandbox import launch
 from lrkv_jax.evals.sandbox.isolation import Isolation, isolation
 from lrkv_jax.evals.sandbox.limits import Limits, Outcome
 
-__all__ = ["Isolation", "Limits", "Outcome", "isolation", "run_program", "run_programs"]
-
-
-def run_program(program: str, *, limits: Limits | None = None) -> Outcome:
-    """Run one Python program on the standard library alone. Raises LrkvError as `run_programs`."""
-    return launch.run(program, limits or Limits(), isolation().way)
+__all__ = ["Isolation", "Limits", "Outcome", "isolation", "run_programs"]
 
 
 def run_programs(
@@ -28,9 +23,10 @@ def run_programs(
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Outcome]:
-    """Run Python programs, `workers` at a time (as many as there are cores), in any order.
+    """Run Python programs on the standard library alone, `workers` at a time, in any order.
 
-    Outcomes are in the programs' order. `progress` is called with the number of finished programs.
+    Unless given, `workers` are as many as there are cores. Outcomes are in the programs' order.
+    `progress` is called with the number of finished programs.
     Raises LrkvError where no sandbox works on this machine (`isolation`).
     """
     way, limits = isolation().way, limits or Limits()
