@@ -19,8 +19,6 @@ Writes torch_cpu.json (torch_cpu-keep-memory.json) into `--out FOLDER` (experime
 from both the table of docs/performance.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

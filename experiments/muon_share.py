@@ -7,8 +7,6 @@ device does and sends for them when the matrices are shared out over `mesh.fsdp`
 Counted from the configurations and from the traced step: nothing is run.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 

@@ -6,8 +6,6 @@ Each row is `lrkv plan RUN ... --compile --json` in a process of its own: the wh
 and compiled for a mesh that is not there, and nothing is allocated. Half a minute to three each.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

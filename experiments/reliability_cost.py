@@ -6,8 +6,6 @@ Each pair is timed in turns within one run: the end of the training step with an
 and its batch's fingerprint; a save by Orbax alone and as this package makes it; a restore likewise.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

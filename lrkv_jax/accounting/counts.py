@@ -7,8 +7,6 @@ L layers  D model width  H heads  K head width  F feed-forward width  V vocabula
 T context  N parameters
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

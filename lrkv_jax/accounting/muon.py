@@ -3,8 +3,6 @@
 n matrices  A × B one matrix  M the smaller side, N the larger
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A step of decoding reads every weight but the embedding's table once, and every 
 no step is shorter than those bytes over the device's bandwidth.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lrkv_jax.accounting.counts import (

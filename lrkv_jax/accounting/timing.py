@@ -8,8 +8,6 @@ checkpoint, no evaluation, no idle device.
 L layers  H heads  K value width  T context
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Also the yardsticks: how fast this machine copies, and how fast it multiplies.
 N side of a square matrix
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

@@ -4,8 +4,6 @@ At each shape everything is made, checked against the truth, and then timed toge
 each in turn. A time over MHA's is over the fastest MHA of the same run and shape.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Narrow enough for 80 columns.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby

@@ -1,7 +1,5 @@
 """What a benchmark leaves behind: JSON, a plot, and tables in a document."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -9,8 +9,6 @@ only: lengths are arguments, so the program is checked there too.
 S cache slots  H heads  G key/value heads  W key width  K value width
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import jax

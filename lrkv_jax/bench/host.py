@@ -3,8 +3,6 @@
 Both need the data libraries (Grain, TensorFlow Datasets); the rest of the benchmark does not.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import itertools

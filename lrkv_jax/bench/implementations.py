@@ -7,8 +7,6 @@ line's cache holds these.
 B batch  S cache slots  H heads  G key/value heads  N = H / G  K head width
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

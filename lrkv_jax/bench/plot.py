@@ -1,7 +1,5 @@
 """A decode report as a picture: µs per layer and time over MHA's, against tokens in the cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

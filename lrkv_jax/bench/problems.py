@@ -7,8 +7,6 @@ needs are therefore inside the measurement, for MLA (absorption) as for LRKV.
 B batch  T new tokens (1)  S cache slots  H heads  K head width
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple

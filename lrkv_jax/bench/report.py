@@ -1,7 +1,5 @@
 """A benchmark's report: where it was measured, how it is shown, and the files that it leaves."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import platform

@@ -5,8 +5,6 @@ turn with a large product, so that a busy moment of the machine meets them all. 
 of the same run and shape, an MFU over products of the same run and devices.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -3,8 +3,6 @@
 B sequences  T positions
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 Two tables per shape: the step beside MHA's, and where its time goes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any

@@ -3,8 +3,6 @@
 B batch  D model width
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The calculator that a model calls between its python and output tokens: arithmetic, no code."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable

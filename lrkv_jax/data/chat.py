@@ -6,8 +6,6 @@ and inside the assistant's turn, for the calculator: <python_start> 48/2 <python
 <output_start> 24 <output_end>. The format is nanochat's (tokenizer.py:render_conversation).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The records of a configuration, whatever they are made of, built if they are not there yet."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ Before the first file is fetched, PROVENANCE.json is written beside the files: t
 file's size and checksum. Later calls take the same commit and know what is missing or changed.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import json

@@ -4,8 +4,6 @@ There is no iterator state to save: a checkpoint needs the step alone, and any n
 reads rows of the same global batch, those that its devices hold.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ loader's, as for any other data; the held-out ones are shuffled here, so that th
 are in the mixture's proportions.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections import Counter
 from collections.abc import Callable, Sequence

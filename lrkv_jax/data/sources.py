@@ -1,7 +1,5 @@
 """Documents, in a fixed order, from the embedded corpus or from a folder; the held-out split."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

@@ -4,8 +4,6 @@
 `rows` checks each row against a schema.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

@@ -1,7 +1,5 @@
 """Functions of text alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

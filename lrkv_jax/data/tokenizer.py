@@ -1,7 +1,5 @@
 """Text to token ids and back, and how many UTF-8 bytes each token stands for."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """A byte-level BPE tokenizer of any size, learnt from the user's text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal

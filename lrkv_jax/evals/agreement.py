@@ -3,8 +3,6 @@
 B sequences  T positions  N decoded tokens of each  V vocabulary
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

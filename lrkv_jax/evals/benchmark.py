@@ -1,7 +1,5 @@
 """What the five benchmarks have in common: how they are asked, and what a result holds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

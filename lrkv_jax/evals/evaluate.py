@@ -1,7 +1,5 @@
 """`lrkv evaluate`: held-out loss of a trained run, its cache's honesty, and the five benchmarks."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """GSM8K, test split: 1,319 word problems, answered in writing, right where the number is."""
 
-from __future__ import annotations
-
 from lrkv_jax.data.tasks import gsm8k as problems
 from lrkv_jax.data.tasks.gsm8k import Problem
 from lrkv_jax.data.tasks.harness import GSM8K_STOPS, first_shots

@@ -1,7 +1,5 @@
 """HumanEval: 164 functions to write, each right where its own tests pass in the sandbox."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any

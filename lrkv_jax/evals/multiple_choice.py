@@ -4,8 +4,6 @@ Test splits: 2,376 questions (ARC-Easy), 1,172 (ARC-Challenge), and MMLU's 14,04
 scored overall (each question counts the same) and for each subject.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

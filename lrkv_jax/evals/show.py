@@ -1,7 +1,5 @@
 """An evaluation as a table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich import box

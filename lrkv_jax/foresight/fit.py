@@ -1,7 +1,5 @@
 """Whether a step fits a device's memory, and the smallest change of settings that makes it fit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ XLA then gives each buffer but the arguments an offset in one heap, and loses wh
 them: `GAPS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ devices, an all-gather sends each shard to n − 1 others, a reduce-scatter and 
 (n − 1)/n of what goes in, and an all-reduce is a reduce-scatter and an all-gather.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

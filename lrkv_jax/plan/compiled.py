@@ -7,8 +7,6 @@ without one, by the plugin of the extra `cuda13`; attention is then plain XLA, b
 cuDNN asks for a GPU. Nothing is allocated either way.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

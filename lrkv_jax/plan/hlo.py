@@ -4,8 +4,6 @@ An instruction in the body of a loop of n turns runs n times. Bytes are what one
 `lrkv_jax.foresight.messages`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 A layer is abstract here: its cache is allocated, its weights are not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ buffers of a small cache that is really allocated. A training step on a mesh is 
 if that is asked for; neither allocates anything.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The plan as text: tables and sentences that fit an 80-column terminal."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

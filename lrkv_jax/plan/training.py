@@ -1,7 +1,5 @@
 """A training step on a mesh of named devices: memory, collectives, time, and Muon's share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import asdict

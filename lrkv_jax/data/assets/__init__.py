@@ -1,7 +1,5 @@
 """Files that ship with the package, checked against `SHA256SUMS` each time they are read."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

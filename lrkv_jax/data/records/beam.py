@@ -4,8 +4,6 @@ The jobs of one machine's processes are a pipeline's elements: the source's shar
 tokens in `data.directory`, which all workers must see, and records are cut from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

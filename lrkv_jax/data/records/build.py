@@ -10,8 +10,6 @@ text is done here, with the streams in memory. More is done by several processes
 on the disk (`lrkv_jax.data.records.streams`), so that a killed build continues where it was.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

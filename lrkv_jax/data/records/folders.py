@@ -5,8 +5,6 @@ Here each file is written as its rows arrive, by any process, and TFDS describes
 end; a reader cannot tell the difference.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -6,8 +6,6 @@ would import the caller's main module. It ends when its input does, or when nobo
 so it does not outlive a parent that was killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -7,8 +7,6 @@ arithmetic, so a split's files are written by as many processes as there are, an
 whoever writes them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -4,8 +4,6 @@ A row of either set becomes a `Choices`; `question` and `conversation` ask it as
 the letter comes after its choice, and answers it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """openai/gsm8k: word problems with calculator spans (Cobbe et al., arXiv 2110.14168)."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

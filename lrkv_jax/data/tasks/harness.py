@@ -5,8 +5,6 @@ here that it leaves to a seed: the few-shot examples are the first ones of their
 order (what it calls `first_n`, its own choice for MMLU), the same for every question.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice

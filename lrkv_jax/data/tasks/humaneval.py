@@ -3,8 +3,6 @@
 Text alone: nothing here runs a program.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

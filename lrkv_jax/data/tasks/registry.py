@@ -1,7 +1,5 @@
 """The sets by name: where each lies on the hub, who may use it, and how its rows are read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """HuggingFaceTB/smol-smoltalk: general conversations, midtraining's largest part."""
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 from lrkv_jax.data.conversation import Conversation, conversation_from

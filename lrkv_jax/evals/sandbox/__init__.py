@@ -3,8 +3,6 @@
 docs/sandbox.md says what it protects from, and from what it does not.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

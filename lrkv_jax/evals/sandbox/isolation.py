@@ -1,7 +1,5 @@
 """What is in force on this machine: found by trying to break out, once, never assumed."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -1,7 +1,5 @@
 """Starts one program in the sandbox and waits for it; a process that holds JAX is not forked."""
 
-from __future__ import annotations
-
 import contextlib
 import marshal
 import os

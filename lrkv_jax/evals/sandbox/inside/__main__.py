@@ -4,8 +4,6 @@ Run as `python -I -S -B FOLDER`, with an order on its input (launch.py). Two lin
 descriptor `report`: "starts", and "ended PASSED SECONDS REASON". Imports little: it starts often.
 """
 
-from __future__ import annotations
-
 import contextlib
 import marshal
 import os

@@ -3,8 +3,6 @@
 The kernel's Documentation/userspace-api/landlock.rst; include/uapi/linux/landlock.h.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 

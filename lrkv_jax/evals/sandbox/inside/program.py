@@ -1,7 +1,5 @@
 """The process that becomes the program: gives up what it may not have, runs it, proves its end."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

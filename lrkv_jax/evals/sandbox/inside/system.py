@@ -3,8 +3,6 @@
 This folder runs inside the sandbox, on the standard library alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 

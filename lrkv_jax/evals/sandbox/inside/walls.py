@@ -1,7 +1,5 @@
 """Namespaces: a process that sees a read-only standard library, a small folder, and no network."""
 
-from __future__ import annotations
-
 import os
 
 import system
