@@ -43,22 +43,22 @@ SPECS = {
 }
 GROUPS = jax.tree.map(lambda spec: spec.group, SPECS)
 TOTAL = 10
-# Two iterations are less to compile than five, where the direction is beside the point.
-MUON = MuonConfig(momentum=0.95, iterations=2)
+# One iteration is less to compile than five, where the direction is beside the point.
+MUON = MuonConfig(momentum=0.95, iterations=1)
 PLAIN = dict(warmup=0, schedule="constant", clip=None, matrix_decay=0.0, head_decay=0.0, muon=MUON)
 
 
 def random_tree(seed, scale=1.0):
     rng = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda shape: jnp.asarray(scale * rng.standard_normal(shape), jnp.float32),
+        lambda shape: np.float32(scale * rng.standard_normal(shape)),
         SHAPES,
         is_leaf=lambda x: isinstance(x, tuple),
     )
 
 
 def zeros():
-    return jax.tree.map(jnp.zeros_like, random_tree(0))
+    return jax.tree.map(np.zeros_like, random_tree(0))
 
 
 @functools.cache
@@ -99,7 +99,7 @@ def test_each_group_moves_by_its_own_rule():
         if group != "matrix":
             np.testing.assert_allclose(update, -adam[group] * np.sign(gradient), rtol=1e-4)
     for name, scale in {"up": math.sqrt(2), "u": 1.0, "b": math.sqrt(2)}.items():
-        expected = -0.02 * scale * orthogonalize(gradients["blocks"][name])
+        expected = -0.02 * scale * jax.jit(orthogonalize)(gradients["blocks"][name])
         np.testing.assert_allclose(updates["blocks"][name], expected, rtol=0, atol=1e-6)
 
 
@@ -149,21 +149,14 @@ def test_state_can_be_mapped_beside_the_parameters():
     chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf, state), state)
 
 
-def test_decay_pulls_matrices_and_the_head_but_not_the_embedding_or_gains():
+def test_decay_pulls_each_group_by_its_own_rate_and_gains_not_at_all():
     parameters = random_tree(1)
     updates, _ = first(
-        zeros(), parameters, matrix_decay=0.1, head_decay=0.3, matrix_lr=0.02, head_lr=0.004
-    )
-    rates = {"matrix": -0.02 * 0.1, "head": -0.004 * 0.3, "embedding": 0.0, "vector": 0.0}
+        zeros(), parameters, matrix_decay=0.1, head_decay=0.3, embedding_decay=0.5,
+        matrix_lr=0.02, head_lr=0.004, embedding_lr=0.2,
+    )  # fmt: skip
+    rates = {"matrix": -0.02 * 0.1, "head": -0.004 * 0.3, "embedding": -0.2 * 0.5, "vector": 0.0}
     expected = jax.tree.map(lambda group, w: rates[group] * w, GROUPS, parameters)
-    chex.assert_trees_all_close(updates, expected, rtol=1e-5)
-
-
-def test_embedding_decays_when_asked_to():
-    parameters = random_tree(1)
-    updates, _ = first(zeros(), parameters, embedding_decay=0.5, embedding_lr=0.2)
-    expected = jax.tree.map(lambda w: 0 * w, parameters)
-    expected["embedding"]["table"] = -0.2 * 0.5 * parameters["embedding"]["table"]
     chex.assert_trees_all_close(updates, expected, rtol=1e-5)
 
 

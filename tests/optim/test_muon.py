@@ -108,13 +108,13 @@ def matrices_of(array, case):
 
 
 def gaussians(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+    return np.float32(np.random.default_rng(seed).standard_normal(shape))
 
 
 def run(transform, gradients):
     """The updates of successive gradients, and the last state."""
     update = jax.jit(transform.update)
-    state = transform.init(jax.tree.map(jnp.zeros_like, gradients[0]))
+    state = transform.init(jax.tree.map(np.zeros_like, gradients[0]))
     updates = []
     for gradient in gradients:
         new, state = update(gradient, state)
@@ -123,8 +123,11 @@ def run(transform, gradients):
 
 
 def first_update(gradient, spec, **options):
+    """Jitted: one program, not one for each operation."""
     transform = scale_by_muon(spec, **options)
-    return transform.update(gradient, transform.init(gradient))[0]
+    return jax.jit(lambda gradient: transform.update(gradient, transform.init(gradient))[0])(
+        gradient
+    )
 
 
 def relative(x, reference):
@@ -183,7 +186,13 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize("u", [*RANDOM.values(), *HARD.values()], ids=[*RANDOM, *HARD])
+@pytest.mark.parametrize(
+    "u",
+    [
+        pytest.param(u, id=name, marks=pytest.mark.slow if u.size > 2**14 else ())
+        for name, u in (RANDOM | HARD).items()
+    ],
+)
 def test_bfloat16_iterations_keep_the_quintic(u):
     """Within 2.5 % of float64 (A1): with the coefficients rounded too, it is 3 to 10 %."""
     exact = numpy_orthogonalize(u)
@@ -219,11 +228,10 @@ def test_each_matrix_of_a_batch_is_alone(case):
     sizes = 10.0 ** (3 * np.arange(math.prod(case.shape[: case.spec.batch])) % 7)
     matrix_axes = len(case.shape) - case.spec.batch
     sizes = sizes.reshape(*case.shape[: case.spec.batch], *(1,) * matrix_axes)
-    gradient = gaussians(*case.shape) * jnp.asarray(sizes, jnp.float32)
+    gradient = np.float32(gaussians(*case.shape) * sizes)
     together = matrices_of(first_update(gradient, case.spec), case)
-    alone = jax.jit(lambda matrix: first_update(matrix, WeightSpec.parse("embed -> mlp")))
     for matrix, ours in zip(matrices_of(gradient, case), together, strict=True):
-        expected = alone(jnp.asarray(matrix, jnp.float32))
+        expected = NumpyMuon(matrix.shape).step(matrix, 0.95)
         np.testing.assert_allclose(ours, expected, rtol=0, atol=2 * FLOAT32)
 
 
@@ -254,8 +262,8 @@ def test_update_does_not_depend_on_the_gradients_scale():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_zero_gradients_give_zero_updates(dtype):
-    specs = {name: case.spec for name, case in CASES.items()}
-    zeros = {name: jnp.zeros(case.shape) for name, case in CASES.items()}
+    specs = {name: CASES[name].spec for name in ("wide", "lrkv_U")}
+    zeros = {name: np.zeros(CASES[name].shape, np.float32) for name in specs}
     updates, state = run(scale_by_muon(specs, dtype=dtype), [zeros])
     chex.assert_trees_all_equal(updates[0], zeros)
     chex.assert_trees_all_equal(state.momentum, zeros)
@@ -285,7 +293,8 @@ def test_iterations_are_those_asked_for():
 axis = st.sampled_from([1, 2, 5])
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     st.lists(axis, max_size=2), st.lists(axis, min_size=1, max_size=2), st.lists(axis, min_size=1)
 )
@@ -311,8 +320,9 @@ def test_newton_schulz_agrees_with_optax(shape):
     optimizer = optax.contrib.scale_by_muon(
         beta=0.0, eps=1e-7, weight_dimension_numbers=optax.contrib.MuonDimensionNumbers()
     )
-    theirs, _ = optimizer.update(gradient, optimizer.init(gradient))
-    np.testing.assert_allclose(orthogonalize(gradient), theirs, rtol=0, atol=FLOAT32)
+    theirs, _ = jax.jit(optimizer.update)(gradient, optimizer.init(gradient))
+    ours = jax.jit(orthogonalize)(gradient)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=FLOAT32)
 
 
 def optax_muon(case, beta):
@@ -363,11 +373,20 @@ PLACEMENTS = {
 }
 
 
-@pytest.mark.parametrize("spec, shape, placement", PLACEMENTS.values(), ids=PLACEMENTS.keys())
+SPLIT_BOTH_WAYS = ("rows_and_columns", "head_columns")  # the others split one axis of those
+
+
+@pytest.mark.parametrize(
+    "spec, shape, placement",
+    [
+        pytest.param(*how, id=name, marks=() if name in SPLIT_BOTH_WAYS else pytest.mark.slow)
+        for name, how in PLACEMENTS.items()
+    ],
+)
 def test_sharded_equals_unsharded(spec, shape, placement):
     sizes = (8, 1) if "tensor" not in placement else (4, 2)
     mesh = jax.make_mesh(sizes, ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
-    transform = scale_by_muon({"w": spec}, momentum=0.9)
+    transform = scale_by_muon({"w": spec}, momentum=0.9, iterations=2)
     gradients = [{"w": gaussians(*shape, seed=step)} for step in range(2)]
     sharding = NamedSharding(mesh, placement)
     sharded = [jax.device_put(gradient, sharding) for gradient in gradients]

@@ -56,7 +56,12 @@ def one_device():
 
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
-    [*(("float32", sizes) for sizes in MESHES), ("bfloat16", MESHES[2])],
+    [
+        ("float32", MESHES[0]),
+        ("float32", MESHES[1]),
+        *(pytest.param("float32", sizes, marks=pytest.mark.slow) for sizes in MESHES[2:]),
+        ("bfloat16", MESHES[2]),
+    ],
     ids=str,
 )
 def test_every_mesh_gives_one_devices_update(one_device, dtype, sizes):
