@@ -22,11 +22,11 @@ IDS = FORMAT.ids
 RANDOM = small(FIVE["lrkv"], vocabulary=FORMAT.vocabulary, layers=1)
 
 
-def random_run(context=128):
+def random_run():
     # A head that says no frame: the texts then go on to their budget.
     params = random_params(RANDOM, 1)
     head = params["head"]["kernel"].at[:, 4096:].set(0).at[:, 0].set(0)
-    return a_run(RANDOM, {**params, "head": {"kernel": head}}, context)
+    return a_run(RANDOM, {**params, "head": {"kernel": head}}, context=128)
 
 
 def heard(chat, text):
@@ -71,10 +71,10 @@ def test_calls_are_told_apart_from_text_and_answered():
 
 
 def test_what_cannot_be_said_leaves_the_conversation_as_it_was():
-    chat = Chat(random_run(context=64), sampling=Sampling(), new_tokens=20)
+    chat = Chat(random_run(), sampling=Sampling(), new_tokens=20)
     first = heard(chat, "Hello")
     said, used = list(chat.messages), chat.used
-    for text, message in (("word " * 60, "is full .* /reset"), (" ", "message is empty")):
+    for text, message in (("word " * 120, "is full .* /reset"), (" ", "message is empty")):
         with pytest.raises(LrkvError, match=message):
             heard(chat, text)
     assert chat.messages == said and chat.used == used

@@ -29,7 +29,8 @@ def bytes_of(cache):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("gqa", "mqa") else n for n in FIVE]
+    "name",
+    [n if n in ("mla", "lrkv") else pytest.param(n, marks=pytest.mark.slow) for n in FIVE],
 )
 def test_steps_write_the_cache_in_place_and_copy_none_of_it(name):
     engine = engine_of(FIVE[name], length=LENGTHS[1])

@@ -1,4 +1,4 @@
-"""On a mesh an engine says what it says on one device, and no device holds another's cache."""
+"""On a mesh an engine says what the forward says, and no device holds another's cache."""
 
 import logging
 import re
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from support.engines import PROMPTS, engine_of, program_counts
+from support.engines import PROMPTS, assert_greedy, engine_of, program_counts, whole_logits
 from support.variants import FIVE, error
 
 from lrkv_jax.config import GQA, MeshConfig
@@ -40,24 +40,21 @@ def mesh_of(data, fsdp, tensor):
     return make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), devices)
 
 
-def both(engine):
-    """Greedy text, and the logits of its first token, which the prefill in pieces makes."""
-    return engine.generate(PROMPTS, NEW), engine.forced_logits(PROMPTS, [[0]] * len(PROMPTS))
-
-
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if n != "lrkv" else n for n in FIVE],
 )
-def test_eight_devices_say_what_one_says_each_from_its_share_of_the_cache(name):
+def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cache(name):
     # Later pieces, too, where keys are made from factors and where they are not.
     how = {"length": LENGTH, "prefill_chunk": 16 if name in ("mha", "lrkv") else 64}
-    text, logits_BNV = both(engine_of(FIVE[name], **how))
     before = program_counts()
     engine = engine_of(FIVE[name], mesh=mesh_of(2, 2, 2), **how)
-    text_there, logits_there_BNV = both(engine)
-    assert text_there == text
-    assert error(logits_there_BNV, logits_BNV) <= EXACT
+    text = engine.generate(PROMPTS, NEW)
+    assert_greedy(engine.config, PROMPTS, text)
+    # Those of the first token, which the prefill in pieces makes.
+    logits_BV = engine.forced_logits(PROMPTS, [[0]] * len(PROMPTS))[:, 0]
+    forward_BV = np.stack([logits_TV[-1] for logits_TV in whole_logits(engine.config, PROMPTS)])
+    assert error(logits_BV, forward_BV) <= EXACT
     assert engine.generate(PROMPTS[:3], NEW) == text[:3]
     # First and later pieces, beginnings that sample and that are told, steps.
     fills = 2 if name in ("mha", "lrkv") else 1
@@ -125,11 +122,10 @@ def steps_text(engine):
 
 
 def test_key_value_heads_that_tensor_does_not_divide_stay_whole_and_it_is_said(caplog):
-    text = engine_of(GQA(kv_heads=2), prefill_chunk=64).generate(PROMPTS, NEW)
     with caplog.at_level(logging.WARNING, "lrkv_jax.decode"):
         engine = engine_of(GQA(kv_heads=2), prefill_chunk=64, mesh=mesh_of(1, 1, 4))
     assert "mesh.tensor = 4 does not divide the key/value heads" in caplog.text
-    assert engine.generate(PROMPTS, NEW) == text
+    assert_greedy(engine.config, PROMPTS, engine.generate(PROMPTS, NEW))
     assert not engine.report().heads_split
     assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(engine._spare_cache))
 

@@ -1,15 +1,12 @@
 """A session's sequences grow in the cache as if each had been prefilled whole."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.engines import PROMPTS, SEED, engine_of
-from support.variants import FIVE, random_params, random_tokens
+from support.engines import PROMPTS, engine_of, whole_logits
+from support.variants import FIVE, random_tokens
 
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.model import with_parameters
 
 ONE_FAST = [name if name == "lrkv" else pytest.param(name, marks=pytest.mark.slow) for name in FIVE]
 MORE = [random_tokens(n, seed=50 + n).tolist() for n in (3, 19, 2, 6)]
@@ -51,29 +48,33 @@ def test_turns_say_what_one_long_prompt_says(engine):
 @pytest.mark.parametrize("name", ONE_FAST)
 def test_scores_are_the_forwards_and_choices_share_their_context(name):
     engine = engine_of(FIVE[name], length=96)
-    model = jax.jit(with_parameters(engine.config, random_params(engine.config, SEED)))
     choices = [MORE, [m[::-1] + [1] for m in MORE]]  # scored one after the other
-    tokens = np.zeros((8, 64), np.int32)
-    for row, (prompt, more) in enumerate(zip(PROMPTS * 2, sum(choices, []), strict=True)):
-        tokens[row, : len(prompt + more)] = prompt + more
-    logits = np.asarray(model(jnp.asarray(tokens)), np.float64)
-    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    # Of each batch of choices, a row of logits a sequence.
+    logits = [
+        [
+            np.float64(logits_TV)
+            for logits_TV in whole_logits(
+                engine.config, [p + m for p, m in zip(PROMPTS, choice, strict=True)]
+            )
+        ]
+        for choice in choices
+    ]
+    log_p = [[z - np.log(np.exp(z).sum(-1, keepdims=True)) for z in rows] for rows in logits]
     with engine.session() as session:
         session.append(PROMPTS)
         cached = session.cached.tolist()
         asked = [[3, 1], [2], [7, 7, 9], [0]]
         nexts = session.next_log_p(asked)
         for row, (prompt, ids) in enumerate(zip(PROMPTS, asked, strict=True)):
-            np.testing.assert_allclose(nexts[row], log_p[row, len(prompt) - 1, ids], atol=1e-5)
+            np.testing.assert_allclose(nexts[row], log_p[0][row][len(prompt) - 1, ids], atol=1e-5)
         for batch, choice in enumerate(choices):
             scores, likeliest = session.score(choice)
             assert session.cached.tolist() == cached
             for row, (prompt, more) in enumerate(zip(PROMPTS, choice, strict=True)):
-                at = 4 * batch + row, np.arange(len(prompt) - 1, len(prompt + more) - 1)
-                np.testing.assert_allclose(
-                    scores[row], log_p[at][np.arange(len(more)), more], atol=1e-5
-                )
-                assert likeliest[row].tolist() == (logits[at].argmax(-1) == more).tolist()
+                at = np.arange(len(prompt) - 1, len(prompt + more) - 1)
+                np.testing.assert_allclose(scores[row], log_p[batch][row][at, more], atol=1e-5)
+                best = logits[batch][row][at].argmax(-1)
+                assert likeliest[row].tolist() == (best == more).tolist()
         answers = columns(session.stream(3))
     assert answers == engine.generate(PROMPTS, 3), "scoring leaves the sequences as they were"
 

@@ -1,8 +1,13 @@
 """Ragged prompts and small engines that the tests of decoding share."""
 
+import functools
+
+import jax
+import numpy as np
 from support.variants import random_params, random_tokens, small
 
 from lrkv_jax.decode import Engine, programs
+from lrkv_jax.model import with_parameters
 
 # In pieces of 16: two and a third that is padded, less than one, more than one, less than one.
 LENGTHS = (37, 5, 18, 9)
@@ -22,3 +27,28 @@ def engine_of(attention, *, model=None, **changes):
 def program_counts():
     """Programs compiled so far: of `fill`, `begin` and `steps`."""
     return [p._cache_size() for p in (programs.fill, programs.begin, programs.steps)]
+
+
+@functools.cache
+def _whole(config):
+    return with_parameters(config, random_params(config, SEED))
+
+
+# Weights are arguments: XLA would spend its time folding constants.
+_forward = jax.jit(lambda model, tokens_BT: model(tokens_BT))
+
+
+def whole_logits(config, rows):
+    """Logits of each row of tokens, from the forward over all of it; rows are padded at the end."""
+    tokens_BT = np.zeros((len(rows), 64), np.int32)
+    for row, tokens in zip(tokens_BT, rows, strict=True):
+        row[: len(tokens)] = tokens
+    logits_BTV = np.asarray(_forward(_whole(config), tokens_BT))
+    return [logits_TV[: len(row)] for logits_TV, row in zip(logits_BTV, rows, strict=True)]
+
+
+def assert_greedy(config, prompts, texts):
+    """Position t of the forward over prompt + text chooses token t + 1."""
+    rows = [p + t for p, t in zip(prompts, texts, strict=True)]
+    for prompt, text, logits_TV in zip(prompts, texts, whole_logits(config, rows), strict=True):
+        assert text == logits_TV.argmax(-1)[len(prompt) - 1 : -1].tolist()
