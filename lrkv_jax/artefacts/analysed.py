@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from lrkv_jax.artefacts.figure import Picture, draw_mean
+from lrkv_jax.artefacts.figure import Picture, draw_mean, mean_and_sd
 from lrkv_jax.artefacts.looks import Look, ladder, look, look_of, name_of
 from lrkv_jax.artefacts.table import Column, Row, Table
 from lrkv_jax.comparison import RunRecord, Setting, every_setting
@@ -94,12 +94,6 @@ class Group:
 def cap(group: Group, centring: str) -> int:
     """The largest possible effective rank: heads less their mean span a dimension less."""
     return group.heads if centring == "uncentred" else group.heads - 1
-
-
-def mean_and_sd(values: Iterable[Any]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Mean and sample standard deviation (None of one) over arrays or numbers, one per seed."""
-    stacked = np.stack([np.asarray(value, np.float64) for value in values])
-    return stacked.mean(0), stacked.std(0, ddof=1) if len(stacked) > 1 else None
 
 
 def groups(runs: Sequence[RunRecord]) -> tuple[list[Group], list[str]]:

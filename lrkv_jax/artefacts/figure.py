@@ -2,12 +2,14 @@
 
 import io
 import textwrap
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("agg")
 
@@ -86,6 +88,12 @@ def empty(axis: Axes, text: str) -> None:
         0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#555555",
         fontsize=9, wrap=True,
     )  # fmt: skip
+
+
+def mean_and_sd(values: Iterable[Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Mean and sample standard deviation (None of one) over arrays or numbers, one per seed."""
+    stacked = np.stack([np.asarray(value, np.float64) for value in values])
+    return stacked.mean(0), stacked.std(0, ddof=1) if len(stacked) > 1 else None
 
 
 def draw_mean(axis: Axes, x: Any, mean: Any, sd: Any, **style: Any) -> None:

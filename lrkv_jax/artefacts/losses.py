@@ -12,7 +12,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lrkv_jax.accounting.counts import cache_bytes_fraction, cache_fraction
-from lrkv_jax.artefacts.figure import Picture, draw_mean, empty, legend_below, panels
+from lrkv_jax.artefacts.figure import Picture, draw_mean, empty, legend_below, mean_and_sd, panels
 from lrkv_jax.artefacts.looks import Look, look, look_of
 from lrkv_jax.artefacts.printed import Printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table, no_run
@@ -225,9 +225,8 @@ def _line(axis: Axes, one: Look, seeds: Sequence[tuple[Curve, np.ndarray]]) -> N
         return
     points = min(len(values) for _, values in seeds)  # a run may still be going
     tokens = seeds[0][0].tokens[:points]
-    values = np.stack([values[:points] for _, values in seeds])
-    sd = values.std(0, ddof=1) if len(values) > 1 else None
-    draw_mean(axis, tokens, values.mean(0), sd, label=one.name, markevery=0.15, **one.style)
+    mean, sd = mean_and_sd(values[:points] for _, values in seeds)
+    draw_mean(axis, tokens, mean, sd, label=one.name, markevery=0.15, **one.style)
 
 
 # Points over the cache.

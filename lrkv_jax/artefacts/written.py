@@ -51,6 +51,7 @@ class _Written:
             seeds = max(len(row.cells[x].seeds) for row in table.rows for _, x in marks)
             self.notes.append(MARKS if seeds > 1 else ONE_SEED)
         self.gaps = ["Gaps: " + "; ".join(table.gaps) + "."] if table.gaps else []
+        self.numbered = [f"[{n}] {text}" for n, text in enumerate(self.footnotes, 1)]
 
     def blocks(self):
         """(block, its rows' parts), in order."""
@@ -137,8 +138,8 @@ def markdown(table: Table) -> str:
             heading = block.replace("|", "\\|")
             lines.append(f"| *{heading}* |{' |' * (len(headings) - 1)}")
         lines += [f"| {' | '.join(map(cell, parts))} |" for parts in rows]
-    lines += ["", *(f"[{n}] {text}\n" for n, text in enumerate(written.footnotes, 1))]
-    lines += [f"{note}\n" for note in (*written.notes, *written.gaps)]
+    notes = (*written.numbered, *written.notes, *written.gaps)
+    lines += ["", *(f"{note}\n" for note in notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -175,8 +176,7 @@ def latex(table: Table, label: str) -> str:
             lines.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape_latex(block)}}}}} \\")
         lines += [" & ".join(map(cell, parts)) + r" \\" for parts in rows]
     lines += [r"\bottomrule", r"\end{tabular}"]
-    numbered = [f"[{n}] {text}" for n, text in enumerate(written.footnotes, 1)]
-    notes = [escape_latex(text) for text in (*numbered, *written.notes, *written.gaps)]
+    notes = [escape_latex(t) for t in (*written.numbered, *written.notes, *written.gaps)]
     if notes:
         beneath = r" \par ".join(notes)
         lines.append(rf"\par\smallskip\parbox{{\linewidth}}{{\footnotesize {beneath}}}")
@@ -209,8 +209,7 @@ def html(table: Table) -> str:
             )
         for first, *rest in rows:
             body.append("<tr>" + cell("th")(first) + "".join(map(cell("td"), rest)) + "</tr>")
-    numbered = [f"[{n}] {note}" for n, note in enumerate(written.footnotes, 1)]
-    notes = "".join(f"<p>{text(note)}</p>" for note in (*numbered, *written.notes))
+    notes = "".join(f"<p>{text(note)}</p>" for note in (*written.numbered, *written.notes))
     caption = f"{text(table.title)}. {text(table.caption)}".strip()
     return (
         f'<figure class="table"><figcaption>{caption}</figcaption><div class="wide"><table>'

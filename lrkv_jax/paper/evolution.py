@@ -3,15 +3,13 @@
 It reads `analysis_steps.json` in each run's directory, which `lrkv analyze --steps` writes.
 """
 
-import json
-
 import numpy as np
 
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels
 from lrkv_jax.artefacts.looks import look_of
 from lrkv_jax.comparison import settings
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.disk import read_json
 
 TITLE = "How heads came to differ"
 RANK = "effective rank, % of its cap"
@@ -59,13 +57,8 @@ def evolution(runs):
 
 
 def _analysed(run):
-    path = run.path / "analysis_steps.json"
-    if not path.is_file():
-        return None
-    try:
-        return {one["step"]: one for one in json.loads(path.read_text(encoding="utf-8"))["steps"]}
-    except ValueError as error:
-        raise LrkvError(f"{path} is not JSON: delete it and analyze the run again") from error
+    found = read_json(run.path / "analysis_steps.json", "delete it and analyze the run again")
+    return found and {one["step"]: one for one in found["steps"]}
 
 
 def _line(seeds, where):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lrkv_jax.artefacts.analysed import FAMILIES, Group, Line, groups, mean_and_sd, pictures
+from lrkv_jax.artefacts.analysed import FAMILIES, Group, Line, groups, pictures
 from lrkv_jax.artefacts.artefact import artefact
-from lrkv_jax.artefacts.figure import Picture, legend_below, panels
+from lrkv_jax.artefacts.figure import Picture, legend_below, mean_and_sd, panels
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
 from lrkv_jax.comparison import RunRecord
 

@@ -14,11 +14,10 @@ from lrkv_jax.artefacts.analysed import (
     Line,
     groups,
     layer_axis,
-    mean_and_sd,
     pictures,
 )
 from lrkv_jax.artefacts.artefact import artefact
-from lrkv_jax.artefacts.figure import Picture, draw_mean, empty, legend_below, panels
+from lrkv_jax.artefacts.figure import Picture, draw_mean, empty, legend_below, mean_and_sd, panels
 from lrkv_jax.artefacts.looks import GREY
 from lrkv_jax.artefacts.printed import printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table, no_run
