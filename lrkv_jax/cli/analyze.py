@@ -29,12 +29,12 @@ def analyze(
         ),
     ] = None,
     null_seeds: Annotated[
-        int, typer.Option(help="Random layers that the null is averaged over")
+        int, typer.Option(min=1, help="Random layers that the null is averaged over")
     ] = 8,
     batches: Annotated[
         int,
         typer.Option(
-            help="Batches of held-out text to weight every statistic by; 0 leaves that out"
+            min=0, help="Batches of held-out text to weight every statistic by; 0 leaves that out"
         ),
     ] = 0,
     steps: Annotated[
@@ -57,9 +57,6 @@ def analyze(
     from lrkv_jax.comparison import read_runs
     from lrkv_jax.paper import ARTEFACTS
 
-    for option, given, least in (("--null-seeds", null_seeds, 1), ("--batches", batches, 0)):
-        if given < least:
-            raise LrkvError(f"{option} {given}: use {least} or more")
     wanted = step_named(step)
     records = read_runs(runs)
     folder = out or (records[0].path / "analysis" if len(records) == 1 else None)

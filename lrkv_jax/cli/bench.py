@@ -53,7 +53,7 @@ def bench_decode(
     from lrkv_jax.bench.files import command
 
     settings = Settings(
-        scales=names(scale), variants=listed(variants), ropes=listed(rope),
+        scales=names(scale), variants=names(variants), ropes=names(rope),
         batches=sizes("--batch", batch), lengths=sizes("--length", length),
         implementations=names(impl), levels=names(level), ragged=ragged, dtype=dtype,
         samples=samples, depth=depth,
@@ -95,12 +95,7 @@ def bench_train(
     from lrkv_jax.bench.train_table import print_report
 
     settings = here(
-        scales=scale and names(scale), variants=listed(variants), ropes=listed(rope),
+        scales=names(scale), variants=names(variants), ropes=names(rope),
         overrides=tuple(overrides or ()), depth=depth, samples=samples, data=data,
     )  # fmt: skip
     command(run, settings, print_report, print_json=as_json, out=out)
-
-
-def listed(option: str | None) -> tuple[str, ...] | None:
-    """The names of a comma-separated option; None where it was not given."""
-    return None if option is None else names(option)

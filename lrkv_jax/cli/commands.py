@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lrkv_jax.cli.shared import Config, Json, Overrides, app, seconds_of, working
-from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
+from lrkv_jax.cli.shared import Config, Json, Overrides, app, seconds_of, start_alone, working
+from lrkv_jax.errors import EXIT_START_AGAIN
 from lrkv_jax.runtime import hosts
 from lrkv_jax.runtime.startup import Startup
 from lrkv_jax.runtime.stopping import Stopping
@@ -35,22 +35,16 @@ def quickstart(
 
     with Stopping() as stopping:
         load_config("quickstart", overrides or [])  # a mistake costs no import of JAX
-        with working("starting"):
-            from lrkv_jax.quickstart import compare, talk
-            from lrkv_jax.runtime import start
+        start_alone("quickstart")
+        from lrkv_jax.quickstart import compare, talk
 
-            start(alone="lrkv quickstart")
+        console = Console(markup=False)
         if chat:
             finished = talk.run_chat(
-                overrides or [],
-                Console(markup=False),
-                run_model_code=run_model_code,
-                stopping=stopping,
+                overrides or [], console, run_model_code=run_model_code, stopping=stopping
             )
         else:
-            finished = compare.run_quickstart(
-                overrides or [], Console(markup=False), stopping=stopping
-            )
+            finished = compare.run_quickstart(overrides or [], console, stopping=stopping)
     sys.exit(0 if finished else EXIT_START_AGAIN)
 
 
@@ -59,7 +53,7 @@ def train(
     config: Config,
     overrides: Overrides = None,
     until: Annotated[
-        int | None, typer.Option(metavar="STEP", help="Save and stop after this step.")
+        int | None, typer.Option(min=1, metavar="STEP", help="Save and stop after this step.")
     ] = None,
     time_limit: Annotated[
         str | None,
@@ -84,8 +78,6 @@ def train(
     save, and exit with 75: start the same command again.
     """
     startup = Startup.of_the_process()
-    if until is not None and until < 1:
-        raise LrkvError(f"--until {until}: use 1 or more steps")
     deadline = None if time_limit is None else startup.began + seconds_of(time_limit)
     from lrkv_jax.config import load_config
 

@@ -106,7 +106,7 @@ def tokenizer_train(
         float, typer.Option(help="Share of the documents to measure the result on")
     ] = 0.01,
     megabytes: Annotated[
-        int | None, typer.Option(help="How much text to learn from (default: all).")
+        int | None, typer.Option(min=1, help="How much text to learn from (default: all).")
     ] = None,
 ) -> None:
     """Train a byte-level BPE tokenizer, which data.tokenizer=PATH then uses."""
@@ -119,8 +119,6 @@ def tokenizer_train(
 
     if not 0 < heldout < 1:
         raise LrkvError(f"--heldout {heldout}: use a share between 0 and 1")
-    if megabytes is not None and megabytes < 1:
-        raise LrkvError(f"--megabytes {megabytes}: use 1 or more")
     splits: dict[str, Any] = {"text_column": text_column, "heldout": heldout}
     limit = None if megabytes is None else megabytes * 1_000_000
     check_place(Path(out))

@@ -16,7 +16,7 @@ from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 if TYPE_CHECKING:
     from lrkv_jax.run.restore import TrainedRun
 
-Tokens = Annotated[int, typer.Option(help="Most new tokens")]
+Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")]
 TopK = Annotated[int, typer.Option(help="Sample among the K likeliest tokens; 0 keeps all")]
 TopP = Annotated[
@@ -74,14 +74,12 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate a run: held-out loss, cached decode against the forward, benchmarks."""
-    with working("starting"):
-        from lrkv_jax.evals.benchmark import BenchmarkSettings
-        from lrkv_jax.evals.evaluate import evaluate as run_evaluation
-        from lrkv_jax.evals.show import print_evaluation
-        from lrkv_jax.run.run_dir import read_run
-        from lrkv_jax.runtime import start
+    shared.start_alone("evaluate")
+    from lrkv_jax.evals.benchmark import BenchmarkSettings
+    from lrkv_jax.evals.evaluate import evaluate as run_evaluation
+    from lrkv_jax.evals.show import print_evaluation
+    from lrkv_jax.run.run_dir import read_run
 
-        start(alone="lrkv evaluate")
     names = [task for task in tasks.split(",") if task]
     config = read_run(run)
     chats = config.data.mixture is not None
@@ -139,7 +137,6 @@ def generate(
     """Continue prompts, given on the command line or in a file."""
     from lrkv_jax.decode import Sampling
 
-    _check_tokens(tokens)
     if bool(prompt) == bool(prompts):
         raise LrkvError("give either --prompt TEXT or --prompts FILE")
     if bool(prompts) != bool(out):
@@ -168,7 +165,7 @@ def generate(
 def chat(
     run: Run,
     overrides: Overrides = None,
-    tokens: Annotated[int, typer.Option(help="Most new tokens of an answer")] = 256,
+    tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of an answer")] = 256,
     temperature: Temperature = 0.8,
     top_k: TopK = 0,
     top_p: TopP = 0.95,
@@ -184,7 +181,6 @@ def chat(
     from lrkv_jax.decode import Sampling
     from lrkv_jax.run.run_dir import read_run
 
-    _check_tokens(tokens)
     config = read_run(run)
     if config.data.mixture is None:
         name = "quickstart_midtrain" if config.name == "quickstart" else "midtrain"
@@ -195,11 +191,6 @@ def chat(
     trained = _loaded("chat", run, step, overrides)
     talk = Chat(trained, sampling=sampling, seed=seed, new_tokens=tokens)
     converse(talk, Console(highlight=False, markup=False))
-
-
-def _check_tokens(tokens: int) -> None:
-    if tokens < 1:
-        raise LrkvError(f"--tokens {tokens}: use 1 or more")
 
 
 def _loaded(command: str, run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:

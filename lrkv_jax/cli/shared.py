@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from lrkv_jax import __version__
 from lrkv_jax.cli.help import Command, Group
@@ -66,8 +67,9 @@ Seed = Annotated[int, typer.Option(help="Seed of sampling")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def names(text: str | None) -> tuple[str, ...] | None:
+    """The parts of a list with commas; None of an option that was not given."""
+    return text if text is None else tuple(p.strip() for p in text.split(",") if p.strip())
 
 
 def sizes(option: str, text: str) -> tuple[int, ...]:
@@ -100,8 +102,6 @@ def seconds_of(text: str) -> int:
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
     """Show on a terminal's stderr that this block is working, while it prints nothing."""
-    from rich.console import Console
-
     console = Console(stderr=True)
     with console.status(f"{what} ...") if console.is_terminal else contextlib.nullcontext():
         yield
@@ -121,7 +121,6 @@ def batches_bar() -> Iterator[Callable[[str, float, int], None]]:
 
     Until it is called, the bar only moves.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Left
 
