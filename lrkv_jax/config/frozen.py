@@ -2,6 +2,7 @@
 declared: its default, its description and its role, once, at its field."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -30,29 +31,17 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-def result(description: str, default: Any = ..., **limits: Any) -> Any:
-    """A setting that changes the numbers that training computes."""
-    return _setting("result", description, default, limits)
-
-
-def content(description: str, default: Any = ..., **limits: Any) -> Any:
-    """A setting that names data: what is compared is the content, not the name."""
-    return _setting("content", description, default, limits)
-
-
-def rhythm(description: str, default: Any = ..., **limits: Any) -> Any:
-    """A setting of when a run pauses, or of how its work is cut up."""
-    return _setting("rhythm", description, default, limits)
-
-
-def place(description: str, default: Any = ..., **limits: Any) -> Any:
-    """A setting of where things lie, and of what does the work."""
-    return _setting("place", description, default, limits)
-
-
-def _setting(role: Role, description: str, default: Any, limits: dict[str, Any]) -> Any:
+def _setting(role: Role, description: str, default: Any = ..., **limits: Any) -> Any:
+    """A setting of this role; `limits` go to `pydantic.Field`."""
     about: dict[str, Any] = {"role": role, "inherited": limits.pop("inherited", False)}
     return Field(default, description=description, json_schema_extra=about, **limits)
+
+
+# A field is declared by the name of its role, as in `result("Number of blocks, L.")`.
+result = partial(_setting, "result")
+content = partial(_setting, "content")
+rhythm = partial(_setting, "rhythm")
+place = partial(_setting, "place")
 
 
 class Group(Frozen):

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -56,9 +56,8 @@ def _attention() -> Iterator[Described]:
     for kind, entry in KINDS.items():
         for name, field in entry.model_fields.items():
             if name != "kind":
-                described = _setting(f"attention.{name}", field, role_of(field) or "result")
-                meaning = f"({kind}) {described.meaning}"
-                yield Described(described.key, described.type, described.default, "result", meaning)
+                described = _setting(f"attention.{name}", field, "result")
+                yield replace(described, meaning=f"({kind}) {described.meaning}")
 
 
 def _setting(key: str, field: FieldInfo, role: Role) -> Described:
@@ -137,12 +136,11 @@ def as_markdown() -> str:
         "The settings under `attention` are those of the chosen line; a file writes them under "
         "`variants`.",
     ]  # fmt: skip
-    titles = {"": "The run"}
     groups: dict[str, list[Described]] = {}
     for setting in all_settings():
         groups.setdefault(setting.key.rpartition(".")[0], []).append(setting)
     for name, settings in groups.items():
-        lines += ["", f"## {titles.get(name, f'`{name}`')}", ""]
+        lines += ["", f"## `{name}`" if name else "## The run", ""]
         lines += ["| setting | takes | default | role | meaning |", "|---|---|---|---|---|"]
         for one in settings:
             last = one.key.rpartition(".")[2]
