@@ -16,7 +16,6 @@ Prefill, decoding, meshes and checks are here, once. Benchmarks time `cached` an
 B batch  T new tokens  S cache slots  D model width  H heads  K head width  W width of a logit
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -172,11 +171,6 @@ class Attention(nnx.Module):
         attend = Attention._few if T <= MOST_QUERIES else Attention._many
         out_BTHK, cache = on_mesh(attend, self, x_BTD, positions_BT, cache)
         return self._project(out_BTHK), cache
-
-    def cache_bytes_per_token(self, dtype: jnp.dtype) -> int:
-        """Bytes that a token occupies in this layer's cache."""
-        leaves = jax.tree.leaves(self.cache_shapes(1, 1, dtype))
-        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
     # What variants share.
 

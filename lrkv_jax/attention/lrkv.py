@@ -35,23 +35,6 @@ from lrkv_jax.nn.weight import weight
 VALUE = 800
 
 
-def forms_weights(tokens, *, D, H, K, R):
-    """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
-
-    A key or a value of head h is then x W_h, and costs, forward and backward and over all heads,
-    6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors, (x U_h) B_hᵀ + x W_shared, cost
-    6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K) values more: latents, and the sum of
-    the two parts. Weights are formed where that is dearer:
-
-        VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
-
-    `tokens` and H are a device's own. Wide models with R well below K keep the factors; small ones,
-    and ranks near K, form the weights.
-    """
-    saved = 6 * (D * H * K - D * K - H * R * (D + K)) + 6 * D * H * R * K / tokens
-    return VALUE * H * (R + K) > saved
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LowRankCache:
@@ -218,10 +201,22 @@ class LowRankAttention(Attention):
         return jnp.einsum("BTHR,HRK->BTHK", latent_BTHR, up[...].astype(latent_BTHR.dtype))
 
     def _forms_weights(self, x_BTD):
-        """`forms_weights` for these tokens, and the heads whose weights are here."""
+        """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
+
+        A key or a value of head h is then x W_h, and costs, forward and backward and over all
+        heads, 6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors, (x U_h) B_hᵀ +
+        x W_shared, cost 6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K) values more:
+        latents, and the sum of the two parts. Weights are formed where that is dearer:
+
+            VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
+
+        Tokens and H are this device's own. Wide models with R well below K keep the factors; small
+        ones, and ranks near K, form the weights.
+        """
         B, T, D = x_BTD.shape
         H, R, K = self.key_up[...].shape
-        return forms_weights(B * T, D=D, H=H, K=K, R=R)
+        saved = 6 * (D * H * K - D * K - H * R * (D + K)) + 6 * D * H * R * K / (B * T)
+        return VALUE * H * (R + K) > saved
 
     def _with_whole_weights(self, x_BTD, name):
         """Each head's keys or values, unrotated, as x (W_shared + U_h B_hᵀ): [B, T, H, K]."""
