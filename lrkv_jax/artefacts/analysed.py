@@ -20,7 +20,6 @@ from lrkv_jax.comparison import RunRecord, Setting, every_setting
 FORMS = {"query_key": "query–key forms", "value_output": "value–output forms"}
 FAMILIES = {"key": "keys", "value": "values"}
 MEANS = {"uncentred": "uncentred", "centred": "centred (PCA)"}
-Analysis = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Line:
         return mean_and_sd(self.each(value).values())
 
     @property
-    def first(self) -> Analysis:
+    def first(self) -> dict[str, Any]:
         """The lowest seed's."""
         return self.runs[min(self.runs)].analysis
 

@@ -33,8 +33,7 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """Commands under one name, with such a help page."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(page(ctx))
+    format_help = Command.format_help
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         with _in_one_line():

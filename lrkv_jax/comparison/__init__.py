@@ -1,9 +1,8 @@
 """Finished runs beside one another: what they reached, how soon, and whether they differ."""
 
 from lrkv_jax.comparison.correlation import Correlation, correlation
-from lrkv_jax.comparison.paired import Paired, Spread, against, paired, spread
+from lrkv_jax.comparison.paired import Paired, against, paired, spread
 from lrkv_jax.comparison.runs import (
-    KINDS,
     Curve,
     RunRecord,
     Setting,

@@ -211,12 +211,10 @@ class GQA(_Grouped):
 
     def check(self, model: ModelShape) -> None:
         if model.heads % self.kv_heads:
-            choices = [g for g in range(1, model.heads + 1) if model.heads % g == 0]
+            *choices, last = [str(g) for g in range(1, model.heads + 1) if model.heads % g == 0]
             raise LrkvError(
                 f"attention.kv_heads = {self.kv_heads} does not divide heads = {model.heads}: "
-                f"use {' or '.join([', '.join(map(str, choices[:-1])), str(choices[-1])])}"
-                if len(choices) > 1
-                else f"attention.kv_heads = {self.kv_heads} does not divide heads = 1: use 1"
+                f"use {' or '.join(filter(None, [', '.join(choices), last]))}"
             )
 
     @property

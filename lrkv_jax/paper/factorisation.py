@@ -128,17 +128,16 @@ def _bars(axis, line: Line, family: str, what: str, names: list[str]) -> None:
     axis.set_xticks(range(len(at)), at)
 
 
-def _fit_columns(what: str) -> list[Column]:
-    names = {"svd": "SVD", "mean_svd": "mean + SVD", "alternating": "alternating"}
-    return [Column(name, "%", digits=1, group=f"error {ERRORS[what]}") for name in names.values()]
-
-
+BEST = {"svd": "SVD", "mean_svd": "mean + SVD", "alternating": "alternating"}
 COLUMNS = [
     Column("heads of"),
     Column("matrices"),
     Column("rank R"),
-    *_fit_columns("error"),
-    *_fit_columns("form_error"),
+    *(
+        Column(name, "%", digits=1, group=f"error {of}")
+        for of in ERRORS.values()
+        for name in BEST.values()
+    ),
     Column("random", "%", digits=1, group="alternating, of a random layer's weights"),
 ]
 
@@ -151,7 +150,7 @@ def _fit_table(runs: Sequence[RunRecord]) -> Table:
             *(
                 Cell.over({seed: 100 * error for seed, error in found.items()})
                 for what in ERRORS
-                for name in ("svd", "mean_svd", "alternating")
+                for name in BEST
                 for found in [_fit(line, rank, family, name, what)]
             ),
             100 * float(mean_and_sd(
