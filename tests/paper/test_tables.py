@@ -7,6 +7,7 @@ from support.paper_cases import artefact, cells
 from support.written_runs import write_run
 
 from lrkv_jax.comparison import read_runs
+from lrkv_jax.config import load_config
 from lrkv_jax.paper import table04_mechanisms as table04
 from lrkv_jax.paper import table10_memory_latency as table10
 from lrkv_jax.paper import table11_cache_shapes as table11
@@ -154,7 +155,7 @@ def test_formulas_as_written_give_the_bytes_and_arrays_are_the_live_cache_s(monk
     arrays, formulas = artefact("table11").made([])
     for row in formulas.rows:
         _, paper, papers, ours, allocated, measured = (cell.value for cell in row.cells)
-        model = table11.load_config(row.block, [f"attention={row.cells[0].value.lower()}"]).model
+        model = load_config(row.block, [f"attention={row.cells[0].value.lower()}"]).model
         entry = model.attention
         names = {
             "H": model.heads, "K": model.head_width, "C": getattr(entry, "latent", 0),
@@ -172,13 +173,10 @@ def test_formulas_as_written_give_the_bytes_and_arrays_are_the_live_cache_s(monk
 
 
 def test_measured_caches_are_their_formulas_beside_what_is_printed(monkeypatch):
-    load = table12.load_config
     monkeypatch.setattr(table12, "SCALES", ("128m",))
     monkeypatch.setattr(table12, "KINDS", ("mha", "mla", "lrkv"))
-    monkeypatch.setattr(
-        table12, "load_config",
-        lambda scale, given: load(scale, [*given, "model.layers=2", "train.context=64"]),
-    )  # fmt: skip
+    small = load_config("128m", ["model.layers=2", "train.context=64"])
+    monkeypatch.setattr(table12, "shipped", lambda scale: small)
     table = table12.measured()
     for row in table.rows:
         *_, published, _, allocated, measured, _ = row.cells
