@@ -9,7 +9,6 @@ devices computed when it was saved.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import sys
@@ -26,7 +25,7 @@ from lrkv_jax.checkpoint.fingerprint import as_hex, fingerprints, named
 from lrkv_jax.checkpoint.manifest import Damaged
 from lrkv_jax.checkpoint.reading import one_line, read_sound
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime import processes
+from lrkv_jax.runtime.processes import HERE, Processes
 
 # For Orbax's processes to wait for each other in a save before it counts as failed.
 SAVE_SECONDS = 600
@@ -38,19 +37,27 @@ class Checkpointer:
     """The checkpoints of one run directory.
 
     Keeps the newest `keep` and the one with the lowest validation loss; an older one goes only
-    when a newer one is sealed. `say` gets a line for what fails, from any thread. Use as a context
-    manager: leaving it waits for the save in progress.
+    when a newer one is sealed. `say` gets a line for what fails, from any thread. All `processes`
+    of the run make the same calls. Use as a context manager: leaving it waits for the save in
+    progress.
     """
 
     def __init__(
-        self, directory: str | Path, *, keep: int = 2, say: Callable[[str], None] | None = None
+        self,
+        directory: str | Path,
+        *,
+        keep: int = 2,
+        say: Callable[[str], None] | None = None,
+        processes: Processes | None = None,
     ):
         for noisy in ("absl", "orbax"):  # what fails is raised too, and reported in one line
             logging.getLogger(noisy).setLevel(logging.CRITICAL)
         self.directory = Path(directory).absolute()
         self.failures = 0  # saves that failed since the run was started
-        self._keep = keep
-        self._say = say or (lambda text: print(f"lrkv: {text}", file=sys.stderr))
+        self._keep, self._processes = keep, processes or HERE.as_jax_knows()
+        self._say = say or (
+            lambda text: print(f"lrkv: {self._processes.who()}{text}", file=sys.stderr)
+        )
         self._saving: threading.Thread | None = None
         self._started = False  # a save, whether or not it got as far as a thread
 
@@ -62,13 +69,21 @@ class Checkpointer:
             self.wait()
         elif self._saving is not None:  # the others may not come any more
             self._saving.join()
-        if self.failures and processes.index() == 0:
+        if self.failures and self._processes.index == 0:
             shelf.sweep(self.directory)
 
     def steps(self) -> list[int]:
         """The steps that were saved whole, in order; `restore` says whether they still are."""
         there = shelf.numbered(self.directory).items()
         return [step for step, path in there if (path / manifest.NAME).is_file()]
+
+    def agreed(self, *, whole: bool = True) -> list[int]:
+        """The steps, or with `whole` False all that claim to be, as process 0 sees them.
+
+        Two hosts may see a network file system differently, and would then wait for each other.
+        """
+        seen = self.steps() if whole else list(shelf.numbered(self.directory))
+        return self._processes.exchange(seen)[0]
 
     def latest(self) -> int | None:
         """The newest step, or None."""
@@ -104,7 +119,7 @@ class Checkpointer:
         before; it raises nothing.
         """
         self.wait()
-        if step in self._agreed():
+        if step in self.agreed():
             return
         if self._fails(step, first):
             return
@@ -134,7 +149,7 @@ class Checkpointer:
         def finish() -> None:
             try:
                 response.result()
-                if processes.index() == 0:
+                if self._processes.index == 0:
                     self._seal(written, content, as_hex(words))
             except Exception as error:
                 self._failed(step, error)
@@ -147,7 +162,7 @@ class Checkpointer:
         reason = ""
         try:
             first()
-            if processes.index() == 0:
+            if self._processes.index == 0:
                 # Also what threads of Orbax have written since the last save failed.
                 shelf.sweep(self.directory)
                 # Orbax, refused this, leaves threads that wait for minutes, or go on writing.
@@ -157,8 +172,7 @@ class Checkpointer:
                 shelf.sweep(self.directory)
         except OSError as error:
             reason = one_line(error)
-        reasons = [text for text in processes.exchange(reason) if text]
-        if reasons:
+        if reasons := [text for text in self._processes.exchange(reason) if text]:
             self._failed(step, OSError(reasons[0]))
         return bool(reasons)
 
@@ -169,7 +183,8 @@ class Checkpointer:
             self._saving = None
         if self._started:
             self._started = False
-            processes.exchange("")  # process 0 has sealed it: all see the same steps from here
+            # Process 0 has sealed it: all see the same steps from here.
+            self._processes.exchange(None)
 
     def restore(
         self, abstract: dict[str, Any], step: int | None = None
@@ -187,7 +202,7 @@ class Checkpointer:
             return newest
         path = self._path(step)
         try:
-            return step, read_sound(path, abstract)
+            return step, read_sound(path, abstract, self._processes)
         except Damaged as damage:
             there = ", ".join(map(str, self.steps()))
             raise LrkvError(
@@ -204,11 +219,11 @@ class Checkpointer:
         and none is sound: nothing starts from scratch unasked.
         """
         unsound: dict[int, str] = {}
-        for step in reversed(self._agreed(whole=False)):
+        for step in reversed(self.agreed(whole=False)):
             if before is not None and step >= before:
                 continue
             try:
-                items = read_sound(self.directory / str(step), abstract)
+                items = read_sound(self.directory / str(step), abstract, self._processes)
             except Damaged as damage:
                 if self._is_gone(step):  # a run that trains meanwhile has deleted it: look again
                     return self.restore_newest(abstract, before=before, set_aside=set_aside)
@@ -234,22 +249,14 @@ class Checkpointer:
 
     def _is_gone(self, step: int) -> bool:
         there = (self.directory / str(step)).exists()
-        return not json.loads(processes.exchange(json.dumps(there))[0])
-
-    def _agreed(self, *, whole: bool = True) -> list[int]:
-        """The steps, or with `whole` False all that claim to be, as process 0 sees them.
-
-        Two hosts may see a network file system differently, and would then wait for each other.
-        """
-        seen = self.steps() if whole else list(shelf.numbered(self.directory))
-        return json.loads(processes.exchange(json.dumps(seen))[0])
+        return not self._processes.exchange(there)[0]
 
     def _sweep(self, allowed: bool) -> None:
-        if allowed and processes.index() == 0:
+        if allowed and self._processes.index == 0:
             shelf.sweep(self.directory)
 
     def _pass_over(self, step: int, reason: str, set_aside: bool) -> None:
-        if processes.index() != 0:
+        if self._processes.index != 0:
             return
         path, outcome = self.directory / str(step), "passed over"
         if set_aside:
@@ -280,18 +287,16 @@ class Checkpointer:
 
     def _failed(self, step: int, error: Exception) -> None:
         self.failures += 1
-        processes.end_at_once = True
+        self._processes.end_at_once = True
         newest = self.latest()
         left = "there is none yet" if newest is None else f"the newest is of step {newest}"
         text = (
             f"CHECKPOINT OF STEP {step} FAILED ({one_line(error, self.directory)}): training "
             f"continues, {left}; {self.failures} failed so far"
         )
-        if processes.index() == 0:
-            self._say(text)
+        self._say(text)
+        if self._processes.index == 0:
             shelf.sweep(self.directory)
-        else:
-            print(f"lrkv: {processes.name(processes.index())}: {text}", file=sys.stderr)
 
     def _newest(self) -> int:
         newest = self.latest()

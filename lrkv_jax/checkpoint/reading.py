@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from lrkv_jax.checkpoint import manifest
 from lrkv_jax.checkpoint.fingerprint import as_hex, fingerprints, named
 from lrkv_jax.checkpoint.manifest import Damaged
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime import processes
+from lrkv_jax.runtime.processes import Processes
 
 
-def read_sound(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
+def read_sound(path: Path, abstract: dict[str, Any], processes: Processes) -> dict[str, Any]:
     """The items that `abstract` names, when every check has passed in every process.
 
     `abstract` holds `jax.ShapeDtypeStruct`s with shardings, of any mesh. First the seal is compared
@@ -26,34 +25,32 @@ def read_sound(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
     Raises `Damaged`, in all, if one differs, and `LrkvError` for a sound step of other arrays: a
     wrong configuration is not damage.
     """
-    content = _together(lambda: _checked(path, set(abstract)))
+    content = _together(lambda: _checked(path, set(abstract), processes), processes)
     _check_fits(path, content["arrays"], abstract)
-    items = _together(lambda: _loaded(path, abstract))
+    items = _together(lambda: _loaded(path, abstract), processes)
     for name, found in zip(named(items), as_hex(fingerprints(items)), strict=True):
         if found != content["arrays"][name]["fingerprint"]:
             raise Damaged(f"{name} does not have the bits that were saved")
     return items
 
 
-def _together(work: Callable[[], Any]) -> Any:
+def _together(work: Callable[[], Any], processes: Processes) -> Any:
     """What `work` returns here; raises `Damaged` in every process if it does in one."""
     result, reason = None, None
     try:
         result = work()
     except Damaged as damage:
         reason = str(damage)
-    said = [json.loads(text) for text in processes.exchange(json.dumps(reason))]
-    reasons = [text for text in said if text is not None]
-    if reasons:
+    if reasons := [text for text in processes.exchange(reason) if text is not None]:
         raise Damaged(reasons[0])
     return result
 
 
-def _checked(path: Path, items: set[str]) -> dict[str, Any]:
+def _checked(path: Path, items: set[str], processes: Processes) -> dict[str, Any]:
     """The manifest, when this process's share of the files that `items` need are as sealed."""
     content = manifest.read(path)
     needed = [f for f in content["files"] if "/" not in f or f.partition("/")[0] in items]
-    share = needed[processes.index() :: processes.count()]
+    share = needed[processes.index :: processes.count]
     manifest.check_files(path, content["files"], share)
     return content
 

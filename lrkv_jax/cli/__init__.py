@@ -5,7 +5,6 @@ import os
 import sys
 import time
 import traceback
-from typing import Any
 
 from lrkv_jax.cli import (
     analyze,
@@ -20,6 +19,7 @@ from lrkv_jax.cli import (
 )
 from lrkv_jax.cli.shared import app
 from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError
+from lrkv_jax.runtime.processes import HERE
 
 # Time for the report of a lost process to arrive.
 PEERS_SECONDS = 3
@@ -30,9 +30,8 @@ def entry() -> None:
     try:
         main()
     except SystemExit as end:
-        processes = sys.modules.get("lrkv_jax.runtime.processes")  # not before JAX is imported
-        if processes is not None and processes.end_at_once and isinstance(end.code, int):
-            processes.leave(end.code)
+        if HERE.end_at_once and isinstance(end.code, int):
+            HERE.leave(end.code)
         raise
 
 
@@ -56,16 +55,16 @@ def main() -> None:
             _complain("interrupted")
         _end(end.code)
     except Exception as error:
-        others, text = _others(), _one_line(error)
+        text = _one_line(error)
         if text is None or debug:
-            if others:
+            if HERE.must_leave():
                 _show(error)
-                others.leave(1)
+                HERE.leave(1)
             raise
         if text:  # empty where another process says it
             _complain(text)
-        if others:  # an ordinary exit waits for them
-            others.leave(EXIT_BAD_INPUT)
+        if HERE.must_leave():  # an ordinary exit waits for the others
+            HERE.leave(EXIT_BAD_INPUT)
         _end(EXIT_BAD_INPUT)
 
 
@@ -89,16 +88,10 @@ def _show(error: Exception) -> None:
 
 def _complain(text: str) -> None:
     """Print one line on stderr, whatever characters a path or a message contains."""
-    others = _others()
+    who = HERE.who() if HERE.must_leave() else ""
     with contextlib.suppress(OSError):
-        line = " ".join(f"lrkv: {others.who() if others else ''}{text}".splitlines())
+        line = " ".join(f"lrkv: {who}{text}".splitlines())
         print(line.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
-
-
-def _others() -> Any:
-    """`lrkv_jax.runtime.processes` where an error here is news to a run's other processes."""
-    processes = sys.modules.get("lrkv_jax.runtime.processes")  # not before JAX is imported
-    return processes if processes is not None and processes.must_leave() else None
 
 
 def _end(code: int | str | None) -> None:

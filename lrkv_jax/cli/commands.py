@@ -86,21 +86,22 @@ def train(
         run = load_config(config, overrides or []) if hosts.find(os.environ) is None else None
         with working("starting"):
             from lrkv_jax.run.loop import train as run_training
-            from lrkv_jax.runtime import processes, start
+            from lrkv_jax.runtime import start
 
             startup.phase("imports")
-            start()
+            processes = start()
             startup.phase("processes")
             with processes.together():
                 run = run or load_config(config, overrides or [])
         if replay is not None:
             from lrkv_jax.run.replay import replay as run_replay
 
-            run_replay(run, replay)
+            run_replay(run, replay, processes=processes)
             return
         result = run_training(
-            run, until=until, stopping=stopping, startup=startup, allow=allow_change or ()
-        )
+            run, until=until, stopping=stopping, startup=startup, allow=allow_change or (),
+            processes=processes,
+        )  # fmt: skip
     sys.exit(EXIT_START_AGAIN if result.stopped else 0)
 
 

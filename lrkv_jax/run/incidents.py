@@ -11,7 +11,6 @@ import numpy as np
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.run.screen import Screen
 from lrkv_jax.run.setup import Setup
-from lrkv_jax.runtime import processes
 
 
 def saved_batch(run_dir: Path, step: int) -> Path:
@@ -25,6 +24,7 @@ class Incidents:
     def __init__(self, setup: Setup, screen: Screen):
         self._config, self._loader = setup.config.guard, setup.loader
         self._run_dir, self._screen = setup.directory, screen
+        self._processes = setup.processes
 
     def look(self, row: dict[str, Any]) -> dict[str, Any]:
         """The row with what the guard's numbers mean, in place of the numbers."""
@@ -51,7 +51,7 @@ class Incidents:
         """Raise `LrkvError` after `guard.stop_after` skipped steps in a row."""
         if row.get("skipped_in_a_row", 0) >= self._config.stop_after:
             step = row["step"]
-            with processes.together():  # all have come to the same end: process 0 says it
+            with self._processes.together():  # all have come to the same end: process 0 says it
                 raise LrkvError(
                     f"{row['skipped_in_a_row']} steps in a row were skipped, up to step {step}: "
                     f"the same command with --replay {step} shows where its numbers are (batch "
@@ -69,7 +69,7 @@ class Incidents:
             f"{row['grad_norm']:.4g}, batch {row['batch']} of records {shown}; "
             f"{row['skipped']} skipped so far"
         )
-        if processes.index() != 0:
+        if self._processes.index != 0:
             return
         path = saved_batch(self._run_dir, step)
         try:

@@ -24,7 +24,7 @@ from typing import Any
 
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 from lrkv_jax.run.run_dir import unusable
-from lrkv_jax.runtime import processes
+from lrkv_jax.runtime.processes import Processes
 from lrkv_jax.runtime.startup import started
 
 BEAT_SECONDS = 10.0
@@ -37,11 +37,11 @@ class RunLock:
     """The right to train in a directory; use as a context manager around `take`.
 
     `say` is called when the lock of a holder that is gone is taken over, or waited for. Of several
-    processes, process 0 holds it for all.
+    `processes`, process 0 holds it for all.
     """
 
-    def __init__(self, run_dir: str | Path, say: Callable[[str], None]):
-        self.path, self._say = Path(run_dir) / "lock", say
+    def __init__(self, run_dir: str | Path, say: Callable[[str], None], processes: Processes):
+        self.path, self._say, self._processes = Path(run_dir) / "lock", say, processes
         self._file: int | None = None
         self._over = threading.Event()
 
@@ -64,8 +64,8 @@ class RunLock:
         Raises `LrkvError`, in all processes, while somebody else holds it. From another host that
         shows within `BEAT_SECONDS`, and that it is gone after `STALE_SECONDS`.
         """
-        with processes.together():
-            if processes.index() or self._file is not None:
+        with self._processes.together():
+            if self._processes.index or self._file is not None:
                 return
             if if_there and not os.path.exists(self.path):
                 return
@@ -147,7 +147,7 @@ class RunLock:
             if taker := self._taker():
                 who = _name(taker)
                 print(f"lrkv: {self.path} was taken by {who}: this one ends", file=sys.stderr)
-                processes.leave(EXIT_BAD_INPUT)
+                self._processes.leave(EXIT_BAD_INPUT)
 
     def _taker(self) -> dict[str, Any]:
         """Who has taken the lock from this process; nobody while it is this process's."""

@@ -23,9 +23,9 @@ from lrkv_jax.run.resume import compiling, resumed
 from lrkv_jax.run.run_dir import note_start, open_run
 from lrkv_jax.run.screen import Screen
 from lrkv_jax.run.setup import Setup, mesh_of, with_data
-from lrkv_jax.runtime import processes
 from lrkv_jax.runtime.batches import as_argument
 from lrkv_jax.runtime.compilation import Compiled
+from lrkv_jax.runtime.processes import HERE, Processes
 from lrkv_jax.runtime.startup import Startup
 from lrkv_jax.runtime.stopping import Held, Stopping
 from lrkv_jax.runtime.watchdog import COMPILE
@@ -54,6 +54,7 @@ def train(
     devices: list[jax.Device] | None = None,
     startup: Startup | None = None,
     allow: Collection[str] = (),
+    processes: Processes | None = None,
 ) -> TrainResult:
     """Train the run, from its newest checkpoint if it has one, and checkpoint its end.
 
@@ -65,29 +66,29 @@ def train(
     `allow` names settings, or groups of them, that may be others than the run was trained with,
     though they change its result.
 
-    In a run of several processes (`lrkv_jax.runtime.start`) each makes the same call; process 0
-    builds the data, and all text is written by it.
+    In a run of several processes (`lrkv_jax.runtime.start` returns `processes`) each makes the same
+    call; process 0 builds the data, and all text is written by it.
 
     Raises `LrkvError`, before anything is written, for a mesh, a model or data that do not fit,
     and for a run directory that holds another run or that another process trains in.
     """
-    startup = startup or Startup()
+    startup, processes = startup or Startup(), processes or HERE.as_jax_knows()
+    console = console or Console(markup=False)
     if config.logging.wandb:
         check_wandb()
     with contextlib.ExitStack() as stack:
-        screen = stack.enter_context(Screen(console or Console(markup=False), config.watchdog))
-        lock = stack.enter_context(RunLock(config.directory, screen.warn))
-        setup = _set_up(config, devices, startup, screen)
+        screen = stack.enter_context(Screen(console, config.watchdog, processes))
+        lock = stack.enter_context(RunLock(config.directory, screen.warn, processes))
+        setup = _set_up(config, devices, startup, screen, processes)
         lock.take(if_there=True)  # before anything of another's is touched
-        open_run(setup.config, allow)
+        open_run(setup.config, allow, processes)
         lock.take()
         stack.enter_context(jax.set_mesh(setup.mesh))
         stack.enter_context(screen.watchdog)
-        checkpoints = stack.enter_context(
-            Checkpointer(
-                setup.directory / "checkpoints", keep=setup.config.train.keep, say=screen.warn
-            )
-        )
+        checkpoints = stack.enter_context(Checkpointer(
+            setup.directory / "checkpoints", keep=setup.config.train.keep, say=screen.warn,
+            processes=processes,
+        ))  # fmt: skip
         total = setup.config.train.total_steps
         end = min(total, until or total)
         state, start, program = _prepare(setup, checkpoints, end, startup, screen, allow)
@@ -98,14 +99,13 @@ def train(
                 "longer"
             )
             return TrainResult(setup.directory, start, start >= total, None, False)
-        stopping = stopping or stack.enter_context(Stopping())
+        stopping = stopping or stack.enter_context(Stopping(processes=processes))
         held = stack.enter_context(stopping.hold(start, screen.warn))
-        also = None
-        if setup.config.logging.wandb and processes.index() == 0:
-            also = WandB(setup, screen.warn)
-        log = stack.enter_context(
-            MetricsLog(setup.directory, start_step=start, warn=screen.warn, also=also)
-        )
+        writes = processes.index == 0
+        also = WandB(setup, screen.warn) if setup.config.logging.wandb and writes else None
+        log = stack.enter_context(MetricsLog(
+            setup.directory, start_step=start, warn=screen.warn, also=also, writes=writes
+        ))  # fmt: skip
         profile = Profile(setup, screen.warn, first=start + 1, last=end)
         stack.callback(profile.close)
         stack.enter_context(
@@ -129,10 +129,14 @@ def train(
 
 
 def _set_up(
-    config: RunConfig, devices: list[jax.Device] | None, startup: Startup, screen: Screen
+    config: RunConfig,
+    devices: list[jax.Device] | None,
+    startup: Startup,
+    screen: Screen,
+    processes: Processes,
 ) -> Setup:
     """The run with its mesh and data; a warning where its memory may not suffice."""
-    config, mesh = mesh_of(config, devices)
+    config, mesh = mesh_of(config, devices, processes)
 
     def forecast(config: RunConfig) -> None:
         with processes.together():
@@ -147,7 +151,7 @@ def _set_up(
             forecast(config)
     startup.phase("devices")
     with screen.doing("data", 0):
-        setup = with_data(config, mesh)
+        setup = with_data(config, mesh, processes)
         if not counted:
             forecast(setup.config)
     startup.phase("data")
@@ -169,14 +173,14 @@ def _prepare(
     abstract = abstract_state(setup.config, setup.mesh)
     with contextlib.ExitStack() as threads:
         # A run that seems done is not compiled for, unless its last checkpoint is damaged.
-        done = _saved(checkpoints) >= end
+        done = max(checkpoints.agreed(), default=0) >= end
         program = None if done else threads.enter_context(compiling(setup, abstract))
         with screen.doing("restore", end if done else 0):
             state, start, data = resumed(setup, checkpoints, abstract, set_aside=True, allow=allow)
         if start >= end:
             return state, start, None
         _introduce(setup, start, screen)
-        for line in note_start(setup.directory, setup.config, start, data):
+        for line in note_start(setup.config, start, data, setup.processes):
             screen.say(line)
         startup.phase("state")
         with screen.doing(COMPILE, start):
@@ -189,7 +193,7 @@ def _prepare(
 
 def _introduce(setup: Setup, start: int, screen: Screen) -> None:
     sizes = ", ".join(f"{axis} {size}" for axis, size in setup.mesh.shape.items())
-    model, hosts = setup.config.model, processes.count()
+    model, hosts = setup.config.model, setup.processes.count
     screen.say(
         f"{setup.directory}: {model.attention.kind}, {setup.config.train.total_steps} steps of "
         f"{setup.tokens_per_step:,} tokens, mesh {sizes}, {model.dtype} on "
@@ -201,18 +205,10 @@ def _introduce(setup: Setup, start: int, screen: Screen) -> None:
         screen.say("no step was saved before: starting again from step 0")
 
 
-def _saved(checkpoints: Checkpointer) -> int:
-    """The newest step that was saved, 0 for none, as process 0 sees it.
-
-    Processes that see a network file system differently would not compile together.
-    """
-    return int(processes.exchange(str(checkpoints.latest() or 0))[0])
-
-
 def _check_saved(
     setup: Setup, checkpoints: Checkpointer, step: int, stopped: bool, screen: Screen
 ) -> None:
-    saved = _saved(checkpoints)
+    saved = max(checkpoints.agreed(), default=0)
     if saved == step:
         if stopped:
             screen.say(f"stopped at step {step}, saved: the same command resumes from there")
@@ -221,7 +217,7 @@ def _check_saved(
     if stopped:
         screen.say(lost)
         return
-    with processes.together():  # it is so in all: process 0 says it
+    with setup.processes.together():  # it is so in all: process 0 says it
         raise LrkvError(f"{lost}, once {setup.directory} has space and can be written")
 
 

@@ -26,7 +26,6 @@ from lrkv_jax.accounting.counts import training_flops_per_token
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.hardware import hardware_of
 from lrkv_jax.run.setup import Setup
-from lrkv_jax.runtime import processes
 from lrkv_jax.train.step import StepMetrics
 
 
@@ -71,7 +70,7 @@ class Meter:
 
 
 class MetricsLog:
-    """Appends rows to `metrics.jsonl` and scalars to TensorBoard; only process 0 writes.
+    """Appends rows to `metrics.jsonl` and scalars to TensorBoard; nothing unless it `writes`.
 
     Opening it for a run that resumes at `start_step` drops the rows past that step and keeps each
     step once, in order. Rows before it that somebody removed or doubled are not made again: `warn`
@@ -87,9 +86,10 @@ class MetricsLog:
         start_step: int,
         warn: Callable[[str], None],
         also: WandB | None = None,
+        writes: bool = True,
     ):
-        self._writes = processes.index() == 0
-        if not self._writes:
+        self._writes = writes
+        if not writes:
             return
         self._path, self._warn, self._also = run_dir / "metrics.jsonl", warn, also
         rows = read_metrics(run_dir)

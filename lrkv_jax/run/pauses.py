@@ -14,7 +14,6 @@ from lrkv_jax.run.restore import SAMPLING
 from lrkv_jax.run.resume import data_at
 from lrkv_jax.run.screen import Screen
 from lrkv_jax.run.setup import Setup
-from lrkv_jax.runtime import processes
 from lrkv_jax.train.state import TrainState, checkpoint_items
 from lrkv_jax.train.validate import HeldOut, make_validation
 
@@ -25,6 +24,7 @@ class Pauses:
     def __init__(self, setup: Setup, checkpoints: Checkpointer, log: MetricsLog, screen: Screen):
         self.config, self.loader, self.checkpoints = setup.config, setup.loader, checkpoints
         self._directory, self._log, self._screen = setup.directory, log, screen
+        self._writes = setup.processes.index == 0
         self._validate = make_validation(
             self.config.model, setup.mesh, setup.token_bytes_V,
             chunk=self.config.train.loss_chunk, rows=setup.rows,
@@ -112,20 +112,15 @@ class Pauses:
             stop = chat.stops
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
         continued = generate(
-            self.config.model,
-            state.params,
-            prompts,
-            train.sample_tokens,
-            sampling=SAMPLING,
-            seed=seed,
-            stop=stop,
-        )
+            self.config.model, state.params, prompts, train.sample_tokens,
+            sampling=SAMPLING, seed=seed, stop=stop,
+        )  # fmt: skip
         between = "" if self.config.data.mixture is None else "\n"
         texts = [
             prompt + between + tokenizer.decode(ids)
             for prompt, ids in zip(train.sample_prompts, continued, strict=True)
         ]
-        if processes.index() == 0:
+        if self._writes:
             path = self._directory / "samples" / f"step-{step:08d}.txt"
             try:
                 path.parent.mkdir(exist_ok=True)

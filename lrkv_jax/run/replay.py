@@ -29,8 +29,8 @@ from lrkv_jax.run.metrics import read_metrics
 from lrkv_jax.run.resume import compiling, resumed
 from lrkv_jax.run.run_dir import find_run
 from lrkv_jax.run.setup import Setup, mesh_of, with_data
-from lrkv_jax.runtime import processes
 from lrkv_jax.runtime.batches import as_argument, whole_on_devices
+from lrkv_jax.runtime.processes import HERE, Processes
 from lrkv_jax.sharding import replicated
 from lrkv_jax.train.loss import make_gradient, make_loss
 from lrkv_jax.train.state import TrainState, abstract_state, resolve
@@ -45,6 +45,7 @@ def replay(
     *,
     console: Console | None = None,
     devices: list[jax.Device] | None = None,
+    processes: Processes | None = None,
 ) -> dict[str, Any]:
     """Take the run to just before `step`, take that step, and show where its numbers are.
 
@@ -56,12 +57,14 @@ def replay(
     """
     console = console or Console(markup=False)
     run_dir = find_run(resolve(config))
-    config, mesh = mesh_of(config, devices)
-    setup = with_data(config, mesh)
+    processes = processes or HERE.as_jax_knows()
+    config, mesh = mesh_of(config, devices, processes)
+    setup = with_data(config, mesh, processes)
     steps, loader = setup.config.train.total_steps, setup.loader
     if not 1 <= step <= steps:
         raise LrkvError(f"--replay {step}: use a step from 1 to {steps}")
-    with jax.set_mesh(mesh), Checkpointer(run_dir / "checkpoints") as checkpoints:
+    folder = run_dir / "checkpoints"
+    with jax.set_mesh(mesh), Checkpointer(folder, processes=processes) as checkpoints:
         abstract = abstract_state(setup.config, mesh)
         state, start, _ = resumed(setup, checkpoints, abstract, before=step)
         with compiling(setup, abstract) as program:
@@ -79,7 +82,7 @@ def replay(
     recorded = next((row for row in read_metrics(run_dir) if row["step"] == step), None)
     report["equal"] = recorded and all(_same(recorded[n], report[n]) for n in ("loss", "grad_norm"))
     report["records"] = loader.records_of(step - 1)
-    if processes.index() == 0:
+    if processes.index == 0:
         _show(console, report, loader, tokens_BU, step, start)
     return report
 

@@ -15,7 +15,6 @@ from lrkv_jax.data.loader import Loader
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.run.init_from import first_state
 from lrkv_jax.run.setup import Setup
-from lrkv_jax.runtime import processes
 from lrkv_jax.runtime.compilation import Compiling
 from lrkv_jax.train.state import TrainState, checkpoint_items, from_checkpoint_items
 from lrkv_jax.train.step import make_train_step
@@ -54,7 +53,7 @@ def resumed(
     if restored is None:
         return first_state(setup.config, setup.mesh), 0, []
     step, items = restored
-    with processes.together():
+    with setup.processes.together():
         changes = changed_data(setup.config, setup.loader, checkpoints.manifest(step), allow)
     return from_checkpoint_items(abstract, items), step, changes
 

@@ -17,10 +17,10 @@ from lrkv_jax.config import RunConfig, dump_config, load_config
 from lrkv_jax.config.differences import Change, check_keys, covers, differences
 from lrkv_jax.config.frozen import ROLES
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime import processes
+from lrkv_jax.runtime.processes import HERE, Processes
 
 
-def open_run(config: RunConfig, allow: Collection[str] = ()) -> Path:
+def open_run(config: RunConfig, allow: Collection[str] = (), processes: Processes = HERE) -> Path:
     """Make the run's directory, or accept one that the same run left.
 
     Writes config.yaml if there is none. Raises `LrkvError`, and writes nothing, if the directory
@@ -31,14 +31,14 @@ def open_run(config: RunConfig, allow: Collection[str] = ()) -> Path:
     directory = Path(config.directory)
     with processes.together():
         check_keys(config, allow)
-        if processes.index() == 0:
+        if processes.index == 0:
             try:
                 _claim(directory, config, allow)
             except OSError as error:
                 raise unusable(directory, error) from error
     blind = processes.that_do_not_see(directory)
     with processes.together():
-        if blind and processes.index() == 0:
+        if blind and processes.index == 0:
             raise LrkvError(
                 f"{blind[0]} does not see {directory}, where process 0 writes: set run_dir=PATH on "
                 "a file system that all hosts share"
@@ -75,15 +75,17 @@ def _refuse_another(directory: Path, config: RunConfig, allow: Collection[str] =
             )
 
 
-def note_start(directory: Path, config: RunConfig, step: int, data: Sequence[Change]) -> list[str]:
+def note_start(
+    config: RunConfig, step: int, data: Sequence[Change], processes: Processes
+) -> list[str]:
     """Write into the run's history that it starts at a step, and what is changed from there on.
 
     `data` is what has another content. Makes config.yaml what the run does now. Returns the changes
     as lines. Raises `LrkvError` where the directory cannot be written.
     """
-    lines = []
+    directory, lines = Path(config.directory), []
     with processes.together():
-        if processes.index() == 0:
+        if processes.index == 0:
             settings = differences(load_config(directory / "config.yaml"), config, tuple(ROLES))
             same = {change.key for change in data}
             now = datetime.now(UTC).isoformat(timespec="seconds")

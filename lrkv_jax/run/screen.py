@@ -19,7 +19,7 @@ from rich.progress import (
 )  # fmt: skip
 
 from lrkv_jax.config.schema import WatchdogConfig
-from lrkv_jax.runtime import processes
+from lrkv_jax.runtime.processes import Processes
 from lrkv_jax.runtime.watchdog import Watchdog
 
 # What a block is called on the screen, by what the watchdog calls it.
@@ -30,7 +30,7 @@ _SHOWN = {
 
 
 class Screen:
-    """A live line on a terminal, plain lines elsewhere; of several processes, process 0 shows it.
+    """A live line on a terminal, plain lines elsewhere; of several `processes`, process 0 shows it.
 
     `watchdog` has `limits`; what hangs while it is entered is reported and ended, so a build, which
     may take hours, comes before. Use as a context manager.
@@ -39,10 +39,12 @@ class Screen:
     closed, a character that its encoding does not have), that is said once on stderr.
     """
 
-    def __init__(self, console: Console, limits: WatchdogConfig):
-        self._console = console
-        self.watchdog = Watchdog(limits.warn_after, limits.end_after, say=self.warn)
-        self._shows = processes.index() == 0
+    def __init__(self, console: Console, limits: WatchdogConfig, processes: Processes):
+        self._console, self._who = console, processes.who()
+        self.watchdog = Watchdog(
+            limits.warn_after, limits.end_after, say=self.warn, leave=processes.leave
+        )
+        self._shows = processes.index == 0
         self._bar: Progress | None = None
         self._file = self._console.file
 
@@ -68,7 +70,7 @@ class Screen:
             self.say(text, style="bold red")
         else:
             with contextlib.suppress(OSError):
-                print(f"lrkv: {processes.who()}{text}", file=sys.stderr)
+                print(f"lrkv: {self._who}{text}", file=sys.stderr)
 
     @contextlib.contextmanager
     def doing(self, activity: str, step: int) -> Iterator[None]:

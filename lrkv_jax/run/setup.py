@@ -17,8 +17,8 @@ from lrkv_jax.data.loader import Loader, Records, make_loader
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.optim import learning_rates
-from lrkv_jax.runtime import processes
 from lrkv_jax.runtime.batches import local_rows
+from lrkv_jax.runtime.processes import Processes
 from lrkv_jax.sharding import batch_sharding, check_mesh, make_mesh
 from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.state import resolve
@@ -28,12 +28,13 @@ from lrkv_jax.train.state import resolve
 class Setup:
     """A run that can be: `config` has no `auto` and counts its steps, `loader` reads its batches.
 
-    Of several processes each has its own, with its rows of the batch.
+    Of several `processes` each has its own, with its rows of the batch.
     """
 
     config: RunConfig
     mesh: Mesh
     loader: Loader
+    processes: Processes
 
     @property
     def directory(self) -> Path:
@@ -57,7 +58,9 @@ class Setup:
         return self.loader.tokenizer.token_bytes_up_to(self.config.model.vocabulary)
 
 
-def mesh_of(config: RunConfig, devices: list[jax.Device] | None = None) -> tuple[RunConfig, Mesh]:
+def mesh_of(
+    config: RunConfig, devices: list[jax.Device] | None, processes: Processes
+) -> tuple[RunConfig, Mesh]:
     """The configuration without `auto`, and the mesh it asks for, of all devices unless given.
 
     Raises `LrkvError`, in all processes, for a mesh or a schedule that does not fit.
@@ -71,7 +74,7 @@ def mesh_of(config: RunConfig, devices: list[jax.Device] | None = None) -> tuple
     return config, mesh
 
 
-def with_data(config: RunConfig, mesh: Mesh) -> Setup:
+def with_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
     """The run with its data, built if need be by process 0 while the others wait.
 
     `train.epochs` becomes `train.steps`. Raises `LrkvError`, in all processes, as
@@ -80,7 +83,7 @@ def with_data(config: RunConfig, mesh: Mesh) -> Setup:
     """
     data, train = config.data, config.train
     with processes.together():
-        if processes.index() == 0:
+        if processes.index == 0:
             dataset(data, train.context)
     with processes.together():
         if train.epochs is not None:
@@ -92,7 +95,7 @@ def with_data(config: RunConfig, mesh: Mesh) -> Setup:
         _check_vocabulary(config)
         rows = local_rows(batch_sharding(mesh), train.batch)
         loader = make_loader(data, train.context, train.batch, rows=rows, epochs=train.epochs)
-    return Setup(config, mesh, loader)
+    return Setup(config, mesh, loader, processes)
 
 
 def _check_vocabulary(config: RunConfig) -> None:

@@ -10,13 +10,14 @@ import sys
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.runtime import hosts
+from lrkv_jax.runtime.processes import HERE, Processes
 
 
-def start(*, alone: str | None = None) -> None:
+def start(*, alone: str | None = None) -> Processes:
     """Join the run's other processes and set up this one; must come before any use of a device.
 
     `alone` is the name of a command that one process does by itself. Raises `LrkvError` if its
-    launcher started several, and as `processes.join`, `processes.check_devices` and
+    launcher started several, and as `Processes.join`, `Processes.check_devices` and
     `compilation.use_cache` do.
     """
     place = hosts.find(os.environ)
@@ -28,9 +29,10 @@ def start(*, alone: str | None = None) -> None:
     if place is None and (note := hosts.left_out(os.environ)) and alone is None:
         print(f"lrkv: {note}", file=sys.stderr)
     # These load JAX.
-    from lrkv_jax.runtime import compilation, processes, xla
+    from lrkv_jax.runtime import compilation, xla
 
     xla.take_memory(os.environ)
-    processes.join()
-    processes.check_devices()
-    compilation.use_cache()
+    HERE.join()
+    HERE.check_devices()
+    compilation.use_cache(HERE)
+    return HERE

@@ -23,7 +23,8 @@ from typing import Any
 import jax
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime import processes, xla
+from lrkv_jax.runtime import xla
+from lrkv_jax.runtime.processes import Processes
 
 # Shorter ones are quicker compiled than found on a network file system.
 MIN_COMPILE_SECONDS = 0.5
@@ -32,7 +33,7 @@ _MEND = "set LRKV_COMPILATION_CACHE to a directory of your own, or to off"
 _HIT = "/jax/compilation_cache/cache_hits"
 
 
-def use_cache() -> Path | None:
+def use_cache(processes: Processes) -> Path | None:
     """Keep compiled programs in this user's cache directory; returns it, None if that is off.
 
     `LRKV_COMPILATION_CACHE` is another directory, or `off`; `JAX_COMPILATION_CACHE_DIR` is left as
@@ -54,27 +55,24 @@ def use_cache() -> Path | None:
         reason = _made(directory)
         if reason and chosen:
             raise LrkvError(f"{reason}: {_MEND}")
+    why = ""
     # Another host may have no home where this one has one.
     if reasons := [text for text in processes.exchange(reason) if text]:
-        _without(f"{reasons[0]}; {_MEND}")
-        return None
-    if blind := processes.that_do_not_see(directory):
-        _without(
+        why = f"{reasons[0]}; {_MEND}"
+    elif blind := processes.that_do_not_see(directory):
+        why = (
             f"{blind[0]} does not see {directory}; set LRKV_COMPILATION_CACHE to a directory that "
             "all hosts share"
         )
+    if why:  # all go on without it
+        jax.config.update("jax_enable_compilation_cache", False)
+        if processes.index == 0:
+            print(f"lrkv: compiled programs are not kept: {why}", file=sys.stderr)
         return None
     jax.config.update("jax_compilation_cache_dir", str(directory.absolute()))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     return directory.absolute()
-
-
-def _without(why: str) -> None:
-    """Go on without the cache, in all processes; process 0 says why."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    if processes.index() == 0:
-        print(f"lrkv: compiled programs are not kept: {why}", file=sys.stderr)
 
 
 def _default_directory() -> Path:

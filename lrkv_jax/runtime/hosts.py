@@ -64,13 +64,11 @@ def find(environment: Mapping[str, str]) -> Place | None:
             f"LRKV_PROCESSES = {processes} and {launched.launcher} started {launched.processes}: "
             "unset it, or set LRKV_PROCESS too"
         )
-    place = Place(
-        launched.launcher,
-        launched.process if process is None else process,
-        launched.processes if processes is None else processes,
-        coordinator or launched.coordinator,
-        launched.local_process,
-        launched.local_processes,
+    place = replace(
+        launched,
+        process=launched.process if process is None else process,
+        processes=launched.processes if processes is None else processes,
+        coordinator=coordinator or launched.coordinator,
     )
     if place.processes == 1 and None in (processes, coordinator):
         return None
@@ -139,11 +137,8 @@ def left_out(environment: Mapping[str, str]) -> str | None:
 
 
 def _launched(environment: Mapping[str, str]) -> Place | None:
-    for read in (_open_mpi, _pmi, _slurm, _kubernetes):
-        place = read(environment)
-        if place is not None:
-            return place
-    return None
+    places = (read(environment) for read in (_open_mpi, _pmi, _slurm, _kubernetes))
+    return next((place for place in places if place is not None), None)
 
 
 def _open_mpi(environment: Mapping[str, str]) -> Place | None:

@@ -21,7 +21,6 @@ Importing this module does not import JAX, so that a command can catch signals f
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import sys
@@ -30,13 +29,12 @@ import time
 from collections.abc import Callable, Iterator
 
 from lrkv_jax.errors import EXIT_START_AGAIN
+from lrkv_jax.runtime.processes import HERE, Processes
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 1.0
 # Some launchers pass on what the scheduler sends to all, so that one signal comes twice.
 BOUNCE_SECONDS = 0.5
-
-_names = itertools.count()
 
 
 class Stopping:
@@ -47,8 +45,9 @@ class Stopping:
     number of the signal that was noticed under `hold`, here or in another process, or None.
     """
 
-    def __init__(self, *, deadline: float | None = None):
+    def __init__(self, *, deadline: float | None = None, processes: Processes = HERE):
         self.signal: int | None = None
+        self.processes = processes
         self._deadline = deadline
         self._held: Held | None = None
         self._restore: Callable[[], None] = lambda: None
@@ -116,12 +115,22 @@ class Stopping:
                 if held is None:
                     name = signal.Signals(number[0]).name
                     said = f"ended by {name} with nothing to save: the same command resumes"
-                    _end_now(EXIT_START_AGAIN, said)
+                    self._end_now(EXIT_START_AGAIN, said)
                 if first is None:
                     first, self.signal = now, number[0]
                     held.tell_once(number[0])
                 elif now - first > BOUNCE_SECONDS:
-                    _end_now(128 + number[0], "second signal: ended at once, nothing saved")
+                    self._end_now(128 + number[0], "second signal: ended at once, nothing saved")
+
+    def _end_now(self, code: int, text: str) -> None:
+        """Say why on stderr and exit, past every lock that another thread may hold."""
+        with contextlib.suppress(OSError, ValueError):
+            # A bar on a terminal has hidden the cursor and does not come to its end.
+            if sys.__stdout__.isatty():
+                os.write(1, b"\x1b[?25h\n")
+        with contextlib.suppress(OSError):
+            os.write(2, f"lrkv: {self.processes.who()}{text}\n".encode())
+        self.processes.leave(code)
 
 
 def _ignore(number, frame) -> None:
@@ -132,13 +141,11 @@ class Held:
     """The agreement of a run's processes on its last step."""
 
     def __init__(self, stopping: Stopping, start_step: int, tell: Callable[[str], None]):
-        from lrkv_jax.runtime import processes  # with JAX
-
-        self._processes, self._stopping, self._tell = processes, stopping, tell
+        self._processes, self._stopping, self._tell = stopping.processes, stopping, tell
         self._step = start_step
         self._last: int | None = None
-        self._alone = processes.count() == 1
-        self._name = f"lrkv/stopping/{next(_names)}"
+        self._alone = self._processes.count == 1
+        self._name = self._processes.topic("stopping")
         self._lock = threading.Lock()
         self._over, self._told = threading.Event(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -173,12 +180,12 @@ class Held:
         self._tell(f"{what}finishing the step, then saving (a second signal ends at once)")
 
     def _watch(self) -> None:
-        client, stopping, published = self._processes.client(), self._stopping, False
+        client, stopping, published = self._processes.client, self._stopping, False
         while not self._over.wait(POLL_SECONDS):
             if stopping.due() and not published:
                 published = True
                 number = int(stopping.signal or 0)  # 0: the time is over
-                client.key_value_set(f"{self._name}/told/{self._processes.index()}", str(number))
+                client.key_value_set(f"{self._name}/told/{self._processes.index}", str(number))
             answers = client.key_value_dir_get(f"{self._name}/told/")
             if answers:
                 # The loop cannot pass a step while this is held, here or in any process.
@@ -190,20 +197,7 @@ class Held:
                 return
 
     def _agree(self, client) -> int:
-        client.key_value_set(f"{self._name}/step/{self._processes.index()}", str(self._step))
+        client.key_value_set(f"{self._name}/step/{self._processes.index}", str(self._step))
         self._processes.wait_for_all(f"{self._name}/steps")
         steps = client.key_value_dir_get(f"{self._name}/step/")
         return max(int(step) for _, step in steps) + 1
-
-
-def _end_now(code: int, text: str) -> None:
-    """Say why on stderr and exit, past every lock that another thread may hold."""
-    with contextlib.suppress(OSError, ValueError):
-        # A bar on a terminal has hidden the cursor and does not come to its end.
-        if sys.__stdout__.isatty():
-            os.write(1, b"\x1b[?25h\n")
-    processes = sys.modules.get("lrkv_jax.runtime.processes")  # not before JAX is imported
-    who = getattr(processes, "who", str)()
-    with contextlib.suppress(OSError):
-        os.write(2, f"lrkv: {who}{text}\n".encode())
-    getattr(processes, "leave", os._exit)(code)

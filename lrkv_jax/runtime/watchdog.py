@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from lrkv_jax.errors import EXIT_START_AGAIN
-from lrkv_jax.runtime import processes
 
 # Compiling a large model may take hours; it is reported and never ended.
 COMPILE = "compile"
@@ -24,21 +24,27 @@ class Watchdog:
     """Knows what the main thread does, and since when; use as a context manager around it.
 
     After `warn_after` seconds of one activity, `say` gets a line and stderr the stacks, and again
-    when the time has doubled. After `end_after` the process exits with 75. None is never.
+    when the time has doubled. After `end_after` it calls `leave` with 75. None is never.
     """
 
     def __init__(
-        self, warn_after: float | None, end_after: float | None, say: Callable[[str], None]
+        self,
+        warn_after: float | None,
+        end_after: float | None,
+        say: Callable[[str], None],
+        leave: Callable[[int], None],
     ):
-        self._warn_after, self._end_after, self._say = warn_after, end_after, say
+        limits = (math.inf if limit is None else limit for limit in (warn_after, end_after))
+        self._warn_after, self._end_after = limits
+        self._say, self._leave = say, leave
         self._doing = ("start", 0, time.monotonic())
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Watchdog:
-        limits = [limit for limit in (self._warn_after, self._end_after) if limit is not None]
-        if limits:
-            poll = min(5.0, min(limits) / 10)
+        first = min(self._warn_after, self._end_after)
+        if first < math.inf:
+            poll = min(5.0, first / 10)
             self._thread = threading.Thread(target=self._watch, args=(poll,), daemon=True)
             self._thread.start()
         return self
@@ -69,19 +75,18 @@ class Watchdog:
             activity, step, since = doing
             seconds = time.monotonic() - since
             if doing is not reported:
-                again = self._warn_after if self._warn_after is not None else float("inf")
+                again = self._warn_after
             if seconds > again:
                 reported, again = doing, 2 * seconds
                 self._say(f"{activity} of step {step} has taken {seconds:.0f} s: stacks follow")
                 _stacks()
-            ends = self._end_after is not None and activity != COMPILE
-            if ends and seconds > self._end_after:
+            if seconds > self._end_after and activity != COMPILE:
                 self._say(
                     f"{activity} of step {step} hangs for {seconds:.0f} s: this process ends, and "
                     "the same command resumes from the last checkpoint (watchdog.end_after)"
                 )
                 _stacks()
-                processes.leave(EXIT_START_AGAIN)
+                self._leave(EXIT_START_AGAIN)
 
 
 def _stacks() -> None:

@@ -79,10 +79,10 @@ def test_a_step_that_a_training_run_deletes_meanwhile_is_not_damage(tmp_path, mo
             checkpoints.save(step, SMALL, {})
         checkpoints.wait()
 
-        def late(path, abstract):
+        def late(path, abstract, processes):
             if path.name == "2":
                 shelf.delete(path)
-            return read_sound(path, abstract)
+            return read_sound(path, abstract, processes)
 
         monkeypatch.setattr("lrkv_jax.checkpoint.checkpointer.read_sound", late)
         assert checkpoints.restore_newest(ABSTRACT)[0] == 1

@@ -11,7 +11,7 @@ from support.command import lrkv
 from lrkv_jax import __version__
 from lrkv_jax.cli import app, main
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime import processes
+from lrkv_jax.runtime.processes import HERE
 
 COMMAND = typer.main.get_command(app)
 
@@ -98,8 +98,8 @@ def test_one_of_several_processes_leaves_at_once_whatever_ends_it(monkeypatch, e
         raise SystemExit(f"left with {code}")
 
     monkeypatch.setattr("lrkv_jax.cli.app", fail)
-    monkeypatch.setattr(processes, "must_leave", lambda: True)
-    monkeypatch.setattr(processes, "leave", leave)
+    monkeypatch.setattr(HERE, "count", 2)
+    monkeypatch.setattr(HERE, "leave", leave)
     monkeypatch.setattr(sys, "argv", ["lrkv", option])
     with pytest.raises(SystemExit, match=f"left with {code}"):
         main()

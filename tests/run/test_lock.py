@@ -18,6 +18,7 @@ from lrkv_jax.run import lock as module
 from lrkv_jax.run.lock import RunLock
 from lrkv_jax.run.loop import train
 from lrkv_jax.run.run_dir import open_run
+from lrkv_jax.runtime.processes import Processes
 from lrkv_jax.train.state import resolve
 
 # A holder without the package, whose imports take seconds: locks, writes who it is, and waits.
@@ -56,7 +57,7 @@ def hurried(monkeypatch):
 def taken(directory):
     """What was said while the lock was taken and let go again."""
     said = []
-    with RunLock(directory, said.append) as lock:
+    with RunLock(directory, said.append, Processes()) as lock:
         lock.take()
         lock.take()  # it is there
         there = json.loads((directory / "lock").read_text())
@@ -66,7 +67,7 @@ def taken(directory):
 
 
 def test_a_lock_is_held_until_its_end_and_leaves_nothing(tmp_path):
-    with RunLock(tmp_path, pytest.fail) as lock:
+    with RunLock(tmp_path, pytest.fail, Processes()) as lock:
         lock.take(if_there=True)
         assert os.listdir(tmp_path) == []
     assert taken(tmp_path) == taken(tmp_path) == []
@@ -74,7 +75,7 @@ def test_a_lock_is_held_until_its_end_and_leaves_nothing(tmp_path):
 
 def test_a_live_holder_is_named_and_its_death_frees_the_lock(tmp_path):
     with held(tmp_path) as holder:
-        with pytest.raises(LrkvError) as error, RunLock(tmp_path, pytest.fail) as lock:
+        with pytest.raises(LrkvError) as error, RunLock(tmp_path, pytest.fail, Processes()) as lock:
             lock.take(if_there=True)
         text = str(error.value)
         assert f"is being trained by process {holder.pid} on hal, since" in text
@@ -146,9 +147,9 @@ def test_a_garbled_lock_of_nobody_is_taken(tmp_path, hurried, content):
 
 @pytest.mark.parametrize("removed", [False, True], ids=["overwritten", "removed and made again"])
 def test_whoever_loses_the_lock_ends(tmp_path, hurried, monkeypatch, capsys, removed):
-    left = threading.Event()
-    monkeypatch.setattr(module.processes, "leave", lambda code: left.set())
-    with RunLock(tmp_path, pytest.fail) as lock:
+    left, alone = threading.Event(), Processes()
+    monkeypatch.setattr(alone, "leave", lambda code: left.set())
+    with RunLock(tmp_path, pytest.fail, alone) as lock:
         lock.take()
         if removed:  # by hand: the first trainer went on, and removed the other's lock at its end
             (tmp_path / "lock").unlink()

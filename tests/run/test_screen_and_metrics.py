@@ -12,13 +12,14 @@ from support.full import full_output
 from lrkv_jax.config.schema import WatchdogConfig
 from lrkv_jax.run.metrics import MetricsLog, WandB, damage, read_metrics
 from lrkv_jax.run.screen import Screen
+from lrkv_jax.runtime.processes import Processes
 
 ROW = {"step": 7, "loss": 1.5, "tokens_per_second": 2e4, "mfu": None, "skipped": 0, "bpb": 1.0,
        "grad_norm": 0.5}  # fmt: skip
 
 
 def show_everything(console):
-    with Screen(console, WatchdogConfig()) as screen:
+    with Screen(console, WatchdogConfig(), Processes()) as screen:
         screen.say("a line that stays")
         with screen.doing("compile", 0):
             screen.warn("one that stands out")
@@ -41,7 +42,9 @@ def test_an_output_that_is_full_ends_nothing_and_is_said_once(capsys, terminal):
 def test_characters_that_the_output_cannot_encode_are_escaped():
     """A10."""
     raw = io.BytesIO()
-    with Screen(Console(file=io.TextIOWrapper(raw, "latin-1")), WatchdogConfig()) as screen:
+    with Screen(
+        Console(file=io.TextIOWrapper(raw, "latin-1")), WatchdogConfig(), Processes()
+    ) as screen:
         screen.say("caf\u00e9 \u2192 \ud800 [/b]")
     assert raw.getvalue() == b"caf\xe9 \\u2192 \\ud800 [/b]\n"
 
@@ -49,7 +52,7 @@ def test_characters_that_the_output_cannot_encode_are_escaped():
 @pytest.mark.parametrize("line", [1, 200])
 def test_a_terminal_of_80_columns_breaks_no_word_and_says_what_is_done(line):
     console = Console(file=io.StringIO(), force_terminal=True, width=80, legacy_windows=False)
-    with Screen(console, WatchdogConfig()) as screen:
+    with Screen(console, WatchdogConfig(), Processes()) as screen:
         screen.say(" ".join(["wonderful"] * line))
         with screen.doing("restore", 0):
             pass

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.runtime import xla
 from lrkv_jax.runtime.compilation import Compiling, compile_ahead, use_cache
+from lrkv_jax.runtime.processes import Processes
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -38,23 +39,23 @@ def mesh():
 def test_the_cache_is_the_users_own_and_private(settings, monkeypatch, tmp_path):
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    directory = use_cache()
+    directory = use_cache(Processes())
     assert directory == tmp_path / "lrkv_jax" / "compiled"
     assert directory.stat().st_mode & 0o777 == 0o700
     assert jax.config.jax_compilation_cache_dir == str(directory)
-    assert use_cache() == directory
+    assert use_cache(Processes()) == directory
 
 
 def test_the_cache_can_be_elsewhere_or_off(settings, monkeypatch, tmp_path):
     monkeypatch.setenv("LRKV_COMPILATION_CACHE", str(tmp_path / "mine"))
-    assert use_cache() == tmp_path / "mine"
+    assert use_cache(Processes()) == tmp_path / "mine"
     monkeypatch.setenv("LRKV_COMPILATION_CACHE", "off")
-    assert use_cache() is None and not jax.config.jax_enable_compilation_cache
+    assert use_cache(Processes()) is None and not jax.config.jax_enable_compilation_cache
 
 
 def test_jaxs_own_variable_is_left_as_it_is(settings):
     chosen = jax.config.jax_compilation_cache_dir
-    assert chosen and str(use_cache()) == chosen
+    assert chosen and str(use_cache(Processes())) == chosen
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
@@ -64,7 +65,7 @@ def test_a_directory_that_others_can_write_is_refused(settings, monkeypatch, tmp
     shared.chmod(mode)
     monkeypatch.setenv("LRKV_COMPILATION_CACHE", str(shared))
     with pytest.raises(LrkvError, match="can be written by others") as error:
-        use_cache()
+        use_cache(Processes())
     assert str(shared) in str(error.value) and "\n" not in str(error.value)
 
 
@@ -72,7 +73,7 @@ def test_a_directory_that_cannot_be_made_is_named(settings, monkeypatch, tmp_pat
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LRKV_COMPILATION_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(LrkvError, match="cannot be made"):
-        use_cache()
+        use_cache(Processes())
 
 
 def test_a_program_compiled_ahead_is_traced_once_and_consumes_its_arguments(mesh):
@@ -144,7 +145,7 @@ def test_without_a_home_directory_programs_are_not_kept_and_everything_runs(
     if home == "a file":
         (tmp_path / "home").write_text("")
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert use_cache() is None and not jax.config.jax_enable_compilation_cache
+    assert use_cache(Processes()) is None and not jax.config.jax_enable_compilation_cache
     said = capsys.readouterr().err
     assert said.startswith("lrkv: compiled programs are not kept: ") and said.count("\n") == 1
     assert "LRKV_COMPILATION_CACHE" in said
@@ -155,8 +156,9 @@ import hashlib
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType
 from lrkv_jax.runtime.compilation import compile_ahead, use_cache
+from lrkv_jax.runtime.processes import Processes
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-use_cache()
+use_cache(Processes())
 mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
 grad = jax.jit(jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w @ w) ** 3)))
 shape = jax.ShapeDtypeStruct((64, 64), jnp.float32)

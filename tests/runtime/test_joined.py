@@ -11,10 +11,11 @@ JOINED = """
 import json, os, sys, time
 from pathlib import Path
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime import processes, start
-start()
+from lrkv_jax.runtime import start
+from lrkv_jax.runtime import processes as module
+processes = start()
 import jax, numpy as np
-me = processes.index()
+me = processes.index
 def attempt(name, function):
     try:
         function()
@@ -27,7 +28,7 @@ def attempt(name, function):
 TALK = (
     JOINED
     + """
-print(json.dumps(["place", me, processes.count(), jax.process_index(), len(jax.devices())]))
+print(json.dumps(["place", me, processes.count, jax.process_index(), len(jax.devices())]))
 print(json.dumps(["exchange", processes.exchange(f"from {me}")]))
 print(json.dumps(["exchange", processes.exchange(f"again {me}")]))
 
@@ -44,7 +45,7 @@ attempt("second", failing([1]))
 attempt("both", failing([0, 1]))
 attempt("bug", failing([1], ValueError))
 print(json.dumps(["shared", processes.that_do_not_see(Path(sys.argv[1]))]))
-processes._APPEAR_SECONDS = 0.3
+module._APPEAR_SECONDS = 0.3
 own = Path(sys.argv[1]) / str(me)
 own.mkdir()
 print(json.dumps(["own", processes.that_do_not_see(own)]))
@@ -153,10 +154,10 @@ def test_a_host_with_fewer_devices_is_named_by_all():
 BREAK = """
 import sys, time, lrkv_jax.cli as cli
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime import start, processes
-start()
+from lrkv_jax.runtime import start
+processes = start()
 def app():
-    if not processes.index():
+    if not processes.index:
         time.sleep(60)
     raise {"ValueError": ValueError, "LrkvError": LrkvError}[sys.argv.pop()]("broken alone")
 cli.app = app
