@@ -1,40 +1,76 @@
 """Choose the implementation of a decode kernel, and log the choice once.
 
-`auto` takes the Mosaic kernel on a Hopper GPU if the kernel supports the shape and dtype, and the
-XLA path everywhere else. `xla`, `mosaic` and `interpret` (the Mosaic kernel in Pallas's
-interpreter, on a CPU, for tests) force one, and raise where it cannot run.
+`auto` takes the Mosaic kernel on a Hopper GPU if the kernel supports the shape and dtype and has
+passed its check on this device (`lrkv_jax.kernels.proof`), and the XLA path everywhere else. `xla`,
+`mosaic` and `interpret` (the Mosaic kernel in Pallas's interpreter, on a CPU, for tests, unchecked)
+force one, and raise where it cannot run.
 """
 
 import functools
 import logging
+from typing import Any, NamedTuple
 
 import jax
 
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels import proof
+from lrkv_jax.kernels.trial import Trial
 
 IMPLEMENTATIONS = ("auto", "xla", "mosaic", "interpret")
 _log = logging.getLogger("lrkv_jax.kernels")
 _choices: dict[str, str] = {}
 
 
-def choose(kernel, impl, objection):
+class Kernel(NamedTuple):
+    """A decode kernel's name and two implementations.
+
+    They are called as `xla(*arrays, lengths, scale)` and `mosaic(plan, *arrays, lengths, scale,
+    interpret)`.
+    """
+
+    name: str
+    xla: Any
+    mosaic: Any
+
+    def __call__(self, found, arrays, axes, lengths_B, *, scale, impl):
+        """Run the implementation that `choose` takes.
+
+        `found` is (plan, None), or (None, the reason why `mosaic` cannot take the arrays); `axes`
+        has the letters of the arrays' axes.
+        """
+        plan, objection = found
+
+        def doubt():
+            return proof.doubt(Trial.of(self.mosaic, self.xla, plan, axes, arrays, scale))
+
+        chosen = choose(self.name, impl, objection, doubt)
+        if chosen == "xla":
+            return self.xla(*arrays, lengths_B, scale)
+        return self.mosaic(plan, *arrays, lengths_B, scale, chosen == "interpret")
+
+
+def choose(kernel, impl, objection, doubt):
     """The implementation to run: "xla", "mosaic" or "interpret".
 
-    `objection` is the reason why the Mosaic kernel cannot take the arguments, or None. Raises
-    `LrkvError` for an unknown name, and for a forced kernel that cannot run.
+    `objection` is the reason why the Mosaic kernel cannot take the arguments, or None; `doubt()`
+    the reason why it must not run on this GPU, or None, asked for if nothing else is against it.
+    Raises `LrkvError` for an unknown name, and for a forced kernel that cannot run.
     """
     if impl not in IMPLEMENTATIONS:
         raise LrkvError(f"decode kernel {impl!r} is unknown: use {', '.join(IMPLEMENTATIONS)}")
     if impl == "xla":
         return settle(kernel, impl, "asked for")
-    missing = None if impl == "interpret" else _missing_gpu()
+    against = None if impl == "interpret" else _missing_gpu()
+    against = against or objection
+    doubted = None if against or impl == "interpret" else doubt()
+    against = against or doubted
     if impl in ("mosaic", "interpret"):
-        if objection or missing:
-            raise LrkvError(f"{kernel} cannot run as {impl}: {missing or objection}; use xla")
+        if against:
+            raise LrkvError(f"{kernel} cannot run as {impl}: {against}; use xla")
         return settle(kernel, impl, "asked for")
-    chosen = "xla" if missing or objection else "mosaic"
-    reason = missing or objection or "a Hopper GPU is available"
-    return settle(kernel, chosen, reason, best="mosaic")
+    reason = against or "it equals XLA on this GPU"
+    chosen = "xla" if against else "mosaic"
+    return settle(kernel, chosen, reason, best="mosaic", loud=bool(doubted))
 
 
 def choices():
@@ -42,14 +78,16 @@ def choices():
     return dict(_choices)
 
 
-def settle(kernel, chosen, reason, *, best=None):
+def settle(kernel, chosen, reason, *, best=None, loud=False):
     """Remember a choice, and log it once unless it was asked for; returns it.
 
-    On a GPU, a choice other than `best` is logged as a warning.
+    A `loud` one is logged as a warning, and on a GPU any other than `best`; by process 0 alone.
     """
     _choices[kernel] = f"{chosen}: {reason}"
     if best:
-        _say(kernel, chosen, reason, best)
+        worse = jax.default_backend() == "gpu" and chosen != best
+        warn = (worse or loud) and jax.process_index() == 0
+        _say(kernel, chosen, reason, logging.WARNING if warn else logging.INFO)
     return chosen
 
 
@@ -65,7 +103,5 @@ def _missing_gpu():
 
 
 @functools.cache  # logs each message once
-def _say(kernel, chosen, reason, best):
-    worse_on_gpu = jax.default_backend() == "gpu" and chosen != best
-    level = logging.WARNING if worse_on_gpu else logging.INFO
+def _say(kernel, chosen, reason, level):
     _log.log(level, "%s runs on %s: %s", kernel, chosen, reason)

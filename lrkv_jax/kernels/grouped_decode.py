@@ -19,11 +19,10 @@ def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, impl="auto"):
     `impl` is one of `dispatch.IMPLEMENTATIONS`. Returns float32 outputs [B, T, H, K] and
     log-sum-exp [B, T, H]: 0 and −1e30 for a query that sees nothing.
     """
-    plan, objection = _plan(q_BTHK, k_BSGK, impl)
-    chosen = dispatch.choose("grouped_decode", impl, objection)
-    if chosen == "xla":
-        return _xla(q_BTHK, k_BSGK, v_BSGK, lengths_B, scale)
-    return _mosaic(plan, q_BTHK, k_BSGK, v_BSGK, lengths_B, scale, chosen == "interpret")
+    arrays, axes = (q_BTHK, k_BSGK, v_BSGK), ("BTHK", "BSGK", "BSGK")
+    found = _plan(q_BTHK, k_BSGK, impl)
+    kernel = dispatch.Kernel("grouped_decode", _xla, _mosaic)
+    return kernel(found, arrays, axes, lengths_B, scale=scale, impl=impl)
 
 
 def _plan(q_BTHK, k_BSGK, impl):

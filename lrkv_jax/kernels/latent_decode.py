@@ -19,11 +19,9 @@ def latent_decode(
     `impl` and results as in `grouped_decode`, the output [B, T, H, C] still in the latent.
     """
     arrays = (q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP)
-    plan, objection = _plan(*arrays, impl)
-    chosen = dispatch.choose("latent_decode", impl, objection)
-    if chosen == "xla":
-        return _xla(*arrays, lengths_B, scale)
-    return _mosaic(plan, *arrays, lengths_B, scale, chosen == "interpret")
+    axes, found = ("BTHC", "BTHP", "BSC", "BSP"), _plan(*arrays, impl)
+    kernel = dispatch.Kernel("latent_decode", _xla, _mosaic)
+    return kernel(found, arrays, axes, lengths_B, scale=scale, impl=impl)
 
 
 def _plan(q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, impl):

@@ -59,6 +59,9 @@ class Residual(NamedTuple):
         )
 
 
+RESIDUAL_AXES = Residual("BSHR", "BSHR", "HRK", "BTHR", "HRK", "SK")
+
+
 def lrkv_decode(
     q_BTHK,
     k_shared_BSK,
@@ -78,11 +81,9 @@ def lrkv_decode(
     if residual is not None:
         residual = residual.padded()
     arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS)
-    plan, objection = _plan(*arrays, impl)
-    chosen = dispatch.choose("lrkv_decode", impl, objection)
-    if chosen == "xla":
-        return _xla(*arrays, lengths_B, scale)
-    return _mosaic(plan, *arrays, lengths_B, scale, chosen == "interpret")
+    axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BHS")
+    kernel = dispatch.Kernel("lrkv_decode", _xla, _mosaic)
+    return kernel(_plan(*arrays, impl), arrays, axes, lengths_B, scale=scale, impl=impl)
 
 
 def raise_values(shared_BTHK, mean_BTHR, up_value_HRK):

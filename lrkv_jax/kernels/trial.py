@@ -1,0 +1,164 @@
+"""One trial of a compiled decode kernel against XLA, in a process that may be lost.
+
+A kernel that hangs on a GPU cannot be interrupted by its own process, and one that fails there
+takes the process's device with it. So a trial is a process of its own, which
+`lrkv_jax.kernels.proof` starts: it reads a pickled `Trial`, and writes a line of JSON at each stage
+that it reaches. A stage that takes longer than it may is ended by SIGALRM, which no library holds
+back, and which works without the process that asked.
+
+B sequences  T queries  S cache slots  H heads  K head width  J = K / 2 frequency pairs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lrkv_jax.kernels.split_kv.schedule import TILE
+
+# Largest difference over the largest output of the same sequence, or of a log-sum-exp. Weights are
+# rounded to bfloat16, by up to 2⁻⁹ = 2e-3; the interpreted kernels differ by 4e-4 to 1.2e-3.
+TOLERANCE = 5e-3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A family of calls of one kernel: all that its code depends on, and nothing else.
+
+    `mosaic(plan, *arrays, lengths, scale, interpret)` is tried, and must equal `xla(*arrays,
+    lengths, scale)`. `arrays` are shapes and dtypes and `axes` the letters of their axes; B and S
+    are the trial's own, so that no batch and no cache length of a caller's is in it.
+    """
+
+    mosaic: Any
+    xla: Any
+    plan: Any
+    axes: Any
+    arrays: Any
+    lengths: tuple[int, ...]
+    slots: int
+    scale: float
+
+    @classmethod
+    def of(cls, mosaic, xla, plan, axes, arrays, scale) -> Trial:
+        """The trial of a call with these arrays, of any batch and cache length."""
+        lengths, slots = ragged(plan)
+        size = {"B": len(lengths), "S": slots}
+
+        def like(names, array):
+            if array is None:
+                return None
+            shape = [size.get(name, n) for name, n in zip(names, array.shape, strict=True)]
+            return jax.ShapeDtypeStruct(tuple(shape), array.dtype)
+
+        arrays = jax.tree.map(like, axes, arrays)
+        return cls(mosaic, xla, plan, axes, arrays, lengths, slots, scale)
+
+
+def ragged(plan) -> tuple[tuple[int, ...], int]:
+    """(lengths of the trial's sequences, slots of its cache).
+
+    Every worker's run of tiles is longer than its ring, so that slots are used again, and workers
+    begin inside sequences and cross into the next. There are an empty sequence, one shorter than 8
+    queries, whole tiles and partial ones; the cache's own last tile is partial too.
+    """
+    tiles = plan.workers * (-(-plan.ring // plan.tile_slots) + 3)
+    most = max(2, -(-tiles // 4))
+    a, b, c, d = most * TILE, (most - 1) * TILE + 1, most * TILE - 27, most * TILE + 5
+    return (a, 3, b, 0, TILE, c, 2 * TILE + 2, d), most * TILE + 8
+
+
+def problem(trial: Trial, seed) -> tuple[Any, jax.Array]:
+    """Random arrays of unit variance, NaN in the slots past each sequence's length; the lengths."""
+    lengths_B = jnp.array(trial.lengths, jnp.int32)
+    past_BS = jnp.arange(trial.slots) >= lengths_B[:, None]
+    keys = iter(jax.random.split(jax.random.key(seed), 16))
+
+    def make(names, leaf):
+        if leaf is None:
+            return None
+        if names == "SK":
+            return _angles(*leaf.shape)
+        array = jax.random.normal(next(keys), leaf.shape, jnp.float32)
+        if "B" not in names:  # a factor: its products keep the variance
+            array *= leaf.shape[-2] ** -0.5
+        elif "S" in names:
+            others = [axis for axis, name in enumerate(names) if name not in "BS"]
+            array = jnp.where(jnp.expand_dims(past_BS, others), jnp.nan, array)
+        return array.astype(leaf.dtype)
+
+    return jax.tree.map(make, trial.axes, trial.arrays), lengths_B
+
+
+def _angles(slots, width):
+    """[cos, sin] of each slot's position, at RoPE's usual base."""
+    turn_J = 10_000.0 ** (-jnp.arange(width // 2) / (width // 2))
+    angle_SJ = jnp.arange(slots)[:, None] * turn_J[None]
+    return jnp.concatenate([jnp.cos(angle_SJ), jnp.sin(angle_SJ)], axis=-1)
+
+
+@jax.jit
+def error(got, wanted) -> jax.Array:
+    """The largest difference, as `TOLERANCE` counts it; infinite where there is a NaN."""
+    (out_BTHK, lse_BTH), (right_BTHK, right_BTH) = got, wanted
+    sequence = range(1, right_BTHK.ndim)
+    largest_B = jnp.abs(right_BTHK).max(axis=sequence)
+    off_B = jnp.abs(out_BTHK - right_BTHK).max(axis=sequence) / jnp.maximum(largest_B, 1e-30)
+    worst = jnp.maximum(off_B.max(), jnp.abs(lse_BTH - right_BTH).max())
+    return jnp.where(jnp.isfinite(worst), worst, jnp.inf)
+
+
+def expected(trial: Trial, arrays, lengths_B):
+    """What XLA gives for the same values, in float32."""
+
+    def exact(array):
+        floating = jnp.issubdtype(array.dtype, jnp.floating)
+        return array.astype(jnp.float32) if floating else array
+
+    with jax.default_matmul_precision("highest"):
+        return jax.jit(lambda arrays, n_B: trial.xla(*arrays, n_B, trial.scale))(
+            jax.tree.map(exact, arrays), lengths_B
+        )
+
+
+def main() -> None:
+    """Carry out the (trial, device kind, seconds of each stage) that is pickled on the input."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+
+    def reached(stage, **more):
+        print(json.dumps({"stage": stage, **more}), file=output, flush=True)
+        signal.setitimer(signal.ITIMER_REAL, seconds.get(stage, 0))
+
+    def tried(arrays, lengths_B):
+        interpret = jax.default_backend() == "cpu"  # where nothing can be compiled
+        return trial.mosaic(trial.plan, *arrays, lengths_B, trial.scale, interpret)
+
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    trial, device_kind, seconds = pickle.load(sys.stdin.buffer)
+    reached("start")
+    here = jax.local_devices()[0].device_kind
+    if here != device_kind:
+        raise RuntimeError(f"another process finds a {here} in place of the {device_kind}")
+    arrays, lengths_B = jax.jit(partial(problem, trial))(0)  # of 0: XLA would fold a constant
+    wanted = jax.block_until_ready(expected(trial, arrays, lengths_B))
+    try:
+        reached("compile")
+        program = jax.jit(tried).lower(arrays, lengths_B).compile()
+        reached("run")
+        got = jax.block_until_ready(program(arrays, lengths_B))
+    except Exception as failure:  # a kernel may raise anything
+        reached("raised", reason=f"{type(failure).__name__}: {failure}"[:2000])
+    else:
+        reached("compare")
+        reached("done", error=float(error(got, wanted)))
+    os._exit(0)  # a device that a kernel has broken may hold back an ordinary exit
