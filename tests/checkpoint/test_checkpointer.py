@@ -18,7 +18,6 @@ from lrkv_jax.train.state import (
     abstract_state,
     checkpoint_items,
     from_checkpoint_items,
-    init_state,
     resolve,
 )
 
@@ -28,9 +27,9 @@ ABSTRACT = jax.tree.map(
 )
 
 
-def shuffled(state):
-    """The state with no two values alike, so that a swapped or lost array shows."""
-    leaves, tree = jax.tree.flatten(state)
+def filled(abstract):
+    """A state with no two values alike, so that a swapped or lost array shows."""
+    leaves, tree = jax.tree.flatten(abstract)
 
     def fill(index, leaf):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -45,7 +44,7 @@ def test_a_state_restores_onto_another_mesh_bit_for_bit(tiny, tmp_path):
     config = resolve(tiny())
     first = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with Checkpointer(tmp_path / "c") as checkpoints:
-        state = shuffled(init_state(config, first))
+        state = filled(abstract_state(config, first))
         checkpoints.save(7, checkpoint_items(state), {"tokens": 5})
         checkpoints.wait()
         abstract = abstract_state(config, make_mesh(MeshConfig(), jax.devices()[:1]))

@@ -11,7 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 from lrkv_jax.checkpoint.fingerprint import as_hex, fingerprints, named
 
-DTYPES = ["float32", "bfloat16", "int32", "uint32", "uint8", "bool", "float16"]
+# Each way of taking bits is fast once: by width, and a boolean's.
+DTYPES = [
+    "float32", "bfloat16", "uint8", "bool",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("int32", "uint32", "float16")),
+]  # fmt: skip
 
 
 def of(x) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import jax
 import pytest
@@ -9,8 +10,10 @@ from support.command import lrkv
 
 from lrkv_jax.config import load_config
 from lrkv_jax.data.sources import documents
+from lrkv_jax.run import restore
 from lrkv_jax.run.loop import train
 from lrkv_jax.run.metrics import read_metrics
+from lrkv_jax.sharding import make_mesh
 
 QUICK = "configs/quickstart.yaml"
 
@@ -20,6 +23,12 @@ def trained(tmp_path_factory, finished_run):
     """A tiny finished run's directory, to write into."""
     directory = tmp_path_factory.mktemp("cli") / "run"
     return shutil.copytree(finished_run.directory, directory)
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Runs are loaded on one device, as they were trained: what they compile is in the cache."""
+    monkeypatch.setattr(restore, "make_mesh", partial(make_mesh, devices=jax.devices()[:1]))
 
 
 @pytest.mark.parametrize(
@@ -47,11 +56,11 @@ def trained(tmp_path_factory, finished_run):
     ],
 )
 def test_bad_input_is_one_line_that_names_the_thing_and_the_mend(
-    capsys, monkeypatch, tmp_path, data_directory, arguments, named, mend
+    capsys, monkeypatch, tmp_path, pages, arguments, named, mend
 ):
     verb, target, *rest = arguments
     if verb in ("train", "quickstart"):
-        rest = [f"run_dir={tmp_path / 'run'}", f"data.directory={data_directory}", *rest]
+        rest = [f"run_dir={tmp_path / 'run'}", *pages, *rest]
     code, _, err = lrkv(capsys, monkeypatch, verb, target, *rest)
     assert code == 2
     assert err.count("\n") == 1 and err.startswith("lrkv: ")
@@ -118,7 +127,7 @@ def test_analyze_writes_json_plots_and_a_page_and_does_not_repeat_itself(
     assert code == 2 and "'--batches'" in err and "0: see lrkv analyze --help" in err
 
 
-def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained):
+def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained, one_device):
     code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained)
     assert code == 0 and "bits per byte" in out
     saved = json.loads((trained / "evaluation.json").read_text())
@@ -131,14 +140,14 @@ def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained):
 @pytest.mark.slow
 def test_generate_takes_settings(capsys, monkeypatch, trained):
     how = ("generate", trained, "model.decode_kernel=xla", "--prompt", "We", "--tokens", "4")
-    code, out, _ = lrkv(capsys, monkeypatch, *how)
-    assert code == 0 and out.startswith("We")
+    code, out, _ = lrkv(capsys, monkeypatch, *how, "--prompt", "My fellow")
+    assert code == 0 and out.startswith("We") and "My fellow" in out
     code, _, err = lrkv(capsys, monkeypatch, *[a.replace("xla", "mosaic") for a in map(str, how)])
     assert code == 2 and "cannot run as mosaic: the backend is cpu, not a GPU; use xla" in err
 
 
-def test_generate_repeats_itself_with_a_seed(capsys, monkeypatch, trained):
-    how = ("generate", trained, "--prompt", "My fellow", "--prompt", "We", "--tokens", "12")
+def test_generate_repeats_itself_with_a_seed(capsys, monkeypatch, trained, one_device):
+    how = ("generate", trained, "--prompt", "My fellow Americans,", "--tokens", "8")
     first = lrkv(capsys, monkeypatch, *how, "--seed", "3")
     again = lrkv(capsys, monkeypatch, *how, "--seed", "3")
     other = lrkv(capsys, monkeypatch, *how, "--seed", "4")
@@ -165,10 +174,11 @@ def test_bad_questions_to_a_run_are_one_line(capsys, monkeypatch, trained, argum
     assert code == 2 and err.count("\n") == 1 and message in err
 
 
-def test_data_build_prints_where_the_records_are(capsys, monkeypatch, data_directory):
-    code, out, _ = lrkv(capsys, monkeypatch, "data", "build", QUICK,
-                       f"data.directory={data_directory}", "train.context=32")  # fmt: skip
-    assert code == 0 and out.startswith(str(data_directory))
+def test_data_build_prints_where_the_records_are(capsys, monkeypatch, pages, tmp_path):
+    code, out, _ = lrkv(capsys, monkeypatch, "data", "build", QUICK, *pages,
+                       f"data.directory={tmp_path / 'data'}", "train.context=32")  # fmt: skip
+    assert code == 0 and out.startswith(str(tmp_path / "data"))
+    assert any((tmp_path / "data").rglob("*")), "and they are there"
 
 
 @pytest.mark.slow
