@@ -3,18 +3,17 @@
 import io
 import json
 import math
-import sys
 from dataclasses import fields, replace
 
 import pytest
 from rich.console import Console
+from support.command import lrkv
 
 from lrkv_jax.bench import clock, decode, train_table
 from lrkv_jax.bench.decode import Settings, run
 from lrkv_jax.bench.decode_table import Row, exact_shares, print_report
 from lrkv_jax.bench.files import save
 from lrkv_jax.bench.report import MEASURED, SKIPPED, as_json, compare_with_mha
-from lrkv_jax.cli import main
 from lrkv_jax.errors import LrkvError
 
 TINY = Settings(
@@ -229,11 +228,8 @@ def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(monkeypatch):
     ],
 )
 def test_bad_questions_are_one_line(capsys, monkeypatch, arguments, message):
-    monkeypatch.setattr(sys, "argv", ["lrkv", "bench", "decode", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    _, err = capsys.readouterr()
-    assert stop.value.code == 2
+    code, _, err = lrkv(capsys, monkeypatch, "bench", "decode", *arguments)
+    assert code == 2
     assert err.count("\n") == 1 and err.startswith("lrkv: ") and message in err
 
 
@@ -242,12 +238,8 @@ def test_the_command_prints_json_and_leaves_files(capsys, monkeypatch, tmp_path)
     monkeypatch.setattr(clock, "last_level_cache", lambda: 1 << 14)
     how = ("--scale", "quickstart", "--variants", "mha", "--batch", "1", "--length", "16",
            "--impl", "xla", "--samples", "2", "--json", "--out", str(tmp_path))  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["lrkv", "bench", "decode", *how])
-    with pytest.raises(SystemExit) as stop:
-        main()
-        raise SystemExit(0)
-    out, err = capsys.readouterr()
-    assert stop.value.code == 0
+    code, out, err = lrkv(capsys, monkeypatch, "bench", "decode", *how)
+    assert code == 0
     (row,) = json.loads(out)["rows"]
     assert row["status"] == "measured" and math.isclose(row["time_over_mha"], 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decode_cpu.json", "decode_cpu.png"]

@@ -3,13 +3,13 @@
 import io
 import json
 import math
-import sys
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import jax
 import pytest
 from rich.console import Console
+from support.command import lrkv
 from support.tiny import TINY
 
 from lrkv_jax.accounting.counts import training_flops_per_token
@@ -19,7 +19,6 @@ from lrkv_jax.bench.lines import lines_of
 from lrkv_jax.bench.report import MEASURED, SKIPPED, WRONG, as_json, compare_with_mha
 from lrkv_jax.bench.train import Settings, run
 from lrkv_jax.bench.train_table import Row
-from lrkv_jax.cli import main
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.hardware import HARDWARE
 
@@ -269,11 +268,8 @@ def test_an_allocators_peak_counts_where_it_is_this_lines_own():
     ],
 )
 def test_bad_questions_are_one_line(capsys, monkeypatch, arguments, message):
-    monkeypatch.setattr(sys, "argv", ["lrkv", "bench", "train", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    _, err = capsys.readouterr()
-    assert stop.value.code == 2
+    code, _, err = lrkv(capsys, monkeypatch, "bench", "train", *arguments)
+    assert code == 2
     assert err.count("\n") == 1 and err.startswith("lrkv: ") and message in err
 
 
@@ -287,17 +283,9 @@ def test_the_command_prints_json_and_leaves_a_file(capsys, monkeypatch, tmp_path
     monkeypatch.setattr(train, "run", run_alone)
     how = ("--variants", "mha", "--samples", "2", "--depth", "1", "--no-data", "--json",
            "--out", str(tmp_path), *SMALL.overrides)  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["lrkv", "bench", "train", *how])
-    main_or_exit_0()
-    out, err = capsys.readouterr()
+    code, out, err = lrkv(capsys, monkeypatch, "bench", "train", *how)
+    assert code == 0
     (row,) = json.loads(out)["rows"]
     assert row["scale"] == "quickstart" and row["status"] == "measured" and row["samples"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["train_cpu.json"]
     assert "0/1 quickstart, mha: compiling" in err  # plain lines: this is no terminal
-
-
-def main_or_exit_0():
-    with pytest.raises(SystemExit) as stop:
-        main()
-        raise SystemExit(0)
-    assert stop.value.code == 0
