@@ -1,13 +1,13 @@
 """A training step on a mesh of named devices: memory, collectives, time, and Muon's share."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from lrkv_jax.accounting.counts import training_flops_per_token
 from lrkv_jax.accounting.muon import muon_flops, muon_flops_per_device
-from lrkv_jax.accounting.timing import Assumptions, Message, estimate
+from lrkv_jax.accounting.timing import Assumptions, Estimate, Message, estimate
 from lrkv_jax.config import MeshConfig, RunConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.foresight.fit import USABLE, shown, verdict
@@ -19,6 +19,7 @@ from lrkv_jax.foresight.step import (
     messages,
     resolved,
     sizes_of,
+    state_bytes,
 )
 from lrkv_jax.hardware import Hardware
 
@@ -34,12 +35,6 @@ def training(config: RunConfig, device: Hardware, devices: int | None) -> dict[s
     usable = round(USABLE * device.memory)
     sent = [*messages(config), *placed_by_the_compiler(config)]
     held = memory(config)
-    assume = Assumptions()
-    orthogonalised = muon(config, sent)
-    time = estimate(
-        config, device, sizes, sent, muon_flops=orthogonalised["flops_busiest_device"],
-        parameters=held.parameters, state=held.optimizer, assume=assume,
-    )  # fmt: skip
     found = verdict(config, usable)
     return {
         "mesh": sizes,
@@ -57,10 +52,20 @@ def training(config: RunConfig, device: Hardware, devices: int | None) -> dict[s
         },
         "verdict": asdict(found) | {"fits": found.fits, "sentence": found.sentence(config.mesh)},
         "collectives": [asdict(message) for message in sent],
-        "muon": orthogonalised,
-        "time": asdict(time),
-        "assumptions": assume.sentences(device),
+        "muon": muon(config, sent),
+        "time": asdict(step_time(config, device, sent)),
+        "assumptions": Assumptions().sentences(device),
     }
+
+
+def step_time(config: RunConfig, device: Hardware, sent: Sequence[Message]) -> Estimate:
+    """The time of one step that sends these; every axis of the run's mesh has a size."""
+    held = state_bytes(config)
+    return estimate(
+        config, device, sizes_of(config.mesh), sent,
+        muon_flops=muon(config, sent)["flops_busiest_device"],
+        parameters=held["parameters"], state=held["optimizer"],
+    )  # fmt: skip
 
 
 def muon(config: RunConfig, sent: Iterable[Message]) -> dict[str, Any]:
