@@ -137,6 +137,14 @@ def test_a_planted_hanging_kernel_never_reaches_a_users_text(plant, caplog, monk
     check_text("never_ends", 80, plant, caplog, monkeypatch)
 
 
+def test_who_checks_kernels_in_a_process_of_its_own_meets_them_untried(plant, kept):
+    plant(planted.off_by_one_percent)
+    with proof.unneeded():
+        assert differs(impl="mosaic") > 4e-3
+    with pytest.raises(LrkvError, match="failed its check"):
+        differs(impl="mosaic")
+
+
 def test_what_is_tried_is_what_runs(plant, stand_in, caplog):
     """The planted kernel is in the place of the compiled one: a verdict that lies lets it run."""
     plant(planted.off_by_one_percent)
