@@ -19,7 +19,7 @@ FONT = "font-family='Helvetica, Arial, sans-serif'"
 # From the top of the house to its ground: who may import whom. Each room imports from lower floors.
 LABORATORY = (
     ("cli",),
-    ("quickstart", "paper"),
+    ("quickstart", "paper", "doctor"),
     ("bench", "plan", "sweep", "chat", "generation"),
     ("artefacts",),
     ("comparison",),

@@ -12,6 +12,7 @@ from lrkv_jax.cli import (
     checkpoints,
     commands,
     data,
+    doctor,
     harness,
     report,
     runs,

@@ -27,7 +27,7 @@ FLOORS = [
     {"comparison"},
     {"artefacts"},
     {"bench", "plan", "chat", "generation", "sweep"},
-    {"quickstart", "paper"},
+    {"quickstart", "paper", "doctor"},
     {"cli"},
     {"__main__"},
 ]
