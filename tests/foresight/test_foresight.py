@@ -11,6 +11,7 @@ from support.tiny import TINY
 from lrkv_jax.accounting.muon import muon_flops, muon_flops_per_device
 from lrkv_jax.config import MeshConfig, load_config
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.foresight import fit
 from lrkv_jax.foresight.fit import changes, check_memory, verdict
 from lrkv_jax.foresight.step import matrices, memory, messages, resolved, state_bytes
 from lrkv_jax.model import abstract_model, parameters
@@ -166,7 +167,8 @@ def test_a_device_that_is_too_small_is_named_with_what_would_fit_and_is_tried():
     assert "errs by up to 10% on CPUs: trying it" in line and "\n" not in line
 
 
-def test_with_plan_refuse_what_exceeds_the_forecasts_error_is_refused():
+def test_with_plan_refuse_what_exceeds_the_forecasts_error_is_refused(monkeypatch):
+    monkeypatch.setattr(fit, "changes", lambda config: ())  # the search is the test's before
     config = configured("attention=mha", "plan.refuse=true", fsdp=8)
     mesh = AbstractMesh((1, 8, 1, 1), ("data", "fsdp", "context", "tensor"))
     needs = memory(config).peak
