@@ -26,6 +26,8 @@ from lrkv_jax.doctor import finding
 from lrkv_jax.doctor.finding import SLOW, WRONG, Finding
 from lrkv_jax.errors import LrkvError
 
+AGAIN = "run it again on an idle machine, once what is wrong is mended"
+
 
 @dataclass(frozen=True)
 class Check:
@@ -59,6 +61,8 @@ class Child:
 
     def ask(self, check: Check, left: float = float("inf")) -> list[Finding]:
         """The findings of a check, of which the time `left` to the doctor may leave it less."""
+        if left <= 0:
+            return [Finding(check.name, SLOW, "not begun when the doctor's time was over", AGAIN)]
         if self._process is None:
             self._start()
         limit = min(check.seconds, left)
@@ -74,7 +78,7 @@ class Child:
                 self._end()
                 if limit < check.seconds:
                     says = f"not done when the doctor's time was over{begun}"
-                    return [Finding(check.name, SLOW, says, "run it again on an idle machine")]
+                    return [Finding(check.name, SLOW, says, AGAIN)]
                 says = f"did not answer within {limit:.0f} s{begun}"
                 return [Finding(check.name, WRONG, says, check.mend)]
             if line is None:
