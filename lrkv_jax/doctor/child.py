@@ -26,7 +26,7 @@ from lrkv_jax.doctor import finding
 from lrkv_jax.doctor.finding import SLOW, WRONG, Finding
 from lrkv_jax.errors import LrkvError
 
-AGAIN = "run it again on an idle machine, once what is wrong is mended"
+AGAIN = "run it again on an idle machine, or with --seconds 300, once what is wrong is mended"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from lrkv_jax.bench.lines import lines_of
 from lrkv_jax.doctor.child import Check, Child
 from lrkv_jax.doctor.finding import SLOW, WRONG, Finding
 
-SECONDS = 115.0  # what has not begun by then is left out, and named
 DISK_SECONDS = 1.5
 SCALE = "128m"
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all")
@@ -87,9 +86,13 @@ def _check(name: str, function: str, seconds: float, mend: str, **arguments: Any
 def examine(
     show: Callable[[Finding], None],
     which: Callable[[Facts], Iterable[Check]] = checks,
-    seconds: float = SECONDS,
+    *,
+    seconds: float,
 ) -> dict[str, Any]:
-    """Run the checks, show each finding as it comes, and return the report, ready for JSON."""
+    """Run the checks, show each finding as it comes, and return the report, ready for JSON.
+
+    What has not begun after `seconds` is named, and not run.
+    """
     began, found = time.monotonic(), []
     facts: Facts = defaultdict(dict)
     with Child() as child:

@@ -114,7 +114,7 @@ def test_the_report_has_every_line_and_its_verdict_is_the_worst():
             if name == "right":
                 assert facts["right"]["process"]  # an earlier line's figures are there
 
-    report = examine(shown.append, which)
+    report = examine(shown.append, which, seconds=100.0)
     assert [one.verdict for one in shown] == [OK, WRONG, OK]
     assert report["doctor"] == WRONG
     assert [f["name"] for f in report["findings"]] == list(names)
