@@ -16,19 +16,15 @@ from lrkv_jax.accounting.counts import cache_bytes_per_token
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.decode import placement
 from lrkv_jax.decode import prompts as ragged
+from lrkv_jax.decode.decoder import Decoder
 from lrkv_jax.decode.sampling import Sampling
 from lrkv_jax.decode.session import Session
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
-from lrkv_jax.model import with_parameters
 from lrkv_jax.nn.dtype import resolve_dtype
 
 # `generate` makes its cache a multiple of this long: few caches, and few programs.
 CACHE_MULTIPLE = 32
-# Tokens of a prompt that are prefilled at once: memory is linear in it.
-PREFILL_CHUNK = 512
-# Steps of one call: the host waits for none of them but the last.
-STEPS_PER_CALL = 16
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class EngineReport:
     heads_split: bool  # each tensor shard attends with its own heads
 
 
-class Engine:
+class Engine(Decoder):
     """Decodes batches of up to `batch` sequences of up to `length` tokens with one model.
 
     On a `mesh` (`lrkv_jax.sharding.make_mesh`; the mesh in use, unless given) sequences are split
@@ -56,49 +52,9 @@ class Engine:
     that are empty, too many, too long for the cache, or not of the model's vocabulary.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        params: Any,
-        *,
-        batch: int,
-        length: int,
-        mesh: Mesh | None = None,
-        prefill_chunk: int = PREFILL_CHUNK,
-        steps_per_call: int = STEPS_PER_CALL,
-    ):
-        sizes = {
-            "batch": batch, "length": length,
-            "prefill_chunk": prefill_chunk, "steps_per_call": steps_per_call,
-        }  # fmt: skip
-        for name, size in sizes.items():
-            if size < 1:
-                raise LrkvError(f"{name} = {size}: use 1 or more")
-        placement.check_parameters(config, params)
-        self.config, self.batch, self.length = config, batch, length
-        self.prefill_chunk, self.steps_per_call = prefill_chunk, steps_per_call
-        self.mesh = placement.mesh_for(config, mesh)
-        with jax.set_mesh(self.mesh):
-            params = placement.in_compute_dtype(config, params)
-            model = with_parameters(config, params).unstacked()
-            self.model = placement.placed(model, self.mesh)
-        self._spare_cache = None  # the last call's buffers, used again
-
-    def run(self, program: Any, *arguments: Any, **static: Any) -> Any:
-        """One of `lrkv_jax.decode.programs` on this model, where it lies."""
-        with jax.set_mesh(self.mesh):
-            return program(self.model, *arguments, **static)
-
-    def take_cache(self) -> Any:
-        """A cache for the whole batch, a list with one entry a layer: the last call's, if whole."""
-        cache, self._spare_cache = self._spare_cache, None
-        if cache is None or any(leaf.is_deleted() for leaf in jax.tree.leaves(cache)):
-            cache = placement.new_cache(self.model, self.batch, self.length, self.mesh)
-        return cache
-
-    def give_back(self, cache: Any) -> None:
-        """Keep a cache for the next call."""
-        self._spare_cache = cache
+    def cache_bytes_per_token(self) -> float:
+        """Bytes of the live cache buffers over the tokens they hold."""
+        return self.report().cache_bytes_per_token
 
     def report(self) -> EngineReport:
         """What runs, and the bytes of the cache, summed from its live buffers."""
