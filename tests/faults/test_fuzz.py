@@ -316,11 +316,15 @@ def test_ctrl_c_is_one_line_and_130(monkeypatch, capsys):
 def test_nothing_here_reads_what_could_run():
     """Pickles, and YAML's full loaders, run code of those who wrote them.
 
-    One file may: what the sandbox's walled-off process runs is a model's program.
+    Two files may: what the sandbox's walled-off process runs is a model's program, and a kernel's
+    trial reads from a pipe what its own parent pickled a moment before.
     """
-    walled_off = Path("lrkv_jax/evals/sandbox/inside/program.py")
+    may = {
+        Path("lrkv_jax/evals/sandbox/inside/program.py"): [" exec("],
+        Path("lrkv_jax/kernels/trial.py"): ["pickle.load"],
+    }
     risky = ("pickle.load", "yaml.unsafe", "yaml.full_load", "allow_pickle=True", "torch.load",
              "joblib", " eval(", " exec(")  # fmt: skip
     for path in Path("lrkv_jax").rglob("*.py"):
         found = [call for call in risky if call in path.read_text()]
-        assert found == ([" exec("] if path == walled_off else []), (path, found)
+        assert found == may.get(path, []), (path, found)

@@ -135,9 +135,9 @@ def test_a_batch_that_never_comes_ends_both_processes_with_its_stack(pages, tmp_
     with several(["-c", HANG, *arguments], devices=1, XLA_FLAGS=ENVIRONMENT["XLA_FLAGS"]) as both:
         first, second = ends(both, LIMIT)
     assert (first.code, second.code) == (75, 75), (first, second)
-    # Both wait; the first whose time is over ends the other.
+    # Both wait; the first whose time is over ends the other. Process 1 speaks on stderr.
     assert "data of step 7 has taken" in first.out
-    assert "data of step 7 hangs for" in first.out + second.out
+    assert "data of step 7 hangs for" in first.out + second.err
     assert "in slow" in first.err, "the stack shows where"
     with Checkpointer(run_dir / "checkpoints") as checkpoints:
         assert checkpoints.latest() == 4
