@@ -3,7 +3,8 @@
 A variant supplies, in this order in its file:
 
 - its cache, a dataclass (`lrkv_jax.attention.cache`), and its parameters;
-- `queries`, each head's query as it meets the cache, and `entries`, what each token leaves there;
+- `queries`, each head's query in the form that is multiplied with the cache, and `entries`, what
+  each token leaves there;
 - `cached`, what queries read from the cache as it lies, through a decode kernel;
 - `materialised`, the keys and values of each head that the cache stands for, and `expanded`, the
   queries that meet those;

@@ -1,4 +1,4 @@
-"""An array's fingerprint hangs on its bits and their places, and on nothing else."""
+"""An array's fingerprint depends on its bits and their places alone."""
 
 import jax
 import jax.numpy as jnp
