@@ -207,11 +207,6 @@ def abstract_model(config: ModelConfig) -> Transformer:
     return nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
 
 
-@functools.lru_cache
-def _structure(config: ModelConfig) -> Any:
-    return jax.tree.structure(abstract_model(config))
-
-
 # A model's parameters as a nested dict of arrays.
 parameters = weights_of
 
@@ -223,9 +218,22 @@ def init_parameters(config: ModelConfig, seed: int) -> Any:
 
 def with_parameters(config: ModelConfig, params: Any) -> Transformer:
     """The model of `config` around a nested dict of arrays, as `parameters` gives it."""
-    return _structure(config).unflatten(jax.tree.leaves(params))
+    return _shape_of(config)[0].unflatten(jax.tree.leaves(params))
+
+
+def abstract_parameters(config: ModelConfig) -> Any:
+    """What `init_parameters` gives, with `jax.ShapeDtypeStruct`s in place of arrays."""
+    return _shape_of(config)[1]
 
 
 def specs(config: ModelConfig) -> Any:
     """The tree of `WeightSpec` that mirrors `parameters`."""
-    return weight_specs(abstract_model(config))
+    return _shape_of(config)[2]
+
+
+# A training run asks some forty times before its first step, at tens of milliseconds a model.
+@functools.lru_cache
+def _shape_of(config: ModelConfig) -> tuple[Any, Any, Any]:
+    """The model's structure, the shapes of its parameters, and their `WeightSpec`s."""
+    model = abstract_model(config)
+    return jax.tree.structure(model), parameters(model), weight_specs(model)

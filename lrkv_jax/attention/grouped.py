@@ -60,7 +60,7 @@ class GroupedAttention(Attention):
     def cached(self, query, cache, positions_BT, angles):
         return grouped_decode(
             query, cache.k_BSGK, cache.v_BSGK, lengths_of(positions_BT),
-            scale=self.scale, impl=self.config.decode_kernel,
+            scale=self.scale, impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
 
     def materialised(self, cache, positions_BT):

@@ -106,7 +106,8 @@ class LowRankAttention(Attention):
         return lrkv_decode(
             query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
             cache.inverse_norm_BHS, lengths_of(positions_BT),
-            scale=self.scale, impl=self.config.decode_kernel,
+            scale=self.scale, rope_base=self.config.rope_base,
+            impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
 
     def materialised(self, cache, positions_BT):

@@ -78,7 +78,7 @@ class LatentAttention(Attention):
         q_BTHC = jnp.einsum("BTHK,CHK->BTHC", q_BTHK, self.up_key[...].astype(dtype))
         mean_BTHC, lse_BTH = latent_decode(
             q_BTHC, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, lengths_of(positions_BT),
-            scale=self.scale, impl=self.config.decode_kernel,
+            scale=self.scale, impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
         out_BTHK = jnp.einsum(
             "BTHC,CHK->BTHK", mean_BTHC.astype(dtype), self.up_value[...].astype(dtype)

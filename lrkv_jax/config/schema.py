@@ -66,6 +66,11 @@ class ModelConfig(Group):
         "interpret is for tests.",
         "auto",
     )
+    decode_bits: Literal["fast", "exact"] = place(
+        "How the Mosaic kernel splits sequences. exact cuts each at fixed lengths, so that its "
+        "result does not depend on its neighbours in the batch; fast cuts the batch evenly.",
+        "fast",
+    )
     train_kernel: Literal["auto", "whole", "chunked", "cudnn"] = place(
         "Attention of whole sequences. auto is cuDNN where it can run (`lrkv_jax.kernels.flash`).",
         "auto",

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from lrkv_jax.attention import on_mesh
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.model import Unstacked, abstract_model, parameters, specs
+from lrkv_jax.model import Unstacked, abstract_parameters, specs
 from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.nn.weight import spec_of, variables
 from lrkv_jax.sharding import AXES, parameter_shardings
@@ -23,9 +23,7 @@ def check_parameters(config: ModelConfig, params: Any) -> None:
     """Raise `LrkvError` for parameters that are not those of `config`'s model."""
     there, needed = (
         {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in flat}
-        for flat in map(
-            jax.tree_util.tree_leaves_with_path, (params, parameters(abstract_model(config)))
-        )
+        for flat in map(jax.tree_util.tree_leaves_with_path, (params, abstract_parameters(config)))
     )
     for name in sorted(needed.keys() | there.keys()):
         if there.get(name) != needed.get(name):

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from lrkv_jax.bench.lines import lines_of
 from lrkv_jax.config import MeshConfig, RunConfig
 from lrkv_jax.doctor.finding import FAST_COMPILE, WRONG, Finding, at, judged
-from lrkv_jax.model import abstract_model, parameters, specs
+from lrkv_jax.model import abstract_parameters, specs
 from lrkv_jax.runtime import xla
 from lrkv_jax.sharding import batch_sharding, make_mesh
 from lrkv_jax.train.guard import GuardState
@@ -120,7 +120,7 @@ def _random_state(config: RunConfig) -> TrainState:
         return jax.random.key(0) if key else np.zeros(leaf.shape, leaf.dtype)
 
     state = jax.tree.map(zeros, jax.eval_shape(lambda: new_state(config)))
-    params = jax.tree.map(draw, specs(config.model), parameters(abstract_model(config.model)))
+    params = jax.tree.map(draw, specs(config.model), abstract_parameters(config.model))
     # Arrays of their own: the step consumes each of them.
     return replace(state, params=params, guard=jax.tree.map(np.array, GuardState.fresh()))
 

@@ -24,7 +24,7 @@ from lrkv_jax.config.schema import OptimizerConfig, TrainConfig
 from lrkv_jax.foresight.liveness import GPU, Rules, peak
 from lrkv_jax.foresight.messages import messages_of
 from lrkv_jax.foresight.program import Array, Program
-from lrkv_jax.model import abstract_model, parameters, specs
+from lrkv_jax.model import abstract_parameters, specs
 from lrkv_jax.nn.weight import WeightSpec
 from lrkv_jax.optim.spread import layout_of
 from lrkv_jax.sharding import AXES, batch_sharding, check_mesh, partition
@@ -134,7 +134,7 @@ def matrices(model: ModelConfig, sizes: dict[str, int]) -> list[Matrices]:
 
 @functools.lru_cache(maxsize=8)
 def _weights(model: ModelConfig) -> list[tuple[WeightSpec, Any]]:
-    leaves = jax.tree.leaves(parameters(abstract_model(model)))
+    leaves = jax.tree.leaves(abstract_parameters(model))
     return list(zip(jax.tree.leaves(specs(model)), leaves, strict=True))
 
 

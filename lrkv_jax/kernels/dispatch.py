@@ -25,18 +25,20 @@ class Kernel(NamedTuple):
     """A decode kernel's name and two implementations.
 
     They are called as `xla(*arrays, lengths, scale)` and `mosaic(plan, *arrays, lengths, scale,
-    interpret)`.
+    interpret)`. The last of `arrays` is the page table or None.
     """
 
     name: str
     xla: Any
     mosaic: Any
 
-    def __call__(self, found, arrays, axes, lengths_B, *, scale, impl):
+    def __call__(self, found, arrays, axes, lengths_B, *, scale, impl, **own):
         """Run the implementation that `choose` takes.
 
         `found` is (plan, None), or (None, the reason why `mosaic` cannot take the arrays); `axes`
-        has the letters of the arrays' axes.
+        has the letters of the arrays' axes. Where there is a page table ("BN"), arrays with both B
+        and S are pools, of pages and their slots. `own` goes to `xla` alone; a trial's arrays have
+        what its defaults say.
         """
         plan, objection = found
 
@@ -45,7 +47,7 @@ class Kernel(NamedTuple):
 
         chosen = choose(self.name, impl, objection, doubt)
         if chosen == "xla":
-            return self.xla(*arrays, lengths_B, scale)
+            return self.xla(*arrays, lengths_B, scale, **own)
         return self.mosaic(plan, *arrays, lengths_B, scale, chosen == "interpret")
 
 

@@ -11,54 +11,65 @@ from lrkv_jax.kernels.split_kv import columns
 from lrkv_jax.kernels.split_kv import plan as plans
 
 
-def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, impl="auto"):
+def grouped_decode(
+    q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, pages_BN=None, impl="auto", bits="fast"
+):
     """Attend each sequence's last T tokens to a cache that already holds them.
 
     `lengths_B` counts the tokens of each sequence in the cache, the T queries' own included; query
     t sees slots up to `lengths_B` − T + t, and slots past the length are never used.
-    `impl` is one of `dispatch.IMPLEMENTATIONS`. Returns float32 outputs [B, T, H, K] and
-    log-sum-exp [B, T, H]: 0 and −1e30 for a query that sees nothing.
+
+    With a page table `pages_BN` (int32) the cache is a pool of pages, [P, 64, G, K]: slot s of
+    sequence b is row s % 64 of page `pages_BN`[b, s // 64]. Entries past a sequence's last page
+    may be any page's, and what other pages hold is never used.
+
+    `impl` is one of `dispatch.IMPLEMENTATIONS`. With `bits` = "exact" the results of a sequence
+    depend, to the last bit, on its own length and cache alone; "fast" splits long sequences over
+    more of a GPU, by the lengths of the whole batch (`split_kv.schedule`). Returns float32
+    outputs [B, T, H, K] and log-sum-exp [B, T, H]: 0 and −1e30 for a query that sees nothing.
     """
-    arrays, axes = (q_BTHK, k_BSGK, v_BSGK), ("BTHK", "BSGK", "BSGK")
-    found = _plan(q_BTHK, k_BSGK, impl)
+    arrays, axes = (q_BTHK, k_BSGK, v_BSGK, pages_BN), ("BTHK", "BSGK", "BSGK", "BN")
+    found = _plan(q_BTHK, k_BSGK, pages_BN, impl, bits)
     kernel = dispatch.Kernel("grouped_decode", _xla, _mosaic)
     return kernel(found, arrays, axes, lengths_B, scale=scale, impl=impl)
 
 
-def _plan(q_BTHK, k_BSGK, impl):
+def _plan(q_BTHK, k_BSGK, pages_BN, impl, bits):
     """(plan, None), or (None, reason why the Mosaic kernel cannot run)."""
     _, T, H, K = q_BTHK.shape
-    S, G = k_BSGK.shape[1:3]
+    slots, G = k_BSGK.shape[1:3]
     return plans.find(
         k_BSGK.dtype, {"head width": K}, impl,
-        T=T, S=S, H=H, G=G, key_widths=(K,), value_width=K,
+        T=T, slots=slots, paged=pages_BN is not None, H=H, G=G, bits=bits,
+        key_widths=(K,), value_width=K,
     )  # fmt: skip
 
 
-def _mosaic(plan, q_BTHK, k_BSGK, v_BSGK, lengths_B, scale, interpret):
+def _mosaic(plan, q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, interpret):
     # Imported here: a CPU needs no Pallas, and it takes a while to load.
     from lrkv_jax.kernels.split_kv.launch import attend
 
     T, K = q_BTHK.shape[1], q_BTHK.shape[3]
     queries = columns.to_columns(plan, q_BTHK.astype(k_BSGK.dtype))
-    operands = {"queries": queries, "keys": k_BSGK, "values": v_BSGK}
+    operands = {"queries": queries, "keys": k_BSGK, "values": v_BSGK, "pages": pages_BN}
     sums, lse = attend(plan, operands, lengths_B, T=T, scale=scale, interpret=interpret)
     return columns.values_of(plan, sums, T, 0, K), columns.from_columns(plan, lse, T)
 
 
-def _xla(q_BTHK, k_BSGK, v_BSGK, lengths_B, scale):
+def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
     B, T, H, K = q_BTHK.shape
-    S, G = k_BSGK.shape[1:3]
+    S, G = online.slots_of(k_BSGK, pages_BN), k_BSGK.shape[2]
     q_BGNTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
     f32 = {"preferred_element_type": jnp.float32}
-    chunk = online.default_chunk(S)
+    few = online.few(T * H // G)
+    chunk = online.default_chunk(S, few)
 
     def logits(index, start):
-        k_BcGK = online.slots(k_BSGK, start, chunk)
-        return scale * jnp.einsum("BGNTK,BcGK->BGNTc", q_BGNTK, k_BcGK, **f32)
+        k_BcGK = online.slots(k_BSGK, pages_BN, start, chunk)
+        return scale * online.dots("BGNTK,BcGK->BGNTc", q_BGNTK, k_BcGK, few)
 
     def values(weights_BGNTc, start, seen_Bc):
-        v_BcGK = online.slots(v_BSGK, start, chunk, seen_Bc)
+        v_BcGK = online.slots(v_BSGK, pages_BN, start, chunk, seen_Bc)
         weights_BGNTc = weights_BGNTc.astype(v_BcGK.dtype)
         return (jnp.einsum("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, **f32),)
 

@@ -13,7 +13,8 @@ a_j B_j + b_j B_j' (for cos) and b_j B_j − a_j B_j' (for sin): the dot product
 RoPE(B_h rk_h), sorted by cos and sin.
 
 A position is s = s₀ + i, where s₀ is its chunk's first. RoPE rotates by s₀ and then by i, so q is
-rotated back by s₀, and the angles of i = 0, 1, ... are the same for every chunk.
+rotated back by s₀, and the angles of i = 0, 1, ... are the same for every chunk
+(`lrkv_jax.kernels.angles` compresses them).
 
 B batch  T queries  S cache slots  c slots of a chunk  H heads  K head width  R residual rank
 J = K / 2 frequency pairs
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lrkv_jax.kernels import dispatch, online
+from lrkv_jax.kernels import angles, dispatch, online
 from lrkv_jax.kernels.split_kv import columns
 from lrkv_jax.kernels.split_kv import plan as plans
 
@@ -71,19 +72,27 @@ def lrkv_decode(
     lengths_B,
     *,
     scale,
+    pages_BN=None,
+    rope_base=10_000.0,
     impl="auto",
+    bits="fast",
 ):
     """Attend each sequence's last T tokens to the factored cache, which already holds them.
 
-    `q_BTHK` is rotated. `residual` is None at rank 0, and `inverse_norm_BHS` (float32, H = 1 at
-    rank 0) is None without QK-norm. Lengths, `impl` and results as in `grouped_decode`.
+    `q_BTHK` is rotated, and `rope_base` is the base of its angles and the residual's. `residual` is
+    None at rank 0, and `inverse_norm_BHS` (float32, H = 1 at rank 0) is None without QK-norm.
+    Lengths, pages, `impl`, `bits` and results as in `grouped_decode`; the pool of inverse norms is
+    [P, H, 64].
     """
     if residual is not None:
         residual = residual.padded()
-    arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS)
-    axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BHS")
+    arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, pages_BN)
+    axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BHS", "BN")
     kernel = dispatch.Kernel("lrkv_decode", _xla, _mosaic)
-    return kernel(_plan(*arrays, impl), arrays, axes, lengths_B, scale=scale, impl=impl)
+    return kernel(
+        _plan(*arrays, impl, bits), arrays, axes, lengths_B,
+        scale=scale, impl=impl, rope_base=rope_base,
+    )  # fmt: skip
 
 
 def raise_values(shared_BTHK, mean_BTHR, up_value_HRK):
@@ -92,59 +101,54 @@ def raise_values(shared_BTHK, mean_BTHR, up_value_HRK):
     return shared_BTHK + jnp.einsum("BTHR,HRK->BTHK", mean_BTHR, up_value_HRK)
 
 
-def mix_query(q_BTHK, up_HRK):
-    """M_h(q) [B, T, H, K, R]: rows for cos, then rows for sin, of the J frequency pairs."""
-    a_BTHJ, b_BTHJ = jnp.split(q_BTHK[..., None].astype(jnp.float32), 2, axis=-2)
-    first_HJR, second_HJR = jnp.split(up_HRK.astype(jnp.float32).swapaxes(1, 2), 2, axis=1)
-    cos_BTHJR = a_BTHJ * first_HJR + b_BTHJ * second_HJR
-    sin_BTHJR = b_BTHJ * first_HJR - a_BTHJ * second_HJR
-    return jnp.concatenate([cos_BTHJR, sin_BTHJR], axis=-2)
-
-
-def turned_back(q_BTHK, angle_K):
-    """The query rotated by minus the angle whose [cos, sin] is given, in float32."""
-    a, b = jnp.split(q_BTHK.astype(jnp.float32), 2, axis=-1)
-    cos, sin = jnp.split(angle_K, 2, axis=-1)
-    return jnp.concatenate([a * cos + b * sin, b * cos - a * sin], axis=-1)
-
-
-def _xla(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, lengths_B, scale):
-    T, S = q_BTHK.shape[1], k_shared_BSK.shape[1]
+def _xla(
+    q_BTHK,
+    k_shared_BSK,
+    v_shared_BSK,
+    residual,
+    inverse_norm_BHS,
+    pages_BN,
+    lengths_B,
+    scale,
+    rope_base=10_000.0,
+):
+    (T, H), S = q_BTHK.shape[1:3], online.slots_of(k_shared_BSK, pages_BN)
     f32 = {"preferred_element_type": jnp.float32}
     q_BHTK = q_BTHK.swapaxes(1, 2)
     full = residual is not None and residual.q_latent_BTHR is None
-    chunk = online.default_chunk(S)
+    few = online.few(T * H)
+    chunk = online.default_chunk(S, few)
     if full:
-        # Angles times M is as large as the latents in float32: never for all slots at once.
-        chunk = min(chunk, 2048)
-        bases_NK = residual.angles_SK[jnp.array(online.chunk_starts(S, chunk))]
+        rk_BSHR = online.contiguous(residual.rk_BSHR, pages_BN)
+        rotated_SBTH = angles.logits(
+            q_BTHK, residual.up_key_HRK, residual.angles_SK, rk_BSHR, lengths_B, rope_base
+        )
 
-    def residual_logits(index, start):
-        rk_BcHR = online.slots(residual.rk_BSHR, start, chunk)
-        if not full:
-            q_BTHR = residual.q_latent_BTHR.astype(rk_BcHR.dtype)
-            return jnp.einsum("BTHR,BcHR->BHTc", q_BTHR, rk_BcHR, **f32)
-        mix_BTHKR = mix_query(turned_back(q_BTHK, bases_NK[index]), residual.up_key_HRK)
-        angles_cK = residual.angles_SK[:chunk]
-        return mixed_logits(angles_cK, mix_BTHKR, rk_BcHR)
+    def residual_logits(start):
+        if full:
+            rotated_cBTH = jax.lax.dynamic_slice_in_dim(rotated_SBTH, start, chunk)
+            return rotated_cBTH.transpose(1, 3, 2, 0)
+        rk_BcHR = online.slots(residual.rk_BSHR, pages_BN, start, chunk)
+        q_BTHR = residual.q_latent_BTHR.astype(rk_BcHR.dtype)
+        return online.dots("BTHR,BcHR->BHTc", q_BTHR, rk_BcHR, few)
 
     def logits(index, start):
-        k_BcK = online.slots(k_shared_BSK, start, chunk)
-        logits_BHTc = jnp.einsum("BHTK,BcK->BHTc", q_BHTK, k_BcK, **f32)
+        k_BcK = online.slots(k_shared_BSK, pages_BN, start, chunk)
+        logits_BHTc = online.dots("BHTK,BcK->BHTc", q_BHTK, k_BcK, few)
         if residual is not None:
-            logits_BHTc += residual_logits(index, start)
+            logits_BHTc += residual_logits(start)
         if inverse_norm_BHS is not None:
-            norm_BHc = jax.lax.dynamic_slice_in_dim(inverse_norm_BHS, start, chunk, 2)
+            norm_BHc = online.slots(inverse_norm_BHS, pages_BN, start, chunk, axis=2)
             logits_BHTc *= norm_BHc[:, :, None]
         return scale * logits_BHTc
 
     def values(weights_BHTc, start, seen_Bc):
-        v_BcK = online.slots(v_shared_BSK, start, chunk, seen_Bc)
+        v_BcK = online.slots(v_shared_BSK, pages_BN, start, chunk, seen_Bc)
         weights_BHTc = weights_BHTc.astype(v_BcK.dtype)
         shared_BHTK = jnp.einsum("BHTc,BcK->BHTK", weights_BHTc, v_BcK, **f32)
         if residual is None:
             return (shared_BHTK,)
-        rv_BcHR = online.slots(residual.rv_BSHR, start, chunk, seen_Bc)
+        rv_BcHR = online.slots(residual.rv_BSHR, pages_BN, start, chunk, seen_Bc)
         return shared_BHTK, jnp.einsum("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, **f32)
 
     sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
@@ -153,14 +157,7 @@ def _xla(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, lengths
     return out_BTHK, lse_BHT.swapaxes(1, 2)
 
 
-def mixed_logits(angles_cK, mix_BTHKR, rk_BcHR):
-    """[cos iΘ, sin iΘ] · M_h(q) · rk_h: the rotated residual's part of each logit."""
-    dtype = rk_BcHR.dtype
-    view_BTHcR = jnp.einsum("cK,BTHKR->BTHcR", angles_cK.astype(dtype), mix_BTHKR.astype(dtype))
-    return jnp.einsum("BTHcR,BcHR->BHTc", view_BTHcR, rk_BcHR, preferred_element_type=jnp.float32)
-
-
-def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, impl):
+def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, pages_BN, impl, bits):
     """(plan, None), or (None, reason why the Mosaic kernel cannot run)."""
     _, T, H, K = q_BTHK.shape
     widths, own = {"head width": K}, {}
@@ -174,7 +171,8 @@ def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, impl):
         own |= {"norm_heads": 1, "shared_norm": inverse_norm_BHS.shape[1] == 1}
     return plans.find(
         k_shared_BSK.dtype, widths, impl,
-        T=T, S=k_shared_BSK.shape[1], H=H, G=1, key_widths=(K,), value_width=K, **own,
+        T=T, slots=k_shared_BSK.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
+        key_widths=(K,), value_width=K, **own,
     )  # fmt: skip
 
 
@@ -185,6 +183,7 @@ def _mosaic(
     v_shared_BSK,
     residual,
     inverse_norm_BHS,
+    pages_BN,
     lengths_B,
     scale,
     interpret,
@@ -196,6 +195,7 @@ def _mosaic(
     dtype = k_shared_BSK.dtype
     queries = columns.to_columns(plan, q_BTHK.astype(dtype))
     operands = {"keys": k_shared_BSK[:, :, None], "values": v_shared_BSK[:, :, None]}
+    operands["pages"] = pages_BN
     if residual is not None:
         operands |= {"rk": residual.rk_BSHR, "rv": residual.rv_BSHR}
     if plan.full:

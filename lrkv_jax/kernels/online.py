@@ -6,11 +6,15 @@ Memory is linear in the chunk, and time follows the longest sequence, not the ca
 B batch  T queries  S cache slots  c slots of a chunk  X any axes between batch and T
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 
 # Finite, so that a difference of two of them is 0 and not NaN.
 MASKED = -1e30
+# Slots of a chunk on a CPU, for few queries and for many.
+FEW, MANY = 128, 512
 
 
 def first_seen(lengths_B, T):
@@ -18,9 +22,30 @@ def first_seen(lengths_B, T):
     return lengths_B[:, None] - T + jnp.arange(T)
 
 
-def default_chunk(S):
-    """512 slots on a CPU, where a chunk should stay in its cache; all of them elsewhere."""
-    return min(S, 512) if jax.default_backend() == "cpu" else S
+def few(queries):
+    """Whether so many queries of a key are few: on a CPU, fewer than a chunk has slots."""
+    return jax.default_backend() == "cpu" and queries < FEW
+
+
+def default_chunk(S, few):
+    """Slots of a chunk that stays in a CPU's cache; all slots elsewhere."""
+    return min(S, FEW if few else MANY) if jax.default_backend() == "cpu" else S
+
+
+def dots(subscripts, queries, cached, few):
+    """`einsum` of queries and cached keys in float32.
+
+    XLA on a CPU copies the right operand of a batched product with its contraction outermost, and
+    the left one row by row: where queries are few, the cache is the left one.
+    """
+    q, k, out = re.split(",|->", subscripts)
+    if few:
+        q, k, queries, cached = k, q, cached, queries
+    both = [axis for axis in out if axis in q and axis in k]
+    free = [axis for side in (q, k) for axis in out if axis in side and axis not in both]
+    product = "".join(both + free)
+    result = jnp.einsum(f"{q},{k}->{product}", queries, cached, preferred_element_type=jnp.float32)
+    return result.transpose([product.index(axis) for axis in out])
 
 
 def chunk_starts(S, chunk):
@@ -73,12 +98,37 @@ def attend(logits_of, values_of, lengths_B, *, T, S, chunk):
     return tuple(value / safe[..., None] for value in sums), log_sum
 
 
-def slots(array_BS, start, chunk, seen_Bc=None):
-    """`chunk` slots from `start` of a cache array; zeros where `seen_Bc` says none is written."""
-    some = jax.lax.dynamic_slice_in_dim(array_BS, start, chunk, 1)
+def slots_of(array_BS, pages_BN):
+    """S of a cache array [B, S, ...], or of its pool of pages [P, 64, ...]."""
+    rows = array_BS.shape[1]
+    return rows if pages_BN is None else rows * pages_BN.shape[1]
+
+
+def slots(array_BS, pages_BN, start, chunk, seen_Bc=None, axis=1):
+    """`chunk` slots from `start` of a cache array, or of its pool with a page table.
+
+    `axis` is that of the slots: 1, or 2 in [B, H, S], whose pool is [P, H, 64]. Zeros where
+    `seen_Bc` says that no token is written. Of pools, `start` and `chunk` are whole pages.
+    """
+    if pages_BN is None:
+        some = jax.lax.dynamic_slice_in_dim(array_BS, start, chunk, axis)
+    else:
+        rows = array_BS.shape[axis]
+        pages_Bn = jax.lax.dynamic_slice_in_dim(pages_BN, start // rows, chunk // rows, 1)
+        some = contiguous(array_BS, pages_Bn, axis)
     if seen_Bc is None:
         return some
     return jnp.where(seen_Bc.reshape(*seen_Bc.shape, *[1] * (some.ndim - 2)), some, 0)
+
+
+def contiguous(pool, pages_BN, slots_axis=1):
+    """A copy of a cache array, [B, S, ...] or [B, H, S], from its pool of pages, [P, 64, ...]."""
+    if pages_BN is None:
+        return pool
+    pages = jnp.moveaxis(pool[pages_BN], 1, slots_axis)
+    shape = pages.shape
+    slots = shape[slots_axis] * shape[slots_axis + 1]
+    return pages.reshape(*shape[:slots_axis], slots, *shape[slots_axis + 2 :])
 
 
 def by_head(array_BGNT):

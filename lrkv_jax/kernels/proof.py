@@ -99,9 +99,7 @@ def family(trial: Trial) -> dict[str, Any]:
 @functools.cache
 def platform() -> dict[str, Any]:
     """The kind of device, and the versions, that a verdict holds for."""
-    device, sources = jax.local_devices()[0], hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        sources.update(path.read_bytes())
+    device = jax.local_devices()[0]
     libraries = {
         package.name: package.version
         for package in metadata.distributions()
@@ -111,8 +109,17 @@ def platform() -> dict[str, Any]:
         "device": device.device_kind,
         "platform": device.client.platform_version,
         "libraries": libraries,
-        "sources": sources.hexdigest(),
+        "sources": sources(),
     }
+
+
+@functools.cache
+def sources() -> str:
+    """A fingerprint of the kernels' sources."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _name(key):

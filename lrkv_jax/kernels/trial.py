@@ -7,6 +7,7 @@ that it reaches. A stage that takes longer than it may is ended by SIGALRM, whic
 back, and which works without the process that asked.
 
 B sequences  T queries  S cache slots  H heads  K head width  J = K / 2 frequency pairs
+N pages of a sequence
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import jax.numpy as jnp
 from lrkv_jax.kernels.split_kv.schedule import TILE
 
 # Largest difference over the largest output of the same sequence, or of a log-sum-exp. Weights are
-# rounded to bfloat16, by up to 2⁻⁹ = 2e-3; the interpreted kernels differ by 4e-4 to 1.2e-3.
+# rounded to bfloat16, by up to 2⁻⁹ = 2e-3; the interpreted kernels differ by 4e-4 to 1.8e-3.
 TOLERANCE = 5e-3
 
 
@@ -35,8 +36,9 @@ class Trial:
     """A family of calls of one kernel: all that its code depends on, and nothing else.
 
     `mosaic(plan, *arrays, lengths, scale, interpret)` is tried, and must equal `xla(*arrays,
-    lengths, scale)`. `arrays` are shapes and dtypes and `axes` the letters of their axes; B and S
-    are the trial's own, so that no batch and no cache length of a caller's is in it.
+    lengths, scale)`. `arrays` are shapes and dtypes and `axes` the letters of their axes; B, S and
+    the number of pages are the trial's own, so that no batch, cache length or pool of a caller's is
+    in it. The last array is the page table, if there is one: arrays with B and S are pools then.
     """
 
     mosaic: Any
@@ -52,12 +54,17 @@ class Trial:
     def of(cls, mosaic, xla, plan, axes, arrays, scale) -> Trial:
         """The trial of a call with these arrays, of any batch and cache length."""
         lengths, slots = ragged(plan)
-        size = {"B": len(lengths), "S": slots}
+        paged = arrays[-1] is not None
+        if paged:
+            slots = -(-slots // TILE) * TILE
+        size = {"B": len(lengths), "S": slots, "N": slots // TILE}
+        pool = {"B": 1 + len(lengths) * size["N"], "S": TILE}
 
         def like(names, array):
             if array is None:
                 return None
-            shape = [size.get(name, n) for name, n in zip(names, array.shape, strict=True)]
+            sizes = size | pool if paged and {*"BS"} <= {*names} else size
+            shape = [sizes.get(name, n) for name, n in zip(names, array.shape, strict=True)]
             return jax.ShapeDtypeStruct(tuple(shape), array.dtype)
 
         arrays = jax.tree.map(like, axes, arrays)
@@ -78,25 +85,48 @@ def ragged(plan) -> tuple[tuple[int, ...], int]:
 
 
 def problem(trial: Trial, seed) -> tuple[Any, jax.Array]:
-    """Random arrays of unit variance, NaN in the slots past each sequence's length; the lengths."""
+    """Random arrays of unit variance, NaN in the slots past each sequence's length; the lengths.
+
+    Pages are in random places of their pools, but for page 0, where all tables point past their
+    sequences' last pages: it is NaN.
+    """
     lengths_B = jnp.array(trial.lengths, jnp.int32)
     past_BS = jnp.arange(trial.slots) >= lengths_B[:, None]
     keys = iter(jax.random.split(jax.random.key(seed), 16))
+    pages_BN = None
+    if trial.arrays[-1] is not None:
+        B, N = trial.arrays[-1].shape
+        pages_BN = 1 + jax.random.permutation(next(keys), B * N).reshape(B, N)
+        pages_BN = jnp.where(past_BS[:, ::TILE], 0, pages_BN).astype(jnp.int32)
 
     def make(names, leaf):
-        if leaf is None:
-            return None
+        if leaf is None or names == "BN":
+            return leaf and pages_BN
         if names == "SK":
             return _angles(*leaf.shape)
-        array = jax.random.normal(next(keys), leaf.shape, jnp.float32)
+        size = {"B": len(trial.lengths), "S": trial.slots}
+        shape = [size.get(name, n) for name, n in zip(names, leaf.shape, strict=True)]
+        array = jax.random.normal(next(keys), shape, jnp.float32)
         if "B" not in names:  # a factor: its products keep the variance
-            array *= leaf.shape[-2] ** -0.5
+            # Values that bfloat16 has: the kernel rounds B_h to it by design, and XLA does not.
+            array = (array * leaf.shape[-2] ** -0.5).astype(jnp.bfloat16)
         elif "S" in names:
             others = [axis for axis, name in enumerate(names) if name not in "BS"]
             array = jnp.where(jnp.expand_dims(past_BS, others), jnp.nan, array)
+            if pages_BN is not None:
+                array = _pool(array, names.index("S"), pages_BN)
         return array.astype(leaf.dtype)
 
     return jax.tree.map(make, trial.axes, trial.arrays), lengths_B
+
+
+def _pool(array, slots_axis, pages_BN):
+    """The array's pages, where the table says, among pages of NaN."""
+    N = pages_BN.shape[1]
+    shape = array.shape
+    pages = array.reshape(*shape[:slots_axis], N, TILE, *shape[slots_axis + 1 :])
+    pages = jnp.moveaxis(pages, slots_axis, 1)
+    return jnp.full((1 + pages_BN.size, *pages.shape[2:]), jnp.nan).at[pages_BN].set(pages)
 
 
 def _angles(slots, width):

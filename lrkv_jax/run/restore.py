@@ -21,7 +21,7 @@ from lrkv_jax.config import MeshConfig, ModelConfig, RunConfig
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.decode import Sampling, generate
 from lrkv_jax.decode.prompts import check_tokens
-from lrkv_jax.model import init_parameters, specs, with_parameters
+from lrkv_jax.model import abstract_parameters, specs, with_parameters
 from lrkv_jax.run.run_dir import read_run
 from lrkv_jax.sharding import make_mesh, parameter_shardings
 
@@ -109,7 +109,7 @@ def restore_parameters(
 
     Raises `LrkvError` as `Checkpointer.restore` does.
     """
-    shapes = jax.eval_shape(lambda: init_parameters(model, 0))
+    shapes = abstract_parameters(model)
     placed = parameter_shardings(specs(model), shapes, mesh)
     abstract = jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy, mean_cross_entropy
-from lrkv_jax.model import init_parameters, specs, with_parameters
+from lrkv_jax.model import abstract_parameters, specs, with_parameters
 from lrkv_jax.nn.weight import LAYERS
 from lrkv_jax.sharding import BATCH, by_hand, partition
 from lrkv_jax.sharding.rules import CONTEXT, TENSOR
@@ -142,11 +142,10 @@ def _mapped(local, config, mesh, out_specs):
 
 def _parameter_parts(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
     """How the manual region sees each parameter."""
-    shapes = jax.eval_shape(lambda: init_parameters(config, 0))
     return jax.tree.map(
         lambda spec, leaf: by_hand.placed_by_hand(partition(spec.axes, leaf.shape, mesh)),
         specs(config),
-        shapes,
+        abstract_parameters(config),
     )
 
 

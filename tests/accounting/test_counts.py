@@ -23,7 +23,7 @@ from lrkv_jax.accounting.timing import Assumptions, bandwidth, estimate
 from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, AttentionConfig, ModelConfig, load_config
 from lrkv_jax.config.schema import TrainConfig
 from lrkv_jax.hardware import hardware
-from lrkv_jax.model import abstract_model, parameters, with_parameters
+from lrkv_jax.model import abstract_model, abstract_parameters, parameters, with_parameters
 from lrkv_jax.plan import hlo
 
 PAPER_SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b"]
@@ -259,7 +259,7 @@ def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm
         layers=2, width=512, heads=4, head_width=8, vocabulary=48, attention=attention,
         qk_norm=qk_norm, dtype="float32", unroll=2,
     )  # fmt: skip
-    params = parameters(abstract_model(model))
+    params = abstract_parameters(model)
     tokens_BT = jax.ShapeDtypeStruct((3, context), jnp.int32)
     forward = jax.jit(lambda params, tokens_BT: with_parameters(model, params)(tokens_BT))
     text = forward.lower(params, tokens_BT).compile().as_text()

@@ -196,6 +196,17 @@ def test_without_qk_norm_decode_equals_forward(name):
     assert error(whole_BTV, whole_logits(name)) > 1e-3  # the norm does something
 
 
+def test_with_another_rope_base_decode_equals_forward():
+    """Mode `full` alone hands the base to its kernel; the others rotate before they call one."""
+    model = model_of("lrkv-full-odd_rank", rope_base=300.0)
+    cached_BTV, known_BT = from_cache(
+        model, TOKENS_BT, PROMPTS, model.init_cache(3, SLOTS), chunk=1
+    )
+    whole_BTV = whole_of(model, TOKENS_BT)
+    assert error(cached_BTV[known_BT], whole_BTV[known_BT]) <= EXACT
+    assert error(whole_BTV, whole_logits("lrkv-full-odd_rank")) > 1e-3  # the base does something
+
+
 # Mode `shared` attends as `latent` does, and rank 0 as MQA.
 @pytest.mark.parametrize(
     "name", fast_but(NEIGHBOURS | {"lrkv-shared-odd_rank", "lrkv-full-rank_0"})

@@ -10,14 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.oracle import rope
 from support.variants import error, random_params, random_tokens, small
 
 from lrkv_jax.attention import make_attention
 from lrkv_jax.config import LRKV, MHA, MQA, ModelConfig
-from lrkv_jax.kernels.lrkv_decode import mix_query, mixed_logits, turned_back
 from lrkv_jax.model import init_parameters, parameters, with_parameters
 
 MODES = ("full", "shared", "latent")
@@ -91,35 +88,6 @@ def test_the_papers_rope_identity_forgets_relative_position_and_the_mix_form_doe
     parts = designed_keys(10.0)
     assert frobenius(printed_logits(*parts, start=50), printed_logits(*parts)) > 0.1
     assert frobenius(exact_logits(*parts, start=50), exact_logits(*parts)) < 1e-12
-
-
-@settings(max_examples=12, deadline=None)
-@pytest.mark.slow
-@given(
-    rank=st.integers(1, 16),
-    tokens=st.integers(1, 5),
-    slots=st.integers(1, 40),
-    heads=st.integers(1, 3),
-    start=st.sampled_from([0, 1, 64, 300]),
-)
-def test_the_mix_form_is_the_rotated_materialised_key(rank, tokens, slots, heads, start):
-    """For slots from `start` on, with the query turned back by it."""
-    rng = np.random.default_rng(rank + 100 * slots)
-    K = 16
-    q_THK = rng.standard_normal((tokens, heads, K))
-    up_HRK = rng.standard_normal((heads, rank, K))
-    rk_SHR = rng.standard_normal((slots, heads, rank))
-    positions_S = np.arange(start, start + slots)
-    expected_HTS = np.stack(
-        [q_THK[:, h] @ rope(rk_SHR[:, h] @ up_HRK[h], positions_S).T for h in range(heads)]
-    )
-    angles_SJ = np.arange(start + slots)[:, None] * 10_000.0 ** (-np.arange(0, K, 2) / K)
-    angles_SK = np.float32(np.concatenate([np.cos(angles_SJ), np.sin(angles_SJ)], axis=-1))
-    back_BTHK = turned_back(jnp.float32(q_THK[None]), angles_SK[start])
-    got_BHTS = mixed_logits(
-        angles_SK[:slots], mix_query(back_BTHK, jnp.float32(up_HRK)), jnp.float32(rk_SHR[None])
-    )
-    assert error(got_BHTS[0], expected_HTS) < 1e-5
 
 
 def test_rank_zero_is_mqa():

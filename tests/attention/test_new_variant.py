@@ -17,7 +17,7 @@ from lrkv_jax.cli import main
 from lrkv_jax.config import load_config
 from lrkv_jax.config.attention import KINDS
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.model import abstract_model, parameters
+from lrkv_jax.model import abstract_parameters
 from lrkv_jax.run.loop import train
 
 PAGE = Path(__file__).parents[2] / "docs" / "new_variant.md"
@@ -78,7 +78,7 @@ def test_it_is_planned_beside_the_others(lrkv, capsys):
     assert "tied" in capsys.readouterr().out
     # 2 groups of one vector, where MHA's 4 heads leave two each.
     assert cache_allocated_bytes_per_token(model, 2) == model.layers * 2 * model.head_width * 2
-    leaves = jax.tree.leaves(parameters(abstract_model(model)))
+    leaves = jax.tree.leaves(abstract_parameters(model))
     assert parameter_counts(model).total == sum(leaf.size for leaf in leaves)
 
 

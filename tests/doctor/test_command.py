@@ -19,10 +19,10 @@ os.fsync = slow_fsync
 
 def wrong(module):
     real = module._xla
-    module._xla = lambda *arguments: tuple(1.01 * a for a in real(*arguments))
+    module._xla = lambda *a, **named: tuple(1.01 * x for x in real(*a, **named))
 
 def hangs(module):
-    module._xla = lambda *arguments: time.sleep(1000)
+    module._xla = lambda *a, **named: time.sleep(1000)
 
 FAULTS = {"lrkv_jax.kernels.lrkv_decode": wrong, "lrkv_jax.kernels.latent_decode": hangs}
 

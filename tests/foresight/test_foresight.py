@@ -14,7 +14,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.foresight import fit
 from lrkv_jax.foresight.fit import changes, check_memory, verdict
 from lrkv_jax.foresight.step import matrices, memory, messages, resolved, state_bytes
-from lrkv_jax.model import abstract_model, parameters
+from lrkv_jax.model import abstract_parameters
 from lrkv_jax.sharding import make_mesh
 from lrkv_jax.train.state import abstract_state
 
@@ -88,7 +88,7 @@ def test_weights_are_gathered_twice_in_bfloat16_and_gradients_scattered_once_in_
 
 def split_weights(config):
     """Elements of the weights that fsdp splits: of the layers, and of the head."""
-    tree = parameters(abstract_model(config.model))
+    tree = abstract_parameters(config.model)
     layers = {n: w for part in ("attention", "mlp") for n, w in tree["blocks"][part].items()}
     whole = ("key_up", "value_up")
     return {

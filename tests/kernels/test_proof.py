@@ -288,18 +288,22 @@ def test_a_family_is_what_changes_the_kernel_and_nothing_else(stand_in):
         assert len(stand_in.trials) == count + 2, other
 
 
-def test_the_modes_and_ranks_of_lrkv_are_families(stand_in):
+def test_the_modes_ranks_and_pages_are_families(stand_in):
     stand_in.verdict = BAD
-    shape = {"S": 16, "H": 2, "K": 16}
+    shape = {"S": 64, "H": 2, "K": 16}
     cases = [
         *(lrkv_case([9, 4], mode, R=R, **shape) for mode in ("full", "shared") for R in (5, 16)),
         lrkv_case([9, 4], R=0, **shape), lrkv_case([9, 4], R=5, norm=False, **shape),
-        latent_case([9, 4], S=16, H=2, C=24, P=8), latent_case([9, 4], S=16, H=2, C=24, P=0),
+        latent_case([9, 4], S=64, H=2, C=24, P=8), latent_case([9, 4], S=64, H=2, C=24, P=0),
     ]  # fmt: skip
+    cases += [case.paged() for case in cases]
     for count, case in enumerate(cases):
         case = case.astype("bfloat16")
         jax.eval_shape(lambda case=case: case.run(impl="auto"))
         assert len(stand_in.trials) == count + 1
+    longer = lrkv_case([9, 4, 200], **{**shape, "S": 256}).astype("bfloat16").paged()
+    jax.eval_shape(lambda: longer.run(impl="auto"))
+    assert len(stand_in.trials) == len(cases), "another batch, pool and length of table"
 
 
 class Service(dict):
@@ -357,6 +361,8 @@ REAL = {
         for mode in MODES
     },
     "lrkv-rank_0": lambda: lrkv_case([8], S=16, H=2, K=64, R=0),
+    "mqa-pages": lambda: grouped_case([8], S=64, H=2, G=1, K=64).paged(),
+    "lrkv-full-pages": lambda: lrkv_case([8], "full", S=64, H=2, K=128, R=46).paged(),
 }
 
 

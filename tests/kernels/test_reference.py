@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.decode_cases import compare, grouped_case, latent_case, lrkv_case
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.kernels import dispatch, online
+from lrkv_jax.kernels import angles, dispatch, online
 
 CASES = {
     "mha": grouped_case([5, 3], G=4, K=16),
@@ -36,9 +36,28 @@ def test_the_oracle_is_the_definition_in_float64(name):
 )
 def test_the_xla_path_meets_float64_and_ignores_what_was_never_written(name, chunk, monkeypatch):
     """In one chunk, and in chunks of which the last reaches back."""
-    monkeypatch.setattr(online, "default_chunk", lambda S: min(S, chunk))
+    monkeypatch.setattr(online, "default_chunk", lambda S, few: min(S, chunk))
+    monkeypatch.setattr(angles, "CHUNK", chunk)
     case = CASES[name]
     assert max(compare(case.poisoned().run(impl="xla"), case.truth())) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        lambda **of: grouped_case(**of, H=2, G=1, K=8),
+        lambda **of: latent_case(**of, H=2, C=8, P=4),
+        lambda **of: lrkv_case(**of, H=2, K=8, R=3),
+    ],
+    ids=["grouped", "latent", "lrkv"],
+)
+def test_the_xla_path_reads_pages_to_a_contiguous_caches_bits(case, monkeypatch):
+    """In chunks of two pages, of three."""
+    monkeypatch.setattr(online, "default_chunk", lambda S, few: 128)
+    monkeypatch.setattr(angles, "CHUNK", 128)
+    case = case(lengths=[150, 64, 0], S=192).poisoned()
+    for paged, whole in zip(case.paged().run(impl="xla"), case.run(impl="xla"), strict=True):
+        assert np.array_equal(paged, whole) and np.isfinite(whole).all()
 
 
 @pytest.mark.parametrize("name", ["gqa", "mla", "lrkv-full"])
@@ -57,13 +76,11 @@ def test_the_xla_path_in_bfloat16_stays_within_rounding(name):
     chunk=st.sampled_from([7, 8, 20]),
 )
 def test_the_xla_path_meets_float64_at_any_shape(lengths, tokens, rank, mode, chunk):
-    original = online.default_chunk
-    online.default_chunk = lambda S: min(S, chunk)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(online, "default_chunk", lambda S, few: min(S, chunk))
+        patch.setattr(angles, "CHUNK", chunk)
         case = lrkv_case(lengths, mode, T=tokens, S=20, H=2, K=16, R=rank)
         assert max(compare(case.poisoned().run(impl="xla"), case.truth())) < 1e-5
-    finally:
-        online.default_chunk = original
 
 
 def test_an_unknown_implementation_is_named():

@@ -5,12 +5,16 @@ wherever no token was written.
 """
 
 import faulthandler
+import functools
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
+import jax
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +22,9 @@ from support import targets
 from support.decode_cases import MODES, compare, grouped_case, latent_case, lrkv_case
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.kernels import dispatch, proof
+from lrkv_jax.kernels import dispatch, lrkv_decode, proof
 from lrkv_jax.kernels.split_kv import plan as plans
+from lrkv_jax.kernels.split_kv import schedule
 
 TILE = 64
 # Ragged: below, at and above a tile; several tiles; a sequence that is empty.
@@ -27,7 +32,7 @@ LENGTHS, SLOTS = (TILE, 3, 2 * TILE + 2, 0), 136
 # Fewer for the fast set: below a tile, and into a second one; empty.
 FEW = {"lengths": (3, TILE + 2, 0), "S": TILE + 8}
 QUICK = {
-    "gqa-3_queries": lambda: grouped_case(**FEW, T=3, H=4, G=2, K=64),
+    "gqa-3_queries": lambda: grouped_case(**FEW | {"S": 2 * TILE}, T=3, H=4, G=2, K=64),
     "mla-8_queries": lambda: latent_case(**FEW, T=8, H=2, C=128, P=64),
     "lrkv-full": lambda: lrkv_case(**FEW, mode="full", H=2, K=128, R=46),
 }
@@ -55,10 +60,14 @@ def _no_hang():
     faulthandler.cancel_dump_traceback_later()
 
 
+@functools.cache
+def interpreted(name):
+    return QUICK[name]().poisoned().run(impl="interpret")
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_the_interpreted_kernel_meets_float64(name):
-    case = QUICK[name]()
-    assert max(compare(case.poisoned().run(impl="interpret"), case.truth())) < 1e-5
+    assert max(compare(interpreted(name), QUICK[name]().truth())) < 1e-5
 
 
 @pytest.mark.slow
@@ -73,6 +82,135 @@ def test_the_interpreted_kernel_meets_float64_at_more_shapes(name):
 def test_the_interpreted_kernel_in_bfloat16_stays_within_rounding(name):
     case = SLOW[name]().astype("bfloat16")
     assert max(compare(case.poisoned().run(impl="interpret"), case.truth())) < 4e-3
+
+
+# Slots for whole pages; sequences of three pages, of one, and none.
+PAGED = {"S": 3 * TILE}
+PAGED_SLOW = {
+    "gqa": lambda: grouped_case(LENGTHS, **PAGED, H=4, G=2, K=64),
+    "mla-8_queries": lambda: latent_case(LENGTHS, **PAGED, T=8, H=2, C=128, P=64),
+    "lrkv-full": lambda: lrkv_case(LENGTHS, "full", **PAGED, H=6, K=128, R=46),
+    "lrkv-shared": lambda: lrkv_case(LENGTHS, "shared", **PAGED, T=2, H=4, K=64, R=5),
+    "lrkv-rank_0": lambda: lrkv_case(LENGTHS, **PAGED, H=2, K=64, R=0),
+}
+
+
+def same_bits(got, wanted):
+    return all(np.array_equal(*pair) for pair in zip(got, wanted, strict=True))
+
+
+def test_pages_give_the_bits_of_a_contiguous_cache():
+    paged = QUICK["gqa-3_queries"]().poisoned().paged()
+    assert same_bits(paged.run(impl="interpret"), interpreted("gqa-3_queries"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGED_SLOW)
+def test_pages_give_the_bits_of_a_contiguous_cache_at_more_shapes(name):
+    case = PAGED_SLOW[name]().poisoned()
+    assert same_bits(case.paged().run(impl="interpret"), case.run(impl="interpret"))
+
+
+def moved(case, order, seed):
+    """The case's sequences in another order, and -1 for one of the same cache that is empty."""
+    order = np.array(order)
+    lengths_B = np.where(order < 0, 0, case.lengths_B[order])
+    rows = jax.tree.map(
+        lambda names, a: a if a is None or not names.startswith("B") else a[order],
+        AXES[case.kind], case.arrays,
+    )  # fmt: skip
+    return replace(case, arrays=rows, lengths_B=lengths_B).poisoned().paged(seed)
+
+
+AXES = {
+    "grouped": ("B", "B", "B"),
+    "latent": ("B", "B", "B", "B"),
+    "lrkv": ("B", "B", "B", lrkv_decode.RESIDUAL_AXES, "B"),
+}
+# Sequence 0 has three pieces of two tiles, and a fourth that is short.
+EXACT = {"lengths": (6 * TILE + 5, 3, 5 * TILE), "S": 7 * TILE}
+EXACT_SLOW = {
+    "mqa-3_queries": lambda: grouped_case(**EXACT, T=3, H=4, G=1, K=64),
+    "mla": lambda: latent_case(**EXACT, H=4, C=128, P=64),
+    "lrkv-full": lambda: lrkv_case(**EXACT, mode="full", H=2, K=128, R=46),
+    "lrkv-shared": lambda: lrkv_case(**EXACT, mode="shared", H=4, K=64, R=5),
+}
+
+
+def sequence_0(case, order, bits, seed=0):
+    """What the first sequence gets in another order of the batch, in pages."""
+    found = moved(case, order, seed).run(impl="interpret", bits=bits)
+    return [np.asarray(array)[order.index(0)] for array in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT_SLOW)
+def test_exact_bits_of_a_sequence_depend_on_itself_alone(name, monkeypatch):
+    monkeypatch.setattr(schedule, "PIECE", 2)
+    case = EXACT_SLOW[name]()
+    first = sequence_0(case, [0, -1, -1], "exact")
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, -1]):
+        assert same_bits(sequence_0(case, order, "exact", seed=sum(order)), first), order
+    # Where the runs are equal, they move with the neighbours.
+    assert not same_bits(sequence_0(case, [2, 1, 0], "fast"), sequence_0(case, [0, 1, 2], "fast"))
+
+
+# (tokens of sequences, workers, cut): one piece, four, and more than are joined at once.
+JOINS = [
+    ([1100, 0, 65, 300], 16, "fast"), ([1, 0, 300], 2, "fast"), ([300, 0, 5000], 3, "exact"),
+    ([5000], 16, "exact"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tokens", "workers", "bits"), JOINS[:1])
+def test_pieces_join_to_the_softmax_of_the_whole(tokens, workers, bits):
+    check_join(tokens, workers, bits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tokens", "workers", "bits"), JOINS[1:])
+def test_more_pieces_join_to_the_softmax_of_the_whole(tokens, workers, bits):
+    check_join(tokens, workers, bits)
+
+
+def check_join(tokens, workers, bits):
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    from lrkv_jax.kernels.split_kv.join import join
+
+    rng, N = np.random.default_rng(0), 8
+    split = jax.jit(schedule.split, static_argnums=(1, 2, 3))
+    work = jax.tree.map(np.asarray, split(np.array(tokens), workers, max(tokens), bits))
+    J = len(work.tiles_J)
+    # Places that no piece writes hold what memory held.
+    sums = np.full((J, 1, 1, 1, TILE, N), np.nan, np.float32)
+    peak, total = (
+        np.full((J, 1, 1, N), np.nan, np.float32),
+        np.full((J, 1, 1, N), np.nan, np.float32),
+    )
+    logits = [5 * rng.standard_normal((n, N)) for n in tokens]
+    values = [rng.standard_normal((n, TILE)) for n in tokens]
+    for j, (b, first, tiles) in enumerate(
+        zip(work.sequence_J, work.first_J, work.tiles_J, strict=True)
+    ):
+        if tiles:
+            own = slice(first * TILE, (first + tiles) * TILE)
+            base2 = logits[b][own] * np.log2(np.e)
+            weights = np.exp2(base2 - base2.max(0))
+            peak[j], total[j] = base2.max(0), weights.sum(0)
+            sums[j] = values[b][own].T @ weights
+    how = {"interpret": plgpu.InterpretGPUParams(detect_races=True)}
+    mean, log_sum = join(work, sums, peak, total, interpret=how)
+    for b, n in enumerate(tokens):
+        if n == 0:
+            assert not np.asarray(mean[b]).any()
+            assert (np.asarray(log_sum[b]) == np.float32(-1e30)).all()
+            continue
+        weights = np.exp(logits[b] - logits[b].max(0))
+        wanted = values[b].T @ weights / weights.sum(0)
+        np.testing.assert_allclose(mean[b, 0, 0, 0], wanted, atol=2e-6)
+        wanted = logits[b].max(0) + np.log(weights.sum(0))
+        np.testing.assert_allclose(log_sum[b, 0, 0], wanted, rtol=2e-6, atol=2e-6)
 
 
 lengths = st.lists(
@@ -115,6 +253,10 @@ def test_latent_meets_float64_at_any_shape(lengths, T, heads, C, P):
         (lambda: grouped_case([8], K=72), "head width = 72: the kernel takes a multiple of 8 up"),
         (lambda: grouped_case([8], T=9), "9 queries a sequence: the kernel takes 1 to 8"),
         (lambda: grouped_case([9]), "a cache of 9 slots: the kernel takes a multiple of 8"),
+        (
+            lambda: replace(grouped_case([8]), pages_BN=np.int32([[0]])),
+            "pages of 8 slots: the kernel takes 64",
+        ),
         (lambda: latent_case([8], P=4), "rope-key width = 4: the kernel takes a multiple of 8"),
         (lambda: lrkv_case([8], K=192), "head width = 192: the kernel rotates keys of up to 128"),
     ],
@@ -128,7 +270,7 @@ def test_a_shape_the_kernel_cannot_take_falls_back_and_is_refused_if_forced(case
 
 
 def test_a_gpu_would_not_take_a_float32_cache():
-    shape = {"T": 1, "S": 64, "widths": {}}
+    shape = {"T": 1, "slots": 64, "paged": False, "widths": {}}
     assert "float32 cache" in plans.objection("float32", **shape, interpret=False)
     assert plans.objection("bfloat16", **shape, interpret=False) is None
 
@@ -149,9 +291,10 @@ def test_it_lowers_for_cuda(variant, pretend_gpu):
     importlib.util.find_spec("jax_cuda13_plugin") is None,
     reason="compiling for an H200 needs the wheels jax-cuda13-plugin and jax-cuda13-pjrt",
 )
+@pytest.mark.parametrize("how", ["contiguous", "paged"])
 @pytest.mark.parametrize("scale", targets.SCALES)
-def test_it_compiles_for_an_h200_without_register_spills(scale):
-    names = [f"{scale}/{variant}/{T}" for variant in targets.VARIANTS for T in (1, 8)]
+def test_it_compiles_for_an_h200_without_register_spills(scale, how):
+    names = [f"{scale}/{variant}/{T}/{how}" for variant in targets.VARIANTS for T in (1, 8)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
                    "JAX_ENABLE_COMPILATION_CACHE": "false"}  # fmt: skip
     done = subprocess.run(

@@ -22,8 +22,8 @@ LIMIT = 300
 
 def command(pages, run_dir, *overrides):
     return ["-m", "lrkv_jax", "train", "configs/quickstart.yaml", *TINY, "model.dtype=float32",
-            "train.steps=10", "train.log_every=5", "optimizer.muon.iterations=1", *pages,
-            f"run_dir={run_dir}", *overrides]  # fmt: skip
+            "train.steps=10", "train.log_every=5", "train.sample_tokens=8",
+            "optimizer.muon.iterations=1", *pages, f"run_dir={run_dir}", *overrides]  # fmt: skip
 
 
 def train_in_one(pages, run_dir, *overrides):

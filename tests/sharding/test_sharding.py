@@ -6,7 +6,7 @@ from jax.sharding import PartitionSpec as P
 
 from lrkv_jax.config import MeshConfig, load_config
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.model import init_parameters, specs
+from lrkv_jax.model import abstract_parameters, specs
 from lrkv_jax.sharding import check_mesh, make_mesh, parameter_shardings
 
 
@@ -16,7 +16,7 @@ def mesh_of(data, fsdp, context, tensor):
 
 def placed(mesh, *overrides):
     config = load_config("configs/quickstart.yaml", overrides)
-    shapes = jax.eval_shape(lambda: init_parameters(config.model, 0))
+    shapes = abstract_parameters(config.model)
     return jax.tree.map(
         lambda sharding: sharding.spec, parameter_shardings(specs(config.model), shapes, mesh)
     )

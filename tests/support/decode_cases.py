@@ -8,6 +8,7 @@ C latent width  P rope-key width
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ class Case:
     kind: str
     arrays: tuple
     lengths_B: np.ndarray
+    pages_BN: Any = None  # the page table where the caches are pools of pages
 
     def run(self, **how):
         """The kernel's (output, log-sum-exp)."""
@@ -36,7 +38,7 @@ class Case:
             "lrkv": lrkv_decode.lrkv_decode,
         }
         kernel = partial(kernels[self.kind], scale=SCALE, **how)
-        return jax.jit(kernel)(*self.arrays, jnp.asarray(self.lengths_B))
+        return jax.jit(kernel)(*self.arrays, jnp.asarray(self.lengths_B), pages_BN=self.pages_BN)
 
     def oracle(self):
         """The float32 oracle's."""
@@ -82,19 +84,46 @@ class Case:
             shape[0], shape[slots_axis] = unseen.shape
             return np.where(unseen.reshape(shape), array.dtype.type(np.nan), array)
 
+        return replace(self, arrays=self._cached(poison))
+
+    def paged(self, seed=0):
+        """The same with pools of pages in place of the caches: permuted, among others of NaN.
+
+        What lies past a sequence's last page is another's page, or page 0.
+        """
+        rng, B = np.random.default_rng(seed), len(self.lengths_B)
+        S = self.arrays[1 if self.kind != "latent" else 2].shape[1]
+        N, foreign = S // 64, 3
+        pages_BN = rng.permutation(B * N + foreign)[: B * N].reshape(B, N)
+
+        def pool(array, slots_axis=1):
+            shape = array.shape
+            pages = array.reshape(*shape[:slots_axis], N, 64, *shape[slots_axis + 1 :])
+            pages = np.moveaxis(pages, slots_axis, 1)
+            pools = np.full((B * N + foreign, *pages.shape[2:]), np.nan, array.dtype)
+            pools[pages_BN] = pages
+            return pools
+
+        used = np.arange(N) * 64 < self.lengths_B[:, None]
+        anything = rng.choice([0, pages_BN[0, 0]], (B, N))
+        table = np.int32(np.where(used, pages_BN, anything))
+        return replace(self, arrays=self._cached(pool), pages_BN=table)
+
+    def _cached(self, change):
+        """The arrays, those of the cache changed by `change`(array, the axis of its slots)."""
         if self.kind == "grouped":
             q, *cache = self.arrays
-            return replace(self, arrays=(q, *map(poison, cache)))
+            return (q, *map(change, cache))
         if self.kind == "latent":
             q, q_rope, *cache = self.arrays
-            return replace(self, arrays=(q, q_rope, *map(poison, cache)))
+            return (q, q_rope, *map(change, cache))
         q, k, v, residual, norm = self.arrays
         if residual is not None:
             residual = residual._replace(
-                rk_BSHR=poison(residual.rk_BSHR), rv_BSHR=poison(residual.rv_BSHR)
+                rk_BSHR=change(residual.rk_BSHR), rv_BSHR=change(residual.rv_BSHR)
             )
-        norm = None if norm is None else poison(norm, 2)
-        return replace(self, arrays=(q, poison(k), poison(v), residual, norm))
+        norm = None if norm is None else change(norm, 2)
+        return (q, change(k), change(v), residual, norm)
 
 
 def _materialised(kind, arrays):
@@ -149,7 +178,9 @@ def latent_case(lengths, *, T=1, S=None, H=4, C=64, P=64, seed=0):
     )
 
 
-def lrkv_case(lengths, mode="full", *, T=1, S=None, H=4, K=64, R=5, norm=True, seed=0):
+def lrkv_case(
+    lengths, mode="full", *, T=1, S=None, H=4, K=64, R=5, norm=True, seed=0, base=10_000.0
+):
     """Latents padded as a cache pads them, the residual about half of each logit's spread."""
     from lrkv_jax.kernels.lrkv_decode import Residual
 
@@ -164,7 +195,7 @@ def lrkv_case(lengths, mode="full", *, T=1, S=None, H=4, K=64, R=5, norm=True, s
     rk, rv = (np.pad(normal(rng, B, S, H, R), pad) for _ in range(2))
     residual = Residual(rk, rv, normal(rng, H, R, K) / (2 * R**0.5))
     if mode == "full":
-        angles_SJ = np.arange(S)[:, None] * 10_000.0 ** (-np.arange(0, K, 2) / K)
+        angles_SJ = np.arange(S)[:, None] * base ** (-np.arange(0, K, 2) / K)
         residual = residual._replace(
             up_key_HRK=normal(rng, H, R, K) / (2 * R**0.5),
             angles_SK=np.float32(np.concatenate([np.cos(angles_SJ), np.sin(angles_SJ)], -1)),

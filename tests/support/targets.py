@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from lrkv_jax.config import load_config
 from lrkv_jax.kernels import dispatch, grouped_decode, latent_decode, lrkv_decode, proof
+from lrkv_jax.kernels.split_kv.schedule import TILE
 
 SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
 MODES = ("full", "shared", "latent")
@@ -26,24 +27,36 @@ BATCH, SLOTS = 4, 8192
 TARGET = resources.files("lrkv_jax.plan") / "h200.txtpb"
 
 
-def case(scale, variant, T, array):
-    """(function, arguments) of one kernel call; `array(shape, dtype)` makes an argument."""
+def case(scale, variant, T, array, how="contiguous"):
+    """(function, arguments) of one kernel call; `array(shape, dtype)` makes an argument.
+
+    `how` is "contiguous", or "paged" with exact bits, as a server asks for it.
+    """
     kind, _, mode = variant.partition("-")
     model = load_config(f"configs/{scale}.yaml", [f"attention={kind}"]).model
     H, K, attention = model.heads, model.head_width, model.attention
     bf16, f32 = jnp.bfloat16, jnp.float32
     q, lengths = array((BATCH, T, H, K), bf16), array((BATCH,), jnp.int32)
-    how = {"scale": 1.0, "impl": "mosaic"}
+    slots, pages, bits = (BATCH, SLOTS), None, "fast"
+    if how == "paged":
+        slots, pages = (BATCH * SLOTS // TILE, TILE), array((BATCH, SLOTS // TILE), jnp.int32)
+        bits = "exact"
+
+    def call(kernel, *arguments):
+        def of_pages(pages_BN, *arguments):
+            return kernel(*arguments, pages_BN=pages_BN, scale=1.0, impl="mosaic", bits=bits)
+
+        return of_pages, (pages, *arguments)
+
     if kind == "mla":
         C, P = attention.latent, attention.rope_width
-        shapes = (BATCH, T, H, C), (BATCH, T, H, P), (BATCH, SLOTS, C), (BATCH, SLOTS, P)
-        arrays = [array(shape, bf16) for shape in shapes]
-        return partial(latent_decode.latent_decode, **how), (*arrays, lengths)
+        shapes = (BATCH, T, H, C), (BATCH, T, H, P), (*slots, C), (*slots, P)
+        return call(latent_decode.latent_decode, *(array(s, bf16) for s in shapes), lengths)
     if kind != "lrkv":
-        kv = array((BATCH, SLOTS, attention.groups(model), K), bf16)
-        return partial(grouped_decode.grouped_decode, **how), (q, kv, kv, lengths)
-    R, shared = attention.rank, array((BATCH, SLOTS, K), bf16)
-    latent = array((BATCH, SLOTS, H, attention.cached_rank), bf16)
+        kv = array((*slots, attention.groups(model), K), bf16)
+        return call(grouped_decode.grouped_decode, q, kv, kv, lengths)
+    R, shared = attention.rank, array((*slots, K), bf16)
+    latent = array((*slots, H, attention.cached_rank), bf16)
     residual = lrkv_decode.Residual(latent, latent, array((H, R, K), f32))
     if mode == "full":
         residual = residual._replace(
@@ -51,8 +64,8 @@ def case(scale, variant, T, array):
         )
     else:
         residual = residual._replace(q_latent_BTHR=array((BATCH, T, H, R), bf16))
-    norms = array((BATCH, H, SLOTS), f32)
-    return partial(lrkv_decode.lrkv_decode, **how), (q, shared, shared, residual, norms, lengths)
+    norms = array((slots[0], H, slots[1]), f32)
+    return call(lrkv_decode.lrkv_decode, q, shared, shared, residual, norms, lengths)
 
 
 def lower(scale, variant, T):
@@ -62,33 +75,49 @@ def lower(scale, variant, T):
     return lowered.as_text()
 
 
-def compile_all(names):
-    """Compile each "scale/variant/T" for the H200 and print what came of it."""
+def compiled(names):
+    """Compile each "scale/variant/T/layout" for the H200: yields (name, plan, what was written).
+
+    What the compilers wrote is lists of texts by the suffix of their files, one text a kernel:
+    "ptxas" has spills and registers, "sass_ctrl" the machine code, if CUDA_ROOT is a folder with
+    bin/nvdisasm. A kernel equal to one before is not compiled again, and nothing is written for it.
+    """
     from jax.experimental import topologies
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     # There is no GPU here to ask for, or to try a kernel on.
-    dispatch._missing_gpu, proof.doubt = lambda: None, lambda trial: None
+    trials = []
+    dispatch._missing_gpu, proof.doubt = lambda: None, trials.append
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=TARGET.read_text(), topology="1x1x1"
     )
     place = NamedSharding(Mesh(topology.devices[:1], ("x",)), PartitionSpec())
     array = partial(jax.ShapeDtypeStruct, sharding=place)
     for name in names:
-        scale, variant, T = name.split("/")
+        scale, variant, T, how = name.split("/")
         with tempfile.TemporaryDirectory() as directory:
             os.environ["MOSAIC_GPU_DUMP_TO"] = directory
-            function, arguments = case(scale, variant, int(T), array)
-            compiled = jax.jit(function).lower(*arguments).compile()
-            log = "".join(path.read_text() for path in Path(directory).glob("*.ptxas"))
+            function, arguments = case(scale, variant, int(T), array, how)
+            program = jax.jit(function).lower(*arguments).compile()
+            wrote = {}
+            for path in sorted(Path(directory).iterdir()):
+                wrote.setdefault(path.suffix[1:], []).append(path.read_text())
+        temporary = program.memory_analysis().temp_size_in_bytes
+        yield name, trials[-1].plan, wrote | {"temp_bytes": temporary}
+
+
+def main(names):
+    """Print what came of compiling each."""
+    for name, _, wrote in compiled(names):
+        log = "".join(wrote.get("ptxas", []))
         row = {
             "name": name,
             "spilled": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log))),
             "registers": [int(n) for n in re.findall(r"Used (\d+) registers", log)],
-            "temp_bytes": compiled.memory_analysis().temp_size_in_bytes,
+            "temp_bytes": wrote["temp_bytes"],
         }
         print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    compile_all(sys.argv[1:])
+    main(sys.argv[1:])

@@ -8,7 +8,7 @@ TINY = (
     "model.layers=2", "model.width=32", "model.heads=4", "model.head_width=8", "model.unroll=1",
     "variants.mla.latent=12", "variants.mla.rope_width=4", "variants.lrkv.rank=3",
     "train.context=32", "train.batch=8", "train.steps=6", "train.validation_batches=2",
-    "train.validate_every=0", "train.save_every=0", "train.sample_tokens=8",
+    "train.validate_every=0", "train.save_every=0", "train.sample_tokens=0",
 )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def finish(folder: Path) -> FinishedRun:
         texts.mkdir(parents=True)
         few_pages(texts)
     changes = [*settings_of(texts), f"run_dir={folder / 'run'}"]
-    changes += ["train.log_every=2", "train.validate_every=3"]
+    changes += ["train.log_every=2", "train.validate_every=3", "train.sample_tokens=8"]
     config = load_config("configs/quickstart.yaml", [*TINY, *changes])
     if not printed.exists():
         console = Console(file=io.StringIO(), width=200)

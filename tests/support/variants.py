@@ -12,7 +12,7 @@ import numpy as np
 
 from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig
 from lrkv_jax.config.attention import KINDS
-from lrkv_jax.model import abstract_model, parameters, specs, with_parameters
+from lrkv_jax.model import abstract_parameters, specs, with_parameters
 
 HEADS, HEAD_WIDTH, WIDTH, VOCABULARY = 4, 8, 24, 40
 MODES = ("full", "shared", "latent")
@@ -63,7 +63,7 @@ def random_params(config: ModelConfig, seed: int = 0):
 
 def _drawn(config, seed):
     rng = np.random.default_rng(seed)
-    shapes = parameters(abstract_model(config))
+    shapes = abstract_parameters(config)
 
     def fill(spec, leaf):
         if spec.group == "vector":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lrkv_jax.config import MeshConfig
-from lrkv_jax.model import init_parameters, with_parameters
+from lrkv_jax.model import abstract_parameters, init_parameters, with_parameters
 from lrkv_jax.nn.remat import NAMED
 from lrkv_jax.sharding import make_mesh
 from lrkv_jax.train.loss import make_gradient
@@ -34,7 +34,7 @@ def traced(config):
     mesh = one_device()
     with jax.set_mesh(mesh):
         gradient = make_gradient(config, mesh, np.ones(config.model.vocabulary))
-        shapes = jax.eval_shape(lambda: init_parameters(config.model, 0))
+        shapes = abstract_parameters(config.model)
         batch = jax.ShapeDtypeStruct(tokens_of(config).shape, np.int32)
         return jax.jit(gradient).trace(shapes, batch)
 

@@ -11,8 +11,8 @@ rows; sums [64, N] += blocksᵀ · weights for every 64-wide block of values. In
 head's residual key tile is rebuilt on chip, U = rk_h · B_h with tokens as rows, rotated in
 registers by its tokens' angles and reduced against each query; it is never in memory.
 
-A page table would change one line, where `produce` names a tile's rows; 8-bit caches would change
-the slots' dtype and scale logits where the inverse norms do.
+A page is a tile: with a page table `produce` copies the same box from a pool of pages. 8-bit caches
+would change the slots' dtype and scale logits where the inverse norms do.
 
 B batch  T queries  S cache slots  H heads  G key/value heads  K head width  R latent width
 W workers  N columns of a warpgroup  U units of heads  Q warpgroups per CTA  J = 64 padded pairs

@@ -31,8 +31,7 @@ def from_columns(plan, array, T):
     """[B, U, Q, ..., N] → [B, T, H, ...]."""
     array = jnp.moveaxis(array, -1, 3)[:, :, :, : plan.heads * plan.queries]
     B, rest = array.shape[0], array.shape[4:]
-    H = plan.units * plan.warpgroups * plan.heads
-    return array.reshape(B, H, plan.queries, *rest)[:, :, :T].swapaxes(1, 2)
+    return array.reshape(B, plan.query_heads, plan.queries, *rest)[:, :, :T].swapaxes(1, 2)
 
 
 def values_of(plan, sums, T, first, width):

@@ -30,30 +30,30 @@ class Consumer:
     sequence, `scale` multiplies the logits, and `i` counts the tiles of the worker.
     """
 
-    def __init__(self, plan, r, unit, worker, me, *, T, scale):
+    def __init__(self, plan, r, unit, me, *, T, scale):
         self.plan, self.r = plan, r
-        self.unit, self.worker, self.me = unit, worker, me
+        self.unit, self.me = unit, me
         self.T, self.scale = T, scale
         shape = TILE, plan.columns
         self.column_MN = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=LAYOUT)
         self.row_MN = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=LAYOUT)
         self.zeros_MN = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), LAYOUT)
 
-    def run(self, each_segment):
-        """Attend to each segment of the worker in turn."""
+    def run(self, each_piece):
+        """Attend to each piece of the worker in turn."""
         if self.plan.full:
             self._load_factors()
-        each_segment(self._attend, jnp.int32(0))
+        each_piece(self._attend, jnp.int32(0))
 
-    def _attend(self, sequence, first, tiles, done):
-        """One segment, whose first tile is the worker's `done`-th: its sums go to memory."""
+    def _attend(self, place, sequence, first, tiles, done):
+        """One piece, whose first tile is the worker's `done`-th: its sums go to memory."""
         plan, r, me = self.plan, self.r, self.me
         self._load_queries(sequence)
-        length = r.lengths[sequence]
+        length, before = r.lengths[sequence], done - first
 
-        def tile(k, carry):
+        def tile(t, carry):
             peak_N, total_MN, sums_XN, angle_MJ = carry
-            i, start = done + k, (first + k) * TILE
+            i, start = t + before, t * TILE
             logits_MN = self._logits(i, angle_MJ)
             query_MN = jnp.minimum(lax.rem(self.column_MN, jnp.int32(plan.queries)), self.T - 1)
             seen_MN = self.row_MN + start <= length - self.T + query_MN
@@ -77,8 +77,8 @@ class Consumer:
         sums_XN = (self.zeros_MN,) * (plan.value_blocks + plan.rank_blocks)
         angle_MJ = self._first_angle(first) if plan.full else ()
         carry = (peak_N, self.zeros_MN, sums_XN, angle_MJ)
-        peak_N, total_MN, sums_XN, _ = lax.fori_loop(0, tiles, tile, carry)
-        self._write(self.worker + sequence, peak_N, total_MN, sums_XN)
+        peak_N, total_MN, sums_XN, _ = lax.fori_loop(first, first + tiles, tile, carry)
+        self._write(place, peak_N, total_MN, sums_XN)
         return done + tiles
 
     def _logits(self, i, angle_MJ):
@@ -131,17 +131,17 @@ class Consumer:
         plan, r, me = self.plan, self.r, self.me
         blocks = plan.rank_blocks
 
-        def rebuild(first_MJ, second_MJ):
+        def rebuild(acc_M2J):
             for block in range(blocks):
                 slot = self._head_slot(i, head * blocks + block)
                 plgpu.barrier_wait(r.head_ready.at[slot])
                 up = r.up_s.at[(me * plan.heads + head) * blocks + block]
-                plgpu.wgmma(first_MJ, r.head_slots.at[slot], up.at[:, pl.ds(0, WIDTH)])
-                plgpu.wgmma(second_MJ, r.head_slots.at[slot], up.at[:, pl.ds(WIDTH, WIDTH)])
-            return first_MJ[...], second_MJ[...]
+                # One product for both halves: the latents are read from shared memory once.
+                plgpu.wgmma(acc_M2J, r.head_slots.at[slot], up)
+            return acc_M2J[...]
 
-        half_MJ = plgpu.ACC((TILE, WIDTH), jnp.float32)
-        key_MJ = pl.run_scoped(rebuild, half_MJ, half_MJ)
+        key_M2J = pl.run_scoped(rebuild, plgpu.ACC((TILE, 2 * WIDTH), jnp.float32))
+        key_MJ = key_M2J[:, :WIDTH], key_M2J[:, WIDTH:]
         for block in range(blocks):
             plgpu.barrier_arrive(r.head_free.at[self._head_slot(i, head * blocks + block)])
         first_MJ, second_MJ = _rotated(key_MJ, angle_MJ)
@@ -200,8 +200,10 @@ class Consumer:
                     _zero_tail(r.slots, slot_of(block), valid)
 
             if plan.warpgroups > 1:
-                plgpu.barrier_arrive(r.zeroed)
-                plgpu.barrier_wait(r.zeroed)
+                # An index that is not known before: a fixed address would be held, and spilled.
+                last = plan.ring + jnp.minimum(i, 0)
+                plgpu.barrier_arrive(r.free.at[last])
+                plgpu.barrier_wait(r.free.at[last])
 
         sums_XN = []
         for first in range(0, plan.value_blocks, BLOCKS_AT_ONCE):
@@ -251,14 +253,13 @@ class Consumer:
         return pl.run_scoped(products, *[acc_XN] * len(blocks))
 
     def _load_factors(self):
-        """Bring in what depends on the heads alone and stays for all segments."""
+        """Bring in what depends on the heads alone and stays for all pieces."""
         r, me = self.r, self.me
         factors = self.plan.heads * self.plan.rank_blocks
         begin = (self.unit * self.plan.warpgroups + me) * factors
         up = r.up_s.at[pl.ds(me * factors, factors)]
         plgpu.copy_gmem_to_smem(r.up.at[pl.ds(begin, factors)], up, r.set_up.at[me])
         plgpu.copy_gmem_to_smem(r.turn, r.turn_s.at[me], r.set_up.at[me])
-        plgpu.copy_gmem_to_smem(r.base.at[self.worker], r.base_s.at[me], r.set_up.at[me])
         plgpu.barrier_wait(r.set_up.at[me])
 
     def _load_queries(self, sequence):
@@ -271,12 +272,16 @@ class Consumer:
         plgpu.barrier_wait(r.asked.at[me])
 
     def _first_angle(self, first):
-        """Angles of a segment's first tile; only a worker's first segment starts beyond 0."""
-        table = [plgpu.load(self.r.in_tile.at[i], layout=LAYOUT, optimized=False) for i in (0, 1)]
-        return _turned(table, self.r.base_s.at[self.me, jnp.where(first > 0, 1, 0)])
+        """Angles of a piece's first tile: a tile's own, turned by those of its first token."""
+
+        def load(ref, layout):
+            return [plgpu.load(ref.at[i], layout=layout, optimized=False) for i in (0, 1)]
+
+        base_J = load(self.r.angles.at[first * TILE], LAYOUT.reduce(0))
+        return _turned(load(self.r.in_tile, LAYOUT), base_J)
 
     def _write(self, place, peak_N, total_MN, sums_XN):
-        """Write a segment's results to memory, by way of shared memory."""
+        """Write a piece's results to memory, by way of shared memory."""
         r, me = self.r, self.me
         for block, sum_XN in enumerate(sums_XN):
             r.sums_s[me] = sum_XN

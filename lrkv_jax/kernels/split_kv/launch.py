@@ -1,4 +1,4 @@
-"""Call the kernel: split the work, name the operands, run the CTAs and join the segments."""
+"""Call the kernel: split the work, name the operands, run the CTAs and join the pieces."""
 
 from types import SimpleNamespace
 
@@ -8,8 +8,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from lrkv_jax.kernels.online import slots_of
 from lrkv_jax.kernels.split_kv import schedule
 from lrkv_jax.kernels.split_kv.consume import Consumer
+from lrkv_jax.kernels.split_kv.join import join
 from lrkv_jax.kernels.split_kv.plan import WIDTH
 from lrkv_jax.kernels.split_kv.produce import produce
 from lrkv_jax.kernels.split_kv.schedule import TILE
@@ -19,23 +21,32 @@ PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 240
 
 
 def attend(plan, operands, lengths_B, *, T, scale, interpret):
-    """Run the kernel over all segments and join them.
+    """Run the kernel over all pieces of the work and join them.
 
     `operands` are arrays by name: `queries` in columns (`columns`); `keys` [B, S, G, ·], further
     ones in `more_keys`, and `values`, unless they lie in the keys; for latents `rk`, `rv`
     [B, S, H, R'] and, if they are rebuilt, `up` [H · blocks, 64, 128], float32 `full_queries`
-    [B, U, Q, N, 2, 64] and `angles` [S, 2, 64]; `norms` [B, H, S]. Returns averages
-    [B, U, Q, blocks, 64, N] (shared value blocks, then latent ones) and log-sum-exps [B, U, Q, N].
+    [B, U, Q, N, 2, 64] and `angles` [S, 2, 64]; `norms` [B, H, S]. With `pages` [B, S / 64] that
+    are not None, caches are pools of pages, 64 slots of a page in place of S of a sequence.
+    Returns averages [B, U, Q, blocks, 64, N] (shared value blocks, then latent ones) and
+    log-sum-exps [B, U, Q, N].
     """
-    work = schedule.split(lengths_B, plan.workers)
-    operands = {**operands, **work._asdict(), "lengths": lengths_B.astype(jnp.int32)}
-    del operands["run"]
+    pages_BN = operands["pages"]
+    slots = slots_of(operands["keys"], pages_BN)
+    work = schedule.split(lengths_B, plan.workers, slots, plan.bits)
+    operands = {
+        **operands,
+        "lengths": lengths_B.astype(jnp.int32), "begin_W": work.begin_W, "count_W": work.count_W,
+        "pieces": jnp.stack([work.sequence_J, work.first_J, work.tiles_J], axis=1),
+    }  # fmt: skip
+    if pages_BN is None:
+        del operands["pages"]
     if plan.full:
-        operands |= _angles(operands.pop("angles"), work)
+        operands |= _angles(operands["angles"])
     names, arrays = zip(*operands.items(), strict=True)
     dtype = operands["queries"].dtype
     scratch = _scratch(plan, dtype)
-    shape = (work.places, plan.units, plan.warpgroups)
+    shape = (len(work.tiles_J), plan.units, plan.warpgroups)
     blocks = plan.value_blocks + plan.rank_blocks
     outputs = {
         "sums": jax.ShapeDtypeStruct((*shape, blocks, WIDTH, plan.columns), jnp.float32),
@@ -60,19 +71,15 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
         compiler_params=plgpu.CompilerParams(approx_math=True),
         **how,
     )(*arrays)
-    return schedule.join(work, sums, peak, total)
+    return join(work, sums, peak, total, interpret=how)
 
 
-def _angles(angles_S2J, work):
-    """Angles of a tile's tokens, of each segment's first token, and of the turn between tiles."""
+def _angles(angles_S2J):
+    """Angles of a tile's tokens, and of the turn from one tile to the next."""
     last = len(angles_S2J) - 1
     tokens = jnp.minimum(jnp.arange(TILE), last)
-    # A worker's first segment starts anywhere in its sequence; its others start at 0.
-    first_W = work.begin_W - work.start_B[jnp.minimum(work.sequence_W, len(work.start_B) - 2)]
-    moved = angles_S2J[jnp.minimum(first_W * TILE, last)]
     return {
         "in_tile": angles_S2J[tokens].swapaxes(0, 1),
-        "base": jnp.stack([jnp.broadcast_to(angles_S2J[0], moved.shape), moved], axis=1),
         "turn": angles_S2J[min(TILE, last)],  # a cache of one tile has no next one
     }
 
@@ -91,7 +98,8 @@ def _scratch(plan, dtype):
     scratch = {
         "slots": slots(plan.ring, TILE, WIDTH),
         "ready": plgpu.Barrier(num_barriers=plan.ring),
-        "free": plgpu.Barrier(num_arrivals=Q, num_barriers=plan.ring),
+        # One more than slots: on the last, warpgroups await the zeroing of a tile that all read.
+        "free": plgpu.Barrier(num_arrivals=Q, num_barriers=plan.ring + 1),
         "queries_s": slots(Q * plan.query_blocks, N, WIDTH),
         "weights": slots(Q, N, TILE),
         "sums_s": plgpu.SMEM((Q, WIDTH, N), jnp.float32),
@@ -99,8 +107,6 @@ def _scratch(plan, dtype):
         "total_s": plgpu.SMEM((Q, N), jnp.float32),
         "asked": plgpu.Barrier(num_arrivals=2 if plan.full else 1, num_barriers=Q),
     }
-    if Q > 1:
-        scratch["zeroed"] = plgpu.Barrier(num_arrivals=Q)
     if plan.rank:
         scratch |= {
             "head_slots": slots(Q * plan.head_ring, TILE, WIDTH),
@@ -118,38 +124,33 @@ def _scratch(plan, dtype):
             "up_s": slots(Q * plan.heads * plan.rank_blocks, WIDTH, 2 * WIDTH),
             "full_s": plgpu.SMEM((Q, plan.heads * plan.queries, 2, WIDTH), jnp.float32),
             "turn_s": plgpu.SMEM((Q, 2, WIDTH), jnp.float32),
-            "base_s": plgpu.SMEM((Q, 2, 2, WIDTH), jnp.float32),
-            "set_up": plgpu.Barrier(num_arrivals=3, num_barriers=Q),
+            "set_up": plgpu.Barrier(num_arrivals=2, num_barriers=Q),
         }
     return scratch
 
 
 def _cta(plan, T, scale, refs):
     """Run one CTA: its last warpgroup copies, the others attend. `refs` names what they use."""
-    r = SimpleNamespace(**refs)
+    r = SimpleNamespace(**{"pages": None, **refs})
     unit, worker, warpgroup = (lax.axis_index(n) for n in ("unit", "worker", "warpgroup"))
 
-    def each_segment(work, carry):
-        """work(sequence, first tile, tiles, carry) for each of this worker's segments in turn."""
-        begin, end, first_sequence = r.begin_W[worker], r.end_W[worker], r.sequence_W[worker]
+    def each_piece(work, carry):
+        """work(place, sequence, first tile, tiles, carry) for each of this worker's pieces."""
 
-        def one(k, carry):
-            sequence = first_sequence + k
-            start = r.start_B[sequence]
-            first = jnp.maximum(begin - start, 0)
-            last = jnp.minimum(end, r.start_B[sequence + 1]) - start
-            return work(sequence, first, last - first, carry)
+        def one(j, carry):
+            return work(j, *(r.pieces[j, field] for field in range(3)), carry)
 
-        return lax.fori_loop(0, r.segments_W[worker], one, carry)
+        begin = r.begin_W[worker]
+        return lax.fori_loop(begin, begin + r.count_W[worker], one, carry)
 
     @pl.when(warpgroup == plan.warpgroups)
     def _():
         if plan.ctas == 1:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-        produce(plan, r, each_segment, unit, worker * 0)
+        produce(plan, r, each_piece, unit, worker * 0)
 
     @pl.when(warpgroup < plan.warpgroups)
     def _():
         if plan.ctas == 1:
             plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
-        Consumer(plan, r, unit, worker, warpgroup, T=T, scale=scale).run(each_segment)
+        Consumer(plan, r, unit, warpgroup, T=T, scale=scale).run(each_piece)

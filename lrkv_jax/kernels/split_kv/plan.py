@@ -5,7 +5,9 @@ B batch  T queries  S cache slots  H heads  G key/value heads  N columns
 
 from dataclasses import dataclass, replace
 
-from lrkv_jax.kernels.split_kv.schedule import TILE
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels.split_kv import tuned
+from lrkv_jax.kernels.split_kv.schedule import BITS, TILE
 
 WIDTH = 64  # values of a slot's row: a 128-byte swizzled row in 16 bits
 MULTIPROCESSORS = 132  # of an H200
@@ -26,7 +28,7 @@ class Plan:
     heads: int  # query heads per warpgroup
     queries: int  # columns per head: T rounded up to 1, 2, 4 or 8
     warpgroups: int  # that consume, in a CTA
-    units: int  # CTAs per segment
+    units: int  # CTAs per worker
     groups: int  # G
     key_widths: tuple[int, ...]  # of each array that the keys of a group are made of
     value_width: int
@@ -39,6 +41,12 @@ class Plan:
     head_ring: int = 0  # slots of each warpgroup's own ring
     ctas: int = 1  # per multiprocessor
     workers: int = 0
+    bits: str = "fast"  # how sequences are cut into pieces (`schedule`)
+
+    @property
+    def query_heads(self):
+        """H, all units' heads together."""
+        return self.units * self.warpgroups * self.heads
 
     @property
     def columns(self):
@@ -76,7 +84,7 @@ class Plan:
         total += 2 * Q * self.norm_heads * TILE * 4
         if self.full:
             total += Q * self.heads * self.rank_blocks * WIDTH * 2 * row
-            total += Q * (self.heads * self.queries + 2) * 2 * WIDTH * 4
+            total += Q * (self.heads * self.queries + 1) * 2 * WIDTH * 4
         return total + 4096  # barriers, alignment, the reductions' scratch
 
     @property
@@ -86,19 +94,32 @@ class Plan:
         return self.columns // 2 * (3 + self.value_blocks + self.rank_blocks) + angles
 
 
-def find(dtype, widths, impl, *, T, S, H, G, **shape):
-    """(plan, None), or (None, why the kernel cannot take these arrays)."""
-    reason = objection(dtype, T=T, S=S, widths=widths, interpret=impl == "interpret")
+def find(dtype, widths, impl, *, T, slots, paged, H, G, bits="fast", **shape):
+    """(plan, None), or (None, why the kernel cannot take these arrays).
+
+    `slots` is the length of the cache arrays' second axis, which with page tables is a page's.
+    """
+    if bits not in BITS:
+        raise LrkvError(f"decode bits {bits!r} are unknown: use {' or '.join(BITS)}")
+    interpret = impl == "interpret"
+    reason = objection(dtype, T=T, slots=slots, paged=paged, widths=widths, interpret=interpret)
     if reason:
         return None, reason
     # The interpreter runs one CTA after the other, idle ones too.
-    multiprocessors = 4 if impl == "interpret" else MULTIPROCESSORS
-    plan = make_plan(H=H, G=G, T=T, multiprocessors=multiprocessors, **shape)
-    return plan, None if plan else "no split of the heads fits a multiprocessor"
+    multiprocessors = 4 if interpret else MULTIPROCESSORS
+    plan = make_plan(H=H, G=G, T=T, multiprocessors=multiprocessors, bits=bits, **shape)
+    if plan is None:
+        return None, "no split of the heads fits a multiprocessor"
+    return tuned.best(plan), None
 
 
 def make_plan(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
     """The plan with the most query heads per CTA, which reads shared tiles least often."""
+    return next(splits(H=H, G=G, T=T, multiprocessors=multiprocessors, **widths), None)
+
+
+def splits(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
+    """Yield a plan for each way to split the heads that fits, those with the most per CTA first."""
     queries = next(n for n in (1, 2, 4, 8) if n >= T)
     per_group = H // G
     rank = widths.get("rank", 0)
@@ -114,40 +135,63 @@ def make_plan(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
                 heads=heads, queries=queries, warpgroups=warpgroups,
                 units=H // (heads * warpgroups), groups=G, **{**widths, "norm_heads": norm},
             )  # fmt: skip
-            plan = _with_rings(plan)
+            plan = with_rings(plan)
             if plan is not None and plan.accumulators <= ACCUMULATORS:
-                return replace(plan, workers=max(1, multiprocessors * plan.ctas // plan.units))
-    return None
+                yield replace(plan, workers=max(1, multiprocessors * plan.ctas // plan.units))
 
 
-def _with_rings(plan):
-    """The plan with rings that fill the shared memory, or None where they do not fit."""
+def two_ctas_fit(plan):
+    """Whether a multiprocessor's registers suffice for two CTAs."""
+    return plan.warpgroups == 1 and not plan.full and plan.accumulators <= TWO_CTAS_ACCUMULATORS
+
+
+def with_rings(plan, ctas=None, ring=None):
+    """The plan with rings that fill the shared memory, or None where they do not fit.
+
+    Of `ctas` per multiprocessor and `ring` slots for all warpgroups, what is None is chosen.
+    """
     # One consumer cannot hide its own latency: two CTAs then share a multiprocessor.
-    few = plan.accumulators <= TWO_CTAS_ACCUMULATORS
-    ctas = 2 if plan.warpgroups == 1 and not plan.full and few else 1
+    ctas = ctas or (2 if two_ctas_fit(plan) else 1)
     free = (SHARED_MEMORY // ctas - plan.fixed_bytes) // SLOT_BYTES
     least = plan.key_blocks + 1
     if not plan.rank:
-        ring = min(free, MOST_SLOTS, 6 * plan.tile_slots)
+        ring = min(free, MOST_SLOTS, ring or 6 * plan.tile_slots)
         return None if ring < least else replace(plan, ring=ring, ctas=ctas)
     # A tile's latents are `heads` times as many as its shared slots: rings in that proportion.
     per_tile = 2 * plan.heads * plan.rank_blocks
     share = plan.tile_slots / (plan.tile_slots + plan.warpgroups * per_tile)
-    ring = max(least, min(round(free * share), 2 * plan.tile_slots))
+    ring = ring or max(least, min(round(free * share), 2 * plan.tile_slots))
     head_ring = min((free - ring) // plan.warpgroups, MOST_SLOTS // plan.warpgroups, 2 * per_tile)
-    if head_ring < plan.rank_blocks + 1:
+    if ring < least or head_ring < plan.rank_blocks + 1:
         return None
     return replace(plan, ring=ring, head_ring=head_ring, ctas=ctas)
 
 
-def objection(dtype, *, T, S, widths, interpret):
+def unfit(plan):
+    """The reason why a multiprocessor cannot run the plan, or None if it can."""
+    room = SHARED_MEMORY // plan.ctas - plan.fixed_bytes
+    need = (plan.ring + plan.warpgroups * plan.head_ring) * SLOT_BYTES
+    if need > room:
+        return f"its rings take {need} bytes of shared memory, and there are {room}"
+    most = MOST_SLOTS // plan.warpgroups if plan.rank else MOST_SLOTS
+    least = plan.rank_blocks + 1 if plan.rank else 0
+    if not (plan.key_blocks < plan.ring <= MOST_SLOTS and least <= plan.head_ring <= most):
+        return f"rings of {plan.ring} and {plan.head_ring} slots are too short or too long"
+    if plan.accumulators > ACCUMULATORS or (plan.ctas > 1 and not two_ctas_fit(plan)):
+        return f"{plan.ctas} CTAs of it take more registers than there are"
+    return None if plan.workers > 0 and plan.ctas in (1, 2) else "it has no workers"
+
+
+def objection(dtype, *, T, slots, paged, widths, interpret):
     """The reason why the kernel cannot take these shapes, or None if it can."""
     if str(dtype) not in ("bfloat16", "float16") and not (interpret and str(dtype) == "float32"):
         return f"a {dtype} cache: the kernel takes bfloat16 or float16"
     if not 1 <= T <= MOST_QUERIES:
         return f"{T} queries a sequence: the kernel takes 1 to {MOST_QUERIES}"
-    if S % 8:
-        return f"a cache of {S} slots: the kernel takes a multiple of 8"
+    if paged and slots != TILE:
+        return f"pages of {slots} slots: the kernel takes {TILE}"
+    if slots % 8:
+        return f"a cache of {slots} slots: the kernel takes a multiple of 8"
     for name, width in widths.items():
         # The copy engine takes rows of 16-byte multiples, in boxes of 64 values or one smaller.
         if width % 8 or (width > WIDTH and width % WIDTH):

@@ -9,8 +9,8 @@ from lrkv_jax.kernels.split_kv.plan import WIDTH
 from lrkv_jax.kernels.split_kv.schedule import TILE
 
 
-def produce(plan, r, each_segment, unit, zero):
-    """Copy the tiles of all segments into the rings, in the order in which they are consumed.
+def produce(plan, r, each_piece, unit, zero):
+    """Copy the tiles of all pieces into the rings, in the order in which they are consumed.
 
     `zero` is 0, but not known to be: a box from a constant index could not reach past its array's
     edge, where the copy engine fills it with zeros.
@@ -32,9 +32,8 @@ def produce(plan, r, each_segment, unit, zero):
     group = lax.div(unit * plan.groups, jnp.int32(plan.units))
     per_head = plan.heads * plan.rank_blocks
 
-    def put_tile(i, sequence, tile):
-        """Tile `tile` of the sequence, the worker's i-th."""
-        rows = (sequence, pl.ds(tile * TILE, TILE))
+    def put_tile(i, rows):
+        """The worker's i-th tile, from these rows: (sequence or page, slots)."""
 
         def put_shared(source, width, index):
             for block in range(-(-width // WIDTH)):
@@ -57,7 +56,7 @@ def produce(plan, r, each_segment, unit, zero):
         index = 0
         for w in range(plan.warpgroups if plan.norm_heads else 0):
             h = (unit * plan.warpgroups + w) * plan.norm_heads if not plan.shared_norm else zero
-            box = r.norms.at[sequence, pl.ds(h, plan.norm_heads), rows[1]]
+            box = r.norms.at[rows[0], pl.ds(h, plan.norm_heads), rows[1]]
             put(box, r.norm_s, r.norm_ready, r.norm_free, i, 2, 2 * w)
         keys = plan.key_blocks
         for source, width in shared:
@@ -67,14 +66,19 @@ def produce(plan, r, each_segment, unit, zero):
         if plan.rank:
             put_latents(r.rv, per_head)
 
-    def put_segment(sequence, first, tiles, done):
-        @pl.loop(0, tiles)
-        def _(i):
-            put_tile(done + i, sequence, first + i)
+    def put_piece(_, sequence, first, tiles, done):
+        before = done - first
+
+        @pl.loop(first, first + tiles)
+        def _(tile):
+            if r.pages is None:
+                put_tile(tile + before, (sequence, pl.ds(tile * TILE, TILE)))
+            else:
+                put_tile(tile + before, (r.pages[sequence, tile], pl.ds(0, TILE)))
 
         return done + tiles
 
-    tiles = each_segment(put_segment, jnp.int32(0))
+    tiles = each_piece(put_piece, jnp.int32(0))
 
     def drain(free, copies, size, offset=0):
         """Wait until the last slots are free: no barrier is left with a phase unseen."""

@@ -1,0 +1,136 @@
+"""LRKV's rotated residual, with the angles of a chunk compressed: the XLA path of mode `full`.
+
+A residual logit of position i is [cos iΘ, sin iΘ] · M_h(q) · rk_h (`lrkv_jax.kernels.lrkv_decode`),
+K · R products. But the angles of neighbouring positions are nearly dependent: over c positions the
+matrix [cos iΘ, sin iΘ] is P Q, to float32's rounding, with P of ρ columns, ρ far below K. So
+
+    [cos iΘ, sin iΘ] · M_h(q) · rk_h = P_i (Q M_h(q)) · rk_h
+
+costs ρ · R products per position, and ρ · K · R per chunk. Counted from the chunk's middle, which
+is turned onto the query, cosines are even in i and sines odd. Each has a P and a Q of its own, of
+ρ / 2 columns and K / 2 rows, and positions i and −i share both products: that halves either cost.
+
+B batch  T queries  S cache slots  c slots of a chunk  n slots of half a chunk  b of a block of that
+H heads  K head width  R residual rank  J = K / 2 frequency pairs  E, O columns of the two P
+X all of B T H R
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lrkv_jax.kernels.online import chunk_starts
+
+# Of each cosine and sine: half a unit in the last place of float32.
+EXACT_TO = 2.0**-24
+# Slots that share Q M: a shorter chunk pays for it more often, a longer one has a larger ρ.
+CHUNK = 1024
+# Of half a chunk, at a time on a CPU: P Q M and the latents that meet it stay in its cache.
+BLOCK = 32
+
+
+class Compressed(NamedTuple):
+    """cos iΘ = even_nE @ even_EJ and sin iΘ = odd_nO @ odd_OJ for the upper half of a chunk.
+
+    i counts from the chunk's middle: 0, 1, ... in an odd chunk, 1/2, 3/2, ... in an even one.
+    `middle_K` is [cos, sin] of the middle's angle, counted from the first slot. All float32.
+    """
+
+    even_nE: np.ndarray
+    even_EJ: np.ndarray
+    odd_nO: np.ndarray
+    odd_OJ: np.ndarray
+    middle_K: np.ndarray
+
+
+def frequencies(width: int, base: float) -> tuple[float, ...]:
+    """RoPE's angle per position, of each of the J = `width` / 2 pairs."""
+    return tuple(base ** (-np.arange(0, width, 2) / width))
+
+
+@functools.cache
+def compressed(frequencies_J: tuple[float, ...], chunk: int) -> Compressed:
+    """The angles of `chunk` positions, of the smallest ranks that are exact to `EXACT_TO`."""
+    middle = (chunk - 1) / 2
+    angles_nJ = np.outer(np.arange(chunk // 2, chunk) - middle, frequencies_J)
+    middle_J = middle * np.asarray(frequencies_J)
+    middle_K = np.concatenate([np.cos(middle_J), np.sin(middle_J)])
+    factors = (*_factors(np.cos(angles_nJ)), *_factors(np.sin(angles_nJ)), middle_K)
+    return Compressed(*(array.astype(np.float32) for array in factors))
+
+
+def _factors(values_nJ):
+    """P, with columns of unit mean square, and Q, so that P Q is within `EXACT_TO`."""
+    left_nr, singular_r, right_rJ = np.linalg.svd(values_nJ, full_matrices=False)
+    size = len(values_nJ) ** 0.5
+    left_nr, right_rJ = left_nr * size, singular_r[:, None] / size * right_rJ
+    rank, left_over_nJ = 1, values_nJ - np.outer(left_nr[:, 0], right_rJ[0])
+    while np.abs(left_over_nJ).max() > EXACT_TO:
+        left_over_nJ -= np.outer(left_nr[:, rank], right_rJ[rank])
+        rank += 1
+    return left_nr[:, :rank], right_rJ[:rank]
+
+
+def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base):
+    """The residual's part of each logit, float32 [S, B, T, H]; past the longest sequence, anything.
+
+    `q_BTHK` is rotated, `angles_SK` are [cos, sin] of each slot's position, `base` RoPE's.
+    """
+    (B, T, H, K), S = q_BTHK.shape, rk_BSHR.shape[1]
+    chunk = min(S, CHUNK)
+    starts = jnp.array(chunk_starts(S, chunk))
+    found = compressed(frequencies(K, base), chunk)
+    halves_JHR = jnp.split(up_HRK.astype(jnp.float32).transpose(2, 0, 1), 2)
+
+    def some(index, logits_SBTH):
+        back_BTHK = turned_back(q_BTHK, angles_SK[starts[index]])
+        return _of_chunk(found, back_BTHK, halves_JHR, rk_BSHR, starts[index], logits_SBTH)
+
+    logits_SBTH = jnp.zeros((S, B, T, H), jnp.float32)
+    if len(starts) == 1:
+        return some(0, logits_SBTH)
+    used = jnp.clip((lengths_B.max() + chunk - 1) // chunk, 1, len(starts))
+    return jax.lax.fori_loop(0, used, some, logits_SBTH)
+
+
+def _of_chunk(found: Compressed, q_BTHK, halves_JHR, rk_BSHR, start, logits_SBTH):
+    """`logits_SBTH` with those of the chunk from `start`, from which positions count for q."""
+    q_KBTH1 = jnp.moveaxis(turned_back(q_BTHK, found.middle_K), -1, 0)[..., None]
+    a, b = jnp.split(q_KBTH1, 2)
+    first, second = (half_JHR[:, None, None] for half_JHR in halves_JHR)
+    J, *rest = (a * first).shape
+    even_EX = found.even_EJ @ (a * first + b * second).reshape(J, -1)
+    odd_OX = found.odd_OJ @ (b * first - a * second).reshape(J, -1)
+    n, chunk = len(found.even_nE), min(len(logits_SBTH), CHUNK)
+    block = min(n, BLOCK) if jax.default_backend() == "cpu" else n
+    firsts = jnp.array(chunk_starts(n, block))
+
+    def latents(slot):
+        """Those of a block's slots, [slots, B, 1, H, R]."""
+        rk_BbHR = jax.lax.dynamic_slice_in_dim(rk_BSHR, slot, block, 1)
+        return rk_BbHR.astype(jnp.float32).swapaxes(0, 1)[:, :, None]
+
+    def some(index, logits_SBTH):
+        row = firsts[index]
+        even_bBTHR, odd_bBTHR = (
+            (jax.lax.dynamic_slice_in_dim(jnp.asarray(left), row, block) @ right).reshape(-1, *rest)
+            for left, right in ((found.even_nE, even_EX), (found.odd_nO, odd_OX))
+        )
+        # An odd chunk's middle is its own mirror image: it is written twice, alike.
+        above, below = start + chunk // 2 + row, start + (chunk + 1) // 2 - row - block
+        above_bBTH = ((even_bBTHR + odd_bBTHR) * latents(above)).sum(-1)
+        below_bBTH = ((even_bBTHR - odd_bBTHR) * latents(below)[::-1]).sum(-1)[::-1]
+        update = jax.lax.dynamic_update_slice_in_dim
+        return update(update(logits_SBTH, above_bBTH, above, 0), below_bBTH, below, 0)
+
+    return jax.lax.fori_loop(0, len(firsts), some, logits_SBTH)
+
+
+def turned_back(q_BTHK, angle_K):
+    """The query rotated by minus the angle whose [cos, sin] is given, in float32."""
+    a, b = jnp.split(q_BTHK.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.split(angle_K, 2, axis=-1)
+    return jnp.concatenate([a * cos + b * sin, b * cos - a * sin], axis=-1)

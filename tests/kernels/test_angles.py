@@ -1,0 +1,86 @@
+"""Compressed angles: exact to float32's rounding for every width, base, chunk and position.
+
+B batch  T queries  c slots of a chunk  H heads  K head width  R rank  J frequency pairs
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.decode_cases import compare, lrkv_case
+from support.oracle import rope
+
+from lrkv_jax.kernels import angles
+
+WIDTHS, BASES = (2, 16, 64, 128, 256), (100.0, 10_000.0, 500_000.0)
+CHUNKS = (1, 2, 3, 7, 64, 255)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(K=st.sampled_from(WIDTHS), base=st.sampled_from(BASES), chunk=st.sampled_from(CHUNKS))
+def test_the_computed_ranks_suffice_and_none_could_go(K, base, chunk):
+    theta_J = base ** (-np.arange(0, K, 2) / K)
+    found = angles.compressed(angles.frequencies(K, base), chunk)
+    middle = (chunk - 1) / 2
+    upper_nJ = np.outer(np.arange(chunk // 2, chunk) - middle, theta_J)
+    for left, right, wanted in (
+        (found.even_nE, found.even_EJ, np.cos(upper_nJ)),
+        (found.odd_nO, found.odd_OJ, np.sin(upper_nJ)),
+    ):
+        left, right = left.astype(np.float64), right.astype(np.float64)
+        # Factors in float32 add their own rounding: of entries of order 1, over at most K / 2.
+        assert np.abs(left @ right - wanted).max() < 4e-7
+        rank = left.shape[1]
+        assert rank <= min(wanted.shape)
+        if rank > 1:  # the best approximation of one rank less is not exact
+            singular = np.linalg.svd(wanted, compute_uv=False)
+            assert singular[rank - 1] > angles.EXACT_TO
+
+
+def test_ranks_at_the_papers_width_are_what_the_docs_say():
+    found = [angles.compressed(angles.frequencies(128, 1e4), c) for c in (256, 512, 1024)]
+    assert [f.even_nE.shape[1] + f.odd_nO.shape[1] for f in found] == [47, 57, 67]
+
+
+@settings(max_examples=16, deadline=None, derandomize=True)
+@given(
+    K=st.sampled_from((2, 16, 128)),
+    base=st.sampled_from(BASES),
+    rank=st.integers(1, 9),
+    tokens=st.sampled_from((1, 3)),
+    chunk=st.sampled_from((1, 2, 7, 64, 65, 512)),
+    start=st.sampled_from((0, 1, 300, 8191, 131_072)),
+)
+@pytest.mark.slow
+def test_residual_logits_are_those_of_rotated_keys(K, base, rank, tokens, chunk, start):
+    """For a chunk from `start` on; the query is the last of the chunk or later."""
+    rng, H = np.random.default_rng(rank + 100 * chunk), 2
+    q_THK = rng.standard_normal((tokens, H, K))
+    up_HRK = rng.standard_normal((H, rank, K))
+    rk_cHR = rng.standard_normal((chunk, H, rank))
+    positions_c = np.arange(start, start + chunk)
+    expected_HTc = np.stack(
+        [q_THK[:, h] @ rope(rk_cHR[:, h] @ up_HRK[h], positions_c, base).T for h in range(H)]
+    )
+    # Of one sequence that is a chunk: its slots' angles count from `start`.
+    angles_cJ = positions_c[:, None] * np.asarray(angles.frequencies(K, base))
+    angles_cK = np.float32(np.concatenate([np.cos(angles_cJ), np.sin(angles_cJ)], axis=-1))
+    got_cBTH = angles.logits(
+        np.float32(q_THK[None]), np.float32(up_HRK), angles_cK, np.float32(rk_cHR[None]),
+        np.array([chunk]), base,
+    )  # fmt: skip
+    largest = np.linalg.norm(q_THK, axis=-1).max() * np.linalg.norm(
+        np.einsum("cHR,HRK->cHK", rk_cHR, up_HRK), axis=-1
+    ).max()  # fmt: skip
+    assert (
+        np.abs(np.asarray(got_cBTH[:, 0], np.float64).transpose(2, 1, 0) - expected_HTc).max()
+        < 1e-6 * largest
+    )
+
+
+@pytest.mark.parametrize("chunk", [5, 64])
+def test_another_base_than_the_usual_is_decoded(chunk, monkeypatch):
+    monkeypatch.setattr(angles, "CHUNK", chunk)
+    case = lrkv_case([37, 64, 3], T=2, K=16, R=3, base=300.0)
+    assert max(compare(case.poisoned().run(impl="xla", rope_base=300.0), case.truth())) < 2e-6
+    assert max(compare(case.run(impl="xla"), case.truth())) > 1e-2  # the base matters
