@@ -1,16 +1,18 @@
-"""Decode benchmarks, as docs and README show them: `python experiments/bench_decode.py`.
+"""Decode benchmarks, as the docs show them: `python experiments/bench_decode.py`.
 
-On a CPU: attention alone at the 128M shape, uniform and ragged; then a layer of the 2.5B model
-(36 x 2304): its memory, its time over MHA's, what exact RoPE costs. About four minutes on two
-cores. On a GPU: four scales, batches to 64, lengths to 32,768. Writes decode_BACKEND.json and .png,
-and the same with -ragged and -layer, into `--out FOLDER` (experiments/results).
+Attention alone at the shapes of 128m, 24x1536 and 36x2304, and ragged at the first; then a layer of
+the last: its memory, its time over MHA's, what exact RoPE costs. Minutes, on two CPU cores.
+Writes decode_cpu.json and .png, and the same with -24x1536, -36x2304, -ragged and -layer,
+into `--out FOLDER` (experiments/results). On a GPU: `first_light.py`.
 """
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 
-import jax
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 from rich.console import Console
 
 from lrkv_jax.bench.decode import Settings, run
@@ -19,28 +21,26 @@ from lrkv_jax.bench.files import save
 from lrkv_jax.bench.report import run_shown
 
 ATTENTION = Settings()
+WIDE = {
+    f"-{scale}": replace(
+        ATTENTION, scales=(scale,), lengths=(2048, 8192), implementations=("xla", "mosaic", "jax"),
+        samples=9,
+    )
+    for scale in ("24x1536", "36x2304")
+}  # fmt: skip
 # MHA against the three modes; ours alone, as a layer runs on nothing else.
 LAYER = Settings(
     scales=("36x2304",), variants=("mha", "lrkv"), batches=(4,), lengths=(8192,),
     implementations=("xla", "mosaic"), levels=("layer",),
 )  # fmt: skip
 RAGGED = replace(ATTENTION, batches=(4,), lengths=(2048, 8192), ragged=True)
-ON_GPU = replace(
-    ATTENTION,
-    scales=("128m", "1.2b", "36x2304", "6.3b"),
-    batches=(1, 8, 64),
-    lengths=(512, 2048, 8192, 32768),
-    samples=30,
-)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     folder = parser.parse_args().out
-    sweeps = {"": ATTENTION, "-ragged": RAGGED, "-layer": LAYER}
-    if jax.default_backend() != "cpu":
-        sweeps = {"": ON_GPU, "-ragged": replace(ON_GPU, ragged=True), "-layer": LAYER}
+    sweeps = {"": ATTENTION, **WIDE, "-ragged": RAGGED, "-layer": LAYER}
     for suffix, settings in sweeps.items():
         report = run_shown(run, settings, print_report, Console())
         for path in save(report, folder, suffix):

@@ -1,9 +1,12 @@
 """The decode benchmark: scales × variants × shapes × implementations, in one run.
 
 At each shape everything is made, checked against the truth, and then timed together, one sample of
-each in turn. A time over MHA's is over the fastest MHA of the same run and shape.
+each in turn. Where memory does not hold everything, lines are taken in groups that fit, and MHA in
+its fastest implementation is timed with each. A time over MHA's is over the fastest MHA that was
+timed together with it.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -48,6 +51,7 @@ class Settings:
     samples: int = 15
     depth: int | None = None  # layers of a step; None is the scale's
     seed: int = 0
+    overrides: tuple[str, ...] = ()  # of every line's settings: model.heads=64
 
     def __post_init__(self):
         known = {"implementations": tuple(IMPLEMENTATIONS), "levels": LEVELS}
@@ -90,7 +94,6 @@ def run(settings: Settings, progress: report.Progress = report.silent) -> dict[s
     for row in rows:
         if row.bytes_per_second is not None:
             row.share_of_copy = row.bytes_per_second / bandwidth
-    report.compare_with_mha(rows, time_over_mha="us", bytes_over_mha="bytes_to_move")
     progress("done", len(shapes), len(shapes))
     return {
         "benchmark": "decode",
@@ -112,7 +115,9 @@ def run(settings: Settings, progress: report.Progress = report.silent) -> dict[s
 
 def _subjects(scale: str, settings: Settings) -> list[Line]:
     """The lines of a scale that were asked for, computing in the cache's dtype."""
-    lines = lines_of(scale, settings.variants, settings.ropes, depth=settings.depth)
+    lines = lines_of(
+        scale, settings.variants, settings.ropes, depth=settings.depth, overrides=settings.overrides
+    )
     return [line.computing_in(settings.dtype) for line in lines]
 
 
@@ -120,42 +125,91 @@ def _at_one_shape(settings, scale, subjects, batch, length) -> list[Row]:
     """Every row of one scale, batch and length."""
     lengths_B = lengths_of(batch, length, ragged=settings.ragged, seed=settings.seed)
 
-    def rows_of(line, implementation, **more):
+    def rows_of(line, implementation, levels=settings.levels, **more):
         return [
             Row(level, scale, line.variant, line.rope, implementation, batch, length,
                 settings.ragged, int(lengths_B.sum()), settings.dtype, kind=line.kind, **more)
-            for level in settings.levels
+            for level in levels
             if level == "attention" or implementation in OURS
         ]  # fmt: skip
 
-    need = sum(_nbytes(line.config.model, batch, length, settings) for line in subjects)
-    if need > (limit := clock.memory_limit()):
-        reason = f"{need / 1e9:.1f} GB needed at once, {limit / 1e9:.1f} GB to be had"
-        return [
-            row
-            for line in subjects
-            for name in settings.implementations
-            for row in rows_of(line, name, status=report.SKIPPED, reason=reason)
-        ]
-    rows, candidates = [], []
-    for line in subjects:
+    limit = clock.memory_limit()
+    needs = [_nbytes(line.config.model, batch, length, settings) for line in subjects]
+    mha = next((i for i, line in enumerate(subjects) if line.variant == "mha"), None)
+    made: dict[int, list[Row]] = {}
+    anchors: list[Row] = []  # the fastest of MHA at each level
+    for number, group in enumerate(grouped(needs, mha, limit)):
+        chosen = {}
+        for index in group:
+            line = subjects[index]
+            if index in made:  # MHA, timed again
+                wanted = [(row.implementation, [row.level]) for row in anchors]
+            else:
+                wanted = [(name, settings.levels) for name in settings.implementations]
+            chosen[index] = [
+                row for name, levels in wanted for row in rows_of(line, name, levels, group=number)
+            ]
+        _measure(settings, [(subjects[i], chosen[i]) for i in group], lengths_B, length)
+        together = [row for rows in chosen.values() for row in rows]
+        report.compare_with_mha(together, time_over_mha="us", bytes_over_mha="bytes_to_move")
+        made = chosen | made  # of MHA, the first time
+        if mha in made and not anchors:
+            anchors = [row for row in made[mha] if row.time_over_mha == 1]
+    for index, line in enumerate(subjects):
+        if index not in made:
+            need = sum(needs[index])
+            reason = f"{need / 1e9:.1f} GB needed, {limit / 1e9:.1f} GB to be had"
+            more = {"status": report.SKIPPED, "reason": reason}
+            rows = [rows_of(line, name, **more) for name in settings.implementations]
+            made[index] = [row for each in rows for row in each]
+    return [row for index in range(len(subjects)) for row in made[index]]
+
+
+def grouped(needs: Sequence[tuple[int, int]], mha: int | None, limit: int) -> list[list[int]]:
+    """Indices of lines that fit in memory together, in as few groups as their order gives.
+
+    `needs` are (bytes held, bytes needed for a moment) of each line: what is needed for a moment is
+    not needed by two at once. The line `mha` is the first of every group, unless a line fits
+    without it alone. Lines that fit in no group are in none.
+    """
+
+    def fits(group):
+        return sum(needs[i][0] for i in group) + max(needs[i][1] for i in group) <= limit
+
+    first = [mha] if mha is not None and fits([mha]) else []
+    groups, alone = [list(first)], []
+    for index in range(len(needs)):
+        if index == mha:
+            continue
+        room = next((group for group in groups if fits([*group, index])), None)
+        if room is not None:
+            room.append(index)
+        elif fits([*first, index]):
+            groups.append([*first, index])
+        elif fits([index]):
+            alone.append([index])
+    return [group for group in groups if group] + alone
+
+
+def _measure(settings, rows_of: list[tuple[Line, list[Row]]], lengths_B, length) -> None:
+    """Fill in rows of several lines, all in memory at once."""
+    candidates = []
+    for line, rows in rows_of:
         model = line.config.model
         problem = make_problem(model, lengths_B, length, settings.dtype, settings.seed)
         count = clock.copies_needed(nbytes_of(problem.cache), clock.last_level_cache())
         copies = [problem.cache, *(_copy(problem.cache) for _ in range(count - 1))]
         truth = None
-        for name in settings.implementations:
-            if made := rows_of(line, name):
-                rows += made
-                implementation = IMPLEMENTATIONS[name]
-                if reason := implementation.objection(problem):
-                    _put_down(made, report.SKIPPED, reason)
-                    continue
-                truth = truth or gate.truth_of(problem)
-                candidates += _candidates(made, implementation, problem, copies, truth)
+        for name in dict.fromkeys(row.implementation for row in rows):
+            made = [row for row in rows if row.implementation == name]
+            implementation = IMPLEMENTATIONS[name]
+            if reason := implementation.objection(problem):
+                _put_down(made, report.SKIPPED, reason)
+                continue
+            truth = truth or gate.truth_of(problem)
+            candidates += _candidates(made, implementation, problem, copies, truth)
     for level in settings.levels:
         _time([(row, timer) for row, timer in candidates if row.level == level], settings.samples)
-    return rows
 
 
 def _candidates(
@@ -240,17 +294,17 @@ def _copy(cache):
     return jax.tree.map(jnp.copy, cache)
 
 
-def _nbytes(model, batch, length, settings) -> int:
-    """Bytes that one variant holds at the most, temporaries aside."""
+def _nbytes(model, batch, length, settings) -> tuple[int, int]:
+    """Bytes that one variant holds while it is timed, and more that it needs for a moment."""
     cache = cache_nbytes(model, batch, length, settings.dtype)
-    total = cache * clock.copies_needed(cache, clock.last_level_cache())
+    held, moment = cache * clock.copies_needed(cache, clock.last_level_cache()), 0
     if "layer" in settings.levels:
-        total *= 2
+        held *= 2
     if "step" in settings.levels:
-        total += model.layers * cache + whole.model_nbytes(model, settings.dtype)
+        held += model.layers * cache + whole.model_nbytes(model, settings.dtype)
     if "pallas" in settings.implementations and jax.default_backend() == "gpu":
-        total *= 2  # it keeps its copies in its own layout
+        held *= 2  # it keeps its copies in its own layout
     if "naive" in settings.implementations:
         # Every head's keys and values, and the residual beside them.
-        total += 3 * rebuilt(model, batch, length, settings.dtype) // 2
-    return total
+        moment = 3 * rebuilt(model, batch, length, settings.dtype) // 2
+    return held, moment

@@ -43,10 +43,11 @@ class Row:
     bytes_to_move: int | None = None  # of the cache
     bytes_per_second: float | None = None
     share_of_copy: float | None = None
-    time_over_mha: float | None = None  # the fastest MHA of the same run and shape
+    time_over_mha: float | None = None  # the fastest MHA of the same group
     bytes_over_mha: float | None = None
     temp_bytes: int | None = None  # the program's temporary memory
     kind: str = ""  # of its line of the family
+    group: int = 0  # rows of one shape and group were timed together
 
     @property
     def name(self) -> str:
@@ -65,7 +66,7 @@ def exact_shares(rows: list[Row]) -> list[dict[str, Any]]:
     The two differ in nothing else: the same cache, the same bytes.
     """
     of: dict[Any, Row] = {
-        (row.shape, row.implementation, row.variant, row.rope): row
+        (row.shape, row.group, row.implementation, row.variant, row.rope): row
         for row in rows
         if row.status == MEASURED and row.implementation != "naive"
     }
@@ -112,7 +113,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         f"Medians, and half the distance between the quartiles; a call's dispatch, "
         f"{report['dispatch_us']:.0f} µs, is in them. "
         "MB: cache bytes up to each length. Of copy: those bytes per second over a jitted copy's. "
-        "Of MHA: the time over the fastest MHA of this run at the same shape, and the bytes.",
+        "Of MHA: the time over the fastest MHA timed together with it at the same shape, and the "
+        "bytes.",
         style="dim",
         highlight=False,
     )

@@ -13,7 +13,7 @@ from lrkv_jax.accounting.counts import parameter_counts
 from lrkv_jax.attention import abstract_layer
 from lrkv_jax.bench.problems import noise
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.model import abstract_model, parameters, with_parameters
+from lrkv_jax.model import abstract_model, abstract_parameters, with_parameters
 
 
 def compiled_layer(model: ModelConfig, batch: int, length: int, dtype: str):
@@ -52,7 +52,7 @@ def model_program(model: ModelConfig, lengths_B, length: int, dtype: str) -> tup
     `program((cache, token_B))` gives (token_B, (cache, token_B)).
     """
     batch = len(lengths_B)
-    params = _random_like(parameters(abstract_model(model)), dtype)
+    params = _random_like(abstract_parameters(model), dtype)
     unstacked = with_parameters(model, params).unstacked()
 
     def step(model, state, lengths_B):

@@ -109,7 +109,7 @@ def test_tables_fit_the_terminal_and_hold_every_row(swept, columns):
     shown = [line for line in lines if line.startswith((" mha ", " lrkv "))]
     assert len(shown) == len(measured(swept[0]))
     text = " ".join(" ".join(lines).split())
-    for said in ("copies at", "nothing to rebuild", "fastest MHA of this run", "Exact RoPE"):
+    for said in ("copies at", "nothing to rebuild", "fastest MHA timed together", "Exact RoPE"):
         assert said in text
 
 
@@ -209,6 +209,57 @@ def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(monkeypatch):
     rows = run(replace(TINY, lengths=(32,)))["rows"]
     assert len(rows) == 3 * 4 and {row.status for row in rows} == {SKIPPED}
     assert "GB needed" in rows[0].reason
+
+
+@pytest.mark.slow
+def test_lines_that_do_not_fit_together_are_timed_in_groups_each_with_mha(monkeypatch):
+    monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(clock, "last_level_cache", lambda: 1 << 14)
+    settings = replace(TINY, implementations=("xla", "jax"), dtype="float32", samples=2)
+    lines = decode._subjects("quickstart", settings)
+    needs = [sum(decode._nbytes(line.config.model, 2, 32, settings)) for line in lines]
+    monkeypatch.setattr(clock, "memory_limit", lambda: sum(needs[:2]))  # MHA and one mode, not two
+    report = run(settings)
+    rows = {(row.name, row.implementation): row for row in report["rows"]}
+    assert len(rows) == len(report["rows"]) == 3 * 2  # MHA's second timing is no row
+    full, shared = rows["lrkv full", "xla"], rows["lrkv shared", "xla"]
+    assert (full.group, shared.group) == (0, 1)
+    assert full.time_over_mha > 0 and shared.time_over_mha > 0
+    mha = min((rows["mha", by] for by in ("xla", "jax")), key=lambda row: row.us)
+    assert mha.group == 0 and full.time_over_mha == full.us / mha.us
+    assert shared.time_over_mha != shared.us / mha.us  # over the MHA of its own group
+    assert report["exact_rope"] == []  # the two modes were not timed together
+
+
+@pytest.mark.parametrize(
+    ("needs", "mha", "groups"),
+    [
+        ([(4, 0), (2, 0), (3, 1), (1, 0)], 0, [[0, 1, 3], [0, 2]]),
+        ([(4, 0), (2, 0), (2, 0), (2, 2)], 0, [[0, 1, 2], [0, 3]]),
+        ([(1, 0), (1, 5), (1, 5), (2, 4)], 0, [[0, 1, 2], [0, 3]]),  # moments are not added
+        ([(8, 0), (3, 0), (6, 0), (9, 0)], 0, [[0], [1], [2]]),
+        ([(9, 0), (3, 0), (5, 0), (1, 0)], 0, [[1, 2], [3]]),
+        ([(3, 0), (4, 0), (2, 0)], None, [[0, 1], [2]]),
+    ],
+)
+def test_groups_fit_and_leave_out_only_what_fits_nowhere(needs, mha, groups):
+    found = decode.grouped(needs, mha, 8)
+    assert found == groups
+    placed = {index for group in found for index in group}
+    assert placed == {i for i, need in enumerate(needs) if sum(need) <= 8}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["128m", "512m_8k", "1.2b", "2.5b", "6.3b"])
+def test_every_shape_of_a_scale_is_measured_in_8_gb(scale):
+    settings = Settings(scales=(scale,), dtype="float32")
+    lines = decode._subjects(scale, settings)
+    for batch in settings.batches:
+        for length in settings.lengths:
+            needs = [decode._nbytes(line.config.model, batch, length, settings) for line in lines]
+            found = decode.grouped(needs, 0, 8_000_000_000)
+            assert {i for group in found for i in group} == set(range(len(lines)))
+            assert all(group[0] == 0 for group in found)  # MHA is in each
 
 
 @pytest.mark.parametrize(

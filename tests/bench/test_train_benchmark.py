@@ -167,12 +167,11 @@ def test_the_page_holds_every_sweep_and_says_what_is_missing(swept, tmp_path, ex
     save(swept[0], tmp_path, "-24x1536")
     save(swept[0], tmp_path, "-quickstart")
     save(swept[0], tmp_path, "-no-such-sweep")
-    names = [path.name for path in bench_train.results(tmp_path, "cpu")]
+    names = [path.name for path in bench_train.results(tmp_path)]
     assert names == ["train_cpu-quickstart.json", "train_cpu-24x1536.json"]
     tables = bench_train.page_tables(tmp_path)
-    on_cpu, on_gpu = tables.split("### On GPUs")
-    assert on_cpu.count("| mha |") == 4 and on_gpu.strip() == "Nothing was measured."
-    assert train_table.markdown(swept[0], swept[0]["rows"]) in on_cpu
+    assert tables.startswith("### On a CPU") and tables.count("| mha |") == 4
+    assert train_table.markdown(swept[0], swept[0]["rows"]) in tables
     page = bench_train.PAGE.read_text()
     assert f"<!-- {bench_train.BLOCK} -->" in page
 
