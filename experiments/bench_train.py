@@ -1,18 +1,20 @@
 """Training benchmarks, as docs/performance.md shows them: `python experiments/bench_train.py`.
 
-On a CPU: the quickstart model whole, then layers of the 128M and the 24 x 1536 model, cut in depth,
-vocabulary and batch as their tables say; about ten minutes on two idle cores. On GPUs: 128M and
-24 x 1536 whole, some layers of 2.5B and 6.3B, and a step of 524,288 tokens. Writes
-train_BACKEND-NAME.json into `--out FOLDER` (experiments/results) and, from all such files there,
-the measured part of docs/performance.md; `--page-only` writes the page alone.
+The quickstart model whole, then layers of the 128M and the 24 x 1536 model, cut in depth,
+vocabulary and batch as their tables say; about ten minutes on two idle CPU cores. Writes
+train_cpu-NAME.json into `--out FOLDER` (experiments/results) and, from all such files there, the
+part of docs/performance.md that is of a CPU; `--page-only` writes the page alone. On a GPU:
+`first_light.py`.
 """
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-import jax
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 from rich.console import Console
 
 from lrkv_jax.bench.files import replace_between, save
@@ -26,7 +28,7 @@ BLOCK = "training steps"
 
 # One sequence of 512 tokens, and a head that does not hide the layers.
 CUT = ("train.batch=1", "train.accumulation=1", "train.context=512", "model.vocabulary=4096")
-ON_CPU = {
+SWEEPS = {
     "quickstart": Settings(scales=("quickstart",), samples=9),
     "128m": Settings(
         scales=("128m",), ropes=("full",), overrides=CUT, depth=2, samples=5, data=False
@@ -36,35 +38,18 @@ ON_CPU = {
         samples=5, data=False,
     ),
 }  # fmt: skip
-ON_GPU = {
-    "128m": Settings(samples=30),
-    "24x1536": Settings(scales=("24x1536",), variants=("mha", "lrkv")),
-    "36x2304": Settings(scales=("36x2304",), variants=("mha", "lrkv"), ropes=("full",), depth=8,
-                        data=False),
-    "6.3b": Settings(scales=("6.3b",), variants=("mha", "lrkv"), ropes=("full",), depth=4,
-                     data=False),
-    # Muon's share where a step is large.
-    "128m-524288": Settings(variants=("mha", "lrkv"), ropes=("full",), samples=9, data=False,
-                            overrides=("train.batch=256", "train.accumulation=16")),
-}  # fmt: skip
 
 
 def page_tables(folder: Path) -> str:
     """The measured part of the page, from every result in `folder`."""
-    parts = []
-    for backend, title in (("cpu", "On a CPU"), ("gpu", "On GPUs")):
-        parts.append(f"### {title}\n")
-        reports = [json.loads(path.read_text()) for path in results(folder, backend)]
-        if not reports:
-            parts.append("Nothing was measured.\n")
-        parts += [markdown(report, _rows(report)) + "\n" for report in reports]
-    return "\n".join(parts)
+    reports = [json.loads(path.read_text()) for path in results(folder)]
+    return "\n".join(["### On a CPU\n", *(markdown(r, _rows(r)) + "\n" for r in reports)])
 
 
-def results(folder: Path, backend: str) -> list[Path]:
+def results(folder: Path) -> list[Path]:
     """The sweeps' files, in the order of the sweeps."""
-    names = [f"train_{backend}-{name}.json" for name in (ON_CPU if backend == "cpu" else ON_GPU)]
-    return [folder / name for name in names if (folder / name).is_file()]
+    paths = [folder / f"train_cpu-{name}.json" for name in SWEEPS]
+    return [path for path in paths if path.is_file()]
 
 
 def _rows(report: dict[str, Any]) -> list[Row]:
@@ -74,11 +59,10 @@ def _rows(report: dict[str, Any]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--only", choices=sorted(ON_CPU | ON_GPU), help="one of the sweeps")
+    parser.add_argument("--only", choices=sorted(SWEEPS), help="one of the sweeps")
     parser.add_argument("--page-only", action="store_true", help="measure nothing")
     options = parser.parse_args()
-    sweeps = ON_CPU if jax.default_backend() == "cpu" else ON_GPU
-    for name, settings in sweeps.items():
+    for name, settings in SWEEPS.items():
         if not options.page_only and options.only in (None, name):
             report = run_shown(run, settings, print_report, Console())
             for path in save(report, options.out, f"-{name}"):
