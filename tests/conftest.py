@@ -2,32 +2,79 @@
 
 import fcntl
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 from support.tiny import TINY, FinishedRun, few_pages, finish
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-)
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+MOST_PROGRAM_BYTES = 500_000_000  # of many states of the sources
+PROGRAMS = pytest.StashKey[Path]()
+
+
+def _add_xla_flag(flag):
+    """Once, though workers inherit what the first process added: flags are part of JAX's keys."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag not in flags.split():
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}"
+
+
+_add_xla_flag("--xla_force_host_platform_device_count=8")
 # Programs go without the lines of Python that each operation came from, which no test reads: two
 # pairs of runs of three rooms took 5 and 8 % fewer processor seconds.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-# Workers and subprocesses inherit this: a program that several tests need is compiled once.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="lrkv-tests-"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
 def pytest_configure(config):
-    """Programs that run once are compiled without LLVM's optimisations: 0.85 of the time in all.
+    """Share compiled programs among all tests, and compile them for a single run.
 
-    What XLA does with a program, its fusions, collectives and memory, stays the same. Slow tests
-    run theirs often, or measure them.
+    Workers and subprocesses inherit the directory. Fast tests begin with the programs of this
+    clone's last such session that passed, in pytest's cache (`pytest --cache-clear` forgets them):
+    JAX's key has the program, its options, JAX's version and the processor's features.
+
+    Programs that run once are compiled without LLVM's optimisations: 0.85 of the time in all. What
+    XLA does with a program, its fusions, collectives and memory, stays the same. Slow tests run
+    theirs often, or measure them. Tests for a GPU take what JAX finds.
     """
-    if config.getoption("markexpr") not in ("slow", "timed"):
-        os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+    if config.getoption("markexpr") != "gpu":
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if config.getoption("markexpr") not in ("slow", "timed", "gpu"):
+        _add_xla_flag("--xla_backend_optimization_level=0")
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # a worker's, or the user's own
+        return
+    programs = Path(tempfile.mkdtemp(prefix="lrkv-tests-"))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
+    config.stash[PROGRAMS] = programs
+    for kept in _kept_programs(config).iterdir() if _are_fast(config) else ():
+        shutil.copy2(kept, programs)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Keep the session's programs if it passed: JAX does not write them at one stroke."""
+    programs = session.config.stash.get(PROGRAMS, None)
+    if programs is None:
+        return
+    if exitstatus == 0 and _are_fast(session.config):
+        kept = _kept_programs(session.config)
+        if sum(file.stat().st_size for file in kept.iterdir()) > MOST_PROGRAM_BYTES:
+            shutil.rmtree(kept)
+            kept.mkdir()
+        for program in programs.iterdir():
+            if not (kept / program.name).exists():
+                shutil.copy2(program, kept)
+    shutil.rmtree(programs, ignore_errors=True)
+
+
+def _are_fast(config) -> bool:
+    """Whether these are the fast tests, which kill nothing, and pytest can keep something."""
+    can_keep = hasattr(config, "cache") and os.access(config.rootpath, os.W_OK)
+    return can_keep and config.getoption("markexpr").startswith("not ")
+
+
+def _kept_programs(config) -> Path:
+    return config.cache.mkdir("programs")
 
 
 @pytest.fixture(scope="session")
