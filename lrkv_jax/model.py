@@ -22,19 +22,19 @@ from lrkv_jax.nn.embedding import Embedding, Head, soft_cap
 from lrkv_jax.nn.mlp import MLP
 from lrkv_jax.nn.norm import Norm
 from lrkv_jax.nn.remat import Remat, rematerialised
-from lrkv_jax.nn.weight import spec_of, variables, weight_specs, weights_of
+from lrkv_jax.nn.weight import draw, spec_of, variables, weight_specs, weights_of
 from lrkv_jax.sharding import by_hand, constrain_batch
 
 
 class Block(nnx.Module):
     """Pre-norm attention and MLP, each added to the stream."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig):
         gain: dict[str, Any] = {"gain": config.norm_gain, "eps": config.norm_eps}
         self.norm_attention = Norm(config.width, **gain)
-        self.attention = make_attention(config, rngs=rngs)
+        self.attention = make_attention(config)
         self.norm_mlp = Norm(config.width, **gain)
-        self.mlp = MLP(config.width, config.feed_forward_width, config.activation, rngs=rngs)
+        self.mlp = MLP(config.width, config.feed_forward_width, config.activation)
 
     def __call__(self, x_BTD, positions_BT, segments_BT=None):
         x_BTD = x_BTD + self.attention(self.norm_attention(x_BTD), positions_BT, segments_BT)
@@ -55,16 +55,16 @@ class Transformer(nnx.Module):
     """Tokens → logits. Parameters are float32, the computation `config.dtype`, logits float32.
 
     `blocks` is one Block whose weights have a leading layers axis, which a forward pass scans.
+    Models of one seed share every weight, layer by layer, that they have in common.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.embedding = Embedding(config.vocabulary, config.width, rngs=rngs)
-        make_block = nnx.vmap(lambda key: Block(config, rngs=nnx.Rngs(params=key)))
-        self.blocks: Any = make_block(jax.random.split(rngs.params(), config.layers))
+        self.embedding = Embedding(config.vocabulary, config.width)
+        self.blocks: Any = nnx.vmap(lambda _: Block(config))(jnp.arange(config.layers))
         self.norm = Norm(config.width, gain=config.norm_gain, eps=config.norm_eps)
-        tied = config.tied_head
-        self.head = None if tied else Head(config.vocabulary, config.width, rngs=rngs)
+        self.head = None if config.tied_head else Head(config.vocabulary, config.width)
+        draw(self, rngs.params())
 
     def __call__(
         self,

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from lrkv_jax.analysis.diversity import diversity
 from lrkv_jax.analysis.statistics import deviation, mean
@@ -14,6 +13,7 @@ from lrkv_jax.attention import make_attention
 from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.nn.weight import draw
 
 
 def random_heads(config: ModelConfig, seeds: int) -> Iterator[HeadWeights]:
@@ -26,7 +26,9 @@ def random_heads(config: ModelConfig, seeds: int) -> Iterator[HeadWeights]:
     if seeds < 1:
         raise LrkvError(f"null_seeds = {seeds}: use 1 or more")
     for seed in range(seeds):
-        heads = make_attention(config, rngs=nnx.Rngs(seed)).head_weights()
+        layer = make_attention(config)
+        draw(layer, jax.random.key(seed))
+        heads = layer.head_weights()
         output_HKD = np.random.default_rng(seed).standard_normal(heads.output_HKD.shape)
         yield replace(heads, output_HKD=output_HKD)
 

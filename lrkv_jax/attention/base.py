@@ -49,11 +49,11 @@ class Attention(nnx.Module):
     A cache of S slots serves sequences of up to S tokens, each with its own length.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig):
         """Make the output projection, zero at the start, that all variants share."""
         self.config = config
         shape = (config.heads, config.head_width, config.width)
-        self.output = weight(rngs, "heads head_width -> embed", shape, std=0)
+        self.output = weight("heads head_width -> embed", shape, std=0)
 
     # What a variant supplies.
 

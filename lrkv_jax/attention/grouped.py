@@ -12,7 +12,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention
@@ -40,13 +39,13 @@ class GroupedCache:
 class GroupedAttention(Attention):
     """Each of G key and value heads serves H / G query heads."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, rngs=rngs)
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
         self.groups = config.attention.groups(config)
-        self.query = weight(rngs, "embed -> heads head_width", (D, H, K))
-        self.key = weight(rngs, "embed -> kv_heads head_width", (D, self.groups, K))
-        self.value = weight(rngs, "embed -> kv_heads head_width", (D, self.groups, K))
+        self.query = weight("embed -> heads head_width", (D, H, K))
+        self.key = weight("embed -> kv_heads head_width", (D, self.groups, K))
+        self.value = weight("embed -> kv_heads head_width", (D, self.groups, K))
 
     def queries(self, x_BTD, positions_BT):
         q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))

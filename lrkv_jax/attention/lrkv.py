@@ -17,7 +17,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention
@@ -63,22 +62,22 @@ class LowRankCache:
 class LowRankAttention(Attention):
     """A shared full-rank projection and a low-rank residual for each head, for keys and values."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, rngs=rngs)
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
         R, self.rope = config.attention.rank, config.attention.rope
-        self.query = weight(rngs, "embed -> heads head_width", (D, H, K))
-        self.key = weight(rngs, "embed -> head_width", (D, K))
-        self.value = weight(rngs, "embed -> head_width", (D, K))
+        self.query = weight("embed -> heads head_width", (D, H, K))
+        self.key = weight("embed -> head_width", (D, K))
+        self.value = weight("embed -> head_width", (D, K))
         # σ_U = σ_W and σ_B = 0.1/sqrt(R) make ‖U Bᵀ‖ about 0.1 ‖W_shared‖ for every shape:
         # E‖U Bᵀ‖² = D K R σ_U² σ_B² and E‖W‖² = D K σ_W².
         std = min(1.0, (K / D) ** 0.5) * D**-0.5
         if R:
             down, up = "heads: embed -> rank", "heads: rank -> head_width"
-            self.key_down = weight(rngs, down, (H, D, R), std=std)
-            self.key_up = weight(rngs, up, (H, R, K), std=0.1 * R**-0.5)
-            self.value_down = weight(rngs, down, (H, D, R), std=std)
-            self.value_up = weight(rngs, up, (H, R, K), std=0.1 * R**-0.5)
+            self.key_down = weight(down, (H, D, R), std=std)
+            self.key_up = weight(up, (H, R, K), std=0.1 * R**-0.5)
+            self.value_down = weight(down, (H, D, R), std=std)
+            self.value_up = weight(up, (H, R, K), std=0.1 * R**-0.5)
 
     @property
     def rank(self) -> int:

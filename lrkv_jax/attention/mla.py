@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention
@@ -44,17 +43,17 @@ class LatentCache:
 class LatentAttention(Attention):
     """Multi-head latent attention; decoding is absorbed: queries move into the latent."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, rngs=rngs)
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
         C, P = config.attention.latent, config.attention.rope_width
-        self.query = weight(rngs, "embed -> heads head_width", (D, H, K))
-        self.down = weight(rngs, "embed -> latent", (D, C))
-        self.up_key = weight(rngs, "latent -> heads head_width", (C, H, K))
-        self.up_value = weight(rngs, "latent -> heads head_width", (C, H, K))
+        self.query = weight("embed -> heads head_width", (D, H, K))
+        self.down = weight("embed -> latent", (D, C))
+        self.up_key = weight("latent -> heads head_width", (C, H, K))
+        self.up_value = weight("latent -> heads head_width", (C, H, K))
         # P = 0 has no positions at all: there is then nothing to learn here.
-        self.query_rope = weight(rngs, "embed -> heads rope", (D, H, P)) if P else None
-        self.rope_key = weight(rngs, "embed -> rope", (D, P)) if P else None
+        self.query_rope = weight("embed -> heads rope", (D, H, P)) if P else None
+        self.rope_key = weight("embed -> rope", (D, P)) if P else None
 
     def queries(self, x_BTD, positions_BT):
         """Parts without and with positions: [B, T, H, K] and [B, T, H, P]."""

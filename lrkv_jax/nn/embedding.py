@@ -13,9 +13,9 @@ from lrkv_jax.sharding.by_hand import look_up
 class Embedding(nnx.Module):
     """Token id → vector; N(0, 1) at the start."""
 
-    def __init__(self, vocabulary: int, width: int, *, rngs: nnx.Rngs):
+    def __init__(self, vocabulary: int, width: int):
         shape = (vocabulary, width)
-        self.table = weight(rngs, "vocabulary -> embed", shape, std=1.0, group="embedding")
+        self.table = weight("vocabulary -> embed", shape, std=1.0, group="embedding")
 
     def __call__(self, tokens_BT: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B T D"]:
         return look_up(self.table[...], tokens_BT).astype(dtype)
@@ -24,9 +24,9 @@ class Embedding(nnx.Module):
 class Head(nnx.Module):
     """Hidden state → logits; zeros at the start, so the first loss is ln V."""
 
-    def __init__(self, vocabulary: int, width: int, *, rngs: nnx.Rngs):
+    def __init__(self, vocabulary: int, width: int):
         shape = (width, vocabulary)
-        self.kernel = weight(rngs, "embed -> vocabulary", shape, std=0, group="head")
+        self.kernel = weight("embed -> vocabulary", shape, std=0, group="head")
 
 
 def soft_cap(logits: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:

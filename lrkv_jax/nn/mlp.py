@@ -35,9 +35,9 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 class MLP(nnx.Module):
     """D → F → D, no biases; the second projection starts at zero."""
 
-    def __init__(self, width: int, hidden: int, activation: str, *, rngs: nnx.Rngs):
-        self.up = weight(rngs, "embed -> mlp", (width, hidden))
-        self.down = weight(rngs, "mlp -> embed", (hidden, width), std=0)
+    def __init__(self, width: int, hidden: int, activation: str):
+        self.up = weight("embed -> mlp", (width, hidden))
+        self.down = weight("mlp -> embed", (hidden, width), std=0)
         self.activation = activation
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

@@ -2,7 +2,7 @@
 
 One line of layout serves initialisation, sharding, Muon and the counts:
 
-    weight(rngs, "heads: embed -> rank", (H, D, R))
+    weight("heads: embed -> rank", (H, D, R))
 
 is a batch of H matrices from D inputs to R outputs. Sharding maps the axis names to mesh axes
 (`lrkv_jax.sharding`); Muon orthogonalises each matrix of the batch (`lrkv_jax.optim`).
@@ -11,13 +11,16 @@ is a batch of H matrices from D inputs to R outputs. Sharding maps the axis name
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Key
 
 Group = Literal["matrix", "embedding", "head", "vector"]
 LAYERS = "layers"  # the axis that stacks a block's weights over the model's layers
@@ -55,24 +58,42 @@ class WeightSpec:
 
 
 def weight(
-    rngs: nnx.Rngs,
     layout: str,
     shape: tuple[int, ...],
     *,
     std: float | None = None,
     group: Group = "matrix",
 ) -> nnx.Param:
-    """A float32 parameter N(0, std²) of `shape`, its axes named by `layout`.
+    """A float32 parameter, its axes named by `layout`: zeros, and N(0, std²) after `draw`.
 
-    `std=None` is 1/sqrt(fan_in) · min(1, sqrt(fan_out/fan_in)), nanochat's initialisation;
-    `std=0` is zeros, and draws nothing from `rngs`.
+    `std=None` is 1/sqrt(fan_in) · min(1, sqrt(fan_out/fan_in)), nanochat's initialisation.
     """
     spec = WeightSpec.parse(layout, group)
     if std is None:
         fan_in, fan_out = spec.fans(shape)
         std = min(1.0, math.sqrt(fan_out / fan_in)) / math.sqrt(fan_in)
-    value = jnp.zeros(shape) if std == 0 else std * jax.random.normal(rngs.params(), shape)
-    return nnx.Param(value, spec=spec)
+    return nnx.Param(jnp.zeros(shape), spec=spec, std=std)
+
+
+def draw(module: nnx.Module, key: Key[Array, ""]) -> None:
+    """Give the weights of a module their first numbers, in place.
+
+    Each weight has its own key: `key` folded with the weight's path in the module and, if the
+    weight is stacked, with the layer. A weight therefore depends on `key`, its path, its layer and
+    its shape alone: modules that differ elsewhere, even in depth, share it.
+    """
+    for path, variable in nnx.iter_graph(module):
+        if not isinstance(variable, nnx.Param) or not variable.get_metadata().get("std"):
+            continue
+        spec, std = variable.get_metadata("spec"), variable.get_metadata("std")
+        shape = variable.get_value().shape
+        own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
+        if len(shape) == len(spec.axes):
+            value = jax.random.normal(own, shape)
+        else:
+            keys = jax.vmap(partial(jax.random.fold_in, own))(jnp.arange(shape[0]))
+            value = jax.vmap(lambda key, of=shape[1:]: jax.random.normal(key, of))(keys)
+        variable.set_value(std * value)
 
 
 def variables(module: nnx.Module) -> list[nnx.Param]:

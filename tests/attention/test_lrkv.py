@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from support.oracle import rope
 from support.variants import error, random_params, random_tokens, small
 
@@ -165,7 +164,7 @@ def test_decoding_never_holds_a_heads_keys_or_values_for_the_whole_cache(mode):
         layers=1, width=48, heads=H, head_width=K, vocabulary=8,
         attention=LRKV(rank=R, rope=mode), dtype="float32",
     )  # fmt: skip
-    layer = jax.eval_shape(lambda: make_attention(config, rngs=nnx.Rngs(0)))
+    layer = jax.eval_shape(lambda: make_attention(config))
     cache = jax.eval_shape(lambda: layer.init_cache(1, S, jnp.float32))
     jaxpr = jax.make_jaxpr(lambda layer, x, cache, n: layer.decode(x, cache, n))(
         layer, np.zeros((1, 1, 48), np.float32), cache, np.array([S - 1])

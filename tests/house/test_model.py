@@ -3,6 +3,8 @@
 B batch  T positions  V vocabulary
 """
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -40,6 +42,11 @@ def test_parameters_are_float32_mirror_their_specs_and_repeat_with_the_seed(name
         assert spec.axes[0] == "layers" and spec.batch >= 1 and spec.group == "matrix"
     other = init_parameters(config, 4)
     assert not np.array_equal(params["embedding"]["table"], other["embedding"]["table"])
+    # One seed's variants share what they have in common, so that they can be compared in pairs.
+    mha = init_parameters(small(MHA(), dtype="bfloat16"), 3)
+    for path in (("embedding", "table"), ("blocks", "mlp", "up"), ("blocks", "attention", "query")):
+        ours, its = (functools.reduce(dict.get, path, tree) for tree in (params, mha))
+        assert ours.shape != its.shape or np.array_equal(ours, its), path
 
 
 def test_the_first_loss_is_ln_v():

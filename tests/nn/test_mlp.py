@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from lrkv_jax.config.reference import all_settings
 from lrkv_jax.nn.mlp import MLP, relu2
@@ -22,7 +21,7 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_mlp_equals_float64(activation):
     rng = np.random.default_rng(0)
-    layer = MLP(4, 6, activation, rngs=nnx.Rngs(0))
+    layer = MLP(4, 6, activation)
     layer.down[...] = np.float32(rng.standard_normal((6, 4)))
     x = np.float32(rng.standard_normal((2, 3, 4)))
     hidden = np.vectorize(ACTIVATIONS[activation])(np.float64(x) @ np.float64(layer.up[...]))
@@ -38,7 +37,7 @@ def test_the_setting_says_which_gelu_it_is():
 
 def test_it_adds_nothing_at_the_start():
     x = np.ones((1, 2, 4), np.float32)
-    assert not np.any(MLP(4, 6, "relu2", rngs=nnx.Rngs(0))(x))
+    assert not np.any(MLP(4, 6, "relu2")(x))
 
 
 def test_relu2s_gradient_is_twice_relu_and_keeps_one_array():

@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lrkv_jax.nn.weight import WeightSpec, weight, weight_specs
+from lrkv_jax.nn.weight import WeightSpec, draw, weight, weight_specs
+
+
+def drawn(module, seed=0):
+    draw(module, jax.random.key(seed))
+    return module
 
 
 @pytest.mark.parametrize(
@@ -30,31 +35,49 @@ def test_a_layout_names_the_axes_and_the_fans(layout, axes, batch, inputs, shape
     ("shape", "std"), [((400, 100), 1 / 20 / 2), ((100, 400), 1 / 10), ((300, 300), 300**-0.5)]
 )
 def test_the_default_spread_is_by_fan_in_and_smaller_for_narrow_outputs(shape, std):
-    value = weight(nnx.Rngs(0), "embed -> mlp", shape)[...]
+    value = drawn(nnx.Dict(up=weight("embed -> mlp", shape))).up[...]
     # The sample's standard deviation is off by 1/sqrt(2n) of itself: 0.4 % here; four of them.
     assert abs(float(value.std()) / std - 1) < 4 / np.sqrt(2 * value.size)
     assert abs(float(value.mean())) < 4 * std / np.sqrt(value.size)
     assert value.dtype == np.float32
 
 
-def test_std_is_as_given_and_zero_draws_nothing():
-    rngs, other = nnx.Rngs(0), nnx.Rngs(0)
-    assert not np.any(weight(rngs, "a -> b", (3, 4), std=0)[...])
-    after = weight(rngs, "a -> b", (200, 200), std=2.0)[...]
-    np.testing.assert_array_equal(after, weight(other, "a -> b", (200, 200), std=2.0)[...])
-    assert abs(float(after.std()) / 2 - 1) < 0.02
+def test_std_is_as_given_and_zeros_and_ones_stay():
+    layer = drawn(
+        nnx.Dict(
+            zero=weight("a -> b", (3, 4), std=0),
+            one=nnx.Param(np.ones(5), spec=WeightSpec(("a",), 0, 1, "vector")),
+            wide=weight("a -> b", (200, 200), std=2.0),
+        )
+    )
+    assert not np.any(layer.zero[...]) and np.all(layer.one[...] == 1)
+    assert abs(float(layer.wide[...].std()) / 2 - 1) < 0.02
+
+
+class Two(nnx.Module):
+    def __init__(self, _=None):
+        self.first = weight("embed -> mlp", (2, 3))
+        self.second = weight("vocabulary -> embed", (5, 2), group="embedding")
+
+
+def stack_of(layers):
+    return nnx.vmap(Two)(jax.numpy.arange(layers))
 
 
 def test_specs_mirror_the_parameters_and_know_when_they_are_stacked():
-    class Two(nnx.Module):
-        def __init__(self, rngs):
-            self.first = weight(rngs, "embed -> mlp", (2, 3))
-            self.second = weight(rngs, "vocabulary -> embed", (5, 2), group="embedding")
-
-    one = Two(nnx.Rngs(0))
-    many = nnx.vmap(lambda key: Two(nnx.Rngs(params=key)))(jax.random.split(jax.random.key(0), 4))
+    one, many = drawn(Two()), drawn(stack_of(4))
     assert set(weight_specs(one)) == {"first", "second"}
     assert weight_specs(one)["second"] == WeightSpec.parse("vocabulary -> embed", "embedding")
     assert weight_specs(many)["first"] == WeightSpec.parse("embed -> mlp").stacked()
     assert many.first[...].shape == (4, 2, 3)
-    assert np.ptp(np.asarray(many.first[...])[:, 0, 0]) > 0  # each its own draw
+
+
+def test_a_weight_depends_on_key_path_layer_and_shape_alone():
+    one, more = drawn(Two()), Two()
+    more.first, more.third = weight("a: b -> c", (1, 2, 3), std=9.0), weight("a -> b", (5, 2))
+    assert np.array_equal(drawn(more).second[...], one.second[...])
+    assert not np.array_equal(more.third[...], one.second[...])
+    assert not np.array_equal(drawn(Two(), seed=1).second[...], one.second[...])
+    few, many = drawn(stack_of(2)).first[...], drawn(stack_of(4)).first[...]
+    assert np.array_equal(few, many[:2])
+    assert len(np.unique(many)) == many.size  # each layer its own draw
