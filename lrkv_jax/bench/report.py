@@ -19,8 +19,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 import lrkv_jax
-from lrkv_jax.data.tokenizer import usable_cores
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime.device import device_name, usable_cores
 
 MEASURED, SKIPPED, WRONG, FAILED = "measured", "skipped", "wrong", "failed"
 
@@ -60,10 +60,9 @@ def compare_with_mha(rows: Sequence[Any], **over: str) -> None:
 
 def machine() -> dict[str, Any]:
     """Where and with what: device, versions, date, command, and how busy the machine was."""
-    device = jax.devices()[0]
     return {
         "backend": jax.default_backend(),
-        "device": _processor() if device.platform == "cpu" else device.device_kind,
+        "device": device_name(),
         "cores": usable_cores(),
         "load_average": os.getloadavg()[0],
         "versions": {
@@ -80,15 +79,6 @@ def machine() -> dict[str, Any]:
 def _program() -> str:
     name = Path(sys.argv[0]).name
     return "lrkv" if name == "__main__.py" else name
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.partition(":")[2].strip() for line in file if "model name" in line]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or "cpu"
 
 
 def reason_of(error: Exception) -> tuple[str, str]:

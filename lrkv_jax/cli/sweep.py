@@ -29,6 +29,14 @@ def sweep(
     ] = None,
     tasks: Annotated[str, typer.Option(help="What each run is evaluated on")] = "bpb,agreement",
     jobs: Annotated[int, typer.Option(help="Runs at a time, each on its share of the cores")] = 1,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Add each finished run to this file of JSON lines, which lrkv report reads, and "
+            "skip the runs that it has; their directories can then be deleted.",
+        ),
+    ] = None,
     only: Annotated[
         int | None,
         typer.Option(
@@ -47,14 +55,16 @@ def sweep(
     from lrkv_jax.sweep.grid import grid
 
     points = grid(config, settings or [], out)  # a mistake costs no import of JAX
+    from lrkv_jax.comparison import kept_by_name
     from lrkv_jax.sweep.state import state_of
     from lrkv_jax.sweep.working import work
 
     wanted = names(tasks)
     console = Console(highlight=False, markup=False)
     if list_:
+        known = kept_by_name(keep)
         for number, point in enumerate(points):
-            console.print(f"{number:3d}  {_so_far(state_of(point, wanted))}", end="  ")
+            console.print(f"{number:3d}  {_so_far(state_of(point, wanted, known))}", end="  ")
             print(shlex.join(["lrkv", "train", *point.arguments]))
         return
     if only is not None:
@@ -77,7 +87,7 @@ def sweep(
 
     folder = points[0].directory.parent
     with console.status(Text(f"{len(points)} runs; what each prints is in {folder / 'logs'}")):
-        ran = work(points, tasks=wanted, jobs=jobs, logs=folder / "logs", report=report)
+        ran = work(points, tasks=wanted, jobs=jobs, logs=folder / "logs", report=report, kept=keep)
     if failed:
         raise LrkvError(f"{len(failed)} of {len(points)} runs failed: see {Path(folder, 'logs')}")
     if not ran:

@@ -1,6 +1,7 @@
 """Finished runs beside one another: what they reached, how soon, and whether they differ."""
 
 from lrkv_jax.comparison.correlation import Correlation, correlation
+from lrkv_jax.comparison.files import keep, kept_by_name, pretraining, read_run_record, read_runs
 from lrkv_jax.comparison.paired import Paired, against, paired, spread
 from lrkv_jax.comparison.runs import (
     Curve,
@@ -8,8 +9,6 @@ from lrkv_jax.comparison.runs import (
     Setting,
     every_setting,
     finished,
-    pretraining,
-    read_runs,
     settings,
 )
 from lrkv_jax.comparison.sooner import Sooner, sooner, sooner_over_seeds

@@ -1,8 +1,8 @@
-"""Run directories, read; and which of them may be compared with which."""
+"""What finished runs left, and which of them may be compared with which."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,6 @@ from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token, training
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.attention import KINDS as ENTRIES
 from lrkv_jax.config.differences import SEEDS, settings_of
-from lrkv_jax.disk import read_json
-from lrkv_jax.errors import LrkvError
-from lrkv_jax.run.metrics import read_metrics
-from lrkv_jax.run.run_dir import read_history, read_run
 
 # The package's own lines, in the order in which tables and legends have them; others follow.
 KINDS = tuple(entry.name for kind, entry in ENTRIES.items() if ":" not in kind)
@@ -46,9 +42,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run's directory: its configuration, `metrics.jsonl`, `evaluation.json`, `analysis.json`.
+    """What one run left: its configuration, `metrics.jsonl`, `history.jsonl`, and two results.
 
-    The last two are None where the run has none.
+    `evaluation.json` and `analysis.json` are None where the run has none. `path` is its directory,
+    or its name in a file of kept runs (`lrkv_jax.comparison.files`).
     """
 
     path: Path
@@ -56,6 +53,7 @@ class RunRecord:
     rows: tuple[dict[str, Any], ...]
     evaluation: dict[str, Any] | None
     analysis: dict[str, Any] | None
+    history: tuple[dict[str, Any], ...] = ()
 
     @property
     def scale(self) -> str:
@@ -150,7 +148,7 @@ class RunRecord:
     def changed(self) -> list[str]:
         """The settings that were changed between its steps, and change what it learns."""
         keys = [
-            row["key"] for row in read_history(self.path)
+            row["key"] for row in self.history
             if row["event"] == "change" and row["role"] in ("result", "content")
         ]  # fmt: skip
         # At a constant rate a run that became longer is the run that was long from the start.
@@ -214,41 +212,6 @@ class Setting:
         return self.seeds(main[0].label) if main else {}
 
 
-def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
-    """The runs in these directories; each is a run's, or a folder of them, up to two levels up.
-
-    Raises `LrkvError` for a path that holds no run, and for files of a run that are damaged.
-    """
-    found: dict[Path, None] = {}
-    for path in map(Path, paths):
-        here = _runs_in(path)
-        if not here:
-            what = "holds no run" if path.is_dir() else "is not there"
-            raise LrkvError(f"{path} {what}: give the directory of a run, or a folder of runs")
-        found |= dict.fromkeys(folder.resolve() for folder in here)
-    runs = [_read(folder) for folder in found]
-    return sorted(runs, key=lambda run: (run.scale, _order(run), run.seed, str(run.path)))
-
-
-def pretraining(run: RunRecord, known: Mapping[Path, RunRecord]) -> RunRecord:
-    """The run whose loss is of text: this one, or what it was started from.
-
-    `known` are runs by their resolved path; others are read from `init_from`. Raises `LrkvError`
-    where there is none, or it has not finished: it has no bits per byte then.
-    """
-    before = run
-    while before.midtrained:
-        if not before.config.init_from:
-            raise LrkvError(f"no pretraining: {before.path} began with conversations")
-        path = Path(before.config.init_from)
-        if path.resolve() not in known and not (path / "config.yaml").is_file():
-            raise LrkvError(f"no run: {path}, which {before.path} was started from")
-        before = known.get(path.resolve()) or read_runs([path])[0]
-    if before.bits_per_byte is None:
-        raise LrkvError(f"not finished: {before.path}, so no bits per byte of {run.label}")
-    return before
-
-
 def finished(runs: Mapping[int, RunRecord]) -> dict[int, RunRecord]:
     """Those, by seed, that reached their end."""
     return {seed: run for seed, run in runs.items() if run.finished}
@@ -271,7 +234,7 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
                 own[key] = run
     named = []
     for own in groups.values():
-        members = sorted(own.values(), key=lambda run: (_order(run), run.seed))
+        members = sorted(own.values(), key=lambda run: (order(run), run.seed))
         named.append((min((run.scale for run in members), key=len), tuple(members)))
     named.sort(key=lambda one: (one[1][0].config.model.width, one[0], one[1][0].comparable))
     what = ", midtrained" if midtrained else ""
@@ -300,28 +263,11 @@ def _apart(run: RunRecord, others: list[RunRecord]) -> str:
     return words
 
 
-def _order(run: RunRecord) -> tuple:
+def order(run: RunRecord) -> tuple:
+    """Where tables have it: by kind, then by size."""
     return *_kind_order(run.kind), run.size or 0, run.label
 
 
 def _kind_order(kind: str) -> tuple[int, str]:
     """The package's own kinds in their order, then others by name."""
     return KINDS.index(kind) if kind in KINDS else len(KINDS), kind
-
-
-def _runs_in(path: Path) -> list[Path]:
-    for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
-        found = sorted(file.parent for file in path.glob(pattern))
-        if found:
-            return found
-    return []
-
-
-def _read(folder: Path) -> RunRecord:
-    return RunRecord(
-        folder,
-        read_run(folder),
-        tuple(read_metrics(folder)),
-        read_json(folder / "evaluation.json", "delete it and evaluate the run again"),
-        read_json(folder / "analysis.json", "delete it and analyze the run again"),
-    )

@@ -81,7 +81,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     impossible shapes.
     """
     path = find_config(path)
-    raw = _extended(path, _read(path))
+    return config_from(_extended(path, _read(path)), path, overrides)
+
+
+def config_from(raw: dict[str, Any], path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The same from settings as YAML has them, which messages say are in `path`; changes `raw`."""
+    path = Path(path)
     changes = [_parse_override(text) for text in overrides]
     if "variants" not in raw:
         raw = _from_run(path, raw, changes)
@@ -122,9 +127,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML that `load_config` reads back to the same object."""
+    return yaml.dump(as_settings(config), Dumper=_Dumper, sort_keys=False)
+
+
+def as_settings(config: RunConfig) -> dict[str, Any]:
+    """The resolved configuration as plain settings that `config_from` reads back."""
     raw = config.model_dump(mode="json")
     raw["variants"][config.attention] = raw["model"].pop("attention")
-    return yaml.dump(raw, Dumper=_Dumper, sort_keys=False)
+    return raw
 
 
 def find_config(path: str | Path) -> Path:

@@ -17,6 +17,7 @@ import numpy as np
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.text import valid
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime.device import usable_cores
 
 EMBEDDED = ("sotu-4096", "gpt2")
 # What a chat is made of beside text and BOS; nanochat's names.
@@ -193,11 +194,6 @@ def _gpt2(packed: bytes) -> Tokenizer:
             return list(pool.map(encode_one, texts))
 
     return Tokenizer("gpt2", encode, pieces, _GPT2_BOS, merges, _GPT2_CHAT)
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _threads() -> int:

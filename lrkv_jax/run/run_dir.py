@@ -12,11 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from lrkv_jax import disk
 from lrkv_jax.config import RunConfig, dump_config, load_config
 from lrkv_jax.config.differences import Change, check_keys, covers, differences
 from lrkv_jax.config.frozen import ROLES
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime.device import device_name, usable_cores
 from lrkv_jax.runtime.processes import HERE, Processes
 
 
@@ -78,7 +81,7 @@ def _refuse_another(directory: Path, config: RunConfig, allow: Collection[str] =
 def note_start(
     config: RunConfig, step: int, data: Sequence[Change], processes: Processes
 ) -> list[str]:
-    """Write into the run's history that it starts at a step, and what is changed from there on.
+    """Write into the run's history that it starts at a step, on what, and what changes from there.
 
     `data` is what has another content. Makes config.yaml what the run does now. Returns the changes
     as lines. Raises `LrkvError` where the directory cannot be written.
@@ -89,7 +92,9 @@ def note_start(
             settings = differences(load_config(directory / "config.yaml"), config, tuple(ROLES))
             same = {change.key for change in data}
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            rows = [*read_history(directory), {"time": now, "step": step, "event": "start"}]
+            begin = {"time": now, "step": step, "event": "start"}
+            begin |= {"device": device_name(), "cores": usable_cores(), "jax": jax.__version__}
+            rows = [*read_history(directory), begin]
             for change in [*settings, *data]:
                 # A folder that moved, and whose content is as it was.
                 moved = change.role == "content" and change.key not in same

@@ -1,10 +1,12 @@
-"""How far a run of a sweep is, from its directory alone; no device is touched."""
+"""How far a run of a sweep is, from its files alone; no device is touched."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lrkv_jax.comparison import RunRecord
+from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import differences
 from lrkv_jax.disk import read_json
 from lrkv_jax.errors import LrkvError
@@ -22,25 +24,40 @@ class State:
     evaluation: dict[str, Any] | None = None
 
 
-def state_of(point: Point, tasks: Sequence[str]) -> State:
+def state_of(
+    point: Point, tasks: Sequence[str], kept: Mapping[str, RunRecord] | None = None
+) -> State:
     """How far a point is; it is done when its last step has been evaluated on all `tasks`.
 
-    Raises `LrkvError` where its directory holds a run with other settings.
+    `kept` are finished runs by name that have no directory here (`lrkv_jax.comparison.files`).
+    Raises `LrkvError` where its directory, or the kept run of its name, is a run with other
+    settings.
     """
+    last = point.config.train.total_steps
+    if kept and (run := kept.get(point.name)):
+        _check_same(
+            run.config, point.config, "the file of kept runs", "give it its own --keep FILE"
+        )
+        if _is_evaluated(run.evaluation, last, tasks):
+            return State("done", last, run.evaluation)
     if not (point.directory / "config.yaml").is_file():
         return State("new")
-    saved = read_run(point.directory)
-    changes = differences(saved, point.config)
-    if changes:
-        raise LrkvError(
-            f"{point.directory} holds another run ({changes[0]}): "
-            "give the sweep its own --out FOLDER"
-        )
-    evaluation = {}
+    mend = "give the sweep its own --out FOLDER"
+    _check_same(read_run(point.directory), point.config, str(point.directory), mend)
+    evaluation = None
     with contextlib.suppress(LrkvError):  # what is garbled is made again
-        evaluation = read_json(point.directory / "evaluation.json", "delete it") or {}
-    last = saved.train.total_steps
-    if evaluation.get("step") == last and all(task in evaluation for task in tasks):
+        evaluation = read_json(point.directory / "evaluation.json", "delete it")
+    if _is_evaluated(evaluation, last, tasks):
         return State("done", last, evaluation)
     rows = read_metrics(point.directory)
     return State("begun", rows[-1]["step"] if rows else 0)
+
+
+def _check_same(saved: RunConfig, asked: RunConfig, where: str, mend: str) -> None:
+    changes = differences(saved, asked)
+    if changes:
+        raise LrkvError(f"{where} holds another run ({changes[0]}): {mend}")
+
+
+def _is_evaluated(evaluation: dict[str, Any] | None, last: int, tasks: Sequence[str]) -> bool:
+    return bool(evaluation) and evaluation.get("step") == last and {*tasks} <= evaluation.keys()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from lrkv_jax.comparison import keep, kept_by_name, read_run_record
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
 from lrkv_jax.evals.evaluate import ask
 from lrkv_jax.sweep.grid import Point
@@ -76,12 +77,14 @@ def work(
     jobs: int = 1,
     logs: Path,
     report: Callable[[Outcome], None],
+    kept: Path | None = None,
 ) -> bool:
     """Bring every point to its end, `jobs` at a time; `report` is called for each, even if skipped.
 
     Jobs that run side by side share this process's cores evenly, each on its own. What a point's
-    processes print goes to a file of its name in `logs`. On SIGINT or SIGTERM running points save
-    and end; False is then returned, and the same call resumes them later.
+    processes print goes to a file of its name in `logs`. Runs that the file `kept` holds are done,
+    and a run that ends is added to it (`lrkv_jax.comparison.files`). On SIGINT or SIGTERM running
+    points save and end; False is then returned, and the same call resumes them later.
 
     Raises `LrkvError` before anything starts if a directory holds another run, a task is none that
     its runs can be evaluated on, or `jobs` is not from 1 to the number of cores.
@@ -96,20 +99,27 @@ def work(
         )
     for chats in {point.config.data.mixture is not None: point for point in points}.values():
         ask(chats.config, tasks)
-    states = {point.name: state_of(point, tasks) for point in points}
+    known = kept_by_name(kept)
+    states = {point.name: state_of(point, tasks, known) for point in points}
     logs.mkdir(parents=True, exist_ok=True)
     places: SimpleQueue[str] = SimpleQueue()
     for job in range(jobs):
         places.put(",".join(map(str, cores[job::jobs])) if jobs > 1 else "-")
-    processes = _Processes()
+    processes, writing = _Processes(), threading.Lock()
+
+    def note(outcome: Outcome) -> None:
+        if kept and outcome.state.name == "done" and outcome.point.name not in known:
+            with writing:
+                keep([read_run_record(outcome.point.directory)], kept)
+        report(outcome)
 
     def finish(point: Point) -> None:
         if states[point.name].name == "done":
-            report(Outcome(point, states[point.name], 0.0))
+            note(Outcome(point, states[point.name], 0.0))
             return
         place = places.get()
         try:
-            report(_finish(point, tasks, processes, logs, place))
+            note(_finish(point, tasks, processes, logs, place))
         finally:
             places.put(place)
 

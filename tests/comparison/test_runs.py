@@ -7,7 +7,7 @@ import pytest
 from support.written_runs import write_run, write_sweep
 
 from lrkv_jax.accounting.counts import cache_fraction
-from lrkv_jax.comparison import read_runs, settings
+from lrkv_jax.comparison import keep, read_runs, settings
 from lrkv_jax.errors import LrkvError
 
 
@@ -39,6 +39,28 @@ def test_a_damaged_evaluation_is_named(tmp_path):
     (run / "evaluation.json").write_text('{"kv_cache')
     with pytest.raises(LrkvError, match="evaluation.json cannot be read as JSON"):
         read_runs([run])
+
+
+def test_kept_runs_compare_as_their_directories_do(sweep, tmp_path):
+    runs, file = read_runs([sweep]), tmp_path / "kept.jsonl"
+    for some in (runs[::2], runs[1::2], runs[:3]):  # added in any order, and again
+        keep(some, file)
+    kept = read_runs([file])
+    assert len(kept) == len(runs) and file.stat().st_size < 6_000 * len(runs)
+    for ours, theirs in zip(kept, runs, strict=True):
+        assert ours.path.name == theirs.path.name and ours.comparable == theirs.comparable
+        assert ours.evaluation == theirs.evaluation and ours.history == theirs.history
+        assert ours.finished and ours.bits_per_byte == theirs.bits_per_byte
+        for name in ("steps", "flops", "bits_per_byte"):
+            np.testing.assert_array_equal(getattr(ours.curve, name), getattr(theirs.curve, name))
+
+
+@pytest.mark.parametrize("line", ["{", "3", "{}", '{"run": "a", "rows": [], "history": 3}'])
+def test_a_line_that_is_no_kept_run_is_named(tmp_path, line):
+    file = tmp_path / "kept.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(LrkvError, match="kept.jsonl, line 1 is not a kept run: delete it"):
+        read_runs([file])
 
 
 def test_a_record_says_what_the_run_is(sweep):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,6 +58,20 @@ def test_done_runs_are_skipped_and_a_failure_stops_no_other(tmp_path, stand_in):
     assert [len(starts(point)) for point in points] == [1, 2, 1]
     run(points, tmp_path, tasks=["bpb", "agreement"])  # trained, but not evaluated on both
     assert [len(starts(point)) for point in points] == [2, 3, 2]
+
+
+def test_kept_runs_are_done_without_their_directories(tmp_path, stand_in):
+    points, kept = points_of(tmp_path, "attention=mha,gqa", "seed=0,1"), tmp_path / "kept.jsonl"
+    run(points[:2], tmp_path, kept=kept)
+    for point in points[:2]:
+        shutil.rmtree(point.directory)
+    ended, outcomes = run(points, tmp_path, kept=kept, jobs=2)
+    assert ended and {one.state.name for one in outcomes.values()} == {"done"}
+    assert not points[0].directory.exists() and points[3].directory.exists()
+    assert [json.loads(line)["run"] for line in kept.read_text().splitlines()] == sorted(outcomes)
+    other = points_of(tmp_path, "attention=mha,gqa", "seed=0,1", "train.batch=4")
+    with pytest.raises(LrkvError, match=r"kept runs holds another run \(train.batch.*--keep FILE"):
+        run(other, tmp_path, kept=kept)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
