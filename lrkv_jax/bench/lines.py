@@ -21,8 +21,9 @@ class Line(NamedTuple):
 
     @property
     def rope(self) -> str | None:
-        """The mode; None for a variant without modes."""
-        return self.config.model.attention.mode
+        """The mode; None for a variant that is taken as it is."""
+        entry = self.config.model.attention
+        return entry.mode if entry.compared_modes() else None
 
     @property
     def name(self) -> str:
@@ -69,12 +70,12 @@ def lines_of(
             # As many layers of the scan unrolled as divide the fewer ones.
             unroll = math.gcd(model.unroll, depth)
             model = model.model_copy(update={"layers": depth, "unroll": unroll})
-        modes = [m for m in model.attention.modes() if ropes is None or m in ropes]
-        for mode in modes or [model.attention.mode]:
+        modes = [m for m in model.attention.compared_modes() if ropes is None or m in ropes]
+        for mode in modes or [None]:
             entry = model.attention.in_mode(mode) if mode else model.attention
             changed = model.model_copy(update={"attention": entry})
             found.append(Line(variant, config.model_copy(update={"model": changed})))
-    known = dict.fromkeys(mode for entry in KINDS.values() for mode in entry.modes())
+    known = dict.fromkeys(mode for entry in KINDS.values() for mode in entry.compared_modes())
     for rope in ropes or ():
         if rope not in known:
             raise LrkvError(f"ropes: {rope} is unknown{nearest(rope, known)}")

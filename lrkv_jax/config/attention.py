@@ -83,6 +83,11 @@ class AttentionConfig(Frozen):
         """The mode of an entry that names none."""
         return cls.model_fields["rope"].default if "rope" in cls.model_fields else None
 
+    @classmethod
+    def compared_modes(cls) -> tuple[str, ...]:
+        """The modes in which a benchmark takes every entry; () if it takes each in its own."""
+        return cls.modes()
+
     @property
     def mode(self) -> str | None:
         """Its `rope`; None for a line that has only one way to place positions."""
@@ -242,18 +247,44 @@ class MQA(_Grouped):
 
 
 class MLA(AttentionConfig):
-    """Multi-head latent attention: one latent per token, expanded per head, and one rope key.
+    """Multi-head latent attention: one latent per token, expanded into each head's keys and values.
 
-    `rope_width = 0` reproduces the paper's cache count (and drops positions altogether).
+    `rope`: `decoupled` puts positions into one rope key beside the latent (DeepSeek's);
+    `rope_width = 0` reproduces the paper's cache count there, and drops positions altogether.
+    `full` rotates each head's whole key, and `latent` the latent itself, in C dimensions, where
+    queries meet it; neither has a rope key.
     """
 
     name: ClassVar[str] = "mla"
     layer: ClassVar[str] = "lrkv_jax.attention.mla:LatentAttention"
-    looks: ClassVar = {None: ("#CC79A7", "-.", "D")}
+    looks: ClassVar = {
+        "decoupled": ("#CC79A7", "-.", "D"),
+        "full": ("#882255", "-", "d"),
+        "latent": ("#AA4499", "--", "p"),
+    }
     latent: Positive = result("Width of the latent that all heads share, C.")
     rope_width: NonNegative = result(
-        "Width of the rope key that all heads share, P. Even; 0 drops positions.", 64
+        "Width of the rope key that all heads share, P. Even; 0 drops positions. In the modes full "
+        "and latent there is none: 0.",
+        64,
     )
+    rope: Literal["decoupled", "full", "latent"] = result(
+        "What positions rotate. decoupled: a rope key beside the latent; full: each head's whole "
+        "key; latent: the latent in its own C coordinates, and queries there.",
+        "decoupled",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_rope_key(cls, settings: Any) -> Any:
+        """Only `decoupled` has a rope key: what the others leave out is 0."""
+        if isinstance(settings, dict) and settings.get("rope") in ("full", "latent"):
+            return {"rope_width": 0, **settings}
+        return settings
+
+    @classmethod
+    def compared_modes(cls) -> tuple[str, ...]:
+        return ()  # each mode has settings of its own: a scale writes a line for each
 
     @property
     def size(self) -> int:
@@ -265,9 +296,17 @@ class MLA(AttentionConfig):
                 f"attention.rope_width = {self.rope_width} is odd, and rotation works on pairs: "
                 f"use {self.rope_width - 1} or {self.rope_width + 1}"
             )
+        if self.rope_width and self.rope != "decoupled":
+            raise LrkvError(
+                f"attention.rope_width = {self.rope_width}, and rope: {self.rope} has no rope key: "
+                "leave rope_width out, or use rope: decoupled"
+            )
 
     def query_width(self, model: ModelShape) -> int:
         return model.head_width + self.rope_width
+
+    def logit_width(self, model: ModelShape) -> int:
+        return self.latent if self.rope == "latent" else self.query_width(model)
 
     def kv_parameters(self, model: ModelShape) -> int:
         down = model.width * (self.latent + self.rope_width)
@@ -279,11 +318,18 @@ class MLA(AttentionConfig):
     def cache_values_published(self, model: ModelShape) -> int:
         return self.latent
 
+    def cache_scalars(self, model: ModelShape) -> int:
+        return model.heads if self.rope == "full" and model.qk_norm else 0
+
     def decode_flops(self, model: ModelShape) -> int:
-        return 4 * model.heads * self.latent * model.head_width  # q W_up, and (a c) W_up
+        """q W_up, and (a c) W_up; `full` makes M_h(q) in place of q W_up, three FLOPs an entry."""
+        each = 3 if self.rope == "full" else 2
+        return (2 + each) * model.heads * self.latent * model.head_width
 
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
-        return 2 * model.heads * (2 * self.latent + self.rope_width)
+        """`full` meets the latent through [cos, sin] · M_h(q), K · C more products per head."""
+        exact = 2 * model.head_width * self.latent if self.rope == "full" else 0
+        return model.heads * (4 * self.latent + 2 * self.rope_width + exact)
 
 
 class LRKV(AttentionConfig):

@@ -1,42 +1,78 @@
-"""Cached attention for absorbed MLA: all heads read one latent and one rope key per token.
+"""Cached attention for absorbed MLA: all heads read one latent per token, as key and as value.
 
-B batch  T queries  S cache slots  c slots of a chunk  H heads  C latent width  P rope-key width
+The cache of a token at position s holds the unrotated latent c. Logits by rope mode:
+
+    decoupled  q·c + q'·k'               q in the latent's space; k' one rope key beside it
+    full       n_h(s) · ([cos sΘ, sin sΘ] · M_h(q) · c)      as LRKV's residual, from one latent
+    latent     q·RoPE_C(c)               a tile of latents is rotated once, for all heads
+
+The values are the latents. In `full`, M_h(q) carries the rotated query and RoPE across the factor
+W^K_h (`lrkv_jax.kernels.lrkv_decode`), and n_h is 1/rms of head h's key.
+
+B batch  T queries  S cache slots  c slots of a chunk  H heads  K head width  C latent width
+P rope-key width  X width of a query: C, in mode `full` K  J = C // 2 frequency pairs
 """
 
+from typing import Any, NamedTuple
+
+import jax
 import jax.numpy as jnp
 
-from lrkv_jax.kernels import dispatch, online
+from lrkv_jax.kernels import angles, dispatch, online
 from lrkv_jax.kernels.split_kv import columns
 from lrkv_jax.kernels.split_kv import plan as plans
 
 
+class Rotation(NamedTuple):
+    """What rotates keys as they are read: [cos, sin] of each slot's position, and `full`'s factors.
+
+    The angles are of C // 2 pairs in mode `latent`. In `full` they are of K / 2, and there are
+    `up_key_CHK` and, with QK-norm, `inverse_norm_BHS`, float32.
+    """
+
+    angles_SK: Any
+    up_key_CHK: Any = None
+    inverse_norm_BHS: Any = None
+
+
+ROTATION_AXES = Rotation("SK", "CHK", "BHS")
+
+
 def latent_decode(
-    q_latent_BTHC,
+    q_BTHX,
     q_rope_BTHP,
     latent_BSC,
     rope_key_BSP,
+    rotation,
     lengths_B,
     *,
     scale,
+    rope_base=10_000.0,
     pages_BN=None,
     impl="auto",
     bits="fast",
 ):
-    """Attend each sequence's last T tokens, with queries in the latent's space, to the cache.
+    """Attend each sequence's last T tokens to the cache, which already holds them.
 
-    logits = scale · (q_latent · latent + q_rope · rope_key); the values are the latents. Lengths,
-    pages, `impl`, `bits` and results as in `grouped_decode`, the output [B, T, H, C] still in the
-    latent.
+    `rotation` is None in mode `decoupled`, and the rope query and key in the others. `q_BTHX` is in
+    the latent's space, rotated there in `latent`; in `full` it is each head's rotated query, K
+    wide. `rope_base` is the base of the angles. Lengths, pages, `impl`, `bits` and results as in
+    `grouped_decode`, the output [B, T, H, C] still in the latent.
     """
-    arrays = (q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, pages_BN)
-    axes, found = ("BTHC", "BTHP", "BSC", "BSP", "BN"), _plan(*arrays, impl, bits)
+    arrays = (q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, pages_BN)
+    axes = ("BTHX", "BTHP", "BSC", "BSP", rotation and ROTATION_AXES, "BN")
     kernel = dispatch.Kernel("latent_decode", _xla, _mosaic)
-    return kernel(found, arrays, axes, lengths_B, scale=scale, impl=impl)
+    return kernel(
+        _plan(*arrays, impl, bits), arrays, axes, lengths_B,
+        scale=scale, impl=impl, rope_base=rope_base,
+    )  # fmt: skip
 
 
-def _plan(q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, pages_BN, impl, bits):
+def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, pages_BN, impl, bits):
     """(plan, None) or (None, reason), for one key head of width C + P."""
-    _, T, H, C = q_latent_BTHC.shape
+    if rotation is not None:
+        return None, "it rotates no keys of a latent"
+    _, T, H, C = q_BTHX.shape
     P = q_rope_BTHP.shape[-1]
     return plans.find(
         latent_BSC.dtype, {"latent width": C, "rope-key width": P}, impl,
@@ -46,14 +82,14 @@ def _plan(q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, pages_BN, impl, 
 
 
 def _mosaic(
-    plan, q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, pages_BN, lengths_B, scale,
+    plan, q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, pages_BN, lengths_B, scale,
     interpret,
 ):  # fmt: skip
     # Imported here: a CPU needs no Pallas, and it takes a while to load.
     from lrkv_jax.kernels.split_kv.launch import attend
 
-    T, C = q_latent_BTHC.shape[1], q_latent_BTHC.shape[3]
-    queries = [columns.to_columns(plan, q_latent_BTHC.astype(latent_BSC.dtype))]
+    T, C = q_BTHX.shape[1], latent_BSC.shape[-1]
+    queries = [columns.to_columns(plan, q_BTHX.astype(latent_BSC.dtype))]
     operands = {"keys": latent_BSC[:, :, None], "pages": pages_BN}
     if rope_key_BSP.shape[-1]:
         queries.append(columns.to_columns(plan, q_rope_BTHP.astype(latent_BSC.dtype)))
@@ -63,18 +99,49 @@ def _mosaic(
     return columns.values_of(plan, sums, T, 0, C), columns.from_columns(plan, lse, T)
 
 
-def _xla(q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, pages_BN, lengths_B, scale):
-    (T, H), S = q_latent_BTHC.shape[1:3], online.slots_of(latent_BSC, pages_BN)
-    q_BHTC, q_BHTP = q_latent_BTHC.swapaxes(1, 2), q_rope_BTHP.swapaxes(1, 2)
+def _xla(
+    q_BTHX,
+    q_rope_BTHP,
+    latent_BSC,
+    rope_key_BSP,
+    rotation,
+    pages_BN,
+    lengths_B,
+    scale,
+    rope_base=10_000.0,
+):
+    (T, H), S = q_BTHX.shape[1:3], online.slots_of(latent_BSC, pages_BN)
+    q_BHTX = q_BTHX.swapaxes(1, 2)
     f32 = {"preferred_element_type": jnp.float32}
     few = online.few(T * H)
     chunk = online.default_chunk(S, few)
+    full = rotation is not None and rotation.up_key_CHK is not None
+    if full:
+        # One head's latents in place of H: they meet every head's M_h(q).
+        latent_BS1C = online.contiguous(latent_BSC, pages_BN)[:, :, None]
+        up_HCK = rotation.up_key_CHK.swapaxes(0, 1)
+        rotated_SBTH = angles.logits(
+            q_BTHX, up_HCK, rotation.angles_SK, latent_BS1C, lengths_B, rope_base
+        )
 
     def logits(index, start):
-        latent_BcC = online.slots(latent_BSC, pages_BN, start, chunk)
-        rope_key_BcP = online.slots(rope_key_BSP, pages_BN, start, chunk)
-        logits_BHTc = online.dots("BHTC,BcC->BHTc", q_BHTC, latent_BcC, few)
-        logits_BHTc += online.dots("BHTP,BcP->BHTc", q_BHTP, rope_key_BcP, few)
+        if full:
+            rotated_cBTH = jax.lax.dynamic_slice_in_dim(rotated_SBTH, start, chunk)
+            logits_BHTc = rotated_cBTH.transpose(1, 3, 2, 0)
+            if rotation.inverse_norm_BHS is not None:
+                norms = rotation.inverse_norm_BHS
+                norm_BHc = online.slots(norms, pages_BN, start, chunk, axis=2)
+                logits_BHTc *= norm_BHc[:, :, None]
+            return scale * logits_BHTc
+        key_BcC = online.slots(latent_BSC, pages_BN, start, chunk)
+        if rotation is not None:
+            angles_cK = jax.lax.dynamic_slice_in_dim(rotation.angles_SK, start, chunk)
+            key_BcC = _rotated(key_BcC, angles_cK)
+        logits_BHTc = online.dots("BHTC,BcC->BHTc", q_BHTX, key_BcC, few)
+        if rotation is None:
+            q_BHTP = q_rope_BTHP.swapaxes(1, 2)
+            rope_key_BcP = online.slots(rope_key_BSP, pages_BN, start, chunk)
+            logits_BHTc += online.dots("BHTP,BcP->BHTc", q_BHTP, rope_key_BcP, few)
         return scale * logits_BHTc
 
     def values(weights_BHTc, start, seen_Bc):
@@ -84,3 +151,12 @@ def _xla(q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, pages_BN, lengths
 
     (out_BHTC,), lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
     return out_BHTC.swapaxes(1, 2), lse_BHT.swapaxes(1, 2)
+
+
+def _rotated(key_BcC, angles_cK):
+    """Keys turned by their slots' [cos, sin]; an odd last coordinate is left alone."""
+    cos_cJ, sin_cJ = jnp.split(angles_cK, 2, axis=-1)
+    pairs = cos_cJ.shape[-1]
+    x1, x2, rest = jnp.split(key_BcC.astype(jnp.float32), [pairs, 2 * pairs], axis=-1)
+    parts = [x1 * cos_cJ - x2 * sin_cJ, x2 * cos_cJ + x1 * sin_cJ, rest]
+    return jnp.concatenate(parts, axis=-1).astype(key_BcC.dtype)

@@ -4,7 +4,7 @@ Every key and value of every head is built and held, products are at the highest
 the softmax sees all slots at once. Arguments and results are those of the kernel.
 
 B batch  T queries  S cache slots  H heads  G key/value heads  K head width  R residual rank
-C latent width  P rope-key width  J = K / 2 frequency pairs
+C latent width  P rope-key width  X width of a query, in the latent or a head
 """
 
 import jax.numpy as jnp
@@ -38,13 +38,27 @@ def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale):
     return attention(logits_BTHS, v_BSHK, lengths_B)
 
 
-def latent_decode(q_latent_BTHC, q_rope_BTHP, latent_BSC, rope_key_BSP, lengths_B, *, scale):
+def latent_decode(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, lengths_B, *, scale):
     """Oracle of `lrkv_jax.kernels.latent_decode`."""
-    q_BTHX = jnp.concatenate([q_latent_BTHC, q_rope_BTHP], axis=-1).astype(jnp.float32)
-    k_BSX = jnp.concatenate([latent_BSC, rope_key_BSP], axis=-1).astype(jnp.float32)
-    logits_BTHS = scale * jnp.einsum("BTHX,BSX->BTHS", q_BTHX, k_BSX, **_EXACT)
-    v_BSHC = jnp.repeat(latent_BSC.astype(jnp.float32)[:, :, None], q_BTHX.shape[2], axis=2)
-    return attention(logits_BTHS, v_BSHC, lengths_B)
+    q_BTHX, latent_BSC = (a.astype(jnp.float32) for a in (q_BTHX, latent_BSC))
+    k_BSGX = latent_BSC[:, :, None]
+    if rotation is None:
+        q_BTHX = jnp.concatenate([q_BTHX, q_rope_BTHP.astype(jnp.float32)], axis=-1)
+        rope_key_BSGP = rope_key_BSP.astype(jnp.float32)[:, :, None]
+        k_BSGX = jnp.concatenate([k_BSGX, rope_key_BSGP], axis=-1)
+    else:
+        if rotation.up_key_CHK is not None:
+            up_CHK = rotation.up_key_CHK.astype(jnp.float32)
+            k_BSGX = jnp.einsum("BSC,CHK->BSHK", latent_BSC, up_CHK, **_EXACT)
+        k_BSGX = _rotated(k_BSGX, rotation.angles_SK)
+    k_BSHX, v_BSHC = (
+        jnp.broadcast_to(a, (*a.shape[:2], q_BTHX.shape[2], a.shape[3]))
+        for a in (k_BSGX, latent_BSC[:, :, None])
+    )
+    logits_BTHS = jnp.einsum("BTHX,BSHX->BTHS", q_BTHX, k_BSHX, **_EXACT)
+    if rotation is not None and rotation.inverse_norm_BHS is not None:
+        logits_BTHS *= rotation.inverse_norm_BHS[:, None]
+    return attention(scale * logits_BTHS, v_BSHC, lengths_B)
 
 
 def lrkv_decode(
@@ -69,11 +83,16 @@ def lrkv_decode(
             logits_BTHS += jnp.einsum("BTHR,BSHR->BTHS", q_BTHR, rk_BSHR, **_EXACT)
         else:
             up_HRK = residual.up_key_HRK.astype(jnp.float32)
-            x1, x2 = jnp.split(jnp.einsum("BSHR,HRK->BSHK", rk_BSHR, up_HRK, **_EXACT), 2, axis=-1)
-            cos_SJ, sin_SJ = jnp.split(residual.angles_SK, 2, axis=-1)
-            cos, sin = cos_SJ[:, None], sin_SJ[:, None]
-            key_BSHK = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
+            key_BSHK = jnp.einsum("BSHR,HRK->BSHK", rk_BSHR, up_HRK, **_EXACT)
+            key_BSHK = _rotated(key_BSHK, residual.angles_SK)
             logits_BTHS += jnp.einsum("BTHK,BSHK->BTHS", q_BTHK, key_BSHK, **_EXACT)
     if inverse_norm_BHS is not None:
         logits_BTHS *= inverse_norm_BHS[:, None]
     return attention(scale * logits_BTHS, v_BSHK, lengths_B)
+
+
+def _rotated(key_BSHK, angles_SK):
+    """Keys turned by [cos, sin] of their slots' positions; an odd last coordinate is left alone."""
+    cos, sin = jnp.split(angles_SK[:, None], 2, axis=-1)
+    x1, x2, rest = jnp.split(key_BSHK, [cos.shape[-1], 2 * cos.shape[-1]], axis=-1)
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest], axis=-1)

@@ -131,13 +131,19 @@ def test_decode_equals_forward(name):
     np.testing.assert_array_equal(greedy, whole_BTV[known_BT].argmax(-1))
 
 
-# One for each decode kernel; the other modes of LRKV are slow.
+# One for each decode kernel; other modes are slow.
 OTHER_MODES = [
     pytest.param(f"lrkv-{m}-odd_rank", marks=pytest.mark.slow) for m in MODES if m != "full"
 ]
 
 
-@pytest.mark.parametrize("name", ["gqa", "mla", "lrkv-full-odd_rank", *OTHER_MODES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gqa", "mla", "lrkv-full-odd_rank", *OTHER_MODES,
+        *(pytest.param(f"mla-{mode}", marks=pytest.mark.slow) for mode in ("full", "latent")),
+    ],
+)  # fmt: skip
 def test_decode_equals_forward_in_bfloat16_within_rounding(name):
     """The cache adds no more error than the format itself: float32 is the yardstick of both."""
     model = model_of(name, "bfloat16")
@@ -184,8 +190,11 @@ def test_whole_sequence_equals_float64_oracle(name):
 # GQA's norm is the one that all queries and keys have; MLA and LRKV have their own beside it.
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("gqa", marks=pytest.mark.slow), "mla", "lrkv-full-odd_rank", *OTHER_MODES],
-)
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gqa", "mla")),
+        "mla-full", "mla-latent", "lrkv-full-odd_rank", *OTHER_MODES,
+    ],
+)  # fmt: skip
 def test_without_qk_norm_decode_equals_forward(name):
     model = model_of(name, qk_norm=False)
     cached_BTV, known_BT = from_cache(
@@ -196,15 +205,16 @@ def test_without_qk_norm_decode_equals_forward(name):
     assert error(whole_BTV, whole_logits(name)) > 1e-3  # the norm does something
 
 
-def test_with_another_rope_base_decode_equals_forward():
+@pytest.mark.parametrize("name", ["lrkv-full-odd_rank", "mla-full"])
+def test_with_another_rope_base_decode_equals_forward(name):
     """Mode `full` alone hands the base to its kernel; the others rotate before they call one."""
-    model = model_of("lrkv-full-odd_rank", rope_base=300.0)
+    model = model_of(name, rope_base=300.0)
     cached_BTV, known_BT = from_cache(
         model, TOKENS_BT, PROMPTS, model.init_cache(3, SLOTS), chunk=1
     )
     whole_BTV = whole_of(model, TOKENS_BT)
     assert error(cached_BTV[known_BT], whole_BTV[known_BT]) <= EXACT
-    assert error(whole_BTV, whole_logits("lrkv-full-odd_rank")) > 1e-3  # the base does something
+    assert error(whole_BTV, whole_logits(name)) > 1e-3  # the base does something
 
 
 # Mode `shared` attends as `latent` does, and rank 0 as MQA.

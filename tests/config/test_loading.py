@@ -254,6 +254,7 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ),
         ("attention=gqa model.heads=1", "attention.kv_heads = 3 does not divide heads = 1: use 1"),
         ("attention=mla attention.rope_width=63", "use 62 or 64"),
+        ("attention=mla attention.rope=full attention.rope_width=64", "leave rope_width out"),
         ("attention=mla attention.laten=4", "unknown key attention.laten: did you mean latent?"),
         ("attention=mha attention.rank=4", "unknown key attention.rank: there is nothing to set"),
     ],

@@ -15,6 +15,9 @@ CASES = {
     "mqa": grouped_case([5, 0], T=3, G=1, K=16),
     "mla": latent_case([5, 3], T=2, C=24, P=8),
     "mla-no_rope": latent_case([5, 3], T=2, C=24, P=0),
+    "mla-full": latent_case([9, 4], "full", T=2, K=16, C=24),
+    "mla-latent": latent_case([9, 4], "latent", T=2, C=23),
+    "mla-no_norm": latent_case([9, 4], "full", K=16, C=24, norm=False),
     "lrkv-full": lrkv_case([9, 4], "full", T=2, K=16),
     "lrkv-shared": lrkv_case([9, 4], "shared", T=2, K=16, R=3),
     "lrkv-latent": lrkv_case([9, 4], "latent", T=2, K=16, R=8),
@@ -47,9 +50,11 @@ def test_the_xla_path_meets_float64_and_ignores_what_was_never_written(name, chu
     [
         lambda **of: grouped_case(**of, H=2, G=1, K=8),
         lambda **of: latent_case(**of, H=2, C=8, P=4),
+        lambda **of: latent_case(**of, mode="full", H=2, K=8, C=8),
+        lambda **of: latent_case(**of, mode="latent", H=2, C=9),
         lambda **of: lrkv_case(**of, H=2, K=8, R=3),
     ],
-    ids=["grouped", "latent", "lrkv"],
+    ids=["grouped", "latent", "latent-full", "latent-latent", "lrkv"],
 )
 def test_the_xla_path_reads_pages_to_a_contiguous_caches_bits(case, monkeypatch):
     """In chunks of two pages, of three."""

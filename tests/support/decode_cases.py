@@ -64,15 +64,18 @@ class Case:
 
     def astype(self, dtype):
         """The same with queries, caches and factors in `dtype`; norms and angles stay."""
-        keep = {}
         if self.kind == "lrkv":
             q, k, v, residual, norm = (
                 jax.tree.map(lambda a: a.astype(dtype), self.arrays[:4]) + self.arrays[4:]
             )
             if residual is not None:
                 residual = residual._replace(angles_SK=self.arrays[3].angles_SK)
-            return replace(self, arrays=(q, k, v, residual, norm), **keep)
-        return replace(self, arrays=jax.tree.map(lambda a: a.astype(dtype), self.arrays))
+            return replace(self, arrays=(q, k, v, residual, norm))
+        arrays = jax.tree.map(lambda a: a.astype(dtype), self.arrays)
+        if self.kind == "latent" and (kept := self.arrays[4]):
+            own = {"angles_SK": kept.angles_SK, "inverse_norm_BHS": kept.inverse_norm_BHS}
+            arrays = (*arrays[:4], arrays[4]._replace(**own))
+        return replace(self, arrays=arrays)
 
     def poisoned(self):
         """The same with NaN in every cache slot that no token has written."""
@@ -115,8 +118,13 @@ class Case:
             q, *cache = self.arrays
             return (q, *map(change, cache))
         if self.kind == "latent":
-            q, q_rope, *cache = self.arrays
-            return (q, q_rope, *map(change, cache))
+            q, q_rope, latent, rope_key, rotation = self.arrays
+            if rotation is None:
+                return (q, q_rope, change(latent), change(rope_key), None)
+            if rotation.inverse_norm_BHS is not None:
+                norm = change(rotation.inverse_norm_BHS, 2)
+                rotation = rotation._replace(inverse_norm_BHS=norm)
+            return (q, None, change(latent), None, rotation)
         q, k, v, residual, norm = self.arrays
         if residual is not None:
             residual = residual._replace(
@@ -134,11 +142,17 @@ def _materialised(kind, arrays):
         k, v = np.repeat(k, repeats, axis=2), np.repeat(v, repeats, axis=2)
         return q, k, v, np.ones(k.shape[:3])
     if kind == "latent":
-        q, q_rope, latent, rope = arrays
-        H = q.shape[2]
-        k = np.repeat(np.concatenate([latent, rope], axis=-1)[:, :, None], H, axis=2)
-        v = np.repeat(latent[:, :, None], H, axis=2)
-        return np.concatenate([q, q_rope], axis=-1), k, v, np.ones(k.shape[:3])
+        q, q_rope, latent, rope, rotation = arrays
+        v = np.repeat(latent[:, :, None], q.shape[2], axis=2)
+        if rotation is None:
+            k = np.concatenate([latent, rope], axis=-1)[:, :, None]
+            k = np.repeat(k, q.shape[2], axis=2)
+            return np.concatenate([q, q_rope], axis=-1), k, v, np.ones(k.shape[:3])
+        if rotation.up_key_CHK is None:
+            return q, _rotated(v, rotation.angles_SK), v, np.ones(v.shape[:3])
+        k = _rotated(np.einsum("BSC,CHK->BSHK", latent, rotation.up_key_CHK), rotation.angles_SK)
+        norm = rotation.inverse_norm_BHS
+        return q, k, v, np.ones(k.shape[:3]) if norm is None else norm.swapaxes(1, 2)
     q, k, v, residual, norm = arrays
     H = q.shape[2]
     k, v = np.repeat(k[:, :, None], H, axis=2), np.repeat(v[:, :, None], H, axis=2)
@@ -155,9 +169,22 @@ def _materialised(kind, arrays):
     if residual.q_latent_BTHR is not None:
         q = np.concatenate([q, residual.q_latent_BTHR], axis=-1)
         return q, np.concatenate([k, rk], axis=-1), v, norm
-    x1, x2 = np.split(np.einsum("BSHR,HRK->BSHK", rk, residual.up_key_HRK), 2, axis=-1)
-    cos, sin = np.split(residual.angles_SK[:, None], 2, axis=-1)
-    return q, k + np.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1), v, norm
+    residual_key = np.einsum("BSHR,HRK->BSHK", rk, residual.up_key_HRK)
+    return q, k + _rotated(residual_key, residual.angles_SK), v, norm
+
+
+def _rotated(key_BSHK, angles_SK):
+    """Each pair as a complex number, times its slot's; an odd last coordinate stays."""
+    J = angles_SK.shape[-1] // 2
+    turn = angles_SK[:, None, :J] + 1j * angles_SK[:, None, J:]
+    pairs = (key_BSHK[..., :J] + 1j * key_BSHK[..., J : 2 * J]) * turn
+    return np.concatenate([pairs.real, pairs.imag, key_BSHK[..., 2 * J :]], axis=-1)
+
+
+def angles(slots, width, base=10_000.0):
+    """[cos, sin] of each slot's position, for the pairs of a key `width` wide."""
+    angles_SJ = np.arange(slots)[:, None] * base ** (-2 * np.arange(width // 2) / width)
+    return np.float32(np.concatenate([np.cos(angles_SJ), np.sin(angles_SJ)], -1))
 
 
 def normal(rng, *shape):
@@ -170,11 +197,22 @@ def grouped_case(lengths, *, T=1, S=None, H=4, G=2, K=64, seed=0):
     return Case("grouped", arrays, np.array(lengths))
 
 
-def latent_case(lengths, *, T=1, S=None, H=4, C=64, P=64, seed=0):
+def latent_case(lengths, mode="decoupled", *, T=1, S=None, H=4, K=64, C=64, P=64, norm=True,
+                seed=0):  # fmt: skip
+    """K is the heads' width, of mode `full` alone; P is of `decoupled` alone."""
     rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
+    if mode != "decoupled":
+        width = K if mode == "full" else C
+        q, latent = normal(rng, B, T, H, width) / width**0.25, normal(rng, B, S, C)
+        rotation = latent_decode.Rotation(angles(S, width))
+        if mode == "full":
+            norms = np.float32(rng.uniform(0.5, 1.5, (B, H, S))) if norm else None
+            up_key = normal(rng, C, H, K) / C**0.5
+            rotation = rotation._replace(up_key_CHK=up_key, inverse_norm_BHS=norms)
+        return Case("latent", (q, None, latent, None, rotation), np.array(lengths))
     q, q_rope = normal(rng, B, T, H, C) / C**0.25, normal(rng, B, T, H, P) / max(P, 1) ** 0.25
     return Case(
-        "latent", (q, q_rope, normal(rng, B, S, C), normal(rng, B, S, P)), np.array(lengths)
+        "latent", (q, q_rope, normal(rng, B, S, C), normal(rng, B, S, P), None), np.array(lengths)
     )
 
 
@@ -195,10 +233,8 @@ def lrkv_case(
     rk, rv = (np.pad(normal(rng, B, S, H, R), pad) for _ in range(2))
     residual = Residual(rk, rv, normal(rng, H, R, K) / (2 * R**0.5))
     if mode == "full":
-        angles_SJ = np.arange(S)[:, None] * base ** (-np.arange(0, K, 2) / K)
         residual = residual._replace(
-            up_key_HRK=normal(rng, H, R, K) / (2 * R**0.5),
-            angles_SK=np.float32(np.concatenate([np.cos(angles_SJ), np.sin(angles_SJ)], -1)),
+            up_key_HRK=normal(rng, H, R, K) / (2 * R**0.5), angles_SK=angles(S, K, base)
         )
     else:
         residual = residual._replace(q_latent_BTHR=normal(rng, B, T, H, R) / R**0.25)

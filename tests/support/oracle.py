@@ -57,19 +57,30 @@ def head(config, w, h, x_TD, positions_T, norm):
     K = config.head_width
     q_TK = x_TD @ w["query"][:, h]
     if isinstance(config.attention, MLA):
-        P = config.attention.rope_width
-        latent_SC = normed(x_TD @ w["down"])  # the latent's norm is no QK-norm: always there
-        logits_TS = norm(q_TK) @ (latent_SC @ w["up_key"][:, h]).T
-        if P:
-            q_TP = norm(rope(x_TD @ w["query_rope"][:, h], positions_T))
-            logits_TS += q_TP @ norm(rope(x_TD @ w["rope_key"], positions_T)).T
-        return logits_TS / np.sqrt(K + P), latent_SC @ w["up_value"][:, h]
+        return mla_head(config, w, h, x_TD, positions_T, norm)
     q_TK = norm(q_TK)
     if isinstance(config.attention, LRKV):
         return lrkv_head(config, w, h, x_TD, positions_T, q_TK)
     g = h // (config.heads // w["key"].shape[1])
     k_SK = norm(rope(x_TD @ w["key"][:, g], positions_T))
     return rope(q_TK, positions_T) @ k_SK.T / np.sqrt(K), x_TD @ w["value"][:, g]
+
+
+def mla_head(config, w, h, x_TD, positions_T, norm):
+    K, P, C = config.head_width, config.attention.rope_width, config.attention.latent
+    q_TK, latent_SC = x_TD @ w["query"][:, h], normed(x_TD @ w["down"])  # this norm: always there
+    k_SK, v_SK = latent_SC @ w["up_key"][:, h], latent_SC @ w["up_value"][:, h]
+    if config.attention.rope == "full":
+        q_TK, k_SK = norm(rope(q_TK, positions_T)), norm(rope(k_SK, positions_T))
+        return q_TK @ k_SK.T / np.sqrt(K), v_SK
+    if config.attention.rope == "latent":
+        q_TC = norm(rope(q_TK @ w["up_key"][:, h].T, positions_T))
+        return q_TC @ rope(latent_SC, positions_T).T / np.sqrt(C), v_SK
+    logits_TS = norm(q_TK) @ k_SK.T
+    if P:
+        q_TP = norm(rope(x_TD @ w["query_rope"][:, h], positions_T))
+        logits_TS += q_TP @ norm(rope(x_TD @ w["rope_key"], positions_T)).T
+    return logits_TS / np.sqrt(K + P), v_SK
 
 
 def lrkv_head(config, w, h, x_TD, positions_T, q_TK):

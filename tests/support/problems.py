@@ -9,7 +9,7 @@ from support.variants import ALL, small
 from lrkv_jax.bench import gate
 from lrkv_jax.bench.problems import make_problem
 from lrkv_jax.config import LRKV
-from lrkv_jax.kernels import lrkv_decode, reference
+from lrkv_jax.kernels import latent_decode, lrkv_decode, reference
 
 # Of LRKV the odd rank, which is padded, in each mode.
 ENTRIES = {
@@ -40,11 +40,16 @@ def from_oracle(problem, given, cache, lengths_B):
     if hasattr(cache, "k_BSGK"):
         return reference.grouped_decode(given.query, cache.k_BSGK, cache.v_BSGK, lengths_B, **rest)
     if hasattr(cache, "latent_BSC"):
-        q_BTHK, q_BTHP = given.query
-        q_BTHC = jnp.einsum("BTHK,CHK->BTHC", q_BTHK, layer.up_key[...])
+        query, q_BTHP, rotation = given.query, None, None
+        if layer.rope == "decoupled":
+            query, q_BTHP = query
+            query = jnp.einsum("BTHK,CHK->BTHC", query, layer.up_key[...])
+        else:
+            up_key = layer.up_key[...] if layer.rope == "full" else None
+            rotation = latent_decode.Rotation(given.angles, up_key, cache.inverse_norm_BHS)
         mean_BTHC, lse = reference.latent_decode(
-            q_BTHC, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, lengths_B, **rest
-        )
+            query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation, lengths_B, **rest
+        )  # fmt: skip
         return jnp.einsum("BTHC,CHK->BTHK", mean_BTHC, layer.up_value[...]), lse
     residual = None
     if cache.rk_BSHR is not None:

@@ -51,7 +51,8 @@ def case(scale, variant, T, array, how="contiguous"):
     if kind == "mla":
         C, P = attention.latent, attention.rope_width
         shapes = (BATCH, T, H, C), (BATCH, T, H, P), (*slots, C), (*slots, P)
-        return call(latent_decode.latent_decode, *(array(s, bf16) for s in shapes), lengths)
+        caches = (array(shape, bf16) for shape in shapes)
+        return call(latent_decode.latent_decode, *caches, None, lengths)
     if kind != "lrkv":
         kv = array((*slots, attention.groups(model), K), bf16)
         return call(grouped_decode.grouped_decode, q, kv, kv, lengths)

@@ -32,6 +32,8 @@ LRKVS = {
 ALL = {
     **{name: entry for name, entry in FIVE.items() if name != "lrkv"},
     "mla-no_rope": MLA(latent=12, rope_width=0),
+    "mla-full": MLA(latent=11, rope="full"),
+    "mla-latent": MLA(latent=11, rope="latent"),
     **LRKVS,
 }
 # A line that is registered and not above joins by itself, in each mode, its sizes all 2.
