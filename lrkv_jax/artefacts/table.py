@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lrkv_jax.artefacts.printed import Printed
-from lrkv_jax.comparison.paired import against, spread
+from lrkv_jax.comparison.contrasts import against, spread
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Table:
         """Which cells are marked, by row and column.
 
         "best" is the best mean of its block and column, "level" a mean that is not significantly
-        different from it (paired t-test over seeds, adjusted by Holm for the number of rivals).
+        different from it (seeds as blocks, p adjusted by Holm for the number of rivals).
         Without two seeds there is no such test, and nothing is level.
         """
         found: dict[Any, Any] = {}

@@ -15,8 +15,8 @@ from rich.table import Table as Terminal
 from lrkv_jax.artefacts.table import Cell, Column, Table, written_number
 
 MARKS = (
-    "Bold: the best mean of its block; ≈: not significantly different from the best (paired t-test "
-    "over seeds, adjusted by Holm, p ≥ 0.05)."
+    "Bold: the best mean of its block; ≈: not significantly different from the best (seeds as "
+    "blocks, p adjusted by Holm, p ≥ 0.05)."
 )
 ONE_SEED = "Bold: the best value of its block; with one seed no difference can be told from noise."
 _NONE = "—"

@@ -1,8 +1,8 @@
 """Finished runs beside one another: what they reached, how soon, and whether they differ."""
 
+from lrkv_jax.comparison.contrasts import Contrast, against, contrasts, spread, trend
 from lrkv_jax.comparison.correlation import Correlation, correlation
 from lrkv_jax.comparison.files import keep, kept_by_name, pretraining, read_run_record, read_runs
-from lrkv_jax.comparison.paired import Paired, against, paired, spread
 from lrkv_jax.comparison.runs import (
     Curve,
     RunRecord,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lrkv_jax.comparison.paired import Spread, spread
+from lrkv_jax.comparison.contrasts import Spread, spread
 from lrkv_jax.comparison.runs import Curve
 
 

@@ -13,14 +13,14 @@ from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels
 from lrkv_jax.artefacts.looks import GREY, look_of, name_of
 from lrkv_jax.artefacts.losses import CACHE_LABEL, CACHE_NOTE, against_cache
 from lrkv_jax.artefacts.printed import printed
-from lrkv_jax.comparison import Paired, Setting, against, finished, settings, sooner_over_seeds
+from lrkv_jax.comparison import Contrast, Setting, against, finished, settings, sooner_over_seeds
 from lrkv_jax.comparison.sooner import SoonerOverSeeds
 
 HATCH = "////"  # of bars in FLOPs
 CAPTION = (
     "Share of the baseline's training not needed; means over seeds, whiskers one standard "
     "deviation, dots seeds. Pale bars: the final losses themselves, on the whole held-out "
-    "split, are not significantly different (paired t-test over seeds, adjusted by Holm for the "
+    "split, are not significantly different (seeds as blocks, p adjusted by Holm for the "
     "baselines, p ≥ 0.05). A curve's first touch of a loss can only be early: this share is 0 or "
     "more even between equal variants, so it is not tested itself. Learning rates are as the "
     "schedule has them at that step, not decayed to its end. The paper prints {} % of steps at "
@@ -129,7 +129,7 @@ def _bars(axis: Axes, place: int, colour: str, over: SoonerOverSeeds, *, pale: b
     return ends
 
 
-def _in_words(over: SoonerOverSeeds, test: Paired) -> str:
+def _in_words(over: SoonerOverSeeds, test: Contrast) -> str:
     """Return what stands beside a baseline's bars."""
     if not over.each:
         return "no seed in common"

@@ -37,8 +37,9 @@ def seed_noise(runs):
     return Picture(
         title, figure,
         "Bits per byte on the whole held-out split at the end of training, less MHA's of the same "
-        "seed: dots are seeds, the marker their mean, the bar its 95 % interval (paired t, of "
-        "each row alone). In words: the same test with p adjusted by Holm for the number of rows.",
+        "seed: dots are seeds, the marker their mean, the bar its 95 % interval (one model "
+        "of variant and seed, each row alone). In words: the same test with p adjusted by Holm for "
+        "the number of rows, and what would have been found where nothing is.",
         gaps=gaps,
     )  # fmt: skip
 

@@ -113,7 +113,7 @@ def _table(runs: Sequence[RunRecord]) -> Table:
         TITLE, COLUMNS, rows, missing=[] if rows else ["no run: any scale, analysed"],
         notes=[
             "Mean off-diagonal cosine of query–key forms, mean over layers, ± standard deviation "
-            "over seeds. Difference: paired t-test over seeds, p adjusted by Holm. Largest gap and "
+            "over seeds. Difference: seeds as blocks, p adjusted by Holm. Largest gap and "
             "layers within: of means over seeds. The paper says, without showing it, that "
             f"LRKV is within {claim.text} of MHA across layers.",
         ],

@@ -157,7 +157,7 @@ def test_a_difference_stands_over_its_own_seeds_beside_mha_s_spread():
     assert np.ptp(segment[:, 0]) == pytest.approx(2 * 4.30265 * 0.01 / 3**0.5, rel=1e-5)
     band = axis.patches[0]
     assert (band.get_x(), band.get_width()) == pytest.approx((-0.1, 0.2))
-    assert [text.get_text()[:9] for text in axis.texts] == ["none (p =", "differenc"]
+    assert [text.get_text()[:9] for text in axis.texts] == ["not found", "differenc"]
 
 
 def test_heads_are_followed_over_the_steps_that_all_seeds_kept(tmp_path):

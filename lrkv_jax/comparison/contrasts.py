@@ -1,0 +1,188 @@
+"""Differences between variants, with what chance leaves open, from one model of a page's runs.
+
+A value is its variant's plus its seed's plus noise, y_vs = μ_v + β_s + ε: runs of one seed share
+the order of their data and every weight that they have in common, so a seed is a block (Box, Hunter
+& Hunter, Statistics for Experimenters, chapter 4). Least squares takes all runs together, and their
+residuals give one variance with more degrees of freedom than any pair has. Two variants alone are
+Student's paired t-test. Where a page compares several, Holm's step-down keeps the chance of any
+false difference at the level of one test (Holm 1979, Scand. J. Statist. 6:65).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.05
+POWER = 0.8
+
+# {variant: {seed: value}}
+Values = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, sample standard deviation (None of one value) and number of values."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and spread of one value or more."""
+    given = np.asarray(values, np.float64)
+    sd = float(given.std(ddof=1)) if len(given) > 1 else None
+    return Spread(float(given.mean()), sd, len(given))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """An estimated difference (or slope), its standard error, and the test that it is 0.
+
+    `error` has `degrees` degrees of freedom and is None where the runs leave none; `difference` is
+    None where no seed connects the two. `p` is two-sided, adjusted for the `family` of contrasts
+    that this is one of.
+    """
+
+    difference: float | None
+    error: float | None = None
+    degrees: int = 0
+    p: float | None = None
+    family: int = 1
+
+    @property
+    def differs(self) -> bool:
+        return self.p is not None and self.p < LEVEL
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval, of this contrast by itself; None without an error."""
+        if self.difference is None or self.error is None:
+            return None
+        half = float(stats.t.isf(LEVEL / 2, self.degrees)) * self.error
+        return self.difference - half, self.difference + half
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest true difference that such runs would find four times in five.
+
+        At the level that Bonferroni leaves to one of the family; None without an error.
+        """
+        if self.error is None:
+            return None
+        t = stats.t(self.degrees)
+        return float(t.isf(LEVEL / 2 / self.family) + t.ppf(POWER)) * self.error
+
+    def equal_within(self, margin: float) -> float | None:
+        """p of two one-sided tests that |difference| < `margin` (Schuirmann 1987); small: it is."""
+        if self.difference is None or self.error is None:
+            return None
+        if not self.error:
+            return float(abs(self.difference) >= margin)
+        return float(stats.t.sf((margin - abs(self.difference)) / self.error, self.degrees))
+
+    @property
+    def verdict(self) -> str:
+        """lower, higher, not found, or why there is no test."""
+        if self.difference is None:
+            return "no seed in common"
+        if self.p is None:
+            return "one seed: cannot tell"
+        if not self.differs:
+            return "not found"
+        return "lower" if self.difference < 0 else "higher"
+
+    @property
+    def in_words(self) -> str:
+        """The verdict as tables write it: with its p, and with what would have been found."""
+        if self.p is None:
+            return self.verdict
+        p = f"p = {self.p:.2g}" if self.p >= 0.001 else "p < 0.001"
+        return f"{self.verdict if self.differs else self._not_found} ({p})"
+
+    @property
+    def _not_found(self) -> str:
+        return f"not found; {self.detectable:.2g} would be"
+
+    def with_interval(self, digits: int) -> str:
+        """The difference and its interval as tables write them: -0.0063 (-0.0112 to -0.0014)."""
+        if self.difference is None:
+            return ""
+        if self.interval is None:
+            return f"{self.difference:+.{digits}f}"
+        low, high = self.interval
+        return f"{self.difference:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+
+def contrasts(values: Values, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Contrast]:
+    """First minus second of each pair of variants, all from one model; `p` adjusted by Holm."""
+    wanted = list(pairs)
+    names = [name for name, by_seed in values.items() if by_seed]
+    rows = [(v, s, y) for v in names for s, y in values[v].items()]
+    seeds = sorted({s for _, s, _ in rows})
+    X = np.zeros((len(rows), len(names) + len(seeds)))
+    for row, (v, s, _) in zip(X, rows, strict=True):
+        row[names.index(v)] = row[len(names) + seeds.index(s)] = 1
+    found = {}
+    for pair in wanted:
+        c = np.zeros(X.shape[1])
+        if known := set(pair) <= set(names):
+            c[names.index(pair[0])] += 1
+            c[names.index(pair[1])] -= 1
+        found[pair] = _estimate(X, [y for *_, y in rows], c) if known else Contrast(None)
+    return _adjusted(found)
+
+
+def against(baseline: Mapping[int, float], others: Values) -> dict[str, Contrast]:
+    """Each of the others minus the baseline, as `contrasts` of all of them."""
+    found = contrasts({"": baseline, **others}, [(name, "") for name in others])
+    return {name: one for (name, _), one in found.items()}
+
+
+def trend(values: Values, at: Mapping[str, float]) -> Contrast:
+    """The slope of the values over `at`, a number for each variant; seeds are blocks."""
+    rows = [(at[v], s, y) for v, by_seed in values.items() for s, y in by_seed.items()]
+    seeds = sorted({s for _, s, _ in rows})
+    X = np.asarray([[x, *(float(s == seed) for seed in seeds)] for x, s, _ in rows])
+    return _adjusted({"": _estimate(X, [y for *_, y in rows], np.eye(X.shape[1])[0])})[""]
+
+
+def _estimate(X: np.ndarray, values: Sequence[float], c: np.ndarray) -> Contrast:
+    """c·β of the least-squares fit X β = y, where the rows of X determine it."""
+    y = np.asarray(values, np.float64)
+    weights = np.linalg.pinv(X.T) @ c  # c·β = weights·y
+    if not np.allclose(X.T @ weights, c, atol=1e-9):
+        return Contrast(None)
+    difference, degrees = float(weights @ y), len(y) - int(np.linalg.matrix_rank(X))
+    if degrees < 1:
+        return Contrast(difference)
+    residual = y - X @ (np.linalg.pinv(X) @ y)
+    scale = np.abs(y).max() * len(y) * np.finfo(np.float64).eps  # below it, rounding
+    sigma = 0.0 if np.abs(residual).max() <= scale else (residual @ residual / degrees) ** 0.5
+    error = float(sigma * np.linalg.norm(weights))
+    if error:
+        return Contrast(
+            difference, error, degrees, float(2 * stats.t.sf(abs(difference) / error, degrees))
+        )
+    # The same difference each time: certain, or none at all.
+    return Contrast(difference, 0.0, degrees, float(abs(difference) <= scale))
+
+
+def _adjusted[K](found: dict[K, Contrast]) -> dict[K, Contrast]:
+    tested = {key: one.p for key, one in found.items() if one.p is not None}
+    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+    return {
+        key: replace(one, p=adjusted.get(key), family=max(1, len(tested)))
+        for key, one in found.items()
+    }
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p-values adjusted for their number: each smallest one times those not yet passed."""
+    adjusted, largest = [0.0] * len(p), 0.0
+    for rank, which in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[which]))
+        adjusted[which] = largest
+    return adjusted
