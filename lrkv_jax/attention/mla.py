@@ -74,13 +74,13 @@ class LatentAttention(Attention):
         self.rope_key = weight("embed -> rope", (D, P)) if P else None
 
     def queries(self, x_BTD, positions_BT):
-        """As they meet what is cached: [B, T, H, C] in mode `latent`, else [B, T, H, K].
+        """[B, T, H, K]; in mode `latent` before its norm and rotation, which are in the latent.
 
         In `decoupled` a pair: the part without positions, and the part with them, [B, T, H, P].
         """
         q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
         if self.rope == "latent":
-            return self.normed(self.rotated(self._lowered(q_BTHK), positions_BT))
+            return q_BTHK
         if self.rope == "full":
             return self.normed(self.rotated(q_BTHK, positions_BT))
         if self.query_rope is None:
@@ -106,7 +106,7 @@ class LatentAttention(Attention):
             q_BTHK, q_BTHP = query
             query = self._lowered(q_BTHK)
         elif self.rope == "latent":
-            rotation = Rotation(angles)
+            query, rotation = self.expanded(query, positions_BT), Rotation(angles)
         else:
             rotation = Rotation(angles, self.up_key[...], cache.inverse_norm_BHS)
         mean_BTHC, lse_BTH = latent_decode(
@@ -133,6 +133,8 @@ class LatentAttention(Attention):
         return jnp.concatenate([k_BSHK, rope_BSHP], axis=-1), v_BSHK
 
     def expanded(self, query, positions_BT):
+        if self.rope == "latent":
+            return self.normed(self.rotated(self._lowered(query), positions_BT))
         return jnp.concatenate(query, axis=-1) if self.rope == "decoupled" else query
 
     def slot_angles(self, slots):

@@ -97,6 +97,7 @@ def models(draw):
             st.builds(MQA),
             st.sampled_from([GQA(kv_heads=g) for g in range(1, heads + 1) if heads % g == 0]),
             st.builds(MLA, latent=st.integers(1, 12), rope_width=st.sampled_from([0, 2, 6])),
+            st.builds(MLA, latent=st.integers(1, 12), rope=st.sampled_from(["full", "latent"])),
             st.builds(
                 LRKV,
                 rank=st.integers(0, head_width) | st.sampled_from([0, head_width]),
@@ -249,8 +250,9 @@ def test_flops_are_six_n_and_twelve_lhkt():
 @pytest.mark.parametrize(
     "attention",
     [MHA(), GQA(kv_heads=2), MLA(latent=24, rope_width=4)]
+    + [MLA(latent=24, rope=rope) for rope in ("full", "latent")]
     + [LRKV(rank=2, rope=rope) for rope in ("full", "shared", "latent")],
-    ids=["mha", "gqa", "mla", "lrkv-full", "lrkv-shared", "lrkv-latent"],
+    ids=["mha", "gqa", "mla", "mla-full", "mla-latent", "lrkv-full", "lrkv-shared", "lrkv-latent"],
 )
 def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm):
     """In `shared` and `latent`, B^K multiplies queries and keys (A15); no heads are formed here."""

@@ -21,6 +21,8 @@ ENTRIES = {
     "mqa": MQA(),
     "mla": MLA(latent=24, rope_width=8),
     "mla-no_rope_key": MLA(latent=24, rope_width=0),
+    "mla-full": MLA(latent=24, rope="full"),
+    "mla-latent": MLA(latent=24, rope="latent"),
     # A multiple of 8 is cached without padding, which a program multiplies like anything else.
     "lrkv-shared": LRKV(rank=8, rope="shared"),
     "lrkv-latent": LRKV(rank=8, rope="latent"),
@@ -82,7 +84,18 @@ def mix_query(q_BTHK, up_HRK):
 def as_defined(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base):
     """[cos sΘ, sin sΘ] · M_h(q) · rk_h as it stands."""
     view_BTHSR = jnp.einsum("SK,BTHKR->BTHSR", angles_SK, mix_query(q_BTHK, up_HRK))
+    if rk_BSHR.shape[2] == 1:  # one latent for all heads
+        return jnp.einsum("BTHSR,BSR->SBTH", view_BTHSR, rk_BSHR[:, :, 0])
     return jnp.einsum("BTHSR,BSHR->SBTH", view_BTHSR, rk_BSHR)
+
+
+def factors_of(problem, given):
+    """The rotated query, and the factors [H, R, K] that take the latents to keys."""
+    layer = problem.layer(given.weights)
+    if hasattr(layer, "up_key"):
+        C, heads, width = layer.up_key.get_value().shape
+        return given.query, jax.ShapeDtypeStruct((heads, C, width), "float32")
+    return given.query[0], layer.key_up.get_value()
 
 
 # The rest differs from these by a number.
@@ -103,11 +116,10 @@ def test_flops_of_a_step_are_the_products_of_its_program(name, monkeypatch):
             return with_kernel(problem, given, cache, lengths_B, "xla")
 
         made = 0
-        if name == "lrkv-full":
+        if name.endswith("-full"):
             # The formula is the definition's, M_h(q) · rk_h; XLA's program compresses the angles.
             monkeypatch.setattr(angles, "logits", as_defined)
-            up_HRK = problem.layer(arguments[0].weights).key_up.get_value()
-            made = elementwise(mix_query, arguments[0].query[0], up_HRK)
+            made = elementwise(mix_query, *factors_of(problem, arguments[0]))
         assert flops.at(length) == products(program, *arguments) + made
     three = model.model_copy(update={"layers": 3})
     assert attention_flops(three).at(48) == 3 * flops.at(48)

@@ -45,6 +45,7 @@ def from_oracle(problem, given, cache, lengths_B):
             query, q_BTHP = query
             query = jnp.einsum("BTHK,CHK->BTHC", query, layer.up_key[...])
         else:
+            query = layer.expanded(query, lengths_B[:, None] - 1)
             up_key = layer.up_key[...] if layer.rope == "full" else None
             rotation = latent_decode.Rotation(given.angles, up_key, cache.inverse_norm_BHS)
         mean_BTHC, lse = reference.latent_decode(
