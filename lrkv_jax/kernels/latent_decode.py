@@ -70,14 +70,17 @@ def latent_decode(
 
 def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, pages_BN, impl, bits):
     """(plan, None) or (None, reason), for one key head of width C + P."""
-    if rotation is not None:
-        return None, "it rotates no keys of a latent"
-    _, T, H, C = q_BTHX.shape
-    P = q_rope_BTHP.shape[-1]
+    (_, T, H, _), C = q_BTHX.shape, latent_BSC.shape[-1]
+    P = 0 if rotation is not None else q_rope_BTHP.shape[-1]
+    if rotation is not None and rotation.up_key_CHK is not None:
+        return None, "it rebuilds no keys from a latent of all heads"
+    if rotation is not None and C % (2 * plans.WIDTH):
+        return None, f"latent width = {C}: the kernel rotates latents of a multiple of 128"
     return plans.find(
         latent_BSC.dtype, {"latent width": C, "rope-key width": P}, impl,
         T=T, slots=latent_BSC.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
         key_widths=(C, P) if P else (C,), value_width=C, values_in_keys=True,
+        turned=rotation is not None,
     )  # fmt: skip
 
 
@@ -89,14 +92,32 @@ def _mosaic(
     from lrkv_jax.kernels.split_kv.launch import attend
 
     T, C = q_BTHX.shape[1], latent_BSC.shape[-1]
-    queries = [columns.to_columns(plan, q_BTHX.astype(latent_BSC.dtype))]
+    dtype = latent_BSC.dtype
+    if plan.turned and dtype.itemsize == 2:
+        # Rotated keys are rounded once more: to 11 bits in place of 8. They and the queries, normed
+        # over C, are far below float16's largest, 65,504.
+        dtype = jnp.float16
+    queries = [columns.to_columns(plan, q_BTHX.astype(dtype))]
     operands = {"keys": latent_BSC[:, :, None], "pages": pages_BN}
-    if rope_key_BSP.shape[-1]:
+    if rotation is not None:
+        operands |= _turning(rotation.angles_SK, dtype)
+    elif rope_key_BSP.shape[-1]:
         queries.append(columns.to_columns(plan, q_rope_BTHP.astype(latent_BSC.dtype)))
         operands["more_keys"] = rope_key_BSP[:, :, None]
     operands["queries"] = jnp.concatenate(queries, axis=3)
     sums, lse = attend(plan, operands, lengths_B, T=T, scale=scale, interpret=interpret)
     return columns.values_of(plan, sums, T, 0, C), columns.from_columns(plan, lse, T)
+
+
+def _turning(angles_SK, dtype):
+    """Angles of a tile's tokens, and of the first token of each tile, in blocks of 64 pairs."""
+    S, C = angles_SK.shape
+    angles_SX = angles_SK.reshape(S, 2, C // (2 * plans.WIDTH), plans.WIDTH)
+    in_tile = angles_SX[jnp.minimum(jnp.arange(plans.TILE), S - 1)]
+    return {
+        "in_tile": jnp.moveaxis(in_tile, 0, 2).astype(dtype),
+        "tile_angles": angles_SX[:: plans.TILE],
+    }
 
 
 def _xla(

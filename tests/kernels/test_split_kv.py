@@ -34,6 +34,7 @@ FEW = {"lengths": (3, TILE + 2, 0), "S": TILE + 8}
 QUICK = {
     "gqa-3_queries": lambda: grouped_case(**FEW | {"S": 2 * TILE}, T=3, H=4, G=2, K=64),
     "mla-8_queries": lambda: latent_case(**FEW, T=8, H=2, C=128, P=64),
+    "mla-latent": lambda: latent_case(**FEW, mode="latent", H=2, C=128),
     "lrkv-full": lambda: lrkv_case(**FEW, mode="full", H=2, K=128, R=46),
 }
 SLOW = {
@@ -44,6 +45,7 @@ SLOW = {
     "lrkv-shared": lambda: lrkv_case(LENGTHS, "shared", S=SLOTS, H=4, K=64, R=5),
     "mqa-8_queries": lambda: grouped_case(LENGTHS, S=SLOTS, T=8, H=6, G=1, K=128),
     "mla-no_rope": lambda: latent_case(LENGTHS, S=SLOTS, H=18, C=192, P=0),
+    "mla-latent-3_queries": lambda: latent_case(LENGTHS, "latent", S=SLOTS, T=3, H=6, C=256),
     "lrkv-latent": lambda: lrkv_case(LENGTHS, "latent", S=SLOTS, T=2, H=6, K=128, R=46),
     "lrkv-full-8_queries": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, T=8, H=3, K=128, R=51),
     "lrkv-rank_0": lambda: lrkv_case(LENGTHS, S=SLOTS, H=6, K=128, R=0),
@@ -89,6 +91,7 @@ PAGED = {"S": 3 * TILE}
 PAGED_SLOW = {
     "gqa": lambda: grouped_case(LENGTHS, **PAGED, H=4, G=2, K=64),
     "mla-8_queries": lambda: latent_case(LENGTHS, **PAGED, T=8, H=2, C=128, P=64),
+    "mla-latent": lambda: latent_case(LENGTHS, "latent", **PAGED, H=4, C=128),
     "lrkv-full": lambda: lrkv_case(LENGTHS, "full", **PAGED, H=6, K=128, R=46),
     "lrkv-shared": lambda: lrkv_case(LENGTHS, "shared", **PAGED, T=2, H=4, K=64, R=5),
     "lrkv-rank_0": lambda: lrkv_case(LENGTHS, **PAGED, H=2, K=64, R=0),
@@ -132,6 +135,7 @@ EXACT = {"lengths": (6 * TILE + 5, 3, 5 * TILE), "S": 7 * TILE}
 EXACT_SLOW = {
     "mqa-3_queries": lambda: grouped_case(**EXACT, T=3, H=4, G=1, K=64),
     "mla": lambda: latent_case(**EXACT, H=4, C=128, P=64),
+    "mla-latent": lambda: latent_case(**EXACT, mode="latent", H=4, C=128),
     "lrkv-full": lambda: lrkv_case(**EXACT, mode="full", H=2, K=128, R=46),
     "lrkv-shared": lambda: lrkv_case(**EXACT, mode="shared", H=4, K=64, R=5),
 }
@@ -257,6 +261,8 @@ def test_latent_meets_float64_at_any_shape(lengths, T, heads, C, P):
             lambda: replace(grouped_case([8]), pages_BN=np.int32([[0]])),
             "pages of 8 slots: the kernel takes 64",
         ),
+        (lambda: latent_case([8], "latent", C=64), "latent width = 64: the kernel rotates latents"),
+        (lambda: latent_case([8], "full", C=64), "it rebuilds no keys from a latent of all heads"),
         (lambda: latent_case([8], P=4), "rope-key width = 4: the kernel takes a multiple of 8"),
         (lambda: lrkv_case([8], K=192), "head width = 192: the kernel rotates keys of up to 128"),
     ],
@@ -281,9 +287,15 @@ def pretend_gpu(monkeypatch):
     monkeypatch.setattr(proof, "doubt", lambda trial: None)
 
 
-@pytest.mark.parametrize("variant", ["mha", "mla", "lrkv-full"])
+@pytest.mark.parametrize("variant", ["mha", "mla", "mla-latent", "lrkv-full"])
 def test_it_lowers_for_cuda(variant, pretend_gpu):
     assert "mosaic_gpu" in targets.lower("2.5b", variant, 1)
+
+
+@pytest.mark.parametrize(("scale", "variant"), targets.LEFT_TO_XLA)
+def test_a_shape_that_no_multiprocessor_holds_is_left_to_xla(scale, variant, pretend_gpu):
+    with pytest.raises(LrkvError, match="no split of the heads fits a multiprocessor; use xla"):
+        targets.lower(scale, variant, 1)
 
 
 @pytest.mark.cuda
@@ -294,7 +306,8 @@ def test_it_lowers_for_cuda(variant, pretend_gpu):
 @pytest.mark.parametrize("how", ["contiguous", "paged"])
 @pytest.mark.parametrize("scale", targets.SCALES)
 def test_it_compiles_for_an_h200_without_register_spills(scale, how):
-    names = [f"{scale}/{variant}/{T}/{how}" for variant in targets.VARIANTS for T in (1, 8)]
+    variants = [v for v in targets.VARIANTS if (scale, v) not in targets.LEFT_TO_XLA]
+    names = [f"{scale}/{variant}/{T}/{how}" for variant in variants for T in (1, 8)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
                    "JAX_ENABLE_COMPILATION_CACHE": "false"}  # fmt: skip
     done = subprocess.run(

@@ -22,7 +22,9 @@ from lrkv_jax.kernels.split_kv.schedule import TILE
 
 SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
 MODES = ("full", "shared", "latent")
-VARIANTS = ("mha", "gqa", "mqa", "mla", *(f"lrkv-{mode}" for mode in MODES))
+VARIANTS = ("mha", "gqa", "mqa", "mla", "mla-latent", *(f"lrkv-{mode}" for mode in MODES))
+# Its angles do not fit beside a tile of 1,024: XLA runs.
+LEFT_TO_XLA = {("6.3b", "mla-latent")}
 BATCH, SLOTS = 4, 8192
 TARGET = resources.files("lrkv_jax.plan") / "h200.txtpb"
 
@@ -51,7 +53,11 @@ def case(scale, variant, T, array, how="contiguous"):
     if kind == "mla":
         C, P = attention.latent, attention.rope_width
         shapes = (BATCH, T, H, C), (BATCH, T, H, P), (*slots, C), (*slots, P)
-        caches = (array(shape, bf16) for shape in shapes)
+        caches = [array(shape, bf16) for shape in shapes]
+        if mode == "latent":
+            rotation = latent_decode.Rotation(array((SLOTS, C), f32))
+            latent = (caches[0], None, caches[2], None)
+            return call(latent_decode.latent_decode, *latent, rotation, lengths)
         return call(latent_decode.latent_decode, *caches, None, lengths)
     if kind != "lrkv":
         kv = array((*slots, attention.groups(model), K), bf16)

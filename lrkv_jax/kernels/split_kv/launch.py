@@ -26,8 +26,11 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
     `operands` are arrays by name: `queries` in columns (`columns`); `keys` [B, S, G, ·], further
     ones in `more_keys`, and `values`, unless they lie in the keys; for latents `rk`, `rv`
     [B, S, H, R'] and, if they are rebuilt, `up` [H · blocks, 64, 128], float32 `full_queries`
-    [B, U, Q, N, 2, 64] and `angles` [S, 2, 64]; `norms` [B, H, S]. With `pages` [B, S / 64] that
-    are not None, caches are pools of pages, 64 slots of a page in place of S of a sequence.
+    [B, U, Q, N, 2, 64] and `angles` [S, 2, 64]; `norms` [B, H, S]; for keys that are rotated as
+    they are read, angles `in_tile` [2, C / 128, 64, 64] of a tile's tokens, in the queries' dtype,
+    and float32 `tile_angles` [S / 64, 2, C / 128, 64] of the first token of each tile. With `pages`
+    [B, S / 64] that are not None, caches are pools of pages, 64 slots of a page in place of S of a
+    sequence.
     Returns averages [B, U, Q, blocks, 64, N] (shared value blocks, then latent ones) and
     log-sum-exps [B, U, Q, N].
     """
@@ -44,8 +47,7 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
     if plan.full:
         operands |= _angles(operands["angles"])
     names, arrays = zip(*operands.items(), strict=True)
-    dtype = operands["queries"].dtype
-    scratch = _scratch(plan, dtype)
+    scratch = _scratch(plan, operands["keys"].dtype, operands["queries"].dtype)
     shape = (len(work.tiles_J), plan.units, plan.warpgroups)
     blocks = plan.value_blocks + plan.rank_blocks
     outputs = {
@@ -84,15 +86,15 @@ def _angles(angles_S2J):
     }
 
 
-def _scratch(plan, dtype):
-    """Shared memory and barriers, by name."""
+def _scratch(plan, dtype, query_dtype):
+    """Shared memory and barriers, by name; the cache's dtype and the queries' are equally wide."""
     swizzled = (
         plgpu.TilingTransform((8, 128 // dtype.itemsize)),
         plgpu.SwizzleTransform(128),
     )
     Q, N = plan.warpgroups, plan.columns
 
-    def slots(*shape):
+    def slots(*shape, dtype=dtype):
         return plgpu.SMEM(shape, dtype, transforms=swizzled)
 
     scratch = {
@@ -100,7 +102,7 @@ def _scratch(plan, dtype):
         "ready": plgpu.Barrier(num_barriers=plan.ring),
         # One more than slots: on the last, warpgroups await the zeroing of a tile that all read.
         "free": plgpu.Barrier(num_arrivals=Q, num_barriers=plan.ring + 1),
-        "queries_s": slots(Q * plan.query_blocks, N, WIDTH),
+        "queries_s": slots(Q * plan.query_blocks, N, WIDTH, dtype=query_dtype),
         "weights": slots(Q, N, TILE),
         "sums_s": plgpu.SMEM((Q, WIDTH, N), jnp.float32),
         "peak_s": plgpu.SMEM((Q, N), jnp.float32),
@@ -125,6 +127,16 @@ def _scratch(plan, dtype):
             "full_s": plgpu.SMEM((Q, plan.heads * plan.queries, 2, WIDTH), jnp.float32),
             "turn_s": plgpu.SMEM((Q, 2, WIDTH), jnp.float32),
             "set_up": plgpu.Barrier(num_arrivals=2, num_barriers=Q),
+        }
+    if plan.turned:
+        blocks = plan.key_blocks // 2
+        scratch |= {
+            "in_tile_s": slots(2, blocks, TILE, WIDTH, dtype=query_dtype),
+            "turned_s": slots(2, TILE, WIDTH, dtype=query_dtype),
+            "angle_s": plgpu.SMEM((2, 2, blocks, WIDTH), jnp.float32),
+            "angle_ready": plgpu.Barrier(num_barriers=2),
+            "angle_free": plgpu.Barrier(num_barriers=2),
+            "set_up": plgpu.Barrier(),
         }
     return scratch
 

@@ -32,8 +32,8 @@ def produce(plan, r, each_piece, unit, zero):
     group = lax.div(unit * plan.groups, jnp.int32(plan.units))
     per_head = plan.heads * plan.rank_blocks
 
-    def put_tile(i, rows):
-        """The worker's i-th tile, from these rows: (sequence or page, slots)."""
+    def put_tile(i, tile, rows):
+        """The worker's i-th tile, which is its sequence's `tile`-th and lies in these rows."""
 
         def put_shared(source, width, index):
             for block in range(-(-width // WIDTH)):
@@ -58,6 +58,8 @@ def produce(plan, r, each_piece, unit, zero):
             h = (unit * plan.warpgroups + w) * plan.norm_heads if not plan.shared_norm else zero
             box = r.norms.at[rows[0], pl.ds(h, plan.norm_heads), rows[1]]
             put(box, r.norm_s, r.norm_ready, r.norm_free, i, 2, 2 * w)
+        if plan.turned:
+            put(r.tile_angles.at[tile], r.angle_s, r.angle_ready, r.angle_free, i, 2)
         keys = plan.key_blocks
         for source, width in shared:
             if index == keys and plan.rank:
@@ -72,9 +74,9 @@ def produce(plan, r, each_piece, unit, zero):
         @pl.loop(first, first + tiles)
         def _(tile):
             if r.pages is None:
-                put_tile(tile + before, (sequence, pl.ds(tile * TILE, TILE)))
+                put_tile(tile + before, tile, (sequence, pl.ds(tile * TILE, TILE)))
             else:
-                put_tile(tile + before, (r.pages[sequence, tile], pl.ds(0, TILE)))
+                put_tile(tile + before, tile, (r.pages[sequence, tile], pl.ds(0, TILE)))
 
         return done + tiles
 
@@ -88,6 +90,8 @@ def produce(plan, r, each_piece, unit, zero):
             plgpu.barrier_wait(free.at[lax.rem(index, size) + offset])
 
     drain(r.free, tiles * plan.tile_slots, plan.ring)
+    if plan.turned:
+        drain(r.angle_free, tiles, 2)
     for w in range(plan.warpgroups):
         if plan.rank:
             drain(r.head_free, 2 * tiles * per_head, plan.head_ring, w * plan.head_ring)

@@ -47,6 +47,7 @@ def family(plan):
     """The name of all plans that attend to the same shapes: what tuning leaves as it is."""
     norm = "shared" if plan.shared_norm else "own" if plan.norm_heads else "none"
     keys = "+".join(map(str, plan.key_widths)) + (" =values" if plan.values_in_keys else "")
+    keys += " turned" if plan.turned else ""
     mode = "full" if plan.full else "associative"
     rank = f", rank {plan.rank} {mode}" if plan.rank else ""
     return (
