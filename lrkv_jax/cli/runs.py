@@ -31,8 +31,8 @@ def evaluate(
     tasks: Annotated[
         str,
         typer.Option(
-            help="Any of bpb, agreement, arc_easy, arc_challenge, mmlu, gsm8k and humaneval, "
-            "separated by commas"
+            help="Any of bpb, docstrings, agreement, arc_easy, arc_challenge, mmlu, gsm8k and "
+            "humaneval, separated by commas"
         ),
     ] = "bpb,agreement",
     batch: Annotated[

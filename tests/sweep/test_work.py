@@ -88,7 +88,7 @@ def test_runs_side_by_side_share_the_cores(tmp_path, stand_in):
     ("how", "said"),
     [
         ({"jobs": 1000}, r"--jobs 1000: use 1 to \d+"),
-        ({"tasks": ["bpb", "nope"]}, "unknown task nope: use bpb, agreement, arc_easy"),
+        ({"tasks": ["bpb", "nope"]}, "unknown task nope: use bpb, docstrings, agreement, arc"),
         ({"tasks": ["humaneval"]}, "lrkv evaluate RUN --tasks humaneval --run-model-code"),
         ({"tasks": ["mmlu"]}, "mmlu"),
     ],
