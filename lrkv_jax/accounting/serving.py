@@ -22,7 +22,8 @@ class Serving:
     """Decoding on one device, every sequence `length` tokens long. Bytes and seconds.
 
     `largest_batch` is 0 where one sequence does not fit. `floor` is a step's at that batch, or at
-    one sequence; `floor_of_one` is that of a single sequence.
+    one sequence; `floor_of_one` is that of a single sequence. `flops_per_byte` are attention's, of
+    each cached byte: beyond the device's own ratio, arithmetic takes longer than bytes.
     """
 
     length: int
@@ -31,6 +32,7 @@ class Serving:
     largest_batch: int
     floor_of_one: float
     floor: float
+    flops_per_byte: float
 
     @property
     def tokens_per_second(self) -> float:
@@ -65,10 +67,12 @@ def serving(model: ModelConfig, device: Hardware, length: int) -> Serving:
     counts = parameter_counts(model)
     weights = counts.total * CACHE_ITEMSIZE
     looked_up = 0 if model.tied_head else counts.embedding * CACHE_ITEMSIZE
-    cache = cache_allocated_bytes_per_token(model) * length
+    per_token = cache_allocated_bytes_per_token(model)
+    cache = per_token * length
+    flops_per_byte = attention_flops(model).per_cached_token / per_token
     batch = max(0, int((USABLE * device.memory - weights) // cache))
 
     def floor(sequences: int) -> float:
         return (weights - looked_up + sequences * cache) / device.memory_bandwidth
 
-    return Serving(length, weights, cache, batch, floor(1), floor(max(1, batch)))
+    return Serving(length, weights, cache, batch, floor(1), floor(max(1, batch)), flops_per_byte)

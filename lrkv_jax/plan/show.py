@@ -20,7 +20,8 @@ MEMORY = (
 )
 DECODING = (
     "Weights and cache in bfloat16; the batch fills {usable:.0%} of the memory. A step reads all "
-    "weights but the embedding's table, and all caches: it takes no less than that does."
+    "weights but the embedding's table, and all caches: it takes no less than that does. Attention "
+    "with more than {ridge:.0f} FLOPs per cached byte is bound by arithmetic instead."
 )
 ASKED_NOTHING = Question()
 GIGA = 1e9
@@ -162,7 +163,7 @@ def _print_decoding(console, planned: dict[str, Any]) -> None:
     length = next(iter(planned["variants"].values()))["decode"]["length"]
     headers = [
         "variant", "weights\nGB", "cache GB\n/sequence", "largest\nbatch", "ms, one\nsequence",
-        "ms, all", "tokens/s\nat most",
+        "ms, all", "tokens/s\nat most", "FLOPs\n/byte",
     ]  # fmt: skip
     _say(console, f"\nDecoding on one {device['name']}, {length:,} tokens in each cache.\n")
     table = _table("A step of decoding, at the bandwidth's floor", headers)
@@ -175,10 +176,12 @@ def _print_decoding(console, planned: dict[str, Any]) -> None:
             f"{one['largest_batch']:,}",
             f"{1e3 * one['floor_of_one']:.3g}",
             f"{1e3 * one['floor']:.3g}" if one["largest_batch"] else "-",
-            f"{one['tokens_per_second']:,.0f}",
+            _human(round(one["tokens_per_second"])),
+            f"{one['flops_per_byte']:.0f}",
         )
     console.print(table)
-    _say(console, DECODING.format(usable=device["decode_usable"]))
+    ridge = device["bf16_flops"] / device["memory_bandwidth"]
+    _say(console, DECODING.format(usable=device["decode_usable"], ridge=ridge))
 
 
 def _print_compiled(console, found: dict[str, Any]) -> None:

@@ -378,6 +378,7 @@ def test_decoding_reads_weights_once_and_every_cache():
     step = (2 * (parameters - table) + found.largest_batch * cache) / 4.8e12
     assert found.floor == pytest.approx(step)
     assert found.tokens_per_second == pytest.approx(found.largest_batch / step)
+    assert found.flops_per_byte == 1.0  # a key and a value: 4 FLOPs for 4 bytes
     # Half of the cache, twice the batch.
     gqa = serving(config_of("128m", "gqa").model, device, 2048)
     assert gqa.largest_batch == pytest.approx(2 * found.largest_batch, abs=2)

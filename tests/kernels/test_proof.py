@@ -295,6 +295,7 @@ def test_the_modes_ranks_and_pages_are_families(stand_in):
         *(lrkv_case([9, 4], mode, R=R, **shape) for mode in ("full", "shared") for R in (5, 16)),
         lrkv_case([9, 4], R=0, **shape), lrkv_case([9, 4], R=5, norm=False, **shape),
         latent_case([9, 4], S=64, H=2, C=24, P=8), latent_case([9, 4], S=64, H=2, C=24, P=0),
+        latent_case([9, 4], "latent", S=64, H=2, C=128),
     ]  # fmt: skip
     cases += [case.paged() for case in cases]
     for count, case in enumerate(cases):
