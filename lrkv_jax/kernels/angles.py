@@ -121,10 +121,13 @@ def _of_chunk(found: Compressed, q_BTHK, halves_JHR, rk_BSHR, start, logits_SBTH
         )
         # An odd chunk's middle is its own mirror image: it is written twice, alike.
         above, below = start + chunk // 2 + row, start + (chunk + 1) // 2 - row - block
-        above_bBTH = ((even_bBTHR + odd_bBTHR) * latents(above)).sum(-1)
-        below_bBTH = ((even_bBTHR - odd_bBTHR) * latents(below)[::-1]).sum(-1)[::-1]
+        above_bBTHR = (even_bBTHR + odd_bBTHR) * latents(above)
+        below_bBTHR = (even_bBTHR - odd_bBTHR)[::-1] * latents(below)
+        # The barrier is that of `online.dots`.
+        above_bBTHR, below_bBTHR = jax.lax.optimization_barrier((above_bBTHR, below_bBTHR))
         update = jax.lax.dynamic_update_slice_in_dim
-        return update(update(logits_SBTH, above_bBTH, above, 0), below_bBTH, below, 0)
+        logits_SBTH = update(logits_SBTH, above_bBTHR.sum(-1), above, 0)
+        return update(logits_SBTH, below_bBTHR.sum(-1), below, 0)
 
     return jax.lax.fori_loop(0, len(firsts), some, logits_SBTH)
 

@@ -60,7 +60,6 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
     B, T, H, K = q_BTHK.shape
     S, G = online.slots_of(k_BSGK, pages_BN), k_BSGK.shape[2]
     q_BGNTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
-    f32 = {"preferred_element_type": jnp.float32}
     few = online.few(T * H // G)
     chunk = online.default_chunk(S, few)
 
@@ -70,8 +69,7 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
 
     def values(weights_BGNTc, start, seen_Bc):
         v_BcGK = online.slots(v_BSGK, pages_BN, start, chunk, seen_Bc)
-        weights_BGNTc = weights_BGNTc.astype(v_BcGK.dtype)
-        return (jnp.einsum("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, **f32),)
+        return (online.averages("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, few),)
 
     (out_BGNTK,), lse_BGNT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
     return online.by_head(out_BGNTK), online.by_head(lse_BGNT)

@@ -133,7 +133,6 @@ def _xla(
 ):
     (T, H), S = q_BTHX.shape[1:3], online.slots_of(latent_BSC, pages_BN)
     q_BHTX = q_BTHX.swapaxes(1, 2)
-    f32 = {"preferred_element_type": jnp.float32}
     few = online.few(T * H)
     chunk = online.default_chunk(S, few)
     full = rotation is not None and rotation.up_key_CHK is not None
@@ -167,8 +166,7 @@ def _xla(
 
     def values(weights_BHTc, start, seen_Bc):
         latent_BcC = online.slots(latent_BSC, pages_BN, start, chunk, seen_Bc)
-        weights_BHTc = weights_BHTc.astype(latent_BcC.dtype)
-        return (jnp.einsum("BHTc,BcC->BHTC", weights_BHTc, latent_BcC, **f32),)
+        return (online.averages("BHTc,BcC->BHTC", weights_BHTc, latent_BcC, few),)
 
     (out_BHTC,), lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
     return out_BHTC.swapaxes(1, 2), lse_BHT.swapaxes(1, 2)

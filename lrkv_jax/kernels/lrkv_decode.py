@@ -113,7 +113,6 @@ def _xla(
     rope_base=10_000.0,
 ):
     (T, H), S = q_BTHK.shape[1:3], online.slots_of(k_shared_BSK, pages_BN)
-    f32 = {"preferred_element_type": jnp.float32}
     q_BHTK = q_BTHK.swapaxes(1, 2)
     full = residual is not None and residual.q_latent_BTHR is None
     few = online.few(T * H)
@@ -144,12 +143,11 @@ def _xla(
 
     def values(weights_BHTc, start, seen_Bc):
         v_BcK = online.slots(v_shared_BSK, pages_BN, start, chunk, seen_Bc)
-        weights_BHTc = weights_BHTc.astype(v_BcK.dtype)
-        shared_BHTK = jnp.einsum("BHTc,BcK->BHTK", weights_BHTc, v_BcK, **f32)
+        shared_BHTK = online.averages("BHTc,BcK->BHTK", weights_BHTc, v_BcK, few)
         if residual is None:
             return (shared_BHTK,)
         rv_BcHR = online.slots(residual.rv_BSHR, pages_BN, start, chunk, seen_Bc)
-        return shared_BHTK, jnp.einsum("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, **f32)
+        return shared_BHTK, online.averages("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, few)
 
     sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
     sums = [value.swapaxes(1, 2) for value in sums]

@@ -36,9 +36,12 @@ def dots(subscripts, queries, cached, few):
     """`einsum` of queries and cached keys in float32.
 
     XLA on a CPU copies the right operand of a batched product with its contraction outermost, and
-    the left one row by row: where queries are few, the cache is the left one.
+    the left one row by row: where queries are few, the cache is the left one. Where each key meets
+    one query, there is nothing to reuse, and products and sums read the cache in its own order.
     """
     q, k, out = re.split(",|->", subscripts)
+    if few and _is_one(q, k, queries):
+        return _products(q, k, out, queries, cached)
     if few:
         q, k, queries, cached = k, q, cached, queries
     both = [axis for axis in out if axis in q and axis in k]
@@ -46,6 +49,37 @@ def dots(subscripts, queries, cached, few):
     product = "".join(both + free)
     result = jnp.einsum(f"{q},{k}->{product}", queries, cached, preferred_element_type=jnp.float32)
     return result.transpose([product.index(axis) for axis in out])
+
+
+def averages(subscripts, weights, cached, few):
+    """`einsum` of float32 weights and cached values in float32, each value read once."""
+    w, v, out = re.split(",|->", subscripts)
+    if few and _is_one(w, v, weights):
+        return _products(w, v, out, weights, cached)
+    weights = weights.astype(cached.dtype)
+    return jnp.einsum(subscripts, weights, cached, preferred_element_type=jnp.float32)
+
+
+def _is_one(own, cached, array):
+    """Whether `array` has one number for each of the cache's: its own axes are of size 1."""
+    return all(size == 1 for axis, size in zip(own, array.shape, strict=True) if axis not in cached)
+
+
+def _products(q, k, out, queries, cached):
+    """`einsum`(`q`,`k`->`out`) as products in the cache's order, and then their sum.
+
+    The barrier keeps the two apart: XLA on a CPU otherwise hands both to a library, which needs a
+    copy of the chunk and of the queries beside it, and takes about twice the time.
+    """
+    shape = [queries.shape[q.index(axis)] if axis in q else 1 for axis in k]
+    shared = "".join(axis for axis in k if axis in q)
+    own = "".join(axis for axis in q if axis not in k)
+    moved = queries.astype(jnp.float32).transpose([q.index(axis) for axis in own + shared])
+    product = jax.lax.optimization_barrier(moved.reshape(shape) * cached.astype(jnp.float32))
+    sums = product.sum([i for i, axis in enumerate(k) if axis not in out])
+    kept = own + "".join(axis for axis in k if axis in out)
+    sums = sums.reshape(*[1] * len(own), *sums.shape)
+    return sums.transpose([kept.index(axis) for axis in out])
 
 
 def chunk_starts(S, chunk):
