@@ -22,14 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lrkv_jax.kernels.online import chunk_starts
+from lrkv_jax.kernels.online import chunk_starts, slots, slots_of
 
 # Of each cosine and sine: half a unit in the last place of float32.
 EXACT_TO = 2.0**-24
 # Slots that share Q M: a shorter chunk pays for it more often, a longer one has a larger ρ.
-CHUNK = 1024
+CHUNK = 512
 # Of half a chunk, at a time on a CPU: P Q M and the latents that meet it stay in its cache.
-BLOCK = 32
+BLOCK = 128
 
 
 class Compressed(NamedTuple):
@@ -74,12 +74,13 @@ def _factors(values_nJ):
     return left_nr[:, :rank], right_rJ[:rank]
 
 
-def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base):
+def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base, pages_BN=None):
     """The residual's part of each logit, float32 [S, B, T, H]; past the longest sequence, anything.
 
-    `q_BTHK` is rotated, `angles_SK` are [cos, sin] of each slot's position, `base` RoPE's.
+    `q_BTHK` is rotated, `angles_SK` are [cos, sin] of each slot's position, `base` RoPE's. With
+    `pages_BN`, `rk_BSHR` is a pool of pages.
     """
-    (B, T, H, K), S = q_BTHK.shape, rk_BSHR.shape[1]
+    (B, T, H, K), S = q_BTHK.shape, slots_of(rk_BSHR, pages_BN)
     chunk = min(S, CHUNK)
     starts = jnp.array(chunk_starts(S, chunk))
     found = compressed(frequencies(K, base), chunk)
@@ -87,7 +88,10 @@ def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base):
 
     def some(index, logits_SBTH):
         back_BTHK = turned_back(q_BTHK, angles_SK[starts[index]])
-        return _of_chunk(found, back_BTHK, halves_JHR, rk_BSHR, starts[index], logits_SBTH)
+        latents = rk_BSHR, starts[index]
+        if pages_BN is not None:
+            latents = slots(rk_BSHR, pages_BN, starts[index], chunk), 0
+        return _of_chunk(found, back_BTHK, halves_JHR, *latents, starts[index], logits_SBTH)
 
     logits_SBTH = jnp.zeros((S, B, T, H), jnp.float32)
     if len(starts) == 1:
@@ -96,8 +100,11 @@ def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base):
     return jax.lax.fori_loop(0, used, some, logits_SBTH)
 
 
-def _of_chunk(found: Compressed, q_BTHK, halves_JHR, rk_BSHR, start, logits_SBTH):
-    """`logits_SBTH` with those of the chunk from `start`, from which positions count for q."""
+def _of_chunk(found: Compressed, q_BTHK, halves_JHR, rk_BSHR, origin, start, logits_SBTH):
+    """`logits_SBTH` with those of the chunk from `start`, from which positions count for q.
+
+    The chunk's latents begin at slot `origin` of `rk_BSHR`.
+    """
     q_KBTH1 = jnp.moveaxis(turned_back(q_BTHK, found.middle_K), -1, 0)[..., None]
     a, b = jnp.split(q_KBTH1, 2)
     first, second = (half_JHR[:, None, None] for half_JHR in halves_JHR)
@@ -108,9 +115,9 @@ def _of_chunk(found: Compressed, q_BTHK, halves_JHR, rk_BSHR, start, logits_SBTH
     block = min(n, BLOCK) if jax.default_backend() == "cpu" else n
     firsts = jnp.array(chunk_starts(n, block))
 
-    def latents(slot):
-        """Those of a block's slots, [slots, B, 1, H, R]."""
-        rk_BbHR = jax.lax.dynamic_slice_in_dim(rk_BSHR, slot, block, 1)
+    def latents(place):
+        """Those of a block from `place` of the chunk on, [slots, B, 1, H, R]."""
+        rk_BbHR = jax.lax.dynamic_slice_in_dim(rk_BSHR, origin + place, block, 1)
         return rk_BbHR.astype(jnp.float32).swapaxes(0, 1)[:, :, None]
 
     def some(index, logits_SBTH):
@@ -120,14 +127,14 @@ def _of_chunk(found: Compressed, q_BTHK, halves_JHR, rk_BSHR, start, logits_SBTH
             for left, right in ((found.even_nE, even_EX), (found.odd_nO, odd_OX))
         )
         # An odd chunk's middle is its own mirror image: it is written twice, alike.
-        above, below = start + chunk // 2 + row, start + (chunk + 1) // 2 - row - block
+        above, below = chunk // 2 + row, (chunk + 1) // 2 - row - block
         above_bBTHR = (even_bBTHR + odd_bBTHR) * latents(above)
         below_bBTHR = (even_bBTHR - odd_bBTHR)[::-1] * latents(below)
         # The barrier is that of `online.dots`.
         above_bBTHR, below_bBTHR = jax.lax.optimization_barrier((above_bBTHR, below_bBTHR))
         update = jax.lax.dynamic_update_slice_in_dim
-        logits_SBTH = update(logits_SBTH, above_bBTHR.sum(-1), above, 0)
-        return update(logits_SBTH, below_bBTHR.sum(-1), below, 0)
+        logits_SBTH = update(logits_SBTH, above_bBTHR.sum(-1), start + above, 0)
+        return update(logits_SBTH, below_bBTHR.sum(-1), start + below, 0)
 
     return jax.lax.fori_loop(0, len(firsts), some, logits_SBTH)
 

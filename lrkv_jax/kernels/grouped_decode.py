@@ -4,8 +4,6 @@ B batch  T queries  S cache slots  c slots of a chunk  H heads  G key/value head
 K head width
 """
 
-import jax.numpy as jnp
-
 from lrkv_jax.kernels import dispatch, online
 from lrkv_jax.kernels.split_kv import columns
 from lrkv_jax.kernels.split_kv import plan as plans
@@ -61,7 +59,7 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
     S, G = online.slots_of(k_BSGK, pages_BN), k_BSGK.shape[2]
     q_BGNTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
     few = online.few(T * H // G)
-    chunk = online.default_chunk(S, few)
+    chunk = online.default_chunk(S, few, B * G * K)
 
     def logits(index, start):
         k_BcGK = online.slots(k_BSGK, pages_BN, start, chunk)

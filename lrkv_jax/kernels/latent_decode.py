@@ -131,18 +131,19 @@ def _xla(
     scale,
     rope_base=10_000.0,
 ):
-    (T, H), S = q_BTHX.shape[1:3], online.slots_of(latent_BSC, pages_BN)
+    (B, T, H, _), S = q_BTHX.shape, online.slots_of(latent_BSC, pages_BN)
     q_BHTX = q_BTHX.swapaxes(1, 2)
     few = online.few(T * H)
-    chunk = online.default_chunk(S, few)
+    chunk = online.default_chunk(S, few, B * latent_BSC.shape[-1])
     full = rotation is not None and rotation.up_key_CHK is not None
     if full:
         # One head's latents in place of H: they meet every head's M_h(q).
-        latent_BS1C = online.contiguous(latent_BSC, pages_BN)[:, :, None]
+        latent_BS1C = latent_BSC[:, :, None]
         up_HCK = rotation.up_key_CHK.swapaxes(0, 1)
         rotated_SBTH = angles.logits(
-            q_BTHX, up_HCK, rotation.angles_SK, latent_BS1C, lengths_B, rope_base
-        )
+            q_BTHX, up_HCK, rotation.angles_SK, latent_BS1C, lengths_B, rope_base,
+            pages_BN,
+        )  # fmt: skip
 
     def logits(index, start):
         if full:

@@ -112,16 +112,17 @@ def _xla(
     scale,
     rope_base=10_000.0,
 ):
-    (T, H), S = q_BTHK.shape[1:3], online.slots_of(k_shared_BSK, pages_BN)
+    (B, T, H, K), S = q_BTHK.shape, online.slots_of(k_shared_BSK, pages_BN)
     q_BHTK = q_BTHK.swapaxes(1, 2)
     full = residual is not None and residual.q_latent_BTHR is None
     few = online.few(T * H)
-    chunk = online.default_chunk(S, few)
+    widest = K if residual is None else max(K, H * residual.rk_BSHR.shape[-1])
+    chunk = online.default_chunk(S, few, B * widest)
     if full:
-        rk_BSHR = online.contiguous(residual.rk_BSHR, pages_BN)
         rotated_SBTH = angles.logits(
-            q_BTHK, residual.up_key_HRK, residual.angles_SK, rk_BSHR, lengths_B, rope_base
-        )
+            q_BTHK, residual.up_key_HRK, residual.angles_SK, residual.rk_BSHR, lengths_B, rope_base,
+            pages_BN,
+        )  # fmt: skip
 
     def residual_logits(start):
         if full:

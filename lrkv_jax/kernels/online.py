@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 # Finite, so that a difference of two of them is 0 and not NaN.
 MASKED = -1e30
-# Slots of a chunk on a CPU, for few queries and for many.
-FEW, MANY = 128, 512
+# On a CPU: the most bytes of a chunk's keys in float32, between the least slots and the most.
+KEYS, LEAST, MOST = 2 << 20, 128, 512
 
 
 def first_seen(lengths_B, T):
@@ -24,12 +24,21 @@ def first_seen(lengths_B, T):
 
 def few(queries):
     """Whether so many queries of a key are few: on a CPU, fewer than a chunk has slots."""
-    return jax.default_backend() == "cpu" and queries < FEW
+    return jax.default_backend() == "cpu" and queries < LEAST
 
 
-def default_chunk(S, few):
-    """Slots of a chunk that stays in a CPU's cache; all slots elsewhere."""
-    return min(S, FEW if few else MANY) if jax.default_backend() == "cpu" else S
+def default_chunk(S, few, values):
+    """Slots of a chunk that stays in a CPU's cache; all slots elsewhere.
+
+    `values` are those of a slot's keys over all sequences; many queries read a chunk often.
+    """
+    if jax.default_backend() != "cpu":
+        return S
+    fitting = KEYS // (4 * values) if few else MOST
+    chunk = LEAST
+    while 2 * chunk <= min(fitting, MOST):
+        chunk *= 2
+    return min(S, chunk)
 
 
 def dots(subscripts, queries, cached, few):
