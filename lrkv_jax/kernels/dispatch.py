@@ -8,6 +8,7 @@ force one, and raise where it cannot run.
 
 import functools
 import logging
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,8 @@ from lrkv_jax.kernels import proof
 from lrkv_jax.kernels.trial import Trial
 
 IMPLEMENTATIONS = ("auto", "xla", "mosaic", "interpret")
+# With 8 the kernels of every mode end; with 4 LRKV's wait forever.
+INTERPRETER_THREADS = 8
 _log = logging.getLogger("lrkv_jax.kernels")
 _choices: dict[str, str] = {}
 
@@ -62,7 +65,7 @@ def choose(kernel, impl, objection, doubt):
         raise LrkvError(f"decode kernel {impl!r} is unknown: use {', '.join(IMPLEMENTATIONS)}")
     if impl == "xla":
         return settle(kernel, impl, "asked for")
-    against = None if impl == "interpret" else _missing_gpu()
+    against = _missing_threads() if impl == "interpret" else _missing_gpu()
     against = against or objection
     doubted = None if against or impl == "interpret" else doubt()
     against = against or doubted
@@ -102,6 +105,20 @@ def _missing_gpu():
     if not capability.startswith("9."):
         return f"the GPU's compute capability is {capability}, and the kernel is written for 9.0"
     return None
+
+
+def _missing_threads():
+    """The reason why Pallas's interpreter would wait forever in this process, or None.
+
+    It runs each warpgroup on a thread of XLA's, of which a client has one per core or device.
+    """
+    threads = max(os.cpu_count() or 1, jax.local_device_count())
+    if threads >= INTERPRETER_THREADS:
+        return None
+    return (
+        f"Pallas's interpreter has {threads} threads and needs {INTERPRETER_THREADS}: set "
+        f"XLA_FLAGS=--xla_force_host_platform_device_count={INTERPRETER_THREADS} for them"
+    )
 
 
 @functools.cache  # logs each message once
