@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lrkv_jax.kernels.online import chunk_starts, slots, slots_of
+from lrkv_jax.kernels.online import KEYS, chunk_starts, slots, slots_of
 
 # Of each cosine and sine: half a unit in the last place of float32.
 EXACT_TO = 2.0**-24
@@ -112,7 +112,9 @@ def _of_chunk(found: Compressed, q_BTHK, halves_JHR, rk_BSHR, origin, start, log
     even_EX = found.even_EJ @ (a * first + b * second).reshape(J, -1)
     odd_OX = found.odd_OJ @ (b * first - a * second).reshape(J, -1)
     n, chunk = len(found.even_nE), min(len(logits_SBTH), CHUNK)
-    block = min(n, BLOCK) if jax.default_backend() == "cpu" else n
+    block = n
+    if jax.default_backend() == "cpu":
+        block = min(n, BLOCK, max(32, KEYS // (4 * even_EX.shape[1])))
     firsts = jnp.array(chunk_starts(n, block))
 
     def latents(place):
