@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import date
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
@@ -37,10 +37,7 @@ def counted(names):
 
     machine_code = {}
     for name, plan, wrote in targets.compiled(names):
-        # An equal kernel is not compiled again. How many CTAs there are is not in its code, nor,
-        # without latents and norms, which of its columns are used.
-        heads = plan.heads if plan.rank or plan.norm_heads else 0
-        same = plan.columns, replace(plan, heads=heads, units=0, groups=0, workers=0)
+        same = targets.code(plan)  # an equal kernel is not compiled again
         for code in wrote.get("sass_ctrl", []):
             if "HGMMA" in code:  # the kernel that joins pieces has no tensor-core product
                 machine_code[same] = code

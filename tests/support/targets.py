@@ -1,14 +1,16 @@
 """The decode kernels at every scale's shapes, lowered or compiled for an H200 from a CPU machine.
 
-Run as a program it compiles each case for the GPU that lrkv_jax/plan/h200.txtpb describes, without
-one, and prints a JSON line a case: what ptxas spilled, and how many registers it used.
+Run as a program it compiles all kernels for the GPU that lrkv_jax/plan/h200.txtpb describes,
+without one, and prints a JSON line a kernel: the cases that run it, what ptxas spilled, and how
+many registers it used.
 """
 
+import itertools
 import json
 import os
 import re
-import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -82,6 +84,41 @@ def lower(scale, variant, T):
     return lowered.as_text()
 
 
+class _Planned(Exception):
+    """Ends a trace when its plan is known."""
+
+
+def kernels(how):
+    """{a case's name: (its plan, the names of all cases of `how` with the same machine code)}."""
+
+    def planned(trial):
+        raise _Planned(trial.plan)
+
+    dispatch._missing_gpu, proof.doubt = lambda: None, planned
+    found = {}
+    for scale, variant, T in itertools.product(SCALES, VARIANTS, (1, 8)):
+        if (scale, variant) in LEFT_TO_XLA:
+            continue
+        function, arguments = case(scale, variant, T, jax.ShapeDtypeStruct, how)
+        try:
+            jax.eval_shape(function, *arguments)
+        except _Planned as end:
+            (plan,) = end.args
+        name = f"{scale}/{variant}/{T}/{how}"
+        found.setdefault(code(plan), (name, plan, []))[2].append(name)
+    return {name: (plan, names) for name, plan, names in found.values()}
+
+
+def code(plan):
+    """What a kernel's machine code depends on.
+
+    How many CTAs there are is not in it, nor, without latents and norms, which of its columns are
+    used.
+    """
+    heads = plan.heads if plan.rank or plan.norm_heads else 0
+    return plan.columns, replace(plan, heads=heads, units=0, groups=0, workers=0)
+
+
 def compiled(names):
     """Compile each "scale/variant/T/layout" for the H200: yields (name, plan, what was written).
 
@@ -113,12 +150,23 @@ def compiled(names):
         yield name, trials[-1].plan, wrote | {"temp_bytes": temporary}
 
 
-def main(names):
-    """Print what came of compiling each."""
-    for name, _, wrote in compiled(names):
+def main():
+    """Compile each kernel with pages, and without them those with the most registers.
+
+    Pages change the warpgroup that copies, and not those that attend, which hold the registers.
+    """
+    paged, largest = kernels("paged"), {}
+    for name, (plan, names) in kernels("contiguous").items():
+        kind = bool(plan.rank), plan.full, plan.turned, plan.values_in_keys
+        if kind not in largest or plan.accumulators > largest[kind][1].accumulators:
+            largest[kind] = name, plan, names
+    same = {name: names for name, (_, names) in paged.items()}
+    same |= {name: names for name, _, names in largest.values()}
+    for name, _, wrote in compiled(same):
         log = "".join(wrote.get("ptxas", []))
         row = {
             "name": name,
+            "same": same[name],
             "spilled": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log))),
             "registers": [int(n) for n in re.findall(r"Used (\d+) registers", log)],
             "temp_bytes": wrote["temp_bytes"],
@@ -127,4 +175,4 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
