@@ -35,12 +35,12 @@ def pytest_configure(config):
     JAX's key has the program, its options, JAX's version and the processor's features.
 
     Programs that run once are compiled without LLVM's optimisations: 0.85 of the time in all. What
-    XLA does with a program, its fusions, collectives and memory, stays the same. Slow tests run
-    theirs often, or measure them. Tests for a GPU take what JAX finds.
+    XLA does with a program, its fusions, collectives and memory, stays the same. Tests that measure
+    time keep the optimisations. Tests for a GPU take what JAX finds.
     """
     if config.getoption("markexpr") != "gpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if config.getoption("markexpr") not in ("slow", "timed", "gpu"):
+    if config.getoption("markexpr") not in ("timed", "gpu"):
         _add_xla_flag("--xla_backend_optimization_level=0")
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # a worker's, or the user's own
         return

@@ -196,7 +196,8 @@ def test_the_quickstart_model_trains_alike_on_eight_devices(tmp_path, data_direc
     losses = {}
     for devices, mesh in ((1, ()), (8, ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"))):
         settings = ("train.steps=5", "train.validate_every=0", "train.validation_batches=1",
-                    "train.sample_tokens=0", f"run_dir={tmp_path / str(devices)}",
+                    "train.sample_tokens=0", "optimizer.muon.iterations=2",
+                    f"run_dir={tmp_path / str(devices)}",
                     f"data.directory={data_directory}", *mesh)  # fmt: skip
         result = train(load_config(QUICK, settings), devices=jax.devices()[:devices])
         losses[devices] = [row["loss"] for row in read_metrics(result.run_dir)]

@@ -10,6 +10,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+DEVICES = "--xla_force_host_platform_device_count"
+FEW_OPTIMISATIONS = "--xla_backend_optimization_level=0"  # as in the tests' own process
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -42,7 +45,7 @@ def several(command, *, count=2, devices=4, places=None, **environment):
                 "LRKV_PROCESSES": str(count),
                 "LRKV_PROCESS": str(process),
                 "LRKV_JOIN_SECONDS": "60",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+                "XLA_FLAGS": f"{DEVICES}={devices} {FEW_OPTIMISATIONS}",
                 **environment,
                 **(places[process] if places else {}),
             }

@@ -51,13 +51,13 @@ def one_device():
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
-    """LRKV and MHA on all meshes; of the others, those that split what is theirs alone."""
+    """LRKV on all meshes; the others on one that splits by every axis but data."""
     # Each iteration of Newton-Schulz is three more products to compile; two show how they split.
     config = resolve(tiny(f"attention={variant}", "model.vocabulary=64", "train.steps=20",
                           "optimizer.muon.iterations=2"))  # fmt: skip
     alone, _ = losses(config, one_device(), 20)
     assert alone[0, 0] - alone[-1, 0] > 0.2
-    for name in MESHES if variant in ("mha", "lrkv") else ("2x2x1x2", "1x2x2x2"):
+    for name in MESHES if variant == "lrkv" else ("1x2x2x2",):
         meshed, state = losses(config, make_mesh(MeshConfig(**MESHES[name])), 20)
         # Float32 sums in another order; the losses are about ln 64 = 4.2.
         np.testing.assert_allclose(meshed[:5], alone[:5], rtol=2e-5, atol=2e-5, err_msg=name)
