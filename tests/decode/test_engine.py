@@ -6,12 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.engines import LENGTHS, PROMPTS, SEED, assert_greedy, engine_of, program_counts
+from support.engines import (
+    LENGTHS,
+    PROMPTS,
+    SEED,
+    assert_greedy,
+    engine_of,
+    program_counts,
+    whole_logits,
+)
 from support.variants import FIVE, VOCABULARY, error, random_params, small
 
 from lrkv_jax.decode import Engine, Sampling, generate, programs
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.model import with_parameters
 
 LRKV = FIVE["lrkv"]
 GREEDY = {"sampling": Sampling(), "stop": ()}
@@ -172,7 +179,7 @@ def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(at
     assert kinds == {jnp.dtype("bfloat16")}
     continuations = [[7, 3, 9, 1]] * len(PROMPTS)
     ours = engine.forced_logits(PROMPTS, continuations)
-    model = with_parameters(engine.config, random_params(engine.config, SEED))
-    for prompt, more, logits in zip(PROMPTS, continuations, ours, strict=True):
-        forward = np.asarray(model(jnp.array([prompt + more])))[0, len(prompt) - 1 : -1]
-        assert error(logits, forward) < 2.0**-5
+    rows = [p + more for p, more in zip(PROMPTS, continuations, strict=True)]
+    forward = whole_logits(engine.config, rows)
+    for prompt, logits, forward_TV in zip(PROMPTS, ours, forward, strict=True):
+        assert error(logits, forward_TV[len(prompt) - 1 : -1]) < 2.0**-5

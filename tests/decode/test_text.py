@@ -7,7 +7,8 @@ from support.variants import FIVE, LRKVS, error
 
 from lrkv_jax.config import MLA
 
-NEW = 11  # two whole calls of four steps, and one of two
+# Two whole calls of four steps and one of two; interpreted, one whole call and one of one.
+NEW = {"xla": 11, "interpret": 6}
 EXACT = 1e-5  # float32, relative to the logits' scale
 MODELS = {
     **FIVE,
@@ -16,9 +17,6 @@ MODELS = {
     "lrkv-shared": LRKVS["lrkv-shared-odd_rank"],
     "lrkv-latent": LRKVS["lrkv-latent-odd_rank"],
 }
-# Implementations of the decode kernels that run here; an interpreted one takes seconds a step.
-KERNELS = ("xla", pytest.param("interpret", marks=pytest.mark.slow))
-
 
 # One for each decode kernel; the contract has all.
 FAST = ("mha", "mla", "lrkv")
@@ -31,10 +29,19 @@ def attention(request):
     return MODELS[request.param]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_greedy_text_is_the_forwards_in_a_ragged_batch_from_a_prefill_in_pieces(attention, kernel):
+def test_greedy_text_is_the_forwards_in_a_ragged_batch_from_a_prefill_in_pieces(attention):
+    check_greedy(attention, "xla")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAST)
+def test_greedy_text_is_the_forwards_by_an_interpreted_kernel(name):
+    check_greedy(MODELS[name], "interpret")
+
+
+def check_greedy(attention, kernel):
     engine = engine_of(attention, model={"decode_kernel": kernel})
-    texts = engine.generate(PROMPTS, NEW)
+    texts = engine.generate(PROMPTS, NEW[kernel])
     assert_greedy(engine.config, PROMPTS, texts)
     assert len({tuple(text) for text in texts}) == len(texts), "the prompts made no difference"
     assert min(len(set(text)) for text in texts) > 1

@@ -82,9 +82,8 @@ def test_a_compiled_decode_kernel_meets_the_float32_oracle(case, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "how"),
-    [("mha", "contiguous"), ("mla", "contiguous"), ("lrkv-latent", "contiguous"),
-     ("lrkv-full", "paged")],
-)  # fmt: skip
+    [("mha", "contiguous"), ("mla", "contiguous"), ("lrkv-full", "paged")],
+)
 def test_the_same_check_runs_interpreted_on_a_cpu(variant, how, monkeypatch):
     monkeypatch.setattr(plans, "MULTIPROCESSORS", 1)
     found = trial_of(monkeypatch, "quickstart", variant, 1, how)

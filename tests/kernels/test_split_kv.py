@@ -39,9 +39,6 @@ QUICK = {
     "lrkv-full": lambda: lrkv_case(**FEW, mode="full", H=2, K=128, R=46),
 }
 SLOW = {
-    "gqa-3_queries": lambda: grouped_case(LENGTHS, S=SLOTS, T=3, H=4, G=2, K=64),
-    "mla-8_queries": lambda: latent_case(LENGTHS, S=SLOTS, T=8, H=2, C=128, P=64),
-    "lrkv-full": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, H=6, K=128, R=46),
     "mha": lambda: grouped_case(LENGTHS, S=SLOTS, H=2, G=2, K=128),
     "lrkv-shared": lambda: lrkv_case(LENGTHS, "shared", S=SLOTS, H=4, K=64, R=5),
     "mqa-8_queries": lambda: grouped_case(LENGTHS, S=SLOTS, T=8, H=6, G=1, K=128),
@@ -80,8 +77,12 @@ def test_the_interpreted_kernel_meets_float64_at_more_shapes(name):
     assert max(compare(case.poisoned().run(impl="interpret"), case.truth())) < 1e-5
 
 
+# The trials of tests/kernels/test_proof.py hold the other kernels to XLA in bfloat16.
+BFLOAT16 = ("mqa-8_queries", "mla-no_rope", "lrkv-full-8_queries", "lrkv-rank_128")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", BFLOAT16)
 def test_the_interpreted_kernel_in_bfloat16_stays_within_rounding(name):
     case = SLOW[name]().astype("bfloat16")
     assert max(compare(case.poisoned().run(impl="interpret"), case.truth())) < 4e-3
@@ -142,9 +143,9 @@ EXACT_SLOW = {
 }
 
 
-def sequence_0(case, order, bits, seed=0):
+def sequence_0(program, case, order, seed=0):
     """What the first sequence gets in another order of the batch, in pages."""
-    found = moved(case, order, seed).run(impl="interpret", bits=bits)
+    found = moved(case, order, seed).run(program)
     return [np.asarray(array)[order.index(0)] for array in found]
 
 
@@ -153,11 +154,12 @@ def sequence_0(case, order, bits, seed=0):
 def test_exact_bits_of_a_sequence_depend_on_itself_alone(name, monkeypatch):
     monkeypatch.setattr(schedule, "PIECE", 2)
     case = EXACT_SLOW[name]()
-    first = sequence_0(case, [0, -1, -1], "exact")
+    exact, fast = (case.program(impl="interpret", bits=bits) for bits in ("exact", "fast"))
+    first = sequence_0(exact, case, [0, -1, -1])
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, -1]):
-        assert same_bits(sequence_0(case, order, "exact", seed=sum(order)), first), order
+        assert same_bits(sequence_0(exact, case, order, seed=sum(order)), first), order
     # Where the runs are equal, they move with the neighbours.
-    assert not same_bits(sequence_0(case, [2, 1, 0], "fast"), sequence_0(case, [0, 1, 2], "fast"))
+    assert not same_bits(sequence_0(fast, case, [2, 1, 0]), sequence_0(fast, case, [0, 1, 2]))
 
 
 # (tokens of sequences, workers, cut): one piece, four, and more than are joined at once.
@@ -222,7 +224,7 @@ lengths = st.lists(
     st.sampled_from([0, 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 7]), min_size=1, max_size=9
 )
 queries = st.integers(1, 8)
-slow_property = settings(max_examples=10, deadline=None, derandomize=True)
+slow_property = settings(max_examples=6, deadline=None, derandomize=True)
 
 
 @pytest.mark.slow

@@ -30,15 +30,19 @@ class Case:
     lengths_B: np.ndarray
     pages_BN: Any = None  # the page table where the caches are pools of pages
 
-    def run(self, **how):
-        """The kernel's (output, log-sum-exp)."""
+    def program(self, **how):
+        """The jitted kernel, for cases of one shape to share."""
         kernels = {
             "grouped": grouped_decode.grouped_decode,
             "latent": latent_decode.latent_decode,
             "lrkv": lrkv_decode.lrkv_decode,
         }
-        kernel = partial(kernels[self.kind], scale=SCALE, **how)
-        return jax.jit(kernel)(*self.arrays, jnp.asarray(self.lengths_B), pages_BN=self.pages_BN)
+        return jax.jit(partial(kernels[self.kind], scale=SCALE, **how))
+
+    def run(self, program=None, **how):
+        """The kernel's (output, log-sum-exp), by `program` or by one of its own."""
+        program = program or self.program(**how)
+        return program(*self.arrays, jnp.asarray(self.lengths_B), pages_BN=self.pages_BN)
 
     def oracle(self):
         """The float32 oracle's."""
