@@ -24,7 +24,14 @@ def wrong(module):
 def hangs(module):
     module._xla = lambda *a, **named: time.sleep(1000)
 
-FAULTS = {"lrkv_jax.kernels.lrkv_decode": wrong, "lrkv_jax.kernels.latent_decode": hangs}
+def broken(module):
+    module._after_a_step = None
+
+FAULTS = {
+    "lrkv_jax.kernels.lrkv_decode": wrong,
+    "lrkv_jax.kernels.latent_decode": hangs,
+    "lrkv_jax.doctor.steps": broken,  # no step is compiled and run a second time
+}
 
 class Planter(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -97,6 +104,9 @@ def test_each_planted_fault_is_found(tmp_path):
     found = lines["kernels, mla"]
     assert found["verdict"] == "wrong" and "did not answer within" in found["says"]
     assert "decode xla" in found["says"]
+    for name in ("mha", "gqa", "mqa", "mla", "lrkv"):
+        found = lines[f"training step, {name}"]
+        assert found["verdict"] == "wrong" and "TypeError" in found["says"] and found["mend"]
     found = lines["CUDA wheels"]
     assert found["verdict"] == "wrong" and "nvidia-cudnn-cu13 is 9.1.0.70" in found["says"]
     assert lines["disk"]["verdict"] == "slow" and lines["disk"]["mend"]
