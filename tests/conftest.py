@@ -1,6 +1,7 @@
 """Tests run on eight simulated CPU devices; the flag must be set before JAX starts."""
 
 import fcntl
+import gc
 import os
 import shutil
 import tempfile
@@ -49,6 +50,12 @@ def pytest_configure(config):
     config.stash[PROGRAMS] = programs
     for kept in _kept_programs(config).iterdir() if _are_fast(config) else ():
         shutil.copy2(kept, programs)
+
+
+def pytest_collection_finish():
+    """Look for garbage more rarely: what was imported and collected stays to the end."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_sessionfinish(session, exitstatus):

@@ -246,13 +246,18 @@ def test_flops_are_six_n_and_twelve_lhkt():
     assert accounting.training_flops_per_token(mla, 8) == 6 * matrices + 6 * 2 * 8 * (4 + 2)
 
 
-@pytest.mark.parametrize("qk_norm", [True, False])
+COUNTED = {
+    "gqa": GQA(kv_heads=2),
+    "mla": MLA(latent=24, rope_width=4),
+    **{f"mla-{rope}": MLA(latent=24, rope=rope) for rope in ("full", "latent")},
+    **{f"lrkv-{rope}": LRKV(rank=2, rope=rope) for rope in ("full", "shared", "latent")},
+}
+
+
 @pytest.mark.parametrize(
-    "attention",
-    [MHA(), GQA(kv_heads=2), MLA(latent=24, rope_width=4)]
-    + [MLA(latent=24, rope=rope) for rope in ("full", "latent")]
-    + [LRKV(rank=2, rope=rope) for rope in ("full", "shared", "latent")],
-    ids=["mha", "gqa", "mla", "mla-full", "mla-latent", "lrkv-full", "lrkv-shared", "lrkv-latent"],
+    ("attention", "qk_norm"),
+    [(MHA(), True), *((entry, norm) for entry in COUNTED.values() for norm in (True, False))],
+    ids=["mha", *(f"{name}-{norm}" for name in COUNTED for norm in ("norm", "no_norm"))],
 )
 def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm):
     """In `shared` and `latent`, B^K multiplies queries and keys (A15); no heads are formed here."""

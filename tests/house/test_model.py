@@ -16,17 +16,18 @@ from lrkv_jax.config import LRKV, MHA
 from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy
 from lrkv_jax.model import Transformer, init_parameters, parameters, specs, with_parameters
 
+# Weights are arguments: XLA would spend its time folding constants.
+logits_of = jax.jit(lambda model, tokens_BT: model(tokens_BT))
+hidden_of = jax.jit(lambda model, tokens_BT: model.hidden(tokens_BT))
 
-class Shapes(chex.TestCase):
-    @chex.variants(with_jit=True, without_jit=True)
-    def test_logits_are_float32_of_the_vocabulary_and_hidden_states_of_the_width(self):
-        config = small(LRKV(rank=3), dtype="bfloat16")
-        model = with_parameters(config, random_params(config))
-        tokens = random_tokens(2, 5)
-        logits = self.variant(lambda t: model(t))(tokens)
-        hidden = self.variant(lambda t: model.hidden(t))(tokens)
-        chex.assert_shape([logits, hidden], [(2, 5, VOCABULARY), (2, 5, config.width)])
-        chex.assert_type([logits, hidden], [jnp.float32, jnp.bfloat16])
+
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jitted", "as it stands"])
+def test_logits_are_float32_of_the_vocabulary_and_hidden_states_of_the_width(jit):
+    config = small(LRKV(rank=3), dtype="bfloat16")
+    model = with_parameters(config, random_params(config))
+    logits, hidden = jit(lambda model, t: (model(t), model.hidden(t)))(model, random_tokens(2, 5))
+    chex.assert_shape([logits, hidden], [(2, 5, VOCABULARY), (2, 5, config.width)])
+    chex.assert_type([logits, hidden], [jnp.float32, jnp.bfloat16])
 
 
 @pytest.mark.parametrize("name", FIVE)
@@ -53,9 +54,13 @@ def test_the_first_loss_is_ln_v():
     config = small(MHA())
     model = with_parameters(config, init_parameters(config, 0))
     tokens = random_tokens(2, 6)
-    nll = chunked_cross_entropy(
-        model.hidden(tokens), model.head_kernel(), tokens, softcap=15.0, chunk=64
-    )
+
+    @jax.jit
+    def loss(model, tokens):
+        hidden, head = model.hidden(tokens), model.head_kernel()
+        return chunked_cross_entropy(hidden, head, tokens, softcap=15.0, chunk=64)
+
+    nll = loss(model, tokens)
     np.testing.assert_allclose(nll, np.log(VOCABULARY), rtol=1e-6)
 
 
@@ -73,17 +78,20 @@ def test_stacked_unrolled_and_listed_layers_are_one_model(name):
     params, tokens = random_params(config), random_tokens(2, 7)
     stacked = with_parameters(config, params)
     unrolled = with_parameters(config.model_copy(update={"unroll": 2}), params)
-    expected = stacked(tokens)
-    assert error(unrolled(tokens), expected) < 1e-6
-    assert error(stacked.unstacked()(tokens), expected) < 1e-6
+    expected = logits_of(stacked, tokens)
+    assert error(logits_of(unrolled, tokens), expected) < 1e-6
+    listed = jax.jit(lambda model, tokens: model.unstacked()(tokens))
+    assert error(listed(stacked, tokens), expected) < 1e-6
 
 
-@pytest.mark.parametrize("name", FIVE)
+# MHA and MQA are GQA with as many groups as heads, and with one.
+@pytest.mark.parametrize("name", ["gqa", "mla", "lrkv"])
 def test_bfloat16_is_float32_within_rounding(name):
     config = small(FIVE[name])
     params, tokens = random_params(config), random_tokens(2, 7)
-    exact = with_parameters(config, params)(tokens)
-    rounded = with_parameters(config.model_copy(update={"dtype": "bfloat16"}), params)(tokens)
+    exact = logits_of(with_parameters(config, params), tokens)
+    small_floats = config.model_copy(update={"dtype": "bfloat16"})
+    rounded = logits_of(with_parameters(small_floats, params), tokens)
     # 8 bits of mantissa, through two layers of a dozen products each.
     assert 1e-5 < error(rounded, exact) < 0.06
 
@@ -93,8 +101,9 @@ def test_the_cap_bounds_logits_and_none_leaves_them():
     params = jax.tree.map(lambda p: p, random_params(config))
     params["head"] = {"kernel": 50 * params["head"]["kernel"]}
     tokens = random_tokens(1, 5)
-    capped = with_parameters(config, params)(tokens)
-    free = with_parameters(config.model_copy(update={"softcap": None}), params)(tokens)
+    capped = logits_of(with_parameters(config, params), tokens)
+    without = config.model_copy(update={"softcap": None})
+    free = logits_of(with_parameters(without, params), tokens)
     assert abs(free).max() > 10
     np.testing.assert_allclose(capped, 2 * np.tanh(free / 2), rtol=1e-5, atol=1e-6)
 
@@ -114,9 +123,9 @@ def test_gains_scale_the_norms_they_belong_to():
     config = small(MHA(), norm_gain=True)
     params = random_params(config)
     tokens = random_tokens(1, 5)
-    before = with_parameters(config, params).hidden(tokens)
+    before = hidden_of(with_parameters(config, params), tokens)
     params = {**params, "norm": {"gain": 3 * params["norm"]["gain"]}}
-    assert error(with_parameters(config, params).hidden(tokens), 3 * before) < 1e-6
+    assert error(hidden_of(with_parameters(config, params), tokens), 3 * before) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -126,8 +135,8 @@ def test_gains_scale_the_norms_they_belong_to():
 def test_every_setting_changes_the_model(change):
     config = small(LRKV(rank=3))
     params, tokens = random_params(config), random_tokens(1, 6)
-    plain = with_parameters(config, params)(tokens)
-    changed = with_parameters(config.model_copy(update=change), params)(tokens)
+    plain = logits_of(with_parameters(config, params), tokens)
+    changed = logits_of(with_parameters(config.model_copy(update=change), params), tokens)
     assert error(changed, plain) > 1e-3
 
 

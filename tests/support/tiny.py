@@ -9,6 +9,8 @@ TINY = (
     "variants.mla.latent=12", "variants.mla.rope_width=4", "variants.lrkv.rank=3",
     "train.context=32", "train.batch=8", "train.steps=6", "train.validation_batches=2",
     "train.validate_every=0", "train.save_every=0", "train.sample_tokens=0",
+    # Each iteration is three more products to trace and compile; tests/optim has five.
+    "optimizer.muon.iterations=2",
 )  # fmt: skip
 
 
