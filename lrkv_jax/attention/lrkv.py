@@ -1,6 +1,7 @@
 """LRKV: keys and values of head h are x (W_shared + U_h B_hᵀ), cached as shared part and latents.
 
-B batch  T new tokens  S cache slots  D model width  H heads  K head width  R residual rank
+B batch  T new tokens  S cache slots  D model width  H heads  K head width
+R residual rank (R_k of keys, R_v of values)
 
 Three rope modes, each decoded exactly as it is trained (`lrkv_jax.kernels.lrkv_decode` has the
 equations): `full` rotates the whole key; `shared` rotates the shared part, and the residual meets
@@ -39,7 +40,7 @@ VALUE = 800
 class LowRankCache:
     """Shared key (rotated) and value, latents of each head, and float32 1/rms of each head's key.
 
-    Latents are R wide, zero-padded to the entry's `cached_rank`. `rk` is unrotated in the
+    Latents are R wide, zero-padded to the entry's `cached_ranks`. `rk` is unrotated in the
     modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0 has no latents; a model
     without QK-norm has no inverse norms.
     """
@@ -65,19 +66,19 @@ class LowRankAttention(Attention):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
-        R, self.rope = config.attention.rank, config.attention.rope
+        (R_k, R_v), self.rope = config.attention.ranks, config.attention.rope
         self.query = weight("embed -> heads head_width", (D, H, K))
         self.key = weight("embed -> head_width", (D, K))
         self.value = weight("embed -> head_width", (D, K))
-        # σ_U = σ_W and σ_B = 0.1/sqrt(R) make ‖U Bᵀ‖ about 0.1 ‖W_shared‖ for every shape:
-        # E‖U Bᵀ‖² = D K R σ_U² σ_B² and E‖W‖² = D K σ_W².
+        # σ_U = σ_W and σ_B = 0.1/sqrt(R) make ‖U Bᵀ‖ about 0.1 ‖W_shared‖ for every shape, of keys
+        # and of values: E‖U Bᵀ‖² = D K R σ_U² σ_B² and E‖W‖² = D K σ_W².
         std = min(1.0, (K / D) ** 0.5) * D**-0.5
-        if R:
+        if self.rank:
             down, up = "heads: embed -> rank", "heads: rank -> head_width"
-            self.key_down = weight(down, (H, D, R), std=std)
-            self.key_up = weight(up, (H, R, K), std=0.1 * R**-0.5)
-            self.value_down = weight(down, (H, D, R), std=std)
-            self.value_up = weight(up, (H, R, K), std=0.1 * R**-0.5)
+            self.key_down = weight(down, (H, D, R_k), std=std)
+            self.key_up = weight(up, (H, R_k, K), std=0.1 * R_k**-0.5)
+            self.value_down = weight(down, (H, D, R_v), std=std)
+            self.value_up = weight(up, (H, R_v, K), std=0.1 * R_v**-0.5)
 
     @property
     def rank(self) -> int:
@@ -112,7 +113,7 @@ class LowRankAttention(Attention):
     def materialised(self, cache, positions_BT):
         k_BSHK = cache.k_shared_BSK[:, :, None]
         if self.rank and not self._in_latents:
-            residual_BSHK = self._raise(cache.rk_BSHR[..., : self.rank], self.key_up)
+            residual_BSHK = self._raise(cache.rk_BSHR, self.key_up)
             k_BSHK = k_BSHK + self.rotated(residual_BSHK, positions_BT)
         return self._keys_values(k_BSHK, cache)
 
@@ -142,11 +143,13 @@ class LowRankAttention(Attention):
 
     def cache_shapes(self, batch, length, dtype):
         H, K, R = self.config.heads, self.config.head_width, self.rank
-        cached = (batch, length, H, self.config.attention.cached_rank)
         shared = jax.ShapeDtypeStruct((batch, length, K), dtype)
-        latent = jax.ShapeDtypeStruct(cached, dtype) if R else None
+        latents = [
+            jax.ShapeDtypeStruct((batch, length, H, cached), dtype) if R else None
+            for cached in self.config.attention.cached_ranks
+        ]
         norm = jax.ShapeDtypeStruct((batch, H if R else 1, length), jnp.float32)
-        return LowRankCache(shared, shared, latent, latent, norm if self.config.qk_norm else None)
+        return LowRankCache(shared, shared, *latents, norm if self.config.qk_norm else None)
 
     def head_weights(self):
         query_HDK, output_HKD = by_head(self.query), in_float64(self.output)
@@ -186,9 +189,9 @@ class LowRankAttention(Attention):
         """
         parts, v_BSHK = [k_BSHK], cache.v_shared_BSK[:, :, None]
         if self.rank:
-            rk_BSHR, rv_BSHR = cache.rk_BSHR[..., : self.rank], cache.rv_BSHR[..., : self.rank]
-            v_BSHK = v_BSHK + self._raise(rv_BSHR, self.value_up)
+            v_BSHK = v_BSHK + self._raise(cache.rv_BSHR, self.value_up)
             if self.rope != "full":
+                rk_BSHR = cache.rk_BSHR[..., : self.key_up.shape[1]]
                 shape = (*rk_BSHR.shape[:3], k_BSHK.shape[-1])
                 parts = [jnp.broadcast_to(k_BSHK, shape), rk_BSHR]
         if cache.inverse_norm_BHS is not None:
@@ -197,8 +200,10 @@ class LowRankAttention(Attention):
         return jnp.concatenate(parts, axis=-1), v_BSHK
 
     def _raise(self, latent_BTHR, up):
-        """Latent → head width: the residual part of a key or value."""
-        return jnp.einsum("BTHR,HRK->BTHK", latent_BTHR, up[...].astype(latent_BTHR.dtype))
+        """Latent, padded or not → head width: the residual part of a key or value."""
+        up_HRK = up[...].astype(latent_BTHR.dtype)
+        latent_BTHR = latent_BTHR[..., : up_HRK.shape[1]]
+        return jnp.einsum("BTHR,HRK->BTHK", latent_BTHR, up_HRK)
 
     def _forms_weights(self, x_BTD):
         """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
@@ -210,11 +215,12 @@ class LowRankAttention(Attention):
 
             VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
 
-        Tokens and H are this device's own. Wide models with R well below K keep the factors; small
-        ones, and ranks near K, form the weights.
+        Tokens and H are this device's own, and R is the mean of R_k and R_v. Wide models with R
+        well below K keep the factors; small ones, and ranks near K, form the weights.
         """
         B, T, D = x_BTD.shape
-        H, R, K = self.key_up[...].shape
+        H, _, K = self.key_up[...].shape
+        R = sum(self.config.attention.ranks) / 2
         saved = 6 * (D * H * K - D * K - H * R * (D + K)) + 6 * D * H * R * K / (B * T)
         return VALUE * H * (R + K) > saved
 

@@ -335,6 +335,7 @@ class MLA(AttentionConfig):
 class LRKV(AttentionConfig):
     """Low-rank key-value attention: one shared projection and a rank-R residual for each head.
 
+    Keys and values may have ranks of their own, R_k and R_v (`rank_key`, `rank_value`).
     `rope`: `full` rotates the whole key (the model as it is trained); `shared` rotates the shared
     part alone; `latent` rotates the shared part and, in R dimensions, the latent.
     """
@@ -354,36 +355,55 @@ class LRKV(AttentionConfig):
         "shared part, and the latent in its own R coordinates.",
         "full",
     )
+    rank_key: Positive | None = result("Rank of the keys' residuals, R_k. Null is rank.", None)
+    rank_value: Positive | None = result("Rank of the values' residuals, R_v. Null is rank.", None)
 
     @property
     def size(self) -> int:
         return self.rank
 
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """R_k and R_v."""
+        return self.rank_key or self.rank, self.rank_value or self.rank
+
+    @property
+    def label(self) -> str:
+        R_k, R_v = self.ranks
+        both = super().label
+        return both if R_k == R_v else both.replace(f"-{self.rank}", f"-{R_k}/{R_v}", 1)
+
     def check(self, model: ModelShape) -> None:
-        if self.rank > model.head_width:
+        given = {"rank": self.rank, "rank_key": self.rank_key, "rank_value": self.rank_value}
+        for name, rank in given.items():
+            if rank and rank > model.head_width:
+                raise LrkvError(
+                    f"attention.{name} = {rank} is larger than head_width = {model.head_width}: "
+                    f"use 0 (MQA) to {model.head_width} (spans MHA)"
+                )
+        if not self.rank and (self.rank_key or self.rank_value):
             raise LrkvError(
-                f"attention.rank = {self.rank} is larger than head_width = {model.head_width}: "
-                f"use 0 (MQA) to {model.head_width} (spans MHA)"
+                "attention.rank = 0 is MQA, which has no residuals: leave out rank_key and "
+                "rank_value, or give rank 1 or more"
             )
 
     def key_heads(self, model: ModelShape) -> int:
         return model.heads if self.rank else 1
 
     def logit_width(self, model: ModelShape) -> int:
-        return model.head_width + (0 if self.rope == "full" else self.rank)
+        return model.head_width + (0 if self.rope == "full" else self.ranks[0])
 
     def kv_parameters(self, model: ModelShape) -> int:
-        shared = model.width * model.head_width
-        residual = model.heads * self.rank * (model.width + model.head_width)
-        return 2 * (shared + residual)
+        shared = 2 * model.width * model.head_width
+        return shared + model.heads * sum(self.ranks) * (model.width + model.head_width)
 
     def parameters_used_twice(self, model: ModelShape) -> int:
         # B^K takes queries to the latent; the key's norm needs the whole key, r B^K, as well.
         twice = self.rope != "full" and model.qk_norm
-        return model.heads * self.rank * model.head_width if twice else 0
+        return model.heads * self.ranks[0] * model.head_width if twice else 0
 
     def cache_values(self, model: ModelShape) -> int:
-        return 2 * (model.head_width + model.heads * self.rank)
+        return 2 * model.head_width + model.heads * sum(self.ranks)
 
     def cache_scalars(self, model: ModelShape) -> int:
         if not model.qk_norm:
@@ -391,28 +411,29 @@ class LRKV(AttentionConfig):
         return model.heads if self.rank else 1  # without residuals all heads have one key
 
     def cache_padding_values(self, model: ModelShape) -> int:
-        return 2 * model.heads * (self.cached_rank - self.rank)
+        return model.heads * (sum(self.cached_ranks) - sum(self.ranks))
 
     def decode_flops(self, model: ModelShape) -> int:
         """(a R_v) Bᵀ, and q B; `full` makes the mix matrix M_h(q) instead, three FLOPs an entry."""
+        R_k, R_v = self.ranks
         each = 3 if self.rope == "full" else 2
-        return (2 + each) * model.heads * self.rank * model.head_width
+        return (2 * R_v + each * R_k) * model.heads * model.head_width
 
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
         """Shared part and values' latents, and the keys' latents; `full` meets them through
         [cos, sin] · M_h(q), K · R more products per head (`lrkv_jax.kernels.lrkv_decode`)."""
-        exact = 2 * model.head_width * self.rank if self.rope == "full" else 0
-        return model.heads * (4 * model.head_width + 4 * self.rank + exact)
+        exact = 2 * model.head_width * self.ranks[0] if self.rope == "full" else 0
+        return model.heads * (4 * model.head_width + 2 * sum(self.ranks) + exact)
 
     @property
-    def cached_rank(self) -> int:
-        """Columns of a cached latent: R padded, once, where the cache is made.
+    def cached_ranks(self) -> tuple[int, int]:
+        """Columns of the keys' and the values' cached latents: padded where the cache is made.
 
         A GPU's bulk copies take rows of 16-byte multiples, in boxes of up to 64 columns, and its
         16-bit products a multiple of 8 of them.
         """
-        multiple = 8 if self.rank <= 64 else 64
-        return -(-self.rank // multiple) * multiple
+        R_k, R_v = (-(-R // m) * m for R in self.ranks for m in [8 if R <= 64 else 64])
+        return R_k, R_v
 
 
 def entry_class(kind: Any) -> type[AttentionConfig]:

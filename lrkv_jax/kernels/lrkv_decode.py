@@ -33,7 +33,8 @@ from lrkv_jax.kernels.split_kv import plan as plans
 class Residual(NamedTuple):
     """What belongs to single heads: their cached latents, and the factors that multiply them.
 
-    The cached latents [B, S, H, R'] may be padded: R ≤ R'. In mode `full` there are `up_key_HRK`
+    The cached latents [B, S, H, R'] may be padded: R ≤ R', and keys and values may have different
+    ranks. In mode `full` there are `up_key_HRK`
     and `angles_SK`, [cos, sin] of each slot's position; in the others `q_latent_BTHR`.
     """
 
@@ -46,17 +47,18 @@ class Residual(NamedTuple):
 
     def padded(self):
         """A copy whose factors are padded to the cache's width."""
-        extra = self.rk_BSHR.shape[-1] - self.up_value_HRK.shape[1]
+        R_k, R_v = self.rk_BSHR.shape[-1], self.rv_BSHR.shape[-1]
 
-        def pad(array, axis):
-            if array is None or not extra:
+        def pad(array, axis, width):
+            if array is None or array.shape[axis] == width:
                 return array
+            extra = width - array.shape[axis]
             return jnp.pad(array, [(0, extra if axis == i else 0) for i in range(array.ndim)])
 
         return self._replace(
-            up_value_HRK=pad(self.up_value_HRK, 1),
-            q_latent_BTHR=pad(self.q_latent_BTHR, 3),
-            up_key_HRK=pad(self.up_key_HRK, 1),
+            up_value_HRK=pad(self.up_value_HRK, 1, R_v),
+            q_latent_BTHR=pad(self.q_latent_BTHR, 3, R_k),
+            up_key_HRK=pad(self.up_key_HRK, 1, R_k),
         )
 
 
@@ -161,7 +163,9 @@ def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, pages_
     _, T, H, K = q_BTHK.shape
     widths, own = {"head width": K}, {}
     if residual is not None:
-        R = residual.rk_BSHR.shape[-1]
+        R, R_v = residual.rk_BSHR.shape[-1], residual.rv_BSHR.shape[-1]
+        if R != R_v:
+            return None, f"cached ranks = {R} for keys, {R_v} for values: the kernel has one rank"
         widths["cached rank"] = R
         own = {"rank": R, "full": residual.q_latent_BTHR is None}
         if own["full"] and K > 2 * plans.WIDTH:

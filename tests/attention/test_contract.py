@@ -39,7 +39,7 @@ TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 
 # MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the odd rank is the one
 # that is padded; of the others, mode `full` has rank 0 here.
-NEIGHBOURS = {"mha", "mqa", "mla-no_rope"} | {
+NEIGHBOURS = {"mha", "mqa", "mla-no_rope", "lrkv-latent-two_ranks"} | {
     f"lrkv-{mode}-{rank}"
     for mode, ranks in {
         "full": ["even_rank", "rank_K"],

@@ -28,7 +28,7 @@ LRKVS = {
     f"lrkv-{mode}-{name}": LRKV(rank=rank, rope=mode)
     for mode in MODES
     for name, rank in RANKS.items()
-}
+} | {f"lrkv-{mode}-two_ranks": LRKV(rank=3, rank_value=5, rope=mode) for mode in ("full", "latent")}
 ALL = {
     **{name: entry for name, entry in FIVE.items() if name != "lrkv"},
     "mla-no_rope": MLA(latent=12, rope_width=0),
