@@ -318,7 +318,8 @@ def keep_plan(name: str, out: str, best: dict[str, Any]) -> Finding:
 
 TWO = {"variants": ["mha", "lrkv"], "ropes": ["full"], "data": False}
 # One sequence of 512 tokens, and a head that does not hide the layers.
-CUT = ["train.batch=1", "train.context=64", "model.vocabulary=512", "train.loss_chunk=64"]
+CUT = ["train.batch=1", "train.context=64", "model.vocabulary=512", "train.loss_chunk=64",
+       "optimizer.muon.iterations=1"]  # fmt: skip
 
 
 def _training(facts: Facts, *, dry: bool, out: Path) -> Iterator[Check]:
@@ -425,7 +426,8 @@ def _runs(facts: Facts, *, dry: bool, out: Path) -> Iterator[Check]:
         how: dict[str, Any] = {"scale": "128m", "steps": 300, "changes": ["train.save_every=0"]}
         if dry:
             tiny = ["model.layers=1", "model.unroll=1", "model.width=32", "train.batch=4",
-                    "train.validation_batches=1", "train.validate_every=0"]  # fmt: skip
+                    "train.validation_batches=1", "train.validate_every=0",
+                    "optimizer.muon.iterations=1"]  # fmt: skip
             how = {"scale": "quickstart", "steps": 4, "changes": [*tiny, "train.save_every=0"]}
         how |= {"seconds": 80, "table": _tuned_table(out)}
         yield _item(variant, "pretrain", 230, mend, variant=variant, **how)
