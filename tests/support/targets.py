@@ -65,8 +65,8 @@ def case(scale, variant, T, array, how="contiguous"):
         kv = array((*slots, attention.groups(model), K), bf16)
         return call(grouped_decode.grouped_decode, q, kv, kv, lengths)
     R, shared = attention.rank, array((*slots, K), bf16)
-    latent = array((*slots, H, attention.cached_rank), bf16)
-    residual = lrkv_decode.Residual(latent, latent, array((H, R, K), f32))
+    latents = (array((*slots, H, cached), bf16) for cached in attention.cached_ranks)
+    residual = lrkv_decode.Residual(*latents, array((H, R, K), f32))
     if mode == "full":
         residual = residual._replace(
             up_key_HRK=array((H, R, K), f32), angles_SK=array((SLOTS, K), f32)
