@@ -77,6 +77,8 @@ def sweep(
 
     def report(outcome) -> None:
         nonlocal ended
+        if outcome.state.name == "new" and not outcome.error:
+            return  # the sweep was stopped before it began
         ended += 1
         said = outcome.error or _so_far(outcome.state)
         time = f" in {_minutes(outcome.seconds)}" if outcome.seconds else ", as it was"

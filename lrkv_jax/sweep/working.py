@@ -108,7 +108,9 @@ def work(
     processes, writing = _Processes(), threading.Lock()
 
     def note(outcome: Outcome) -> None:
-        if kept and outcome.state.name == "done" and outcome.point.name not in known:
+        before = known.get(outcome.point.name)
+        is_kept = before is not None and before.evaluation == outcome.state.evaluation
+        if kept and outcome.state.name == "done" and not is_kept:
             with writing:
                 keep([read_run_record(outcome.point.directory)], kept)
         report(outcome)

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lrkv_jax.comparison import read_runs
+from lrkv_jax.config.differences import differences
 from lrkv_jax.paper import ARTEFACTS
 from lrkv_jax.sweep.grid import grid
 
@@ -47,3 +49,15 @@ def test_its_sweeps_are_the_runs_that_it_is_about():
     points = [point for words in map(str.split, commands) for point in grid(words[0], words[1:])]
     labels = {(point.config.attention, point.config.train.seed) for point in points}
     assert len(points) == len(labels) == 33
+
+
+def test_the_family_s_kept_runs_are_of_its_sweep_and_name_their_processor():
+    (words,) = re.findall(r"^lrkv sweep (configs/nano_family[^-]*)--tasks", RESULTS, re.M)
+    config, *settings = words.replace("\\\n", " ").split()
+    points = {point.name: point.config for point in grid(config, settings)}
+    runs = read_runs([ROOT / "experiments/results/family/rates.jsonl"])
+    assert runs
+    for run in runs:
+        assert run.finished and differences(run.config, points[run.path.name]) == []
+        assert run.history[0]["device"] and run.history[0]["cores"] == 1
+        assert run.evaluation["bpb"]["bits_per_byte"] == pytest.approx(run.bits_per_byte, rel=1e-6)

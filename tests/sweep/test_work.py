@@ -69,6 +69,9 @@ def test_kept_runs_are_done_without_their_directories(tmp_path, stand_in):
     assert ended and {one.state.name for one in outcomes.values()} == {"done"}
     assert not points[0].directory.exists() and points[3].directory.exists()
     assert [json.loads(line)["run"] for line in kept.read_text().splitlines()] == sorted(outcomes)
+    run(points[2:], tmp_path, kept=kept, tasks=["bpb", "agreement"])  # evaluated on more
+    asked = [json.loads(line)["evaluation"].keys() for line in kept.read_text().splitlines()]
+    assert ["agreement" in one for one in asked] == [True, True, False, False]  # gqa's, mha's
     other = points_of(tmp_path, "attention=mha,gqa", "seed=0,1", "train.batch=4")
     with pytest.raises(LrkvError, match=r"kept runs holds another run \(train.batch.*--keep FILE"):
         run(other, tmp_path, kept=kept)
