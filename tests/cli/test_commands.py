@@ -53,7 +53,7 @@ def one_device(monkeypatch):
         (("generate", "runs/none", "--prompt", "x"), "runs/none", "not a run"),
         (("sweep", QUICK, "attention=mha,mha"), "attention=mha,mha", "each value once"),
         (("sweep", QUICK, "seed=0,1", "--only", "2"), "--only 2", "0 to 1"),
-        (("analyze", "runs/none"), "runs/none", "give the directory of a run"),
+        (("analyze", "runs/none"), "runs/none", "give a run's directory"),
         (("quickstart", "optimizer.warmup=5000"), "optimizer.warmup = 5000", "use at most"),
     ],
 )

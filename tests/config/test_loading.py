@@ -278,7 +278,7 @@ def test_a_run_has_one_length(tmp_path):
         ("128n", "did you mean 128m?"),
         ("configs/quikstart.yaml", "did you mean quickstart?"),
         ("/nowhere/128m.yaml", "did you mean 128m?"),
-        ("", "midtrain, nano, nano_latents, nano_ranks, quickstart, quickstart_midtrain"),
+        ("", "nano, nano_family, nano_latents, nano_ranks, quickstart, quickstart_midtrain"),
     ],
 )
 def test_a_missing_file_is_told_which_there_are(path, mend):

@@ -15,7 +15,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.run import restore
 from lrkv_jax.sharding import make_mesh
 
-TEXT = "My fellow Americans"
+TEXT = "Mr. Speaker"  # after it one token is much the likeliest
 
 
 @pytest.fixture(scope="module")
