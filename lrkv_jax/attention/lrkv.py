@@ -1,7 +1,7 @@
 """LRKV: keys and values of head h are x (W_shared + U_h B_hᵀ), cached as shared part and latents.
 
 B batch  T new tokens  S cache slots  D model width  H heads  K head width
-R residual rank (R_k of keys, R_v of values)
+R residual rank (R_k of keys, R_v of values)  G residuals, one for each H / G query heads
 
 Three rope modes, each decoded exactly as it is trained (`lrkv_jax.kernels.lrkv_decode` has the
 equations): `full` rotates the whole key; `shared` rotates the shared part, and the residual meets
@@ -28,6 +28,8 @@ from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
 from lrkv_jax.nn.norm import inverse_rms
 from lrkv_jax.nn.rope import rope_angles
 from lrkv_jax.nn.weight import weight
+from lrkv_jax.sharding import by_hand
+from lrkv_jax.sharding.rules import TENSOR
 
 # FLOPs that take as long as one value more written and read, with its gradient. On two CPU cores
 # (float32) the forms measure equal between 485 and 960; XLA's count of bytes for an H200 and the
@@ -38,7 +40,7 @@ VALUE = 800
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LowRankCache:
-    """Shared key (rotated) and value, latents of each head, and float32 1/rms of each head's key.
+    """Shared key (rotated) and value, each residual's latents, and float32 1/rms of its key.
 
     Latents are R wide, zero-padded to the entry's `cached_ranks`. `rk` is unrotated in the
     modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0 has no latents; a model
@@ -48,20 +50,23 @@ class LowRankCache:
     AXES: ClassVar[dict[str, str]] = {
         "k_shared_BSK": "batch slots head_width",
         "v_shared_BSK": "batch slots head_width",
-        "rk_BSHR": "batch slots heads rank",
-        "rv_BSHR": "batch slots heads rank",
-        "inverse_norm_BHS": "batch heads slots",
+        "rk_BSGR": "batch slots kv_heads rank",
+        "rv_BSGR": "batch slots kv_heads rank",
+        "inverse_norm_BGS": "batch kv_heads slots",
     }
 
     k_shared_BSK: Float[Array, "B S K"]
     v_shared_BSK: Float[Array, "B S K"]
-    rk_BSHR: Float[Array, "B S H R"] | None = None
-    rv_BSHR: Float[Array, "B S H R"] | None = None
-    inverse_norm_BHS: Float[Array, "B H S"] | None = None
+    rk_BSGR: Float[Array, "B S G R"] | None = None
+    rv_BSGR: Float[Array, "B S G R"] | None = None
+    inverse_norm_BGS: Float[Array, "B G S"] | None = None
 
 
 class LowRankAttention(Attention):
-    """A shared full-rank projection and a low-rank residual for each head, for keys and values."""
+    """A shared full-rank projection and low-rank residuals, for keys and for values.
+
+    Each head has a residual of its own, or each group of heads.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
@@ -74,11 +79,13 @@ class LowRankAttention(Attention):
         # and of values: E‖U Bᵀ‖² = D K R σ_U² σ_B² and E‖W‖² = D K σ_W².
         std = min(1.0, (K / D) ** 0.5) * D**-0.5
         if self.rank:
-            down, up = "heads: embed -> rank", "heads: rank -> head_width"
-            self.key_down = weight(down, (H, D, R_k), std=std)
-            self.key_up = weight(up, (H, R_k, K), std=0.1 * R_k**-0.5)
-            self.value_down = weight(down, (H, D, R_v), std=std)
-            self.value_up = weight(up, (H, R_v, K), std=0.1 * R_v**-0.5)
+            G = config.attention.groups(config)
+            heads = "heads" if G == H else "kv_heads"
+            down, up = f"{heads}: embed -> rank", f"{heads}: rank -> head_width"
+            self.key_down = weight(down, (G, D, R_k), std=std)
+            self.key_up = weight(up, (G, R_k, K), std=0.1 * R_k**-0.5)
+            self.value_down = weight(down, (G, D, R_v), std=std)
+            self.value_up = weight(up, (G, R_v, K), std=0.1 * R_v**-0.5)
 
     @property
     def rank(self) -> int:
@@ -98,24 +105,24 @@ class LowRankAttention(Attention):
     def cached(self, query, cache, positions_BT, angles):
         residual = None
         if self.rank:
-            residual = Residual(cache.rk_BSHR, cache.rv_BSHR, self.value_up[...])
+            residual = Residual(cache.rk_BSGR, cache.rv_BSGR, self.value_up[...])
             if self._in_latents:
                 residual = residual._replace(q_latent_BTHR=self._latent(query[1], positions_BT))
             else:
                 residual = residual._replace(up_key_HRK=self.key_up[...], angles_SK=angles)
         return lrkv_decode(
             query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
-            cache.inverse_norm_BHS, lengths_of(positions_BT),
+            cache.inverse_norm_BGS, lengths_of(positions_BT),
             scale=self.scale, rope_base=self.config.rope_base,
             impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
 
     def materialised(self, cache, positions_BT):
-        k_BSHK = cache.k_shared_BSK[:, :, None]
+        k_BSGK = cache.k_shared_BSK[:, :, None]
         if self.rank and not self._in_latents:
-            residual_BSHK = self._raise(cache.rk_BSHR, self.key_up)
-            k_BSHK = k_BSHK + self.rotated(residual_BSHK, positions_BT)
-        return self._keys_values(k_BSHK, cache)
+            residual_BSGK = self._raise(cache.rk_BSGR, self.key_up)
+            k_BSGK = k_BSGK + self.rotated(residual_BSGK, positions_BT)
+        return self._keys_values(k_BSGK, cache)
 
     def expanded(self, query, positions_BT):
         if not self._in_latents:
@@ -132,23 +139,23 @@ class LowRankAttention(Attention):
     def whole(self, x_BTD, positions_BT, attend):
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
         full, formed = self.rank and self.rope == "full", self.rank and self._forms_weights(x_BTD)
-        k_BTHK = self._with_whole_weights(x_BTD, "key") if full and formed else None
-        new, k_BTHK = self._entries(x_BTD, positions_BT, k_BTHK)
-        k_BTHW, v_BTHK = self._keys_values(new.k_shared_BSK[:, :, None], new)
+        k_BTGK = self._with_whole_weights(x_BTD, "key") if full and formed else None
+        new, k_BTGK = self._entries(x_BTD, positions_BT, k_BTGK)
+        k_BTGW, v_BTGK = self._keys_values(new.k_shared_BSK[:, :, None], new)
         if full:
-            k_BTHW = self.normed(self.rotated(k_BTHK, positions_BT))
+            k_BTGW = self.normed(self.rotated(k_BTGK, positions_BT))
         if formed:
-            v_BTHK = self._with_whole_weights(x_BTD, "value")
-        return attend(q_BTHW, k_BTHW, v_BTHK), new
+            v_BTGK = self._with_whole_weights(x_BTD, "value")
+        return attend(q_BTHW, k_BTGW, v_BTGK), new
 
     def cache_shapes(self, batch, length, dtype):
-        H, K, R = self.config.heads, self.config.head_width, self.rank
+        G, K = self.config.attention.groups(self.config), self.config.head_width
         shared = jax.ShapeDtypeStruct((batch, length, K), dtype)
         latents = [
-            jax.ShapeDtypeStruct((batch, length, H, cached), dtype) if R else None
+            jax.ShapeDtypeStruct((batch, length, G, cached), dtype) if self.rank else None
             for cached in self.config.attention.cached_ranks
         ]
-        norm = jax.ShapeDtypeStruct((batch, H if R else 1, length), jnp.float32)
+        norm = jax.ShapeDtypeStruct((batch, G, length), jnp.float32)
         return LowRankCache(shared, shared, *latents, norm if self.config.qk_norm else None)
 
     def head_weights(self):
@@ -158,11 +165,12 @@ class LowRankAttention(Attention):
                 np.broadcast_to(in_float64(w), query_HDK.shape) for w in (self.key, self.value)
             )
             return HeadWeights(query_HDK, *shared, output_HKD)
+        share = len(query_HDK) // self.key_up.shape[0]
         key, value = (
             SharedResidual(
                 in_float64(getattr(self, name)),
-                in_float64(getattr(self, f"{name}_down")),
-                in_float64(getattr(self, f"{name}_up")),
+                np.repeat(in_float64(getattr(self, f"{name}_down")), share, axis=0),
+                np.repeat(in_float64(getattr(self, f"{name}_up")), share, axis=0),
             )
             for name in ("key", "value")
         )
@@ -177,41 +185,52 @@ class LowRankAttention(Attention):
 
     def _latent(self, q_BTHK, positions_BT):
         """q B_h: the query in the latent's R coordinates, rotated there in mode `latent`."""
-        up_HRK = self.key_up[...].astype(q_BTHK.dtype)
+        up_HRK = self._of_heads(self.key_up[...], q_BTHK.shape[2]).astype(q_BTHK.dtype)
         q_BTHR = jnp.einsum("BTHK,HRK->BTHR", q_BTHK, up_HRK)
         return self.rotated(q_BTHR, positions_BT) if self.rope == "latent" else q_BTHR
 
-    def _keys_values(self, k_BSHK, cache):
-        """Each head's keys, from rotated ones before the norm (but for their latents), and values.
+    def _of_heads(self, up_GRK, H):
+        """The factors of this device's H query heads, from those of the residuals that it has."""
+        groups = self.config.attention.groups(self.config)
+        share = self.config.heads // groups
+        if share == 1:
+            return up_GRK
+        # In a training step residuals that `tensor` does not divide are whole on each shard.
+        whole = by_hand.in_step() and len(up_GRK) == groups
+        first = by_hand.index(TENSOR) * H if whole else 0
+        return up_GRK[(first + jnp.arange(H)) // share]
 
-        In `full` the residual is in `k_BSHK`; in the other modes `k_BSHK` is the shared part, and
+    def _keys_values(self, k_BSGK, cache):
+        """Each residual's keys, rotated, before the norm (but for their latents), and its values.
+
+        In `full` the residual is in `k_BSGK`; in the other modes `k_BSGK` is the shared part, and
         this is one attention of width K + R: [shared, rotated ; residual, as a latent].
         """
-        parts, v_BSHK = [k_BSHK], cache.v_shared_BSK[:, :, None]
+        parts, v_BSGK = [k_BSGK], cache.v_shared_BSK[:, :, None]
         if self.rank:
-            v_BSHK = v_BSHK + self._raise(cache.rv_BSHR, self.value_up)
+            v_BSGK = v_BSGK + self._raise(cache.rv_BSGR, self.value_up)
             if self.rope != "full":
-                rk_BSHR = cache.rk_BSHR[..., : self.key_up.shape[1]]
-                shape = (*rk_BSHR.shape[:3], k_BSHK.shape[-1])
-                parts = [jnp.broadcast_to(k_BSHK, shape), rk_BSHR]
-        if cache.inverse_norm_BHS is not None:
-            norm_BSH1 = cache.inverse_norm_BHS.swapaxes(1, 2)[..., None]
-            parts = [(part * norm_BSH1).astype(v_BSHK.dtype) for part in parts]
-        return jnp.concatenate(parts, axis=-1), v_BSHK
+                rk_BSGR = cache.rk_BSGR[..., : self.key_up.shape[1]]
+                shape = (*rk_BSGR.shape[:3], k_BSGK.shape[-1])
+                parts = [jnp.broadcast_to(k_BSGK, shape), rk_BSGR]
+        if cache.inverse_norm_BGS is not None:
+            norm_BSG1 = cache.inverse_norm_BGS.swapaxes(1, 2)[..., None]
+            parts = [(part * norm_BSG1).astype(v_BSGK.dtype) for part in parts]
+        return jnp.concatenate(parts, axis=-1), v_BSGK
 
-    def _raise(self, latent_BTHR, up):
+    def _raise(self, latent_BTGR, up):
         """Latent, padded or not → head width: the residual part of a key or value."""
-        up_HRK = up[...].astype(latent_BTHR.dtype)
-        latent_BTHR = latent_BTHR[..., : up_HRK.shape[1]]
-        return jnp.einsum("BTHR,HRK->BTHK", latent_BTHR, up_HRK)
+        up_GRK = up[...].astype(latent_BTGR.dtype)
+        latent_BTGR = latent_BTGR[..., : up_GRK.shape[1]]
+        return jnp.einsum("BTGR,GRK->BTGK", latent_BTGR, up_GRK)
 
     def _forms_weights(self, x_BTD):
         """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
 
-        A key or a value of head h is then x W_h, and costs, forward and backward and over all
-        heads, 6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors, (x U_h) B_hᵀ +
-        x W_shared, cost 6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K) values more:
-        latents, and the sum of the two parts. Weights are formed where that is dearer:
+        A key or a value of head h is then x W_h, and costs, forward and backward and over all H
+        heads (or G groups of them), 6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors,
+        (x U_h) B_hᵀ + x W_shared, cost 6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K)
+        values more: latents, and the sum of the two parts. Weights are formed where that is dearer:
 
             VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
 
@@ -225,36 +244,36 @@ class LowRankAttention(Attention):
         return VALUE * H * (R + K) > saved
 
     def _with_whole_weights(self, x_BTD, name):
-        """Each head's keys or values, unrotated, as x (W_shared + U_h B_hᵀ): [B, T, H, K]."""
-        shared_DK, down_HDR, up_HRK = (
+        """Keys or values of each residual, unrotated, as x (W_shared + U_g B_gᵀ): [B, T, G, K]."""
+        shared_DK, down_GDR, up_GRK = (
             getattr(self, weight)[...] for weight in (name, f"{name}_down", f"{name}_up")
         )
-        residual_DHK = jnp.einsum(
-            "HDR,HRK->DHK", down_HDR, up_HRK, preferred_element_type=jnp.float32
+        residual_DGK = jnp.einsum(
+            "GDR,GRK->DGK", down_GDR, up_GRK, preferred_element_type=jnp.float32
         )
-        weight_DHK = (shared_DK[:, None] + residual_DHK).astype(x_BTD.dtype)
-        return jnp.einsum("BTD,DHK->BTHK", x_BTD, weight_DHK)
+        weight_DGK = (shared_DK[:, None] + residual_DGK).astype(x_BTD.dtype)
+        return jnp.einsum("BTD,DGK->BTGK", x_BTD, weight_DGK)
 
-    def _entries(self, x_BTD, positions_BT, k_BTHK=None):
-        """Cache entries of each token, and its whole unrotated key, never cached: [B, T, H, K].
+    def _entries(self, x_BTD, positions_BT, k_BTGK=None):
+        """Cache entries of each token, and its whole unrotated keys, never cached: [B, T, G, K].
 
-        The key is made from the factors unless it is given. At rank 0 all heads have one key, and
-        H is 1.
+        The keys are made from the factors unless they are given. At rank 0 all heads have one key,
+        and G is 1.
         """
         dtype = x_BTD.dtype
         k_shared_BTK = x_BTD @ self.key[...].astype(dtype)
         v_shared_BTK = x_BTD @ self.value[...].astype(dtype)
-        rk_BTHR = rv_BTHR = norm_BHT = None
+        rk_BTGR = rv_BTGR = norm_BGT = None
         if self.rank:
-            rk_BTHR = jnp.einsum("BTD,HDR->BTHR", x_BTD, self.key_down[...].astype(dtype))
-            rv_BTHR = jnp.einsum("BTD,HDR->BTHR", x_BTD, self.value_down[...].astype(dtype))
-        if k_BTHK is None:
-            k_BTHK = k_shared_BTK[:, :, None]
+            rk_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.key_down[...].astype(dtype))
+            rv_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.value_down[...].astype(dtype))
+        if k_BTGK is None:
+            k_BTGK = k_shared_BTK[:, :, None]
             if self.rank:
-                k_BTHK = k_BTHK + self._raise(rk_BTHR, self.key_up)
+                k_BTGK = k_BTGK + self._raise(rk_BTGR, self.key_up)
         if self.config.qk_norm:
-            norm_BHT = inverse_rms(k_BTHK, self.config.norm_eps).swapaxes(1, 2)
+            norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
         if self.rank and self.rope == "latent":
-            rk_BTHR = self.rotated(rk_BTHR, positions_BT)
+            rk_BTGR = self.rotated(rk_BTGR, positions_BT)
         k_rotated_BTK = self.rotated(k_shared_BTK[:, :, None], positions_BT)[:, :, 0]
-        return LowRankCache(k_rotated_BTK, v_shared_BTK, rk_BTHR, rv_BTHR, norm_BHT), k_BTHK
+        return LowRankCache(k_rotated_BTK, v_shared_BTK, rk_BTGR, rv_BTGR, norm_BGT), k_BTGK

@@ -215,22 +215,14 @@ class GQA(_Grouped):
     kv_heads: Positive = result("Key/value heads, G. They divide the model's heads.")
 
     def check(self, model: ModelShape) -> None:
-        if model.heads % self.kv_heads:
-            *choices, last = [str(g) for g in range(1, model.heads + 1) if model.heads % g == 0]
-            raise LrkvError(
-                f"attention.kv_heads = {self.kv_heads} does not divide heads = {model.heads}: "
-                f"use {' or '.join(filter(None, [', '.join(choices), last]))}"
-            )
+        _check_groups(self.kv_heads, model)
 
     @property
     def size(self) -> int:
         return self.kv_heads
 
     def on_shard(self, model: ModelShape, tensor: int) -> GQA:
-        # Groups that `tensor` does not divide stay whole; a shard reads those of its own heads.
-        heads, groups = model.heads // tensor, self.kv_heads
-        most = min(heads, groups // tensor if groups % tensor == 0 else groups)
-        return GQA(kv_heads=next(g for g in range(most, 0, -1) if heads % g == 0))
+        return GQA(kv_heads=_groups_on_shard(self.kv_heads, model, tensor))
 
     def groups(self, model: ModelShape) -> int:
         return self.kv_heads
@@ -335,7 +327,8 @@ class MLA(AttentionConfig):
 class LRKV(AttentionConfig):
     """Low-rank key-value attention: one shared projection and a rank-R residual for each head.
 
-    Keys and values may have ranks of their own, R_k and R_v (`rank_key`, `rank_value`).
+    Keys and values may have ranks of their own, R_k and R_v (`rank_key`, `rank_value`). With
+    `kv_heads`, G groups of query heads have a residual each.
     `rope`: `full` rotates the whole key (the model as it is trained); `shared` rotates the shared
     part alone; `latent` rotates the shared part and, in R dimensions, the latent.
     """
@@ -357,10 +350,24 @@ class LRKV(AttentionConfig):
     )
     rank_key: Positive | None = result("Rank of the keys' residuals, R_k. Null is rank.", None)
     rank_value: Positive | None = result("Rank of the values' residuals, R_v. Null is rank.", None)
+    kv_heads: Positive | None = result(
+        "Number of residuals, G: each serves a group of heads / G query heads. Null: one for each "
+        "head.",
+        None,
+    )
 
     @property
     def size(self) -> int:
         return self.rank
+
+    def groups(self, model: ModelShape) -> int:
+        """G, the residuals of a layer; at rank 0 the one key and value that all heads have."""
+        return (self.kv_heads or model.heads) if self.rank else 1
+
+    def on_shard(self, model: ModelShape, tensor: int) -> Self:
+        if self.kv_heads is None:
+            return self
+        return self.model_copy(update={"kv_heads": _groups_on_shard(self.kv_heads, model, tensor)})
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -371,7 +378,9 @@ class LRKV(AttentionConfig):
     def label(self) -> str:
         R_k, R_v = self.ranks
         both = super().label
-        return both if R_k == R_v else both.replace(f"-{self.rank}", f"-{R_k}/{R_v}", 1)
+        if R_k != R_v:
+            both = both.replace(f"-{self.rank}", f"-{R_k}/{R_v}", 1)
+        return both if self.kv_heads is None else f"{both}, {self.kv_heads} groups"
 
     def check(self, model: ModelShape) -> None:
         given = {"rank": self.rank, "rank_key": self.rank_key, "rank_value": self.rank_value}
@@ -381,37 +390,40 @@ class LRKV(AttentionConfig):
                     f"attention.{name} = {rank} is larger than head_width = {model.head_width}: "
                     f"use 0 (MQA) to {model.head_width} (spans MHA)"
                 )
-        if not self.rank and (self.rank_key or self.rank_value):
+        if not self.rank and (self.rank_key or self.rank_value or self.kv_heads):
             raise LrkvError(
-                "attention.rank = 0 is MQA, which has no residuals: leave out rank_key and "
-                "rank_value, or give rank 1 or more"
+                "attention.rank = 0 is MQA, which has no residuals: leave out rank_key, rank_value "
+                "and kv_heads, or give rank 1 or more"
             )
 
+        if self.kv_heads is not None:
+            _check_groups(self.kv_heads, model)
+
     def key_heads(self, model: ModelShape) -> int:
-        return model.heads if self.rank else 1
+        return self.groups(model)
 
     def logit_width(self, model: ModelShape) -> int:
         return model.head_width + (0 if self.rope == "full" else self.ranks[0])
 
     def kv_parameters(self, model: ModelShape) -> int:
         shared = 2 * model.width * model.head_width
-        return shared + model.heads * sum(self.ranks) * (model.width + model.head_width)
+        return shared + self.groups(model) * sum(self.ranks) * (model.width + model.head_width)
 
     def parameters_used_twice(self, model: ModelShape) -> int:
         # B^K takes queries to the latent; the key's norm needs the whole key, r B^K, as well.
         twice = self.rope != "full" and model.qk_norm
-        return model.heads * self.ranks[0] * model.head_width if twice else 0
+        return self.groups(model) * self.ranks[0] * model.head_width if twice else 0
 
     def cache_values(self, model: ModelShape) -> int:
-        return 2 * model.head_width + model.heads * sum(self.ranks)
+        return 2 * model.head_width + self.groups(model) * sum(self.ranks)
 
     def cache_scalars(self, model: ModelShape) -> int:
         if not model.qk_norm:
             return 0
-        return model.heads if self.rank else 1  # without residuals all heads have one key
+        return self.groups(model)
 
     def cache_padding_values(self, model: ModelShape) -> int:
-        return model.heads * (sum(self.cached_ranks) - sum(self.ranks))
+        return self.groups(model) * (sum(self.cached_ranks) - sum(self.ranks))
 
     def decode_flops(self, model: ModelShape) -> int:
         """(a R_v) Bᵀ, and q B; `full` makes the mix matrix M_h(q) instead, three FLOPs an entry."""
@@ -434,6 +446,22 @@ class LRKV(AttentionConfig):
         """
         R_k, R_v = (-(-R // m) * m for R in self.ranks for m in [8 if R <= 64 else 64])
         return R_k, R_v
+
+
+def _check_groups(groups: int, model: ModelShape) -> None:
+    if model.heads % groups:
+        *choices, last = [str(g) for g in range(1, model.heads + 1) if model.heads % g == 0]
+        raise LrkvError(
+            f"attention.kv_heads = {groups} does not divide heads = {model.heads}: "
+            f"use {' or '.join(filter(None, [', '.join(choices), last]))}"
+        )
+
+
+def _groups_on_shard(groups: int, model: ModelShape, tensor: int) -> int:
+    # Groups that `tensor` does not divide stay whole; a shard reads those of its own heads.
+    heads = model.heads // tensor
+    most = min(heads, groups // tensor if groups % tensor == 0 else groups)
+    return next(g for g in range(most, 0, -1) if heads % g == 0)
 
 
 def entry_class(kind: Any) -> type[AttentionConfig]:

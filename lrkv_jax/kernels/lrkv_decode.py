@@ -33,6 +33,7 @@ from lrkv_jax.kernels.split_kv import plan as plans
 class Residual(NamedTuple):
     """What belongs to single heads: their cached latents, and the factors that multiply them.
 
+    A head may be a group of query heads, of which `q_latent_BTHR` has each.
     The cached latents [B, S, H, R'] may be padded: R ≤ R', and keys and values may have different
     ranks. In mode `full` there are `up_key_HRK`
     and `angles_SK`, [cos, sin] of each slot's position; in the others `q_latent_BTHR`.
@@ -82,19 +83,43 @@ def lrkv_decode(
     """Attend each sequence's last T tokens to the factored cache, which already holds them.
 
     `q_BTHK` is rotated, and `rope_base` is the base of its angles and the residual's. `residual` is
-    None at rank 0, and `inverse_norm_BHS` (float32, H = 1 at rank 0) is None without QK-norm.
+    None at rank 0; its heads, and those of `inverse_norm_BHS`, may be groups of query heads, as
+    many as divide them, and `inverse_norm_BHS` (float32, H = 1 at rank 0) is None without QK-norm.
     Lengths, pages, `impl`, `bits` and results as in `grouped_decode`; the pool of inverse norms is
     [P, H, 64].
     """
+    repeats = 1
     if residual is not None:
-        residual = residual.padded()
+        residual, groups = residual.padded(), residual.rk_BSHR.shape[2]
+        repeats = q_BTHK.shape[2] // groups
+        q_BTHK = _as_queries(q_BTHK, groups)
+        if residual.q_latent_BTHR is not None:
+            residual = residual._replace(q_latent_BTHR=_as_queries(residual.q_latent_BTHR, groups))
     arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, pages_BN)
     axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BHS", "BN")
     kernel = dispatch.Kernel("lrkv_decode", _xla, _mosaic)
-    return kernel(
-        _plan(*arrays, impl, bits), arrays, axes, lengths_B,
-        scale=scale, impl=impl, rope_base=rope_base,
+    found = _plan(*arrays, impl, bits)
+    if repeats > 1:
+        found = None, f"{repeats} query heads share a latent: the kernel has one each"
+    out_BTHK, lse_BTH = kernel(
+        found, arrays, axes, lengths_B,
+        scale=scale, impl=impl, rope_base=rope_base, repeats=repeats,
     )  # fmt: skip
+    return _as_heads(out_BTHK, repeats), _as_heads(lse_BTH, repeats)
+
+
+def _as_queries(q_BTHW, groups):
+    """Query heads of a group as further queries of one head, those of a head together."""
+    B, T, H, W = q_BTHW.shape
+    split_BTGNW = q_BTHW.reshape(B, T, groups, H // groups, W)
+    return split_BTGNW.transpose(0, 3, 1, 2, 4).reshape(B, -1, groups, W)
+
+
+def _as_heads(found, repeats):
+    """The same back, of what each query found: [B, N T, G, ...] → [B, T, G N, ...]."""
+    B, NT, G, *rest = found.shape
+    split = found.reshape(B, repeats, NT // repeats, G, *rest)
+    return jnp.moveaxis(split, 1, 3).reshape(B, NT // repeats, G * repeats, *rest)
 
 
 def raise_values(shared_BTHK, mean_BTHR, up_value_HRK):
@@ -113,6 +138,7 @@ def _xla(
     lengths_B,
     scale,
     rope_base=10_000.0,
+    repeats=1,
 ):
     (B, T, H, K), S = q_BTHK.shape, online.slots_of(k_shared_BSK, pages_BN)
     q_BHTK = q_BTHK.swapaxes(1, 2)
@@ -152,7 +178,7 @@ def _xla(
         rv_BcHR = online.slots(residual.rv_BSHR, pages_BN, start, chunk, seen_Bc)
         return shared_BHTK, online.averages("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, few)
 
-    sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
+    sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats)
     sums = [value.swapaxes(1, 2) for value in sums]
     out_BTHK = sums[0] if residual is None else raise_values(*sums, residual.up_value_HRK)
     return out_BTHK, lse_BHT.swapaxes(1, 2)

@@ -96,16 +96,17 @@ def chunk_starts(S, chunk):
     return [min(start, S - chunk) for start in range(0, S, chunk)]
 
 
-def attend(logits_of, values_of, lengths_B, *, T, S, chunk):
+def attend(logits_of, values_of, lengths_B, *, T, S, chunk, repeats=1):
     """Average cached values under softmax weights, over the slots that each query sees.
 
     logits_of(index, start) returns float32 [B, X, T, c], values_of(weights_BXTc, start, seen_Bc) a
     tuple of float32 [B, X, T, W]; `seen_Bc` marks the slots that hold a token of the sequence, and
-    what lies in others must not reach the sums. Query t sees slots up to `lengths_B` − T + t.
+    what lies in others must not reach the sums. Query t sees slots up to `lengths_B` − T + t; with
+    `repeats`, T / repeats queries of each of so many heads stand behind one another.
     Returns the averages and the log-sum-exp [B, X, T]: 0 and MASKED for a query that sees nothing.
     """
     starts = chunk_starts(S, chunk)
-    positions_BT = first_seen(lengths_B, T)
+    positions_BT = jnp.tile(first_seen(lengths_B, T // repeats), repeats)
 
     def some(index, carry):
         start = jnp.asarray(starts, jnp.int32)[index]

@@ -39,7 +39,7 @@ TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 
 # MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the odd rank is the one
 # that is padded; of the others, mode `full` has rank 0 here.
-NEIGHBOURS = {"mha", "mqa", "mla-no_rope", "lrkv-latent-two_ranks"} | {
+NEIGHBOURS = {"mha", "mqa", "mla-no_rope", "lrkv-latent-two_ranks", "lrkv-shared-groups"} | {
     f"lrkv-{mode}-{rank}"
     for mode, ranks in {
         "full": ["even_rank", "rank_K"],
@@ -316,7 +316,7 @@ def test_batch_padding_and_leftovers_change_nothing(name):
         (("lrkv-full-odd_rank", 3), ("mha", 3), "cache is a GroupedCache.* is a LowRankCache"),
         (("mha", 3), ("gqa", 3), r"k_BSGK is float32\[3, 16, 2, 8\], .* float32\[3, 16, 4, 8\]"),
         (("mha", 3), ("mha", 2), r"k_BSGK is float32\[2, 16, 4, 8\], .* float32\[3, 16, 4, 8\]"),
-        (("lrkv-full-odd_rank", 3), ("lrkv-full-rank_0", 3), "rk_BSHR is None, .* float32"),
+        (("lrkv-full-odd_rank", 3), ("lrkv-full-rank_0", 3), "rk_BSGR is None, .* float32"),
     ],
 )
 def test_another_models_cache_is_refused_in_one_line(own, given, message):

@@ -13,7 +13,7 @@ from support.oracle import rope
 from support.variants import error, random_params, random_tokens, small
 
 from lrkv_jax.attention import make_attention
-from lrkv_jax.config import LRKV, MHA, MLA, MQA, ModelConfig
+from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig
 from lrkv_jax.model import init_parameters, with_parameters
 
 MODES = ("full", "shared", "latent")
@@ -101,22 +101,34 @@ def test_rank_zero_is_mqa():
     assert count[0] == count[1]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_full_rank_represents_any_mha(seed):
-    mha = small(MHA())
-    lrkv = small(LRKV(rank=mha.head_width))
-    theirs = random_params(mha, seed)
+@pytest.mark.parametrize("groups", [4, 2])
+def test_full_rank_represents_any_mha_and_with_groups_any_gqa(groups):
+    model = small(MHA() if groups == 4 else GQA(kv_heads=groups))
+    K = model.head_width
+    lrkv = small(LRKV(rank=K, kv_heads=groups))
+    theirs = random_params(model, groups)
     attention = dict(theirs["blocks"]["attention"])
-    identity = jnp.broadcast_to(jnp.eye(mha.head_width), (2, mha.heads, *[mha.head_width] * 2))
     for name in ("key", "value"):
-        per_head_LDHK = attention[name]
-        shared_LDK = per_head_LDHK.mean(axis=2)  # any shared part will do
-        residual_LDHK = per_head_LDHK - shared_LDK[:, :, None]
+        each_LDGK = attention[name]
+        shared_LDK = each_LDGK.mean(axis=2)  # any shared part will do
         attention[name] = shared_LDK
-        attention[f"{name}_down"] = residual_LDHK.swapaxes(1, 2)
-        attention[f"{name}_up"] = identity
+        attention[f"{name}_down"] = (each_LDGK - shared_LDK[:, :, None]).swapaxes(1, 2)
+        attention[f"{name}_up"] = jnp.broadcast_to(jnp.eye(K), (2, groups, K, K))
     params = {**theirs, "blocks": {**theirs["blocks"], "attention": attention}}
-    assert error(logits(lrkv, params), logits(mha, theirs)) < 1e-5
+    assert error(logits(lrkv, params), logits(model, theirs)) < 1e-5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_group_is_heads_of_equal_residuals(mode):
+    """Residuals of a group, repeated for each of its heads, are the same model without groups."""
+    grouped, each = (small(LRKV(rank=3, kv_heads=g, rope=mode)) for g in (2, None))
+    theirs = random_params(grouped)
+    attention = {
+        name: jnp.repeat(w, 2, axis=1) if name.endswith(("_down", "_up")) else w
+        for name, w in theirs["blocks"]["attention"].items()
+    }
+    params = {**theirs, "blocks": {**theirs["blocks"], "attention": attention}}
+    assert error(logits(each, params), logits(grouped, theirs)) < 1e-6
 
 
 def test_an_mla_that_rotates_its_whole_keys_spans_mha_at_a_latent_of_all_heads():

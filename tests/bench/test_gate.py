@@ -20,9 +20,9 @@ def broken(how):
 
     def attend(problem, given, cache, lengths_B):
         if how == "no residual":
-            cache = replace(cache, rk_BSHR=jnp.zeros_like(cache.rk_BSHR))
+            cache = replace(cache, rk_BSGR=jnp.zeros_like(cache.rk_BSGR))
         if how == "no norm":
-            cache = replace(cache, inverse_norm_BHS=jnp.ones_like(cache.inverse_norm_BHS))
+            cache = replace(cache, inverse_norm_BGS=jnp.ones_like(cache.inverse_norm_BGS))
         if how == "reads past the length":
             lengths_B = jnp.full_like(lengths_B, cache.k_shared_BSK.shape[1])
         out, lse = with_kernel(problem, given, cache, lengths_B, "xla")

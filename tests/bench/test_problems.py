@@ -97,8 +97,8 @@ def test_every_route_to_the_heads_outputs_gives_one_answer(name):
 
 def test_latents_padding_is_zero_as_in_a_real_cache():
     problem = problem_of("lrkv-full")
-    assert problem.cache.rk_BSHR.shape[-1] == 8
-    for latent in (problem.cache.rk_BSHR, problem.cache.rv_BSHR):
+    assert problem.cache.rk_BSGR.shape[-1] == 8
+    for latent in (problem.cache.rk_BSGR, problem.cache.rv_BSGR):
         assert not np.asarray(latent[..., 3:]).any()
         assert np.asarray(latent[..., :3]).std() == pytest.approx(1, abs=0.2)
 
@@ -120,10 +120,10 @@ def test_pallas_peer_gives_the_oracles_answer_in_its_interpreter(monkeypatch):
 
 def test_every_cached_array_is_drawn_in_its_own_dtype():
     problem = problem_of("lrkv-full", dtype="bfloat16")
-    assert problem.cache.inverse_norm_BHS.dtype == jnp.float32
-    assert problem.cache.rk_BSHR.dtype == problem.given.query[0].dtype == jnp.bfloat16
+    assert problem.cache.inverse_norm_BGS.dtype == jnp.float32
+    assert problem.cache.rk_BSGR.dtype == problem.given.query[0].dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in jax.tree.leaves(problem.given.weights)} == {
         jnp.dtype("bfloat16")
     }
     assert problem.given.angles.dtype == jnp.float32
-    assert np.asarray(problem.cache.inverse_norm_BHS).min() > 0
+    assert np.asarray(problem.cache.inverse_norm_BGS).min() > 0

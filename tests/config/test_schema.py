@@ -97,6 +97,7 @@ def test_models_of_equal_settings_are_one_key():
         (LRKV(rank=5), r"attention.rank = 5 .* head_width = 4: use 0 \(MQA\) to 4"),
         (LRKV(rank=3, rank_value=5), r"attention.rank_value = 5 .* head_width = 4"),
         (LRKV(rank=0, rank_key=2), "attention.rank = 0 is MQA, which has no residuals: leave out"),
+        (LRKV(rank=2, kv_heads=4), "attention.kv_heads = 4 does not divide heads = 6"),
         (GQA(kv_heads=4), r"attention.kv_heads = 4 .* heads = 6: use 1, 2, 3 or 6$"),
         (MLA(latent=3, rope_width=5), "attention.rope_width = 5 is odd.* use 4 or 6$"),
     ],

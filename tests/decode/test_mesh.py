@@ -28,8 +28,9 @@ PLACES = {
     "rope_key_BSP": P(ROWS),
     "k_shared_BSK": P(ROWS),
     "v_shared_BSK": P(ROWS),
-    "rk_BSHR": P(ROWS, None, "tensor"),
-    "rv_BSHR": P(ROWS, None, "tensor"),
+    "rk_BSGR": P(ROWS, None, "tensor"),
+    "rv_BSGR": P(ROWS, None, "tensor"),
+    "inverse_norm_BGS": P(ROWS, "tensor"),
     "inverse_norm_BHS": P(ROWS, "tensor"),
 }
 LENGTH = 56  # a size that no other array has
@@ -40,7 +41,7 @@ def mesh_of(data, fsdp, tensor):
     return make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), devices)
 
 
-LINES = FIVE | {"mla-full": ALL["mla-full"], "mla-latent": ALL["mla-latent"]}
+LINES = FIVE | {name: ALL[name] for name in ("mla-full", "mla-latent", "lrkv-shared-groups")}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_a_batch_that_the_mesh_does_not_divide_stays_whole_and_the_mesh_in_use_i
         engine = engine_of(FIVE["lrkv"], batch=3, prefill_chunk=64)
     assert engine.mesh.shape["tensor"] == 2
     assert engine.generate(PROMPTS[:3], NEW) == alone
-    latents = engine._spare_cache[0].rk_BSHR
+    latents = engine._spare_cache[0].rk_BSGR
     assert latents.sharding.spec == P(None, None, "tensor")
 
 

@@ -87,6 +87,7 @@ def lrkv_head(config, w, h, x_TD, positions_T, q_TK):
     K, mode = config.head_width, config.attention.rope
     shared_SK, residual_SK, v_SK = x_TD @ w["key"], 0.0, x_TD @ w["value"]
     if config.attention.rank:
+        h = h // (config.heads // len(w["key_up"]))  # heads of a group have one residual
         residual_SK = x_TD @ (w["key_down"][h] @ w["key_up"][h])
         v_SK = x_TD @ (w["value"] + w["value_down"][h] @ w["value_up"][h])
     k_SK = shared_SK + residual_SK

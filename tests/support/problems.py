@@ -53,8 +53,8 @@ def from_oracle(problem, given, cache, lengths_B):
         )  # fmt: skip
         return jnp.einsum("BTHC,CHK->BTHK", mean_BTHC, layer.up_value[...]), lse
     residual = None
-    if cache.rk_BSHR is not None:
-        residual = lrkv_decode.Residual(cache.rk_BSHR, cache.rv_BSHR, layer.value_up[...])
+    if cache.rk_BSGR is not None:
+        residual = lrkv_decode.Residual(cache.rk_BSGR, cache.rv_BSGR, layer.value_up[...])
         if given.angles is not None:
             residual = residual._replace(up_key_HRK=layer.key_up[...], angles_SK=given.angles)
         else:
@@ -64,5 +64,5 @@ def from_oracle(problem, given, cache, lengths_B):
             residual = residual._replace(q_latent_BTHR=q_BTHR)
     return reference.lrkv_decode(
         given.query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
-        cache.inverse_norm_BHS, lengths_B, **rest,
+        cache.inverse_norm_BGS, lengths_B, **rest,
     )  # fmt: skip

@@ -28,7 +28,10 @@ LRKVS = {
     f"lrkv-{mode}-{name}": LRKV(rank=rank, rope=mode)
     for mode in MODES
     for name, rank in RANKS.items()
-} | {f"lrkv-{mode}-two_ranks": LRKV(rank=3, rank_value=5, rope=mode) for mode in ("full", "latent")}
+}
+LRKVS |= {
+    f"lrkv-{mode}-two_ranks": LRKV(rank=3, rank_value=5, rope=mode) for mode in ("full", "latent")
+} | {f"lrkv-{mode}-groups": LRKV(rank=3, kv_heads=2, rope=mode) for mode in MODES}
 ALL = {
     **{name: entry for name, entry in FIVE.items() if name != "lrkv"},
     "mla-no_rope": MLA(latent=12, rope_width=0),

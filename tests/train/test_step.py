@@ -68,6 +68,19 @@ def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rope", ["full", "latent"])
+def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny, rope):
+    """Two groups of two heads over four tensor shards: each takes its own heads' residual."""
+    groups = ("attention=lrkv", "attention.kv_heads=2", f"attention.rope={rope}")
+    config = resolve(tiny(*groups, "model.vocabulary=64"))
+    alone, _ = losses(config, one_device(), 3)
+    meshed, state = losses(config, make_mesh(MeshConfig(data=2, fsdp=1, tensor=4)), 3)
+    np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
+    up = state.params["blocks"]["attention"]["key_up"]
+    assert up.addressable_shards[0].data.shape == up.shape  # whole on each
+
+
+@pytest.mark.slow
 def test_microbatches_on_a_mesh_are_those_of_one_device(tiny):
     """Accumulated, gradients are summed over data and context once, after the last."""
     config = resolve(tiny("attention=mqa", "model.vocabulary=64", "train.accumulation=2"))
