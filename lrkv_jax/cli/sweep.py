@@ -55,14 +55,17 @@ def sweep(
     from lrkv_jax.sweep.grid import grid
 
     points = grid(config, settings or [], out)  # a mistake costs no import of JAX
-    from lrkv_jax.comparison import kept_by_name
     from lrkv_jax.sweep.state import state_of
     from lrkv_jax.sweep.working import work
 
     wanted = names(tasks)
     console = Console(highlight=False, markup=False)
     if list_:
-        known = kept_by_name(keep)
+        known = {}
+        if keep:
+            from lrkv_jax.comparison import kept_by_name
+
+            known = kept_by_name(keep)
         for number, point in enumerate(points):
             console.print(f"{number:3d}  {_so_far(state_of(point, wanted, known))}", end="  ")
             print(shlex.join(["lrkv", "train", *point.arguments]))

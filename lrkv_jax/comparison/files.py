@@ -80,9 +80,9 @@ _COLUMNS = ("step", "loss", "tokens", "flops", "skipped",
             "validation_loss", "validation_bpb", "validation_tokens")  # fmt: skip
 
 
-def kept_by_name(file: str | Path | None) -> dict[str, RunRecord]:
+def kept_by_name(file: str | Path) -> dict[str, RunRecord]:
     """The runs of a file that `keep` writes, or none if it is not there yet."""
-    runs = read_kept(file) if file and Path(file).is_file() else []
+    runs = read_kept(file) if Path(file).is_file() else []
     return {run.path.name: run for run in runs}
 
 

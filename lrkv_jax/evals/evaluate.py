@@ -175,7 +175,9 @@ def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
 
 def _docstrings(run: TrainedRun, batch: int) -> dict[str, float]:
     rows = docstring_rows(run.tokenizer, run.config.train.context)
-    return _loss_on(run, (rows[at : at + batch] for at in range(0, len(rows), batch)))
+    # Filled up with rows of no targets: a last batch of its own size would be a program of its own.
+    filled = np.pad(rows, ((0, -len(rows) % batch), (0, 0)), constant_values=~run.tokenizer.bos)
+    return _loss_on(run, (filled[at : at + batch] for at in range(0, len(filled), batch)))
 
 
 def _loss_on(run: TrainedRun, batches: Iterable[np.ndarray]) -> dict[str, float]:

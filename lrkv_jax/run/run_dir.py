@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from lrkv_jax import disk
 from lrkv_jax.config import RunConfig, dump_config, load_config
@@ -93,7 +92,7 @@ def note_start(
             same = {change.key for change in data}
             now = datetime.now(UTC).isoformat(timespec="seconds")
             begin = {"time": now, "step": step, "event": "start"}
-            begin |= {"device": device_name(), "cores": usable_cores(), "jax": jax.__version__}
+            begin |= {"device": device_name(), "cores": usable_cores(), "jax": version("jax")}
             rows = [*read_history(directory), begin]
             for change in [*settings, *data]:
                 # A folder that moved, and whose content is as it was.

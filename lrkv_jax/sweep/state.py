@@ -3,9 +3,8 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from lrkv_jax.comparison import RunRecord
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import differences
 from lrkv_jax.disk import read_json
@@ -13,6 +12,9 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.run.metrics import read_metrics
 from lrkv_jax.run.run_dir import read_run
 from lrkv_jax.sweep.grid import Point
+
+if TYPE_CHECKING:
+    from lrkv_jax.comparison import RunRecord
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class State:
 
 
 def state_of(
-    point: Point, tasks: Sequence[str], kept: Mapping[str, RunRecord] | None = None
+    point: Point, tasks: Sequence[str], kept: "Mapping[str, RunRecord] | None" = None
 ) -> State:
     """How far a point is; it is done when its last step has been evaluated on all `tasks`.
 

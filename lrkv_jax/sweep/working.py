@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from lrkv_jax.comparison import keep, kept_by_name, read_run_record
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
 from lrkv_jax.evals.evaluate import ask
 from lrkv_jax.sweep.grid import Point
@@ -99,7 +98,12 @@ def work(
         )
     for chats in {point.config.data.mixture is not None: point for point in points}.values():
         ask(chats.config, tasks)
-    known = kept_by_name(kept)
+    known = {}
+    if kept:
+        # Imported here: it loads scipy's statistics, which takes a second.
+        from lrkv_jax.comparison import keep, kept_by_name, read_run_record
+
+        known = kept_by_name(kept)
     states = {point.name: state_of(point, tasks, known) for point in points}
     logs.mkdir(parents=True, exist_ok=True)
     places: SimpleQueue[str] = SimpleQueue()
