@@ -99,12 +99,9 @@ class Contrast:
         """The verdict as tables write it: with its p, and with what would have been found."""
         if self.p is None:
             return self.verdict
-        p = f"p = {self.p:.2g}" if self.p >= 0.001 else "p < 0.001"
-        return f"{self.verdict if self.differs else self._not_found} ({p})"
-
-    @property
-    def _not_found(self) -> str:
-        return f"not found; {self.detectable:.2g} would be"
+        p = f"(p = {self.p:.2g})" if self.p >= 0.001 else "(p < 0.001)"
+        missed = "" if self.differs else f"; {self.detectable:.2g} would be"
+        return f"{self.verdict}{missed} {p}"
 
     def with_interval(self, digits: int) -> str:
         """The difference and its interval as tables write them: -0.0063 (-0.0112 to -0.0014)."""

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from lrkv_jax.doctor.finding import SLOW, WRONG, Finding, judged
+from lrkv_jax.runtime.device import usable_cores
 
 # A process that trains the smallest configuration takes 1.2 GB; reading records, a few more.
 LEAST_MEMORY, LITTLE_MEMORY = 2 << 30, 6 << 30
@@ -22,7 +23,7 @@ CLOCKS_SECONDS = 0.25
 
 def cores() -> Finding:
     """The processors of this process, and how busy the machine is."""
-    count, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    count, load = usable_cores(), os.getloadavg()[0]
     faults = {f"a load of {load:.1f}": SLOW} if load > 2 * count else {}
     says = f"{count} cores ({platform.machine()}), load {load:.1f}"
     return judged("cores", faults, says, {"cores": count, "load": load})

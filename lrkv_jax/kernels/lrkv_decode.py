@@ -117,9 +117,8 @@ def _as_queries(q_BTHW, groups):
 
 def _as_heads(found, repeats):
     """The same back, of what each query found: [B, N T, G, ...] → [B, T, G N, ...]."""
-    B, NT, G, *rest = found.shape
-    split = found.reshape(B, repeats, NT // repeats, G, *rest)
-    return jnp.moveaxis(split, 1, 3).reshape(B, NT // repeats, G * repeats, *rest)
+    B, _, G, *rest = found.shape
+    return online.by_head(jnp.moveaxis(found.reshape(B, repeats, -1, G, *rest), 3, 1))
 
 
 def raise_values(shared_BTHK, mean_BTHR, up_value_HRK):

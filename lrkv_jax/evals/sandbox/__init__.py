@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from lrkv_jax.evals.sandbox import launch
 from lrkv_jax.evals.sandbox.isolation import Isolation, isolation
 from lrkv_jax.evals.sandbox.limits import Limits, Outcome
+from lrkv_jax.runtime.device import usable_cores
 
 __all__ = ["Isolation", "Limits", "Outcome", "isolation", "run_programs"]
 
@@ -28,7 +29,7 @@ def run_programs(
     Raises LrkvError where no sandbox works on this machine (`isolation`).
     """
     way, limits = isolation().way, limits or Limits()
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or usable_cores()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
     outcomes = []
     try:
