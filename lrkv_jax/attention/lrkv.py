@@ -8,11 +8,15 @@ equations): `full` rotates the whole key; `shared` rotates the shared part, and 
 the unrotated query; `latent` rotates the shared part in K dimensions and the latent in R. In each,
 QK-norm divides by the rms of the whole unrotated key, one scalar n_h per token and head.
 
+Tied, values read what keys read, c = x W_shared and r_h = x U_h: k_h = c + r_h B^K_hᵀ and
+v_h = c + r_h B^V_hᵀ. Both are cached unrotated, once, and rotated as they are read
+(`lrkv_jax.kernels.latent_decode`).
+
 The paper's identity RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) B_hᵀ holds in none of them.
 LRKV (https://arxiv.org/abs/2601.11471), equations 2 to 7.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -24,7 +28,8 @@ from lrkv_jax.attention.base import Attention
 from lrkv_jax.attention.cache import lengths_of
 from lrkv_jax.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
+from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
+from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode, raise_values
 from lrkv_jax.nn.norm import inverse_rms
 from lrkv_jax.nn.rope import rope_angles
 from lrkv_jax.nn.weight import weight
@@ -43,7 +48,8 @@ class LowRankCache:
     """Shared key (rotated) and value, each residual's latents, and float32 1/rms of its key.
 
     Latents are R wide, zero-padded to the entry's `cached_ranks`. `rk` is unrotated in the
-    modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0 has no latents; a model
+    modes `full` and `shared`, rotated in R dimensions in `latent`. Tied, what keys read serves
+    values too: it is unrotated, and there is nothing of the values. Rank 0 has no latents; a model
     without QK-norm has no inverse norms.
     """
 
@@ -56,7 +62,7 @@ class LowRankCache:
     }
 
     k_shared_BSK: Float[Array, "B S K"]
-    v_shared_BSK: Float[Array, "B S K"]
+    v_shared_BSK: Float[Array, "B S K"] | None = None
     rk_BSGR: Float[Array, "B S G R"] | None = None
     rv_BSGR: Float[Array, "B S G R"] | None = None
     inverse_norm_BGS: Float[Array, "B G S"] | None = None
@@ -72,9 +78,11 @@ class LowRankAttention(Attention):
         super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
         (R_k, R_v), self.rope = config.attention.ranks, config.attention.rope
+        self.tied = config.attention.tied
         self.query = weight("embed -> heads head_width", (D, H, K))
         self.key = weight("embed -> head_width", (D, K))
-        self.value = weight("embed -> head_width", (D, K))
+        if not self.tied:
+            self.value = weight("embed -> head_width", (D, K))
         # σ_U = σ_W and σ_B = 0.1/sqrt(R) make ‖U Bᵀ‖ about 0.1 ‖W_shared‖ for every shape, of keys
         # and of values: E‖U Bᵀ‖² = D K R σ_U² σ_B² and E‖W‖² = D K σ_W².
         std = min(1.0, (K / D) ** 0.5) * D**-0.5
@@ -84,7 +92,8 @@ class LowRankAttention(Attention):
             down, up = f"{heads}: embed -> rank", f"{heads}: rank -> head_width"
             self.key_down = weight(down, (G, D, R_k), std=std)
             self.key_up = weight(up, (G, R_k, K), std=0.1 * R_k**-0.5)
-            self.value_down = weight(down, (G, D, R_v), std=std)
+            if not self.tied:
+                self.value_down = weight(down, (G, D, R_v), std=std)
             self.value_up = weight(up, (G, R_v, K), std=0.1 * R_v**-0.5)
 
     @property
@@ -103,6 +112,8 @@ class LowRankAttention(Attention):
         return self._entries(x_BTD, positions_BT)[0]
 
     def cached(self, query, cache, positions_BT, angles):
+        if self.tied:
+            return self._cached_tied(query, cache, positions_BT, angles)
         residual = None
         if self.rank:
             residual = Residual(cache.rk_BSGR, cache.rv_BSGR, self.value_up[...])
@@ -117,12 +128,27 @@ class LowRankAttention(Attention):
             impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
 
+    def _cached_tied(self, query, cache, positions_BT, angles):
+        """Heads' outputs from tiles that serve as keys and as values."""
+        of_keys_SK, of_latents_SR = angles
+        private = Private(cache.rk_BSGR)
+        if self._in_latents:
+            q_BTHR = self._latent(query[1], positions_BT)
+            private = private._replace(q_BTHR=q_BTHR, angles_SR=of_latents_SR)
+        else:
+            private = private._replace(up_key_GRK=self.key_up[...])
+        rotation = Rotation(of_keys_SK, inverse_norm_BHS=cache.inverse_norm_BGS)
+        mean_BTHX, lse_BTH = latent_decode(
+            query[0], None, cache.k_shared_BSK, None, rotation, private, lengths_of(positions_BT),
+            scale=self.scale, rope_base=self.config.rope_base,
+            impl=self.config.decode_kernel, bits=self.config.decode_bits,
+        )  # fmt: skip
+        shared_BTHK, mean_BTHR = jnp.split(mean_BTHX, [self.config.head_width], axis=-1)
+        up_HRK = self._of_heads(self.value_up[...], mean_BTHR.shape[2])
+        return raise_values(shared_BTHK, mean_BTHR[..., : self.rank], up_HRK), lse_BTH
+
     def materialised(self, cache, positions_BT):
-        k_BSGK = cache.k_shared_BSK[:, :, None]
-        if self.rank and not self._in_latents:
-            residual_BSGK = self._raise(cache.rk_BSGR, self.key_up)
-            k_BSGK = k_BSGK + self.rotated(residual_BSGK, positions_BT)
-        return self._keys_values(k_BSGK, cache)
+        return self._keys(cache, positions_BT), self._values(cache)
 
     def expanded(self, query, positions_BT):
         if not self._in_latents:
@@ -130,22 +156,32 @@ class LowRankAttention(Attention):
         return jnp.concatenate([query[0], self._latent(query[1], positions_BT)], axis=-1)
 
     def slot_angles(self, slots):
-        """[cos, sin] of each slot's position, [S, K], to rotate keys as they are read."""
-        if not self.rank or self._in_latents:
+        """[cos, sin] of each slot's position, [S, K], to rotate keys as they are read.
+
+        Tied, a pair: these, and in mode `latent` those of the keys' latents, [S, R], or None.
+        """
+        if not self.rank or (self._in_latents and not self.tied):
             return None
-        cos_sin = rope_angles(jnp.arange(slots), self.config.head_width, self.config.rope_base)
-        return jnp.concatenate(cos_sin, axis=-1)
+
+        def angles_of(width):
+            cos_sin = rope_angles(jnp.arange(slots), width, self.config.rope_base)
+            return jnp.concatenate(cos_sin, axis=-1)
+
+        of_keys_SK = angles_of(self.config.head_width)
+        if not self.tied:
+            return of_keys_SK
+        return of_keys_SK, angles_of(self.rank) if self.rope == "latent" else None
 
     def whole(self, x_BTD, positions_BT, attend):
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
         full, formed = self.rank and self.rope == "full", self.rank and self._forms_weights(x_BTD)
         k_BTGK = self._with_whole_weights(x_BTD, "key") if full and formed else None
         new, k_BTGK = self._entries(x_BTD, positions_BT, k_BTGK)
-        k_BTGW, v_BTGK = self._keys_values(new.k_shared_BSK[:, :, None], new)
         if full:
             k_BTGW = self.normed(self.rotated(k_BTGK, positions_BT))
-        if formed:
-            v_BTGK = self._with_whole_weights(x_BTD, "value")
+        else:
+            k_BTGW = self._keys(new, positions_BT)
+        v_BTGK = self._with_whole_weights(x_BTD, "value") if formed else self._values(new)
         return attend(q_BTHW, k_BTGW, v_BTGK), new
 
     def cache_shapes(self, batch, length, dtype):
@@ -156,7 +192,8 @@ class LowRankAttention(Attention):
             for cached in self.config.attention.cached_ranks
         ]
         norm = jax.ShapeDtypeStruct((batch, G, length), jnp.float32)
-        return LowRankCache(shared, shared, *latents, norm if self.config.qk_norm else None)
+        cache = LowRankCache(shared, shared, *latents, norm if self.config.qk_norm else None)
+        return replace(cache, v_shared_BSK=None, rv_BSGR=None) if self.tied else cache
 
     def head_weights(self):
         query_HDK, output_HKD = by_head(self.query), in_float64(self.output)
@@ -168,11 +205,11 @@ class LowRankAttention(Attention):
         share = len(query_HDK) // self.key_up.shape[0]
         key, value = (
             SharedResidual(
-                in_float64(getattr(self, name)),
-                np.repeat(in_float64(getattr(self, f"{name}_down")), share, axis=0),
+                in_float64(getattr(self, read)),
+                np.repeat(in_float64(getattr(self, f"{read}_down")), share, axis=0),
                 np.repeat(in_float64(getattr(self, f"{name}_up")), share, axis=0),
             )
-            for name in ("key", "value")
+            for name, read in (("key", "key"), ("value", "key" if self.tied else "value"))
         )
         return HeadWeights(
             query_HDK, key.total_HDK, value.total_HDK, output_HKD, key_parts=key, value_parts=value
@@ -200,23 +237,33 @@ class LowRankAttention(Attention):
         first = by_hand.index(TENSOR) * H if whole else 0
         return up_GRK[(first + jnp.arange(H)) // share]
 
-    def _keys_values(self, k_BSGK, cache):
-        """Each residual's keys, rotated, before the norm (but for their latents), and its values.
+    def _keys(self, cache, positions_BT):
+        """Each residual's keys, rotated and normed.
 
-        In `full` the residual is in `k_BSGK`; in the other modes `k_BSGK` is the shared part, and
-        this is one attention of width K + R: [shared, rotated ; residual, as a latent].
+        In `full` and at rank 0 they are K wide. In the other modes this is one attention of width
+        K + R: [shared, rotated ; residual, as a latent].
         """
-        parts, v_BSGK = [k_BSGK], cache.v_shared_BSK[:, :, None]
-        if self.rank:
-            v_BSGK = v_BSGK + self._raise(cache.rv_BSGR, self.value_up)
-            if self.rope != "full":
-                rk_BSGR = cache.rk_BSGR[..., : self.key_up.shape[1]]
-                shape = (*rk_BSGR.shape[:3], k_BSGK.shape[-1])
-                parts = [jnp.broadcast_to(k_BSGK, shape), rk_BSGR]
+        k_BSGK, rk_BSGR = cache.k_shared_BSK[:, :, None], cache.rk_BSGR
+        parts = [self.rotated(k_BSGK, positions_BT) if self.tied else k_BSGK]
+        if self._in_latents:
+            rk_BSGR = rk_BSGR[..., : self.key_up.shape[1]]
+            if self.tied and self.rope == "latent":
+                rk_BSGR = self.rotated(rk_BSGR, positions_BT)
+            parts = [jnp.broadcast_to(parts[0], (*rk_BSGR.shape[:3], k_BSGK.shape[-1])), rk_BSGR]
+        elif self.rank:
+            parts = [parts[0] + self.rotated(self._raise(rk_BSGR, self.key_up), positions_BT)]
         if cache.inverse_norm_BGS is not None:
             norm_BSG1 = cache.inverse_norm_BGS.swapaxes(1, 2)[..., None]
-            parts = [(part * norm_BSG1).astype(v_BSGK.dtype) for part in parts]
-        return jnp.concatenate(parts, axis=-1), v_BSGK
+            parts = [(part * norm_BSG1).astype(k_BSGK.dtype) for part in parts]
+        return jnp.concatenate(parts, axis=-1)
+
+    def _values(self, cache):
+        """Each residual's values, [B, S, G, K]."""
+        v_BSK, rv_BSGR = cache.v_shared_BSK, cache.rv_BSGR
+        if self.tied:
+            v_BSK, rv_BSGR = cache.k_shared_BSK, cache.rk_BSGR
+        v_BS1K = v_BSK[:, :, None]
+        return v_BS1K + self._raise(rv_BSGR, self.value_up) if self.rank else v_BS1K
 
     def _raise(self, latent_BTGR, up):
         """Latent, padded or not → head width: the residual part of a key or value."""
@@ -234,19 +281,23 @@ class LowRankAttention(Attention):
 
             VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
 
-        Tokens and H are this device's own, and R is the mean of R_k and R_v. Wide models with R
-        well below K keep the factors; small ones, and ranks near K, form the weights.
+        Tokens and H are this device's own, and R is the mean of R_k and R_v. Tied, keys and values
+        share x U_h and x W_shared. Wide models with R well below K keep the factors; small ones,
+        and ranks near K, form the weights.
         """
         B, T, D = x_BTD.shape
         H, _, K = self.key_up[...].shape
         R = sum(self.config.attention.ranks) / 2
-        saved = 6 * (D * H * K - D * K - H * R * (D + K)) + 6 * D * H * R * K / (B * T)
-        return VALUE * H * (R + K) > saved
+        sharing = 2 if self.tied else 1
+        factors = (D * K + D * H * R) / sharing + H * R * K
+        saved = 6 * (D * H * K - factors) + 6 * D * H * R * K / (B * T)
+        return VALUE * H * (R / sharing + K) > saved
 
     def _with_whole_weights(self, x_BTD, name):
         """Keys or values of each residual, unrotated, as x (W_shared + U_g B_gᵀ): [B, T, G, K]."""
+        read = "key" if self.tied else name
         shared_DK, down_GDR, up_GRK = (
-            getattr(self, weight)[...] for weight in (name, f"{name}_down", f"{name}_up")
+            getattr(self, weight)[...] for weight in (read, f"{read}_down", f"{name}_up")
         )
         residual_DGK = jnp.einsum(
             "GDR,GRK->DGK", down_GDR, up_GRK, preferred_element_type=jnp.float32
@@ -262,10 +313,12 @@ class LowRankAttention(Attention):
         """
         dtype = x_BTD.dtype
         k_shared_BTK = x_BTD @ self.key[...].astype(dtype)
-        v_shared_BTK = x_BTD @ self.value[...].astype(dtype)
-        rk_BTGR = rv_BTGR = norm_BGT = None
+        v_shared_BTK = rk_BTGR = rv_BTGR = norm_BGT = None
+        if not self.tied:
+            v_shared_BTK = x_BTD @ self.value[...].astype(dtype)
         if self.rank:
             rk_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.key_down[...].astype(dtype))
+        if self.rank and not self.tied:
             rv_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.value_down[...].astype(dtype))
         if k_BTGK is None:
             k_BTGK = k_shared_BTK[:, :, None]
@@ -273,7 +326,8 @@ class LowRankAttention(Attention):
                 k_BTGK = k_BTGK + self._raise(rk_BTGR, self.key_up)
         if self.config.qk_norm:
             norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
-        if self.rank and self.rope == "latent":
-            rk_BTGR = self.rotated(rk_BTGR, positions_BT)
-        k_rotated_BTK = self.rotated(k_shared_BTK[:, :, None], positions_BT)[:, :, 0]
-        return LowRankCache(k_rotated_BTK, v_shared_BTK, rk_BTGR, rv_BTGR, norm_BGT), k_BTGK
+        if not self.tied:
+            k_shared_BTK = self.rotated(k_shared_BTK[:, :, None], positions_BT)[:, :, 0]
+            if self.rank and self.rope == "latent":
+                rk_BTGR = self.rotated(rk_BTGR, positions_BT)
+        return LowRankCache(k_shared_BTK, v_shared_BTK, rk_BTGR, rv_BTGR, norm_BGT), k_BTGK

@@ -1,7 +1,7 @@
 """MLA: one latent per token, expanded into each head's keys and values.
 
 B batch  T new tokens  S cache slots  D model width  H heads  K head width
-C latent width  P rope-key width  W width of a logit
+C latent width  R width of a head's own latent  P rope-key width  W width of a logit
 
 c = norm(x W_down), C wide; v_h = c W^V_h. Positions enter in one of three modes, each decoded
 exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):
@@ -15,7 +15,12 @@ exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):
                C wide. c is normed as it is. Cached is c, which is rotated as it is read. An odd
                last coordinate carries no position.
 
-Logits are scaled by 1/sqrt(W), of the width in which queries and keys are normed: K + P, K and C.
+With `rank`, head h has a latent of its own, r_h = norm(x U_h), R wide, beside the common one: for
+c W read c W + r_h B_h above, for keys and for values. In `latent` its key is [rope(c) ; rope(r_h)],
+and the query is normed over both parts.
+
+Logits are scaled by 1/sqrt(W), of the width in which queries and keys are normed: K + P, K and
+C + R.
 
 DeepSeek-V2 (https://arxiv.org/abs/2405.04434).
 """
@@ -31,7 +36,7 @@ from lrkv_jax.attention.base import Attention
 from lrkv_jax.attention.cache import lengths_of
 from lrkv_jax.attention.head_weights import HeadWeights, by_head, in_float64
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.kernels.latent_decode import Rotation, latent_decode
+from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
 from lrkv_jax.nn.norm import inverse_rms, rms_norm
 from lrkv_jax.nn.rope import rope_angles
 from lrkv_jax.nn.weight import weight
@@ -40,21 +45,24 @@ from lrkv_jax.nn.weight import weight
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LatentCache:
-    """The normed latent, unrotated, which all heads share.
+    """The normed latent, unrotated, which all heads share, and those of single heads.
 
     In mode `decoupled` also the rope key, rotated and normed, which they share too; in `full`
-    float32 1/rms of each head's key, unless the model has no QK-norm.
+    float32 1/rms of each head's key, unless the model has no QK-norm. Latents of single heads are
+    zero-padded to the entry's `cached_rank`; without a rank there are none.
     """
 
     AXES: ClassVar[dict[str, str]] = {
         "latent_BSC": "batch slots latent",
         "rope_key_BSP": "batch slots rope",
         "inverse_norm_BHS": "batch heads slots",
+        "private_BSHR": "batch slots heads rank",
     }
 
     latent_BSC: Float[Array, "B S C"]
     rope_key_BSP: Float[Array, "B S P"] | None = None
     inverse_norm_BHS: Float[Array, "B H S"] | None = None
+    private_BSHR: Float[Array, "B S H R"] | None = None
 
 
 class LatentAttention(Attention):
@@ -64,11 +72,18 @@ class LatentAttention(Attention):
         super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
         C, P = config.attention.latent, config.attention.rope_width
-        self.rope = config.attention.rope
+        self.rope, self.rank = config.attention.rope, config.attention.rank
         self.query = weight("embed -> heads head_width", (D, H, K))
         self.down = weight("embed -> latent", (D, C))
         self.up_key = weight("latent -> heads head_width", (C, H, K))
         self.up_value = weight("latent -> heads head_width", (C, H, K))
+        if R := self.rank:
+            self.private_down = weight("heads: embed -> rank", (H, D, R))
+            # A normed latent: a head's own part is a tenth of its keys, and of its values.
+            for name in ("private_key", "private_value"):
+                setattr(
+                    self, name, weight("heads: rank -> head_width", (H, R, K), std=0.1 * R**-0.5)
+                )
         # Without a rope key there is nothing to learn here.
         self.query_rope = weight("embed -> heads rope", (D, H, P)) if P else None
         self.rope_key = weight("embed -> rope", (D, P)) if P else None
@@ -90,39 +105,58 @@ class LatentAttention(Attention):
 
     def entries(self, x_BTD, positions_BT):
         latent_BTC = rms_norm(x_BTD @ self.down[...].astype(x_BTD.dtype), self.config.norm_eps)
+        private_BTHR = rope_key_BTP = norm_BHT = None
+        if self.rank:
+            down_HDR = self.private_down[...].astype(x_BTD.dtype)
+            private_BTHR = jnp.einsum("BTD,HDR->BTHR", x_BTD, down_HDR)
+            private_BTHR = rms_norm(private_BTHR, self.config.norm_eps)
         if self.rope == "full" and self.config.qk_norm:
-            norm_BTH = inverse_rms(self._raised(latent_BTC, self.up_key), self.config.norm_eps)
-            return LatentCache(latent_BTC, inverse_norm_BHS=norm_BTH.swapaxes(1, 2))
-        if self.rope != "decoupled":
-            return LatentCache(latent_BTC)
-        if self.rope_key is None:
-            return LatentCache(latent_BTC, latent_BTC[..., :0])
-        key_BTP = x_BTD @ self.rope_key[...].astype(x_BTD.dtype)
-        return LatentCache(latent_BTC, self.normed(self._rotated_for_all(key_BTP, positions_BT)))
+            k_BTHK = self._keys(latent_BTC, private_BTHR)
+            norm_BHT = inverse_rms(k_BTHK, self.config.norm_eps).swapaxes(1, 2)
+        if self.rope == "decoupled":
+            rope_key_BTP = latent_BTC[..., :0]
+            if self.rope_key is not None:
+                rope_key_BTP = x_BTD @ self.rope_key[...].astype(x_BTD.dtype)
+                rope_key_BTP = self.normed(self._rotated_for_all(rope_key_BTP, positions_BT))
+        return LatentCache(latent_BTC, rope_key_BTP, norm_BHT, private_BTHR)
 
     def cached(self, query, cache, positions_BT, angles):
-        rotation, q_BTHP = None, None
-        if self.rope == "decoupled":
-            q_BTHK, q_BTHP = query
-            query = self._lowered(q_BTHK)
+        q_BTHP = q_BTHR = rotation = private = None
+        of_common_SK, of_private_SR = angles
+        C = cache.latent_BSC.shape[-1]
+        if self.rope == "full":
+            rotation = Rotation(of_common_SK, self.up_key[...], cache.inverse_norm_BHS)
         elif self.rope == "latent":
-            query, rotation = self.expanded(query, positions_BT), Rotation(angles)
+            query, rotation = self.expanded(query, positions_BT), Rotation(of_common_SK)
+            query, q_BTHR = query[..., :C], query[..., C:]
         else:
-            rotation = Rotation(angles, self.up_key[...], cache.inverse_norm_BHS)
-        mean_BTHC, lse_BTH = latent_decode(
-            query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation,
+            q_BTHK, q_BTHP = query
+            query, q_BTHR = self._lowered(q_BTHK)
+        if self.rank and self.rope == "full":
+            private = Private(cache.private_BSHR, up_key_GRK=self.private_key[...])
+        elif self.rank:
+            private = Private(cache.private_BSHR, q_BTHR, of_private_SR)
+        mean_BTHX, lse_BTH = latent_decode(
+            query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation, private,
             lengths_of(positions_BT), scale=self.scale, rope_base=self.config.rope_base,
             impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
-        return self._raised(mean_BTHC.astype(query.dtype), self.up_value, "BTHC"), lse_BTH
+        mean_BTHX = mean_BTHX.astype(query.dtype)
+        own_BTHR = mean_BTHX[..., C:] if self.rank else None
+        return self._values(mean_BTHX[..., :C], own_BTHR, "BTHC"), lse_BTH
 
     def materialised(self, cache, positions_BT):
-        latent_BSC = cache.latent_BSC
-        v_BSHK = self._raised(latent_BSC, self.up_value)
+        latents = cache.latent_BSC, cache.private_BSHR
+        if self.rank:
+            latents = cache.latent_BSC, cache.private_BSHR[..., : self.rank]
+        v_BSHK = self._values(*latents)
         if self.rope == "latent":
-            k_BSC = self._rotated_for_all(latent_BSC, positions_BT)
-            return self._to_heads(k_BSC, v_BSHK), v_BSHK
-        k_BSHK = self._raised(latent_BSC, self.up_key)
+            k_BSHC = self._to_heads(self._rotated_for_all(latents[0], positions_BT), v_BSHK)
+            if not self.rank:
+                return k_BSHC, v_BSHK
+            k_BSHR = self.rotated(latents[1], positions_BT)
+            return jnp.concatenate([k_BSHC, k_BSHR], axis=-1), v_BSHK
+        k_BSHK = self._keys(*latents)
         if self.rope == "full":
             k_BSHK = self.rotated(k_BSHK, positions_BT)
             if cache.inverse_norm_BHS is not None:
@@ -133,36 +167,54 @@ class LatentAttention(Attention):
         return jnp.concatenate([k_BSHK, rope_BSHP], axis=-1), v_BSHK
 
     def expanded(self, query, positions_BT):
-        if self.rope == "latent":
-            return self.normed(self.rotated(self._lowered(query), positions_BT))
-        return jnp.concatenate(query, axis=-1) if self.rope == "decoupled" else query
+        if self.rope == "decoupled":
+            return jnp.concatenate(query, axis=-1)
+        if self.rope == "full":
+            return query
+        q_BTHC, q_BTHR = self._lowered(query)
+        parts = [self.rotated(q_BTHC, positions_BT)]
+        if self.rank:
+            parts.append(self.rotated(q_BTHR, positions_BT))
+        return self.normed(jnp.concatenate(parts, axis=-1))
 
     def slot_angles(self, slots):
-        """[cos, sin] of each slot's position, [S, K] or [S, C], to rotate keys as they are read."""
+        """[cos, sin] of each slot's position, to rotate keys as they are read: a pair, or Nones.
+
+        [S, K] in mode `full`; in `latent` [S, C], and [S, R] for the heads' own.
+        """
+
+        def angles_of(width):
+            cos_sin = rope_angles(jnp.arange(slots), width, self.config.rope_base)
+            return jnp.concatenate(cos_sin, axis=-1)
+
         if self.rope == "decoupled":
-            return None
-        width = self.config.attention.logit_width(self.config)
-        return jnp.concatenate(
-            rope_angles(jnp.arange(slots), width, self.config.rope_base), axis=-1
-        )
+            return None, None
+        if self.rope == "full":
+            return angles_of(self.config.head_width), None
+        of_private_SR = angles_of(self.rank) if self.rank else None
+        return angles_of(self.config.attention.latent), of_private_SR
 
     def whole(self, x_BTD, positions_BT, attend):
         if self.rope != "full":
             return super().whole(x_BTD, positions_BT, attend)
         new = self.entries(x_BTD, positions_BT)
-        k_BTHK = self.normed(self.rotated(self._raised(new.latent_BSC, self.up_key), positions_BT))
-        v_BTHK = self._raised(new.latent_BSC, self.up_value)
-        return attend(self.queries(x_BTD, positions_BT), k_BTHK, v_BTHK), new
+        latents = new.latent_BSC, new.private_BSHR
+        k_BTHK = self.normed(self.rotated(self._keys(*latents), positions_BT))
+        return attend(self.queries(x_BTD, positions_BT), k_BTHK, self._values(*latents)), new
 
     def cache_shapes(self, batch, length, dtype):
-        C, P = self.config.attention.latent, self.config.attention.rope_width
-        latent, rope_key = (jax.ShapeDtypeStruct((batch, length, n), dtype) for n in (C, P))
-        if self.rope == "decoupled":
-            return LatentCache(latent, rope_key)
-        if self.rope == "latent" or not self.config.qk_norm:
-            return LatentCache(latent)
-        norm = jax.ShapeDtypeStruct((batch, self.config.heads, length), jnp.float32)
-        return LatentCache(latent, inverse_norm_BHS=norm)
+        entry = self.config.attention
+        latent, rope_key = (
+            jax.ShapeDtypeStruct((batch, length, n), dtype)
+            for n in (entry.latent, entry.rope_width)
+        )
+        private = norm = None
+        if self.rank:
+            own = (batch, length, self.config.heads, entry.cached_rank)
+            private = jax.ShapeDtypeStruct(own, dtype)
+        if self.rope == "full" and self.config.qk_norm:
+            norm = jax.ShapeDtypeStruct((batch, self.config.heads, length), jnp.float32)
+        return LatentCache(latent, rope_key if self.rope == "decoupled" else None, norm, private)
 
     @property
     def scale(self) -> float:
@@ -171,21 +223,42 @@ class LatentAttention(Attention):
 
     def head_weights(self):
         down_DC, positions = in_float64(self.down), {}
+        key_HDK, value_HDK = (down_DC @ by_head(up) for up in (self.up_key, self.up_value))
+        if self.rank:
+            own_HDR = in_float64(self.private_down)
+            key_HDK = key_HDK + own_HDR @ in_float64(self.private_key)
+            value_HDK = value_HDK + own_HDR @ in_float64(self.private_value)
         if self.rope_key is not None:
             positions["query_rope_HDP"] = by_head(self.query_rope)
             positions["rope_key_DP"] = in_float64(self.rope_key)
         return HeadWeights(
-            by_head(self.query), down_DC @ by_head(self.up_key), down_DC @ by_head(self.up_value),
-            in_float64(self.output), **positions,
-        )  # fmt: skip
+            by_head(self.query), key_HDK, value_HDK, in_float64(self.output), **positions
+        )
 
     def _lowered(self, q_BTHK):
-        """q W^K_hᵀ: the query in the latent's coordinates."""
-        return jnp.einsum("BTHK,CHK->BTHC", q_BTHK, self.up_key[...].astype(q_BTHK.dtype))
+        """The query in the latents' coordinates: q W^K_hᵀ, and q B^K_hᵀ or None."""
+        q_BTHC = jnp.einsum("BTHK,CHK->BTHC", q_BTHK, self.up_key[...].astype(q_BTHK.dtype))
+        if not self.rank:
+            return q_BTHC, None
+        up_HRK = self.private_key[...].astype(q_BTHK.dtype)
+        return q_BTHC, jnp.einsum("BTHK,HRK->BTHR", q_BTHK, up_HRK)
 
-    def _raised(self, latent, up, axes="BTC"):
-        """Latents, or each head's mean of them, as keys or values of each head."""
-        return jnp.einsum(f"{axes},CHK->BTHK", latent, up[...].astype(latent.dtype))
+    def _keys(self, latent_BTC, private_BTHR):
+        """Each head's keys before rotation and norm."""
+        return self._raised(latent_BTC, private_BTHR, "key", "BTC")
+
+    def _values(self, latent, private_BTHR, axes="BTC"):
+        """Each head's values, or its mean value from its mean latents, [B, T, H, C]."""
+        return self._raised(latent, private_BTHR, "value", axes)
+
+    def _raised(self, latent, private_BTHR, name, axes):
+        up_CHK = getattr(self, f"up_{name}")[...].astype(latent.dtype)
+        raised_BTHK = jnp.einsum(f"{axes},CHK->BTHK", latent, up_CHK)
+        if private_BTHR is None:
+            return raised_BTHK
+        own_HRK = getattr(self, f"private_{name}")[...].astype(latent.dtype)
+        own_BTHR = private_BTHR[..., : self.rank]
+        return raised_BTHK + jnp.einsum("BTHR,HRK->BTHK", own_BTHR, own_HRK)
 
     def _rotated_for_all(self, key_BTW, positions_BT):
         """A key that all heads share, rotated."""

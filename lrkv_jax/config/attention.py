@@ -244,7 +244,8 @@ class MLA(AttentionConfig):
     `rope`: `decoupled` puts positions into one rope key beside the latent (DeepSeek's);
     `rope_width = 0` reproduces the paper's cache count there, and drops positions altogether.
     `full` rotates each head's whole key, and `latent` the latent itself, in C dimensions, where
-    queries meet it; neither has a rope key.
+    queries meet it; neither has a rope key. With `rank` each head has a latent of its own beside
+    the common one.
     """
 
     name: ClassVar[str] = "mla"
@@ -265,6 +266,9 @@ class MLA(AttentionConfig):
         "key; latent: the latent in its own C coordinates, and queries there.",
         "decoupled",
     )
+    rank: NonNegative = result(
+        "Width of the latent that each head has of its own, beside the common one, R.", 0
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -282,7 +286,17 @@ class MLA(AttentionConfig):
     def size(self) -> int:
         return self.latent
 
+    @property
+    def label(self) -> str:
+        return f"{super().label}, rank {self.rank}" if self.rank else super().label
+
+    @property
+    def cached_rank(self) -> int:
+        """Columns of a head's own cached latents."""
+        return _cached_rank(self.rank)
+
     def check(self, model: ModelShape) -> None:
+        _check_rank("rank", self.rank, model, "no latents of single heads", "spans MHA")
         if self.rope_width % 2:
             raise LrkvError(
                 f"attention.rope_width = {self.rope_width} is odd, and rotation works on pairs: "
@@ -298,17 +312,20 @@ class MLA(AttentionConfig):
         return model.head_width + self.rope_width
 
     def logit_width(self, model: ModelShape) -> int:
-        return self.latent if self.rope == "latent" else self.query_width(model)
+        return self.latent + self.rank if self.rope == "latent" else self.query_width(model)
 
     def kv_parameters(self, model: ModelShape) -> int:
-        down = model.width * (self.latent + self.rope_width)
-        return down + 2 * self.latent * model.heads * model.head_width
+        up = 2 * (self.latent + self.rank) * model.heads * model.head_width
+        return model.width * self.cache_values(model) + up
 
     def cache_values(self, model: ModelShape) -> int:
-        return self.latent + self.rope_width
+        return self.latent + self.rope_width + model.heads * self.rank
 
     def cache_values_published(self, model: ModelShape) -> int:
-        return self.latent
+        return self.cache_values(model) - self.rope_width
+
+    def cache_padding_values(self, model: ModelShape) -> int:
+        return model.heads * (self.cached_rank - self.rank)
 
     def cache_scalars(self, model: ModelShape) -> int:
         return model.heads if self.rope == "full" and model.qk_norm else 0
@@ -316,12 +333,13 @@ class MLA(AttentionConfig):
     def decode_flops(self, model: ModelShape) -> int:
         """q W_up, and (a c) W_up; `full` makes M_h(q) in place of q W_up, three FLOPs an entry."""
         each = 3 if self.rope == "full" else 2
-        return (2 + each) * model.heads * self.latent * model.head_width
+        return (2 + each) * model.heads * (self.latent + self.rank) * model.head_width
 
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
-        """`full` meets the latent through [cos, sin] · M_h(q), K · C more products per head."""
-        exact = 2 * model.head_width * self.latent if self.rope == "full" else 0
-        return model.heads * (4 * self.latent + 2 * self.rope_width + exact)
+        """`full` meets latents through [cos, sin] · M_h(q), K · (C + R) more products per head."""
+        width = self.latent + self.rank
+        exact = 2 * model.head_width * width if self.rope == "full" else 0
+        return model.heads * (4 * width + 2 * self.rope_width + exact)
 
 
 class LRKV(AttentionConfig):
@@ -355,6 +373,11 @@ class LRKV(AttentionConfig):
         "head.",
         None,
     )
+    tied: bool = result(
+        "Whether values read what keys read: one shared part and one latent per residual, cached "
+        "once. rank_key and rank_value are rank then.",
+        False,
+    )
 
     @property
     def size(self) -> int:
@@ -375,27 +398,34 @@ class LRKV(AttentionConfig):
         return self.rank_key or self.rank, self.rank_value or self.rank
 
     @property
+    def copies(self) -> int:
+        """Shared parts, and latents of a residual, that a token leaves: a key's and a value's."""
+        return 1 if self.tied else 2
+
+    @property
     def label(self) -> str:
         R_k, R_v = self.ranks
         both = super().label
         if R_k != R_v:
             both = both.replace(f"-{self.rank}", f"-{R_k}/{R_v}", 1)
-        return both if self.kv_heads is None else f"{both}, {self.kv_heads} groups"
+        if self.kv_heads is not None:
+            both = f"{both}, {self.kv_heads} groups"
+        return f"{both}, tied" if self.tied else both
 
     def check(self, model: ModelShape) -> None:
         given = {"rank": self.rank, "rank_key": self.rank_key, "rank_value": self.rank_value}
         for name, rank in given.items():
-            if rank and rank > model.head_width:
-                raise LrkvError(
-                    f"attention.{name} = {rank} is larger than head_width = {model.head_width}: "
-                    f"use 0 (MQA) to {model.head_width} (spans MHA)"
-                )
-        if not self.rank and (self.rank_key or self.rank_value or self.kv_heads):
+            _check_rank(name, rank, model, "MQA", "spans MHA")
+        if not self.rank and (self.rank_key or self.rank_value or self.kv_heads or self.tied):
             raise LrkvError(
-                "attention.rank = 0 is MQA, which has no residuals: leave out rank_key, rank_value "
-                "and kv_heads, or give rank 1 or more"
+                "attention.rank = 0 is MQA, which has no residuals: leave out rank_key, "
+                "rank_value, kv_heads and tied, or give rank 1 or more"
             )
-
+        if self.tied and self.ranks != (self.rank, self.rank):
+            raise LrkvError(
+                "attention.tied = true, and its keys and values read the same latents: leave out "
+                "rank_key and rank_value"
+            )
         if self.kv_heads is not None:
             _check_groups(self.kv_heads, model)
 
@@ -406,8 +436,8 @@ class LRKV(AttentionConfig):
         return model.head_width + (0 if self.rope == "full" else self.ranks[0])
 
     def kv_parameters(self, model: ModelShape) -> int:
-        shared = 2 * model.width * model.head_width
-        return shared + self.groups(model) * sum(self.ranks) * (model.width + model.head_width)
+        down = model.head_width * self.copies + self.groups(model) * sum(self.ranks[: self.copies])
+        return model.width * down + self.groups(model) * sum(self.ranks) * model.head_width
 
     def parameters_used_twice(self, model: ModelShape) -> int:
         # B^K takes queries to the latent; the key's norm needs the whole key, r B^K, as well.
@@ -415,15 +445,14 @@ class LRKV(AttentionConfig):
         return self.groups(model) * self.ranks[0] * model.head_width if twice else 0
 
     def cache_values(self, model: ModelShape) -> int:
-        return 2 * model.head_width + self.groups(model) * sum(self.ranks)
+        return self.copies * model.head_width + self.groups(model) * sum(self.ranks[: self.copies])
 
     def cache_scalars(self, model: ModelShape) -> int:
-        if not model.qk_norm:
-            return 0
-        return self.groups(model)
+        return self.groups(model) if model.qk_norm else 0
 
     def cache_padding_values(self, model: ModelShape) -> int:
-        return self.groups(model) * (sum(self.cached_ranks) - sum(self.ranks))
+        padding = sum(self.cached_ranks[: self.copies]) - sum(self.ranks[: self.copies])
+        return self.groups(model) * padding
 
     def decode_flops(self, model: ModelShape) -> int:
         """(a R_v) Bᵀ, and q B; `full` makes the mix matrix M_h(q) instead, three FLOPs an entry."""
@@ -439,13 +468,27 @@ class LRKV(AttentionConfig):
 
     @property
     def cached_ranks(self) -> tuple[int, int]:
-        """Columns of the keys' and the values' cached latents: padded where the cache is made.
-
-        A GPU's bulk copies take rows of 16-byte multiples, in boxes of up to 64 columns, and its
-        16-bit products a multiple of 8 of them.
-        """
-        R_k, R_v = (-(-R // m) * m for R in self.ranks for m in [8 if R <= 64 else 64])
+        """Columns of the keys' and the values' cached latents."""
+        R_k, R_v = map(_cached_rank, self.ranks)
         return R_k, R_v
+
+
+def _cached_rank(rank: int) -> int:
+    """Columns of latents that are padded where the cache is made.
+
+    A GPU's bulk copies take rows of 16-byte multiples, in boxes of up to 64 columns, and its
+    16-bit products a multiple of 8 of them.
+    """
+    multiple = 8 if rank <= 64 else 64
+    return -(-rank // multiple) * multiple
+
+
+def _check_rank(name: str, rank: int | None, model: ModelShape, at_0: str, at_K: str) -> None:
+    if rank and rank > model.head_width:
+        raise LrkvError(
+            f"attention.{name} = {rank} is larger than head_width = {model.head_width}: "
+            f"use 0 ({at_0}) to {model.head_width} ({at_K})"
+        )
 
 
 def _check_groups(groups: int, model: ModelShape) -> None:

@@ -1,16 +1,24 @@
-"""Cached attention for absorbed MLA: all heads read one latent per token, as key and as value.
+"""Cached attention to latents that are read once, as key and as value.
 
-The cache of a token at position s holds the unrotated latent c. Logits by rope mode:
+All heads read one latent c per token, and heads or groups of them may have latents r of their own
+beside it. The cache holds both unrotated. Logits of a position s are n_h(s) times the sum of
 
-    decoupled  q·c + q'·k'               q in the latent's space; k' one rope key beside it
-    full       n_h(s) · ([cos sΘ, sin sΘ] · M_h(q) · c)      as LRKV's residual, from one latent
-    latent     q·RoPE_C(c)               a tile of latents is rotated once, for all heads
+    c, alone      q·c                                    MLA `decoupled`, which adds q'·k', its rope
+                                                         key
+       rotated    q·RoPE_C(c)                            MLA `latent`, tied LRKV: a tile is rotated
+                                                         once, for all heads
+       in keys    [cos sΘ, sin sΘ] · M_h(q) · c          MLA `full`
+    r, alone      q''·r                                  MLA `decoupled`, tied LRKV `shared`
+       rotated    q''·RoPE_R(r)                          MLA `latent`, tied LRKV `latent`
+       in keys    [cos sΘ, sin sΘ] · M_h(q) · r          MLA `full`, tied LRKV `full`
 
-The values are the latents. In `full`, M_h(q) carries the rotated query and RoPE across the factor
-W^K_h (`lrkv_jax.kernels.lrkv_decode`), and n_h is 1/rms of head h's key.
+where q and q'' are queries in the latents' spaces. The values are the latents. M_h(q) carries the
+rotated query and RoPE across the factor that makes keys (`lrkv_jax.kernels.lrkv_decode`), and n_h
+is 1/rms of head h's key, or 1.
 
-B batch  T queries  S cache slots  c slots of a chunk  H heads  K head width  C latent width
-P rope-key width  X width of a query: C, in mode `full` K  J = C // 2 frequency pairs
+B batch  T queries  S cache slots  c slots of a chunk  H heads  G groups of them  K head width
+C latent width  R width of a group's own latents  P rope-key width
+X width of a query: C, in mode `full` K  J = C // 2 frequency pairs
 """
 
 from typing import Any, NamedTuple
@@ -24,10 +32,10 @@ from lrkv_jax.kernels.split_kv import plan as plans
 
 
 class Rotation(NamedTuple):
-    """What rotates keys as they are read: [cos, sin] of each slot's position, and `full`'s factors.
+    """What rotates keys as they are read: [cos, sin] of each slot's position, and the factors.
 
-    The angles are of C // 2 pairs in mode `latent`. In `full` they are of K / 2, and there are
-    `up_key_CHK` and, with QK-norm, `inverse_norm_BHS`, float32.
+    The angles are of C // 2 pairs where the latent itself is rotated. Where keys are, they are of
+    K / 2, and there is `up_key_CHK`. `inverse_norm_BHS` is float32, or None.
     """
 
     angles_SK: Any
@@ -35,7 +43,21 @@ class Rotation(NamedTuple):
     inverse_norm_BHS: Any = None
 
 
+class Private(NamedTuple):
+    """Latents [B, S, G, R'] of groups of heads, perhaps padded: R ≤ R'.
+
+    Queries meet them as `q_BTHR`, alone or, with [cos, sin] of R // 2 pairs, rotated there; or they
+    are rotated in the keys that `up_key_GRK` makes, by `Rotation.angles_SK`.
+    """
+
+    latent_BSGR: Any
+    q_BTHR: Any = None
+    angles_SR: Any = None
+    up_key_GRK: Any = None
+
+
 ROTATION_AXES = Rotation("SK", "CHK", "BHS")
+PRIVATE_AXES = Private("BSGR", "BTHR", "SR", "GRK")
 
 
 def latent_decode(
@@ -44,6 +66,7 @@ def latent_decode(
     latent_BSC,
     rope_key_BSP,
     rotation,
+    private,
     lengths_B,
     *,
     scale,
@@ -54,24 +77,43 @@ def latent_decode(
 ):
     """Attend each sequence's last T tokens to the cache, which already holds them.
 
-    `rotation` is None in mode `decoupled`, and the rope query and key in the others. `q_BTHX` is in
-    the latent's space, rotated there in `latent`; in `full` it is each head's rotated query, K
-    wide. `rope_base` is the base of the angles. Lengths, pages, `impl`, `bits` and results as in
-    `grouped_decode`, the output [B, T, H, C] still in the latent.
+    `rotation` is None in mode `decoupled`, and the rope query and key in the others; `private` is
+    None without latents of single heads. `q_BTHX` is in the latent's space, rotated there if the
+    latent is; where keys are, it is each head's rotated query, K wide. `rope_base` is the base of
+    the angles. With groups, inverse norms are the groups'. Lengths, pages, `impl`, `bits` and
+    results as in `grouped_decode`, the output still in the latents: [B, T, H, C + R'].
     """
-    arrays = (q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, pages_BN)
-    axes = ("BTHX", "BTHP", "BSC", "BSP", rotation and ROTATION_AXES, "BN")
-    kernel = dispatch.Kernel("latent_decode", _xla, _mosaic)
-    return kernel(
-        _plan(*arrays, impl, bits), arrays, axes, lengths_B,
-        scale=scale, impl=impl, rope_base=rope_base,
+    repeats = 1
+    if private is not None:
+        groups = private.latent_BSGR.shape[2]
+        repeats = q_BTHX.shape[2] // groups
+        padding = private.latent_BSGR.shape[3]
+        q_BTHX = online.as_queries(q_BTHX, groups)
+        if q_rope_BTHP is not None:
+            q_rope_BTHP = online.as_queries(q_rope_BTHP, groups)
+        if private.q_BTHR is not None:
+            own = online.padded(online.as_queries(private.q_BTHR, groups), 3, padding)
+            private = private._replace(q_BTHR=own)
+        else:
+            private = private._replace(up_key_GRK=online.padded(private.up_key_GRK, 1, padding))
+    arrays = (q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, pages_BN)
+    axes = (
+        "BTHX", "BTHP", "BSC", "BSP", rotation and ROTATION_AXES, private and PRIVATE_AXES, "BN"
     )  # fmt: skip
+    kernel = dispatch.Kernel("latent_decode", _xla, _mosaic)
+    out_BTHC, lse_BTH = kernel(
+        _plan(*arrays, impl, bits), arrays, axes, lengths_B,
+        scale=scale, impl=impl, rope_base=rope_base, repeats=repeats,
+    )  # fmt: skip
+    return online.as_heads(out_BTHC, repeats), online.as_heads(lse_BTH, repeats)
 
 
-def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, pages_BN, impl, bits):
+def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, pages_BN, impl, bits):
     """(plan, None) or (None, reason), for one key head of width C + P."""
     (_, T, H, _), C = q_BTHX.shape, latent_BSC.shape[-1]
     P = 0 if rotation is not None else q_rope_BTHP.shape[-1]
+    if private is not None:
+        return None, "it reads one latent of all heads, and none of their own"
     if rotation is not None and rotation.up_key_CHK is not None:
         return None, "it rebuilds no keys from a latent of all heads"
     if rotation is not None and C % (2 * plans.WIDTH):
@@ -85,8 +127,8 @@ def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, pages_BN, imp
 
 
 def _mosaic(
-    plan, q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, pages_BN, lengths_B, scale,
-    interpret,
+    plan, q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, pages_BN, lengths_B,
+    scale, interpret,
 ):  # fmt: skip
     # Imported here: a CPU needs no Pallas, and it takes a while to load.
     from lrkv_jax.kernels.split_kv.launch import attend
@@ -126,57 +168,87 @@ def _xla(
     latent_BSC,
     rope_key_BSP,
     rotation,
+    private,
     pages_BN,
     lengths_B,
     scale,
     rope_base=10_000.0,
+    repeats=1,
 ):
     (B, T, H, _), S = q_BTHX.shape, online.slots_of(latent_BSC, pages_BN)
     q_BHTX = q_BTHX.swapaxes(1, 2)
     few = online.few(T * H)
-    chunk = online.default_chunk(S, few, B * latent_BSC.shape[-1])
-    full = rotation is not None and rotation.up_key_CHK is not None
-    if full:
-        # One head's latents in place of H: they meet every head's M_h(q).
-        latent_BS1C = latent_BSC[:, :, None]
-        up_HCK = rotation.up_key_CHK.swapaxes(0, 1)
-        rotated_SBTH = angles.logits(
-            q_BTHX, up_HCK, rotation.angles_SK, latent_BS1C, lengths_B, rope_base,
-            pages_BN,
-        )  # fmt: skip
+    widest = latent_BSC.shape[-1]
+    if private is not None:
+        widest = max(widest, H * private.latent_BSGR.shape[-1])
+    chunk = online.default_chunk(S, few, B * widest)
 
-    def logits(index, start):
-        if full:
-            rotated_cBTH = jax.lax.dynamic_slice_in_dim(rotated_SBTH, start, chunk)
-            logits_BHTc = rotated_cBTH.transpose(1, 3, 2, 0)
-            if rotation.inverse_norm_BHS is not None:
-                norms = rotation.inverse_norm_BHS
-                norm_BHc = online.slots(norms, pages_BN, start, chunk, axis=2)
-                logits_BHTc *= norm_BHc[:, :, None]
-            return scale * logits_BHTc
+    def in_keys(up_HRK, latent_BSHR):
+        """Logits [S, B, T, H] of latents that are rotated in the keys that they make."""
+        return angles.logits(
+            q_BTHX, up_HRK, rotation.angles_SK, latent_BSHR, lengths_B, rope_base, pages_BN
+        )
+
+    keys = []  # those of each part that is rotated in keys
+    if rotation is not None and rotation.up_key_CHK is not None:
+        # One head's latents in place of H: they meet every head's M_h(q).
+        keys.append(in_keys(rotation.up_key_CHK.swapaxes(0, 1), latent_BSC[:, :, None]))
+    if private is not None and private.up_key_GRK is not None:
+        keys.append(in_keys(private.up_key_GRK, private.latent_BSGR))
+
+    def of_common(start):
         key_BcC = online.slots(latent_BSC, pages_BN, start, chunk)
         if rotation is not None:
             angles_cK = jax.lax.dynamic_slice_in_dim(rotation.angles_SK, start, chunk)
             key_BcC = _rotated(key_BcC, angles_cK)
-        logits_BHTc = online.dots("BHTC,BcC->BHTc", q_BHTX, key_BcC, few)
+        return online.dots("BHTC,BcC->BHTc", q_BHTX, key_BcC, few)
+
+    def of_rope_key(start):
+        rope_key_BcP = online.slots(rope_key_BSP, pages_BN, start, chunk)
+        return online.dots("BHTP,BcP->BHTc", q_rope_BTHP.swapaxes(1, 2), rope_key_BcP, few)
+
+    def of_private(start):
+        key_BcHR = online.slots(private.latent_BSGR, pages_BN, start, chunk)
+        if private.angles_SR is not None:
+            angles_cR = jax.lax.dynamic_slice_in_dim(private.angles_SR, start, chunk)
+            key_BcHR = _rotated(key_BcHR, angles_cR[:, None])
+        q_BTHR = private.q_BTHR.astype(key_BcHR.dtype)
+        return online.dots("BTHR,BcHR->BHTc", q_BTHR, key_BcHR, few)
+
+    def of_keys(rotated_SBTH, start):
+        rotated_cBTH = jax.lax.dynamic_slice_in_dim(rotated_SBTH, start, chunk)
+        return rotated_cBTH.transpose(1, 3, 2, 0)
+
+    def logits(index, start):
+        parts = [of_keys(rotated_SBTH, start) for rotated_SBTH in keys]
+        if rotation is None or rotation.up_key_CHK is None:
+            parts.append(of_common(start))
         if rotation is None:
-            q_BHTP = q_rope_BTHP.swapaxes(1, 2)
-            rope_key_BcP = online.slots(rope_key_BSP, pages_BN, start, chunk)
-            logits_BHTc += online.dots("BHTP,BcP->BHTc", q_BHTP, rope_key_BcP, few)
+            parts.append(of_rope_key(start))
+        if private is not None and private.q_BTHR is not None:
+            parts.append(of_private(start))
+        logits_BHTc = sum(parts[1:], parts[0])
+        if rotation is not None and rotation.inverse_norm_BHS is not None:
+            norm_BHc = online.slots(rotation.inverse_norm_BHS, pages_BN, start, chunk, axis=2)
+            logits_BHTc *= norm_BHc[:, :, None]
         return scale * logits_BHTc
 
     def values(weights_BHTc, start, seen_Bc):
         latent_BcC = online.slots(latent_BSC, pages_BN, start, chunk, seen_Bc)
-        return (online.averages("BHTc,BcC->BHTC", weights_BHTc, latent_BcC, few),)
+        common_BHTC = online.averages("BHTc,BcC->BHTC", weights_BHTc, latent_BcC, few)
+        if private is None:
+            return (common_BHTC,)
+        latent_BcHR = online.slots(private.latent_BSGR, pages_BN, start, chunk, seen_Bc)
+        return common_BHTC, online.averages("BHTc,BcHR->BHTR", weights_BHTc, latent_BcHR, few)
 
-    (out_BHTC,), lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
-    return out_BHTC.swapaxes(1, 2), lse_BHT.swapaxes(1, 2)
+    sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats)
+    return jnp.concatenate(sums, axis=-1).swapaxes(1, 2), lse_BHT.swapaxes(1, 2)
 
 
-def _rotated(key_BcC, angles_cK):
-    """Keys turned by their slots' [cos, sin]; an odd last coordinate is left alone."""
+def _rotated(key, angles_cK):
+    """Keys [B, c, ..., C] turned by their slots' [cos, sin], but for what is past the pairs."""
     cos_cJ, sin_cJ = jnp.split(angles_cK, 2, axis=-1)
     pairs = cos_cJ.shape[-1]
-    x1, x2, rest = jnp.split(key_BcC.astype(jnp.float32), [pairs, 2 * pairs], axis=-1)
+    x1, x2, rest = jnp.split(key.astype(jnp.float32), [pairs, 2 * pairs], axis=-1)
     parts = [x1 * cos_cJ - x2 * sin_cJ, x2 * cos_cJ + x1 * sin_cJ, rest]
-    return jnp.concatenate(parts, axis=-1).astype(key_BcC.dtype)
+    return jnp.concatenate(parts, axis=-1).astype(key.dtype)

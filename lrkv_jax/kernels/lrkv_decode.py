@@ -50,16 +50,10 @@ class Residual(NamedTuple):
         """A copy whose factors are padded to the cache's width."""
         R_k, R_v = self.rk_BSHR.shape[-1], self.rv_BSHR.shape[-1]
 
-        def pad(array, axis, width):
-            if array is None or array.shape[axis] == width:
-                return array
-            extra = width - array.shape[axis]
-            return jnp.pad(array, [(0, extra if axis == i else 0) for i in range(array.ndim)])
-
         return self._replace(
-            up_value_HRK=pad(self.up_value_HRK, 1, R_v),
-            q_latent_BTHR=pad(self.q_latent_BTHR, 3, R_k),
-            up_key_HRK=pad(self.up_key_HRK, 1, R_k),
+            up_value_HRK=online.padded(self.up_value_HRK, 1, R_v),
+            q_latent_BTHR=online.padded(self.q_latent_BTHR, 3, R_k),
+            up_key_HRK=online.padded(self.up_key_HRK, 1, R_k),
         )
 
 
@@ -92,9 +86,11 @@ def lrkv_decode(
     if residual is not None:
         residual, groups = residual.padded(), residual.rk_BSHR.shape[2]
         repeats = q_BTHK.shape[2] // groups
-        q_BTHK = _as_queries(q_BTHK, groups)
+        q_BTHK = online.as_queries(q_BTHK, groups)
         if residual.q_latent_BTHR is not None:
-            residual = residual._replace(q_latent_BTHR=_as_queries(residual.q_latent_BTHR, groups))
+            residual = residual._replace(
+                q_latent_BTHR=online.as_queries(residual.q_latent_BTHR, groups)
+            )
     arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, pages_BN)
     axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BHS", "BN")
     kernel = dispatch.Kernel("lrkv_decode", _xla, _mosaic)
@@ -105,20 +101,7 @@ def lrkv_decode(
         found, arrays, axes, lengths_B,
         scale=scale, impl=impl, rope_base=rope_base, repeats=repeats,
     )  # fmt: skip
-    return _as_heads(out_BTHK, repeats), _as_heads(lse_BTH, repeats)
-
-
-def _as_queries(q_BTHW, groups):
-    """Query heads of a group as further queries of one head, those of a head together."""
-    B, T, H, W = q_BTHW.shape
-    split_BTGNW = q_BTHW.reshape(B, T, groups, H // groups, W)
-    return split_BTGNW.transpose(0, 3, 1, 2, 4).reshape(B, -1, groups, W)
-
-
-def _as_heads(found, repeats):
-    """The same back, of what each query found: [B, N T, G, ...] → [B, T, G N, ...]."""
-    B, _, G, *rest = found.shape
-    return online.by_head(jnp.moveaxis(found.reshape(B, repeats, -1, G, *rest), 3, 1))
+    return online.as_heads(out_BTHK, repeats), online.as_heads(lse_BTH, repeats)
 
 
 def raise_values(shared_BTHK, mean_BTHR, up_value_HRK):

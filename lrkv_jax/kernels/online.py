@@ -175,6 +175,27 @@ def contiguous(pool, pages_BN, slots_axis=1):
     return pages.reshape(*shape[:slots_axis], slots, *shape[slots_axis + 2 :])
 
 
+def padded(array, axis, width):
+    """The array with zeros behind it on `axis`, to `width`; None as it is."""
+    if array is None or array.shape[axis] == width:
+        return array
+    extra = width - array.shape[axis]
+    return jnp.pad(array, [(0, extra if axis == i else 0) for i in range(array.ndim)])
+
+
+def as_queries(q_BTHW, groups):
+    """Query heads of a group as further queries of one head, those of a head together."""
+    B, T, H, W = q_BTHW.shape
+    split_BTGNW = q_BTHW.reshape(B, T, groups, H // groups, W)
+    return split_BTGNW.transpose(0, 3, 1, 2, 4).reshape(B, -1, groups, W)
+
+
+def as_heads(found, repeats):
+    """The same back, of what each query found: [B, N T, G, ...] → [B, T, G N, ...]."""
+    B, _, G, *rest = found.shape
+    return by_head(jnp.moveaxis(found.reshape(B, repeats, -1, G, *rest), 3, 1))
+
+
 def by_head(array_BGNT):
     """[B, G, N, T, ...] → [B, T, H, ...]."""
     B, G, N, T, *rest = array_BGNT.shape

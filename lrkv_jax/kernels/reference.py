@@ -38,10 +38,14 @@ def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale):
     return attention(logits_BTHS, v_BSHK, lengths_B)
 
 
-def latent_decode(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, lengths_B, *, scale):
+def latent_decode(
+    q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, lengths_B, *, scale
+):
     """Oracle of `lrkv_jax.kernels.latent_decode`."""
+    if private is not None:
+        rotation, private = _to_each_head(rotation, private, q_BTHX.shape[2])
     q_BTHX, latent_BSC = (a.astype(jnp.float32) for a in (q_BTHX, latent_BSC))
-    k_BSGX = latent_BSC[:, :, None]
+    k_BSGX = v_BSGX = latent_BSC[:, :, None]
     if rotation is None:
         q_BTHX = jnp.concatenate([q_BTHX, q_rope_BTHP.astype(jnp.float32)], axis=-1)
         rope_key_BSGP = rope_key_BSP.astype(jnp.float32)[:, :, None]
@@ -50,15 +54,43 @@ def latent_decode(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, lengt
         if rotation.up_key_CHK is not None:
             up_CHK = rotation.up_key_CHK.astype(jnp.float32)
             k_BSGX = jnp.einsum("BSC,CHK->BSHK", latent_BSC, up_CHK, **_EXACT)
+        if private is not None and private.up_key_GRK is not None:
+            up_HRK = private.up_key_GRK.astype(jnp.float32)
+            r_BSHR = private.latent_BSGR[..., : up_HRK.shape[1]].astype(jnp.float32)
+            k_BSGX = k_BSGX + jnp.einsum("BSHR,HRK->BSHK", r_BSHR, up_HRK, **_EXACT)
         k_BSGX = _rotated(k_BSGX, rotation.angles_SK)
-    k_BSHX, v_BSHC = (
-        jnp.broadcast_to(a, (*a.shape[:2], q_BTHX.shape[2], a.shape[3]))
-        for a in (k_BSGX, latent_BSC[:, :, None])
-    )
+
+    def to_heads(array_BSGX):
+        shape = (*array_BSGX.shape[:2], q_BTHX.shape[2], array_BSGX.shape[3])
+        return jnp.broadcast_to(array_BSGX, shape)
+
+    k_BSHX, v_BSHX = to_heads(k_BSGX), to_heads(v_BSGX)
+    if private is not None:
+        r_BSHR = private.latent_BSGR.astype(jnp.float32)
+        v_BSHX = jnp.concatenate([v_BSHX, r_BSHR], axis=-1)
+        if private.q_BTHR is not None:
+            q_BTHR = private.q_BTHR.astype(jnp.float32)
+            q_BTHX = jnp.concatenate([q_BTHX, q_BTHR], axis=-1)
+            r_BSHR = r_BSHR[..., : q_BTHR.shape[-1]]
+            if private.angles_SR is not None:
+                r_BSHR = _rotated(r_BSHR, private.angles_SR)
+            k_BSHX = jnp.concatenate([k_BSHX, r_BSHR], axis=-1)
     logits_BTHS = jnp.einsum("BTHX,BSHX->BTHS", q_BTHX, k_BSHX, **_EXACT)
     if rotation is not None and rotation.inverse_norm_BHS is not None:
         logits_BTHS *= rotation.inverse_norm_BHS[:, None]
-    return attention(scale * logits_BTHS, v_BSHC, lengths_B)
+    return attention(scale * logits_BTHS, v_BSHX, lengths_B)
+
+
+def _to_each_head(rotation, private, heads):
+    """The latents of a group, their factors and norms, repeated for each of its heads."""
+    repeats = heads // private.latent_BSGR.shape[2]
+    private = private._replace(latent_BSGR=jnp.repeat(private.latent_BSGR, repeats, axis=2))
+    if private.up_key_GRK is not None:
+        private = private._replace(up_key_GRK=jnp.repeat(private.up_key_GRK, repeats, axis=0))
+    if rotation is not None and rotation.inverse_norm_BHS is not None:
+        norm_BHS = jnp.repeat(rotation.inverse_norm_BHS, repeats, axis=1)
+        rotation = rotation._replace(inverse_norm_BHS=norm_BHS)
+    return rotation, private
 
 
 def lrkv_decode(

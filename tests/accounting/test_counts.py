@@ -58,24 +58,32 @@ def check_against_the_model(model):
         itemsize = dtype.dtype.itemsize
         # Really allocated; the stack's own module, as a layer's cache does not need its weights.
         batch, length = 2, 3
-        cache = jax.tree.leaves(real.blocks.attention.init_cache(batch, length, dtype))
-        live = model.layers * sum(leaf.nbytes for leaf in cache) / (batch * length)
+        cache = there(real.blocks.attention.init_cache(batch, length, dtype))
+        live = model.layers * sum(leaf.nbytes for leaf in cache.values()) / (batch * length)
         assert accounting.cache_allocated_bytes_per_token(model, itemsize) == live
         padding = model.layers * padding_values(real.blocks.attention, cache)
         assert accounting.cache_bytes_per_token(model, itemsize) == live - padding * itemsize
     # With a cache in bfloat16, what is float32 is a scalar and the rest are values or padding.
-    cache = jax.tree.leaves(real.blocks.attention.cache_shapes(1, 1, jnp.bfloat16))
-    values = sum(size(leaf) for leaf in cache if leaf.dtype == jnp.bfloat16)
+    cache = there(real.blocks.attention.cache_shapes(1, 1, jnp.bfloat16))
+    values = sum(size(leaf) for leaf in cache.values() if leaf.dtype == jnp.bfloat16)
     values -= padding_values(real.blocks.attention, cache)
     assert accounting.cache_values_per_token(model) == model.layers * values
 
 
+def there(cache):
+    """A cache's arrays by name, those that it has."""
+    return {name: leaf for name, leaf in vars(cache).items() if leaf is not None}
+
+
 def padding_values(layer, cache):
     """Columns of a layer's cached latents, the [B, S, H, R] arrays, past those its weights fill."""
-    if not hasattr(layer, "key_down"):
-        return 0
-    heads, _, rank = layer.key_down.get_value().shape[-3:]
-    return sum(heads * (leaf.shape[-1] - rank) for leaf in cache if leaf.ndim == 4)
+    downs = {"rk_BSGR": "key_down", "rv_BSGR": "value_down", "private_BSHR": "private_down"}
+    total = 0
+    for name, down in downs.items():
+        if name in cache:
+            heads, _, rank = getattr(layer, down).get_value().shape[-3:]
+            total += heads * (cache[name].shape[-1] - rank)
+    return total
 
 
 # The model itself.
@@ -97,7 +105,19 @@ def models(draw):
             st.builds(MQA),
             st.sampled_from([GQA(kv_heads=g) for g in range(1, heads + 1) if heads % g == 0]),
             st.builds(MLA, latent=st.integers(1, 12), rope_width=st.sampled_from([0, 2, 6])),
-            st.builds(MLA, latent=st.integers(1, 12), rope=st.sampled_from(["full", "latent"])),
+            st.builds(
+                MLA,
+                latent=st.integers(1, 12),
+                rope=st.sampled_from(["full", "latent"]),
+                rank=st.integers(0, head_width),
+            ),
+            st.builds(
+                LRKV,
+                rank=st.integers(1, head_width),
+                rope=st.sampled_from(["full", "latent"]),
+                kv_heads=st.sampled_from([g for g in range(1, heads + 1) if heads % g == 0]),
+                tied=st.booleans(),
+            ),
             st.builds(
                 LRKV,
                 rank=st.integers(0, head_width) | st.sampled_from([0, head_width]),
@@ -250,7 +270,9 @@ COUNTED = {
     "gqa": GQA(kv_heads=2),
     "mla": MLA(latent=24, rope_width=4),
     **{f"mla-{rope}": MLA(latent=24, rope=rope) for rope in ("full", "latent")},
+    "mla-latent-rank": MLA(latent=24, rope="latent", rank=2),
     **{f"lrkv-{rope}": LRKV(rank=2, rope=rope) for rope in ("full", "shared", "latent")},
+    "lrkv-latent-tied": LRKV(rank=2, rope="latent", tied=True),
 }
 
 

@@ -28,6 +28,8 @@ ENTRIES = {
     "lrkv-latent": LRKV(rank=8, rope="latent"),
     "lrkv-full": LRKV(rank=8, rope="full"),
     "lrkv-rank0": LRKV(rank=0),
+    "lrkv-tied-latent": LRKV(rank=8, rope="latent", tied=True),
+    "mla-rank": MLA(latent=24, rope_width=8, rank=8),
 }
 
 

@@ -39,7 +39,10 @@ TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 
 # MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the odd rank is the one
 # that is padded; of the others, mode `full` has rank 0 here.
-NEIGHBOURS = {"mha", "mqa", "mla-no_rope", "lrkv-latent-two_ranks", "lrkv-shared-groups"} | {
+NEIGHBOURS = {
+    "mha", "mqa", "mla-no_rope", "mla-rank", "mla-latent-rank", "lrkv-latent-two_ranks",
+    "lrkv-shared-groups", "lrkv-latent-groups", "lrkv-shared-tied",
+} | {
     f"lrkv-{mode}-{rank}"
     for mode, ranks in {
         "full": ["even_rank", "rank_K"],
@@ -47,7 +50,7 @@ NEIGHBOURS = {"mha", "mqa", "mla-no_rope", "lrkv-latent-two_ranks", "lrkv-shared
         "latent": ["rank_0", "even_rank", "rank_K"],
     }.items()
     for rank in ranks
-}
+}  # fmt: skip
 
 
 def fast_but(slow):

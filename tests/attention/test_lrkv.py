@@ -220,3 +220,29 @@ def sizes(jaxpr):
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
                     yield from sizes(inner)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tied_is_untied_where_values_read_what_keys_read(mode):
+    tied, untied = (small(LRKV(rank=3, rope=mode, tied=tied)) for tied in (True, False))
+    theirs = random_params(tied)
+    attention = dict(theirs["blocks"]["attention"])
+    attention |= {"value": attention["key"], "value_down": attention["key_down"]}
+    params = {**theirs, "blocks": {**theirs["blocks"], "attention": attention}}
+    assert error(logits(untied, params), logits(tied, theirs)) < 1e-6
+
+
+@pytest.mark.parametrize("mode", MLA.modes())
+def test_latents_of_single_heads_that_make_nothing_leave_the_common_one(mode):
+    """In `latent` the query is normed over more coordinates, and logits are scaled by as many."""
+    shape = {"latent": 8, "rope": mode, **({"rope_width": 4} if mode == "decoupled" else {})}
+    common, both = small(MLA(**shape)), small(MLA(**shape, rank=3))
+    theirs = random_params(both)
+    attention = dict(theirs["blocks"]["attention"])
+    for name in ("private_key", "private_value"):
+        attention[name] = jnp.zeros_like(attention[name])
+    silent = {**theirs, "blocks": {**theirs["blocks"], "attention": attention}}
+    kept = {name: w for name, w in attention.items() if not name.startswith("private")}
+    params = {**theirs, "blocks": {**theirs["blocks"], "attention": kept}}
+    assert error(logits(both, silent), logits(common, params)) < 1e-5
+    assert error(logits(both, theirs), logits(common, params)) > 1e-2

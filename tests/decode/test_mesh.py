@@ -32,6 +32,7 @@ PLACES = {
     "rv_BSGR": P(ROWS, None, "tensor"),
     "inverse_norm_BGS": P(ROWS, "tensor"),
     "inverse_norm_BHS": P(ROWS, "tensor"),
+    "private_BSHR": P(ROWS, None, "tensor"),
 }
 LENGTH = 56  # a size that no other array has
 
@@ -41,7 +42,10 @@ def mesh_of(data, fsdp, tensor):
     return make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), devices)
 
 
-LINES = FIVE | {name: ALL[name] for name in ("mla-full", "mla-latent", "lrkv-shared-groups")}
+LINES = FIVE | {
+    name: ALL[name]
+    for name in ("mla-full-rank", "mla-latent", "lrkv-shared-groups", "lrkv-latent-groups-tied")
+}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.decode_cases import compare, grouped_case, latent_case, lrkv_case
+from support.decode_cases import compare, grouped_case, latent_case, lrkv_case, private_case
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import angles, dispatch, online
@@ -18,6 +18,9 @@ CASES = {
     "mla-full": latent_case([9, 4], "full", T=2, K=16, C=24),
     "mla-latent": latent_case([9, 4], "latent", T=2, C=23),
     "mla-no_norm": latent_case([9, 4], "full", K=16, C=24, norm=False),
+    "tied-full": private_case([9, 4], "full", T=2),
+    "tied-shared": private_case([9, 4], "shared", T=2, G=1),
+    "tied-latent": private_case([9, 4], "latent", T=3),
     "lrkv-full": lrkv_case([9, 4], "full", T=2, K=16),
     "lrkv-shared": lrkv_case([9, 4], "shared", T=2, K=16, R=3),
     "lrkv-latent": lrkv_case([9, 4], "latent", T=2, K=16, R=8),
@@ -52,9 +55,10 @@ def test_the_xla_path_meets_float64_and_ignores_what_was_never_written(name, chu
         lambda **of: latent_case(**of, H=2, C=8, P=4),
         lambda **of: latent_case(**of, mode="full", H=2, K=8, C=8),
         lambda **of: latent_case(**of, mode="latent", H=2, C=9),
+        lambda **of: private_case(**of, mode="latent", H=2, G=1, K=8, R=3),
         lambda **of: lrkv_case(**of, H=2, K=8, R=3),
     ],
-    ids=["grouped", "latent", "latent-full", "latent-latent", "lrkv"],
+    ids=["grouped", "latent", "latent-full", "latent-latent", "tied-latent", "lrkv"],
 )
 def test_the_xla_path_reads_pages_to_a_contiguous_caches_bits(case, monkeypatch):
     """In chunks of two pages, of three."""

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import targets
-from support.decode_cases import MODES, compare, grouped_case, latent_case, lrkv_case
+from support.decode_cases import MODES, compare, grouped_case, latent_case, lrkv_case, private_case
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch, lrkv_decode, proof
@@ -268,6 +268,10 @@ def test_latent_meets_float64_at_any_shape(lengths, T, heads, C, P):
         ),
         (lambda: latent_case([8], "latent", C=64), "latent width = 64: the kernel rotates latents"),
         (lambda: latent_case([8], "full", C=64), "it rebuilds no keys from a latent of all heads"),
+        (
+            lambda: private_case([8], "latent"),
+            "it reads one latent of all heads, and none of their",
+        ),
         (lambda: latent_case([8], P=4), "rope-key width = 4: the kernel takes a multiple of 8"),
         (lambda: lrkv_case([8], K=192), "head width = 192: the kernel rotates keys of up to 128"),
     ],

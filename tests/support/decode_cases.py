@@ -78,7 +78,7 @@ class Case:
         arrays = jax.tree.map(lambda a: a.astype(dtype), self.arrays)
         if self.kind == "latent" and (kept := self.arrays[4]):
             own = {"angles_SK": kept.angles_SK, "inverse_norm_BHS": kept.inverse_norm_BHS}
-            arrays = (*arrays[:4], arrays[4]._replace(**own))
+            arrays = (*arrays[:4], arrays[4]._replace(**own), arrays[5])
         return replace(self, arrays=arrays)
 
     def poisoned(self):
@@ -122,13 +122,15 @@ class Case:
             q, *cache = self.arrays
             return (q, *map(change, cache))
         if self.kind == "latent":
-            q, q_rope, latent, rope_key, rotation = self.arrays
+            q, q_rope, latent, rope_key, rotation, private = self.arrays
+            if private is not None:
+                private = private._replace(latent_BSGR=change(private.latent_BSGR))
             if rotation is None:
-                return (q, q_rope, change(latent), change(rope_key), None)
+                return (q, q_rope, change(latent), change(rope_key), None, private)
             if rotation.inverse_norm_BHS is not None:
                 norm = change(rotation.inverse_norm_BHS, 2)
                 rotation = rotation._replace(inverse_norm_BHS=norm)
-            return (q, None, change(latent), None, rotation)
+            return (q, None, change(latent), None, rotation, private)
         q, k, v, residual, norm = self.arrays
         if residual is not None:
             residual = residual._replace(
@@ -146,7 +148,9 @@ def _materialised(kind, arrays):
         k, v = np.repeat(k, repeats, axis=2), np.repeat(v, repeats, axis=2)
         return q, k, v, np.ones(k.shape[:3])
     if kind == "latent":
-        q, q_rope, latent, rope, rotation = arrays
+        q, q_rope, latent, rope, rotation, private = arrays
+        if private is not None:
+            return _materialised_private(*arrays)
         v = np.repeat(latent[:, :, None], q.shape[2], axis=2)
         if rotation is None:
             k = np.concatenate([latent, rope], axis=-1)[:, :, None]
@@ -175,6 +179,32 @@ def _materialised(kind, arrays):
         return q, np.concatenate([k, rk], axis=-1), v, norm
     residual_key = np.einsum("BSHR,HRK->BSHK", rk, residual.up_key_HRK)
     return q, k + _rotated(residual_key, residual.angles_SK), v, norm
+
+
+def _materialised_private(q, q_rope, latent, rope, rotation, private):
+    """The same where heads have latents of their own: keys as the sum of what either makes."""
+    H = q.shape[2]
+    repeats = H // private.latent_BSGR.shape[2]
+    own = np.repeat(private.latent_BSGR, repeats, axis=2)
+    common = np.repeat(latent[:, :, None], H, axis=2)
+    v, norm = np.concatenate([common, own], axis=-1), np.ones(common.shape[:3])
+    if rotation is not None and rotation.inverse_norm_BHS is not None:
+        norm = np.repeat(rotation.inverse_norm_BHS, repeats, axis=1).swapaxes(1, 2)
+    if private.up_key_GRK is not None:
+        up_HRK = np.repeat(private.up_key_GRK, repeats, axis=0)
+        if rotation.up_key_CHK is not None:
+            common = np.einsum("BSC,CHK->BSHK", latent, rotation.up_key_CHK)
+        k = common + np.einsum("BSHR,HRK->BSHK", own[..., : up_HRK.shape[1]], up_HRK)
+        return q, _rotated(k, rotation.angles_SK), v, norm
+    own = own[..., : private.q_BTHR.shape[-1]]
+    if private.angles_SR is not None:
+        own = _rotated(own, private.angles_SR)
+    q, k = [q, private.q_BTHR], [common, own]
+    if rotation is None:
+        q, k = [*q, q_rope], [*k, np.repeat(rope[:, :, None], H, axis=2)]
+    else:
+        k[0] = _rotated(common, rotation.angles_SK)
+    return np.concatenate(q, axis=-1), np.concatenate(k, axis=-1), v, norm
 
 
 def _rotated(key_BSHK, angles_SK):
@@ -213,11 +243,30 @@ def latent_case(lengths, mode="decoupled", *, T=1, S=None, H=4, K=64, C=64, P=64
             norms = np.float32(rng.uniform(0.5, 1.5, (B, H, S))) if norm else None
             up_key = normal(rng, C, H, K) / C**0.5
             rotation = rotation._replace(up_key_CHK=up_key, inverse_norm_BHS=norms)
-        return Case("latent", (q, None, latent, None, rotation), np.array(lengths))
+        return Case("latent", (q, None, latent, None, rotation, None), np.array(lengths))
     q, q_rope = normal(rng, B, T, H, C) / C**0.25, normal(rng, B, T, H, P) / max(P, 1) ** 0.25
     return Case(
-        "latent", (q, q_rope, normal(rng, B, S, C), normal(rng, B, S, P), None), np.array(lengths)
+        "latent",
+        (q, q_rope, normal(rng, B, S, C), normal(rng, B, S, P), None, None),
+        np.array(lengths),
     )
+
+
+def private_case(lengths, mode, *, T=1, S=None, H=4, G=2, K=16, R=5, seed=0):
+    """Tied LRKV's call in each mode: a latent as wide as a key, and those of G groups of heads."""
+    rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
+    case = latent_case(lengths, "latent", T=T, S=S, H=H, C=K, seed=seed)
+    norms = np.float32(rng.uniform(0.5, 1.5, (B, G, S)))
+    rotation = case.arrays[4]._replace(inverse_norm_BHS=norms)
+    own = np.pad(normal(rng, B, S, G, R), [(0, 0), (0, 0), (0, 0), (0, -R % 8)])
+    private = latent_decode.Private(own)
+    if mode == "full":
+        private = private._replace(up_key_GRK=normal(rng, G, R, K) / (2 * R**0.5))
+    else:
+        turned = angles(S, R) if mode == "latent" else None
+        q_BTHR = normal(rng, B, T, H, R) / R**0.25
+        private = private._replace(q_BTHR=q_BTHR, angles_SR=turned)
+    return replace(case, arrays=(*case.arrays[:4], rotation, private))
 
 
 def lrkv_case(

@@ -70,12 +70,20 @@ def mla_head(config, w, h, x_TD, positions_T, norm):
     K, P, C = config.head_width, config.attention.rope_width, config.attention.latent
     q_TK, latent_SC = x_TD @ w["query"][:, h], normed(x_TD @ w["down"])  # this norm: always there
     k_SK, v_SK = latent_SC @ w["up_key"][:, h], latent_SC @ w["up_value"][:, h]
+    own_SR, R = None, config.attention.rank
+    if R:
+        own_SR = normed(x_TD @ w["private_down"][h])
+        k_SK, v_SK = k_SK + own_SR @ w["private_key"][h], v_SK + own_SR @ w["private_value"][h]
     if config.attention.rope == "full":
         q_TK, k_SK = norm(rope(q_TK, positions_T)), norm(rope(k_SK, positions_T))
         return q_TK @ k_SK.T / np.sqrt(K), v_SK
     if config.attention.rope == "latent":
-        q_TC = norm(rope(q_TK @ w["up_key"][:, h].T, positions_T))
-        return q_TC @ rope(latent_SC, positions_T).T / np.sqrt(C), v_SK
+        q_TX = rope(q_TK @ w["up_key"][:, h].T, positions_T)
+        k_SX = rope(latent_SC, positions_T)
+        if R:
+            q_TX = np.concatenate([q_TX, rope(q_TK @ w["private_key"][h].T, positions_T)], axis=1)
+            k_SX = np.concatenate([k_SX, rope(own_SR, positions_T)], axis=1)
+        return norm(q_TX) @ k_SX.T / np.sqrt(C + R), v_SK
     logits_TS = norm(q_TK) @ k_SK.T
     if P:
         q_TP = norm(rope(x_TD @ w["query_rope"][:, h], positions_T))
@@ -85,11 +93,12 @@ def mla_head(config, w, h, x_TD, positions_T, norm):
 
 def lrkv_head(config, w, h, x_TD, positions_T, q_TK):
     K, mode = config.head_width, config.attention.rope
-    shared_SK, residual_SK, v_SK = x_TD @ w["key"], 0.0, x_TD @ w["value"]
+    read = "key" if config.attention.tied else "value"  # by values
+    shared_SK, residual_SK, v_SK = x_TD @ w["key"], 0.0, x_TD @ w[read]
     if config.attention.rank:
         h = h // (config.heads // len(w["key_up"]))  # heads of a group have one residual
         residual_SK = x_TD @ (w["key_down"][h] @ w["key_up"][h])
-        v_SK = x_TD @ (w["value"] + w["value_down"][h] @ w["value_up"][h])
+        v_SK = x_TD @ (w[read] + w[f"{read}_down"][h] @ w["value_up"][h])
     k_SK = shared_SK + residual_SK
     rotated_TK = rope(q_TK, positions_T)
     if mode == "full" or not config.attention.rank:

@@ -59,8 +59,8 @@ def case(scale, variant, T, array, how="contiguous"):
         if mode == "latent":
             rotation = latent_decode.Rotation(array((SLOTS, C), f32))
             latent = (caches[0], None, caches[2], None)
-            return call(latent_decode.latent_decode, *latent, rotation, lengths)
-        return call(latent_decode.latent_decode, *caches, None, lengths)
+            return call(latent_decode.latent_decode, *latent, rotation, None, lengths)
+        return call(latent_decode.latent_decode, *caches, None, None, lengths)
     if kind != "lrkv":
         kv = array((*slots, attention.groups(model), K), bf16)
         return call(grouped_decode.grouped_decode, q, kv, kv, lengths)

@@ -51,9 +51,13 @@ def one_device():
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
-    """LRKV on all meshes; the others on one that splits by every axis but data."""
+    """LRKV on all meshes; the others on one that splits by every axis but data.
+
+    MLA with latents of single heads, which tensor splits, beside the common one.
+    """
     # Each iteration of Newton-Schulz is three more products to compile; two show how they split.
-    config = resolve(tiny(f"attention={variant}", "model.vocabulary=64", "train.steps=20",
+    own = ["attention.rank=2"] if variant == "mla" else []
+    config = resolve(tiny(f"attention={variant}", *own, "model.vocabulary=64", "train.steps=20",
                           "optimizer.muon.iterations=2"))  # fmt: skip
     alone, _ = losses(config, one_device(), 20)
     assert alone[0, 0] - alone[-1, 0] > 0.2
@@ -68,10 +72,12 @@ def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rope", ["full", "latent"])
-def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny, rope):
+@pytest.mark.parametrize(("rope", "tied"), [("full", "false"), ("latent", "true")])
+def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny, rope, tied):
     """Two groups of two heads over four tensor shards: each takes its own heads' residual."""
-    groups = ("attention=lrkv", "attention.kv_heads=2", f"attention.rope={rope}")
+    groups = (
+        "attention=lrkv", "attention.kv_heads=2", f"attention.rope={rope}", f"attention.tied={tied}"
+    )  # fmt: skip
     config = resolve(tiny(*groups, "model.vocabulary=64"))
     alone, _ = losses(config, one_device(), 3)
     meshed, state = losses(config, make_mesh(MeshConfig(data=2, fsdp=1, tensor=4)), 3)
