@@ -13,6 +13,7 @@ import pytest
 from support import oracle
 from support.variants import (
     ALL,
+    LRKVS,
     MODES,
     VOCABULARY,
     WIDTH,
@@ -37,28 +38,18 @@ quick_jit = partial(jax.jit, compiler_options=QUICK)
 TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 
 
-# MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the odd rank is the one
-# that is padded; of the others, mode `full` has rank 0 here.
-NEIGHBOURS = {
-    "mha", "mqa", "mla-no_rope", "mla-rank", "mla-latent-rank", "lrkv-latent-two_ranks",
-    "lrkv-shared-groups", "lrkv-latent-groups", "lrkv-shared-tied",
-} | {
-    f"lrkv-{mode}-{rank}"
-    for mode, ranks in {
-        "full": ["even_rank", "rank_K"],
-        "shared": ["rank_0", "even_rank", "rank_K"],
-        "latent": ["rank_0", "even_rank", "rank_K"],
-    }.items()
-    for rank in ranks
+# MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the fast ones are the odd
+# rank, which is padded, groups with two ranks, and tied values; `shared` attends as `latent` does.
+FAST_LRKVS = {
+    "lrkv-full-odd_rank", "lrkv-full-groups", "lrkv-full-tied", "lrkv-latent-groups-tied",
 }  # fmt: skip
+NEIGHBOURS = {"mha", "mqa", "mla-no_rope", "mla-rank", "mla-latent-rank", *LRKVS} - FAST_LRKVS
 
 
-def fast_but(slow):
-    """Every variant, those of `slow` marked so."""
-    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in ALL]
-
-
-@pytest.fixture(scope="module", params=fast_but(NEIGHBOURS))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.slow) if n in NEIGHBOURS else n for n in ALL],
+)
 def name(request):
     """Every variant; of module scope, so that a variant's tests run together and share programs."""
     return request.param
@@ -220,10 +211,6 @@ def test_with_another_rope_base_decode_equals_forward(name):
     assert error(whole_BTV, whole_logits(name)) > 1e-3  # the base does something
 
 
-# Mode `shared` attends as `latent` does, and rank 0 as MQA.
-@pytest.mark.parametrize(
-    "name", fast_but(NEIGHBOURS | {"lrkv-shared-odd_rank", "lrkv-full-rank_0"})
-)
 def test_causality_by_gradient(name):
     """d output(t) / d input(s) is exactly 0 for s > t, and is not for s ≤ t."""
     layer = model_of(name).blocks[0].attention

@@ -29,10 +29,10 @@ LRKVS = {
     for mode in MODES
     for name, rank in RANKS.items()
 }
+# Residuals that serve groups of heads, their keys and values of two ranks.
 LRKVS |= {
-    f"lrkv-{mode}-two_ranks": LRKV(rank=3, rank_value=5, rope=mode) for mode in ("full", "latent")
+    f"lrkv-{mode}-groups": LRKV(rank=3, rank_value=5, kv_heads=2, rope=mode) for mode in MODES
 }
-LRKVS |= {f"lrkv-{mode}-groups": LRKV(rank=3, kv_heads=2, rope=mode) for mode in MODES}
 LRKVS |= {f"lrkv-{mode}-tied": LRKV(rank=3, rope=mode, tied=True) for mode in ("full", "shared")}
 LRKVS |= {"lrkv-latent-groups-tied": LRKV(rank=3, kv_heads=2, rope="latent", tied=True)}
 ALL = {
