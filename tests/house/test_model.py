@@ -4,6 +4,7 @@ B batch  T positions  V vocabulary
 """
 
 import functools
+from functools import partial
 
 import chex
 import jax
@@ -19,14 +20,20 @@ from lrkv_jax.model import Transformer, init_parameters, parameters, specs, with
 # Weights are arguments: XLA would spend its time folding constants.
 logits_of = jax.jit(lambda model, tokens_BT: model(tokens_BT))
 hidden_of = jax.jit(lambda model, tokens_BT: model.hidden(tokens_BT))
+TOKENS_BT = random_tokens(2, 7)  # of one shape, so that tests share programs
 
 
-@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jitted", "as it stands"])
-def test_logits_are_float32_of_the_vocabulary_and_hidden_states_of_the_width(jit):
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "as it stands"])
+def test_logits_are_float32_of_the_vocabulary_and_hidden_states_of_the_width(traced):
     config = small(LRKV(rank=3), dtype="bfloat16")
     model = with_parameters(config, random_params(config))
-    logits, hidden = jit(lambda model, t: (model(t), model.hidden(t)))(model, random_tokens(2, 5))
-    chex.assert_shape([logits, hidden], [(2, 5, VOCABULARY), (2, 5, config.width)])
+
+    def both(model, tokens):
+        return model(tokens), model.hidden(tokens)
+
+    call = partial(jax.eval_shape, both) if traced else both
+    logits, hidden = call(model, TOKENS_BT)
+    chex.assert_shape([logits, hidden], [(2, 7, VOCABULARY), (2, 7, config.width)])
     chex.assert_type([logits, hidden], [jnp.float32, jnp.bfloat16])
 
 
@@ -53,14 +60,8 @@ def test_parameters_are_float32_mirror_their_specs_and_repeat_with_the_seed(name
 def test_the_first_loss_is_ln_v():
     config = small(MHA())
     model = with_parameters(config, init_parameters(config, 0))
-    tokens = random_tokens(2, 6)
-
-    @jax.jit
-    def loss(model, tokens):
-        hidden, head = model.hidden(tokens), model.head_kernel()
-        return chunked_cross_entropy(hidden, head, tokens, softcap=15.0, chunk=64)
-
-    nll = loss(model, tokens)
+    hidden, head = hidden_of(model, TOKENS_BT), model.head_kernel()
+    nll = chunked_cross_entropy(hidden, head, TOKENS_BT, softcap=15.0, chunk=64)
     np.testing.assert_allclose(nll, np.log(VOCABULARY), rtol=1e-6)
 
 
@@ -75,23 +76,23 @@ def test_layers_start_different_from_each_other():
 )
 def test_stacked_unrolled_and_listed_layers_are_one_model(name):
     config = small(FIVE[name])
-    params, tokens = random_params(config), random_tokens(2, 7)
+    params = random_params(config)
     stacked = with_parameters(config, params)
     unrolled = with_parameters(config.model_copy(update={"unroll": 2}), params)
-    expected = logits_of(stacked, tokens)
-    assert error(logits_of(unrolled, tokens), expected) < 1e-6
+    expected = logits_of(stacked, TOKENS_BT)
+    assert error(logits_of(unrolled, TOKENS_BT), expected) < 1e-6
     listed = jax.jit(lambda model, tokens: model.unstacked()(tokens))
-    assert error(listed(stacked, tokens), expected) < 1e-6
+    assert error(listed(stacked, TOKENS_BT), expected) < 1e-6
 
 
-# MHA and MQA are GQA with as many groups as heads, and with one.
-@pytest.mark.parametrize("name", ["gqa", "mla", "lrkv"])
+# GQA and MQA are MHA with fewer groups.
+@pytest.mark.parametrize("name", ["mha", "mla", "lrkv"])
 def test_bfloat16_is_float32_within_rounding(name):
     config = small(FIVE[name])
-    params, tokens = random_params(config), random_tokens(2, 7)
-    exact = logits_of(with_parameters(config, params), tokens)
+    params = random_params(config)
+    exact = logits_of(with_parameters(config, params), TOKENS_BT)
     small_floats = config.model_copy(update={"dtype": "bfloat16"})
-    rounded = logits_of(with_parameters(small_floats, params), tokens)
+    rounded = logits_of(with_parameters(small_floats, params), TOKENS_BT)
     # 8 bits of mantissa, through two layers of a dozen products each.
     assert 1e-5 < error(rounded, exact) < 0.06
 
@@ -100,10 +101,9 @@ def test_the_cap_bounds_logits_and_none_leaves_them():
     config = small(MHA(), softcap=2.0)
     params = jax.tree.map(lambda p: p, random_params(config))
     params["head"] = {"kernel": 50 * params["head"]["kernel"]}
-    tokens = random_tokens(1, 5)
-    capped = logits_of(with_parameters(config, params), tokens)
+    capped = logits_of(with_parameters(config, params), TOKENS_BT)
     without = config.model_copy(update={"softcap": None})
-    free = logits_of(with_parameters(without, params), tokens)
+    free = logits_of(with_parameters(without, params), TOKENS_BT)
     assert abs(free).max() > 10
     np.testing.assert_allclose(capped, 2 * np.tanh(free / 2), rtol=1e-5, atol=1e-6)
 
@@ -122,10 +122,9 @@ def test_a_tied_head_is_the_embedding_over_the_root_of_the_width():
 def test_gains_scale_the_norms_they_belong_to():
     config = small(MHA(), norm_gain=True)
     params = random_params(config)
-    tokens = random_tokens(1, 5)
-    before = hidden_of(with_parameters(config, params), tokens)
+    before = hidden_of(with_parameters(config, params), TOKENS_BT)
     params = {**params, "norm": {"gain": 3 * params["norm"]["gain"]}}
-    assert error(hidden_of(with_parameters(config, params), tokens), 3 * before) < 1e-6
+    assert error(hidden_of(with_parameters(config, params), TOKENS_BT), 3 * before) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -133,10 +132,10 @@ def test_gains_scale_the_norms_they_belong_to():
                {"rope_base": 500.0}, {"qk_norm": False}, {"norm_eps": 0.5}]
 )  # fmt: skip
 def test_every_setting_changes_the_model(change):
-    config = small(LRKV(rank=3))
-    params, tokens = random_params(config), random_tokens(1, 6)
-    plain = logits_of(with_parameters(config, params), tokens)
-    changed = logits_of(with_parameters(config.model_copy(update=change), params), tokens)
+    config = small(MHA())
+    params = random_params(config)
+    plain = logits_of(with_parameters(config, params), TOKENS_BT)
+    changed = logits_of(with_parameters(config.model_copy(update=change), params), TOKENS_BT)
     assert error(changed, plain) > 1e-3
 
 
