@@ -89,7 +89,7 @@ def headline(runs: Sequence[RunRecord]) -> Table:
     rows = []
     for setting in settings(runs):
         # As in Table 1, whose p-values are then these; an ablation alone is shown as a whole.
-        main = {run.label: 0 for kind in setting.kinds for run in setting.main(kind).values()}
+        main = [label for label, seeds in setting.beside.items() if seeds]
         bits = {
             label: {seed: run.bits_per_byte for seed, run in done.items()}
             for label in main or setting.labels

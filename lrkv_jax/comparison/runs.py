@@ -86,6 +86,11 @@ class RunRecord:
         return self.config.model.attention.label
 
     @property
+    def form(self) -> tuple[str, str]:
+        """What runs that differ in size alone have in common."""
+        return self.kind, self.config.model.attention.form
+
+    @property
     def seed(self) -> int:
         return self.config.train.seed
 
@@ -156,7 +161,7 @@ class RunRecord:
         return [key for key in dict.fromkeys(keys) if key != same]
 
     @cached_property
-    def comparable(self) -> str:
+    def comparable(self) -> dict[str, Any]:
         """Equal for runs that differ in variant, seed and machine alone."""
         settings = settings_of(self.config, ("result", "content"))
         same = {
@@ -165,7 +170,7 @@ class RunRecord:
             "midtrained from": bool(self.config.init_from),
             "changed while training": ", ".join(self.changed) or "no",
         }
-        return json.dumps(same, default=lambda group: group.model_dump(mode="json"))
+        return json.loads(json.dumps(same, default=lambda group: group.model_dump(mode="json")))
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,28 @@ class Setting:
         ]
         return self.seeds(main[0].label) if main else {}
 
+    @property
+    def beside(self) -> dict[str, dict[int, RunRecord]]:
+        """The lines that stand beside one another: {label, or kind without a run: runs by seed}.
+
+        A kind's main line, and each further form that it has in one size; several sizes of a form
+        are an ablation.
+        """
+        found: dict[str, dict[int, RunRecord]] = {}
+        for kind in self.kinds:
+            main = self.main(kind)
+            lines: dict[tuple[str, str], list[str]] = {}
+            for run in self.runs:
+                if run.kind == kind and run.label not in lines.setdefault(run.form, []):
+                    lines[run.form].append(run.label)
+            if main:
+                first = next(iter(main.values()))
+                lines[first.form] = [first.label]
+            found |= {own[0]: self.seeds(own[0]) for own in lines.values() if len(own) == 1}
+            if not lines:
+                found[kind] = {}
+        return found
+
 
 def finished(runs: Mapping[int, RunRecord]) -> dict[int, RunRecord]:
     """Those, by seed, that reached their end."""
@@ -224,23 +251,34 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
     differ in. The same run twice counts once. Runs of conversations and runs of text are never
     mixed: `midtrained` says which are meant, and so does the name.
     """
-    groups: dict[str, dict[tuple, RunRecord]] = {}
-    for run in runs:
-        if run.midtrained == midtrained:
-            # An ablation may name again what has its own line: that line comes first.
-            own = groups.setdefault(run.comparable, {})
-            key = run.label, run.seed
-            if key not in own or (run.variant == run.kind != own[key].variant):
-                own[key] = run
-    named = []
-    for own in groups.values():
-        members = sorted(own.values(), key=lambda run: (order(run), run.seed))
-        named.append((min((run.scale for run in members), key=len), tuple(members)))
-    named.sort(key=lambda one: (one[1][0].config.model.width, one[0], one[1][0].comparable))
     what = ", midtrained" if midtrained else ""
+    found = []
+    for name, members in alike([run for run in runs if run.midtrained == midtrained]):
+        once: dict[tuple, RunRecord] = {}
+        for run in members:
+            # An ablation may name again what has its own line: that line comes first.
+            key = run.label, run.seed
+            if key not in once or (run.variant == run.kind != once[key].variant):
+                once[key] = run
+        found.append(Setting(name + what, tuple(once.values())))
+    return found
+
+
+def alike(runs: Sequence[RunRecord], free: Sequence[str] = ()) -> list[tuple[str, list[RunRecord]]]:
+    """(name, runs) of those that differ in variant, seed, machine and the `free` settings alone."""
+    groups: dict[str, tuple[dict[str, Any], list[RunRecord]]] = {}
+    for run in runs:
+        same = {key: value for key, value in run.comparable.items() if key not in free}
+        groups.setdefault(json.dumps(same), (same, []))[1].append(run)
+    named = []
+    for text, (same, own) in groups.items():
+        members = sorted(own, key=lambda run: (order(run), run.seed))
+        name = min((run.scale for run in members), key=len)
+        named.append((members[0].config.model.width, name, text, same, members))
+    named.sort(key=lambda one: one[:3])
     return [
-        Setting(name + _apart(members[0], [m[0] for n, m in named if n == name]) + what, members)
-        for name, members in named
+        (name + _apart(same, [other for _, n, _, other, _ in named if n == name]), members)
+        for _, name, _, same, members in named
     ]
 
 
@@ -249,12 +287,10 @@ def every_setting(runs: Sequence[RunRecord]) -> list[Setting]:
     return [*settings(runs), *settings(runs, midtrained=True)]
 
 
-def _apart(run: RunRecord, others: list[RunRecord]) -> str:
-    """What sets a run's setting apart from the others', as ", train.batch 16"; "" of one alone."""
-    flat = [json.loads(other.comparable) for other in others]
-    own = json.loads(run.comparable)
-    differing = [key for key in own if any(other.get(key) != own[key] for other in flat)]
-    words, same = "", flat
+def _apart(own: dict[str, Any], others: list[dict[str, Any]]) -> str:
+    """What sets a setting apart from the others, as ", train.batch 16"; "" of one alone."""
+    differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
+    words, same = "", others
     for key in differing:
         fewer = [other for other in same if other.get(key) == own[key]]
         if len(fewer) < len(same):

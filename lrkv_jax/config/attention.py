@@ -103,13 +103,23 @@ class AttentionConfig(Frozen):
         return None
 
     @property
+    def sized(self) -> str:
+        """The size as its label has it, "8"; "" without one."""
+        return "" if self.size is None else str(self.size)
+
+    @property
+    def form(self) -> str:
+        """What its label says beside name and size: "rope shared", "tied"; "" for the usual one."""
+        return "" if self.mode == self.usual_mode() else f"rope {self.mode}"
+
+    @property
     def label(self) -> str:
-        """Name, size and mode as tables and legends write them: MHA, MLA-128, LRKV-8 rope shared.
+        """Name, size and form as tables and legends write them: MHA, MLA-128, LRKV-8 rope shared.
 
         The default mode is not written.
         """
-        sized = self.name.upper() if self.size is None else f"{self.name.upper()}-{self.size}"
-        return sized if self.mode == self.usual_mode() else f"{sized} rope {self.mode}"
+        named = "-".join(filter(None, (self.name.upper(), self.sized)))
+        return f"{named} {self.form}" if self.form else named
 
     @classmethod
     def layer_class(cls) -> Any:
@@ -287,8 +297,8 @@ class MLA(AttentionConfig):
         return self.latent
 
     @property
-    def label(self) -> str:
-        return f"{super().label}, rank {self.rank}" if self.rank else super().label
+    def form(self) -> str:
+        return _words(super().form, f"rank {self.rank}" if self.rank else "")
 
     @property
     def cached_rank(self) -> int:
@@ -403,14 +413,14 @@ class LRKV(AttentionConfig):
         return 1 if self.tied else 2
 
     @property
-    def label(self) -> str:
+    def sized(self) -> str:
         R_k, R_v = self.ranks
-        both = super().label
-        if R_k != R_v:
-            both = both.replace(f"-{self.rank}", f"-{R_k}/{R_v}", 1)
-        if self.kv_heads is not None:
-            both = f"{both}, {self.kv_heads} groups"
-        return f"{both}, tied" if self.tied else both
+        return super().sized if R_k == R_v else f"{R_k}/{R_v}"
+
+    @property
+    def form(self) -> str:
+        groups = "" if self.kv_heads is None else f"in {self.kv_heads} groups"
+        return _words(super().form, groups, "tied" if self.tied else "")
 
     def check(self, model: ModelShape) -> None:
         given = {"rank": self.rank, "rank_key": self.rank_key, "rank_value": self.rank_value}
@@ -471,6 +481,10 @@ class LRKV(AttentionConfig):
         """Columns of the keys' and the values' cached latents."""
         R_k, R_v = map(_cached_rank, self.ranks)
         return R_k, R_v
+
+
+def _words(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
 
 
 def _cached_rank(rank: int) -> int:

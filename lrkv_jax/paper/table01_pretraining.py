@@ -16,16 +16,11 @@ from lrkv_jax.comparison import settings
 def table01_pretraining(runs):
     rows = []
     for setting in settings(runs):
-        lines = {_line(kind, main): main for kind in setting.kinds for main in [setting.main(kind)]}
+        lines = {label if runs else name_of(label): runs for label, runs in setting.beside.items()}
         if any(lines.values()):  # an ablation alone is table 8's
             rows += loss_rows(setting.name, lines, beside=_beside)
     missing = [] if rows else ["no run: any scale"]
     return [Table("Pretraining", COLUMNS, rows, [NOTE], missing=missing), _as_printed(runs)]
-
-
-def _line(kind, runs):
-    sized = [run.label for run in runs.values() if run.size is not None]
-    return sized[0] if sized else name_of(kind)
 
 
 def _beside(run, what):

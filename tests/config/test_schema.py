@@ -165,7 +165,10 @@ def test_each_kind_is_registered_once_and_names_the_class_of_its_layer(kind):
         (MLA(latent=128), 128, "MLA-128", "decoupled"),
         (MLA(latent=128, rope="full"), 128, "MLA-128 rope full", "full"),
         (LRKV(rank=8), 8, "LRKV-8", "full"),
+        (MLA(latent=128, rank=4), 128, "MLA-128 rank 4", "decoupled"),
         (LRKV(rank=8, rope="shared"), 8, "LRKV-8 rope shared", "shared"),
+        (LRKV(rank=8, kv_heads=3, tied=True), 8, "LRKV-8 in 3 groups, tied", "full"),
+        (LRKV(rank=6, rank_value=5, rope="latent"), 6, "LRKV-6/5 rope latent", "latent"),
     ],
 )
 def test_an_entry_says_its_size_label_and_mode(entry, size, label, mode):

@@ -59,6 +59,8 @@ EXPECTED = {
     "fig16_uncentred_spectra": ("analyses", "P"),
     "fig19_downstream_correlation": ("runs", "printed=P"),
     "evolution": ("analyses", ""),
+    "family": ("runs", "T cache=P"),
+    "learning_rates": ("runs", ""),
     "seed_noise": ("runs", "P"),
     "weighted_ranks": ("analyses", ""),
     "factorisation": ("analyses", "mha=P lrkv-4=P table=T learnt=T"),

@@ -178,3 +178,50 @@ def test_heads_are_followed_over_the_steps_that_all_seeds_kept(tmp_path):
     assert forms == pytest.approx(np.array([(20, 90.5), (30, 90.5)]))
     assert residuals == pytest.approx(np.array([(20, 1.0), (30, 1.5)]))
     assert "no analysis of steps: nano mha" in picture.gaps
+
+
+@pytest.fixture(scope="module")
+def rated():
+    """MHA is best at 0.014, LRKV latent at 0.02 or beyond; a seed is worth 0.03 nats to all."""
+    ends = {("mha", 0.014): 3.0, ("mha", 0.02): 3.03, ("lrkv_latent", 0.014): 2.97,
+            ("lrkv_latent", 0.02): 2.94, ("mha", 0.01): 3.06}  # fmt: skip
+    runs = []
+    for (name, rate), end in ends.items():
+        for seed in range(4 if rate != 0.01 else 1):
+            noise = 1e-3 * (-1) ** (seed + (name == "mha")) if seed < 2 else 0.0
+            nats = end + 0.03 * seed + noise
+            bits = {"bits_per_byte": nats / 3}
+            runs.append(
+                planted(
+                    name, [4.0, nats], seed=seed, scale="nano_family",
+                    settings=[f"optimizer.matrix_lr={rate}"],
+                    evaluation={"bpb": bits, "docstrings": {"bits_per_byte": 2 * nats / 3},
+                                "kv_cache_bytes_per_token": 4.0},
+                )
+            )  # fmt: skip
+    return runs
+
+
+def test_each_line_is_compared_at_the_learning_rate_that_is_best_for_it(rated):
+    (rates,) = artefact("learning_rates").made(rated)
+    assert [row.cells[-1].value for row in rates.rows] == ["0.014", "0.02 †"]
+    lines, named, picture = artefact("family").made(rated)
+    assert [row.cells[4].value for row in lines.rows] == ["0.014", "0.02"]
+    assert [row.cells[0].value for row in named.rows] == ["lrkv_latent − mha"]
+    difference, verdict, equal, second = (cell.value for cell in named.rows[0].cells[1:])
+    assert difference.startswith("-0.0200 (") and second.startswith("-0.0400 (")
+    assert verdict == "lower (p < 0.001)" and float(equal.removeprefix("p = ")) > 0.99
+    assert "no run: nano_family mla_full and mha" not in named.missing
+    assert "no run: nano_family mla_full and mla" in named.missing
+    (point,) = picture.figure.axes[0].containers
+    assert point.lines[0].get_ydata() == pytest.approx([-0.02])
+
+
+def test_lines_of_one_kind_stand_beside_one_another_and_sizes_of_one_do_not():
+    names = ("mha", "mla", "mla_full", "lrkv_full", "lrkv_latent", "lrkv_latent_tied",
+             "lrkv_latent_tied_16")  # fmt: skip
+    table, _ = artefact("table01").made(
+        [planted(name, [4.0, 3.0], scale="nano_family") for name in names]
+    )
+    shown = [row.cells[0].value for row in table.rows if row.cells[3].value is not None]
+    assert shown == ["MHA", "MLA-32", "MLA-32 rope full", "LRKV-8", "LRKV-8 rope latent"]
