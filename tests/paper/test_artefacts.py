@@ -46,6 +46,7 @@ EXPECTED = {
     "table10_memory_latency": ("benches", "T"),
     "table11_cache_shapes": ("configurations", "T formulas=T"),
     "table12_cache_bytes": ("configurations", "T explained=T"),
+    "fig01_family": ("configurations", "P"),
     "fig02_loss_curves": ("runs", "P"),
     "fig03_training_efficiency": ("runs", "P b=P"),
     "fig04_long_context_curves": ("runs", ""),
@@ -67,7 +68,16 @@ EXPECTED = {
     "overlap": ("analyses", "P table=T"),
     "similarity_gap": ("analyses", "P table=T"),
 }
-WITHOUT_RUNS = ("table04", "table05", "table06", "table07", "table10", "table11", "table12")
+WITHOUT_RUNS = (
+    "fig01",
+    "table04",
+    "table05",
+    "table06",
+    "table07",
+    "table10",
+    "table11",
+    "table12",
+)
 SLOW = {"table12_cache_bytes"}  # fills 1.2 GB
 
 
