@@ -94,8 +94,8 @@ def fig01_family(runs):
         "Arrays of one layer at the 128M shape, padding included. A query rotated at its own "
         "position m is written so, P(s) is RoPE's rotation at the key's, and P_R and P_C are the "
         "same in R and C dimensions. Where n stands, QK-norm divides by the whole key; MHA's, "
-        "GQA's and MQA's keys are cached normed. Each line decodes from this cache what it was trained "
-        "to be, exactly.",
+        "GQA's and MQA's keys are cached normed. Each line decodes from this cache what it was "
+        "trained to be, exactly.",
     )  # fmt: skip
 
 
