@@ -5,8 +5,14 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from lrkv_jax.analysis.activations import root, second_moments, weighted
-from lrkv_jax.analysis.diversity import Diversity, compensation, diversity
+from lrkv_jax.analysis.activations import OnText, on_text, root, weighted
+from lrkv_jax.analysis.diversity import (
+    Diversity,
+    compensation,
+    diversity,
+    mean_off_diagonal,
+    normalised,
+)
 from lrkv_jax.analysis.factorisation import factorisation
 from lrkv_jax.analysis.geometry import geometry
 from lrkv_jax.analysis.magnitude import magnitude
@@ -51,9 +57,9 @@ def analyse(
     Writes it to `analysis.json` in the run's directory, and returns it (`docs/analysis.md` has the
     schema). `null_seeds` random layers make the null; factorisations are fitted at `ranks`, by
     default LRKV's own, or that of the configuration's LRKV line. With `batches` of the run's
-    held-out records, everything is computed again in "weighted", by the second moments of their
-    inputs. Raises `LrkvError` for a run that cannot be read, weights that are not finite,
-    and ranks that no head has.
+    held-out records, heads' logits there are compared in "logits", and everything is computed again
+    in "weighted", by the second moments of their inputs. Raises `LrkvError` for a run that cannot
+    be read, weights that are not finite, and ranks that no head has.
     """
     run = load_run(directory, step=step)
     model = run.config.model
@@ -61,7 +67,9 @@ def analyse(
     result = {**_about(directory, run.config), "step": run.step}
     layers, drawn = head_weights(model, run.params), random_heads(model, null_seeds)
     result |= _described(layers, drawn, ranks, model)
-    result["weighted"] = _weighted(run, null_seeds, ranks, batches) if batches else None
+    text = _on_text(run, batches) if batches else None
+    result["logits"] = text and _logits(text)
+    result["weighted"] = text and _weighted(run, text, null_seeds, ranks)
     write_json(Path(directory) / "analysis.json", result)
     return result
 
@@ -143,16 +151,30 @@ def _described(
     return described
 
 
-def _weighted(run: TrainedRun, seeds: int, ranks: Sequence[int], batches: int) -> dict[str, Any]:
-    """`_described` on the inputs that held-out text makes, of the random layers too."""
-    config, model = run.config, run.config.model
+def _on_text(run: TrainedRun, batches: int) -> OnText:
+    """The model's layers on the first `batches` of its run's held-out records."""
+    config = run.config
     rows = RowFormat.of(config, run.tokenizer.bos)
     texts = heldout_batches(config.data, config.train.context, config.train.batch)
-    moments, tokens = second_moments(model, run.params, islice(texts, batches), rows)
-    roots = [root(moment_DD) for moment_DD in moments]
+    return on_text(config.model, run.params, islice(texts, batches), rows)
+
+
+def _logits(text: OnText) -> dict[str, Any]:
+    """Cosines of each layer's heads' logits."""
+    grams = [normalised(gram_HH) for gram_HH in text.logits_LHH]
+    layers = [
+        {"gram": gram_HH.tolist(), "mean_off_diagonal": mean_off_diagonal(gram_HH)}
+        for gram_HH in grams
+    ]
+    return {"tokens": text.tokens, "per_layer": layers, "mean": mean(list(map(_numbers, layers)))}
+
+
+def _weighted(run: TrainedRun, text: OnText, seeds: int, ranks: Sequence[int]) -> dict[str, Any]:
+    """`_described` on the inputs that held-out text makes, of the random layers too."""
+    model, roots = run.config.model, [root(moment_DD) for moment_DD in text.moments_LDD]
     layers = map(weighted, head_weights(model, run.params), roots)
     drawn = map(weighted, random_heads(model, seeds), cycle(roots))
-    return {"tokens": tokens, **_described(layers, drawn, ranks, model, isotropic=False)}
+    return {"tokens": text.tokens, **_described(layers, drawn, ranks, model, isotropic=False)}
 
 
 def _layer(heads: HeadWeights, ranks: Iterable[int], isotropic: bool = True) -> dict[str, Any]:

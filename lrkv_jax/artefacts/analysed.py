@@ -20,6 +20,7 @@ from lrkv_jax.comparison import RunRecord, Setting, every_setting
 FORMS = {"query_key": "query–key forms", "value_output": "value–output forms"}
 FAMILIES = {"key": "keys", "value": "values"}
 MEANS = {"uncentred": "uncentred", "centred": "centred (PCA)"}
+TEXTLESS = "analysed without text: lrkv analyze RUN --batches 4"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ def analyze(
     batches: Annotated[
         int,
         typer.Option(
-            min=0, help="Batches of held-out text to weight every statistic by; 0 leaves that out"
+            min=0,
+            help="Batches of held-out text to compare heads' logits on, and to weight every "
+            "statistic by; 0 leaves both out",
         ),
     ] = 0,
     steps: Annotated[
@@ -66,7 +68,7 @@ def analyze(
     with batches_bar() as progress:
         for done, record in enumerate(records):
             progress("analysing", done, len(records))
-            if fresh or not _analysed(record, wanted, fitted, weighted=batches > 0):
+            if fresh or not _analysed(record, wanted, fitted, on_text=batches > 0):
                 analyse(
                     record.path, step=wanted, null_seeds=null_seeds, ranks=fitted,
                     batches=batches,
@@ -84,13 +86,13 @@ def analyze(
 
 
 def _analysed(
-    record, step: int | str | None, ranks: tuple[int, ...] | None, *, weighted: bool
+    record, step: int | str | None, ranks: tuple[int, ...] | None, *, on_text: bool
 ) -> bool:
     """Whether `analysis.json` has what is asked for: the step, any ranks, and the text."""
     if record.analysis is None or step == "best":
         return False
     fitted = tuple(fit["rank"] for fit in record.analysis["factorisation"])
     wanted = record.steps_done if step is None else step
-    has_text = record.analysis["weighted"] is not None
-    fits = ranks in (None, fitted) and (has_text or not weighted)
+    has_text = record.analysis.get("logits") is not None
+    fits = ranks in (None, fitted) and (has_text or not on_text)
     return record.analysis["step"] == wanted and fits

@@ -3,7 +3,7 @@
 An input direction counts as often as it occurs. Needs `lrkv analyze RUN... --batches 4`.
 """
 
-from lrkv_jax.artefacts.analysed import FORMS, Group, Line, groups
+from lrkv_jax.artefacts.analysed import FORMS, TEXTLESS, Group, Line, groups
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
 
@@ -24,8 +24,7 @@ COLUMNS = [
 def weighted_ranks(runs):
     found, missing = groups(runs)
     rows = [row for group in found for form in FORMS for row in _block(group, form)]
-    plain = "analysed without text: lrkv analyze RUN --batches 4"
-    gaps = [] if rows else missing or ([plain] if found else ["no run: any scale"])
+    gaps = [] if rows else missing or ([TEXTLESS] if found else ["no run: any scale"])
     return Table(
         TITLE, COLUMNS, rows, missing=gaps,
         notes=[

@@ -91,6 +91,16 @@ def test_on_text_everything_is_told_again(newest):
         assert newest["geometry"]["mean"]["value"][name] == pytest.approx(null)
 
 
+def test_on_text_logits_are_compared(newest):
+    """Heads of one query and one key have one logit, in every layer."""
+    found = newest["logits"]
+    assert found["tokens"] == newest["weighted"]["tokens"]
+    assert len(found["per_layer"]) == newest["layers"]
+    for layer in found["per_layer"]:
+        np.testing.assert_allclose(layer["gram"], np.ones((4, 4)), atol=1e-5)
+    assert found["mean"]["mean_off_diagonal"] == pytest.approx(1, abs=1e-5)
+
+
 def test_means_are_of_the_layers_and_compensation_of_the_means(newest):
     for kind in ("query_key", "value_output"):
         found = newest[kind]

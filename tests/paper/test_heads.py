@@ -88,6 +88,20 @@ def test_maps_share_their_colours_and_leave_the_diagonal_out(of_heads):
     assert texts == {"0", "1.00", ".10", ".30", ".50"}
 
 
+def test_maps_of_logits_stand_beside_those_of_forms_where_text_was_read(tmp_path):
+    analysed(tmp_path, "mha", lambda layer: alike(H, 0.0), weighted=0.7)
+    analysed(tmp_path, "lrkv", lambda layer: alike(H, 0.2))
+    forms, logits = artefact("fig06").made(read_runs([tmp_path]))
+    assert [forms.name, logits.name] == ["", "logits"]
+    images = [[a.images[0] for a in made.figure.axes if a.images] for made in (forms, logits)]
+    assert list(map(len, images)) == [6, 3], "LRKV was analysed without text"
+    assert images[1][0].get_array().compressed() == pytest.approx(np.full(H * (H - 1), 0.7))
+    left = "analysed without text: lrkv analyze RUN --batches 4: quickstart LRKV-4"
+    assert left in logits.gaps and left not in forms.gaps
+    texts = [text.get_text() for axis in logits.figure.axes for text in axis.texts]
+    assert texts.count("analysed without text") == 3
+
+
 def test_the_gap_is_that_of_the_layer_less_mha_s(of_heads):
     drawn, tabled = of_heads("similarity_gap")
     lines = curves(titles(drawn)["query–key forms"])

@@ -33,7 +33,8 @@ def write_analysis(
     `cosines(layer)`.
 
     MHA's keys have the norm 2 where another's have `norm`; fits at `ranks` and at LRKV's own have
-    errors that fall with the rank. `weighted` is the cosine of every two heads as text meets them.
+    errors that fall with the rank. `weighted` is the cosine of every two heads as text meets them,
+    and of their logits there.
     """
     config = load_config(run / "config.yaml")
     model, own = config.model, config.model.attention.model_dump()
@@ -75,6 +76,8 @@ def write_analysis(
         for rank in ranks
     ]
     if weighted is not None:
+        one = {"gram": alike(model.heads, weighted).tolist(), "mean_off_diagonal": weighted}
+        result["logits"] = {"tokens": 64, "per_layer": [one for _ in layers]}
         alike_too = [_diversity(alike(model.heads, weighted)).summary() for _ in layers]
         result["weighted"] = {
             "tokens": 64, **{form: {"mean": mean(alike_too), "null": null} for form in FORMS},
