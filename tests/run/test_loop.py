@@ -88,6 +88,10 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
         assert row["lr_embedding"] == pytest.approx(15 * row["lr_matrix"])
     assert rows[0]["loss"] == pytest.approx(np.log(4096), rel=1e-5)  # the head starts at zero
     assert rows[-1]["loss"] < rows[0]["loss"]
+    startup = {key: value for key, value in rows[0].items() if key.startswith("startup_")}
+    seconds = startup.pop("startup_seconds")
+    assert sum(startup.values()) == pytest.approx(seconds) and startup["startup_compile"] > 0
+    assert all("startup_seconds" not in row for row in rows[1:])
     # The last step's whole split, and the batches of before, which can be compared (A20).
     assert rows[-1]["validation_tokens"] > rows[2]["validation_tokens"]
     assert rows[-1]["sampled_loss"] != rows[-1]["validation_loss"] and "sampled_loss" not in rows[2]

@@ -1,16 +1,16 @@
 """A run of two processes with four devices each is the run of one process with eight."""
 
-import json
-import os
-import subprocess
-import sys
+import io
 
 import jax
 import numpy as np
 import pytest
-from support.several import FEW_OPTIMISATIONS, ends, several
+from rich.console import Console
+from support.several import ends, several
 from support.tiny import TINY
 
+from lrkv_jax.config import load_config
+from lrkv_jax.run.loop import train
 from lrkv_jax.run.metrics import read_metrics
 from lrkv_jax.run.restore import load_run
 
@@ -20,20 +20,20 @@ pytestmark = pytest.mark.slow
 LIMIT = 300
 
 
-def command(pages, run_dir, *overrides):
-    return ["-m", "lrkv_jax", "train", "configs/quickstart.yaml", *TINY, "model.dtype=float32",
-            "train.steps=10", "train.log_every=5", "train.sample_tokens=8",
+def settings(pages, run_dir, *overrides):
+    return [*TINY, "model.dtype=float32", "train.steps=10", "train.log_every=5",
             "optimizer.muon.iterations=1", *pages, f"run_dir={run_dir}", *overrides]  # fmt: skip
 
 
 def train_in_one(pages, run_dir, *overrides):
-    arguments = command(pages, run_dir, *overrides)  # with the eight devices of the tests
-    subprocess.run([sys.executable, *arguments], check=True, timeout=LIMIT)
+    config = load_config("configs/quickstart.yaml", settings(pages, run_dir, *overrides))
+    train(config, console=Console(file=io.StringIO()))  # on the eight devices of the tests
     return read_metrics(run_dir)
 
 
-def train_in_two(pages, run_dir, *overrides):
-    with several(command(pages, run_dir, *overrides)) as running:
+def in_two(pages, run_dir, *overrides):
+    arguments = settings(pages, run_dir, *overrides)
+    with several(["-m", "lrkv_jax", "train", "configs/quickstart.yaml", *arguments]) as running:
         return ends(running, LIMIT)
 
 
@@ -49,18 +49,17 @@ def assert_alike(rows, alone):
         np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"),
-        # Both processes hold parts of the same sequences, and read the same rows.
-        ("mesh.fsdp=1", "mesh.tensor=8", "model.heads=8", "model.head_width=4"),
-    ],
-    ids=["data-fsdp-tensor", "tensor"],
-)
-def test_two_processes_learn_what_one_learns(tmp_path, pages, mesh):
+def assert_near(params, others):
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
+        # As a whole: Adam turns a rounding of an entry that has no gradient into a whole step.
+        assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b)
+
+
+def test_two_processes_learn_what_one_learns(tmp_path, pages):
+    """Both hold parts of the same sequences, and read the same rows."""
+    mesh = "mesh.fsdp=1", "mesh.tensor=8", "model.heads=8", "model.head_width=4"
     alone = train_in_one(pages, tmp_path / "one", *mesh)
-    first, second = train_in_two(pages, tmp_path / "two", *mesh)
+    first, second = in_two(pages, tmp_path / "two", *mesh, "train.sample_tokens=8")
     assert (first.code, second.code) == (0, 0), (first, second)
     rows = read_metrics(tmp_path / "two")
     assert list(column(rows, "step")) == list(range(1, 11))
@@ -76,26 +75,29 @@ def test_two_processes_learn_what_one_learns(tmp_path, pages, mesh):
     assert [path.name for path in (tmp_path / "two/samples").iterdir()] == ["step-00000010.txt"]
     # What two have written, one reads.
     one, two = (load_run(tmp_path / name) for name in ("one", "two"))
-    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(two.params), strict=True):
-        # As a whole: Adam turns a rounding of an entry that has no gradient into a whole step.
-        assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(a)
+    assert_near(two.params, one.params)
 
 
 def test_one_process_goes_on_from_the_checkpoint_of_two(tmp_path, pages):
-    whole = train_in_one(pages, tmp_path / "whole")  # weights over all eight devices, as in two
+    """Each of the two reads rows of its own."""
+    mesh = "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"
+    often = "attention=mha", "train.validate_every=4", "train.save_every=4", "train.keep=3"
+    whole = train_in_one(pages, tmp_path / "whole", *mesh, *often)
     half = tmp_path / "half"
-    both = train_in_two(pages, half, "--until", "4")
+    both = in_two(pages, half, *mesh, *often, "--until", "4")
     assert [ended.code for ended in both] == [0, 0], both
-    assert len(read_metrics(half)) == 4
-    assert_alike(read_metrics(half), whole)
-    rows = train_in_one(pages, half, "mesh.data=4", "mesh.fsdp=2")
+    rows = read_metrics(half)
+    assert len(rows) == 4
+    assert_alike(rows, whole)
+    np.testing.assert_allclose(rows[3]["validation_loss"], whole[3]["validation_loss"], rtol=1e-5)
+    assert_near(load_run(half).params, load_run(tmp_path / "whole", step=4).params)
+    rows = train_in_one(pages, half, "mesh.data=4", "mesh.fsdp=2", *often)
     assert list(column(rows, "step")) == list(range(1, 11))
     np.testing.assert_allclose(column(rows, "loss"), column(whole, "loss"), rtol=1e-4)
 
 
 def test_a_run_directory_that_is_not_shared_is_named(tmp_path, pages):
-    with several(command(pages, tmp_path / "run-{process}")) as running:
-        first, second = ends(running, LIMIT)
+    first, second = in_two(pages, tmp_path / "run-{process}")
     assert (first.code, second.code) == (2, 2)
     assert first.err.count("\n") == 1 and first.err.startswith("lrkv: process 1 on ")
     assert str(tmp_path / "run-0") in first.err and "file system that all hosts share" in first.err
@@ -103,8 +105,7 @@ def test_a_run_directory_that_is_not_shared_is_named(tmp_path, pages):
 
 
 def test_what_is_wrong_in_all_is_said_once(tmp_path, pages):
-    with several(command(pages, tmp_path / "run", "mesh.data=3")) as running:
-        first, second = ends(running, LIMIT)
+    first, second = in_two(pages, tmp_path / "run", "mesh.data=3")
     assert (first.code, second.code) == (2, 2)
     assert first.err.count("\n") == 1 and "must multiply to the number of devices, 8" in first.err
     assert second.err == "" and not (tmp_path / "run").exists()
@@ -116,28 +117,3 @@ def test_a_command_of_one_process_refuses_to_be_several(tmp_path):
     for ended in both:
         assert ended.code == 2 and "lrkv evaluate runs in one process" in ended.err
         assert ended.err.count("\n") == 1
-
-
-def test_a_start_from_the_cache_repeats_the_first_one_bit_for_bit(tmp_path, pages):
-    runs = []
-    for name in ("compiled", "cached"):
-        programs = str(tmp_path / "programs")
-        environment = {**os.environ, "XLA_FLAGS": FEW_OPTIMISATIONS}
-        environment |= {"JAX_COMPILATION_CACHE_DIR": programs, "LRKV_COMPILATION_CACHE": programs}
-        arguments = command(pages, tmp_path / name, "mesh.fsdp=1", "train.steps=6")
-        subprocess.run([sys.executable, *arguments], env=environment, check=True, timeout=LIMIT)
-        runs.append(tmp_path / name)
-    rows = [read_metrics(run) for run in runs]
-    assert [r[0]["compile_cached"] for r in rows] == [False, True]
-    for name in ("loss", "grad_norm", "bpb"):
-        assert list(column(rows[0], name)) == list(column(rows[1], name))
-    one, two = (load_run(run).params for run in runs)
-    assert all(
-        (np.asarray(a) == np.asarray(b)).all()
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
-    )
-    startup = {key: value for key, value in rows[0][0].items() if key.startswith("startup_")}
-    whole = startup.pop("startup_seconds")
-    assert sum(startup.values()) == pytest.approx(whole) and startup["startup_compile"] > 0
-    assert all("startup_seconds" not in row for row in rows[0][1:])
-    assert json.dumps(rows[0][0])
