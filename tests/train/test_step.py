@@ -21,6 +21,8 @@ MESHES = {
     "1x2x2x2": {"data": 1, "fsdp": 2, "context": 2, "tensor": 2},
 }
 
+LONG = "model.vocabulary=64", "train.steps=20"  # whoever stops sooner finds its program compiled
+
 
 def batch(config, step=0):
     """Tokens that count up by one to five: there is something to learn."""
@@ -34,8 +36,11 @@ def losses(config, mesh, steps=5):
     """Losses and gradient norms of the first steps, and the state after them."""
     token_bytes_V = np.ones(config.model.vocabulary, np.int32)
     rows = []
+    # By one program for all meshes; tests/run/test_processes.py makes a state on several devices.
+    with jax.set_mesh(alone := one_device()):
+        first = init_state(config, alone)
     with jax.set_mesh(mesh):
-        state = init_state(config, mesh)
+        state = jax.device_put(first, state_shardings(config, mesh))
         step = make_train_step(config, mesh, token_bytes_V)
         for number in range(steps):
             tokens = jax.device_put(batch(config, number), batch_sharding(mesh))
@@ -55,10 +60,8 @@ def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
 
     MLA with latents of single heads, which tensor splits, beside the common one.
     """
-    # Each iteration of Newton-Schulz is three more products to compile; two show how they split.
     own = ["attention.rank=2"] if variant == "mla" else []
-    config = resolve(tiny(f"attention={variant}", *own, "model.vocabulary=64", "train.steps=20",
-                          "optimizer.muon.iterations=2"))  # fmt: skip
+    config = resolve(tiny(*LONG, f"attention={variant}", *own))
     alone, _ = losses(config, one_device(), 20)
     assert alone[0, 0] - alone[-1, 0] > 0.2
     for name in MESHES if variant == "lrkv" else ("1x2x2x2",):
@@ -97,10 +100,9 @@ def test_microbatches_on_a_mesh_are_those_of_one_device(tiny):
 
 @pytest.mark.slow
 def test_microbatches_average_to_the_whole_batch(tiny):
-    whole = resolve(tiny("model.vocabulary=64", "attention=mha"))
-    parts = resolve(tiny("model.vocabulary=64", "attention=mha", "train.accumulation=4"))
-    first, _ = losses(whole, one_device(), steps=3)
-    second, _ = losses(parts, one_device(), steps=3)
+    config = *LONG, "attention=mha"
+    first, _ = losses(resolve(tiny(*config)), one_device(), steps=3)
+    second, _ = losses(resolve(tiny(*config, "train.accumulation=4")), one_device(), steps=3)
     np.testing.assert_allclose(second, first, rtol=2e-5)
 
 
@@ -143,7 +145,7 @@ def test_moments_live_beside_their_parameter(tiny):
 
 @pytest.mark.slow
 def test_a_step_consumes_its_state(tiny):
-    config = resolve(tiny("model.vocabulary=64", "attention=mha"))
+    config = resolve(tiny(*LONG, "attention=mha"))
     mesh = one_device()
     with jax.set_mesh(mesh):
         state = init_state(config, mesh)
