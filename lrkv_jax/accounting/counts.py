@@ -73,6 +73,18 @@ def training_flops_per_token(model: ModelConfig, context: int) -> int:
     return 6 * multiplied_parameters(model) + 6 * model.layers * model.heads * context * pair
 
 
+def executed_flops_per_token(model: ModelConfig, context: int, tokens: int) -> float:
+    """The same as they are executed in steps of `tokens` on one device.
+
+    They differ where a layer makes its keys and values in a dearer way than from their parameters,
+    because that moves less memory.
+    """
+    entry = model.attention
+    counted = entry.kv_parameters(model) + entry.parameters_used_twice(model)
+    more = entry.multiplications(model, tokens) - counted
+    return training_flops_per_token(model, context) + 6 * model.layers * more
+
+
 def training_tokens(config: RunConfig) -> int:
     """The run's budget: `train.tokens`, or steps · batch · context."""
     train = config.train

@@ -36,11 +36,6 @@ from lrkv_jax.nn.weight import weight
 from lrkv_jax.sharding import by_hand
 from lrkv_jax.sharding.rules import TENSOR
 
-# FLOPs that take as long as one value more written and read, with its gradient. On two CPU cores
-# (float32) the forms measure equal between 485 and 960; XLA's count of bytes for an H200 and the
-# datasheet's ratio of FLOPs to bytes make it about 1,100 in bfloat16.
-VALUE = 800
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -274,24 +269,10 @@ class LowRankAttention(Attention):
     def _forms_weights(self, x_BTD):
         """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
 
-        A key or a value of head h is then x W_h, and costs, forward and backward and over all H
-        heads (or G groups of them), 6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors,
-        (x U_h) B_hᵀ + x W_shared, cost 6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K)
-        values more: latents, and the sum of the two parts. Weights are formed where that is dearer:
-
-            VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
-
-        Tokens and H are this device's own, and R is the mean of R_k and R_v. Tied, keys and values
-        share x U_h and x W_shared. Wide models with R well below K keep the factors; small ones,
-        and ranks near K, form the weights.
+        By the entry's rule, of this device's own tokens and residuals.
         """
-        B, T, D = x_BTD.shape
-        H, _, K = self.key_up[...].shape
-        R = sum(self.config.attention.ranks) / 2
-        sharing = 2 if self.tied else 1
-        factors = (D * K + D * H * R) / sharing + H * R * K
-        saved = 6 * (D * H * K - factors) + 6 * D * H * R * K / (B * T)
-        return VALUE * H * (R / sharing + K) > saved
+        (B, T, D), (G, _, K) = x_BTD.shape, self.key_up[...].shape
+        return self.config.attention.forms_weights(D, G, K, B * T)
 
     def _with_whole_weights(self, x_BTD, name):
         """Keys or values of each residual, unrotated, as x (W_shared + U_g B_gᵀ): [B, T, G, K]."""

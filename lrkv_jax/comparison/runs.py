@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token, training_tokens, with_mha
+from lrkv_jax.accounting.counts import (
+    cache_allocated_bytes_per_token,
+    executed_flops_per_token,
+    training_flops_per_token,
+    training_tokens,
+    with_mha,
+)
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.attention import KINDS as ENTRIES
 from lrkv_jax.config.differences import SEEDS, settings_of
@@ -28,8 +34,9 @@ _FREE = ("attention", "model.attention", *SEEDS, "train.steps", "train.epochs",
 class Curve:
     """A run's validations, all of the same held-out text, in the order of training.
 
-    `steps`, `tokens` and `flops` are of training up to each; `cross_entropy` in nats per token,
-    `bits_per_byte`; `heldout_tokens` that each was measured on.
+    `steps`, `tokens` and `flops` are of training up to each, the last as a device that has the
+    whole batch executes them; `cross_entropy` in nats per token, `bits_per_byte`; `heldout_tokens`
+    that each was measured on.
     """
 
     steps: np.ndarray
@@ -146,8 +153,14 @@ class RunRecord:
             tokens = counts.most_common(1)[0][0]
         same = [row for row in measured if row["validation_tokens"] == tokens]
         names = ("step", "tokens", "flops", "validation_loss", "validation_bpb")
-        columns = (np.asarray([row[name] for row in same], np.float64) for name in names)
-        return Curve(*columns, heldout_tokens=tokens)  # type: ignore[arg-type, misc]
+        steps, seen, flops, cross_entropy, bits = (
+            np.asarray([row[name] for row in same], np.float64) for name in names
+        )
+        # Rows have the published count.
+        model, train = self.config.model, self.config.train
+        executed = executed_flops_per_token(model, train.context, train.batch * train.context)
+        flops *= executed / training_flops_per_token(model, train.context)
+        return Curve(steps, seen, flops, cross_entropy, bits, heldout_tokens=tokens)
 
     @property
     def changed(self) -> list[str]:

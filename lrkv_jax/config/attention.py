@@ -130,6 +130,11 @@ class AttentionConfig(Frozen):
     def check(self, model: ModelShape) -> None:
         """Raise `LrkvError` where this variant cannot have the shape of `model`."""
 
+    @property
+    def remark(self) -> str:
+        """What a run says of it once, when it starts: something allowed that may not be meant."""
+        return ""
+
     def on_shard(self, model: ModelShape, tensor: int) -> Self:
         """The entry of one tensor shard by itself, a model of H / `tensor` heads."""
         return self
@@ -157,6 +162,13 @@ class AttentionConfig(Frozen):
     def parameters_used_twice(self, model: ModelShape) -> int:
         """Parameters that multiply two tensors per token in training, not one."""
         return 0
+
+    def multiplications(self, model: ModelShape, tokens: int) -> float:
+        """Multiplications of a token's keys and values in training, as they are executed.
+
+        In steps of `tokens` on one device. Its parameters, unless the layer does otherwise.
+        """
+        return self.kv_parameters(model) + self.parameters_used_twice(model)
 
     def cache_values(self, model: ModelShape) -> int:
         """Values that a token leaves in the cache, each in the cache's dtype."""
@@ -301,6 +313,10 @@ class MLA(AttentionConfig):
         return _words(super().form, f"rank {self.rank}" if self.rank else "")
 
     @property
+    def remark(self) -> str:
+        return _odd({"latent": self.latent, "rank": self.rank}) if self.rope == "latent" else ""
+
+    @property
     def cached_rank(self) -> int:
         """Columns of a head's own cached latents."""
         return _cached_rank(self.rank)
@@ -350,6 +366,12 @@ class MLA(AttentionConfig):
         width = self.latent + self.rank
         exact = 2 * model.head_width * width if self.rope == "full" else 0
         return model.heads * (4 * width + 2 * self.rope_width + exact)
+
+
+# FLOPs that take as long as one value more written and read, with its gradient. On two CPU cores
+# (float32) the forms measure equal between 485 and 960; XLA's count of bytes for an H200 and the
+# datasheet's ratio of FLOPs to bytes make it about 1,100 in bfloat16.
+VALUE = 800
 
 
 class LRKV(AttentionConfig):
@@ -408,6 +430,11 @@ class LRKV(AttentionConfig):
         return self.rank_key or self.rank, self.rank_value or self.rank
 
     @property
+    def remark(self) -> str:
+        name = "rank" if self.rank_key is None else "rank_key"
+        return _odd({name: self.ranks[0]}) if self.rope == "latent" else ""
+
+    @property
     def copies(self) -> int:
         """Shared parts, and latents of a residual, that a token leaves: a key's and a value's."""
         return 1 if self.tied else 2
@@ -454,6 +481,36 @@ class LRKV(AttentionConfig):
         twice = self.rope != "full" and model.qk_norm
         return self.groups(model) * self.ranks[0] * model.head_width if twice else 0
 
+    def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
+        """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
+
+        A key or a value of head h is then x W_h, and costs, forward and backward and over all H
+        heads (or `groups` of them), 6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors,
+        (x U_h) B_hᵀ + x W_shared, cost 6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K)
+        values more: latents, and the sum of the two parts. Weights are formed where that is dearer:
+
+            VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
+
+        R is the mean of R_k and R_v. Tied, keys and values share x U_h and x W_shared. Wide models
+        with R well below K keep the factors; small ones, and ranks near K, form the weights.
+        """
+        D, H, K, R = width, groups, head_width, sum(self.ranks) / 2
+        sharing = 2 if self.tied else 1
+        factors = (D * K + D * H * R) / sharing + H * R * K
+        saved = 6 * (D * H * K - factors) + 6 * D * H * R * K / tokens
+        return bool(self.rank) and VALUE * H * (R / sharing + K) > saved
+
+    def multiplications(self, model: ModelShape, tokens: int) -> float:
+        D, G, K = model.width, self.groups(model), model.head_width
+        if not self.forms_weights(D, G, K, tokens):
+            return super().multiplications(model, tokens)
+        # Weights of values are formed in every mode, those of keys where the whole key is rotated.
+        R_k, R_v = self.ranks
+        keys = D * G * K * (1 + R_k / tokens)
+        if self.rope != "full":
+            keys = D * K + G * R_k * (D + K) + self.parameters_used_twice(model)
+        return keys + D * G * K * (1 + R_v / tokens)
+
     def cache_values(self, model: ModelShape) -> int:
         return self.copies * model.head_width + self.groups(model) * sum(self.ranks[: self.copies])
 
@@ -481,6 +538,17 @@ class LRKV(AttentionConfig):
         """Columns of the keys' and the values' cached latents."""
         R_k, R_v = map(_cached_rank, self.ranks)
         return R_k, R_v
+
+
+def _odd(widths: Mapping[str, int]) -> str:
+    """What a run says where latents of an odd width are rotated."""
+    odd = [f"attention.{name} = {width}" for name, width in widths.items() if width % 2]
+    if not odd:
+        return ""
+    return (
+        f"{' and '.join(odd)}: odd, so in rope: latent the last coordinate of each latent carries "
+        "no position; an even one has all of them rotated"
+    )
 
 
 def _words(*parts: str) -> str:

@@ -1,8 +1,8 @@
 """Figure 3: loss against cache, and how much sooner LRKV reaches each baseline's final loss.
 
 (a) Bits per byte against the share of MHA's cache. (b) 1 − step*/step_final for each baseline, in
-steps and in training FLOPs: step* is where LRKV's curve of the same seed first comes down to the
-baseline's last validation, linear between validations.
+steps and in training FLOPs as they are executed: step* is where LRKV's curve of the same seed first
+comes down to the baseline's last validation, linear between validations.
 """
 
 from matplotlib.axes import Axes

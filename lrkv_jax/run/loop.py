@@ -199,6 +199,8 @@ def _introduce(setup: Setup, start: int, screen: Screen) -> None:
         f"{setup.tokens_per_step:,} tokens, mesh {sizes}, {model.dtype} on "
         f"{setup.mesh.devices.flat[0].device_kind}" + (f", {hosts} processes" if hosts > 1 else "")
     )
+    if not start and model.attention.remark:
+        screen.say(model.attention.remark)
     if start:
         screen.say(f"resuming from step {start}")
     elif read_metrics(setup.directory):

@@ -276,24 +276,37 @@ COUNTED = {
 }
 
 
+# A narrow model's LRKV forms its heads' weights (A15); a wide one's keeps the factors.
+NARROW = {name: entry for name, entry in COUNTED.items() if name.startswith("lrkv")}
+
+
 @pytest.mark.parametrize(
-    ("attention", "qk_norm"),
-    [(MHA(), True), *((entry, norm) for entry in COUNTED.values() for norm in (True, False))],
-    ids=["mha", *(f"{name}-{norm}" for name in COUNTED for norm in ("norm", "no_norm"))],
-)
-def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm):
-    """In `shared` and `latent`, B^K multiplies queries and keys (A15); no heads are formed here."""
+    ("attention", "qk_norm", "width"),
+    [
+        (MHA(), True, 512),
+        *((entry, norm, 512) for entry in COUNTED.values() for norm in (True, False)),
+        *((entry, True, 64) for entry in NARROW.values()),
+    ],
+    ids=[
+        "mha", *(f"{name}-{norm}" for name in COUNTED for norm in ("norm", "no_norm")),
+        *(f"{name}-formed" for name in NARROW),
+    ],
+)  # fmt: skip
+def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm, width):
+    """In `shared` and `latent`, B^K multiplies queries and keys."""
     context = 16
     model = ModelConfig(
-        layers=2, width=512, heads=4, head_width=8, vocabulary=48, attention=attention,
+        layers=2, width=width, heads=4, head_width=8, vocabulary=48, attention=attention,
         qk_norm=qk_norm, dtype="float32", unroll=2,
     )  # fmt: skip
     params = abstract_parameters(model)
     tokens_BT = jax.ShapeDtypeStruct((3, context), jnp.int32)
     forward = jax.jit(lambda params, tokens_BT: with_parameters(model, params)(tokens_BT))
     text = forward.lower(params, tokens_BT).compile().as_text()
-    counted = accounting.training_flops_per_token(model, context)
-    assert counted * 3 * context == 3 * hlo.product_flops(text)
+    executed = accounting.executed_flops_per_token(model, context, 3 * context)
+    assert executed * 3 * context == pytest.approx(3 * hlo.product_flops(text), rel=1e-12)
+    formed = executed != accounting.training_flops_per_token(model, context)
+    assert formed == (width == 64 and isinstance(attention, LRKV))
 
 
 @given(

@@ -156,6 +156,16 @@ def test_each_kind_is_registered_once_and_names_the_class_of_its_layer(kind):
         assert set(entry.looks) == set(entry.modes()), mode
 
 
+def test_an_odd_width_that_is_rotated_is_said_and_no_other():
+    said = "attention.rank = 51: odd, so in rope: latent the last coordinate of each latent carries"
+    assert LRKV(rank=51, rope="latent").remark.startswith(said)
+    assert "rank_key = 5:" in LRKV(rank=6, rank_key=5, rope="latent").remark
+    assert "latent = 33 and attention.rank = 3:" in MLA(latent=33, rank=3, rope="latent").remark
+    even = LRKV(rank=50, rope="latent"), LRKV(rank=6, rank_value=5, rope="latent")
+    for entry in (*even, LRKV(rank=51), LRKV(rank=0, rope="latent"), MLA(latent=33, rope="full")):
+        assert not entry.remark
+
+
 @pytest.mark.parametrize(
     ("entry", "size", "label", "mode"),
     [
