@@ -1,0 +1,405 @@
+"""The package's lines of the family as configuration: settings, checks and closed-form counts.
+
+D model width  H heads  G key/value heads  K head width  R residual rank  C latent width
+P rope-key width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from lrkv_jax.config.attention import AttentionConfig, ModelShape
+from lrkv_jax.config.frozen import NonNegative, Positive, result
+from lrkv_jax.errors import LrkvError
+
+# FLOPs that take as long as one value more written and read, with its gradient. On two CPU cores
+# (float32) the forms measure equal between 485 and 960; XLA's count of bytes for an H200 and the
+# datasheet's ratio of FLOPs to bytes make it about 1,100 in bfloat16.
+VALUE = 800
+
+
+class _Grouped(AttentionConfig):
+    layer: ClassVar[str] = "lrkv_jax.attention.grouped:GroupedAttention"
+
+    def groups(self, model: ModelShape) -> int:
+        """Key/value heads G."""
+        raise NotImplementedError
+
+    def key_heads(self, model: ModelShape) -> int:
+        return self.groups(model)
+
+    def kv_parameters(self, model: ModelShape) -> int:
+        return 2 * model.width * self.groups(model) * model.head_width
+
+    def cache_values(self, model: ModelShape) -> int:
+        return 2 * self.groups(model) * model.head_width
+
+    def decode_flops_per_cached_token(self, model: ModelShape) -> int:
+        return 4 * model.heads * model.head_width
+
+
+class MHA(_Grouped):
+    """Multi-head attention: each head has its own keys and values."""
+
+    name: ClassVar[str] = "mha"
+    looks: ClassVar = {None: ("#000000", "-", "o")}
+
+    def groups(self, model: ModelShape) -> int:
+        return model.heads
+
+
+class GQA(_Grouped):
+    """Grouped-query attention: `kv_heads` key/value heads, each serving H / kv_heads queries."""
+
+    name: ClassVar[str] = "gqa"
+    looks: ClassVar = {None: ("#56B4E9", "--", "s")}
+    kv_heads: Positive = result("Key/value heads, G. They divide the model's heads.")
+
+    def check(self, model: ModelShape) -> None:
+        _check_groups(self.kv_heads, model)
+
+    @property
+    def size(self) -> int:
+        return self.kv_heads
+
+    def on_shard(self, model: ModelShape, tensor: int) -> GQA:
+        return GQA(kv_heads=_groups_on_shard(self.kv_heads, model, tensor))
+
+    def groups(self, model: ModelShape) -> int:
+        return self.kv_heads
+
+
+class MQA(_Grouped):
+    """Multi-query attention: one key and value head for all queries."""
+
+    name: ClassVar[str] = "mqa"
+    looks: ClassVar = {None: ("#0072B2", ":", "v")}
+
+    def groups(self, model: ModelShape) -> int:
+        return 1
+
+
+class MLA(AttentionConfig):
+    """Multi-head latent attention: one latent per token, expanded into each head's keys and values.
+
+    `rope`: `decoupled` puts positions into one rope key beside the latent (DeepSeek's);
+    `rope_width = 0` reproduces the paper's cache count there, and drops positions altogether.
+    `full` rotates each head's whole key, and `latent` the latent itself, in C dimensions, where
+    queries meet it; neither has a rope key. With `rank` each head has a latent of its own beside
+    the common one.
+    """
+
+    name: ClassVar[str] = "mla"
+    layer: ClassVar[str] = "lrkv_jax.attention.mla:LatentAttention"
+    looks: ClassVar = {
+        "decoupled": ("#CC79A7", "-.", "D"),
+        "full": ("#882255", "-", "d"),
+        "latent": ("#AA4499", "--", "p"),
+    }
+    latent: Positive = result("Width of the latent that all heads share, C.")
+    rope_width: NonNegative = result(
+        "Width of the rope key that all heads share, P. Even; 0 drops positions. In the modes full "
+        "and latent there is none: 0.",
+        64,
+    )
+    rope: Literal["decoupled", "full", "latent"] = result(
+        "What positions rotate. decoupled: a rope key beside the latent; full: each head's whole "
+        "key; latent: the latent in its own C coordinates, and queries there.",
+        "decoupled",
+    )
+    rank: NonNegative = result(
+        "Width of the latent that each head has of its own, beside the common one, R.", 0
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_rope_key(cls, settings: Any) -> Any:
+        """Only `decoupled` has a rope key: what the others leave out is 0."""
+        if isinstance(settings, dict) and settings.get("rope") in ("full", "latent"):
+            return {"rope_width": 0, **settings}
+        return settings
+
+    @classmethod
+    def compared_modes(cls) -> tuple[str, ...]:
+        return ()  # each mode has settings of its own: a scale writes a line for each
+
+    @property
+    def size(self) -> int:
+        return self.latent
+
+    @property
+    def form(self) -> str:
+        return _words(super().form, f"rank {self.rank}" if self.rank else "")
+
+    @property
+    def remark(self) -> str:
+        return _odd({"latent": self.latent, "rank": self.rank}) if self.rope == "latent" else ""
+
+    @property
+    def cached_rank(self) -> int:
+        """Columns of a head's own cached latents."""
+        return _cached_rank(self.rank)
+
+    def check(self, model: ModelShape) -> None:
+        _check_rank("rank", self.rank, model, "no latents of single heads", "spans MHA")
+        if self.rope_width % 2:
+            raise LrkvError(
+                f"attention.rope_width = {self.rope_width} is odd, and rotation works on pairs: "
+                f"use {self.rope_width - 1} or {self.rope_width + 1}"
+            )
+        if self.rope_width and self.rope != "decoupled":
+            raise LrkvError(
+                f"attention.rope_width = {self.rope_width}, and rope: {self.rope} has no rope key: "
+                "leave rope_width out, or use rope: decoupled"
+            )
+
+    def query_width(self, model: ModelShape) -> int:
+        return model.head_width + self.rope_width
+
+    def logit_width(self, model: ModelShape) -> int:
+        return self.latent + self.rank if self.rope == "latent" else self.query_width(model)
+
+    def kv_parameters(self, model: ModelShape) -> int:
+        up = 2 * (self.latent + self.rank) * model.heads * model.head_width
+        return model.width * self.cache_values(model) + up
+
+    def cache_values(self, model: ModelShape) -> int:
+        return self.latent + self.rope_width + model.heads * self.rank
+
+    def cache_values_published(self, model: ModelShape) -> int:
+        return self.cache_values(model) - self.rope_width
+
+    def cache_padding_values(self, model: ModelShape) -> int:
+        return model.heads * (self.cached_rank - self.rank)
+
+    def cache_scalars(self, model: ModelShape) -> int:
+        return model.heads if self.rope == "full" and model.qk_norm else 0
+
+    def decode_flops(self, model: ModelShape) -> int:
+        """q W_up, and (a c) W_up; `full` makes M_h(q) in place of q W_up, three FLOPs an entry."""
+        each = 3 if self.rope == "full" else 2
+        return (2 + each) * model.heads * (self.latent + self.rank) * model.head_width
+
+    def decode_flops_per_cached_token(self, model: ModelShape) -> int:
+        """`full` meets latents through [cos, sin] · M_h(q), K · (C + R) more products per head."""
+        width = self.latent + self.rank
+        exact = 2 * model.head_width * width if self.rope == "full" else 0
+        return model.heads * (4 * width + 2 * self.rope_width + exact)
+
+
+class LRKV(AttentionConfig):
+    """Low-rank key-value attention: one shared projection and a rank-R residual for each head.
+
+    Keys and values may have ranks of their own, R_k and R_v (`rank_key`, `rank_value`). With
+    `kv_heads`, G groups of query heads have a residual each.
+    `rope`: `full` rotates the whole key (the model as it is trained); `shared` rotates the shared
+    part alone; `latent` rotates the shared part and, in R dimensions, the latent.
+    """
+
+    name: ClassVar[str] = "lrkv"
+    layer: ClassVar[str] = "lrkv_jax.attention.lrkv:LowRankAttention"
+    looks: ClassVar = {
+        "full": ("#D55E00", "-", "^"),
+        "shared": ("#E69F00", "--", "P"),
+        "latent": ("#009E73", "-.", "X"),
+    }
+    rank: NonNegative = result(
+        "Rank of each head's residual, R. 0 is MQA; head_width can represent any MHA."
+    )
+    rope: Literal["full", "shared", "latent"] = result(
+        "What positions rotate. full: the whole key; shared: its shared part alone; latent: its "
+        "shared part, and the latent in its own R coordinates.",
+        "full",
+    )
+    rank_key: Positive | None = result("Rank of the keys' residuals, R_k. Null is rank.", None)
+    rank_value: Positive | None = result("Rank of the values' residuals, R_v. Null is rank.", None)
+    kv_heads: Positive | None = result(
+        "Number of residuals, G: each serves a group of heads / G query heads. Null: one for each "
+        "head.",
+        None,
+    )
+    tied: bool = result(
+        "Whether values read what keys read: one shared part and one latent per residual, cached "
+        "once. rank_key and rank_value are rank then.",
+        False,
+    )
+
+    @property
+    def size(self) -> int:
+        return self.rank
+
+    def groups(self, model: ModelShape) -> int:
+        """G, the residuals of a layer; at rank 0 the one key and value that all heads have."""
+        return (self.kv_heads or model.heads) if self.rank else 1
+
+    def on_shard(self, model: ModelShape, tensor: int) -> Self:
+        if self.kv_heads is None:
+            return self
+        return self.model_copy(update={"kv_heads": _groups_on_shard(self.kv_heads, model, tensor)})
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """R_k and R_v."""
+        return self.rank_key or self.rank, self.rank_value or self.rank
+
+    @property
+    def remark(self) -> str:
+        name = "rank" if self.rank_key is None else "rank_key"
+        return _odd({name: self.ranks[0]}) if self.rope == "latent" else ""
+
+    @property
+    def copies(self) -> int:
+        """Shared parts, and latents of a residual, that a token leaves: a key's and a value's."""
+        return 1 if self.tied else 2
+
+    @property
+    def sized(self) -> str:
+        R_k, R_v = self.ranks
+        return super().sized if R_k == R_v else f"{R_k}/{R_v}"
+
+    @property
+    def form(self) -> str:
+        groups = "" if self.kv_heads is None else f"in {self.kv_heads} groups"
+        return _words(super().form, groups, "tied" if self.tied else "")
+
+    def check(self, model: ModelShape) -> None:
+        given = {"rank": self.rank, "rank_key": self.rank_key, "rank_value": self.rank_value}
+        for name, rank in given.items():
+            _check_rank(name, rank, model, "MQA", "spans MHA")
+        if not self.rank and (self.rank_key or self.rank_value or self.kv_heads or self.tied):
+            raise LrkvError(
+                "attention.rank = 0 is MQA, which has no residuals: leave out rank_key, "
+                "rank_value, kv_heads and tied, or give rank 1 or more"
+            )
+        if self.tied and self.ranks != (self.rank, self.rank):
+            raise LrkvError(
+                "attention.tied = true, and its keys and values read the same latents: leave out "
+                "rank_key and rank_value"
+            )
+        if self.kv_heads is not None:
+            _check_groups(self.kv_heads, model)
+
+    def key_heads(self, model: ModelShape) -> int:
+        return self.groups(model)
+
+    def logit_width(self, model: ModelShape) -> int:
+        return model.head_width + (0 if self.rope == "full" else self.ranks[0])
+
+    def kv_parameters(self, model: ModelShape) -> int:
+        down = model.head_width * self.copies + self.groups(model) * sum(self.ranks[: self.copies])
+        return model.width * down + self.groups(model) * sum(self.ranks) * model.head_width
+
+    def parameters_used_twice(self, model: ModelShape) -> int:
+        # B^K takes queries to the latent; the key's norm needs the whole key, r B^K, as well.
+        twice = self.rope != "full" and model.qk_norm
+        return self.groups(model) * self.ranks[0] * model.head_width if twice else 0
+
+    def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
+        """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
+
+        A key or a value of head h is then x W_h, and costs, forward and backward and over all H
+        heads (or `groups` of them), 6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors,
+        (x U_h) B_hᵀ + x W_shared, cost 6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K)
+        values more: latents, and the sum of the two parts. Weights are formed where that is dearer:
+
+            VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
+
+        R is the mean of R_k and R_v. Tied, keys and values share x U_h and x W_shared. Wide models
+        with R well below K keep the factors; small ones, and ranks near K, form the weights.
+        """
+        D, H, K, R = width, groups, head_width, sum(self.ranks) / 2
+        sharing = 2 if self.tied else 1
+        factors = (D * K + D * H * R) / sharing + H * R * K
+        saved = 6 * (D * H * K - factors) + 6 * D * H * R * K / tokens
+        return bool(self.rank) and VALUE * H * (R / sharing + K) > saved
+
+    def multiplications(self, model: ModelShape, tokens: int) -> float:
+        D, G, K = model.width, self.groups(model), model.head_width
+        if not self.forms_weights(D, G, K, tokens):
+            return super().multiplications(model, tokens)
+        # Weights of values are formed in every mode, those of keys where the whole key is rotated.
+        R_k, R_v = self.ranks
+        keys = D * G * K * (1 + R_k / tokens)
+        if self.rope != "full":
+            keys = D * K + G * R_k * (D + K) + self.parameters_used_twice(model)
+        return keys + D * G * K * (1 + R_v / tokens)
+
+    def cache_values(self, model: ModelShape) -> int:
+        return self.copies * model.head_width + self.groups(model) * sum(self.ranks[: self.copies])
+
+    def cache_scalars(self, model: ModelShape) -> int:
+        return self.groups(model) if model.qk_norm else 0
+
+    def cache_padding_values(self, model: ModelShape) -> int:
+        padding = sum(self.cached_ranks[: self.copies]) - sum(self.ranks[: self.copies])
+        return self.groups(model) * padding
+
+    def decode_flops(self, model: ModelShape) -> int:
+        """(a R_v) Bᵀ, and q B; `full` makes the mix matrix M_h(q) instead, three FLOPs an entry."""
+        R_k, R_v = self.ranks
+        each = 3 if self.rope == "full" else 2
+        return (2 * R_v + each * R_k) * model.heads * model.head_width
+
+    def decode_flops_per_cached_token(self, model: ModelShape) -> int:
+        """Shared part and values' latents, and the keys' latents; `full` meets them through
+        [cos, sin] · M_h(q), K · R more products per head (`lrkv_jax.kernels.lrkv_decode`)."""
+        exact = 2 * model.head_width * self.ranks[0] if self.rope == "full" else 0
+        return model.heads * (4 * model.head_width + 2 * sum(self.ranks) + exact)
+
+    @property
+    def cached_ranks(self) -> tuple[int, int]:
+        """Columns of the keys' and the values' cached latents."""
+        R_k, R_v = map(_cached_rank, self.ranks)
+        return R_k, R_v
+
+
+def _odd(widths: Mapping[str, int]) -> str:
+    """What a run says where latents of an odd width are rotated."""
+    odd = [f"attention.{name} = {width}" for name, width in widths.items() if width % 2]
+    if not odd:
+        return ""
+    return (
+        f"{' and '.join(odd)}: odd, so in rope: latent the last coordinate of each latent carries "
+        "no position; an even one has all of them rotated"
+    )
+
+
+def _words(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _cached_rank(rank: int) -> int:
+    """Columns of latents that are padded where the cache is made.
+
+    A GPU's bulk copies take rows of 16-byte multiples, in boxes of up to 64 columns, and its
+    16-bit products a multiple of 8 of them.
+    """
+    multiple = 8 if rank <= 64 else 64
+    return -(-rank // multiple) * multiple
+
+
+def _check_rank(name: str, rank: int | None, model: ModelShape, at_0: str, at_K: str) -> None:
+    if rank and rank > model.head_width:
+        raise LrkvError(
+            f"attention.{name} = {rank} is larger than head_width = {model.head_width}: "
+            f"use 0 ({at_0}) to {model.head_width} ({at_K})"
+        )
+
+
+def _check_groups(groups: int, model: ModelShape) -> None:
+    if model.heads % groups:
+        *choices, last = [str(g) for g in range(1, model.heads + 1) if model.heads % g == 0]
+        raise LrkvError(
+            f"attention.kv_heads = {groups} does not divide heads = {model.heads}: "
+            f"use {' or '.join(filter(None, [', '.join(choices), last]))}"
+        )
+
+
+def _groups_on_shard(groups: int, model: ModelShape, tensor: int) -> int:
+    # Groups that `tensor` does not divide stay whole; a shard reads those of its own heads.
+    heads = model.heads // tensor
+    most = min(heads, groups // tensor if groups % tensor == 0 else groups)
+    return next(g for g in range(most, 0, -1) if heads % g == 0)
