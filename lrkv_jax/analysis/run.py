@@ -13,7 +13,7 @@ from lrkv_jax.analysis.diversity import (
     mean_off_diagonal,
     normalised,
 )
-from lrkv_jax.analysis.factorisation import factorisation
+from lrkv_jax.analysis.factorisation import factorisation, shared_energy
 from lrkv_jax.analysis.geometry import geometry
 from lrkv_jax.analysis.magnitude import magnitude
 from lrkv_jax.analysis.null import null, random_heads
@@ -77,9 +77,10 @@ def analyse(
 def analyse_steps(directory: str | Path) -> dict[str, Any]:
     """The main statistics, as means over layers, of every checkpoint that the run still has.
 
-    Writes {…, "steps": [{"step", "query_key", "value_output", "magnitude", "geometry"}, …],
-    "skipped": [{"step", "reason"}, …]} to `analysis_steps.json` in its directory, and returns it. A
-    damaged step is skipped, and named. Raises `LrkvError` if there is no run or no sound step.
+    Writes {…, "steps": [{"step", "query_key", "value_output", "magnitude", "geometry",
+    "shared_energy"}, …], "skipped": [{"step", "reason"}, …]} to `analysis_steps.json` in its
+    directory, and returns it. A damaged step is skipped, and named. Raises `LrkvError` if there is
+    no run or no sound step.
     """
     config = read_run(directory)
     result = {**_about(directory, config), "steps": [], "skipped": []}
@@ -119,8 +120,8 @@ def _described(
 ) -> dict[str, Any]:
     """Every statistic of a model's layers, beside those of random ones.
 
-    Factorisations and geometry have one random layer beside them, the others all of them;
-    `isotropic` is False of weighted heads.
+    Factorisations, shared energy and geometry have one random layer beside them, the others all of
+    them; `isotropic` is False of weighted heads.
     """
     drawn = iter(drawn)
     first = next(drawn)
@@ -140,6 +141,10 @@ def _described(
     described["geometry"] = _over_layers([layer["geometry"] for layer in layers])
     if described["geometry"]:
         described["geometry"]["null"] = _numbers(geometry(first, isotropic=isotropic))
+    energies = [layer["shared_energy"] for layer in layers]
+    described["shared_energy"] = {
+        "per_layer": energies, "mean": mean(energies), "null": shared_energy(first)
+    }  # fmt: skip
     described["factorisation"] = [
         {
             "rank": rank,
@@ -182,6 +187,7 @@ def _layer(heads: HeadWeights, ranks: Iterable[int], isotropic: bool = True) -> 
         **{name: diversity(*factors(heads)) for name, factors in FORMS.items()},
         "magnitude": magnitude(heads),
         "geometry": geometry(heads, isotropic=isotropic),
+        "shared_energy": shared_energy(heads),
         "factorisation": [factorisation(heads, rank) for rank in ranks],
     }
 
@@ -191,7 +197,7 @@ def _moment(run: TrainedRun) -> dict[str, Any]:
     forms = {name: mean([layer[name].summary() for layer in layers]) for name in FORMS}
     others = {
         name: whole and whole["mean"]
-        for name in ("magnitude", "geometry")
+        for name in ("magnitude", "geometry", "shared_energy")
         for whole in [_over_layers([layer[name] for layer in layers])]
     }
     return {**forms, **others}

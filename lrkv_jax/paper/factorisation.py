@@ -1,7 +1,8 @@
 """Described in the paper, not shown: the best shared matrix and residuals for trained heads.
 
 Truncated SVD, mean + SVD and alternating least squares at the ranks that the runs were analysed
-at, of MHA's heads and of LRKV's; and how LRKV divided its heads itself.
+at, of MHA's heads and of LRKV's; how LRKV divided its heads itself; and what one matrix explains of
+every variant's heads, before and after they are aligned.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,12 @@ _WRITTEN = 3  # ranks, up to which each bar's value is written at its foot
 
 @artefact("Described, not shown", TITLE, reads="analyses")
 def factorisation(runs):
-    return [*pictures(runs, TITLE, _pictures), _fit_table(runs), _learnt_table(runs)]
+    return [
+        *pictures(runs, TITLE, _pictures),
+        _fit_table(runs),
+        _learnt_table(runs),
+        _energy_table(runs),
+    ]
 
 
 def _ranks(line: Line) -> list[int]:
@@ -227,3 +233,49 @@ def _learnt_rows(group: Group, line: Line):
             line.label, of, *percent[:3], Cell.over(cosine) if cosine else "", percent[3],
             block=group.name,
         )  # fmt: skip
+
+
+ENERGY = [
+    Column("variant"),
+    Column("of"),
+    *(
+        Column(name, "% of Σ‖W_h‖²", digits=1, group=group)
+        for group in ("trained", "a random layer")
+        for name in ("raw", "aligned")
+    ),
+]
+
+
+def _energy_table(runs: Sequence[RunRecord]) -> Table:
+    """How much of each family of heads one matrix for all of them explains."""
+    rows = [
+        Row.of(
+            line.label, of,
+            *(
+                Cell.over({
+                    seed: 100 * energy[which][family][how] for seed, energy in energies.items()
+                })
+                for which in ("mean", "null")
+                for how in ("raw", "aligned")
+            ),
+            block=group.name,
+        )
+        for group in groups(runs)[0]
+        for line in group.every
+        for energies in [line.each(lambda a: a.get("shared_energy"))]
+        if all(energies.values())
+        for family, of in FAMILIES.items()
+    ]  # fmt: skip
+    return Table(
+        "Shared energy of heads, raw and aligned", ENERGY, rows,
+        missing=[] if rows else ["no run: any scale, analysed by this version"],
+        notes=[
+            "The share of a layer's Σ‖W_h‖² that one matrix for all heads explains, mean over "
+            "layers ± standard deviation over seeds. Raw: the heads' mean. Aligned: heads are "
+            "first moved to be most alike, as far as the model's outputs do not depend on it: each "
+            "rope pair of a key by an angle, values by any matrix. Alignment fits random heads "
+            "too: compare a trained run with its random layer, the same variant as initialised. "
+            "MQA is 100 by definition.",
+        ],
+        name="shared_energy",
+    )  # fmt: skip

@@ -71,6 +71,10 @@ def test_the_newest_step_s_heads_are_seen_to_be_alike(newest):
     assert found["null"]["mean"]["centred"]["percent_of_cap"] > 95
     assert found["null"]["draws"] == 2
     assert newest["geometry"]["mean"]["key"]["mean_cosine"] == 0
+    energy = newest["shared_energy"]
+    assert energy["mean"]["key"] == {"raw": pytest.approx(1), "aligned": pytest.approx(1)}
+    assert energy["mean"]["value"]["raw"] < energy["mean"]["value"]["aligned"] < 0.99
+    assert energy["null"]["key"]["raw"] > 0.9, "its residuals are a tenth of its shared part"
     assert newest["magnitude"]["mean"]["key"]["residual"] == 0
     assert [fit["rank"] for fit in newest["factorisation"]] == [0, 3]
     for fit in newest["factorisation"]:
@@ -82,7 +86,7 @@ def test_on_text_everything_is_told_again(newest):
     found = newest["weighted"]
     assert found["tokens"] == 2 * 8 * 32
     assert set(found) - {"tokens"} == {
-        "query_key", "value_output", "magnitude", "geometry", "factorisation",
+        "query_key", "value_output", "magnitude", "geometry", "shared_energy", "factorisation",
     }  # fmt: skip
     assert found["query_key"]["mean"]["uncentred"]["effective_rank"] == pytest.approx(1)
     assert found["value_output"]["mean"] != newest["value_output"]["mean"]
@@ -137,7 +141,7 @@ def test_steps_are_told_in_order_and_a_damaged_one_by_name(run, newest):
     assert [moment["step"] for moment in found["steps"]] == [3, 5]
     assert [skipped["step"] for skipped in found["skipped"]] == [4]
     last = found["steps"][-1]
-    for name in ("query_key", "value_output", "magnitude", "geometry"):
+    for name in ("query_key", "value_output", "magnitude", "geometry", "shared_energy"):
         assert last[name] == newest[name]["mean"]
     assert found["steps"][0]["query_key"]["centred"]["effective_rank"] > 2
     assert json.loads((directory / "analysis_steps.json").read_text()) == found

@@ -64,7 +64,7 @@ EXPECTED = {
     "learning_rates": ("runs", ""),
     "seed_noise": ("runs", "P"),
     "weighted_ranks": ("analyses", ""),
-    "factorisation": ("analyses", "mha=P lrkv-4=P table=T learnt=T"),
+    "factorisation": ("analyses", "mha=P lrkv-4=P table=T learnt=T shared_energy=T"),
     "overlap": ("analyses", "P table=T"),
     "similarity_gap": ("analyses", "P table=T"),
 }

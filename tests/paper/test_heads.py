@@ -134,7 +134,7 @@ def test_overlap_stands_beside_random_residuals(of_heads, heads):
 
 
 def test_fits_fall_with_the_rank_and_the_learnt_split_is_divided(of_heads):
-    of_mha, of_lrkv, fits, learnt = of_heads("factorisation")
+    of_mha, of_lrkv, fits, learnt, _ = of_heads("factorisation")
     assert [of_mha.name, of_lrkv.name] == ["mha", "lrkv-4"]
     axis = titles(of_mha)["keys: error of the weights"]
     heights = np.reshape([bar.get_height() for bar in axis.patches], (3, 3))  # fits × ranks
@@ -144,6 +144,15 @@ def test_fits_fall_with_the_rank_and_the_learnt_split_is_divided(of_heads):
     rows = [one for one in fits.rows if one.cells[2].value == 2]
     assert rows[0].cells[5].value == pytest.approx(45.0)
     assert [cell.value for cell in learnt.rows[0].cells[2:5]] == pytest.approx([60, 30, 10])
+
+
+def test_shared_energy_is_tabled_of_every_variant_beside_a_random_layer_s(of_heads):
+    *_, energy = of_heads("factorisation")
+    assert [[cell.value for cell in row.cells[:2]] for row in energy.rows] == [
+        [label, of] for label in ("MHA", "MQA", "LRKV-4") for of in ("keys", "values")
+    ]
+    for row in energy.rows:
+        assert [cell.value for cell in row.cells[2:]] == pytest.approx([40, 70, 40, 70])
 
 
 def test_the_paper_s_rank_stands_beside_the_same_setting_alone(tmp_path):
