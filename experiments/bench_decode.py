@@ -2,8 +2,8 @@
 
 Attention alone at the shapes of 128m, 24x1536 and 36x2304, and ragged at the first; then a layer of
 the last: its memory, its time over MHA's, what exact RoPE costs. Minutes, on two CPU cores.
-Writes decode_cpu.json and .png, and the same with -24x1536, -36x2304, -ragged and -layer,
-into `--out FOLDER` (experiments/results). On a GPU: `first_light.py`.
+Writes decode_cpu.json and .png, and the same with -24x1536, -36x2304, -family, -ragged and -layer,
+into `--out FOLDER` (experiments/results), or `--only` one of them. On a GPU: `first_light.py`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from lrkv_jax.bench.report import run_shown
 
 ATTENTION = Settings()
 WIDE = {
-    f"-{scale}": replace(
+    scale: replace(
         ATTENTION, scales=(scale,), lengths=(2048, 8192), implementations=("xla", "mosaic", "jax"),
         samples=9,
     )
@@ -33,17 +33,22 @@ LAYER = Settings(
     scales=("36x2304",), variants=("mha", "lrkv"), batches=(4,), lengths=(8192,),
     implementations=("xla", "mosaic"), levels=("layer",),
 )  # fmt: skip
+# Every line of the family: the paper's kinds, and the others.
+FAMILY = replace(WIDE["24x1536"], scales=("1.2b_family",), batches=(1,))
 RAGGED = replace(ATTENTION, batches=(4,), lengths=(2048, 8192), ragged=True)
+
+
+SWEEPS = {"128m": ATTENTION, **WIDE, "family": FAMILY, "ragged": RAGGED, "layer": LAYER}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    folder = parser.parse_args().out
-    sweeps = {"": ATTENTION, **WIDE, "-ragged": RAGGED, "-layer": LAYER}
-    for suffix, settings in sweeps.items():
-        report = run_shown(run, settings, print_report, Console())
-        for path in save(report, folder, suffix):
+    parser.add_argument("--only", choices=list(SWEEPS))
+    arguments = parser.parse_args()
+    for name in [arguments.only] if arguments.only else SWEEPS:
+        report = run_shown(run, SWEEPS[name], print_report, Console())
+        for path in save(report, arguments.out, "" if name == "128m" else f"-{name}"):
             print(path)
 
 

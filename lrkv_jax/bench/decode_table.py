@@ -73,7 +73,7 @@ def exact_shares(rows: list[Row]) -> list[dict[str, Any]]:
     pairs = [
         (full, of.get((*key, "shared"))) for (*key, rope), full in of.items() if rope == "full"
     ]
-    named = ("level", "scale", "batch", "length", "ragged", "implementation")
+    named = ("variant", "level", "scale", "batch", "length", "ragged", "implementation")
     return [
         {name: getattr(full, name) for name in named}
         | {"share_of_full": (full.us - shared.us) / full.us}
@@ -104,8 +104,9 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         console.print(line, style="dim", highlight=False)
     if report["exact_rope"]:
         shares = "; ".join(
-            f"{share['scale']}, batch {share['batch']}, {share['length']:,} tokens "
-            f"({share['level']}, {share['implementation']}): {100 * share['share_of_full']:.0f} %"
+            f"{share['variant']}, {share['scale']}, batch {share['batch']}, "
+            f"{share['length']:,} tokens ({share['level']}, {share['implementation']}): "
+            f"{100 * share['share_of_full']:.0f} %"
             for share in report["exact_rope"]
         )
         console.print(f"Exact RoPE's share of the time in mode full: {shares}", highlight=False)
