@@ -1,6 +1,7 @@
 """Figures 10 and 11: centred (PCA) spectra of heads at an early, a middle and a late layer.
 
-Lines are means over seeds; orthogonal heads are drawn beside them.
+Lines are means over seeds, with orthogonal heads beside them; below, their distance from those on a
+logarithmic axis.
 """
 
 from lrkv_jax.artefacts.analysed import pictures

@@ -22,7 +22,7 @@ def curves(axis) -> dict:
 
 
 def titles(made: Picture):
-    return {axis.get_title(): axis for axis in made.figure.axes}
+    return {axis.get_title(): axis for axis in made.figure.axes if axis.get_title()}
 
 
 def test_orthogonal_and_identical_heads_are_tabled_as_they_are(of_heads):
@@ -74,6 +74,23 @@ def test_spectra_and_cumulative_variance_show_what_heads_have_in_common(of_heads
     assert lines["MHA"] == pytest.approx([20, 40, 60, 80, 100, 100])
     assert lines["orthogonal heads"] == pytest.approx(lines["MHA"])
     assert lines["90 %"][0] == 90 and "MHA 5, 5, 5; MQA 0, 0, 0" in cumulative.caption
+
+
+def test_below_spectra_stand_their_distances_from_orthogonal_heads(of_heads):
+    """On a logarithmic axis; MHA's, which are orthogonal, have no point there."""
+    for name, expected in (
+        ("fig16", [0.5 * (H - 1)] + [0.5] * (H - 1)),
+        ("fig10", [0.5] * (H - 1) + [np.nan]),
+    ):
+        late = of_heads(name)[0].figure.axes[5]
+        assert late.get_yscale() == "log"
+        lines = curves(late)
+        assert lines["LRKV-4"] == pytest.approx(expected, nan_ok=True)
+        assert np.isnan(lines["MHA"]).all()
+    cumulative = of_heads("fig12")[0].figure.axes[3]
+    assert cumulative.get_yscale() == "log"
+    # Identical heads less their mean are nothing: no share, where orthogonal heads have their own.
+    assert curves(cumulative)["MQA"] == pytest.approx([20, 40, 60, 80, 100, 100])
 
 
 def test_maps_share_their_colours_and_leave_the_diagonal_out(of_heads):
