@@ -23,7 +23,7 @@ def learning_rates(runs):
 
 
 def _columns(rates):
-    at = [Column(f"{rate:g}", "", "lower", 4, group="bits per byte at rate") for rate in rates]
+    at = [Column(f"{rate:g}", digits=4, group="bits per byte at rate") for rate in rates]
     return [Column("variant"), *at, Column("own rate")]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.paper_cases import artefact
 
 from lrkv_jax.comparison import read_runs
 from lrkv_jax.config.differences import differences
@@ -49,6 +50,17 @@ def test_its_sweeps_are_the_runs_that_it_is_about():
     points = [point for words in map(str.split, commands) for point in grid(words[0], words[1:])]
     labels = {(point.config.attention, point.config.train.seed) for point in points}
     assert len(points) == len(labels) == 33
+
+
+def test_the_family_s_tables_are_those_of_the_kept_runs(tmp_path):
+    runs = read_runs([ROOT / "experiments/results/family/rates.jsonl"])
+    for name in ("learning_rates", "family"):
+        one = artefact(name)
+        one.write(one.made(runs), tmp_path)
+    written = [line for path in tmp_path.glob("*.md") for line in path.read_text().splitlines()]
+    section = RESULTS.split("## The family, begun")[1].split("\n## ")[0]
+    shown = [line for line in section.splitlines() if line.startswith("|")]
+    assert len(shown) > 15 and [line for line in shown if line not in written] == []
 
 
 def test_the_family_s_kept_runs_are_of_its_sweep_and_name_their_processor():
