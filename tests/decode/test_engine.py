@@ -76,7 +76,7 @@ def test_when_all_have_stopped_the_device_takes_no_further_step(engine):
 
 @pytest.mark.slow
 def test_programs_are_as_many_for_any_prompt_and_any_text():
-    engine = engine_of(FIVE["mqa"], length=160, prefill_chunk=64)
+    engine = engine_of(FIVE["mqa"], batch=2, length=160, prefill_chunk=64)
     before = program_counts()
     for longest, new in [(1, 2), (32, 1), (33, 3), (64, 4), (65, 5), (97, 9), (128, 17), (140, 20)]:
         engine.generate([[3] * longest, [1, 2]], new)
