@@ -275,7 +275,7 @@ def _energy_table(runs: Sequence[RunRecord]) -> Table:
             "first moved to be most alike, as far as the model's outputs do not depend on it: each "
             "rope pair of a key by an angle, values by any matrix. Alignment fits random heads "
             "too: compare a trained run with its random layer, the same variant as initialised. "
-            "MQA is 100 by definition.",
+            "MQA is 100 by definition, as are values of MLA whose latent is no wider than a head.",
         ],
         name="shared_energy",
     )  # fmt: skip
