@@ -115,7 +115,7 @@ class LowRankAttention(Attention):
             if self._in_latents:
                 residual = residual._replace(q_latent_BTHR=self._latent(query[1], positions_BT))
             else:
-                residual = residual._replace(up_key_HRK=self.key_up[...], angles_SK=angles)
+                residual = residual._replace(up_key_GRK=self.key_up[...], angles_SK=angles)
         return lrkv_decode(
             query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
             cache.inverse_norm_BGS, lengths_of(positions_BT),

@@ -83,29 +83,21 @@ def latent_decode(
     the angles. With groups, inverse norms are the groups'. Lengths, pages, `impl`, `bits` and
     results as in `grouped_decode`, the output still in the latents: [B, T, H, C + R'].
     """
-    repeats = 1
     if private is not None:
-        groups = private.latent_BSGR.shape[2]
-        repeats = q_BTHX.shape[2] // groups
-        padding = private.latent_BSGR.shape[3]
-        q_BTHX = online.as_queries(q_BTHX, groups)
-        if q_rope_BTHP is not None:
-            q_rope_BTHP = online.as_queries(q_rope_BTHP, groups)
-        if private.q_BTHR is not None:
-            own = online.padded(online.as_queries(private.q_BTHR, groups), 3, padding)
-            private = private._replace(q_BTHR=own)
-        else:
-            private = private._replace(up_key_GRK=online.padded(private.up_key_GRK, 1, padding))
+        width = private.latent_BSGR.shape[3]
+        private = private._replace(
+            q_BTHR=online.padded(private.q_BTHR, 3, width),
+            up_key_GRK=online.padded(private.up_key_GRK, 1, width),
+        )
     arrays = (q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, pages_BN)
     axes = (
         "BTHX", "BTHP", "BSC", "BSP", rotation and ROTATION_AXES, private and PRIVATE_AXES, "BN"
     )  # fmt: skip
     kernel = dispatch.Kernel("latent_decode", _xla, _mosaic)
-    out_BTHC, lse_BTH = kernel(
+    return kernel(
         _plan(*arrays, impl, bits), arrays, axes, lengths_B,
-        scale=scale, impl=impl, rope_base=rope_base, repeats=repeats,
+        scale=scale, impl=impl, rope_base=rope_base,
     )  # fmt: skip
-    return online.as_heads(out_BTHC, repeats), online.as_heads(lse_BTH, repeats)
 
 
 def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, pages_BN, impl, bits):
@@ -173,8 +165,16 @@ def _xla(
     lengths_B,
     scale,
     rope_base=10_000.0,
-    repeats=1,
 ):
+    repeats = 1
+    if private is not None:
+        # A group's heads are further queries of one head.
+        G = private.latent_BSGR.shape[2]
+        repeats, q_BTHX = q_BTHX.shape[2] // G, online.as_queries(q_BTHX, G)
+        if q_rope_BTHP is not None:
+            q_rope_BTHP = online.as_queries(q_rope_BTHP, G)
+        if private.q_BTHR is not None:
+            private = private._replace(q_BTHR=online.as_queries(private.q_BTHR, G))
     (B, T, H, _), S = q_BTHX.shape, online.slots_of(latent_BSC, pages_BN)
     q_BHTX = q_BTHX.swapaxes(1, 2)
     few = online.few(T * H)
@@ -242,7 +242,8 @@ def _xla(
         return common_BHTC, online.averages("BHTc,BcHR->BHTR", weights_BHTc, latent_BcHR, few)
 
     sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats)
-    return jnp.concatenate(sums, axis=-1).swapaxes(1, 2), lse_BHT.swapaxes(1, 2)
+    out_BTHX = jnp.concatenate(sums, axis=-1).swapaxes(1, 2)
+    return online.as_heads(out_BTHX, repeats), online.as_heads(lse_BHT.swapaxes(1, 2), repeats)
 
 
 def _rotated(key, angles_cK):

@@ -33,31 +33,30 @@ from lrkv_jax.kernels.split_kv import plan as plans
 class Residual(NamedTuple):
     """What belongs to single heads: their cached latents, and the factors that multiply them.
 
-    A head may be a group of query heads, of which `q_latent_BTHR` has each.
-    The cached latents [B, S, H, R'] may be padded: R ≤ R', and keys and values may have different
-    ranks. In mode `full` there are `up_key_HRK`
-    and `angles_SK`, [cos, sin] of each slot's position; in the others `q_latent_BTHR`.
+    Or to G groups of them; `q_latent_BTHR` has each query head's. The cached latents [B, S, G, R']
+    may be padded: R ≤ R', and keys and values may have different ranks. In mode `full` there are
+    `up_key_GRK` and `angles_SK`, [cos, sin] of each slot's position; in the others `q_latent_BTHR`.
     """
 
-    rk_BSHR: Any
-    rv_BSHR: Any
-    up_value_HRK: Any
+    rk_BSGR: Any
+    rv_BSGR: Any
+    up_value_GRK: Any
     q_latent_BTHR: Any = None
-    up_key_HRK: Any = None
+    up_key_GRK: Any = None
     angles_SK: Any = None
 
     def padded(self):
         """A copy whose factors are padded to the cache's width."""
-        R_k, R_v = self.rk_BSHR.shape[-1], self.rv_BSHR.shape[-1]
+        R_k, R_v = self.rk_BSGR.shape[-1], self.rv_BSGR.shape[-1]
 
         return self._replace(
-            up_value_HRK=online.padded(self.up_value_HRK, 1, R_v),
+            up_value_GRK=online.padded(self.up_value_GRK, 1, R_v),
             q_latent_BTHR=online.padded(self.q_latent_BTHR, 3, R_k),
-            up_key_HRK=online.padded(self.up_key_HRK, 1, R_k),
+            up_key_GRK=online.padded(self.up_key_GRK, 1, R_k),
         )
 
 
-RESIDUAL_AXES = Residual("BSHR", "BSHR", "HRK", "BTHR", "HRK", "SK")
+RESIDUAL_AXES = Residual("BSGR", "BSGR", "GRK", "BTHR", "GRK", "SK")
 
 
 def lrkv_decode(
@@ -65,7 +64,7 @@ def lrkv_decode(
     k_shared_BSK,
     v_shared_BSK,
     residual,
-    inverse_norm_BHS,
+    inverse_norm_BGS,
     lengths_B,
     *,
     scale,
@@ -77,37 +76,36 @@ def lrkv_decode(
     """Attend each sequence's last T tokens to the factored cache, which already holds them.
 
     `q_BTHK` is rotated, and `rope_base` is the base of its angles and the residual's. `residual` is
-    None at rank 0; its heads, and those of `inverse_norm_BHS`, may be groups of query heads, as
-    many as divide them, and `inverse_norm_BHS` (float32, H = 1 at rank 0) is None without QK-norm.
+    None at rank 0; its heads, and those of `inverse_norm_BGS`, may be groups of query heads, as
+    many as divide them, and `inverse_norm_BGS` (float32, H = 1 at rank 0) is None without QK-norm.
     Lengths, pages, `impl`, `bits` and results as in `grouped_decode`; the pool of inverse norms is
     [P, H, 64].
     """
-    repeats = 1
-    if residual is not None:
-        residual, groups = residual.padded(), residual.rk_BSHR.shape[2]
-        repeats = q_BTHK.shape[2] // groups
-        q_BTHK = online.as_queries(q_BTHK, groups)
-        if residual.q_latent_BTHR is not None:
-            residual = residual._replace(
-                q_latent_BTHR=online.as_queries(residual.q_latent_BTHR, groups)
-            )
-    arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, pages_BN)
-    axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BHS", "BN")
+    residual = residual and residual.padded()
+    arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN)
+    axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BGS", "BN")
     kernel = dispatch.Kernel("lrkv_decode", _xla, _mosaic)
-    found = _plan(*arrays, impl, bits)
-    if repeats > 1:
-        found = None, f"{repeats} query heads share a latent: the kernel has one each"
-    out_BTHK, lse_BTH = kernel(
-        found, arrays, axes, lengths_B,
-        scale=scale, impl=impl, rope_base=rope_base, repeats=repeats,
+    return kernel(
+        _plan(*arrays, impl, bits), arrays, axes, lengths_B,
+        scale=scale, impl=impl, rope_base=rope_base,
     )  # fmt: skip
-    return online.as_heads(out_BTHK, repeats), online.as_heads(lse_BTH, repeats)
 
 
-def raise_values(shared_BTHK, mean_BTHR, up_value_HRK):
+def _by_group(q_BTHK, residual):
+    """(heads of a group, queries, residual): a group's heads as further queries of one head."""
+    if residual is None:
+        return 1, q_BTHK, None
+    G = residual.rk_BSGR.shape[2]
+    if residual.q_latent_BTHR is not None:
+        q_latent_BTGR = online.as_queries(residual.q_latent_BTHR, G)
+        residual = residual._replace(q_latent_BTHR=q_latent_BTGR)
+    return q_BTHK.shape[2] // G, online.as_queries(q_BTHK, G), residual
+
+
+def raise_values(shared_BTHK, mean_BTHR, up_value_GRK):
     """a · V_shared + (a · rv) Bᵀ: values carry no rotation, so the paper's equation is exact."""
-    up_value_HRK = up_value_HRK.astype(jnp.float32)
-    return shared_BTHK + jnp.einsum("BTHR,HRK->BTHK", mean_BTHR, up_value_HRK)
+    up_value_GRK = up_value_GRK.astype(jnp.float32)
+    return shared_BTHK + jnp.einsum("BTHR,HRK->BTHK", mean_BTHR, up_value_GRK)
 
 
 def _xla(
@@ -115,22 +113,22 @@ def _xla(
     k_shared_BSK,
     v_shared_BSK,
     residual,
-    inverse_norm_BHS,
+    inverse_norm_BGS,
     pages_BN,
     lengths_B,
     scale,
     rope_base=10_000.0,
-    repeats=1,
 ):
+    repeats, q_BTHK, residual = _by_group(q_BTHK, residual)
     (B, T, H, K), S = q_BTHK.shape, online.slots_of(k_shared_BSK, pages_BN)
     q_BHTK = q_BTHK.swapaxes(1, 2)
     full = residual is not None and residual.q_latent_BTHR is None
     few = online.few(T * H)
-    widest = K if residual is None else max(K, H * residual.rk_BSHR.shape[-1])
+    widest = K if residual is None else max(K, H * residual.rk_BSGR.shape[-1])
     chunk = online.default_chunk(S, few, B * widest)
     if full:
         rotated_SBTH = angles.logits(
-            q_BTHK, residual.up_key_HRK, residual.angles_SK, residual.rk_BSHR, lengths_B, rope_base,
+            q_BTHK, residual.up_key_GRK, residual.angles_SK, residual.rk_BSGR, lengths_B, rope_base,
             pages_BN,
         )  # fmt: skip
 
@@ -138,7 +136,7 @@ def _xla(
         if full:
             rotated_cBTH = jax.lax.dynamic_slice_in_dim(rotated_SBTH, start, chunk)
             return rotated_cBTH.transpose(1, 3, 2, 0)
-        rk_BcHR = online.slots(residual.rk_BSHR, pages_BN, start, chunk)
+        rk_BcHR = online.slots(residual.rk_BSGR, pages_BN, start, chunk)
         q_BTHR = residual.q_latent_BTHR.astype(rk_BcHR.dtype)
         return online.dots("BTHR,BcHR->BHTc", q_BTHR, rk_BcHR, few)
 
@@ -147,8 +145,8 @@ def _xla(
         logits_BHTc = online.dots("BHTK,BcK->BHTc", q_BHTK, k_BcK, few)
         if residual is not None:
             logits_BHTc += residual_logits(start)
-        if inverse_norm_BHS is not None:
-            norm_BHc = online.slots(inverse_norm_BHS, pages_BN, start, chunk, axis=2)
+        if inverse_norm_BGS is not None:
+            norm_BHc = online.slots(inverse_norm_BGS, pages_BN, start, chunk, axis=2)
             logits_BHTc *= norm_BHc[:, :, None]
         return scale * logits_BHTc
 
@@ -157,29 +155,30 @@ def _xla(
         shared_BHTK = online.averages("BHTc,BcK->BHTK", weights_BHTc, v_BcK, few)
         if residual is None:
             return (shared_BHTK,)
-        rv_BcHR = online.slots(residual.rv_BSHR, pages_BN, start, chunk, seen_Bc)
+        rv_BcHR = online.slots(residual.rv_BSGR, pages_BN, start, chunk, seen_Bc)
         return shared_BHTK, online.averages("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, few)
 
     sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats)
     sums = [value.swapaxes(1, 2) for value in sums]
-    out_BTHK = sums[0] if residual is None else raise_values(*sums, residual.up_value_HRK)
-    return out_BTHK, lse_BHT.swapaxes(1, 2)
+    out_BTHK = sums[0] if residual is None else raise_values(*sums, residual.up_value_GRK)
+    return online.as_heads(out_BTHK, repeats), online.as_heads(lse_BHT.swapaxes(1, 2), repeats)
 
 
-def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, pages_BN, impl, bits):
+def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN, impl, bits):
     """(plan, None), or (None, reason why the Mosaic kernel cannot run)."""
+    repeats, q_BTHK, residual = _by_group(q_BTHK, residual)
     _, T, H, K = q_BTHK.shape
     widths, own = {"head width": K}, {}
     if residual is not None:
-        R, R_v = residual.rk_BSHR.shape[-1], residual.rv_BSHR.shape[-1]
+        R, R_v = residual.rk_BSGR.shape[-1], residual.rv_BSGR.shape[-1]
         if R != R_v:
             return None, f"cached ranks = {R} for keys, {R_v} for values: the kernel has one rank"
         widths["cached rank"] = R
-        own = {"rank": R, "full": residual.q_latent_BTHR is None}
+        own = {"rank": R, "full": residual.q_latent_BTHR is None, "repeats": repeats}
         if own["full"] and K > 2 * plans.WIDTH:
             return None, f"head width = {K}: the kernel rotates keys of up to 128"
-    if inverse_norm_BHS is not None:
-        own |= {"norm_heads": 1, "shared_norm": inverse_norm_BHS.shape[1] == 1}
+    if inverse_norm_BGS is not None:
+        own |= {"norm_heads": 1, "shared_norm": inverse_norm_BGS.shape[1] == 1}
     return plans.find(
         k_shared_BSK.dtype, widths, impl,
         T=T, slots=k_shared_BSK.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
@@ -193,7 +192,7 @@ def _mosaic(
     k_shared_BSK,
     v_shared_BSK,
     residual,
-    inverse_norm_BHS,
+    inverse_norm_BGS,
     pages_BN,
     lengths_B,
     scale,
@@ -202,13 +201,14 @@ def _mosaic(
     # Imported here: a CPU needs no Pallas, and it takes a while to load.
     from lrkv_jax.kernels.split_kv.launch import attend
 
+    repeats, q_BTHK, residual = _by_group(q_BTHK, residual)
     T, K = q_BTHK.shape[1], q_BTHK.shape[3]
     dtype = k_shared_BSK.dtype
     queries = columns.to_columns(plan, q_BTHK.astype(dtype))
     operands = {"keys": k_shared_BSK[:, :, None], "values": v_shared_BSK[:, :, None]}
     operands["pages"] = pages_BN
     if residual is not None:
-        operands |= {"rk": residual.rk_BSHR, "rv": residual.rv_BSHR}
+        operands |= {"rk": residual.rk_BSGR, "rv": residual.rv_BSGR}
     if plan.full:
         operands |= _full_operands(plan, q_BTHK, residual, dtype)
     elif residual is not None:
@@ -216,19 +216,20 @@ def _mosaic(
         own = columns.own_columns(plan, latent)
         queries = jnp.concatenate([queries, own], axis=3)
     if plan.norm_heads:
-        operands["norms"] = inverse_norm_BHS
+        operands["norms"] = inverse_norm_BGS
     operands["queries"] = queries
     sums, lse = attend(plan, operands, lengths_B, T=T, scale=scale, interpret=interpret)
     out_BTHK = columns.values_of(plan, sums, T, 0, K)
     if residual is not None:
         mean_BTHR = columns.values_of(plan, sums, T, plan.value_blocks, plan.rank)
-        out_BTHK = raise_values(out_BTHK, mean_BTHR, residual.up_value_HRK)
-    return out_BTHK, columns.from_columns(plan, lse, T)
+        out_BTHK = raise_values(out_BTHK, mean_BTHR, residual.up_value_GRK)
+    lse_BTH = columns.from_columns(plan, lse, T)
+    return online.as_heads(out_BTHK, repeats), online.as_heads(lse_BTH, repeats)
 
 
 def _full_operands(plan, q_BTHK, residual, dtype):
     """Operands of rebuilding: B_h in halves of 64 columns, float32 queries and angles likewise."""
-    up_HRK, angles_SK = residual.up_key_HRK, residual.angles_SK
+    up_HRK, angles_SK = residual.up_key_GRK, residual.angles_SK
     H, R, K = up_HRK.shape
     width, J = plans.WIDTH, K // 2
     rows = plan.rank_blocks * width - R

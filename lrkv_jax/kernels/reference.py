@@ -43,7 +43,12 @@ def latent_decode(
 ):
     """Oracle of `lrkv_jax.kernels.latent_decode`."""
     if private is not None:
-        rotation, private = _to_each_head(rotation, private, q_BTHX.shape[2])
+        heads = q_BTHX.shape[2]
+        private = _to_each_head(private, heads)
+        if rotation is not None and rotation.inverse_norm_BHS is not None:
+            norm_BGS = rotation.inverse_norm_BHS
+            norm_BHS = jnp.repeat(norm_BGS, heads // norm_BGS.shape[1], axis=1)
+            rotation = rotation._replace(inverse_norm_BHS=norm_BHS)
     q_BTHX, latent_BSC = (a.astype(jnp.float32) for a in (q_BTHX, latent_BSC))
     k_BSGX = v_BSGX = latent_BSC[:, :, None]
     if rotation is None:
@@ -81,20 +86,18 @@ def latent_decode(
     return attention(scale * logits_BTHS, v_BSHX, lengths_B)
 
 
-def _to_each_head(rotation, private, heads):
-    """The latents of a group, their factors and norms, repeated for each of its heads."""
-    repeats = heads // private.latent_BSGR.shape[2]
-    private = private._replace(latent_BSGR=jnp.repeat(private.latent_BSGR, repeats, axis=2))
-    if private.up_key_GRK is not None:
-        private = private._replace(up_key_GRK=jnp.repeat(private.up_key_GRK, repeats, axis=0))
-    if rotation is not None and rotation.inverse_norm_BHS is not None:
-        norm_BHS = jnp.repeat(rotation.inverse_norm_BHS, repeats, axis=1)
-        rotation = rotation._replace(inverse_norm_BHS=norm_BHS)
-    return rotation, private
+def _to_each_head(named, heads):
+    """A named tuple whose arrays with a letter G are repeated, each group's for its heads."""
+    repeated = {}
+    for name, array in named._asdict().items():
+        axis = name.rpartition("_")[2].find("G")
+        if array is not None and axis >= 0:
+            repeated[name] = jnp.repeat(array, heads // array.shape[axis], axis=axis)
+    return named._replace(**repeated)
 
 
 def lrkv_decode(
-    q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BHS, lengths_B, *, scale
+    q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, lengths_B, *, scale
 ):
     """Oracle of `lrkv_jax.kernels.lrkv_decode`."""
     q_BTHK = q_BTHK.astype(jnp.float32)
@@ -104,22 +107,24 @@ def lrkv_decode(
     )
     logits_BTHS = jnp.einsum("BTHK,BSHK->BTHS", q_BTHK, k_BSHK, **_EXACT)
     if residual is not None:
-        up_HRK = residual.up_value_HRK.astype(jnp.float32)
+        residual = _to_each_head(residual, q_BTHK.shape[2])
+        up_HRK = residual.up_value_GRK.astype(jnp.float32)
         R = up_HRK.shape[1]
         rk_BSHR, rv_BSHR = (
-            a[..., :R].astype(jnp.float32) for a in (residual.rk_BSHR, residual.rv_BSHR)
+            a[..., :R].astype(jnp.float32) for a in (residual.rk_BSGR, residual.rv_BSGR)
         )
         v_BSHK += jnp.einsum("BSHR,HRK->BSHK", rv_BSHR, up_HRK, **_EXACT)
         if residual.q_latent_BTHR is not None:
             q_BTHR = residual.q_latent_BTHR.astype(jnp.float32)
             logits_BTHS += jnp.einsum("BTHR,BSHR->BTHS", q_BTHR, rk_BSHR, **_EXACT)
         else:
-            up_HRK = residual.up_key_HRK.astype(jnp.float32)
+            up_HRK = residual.up_key_GRK.astype(jnp.float32)
             key_BSHK = jnp.einsum("BSHR,HRK->BSHK", rk_BSHR, up_HRK, **_EXACT)
             key_BSHK = _rotated(key_BSHK, residual.angles_SK)
             logits_BTHS += jnp.einsum("BTHK,BSHK->BTHS", q_BTHK, key_BSHK, **_EXACT)
-    if inverse_norm_BHS is not None:
-        logits_BTHS *= inverse_norm_BHS[:, None]
+    if inverse_norm_BGS is not None:
+        repeats = q_BTHK.shape[2] // inverse_norm_BGS.shape[1]
+        logits_BTHS *= jnp.repeat(inverse_norm_BGS, repeats, axis=1)[:, None]
     return attention(scale * logits_BTHS, v_BSHK, lengths_B)
 
 

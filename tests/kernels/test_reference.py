@@ -23,7 +23,7 @@ CASES = {
     "tied-latent": private_case([9, 4], "latent", T=3),
     "lrkv-full": lrkv_case([9, 4], "full", T=2, K=16),
     "lrkv-shared": lrkv_case([9, 4], "shared", T=2, K=16, R=3),
-    "lrkv-latent": lrkv_case([9, 4], "latent", T=2, K=16, R=8),
+    "lrkv-latent": lrkv_case([9, 4], "latent", T=2, G=2, K=16, R=8),
     "lrkv-rank_0": lrkv_case([9, 4], R=0, K=16),
     "lrkv-no_norm": lrkv_case([9, 4], norm=False, K=16),
 }

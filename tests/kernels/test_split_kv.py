@@ -44,11 +44,11 @@ SLOW = {
     "mqa-8_queries": lambda: grouped_case(LENGTHS, S=SLOTS, T=8, H=6, G=1, K=128),
     "mla-no_rope": lambda: latent_case(LENGTHS, S=SLOTS, H=18, C=192, P=0),
     "mla-latent-3_queries": lambda: latent_case(LENGTHS, "latent", S=SLOTS, T=3, H=6, C=256),
-    "lrkv-latent": lambda: lrkv_case(LENGTHS, "latent", S=SLOTS, T=2, H=6, K=128, R=46),
+    "lrkv-latent": lambda: lrkv_case(LENGTHS, "latent", S=SLOTS, T=2, H=6, G=3, K=128, R=46),
     "lrkv-full-8_queries": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, T=8, H=3, K=128, R=51),
     "lrkv-rank_0": lambda: lrkv_case(LENGTHS, S=SLOTS, H=6, K=128, R=0),
     "lrkv-rank_128": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, H=2, K=128, R=128),
-    "lrkv-no_norm": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, H=2, K=128, R=33, norm=False),
+    "lrkv-no_norm": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, H=6, G=2, K=128, R=33, norm=False),
 }
 
 

@@ -134,7 +134,7 @@ class Case:
         q, k, v, residual, norm = self.arrays
         if residual is not None:
             residual = residual._replace(
-                rk_BSHR=change(residual.rk_BSHR), rv_BSHR=change(residual.rv_BSHR)
+                rk_BSGR=change(residual.rk_BSGR), rv_BSGR=change(residual.rv_BSGR)
             )
         norm = None if norm is None else change(norm, 2)
         return (q, change(k), change(v), residual, norm)
@@ -167,17 +167,18 @@ def _materialised(kind, arrays):
     norm = (
         np.ones(k.shape[:3])
         if norm is None
-        else np.broadcast_to(norm, (len(q), H, norm.shape[2])).swapaxes(1, 2)
+        else np.repeat(norm, H // norm.shape[1], axis=1).swapaxes(1, 2)
     )
     if residual is None:
         return q, k, v, norm
-    R = residual.up_value_HRK.shape[1]
-    rk, rv = residual.rk_BSHR[..., :R], residual.rv_BSHR[..., :R]
-    v = v + np.einsum("BSHR,HRK->BSHK", rv, residual.up_value_HRK)
+    R, repeats = residual.up_value_GRK.shape[1], H // residual.rk_BSGR.shape[2]
+    rk, rv = (np.repeat(r[..., :R], repeats, axis=2) for r in (residual.rk_BSGR, residual.rv_BSGR))
+    v = v + np.einsum("BSHR,HRK->BSHK", rv, np.repeat(residual.up_value_GRK, repeats, axis=0))
     if residual.q_latent_BTHR is not None:
         q = np.concatenate([q, residual.q_latent_BTHR], axis=-1)
         return q, np.concatenate([k, rk], axis=-1), v, norm
-    residual_key = np.einsum("BSHR,HRK->BSHK", rk, residual.up_key_HRK)
+    up_key_HRK = np.repeat(residual.up_key_GRK, repeats, axis=0)
+    residual_key = np.einsum("BSHR,HRK->BSHK", rk, up_key_HRK)
     return q, k + _rotated(residual_key, residual.angles_SK), v, norm
 
 
@@ -270,7 +271,7 @@ def private_case(lengths, mode, *, T=1, S=None, H=4, G=2, K=16, R=5, seed=0):
 
 
 def lrkv_case(
-    lengths, mode="full", *, T=1, S=None, H=4, K=64, R=5, norm=True, seed=0, base=10_000.0
+    lengths, mode="full", *, T=1, S=None, H=4, G=None, K=64, R=5, norm=True, seed=0, base=10_000.0
 ):
     """Latents padded as a cache pads them, the residual about half of each logit's spread."""
     from lrkv_jax.kernels.lrkv_decode import Residual
@@ -278,16 +279,16 @@ def lrkv_case(
     rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
     q = normal(rng, B, T, H, K) / K**0.25
     k, v = normal(rng, B, S, K), normal(rng, B, S, K)
-    heads = H if R else 1
-    inverse_norm = np.float32(rng.uniform(0.5, 1.5, (B, heads, S))) if norm else None
+    G = (G or H) if R else 1
+    inverse_norm = np.float32(rng.uniform(0.5, 1.5, (B, G, S))) if norm else None
     if not R:
         return Case("lrkv", (q, k, v, None, inverse_norm), np.array(lengths))
     pad = [(0, 0), (0, 0), (0, 0), (0, -R % (8 if R <= 64 else 64))]
-    rk, rv = (np.pad(normal(rng, B, S, H, R), pad) for _ in range(2))
-    residual = Residual(rk, rv, normal(rng, H, R, K) / (2 * R**0.5))
+    rk, rv = (np.pad(normal(rng, B, S, G, R), pad) for _ in range(2))
+    residual = Residual(rk, rv, normal(rng, G, R, K) / (2 * R**0.5))
     if mode == "full":
         residual = residual._replace(
-            up_key_HRK=normal(rng, H, R, K) / (2 * R**0.5), angles_SK=angles(S, K, base)
+            up_key_GRK=normal(rng, G, R, K) / (2 * R**0.5), angles_SK=angles(S, K, base)
         )
     else:
         residual = residual._replace(q_latent_BTHR=normal(rng, B, T, H, R) / R**0.25)

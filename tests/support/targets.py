@@ -24,7 +24,10 @@ from lrkv_jax.kernels.split_kv.schedule import TILE
 
 SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
 MODES = ("full", "shared", "latent")
-VARIANTS = ("mha", "gqa", "mqa", "mla", "mla-latent", *(f"lrkv-{mode}" for mode in MODES))
+GROUPS = ("lrkv-full-groups", "lrkv-latent-groups")  # of two heads each
+VARIANTS = (
+    "mha", "gqa", "mqa", "mla", "mla-latent", *(f"lrkv-{mode}" for mode in MODES), *GROUPS
+)  # fmt: skip
 # Its angles do not fit beside a tile of 1,024: XLA runs.
 LEFT_TO_XLA = {("6.3b", "mla-latent")}
 BATCH, SLOTS = 4, 8192
@@ -64,16 +67,20 @@ def case(scale, variant, T, array, how="contiguous"):
     if kind != "lrkv":
         kv = array((*slots, attention.groups(model), K), bf16)
         return call(grouped_decode.grouped_decode, q, kv, kv, lengths)
+    mode, _, groups = mode.partition("-")
+    G = H // 2 if groups else H
+    if groups and T == 8:  # two heads' queries are eight then
+        q = array((BATCH, 4, H, K), bf16)
     R, shared = attention.rank, array((*slots, K), bf16)
-    latents = (array((*slots, H, cached), bf16) for cached in attention.cached_ranks)
-    residual = lrkv_decode.Residual(*latents, array((H, R, K), f32))
+    latents = (array((*slots, G, cached), bf16) for cached in attention.cached_ranks)
+    residual = lrkv_decode.Residual(*latents, array((G, R, K), f32))
     if mode == "full":
         residual = residual._replace(
-            up_key_HRK=array((H, R, K), f32), angles_SK=array((SLOTS, K), f32)
+            up_key_GRK=array((G, R, K), f32), angles_SK=array((SLOTS, K), f32)
         )
     else:
-        residual = residual._replace(q_latent_BTHR=array((BATCH, T, H, R), bf16))
-    norms = array((slots[0], H, slots[1]), f32)
+        residual = residual._replace(q_latent_BTHR=array((*q.shape[:3], R), bf16))
+    norms = array((slots[0], G, slots[1]), f32)
     return call(lrkv_decode.lrkv_decode, q, shared, shared, residual, norms, lengths)
 
 

@@ -27,13 +27,14 @@ class Consumer:
     """The `me`-th warpgroup of a CTA, which attends for `plan.heads` of the heads of `unit`.
 
     `r` holds arrays, results and scratch by name (`launch`). T is the number of queries per
-    sequence, `scale` multiplies the logits, and `i` counts the tiles of the worker.
+    sequence, of all heads that share latents, `scale` multiplies the logits, and `i`
+    counts the tiles of the worker.
     """
 
     def __init__(self, plan, r, unit, me, *, T, scale):
         self.plan, self.r = plan, r
         self.unit, self.me = unit, me
-        self.T, self.scale = T, scale
+        self.T, self.tokens, self.scale = T, T // plan.repeats, scale
         shape = TILE, plan.columns
         self.column_MN = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=LAYOUT)
         self.row_MN = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=LAYOUT)
@@ -58,8 +59,7 @@ class Consumer:
             peak_N, total_MN, sums_XN, angle_MJ = carry
             i, start = t + before, t * TILE
             logits_MN = self._logits(i, angle_MJ)
-            query_MN = jnp.minimum(lax.rem(self.column_MN, jnp.int32(plan.queries)), self.T - 1)
-            seen_MN = self.row_MN + start <= length - self.T + query_MN
+            seen_MN = self.row_MN + start <= length - self.tokens + self._token()
             logits_MN = jnp.where(seen_MN, logits_MN, MASKED)
             new_peak_N = jnp.maximum(peak_N, logits_MN.max(axis=0))
             weights_MN = jnp.where(seen_MN, jnp.exp2(logits_MN - self._rows(new_peak_N)), 0.0)
@@ -83,6 +83,18 @@ class Consumer:
         peak_N, total_MN, sums_XN, _ = lax.fori_loop(first, first + tiles, tile, carry)
         self._write(place, peak_N, total_MN, sums_XN)
         return done + tiles
+
+    def _token(self):
+        """The token of each column's query, 0 to `tokens` − 1."""
+        plan, query_MN = self.plan, self.column_MN
+        if self.tokens == 1:
+            return 0
+        # Less of this is kept in registers where one division does.
+        if plan.repeats == 1 or plan.queries % self.tokens:
+            query_MN = lax.rem(query_MN, jnp.int32(plan.queries))
+        if plan.repeats == 1:
+            return jnp.minimum(query_MN, self.tokens - 1)
+        return lax.rem(query_MN, jnp.int32(self.tokens))
 
     def _logits(self, i, angle_MJ):
         """scale · log2(e) · (keys · queries) · inverse norms, [M, N]."""
@@ -251,7 +263,8 @@ class Consumer:
     def _add_latent(self, i, valid, head, sums_XN):
         """The sums plus blocksᵀ · weights of a head's latent values, in its own columns."""
         plan, r = self.plan, self.r
-        mine_MN = lax.div(self.column_MN, jnp.int32(plan.queries)) == head
+        begin_N, end_N = head * plan.queries, (head + 1) * plan.queries
+        mine_MN = (self.column_MN >= begin_N) & (self.column_MN < end_N)
         begin = (plan.heads + head) * plan.rank_blocks
 
         def average(block):

@@ -30,7 +30,7 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
     they are read, angles `in_tile` [2, C / 128, 64, 64] of a tile's tokens, in the queries' dtype,
     and float32 `tile_angles` [S / 64, 2, C / 128, 64] of the first token of each tile. With `pages`
     [B, S / 64] that are not None, caches are pools of pages, 64 slots of a page in place of S of a
-    sequence.
+    sequence. T counts the queries of all heads that share latents (`plan.repeats`).
     Returns averages [B, U, Q, blocks, 64, N] (shared value blocks, then latent ones) and
     log-sum-exps [B, U, Q, N].
     """
