@@ -65,7 +65,7 @@ def test_kept_runs_are_done_without_their_directories(tmp_path, stand_in):
     run(points[:2], tmp_path, kept=kept)
     for point in points[:2]:
         shutil.rmtree(point.directory)
-    ended, outcomes = run(points, tmp_path, kept=kept, jobs=2)
+    ended, outcomes = run(points, tmp_path, kept=kept)
     assert ended and {one.state.name for one in outcomes.values()} == {"done"}
     assert not points[0].directory.exists() and points[3].directory.exists()
     assert [json.loads(line)["run"] for line in kept.read_text().splitlines()] == sorted(outcomes)
