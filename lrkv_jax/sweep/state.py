@@ -31,16 +31,16 @@ def state_of(
 ) -> State:
     """How far a point is; it is done when its last step has been evaluated on all `tasks`.
 
-    `kept` are finished runs by name that have no directory here (`lrkv_jax.comparison.files`).
-    Raises `LrkvError` where its directory, or the kept run of its name, is a run with other
-    settings.
+    `kept` are finished runs by name that have no directory here (`lrkv_jax.comparison.files`); one
+    of these settings counts, whatever grid named it. Raises `LrkvError` where its directory, or the
+    kept run of its name, is a run with other settings.
     """
     last = point.config.train.total_steps
-    if kept and (run := kept.get(point.name)):
-        _check_same(
-            run.config, point.config, "the file of kept runs", "give it its own --keep FILE"
-        )
-        if _is_evaluated(run.evaluation, last, tasks):
+    if kept and point.name in kept:
+        mend = "give it its own --keep FILE"
+        _check_same(kept[point.name].config, point.config, "the file of kept runs", mend)
+    for run in (kept or {}).values():
+        if _is_same(run.config, point.config) and _is_evaluated(run.evaluation, last, tasks):
             return State("done", last, run.evaluation)
     if not (point.directory / "config.yaml").is_file():
         return State("new")
@@ -53,6 +53,11 @@ def state_of(
         return State("done", last, evaluation)
     rows = read_metrics(point.directory)
     return State("begun", rows[-1]["step"] if rows else 0)
+
+
+def _is_same(saved: RunConfig, asked: RunConfig) -> bool:
+    alike = saved.model.attention == asked.model.attention  # of many runs most differ here
+    return alike and saved.train.seed == asked.train.seed and not differences(saved, asked)
 
 
 def _check_same(saved: RunConfig, asked: RunConfig, where: str, mend: str) -> None:

@@ -112,8 +112,9 @@ def work(
     processes, writing = _Processes(), threading.Lock()
 
     def note(outcome: Outcome) -> None:
-        before = known.get(outcome.point.name)
+        before, here = known.get(outcome.point.name), outcome.point.directory / "config.yaml"
         is_kept = before is not None and before.evaluation == outcome.state.evaluation
+        is_kept |= not here.is_file()  # under another name
         if kept and outcome.state.name == "done" and not is_kept:
             with writing:
                 keep([read_run_record(outcome.point.directory)], kept)

@@ -72,6 +72,15 @@ def test_kept_runs_are_done_without_their_directories(tmp_path, stand_in):
     run(points[2:], tmp_path, kept=kept, tasks=["bpb", "agreement"])  # evaluated on more
     asked = [json.loads(line)["evaluation"].keys() for line in kept.read_text().splitlines()]
     assert ["agreement" in one for one in asked] == [True, True, False, False]  # gqa's, mha's
+    again = tmp_path / "again"
+    again.mkdir()
+    points = grid(NANO, ["attention=mha", "seed=0,1", "train.steps=5,6"], str(again))
+    # MHA's, which another grid names by their steps too.
+    there = [point for point in points if point.config.train.steps == 5]
+    assert {point.name for point in there}.isdisjoint(outcomes)
+    _, found = run(there, again, kept=kept)
+    assert {one.state.name for one in found.values()} == {"done"}
+    assert not any(point.directory.exists() for point in there)
     other = points_of(tmp_path, "attention=mha,gqa", "seed=0,1", "train.batch=4")
     with pytest.raises(LrkvError, match=r"kept runs holds another run \(train.batch.*--keep FILE"):
         run(other, tmp_path, kept=kept)
