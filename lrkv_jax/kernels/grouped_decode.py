@@ -5,8 +5,7 @@ K head width
 """
 
 from lrkv_jax.kernels import dispatch, online
-from lrkv_jax.kernels.split_kv import columns
-from lrkv_jax.kernels.split_kv import plan as plans
+from lrkv_jax.kernels.split_kv import choice, columns
 
 
 def grouped_decode(
@@ -36,7 +35,7 @@ def _plan(q_BTHK, k_BSGK, pages_BN, impl, bits):
     """(plan, None), or (None, reason why the Mosaic kernel cannot run)."""
     _, T, H, K = q_BTHK.shape
     slots, G = k_BSGK.shape[1:3]
-    return plans.find(
+    return choice.find(
         k_BSGK.dtype, {"head width": K}, impl,
         T=T, slots=slots, paged=pages_BN is not None, H=H, G=G, bits=bits,
         key_widths=(K,), value_width=K,

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from lrkv_jax.kernels import angles, dispatch, online
-from lrkv_jax.kernels.split_kv import columns
+from lrkv_jax.kernels.split_kv import choice, columns
 from lrkv_jax.kernels.split_kv import plan as plans
 
 
@@ -110,7 +110,7 @@ def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, page
         return None, "it rebuilds no keys from a latent of all heads"
     if rotation is not None and C % (2 * plans.WIDTH):
         return None, f"latent width = {C}: the kernel rotates latents of a multiple of 128"
-    return plans.find(
+    return choice.find(
         latent_BSC.dtype, {"latent width": C, "rope-key width": P}, impl,
         T=T, slots=latent_BSC.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
         key_widths=(C, P) if P else (C,), value_width=C, values_in_keys=True,

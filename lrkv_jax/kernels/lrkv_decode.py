@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from lrkv_jax.kernels import angles, dispatch, online
-from lrkv_jax.kernels.split_kv import columns
+from lrkv_jax.kernels.split_kv import choice, columns
 from lrkv_jax.kernels.split_kv import plan as plans
 
 
@@ -179,7 +179,7 @@ def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_
             return None, f"head width = {K}: the kernel rotates keys of up to 128"
     if inverse_norm_BGS is not None:
         own |= {"norm_heads": 1, "shared_norm": inverse_norm_BGS.shape[1] == 1}
-    return plans.find(
+    return choice.find(
         k_shared_BSK.dtype, widths, impl,
         T=T, slots=k_shared_BSK.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
         key_widths=(K,), value_width=K, **own,

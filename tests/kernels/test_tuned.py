@@ -11,6 +11,7 @@ import pytest
 from lrkv_jax.kernels import proof
 from lrkv_jax.kernels.split_kv import plan as plans
 from lrkv_jax.kernels.split_kv import tuned
+from lrkv_jax.kernels.split_kv.choice import find
 
 LRKV = {"H": 18, "G": 1, "T": 1, "key_widths": (128,), "value_width": 128, "rank": 56,
         "full": True, "norm_heads": 1}  # fmt: skip
@@ -20,7 +21,7 @@ PLAN = plans.make_plan(**LRKV)
 
 
 def found(shape=LRKV):
-    return plans.find("bfloat16", {}, "mosaic", slots=512, paged=False, **shape)[0]
+    return find("bfloat16", {}, "mosaic", slots=512, paged=False, **shape)[0]
 
 
 def choice(**changes):

@@ -5,9 +5,7 @@ B batch  T queries  S cache slots  H heads  G key/value heads  N columns
 
 from dataclasses import dataclass, replace
 
-from lrkv_jax.errors import LrkvError
-from lrkv_jax.kernels.split_kv import tuned
-from lrkv_jax.kernels.split_kv.schedule import BITS, TILE
+from lrkv_jax.kernels.split_kv.schedule import TILE
 
 WIDTH = 64  # values of a slot's row: a 128-byte swizzled row in 16 bits
 MULTIPROCESSORS = 132  # of an H200
@@ -97,25 +95,6 @@ class Plan:
         """Registers a thread holds through a tile: logits, weights, total and the sums."""
         angles = 2 * WIDTH * TILE // 128 if self.full else TURNING if self.turned else 0
         return self.columns // 2 * (3 + self.value_blocks + self.rank_blocks) + angles
-
-
-def find(dtype, widths, impl, *, T, slots, paged, H, G, bits="fast", **shape):
-    """(plan, None), or (None, why the kernel cannot take these arrays).
-
-    `slots` is the length of the cache arrays' second axis, which with page tables is a page's.
-    """
-    if bits not in BITS:
-        raise LrkvError(f"decode bits {bits!r} are unknown: use {' or '.join(BITS)}")
-    interpret = impl == "interpret"
-    reason = objection(dtype, T=T, slots=slots, paged=paged, widths=widths, interpret=interpret)
-    if reason:
-        return None, reason
-    # The interpreter runs one CTA after the other, idle ones too.
-    multiprocessors = 4 if interpret else MULTIPROCESSORS
-    plan = make_plan(H=H, G=G, T=T, multiprocessors=multiprocessors, bits=bits, **shape)
-    if plan is None:
-        return None, "no split of the heads fits a multiprocessor"
-    return tuned.best(plan), None
 
 
 def make_plan(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):

@@ -22,6 +22,8 @@ import jax
 # The client has no public name (`lrkv_jax.kernels.proof` takes it from here too).
 from jax._src import distributed
 
+from lrkv_jax.kernels.split_kv.plan import unfit
+
 VARIABLE = "LRKV_TUNED_PLANS"
 # What a table may choose. The rest of a plan is its family, or follows from these.
 CHOSEN = ("warpgroups", "heads", "ring", "head_ring", "ctas", "workers")
@@ -107,8 +109,6 @@ def table():
 
 def with_choice(plan, choice):
     """The plan with what a table chose; raises ValueError where no multiprocessor can run it."""
-    from lrkv_jax.kernels.split_kv.plan import unfit
-
     fields = {name: int(choice[name]) for name in CHOSEN}
     per_cta = fields["warpgroups"] * fields["heads"]
     heads = plan.query_heads
