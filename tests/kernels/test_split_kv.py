@@ -131,7 +131,7 @@ def moved(case, order, seed):
 
 AXES = {
     "grouped": ("B", "B", "B"),
-    "latent": ("B", "B", "B", "B", ""),
+    "latent": ("B", "B", "B", "B", "", ""),
     "lrkv": ("B", "B", "B", lrkv_decode.RESIDUAL_AXES, "B"),
 }
 # Sequence 0 has three pieces of two tiles, and a fourth that is short.
