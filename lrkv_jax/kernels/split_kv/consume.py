@@ -86,15 +86,12 @@ class Consumer:
 
     def _token(self):
         """The token of each column's query, 0 to `tokens` − 1."""
-        plan, query_MN = self.plan, self.column_MN
-        if self.tokens == 1:
-            return 0
-        # Less of this is kept in registers where one division does.
-        if plan.repeats == 1 or plan.queries % self.tokens:
-            query_MN = lax.rem(query_MN, jnp.int32(plan.queries))
+        plan, column_MN = self.plan, self.column_MN
         if plan.repeats == 1:
-            return jnp.minimum(query_MN, self.tokens - 1)
-        return lax.rem(query_MN, jnp.int32(self.tokens))
+            return jnp.minimum(lax.rem(column_MN, jnp.int32(plan.queries)), self.tokens - 1)
+        if plan.queries % self.tokens:
+            column_MN = lax.rem(column_MN, jnp.int32(plan.queries))
+        return lax.rem(column_MN, jnp.int32(self.tokens))
 
     def _logits(self, i, angle_MJ):
         """scale · log2(e) · (keys · queries) · inverse norms, [M, N]."""
@@ -263,8 +260,10 @@ class Consumer:
     def _add_latent(self, i, valid, head, sums_XN):
         """The sums plus blocksᵀ · weights of a head's latent values, in its own columns."""
         plan, r = self.plan, self.r
-        begin_N, end_N = head * plan.queries, (head + 1) * plan.queries
-        mine_MN = (self.column_MN >= begin_N) & (self.column_MN < end_N)
+        mine_MN = lax.div(self.column_MN, jnp.int32(plan.queries)) == head
+        if plan.repeats > 1:  # with the division 96 bytes are spilled at 128M
+            first = head * plan.queries
+            mine_MN = (self.column_MN >= first) & (self.column_MN < first + plan.queries)
         begin = (plan.heads + head) * plan.rank_blocks
 
         def average(block):
