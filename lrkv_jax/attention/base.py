@@ -188,8 +188,18 @@ class Attention(nnx.Module):
         self, x_BTHK: Float[Array, "B T H K"], positions_BT: Int[Array, "B T"]
     ) -> Float[Array, "B T H K"]:
         """RoPE over the last axis at each token's position."""
-        cos, sin = rope_angles(positions_BT, x_BTHK.shape[-1], self.config.rope_base)
+        cos, sin = self.angles_at(positions_BT, x_BTHK.shape[-1])
         return rotate(x_BTHK, cos[:, :, None], sin[:, :, None])
+
+    def angles_at(
+        self, positions: Int[Array, "..."], width: int
+    ) -> tuple[Float[Array, "... J"], Float[Array, "... J"]]:
+        """cos and sin by which `rotated` turns the J = width // 2 pairs of what is `width` wide."""
+        return rope_angles(positions, width, self.config.rope_base)
+
+    def table(self, slots: int, width: int) -> Float[Array, "S 2J"]:
+        """The same of each slot's position as one array, [cos, sin], for `slot_angles`."""
+        return jnp.concatenate(self.angles_at(jnp.arange(slots), width), axis=-1)
 
     def _check(self, cache, batch):
         """Raise `LrkvError` unless this layer makes such caches for `batch` sequences."""

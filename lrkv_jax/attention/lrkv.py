@@ -31,7 +31,6 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
 from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode, raise_values
 from lrkv_jax.nn.norm import inverse_rms
-from lrkv_jax.nn.rope import rope_angles
 from lrkv_jax.nn.weight import weight
 from lrkv_jax.sharding import by_hand
 from lrkv_jax.sharding.rules import TENSOR
@@ -157,15 +156,10 @@ class LowRankAttention(Attention):
         """
         if not self.rank or (self._in_latents and not self.tied):
             return None
-
-        def angles_of(width):
-            cos_sin = rope_angles(jnp.arange(slots), width, self.config.rope_base)
-            return jnp.concatenate(cos_sin, axis=-1)
-
-        of_keys_SK = angles_of(self.config.head_width)
+        of_keys_SK = self.table(slots, self.config.head_width)
         if not self.tied:
             return of_keys_SK
-        return of_keys_SK, angles_of(self.rank) if self.rope == "latent" else None
+        return of_keys_SK, self.table(slots, self.rank) if self.rope == "latent" else None
 
     def whole(self, x_BTD, positions_BT, attend):
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)

@@ -38,7 +38,6 @@ from lrkv_jax.attention.head_weights import HeadWeights, by_head, in_float64
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
 from lrkv_jax.nn.norm import inverse_rms, rms_norm
-from lrkv_jax.nn.rope import rope_angles
 from lrkv_jax.nn.weight import weight
 
 
@@ -182,17 +181,12 @@ class LatentAttention(Attention):
 
         [S, K] in mode `full`; in `latent` [S, C], and [S, R] for the heads' own.
         """
-
-        def angles_of(width):
-            cos_sin = rope_angles(jnp.arange(slots), width, self.config.rope_base)
-            return jnp.concatenate(cos_sin, axis=-1)
-
         if self.rope == "decoupled":
             return None, None
         if self.rope == "full":
-            return angles_of(self.config.head_width), None
-        of_private_SR = angles_of(self.rank) if self.rank else None
-        return angles_of(self.config.attention.latent), of_private_SR
+            return self.table(slots, self.config.head_width), None
+        of_private_SR = self.table(slots, self.rank) if self.rank else None
+        return self.table(slots, self.config.attention.latent), of_private_SR
 
     def whole(self, x_BTD, positions_BT, attend):
         if self.rope != "full":

@@ -215,12 +215,8 @@ def _xla(
         q_BTHR = private.q_BTHR.astype(key_BcHR.dtype)
         return online.dots("BTHR,BcHR->BHTc", q_BTHR, key_BcHR, few)
 
-    def of_keys(rotated_SBTH, start):
-        rotated_cBTH = jax.lax.dynamic_slice_in_dim(rotated_SBTH, start, chunk)
-        return rotated_cBTH.transpose(1, 3, 2, 0)
-
     def logits(index, start):
-        parts = [of_keys(rotated_SBTH, start) for rotated_SBTH in keys]
+        parts = [angles.of_slots(rotated_SBTH, start, chunk) for rotated_SBTH in keys]
         if rotation is None or rotation.up_key_CHK is None:
             parts.append(of_common(start))
         if rotation is None:

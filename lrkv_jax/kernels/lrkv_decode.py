@@ -22,7 +22,6 @@ J = K / 2 frequency pairs
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from lrkv_jax.kernels import angles, dispatch, online
@@ -134,8 +133,7 @@ def _xla(
 
     def residual_logits(start):
         if full:
-            rotated_cBTH = jax.lax.dynamic_slice_in_dim(rotated_SBTH, start, chunk)
-            return rotated_cBTH.transpose(1, 3, 2, 0)
+            return angles.of_slots(rotated_SBTH, start, chunk)
         rk_BcHR = online.slots(residual.rk_BSGR, pages_BN, start, chunk)
         q_BTHR = residual.q_latent_BTHR.astype(rk_BcHR.dtype)
         return online.dots("BTHR,BcHR->BHTc", q_BTHR, rk_BcHR, few)
