@@ -34,7 +34,9 @@ class Block(nnx.Module):
         self.norm_attention = Norm(config.width, **gain)
         self.attention = make_attention(config)
         self.norm_mlp = Norm(config.width, **gain)
-        self.mlp = MLP(config.width, config.feed_forward_width, config.activation)
+        self.mlp = MLP(
+            config.width, config.feed_forward_width, config.activation, gated=config.gated
+        )
 
     def __call__(self, x_BTD, positions_BT, segments_BT=None):
         x_BTD = x_BTD + self.attention(self.norm_attention(x_BTD), positions_BT, segments_BT)

@@ -36,7 +36,8 @@ def parameter_counts(model: ModelConfig) -> ParameterCounts:
     """Exactly the parameters that `Transformer(model)` has.
 
     Embedding and head V·D each; a layer has queries, keys and values as its variant counts them,
-    the output projection H·K·D and an MLP of 2·D·F; gains, if any, are 2·L + 1 vectors of D.
+    the output projection H·K·D and an MLP of 2·D·F, gated 3·D·F; gains, if any, are 2·L + 1 vectors
+    of D.
     """
     layers, attention = model.layers, model.attention
     kv = layers * attention.kv_parameters(model)
@@ -46,7 +47,7 @@ def parameter_counts(model: ModelConfig) -> ParameterCounts:
         head=0 if model.tied_head else model.vocabulary * model.width,
         attention=kv + layers * (attention.query_parameters(model) + output),
         kv=kv,
-        mlp=layers * 2 * model.width * model.feed_forward_width,
+        mlp=layers * (3 if model.gated else 2) * model.width * model.feed_forward_width,
         norm=(2 * layers + 1) * model.width if model.norm_gain else 0,
     )
 

@@ -30,12 +30,13 @@ from lrkv_jax.attention.cache import Cache, lengths_of, slots_of, write
 from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.attention.on_mesh import on_mesh
 from lrkv_jax.attention.tiles import attend_tiles
-from lrkv_jax.attention.whole_sequences import attend_whole, on_tensor
+from lrkv_jax.attention.whole_sequences import attend_whole
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
 from lrkv_jax.nn.norm import rms_norm
+from lrkv_jax.nn.on_tensor import on_tensor
 from lrkv_jax.nn.rope import rope_angles, rotate
 from lrkv_jax.nn.weight import weight
 

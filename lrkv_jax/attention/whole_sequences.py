@@ -1,49 +1,20 @@
 """Attention over whole sequences in a training step, wherever their positions and heads lie.
 
-Heads are split over `tensor`: what a layer does between its input and its heads' outputs runs in a
-region that is manual over every mesh axis (`on_tensor`), so that the gradient of its input is
-summed over tensor once, not once per product, and kernels never meet an axis that the compiler
-splits.
-
-Under context parallelism a device holds some positions of those heads; it exchanges them for all
-positions of some heads (DeepSpeed Ulysses, https://arxiv.org/abs/2309.14509), attends, and
-exchanges back. Each device then does the same work under the causal mask. Keys and values of fewer
-heads than devices are gathered instead.
+Heads are split over `tensor` (`lrkv_jax.nn.on_tensor`). Under context parallelism a device holds
+some positions of those heads; it exchanges them for all positions of some heads (DeepSpeed Ulysses,
+https://arxiv.org/abs/2309.14509), attends, and exchanges back. Each device then does the same work
+under the causal mask. Keys and values of fewer heads than devices are gathered instead.
 
 B batch  T positions here  H query heads  S all positions  G key/value heads  h heads here
 W logit width  K value width
 """
 
-from collections.abc import Callable
-from typing import Any
-
-import jax
-from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec as P
 
 from lrkv_jax.kernels.flash import causal_attention
-from lrkv_jax.nn.weight import spec_of, variables
 from lrkv_jax.sharding import by_hand
 from lrkv_jax.sharding.rules import CONTEXT, TENSOR
-
-
-def on_tensor(f: Callable, layer: nnx.Module, x_BTD, *data: Any):
-    """`f(layer, x, *data)`, heads' outputs [B, T, H, K], each tensor shard with its own heads.
-
-    Outside a training step this is the call itself.
-    """
-    if not by_hand.in_step():
-        return f(layer, x_BTD, *data)
-    weights, tree = jax.tree.flatten(layer)
-    parts = [by_hand.tensor_part(spec_of(v).axes, v.get_value().shape) for v in variables(layer)]
-
-    def local(weights, x_BTD, data):
-        return f(tree.unflatten(weights), x_BTD, *data)
-
-    heads = P(None, None, TENSOR)
-    return by_hand.over_tensor(local, (parts, P(), P()), heads)(weights, x_BTD, data)
 
 
 def attend_whole(q_BTHW, k_BTGW, v_BTGK, *, key_heads, segments_BT=None, **how):

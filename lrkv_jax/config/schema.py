@@ -52,6 +52,9 @@ class ModelConfig(Group):
         "Activation of the MLP. relu2 is the square of relu; gelu is its tanh approximation.",
         "relu2",
     )
+    gated: bool = result(
+        "Multiply the MLP's hidden units by a gate: down(activation(gate x) * up x).", False
+    )
     softcap: PositiveFloat | None = result(
         "Cap c of the logits: c · tanh(x / c). Null: none.", 15.0
     )

@@ -1,4 +1,8 @@
-"""The feed-forward layer: D → F → D with ReLU² (So et al. 2021, https://arxiv.org/abs/2109.08668)."""
+"""The feed-forward layer: D → F → D, plain or gated.
+
+ReLU²: So et al. 2021, https://arxiv.org/abs/2109.08668. Gates: Shazeer 2020,
+https://arxiv.org/abs/2002.05202.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from lrkv_jax.nn.on_tensor import on_tensor
 from lrkv_jax.nn.weight import weight
 
 
@@ -33,13 +38,28 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class MLP(nnx.Module):
-    """D → F → D, no biases; the second projection starts at zero."""
+    """D → F → D, no biases; the last projection starts at zero.
 
-    def __init__(self, width: int, hidden: int, activation: str):
+    down(act(up x)), and with a gate down(act(gate x) * up x).
+    """
+
+    def __init__(self, width: int, hidden: int, activation: str, *, gated: bool = False):
         self.up = weight("embed -> mlp", (width, hidden))
+        self.gate = weight("embed -> mlp", (width, hidden)) if gated else None
         self.down = weight("mlp -> embed", (hidden, width), std=0)
         self.activation = activation
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        h_BTF = checkpoint_name(x_BTD @ self.up[...].astype(x_BTD.dtype), "mlp")
-        return ACTIVATIONS[self.activation](h_BTF) @ self.down[...].astype(x_BTD.dtype)
+        if self.gate is None:
+            h_BTF = ACTIVATIONS[self.activation](_product(x_BTD, self.up))
+        else:
+            h_BTF = on_tensor(MLP._gated, self, x_BTD)
+        return h_BTF @ self.down[...].astype(x_BTD.dtype)
+
+    def _gated(self, x_BTD):
+        gate_BTF = ACTIVATIONS[self.activation](_product(x_BTD, self.gate))
+        return gate_BTF * _product(x_BTD, self.up)
+
+
+def _product(x_BTD, weight_DF):
+    return checkpoint_name(x_BTD @ weight_DF[...].astype(x_BTD.dtype), "mlp")

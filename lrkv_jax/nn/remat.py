@@ -23,7 +23,7 @@ from jax.extend.core.primitives import name_p
 Remat = Literal["none", "minimal", "full", "offload"]
 
 # Given by `checkpoint_name` where they are computed: inputs and results of attention (with its
-# log-sum-exp), and the feed-forward layer's first product.
+# log-sum-exp), and the feed-forward layer's first products.
 NAMED = ("query", "key", "value", "attended", "logsumexp", "mlp")
 # cuDNN's forward pass has no place for names; its results are the last two of attention's.
 CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"

@@ -131,6 +131,7 @@ def models(draw):
         heads=heads,
         head_width=head_width,
         feed_forward=draw(st.none() | st.integers(1, 40)),
+        gated=draw(st.booleans()),
         vocabulary=draw(st.integers(2, 60)),
         attention=attention,
         qk_norm=draw(st.booleans()),
@@ -297,7 +298,7 @@ def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm
     context = 16
     model = ModelConfig(
         layers=2, width=width, heads=4, head_width=8, vocabulary=48, attention=attention,
-        qk_norm=qk_norm, dtype="float32", unroll=2,
+        qk_norm=qk_norm, dtype="float32", unroll=2, gated=isinstance(attention, GQA),
     )  # fmt: skip
     params = abstract_parameters(model)
     tokens_BT = jax.ShapeDtypeStruct((3, context), jnp.int32)

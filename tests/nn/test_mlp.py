@@ -18,13 +18,20 @@ ACTIVATIONS = {
 }
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_mlp_equals_float64(activation):
+def test_mlp_equals_float64(activation, gated):
     rng = np.random.default_rng(0)
-    layer = MLP(4, 6, activation)
-    layer.down[...] = np.float32(rng.standard_normal((6, 4)))
+    layer = MLP(4, 6, activation, gated=gated)
+    for name in ("up", "gate", "down") if gated else ("up", "down"):
+        weight = getattr(layer, name)
+        weight[...] = np.float32(rng.standard_normal(weight.shape))
     x = np.float32(rng.standard_normal((2, 3, 4)))
-    hidden = np.vectorize(ACTIVATIONS[activation])(np.float64(x) @ np.float64(layer.up[...]))
+    # Llama's: down(act(gate x) * up x).
+    first = layer.gate if gated else layer.up
+    hidden = np.vectorize(ACTIVATIONS[activation])(np.float64(x) @ np.float64(first[...]))
+    if gated:
+        hidden *= np.float64(x) @ np.float64(layer.up[...])
     truth = hidden @ np.float64(layer.down[...])
     np.testing.assert_allclose(layer(x), truth, rtol=1e-5, atol=1e-6)
 

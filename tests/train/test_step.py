@@ -58,10 +58,11 @@ def one_device():
 def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
     """LRKV on all meshes; the others on one that splits by every axis but data.
 
-    MLA with latents of single heads, which tensor splits, beside the common one.
+    MLA with latents of single heads, which tensor splits, beside the common one; GQA with a gated
+    MLP.
     """
-    own = ["attention.rank=2"] if variant == "mla" else []
-    config = resolve(tiny(*LONG, f"attention={variant}", *own))
+    own = {"mla": ["attention.rank=2"], "gqa": ["model.gated=true"]}
+    config = resolve(tiny(*LONG, f"attention={variant}", *own.get(variant, ())))
     alone, _ = losses(config, one_device(), 20)
     assert alone[0, 0] - alone[-1, 0] > 0.2
     for name in MESHES if variant == "lrkv" else ("1x2x2x2",):
