@@ -33,8 +33,11 @@ LAYER = Settings(
     scales=("36x2304",), variants=("mha", "lrkv"), batches=(4,), lengths=(8192,),
     implementations=("xla", "mosaic"), levels=("layer",),
 )  # fmt: skip
-# Every line of the family: the paper's kinds, and the others.
-FAMILY = replace(WIDE["24x1536"], scales=("1.2b_family",), batches=(1,))
+# Every line of the family as it stands there, for `lrkv report --only choosing`.
+FAMILY = replace(
+    ATTENTION, scales=("128m_family",), ropes=("own",), lengths=(2048, 8192),
+    implementations=("xla", "mosaic", "jax"),
+)  # fmt: skip
 RAGGED = replace(ATTENTION, batches=(4,), lengths=(2048, 8192), ragged=True)
 
 

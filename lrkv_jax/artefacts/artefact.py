@@ -13,7 +13,7 @@ from lrkv_jax.artefacts.table import Table
 from lrkv_jax.artefacts.written import write_table
 
 Made = Table | Picture
-Reads = Literal["configurations", "runs", "analyses", "benches"]
+Reads = Literal["configurations", "runs", "analyses", "benches", "runs and benches"]
 GROUPS = ("Tables", "Figures", "Beside the paper's tables and figures")
 _REGISTRY: dict[str, Artefact] = {}
 
@@ -23,21 +23,22 @@ class Artefact:
     """A table or figure of the paper, or one beside it.
 
     `name` is that of its files; `paper` says where it stands there, as in "Figure 2". `make` turns
-    what it `reads` into one or several tables and pictures: runs (of any number), analysed runs, or
-    reports of decode benchmarks. One that reads configurations alone is given the runs too, and
-    needs none.
+    what it `reads` into one or several tables and pictures: runs (of any number), analysed runs,
+    reports of decode benchmarks, or both in this order. One that reads configurations alone is
+    given the runs too, and needs none.
     """
 
     name: str
     title: str
     paper: str
     reads: Reads
-    make: Callable[[Sequence[Any]], Made | Iterable[Made]]
+    make: Callable[..., Made | Iterable[Made]]
 
     def made(self, runs: Sequence[Any], benches: Sequence[dict[str, Any]] = ()) -> list[Made]:
         """Its tables and pictures, also the empty ones that only say what is missing."""
         with style():
-            result = self.make(benches if self.reads == "benches" else runs)
+            reads = {"benches": [benches], "runs and benches": [runs, benches]}
+            result = self.make(*reads.get(self.reads, [runs]))
             return [result] if isinstance(result, Table | Picture) else list(result)
 
     def write(self, made: Sequence[Made], out: Path) -> list[Path]:
@@ -66,7 +67,7 @@ class Artefact:
 def artefact(paper: str, title: str, *, reads: Reads = "runs") -> Callable[..., Artefact]:
     """Register the decorated function as an artefact under its own name."""
 
-    def register(make: Callable[[Sequence[Any]], Made | Iterable[Made]]) -> Artefact:
+    def register(make: Callable[..., Made | Iterable[Made]]) -> Artefact:
         name = make.__name__
         if name in _REGISTRY:
             raise ValueError(f"two artefacts are named {name}")

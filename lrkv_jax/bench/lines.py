@@ -11,19 +11,15 @@ from lrkv_jax.config.attention import KINDS
 from lrkv_jax.errors import LrkvError, nearest
 
 ALIASES = {"36x2304": "2.5b", "24x1536": "1.2b"}
+OWN = "own"  # in place of modes: none but what the scale has
 
 
 class Line(NamedTuple):
-    """One variant of a scale, in one of its modes."""
+    """One variant of a scale, in the mode `rope`; None for a variant that is taken as it is."""
 
     variant: str
     config: RunConfig
-
-    @property
-    def rope(self) -> str | None:
-        """The mode; None for a variant that is taken as it is."""
-        entry = self.config.model.attention
-        return entry.mode if entry.compared_modes() else None
+    rope: str | None
 
     @property
     def name(self) -> str:
@@ -56,8 +52,8 @@ def lines_of(
 ) -> list[Line]:
     """Each line of a scale that was asked for, with `overrides`, cut to `depth` layers if given.
 
-    None asks for every variant of the scale, and for every mode. Raises `LrkvError` for modes that
-    no variant has, and as `load_config` does.
+    None asks for every variant of the scale, and for every mode; `OWN` takes each variant as the
+    scale has it. Raises `LrkvError` for modes that no variant has, and as `load_config` does.
     """
     scale = ALIASES.get(scale, scale)
     if variants is None:
@@ -74,8 +70,9 @@ def lines_of(
         for mode in modes or [None]:
             entry = model.attention.in_mode(mode) if mode else model.attention
             changed = model.model_copy(update={"attention": entry})
-            found.append(Line(variant, config.model_copy(update={"model": changed})))
-    known = dict.fromkeys(mode for entry in KINDS.values() for mode in entry.compared_modes())
+            found.append(Line(variant, config.model_copy(update={"model": changed}), mode))
+    modes = (mode for entry in KINDS.values() for mode in entry.compared_modes())
+    known = dict.fromkeys([*modes, OWN])
     for rope in ropes or ():
         if rope not in known:
             raise LrkvError(f"ropes: {rope} is unknown{nearest(rope, known)}")

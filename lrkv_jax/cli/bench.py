@@ -19,7 +19,10 @@ def bench_decode(
     ] = "128m",
     variants: Variants = None,
     rope: Annotated[
-        str | None, typer.Option(help="Rope modes of a variant to time (default: all).")
+        str | None,
+        typer.Option(
+            help="Rope modes of a variant to time; own: as the scale has it (default: all)."
+        ),
     ] = None,
     batch: Annotated[str, typer.Option(help="Sequences decoded at a time")] = "1,4",
     length: Annotated[str, typer.Option(help="Tokens in the cache")] = "512,2048,8192",

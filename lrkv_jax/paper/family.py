@@ -4,14 +4,10 @@ The contrasts are named here, before the runs are made. One model of variant and
 lines of a setting; Holm's p is over the contrasts named.
 """
 
-from lrkv_jax.accounting.counts import cache_bytes_per_token, cache_fraction
-from lrkv_jax.accounting.serving import attention_flops
+from lrkv_jax.accounting.counts import cache_fraction
 from lrkv_jax.artefacts.artefact import artefact
-from lrkv_jax.artefacts.figure import Picture, panels
-from lrkv_jax.artefacts.looks import look_of
-from lrkv_jax.artefacts.losses import CACHE_LABEL
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
-from lrkv_jax.comparison import against, contrasts, families
+from lrkv_jax.comparison import contrasts, families
 
 # By the names that configs/nano_family.yaml gives its lines.
 NAMED = (
@@ -30,7 +26,6 @@ LINES = [
     Column("variant"),
     Column("cached values", "% of MHA", digits=1),
     Column("cache", "% of MHA's bytes", digits=1),
-    Column("decode", "FLOPs/cached byte", digits=0),
     Column("own rate"),
     Column("seeds", digits=0),
     *(Column(text, "bits/byte", "lower", 4) for text in TEXTS.values()),
@@ -56,7 +51,7 @@ NOTES = [
 def family(runs):
     made = []
     for number, one in enumerate(one for one in families(runs) if len(one.lines) > 1):
-        for part in (_lines(one), _contrasts(one), _picture(one)):
+        for part in (_lines(one), _contrasts(one)):
             part.name += str(number or "")
             made.append(part)
     missing = ["no two lines of one setting: any scale"]
@@ -68,22 +63,21 @@ def _lines(family):
     for label, line in family.lines.items():
         first = next(iter(line.runs.values()))
         model = first.config.model
-        intensity = attention_flops(model).per_cached_token / cache_bytes_per_token(model)
         texts = [
-            Cell.over(bits) if (bits := _bits(line, text)) else Cell(gap=f"{text} not evaluated")
+            Cell.over(found) if (found := bits(line, text)) else Cell(gap=f"{text} not evaluated")
             for text in TEXTS
         ]
         rows.append(
             Row.of(
                 label, 100 * cache_fraction(model), 100 * first.cache_allocated_fraction,
-                intensity, f"{line.rate:g}", len(line.runs), *texts,
+                f"{line.rate:g}", len(line.runs), *texts,
             )
         )  # fmt: skip
     return Table(f"{family.name}: lines at their own rates", LINES, rows, NOTES[:1])
 
 
 def _contrasts(family):
-    values = {text: {n: _bits(line, text) for n, line in family.lines.items()} for text in TEXTS}
+    values = {text: {n: bits(line, text) for n, line in family.lines.items()} for text in TEXTS}
     pairs, missing = {}, []
     for names in NAMED:
         lines = [family.named(name) for name in names]
@@ -107,41 +101,7 @@ def _contrasts(family):
     return Table(title, CONTRASTS, rows, NOTES[1:], name="contrasts", missing=missing)
 
 
-def _picture(family):
-    """Each line's difference to MHA over its cache."""
-    title = f"{family.name}: what each line's cache buys, each at its own learning rate"
-    bits = {label: _bits(line, "bpb") for label, line in family.lines.items()}
-    mha = bits.pop("MHA", {})
-    if not mha:
-        return Picture(title, None, gaps=[f"no run: {family.name} MHA"], name="cache")
-    figure, [[axis]] = panels(panel=(7.0, 4.2))
-    axis.axhline(0, color="black", lw=0.8)
-    for label, test in against(mha, bits).items():
-        if test.difference is None:
-            continue
-        run = next(iter(family.lines[label].runs.values()))
-        one, share = look_of(run), 100 * run.cache_allocated_fraction
-        bar = None if test.interval is None else test.interval[1] - test.difference
-        axis.errorbar(
-            share, test.difference, yerr=bar, capsize=3, color=one.colour, marker=one.marker
-        )
-        axis.annotate(
-            label, (share, test.difference), xytext=(6, 3), textcoords="offset points", fontsize=7
-        )
-    axis.set_xscale("log")
-    axis.set_xlim(4, 150)
-    axis.set_xticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"], minor=False)
-    axis.set_xticks([], minor=True)
-    axis.set_xlabel(CACHE_LABEL)
-    axis.set_ylabel("difference to MHA, bits/byte\n(better below)")
-    return Picture(
-        title, figure,
-        "Points: mean difference to MHA, bits per byte of held-out text; bars: its 95 % interval, "
-        "from one model of all lines and seeds. The cache is bfloat16, as allocated.", name="cache",
-    )  # fmt: skip
-
-
-def _bits(line, text):
+def bits(line, text):
     """Bits per byte by seed: of the end of training, or of the runs evaluated on a second text."""
     if text == "bpb":
         return {seed: run.bits_per_byte for seed, run in line.runs.items()}

@@ -14,6 +14,7 @@ from lrkv_jax.bench.decode import Settings, run
 from lrkv_jax.bench.decode_table import Row, exact_shares, print_report
 from lrkv_jax.bench.files import save
 from lrkv_jax.bench.report import MEASURED, SKIPPED, as_json, compare_with_mha
+from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
 
 TINY = Settings(
@@ -267,7 +268,7 @@ def test_every_shape_of_a_scale_is_measured_in_8_gb(scale):
     [
         (("--impl", "cuda"), "implementations: cuda is unknown: use xla, mosaic"),
         (("--variants", "mha,foo"), "attention = foo is not a variant: use one of mha, gqa"),
-        (("--rope", "none"), "ropes: none is unknown: use one of full, shared, latent"),
+        (("--rope", "whole"), "ropes: whole is unknown: use one of full, shared, latent, own"),
         (("--level", "head"), "levels: head is unknown: use attention, layer, step"),
         (("--batch", "0"), "batches: 0 is not a size"),
         (("--length", "1k"), "--length 1k: use whole numbers"),
@@ -295,6 +296,25 @@ def test_the_command_prints_json_and_leaves_files(capsys, monkeypatch, tmp_path)
     assert row["status"] == "measured" and math.isclose(row["time_over_mha"], 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decode_cpu.json", "decode_cpu.png"]
     assert "0/1 quickstart, batch 1, 16 tokens" in err  # plain lines: this is no terminal
+
+
+def test_the_docs_benchmarks_are_of_lines_that_exist_and_leave_their_files(
+    experiment, monkeypatch, tmp_path
+):
+    script = experiment("bench_decode")
+    lines = {
+        name: [line.name for scale in sweep.scales for line in decode._subjects(scale, sweep)]
+        for name, sweep in script.SWEEPS.items()
+    }
+    assert lines["family"] == list(load_config("128m_family").variants)  # each as it stands
+    assert "lrkv latent" in lines["128m"] and lines["layer"][0] == "mha"
+    monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
+    tiny = replace(TINY, variants=("lrkv",), ropes=("own",), implementations=("xla",), samples=1)
+    script.SWEEPS["family"] = tiny
+    monkeypatch.setattr("sys.argv", ["", "--only", "family", "--out", str(tmp_path)])
+    script.main()
+    (row,) = json.loads((tmp_path / "decode_cpu-family.json").read_text())["rows"]
+    assert row["status"] == "measured" and (row["variant"], row["rope"]) == ("lrkv", None)
 
 
 def test_36x2304_is_the_models_own_shape():

@@ -208,16 +208,36 @@ def rated():
 def test_each_line_is_compared_at_the_learning_rate_that_is_best_for_it(rated):
     (rates,) = artefact("learning_rates").made(rated)
     assert [row.cells[-1].value for row in rates.rows] == ["0.014", "0.02 †"]
-    lines, named, picture = artefact("family").made(rated)
-    assert [row.cells[4].value for row in lines.rows] == ["0.014", "0.02"]
+    lines, named = artefact("family").made(rated)
+    assert [row.cells[3].value for row in lines.rows] == ["0.014", "0.02"]
     assert [row.cells[0].value for row in named.rows] == ["lrkv_latent − mha"]
     difference, verdict, equal, second = (cell.value for cell in named.rows[0].cells[1:])
     assert difference.startswith("-0.0200 (") and second.startswith("-0.0400 (")
     assert verdict == "lower (p < 0.001)" and float(equal.removeprefix("p = ")) > 0.99
     assert "no run: nano_family mla_full and mha" not in named.missing
     assert "no run: nano_family mla_full and mla" in named.missing
-    (point,) = picture.figure.axes[0].containers
-    assert point.lines[0].get_ydata() == pytest.approx([-0.02])
+
+
+def test_a_choice_shows_what_a_line_gains_over_what_it_costs(rated):
+    row = {"scale": "128m_family", "rope": None, "level": "attention", "status": "measured",
+           "batch": 4, "length": 2048}  # fmt: skip
+    times = [("lrkv_latent", "xla", 0.7), ("lrkv_latent", "mosaic", 0.5), ("mha", "xla", 1.0),
+             ("mha", "jax", 0.9), ("lrkv_full", "xla", 9.0)]  # fmt: skip
+    keys = "variant", "implementation", "time_over_mha"
+    rows = [row | dict(zip(keys, one, strict=True)) for one in times]
+    in_a_mode = rows[0] | {"rope": "latent", "time_over_mha": 0.1}  # not as the scale has it
+    table, picture = artefact("choosing").made(rated, [{"rows": [*rows, in_a_mode]}])
+    mha, latent = ([cell.value for cell in row.cells] for row in table.rows)
+    # 6 heads of 128, R = 32: (2 K + H (2 R + 2 bytes' worth of a float32 norm)) / (2 H K) on a
+    # device; of six devices each has all of what is shared, and one head of six.
+    shares = [(256 + (6 // n) * 66) / ((6 // n) * 256) for n in (1, 2, 6)]
+    assert latent[1:4] == pytest.approx(shares) and mha[1:4] == [1, 1, 1]
+    assert latent[5] == 0.5 and latent[6] == pytest.approx(shares[0])  # bytes, not products
+    assert latent[7].startswith("-0.0200 (") and latent[8].startswith("-0.0400 (")
+    points = [axis.containers[0].lines[0].get_xydata().tolist()[0] for axis in picture.figure.axes]
+    expected = [(shares[0], -0.02), (0.5, -0.02), (shares[0], -0.02)]
+    assert np.array(points) == pytest.approx(np.array(expected))
+    assert not [one for one in artefact("choosing").made(rated) if not one.gaps and one.name == ""]
 
 
 def test_lines_of_one_kind_stand_beside_one_another_and_sizes_of_one_do_not():

@@ -1,0 +1,166 @@
+"""Beside the paper: what each line of the family costs, and what it gains, so that one can choose.
+
+Losses are of the runs, each line at its own learning rate. Costs are those of the lines of the same
+names in `SCALE`, where each keeps the same share of MHA's cache: bytes and FLOPs are counted from
+the configurations, times are read from decode benchmarks of that scale (`lrkv report --bench`).
+"""
+
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token, executed_flops_per_token
+from lrkv_jax.accounting.serving import attention_flops
+from lrkv_jax.artefacts.artefact import artefact
+from lrkv_jax.artefacts.figure import Picture, legend_below, panels
+from lrkv_jax.artefacts.looks import look
+from lrkv_jax.artefacts.printed import shipped
+from lrkv_jax.artefacts.table import Cell, Column, Row, Table
+from lrkv_jax.bench.decode import OURS
+from lrkv_jax.comparison import against, families
+from lrkv_jax.hardware import HARDWARE
+from lrkv_jax.paper.family import bits
+
+SCALE = "128m_family"
+DEVICE = HARDWARE["h200"]
+SHARDS = (1, 2, 6)  # devices that divide the heads: each has its own, and what all heads share
+NOTES = [
+    "Losses: differences to MHA's bits per byte with 95 % intervals, from one model of all lines "
+    f"and seeds of the runs. Costs: the lines of the same names in configs/{SCALE}.yaml, as "
+    "multiples of MHA's. Cache: bytes on each device, bfloat16, as allocated. Training: FLOPs of a "
+    "token as they are executed. Decode: attention of one layer over the fastest MHA of the same "
+    f"benchmark. {DEVICE.name}: not measured but a bound, the longer of reading the cache and "
+    "multiplying at the datasheet's rates.",
+]
+
+
+@artefact("Beside the paper", "Which line to choose", reads="runs and benches")
+def choosing(runs, benches):
+    made = []
+    for number, family in enumerate(families(runs)):
+        costs = {
+            name: Cost(name, benches)
+            for name in shipped(SCALE).variants
+            if family.named(name) is not None
+        }
+        if "mha" in costs and len(costs) > 1:
+            for part in (_table(family, costs), _picture(family, costs)):
+                part.name += str(number or "")
+                made.append(part)
+    missing = [f"no runs of lines of configs/{SCALE}.yaml: configs/nano_family.yaml"]
+    return made or [Table("Which line to choose", [Column("variant")], [], missing=missing)]
+
+
+class Cost:
+    """What a line of `SCALE` costs, in multiples of MHA's; `measured` by (batch, cached tokens)."""
+
+    def __init__(self, name, benches):
+        config, mha = (shipped(SCALE).variant(one) for one in (name, "mha"))
+        self.entry = config.model.attention
+        self.cache = [
+            _bytes_on_shard(config.model, n) / _bytes_on_shard(mha.model, n) for n in SHARDS
+        ]
+        context, tokens = config.train.context, config.train.batch * config.train.context
+        self.training, own = (
+            executed_flops_per_token(one.model, context, tokens) for one in (config, mha)
+        )
+        self.training /= own
+        self.bound = _bound(config.model) / _bound(mha.model)
+        self.measured = {}
+        for row in (row for bench in benches for row in bench["rows"]):
+            here = (row["scale"], row["variant"], row["rope"], row["level"]) == (
+                SCALE, name, None, "attention"
+            )  # fmt: skip
+            if here and row["implementation"] in OURS and row["status"] == "measured":
+                shape = row["batch"], row["length"]
+                ratios = row["time_over_mha"], self.measured.get(shape, float("inf"))
+                self.measured[shape] = min(ratios)
+
+
+def _bytes_on_shard(model, shards):
+    """Bytes that a token leaves on each of `shards` devices between which heads are split."""
+    entry = model.attention.on_shard(model, shards)
+    heads = model.heads // shards
+    shard = model.model_copy(update={"heads": heads, "attention": entry})
+    return cache_allocated_bytes_per_token(shard)
+
+
+def _bound(model):
+    """Seconds at least, for each cached token, of one decoding step's attention on `DEVICE`."""
+    moved = cache_allocated_bytes_per_token(model) / DEVICE.memory_bandwidth
+    return max(moved, attention_flops(model).per_cached_token / DEVICE.bf16_flops)
+
+
+def _differences(family, costs, text):
+    """Each line's difference to MHA on a text, by the line's name in both configurations."""
+    lines = {name: bits(family.named(name), text) for name in costs}
+    return against(lines.pop("mha"), lines)
+
+
+def _shapes(costs):
+    return sorted({shape for cost in costs.values() for shape in cost.measured})
+
+
+def _table(family, costs):
+    shapes = _shapes(costs)
+    columns = [
+        Column("variant"),
+        *(Column(f"{n} device{'s' * (n > 1)}", digits=2, group="cache on each of") for n in SHARDS),
+        Column("FLOPs", digits=2, group="training"),
+        *(
+            Column(f"{length:,} × {batch}", digits=2, group="decode, measured")
+            for batch, length in shapes
+        ),
+        Column(f"{DEVICE.name}", digits=2, group="decode, bound"),
+        Column("held-out text", "bits/byte", group="difference to MHA"),
+        Column("second text", "bits/byte", group="difference to MHA"),
+    ]
+    found = [_differences(family, costs, text) for text in ("bpb", "docstrings")]
+    rows = []
+    for name, cost in costs.items():
+        times = [cost.measured.get(shape, Cell(gap=f"not measured: {name}")) for shape in shapes]
+        losses = [one[name].with_interval(4) if name in one else "" for one in found]
+        rows.append(Row.of(name, *cost.cache, cost.training, *times, cost.bound, *losses))
+    missing = [] if shapes else [f"no decode benchmark of {SCALE}: --bench FILE.json"]
+    return Table("Which line to choose", columns, rows, NOTES, missing=missing)
+
+
+def _picture(family, costs):
+    """Each line's difference to MHA over its cache, its decode time and its bound."""
+    found = _differences(family, costs, "bpb")
+    batch, length = (_shapes(costs) or [(0, 0)])[-1]
+    over = {
+        "cache, as a share of MHA's": lambda cost: cost.cache[0],
+        f"decode time over MHA's, measured:\n{length:,} tokens, batch {batch}": (
+            lambda cost: cost.measured.get((batch, length))
+        ),
+        f"decode time over MHA's, bound\nof an {DEVICE.name}": lambda cost: cost.bound,
+    }
+    looks: dict[str, tuple[str, str]] = {}  # colour and marker; forms of one mode share a colour
+    for name in found:
+        one = look(costs[name].entry.name, costs[name].entry.mode)
+        alike = sum(colour == one.colour for colour, _ in looks.values())
+        looks[name] = one.colour, (one.marker, "o", "s", "<", ">")[alike % 5]
+    figure, [axes] = panels(1, len(over), panel=(3.6, 4.0), sharey=True)
+    for axis, (label, x) in zip(axes, over.items(), strict=True):
+        axis.axhline(0, color="black", lw=0.8)
+        axis.axvline(1, color="black", lw=0.8)
+        for name, test in found.items():
+            if test.difference is None or x(costs[name]) is None:
+                continue
+            bar = None if test.interval is None else test.interval[1] - test.difference
+            colour, marker = looks[name]
+            axis.errorbar(
+                x(costs[name]), test.difference, yerr=bar, capsize=3, color=colour, marker=marker,
+                markersize=6, linestyle="none", label=name,
+            )  # fmt: skip
+        axis.set_xscale("log")
+        low, high = axis.get_xlim()
+        ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5) if low <= tick <= high]
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_xticks([], minor=True)
+        axis.set_xlabel(label)
+    axes[0].set_ylabel("difference to MHA, bits/byte\n(better below)")
+    legend_below(figure, 4)
+    return Picture(
+        "What each line gains, over what it costs", figure,
+        "Points: mean difference to MHA, bits per byte of held-out text, each line at its own "
+        "learning rate; bars: 95 % intervals, from one model of all lines and seeds. "
+        "Left and below is better. MHA stands at 1 and 0.", name="figure",
+    )  # fmt: skip
