@@ -46,6 +46,19 @@ def save(report: dict[str, Any], folder: str | Path, suffix: str = "") -> list[P
     return written
 
 
+def read_decode(path: Path) -> dict[str, Any]:
+    """The report that `lrkv bench decode --out` wrote; raises `LrkvError` for any other file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if {"rows", "backend"} <= found.keys():
+            return found
+    except OSError as error:
+        raise LrkvError(f"{path}: {error.strerror}") from error
+    except (ValueError, AttributeError):
+        pass
+    raise LrkvError(f"{path} is not a decode benchmark: use a JSON of lrkv bench decode")
+
+
 def replace_between(path: Path, name: str, body: str) -> None:
     """Put `body` between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of a document.
 

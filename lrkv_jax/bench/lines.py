@@ -71,8 +71,8 @@ def lines_of(
             entry = model.attention.in_mode(mode) if mode else model.attention
             changed = model.model_copy(update={"attention": entry})
             found.append(Line(variant, config.model_copy(update={"model": changed}), mode))
-    modes = (mode for entry in KINDS.values() for mode in entry.compared_modes())
-    known = dict.fromkeys([*modes, OWN])
+    known = dict.fromkeys(mode for entry in KINDS.values() for mode in entry.compared_modes())
+    known[OWN] = None
     for rope in ropes or ():
         if rope not in known:
             raise LrkvError(f"ropes: {rope} is unknown{nearest(rope, known)}")

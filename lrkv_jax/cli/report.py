@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -48,11 +47,12 @@ def report(
     from lrkv_jax.artefacts.losses import headline
     from lrkv_jax.artefacts.page import write_page
     from lrkv_jax.artefacts.written import terminal
+    from lrkv_jax.bench.files import read_decode
     from lrkv_jax.comparison import read_runs
     from lrkv_jax.paper import ARTEFACTS
 
     chosen = _chosen(ARTEFACTS, only)
-    records, benches = read_runs(runs or []), [_bench(path) for path in bench or []]
+    records, benches = read_runs(runs or []), [read_decode(path) for path in bench or []]
     top = headline(records)
     path = out / "report.html"
     with batches_bar() as progress:
@@ -76,15 +76,3 @@ def _chosen(artefacts: tuple[Artefact, ...], only: str | None) -> list[Artefact]
     if not words:
         raise LrkvError("--only: name a table or figure, as in fig05,table01")
     return [one for one in artefacts if one.name.startswith(words)]
-
-
-def _bench(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if {"rows", "backend"} <= found.keys():
-            return found
-    except OSError as error:
-        raise LrkvError(f"--bench {path}: {error.strerror}") from error
-    except (ValueError, AttributeError):
-        pass
-    raise LrkvError(f"--bench {path} is not a decode benchmark: use a JSON of lrkv bench decode")

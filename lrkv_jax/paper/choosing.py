@@ -25,8 +25,8 @@ NOTES = [
     f"and seeds of the runs. Costs: the lines of the same names in configs/{SCALE}.yaml, as "
     "multiples of MHA's. Cache: bytes on each device, bfloat16, as allocated. Training: FLOPs of a "
     "token as they are executed. Decode: attention of one layer over the fastest MHA of the same "
-    f"benchmark. {DEVICE.name}: not measured but a bound, the longer of reading the cache and "
-    "multiplying at the datasheet's rates.",
+    f"benchmark, cached tokens × sequences. {DEVICE.name}: not measured but a bound, the longer of "
+    "reading the cache and multiplying at the datasheet's rates. FLOPs/byte: of each cached byte.",
 ]
 
 
@@ -62,6 +62,8 @@ class Cost:
         )
         self.training /= own
         self.bound = _bound(config.model) / _bound(mha.model)
+        moved = cache_allocated_bytes_per_token(config.model)
+        self.intensity = attention_flops(config.model).per_cached_token / moved
         self.measured = {}
         for row in (row for bench in benches for row in bench["rows"]):
             here = (row["scale"], row["variant"], row["rope"], row["level"]) == (
@@ -94,7 +96,9 @@ def _differences(family, costs, text):
 
 
 def _shapes(costs):
-    return sorted({shape for cost in costs.values() for shape in cost.measured})
+    """The smallest and the largest shape measured: (batch, cached tokens)."""
+    found = sorted({shape for cost in costs.values() for shape in cost.measured})
+    return [found[0], found[-1]] if len(found) > 1 else found
 
 
 def _table(family, costs):
@@ -108,6 +112,7 @@ def _table(family, costs):
             for batch, length in shapes
         ),
         Column(f"{DEVICE.name}", digits=2, group="decode, bound"),
+        Column("FLOPs/byte", digits=0, group="decode"),
         Column("held-out text", "bits/byte", group="difference to MHA"),
         Column("second text", "bits/byte", group="difference to MHA"),
     ]
@@ -116,7 +121,9 @@ def _table(family, costs):
     for name, cost in costs.items():
         times = [cost.measured.get(shape, Cell(gap=f"not measured: {name}")) for shape in shapes]
         losses = [one[name].with_interval(4) if name in one else "" for one in found]
-        rows.append(Row.of(name, *cost.cache, cost.training, *times, cost.bound, *losses))
+        rows.append(
+            Row.of(name, *cost.cache, cost.training, *times, cost.bound, cost.intensity, *losses)
+        )
     missing = [] if shapes else [f"no decode benchmark of {SCALE}: --bench FILE.json"]
     return Table("Which line to choose", columns, rows, NOTES, missing=missing)
 

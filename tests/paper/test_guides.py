@@ -2,11 +2,12 @@
 
 import json
 import re
+import runpy
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.paper_cases import artefact
 
 from lrkv_jax.comparison import read_runs
 from lrkv_jax.config.differences import differences
@@ -52,15 +53,20 @@ def test_its_sweeps_are_the_runs_that_it_is_about():
     assert len(points) == len(labels) == 33
 
 
-def test_the_family_s_tables_are_those_of_the_kept_runs(tmp_path):
-    runs = read_runs([ROOT / "experiments/results/family/runs.jsonl"])
-    for name in ("learning_rates", "family"):
-        one = artefact(name)
-        one.write(one.made(runs), tmp_path)
-    written = [line for path in tmp_path.glob("*.md") for line in path.read_text().splitlines()]
-    section = RESULTS.split("## The family, begun")[1].split("\n## ")[0]
-    shown = [line for line in section.splitlines() if line.startswith("|")]
-    assert len(shown) > 15 and [line for line in shown if line not in written] == []
+def test_the_family_s_pages_are_what_the_kept_runs_and_the_benchmark_give(tmp_path, monkeypatch):
+    """One command writes their tables, JSON and pictures again, and nothing changes."""
+    docs, results = tmp_path / "docs", tmp_path / "results"
+    shutil.copytree(ROOT / "experiments/results/family", results / "family")
+    shutil.copy(ROOT / "experiments/results/decode_cpu-family.json", results)
+    docs.mkdir()
+    for page in ("results.md", "choosing.md"):
+        shutil.copy(ROOT / "docs" / page, docs)
+    monkeypatch.setattr("sys.argv", ["", "--docs", str(docs), "--results", str(results)])
+    runpy.run_path(str(ROOT / "experiments/family_pages.py"), run_name="__main__")
+    for page in ("results.md", "choosing.md"):
+        assert (docs / page).read_text() == (ROOT / "docs" / page).read_text()
+    for path in (ROOT / "experiments/results/family").glob("*.json"):
+        assert (results / "family" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_the_family_s_kept_runs_are_of_its_sweeps_and_name_their_processor():

@@ -233,7 +233,7 @@ def test_a_choice_shows_what_a_line_gains_over_what_it_costs(rated):
     shares = [(256 + (6 // n) * 66) / ((6 // n) * 256) for n in (1, 2, 6)]
     assert latent[1:4] == pytest.approx(shares) and mha[1:4] == [1, 1, 1]
     assert latent[5] == 0.5 and latent[6] == pytest.approx(shares[0])  # bytes, not products
-    assert latent[7].startswith("-0.0200 (") and latent[8].startswith("-0.0400 (")
+    assert latent[8].startswith("-0.0200 (") and latent[9].startswith("-0.0400 (")
     points = [axis.containers[0].lines[0].get_xydata().tolist()[0] for axis in picture.figure.axes]
     expected = [(shares[0], -0.02), (0.5, -0.02), (shares[0], -0.02)]
     assert np.array(points) == pytest.approx(np.array(expected))

@@ -1,0 +1,51 @@
+"""The tables and pictures of docs/results.md's family and docs/choosing.md, from what is kept.
+
+    python experiments/family_pages.py [--docs docs] [--results experiments/results]
+
+Runs: results/family/runs.jsonl, which `lrkv sweep ... --keep` writes. Times of decoding:
+results/decode_cpu-family.json, which `bench_decode.py --only family` writes. Tables go between the
+marks of the pages, JSON and pictures into results/family.
+"""
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# Each page's blocks, by the file that `lrkv report` writes.
+BLOCKS = {
+    "results.md": ("learning_rates", "family", "family_contrasts"),
+    "choosing.md": ("choosing",),
+}
+PICTURES = ("choosing_figure.png",)
+
+
+def write(docs: Path, results: Path) -> None:
+    """Write both pages' blocks, and the files beside them."""
+    from lrkv_jax.bench.files import read_decode, replace_between
+    from lrkv_jax.comparison import read_runs
+    from lrkv_jax.paper import ARTEFACTS
+
+    runs = read_runs([results / "family" / "runs.jsonl"])
+    bench = read_decode(results / "decode_cpu-family.json")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder)
+        for artefact in ARTEFACTS:
+            if artefact.name in ("learning_rates", "family", "choosing"):
+                artefact.write(artefact.made(runs, [bench]), made)
+        for page, names in BLOCKS.items():
+            for name in names:
+                _, _, table = (made / f"{name}.md").read_text().partition("\n")  # but its heading
+                replace_between(docs / page, name, table)
+                shutil.copy(made / f"{name}.json", results / "family")
+        for name in PICTURES:
+            shutil.copy(made / name, results / "family")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--docs", type=Path, default=HERE.parent / "docs")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    write(arguments.docs, arguments.results)
