@@ -131,7 +131,7 @@ class LowRankAttention(Attention):
             private = private._replace(q_BTHR=q_BTHR, angles_SR=of_latents_SR)
         else:
             private = private._replace(up_key_GRK=self.key_up[...])
-        rotation = Rotation(of_keys_SK, inverse_norm_BHS=cache.inverse_norm_BGS)
+        rotation = Rotation(of_keys_SK, inverse_norm_BGS=cache.inverse_norm_BGS)
         mean_BTHX, lse_BTH = latent_decode(
             query[0], None, cache.k_shared_BSK, None, rotation, private, lengths_of(positions_BT),
             scale=self.scale, rope_base=self.config.rope_base,

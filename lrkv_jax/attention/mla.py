@@ -1,6 +1,6 @@
 """MLA: one latent per token, expanded into each head's keys and values.
 
-B batch  T new tokens  S cache slots  D model width  H heads  K head width
+B batch  T new tokens  S cache slots  D model width  H heads  G groups of them  K head width
 C latent width  R width of a head's own latent  P rope-key width  W width of a logit
 
 c = norm(x W_down), C wide; v_h = c W^V_h. Positions enter in one of three modes, each decoded
@@ -19,6 +19,9 @@ With `rank`, head h has a latent of its own, r_h = norm(x U_h), R wide, beside t
 c W read c W + r_h B_h above, for keys and for values. In `latent` its key is [rope(c) ; rope(r_h)],
 and the query is normed over both parts.
 
+G is H but in `full`, where keys, values and latents r may be of groups (`kv_heads`), and where the
+norms of latents may be left out (`latent_norm`).
+
 Logits are scaled by 1/sqrt(W), of the width in which queries and keys are normed: K + P, K and
 C + R.
 
@@ -30,6 +33,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention
@@ -44,24 +48,24 @@ from lrkv_jax.nn.weight import weight
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LatentCache:
-    """The normed latent, unrotated, which all heads share, and those of single heads.
+    """The latent, unrotated, which all heads share, and those of single heads or groups.
 
     In mode `decoupled` also the rope key, rotated and normed, which they share too; in `full`
-    float32 1/rms of each head's key, unless the model has no QK-norm. Latents of single heads are
+    float32 1/rms of each group's key, unless the model has no QK-norm. Latents of groups are
     zero-padded to the entry's `cached_rank`; without a rank there are none.
     """
 
     AXES: ClassVar[dict[str, str]] = {
         "latent_BSC": "batch slots latent",
         "rope_key_BSP": "batch slots rope",
-        "inverse_norm_BHS": "batch heads slots",
-        "private_BSHR": "batch slots heads rank",
+        "inverse_norm_BGS": "batch kv_heads slots",
+        "private_BSGR": "batch slots kv_heads rank",
     }
 
     latent_BSC: Float[Array, "B S C"]
     rope_key_BSP: Float[Array, "B S P"] | None = None
-    inverse_norm_BHS: Float[Array, "B H S"] | None = None
-    private_BSHR: Float[Array, "B S H R"] | None = None
+    inverse_norm_BGS: Float[Array, "B G S"] | None = None
+    private_BSGR: Float[Array, "B S G R"] | None = None
 
 
 class LatentAttention(Attention):
@@ -74,14 +78,16 @@ class LatentAttention(Attention):
         self.rope, self.rank = config.attention.rope, config.attention.rank
         self.query = weight("embed -> heads head_width", (D, H, K))
         self.down = weight("embed -> latent", (D, C))
-        self.up_key = weight("latent -> heads head_width", (C, H, K))
-        self.up_value = weight("latent -> heads head_width", (C, H, K))
+        G = config.attention.groups(config)
+        heads = "heads" if G == H else "kv_heads"
+        self.up_key = weight(f"latent -> {heads} head_width", (C, G, K))
+        self.up_value = weight(f"latent -> {heads} head_width", (C, G, K))
         if R := self.rank:
-            self.private_down = weight("heads: embed -> rank", (H, D, R))
+            self.private_down = weight(f"{heads}: embed -> rank", (G, D, R))
             # A normed latent: a head's own part is a tenth of its keys, and of its values.
             for name in ("private_key", "private_value"):
                 setattr(
-                    self, name, weight("heads: rank -> head_width", (H, R, K), std=0.1 * R**-0.5)
+                    self, name, weight(f"{heads}: rank -> head_width", (G, R, K), std=0.1 * R**-0.5)
                 )
         # Without a rope key there is nothing to learn here.
         self.query_rope = weight("embed -> heads rope", (D, H, P)) if P else None
@@ -103,28 +109,27 @@ class LatentAttention(Attention):
         return self.normed(q_BTHK), self.normed(self.rotated(q_BTHP, positions_BT))
 
     def entries(self, x_BTD, positions_BT):
-        latent_BTC = rms_norm(x_BTD @ self.down[...].astype(x_BTD.dtype), self.config.norm_eps)
-        private_BTHR = rope_key_BTP = norm_BHT = None
+        latent_BTC = self._latent_normed(x_BTD @ self.down[...].astype(x_BTD.dtype))
+        private_BTGR = rope_key_BTP = norm_BGT = None
         if self.rank:
-            down_HDR = self.private_down[...].astype(x_BTD.dtype)
-            private_BTHR = jnp.einsum("BTD,HDR->BTHR", x_BTD, down_HDR)
-            private_BTHR = rms_norm(private_BTHR, self.config.norm_eps)
+            down_GDR = self.private_down[...].astype(x_BTD.dtype)
+            private_BTGR = self._latent_normed(jnp.einsum("BTD,GDR->BTGR", x_BTD, down_GDR))
         if self.rope == "full" and self.config.qk_norm:
-            k_BTHK = self._keys(latent_BTC, private_BTHR)
-            norm_BHT = inverse_rms(k_BTHK, self.config.norm_eps).swapaxes(1, 2)
+            k_BTGK = self._keys(latent_BTC, private_BTGR)
+            norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
         if self.rope == "decoupled":
             rope_key_BTP = latent_BTC[..., :0]
             if self.rope_key is not None:
                 rope_key_BTP = x_BTD @ self.rope_key[...].astype(x_BTD.dtype)
                 rope_key_BTP = self.normed(self._rotated_for_all(rope_key_BTP, positions_BT))
-        return LatentCache(latent_BTC, rope_key_BTP, norm_BHT, private_BTHR)
+        return LatentCache(latent_BTC, rope_key_BTP, norm_BGT, private_BTGR)
 
     def cached(self, query, cache, positions_BT, angles):
         q_BTHP = q_BTHR = rotation = private = None
         of_common_SK, of_private_SR = angles
         C = cache.latent_BSC.shape[-1]
         if self.rope == "full":
-            rotation = Rotation(of_common_SK, self.up_key[...], cache.inverse_norm_BHS)
+            rotation = Rotation(of_common_SK, self.up_key[...], cache.inverse_norm_BGS)
         elif self.rope == "latent":
             query, rotation = self.expanded(query, positions_BT), Rotation(of_common_SK)
             query, q_BTHR = query[..., :C], query[..., C:]
@@ -132,9 +137,9 @@ class LatentAttention(Attention):
             q_BTHK, q_BTHP = query
             query, q_BTHR = self._lowered(q_BTHK)
         if self.rank and self.rope == "full":
-            private = Private(cache.private_BSHR, up_key_GRK=self.private_key[...])
+            private = Private(cache.private_BSGR, up_key_GRK=self.private_key[...])
         elif self.rank:
-            private = Private(cache.private_BSHR, q_BTHR, of_private_SR)
+            private = Private(cache.private_BSGR, q_BTHR, of_private_SR)
         mean_BTHX, lse_BTH = latent_decode(
             query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation, private,
             lengths_of(positions_BT), scale=self.scale, rope_base=self.config.rope_base,
@@ -142,28 +147,28 @@ class LatentAttention(Attention):
         )  # fmt: skip
         mean_BTHX = mean_BTHX.astype(query.dtype)
         own_BTHR = mean_BTHX[..., C:] if self.rank else None
-        return self._values(mean_BTHX[..., :C], own_BTHR, "BTHC"), lse_BTH
+        return self._values(mean_BTHX[..., :C], own_BTHR, of_heads=True), lse_BTH
 
     def materialised(self, cache, positions_BT):
-        latents = cache.latent_BSC, cache.private_BSHR
+        latents = cache.latent_BSC, cache.private_BSGR
         if self.rank:
-            latents = cache.latent_BSC, cache.private_BSHR[..., : self.rank]
-        v_BSHK = self._values(*latents)
+            latents = cache.latent_BSC, cache.private_BSGR[..., : self.rank]
+        v_BSGK = self._values(*latents)
         if self.rope == "latent":
-            k_BSHC = self._to_heads(self._rotated_for_all(latents[0], positions_BT), v_BSHK)
+            k_BSGC = self._to_heads(self._rotated_for_all(latents[0], positions_BT), v_BSGK)
             if not self.rank:
-                return k_BSHC, v_BSHK
-            k_BSHR = self.rotated(latents[1], positions_BT)
-            return jnp.concatenate([k_BSHC, k_BSHR], axis=-1), v_BSHK
-        k_BSHK = self._keys(*latents)
+                return k_BSGC, v_BSGK
+            k_BSGR = self.rotated(latents[1], positions_BT)
+            return jnp.concatenate([k_BSGC, k_BSGR], axis=-1), v_BSGK
+        k_BSGK = self._keys(*latents)
         if self.rope == "full":
-            k_BSHK = self.rotated(k_BSHK, positions_BT)
-            if cache.inverse_norm_BHS is not None:
-                norm_BSH1 = cache.inverse_norm_BHS.swapaxes(1, 2)[..., None]
-                k_BSHK = (k_BSHK * norm_BSH1).astype(v_BSHK.dtype)
-            return k_BSHK, v_BSHK
-        rope_BSHP = self._to_heads(cache.rope_key_BSP, v_BSHK)
-        return jnp.concatenate([k_BSHK, rope_BSHP], axis=-1), v_BSHK
+            k_BSGK = self.rotated(k_BSGK, positions_BT)
+            if cache.inverse_norm_BGS is not None:
+                norm_BSG1 = cache.inverse_norm_BGS.swapaxes(1, 2)[..., None]
+                k_BSGK = (k_BSGK * norm_BSG1).astype(v_BSGK.dtype)
+            return k_BSGK, v_BSGK
+        rope_BSGP = self._to_heads(cache.rope_key_BSP, v_BSGK)
+        return jnp.concatenate([k_BSGK, rope_BSGP], axis=-1), v_BSGK
 
     def expanded(self, query, positions_BT):
         if self.rope == "decoupled":
@@ -192,9 +197,9 @@ class LatentAttention(Attention):
         if self.rope != "full":
             return super().whole(x_BTD, positions_BT, attend)
         new = self.entries(x_BTD, positions_BT)
-        latents = new.latent_BSC, new.private_BSHR
-        k_BTHK = self.normed(self.rotated(self._keys(*latents), positions_BT))
-        return attend(self.queries(x_BTD, positions_BT), k_BTHK, self._values(*latents)), new
+        latents = new.latent_BSC, new.private_BSGR
+        k_BTGK = self.normed(self.rotated(self._keys(*latents), positions_BT))
+        return attend(self.queries(x_BTD, positions_BT), k_BTGK, self._values(*latents)), new
 
     def cache_shapes(self, batch, length, dtype):
         entry = self.config.attention
@@ -202,12 +207,11 @@ class LatentAttention(Attention):
             jax.ShapeDtypeStruct((batch, length, n), dtype)
             for n in (entry.latent, entry.rope_width)
         )
-        private = norm = None
+        private, norm, G = None, None, entry.groups(self.config)
         if self.rank:
-            own = (batch, length, self.config.heads, entry.cached_rank)
-            private = jax.ShapeDtypeStruct(own, dtype)
+            private = jax.ShapeDtypeStruct((batch, length, G, entry.cached_rank), dtype)
         if self.rope == "full" and self.config.qk_norm:
-            norm = jax.ShapeDtypeStruct((batch, self.config.heads, length), jnp.float32)
+            norm = jax.ShapeDtypeStruct((batch, G, length), jnp.float32)
         return LatentCache(latent, rope_key if self.rope == "decoupled" else None, norm, private)
 
     @property
@@ -217,11 +221,13 @@ class LatentAttention(Attention):
 
     def head_weights(self):
         down_DC, positions = in_float64(self.down), {}
-        key_HDK, value_HDK = (down_DC @ by_head(up) for up in (self.up_key, self.up_value))
+        families = [down_DC @ by_head(up) for up in (self.up_key, self.up_value)]
         if self.rank:
-            own_HDR = in_float64(self.private_down)
-            key_HDK = key_HDK + own_HDR @ in_float64(self.private_key)
-            value_HDK = value_HDK + own_HDR @ in_float64(self.private_value)
+            own_GDR = in_float64(self.private_down)
+            owns = (in_float64(up) for up in (self.private_key, self.private_value))
+            families = [f + own_GDR @ own for f, own in zip(families, owns, strict=True)]
+        share = self.config.heads // len(families[0])
+        key_HDK, value_HDK = (np.repeat(family, share, axis=0) for family in families)
         if self.rope_key is not None:
             positions["query_rope_HDP"] = by_head(self.query_rope)
             positions["rope_key_DP"] = in_float64(self.rope_key)
@@ -237,27 +243,36 @@ class LatentAttention(Attention):
         up_HRK = self.private_key[...].astype(q_BTHK.dtype)
         return q_BTHC, jnp.einsum("BTHK,HRK->BTHR", q_BTHK, up_HRK)
 
-    def _keys(self, latent_BTC, private_BTHR):
-        """Each head's keys before rotation and norm."""
-        return self._raised(latent_BTC, private_BTHR, "key", "BTC")
+    def _latent_normed(self, latent):
+        """A latent over its root mean square, unless the entry leaves latents as they are."""
+        if not self.config.attention.latent_norm:
+            return latent
+        return rms_norm(latent, self.config.norm_eps)
 
-    def _values(self, latent, private_BTHR, axes="BTC"):
-        """Each head's values, or its mean value from its mean latents, [B, T, H, C]."""
-        return self._raised(latent, private_BTHR, "value", axes)
+    def _keys(self, latent_BTC, private_BTGR):
+        """Each group's keys before rotation and norm."""
+        return self._raised(latent_BTC, private_BTGR, "key")
 
-    def _raised(self, latent, private_BTHR, name, axes):
-        up_CHK = getattr(self, f"up_{name}")[...].astype(latent.dtype)
-        raised_BTHK = jnp.einsum(f"{axes},CHK->BTHK", latent, up_CHK)
-        if private_BTHR is None:
-            return raised_BTHK
-        own_HRK = getattr(self, f"private_{name}")[...].astype(latent.dtype)
-        own_BTHR = private_BTHR[..., : self.rank]
-        return raised_BTHK + jnp.einsum("BTHR,HRK->BTHK", own_BTHR, own_HRK)
+    def _values(self, latent, private, *, of_heads=False):
+        """Each group's values; or each head's mean value from its mean latents, [B, T, H, C]."""
+        return self._raised(latent, private, "value", of_heads=of_heads)
+
+    def _raised(self, latent, private, name, *, of_heads=False):
+        up_CGK = getattr(self, f"up_{name}")[...].astype(latent.dtype)
+        # A mean latent is a head's own: it meets the factors of the head's group.
+        share = latent.shape[2] // up_CGK.shape[1] if of_heads else 1
+        up_CGK = jnp.repeat(up_CGK, share, axis=1)
+        raised_BTGK = jnp.einsum(f"{'BTGC' if of_heads else 'BTC'},CGK->BTGK", latent, up_CGK)
+        if private is None:
+            return raised_BTGK
+        own_GRK = getattr(self, f"private_{name}")[...].astype(latent.dtype)
+        own_GRK = jnp.repeat(own_GRK, share, axis=0)
+        return raised_BTGK + jnp.einsum("BTGR,GRK->BTGK", private[..., : self.rank], own_GRK)
 
     def _rotated_for_all(self, key_BTW, positions_BT):
         """A key that all heads share, rotated."""
         return self.rotated(key_BTW[:, :, None], positions_BT)[:, :, 0]
 
-    def _to_heads(self, key_BSW, v_BSHK):
+    def _to_heads(self, key_BSW, v_BSGK):
         """A key that all heads share, for each of the values' heads."""
-        return jnp.broadcast_to(key_BSW[:, :, None], (*v_BSHK.shape[:3], key_BSW.shape[-1]))
+        return jnp.broadcast_to(key_BSW[:, :, None], (*v_BSGK.shape[:3], key_BSW.shape[-1]))

@@ -89,7 +89,8 @@ class MLA(AttentionConfig):
     `rope_width = 0` reproduces the paper's cache count there, and drops positions altogether.
     `full` rotates each head's whole key, and `latent` the latent itself, in C dimensions, where
     queries meet it; neither has a rope key. With `rank` each head has a latent of its own beside
-    the common one.
+    the common one; in `full`, keys, values and those latents may be of G groups of heads
+    (`kv_heads`).
     """
 
     name: ClassVar[str] = "mla"
@@ -113,6 +114,16 @@ class MLA(AttentionConfig):
     rank: NonNegative = result(
         "Width of the latent that each head has of its own, beside the common one, R.", 0
     )
+    kv_heads: Positive | None = result(
+        "Number of keys and values that latents are expanded into, G: each serves a group of "
+        "heads / G query heads. Null: one for each head. In mode full alone.",
+        None,
+    )
+    latent_norm: bool = result(
+        "Whether latents are divided by their root mean square. false, in mode full alone, leaves "
+        "keys and values linear in the layer's input, as a converted model's are.",
+        True,
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -132,7 +143,19 @@ class MLA(AttentionConfig):
 
     @property
     def form(self) -> str:
-        return _words(super().form, f"rank {self.rank}" if self.rank else "")
+        groups = "" if self.kv_heads is None else f"in {self.kv_heads} groups"
+        rank = f"rank {self.rank}" if self.rank else ""
+        return _words(super().form, rank, groups, "" if self.latent_norm else "no latent norm")
+
+    def groups(self, model: ModelShape) -> int:
+        """G, the keys and values of a layer."""
+        return self.kv_heads or model.heads
+
+    def key_heads(self, model: ModelShape) -> int:
+        return self.groups(model)
+
+    def on_shard(self, model: ModelShape, tensor: int) -> Self:
+        return _on_shard(self, model, tensor)
 
     @property
     def remark(self) -> str:
@@ -155,6 +178,11 @@ class MLA(AttentionConfig):
                 f"attention.rope_width = {self.rope_width}, and rope: {self.rope} has no rope key: "
                 "leave rope_width out, or use rope: decoupled"
             )
+        if self.rope != "full" and (self.kv_heads or not self.latent_norm):
+            name = "kv_heads" if self.kv_heads else "latent_norm"
+            raise LrkvError(f"attention.{name} is of rope: full: leave it out, or use rope: full")
+        if self.kv_heads is not None:
+            _check_groups(self.kv_heads, model)
 
     def query_width(self, model: ModelShape) -> int:
         return model.head_width + self.rope_width
@@ -163,20 +191,20 @@ class MLA(AttentionConfig):
         return self.latent + self.rank if self.rope == "latent" else self.query_width(model)
 
     def kv_parameters(self, model: ModelShape) -> int:
-        up = 2 * (self.latent + self.rank) * model.heads * model.head_width
+        up = 2 * (self.latent + self.rank) * self.groups(model) * model.head_width
         return model.width * self.cache_values(model) + up
 
     def cache_values(self, model: ModelShape) -> int:
-        return self.latent + self.rope_width + model.heads * self.rank
+        return self.latent + self.rope_width + self.groups(model) * self.rank
 
     def cache_values_published(self, model: ModelShape) -> int:
         return self.cache_values(model) - self.rope_width
 
     def cache_padding_values(self, model: ModelShape) -> int:
-        return model.heads * (self.cached_rank - self.rank)
+        return self.groups(model) * (self.cached_rank - self.rank)
 
     def cache_scalars(self, model: ModelShape) -> int:
-        return model.heads if self.rope == "full" and model.qk_norm else 0
+        return self.groups(model) if self.rope == "full" and model.qk_norm else 0
 
     def decode_flops(self, model: ModelShape) -> int:
         """q W_up, and (a c) W_up; `full` makes M_h(q) in place of q W_up, three FLOPs an entry."""
@@ -236,9 +264,7 @@ class LRKV(AttentionConfig):
         return (self.kv_heads or model.heads) if self.rank else 1
 
     def on_shard(self, model: ModelShape, tensor: int) -> Self:
-        if self.kv_heads is None:
-            return self
-        return self.model_copy(update={"kv_heads": _groups_on_shard(self.kv_heads, model, tensor)})
+        return _on_shard(self, model, tensor)
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -396,6 +422,14 @@ def _check_groups(groups: int, model: ModelShape) -> None:
             f"attention.kv_heads = {groups} does not divide heads = {model.heads}: "
             f"use {' or '.join(filter(None, [', '.join(choices), last]))}"
         )
+
+
+def _on_shard[E: AttentionConfig](entry: E, model: ModelShape, tensor: int) -> E:
+    """An entry whose `kv_heads` may be None, of one tensor shard by itself."""
+    if entry.kv_heads is None:
+        return entry
+    groups = _groups_on_shard(entry.kv_heads, model, tensor)
+    return entry.model_copy(update={"kv_heads": groups})
 
 
 def _groups_on_shard(groups: int, model: ModelShape, tensor: int) -> int:

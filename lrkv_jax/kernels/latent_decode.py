@@ -35,12 +35,13 @@ class Rotation(NamedTuple):
     """What rotates keys as they are read: [cos, sin] of each slot's position, and the factors.
 
     The angles are of C // 2 pairs where the latent itself is rotated. Where keys are, they are of
-    K / 2, and there is `up_key_CHK`. `inverse_norm_BHS` is float32, or None.
+    K / 2, and there is `up_key_CGK`, of heads or groups of them. `inverse_norm_BGS` is float32, or
+    None.
     """
 
     angles_SK: Any
-    up_key_CHK: Any = None
-    inverse_norm_BHS: Any = None
+    up_key_CGK: Any = None
+    inverse_norm_BGS: Any = None
 
 
 class Private(NamedTuple):
@@ -56,7 +57,7 @@ class Private(NamedTuple):
     up_key_GRK: Any = None
 
 
-ROTATION_AXES = Rotation("SK", "CHK", "BHS")
+ROTATION_AXES = Rotation("SK", "CGK", "BGS")
 PRIVATE_AXES = Private("BSGR", "BTHR", "SR", "GRK")
 
 
@@ -106,7 +107,7 @@ def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, page
     P = 0 if rotation is not None else q_rope_BTHP.shape[-1]
     if private is not None:
         return None, "it reads one latent of all heads, and none of their own"
-    if rotation is not None and rotation.up_key_CHK is not None:
+    if rotation is not None and rotation.up_key_CGK is not None:
         return None, "it rebuilds no keys from a latent of all heads"
     if rotation is not None and C % (2 * plans.WIDTH):
         return None, f"latent width = {C}: the kernel rotates latents of a multiple of 128"
@@ -166,14 +167,18 @@ def _xla(
     scale,
     rope_base=10_000.0,
 ):
-    repeats = 1
+    G = q_BTHX.shape[2]
     if private is not None:
-        # A group's heads are further queries of one head.
         G = private.latent_BSGR.shape[2]
-        repeats, q_BTHX = q_BTHX.shape[2] // G, online.as_queries(q_BTHX, G)
+    elif rotation is not None and rotation.up_key_CGK is not None:
+        G = rotation.up_key_CGK.shape[1]
+    repeats = q_BTHX.shape[2] // G
+    if repeats > 1:
+        # A group's heads are further queries of one head.
+        q_BTHX = online.as_queries(q_BTHX, G)
         if q_rope_BTHP is not None:
             q_rope_BTHP = online.as_queries(q_rope_BTHP, G)
-        if private.q_BTHR is not None:
+        if private is not None and private.q_BTHR is not None:
             private = private._replace(q_BTHR=online.as_queries(private.q_BTHR, G))
     (B, T, H, _), S = q_BTHX.shape, online.slots_of(latent_BSC, pages_BN)
     q_BHTX = q_BTHX.swapaxes(1, 2)
@@ -190,9 +195,9 @@ def _xla(
         )
 
     keys = []  # those of each part that is rotated in keys
-    if rotation is not None and rotation.up_key_CHK is not None:
+    if rotation is not None and rotation.up_key_CGK is not None:
         # One head's latents in place of H: they meet every head's M_h(q).
-        keys.append(in_keys(rotation.up_key_CHK.swapaxes(0, 1), latent_BSC[:, :, None]))
+        keys.append(in_keys(rotation.up_key_CGK.swapaxes(0, 1), latent_BSC[:, :, None]))
     if private is not None and private.up_key_GRK is not None:
         keys.append(in_keys(private.up_key_GRK, private.latent_BSGR))
 
@@ -217,15 +222,15 @@ def _xla(
 
     def logits(index, start):
         parts = [angles.of_slots(rotated_SBTH, start, chunk) for rotated_SBTH in keys]
-        if rotation is None or rotation.up_key_CHK is None:
+        if rotation is None or rotation.up_key_CGK is None:
             parts.append(of_common(start))
         if rotation is None:
             parts.append(of_rope_key(start))
         if private is not None and private.q_BTHR is not None:
             parts.append(of_private(start))
         logits_BHTc = sum(parts[1:], parts[0])
-        if rotation is not None and rotation.inverse_norm_BHS is not None:
-            norm_BHc = online.slots(rotation.inverse_norm_BHS, pages_BN, start, chunk, axis=2)
+        if rotation is not None and rotation.inverse_norm_BGS is not None:
+            norm_BHc = online.slots(rotation.inverse_norm_BGS, pages_BN, start, chunk, axis=2)
             logits_BHTc *= norm_BHc[:, :, None]
         return scale * logits_BHTc
 

@@ -42,13 +42,8 @@ def latent_decode(
     q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, lengths_B, *, scale
 ):
     """Oracle of `lrkv_jax.kernels.latent_decode`."""
-    if private is not None:
-        heads = q_BTHX.shape[2]
-        private = _to_each_head(private, heads)
-        if rotation is not None and rotation.inverse_norm_BHS is not None:
-            norm_BGS = rotation.inverse_norm_BHS
-            norm_BHS = jnp.repeat(norm_BGS, heads // norm_BGS.shape[1], axis=1)
-            rotation = rotation._replace(inverse_norm_BHS=norm_BHS)
+    heads = q_BTHX.shape[2]
+    private, rotation = (each and _to_each_head(each, heads) for each in (private, rotation))
     q_BTHX, latent_BSC = (a.astype(jnp.float32) for a in (q_BTHX, latent_BSC))
     k_BSGX = v_BSGX = latent_BSC[:, :, None]
     if rotation is None:
@@ -56,8 +51,8 @@ def latent_decode(
         rope_key_BSGP = rope_key_BSP.astype(jnp.float32)[:, :, None]
         k_BSGX = jnp.concatenate([k_BSGX, rope_key_BSGP], axis=-1)
     else:
-        if rotation.up_key_CHK is not None:
-            up_CHK = rotation.up_key_CHK.astype(jnp.float32)
+        if rotation.up_key_CGK is not None:
+            up_CHK = rotation.up_key_CGK.astype(jnp.float32)
             k_BSGX = jnp.einsum("BSC,CHK->BSHK", latent_BSC, up_CHK, **_EXACT)
         if private is not None and private.up_key_GRK is not None:
             up_HRK = private.up_key_GRK.astype(jnp.float32)
@@ -81,8 +76,8 @@ def latent_decode(
                 r_BSHR = _rotated(r_BSHR, private.angles_SR)
             k_BSHX = jnp.concatenate([k_BSHX, r_BSHR], axis=-1)
     logits_BTHS = jnp.einsum("BTHX,BSHX->BTHS", q_BTHX, k_BSHX, **_EXACT)
-    if rotation is not None and rotation.inverse_norm_BHS is not None:
-        logits_BTHS *= rotation.inverse_norm_BHS[:, None]
+    if rotation is not None and rotation.inverse_norm_BGS is not None:
+        logits_BTHS *= rotation.inverse_norm_BGS[:, None]
     return attention(scale * logits_BTHS, v_BSHX, lengths_B)
 
 

@@ -77,7 +77,7 @@ def there(cache):
 
 def padding_values(layer, cache):
     """Columns of a layer's cached latents, the [B, S, H, R] arrays, past those its weights fill."""
-    downs = {"rk_BSGR": "key_down", "rv_BSGR": "value_down", "private_BSHR": "private_down"}
+    downs = {"rk_BSGR": "key_down", "rv_BSGR": "value_down", "private_BSGR": "private_down"}
     total = 0
     for name, down in downs.items():
         if name in cache:

@@ -103,6 +103,9 @@ def test_models_of_equal_settings_are_one_key():
         (LRKV(rank=2, kv_heads=4), "attention.kv_heads = 4 does not divide heads = 6"),
         (GQA(kv_heads=4), r"attention.kv_heads = 4 .* heads = 6: use 1, 2, 3 or 6$"),
         (MLA(latent=3, rope_width=5), "attention.rope_width = 5 is odd.* use 4 or 6$"),
+        (MLA(latent=3, rope="latent", kv_heads=2), "attention.kv_heads is of rope: full: leave it"),
+        (MLA(latent=3, latent_norm=False), "attention.latent_norm is of rope: full: leave it out"),
+        (MLA(latent=3, rope="full", kv_heads=4), "attention.kv_heads = 4 does not divide heads"),
     ],
 )
 def test_impossible_shapes_are_refused_from_python_too(attention, message):
@@ -176,6 +179,12 @@ def test_an_odd_width_that_is_rotated_is_said_and_no_other():
         (MLA(latent=128, rope="full"), 128, "MLA-128 rope full", "full"),
         (LRKV(rank=8), 8, "LRKV-8", "full"),
         (MLA(latent=128, rank=4), 128, "MLA-128 rank 4", "decoupled"),
+        (
+            MLA(latent=9, rope="full", kv_heads=3, latent_norm=False),
+            9,
+            "MLA-9 rope full, in 3 groups, no latent norm",
+            "full",
+        ),
         (LRKV(rank=8, rope="shared"), 8, "LRKV-8 rope shared", "shared"),
         (LRKV(rank=8, kv_heads=3, tied=True), 8, "LRKV-8 in 3 groups, tied", "full"),
         (LRKV(rank=6, rank_value=5, rope="latent"), 6, "LRKV-6/5 rope latent", "latent"),

@@ -31,8 +31,7 @@ PLACES = {
     "rk_BSGR": P(ROWS, None, "tensor"),
     "rv_BSGR": P(ROWS, None, "tensor"),
     "inverse_norm_BGS": P(ROWS, "tensor"),
-    "inverse_norm_BHS": P(ROWS, "tensor"),
-    "private_BSHR": P(ROWS, None, "tensor"),
+    "private_BSGR": P(ROWS, None, "tensor"),
 }
 LENGTH = 56  # a size that no other array has
 

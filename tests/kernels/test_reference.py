@@ -15,7 +15,7 @@ CASES = {
     "mqa": grouped_case([5, 0], T=3, G=1, K=16),
     "mla": latent_case([5, 3], T=2, C=24, P=8),
     "mla-no_rope": latent_case([5, 3], T=2, C=24, P=0),
-    "mla-full": latent_case([9, 4], "full", T=2, K=16, C=24),
+    "mla-full": latent_case([9, 4], "full", T=2, G=2, K=16, C=24),
     "mla-latent": latent_case([9, 4], "latent", T=2, C=23),
     "mla-no_norm": latent_case([9, 4], "full", K=16, C=24, norm=False),
     "tied-full": private_case([9, 4], "full", T=2),

@@ -77,7 +77,7 @@ class Case:
             return replace(self, arrays=(q, k, v, residual, norm))
         arrays = jax.tree.map(lambda a: a.astype(dtype), self.arrays)
         if self.kind == "latent" and (kept := self.arrays[4]):
-            own = {"angles_SK": kept.angles_SK, "inverse_norm_BHS": kept.inverse_norm_BHS}
+            own = {"angles_SK": kept.angles_SK, "inverse_norm_BGS": kept.inverse_norm_BGS}
             arrays = (*arrays[:4], arrays[4]._replace(**own), arrays[5])
         return replace(self, arrays=arrays)
 
@@ -127,9 +127,9 @@ class Case:
                 private = private._replace(latent_BSGR=change(private.latent_BSGR))
             if rotation is None:
                 return (q, q_rope, change(latent), change(rope_key), None, private)
-            if rotation.inverse_norm_BHS is not None:
-                norm = change(rotation.inverse_norm_BHS, 2)
-                rotation = rotation._replace(inverse_norm_BHS=norm)
+            if rotation.inverse_norm_BGS is not None:
+                norm = change(rotation.inverse_norm_BGS, 2)
+                rotation = rotation._replace(inverse_norm_BGS=norm)
             return (q, None, change(latent), None, rotation, private)
         q, k, v, residual, norm = self.arrays
         if residual is not None:
@@ -156,11 +156,15 @@ def _materialised(kind, arrays):
             k = np.concatenate([latent, rope], axis=-1)[:, :, None]
             k = np.repeat(k, q.shape[2], axis=2)
             return np.concatenate([q, q_rope], axis=-1), k, v, np.ones(k.shape[:3])
-        if rotation.up_key_CHK is None:
+        if rotation.up_key_CGK is None:
             return q, _rotated(v, rotation.angles_SK), v, np.ones(v.shape[:3])
-        k = _rotated(np.einsum("BSC,CHK->BSHK", latent, rotation.up_key_CHK), rotation.angles_SK)
-        norm = rotation.inverse_norm_BHS
-        return q, k, v, np.ones(k.shape[:3]) if norm is None else norm.swapaxes(1, 2)
+        repeats = q.shape[2] // rotation.up_key_CGK.shape[1]
+        up_CHK = np.repeat(rotation.up_key_CGK, repeats, axis=1)
+        k = _rotated(np.einsum("BSC,CHK->BSHK", latent, up_CHK), rotation.angles_SK)
+        norm = rotation.inverse_norm_BGS
+        if norm is not None:
+            norm = np.repeat(norm, repeats, axis=1).swapaxes(1, 2)
+        return q, k, v, np.ones(k.shape[:3]) if norm is None else norm
     q, k, v, residual, norm = arrays
     H = q.shape[2]
     k, v = np.repeat(k[:, :, None], H, axis=2), np.repeat(v[:, :, None], H, axis=2)
@@ -189,12 +193,13 @@ def _materialised_private(q, q_rope, latent, rope, rotation, private):
     own = np.repeat(private.latent_BSGR, repeats, axis=2)
     common = np.repeat(latent[:, :, None], H, axis=2)
     v, norm = np.concatenate([common, own], axis=-1), np.ones(common.shape[:3])
-    if rotation is not None and rotation.inverse_norm_BHS is not None:
-        norm = np.repeat(rotation.inverse_norm_BHS, repeats, axis=1).swapaxes(1, 2)
+    if rotation is not None and rotation.inverse_norm_BGS is not None:
+        norm = np.repeat(rotation.inverse_norm_BGS, repeats, axis=1).swapaxes(1, 2)
     if private.up_key_GRK is not None:
         up_HRK = np.repeat(private.up_key_GRK, repeats, axis=0)
-        if rotation.up_key_CHK is not None:
-            common = np.einsum("BSC,CHK->BSHK", latent, rotation.up_key_CHK)
+        if rotation.up_key_CGK is not None:
+            up_CHK = np.repeat(rotation.up_key_CGK, repeats, axis=1)
+            common = np.einsum("BSC,CHK->BSHK", latent, up_CHK)
         k = common + np.einsum("BSHR,HRK->BSHK", own[..., : up_HRK.shape[1]], up_HRK)
         return q, _rotated(k, rotation.angles_SK), v, norm
     own = own[..., : private.q_BTHR.shape[-1]]
@@ -232,18 +237,18 @@ def grouped_case(lengths, *, T=1, S=None, H=4, G=2, K=64, seed=0):
     return Case("grouped", arrays, np.array(lengths))
 
 
-def latent_case(lengths, mode="decoupled", *, T=1, S=None, H=4, K=64, C=64, P=64, norm=True,
-                seed=0):  # fmt: skip
-    """K is the heads' width, of mode `full` alone; P is of `decoupled` alone."""
+def latent_case(lengths, mode="decoupled", *, T=1, S=None, H=4, G=None, K=64, C=64, P=64,
+                norm=True, seed=0):  # fmt: skip
+    """K is the heads' width, and G their groups, of mode `full` alone; P is of `decoupled`."""
     rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
     if mode != "decoupled":
         width = K if mode == "full" else C
         q, latent = normal(rng, B, T, H, width) / width**0.25, normal(rng, B, S, C)
         rotation = latent_decode.Rotation(angles(S, width))
         if mode == "full":
-            norms = np.float32(rng.uniform(0.5, 1.5, (B, H, S))) if norm else None
-            up_key = normal(rng, C, H, K) / C**0.5
-            rotation = rotation._replace(up_key_CHK=up_key, inverse_norm_BHS=norms)
+            norms = np.float32(rng.uniform(0.5, 1.5, (B, G or H, S))) if norm else None
+            up_key = normal(rng, C, G or H, K) / C**0.5
+            rotation = rotation._replace(up_key_CGK=up_key, inverse_norm_BGS=norms)
         return Case("latent", (q, None, latent, None, rotation, None), np.array(lengths))
     q, q_rope = normal(rng, B, T, H, C) / C**0.25, normal(rng, B, T, H, P) / max(P, 1) ** 0.25
     return Case(
@@ -258,7 +263,7 @@ def private_case(lengths, mode, *, T=1, S=None, H=4, G=2, K=16, R=5, seed=0):
     rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
     case = latent_case(lengths, "latent", T=T, S=S, H=H, C=K, seed=seed)
     norms = np.float32(rng.uniform(0.5, 1.5, (B, G, S)))
-    rotation = case.arrays[4]._replace(inverse_norm_BHS=norms)
+    rotation = case.arrays[4]._replace(inverse_norm_BGS=norms)
     own = np.pad(normal(rng, B, S, G, R), [(0, 0), (0, 0), (0, 0), (0, -R % 8)])
     private = latent_decode.Private(own)
     if mode == "full":

@@ -68,11 +68,14 @@ def head(config, w, h, x_TD, positions_T, norm):
 
 def mla_head(config, w, h, x_TD, positions_T, norm):
     K, P, C = config.head_width, config.attention.rope_width, config.attention.latent
-    q_TK, latent_SC = x_TD @ w["query"][:, h], normed(x_TD @ w["down"])  # this norm: always there
+    # The latents' norm is there without QK-norm too.
+    latent = normed if config.attention.latent_norm else lambda y: y
+    q_TK, latent_SC = x_TD @ w["query"][:, h], latent(x_TD @ w["down"])
+    h = h // (config.heads // w["up_key"].shape[1])  # heads of a group have one key and value
     k_SK, v_SK = latent_SC @ w["up_key"][:, h], latent_SC @ w["up_value"][:, h]
     own_SR, R = None, config.attention.rank
     if R:
-        own_SR = normed(x_TD @ w["private_down"][h])
+        own_SR = latent(x_TD @ w["private_down"][h])
         k_SK, v_SK = k_SK + own_SR @ w["private_key"][h], v_SK + own_SR @ w["private_value"][h]
     if config.attention.rope == "full":
         q_TK, k_SK = norm(rope(q_TK, positions_T)), norm(rope(k_SK, positions_T))

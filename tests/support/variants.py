@@ -41,7 +41,7 @@ ALL = {
     "mla-full": MLA(latent=11, rope="full"),
     "mla-latent": MLA(latent=11, rope="latent"),
     "mla-rank": MLA(latent=8, rope_width=4, rank=3),
-    "mla-full-rank": MLA(latent=8, rope="full", rank=3),
+    "mla-full-rank": MLA(latent=8, rope="full", rank=3, kv_heads=2, latent_norm=False),
     "mla-latent-rank": MLA(latent=8, rope="latent", rank=3),
     **LRKVS,
 }
