@@ -67,8 +67,7 @@ class Chat:
         if not text.strip():
             raise LrkvError("the message is empty: say something")
         turn = self._format.turn(text)
-        if not self.messages:
-            turn.insert(0, self._format.tokenizer.bos)
+        turn[:0] = self._format.between if self.messages else self._format.start
         if self._unfinished:  # an answer that was cut short has no end yet
             turn.insert(0, self._format.ids.assistant_end)
         room = self._session.room() - len(turn)

@@ -6,7 +6,10 @@ import errno
 import json
 import os
 import secrets
+import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,30 @@ def write(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, content: Any) -> None:
     """The same for JSON."""
     write(path, json.dumps(content, indent=2) + "\n")
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """A fresh folder to write into, which becomes `path` in one move when the block ends.
+
+    Nothing is left where it raises. Raises `LrkvError` where `path` holds something or cannot be
+    made.
+    """
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise LrkvError(f"{path} exists: name another, or delete it")
+    fresh = _beside(path.absolute())
+    try:
+        fresh.mkdir(parents=True)
+    except OSError as error:
+        raise LrkvError(f"{path} cannot be made ({error.strerror}): name another") from error
+    try:
+        yield fresh
+        flush(fresh)
+        fresh.replace(path)
+        flush(fresh.parent)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def why_not(path: str | Path) -> str | None:

@@ -26,6 +26,7 @@ LABORATORY = (
     ("evals", "analysis"),
 )
 CORE = (
+    ("interop",),
     ("run",),
     ("foresight",),
     ("decode", "train"),

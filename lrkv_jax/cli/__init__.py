@@ -14,6 +14,7 @@ from lrkv_jax.cli import (
     data,
     doctor,
     harness,
+    interop,
     report,
     runs,
     sweep,

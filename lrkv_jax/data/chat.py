@@ -4,10 +4,11 @@
 
 and inside the assistant's turn, for the calculator: <python_start> 48/2 <python_end>
 <output_start> 24 <output_end>. The format is nanochat's (tokenizer.py:render_conversation).
+Imported models keep theirs, ChatML's or Llama 3's, which have no calculator (`FRAMES`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -34,8 +35,40 @@ class ChatIds:
     output_end: int
 
 
+@dataclass(frozen=True)
+class Frame:
+    """What stands around messages: names of tokens, and text, where {} is the message.
+
+    `end` is the token that ends an answer, `between` the text after it.
+    """
+
+    user: tuple[str, ...]
+    assistant: tuple[str, ...]
+    end: str
+    between: str = ""
+
+
+FRAMES = (
+    Frame(("<|user_start|>", "{}", "<|user_end|>"), ("<|assistant_start|>",), "<|assistant_end|>"),
+    Frame(  # ChatML
+        ("<|im_start|>", "user\n{}", "<|im_end|>", "\n"),
+        ("<|im_start|>", "assistant\n"),
+        "<|im_end|>",
+        "\n",
+    ),
+    Frame(  # Llama 3
+        ("<|start_header_id|>", "user", "<|end_header_id|>", "\n\n{}", "<|eot_id|>"),
+        ("<|start_header_id|>", "assistant", "<|end_header_id|>", "\n\n"),
+        "<|eot_id|>",
+    ),
+)
+
+
 class ChatFormat:
     """How a conversation becomes the ids of a tokenizer.
+
+    `ids` are nanochat's; of another chat it has the end of an answer, and -1 for what it lacks.
+    `start` is what a chat begins with, `between` what follows an answer's end.
 
     A tokenizer without the chat's tokens is given the ids that follow its own: a model needs
     `vocabulary` ids then, and one that was pretrained without them grows by `init_from`.
@@ -44,7 +77,12 @@ class ChatFormat:
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         own = tokenizer.chat or {n: tokenizer.vocabulary + i for i, n in enumerate(CHAT_NAMES)}
-        self.ids = ChatIds(*(own[name] for name in CHAT_NAMES))
+        self._frame = next(frame for frame in FRAMES if frame.end in own)
+        self._names = own
+        ids = ChatIds(*(own.get(name, -1) for name in CHAT_NAMES))
+        self.ids = replace(ids, assistant_end=own[self._frame.end])
+        self.start = [tokenizer.bos] if tokenizer.begins else []
+        self.between = self._text(self._frame.between)
         self.vocabulary = max(tokenizer.vocabulary, *(i + 1 for i in own.values()))
 
     def check(self, vocabulary: int) -> None:
@@ -64,7 +102,7 @@ class ChatFormat:
         `all` counts every one, as the recipe does; `assistant` what the assistant writes: its text,
         its calls, and the tokens that end them, but no tool's output and no start of its turn.
         """
-        ids, counted = [self.tokenizer.bos], [loss == "all"]
+        ids, counted = list(self.start), [loss == "all"] * len(self.start)
         for message in conversation.messages:
             for stretch, written in self._stretches(message):
                 ids += stretch
@@ -78,11 +116,11 @@ class ChatFormat:
         """
         if conversation.messages[-1].role != "user":
             raise LrkvError("the conversation ends with an answer: nothing is asked")
-        return [*self.render(conversation)[0].tolist(), self.ids.assistant_start]
+        return [*self.render(conversation)[0].tolist(), *self._framed(self._frame.assistant)]
 
     def turn(self, text: str) -> list[int]:
         """The ids that a user's next message adds to a chat, up to the start of the answer."""
-        return [self.ids.user_start, *self._text(text), self.ids.user_end, self.ids.assistant_start]
+        return self._framed(self._frame.user, text) + self._framed(self._frame.assistant)
 
     def output(self, text: str) -> list[int]:
         """The ids that the calculator's result adds after a call."""
@@ -91,7 +129,8 @@ class ChatFormat:
     @property
     def stops(self) -> tuple[int, ...]:
         """The ids that end an answer or a call to the calculator."""
-        return (self.ids.assistant_end, self.tokenizer.bos, self.ids.python_end)
+        ends = (self.ids.assistant_end, self.tokenizer.bos, self.ids.python_end)
+        return tuple(i for i in ends if i >= 0)
 
     def call_in(self, ids: list[int]) -> str | None:
         """The expression of the call that an answer's `ids` end with, if one does."""
@@ -119,9 +158,14 @@ class ChatFormat:
         at = self.ids
         if message.role == "user":
             text = "".join(part.text for part in message.parts)
-            yield [at.user_start, *self._text(text), at.user_end], False
+            yield self._framed(self._frame.user, text), False
             return
-        yield [at.assistant_start], False
+        if at.python_start < 0 and any(part.kind != "text" for part in message.parts):
+            raise LrkvError(
+                f"tokenizer {self.tokenizer.name} has no tokens for the calculator: leave out "
+                "conversations that call it"
+            )
+        yield self._framed(self._frame.assistant), False
         for part in message.parts:
             ids = self._text(part.text)
             if part.kind == "python":
@@ -131,6 +175,14 @@ class ChatFormat:
             else:
                 yield ids, True
         yield [at.assistant_end], True
+        yield self.between, False
+
+    def _framed(self, frame: Sequence[str], text: str = "") -> list[int]:
+        ids: list[int] = []
+        for part in frame:
+            named = part in self._names
+            ids += [self._names[part]] if named else self._text(part.replace("{}", text))
+        return ids
 
     def _text(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).tolist()

@@ -27,6 +27,11 @@ CHAT_NAMES = tuple(
     for end in ("start", "end")
 )
 BOS_NAMES = ("<|bos|>", "<|endoftext|>", "<s>")
+# What other tokenizers frame a chat with: ChatML's two tokens, Llama 3's three.
+OTHER_CHATS = (
+    ("<|im_start|>", "<|im_end|>"),
+    ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+)
 
 # GPT-2's 50257 entries padded to a multiple of 128 for the matrix units; nanoGPT does the same.
 GPT2_VOCABULARY = 50304
@@ -56,7 +61,8 @@ class Tokenizer:
     bos: the id that starts a document; no text ever encodes to it.
     token_bytes: int32 [V], UTF-8 bytes each token stands for; 0 for special and unused ids, so a
       zero marks what bits per byte must not count.
-    chat: the ids of `CHAT_NAMES` that it has, by name: all of them, or none.
+    chat: the ids of `CHAT_NAMES` (or of another chat's names) that it has, by name: all, or none.
+    begins: whether a chat starts with BOS.
     fingerprint: sha256 (hex) of everything that decides which ids a text gets.
     """
 
@@ -68,8 +74,9 @@ class Tokenizer:
         bos: int,
         definition: bytes,
         chat: Mapping[str, int] | None = None,
+        begins: bool = True,
     ):
-        self.name = name
+        self.name, self.begins = name, begins
         self.vocabulary = len(pieces)
         self.bos = bos
         self.chat = dict(chat or {})
@@ -124,6 +131,8 @@ class Tokenizer:
 def load_tokenizer(name_or_path: str) -> Tokenizer:
     """The tokenizer "sotu-4096", "gpt2", or that of a byte-level tokenizer.json (HF format).
 
+    A folder holds another model's tokenizer (`foreign_tokenizer`).
+
     "gpt2" is tiktoken on the merges that ship with the package; its vocabulary is padded to 50304.
     A file's normaliser, prefix space and dropout are switched off, since with them text would not
     come back as it was; its BOS is the first it has of <|bos|>, <|endoftext|>, <s>.
@@ -134,6 +143,8 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
         return tokenizer_from_json(name_or_path, read_asset("sotu-4096.json"))
     if name_or_path == "gpt2":
         return _gpt2(read_asset("gpt2.bpe.gz"))
+    if Path(name_or_path).is_dir():
+        return foreign_tokenizer(name_or_path)
     try:
         content = Path(name_or_path).read_bytes()
     except OSError:
@@ -145,7 +156,7 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
     return tokenizer_from_json(name_or_path, content)
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-ins for bytes: bytes_to_unicode of its encoder.py, inverted."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -153,7 +164,7 @@ def _byte_alphabet() -> dict[str, int]:
     return stand_ins | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-_ALPHABET = _byte_alphabet()
+_ALPHABET = byte_alphabet()
 
 
 def _to_bytes(token: str) -> bytes:
@@ -220,7 +231,7 @@ def tokenizer_from_json(name: str, content: bytes) -> Tokenizer:
     what = f"data.tokenizer = {name}"
     try:
         definition = json.loads(content)
-        _make_reversible(definition)
+        make_reversible(definition)
         backend = tokenizers.Tokenizer.from_str(json.dumps(definition))
     # The library raises bare Exception for what it cannot read.
     except Exception as error:
@@ -264,7 +275,7 @@ def tokenizer_from_json(name: str, content: bytes) -> Tokenizer:
     return tokenizer
 
 
-def _make_reversible(definition: dict[str, Any]) -> None:
+def make_reversible(definition: dict[str, Any]) -> None:
     """Switch off, in place, what would change, drop or add text; raises ValueError if not BPE."""
     model = definition["model"]
     if model.get("type", "BPE") != "BPE":
@@ -286,3 +297,75 @@ def _make_reversible(definition: dict[str, Any]) -> None:
     for token in definition.setdefault("added_tokens", []):
         token.update(lstrip=False, rstrip=False, normalized=False)
         token["special"] |= token["content"] in (*BOS_NAMES, *CHAT_NAMES)
+
+
+def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None) -> Tokenizer:
+    """The tokenizer of another model's folder, taken as it is: some texts may not come back.
+
+    Its normaliser and its splitting stay, and bytes may lack; `warn` gets a line for each such. A
+    document starts with the token that it puts before a text, or else with its end-of-text.
+
+    Raises LrkvError for a folder without one, and for one that is not made of bytes.
+    """
+    import tokenizers
+
+    what = f"tokenizer {folder}"
+    try:
+        content = (Path(folder) / "tokenizer.json").read_bytes()
+        settings_path = Path(folder) / "tokenizer_config.json"
+        told = settings_path.read_bytes() if settings_path.is_file() else b"{}"
+        settings = json.loads(told)
+        backend = tokenizers.Tokenizer.from_str(content.decode())
+    except OSError as error:
+        raise LrkvError(f"{what} has no readable tokenizer.json ({error.strerror})") from None
+    except Exception as error:  # the library raises bare Exception for what it cannot read
+        raise LrkvError(f"{what} is not a tokenizer.json ({error})") from None
+    backend.no_truncation()
+    backend.no_padding()
+    added = backend.get_added_tokens_decoder()
+    special = {token.content for token in added.values() if token.special}
+    ids = backend.get_vocab(with_added_tokens=True)
+    pieces = [b""] * (max(ids.values()) + 1)
+    spelt = {token.content for token in added.values()}
+    byte_level = '"ByteLevel"' in content.decode()
+    for token, i in ids.items():
+        if token in special:
+            continue
+        try:
+            plain = token in spelt or not byte_level
+            pieces[i] = _plain_bytes(token) if plain else _to_bytes(token)
+        except KeyError:
+            raise LrkvError(f"{what} is not made of bytes: its entry {token!r} is not") from None
+    if missing := 256 - len({piece for piece in pieces if len(piece) == 1}):
+        warn(f"{what} lacks {missing} of the 256 bytes: texts with those do not come back")
+    if json.loads(content).get("normalizer"):
+        warn(f"{what} changes texts before it reads them: they come back as it reads them")
+    before = backend.encode("", add_special_tokens=True).ids
+    bos_name, end_name = (
+        name.get("content") if isinstance(name, dict) else name
+        for name in (settings.get("bos_token"), settings.get("eos_token"))
+    )
+    begins = bool(before) or bool(settings.get("add_bos_token") and bos_name in ids)
+    names = [bos_name, end_name] if begins else [*BOS_NAMES, end_name, bos_name]
+    found = before[:1] or [ids[name] for name in names if name in ids]
+    if not found:
+        raise LrkvError(f"{what} has no token to start a document: name its bos_token")
+    backend.encode_special_tokens = True
+
+    def encode(texts: list[str]) -> list[Sequence[int]]:
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    chats = (CHAT_NAMES, *OTHER_CHATS)
+    chat = next((names for names in chats if all(name in special for name in names)), ())
+    return Tokenizer(
+        folder, encode, pieces, found[0], content + told,
+        {name: ids[name] for name in chat}, begins,
+    )  # fmt: skip
+
+
+def _plain_bytes(token: str) -> bytes:
+    """The bytes of an entry that is text, with SentencePiece's space, or <0x0A>."""
+    if re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("▁", " ").encode()

@@ -108,7 +108,7 @@ class Pauses:
         stop: tuple[int, ...] = (tokenizer.bos,)
         if self.config.data.mixture is not None:
             chat = ChatFormat(tokenizer)
-            prompts = [[tokenizer.bos, *chat.turn(text)] for text in train.sample_prompts]
+            prompts = [[*chat.start, *chat.turn(text)] for text in train.sample_prompts]
             stop = chat.stops
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
         continued = generate(

@@ -23,6 +23,7 @@ FLOORS = [
     {"decode", "train"},
     {"foresight"},
     {"run"},
+    {"interop"},
     {"evals", "analysis"},
     {"comparison"},
     {"artefacts"},

@@ -1,0 +1,1 @@
+"""Models come in and go out: Hugging Face folders from runs, and runs from Hugging Face folders."""

@@ -1,0 +1,312 @@
+"""The Hugging Face architectures: their settings and tensors beside ours, in one table.
+
+Exporting and importing are both readings of it. A row says which parameter a tensor is, and how its
+numbers are laid out there; rows of a block stand once and are meant for each layer.
+
+D model width  H heads  G key/value heads  K head width  F hidden width of the MLP
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.errors import LrkvError
+
+LAYER = "model.layers.{}."
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a parameter lies in a file: inputs and outputs flattened, and the matrix transposed.
+
+    `inputs` counts the parameter's leading axes that are inputs; 0 is no matrix, and lies as it is,
+    flattened unless it is a `table`. `swapped` exchanges the two halves of the last axis: a
+    rotation by the opposite angle. Ours is `factor` times theirs.
+    """
+
+    inputs: int = 0
+    swapped: bool = False
+    table: bool = False
+    factor: float = 1.0
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in the file of a parameter of this shape."""
+        if self.table:
+            return shape
+        outputs = math.prod(shape[self.inputs :])
+        return (outputs, math.prod(shape[: self.inputs])) if self.inputs else (outputs,)
+
+    def out(self, ours: np.ndarray) -> np.ndarray:
+        """Our array as the file has it."""
+        if self.swapped:
+            ours = np.roll(ours, ours.shape[-1] // 2, axis=-1)
+        if self.factor != 1:
+            ours = _divided(ours, self.factor)
+        there = self.shape(ours.shape)
+        return ours.reshape(there[::-1]).T if self.inputs else ours.reshape(there)
+
+    def into(self, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """The file's array as ours of this shape."""
+        ours = (theirs.T if self.inputs else theirs).reshape(shape)
+        if self.factor != 1:
+            theirs = np.asarray(ours, np.float32)
+            ours = (np.float64(self.factor) * theirs).astype(np.float32)
+            # Rounded twice, a number may miss itself: its neighbour then goes back to what it was.
+            for to in (-np.inf, np.inf):
+                near = np.nextafter(ours, np.float32(to))
+                better = (_divided(ours, self.factor) != theirs) & (
+                    _divided(near, self.factor) == theirs
+                )
+                ours = np.where(better, near, ours)
+        return np.roll(ours, ours.shape[-1] // 2, axis=-1) if self.swapped else ours
+
+
+def _divided(ours: np.ndarray, factor: float) -> np.ndarray:
+    return (ours / np.float64(factor)).astype(np.float32)
+
+
+AS_IS, TABLE, MATRIX = Layout(), Layout(table=True), Layout(inputs=1)
+SWAPPED, JOINED = Layout(inputs=1, swapped=True), Layout(inputs=2)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor's name, the path of the parameter that it is, and its layout.
+
+    A row of a parameter that a model does not have is left out, but a `gain` is written as ones.
+    """
+
+    theirs: str
+    ours: str
+    layout: Layout
+    gain: bool = False
+
+    @property
+    def stacked(self) -> bool:
+        return self.theirs.startswith(LAYER)
+
+
+def _block(theirs: str, ours: str, layout: Layout, gain: bool = False) -> Row:
+    return Row(f"{LAYER}{theirs}.weight", f"blocks.{ours}", layout, gain)
+
+
+_ENDS = (
+    Row("model.embed_tokens.weight", "embedding.table", TABLE),
+    Row("lm_head.weight", "head.kernel", MATRIX),
+)
+_VALUES = (
+    _block("self_attn.v_proj", "attention.value", MATRIX),
+    _block("self_attn.o_proj", "attention.output", JOINED),
+)
+_ATTENTION = (
+    _block("self_attn.q_proj", "attention.query", MATRIX),
+    _block("self_attn.k_proj", "attention.key", MATRIX),
+    *_VALUES,
+)
+# Its rotate_half is (x2, −x1), a rotation by −θ: with the halves of queries and keys exchanged it
+# is ours, and their norm is what it was.
+_ATTENTION_TURNED = (
+    _block("self_attn.q_proj", "attention.query", SWAPPED),
+    _block("self_attn.k_proj", "attention.key", SWAPPED),
+    *_VALUES,
+)
+_GAINS = (
+    _block("input_layernorm", "norm_attention.gain", AS_IS, gain=True),
+    _block("post_attention_layernorm", "norm_mlp.gain", AS_IS, gain=True),
+    Row("model.norm.weight", "norm.gain", AS_IS, gain=True),
+)
+_PLAIN_MLP = (
+    _block("mlp.up_proj", "mlp.up", MATRIX),
+    _block("mlp.down_proj", "mlp.down", MATRIX),
+)
+
+# The same number in both.
+_NUMBERS = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "width",
+    "num_attention_heads": "heads",
+    "head_dim": "head_width",
+    "intermediate_size": "feed_forward",
+    "vocab_size": "vocabulary",
+    "rms_norm_eps": "norm_eps",
+}
+ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One class of transformers.
+
+    `settings` are those of our model that every such model has; `numbers` those that both write,
+    under its name and ours; `fixed` what its configuration must say to be such a model, and
+    `defaults` what it says where it says nothing.
+    """
+
+    name: str
+    model_type: str
+    rows: tuple[Row, ...]
+    settings: dict[str, Any]
+    numbers: dict[str, str]
+    fixed: dict[str, Any]
+    defaults: dict[str, Any]
+
+    def rows_of(self, model: ModelConfig) -> list[Row]:
+        """A model's rows. A tied head, which is scaled by 1/sqrt(D) here and not there, is undone
+        by the last gain."""
+        if not model.tied_head:
+            return list(self.rows)
+        scaled = Layout(factor=math.sqrt(model.width))
+        return [
+            replace(row, layout=scaled) if row.ours == "norm.gain" else row for row in self.rows
+        ]
+
+
+_LLAMA_LIKE = {"norm_gain": True, "embedding_norm": False, "softcap": None}
+_LLAMA_NUMBERS = {"tie_word_embeddings": "tied_head"}
+_LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
+_NO_BIASES = {"attention_bias": False, "mlp_bias": False}
+_GATED_MLP = (*_PLAIN_MLP, _block("mlp.gate_proj", "mlp.gate", MATRIX))
+
+
+def _llama(name: str, model_type: str, *rows: Row, fixed: Any = None, **settings: Any):
+    """Llama, and what differs from it in a few settings and rows."""
+    return Architecture(
+        name, model_type,
+        (*_ENDS, *_GAINS, *_ATTENTION, *rows, *(_GATED_MLP if settings["gated"] else _PLAIN_MLP)),
+        {**_LLAMA_LIKE, **settings}, _LLAMA_NUMBERS, fixed or {}, _LLAMA_DEFAULTS,
+    )  # fmt: skip
+
+
+ARCHITECTURES = (
+    Architecture(
+        "NanoChatForCausalLM", "nanochat",
+        (*_ENDS, *_ATTENTION_TURNED, _block("mlp.fc1", "mlp.up", MATRIX),
+         _block("mlp.fc2", "mlp.down", MATRIX)),
+        {"qk_norm": True, "norm_gain": False, "embedding_norm": True, "tied_head": False,
+         "gated": False},
+        {"final_logit_softcapping": "softcap"},
+        {"attention_bias": False, "tie_word_embeddings": False},
+        {"rms_norm_eps": 1e-6, "final_logit_softcapping": 15.0, "hidden_act": "relu2"},
+    ),
+    _llama("LlamaForCausalLM", "llama", fixed=_NO_BIASES, gated=True, qk_norm=False),
+    _llama("MistralForCausalLM", "mistral", gated=True, qk_norm=False),
+    _llama("ArceeForCausalLM", "arcee", fixed=_NO_BIASES, gated=False, qk_norm=False),
+)  # fmt: skip
+
+
+def of_model(model: ModelConfig) -> Architecture:
+    """The architecture whose block is this model's.
+
+    Raises `LrkvError` where there is none, naming what each lacks.
+    """
+    _check_attention(model)
+    against = []
+    for one in ARCHITECTURES:
+        wrong = [
+            f"{key} = {theirs}"
+            for key, theirs in one.settings.items()
+            if getattr(model, key) != theirs and not (key == "norm_gain" and theirs)
+        ]
+        if not wrong:
+            return one
+        against.append(f"{one.name} needs {' and '.join(wrong)}")
+    raise LrkvError(f"no architecture of transformers has this block: {'; '.join(against)}")
+
+
+def _check_attention(model: ModelConfig) -> None:
+    """Raise `LrkvError` unless keys and values are x W, rotated in K dimensions."""
+    entry = model.attention
+    if entry.kind not in ("mha", "gqa", "mqa", "lrkv"):
+        why = "no class of transformers has its keys and values"
+        if entry.kind == "mla":
+            why = "no class of transformers has a norm on a latent and this rotation"
+        raise LrkvError(f"attention {entry.kind} cannot be exported: {why}")
+    if entry.kind == "lrkv" and entry.rank and entry.rope != "full":
+        raise LrkvError(
+            f"attention.rope = {entry.rope} is not full, and only a whole key that is rotated is "
+            "another model's key: use --factored, whose file decodes every mode"
+        )
+
+
+def config_of(one: Architecture, model: ModelConfig, context: int, dtype: str) -> dict[str, Any]:
+    """What its config.json says of this model."""
+    settings = model.model_dump() | {"feed_forward": model.feed_forward_width}
+    numbers = {theirs: settings[ours] for theirs, ours in {**_NUMBERS, **one.numbers}.items()}
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    return {
+        "architectures": [one.name],
+        "model_type": one.model_type,
+        **numbers,
+        "num_key_value_heads": model.attention.key_heads(model),
+        "hidden_act": names[model.activation],
+        "max_position_embeddings": context,
+        "rope_theta": model.rope_base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
+        **one.fixed,
+        "dtype": dtype,
+        "use_cache": True,
+    }
+
+
+def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[str, Any], Any]:
+    """The architecture of a config.json, our model's settings, and its line of attention.
+
+    Raises `LrkvError`, with the mend, for what cannot be such a model.
+    """
+    known = {one.name: one for one in ARCHITECTURES}
+    names = config.get("architectures") or ["nothing"]
+    experts = next((key for key in config if key in _EXPERTS and config[key]), None)
+    if experts is not None:
+        raise LrkvError(f"{experts} = {config[experts]}: mixtures of experts are not taken")
+    if names[0] not in known:
+        raise LrkvError(f"architectures = {names[0]} is unknown here: use {', '.join(known)}")
+    one = known[names[0]]
+    if config.get("quantization_config"):
+        how = config["quantization_config"].get("quant_method", "some method")
+        raise LrkvError(f"the weights are quantised ({how}): take the model that is not")
+    for key, must in one.fixed.items():
+        if (found := config.get(key, must)) != must:
+            raise LrkvError(f"{key} = {found}, and only {must} is taken of {one.name}")
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if window is not None and window < context:
+        raise LrkvError(
+            f"sliding_window = {window} is shorter than the context of {context}: set "
+            f"train.context={window} or less"
+        )
+    config = {**one.defaults, **config}
+    if config["hidden_act"] not in ACTIVATIONS:
+        raise LrkvError(f"hidden_act = {config['hidden_act']}: use {', '.join(ACTIVATIONS)}")
+    try:
+        heads, width = config["num_attention_heads"], config["hidden_size"]
+        config = {**config, "head_dim": config.get("head_dim") or width // heads}
+        settings = {ours: config[theirs] for theirs, ours in {**_NUMBERS, **one.numbers}.items()}
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise LrkvError(f"config.json has no {error}: fetch it again") from error
+    groups = config.get("num_key_value_heads") or heads
+    entry = {"kind": "gqa", "kv_heads": groups}
+    if groups in (heads, 1):
+        entry = {"kind": "mha" if groups == heads else "mqa"}
+    settings |= one.settings | {
+        "rope_base": _rope(config),
+        "activation": ACTIVATIONS[config["hidden_act"]],
+    }
+    return one, settings, entry
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def _rope(config: dict[str, Any]) -> float:
+    """The base of the rotation; in transformers 4 it lies beside `rope_scaling`."""
+    rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind != "default":
+        raise LrkvError(f"rope scaling {kind} is unknown here: use a model without it")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise LrkvError("partial_rotary_factor: only whole heads are rotated here")
+    return float(rope.get("rope_theta", 10_000.0))

@@ -1,0 +1,178 @@
+"""A Hugging Face folder as a run like any other, at step 0: `lrkv import`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from lrkv_jax import disk
+from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax.config import ModelConfig, RunConfig, dump_config
+from lrkv_jax.config.load import config_from
+from lrkv_jax.data.hub import download
+from lrkv_jax.data.tokenizer import foreign_tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.interop import shards
+from lrkv_jax.interop.architectures import Architecture, Row, of_config
+from lrkv_jax.interop.tokenizer_files import KEPT
+from lrkv_jax.model import abstract_parameters, specs
+from lrkv_jax.sharding import make_mesh, parameter_shardings
+
+FILES = ("config.json", *KEPT, "*.safetensors", shards.INDEX)
+LONGEST = 8192  # context of a run whose model names a longer one
+BUFFERS = ("rotary_emb.inv_freq",)  # in old files, computed here
+
+Say = Callable[[str], None]
+
+
+def import_model(
+    source: str, directory: str | Path, overrides: Sequence[str] = (), *, say: Say = print
+) -> RunConfig:
+    """Make a run of a folder, or of a model on the hub, which is fetched beside the run first.
+
+    Each parameter is read tensor by tensor into its place on the mesh that `overrides` ask for: the
+    host holds a device's share of one parameter and one tensor. The tokenizer's files come along.
+    `say` gets a line for what is not as it would be in a run of our own.
+
+    Raises `LrkvError`, and leaves no run, for a folder that is not such a model.
+    """
+    folder = _found(source, Path(directory), say)
+    said = disk.read_json(folder / "config.json", "fetch it again")
+    if said is None:
+        raise LrkvError(f"{folder} has no config.json: name the folder of a model")
+    config, one = _config(folder, said, Path(directory), overrides)
+    mesh = make_mesh(config.mesh)
+    stored = shards.read(folder)
+    if not (folder / "tokenizer.json").is_file():
+        raise LrkvError(f"{folder} has no tokenizer.json: write it with transformers")
+    tokenizer = foreign_tokenizer(str(folder), say)
+    if tokenizer.vocabulary > config.model.vocabulary:
+        raise LrkvError(
+            f"{folder / 'tokenizer.json'} has {tokenizer.vocabulary} ids, and the model "
+            f"{config.model.vocabulary}: it is another model's"
+        )
+    places = _checked(one, config.model, stored, folder)
+    with disk.whole_folder(directory) as fresh:
+        (fresh / "tokenizer").mkdir()
+        for name in KEPT:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, fresh / "tokenizer" / name)
+        params = _placed(config.model, mesh, places)
+        about = {
+            "config": config.model_dump(mode="json"),
+            "tokens": 0,
+            "loader": {"step": 0, "tokenizer": tokenizer.fingerprint},
+        }
+        with Checkpointer(fresh / "checkpoints") as checkpoints:
+            checkpoints.save(0, {"params": params}, about)
+        if checkpoints.failures:
+            raise LrkvError(f"{directory} cannot be written: name another place")
+        disk.write(fresh / "config.yaml", dump_config(config))
+    return config
+
+
+def _found(source: str, directory: Path, say: Say) -> Path:
+    """The folder itself, or that into which a model on the hub is fetched."""
+    if Path(source).is_dir():
+        return Path(source)
+    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise LrkvError(f"{source} is no folder, and no model on the hub: write it OWNER/NAME")
+    folder = directory.with_name(f"{directory.name}.download")
+    download(source, "main", FILES, folder, "model", tell=say)
+    return folder
+
+
+def _config(
+    folder: Path, said: dict[str, Any], directory: Path, overrides: Sequence[str]
+) -> tuple[RunConfig, Architecture]:
+    """The run's configuration; the context is the model's own, up to `LONGEST`, unless given."""
+    longest = said.get("max_position_embeddings")
+    if not isinstance(longest, int):
+        raise LrkvError(f"{folder / 'config.json'} has no max_position_embeddings: fetch it again")
+    train = {"context": min(longest, LONGEST), "batch": 8, "steps": 1000}
+    given = [o.partition("=")[2] for o in overrides if o.startswith("train.context=")]
+    context = int(given[-1]) if given and given[-1].isdecimal() else train["context"]
+    one, model, entry = of_config(said, context)
+    raw = {
+        "name": directory.name.lstrip(".")[:60] or "imported",
+        "attention": entry["kind"],
+        "variants": {entry["kind"]: entry},
+        "model": model,
+        "train": train,
+        "data": {"tokenizer": str(directory / "tokenizer")},
+        "run_dir": str(directory),
+    }
+    return config_from(raw, folder / "config.json", overrides), one
+
+
+def _checked(
+    one: Architecture, model: ModelConfig, stored: dict[str, shards.Tensor], folder: Path
+) -> dict[str, tuple[Row, list[shards.Tensor]]]:
+    """For each parameter its row and its tensors, one for each layer.
+
+    Raises `LrkvError` unless exactly these are there, in their shapes.
+    """
+    shapes = _by_path(abstract_parameters(model))
+    copies = (*BUFFERS, "lm_head.weight") if model.tied_head else BUFFERS
+    left = {name for name in stored if not name.endswith(copies)}
+    places = {}
+    for row in one.rows_of(model):
+        if row.ours not in shapes:
+            continue
+        shape = shapes[row.ours].shape[1:] if row.stacked else shapes[row.ours].shape
+        layers = range(model.layers) if row.stacked else (None,)
+        names = [row.theirs.format(layer) for layer in layers]
+        for name in names:
+            if name not in stored:
+                raise LrkvError(f"{folder} has no tensor {name}: fetch the model again")
+            found, need = stored[name].shape, row.layout.shape(shape)
+            if found != need:
+                raise LrkvError(
+                    f"{folder}: {name} is {list(found)}, and config.json makes it {list(need)}: "
+                    "they are of different models"
+                )
+        left -= set(names)
+        places[row.ours] = row, [stored[name] for name in names]
+    if left:
+        raise LrkvError(
+            f"{folder} has {len(left)} tensors more than {one.name}, such as {min(left)}: it is "
+            "another model"
+        )
+    assert places.keys() == shapes.keys(), shapes.keys() ^ places.keys()
+    return places
+
+
+def _by_path(params: Any) -> dict[str, Any]:
+    leaves = jax.tree.leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _placed(
+    model: ModelConfig, mesh: Mesh, places: dict[str, tuple[Row, list[shards.Tensor]]]
+) -> Any:
+    """The parameters, each device's share read for it alone."""
+    shapes = abstract_parameters(model)
+    shardings = parameter_shardings(specs(model), shapes, mesh)
+
+    def place(path, leaf, sharding):
+        row, tensors = places[jax.tree_util.keystr(path, simple=True, separator=".")]
+
+        def share(index: tuple[slice, ...]) -> np.ndarray:
+            if not row.stacked:
+                return row.layout.into(tensors[0].make(), leaf.shape)[index].astype(np.float32)
+            layers = tensors[index[0]]
+            sizes = [len(range(*s.indices(n))) for s, n in zip(index, leaf.shape, strict=True)]
+            held = np.empty(sizes, np.float32)
+            for at, tensor in enumerate(layers):
+                held[at] = row.layout.into(tensor.make(), leaf.shape[1:])[index[1:]]
+            return held
+
+        return jax.block_until_ready(jax.make_array_from_callback(leaf.shape, sharding, share))
+
+    return jax.tree.map_with_path(place, shapes, shardings)

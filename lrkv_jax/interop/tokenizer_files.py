@@ -1,0 +1,159 @@
+"""A run's tokenizer as transformers reads it: tokenizer.json, its settings, the chat template."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lrkv_jax import disk
+from lrkv_jax.data.assets import read_asset
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.tokenizer import (
+    CHAT_NAMES,
+    Tokenizer,
+    byte_alphabet,
+    make_reversible,
+)
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.run.restore import TrainedRun
+
+# What an imported run keeps of the folder that it came from.
+KEPT = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    "generation_config.json",
+)  # fmt: skip
+# nanochat's: a leading system message goes before the first user's, with an empty line between.
+TEMPLATE = """\
+{%- set turns = messages -%}{%- set system = '' -%}
+{%- if messages[0]['role'] == 'system' -%}
+{%- set system = messages[0]['content'] + '\\n\\n' -%}{%- set turns = messages[1:] -%}
+{%- endif -%}
+{{- bos_token -}}
+{%- for turn in turns -%}
+{%- if turn['role'] != ('user' if loop.index0 % 2 == 0 else 'assistant') -%}
+{{- raise_exception('user and assistant take turns, the user first') -}}
+{%- elif turn['role'] == 'user' -%}
+{{- '<|user_start|>' + (system if loop.first else '') + turn['content'] + '<|user_end|>' -}}
+{%- else -%}
+{{- '<|assistant_start|>' + turn['content'] + '<|assistant_end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant_start|>' -}}{%- endif -%}
+"""
+_PROBE = "The cache of 128 tokens, \n\n  it's  half-full \t日本 e\u0301!"
+
+
+def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
+    """Write the run's tokenizer; returns what config.json says of its special ids.
+
+    An imported run's is the one that came. Others get the ids of a chat's tokens, where the
+    model has them, and put BOS before a text. Raises `LrkvError` where the file would give
+    other ids than the run's own.
+    """
+    source = Path(run.config.data.tokenizer)
+    if source.is_dir():
+        for name in KEPT:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        said = disk.read_json(source / "generation_config.json", "delete it") or {}
+        return {key: said[key] for key in _SPECIAL if key in said}
+    tokenizer, chat = run.tokenizer, ChatFormat(run.tokenizer)
+    definition = _definition(run.config.data.tokenizer)
+    names = {token["id"]: token["content"] for token in definition["added_tokens"]}
+    bos, end = names[tokenizer.bos], names[tokenizer.bos]
+    special: dict[str, Any] = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.bos}
+    settings: dict[str, Any] = {}
+    if run.config.model.vocabulary >= chat.vocabulary:
+        ids = dict(zip(CHAT_NAMES, vars(chat.ids).values(), strict=True))
+        definition["added_tokens"] += [
+            _added(name, i) for name, i in sorted(ids.items(), key=lambda pair: pair[1])
+            if i not in names
+        ]  # fmt: skip
+        settings["chat_template"] = TEMPLATE
+        if run.config.data.mixture is not None:
+            end = "<|assistant_end|>"
+            special["eos_token_id"] = [ids[end], tokenizer.bos]
+    special["pad_token_id"] = tokenizer.bos
+    # A single text; pairs are joined.
+    definition["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, _SEQUENCE],
+        "pair": [{"SpecialToken": {"id": bos, "type_id": 0}}, _SEQUENCE,
+                 {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {bos: {"id": bos, "ids": [tokenizer.bos], "tokens": [bos]}},
+    }  # fmt: skip
+    content = json.dumps(definition, ensure_ascii=False, indent=1)
+    _check(content, tokenizer)
+    disk.write(folder / "tokenizer.json", content)
+    disk.write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": bos,
+            "eos_token": end,
+            "pad_token": bos,
+            "model_max_length": run.config.train.context,
+            "clean_up_tokenization_spaces": False,
+            **settings,
+        },
+    )
+    disk.write_json(folder / "generation_config.json", special)
+    return special
+
+
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+_SEQUENCE = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+def _definition(name: str) -> dict[str, Any]:
+    """The tokenizer.json of a named tokenizer or of a file, as this project reads it."""
+    if name != "gpt2":
+        content = read_asset("sotu-4096.json") if name == "sotu-4096" else Path(name).read_bytes()
+        definition = json.loads(content)
+        make_reversible(definition)
+        return definition
+    lines = gzip.decompress(read_asset("gpt2.bpe.gz")).decode().split("\n")[1:-1]
+    pieces = [*byte_alphabet(), *(line.replace(" ", "") for line in lines)]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added("<|endoftext|>", len(pieces))],
+        "normalizer": None,
+        "pre_tokenizer": {**byte_level, "use_regex": True},
+        "post_processor": None,
+        "decoder": {**byte_level, "use_regex": True},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+            "ignore_merges": False, "vocab": {piece: i for i, piece in enumerate(pieces)},
+            "merges": lines,
+        },
+    }  # fmt: skip
+
+
+def _added(name: str, i: int) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": i, "content": name, **flags, "special": True}
+
+
+def _check(content: str, tokenizer: Tokenizer) -> None:
+    import tokenizers
+
+    written = tokenizers.Tokenizer.from_str(content)
+    ids = written.encode(_PROBE).ids
+    ours = [tokenizer.bos, *tokenizer.encode(_PROBE).tolist()]
+    chat = ChatFormat(tokenizer)
+    named = {
+        name: i for name, i in zip(CHAT_NAMES, vars(chat.ids).values(), strict=True)
+        if written.token_to_id(name) not in (None, i)
+    }  # fmt: skip
+    if ids != ours or named:
+        raise LrkvError(
+            f"data.tokenizer = {tokenizer.name} has no tokenizer.json with the same ids: export a "
+            "run of another tokenizer"
+        )

@@ -1,0 +1,249 @@
+"""Models come in and go out exactly, byte for byte, or not at all."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from support.planted_models import IDS, configured, drawn, plant
+
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import conversation_from
+from lrkv_jax.data.tokenizer import CHAT_NAMES, byte_alphabet, foreign_tokenizer, load_tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.interop import importing, shards
+from lrkv_jax.interop.export import export
+from lrkv_jax.interop.importing import import_model
+from lrkv_jax.run import restore
+from lrkv_jax.run.restore import load_run
+from lrkv_jax.sharding import make_mesh
+
+RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
+LLAMA = (
+    "model.qk_norm=false", "model.norm_gain=true", "model.embedding_norm=false",
+    "model.softcap=null", "model.gated=true", "model.activation=silu",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    """Runs are loaded, and by default placed, on one device."""
+    alone = partial(make_mesh, devices=jax.devices()[:1])
+    monkeypatch.setattr(restore, "make_mesh", alone)
+    monkeypatch.setattr(importing, "make_mesh", alone)
+
+
+def tokenizer_json(*special, **changes):
+    """256 bytes, no merges, and special tokens."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [{"id": 256 + n, "content": s, "special": True, **plain} for n, s in enumerate(special)]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    vocab = {piece: i for i, piece in enumerate(byte_alphabet())}
+    model = {"type": "BPE", "vocab": vocab, "merges": []}
+    return json.dumps(
+        {"added_tokens": added, "normalizer": None, "pre_tokenizer": byte_level,
+         "post_processor": None, "decoder": byte_level, "model": model} | changes
+    )  # fmt: skip
+
+
+def hf_folder(folder, case="nanochat", **changes):
+    """A folder as transformers writes it, of a recorded case."""
+    said = RECORDED[case]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(said["config"] | changes))
+    (folder / "tokenizer.json").write_text(tokenizer_json("<|endoftext|>"))
+    write(folder, drawn(said["shapes"]))
+    return folder
+
+
+def write(folder, arrays, largest=10**9):
+    made = [shards.Tensor(n, a.shape, a.dtype, lambda a=a: a) for n, a in arrays.items()]
+    shards.write(folder, made, largest)
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_an_imported_model_gives_the_logits_that_transformers_gave(case, tmp_path):
+    import_model(str(hf_folder(tmp_path / "hf", case)), tmp_path / "run", say=lambda _: None)
+    logits = np.asarray(load_run(tmp_path / "run").model(IDS))
+    np.testing.assert_allclose(logits[0, :, :16], RECORDED[case]["logits"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "largest", "dtype"),
+    [
+        (("attention=lrkv", "attention.rank=3", "attention.kv_heads=2"), 10**9, "float32"),
+        (("attention=mqa", "model.tied_head=true", *LLAMA), 20_000, "bfloat16"),
+        (("attention=gqa", "model.tied_head=true", *LLAMA), 10**9, "float32"),
+    ],
+    ids=["lrkv-groups", "llama-shards", "llama-tied"],
+)
+def test_export_import_export_gives_identical_bytes(
+    settings, largest, dtype, tmp_path, monkeypatch
+):
+    plant(tmp_path / "run", *settings)
+    export(tmp_path / "run", tmp_path / "one", largest=largest, dtype=dtype)
+    monkeypatch.setattr(importing, "make_mesh", make_mesh)
+    import_model(str(tmp_path / "one"), tmp_path / "again", ["mesh.fsdp=2", "mesh.data=4"])
+    export(tmp_path / "again", tmp_path / "two", largest=largest, dtype=dtype)
+    one, two = (
+        {p.name: p.read_bytes() for p in (tmp_path / name).iterdir() if p.name != "README.md"}
+        for name in ("one", "two")
+    )
+    assert one == two and one.keys() > {"config.json", "tokenizer.json", "generation_config.json"}
+    assert (shards.INDEX in one) == (largest < 10**9)
+    if "attention=lrkv" in settings:
+        logits = [np.asarray(load_run(tmp_path / name).model(IDS)) for name in ("run", "again")]
+        np.testing.assert_allclose(*logits, rtol=0, atol=1e-5)
+
+
+def torn(folder):
+    path = folder / shards.SINGLE
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def without(name, put=None):
+    def change(folder):
+        arrays = drawn(RECORDED["nanochat"]["shapes"])
+        gone = arrays.pop(name)
+        write(folder, arrays if put is None else {**arrays, **put(gone)})
+
+    return change
+
+
+def said(**changes):
+    def change(folder):
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+Q, HEAD = "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
+UNSIGNED = json.dumps({Q: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "mend"),
+    [
+        (lambda d: (d / "config.json").unlink(), "no config.json", "name the folder of a model"),
+        (lambda d: (d / "config.json").write_text("{"), "config.json", "fetch it again"),
+        (said(architectures=["GPTNeoXForCausalLM"]), "GPTNeoXForCausalLM", "LlamaForCausalLM"),
+        (said(num_local_experts=8), "num_local_experts = 8", "mixtures of experts"),
+        (said(quantization_config={"quant_method": "gptq"}), "gptq", "take the model that is not"),
+        (said(rope_parameters={"rope_type": "magic"}), "magic", "use"),
+        (said(sliding_window=16), "sliding_window = 16", "train.context=16 or less"),
+        (said(attention_bias=True), "attention_bias = True", "only False is taken"),
+        (said(hidden_act="gelu"), "hidden_act = gelu", "use relu2"),
+        (said(hidden_size=48), "model.embed_tokens.weight", "different models"),
+        (lambda d: (d / shards.SINGLE).unlink(), "no model.safetensors", "fetch them"),
+        (torn, "model.safetensors", "torn: fetch it again"),
+        (lambda d: (d / shards.SINGLE).write_bytes(b"x"), "model.safetensors", "torn"),
+        (
+            lambda d: (d / shards.SINGLE).write_bytes(
+                len(UNSIGNED).to_bytes(8, "little") + UNSIGNED + b"0"
+            ),
+            f"{Q} is U8",
+            "not quantised",
+        ),
+        (without(Q), Q, "fetch the model again"),
+        (without(HEAD, lambda a: {HEAD: a, "model.vision.weight": a}), "vision", "another model"),
+        (without(Q, lambda a: {Q: a[:-1]}), Q, "different models"),
+        (lambda d: (d / "tokenizer.json").unlink(), "tokenizer.json", "transformers"),
+        (lambda d: (d / "tokenizer.json").write_text("{}"), "tokenizer", "not a tokenizer.json"),
+        (
+            lambda d: (d / "tokenizer.json").write_text(
+                tokenizer_json(*(f"<{n}>" for n in range(40)), "<s>")
+            ),
+            "297 ids",
+            "another model's",
+        ),
+    ],
+)
+def test_a_bad_folder_is_one_line_and_leaves_no_run(change, named, mend, tmp_path):
+    change(hf_folder(tmp_path / "hf"))
+    with pytest.raises(LrkvError) as raised:
+        import_model(str(tmp_path / "hf"), tmp_path / "run", say=lambda _: None)
+    assert named in str(raised.value) and mend in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path):
+    for name, settings, named in (
+        ("mla", ["attention=mla"], "attention mla cannot be exported"),
+        ("latent", ["attention.rope=latent"], "attention.rope = latent"),
+        ("norms", ["model.embedding_norm=false"], "NanoChatForCausalLM needs embedding_norm"),
+    ):
+        configured(tmp_path / name, *settings)
+        with pytest.raises(LrkvError, match=named):
+            export(tmp_path / name, tmp_path / "hf")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/mine").touch()
+    with pytest.raises(LrkvError, match="kept exists: name another"):
+        export(tmp_path / "mla", tmp_path / "kept")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept", "latent", "mla", "norms"]
+
+
+def test_gpt2_leaves_with_the_chat_in_its_own_ids(tmp_path):
+    import tokenizers
+
+    plant(tmp_path / "run", "data.tokenizer=gpt2", "model.vocabulary=50304")
+    export(tmp_path / "run", tmp_path / "hf")  # which compares a text's ids with ours
+    written = tokenizers.Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
+    chat = ChatFormat(load_tokenizer("gpt2"))
+    assert [written.token_to_id(name) for name in CHAT_NAMES] == list(vars(chat.ids).values())
+    assert written.encode("a").ids[0] == chat.tokenizer.bos
+
+
+CHATML = (
+    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n"
+    "<|im_start|>user\nThen<|im_end|>\n<|im_start|>assistant\n"
+)
+LLAMA3 = (
+    "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nHo<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nThen<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+BEGINS = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}},
+               {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {"<|begin_of_text|>": {
+        "id": "<|begin_of_text|>", "ids": [256], "tokens": ["<|begin_of_text|>"]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("special", "changes", "expected"),
+    [
+        (("<|endoftext|>", "<|im_start|>", "<|im_end|>"), {}, CHATML),
+        (
+            ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+            {"post_processor": BEGINS},
+            LLAMA3,
+        ),
+    ],
+    ids=["chatml", "llama-3"],
+)
+def test_an_imported_chat_is_framed_as_its_own_template_does(special, changes, expected, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(*special, **changes))
+    chat = ChatFormat(foreign_tokenizer(str(tmp_path)))
+    said = [("user", "Hi"), ("assistant", "Ho"), ("user", "Then")]
+    conversation = conversation_from([{"role": r, "content": c} for r, c in said])
+    names = dict(enumerate(special, 256))
+    spelt = [names.get(i) or chat.tokenizer.decode([i]) for i in chat.prompt(conversation)]
+    assert "".join(spelt) == expected
+    assert chat.stops[0] == 256 + special.index(special[-1])
+
+
+def test_a_tokenizer_that_loses_bytes_is_taken_and_counted(tmp_path):
+    definition = json.loads(tokenizer_json("<|endoftext|>", normalizer={"type": "NFC"}))
+    del definition["model"]["vocab"]["Ã"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    lines = []
+    tokenizer = foreign_tokenizer(str(tmp_path), lines.append)
+    assert "lacks 1 of the 256 bytes" in lines[0] and "changes texts" in lines[1]
+    assert tokenizer.decode(tokenizer.encode("e\u0301 <|endoftext|>")) == "\ufffd <|endoftext|>"
