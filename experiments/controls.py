@@ -57,9 +57,9 @@ class WideAttention(GroupedAttention):
         self.query, self.key = (weight("embed -> heads head_width", shape) for _ in range(2))
 
     @property
-    def scale(self):
-        """1 / sqrt(K + R): queries and keys are normed over all of their coordinates."""
-        return self.config.attention.query_width(self.config) ** -0.5
+    def normed_width(self):
+        """K + R: queries and keys are normed over all of their coordinates."""
+        return self.config.attention.query_width(self.config)
 
     def cached(self, query, cache, positions_BT, angles):
         lengths_B = lengths_of(positions_BT)

@@ -37,7 +37,7 @@ from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
 from lrkv_jax.nn.norm import rms_norm
 from lrkv_jax.nn.on_tensor import on_tensor
-from lrkv_jax.nn.rope import rope_angles, rotate
+from lrkv_jax.nn.rope import frequencies, logit_factor, rope_angles, rotate
 from lrkv_jax.nn.weight import weight
 
 # Queries as a variant projects them: an array, or a tuple of arrays, [B, T, H, ...].
@@ -178,8 +178,13 @@ class Attention(nnx.Module):
 
     @property
     def scale(self) -> float:
-        """1 / sqrt(width of a query)."""
-        return self.config.head_width**-0.5
+        """What logits are multiplied by: 1 / sqrt(width), and YaRN's factor."""
+        return self.normed_width**-0.5 * logit_factor(self.config.rope_scaling)
+
+    @property
+    def normed_width(self) -> int:
+        """The width in which queries and keys are normed."""
+        return self.config.head_width
 
     def normed(self, x: Float[Array, "... K"]) -> Float[Array, "... K"]:
         """QK-norm: gain-free RMSNorm over the last axis, if the model has it."""
@@ -196,7 +201,13 @@ class Attention(nnx.Module):
         self, positions: Int[Array, "..."], width: int
     ) -> tuple[Float[Array, "... J"], Float[Array, "... J"]]:
         """cos and sin by which `rotated` turns the J = width // 2 pairs of what is `width` wide."""
-        return rope_angles(positions, width, self.config.rope_base)
+        return rope_angles(positions, width, self.config.rope_base, self.config.rope_scaling)
+
+    @property
+    def frequencies(self) -> tuple[float, ...]:
+        """The angles per position of a head's pairs, for kernels that rotate keys on reading."""
+        model = self.config
+        return frequencies(model.head_width, model.rope_base, model.rope_scaling)
 
     def table(self, slots: int, width: int) -> Float[Array, "S 2J"]:
         """The same of each slot's position as one array, [cos, sin], for `slot_angles`."""

@@ -118,7 +118,7 @@ class LowRankAttention(Attention):
         return lrkv_decode(
             query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
             cache.inverse_norm_BGS, lengths_of(positions_BT),
-            scale=self.scale, rope_base=self.config.rope_base,
+            scale=self.scale, frequencies_J=self.frequencies,
             impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
 
@@ -134,7 +134,7 @@ class LowRankAttention(Attention):
         rotation = Rotation(of_keys_SK, inverse_norm_BGS=cache.inverse_norm_BGS)
         mean_BTHX, lse_BTH = latent_decode(
             query[0], None, cache.k_shared_BSK, None, rotation, private, lengths_of(positions_BT),
-            scale=self.scale, rope_base=self.config.rope_base,
+            scale=self.scale, frequencies_J=self.frequencies,
             impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
         shared_BTHK, mean_BTHR = jnp.split(mean_BTHX, [self.config.head_width], axis=-1)

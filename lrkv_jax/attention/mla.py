@@ -142,7 +142,7 @@ class LatentAttention(Attention):
             private = Private(cache.private_BSGR, q_BTHR, of_private_SR)
         mean_BTHX, lse_BTH = latent_decode(
             query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation, private,
-            lengths_of(positions_BT), scale=self.scale, rope_base=self.config.rope_base,
+            lengths_of(positions_BT), scale=self.scale, frequencies_J=self.frequencies,
             impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
         mean_BTHX = mean_BTHX.astype(query.dtype)
@@ -215,9 +215,8 @@ class LatentAttention(Attention):
         return LatentCache(latent, rope_key if self.rope == "decoupled" else None, norm, private)
 
     @property
-    def scale(self) -> float:
-        """1 / sqrt(width of a logit)."""
-        return self.config.attention.logit_width(self.config) ** -0.5
+    def normed_width(self) -> int:
+        return self.config.attention.logit_width(self.config)
 
     def head_weights(self):
         down_DC, positions = in_float64(self.down), {}

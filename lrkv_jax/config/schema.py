@@ -25,6 +25,7 @@ from lrkv_jax.config.frozen import (
     result,
     rhythm,
 )
+from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.errors import LrkvError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -44,6 +45,9 @@ class ModelConfig(Group):
     vocabulary: Positive = result("Token ids, V. Must be at least the tokenizer's.")
     attention: Attention = result("The chosen line of `variants`. Set it as `attention`.")
     rope_base: PositiveFloat = result("Base of the rotary position embedding.", 10_000.0)
+    rope_scaling: RopeScaling | None = result(
+        "How the frequencies are changed for longer sequences. Null: they are not.", None
+    )
     qk_norm: bool = result("Divide queries and keys by their root mean square.", True)
     norm_gain: bool = result("Give the norms of width D learned gains.", False)
     norm_eps: PositiveFloat = result("Added to the mean square inside each norm.", 1e-6)

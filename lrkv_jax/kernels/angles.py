@@ -46,9 +46,9 @@ class Compressed(NamedTuple):
     middle_K: np.ndarray
 
 
-def frequencies(width: int, base: float) -> tuple[float, ...]:
-    """RoPE's angle per position, of each of the J = `width` / 2 pairs."""
-    return tuple(base ** (-np.arange(0, width, 2) / width))
+def frequencies(width: int, base: float = 10_000.0) -> tuple[float, ...]:
+    """RoPE's angle per position, of each of the J = `width` // 2 pairs."""
+    return tuple(base ** (-np.arange(0, width - 1, 2) / width))
 
 
 @functools.cache
@@ -74,16 +74,16 @@ def _factors(values_nJ):
     return left_nr[:, :rank], right_rJ[:rank]
 
 
-def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base, pages_BN=None):
+def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, frequencies_J=None, pages_BN=None):
     """The residual's part of each logit, float32 [S, B, T, H]; past the longest sequence, anything.
 
-    `q_BTHK` is rotated, `angles_SK` are [cos, sin] of each slot's position, `base` RoPE's. With
-    `pages_BN`, `rk_BSHR` is a pool of pages.
+    `q_BTHK` is rotated, `angles_SK` are [cos, sin] of each slot's position, `frequencies_J` the
+    angles per position; None: RoPE's own. With `pages_BN`, `rk_BSHR` is a pool of pages.
     """
     (B, T, H, K), S = q_BTHK.shape, slots_of(rk_BSHR, pages_BN)
     chunk = min(S, CHUNK)
     starts = jnp.array(chunk_starts(S, chunk))
-    found = compressed(frequencies(K, base), chunk)
+    found = compressed(frequencies_J or frequencies(K), chunk)
     halves_JHR = jnp.split(up_HRK.astype(jnp.float32).transpose(2, 0, 1), 2)
 
     def some(index, logits_SBTH):

@@ -71,7 +71,7 @@ def latent_decode(
     lengths_B,
     *,
     scale,
-    rope_base=10_000.0,
+    frequencies_J=None,
     pages_BN=None,
     impl="auto",
     bits="fast",
@@ -80,9 +80,10 @@ def latent_decode(
 
     `rotation` is None in mode `decoupled`, and the rope query and key in the others; `private` is
     None without latents of single heads. `q_BTHX` is in the latent's space, rotated there if the
-    latent is; where keys are, it is each head's rotated query, K wide. `rope_base` is the base of
-    the angles. With groups, inverse norms are the groups'. Lengths, pages, `impl`, `bits` and
-    results as in `grouped_decode`, the output still in the latents: [B, T, H, C + R'].
+    latent is; where keys are, it is each head's rotated query, K wide, and `frequencies_J` are the
+    angles per position that rotated it (None: RoPE's own). With groups, inverse norms are the
+    groups'. Lengths, pages, `impl`, `bits` and results as in `grouped_decode`, the output still in
+    the latents: [B, T, H, C + R'].
     """
     if private is not None:
         width = private.latent_BSGR.shape[3]
@@ -97,7 +98,7 @@ def latent_decode(
     kernel = dispatch.Kernel("latent_decode", _xla, _mosaic)
     return kernel(
         _plan(*arrays, impl, bits), arrays, axes, lengths_B,
-        scale=scale, impl=impl, rope_base=rope_base,
+        scale=scale, impl=impl, frequencies_J=frequencies_J,
     )  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def _xla(
     pages_BN,
     lengths_B,
     scale,
-    rope_base=10_000.0,
+    frequencies_J=None,
 ):
     G = q_BTHX.shape[2]
     if private is not None:
@@ -191,7 +192,7 @@ def _xla(
     def in_keys(up_HRK, latent_BSHR):
         """Logits [S, B, T, H] of latents that are rotated in the keys that they make."""
         return angles.logits(
-            q_BTHX, up_HRK, rotation.angles_SK, latent_BSHR, lengths_B, rope_base, pages_BN
+            q_BTHX, up_HRK, rotation.angles_SK, latent_BSHR, lengths_B, frequencies_J, pages_BN
         )
 
     keys = []  # those of each part that is rotated in keys

@@ -68,13 +68,13 @@ def lrkv_decode(
     *,
     scale,
     pages_BN=None,
-    rope_base=10_000.0,
+    frequencies_J=None,
     impl="auto",
     bits="fast",
 ):
     """Attend each sequence's last T tokens to the factored cache, which already holds them.
 
-    `q_BTHK` is rotated, and `rope_base` is the base of its angles and the residual's. `residual` is
+    `q_BTHK` is rotated, by `frequencies_J` angles per position (None: RoPE's own). `residual` is
     None at rank 0; its heads, and those of `inverse_norm_BGS`, may be groups of query heads, as
     many as divide them, and `inverse_norm_BGS` (float32, H = 1 at rank 0) is None without QK-norm.
     Lengths, pages, `impl`, `bits` and results as in `grouped_decode`; the pool of inverse norms is
@@ -86,7 +86,7 @@ def lrkv_decode(
     kernel = dispatch.Kernel("lrkv_decode", _xla, _mosaic)
     return kernel(
         _plan(*arrays, impl, bits), arrays, axes, lengths_B,
-        scale=scale, impl=impl, rope_base=rope_base,
+        scale=scale, impl=impl, frequencies_J=frequencies_J,
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _xla(
     pages_BN,
     lengths_B,
     scale,
-    rope_base=10_000.0,
+    frequencies_J=None,
 ):
     repeats, q_BTHK, residual = _by_group(q_BTHK, residual)
     (B, T, H, K), S = q_BTHK.shape, online.slots_of(k_shared_BSK, pages_BN)
@@ -127,8 +127,8 @@ def _xla(
     chunk = online.default_chunk(S, few, B * widest)
     if full:
         rotated_SBTH = angles.logits(
-            q_BTHK, residual.up_key_GRK, residual.angles_SK, residual.rk_BSGR, lengths_B, rope_base,
-            pages_BN,
+            q_BTHK, residual.up_key_GRK, residual.angles_SK, residual.rk_BSGR, lengths_B,
+            frequencies_J, pages_BN,
         )  # fmt: skip
 
     def residual_logits(start):

@@ -2,20 +2,48 @@
 
 Coordinate j of the first half pairs with coordinate j of the second:
 (x1, x2) → (x1·cos − x2·sin, x2·cos + x1·sin).
+
+Pair j of J = W // 2 turns by base^(−2j/W) per position. For longer sequences than it was trained
+on, a model may divide that by a `factor` where it is low, and keep it where it is high:
+
+    kept + (1 − kept) / factor    of each frequency, where `kept` is
+    linear    0
+    llama3    (t − low_freq_factor) / (high_freq_factor − low_freq_factor), t the pair's turns
+              within `original_context`
+    yarn      1 − (j − j_fast) / (j_slow − j_fast), j_fast and j_slow the pairs (no whole numbers)
+              of `beta_fast` and `beta_slow` turns (Peng et al. 2023,
+              https://arxiv.org/abs/2309.00071)
+
+each within [0, 1]. This is what transformers' `modeling_rope_utils` computes. YaRN also multiplies
+logits (`logit_factor`).
 """
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
+
+from lrkv_jax.config.rope import RopeScaling
+from lrkv_jax.kernels.angles import frequencies as unscaled
+
+
+def frequencies(width: int, base: float, scaling: RopeScaling | None = None) -> tuple[float, ...]:
+    """The angle per position of each of the J = width // 2 pairs, in float64."""
+    plain = unscaled(width, base)
+    return plain if scaling is None else tuple(plain * _stretch(width, base, scaling))
 
 
 def rope_angles(
-    positions: Int[Array, "..."], width: int, base: float
+    positions: Int[Array, "..."], width: int, base: float, scaling: RopeScaling | None = None
 ) -> tuple[Float[Array, "... J"], Float[Array, "... J"]]:
-    """cos and sin of position · base^(−2j/width) for the J = width // 2 pairs, in float32."""
+    """cos and sin of position · frequency for the J = width // 2 pairs, in float32."""
     frequencies_J = base ** (-2.0 * jnp.arange(width // 2, dtype=jnp.float32) / width)
+    if scaling is not None:
+        frequencies_J *= jnp.float32(_stretch(width, base, scaling))
     angles = positions[..., None].astype(jnp.float32) * frequencies_J
     # Made once: fused into the rotation, XLA would make them again for each head and each half,
     # forward and backward. A block of the quickstart takes 0.89 of the time without that.
@@ -34,3 +62,44 @@ def rotate(
     x1, x2, rest = jnp.split(x.astype(jnp.float32), [pairs, 2 * pairs], axis=-1)
     rotated = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest], axis=-1)
     return rotated.astype(x.dtype)
+
+
+def logit_factor(scaling: RopeScaling | None) -> float:
+    """What logits are multiplied by: the square of YaRN's attention factor, or 1."""
+    if scaling is None or scaling.kind != "yarn":
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor**2
+
+    def grown(scale: float) -> float:
+        return 0.1 * scale * math.log(scaling.factor) + 1
+
+    if scaling.mscale is None or scaling.mscale_all_dim is None:
+        return grown(1.0) ** 2
+    return (grown(scaling.mscale) / grown(scaling.mscale_all_dim)) ** 2
+
+
+def _stretch(width: int, base: float, scaling: RopeScaling) -> Float[np.ndarray, "J"]:
+    """What each pair's frequency is multiplied by, in float64."""
+    kept_J = np.clip(_kept(width, base, scaling), 0, 1)
+    return kept_J + (1 - kept_J) / scaling.factor
+
+
+def _kept(width, base, scaling):
+    """The share of each frequency that stays, not yet within [0, 1]."""
+    pairs_J = np.arange(width // 2)
+    if scaling.kind == "linear":
+        return np.zeros(len(pairs_J))
+    reach = scaling.original_context / (2 * math.pi)
+    if scaling.kind == "llama3":
+        low, high = scaling.low_freq_factor or 1.0, scaling.high_freq_factor or 4.0
+        return (reach * np.array(unscaled(width, base)) - low) / (high - low)
+    # base^(−2j/W) · reach = turns, solved for j, which need be no pair.
+    fast, slow = (
+        width * math.log(reach / turns) / (2 * math.log(base))
+        for turns in (scaling.beta_fast or 32.0, scaling.beta_slow or 1.0)
+    )
+    if scaling.truncate is not False:
+        fast, slow = math.floor(fast), math.ceil(slow)
+    fast, slow = max(fast, 0), min(slow, width - 1)
+    return 1 - (pairs_J - fast) / (slow - fast or 0.001)

@@ -15,6 +15,7 @@ from support.variants import (
     ALL,
     LRKVS,
     MODES,
+    PRETRAINED,
     VOCABULARY,
     WIDTH,
     error,
@@ -38,17 +39,23 @@ quick_jit = partial(jax.jit, compiler_options=QUICK)
 TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 
 
+# Lines in models with all that pretrained ones have.
+AS_PRETRAINED = {f"{n}-pretrained": n for n in ("gqa", "lrkv-full-groups", "mla-full-rank")}
+
 # MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the fast ones are the odd
 # rank, which is padded, groups with two ranks, and tied values; `shared` attends as `latent` does.
-FAST_LRKVS = {
-    "lrkv-full-odd_rank", "lrkv-full-groups", "lrkv-full-tied", "lrkv-latent-groups-tied",
-}  # fmt: skip
-NEIGHBOURS = {"mha", "mqa", "mla-no_rope", "mla-rank", "mla-latent-rank", *LRKVS} - FAST_LRKVS
+FAST_LRKVS = {"lrkv-full-odd_rank", "lrkv-full-tied", "lrkv-latent-groups-tied"}
+NEIGHBOURS = {
+    "mha", "mqa", "mla-no_rope", "mla-rank", "mla-full-rank", "mla-latent-rank", *LRKVS,
+} - FAST_LRKVS  # fmt: skip
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(n, marks=pytest.mark.slow) if n in NEIGHBOURS else n for n in ALL],
+    params=[
+        pytest.param(n, marks=pytest.mark.slow) if n in NEIGHBOURS else n
+        for n in (*ALL, *AS_PRETRAINED)
+    ],
 )
 def name(request):
     """Every variant; of module scope, so that a variant's tests run together and share programs."""
@@ -58,6 +65,8 @@ def name(request):
 @functools.cache
 def model_of(name, dtype="float32", layers=1, **changes):
     """A model of one layer: what joins layers is tests/house/test_model.py's."""
+    if name in AS_PRETRAINED:
+        name, changes = AS_PRETRAINED[name], {**PRETRAINED, **changes}
     return random_model(small(ALL[name], dtype=dtype, layers=layers, **changes))
 
 
@@ -197,18 +206,6 @@ def test_without_qk_norm_decode_equals_forward(name):
     whole_BTV = whole_of(model, TOKENS_BT)
     assert error(cached_BTV[known_BT], whole_BTV[known_BT]) <= EXACT
     assert error(whole_BTV, whole_logits(name)) > 1e-3  # the norm does something
-
-
-@pytest.mark.parametrize("name", ["lrkv-full-odd_rank", "mla-full"])
-def test_with_another_rope_base_decode_equals_forward(name):
-    """Mode `full` alone hands the base to its kernel; the others rotate before they call one."""
-    model = model_of(name, rope_base=300.0)
-    cached_BTV, known_BT = from_cache(
-        model, TOKENS_BT, PROMPTS, model.init_cache(3, SLOTS), chunk=1
-    )
-    whole_BTV = whole_of(model, TOKENS_BT)
-    assert error(cached_BTV[known_BT], whole_BTV[known_BT]) <= EXACT
-    assert error(whole_BTV, whole_logits(name)) > 1e-3  # the base does something
 
 
 def test_causality_by_gradient(name):

@@ -218,6 +218,23 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ("model.head_width=127", "model.head_width = 127 is odd"),
         ("model.head_width=127", "use 126 or 128"),
         ("model.head_width=1", "use 2"),
+        (
+            "model.rope_scaling={kind: dynamic, factor: 2}",
+            "model.rope_scaling.kind = 'dynamic' should be 'linear', 'llama3' or 'yarn'",
+        ),
+        ("model.rope_scaling.kind=linear", "model.rope_scaling.factor is missing"),
+        (
+            "model.rope_scaling={kind: llama3, factor: 8}",
+            "model.rope_scaling.original_context is missing: give the tokens",
+        ),
+        (
+            "model.rope_scaling={kind: linear, factor: 8, mscale: 1}",
+            "model.rope_scaling.mscale belongs to kind: yarn, and this is linear: leave it out",
+        ),
+        (
+            "model.rope_scaling={kind: yarn, factor: 8, original_context: 64, beta_slow: 32}",
+            "model.rope_scaling.beta_slow = 32 is not below beta_fast = 32",
+        ),
         ("model.unroll=5", "model.unroll = 5 does not divide model.layers = 12: use 1 or 12"),
         ("train.accumulation=3", "train.accumulation = 3 does not divide train.batch = 16: use a"),
         ("mesh.data=-1", "mesh.data and mesh.fsdp are both -1: only one axis can"),

@@ -10,17 +10,32 @@ from hypothesis import strategies as st
 from support.decode_cases import compare, lrkv_case
 from support.oracle import rope
 
+from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.kernels import angles
+from lrkv_jax.nn.rope import frequencies
 
 WIDTHS, BASES = (2, 16, 64, 128, 256), (100.0, 10_000.0, 500_000.0)
+SCALED = RopeScaling(kind="llama3", factor=8, original_context=64)
 CHUNKS = (1, 2, 3, 7, 64, 255)
+SCALINGS = (
+    None,
+    RopeScaling(kind="llama3", factor=8, original_context=8192),
+    RopeScaling(kind="yarn", factor=4, original_context=32768),
+)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(K=st.sampled_from(WIDTHS), base=st.sampled_from(BASES), chunk=st.sampled_from(CHUNKS))
-def test_the_computed_ranks_suffice_and_none_could_go(K, base, chunk):
-    theta_J = base ** (-np.arange(0, K, 2) / K)
-    found = angles.compressed(angles.frequencies(K, base), chunk)
+@given(
+    K=st.sampled_from(WIDTHS),
+    base=st.sampled_from(BASES),
+    chunk=st.sampled_from(CHUNKS),
+    scaling=st.sampled_from(SCALINGS),
+)
+def test_the_computed_ranks_suffice_and_none_could_go(K, base, chunk, scaling):
+    """Of scaled frequencies too, which are no powers of one number."""
+    turns_J = frequencies(K, base, scaling)
+    theta_J = np.array(turns_J)
+    found = angles.compressed(turns_J, chunk)
     middle = (chunk - 1) / 2
     upper_nJ = np.outer(np.arange(chunk // 2, chunk) - middle, theta_J)
     for left, right, wanted in (
@@ -67,7 +82,7 @@ def test_residual_logits_are_those_of_rotated_keys(K, base, rank, tokens, chunk,
     angles_cK = np.float32(np.concatenate([np.cos(angles_cJ), np.sin(angles_cJ)], axis=-1))
     got_cBTH = angles.logits(
         np.float32(q_THK[None]), np.float32(up_HRK), angles_cK, np.float32(rk_cHR[None]),
-        np.array([chunk]), base,
+        np.array([chunk]), angles.frequencies(K, base),
     )  # fmt: skip
     largest = np.linalg.norm(q_THK, axis=-1).max() * np.linalg.norm(
         np.einsum("cHR,HRK->cHK", rk_cHR, up_HRK), axis=-1
@@ -79,8 +94,9 @@ def test_residual_logits_are_those_of_rotated_keys(K, base, rank, tokens, chunk,
 
 
 @pytest.mark.parametrize("chunk", [5, 64])
-def test_another_base_than_the_usual_is_decoded(chunk, monkeypatch):
+def test_other_frequencies_than_the_usual_are_decoded(chunk, monkeypatch):
     monkeypatch.setattr(angles, "CHUNK", chunk)
-    case = lrkv_case([37, 64, 3], T=2, K=16, R=3, base=300.0)
-    assert max(compare(case.poisoned().run(impl="xla", rope_base=300.0), case.truth())) < 2e-6
-    assert max(compare(case.run(impl="xla"), case.truth())) > 1e-2  # the base matters
+    turns = frequencies(16, 300.0, SCALED)
+    case = lrkv_case([37, 64, 3], T=2, K=16, R=3, turns_J=turns)
+    assert max(compare(case.poisoned().run(impl="xla", frequencies_J=turns), case.truth())) < 2e-6
+    assert max(compare(case.run(impl="xla"), case.truth())) > 1e-2  # they matter

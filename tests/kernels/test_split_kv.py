@@ -22,11 +22,14 @@ from hypothesis import strategies as st
 from support import targets
 from support.decode_cases import MODES, compare, grouped_case, latent_case, lrkv_case, private_case
 
+from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch, lrkv_decode, proof
 from lrkv_jax.kernels.split_kv import plan as plans
 from lrkv_jax.kernels.split_kv import schedule
+from lrkv_jax.nn.rope import frequencies
 
+LLAMA3 = RopeScaling(kind="llama3", factor=8, original_context=8192)
 TILE = 64
 # Ragged: below, at and above a tile; several tiles; a sequence that is empty.
 LENGTHS, SLOTS = (TILE, 3, 2 * TILE + 2, 0), 136
@@ -47,7 +50,10 @@ SLOW = {
     "lrkv-latent": lambda: lrkv_case(LENGTHS, "latent", S=SLOTS, T=2, H=6, G=3, K=128, R=46),
     "lrkv-full-8_queries": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, T=8, H=3, K=128, R=51),
     "lrkv-rank_0": lambda: lrkv_case(LENGTHS, S=SLOTS, H=6, K=128, R=0),
-    "lrkv-rank_128": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, H=2, K=128, R=128),
+    # At the frequencies of Llama 3.1.
+    "lrkv-rank_128": lambda: lrkv_case(
+        LENGTHS, "full", S=SLOTS, H=2, K=128, R=128, turns_J=frequencies(128, 5e5, LLAMA3)
+    ),
     "lrkv-no_norm": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, H=6, G=2, K=128, R=33, norm=False),
 }
 

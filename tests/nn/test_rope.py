@@ -1,9 +1,16 @@
 """Rotary positions: what a rotation keeps, and the convention."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from lrkv_jax.nn.rope import rope_angles, rotate
+from lrkv_jax.config.rope import RopeScaling
+from lrkv_jax.nn.rope import frequencies, logit_factor, rope_angles, rotate
+
+# As transformers 5.23.0 computes them on a CPU, in float32: `ROPE_INIT_FUNCTIONS`.
+TRANSFORMERS = json.loads(Path(__file__).with_name("rope_frequencies.json").read_text())
 
 
 def turned(x, positions, base=10_000.0):
@@ -54,3 +61,16 @@ def test_bfloat16_rotates_in_float32():
     assert out.dtype == jnp.bfloat16
     truth = turned(np.asarray(x, np.float32), [1000, 1001, 1002])
     np.testing.assert_allclose(np.float32(out), truth, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_scaled_frequencies_and_factors_are_transformers(name):
+    known = TRANSFORMERS[name]
+    width, base, scaling = known["width"], known["base"], RopeScaling(**known["scaling"])
+    np.testing.assert_allclose(
+        frequencies(width, base, scaling), known["frequencies"], rtol=1e-6, atol=0
+    )
+    assert logit_factor(scaling) == pytest.approx(known["attention_factor"] ** 2, rel=1e-12)
+    # The layers' own, from float32: at position 1 an angle is a frequency.
+    cos_J, sin_J = rope_angles(np.array(1), width, base, scaling)
+    np.testing.assert_allclose(np.arctan2(sin_J, cos_J), known["frequencies"], rtol=1e-6, atol=0)

@@ -221,9 +221,11 @@ def _rotated(key_BSHK, angles_SK):
     return np.concatenate([pairs.real, pairs.imag, key_BSHK[..., 2 * J :]], axis=-1)
 
 
-def angles(slots, width, base=10_000.0):
+def angles(slots, width, turns_J=None):
     """[cos, sin] of each slot's position, for the pairs of a key `width` wide."""
-    angles_SJ = np.arange(slots)[:, None] * base ** (-2 * np.arange(width // 2) / width)
+    if turns_J is None:
+        turns_J = 10_000.0 ** (-2 * np.arange(width // 2) / width)
+    angles_SJ = np.arange(slots)[:, None] * np.asarray(turns_J)
     return np.float32(np.concatenate([np.cos(angles_SJ), np.sin(angles_SJ)], -1))
 
 
@@ -276,9 +278,12 @@ def private_case(lengths, mode, *, T=1, S=None, H=4, G=2, K=16, R=5, seed=0):
 
 
 def lrkv_case(
-    lengths, mode="full", *, T=1, S=None, H=4, G=None, K=64, R=5, norm=True, seed=0, base=10_000.0
+    lengths, mode="full", *, T=1, S=None, H=4, G=None, K=64, R=5, norm=True, seed=0, turns_J=None
 ):
-    """Latents padded as a cache pads them, the residual about half of each logit's spread."""
+    """Latents padded as a cache pads them, the residual about half of each logit's spread.
+
+    `turns_J` are the angles per position, RoPE's own unless given.
+    """
     from lrkv_jax.kernels.lrkv_decode import Residual
 
     rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
@@ -293,7 +298,7 @@ def lrkv_case(
     residual = Residual(rk, rv, normal(rng, G, R, K) / (2 * R**0.5))
     if mode == "full":
         residual = residual._replace(
-            up_key_GRK=normal(rng, G, R, K) / (2 * R**0.5), angles_SK=angles(S, K, base)
+            up_key_GRK=normal(rng, G, R, K) / (2 * R**0.5), angles_SK=angles(S, K, turns_J)
         )
     else:
         residual = residual._replace(q_latent_BTHR=normal(rng, B, T, H, R) / R**0.25)

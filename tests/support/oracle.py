@@ -4,21 +4,29 @@ Written for the eye, not from the code under test: weights come in by name, x [T
 sequence, and the result is each head's output [T, H, K] before the output projection.
 """
 
+import jax
 import numpy as np
 
 from lrkv_jax.config import LRKV, MLA
+from lrkv_jax.nn.rope import frequencies, logit_factor
 
 EPS = 1e-6
 
 
-def rope(x_TW, positions_T, base=10_000.0):
-    """Halves paired as complex numbers, pair j turned by p · base^(−2j/W)."""
+def rope(x_TW, positions_T, base=10_000.0, scaling=None):
+    """Halves paired as complex numbers, pair j turned by p · base^(−2j/W).
+
+    Scaled frequencies are the package's own: tests/nn/test_rope.py holds them against others.
+    """
     x_TW = np.asarray(x_TW, np.float64)
     W = x_TW.shape[1]
     J = W // 2
+    turns_J = [base ** (-2 * j / W) for j in range(J)]
+    if scaling is not None:
+        turns_J = frequencies(W, base, scaling)
     out = x_TW.copy()
     for j in range(J):
-        turn_T = np.exp(1j * np.asarray(positions_T, np.float64) * base ** (-2 * j / W))
+        turn_T = np.exp(1j * np.asarray(positions_T, np.float64) * turns_J[j])
         z_T = (x_TW[:, j] + 1j * x_TW[:, J + j]) * turn_T
         out[:, j], out[:, J + j] = z_T.real, z_T.imag
     return out
@@ -54,19 +62,28 @@ def attention(config, weights, x_TD, positions_T, segments_T=None):
 
 def head(config, w, h, x_TD, positions_T, norm):
     """Scaled logits [T, S] and values [S, K] of head h."""
+
+    def turn(x_TW):
+        return rope(x_TW, positions_T, config.rope_base, config.rope_scaling)
+
+    logits_TS, v_SK = unscaled_head(config, w, h, x_TD, turn, norm)
+    return logits_TS * logit_factor(config.rope_scaling), v_SK
+
+
+def unscaled_head(config, w, h, x_TD, turn, norm):
     K = config.head_width
     q_TK = x_TD @ w["query"][:, h]
     if isinstance(config.attention, MLA):
-        return mla_head(config, w, h, x_TD, positions_T, norm)
+        return mla_head(config, w, h, x_TD, turn, norm)
     q_TK = norm(q_TK)
     if isinstance(config.attention, LRKV):
-        return lrkv_head(config, w, h, x_TD, positions_T, q_TK)
+        return lrkv_head(config, w, h, x_TD, turn, q_TK)
     g = h // (config.heads // w["key"].shape[1])
-    k_SK = norm(rope(x_TD @ w["key"][:, g], positions_T))
-    return rope(q_TK, positions_T) @ k_SK.T / np.sqrt(K), x_TD @ w["value"][:, g]
+    k_SK = norm(turn(x_TD @ w["key"][:, g]))
+    return turn(q_TK) @ k_SK.T / np.sqrt(K), x_TD @ w["value"][:, g]
 
 
-def mla_head(config, w, h, x_TD, positions_T, norm):
+def mla_head(config, w, h, x_TD, turn, norm):
     K, P, C = config.head_width, config.attention.rope_width, config.attention.latent
     # The latents' norm is there without QK-norm too.
     latent = normed if config.attention.latent_norm else lambda y: y
@@ -78,23 +95,26 @@ def mla_head(config, w, h, x_TD, positions_T, norm):
         own_SR = latent(x_TD @ w["private_down"][h])
         k_SK, v_SK = k_SK + own_SR @ w["private_key"][h], v_SK + own_SR @ w["private_value"][h]
     if config.attention.rope == "full":
-        q_TK, k_SK = norm(rope(q_TK, positions_T)), norm(rope(k_SK, positions_T))
+        q_TK, k_SK = (
+            norm(turn(q_TK)),
+            norm(turn(k_SK)),
+        )
         return q_TK @ k_SK.T / np.sqrt(K), v_SK
     if config.attention.rope == "latent":
-        q_TX = rope(q_TK @ w["up_key"][:, h].T, positions_T)
-        k_SX = rope(latent_SC, positions_T)
+        q_TX = turn(q_TK @ w["up_key"][:, h].T)
+        k_SX = turn(latent_SC)
         if R:
-            q_TX = np.concatenate([q_TX, rope(q_TK @ w["private_key"][h].T, positions_T)], axis=1)
-            k_SX = np.concatenate([k_SX, rope(own_SR, positions_T)], axis=1)
+            q_TX = np.concatenate([q_TX, turn(q_TK @ w["private_key"][h].T)], axis=1)
+            k_SX = np.concatenate([k_SX, turn(own_SR)], axis=1)
         return norm(q_TX) @ k_SX.T / np.sqrt(C + R), v_SK
     logits_TS = norm(q_TK) @ k_SK.T
     if P:
-        q_TP = norm(rope(x_TD @ w["query_rope"][:, h], positions_T))
-        logits_TS += q_TP @ norm(rope(x_TD @ w["rope_key"], positions_T)).T
+        q_TP = norm(turn(x_TD @ w["query_rope"][:, h]))
+        logits_TS += q_TP @ norm(turn(x_TD @ w["rope_key"])).T
     return logits_TS / np.sqrt(K + P), v_SK
 
 
-def lrkv_head(config, w, h, x_TD, positions_T, q_TK):
+def lrkv_head(config, w, h, x_TD, turn, q_TK):
     K, mode = config.head_width, config.attention.rope
     read = "key" if config.attention.tied else "value"  # by values
     shared_SK, residual_SK, v_SK = x_TD @ w["key"], 0.0, x_TD @ w[read]
@@ -103,14 +123,48 @@ def lrkv_head(config, w, h, x_TD, positions_T, q_TK):
         residual_SK = x_TD @ (w["key_down"][h] @ w["key_up"][h])
         v_SK = x_TD @ (w[read] + w[f"{read}_down"][h] @ w["value_up"][h])
     k_SK = shared_SK + residual_SK
-    rotated_TK = rope(q_TK, positions_T)
+    rotated_TK = turn(q_TK)
     if mode == "full" or not config.attention.rank:
-        logits_TS = rotated_TK @ rope(k_SK, positions_T).T
+        logits_TS = rotated_TK @ turn(k_SK).T
     else:
         q_TR, r_SR = q_TK @ w["key_up"][h].T, x_TD @ w["key_down"][h]
         if mode == "latent":
-            q_TR, r_SR = rope(q_TR, positions_T), rope(r_SR, positions_T)
-        logits_TS = rotated_TK @ rope(shared_SK, positions_T).T + q_TR @ r_SR.T
+            q_TR, r_SR = turn(q_TR), turn(r_SR)
+        logits_TS = rotated_TK @ turn(shared_SK).T + q_TR @ r_SR.T
     if config.qk_norm:  # by the whole unrotated key
         logits_TS = logits_TS / np.sqrt((k_SK**2).mean(axis=-1) + EPS)
     return logits_TS / np.sqrt(K), v_SK
+
+
+def logits(config, params, tokens_T):
+    """[T, V] of one sequence, layer by layer, as Hugging Face's: a tied head is not scaled."""
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    positions_T = np.arange(len(tokens_T))
+
+    def norm(x_TD, gains):
+        y_TD = normed(x_TD, config.norm_eps)
+        return y_TD * gains["gain"] if config.norm_gain else y_TD
+
+    x_TD = p["embedding"]["table"][tokens_T]
+    if config.embedding_norm:
+        x_TD = normed(x_TD, config.norm_eps)
+    for layer in range(config.layers):
+        w = jax.tree.map(lambda leaf, at=layer: leaf[at], p["blocks"])
+        y_TD = norm(x_TD, w.get("norm_attention"))
+        heads_THK = attention(config, w["attention"], y_TD, positions_T)
+        x_TD = x_TD + np.tensordot(heads_THK, w["attention"]["output"], 2)
+        y_TD = norm(x_TD, w.get("norm_mlp"))
+        x_TD = x_TD + mlp(config, w["mlp"], y_TD)
+    x_TD = norm(x_TD, p.get("norm"))
+    logits_TV = x_TD @ (p["embedding"]["table"].T if config.tied_head else p["head"]["kernel"])
+    cap = config.softcap
+    return logits_TV if cap is None else cap * np.tanh(logits_TV / cap)
+
+
+def mlp(config, w, x_TD):
+    activation = {
+        "silu": lambda x: x / (1 + np.exp(-x)), "relu2": lambda x: np.maximum(x, 0) ** 2
+    }[config.activation]  # fmt: skip
+    if config.gated:
+        return (activation(x_TD @ w["gate"]) * (x_TD @ w["up"])) @ w["down"]
+    return activation(x_TD @ w["up"]) @ w["down"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig
 from lrkv_jax.config.attention import KINDS
+from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.model import abstract_parameters, specs, with_parameters
 
 HEADS, HEAD_WIDTH, WIDTH, VOCABULARY = 4, 8, 24, 40
@@ -54,6 +55,15 @@ ALL |= {
     for entry in KINDS.values()
     for mode in entry.modes() or (None,)
     if not any(isinstance(known, entry) for known in ALL.values())
+}
+
+
+# What pretrained models have and the paper's does not.
+PRETRAINED = {
+    "rope_base": 300.0,
+    "rope_scaling": RopeScaling(kind="yarn", factor=4, original_context=48, beta_fast=4),
+    "gated": True,
+    "norm_gain": True,
 }
 
 
