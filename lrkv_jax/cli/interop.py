@@ -18,6 +18,12 @@ def export(
     shard: Annotated[
         float, typer.Option(metavar="GB", help="Largest size of one file of weights")
     ] = 5.0,
+    factored: Annotated[
+        bool,
+        typer.Option(
+            "--factored", help="Keep LRKV's factors, with a file that decodes from their cache."
+        ),
+    ] = False,
 ) -> None:
     """Write a run as a Hugging Face folder: weights, tokenizer, chat template, model card."""
     if dtype not in ("float32", "bfloat16"):
@@ -27,7 +33,10 @@ def export(
     start_alone("export")
     from lrkv_jax.interop.export import export as run_export
 
-    name = run_export(run, directory, step=step_named(step), dtype=dtype, largest=int(shard * 1e9))
+    name = run_export(
+        run, directory, step=step_named(step), dtype=dtype, largest=int(shard * 1e9),
+        factored=factored,
+    )  # fmt: skip
     print(f"{directory}: {name}, {dtype}")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lrkv_jax.config import ModelConfig
+from lrkv_jax.config.rope import OWN
 from lrkv_jax.errors import LrkvError
 
 LAYER = "model.layers.{}."
@@ -212,6 +213,8 @@ def of_model(model: ModelConfig) -> Architecture:
             for key, theirs in one.settings.items()
             if getattr(model, key) != theirs and not (key == "norm_gain" and theirs)
         ]
+        if model.rope_scaling and model.rope_scaling.kind == "yarn" and one.settings["qk_norm"]:
+            wrong.append("no yarn")  # a norm after the rotation undoes its factor
         if not wrong:
             return one
         against.append(f"{one.name} needs {' and '.join(wrong)}")
@@ -221,15 +224,18 @@ def of_model(model: ModelConfig) -> Architecture:
 def _check_attention(model: ModelConfig) -> None:
     """Raise `LrkvError` unless keys and values are x W, rotated in K dimensions."""
     entry = model.attention
-    if entry.kind not in ("mha", "gqa", "mqa", "lrkv"):
-        why = "no class of transformers has its keys and values"
-        if entry.kind == "mla":
-            why = "no class of transformers has a norm on a latent and this rotation"
-        raise LrkvError(f"attention {entry.kind} cannot be exported: {why}")
-    if entry.kind == "lrkv" and entry.rank and entry.rope != "full":
+    if entry.kind not in ("mha", "gqa", "mqa", "mla", "lrkv"):
+        raise LrkvError(f"attention {entry.kind}: no class of transformers is known to have it")
+    if entry.mode not in (None, "full") and (entry.kind == "mla" or entry.rank):
+        mend = "use --factored" if entry.kind == "lrkv" else "convert it to rope: full"
         raise LrkvError(
-            f"attention.rope = {entry.rope} is not full, and only a whole key that is rotated is "
-            "another model's key: use --factored, whose file decodes every mode"
+            f"attention.rope = {entry.rope}, and only a whole key that is rotated (full) is a key "
+            f"of transformers': {mend}"
+        )
+    if entry.kind == "mla" and entry.latent_norm:
+        raise LrkvError(
+            "attention.latent_norm = true, and no class of transformers norms a latent and rotates "
+            "whole keys: only MLA without it can be exported"
         )
 
 
@@ -246,7 +252,7 @@ def config_of(one: Architecture, model: ModelConfig, context: int, dtype: str) -
         "hidden_act": names[model.activation],
         "max_position_embeddings": context,
         "rope_theta": model.rope_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
+        "rope_parameters": _rope_parameters(model),
         **one.fixed,
         "dtype": dtype,
         "use_cache": True,
@@ -291,8 +297,10 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
     entry = {"kind": "gqa", "kv_heads": groups}
     if groups in (heads, 1):
         entry = {"kind": "mha" if groups == heads else "mqa"}
+    base, scaling = _rope(config, one)
     settings |= one.settings | {
-        "rope_base": _rope(config),
+        "rope_base": base,
+        "rope_scaling": scaling,
         "activation": ACTIVATIONS[config["hidden_act"]],
     }
     return one, settings, entry
@@ -301,12 +309,34 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def _rope(config: dict[str, Any]) -> float:
-    """The base of the rotation; in transformers 4 it lies beside `rope_scaling`."""
-    rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind != "default":
-        raise LrkvError(f"rope scaling {kind} is unknown here: use a model without it")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+def _rope_parameters(model: ModelConfig) -> dict[str, Any]:
+    scaling = model.rope_scaling
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": model.rope_base}
+    said = scaling.model_dump(exclude_none=True)
+    renamed = {theirs: said.pop(ours) for ours, theirs in _ROPE.items() if ours in said}
+    return {**renamed, "rope_theta": model.rope_base, **said}
+
+
+def _rope(config: dict[str, Any], one: Architecture) -> tuple[float, dict[str, Any] | None]:
+    """The rotation's base and scaling; in transformers 4 they lie at the top and `rope_scaling`."""
+    said = {"rope_theta": 10_000.0, **{k: v for k, v in config.items() if k == "rope_theta"}}
+    said |= {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = said.get("rope_type") or said.get("type") or "default"
+    if said.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
         raise LrkvError("partial_rotary_factor: only whole heads are rotated here")
-    return float(rope.get("rope_theta", 10_000.0))
+    if kind == "default":
+        return float(said["rope_theta"]), None
+    if kind not in OWN or (kind == "yarn" and one.model_type == "nanochat"):
+        raise LrkvError(f"rope scaling {kind} is unknown here: use one of {', '.join(OWN)}")
+    ours = {"kind": kind, "factor": said.get("factor")}
+    for name in OWN[kind]:
+        if (value := said.get(_ROPE.get(name, name))) is not None:
+            ours[name] = value
+    if "original_context" in OWN[kind]:
+        ours.setdefault("original_context", config.get("max_position_embeddings"))
+    return float(said["rope_theta"]), ours
+
+
+# Ours and theirs, where the names differ.
+_ROPE = {"kind": "rope_type", "original_context": "original_max_position_embeddings"}

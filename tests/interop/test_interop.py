@@ -74,10 +74,21 @@ def test_an_imported_model_gives_the_logits_that_transformers_gave(case, tmp_pat
     ("settings", "largest", "dtype"),
     [
         (("attention=lrkv", "attention.rank=3", "attention.kv_heads=2"), 10**9, "float32"),
+        (
+            (
+                "attention=mla",
+                "attention.rope=full",
+                "attention.rope_width=0",
+                "attention.rank=2",
+                "attention.latent_norm=false",
+            ),
+            10**9,
+            "float32",
+        ),
         (("attention=mqa", "model.tied_head=true", *LLAMA), 20_000, "bfloat16"),
         (("attention=gqa", "model.tied_head=true", *LLAMA), 10**9, "float32"),
     ],
-    ids=["lrkv-groups", "llama-shards", "llama-tied"],
+    ids=["lrkv-groups", "mla", "llama-shards", "llama-tied"],
 )
 def test_export_import_export_gives_identical_bytes(
     settings, largest, dtype, tmp_path, monkeypatch
@@ -93,7 +104,7 @@ def test_export_import_export_gives_identical_bytes(
     )
     assert one == two and one.keys() > {"config.json", "tokenizer.json", "generation_config.json"}
     assert (shards.INDEX in one) == (largest < 10**9)
-    if "attention=lrkv" in settings:
+    if not {"attention=gqa", "attention=mqa"} & set(settings):
         logits = [np.asarray(load_run(tmp_path / name).model(IDS)) for name in ("run", "again")]
         np.testing.assert_allclose(*logits, rtol=0, atol=1e-5)
 
@@ -171,7 +182,8 @@ def test_a_bad_folder_is_one_line_and_leaves_no_run(change, named, mend, tmp_pat
 
 def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path):
     for name, settings, named in (
-        ("mla", ["attention=mla"], "attention mla cannot be exported"),
+        ("mla", ["attention=mla"], "attention.rope = decoupled"),
+        ("normed", ["attention=mla", "attention.rope=full", "attention.rope_width=0"], "latent_no"),
         ("latent", ["attention.rope=latent"], "attention.rope = latent"),
         ("norms", ["model.embedding_norm=false"], "NanoChatForCausalLM needs embedding_norm"),
     ):
@@ -182,7 +194,7 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
     (tmp_path / "kept/mine").touch()
     with pytest.raises(LrkvError, match="kept exists: name another"):
         export(tmp_path / "mla", tmp_path / "kept")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept", "latent", "mla", "norms"]
+    assert not (tmp_path / "hf").exists() and not list(tmp_path.glob(".*"))
 
 
 def test_gpt2_leaves_with_the_chat_in_its_own_ids(tmp_path):
