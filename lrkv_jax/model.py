@@ -100,7 +100,7 @@ class Transformer(nnx.Module):
             positions_T = by_hand.first_position(T) + jnp.arange(T)
             positions_BT = jnp.broadcast_to(positions_T, tokens_BT.shape)
         chex.assert_equal_shape([tokens_BT, positions_BT])
-        x_BTD = self._embed(tokens_BT)
+        x_BTD = self.embed(tokens_BT)
         x_BTD = self._through_blocks(x_BTD, (positions_BT, segments_BT), remat, sums)
         return _whole(self.norm, x_BTD.dtype)(x_BTD)
 
@@ -138,7 +138,8 @@ class Transformer(nnx.Module):
         """The same model, its blocks one by one."""
         return Unstacked(self)
 
-    def _embed(self, tokens_BT):
+    def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """The stream before the first block."""
         x_BTD = self.embedding(tokens_BT, resolve_dtype(self.config.dtype))
         if self.config.embedding_norm:
             x_BTD = Norm(self.config.width, gain=False, eps=self.config.norm_eps)(x_BTD)
@@ -177,7 +178,7 @@ class Unstacked(Transformer):
     ) -> tuple[Float[Array, "B T D"], list[Cache]]:
         """Hidden states of prompts, padded at the end, and the cache that holds them."""
         chex.assert_rank(tokens_BT, 2)
-        x_BTD, new = self._embed(tokens_BT), []
+        x_BTD, new = self.embed(tokens_BT), []
         for block, layer_cache in zip(self.blocks, cache, strict=True):
             x_BTD, layer_cache = block.prefill(x_BTD, layer_cache)
             new.append(layer_cache)
@@ -188,7 +189,7 @@ class Unstacked(Transformer):
     ) -> tuple[Float[Array, "B T D"], list[Cache]]:
         """Hidden states of T new tokens a sequence after `lengths_B` cached ones, and the cache."""
         chex.assert_rank([tokens_BT, lengths_B], [2, 1])
-        x_BTD, new = self._embed(tokens_BT), []
+        x_BTD, new = self.embed(tokens_BT), []
         for block, layer_cache in zip(self.blocks, cache, strict=True):
             x_BTD, layer_cache = block.decode(x_BTD, layer_cache, lengths_B)
             new.append(layer_cache)

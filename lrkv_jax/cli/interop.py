@@ -1,11 +1,21 @@
-"""The commands by which models leave and come: export, import."""
+"""The commands by which models leave, come and change: export, import, convert."""
 
+import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lrkv_jax.cli.shared import Overrides, Run, Step, app, start_alone, step_named
+from lrkv_jax.cli.shared import (
+    Json,
+    Overrides,
+    Run,
+    Step,
+    app,
+    batches_bar,
+    start_alone,
+    step_named,
+)
 from lrkv_jax.errors import LrkvError
 
 
@@ -58,3 +68,80 @@ def import_(
 
 def _note(line: str) -> None:
     print(f"lrkv: {line}", file=sys.stderr)
+
+
+@app.command()
+def convert(
+    run: Run,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The directory of the new run.")],
+    settings: Annotated[
+        list[str],
+        typer.Argument(metavar="attention=KIND [KEY=VALUE]...", help="The attention it gets."),
+    ],
+    step: Step = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="A text to learn from and measure on; may be repeated. own is the run's, "
+            "docstrings those of Python's standard library (default: both).",
+        ),
+    ] = None,
+    bytes_: Annotated[
+        float | None,
+        typer.Option(
+            "--bytes", metavar="SHARE", help="Choose widths for this share of the run's cache."
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of each text to learn from")] = 8192,
+    heldout: Annotated[int, typer.Option(help="Tokens of each text to measure on")] = 16384,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of a record (default: 1024, or the run's).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Give a pretrained run a smaller exact cache, without training, and say what it costs.
+
+    Keys and values are fitted where the model reads them: attention=mla attention.latent=C (one
+    latent for both), attention.rank=R beside it, or attention=lrkv attention.rank=R.
+    """
+    start_alone("convert")
+    from lrkv_jax.interop.convert import OWN, SECOND
+    from lrkv_jax.interop.convert import convert as run_convert
+
+    for name, value in (("--tokens", tokens), ("--heldout", heldout), ("--context", context)):
+        if value is not None and value < 2:
+            raise LrkvError(f"{name} {value}: use 2 or more")
+    if bytes_ is not None and not 0 < bytes_ < 1:
+        raise LrkvError(f"--bytes {bytes_:g}: use a share between 0 and 1")
+    with batches_bar() as progress:
+        report = run_convert(
+            run, new, settings, step=step_named(step), names=text or (OWN, SECOND), share=bytes_,
+            tokens=tokens, heldout=heldout, context=context, progress=progress,
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _show(report, new)
+
+
+def _show(report: dict[str, Any], new: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    layers = Table("layer", "error of keys", "of values", "condition", title="Errors predicted")
+    for number, one in enumerate(report["layers"]):
+        errors = (f"{one[name]:.4f}" for name in ("key_error", "value_error"))
+        layers.add_row(str(number), *errors, f"{one['condition']:.0f}")
+    losses = Table("held-out text", "before", "after", "nats more", title="Nats a token")
+    for name, one in report["loss"].items():
+        more = one["after"] - one["before"]
+        losses.add_row(name, f"{one['before']:.4f}", f"{one['after']:.4f}", f"{more:+.4f}")
+    console = Console()
+    console.print(layers)
+    console.print(losses)
+    size = report["bytes_per_token"]
+    print(
+        f"{new}: {size['after']:,} bytes of cache per token, {size['share']:.1%} of the run's "
+        f"{size['before']:,}"
+    )

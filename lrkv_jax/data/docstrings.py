@@ -12,15 +12,19 @@ from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.tokenizer import Tokenizer
 
 
+def docstrings() -> list[str]:
+    """The docstrings of each module, one text a module."""
+    lines = lzma.decompress(read_asset("stdlib.jsonl.xz")).decode().splitlines()
+    return [json.loads(line)["text"] for line in lines]
+
+
 def docstring_rows(tokenizer: Tokenizer, context: int) -> np.ndarray:
     """The text as records: int32 [rows, context + 1], each from the last id of the one before.
 
     Each module's docstrings begin with BOS. The last row is filled up with complemented ids, which
     are no targets (`lrkv_jax.train.rows`).
     """
-    lines = lzma.decompress(read_asset("stdlib.jsonl.xz")).decode().splitlines()
-    texts = [json.loads(line)["text"] for line in lines]
-    ids = [i for one in tokenizer.encode_batch(texts) for i in (tokenizer.bos, *one)]
+    ids = [i for one in tokenizer.encode_batch(docstrings()) for i in (tokenizer.bos, *one)]
     rows = -(-(len(ids) - 1) // context)
     padded = np.full(rows * context + 1, ~tokenizer.bos, np.int32)
     padded[: len(ids)] = ids

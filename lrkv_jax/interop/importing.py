@@ -12,14 +12,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lrkv_jax import disk
-from lrkv_jax.checkpoint import Checkpointer
-from lrkv_jax.config import ModelConfig, RunConfig, dump_config
+from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.config.load import config_from
 from lrkv_jax.data.hub import download
 from lrkv_jax.data.tokenizer import foreign_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import shards
 from lrkv_jax.interop.architectures import Architecture, Row, of_config
+from lrkv_jax.interop.folders import write_run
 from lrkv_jax.interop.tokenizer_files import KEPT
 from lrkv_jax.model import abstract_parameters, specs
 from lrkv_jax.sharding import make_mesh, parameter_shardings
@@ -64,16 +64,7 @@ def import_model(
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, fresh / "tokenizer" / name)
         params = _placed(config.model, mesh, places)
-        about = {
-            "config": config.model_dump(mode="json"),
-            "tokens": 0,
-            "loader": {"step": 0, "tokenizer": tokenizer.fingerprint},
-        }
-        with Checkpointer(fresh / "checkpoints") as checkpoints:
-            checkpoints.save(0, {"params": params}, about)
-        if checkpoints.failures:
-            raise LrkvError(f"{directory} cannot be written: name another place")
-        disk.write(fresh / "config.yaml", dump_config(config))
+        write_run(fresh, directory, config, params, tokenizer)
     return config
 
 

@@ -1,0 +1,335 @@
+"""A run with a smaller exact cache in place of its own: `lrkv convert`.
+
+Keys and values of one layer after the other are fitted in closed form (`lrkv_jax.interop.fits`) on
+what text shows of that layer, and the new run's heads read them as the old run's did. Nothing is
+trained; `lrkv train NEW ... train.teacher=RUN` heals what is lost.
+
+L layers  D model width  H heads  G key/value heads  K head width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lrkv_jax import disk
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
+from lrkv_jax.attention.head_weights import HeadWeights
+from lrkv_jax.config import ModelConfig, RunConfig
+from lrkv_jax.config.attention import AttentionConfig
+from lrkv_jax.config.load import as_settings, config_from
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.interop import fits
+from lrkv_jax.interop.calibration import calibrations
+from lrkv_jax.interop.fits import Calibration
+from lrkv_jax.interop.folders import write_run
+from lrkv_jax.interop.texts import OWN, SECOND, Text, texts
+from lrkv_jax.model import abstract_parameters, specs, with_parameters
+from lrkv_jax.run.restore import load_run
+from lrkv_jax.sharding import parameter_shardings
+from lrkv_jax.train.rows import RowFormat
+from lrkv_jax.train.validate import make_validation
+
+# Per unit of relative square error, logits cost this times as much as what heads write, squared:
+# 10 to 20 times on SmolLM2-135M.
+BALANCE = 4.0
+NAMES = ("key", "value")
+SMALLEST = 8  # width or rank: caches are padded to eights
+CONTEXT = 1024  # of the texts' records, unless the run's own is shorter
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """One layer's new weights, by name, and what they leave.
+
+    Errors are relative square errors where keys and values are read; `condition` is that of the
+    worst gauge, 1 where there is none.
+    """
+
+    weights: dict[str, np.ndarray]
+    key_error: float
+    value_error: float
+    condition: float = 1.0
+
+    @property
+    def predicted(self) -> float:
+        """What widths are chosen by."""
+        return BALANCE**2 * self.key_error + self.value_error
+
+
+def convert(
+    source: str | Path,
+    directory: str | Path,
+    settings: Sequence[str],
+    *,
+    step: int | str | None = None,
+    names: Sequence[str] = (OWN, SECOND),
+    share: float | None = None,
+    tokens: int = 8192,
+    heldout: int = 16384,
+    context: int | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Write a run whose attention is that of `settings`, `attention=KIND attention.NAME=VALUE ...`.
+
+    It learns from `tokens` of each text that is named (`lrkv_jax.interop.texts`), and is measured
+    on `heldout` others. `share` asks for the widths that fit into this share of the run's cache.
+    Returns what it also writes to `conversion.json`: errors per layer, losses before and after, and
+    bytes. `progress` is called with what is done, how much of it, and of how much.
+
+    Raises `LrkvError`, and leaves no run, where such a run cannot be converted so.
+    """
+    disk.check_writable(directory)
+    run = load_run(source, step=step)
+    config, model = run.config, run.config.model
+    old = _source(model, source)
+    new_config = _asked(config, old, settings)
+    context = context or min(CONTEXT, config.train.context)
+    found = texts(names, config, run.tokenizer, context=context, learnt=tokens, heldout=heldout)
+    learnt = list(found)
+    how = RowFormat.of(config, run.tokenizer.bos)
+    rows_NU = np.concatenate([text.learnt_NU for text in learnt])
+    seen: Iterable[Calibration] = calibrations(model, run.params, rows_NU, how)
+    if share is not None:
+        seen = list(_counted(seen, "reading", model.layers, progress))
+        narrowed = partial(_asked, config, old)
+        new_config = _within(narrowed, settings, run, seen, share, progress)
+    new = new_config.model
+    heads = heads_of(model, run.params)
+    fitted = [
+        fit_layer(new, one, calibration)
+        for one, calibration in zip(
+            heads, _counted(seen, "fitting", model.layers, progress), strict=True
+        )
+    ]
+    params = placed(new, run.params, fitted, run.mesh)
+    losses = _losses(learnt, config, run, new, params, how, progress)
+    report = _report(source, run.step, model, new, fitted, losses, len(rows_NU) * context)
+    kept = {new_config.attention: new.attention}
+    changed = {"variants": kept, "run_dir": str(directory), "init_from": None}
+    with disk.whole_folder(directory) as fresh:
+        disk.write_json(fresh / "conversion.json", report)
+        write_run(fresh, directory, new_config.model_copy(update=changed), params, run.tokenizer)
+    return report
+
+
+def _source(model: ModelConfig, source: str | Path) -> AttentionConfig:
+    """The entry of a model whose keys are linear in a layer's input and rotated whole."""
+    entry = model.attention
+    linear = entry.name in ("mha", "gqa", "mqa") or (entry.mode == "full" and not entry.tied)
+    if entry.name == "mla":
+        linear = entry.mode == "full" and not entry.latent_norm
+    if not linear:
+        raise LrkvError(
+            f"{source} is {entry.label}: convert a run of MHA, GQA, MQA, or LRKV in rope: full"
+        )
+    return entry
+
+
+def _asked(config: RunConfig, old: AttentionConfig, settings: Sequence[str]) -> RunConfig:
+    """The run's configuration with another attention, checked as any other and for what fits it."""
+    if not any(one.startswith("attention=") for one in settings):
+        raise LrkvError("no attention=KIND is given: use attention=lrkv or attention=mla")
+    groups = old.key_heads(config.model)
+    shared = {"rope": "full", "kv_heads": None if groups == config.model.heads else groups}
+    raw = as_settings(config)
+    raw["variants"] = {
+        "lrkv": {**shared, "rank": SMALLEST},
+        "mla": {**shared, "latent": SMALLEST, "latent_norm": False},
+    }
+    new = config_from(raw, "lrkv convert", settings)
+    entry = new.model.attention
+    if entry.mode != "full" or (entry.name == "mla" and entry.latent_norm):
+        raise LrkvError(
+            f"{entry.label}: a pretrained model's keys are rotated whole and linear in their "
+            "input: leave attention.rope and attention.latent_norm out"
+        )
+    if entry.name == "lrkv" and (entry.tied or not entry.rank):
+        raise LrkvError(
+            f"{entry.label}: give a rank of 1 or more, not tied; keys and values that read one "
+            "latent are attention=mla"
+        )
+    widest = _widest(new.model)
+    if entry.name == "mla" and entry.latent > widest:
+        raise LrkvError(
+            f"attention.latent = {entry.latent}: keys and values have {widest} columns: use up to "
+            "that"
+        )
+    if entry.key_heads(new.model) % groups:
+        raise LrkvError(
+            f"attention.kv_heads: the model has {groups} keys: use that, or leave it out"
+        )
+    return new
+
+
+def _widest(model: ModelConfig) -> int:
+    """The width of a latent that spans all keys and values."""
+    return min(model.width, 2 * model.attention.key_heads(model) * model.head_width)
+
+
+def fit_layer(model: ModelConfig, heads: HeadWeights, calibration: Calibration) -> LayerFit:
+    """The weights of `model`'s attention that stand for these heads, in float64."""
+    entry = model.attention
+    G = entry.key_heads(model)
+    each = model.heads // G
+    families = [family[::each] for family in (heads.key_HDK, heads.value_HDK)]
+    of_keys_GK = calibration.of_keys(G)
+    readers = [
+        of_keys_GK[:, :, None] * np.eye(model.head_width),
+        fits.reader_of_values(heads.output_HKD, G),
+    ]
+    reduced = fits.Reduced.of(calibration.moment_DD, *families)
+    weights = {"query": heads.query_HDK, "output": heads.output_HKD}
+    condition = 1.0
+    if entry.name == "mla":
+        found = fits.joint(reduced, readers, entry.latent, entry.rank, weights=(BALANCE, 1.0))
+        totals = found.total
+        weights |= {"down": found.down_DC}
+        weights |= {f"up_{n}": up.swapaxes(0, 1) for n, up in zip(NAMES, found.up, strict=True)}
+        if entry.rank:
+            weights |= {"private_down": found.own_GDR}
+            weights |= {f"private_{n}": up for n, up in zip(NAMES, found.own_up, strict=True)}
+    else:
+        rank_key, rank_value = entry.ranks
+        free = "phase" if model.qk_norm else "any"
+        keys = fits.shared_keys(reduced.parts[0], reduced.back_DM, of_keys_GK, rank_key, free=free)
+        values = fits.shared_values(reduced.parts[1], reduced.back_DM, readers[1], rank_value)
+        totals = keys.total_GDK, values.total_GDK
+        condition = max(keys.condition, values.condition)
+        for name, fit in zip(NAMES, (keys, values), strict=True):
+            weights |= {name: fit.shared_DK, f"{name}_down": fit.down_GDR}
+            weights |= {f"{name}_up": fit.up_GRK}
+        turned = np.repeat(keys.gauge_GKK, each, axis=0)
+        weights["query"] = heads.query_HDK @ turned.swapaxes(1, 2)
+        weights["output"] = np.repeat(values.gauge_GKK, each, axis=0) @ heads.output_HKD
+    weights["query"] = weights["query"].swapaxes(0, 1)
+    key_error, value_error = (
+        fits.relative_error(family, total, calibration.moment_DD, reader)
+        for family, total, reader in zip(families, totals, readers, strict=True)
+    )
+    return LayerFit(weights, key_error, value_error, condition)
+
+
+def heads_of(model: ModelConfig, params: Any) -> Iterable[HeadWeights]:
+    """Each layer's heads; one layer's weights at a time are on the host."""
+    blocks = with_parameters(model, params).blocks
+    for layer in range(model.layers):
+        block = jax.tree.map(lambda leaf, at=layer: leaf[at], blocks)
+        yield block.attention.head_weights()
+
+
+def _counted(each, what, total, progress):
+    for done, one in enumerate(each):
+        progress(what, done, total)
+        yield one
+    progress(what, total, total)
+
+
+def _within(
+    narrowed: Callable[[Sequence[str]], RunConfig], settings, run, seen, share, progress
+) -> RunConfig:
+    """The configuration whose cache fits into a share of the run's, and whose errors are least.
+
+    LRKV's ranks are tried from all for keys to all for values, MLA's latent as wide as fits beside
+    the private latents that were asked for. Every fourth layer is fitted with each.
+    """
+    model = run.config.model
+    own = cache_allocated_bytes_per_token(model)
+    few = range(0, model.layers, 4)
+    heads = {at: one for at, one in enumerate(heads_of(model, run.params)) if at in few}
+
+    def of(**widths) -> RunConfig:
+        return narrowed([*settings, *(f"attention.{name}={n}" for name, n in widths.items())])
+
+    def fits_in(one: RunConfig) -> bool:
+        return cache_allocated_bytes_per_token(one.model) <= share * own
+
+    most = narrowed(settings).model
+    if most.attention.name == "mla":
+        widths = range(SMALLEST, _widest(most) + 1, 8)
+        found = [one for C in widths if fits_in(one := of(latent=C))]
+        tried = found[-1:]
+    else:
+        ranks = range(SMALLEST, most.head_width + 1, 8)
+        pairs = {
+            (k, v): one for k in ranks for v in ranks
+            if fits_in(one := of(rank=max(k, v), rank_key=k, rank_value=v))
+        }  # fmt: skip
+        tried = [one for pair, one in pairs.items() if not any(_wider(q, pair) for q in pairs)]
+    if not tried:
+        raise LrkvError(
+            f"--bytes {share:g}: no width of {most.attention.name} is so small beside {own} bytes "
+            "a token: give more, or another kind"
+        )
+    if len(tried) == 1:
+        return tried[0]
+    costs = [
+        sum(fit_layer(one.model, heads[at], seen[at]).predicted for at in few)
+        for one in _counted(tried, "choosing widths", len(tried), progress)
+    ]
+    return tried[int(np.argmin(costs))]
+
+
+def _wider(one, other):
+    return one != other and one[0] >= other[0] and one[1] >= other[1]
+
+
+def placed(new: ModelConfig, params: Any, fitted: list[LayerFit], mesh: Any) -> Any:
+    """The old model's parameters with the attention of the fits, each device's share put there."""
+    shapes = abstract_parameters(new)
+    shardings = parameter_shardings(specs(new), shapes, mesh)
+    attention = dict(params["blocks"]["attention"])
+    names = shapes["blocks"]["attention"]
+    made = {}
+    for name, shape in names.items():
+        if name not in fitted[0].weights:
+            made[name] = attention[name]
+            continue
+        stacked = np.stack([np.float32(layer.weights[name]) for layer in fitted])
+        assert stacked.shape == shape.shape, (name, stacked.shape, shape.shape)
+        sharding = shardings["blocks"]["attention"][name]
+        made[name] = jax.make_array_from_callback(stacked.shape, sharding, stacked.__getitem__)
+    return {**params, "blocks": {**params["blocks"], "attention": made}}
+
+
+def _losses(
+    learnt: list[Text], config: RunConfig, run, new: ModelConfig, params, how, progress
+) -> dict[str, dict[str, float]]:
+    """Cross-entropy of each held-out text, before and after."""
+    token_bytes_V = run.tokenizer.token_bytes_up_to(config.model.vocabulary)
+    found: dict[str, dict[str, float]] = {text.name: {} for text in learnt}
+    models = {"before": (config.model, run.params), "after": (new, params)}
+    for number, (name, (model, weights)) in enumerate(models.items()):
+        validate = make_validation(
+            model, run.mesh, token_bytes_V, chunk=config.train.loss_chunk, rows=how
+        )
+        for text in learnt:
+            progress(f"loss {name}, {text.name}", number, len(models))
+            rows_NU, batch = text.heldout_NU, min(4, len(text.heldout_NU))
+            batches = [rows_NU[at : at + batch] for at in range(0, len(rows_NU), batch)]
+            found[text.name][name] = validate(weights, batches).cross_entropy
+    progress("loss", len(models), len(models))
+    return found
+
+
+def _report(source, step, model, new, fitted, losses, tokens) -> dict[str, Any]:
+    own, cache = (cache_allocated_bytes_per_token(each) for each in (model, new))
+    return {
+        "source": str(source),
+        "step": step,
+        "attention": new.attention.model_dump(mode="json"),
+        "bytes_per_token": {"before": own, "after": cache, "share": cache / own},
+        "tokens": tokens,
+        "loss": losses,
+        "layers": [
+            {"key_error": one.key_error, "value_error": one.value_error,
+             "condition": one.condition}
+            for one in fitted
+        ],
+    }  # fmt: skip

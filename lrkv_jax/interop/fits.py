@@ -1,0 +1,325 @@
+"""Keys and values of pretrained heads as what a smaller cache can hold: the closed-form fits.
+
+A fit is good where it is read. The input of a layer has the second moments C = E[x xᵀ], and what
+reads group g's keys or values has a metric N_g², so that
+
+    Σ_g ‖C^½ (W_g − Ŵ_g) N_g‖²
+
+is, over independent tokens, the mean square error of what heads write (values, N_g² =
+Σ_h W^O_h W^O_hᵀ over the group's heads) or of logits (keys). Averaged over relative positions,
+rotated queries have no correlations between frequencies, so a key's N_g is a number n_gj for each
+pair j: n_gj² = ½ Σ_h E|q_hj|².
+
+Heads are free in what their outputs do not depend on, the *gauge*. Values may be multiplied by any
+K × K matrix per group that the output projection undoes; keys by what commutes with RoPE, a complex
+number per pair, which queries undo, and under QK-norm by a phase. Raw heads share little; heads in
+the right gauge share more.
+
+All of it in float64, in the coordinates Y_g = C^½ W_g N_g, cut by one QR to as many rows as all
+groups have columns.
+
+D model width  H heads  G key/value heads  K head width  J = K / 2 rope pairs
+R rank of a residual  C latent width  M ≤ D reduced rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Complex, Float
+
+ITERATIONS = 100
+STEADY = 1e-5  # the relative fall of the error in one iteration below which an alternation ends
+# Second moments are estimated from some thousands of tokens: directions that those hardly have are
+# raised to this share of the mean.
+FLOOR = 1e-4
+# A gauge that is nearly singular would make its inverse large. Its singular values are raised to
+# this share of the largest, and the residual holds the difference.
+CONDITION = 1e-3
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What text shows of one layer: `moment_DD` = E[x xᵀ] of what its projections read, and
+    `energy_HJ` = E|q_hj|² of each head's queries as they meet keys, by pair of coordinates."""
+
+    moment_DD: Float[np.ndarray, "D D"]
+    energy_HJ: Float[np.ndarray, "H J"]
+
+    def of_keys(self, groups: int) -> Float[np.ndarray, "G K"]:
+        """n_g of each coordinate of a key: both of a pair have the pair's."""
+        H, J = self.energy_HJ.shape
+        squares_GJ = self.energy_HJ.reshape(groups, H // groups, J).sum(axis=1) / 2
+        return np.sqrt(np.tile(_floored(squares_GJ), 2))
+
+
+def reader_of_values(
+    output_HKD: Float[np.ndarray, "H K D"], groups: int
+) -> Float[np.ndarray, "G K K"]:
+    """N_g of values: the root of Σ_h W^O_h W^O_hᵀ over each group's heads."""
+    H, K, _ = output_HKD.shape
+    squares_HKK = output_HKD @ output_HKD.swapaxes(1, 2)
+    squares_GKK = squares_HKK.reshape(groups, H // groups, K, K).sum(axis=1)
+    return np.stack([root(square) for square in squares_GKK])
+
+
+def root(
+    moment_DD: Float[np.ndarray, "D D"], floor: float = 0.0, power: float = 0.5
+) -> Float[np.ndarray, "D D"]:
+    """The symmetric power of a second moment, ½ or −½, its eigenvalues raised to `floor` means."""
+    values_D, vectors_DD = np.linalg.eigh(moment_DD)
+    values_D = np.maximum(values_D, floor * values_D.mean())
+    return (vectors_DD * np.maximum(values_D, 0.0) ** power) @ vectors_DD.T
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Weights W_g [D, K] in the coordinates of C^½, Q C^½-orthonormal: Y_g = Qᵀ C^½ W_g.
+
+    `back_DM` takes an input factor from them to the layer's: C^−½ Q.
+    """
+
+    back_DM: Float[np.ndarray, "D M"]
+    parts: tuple[Float[np.ndarray, "G M K"], ...]
+
+    @classmethod
+    def of(cls, moment_DD, *families: Float[np.ndarray, "G D K"]) -> Reduced:
+        """Families of weights that read one input, each as Y_g without its reader."""
+        root_DD, inverse_DD = (root(moment_DD, FLOOR, power) for power in (0.5, -0.5))
+        read = [root_DD @ family_GDK for family_GDK in families]
+        columns = np.concatenate([_side_by_side(one) for one in read], axis=1)
+        Q_DM, _ = np.linalg.qr(columns)
+        return cls(inverse_DD @ Q_DM, tuple(Q_DM.T @ one for one in read))
+
+
+@dataclass(frozen=True)
+class Joint:
+    """One latent for all groups, and one of each group's own: W_g ≈ down A_g + own_g B_g.
+
+    `up` and `own_up` hold those factors for each family that was fitted, keys and values.
+    """
+
+    down_DC: Float[np.ndarray, "D C"]
+    up: tuple[Float[np.ndarray, "G C K"], ...]
+    own_GDR: Float[np.ndarray, "G D R"]
+    own_up: tuple[Float[np.ndarray, "G R K"], ...]
+
+    @property
+    def total(self) -> tuple[Float[np.ndarray, "G D K"], ...]:
+        """Each family's Ŵ_g."""
+        return tuple(
+            self.down_DC @ up + self.own_GDR @ own
+            for up, own in zip(self.up, self.own_up, strict=True)
+        )
+
+
+def joint(
+    reduced: Reduced,
+    readers: Sequence[Float[np.ndarray, "G K K"]],
+    width: int,
+    rank: int = 0,
+    *,
+    weights: Sequence[float] | None = None,
+) -> Joint:
+    """Families that read one latent of `width`, and one of `rank` in each group.
+
+    Each family's error counts relative to the family, times its square of `weights` (1 unless
+    given). Without a rank it is the optimum (Eckart & Young 1936); with one, both parts are fitted
+    in turn, each exactly, and the error never rises.
+    """
+    factors = weights or [1.0] * len(readers)
+    read = [part @ N for part, N in zip(reduced.parts, readers, strict=True)]
+    scaled = [w * y / np.linalg.norm(y) for w, y in zip(factors, read, strict=True)]
+    Y_GMN = np.concatenate(scaled, axis=2)
+    own_GMR = np.zeros((*Y_GMN.shape[:2], rank))
+    before = np.inf
+    for _ in range(ITERATIONS):
+        rest_GMN = Y_GMN - own_GMR @ (own_GMR.swapaxes(1, 2) @ Y_GMN)
+        S_MC = leading(_side_by_side(rest_GMN), width)
+        outside_GMN = Y_GMN - S_MC @ (S_MC.T @ Y_GMN)
+        own_GMR = np.stack([leading(one, rank) for one in outside_GMN])
+        error = np.sum((outside_GMN - own_GMR @ (own_GMR.swapaxes(1, 2) @ outside_GMN)) ** 2)
+        if not rank or error > before * (1 - STEADY):
+            break
+        before = error
+    return Joint(
+        reduced.back_DM @ S_MC,
+        tuple(S_MC.T @ part for part in reduced.parts),
+        reduced.back_DM @ own_GMR,
+        tuple(own_GMR.swapaxes(1, 2) @ part for part in reduced.parts),
+    )
+
+
+@dataclass(frozen=True)
+class SharedFit:
+    """A shared matrix and residuals, in a gauge: W_g ≈ (shared + down_g up_g) gauge_g.
+
+    `condition` is the largest of the gauges' condition numbers. The model keeps shared, down and
+    up; what reads group g is multiplied by gauge_g: W^O_h by it, W^Q_h by its transpose.
+    """
+
+    shared_DK: Float[np.ndarray, "D K"]
+    down_GDR: Float[np.ndarray, "G D R"]
+    up_GRK: Float[np.ndarray, "G R K"]
+    gauge_GKK: Float[np.ndarray, "G K K"]
+
+    @property
+    def total_GDK(self) -> Float[np.ndarray, "G D K"]:
+        """Ŵ_g."""
+        return (self.shared_DK + self.down_GDR @ self.up_GRK) @ self.gauge_GKK
+
+    @property
+    def condition(self) -> float:
+        return float(np.linalg.cond(self.gauge_GKK).max())
+
+
+def shared_values(
+    reduced_GMK: Float[np.ndarray, "G M K"],
+    back_DM: Float[np.ndarray, "D M"],
+    reader_GKK: Float[np.ndarray, "G K K"],
+    rank: int,
+) -> SharedFit:
+    """Values: a shared matrix in any basis of each group, and residuals of a rank.
+
+    The shared span and the residuals outside it are fitted in turn, each exactly.
+    """
+    K = reduced_GMK.shape[2]
+    Y_GMK = reduced_GMK @ reader_GKK
+    own_GMR = np.zeros((*Y_GMK.shape[:2], rank))
+    before = np.inf
+    for _ in range(ITERATIONS):
+        rest_GMK = Y_GMK - own_GMR @ (own_GMR.swapaxes(1, 2) @ Y_GMK)
+        S_MK = leading(_side_by_side(rest_GMK), K)
+        outside_GMK = Y_GMK - S_MK @ (S_MK.T @ Y_GMK)
+        own_GMR = np.stack([leading(one, rank) for one in outside_GMK])
+        error = np.sum((outside_GMK - own_GMR @ (own_GMR.swapaxes(1, 2) @ outside_GMK)) ** 2)
+        if error > before * (1 - STEADY):
+            break
+        before = error
+    gauge_GKK = np.stack([_conditioned(one) for one in S_MK.T @ Y_GMK])
+    fit = _with_residual(S_MK, gauge_GKK, Y_GMK, back_DM, rank)
+    inverse_GKK = np.linalg.inv(reader_GKK)
+    return SharedFit(fit.shared_DK, fit.down_GDR, fit.up_GRK, gauge_GKK @ inverse_GKK)
+
+
+def shared_keys(
+    reduced_GMK: Float[np.ndarray, "G M K"],
+    back_DM: Float[np.ndarray, "D M"],
+    reader_GK: Float[np.ndarray, "G K"],
+    rank: int,
+    *,
+    free: str = "any",
+) -> SharedFit:
+    """Keys: a shared matrix whose pairs each group turns and scales, and residuals of a rank.
+
+    `free` is what the model's outputs do not depend on: "any" complex number per pair, a "phase",
+    or "nothing". Pairs' numbers and residuals are fitted in turn, each exactly.
+    """
+    G, M, K = reduced_GMK.shape
+    J = K // 2
+    n_GJ = reader_GK[:, :J]
+    Y_GMK = reduced_GMK * reader_GK[:, None]
+    residual_GMK = np.zeros_like(Y_GMK)
+    turn_GJ = np.ones((G, J), complex)
+    before = np.inf
+    for _ in range(ITERATIONS):
+        rest_GMJ = _complex(Y_GMK - residual_GMK)
+        shared_MJ, turn_GJ = _one_for_all(rest_GMJ, n_GJ, turn_GJ, free)
+        left_GMK = Y_GMK - _real(shared_MJ * turn_GJ[:, None])
+        basis_GMR = np.stack([leading(one, rank) for one in left_GMK])
+        residual_GMK = basis_GMR @ (basis_GMR.swapaxes(1, 2) @ left_GMK)
+        error = np.sum((left_GMK - residual_GMK) ** 2)
+        if error > before * (1 - STEADY):
+            break
+        before = error
+    if free == "any":  # a pair that a group hardly has
+        least_G1 = CONDITION * np.abs(turn_GJ).max(axis=1, keepdims=True)
+        size_GJ = np.abs(turn_GJ)
+        turn_GJ = np.maximum(size_GJ, least_G1) * np.exp(1j * np.angle(turn_GJ))
+    turning_GKK = _as_matrices(turn_GJ)
+    fit = _with_residual(_real(shared_MJ), turning_GKK, Y_GMK, back_DM, rank)
+    gauge_GKK = turning_GKK / reader_GK[:, None]
+    return SharedFit(fit.shared_DK, fit.down_GDR, fit.up_GRK, gauge_GKK)
+
+
+def relative_error(family_GDK, fitted_GDK, moment_DD, reader_GKK) -> float:
+    """Σ ‖C^½ (W − Ŵ) N‖² / Σ ‖C^½ W N‖²: the square error where it is read, of 1."""
+    root_DD = root(moment_DD, FLOOR)
+
+    def size(weights_GDK):
+        return float(np.sum((root_DD @ weights_GDK @ reader_GKK) ** 2))
+
+    return size(family_GDK - fitted_GDK) / size(family_GDK)
+
+
+def leading(matrix_MN: Float[np.ndarray, "M N"], rank: int) -> Float[np.ndarray, "M R"]:
+    """The left singular vectors of the `rank` largest singular values."""
+    if not rank:
+        return matrix_MN[:, :0]
+    return np.linalg.svd(matrix_MN, full_matrices=False)[0][:, :rank]
+
+
+def _one_for_all(rest_GMJ, n_GJ, turn_GJ, free):
+    """The complex vector of each pair, and each group's number, that fit best.
+
+    With any number it is the leading singular pair. Otherwise the vector is the weighted mean of
+    the groups' own, turned back, and the phases are renewed once.
+    """
+    if free == "any":
+        u_JMX, s_JX, vh_JXG = np.linalg.svd(rest_GMJ.transpose(2, 1, 0), full_matrices=False)
+        return u_JMX[:, :, 0].T, (s_JX[:, :1] * vh_JXG[:, 0]).T
+    unread_GMJ = rest_GMJ / n_GJ[:, None]  # as W has it
+    phase_GJ = turn_GJ / np.abs(turn_GJ)
+    squares_GJ = n_GJ**2
+
+    def mean():
+        turned = np.einsum("GMJ,GJ->MJ", unread_GMJ, squares_GJ * phase_GJ.conj())
+        return turned / squares_GJ.sum(axis=0)
+
+    shared_MJ = mean()
+    if free == "phase":
+        phase_GJ = np.exp(1j * np.angle(np.einsum("MJ,GMJ->GJ", shared_MJ.conj(), unread_GMJ)))
+        shared_MJ = mean()
+    return shared_MJ, n_GJ * phase_GJ
+
+
+def _with_residual(S_MK, gauge_GKK, Y_GMK, back_DM, rank):
+    """Residuals of what a shared part in its gauges leaves, with the gauge taken out of them."""
+    left_GMK = Y_GMK - S_MK @ gauge_GKK
+    basis_GMR = np.stack([leading(one, rank) for one in left_GMK])
+    up_GRK = basis_GMR.swapaxes(1, 2) @ left_GMK @ np.linalg.inv(gauge_GKK)
+    return SharedFit(back_DM @ S_MK, back_DM @ basis_GMR, up_GRK, gauge_GKK)
+
+
+def _conditioned(gauge_KK):
+    left, values_K, right = np.linalg.svd(gauge_KK)
+    return (left * np.maximum(values_K, CONDITION * values_K[0])) @ right
+
+
+def _complex(matrix_GMK) -> Complex[np.ndarray, "G M J"]:
+    J = matrix_GMK.shape[-1] // 2
+    return matrix_GMK[..., :J] + 1j * matrix_GMK[..., J:]
+
+
+def _real(matrix):
+    return np.concatenate([matrix.real, matrix.imag], axis=-1)
+
+
+def _as_matrices(turn_GJ) -> Float[np.ndarray, "G K K"]:
+    """The K × K matrices that multiply rows' pairs by these numbers."""
+    G, J = turn_GJ.shape
+    matrices = np.zeros((G, 2 * J, 2 * J))
+    j = np.arange(J)
+    matrices[:, j, j] = matrices[:, J + j, J + j] = turn_GJ.real
+    matrices[:, j, J + j], matrices[:, J + j, j] = turn_GJ.imag, -turn_GJ.imag
+    return matrices
+
+
+def _side_by_side(family_GMN):
+    return family_GMN.transpose(1, 0, 2).reshape(family_GMN.shape[1], -1)
+
+
+def _floored(squares):
+    return np.maximum(squares, FLOOR * squares.mean())

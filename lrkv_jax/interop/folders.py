@@ -1,0 +1,41 @@
+"""A run's folder from parameters that no training here has made: at step 0, sealed like others."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lrkv_jax import disk
+from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax.config import RunConfig, dump_config
+from lrkv_jax.data.tokenizer import Tokenizer
+from lrkv_jax.errors import LrkvError
+
+TOKENIZER = "tokenizer"  # in the run's folder: the files of one that is no name
+
+
+def write_run(
+    fresh: Path, directory: str | Path, config: RunConfig, params: Any, tokenizer: Tokenizer
+) -> RunConfig:
+    """Write a run into the folder `fresh`, which then becomes `directory`, and return its settings.
+
+    A tokenizer that lies in files comes along. Raises `LrkvError` where the disk fails.
+    """
+    files = Path(config.data.tokenizer)
+    if files.exists():
+        kept = fresh / TOKENIZER
+        shutil.copytree(files, kept) if files.is_dir() else shutil.copyfile(files, kept)
+        data = config.data.model_copy(update={"tokenizer": str(Path(directory) / TOKENIZER)})
+        config = config.model_copy(update={"data": data})
+    about = {
+        "config": config.model_dump(mode="json"),
+        "tokens": 0,
+        "loader": {"step": 0, "tokenizer": tokenizer.fingerprint},
+    }
+    with Checkpointer(fresh / "checkpoints") as checkpoints:
+        checkpoints.save(0, {"params": params}, about)
+    if checkpoints.failures:
+        raise LrkvError(f"{directory} cannot be written: name another place")
+    disk.write(fresh / "config.yaml", dump_config(config))
+    return config

@@ -1,0 +1,147 @@
+"""A converted run: exact where its form spans the old one's, and refused in one line elsewhere."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from support.command import lrkv
+from support.variants import HEAD_WIDTH, error, random_params, small
+
+from lrkv_jax import disk
+from lrkv_jax.config import GQA, LRKV, MHA, MLA, MeshConfig, load_config
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.interop.convert import convert, fit_layer, heads_of, placed
+from lrkv_jax.interop.fits import Calibration
+from lrkv_jax.interop.folders import write_run
+from lrkv_jax.model import with_parameters
+from lrkv_jax.run.restore import load_run
+from lrkv_jax.sharding import make_mesh
+
+SMALL = (
+    "model.layers=2", "model.width=24", "model.heads=4", "model.head_width=8", "model.unroll=1",
+    "model.feed_forward=32", "train.context=32", "train.steps=1",
+)  # fmt: skip
+IDS = np.random.default_rng(0).integers(0, 64, (2, 24))
+DEVICES = jax.devices()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("The cache is what people pay for, and keys are cheaper than values. " * 20)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A function (variant, settings) → the directory of a run with random weights."""
+    made, folder = {}, tmp_path_factory.mktemp("runs")
+
+    def run(variant, *settings):
+        if (variant, settings) not in made:
+            config = load_config("nano", [*SMALL, f"attention={variant}", *settings])
+            directory = folder / f"{variant}{len(made)}"
+            with disk.whole_folder(directory) as fresh:
+                tokenizer = load_tokenizer(config.data.tokenizer)
+                write_run(fresh, directory, config, random_params(config.model), tokenizer)
+            made[variant, settings] = directory
+        return made[variant, settings]
+
+    return run
+
+
+def logits(model, params):
+    return jax.jit(with_parameters(model, params))(IDS)
+
+
+def calibration(model):
+    rng = np.random.default_rng(1)
+    wide = rng.normal(size=(model.width, 2 * model.width))
+    energy_HJ = rng.uniform(0.5, 2, size=(model.heads, model.head_width // 2))
+    return Calibration(wide @ wide.T, energy_HJ)
+
+
+@pytest.mark.parametrize(
+    ("old", "changes", "new"),
+    [
+        (GQA(kv_heads=2), {}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
+        (GQA(kv_heads=2), {"qk_norm": False}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
+        (MHA(), {"norm_gain": True}, MLA(latent=16, rank=8, rope="full", latent_norm=False)),
+        (LRKV(rank=3), {}, MLA(latent=24, rope="full", latent_norm=False)),
+    ],
+    ids=["gqa-lrkv", "gqa-lrkv-no_norm", "mha-mla-rank", "lrkv-mla"],
+)
+def test_a_form_that_spans_the_old_one_gives_its_logits(old, changes, new):
+    before, after = (small(entry, vocabulary=64, **changes) for entry in (old, new))
+    params = random_params(before)
+    fitted = [fit_layer(after, heads, calibration(after)) for heads in heads_of(before, params)]
+    assert max(one.key_error + one.value_error for one in fitted) < 1e-10
+    converted = placed(after, params, fitted, make_mesh(MeshConfig(data=1, fsdp=1), DEVICES[:1]))
+    assert error(logits(after, converted), logits(before, params)) < 2e-5
+
+
+def test_widths_are_chosen_for_a_share_of_the_cache_by_their_errors(runs, text, tmp_path):
+    before = runs("mha", "model.head_width=16")
+    how = {"names": [text], "tokens": 64, "heldout": 64, "context": 16}
+    found = convert(before, tmp_path / "new", ["attention=lrkv"], share=1.1, **how)
+    # A layer: 2 (2 · 16 + 4 (R_k + R_v)) bytes and 4 float32 norms, of 256: ranks of 24 together.
+    ranks = found["attention"]["rank_key"], found["attention"]["rank_value"]
+    assert sorted(ranks) == [8, 16]
+    assert found["bytes_per_token"] == {"before": 512, "after": 544, "share": 544 / 512}
+    asked = [f"attention.{n}={r}" for n, r in zip(("rank_value", "rank_key"), ranks, strict=True)]
+    other = convert(
+        before, tmp_path / "other", ["attention=lrkv", "attention.rank=16", *asked], **how
+    )
+    # Every fourth layer decides: here the first.
+    costs = [
+        16 * one["layers"][0]["key_error"] + one["layers"][0]["value_error"]
+        for one in (found, other)
+    ]
+    assert costs[0] < costs[1]
+
+
+@pytest.mark.parametrize(
+    ("variant", "asked", "message"),
+    [
+        ("mha", ["attention.rank=4"], "no attention=KIND is given: use attention=lrkv"),
+        ("mha", ["attention=gqa"], "attention = gqa is not a variant"),
+        ("mha", ["attention=lrkv", "attention.rnak=4"], "attention.rnak"),
+        ("mha", ["attention=lrkv", "attention.rank=9"], "attention.rank = 9 is larger than"),
+        ("mha", ["attention=lrkv", "attention.rope=latent"], "keys are rotated whole and linear"),
+        ("mha", ["attention=lrkv", "attention.tied=true"], "give a rank of 1 or more, not tied"),
+        ("mla", ["attention=lrkv"], "is MLA-32: convert a run of MHA, GQA, MQA, or LRKV in rope"),
+        ("mha", ["attention=mla", "--bytes", "0.01"], "--bytes 0.01: no width of mla is so small"),
+        ("mha", ["attention=mla", "--bytes", "2"], "--bytes 2: use a share between 0 and 1"),
+        ("mha", ["attention=mla", "--text", "absent.txt"], "--text absent.txt cannot be read"),
+        ("mha", ["attention=mla", "--context", "300"], "tokens, and one part in 5 of it must be"),
+    ],
+)
+def test_what_cannot_be_converted_is_one_line_and_leaves_nothing(
+    runs, text, capsys, monkeypatch, tmp_path, variant, asked, message
+):
+    new = tmp_path / "new"
+    how = ["--text", text, "--tokens", "64", "--heldout", "64", "--context", "16"]
+    how = [one for one in how if "--text" not in asked or one not in ("--text", text)]
+    arguments = ("convert", str(runs(variant)), str(new), *how, *asked)
+    code, _, err = lrkv(capsys, monkeypatch, *arguments)
+    assert code == 2 and err.count("\n") == 1 and message in err, err
+    assert not new.exists()
+
+
+def test_the_command_shows_errors_losses_and_bytes(runs, text, capsys, monkeypatch, tmp_path):
+    new = tmp_path / "new"
+    arguments = (
+        "convert", str(runs("mha")), str(new), "attention=mla", "attention.latent=24",
+        "--text", text, "--tokens", "64", "--heldout", "64", "--context", "16",
+    )  # fmt: skip
+    code, out, _ = lrkv(capsys, monkeypatch, *arguments)
+    assert code == 0
+    report = json.loads((new / "conversion.json").read_text())
+    assert f"{report['layers'][1]['value_error']:.4f}" in out and Path(text).name in out
+    assert "bytes of cache per token" in out
+    found = load_run(new).config
+    assert found.run_dir == str(new) and found.init_from is None and found.attention == "mla"
+    (loss,) = report["loss"].values()
+    assert loss["after"] == pytest.approx(loss["before"], abs=1e-4)  # 24 is the model's width
