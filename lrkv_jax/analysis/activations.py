@@ -121,12 +121,6 @@ def logit_grams(
         return jax.lax.map(of_row, (q_BTHW, k_BSGW, segments_BT))
 
 
-def root(moment_DD: Float[np.ndarray, "D D"]) -> Float[np.ndarray, "D D"]:
-    """The symmetric square root of a second moment; what rounding made negative counts as zero."""
-    values_D, vectors_DD = np.linalg.eigh(moment_DD)
-    return (vectors_DD * np.sqrt(np.maximum(values_D, 0.0))) @ vectors_DD.T
-
-
 def weighted(heads: HeadWeights, root_DD: Float[np.ndarray, "D D"]) -> HeadWeights:
     """The heads whose plain statistics are the weighted ones: C^½ before all that reads the input.
 

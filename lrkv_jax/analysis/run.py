@@ -5,7 +5,7 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from lrkv_jax.analysis.activations import OnText, on_text, root, weighted
+from lrkv_jax.analysis.activations import OnText, on_text, weighted
 from lrkv_jax.analysis.diversity import (
     Diversity,
     compensation,
@@ -25,6 +25,7 @@ from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.disk import write_json
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.interop.fits import root
 from lrkv_jax.run.restore import TrainedRun, load_run
 from lrkv_jax.run.run_dir import read_run
 from lrkv_jax.train.rows import RowFormat

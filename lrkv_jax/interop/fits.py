@@ -133,17 +133,7 @@ def joint(
     read = [part @ N for part, N in zip(reduced.parts, readers, strict=True)]
     scaled = [w * y / np.linalg.norm(y) for w, y in zip(factors, read, strict=True)]
     Y_GMN = np.concatenate(scaled, axis=2)
-    own_GMR = np.zeros((*Y_GMN.shape[:2], rank))
-    before = np.inf
-    for _ in range(ITERATIONS):
-        rest_GMN = Y_GMN - own_GMR @ (own_GMR.swapaxes(1, 2) @ Y_GMN)
-        S_MC = leading(_side_by_side(rest_GMN), width)
-        outside_GMN = Y_GMN - S_MC @ (S_MC.T @ Y_GMN)
-        own_GMR = np.stack([leading(one, rank) for one in outside_GMN])
-        error = np.sum((outside_GMN - own_GMR @ (own_GMR.swapaxes(1, 2) @ outside_GMN)) ** 2)
-        if not rank or error > before * (1 - STEADY):
-            break
-        before = error
+    S_MC, own_GMR = _span_and_own(Y_GMN, width, rank)
     return Joint(
         reduced.back_DM @ S_MC,
         tuple(S_MC.T @ part for part in reduced.parts),
@@ -187,17 +177,7 @@ def shared_values(
     """
     K = reduced_GMK.shape[2]
     Y_GMK = reduced_GMK @ reader_GKK
-    own_GMR = np.zeros((*Y_GMK.shape[:2], rank))
-    before = np.inf
-    for _ in range(ITERATIONS):
-        rest_GMK = Y_GMK - own_GMR @ (own_GMR.swapaxes(1, 2) @ Y_GMK)
-        S_MK = leading(_side_by_side(rest_GMK), K)
-        outside_GMK = Y_GMK - S_MK @ (S_MK.T @ Y_GMK)
-        own_GMR = np.stack([leading(one, rank) for one in outside_GMK])
-        error = np.sum((outside_GMK - own_GMR @ (own_GMR.swapaxes(1, 2) @ outside_GMK)) ** 2)
-        if error > before * (1 - STEADY):
-            break
-        before = error
+    S_MK, _ = _span_and_own(Y_GMK, K, rank)
     gauge_GKK = np.stack([_conditioned(one) for one in S_MK.T @ Y_GMK])
     fit = _with_residual(S_MK, gauge_GKK, Y_GMK, back_DM, rank)
     inverse_GKK = np.linalg.inv(reader_GKK)
@@ -259,6 +239,26 @@ def leading(matrix_MN: Float[np.ndarray, "M N"], rank: int) -> Float[np.ndarray,
     if not rank:
         return matrix_MN[:, :0]
     return np.linalg.svd(matrix_MN, full_matrices=False)[0][:, :rank]
+
+
+def _span_and_own(Y_GMN, width, rank):
+    """Orthonormal [M, C] for all groups and [G, M, R] of each, orthogonal to it: the best in turn.
+
+    What the first leaves is cut to the second's rank, and the first is fitted to what the second
+    leaves.
+    """
+    own_GMR = np.zeros((*Y_GMN.shape[:2], rank))
+    before = np.inf
+    for _ in range(ITERATIONS):
+        rest_GMN = Y_GMN - own_GMR @ (own_GMR.swapaxes(1, 2) @ Y_GMN)
+        S_MC = leading(_side_by_side(rest_GMN), width)
+        outside_GMN = Y_GMN - S_MC @ (S_MC.T @ Y_GMN)
+        own_GMR = np.stack([leading(one, rank) for one in outside_GMN])
+        error = np.sum((outside_GMN - own_GMR @ (own_GMR.swapaxes(1, 2) @ outside_GMN)) ** 2)
+        if not rank or error > before * (1 - STEADY):
+            break
+        before = error
+    return S_MC, own_GMR
 
 
 def _one_for_all(rest_GMJ, n_GJ, turn_GJ, free):

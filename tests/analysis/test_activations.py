@@ -16,8 +16,9 @@ from support.variants import (
     small,
 )
 
-from lrkv_jax.analysis.activations import logit_grams, on_text, root, weighted
+from lrkv_jax.analysis.activations import logit_grams, on_text, weighted
 from lrkv_jax.analysis.diversity import diversity, gram, normalised
+from lrkv_jax.interop.fits import root
 from lrkv_jax.nn.weight import weights_of
 from lrkv_jax.train.rows import RowFormat
 
