@@ -87,6 +87,20 @@ def download(
     return provenance
 
 
+def upload(folder: str | Path, repo: str) -> str:
+    """Put a folder's files into a model's repository on the hub; returns its page.
+
+    The repository is made where there is none. Raises LrkvError as `download` does.
+    """
+    from huggingface_hub import HfApi
+
+    with _in_one_line(repo, "model", f"pushing to {repo} failed"):
+        api = HfApi(endpoint=_endpoint())
+        api.create_repo(repo, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder)
+    return f"https://huggingface.co/{repo}"
+
+
 def fetch_source(config: DataConfig, tell: Callable[[str], None]) -> None:
     """Fetch what `data.hub` names into `data.source`; do nothing if it is not set.
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from support.planted_models import IDS, configured, drawn, plant
+from support.planted_models import IDS, LLAMA, configured, drawn, plant
 
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import conversation_from
+from lrkv_jax.data.hub import upload
 from lrkv_jax.data.tokenizer import CHAT_NAMES, byte_alphabet, foreign_tokenizer, load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import importing, shards
@@ -21,10 +22,6 @@ from lrkv_jax.run.restore import load_run
 from lrkv_jax.sharding import make_mesh
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
-LLAMA = (
-    "model.qk_norm=false", "model.norm_gain=true", "model.embedding_norm=false",
-    "model.softcap=null", "model.gated=true", "model.activation=silu",
-)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -259,3 +256,23 @@ def test_a_tokenizer_that_loses_bytes_is_taken_and_counted(tmp_path):
     tokenizer = foreign_tokenizer(str(tmp_path), lines.append)
     assert "lacks 1 of the 256 bytes" in lines[0] and "changes texts" in lines[1]
     assert tokenizer.decode(tokenizer.encode("e\u0301 <|endoftext|>")) == "\ufffd <|endoftext|>"
+
+
+def test_push_puts_the_folder_on_the_hub_or_says_why_not(tmp_path, monkeypatch):
+    from huggingface_hub import HfApi
+
+    called = []
+    monkeypatch.setattr(HfApi, "create_repo", lambda api, repo, **how: called.append((repo, how)))
+    monkeypatch.setattr(HfApi, "upload_folder", lambda api, **how: called.append(how))
+    assert upload(tmp_path, "me/mine") == "https://huggingface.co/me/mine"
+    assert called == [
+        ("me/mine", {"exist_ok": True}),
+        {"repo_id": "me/mine", "folder_path": tmp_path},
+    ]
+    monkeypatch.undo()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
+    with pytest.raises(LrkvError, match="pushing to me/mine failed"):
+        upload(tmp_path, "me/mine")
+    with pytest.raises(LrkvError, match="cannot reach the Hugging Face hub"):
+        import_model("me/mine", tmp_path / "run", say=lambda _: None)
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,12 @@ from support.tiny import TINY
 
 IDS = [[7, 200, 31, 31, 5, 99, 260, 128, 64, 3, 17, 240, 1, 77, 190, 42]]
 
+# A block as Llama's.
+LLAMA = (
+    "model.qk_norm=false", "model.norm_gain=true", "model.embedding_norm=false",
+    "model.softcap=null", "model.gated=true", "model.activation=silu",
+)  # fmt: skip
+
 
 def drawn(shapes):
     """float32 arrays by name: normal ones, and gains around 1."""
