@@ -18,7 +18,10 @@ SCALAR_ITEMSIZE = 4  # the cache's inverse norms are float32 whatever its dtype
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Parameters of a model by part, summed over its layers; `kv` is a share of `attention`."""
+    """Parameters of a model by part, summed over its layers.
+
+    `kv` is a share of `attention`, its gains left out.
+    """
 
     embedding: int
     head: int  # 0 where the head is the embedding's transpose
@@ -37,15 +40,16 @@ def parameter_counts(model: ModelConfig) -> ParameterCounts:
 
     Embedding and head V·D each; a layer has queries, keys and values as its variant counts them,
     the output projection H·K·D and an MLP of 2·D·F, gated 3·D·F; gains, if any, are 2·L + 1 vectors
-    of D.
+    of D, and those of QK-norm two of K for a layer.
     """
     layers, attention = model.layers, model.attention
     kv = layers * attention.kv_parameters(model)
     output = model.heads * model.head_width * model.width
+    gains = 2 * attention.query_width(model) if model.qk_gain else 0
     return ParameterCounts(
         embedding=model.vocabulary * model.width,
         head=0 if model.tied_head else model.vocabulary * model.width,
-        attention=kv + layers * (attention.query_parameters(model) + output),
+        attention=kv + layers * (attention.query_parameters(model) + output + gains),
         kv=kv,
         mlp=layers * (3 if model.gated else 2) * model.width * model.feed_forward_width,
         norm=(2 * layers + 1) * model.width if model.norm_gain else 0,

@@ -120,8 +120,8 @@ def shared_energy(heads: HeadWeights) -> dict[str, dict[str, float]]:
     allows without a change of its outputs.
 
     - Keys: `turned_keys`, which a query turned in the same way hides from logits at every offset,
-      with QK-norm too. MLA's modes `decoupled` and `latent` allow any rotation of keys, and theirs
-      is a lower bound.
+      with QK-norm too, unless that has gains. MLA's modes `decoupled` and `latent` allow any
+      rotation of keys, and theirs is a lower bound.
     - Values: any K × K matrix per head, whose inverse the output projection can absorb. What is
       then explained is the least-squares fit W_h ≈ M A_h: M is the best K dimensions of D for all
       heads together, their leading left singular vectors, and A_h = Mᵀ W_h. This is the optimum.

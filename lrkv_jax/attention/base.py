@@ -23,11 +23,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.attention.cache import Cache, lengths_of, slots_of, write
-from lrkv_jax.attention.head_weights import HeadWeights
+from lrkv_jax.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.attention.on_mesh import on_mesh
 from lrkv_jax.attention.tiles import attend_tiles
 from lrkv_jax.attention.whole_sequences import attend_whole
@@ -35,10 +36,10 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
-from lrkv_jax.nn.norm import rms_norm
+from lrkv_jax.nn.norm import gained, rms_norm
 from lrkv_jax.nn.on_tensor import on_tensor
 from lrkv_jax.nn.rope import frequencies, logit_factor, rope_angles, rotate
-from lrkv_jax.nn.weight import weight
+from lrkv_jax.nn.weight import vector, weight
 
 # Queries as a variant projects them: an array, or a tuple of arrays, [B, T, H, ...].
 Query = Any
@@ -55,6 +56,10 @@ class Attention(nnx.Module):
         self.config = config
         shape = (config.heads, config.head_width, config.width)
         self.output = weight("heads head_width -> embed", shape, std=0)
+        width = (config.attention.query_width(config),)
+        self.query_gain, self.key_gain = (
+            vector("head_width", width, 1.0) if config.qk_gain else None for _ in range(2)
+        )
 
     # What a variant supplies.
 
@@ -187,8 +192,19 @@ class Attention(nnx.Module):
         return self.config.head_width
 
     def normed(self, x: Float[Array, "... K"]) -> Float[Array, "... K"]:
-        """QK-norm: gain-free RMSNorm over the last axis, if the model has it."""
+        """QK-norm, RMSNorm over the last axis, if the model has it; its gain is not in it."""
         return rms_norm(x, self.config.norm_eps) if self.config.qk_norm else x
+
+    def placed(
+        self,
+        x_BTHK: Float[Array, "B T H K"],
+        positions_BT: Int[Array, "B T"],
+        gain: nnx.Param | None,
+    ) -> Float[Array, "B T H K"]:
+        """Whole queries or keys as they meet: normed, gained, rotated."""
+        if gain is None:  # then the rotation commutes with the norm
+            return self.normed(self.rotated(x_BTHK, positions_BT))
+        return self.rotated(gained(self.normed(x_BTHK), gain), positions_BT)
 
     def rotated(
         self, x_BTHK: Float[Array, "B T H K"], positions_BT: Int[Array, "B T"]
@@ -212,6 +228,12 @@ class Attention(nnx.Module):
     def table(self, slots: int, width: int) -> Float[Array, "S 2J"]:
         """The same of each slot's position as one array, [cos, sin], for `slot_angles`."""
         return jnp.concatenate(self.angles_at(jnp.arange(slots), width), axis=-1)
+
+    def logit_gain(self) -> np.ndarray | None:
+        """What gains multiply each coordinate of a logit's product by, [K], in float64."""
+        if self.query_gain is None:
+            return None
+        return in_float64(self.query_gain) * in_float64(self.key_gain)
 
     def _check(self, cache, batch):
         """Raise `LrkvError` unless this layer makes such caches for `batch` sequences."""

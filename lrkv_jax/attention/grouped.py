@@ -49,12 +49,12 @@ class GroupedAttention(Attention):
 
     def queries(self, x_BTD, positions_BT):
         q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
-        return self.normed(self.rotated(q_BTHK, positions_BT))
+        return self.placed(q_BTHK, positions_BT, self.query_gain)
 
     def entries(self, x_BTD, positions_BT):
         k_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.key[...].astype(x_BTD.dtype))
         v_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.value[...].astype(x_BTD.dtype))
-        return GroupedCache(self.normed(self.rotated(k_BTGK, positions_BT)), v_BTGK)
+        return GroupedCache(self.placed(k_BTGK, positions_BT, self.key_gain), v_BTGK)
 
     def cached(self, query, cache, positions_BT, angles):
         return grouped_decode(
@@ -74,4 +74,7 @@ class GroupedAttention(Attention):
             np.repeat(by_head(weight), self.config.heads // self.groups, axis=0)
             for weight in (self.key, self.value)
         )
-        return HeadWeights(by_head(self.query), key_HDK, value_HDK, in_float64(self.output))
+        return HeadWeights(
+            by_head(self.query), key_HDK, value_HDK, in_float64(self.output),
+            gain_K=self.logit_gain(),
+        )  # fmt: skip

@@ -34,7 +34,8 @@ class HeadWeights:
     """One layer's heads, each with its own matrices, in float64.
 
     Keys and values that heads share are repeated. `query_rope` and `rope_key` are MLA's part that
-    carries positions; `key_parts` and `value_parts` are LRKV's, where its rank is not 0.
+    carries positions; `key_parts` and `value_parts` are LRKV's, where its rank is not 0. `gain_K`
+    is the product of the gains of queries and of keys, which are in no matrix here; nor are biases.
     """
 
     query_HDK: Float[np.ndarray, "H D K"]
@@ -45,6 +46,7 @@ class HeadWeights:
     rope_key_DP: Float[np.ndarray, "D P"] | None = None
     key_parts: SharedResidual | None = None
     value_parts: SharedResidual | None = None
+    gain_K: Float[np.ndarray, "K"] | None = None
 
     def query_key(self) -> tuple[Float[np.ndarray, "H D W"], Float[np.ndarray, "H D W"]]:
         """(Q, K) with A_h = Q_h K_hᵀ: a logit between tokens at one position, but for its norms.
@@ -53,6 +55,8 @@ class HeadWeights:
         both its parts, W^Q_h (W_down W^up_h)ᵀ + W^Qr_h W_rᵀ, without the norms on its latent and
         its rope key; no variant's QK-norm is in it.
         """
+        if self.gain_K is not None:
+            return self.query_HDK * self.gain_K, self.key_HDK
         if self.rope_key_DP is None:
             return self.query_HDK, self.key_HDK
         rope_HDP = np.broadcast_to(self.rope_key_DP, self.query_rope_HDP.shape)

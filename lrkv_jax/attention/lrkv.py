@@ -30,7 +30,7 @@ from lrkv_jax.attention.head_weights import HeadWeights, SharedResidual, by_head
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
 from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode, raise_values
-from lrkv_jax.nn.norm import inverse_rms
+from lrkv_jax.nn.norm import gained, inverse_rms
 from lrkv_jax.nn.weight import weight
 from lrkv_jax.sharding import by_hand
 from lrkv_jax.sharding.rules import TENSOR
@@ -39,7 +39,7 @@ from lrkv_jax.sharding.rules import TENSOR
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LowRankCache:
-    """Shared key (rotated) and value, each residual's latents, and float32 1/rms of its key.
+    """Shared key (gained, rotated) and value, each residual's latents, float32 1/rms of its key.
 
     Latents are R wide, zero-padded to the entry's `cached_ranks`. `rk` is unrotated in the
     modes `full` and `shared`, rotated in R dimensions in `latent`. Tied, what keys read serves
@@ -98,7 +98,7 @@ class LowRankAttention(Attention):
     def queries(self, x_BTD, positions_BT):
         """The rotated query; in modes `shared` and `latent` also the unrotated one."""
         q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
-        q_BTHK = self.normed(q_BTHK)  # the rotation commutes with the norm
+        q_BTHK = gained(self.normed(q_BTHK), self.query_gain)
         rotated_BTHK = self.rotated(q_BTHK, positions_BT)
         return (rotated_BTHK, q_BTHK) if self._in_latents else (rotated_BTHK,)
 
@@ -114,7 +114,7 @@ class LowRankAttention(Attention):
             if self._in_latents:
                 residual = residual._replace(q_latent_BTHR=self._latent(query[1], positions_BT))
             else:
-                residual = residual._replace(up_key_GRK=self.key_up[...], angles_SK=angles)
+                residual = residual._replace(up_key_GRK=self._key_factor[...], angles_SK=angles)
         return lrkv_decode(
             query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
             cache.inverse_norm_BGS, lengths_of(positions_BT),
@@ -167,7 +167,7 @@ class LowRankAttention(Attention):
         k_BTGK = self._with_whole_weights(x_BTD, "key") if full and formed else None
         new, k_BTGK = self._entries(x_BTD, positions_BT, k_BTGK)
         if full:
-            k_BTGW = self.normed(self.rotated(k_BTGK, positions_BT))
+            k_BTGW = self.placed(k_BTGK, positions_BT, self.key_gain)
         else:
             k_BTGW = self._keys(new, positions_BT)
         v_BTGK = self._with_whole_weights(x_BTD, "value") if formed else self._values(new)
@@ -190,7 +190,7 @@ class LowRankAttention(Attention):
             shared = (
                 np.broadcast_to(in_float64(w), query_HDK.shape) for w in (self.key, self.value)
             )
-            return HeadWeights(query_HDK, *shared, output_HKD)
+            return HeadWeights(query_HDK, *shared, output_HKD, gain_K=self.logit_gain())
         share = len(query_HDK) // self.key_up.shape[0]
         key, value = (
             SharedResidual(
@@ -201,13 +201,19 @@ class LowRankAttention(Attention):
             for name, read in (("key", "key"), ("value", "key" if self.tied else "value"))
         )
         return HeadWeights(
-            query_HDK, key.total_HDK, value.total_HDK, output_HKD, key_parts=key, value_parts=value
-        )
+            query_HDK, key.total_HDK, value.total_HDK, output_HKD,
+            key_parts=key, value_parts=value, gain_K=self.logit_gain(),
+        )  # fmt: skip
 
     @property
     def _in_latents(self) -> bool:
         """Whether queries meet the keys' latents in their own R coordinates."""
         return bool(self.rank) and self.rope != "full"
+
+    @property
+    def _key_factor(self):
+        """B^K for keys that are rotated: past the norm there may be a gain, and it is in B^K."""
+        return self.key_up if self.key_gain is None else gained(self.key_up[...], self.key_gain)
 
     def _latent(self, q_BTHK, positions_BT):
         """q B_h: the query in the latent's R coordinates, rotated there in mode `latent`."""
@@ -240,7 +246,7 @@ class LowRankAttention(Attention):
                 rk_BSGR = self.rotated(rk_BSGR, positions_BT)
             parts = [jnp.broadcast_to(parts[0], (*rk_BSGR.shape[:3], k_BSGK.shape[-1])), rk_BSGR]
         elif self.rank:
-            parts = [parts[0] + self.rotated(self._raise(rk_BSGR, self.key_up), positions_BT)]
+            parts = [parts[0] + self.rotated(self._raise(rk_BSGR, self._key_factor), positions_BT)]
         if cache.inverse_norm_BGS is not None:
             norm_BSG1 = cache.inverse_norm_BGS.swapaxes(1, 2)[..., None]
             parts = [(part * norm_BSG1).astype(k_BSGK.dtype) for part in parts]
@@ -302,6 +308,7 @@ class LowRankAttention(Attention):
         if self.config.qk_norm:
             norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
         if not self.tied:
+            k_shared_BTK = gained(k_shared_BTK, self.key_gain)
             k_shared_BTK = self.rotated(k_shared_BTK[:, :, None], positions_BT)[:, :, 0]
             if self.rank and self.rope == "latent":
                 rk_BTGR = self.rotated(rk_BTGR, positions_BT)

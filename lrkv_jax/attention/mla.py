@@ -10,7 +10,8 @@ exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):
                is [K without rope ; P with rope], each part normed. The expanded keys carry no norm:
                q · (c W^K_h) = (q W^K_hᵀ) · c needs them linear in c. DeepSeek's.
     full       k_h = norm(rope(c W^K_h)), the query normed and rotated as MHA's. Cached are c and
-               n_h = 1/rms(c W^K_h), a float32 scalar per token and head.
+               n_h = 1/rms(c W^K_h), a float32 scalar per token and head. Where c is read, gains
+               of keys are in W^K_h.
     latent     k = rope(c), in C dimensions and for all heads; the query is norm(rope(q W^K_hᵀ)),
                C wide. c is normed as it is. Cached is c, which is rotated as it is read. An odd
                last coordinate carries no position.
@@ -41,7 +42,7 @@ from lrkv_jax.attention.cache import lengths_of
 from lrkv_jax.attention.head_weights import HeadWeights, by_head, in_float64
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
-from lrkv_jax.nn.norm import inverse_rms, rms_norm
+from lrkv_jax.nn.norm import gained, inverse_rms, rms_norm
 from lrkv_jax.nn.weight import weight
 
 
@@ -102,7 +103,7 @@ class LatentAttention(Attention):
         if self.rope == "latent":
             return q_BTHK
         if self.rope == "full":
-            return self.normed(self.rotated(q_BTHK, positions_BT))
+            return self.placed(q_BTHK, positions_BT, self.query_gain)
         if self.query_rope is None:
             return self.normed(q_BTHK), q_BTHK[..., :0]
         q_BTHP = jnp.einsum("BTD,DHP->BTHP", x_BTD, self.query_rope[...].astype(x_BTD.dtype))
@@ -129,7 +130,8 @@ class LatentAttention(Attention):
         of_common_SK, of_private_SR = angles
         C = cache.latent_BSC.shape[-1]
         if self.rope == "full":
-            rotation = Rotation(of_common_SK, self.up_key[...], cache.inverse_norm_BGS)
+            up_key_CGK = gained(self.up_key[...], self.key_gain)
+            rotation = Rotation(of_common_SK, up_key_CGK, cache.inverse_norm_BGS)
         elif self.rope == "latent":
             query, rotation = self.expanded(query, positions_BT), Rotation(of_common_SK)
             query, q_BTHR = query[..., :C], query[..., C:]
@@ -137,7 +139,8 @@ class LatentAttention(Attention):
             q_BTHK, q_BTHP = query
             query, q_BTHR = self._lowered(q_BTHK)
         if self.rank and self.rope == "full":
-            private = Private(cache.private_BSGR, up_key_GRK=self.private_key[...])
+            up_key_GRK = gained(self.private_key[...], self.key_gain)
+            private = Private(cache.private_BSGR, up_key_GRK=up_key_GRK)
         elif self.rank:
             private = Private(cache.private_BSGR, q_BTHR, of_private_SR)
         mean_BTHX, lse_BTH = latent_decode(
@@ -162,7 +165,7 @@ class LatentAttention(Attention):
             return jnp.concatenate([k_BSGC, k_BSGR], axis=-1), v_BSGK
         k_BSGK = self._keys(*latents)
         if self.rope == "full":
-            k_BSGK = self.rotated(k_BSGK, positions_BT)
+            k_BSGK = self.rotated(gained(k_BSGK, self.key_gain), positions_BT)
             if cache.inverse_norm_BGS is not None:
                 norm_BSG1 = cache.inverse_norm_BGS.swapaxes(1, 2)[..., None]
                 k_BSGK = (k_BSGK * norm_BSG1).astype(v_BSGK.dtype)
@@ -198,7 +201,7 @@ class LatentAttention(Attention):
             return super().whole(x_BTD, positions_BT, attend)
         new = self.entries(x_BTD, positions_BT)
         latents = new.latent_BSC, new.private_BSGR
-        k_BTGK = self.normed(self.rotated(self._keys(*latents), positions_BT))
+        k_BTGK = self.placed(self._keys(*latents), positions_BT, self.key_gain)
         return attend(self.queries(x_BTD, positions_BT), k_BTGK, self._values(*latents)), new
 
     def cache_shapes(self, batch, length, dtype):
@@ -231,8 +234,9 @@ class LatentAttention(Attention):
             positions["query_rope_HDP"] = by_head(self.query_rope)
             positions["rope_key_DP"] = in_float64(self.rope_key)
         return HeadWeights(
-            by_head(self.query), key_HDK, value_HDK, in_float64(self.output), **positions
-        )
+            by_head(self.query), key_HDK, value_HDK, in_float64(self.output), **positions,
+            gain_K=self.logit_gain(),
+        )  # fmt: skip
 
     def _lowered(self, q_BTHK):
         """The query in the latents' coordinates: q W^K_hᵀ, and q B^K_hᵀ or None."""

@@ -125,6 +125,11 @@ class AttentionConfig(Frozen):
         module, _, name = cls.layer.rpartition(":")
         return getattr(import_module(module or cls.__module__), name)
 
+    @property
+    def whole_keys(self) -> bool:
+        """Whether its keys are normed and rotated whole, in K coordinates: gains need that."""
+        return False
+
     def check(self, model: ModelShape) -> None:
         """Raise `LrkvError` where this variant cannot have the shape of `model`."""
 

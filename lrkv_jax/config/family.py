@@ -23,6 +23,7 @@ VALUE = 800
 
 class _Grouped(AttentionConfig):
     layer: ClassVar[str] = "lrkv_jax.attention.grouped:GroupedAttention"
+    whole_keys: ClassVar = True
 
     def groups(self, model: ModelShape) -> int:
         """Key/value heads G."""
@@ -162,6 +163,10 @@ class MLA(AttentionConfig):
         return _odd({"latent": self.latent, "rank": self.rank}) if self.rope == "latent" else ""
 
     @property
+    def whole_keys(self) -> bool:
+        return self.rope == "full"
+
+    @property
     def cached_rank(self) -> int:
         """Columns of a head's own cached latents."""
         return _cached_rank(self.rank)
@@ -258,6 +263,11 @@ class LRKV(AttentionConfig):
     @property
     def size(self) -> int:
         return self.rank
+
+    @property
+    def whole_keys(self) -> bool:
+        # Tied, values read what keys read: the cached shared part can have no gain.
+        return not self.rank or (self.rope == "full" and not self.tied)
 
     def groups(self, model: ModelShape) -> int:
         """G, the residuals of a layer; at rank 0 the one key and value that all heads have."""

@@ -49,6 +49,9 @@ class ModelConfig(Group):
         "How the frequencies are changed for longer sequences. Null: they are not.", None
     )
     qk_norm: bool = result("Divide queries and keys by their root mean square.", True)
+    qk_gain: bool = result(
+        "Give QK-norm learned gains, K wide: one for queries and one for keys of all heads.", False
+    )
     norm_gain: bool = result("Give the norms of width D learned gains.", False)
     norm_eps: PositiveFloat = result("Added to the mean square inside each norm.", 1e-6)
     embedding_norm: bool = result("Normalise the embedding before the first block.", True)
@@ -102,7 +105,21 @@ class ModelConfig(Group):
                 f"use 1 or {self.layers}"
             )
         self.attention.check(self)
+        self._gains_have_keys()
         return self
+
+    def _gains_have_keys(self) -> None:
+        if self.qk_gain and not self.qk_norm:
+            raise LrkvError(
+                "model.qk_gain = true, and model.qk_norm = false leaves it no norm: set "
+                "model.qk_norm=true, or leave qk_gain out"
+            )
+        if self.qk_gain and not self.attention.whole_keys:
+            raise LrkvError(
+                "model.qk_gain = true asks for keys that are normed and rotated whole, and "
+                f"{self.attention.label} has none: use mha, gqa or mqa, or, with rope: full, mla "
+                "or lrkv that is not tied"
+            )
 
 
 class MuonConfig(Group):

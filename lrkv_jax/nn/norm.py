@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lrkv_jax.nn.weight import WeightSpec
+from lrkv_jax.nn.weight import vector
 
 
 def inverse_rms(x: Float[Array, "... D"], eps: float) -> Float[Array, "..."]:
@@ -51,9 +51,12 @@ class Norm(nnx.Module):
 
     def __init__(self, width: int, *, gain: bool, eps: float):
         self.eps = eps
-        spec = WeightSpec(("embed",), batch=0, inputs=1, group="vector")
-        self.gain = nnx.Param(jnp.ones(width), spec=spec) if gain else None
+        self.gain = vector("embed", (width,), 1.0) if gain else None
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        y = rms_norm(x, self.eps)
-        return y if self.gain is None else y * self.gain[...].astype(y.dtype)
+        return gained(rms_norm(x, self.eps), self.gain)
+
+
+def gained(x: Float[Array, "... D"], gain: nnx.Param | None) -> Float[Array, "... D"]:
+    """x · gain over the last axis, in x's dtype; x without one."""
+    return x if gain is None else x * gain[...].astype(x.dtype)

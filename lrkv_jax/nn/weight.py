@@ -75,6 +75,13 @@ def weight(
     return nnx.Param(jnp.zeros(shape), spec=spec, std=std)
 
 
+def vector(axes: str, shape: tuple[int, ...], value: float) -> nnx.Param:
+    """A float32 parameter that multiplies nothing from the left: gains (1), biases (0)."""
+    names = tuple(axes.split())
+    spec = WeightSpec(names, batch=0, inputs=len(names), group="vector")
+    return nnx.Param(jnp.full(shape, value, jnp.float32), spec=spec)
+
+
 def draw(module: nnx.Module, key: Key[Array, ""]) -> None:
     """Give the weights of a module their first numbers, in place.
 

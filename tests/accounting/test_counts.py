@@ -46,7 +46,7 @@ def check_against_the_model(model):
     params = parameters(real)
     counts = accounting.parameter_counts(model)
     attention = params["blocks"]["attention"]
-    made_by_queries = {"query", "query_rope", "output"}
+    made_by_queries = {"query", "query_rope", "output", "query_gain", "key_gain"}
     assert counts.total == size(params)
     assert counts.embedding == size(params["embedding"])
     assert counts.head == size(params.get("head", {}))
@@ -125,6 +125,7 @@ def models(draw):
             ),
         )
     )
+    qk_norm = draw(st.booleans())
     return ModelConfig(
         layers=draw(st.integers(1, 3)),
         width=draw(st.integers(1, 24)),
@@ -134,7 +135,8 @@ def models(draw):
         gated=draw(st.booleans()),
         vocabulary=draw(st.integers(2, 60)),
         attention=attention,
-        qk_norm=draw(st.booleans()),
+        qk_norm=qk_norm,
+        qk_gain=qk_norm and attention.whole_keys and draw(st.booleans()),
         norm_gain=draw(st.booleans()),
         tied_head=draw(st.booleans()),
     )

@@ -13,7 +13,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.model import with_parameters
 
 NAMES = (
-    "mha", "gqa", "mqa", "mla", "mla-no_rope", "lrkv-full-rank_0",
+    "mha", "gqa-gain", "mqa", "mla", "mla-no_rope", "lrkv-full-rank_0",
     *(f"lrkv-{mode}-odd_rank" for mode in MODES),
 )  # fmt: skip
 
@@ -21,7 +21,9 @@ NAMES = (
 @functools.cache
 def layer(name):
     """One layer of attention without QK-norm, its extracted heads, and inputs x [1, T, D]."""
-    config = small(ALL[name], qk_norm=False, layers=1)
+    name, gain, _ = name.partition("-gain")
+    # Gains without their norm, which no configuration may have: forms have gains, and no norms.
+    config = small(ALL[name], qk_norm=False, layers=1).model_copy(update={"qk_gain": bool(gain)})
     params = random_params(config)
     attention = with_parameters(config, params).unstacked().blocks[0].attention
     (heads,) = head_weights(config, params)
@@ -49,12 +51,12 @@ def test_forms_are_the_models_logits_at_one_position_and_values_its_values(name)
     logits_HTS = np.einsum("THW,SHW->HTS", q_BTHW[0], k_SHW)
     x_TD = x_BTD[0].astype(np.float64)
     rms_S = latent_rms(attention, x_BTD)
-    content_HTS = (x_TD @ heads.query_HDK) @ (x_TD @ heads.key_HDK).swapaxes(1, 2) / rms_S
     left_HDW, right_HDW = heads.query_key()
     whole_HTS = (x_TD @ left_HDW) @ (x_TD @ right_HDW).swapaxes(1, 2)
+    content_HTS = whole_HTS / rms_S
     if heads.rope_key_DP is not None:  # what is left is the part with positions, under no norm
         bare_HTS = (x_TD @ heads.query_HDK) @ (x_TD @ heads.key_HDK).swapaxes(1, 2)
-        content_HTS = content_HTS + whole_HTS - bare_HTS
+        content_HTS = bare_HTS / rms_S + whole_HTS - bare_HTS
         assert np.abs(whole_HTS - bare_HTS).max() > 0.1
     assert error(logits_HTS, content_HTS) < 3e-6
     values_HSK = x_TD @ heads.value_HDK / rms_S[:, None]

@@ -235,6 +235,15 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
             "model.rope_scaling={kind: yarn, factor: 8, original_context: 64, beta_slow: 32}",
             "model.rope_scaling.beta_slow = 32 is not below beta_fast = 32",
         ),
+        (
+            "attention=mha model.qk_gain=true model.qk_norm=false",
+            "model.qk_gain = true, and model.qk_norm = false leaves it no norm: set",
+        ),
+        (
+            "attention=lrkv attention.rope=latent model.qk_gain=true",
+            "model.qk_gain = true asks for keys that are normed and rotated whole, and LRKV-46 "
+            "rope latent has none: use mha",
+        ),
         ("model.unroll=5", "model.unroll = 5 does not divide model.layers = 12: use 1 or 12"),
         ("train.accumulation=3", "train.accumulation = 3 does not divide train.batch = 16: use a"),
         ("mesh.data=-1", "mesh.data and mesh.fsdp are both -1: only one axis can"),

@@ -75,12 +75,16 @@ def unscaled_head(config, w, h, x_TD, turn, norm):
     q_TK = x_TD @ w["query"][:, h]
     if isinstance(config.attention, MLA):
         return mla_head(config, w, h, x_TD, turn, norm)
-    q_TK = norm(q_TK)
     if isinstance(config.attention, LRKV):
-        return lrkv_head(config, w, h, x_TD, turn, q_TK)
+        return lrkv_head(config, w, h, x_TD, turn, norm(q_TK))
     g = h // (config.heads // w["key"].shape[1])
-    k_SK = norm(turn(x_TD @ w["key"][:, g]))
-    return turn(q_TK) @ k_SK.T / np.sqrt(K), x_TD @ w["value"][:, g]
+    q_TK, k_SK = norm(q_TK) * gain(w, "query"), norm(x_TD @ w["key"][:, g]) * gain(w, "key")
+    return turn(q_TK) @ turn(k_SK).T / np.sqrt(K), x_TD @ w["value"][:, g]
+
+
+def gain(w, name):
+    """QK-norm's, after the norm and before the rotation."""
+    return w.get(f"{name}_gain", 1.0)
 
 
 def mla_head(config, w, h, x_TD, turn, norm):
@@ -95,11 +99,8 @@ def mla_head(config, w, h, x_TD, turn, norm):
         own_SR = latent(x_TD @ w["private_down"][h])
         k_SK, v_SK = k_SK + own_SR @ w["private_key"][h], v_SK + own_SR @ w["private_value"][h]
     if config.attention.rope == "full":
-        q_TK, k_SK = (
-            norm(turn(q_TK)),
-            norm(turn(k_SK)),
-        )
-        return q_TK @ k_SK.T / np.sqrt(K), v_SK
+        q_TK, k_SK = norm(q_TK) * gain(w, "query"), norm(k_SK) * gain(w, "key")
+        return turn(q_TK) @ turn(k_SK).T / np.sqrt(K), v_SK
     if config.attention.rope == "latent":
         q_TX = turn(q_TK @ w["up_key"][:, h].T)
         k_SX = turn(latent_SC)
@@ -123,9 +124,9 @@ def lrkv_head(config, w, h, x_TD, turn, q_TK):
         residual_SK = x_TD @ (w["key_down"][h] @ w["key_up"][h])
         v_SK = x_TD @ (w[read] + w[f"{read}_down"][h] @ w["value_up"][h])
     k_SK = shared_SK + residual_SK
-    rotated_TK = turn(q_TK)
+    rotated_TK = turn(q_TK * gain(w, "query"))
     if mode == "full" or not config.attention.rank:
-        logits_TS = rotated_TK @ turn(k_SK).T
+        logits_TS = rotated_TK @ turn(k_SK * gain(w, "key")).T
     else:
         q_TR, r_SR = q_TK @ w["key_up"][h].T, x_TD @ w["key_down"][h]
         if mode == "latent":

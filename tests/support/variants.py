@@ -64,6 +64,7 @@ PRETRAINED = {
     "rope_scaling": RopeScaling(kind="yarn", factor=4, original_context=48, beta_fast=4),
     "gated": True,
     "norm_gain": True,
+    "qk_gain": True,
 }
 
 

@@ -58,10 +58,10 @@ def one_device():
 def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
     """LRKV on all meshes; the others on one that splits by every axis but data.
 
-    MLA with latents of single heads, which tensor splits, beside the common one; GQA with a gated
-    MLP.
+    MLA with latents of single heads, which tensor splits, beside the common one; GQA in
+    the block of pretrained models.
     """
-    own = {"mla": ["attention.rank=2"], "gqa": ["model.gated=true"]}
+    own = {"mla": ["attention.rank=2"], "gqa": ["model.gated=true", "model.qk_gain=true"]}
     config = resolve(tiny(*LONG, f"attention={variant}", *own.get(variant, ())))
     alone, _ = losses(config, one_device(), 20)
     assert alone[0, 0] - alone[-1, 0] > 0.2
