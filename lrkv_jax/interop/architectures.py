@@ -121,6 +121,10 @@ _GAINS = (
     _block("post_attention_layernorm", "norm_mlp.gain", AS_IS, gain=True),
     Row("model.norm.weight", "norm.gain", AS_IS, gain=True),
 )
+_QK_GAINS = (
+    _block("self_attn.q_norm", "attention.query_gain", AS_IS, gain=True),
+    _block("self_attn.k_norm", "attention.key_gain", AS_IS, gain=True),
+)
 _PLAIN_MLP = (
     _block("mlp.up_proj", "mlp.up", MATRIX),
     _block("mlp.down_proj", "mlp.down", MATRIX),
@@ -189,15 +193,23 @@ ARCHITECTURES = (
         (*_ENDS, *_ATTENTION_TURNED, _block("mlp.fc1", "mlp.up", MATRIX),
          _block("mlp.fc2", "mlp.down", MATRIX)),
         {"qk_norm": True, "norm_gain": False, "embedding_norm": True, "tied_head": False,
-         "gated": False},
+         "gated": False, "qk_gain": False},
         {"final_logit_softcapping": "softcap"},
         {"attention_bias": False, "tie_word_embeddings": False},
         {"rms_norm_eps": 1e-6, "final_logit_softcapping": 15.0, "hidden_act": "relu2"},
     ),
     _llama("LlamaForCausalLM", "llama", fixed=_NO_BIASES, gated=True, qk_norm=False),
     _llama("MistralForCausalLM", "mistral", gated=True, qk_norm=False),
+    _llama(
+        "Qwen3ForCausalLM", "qwen3", *_QK_GAINS, fixed={"attention_bias": False},
+        gated=True, qk_norm=True, qk_gain=True,
+    ),
     _llama("ArceeForCausalLM", "arcee", fixed=_NO_BIASES, gated=False, qk_norm=False),
 )  # fmt: skip
+
+
+# Gains that a model has not are written as ones.
+_ONES = ("norm_gain", "qk_gain")
 
 
 def of_model(model: ModelConfig) -> Architecture:
@@ -211,7 +223,7 @@ def of_model(model: ModelConfig) -> Architecture:
         wrong = [
             f"{key} = {theirs}"
             for key, theirs in one.settings.items()
-            if getattr(model, key) != theirs and not (key == "norm_gain" and theirs)
+            if getattr(model, key) != theirs and not (key in _ONES and theirs)
         ]
         if model.rope_scaling and model.rope_scaling.kind == "yarn" and one.settings["qk_norm"]:
             wrong.append("no yarn")  # a norm after the rotation undoes its factor

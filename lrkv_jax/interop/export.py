@@ -98,7 +98,8 @@ def _parameter(
     for name in row.ours.split("."):
         found = None if found is None else found.get(name)
     if found is None:
-        ones = np.ones(model.width, np.float32)
+        of_heads = row.ours.endswith("_gain")
+        ones = np.ones(model.head_width if of_heads else model.width, np.float32)
         return (ones.shape, lambda _: ones) if row.gain else None
     if row.stacked:
         return found.shape[1:], lambda layer: np.asarray(found[layer])

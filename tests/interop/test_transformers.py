@@ -27,6 +27,7 @@ CASES = {
     "mha": ("NanoChatForCausalLM", "attention=mha"),
     "gqa-chat": ("NanoChatForCausalLM", "attention=gqa", "model.vocabulary=4224"),
     "mqa-llama": ("LlamaForCausalLM", "attention=mqa", "model.tied_head=true", *LLAMA),
+    "mha-qwen3": ("Qwen3ForCausalLM", "attention=mha", *LLAMA, "model.qk_norm=true"),
     "gqa-arcee": ("ArceeForCausalLM", "attention=gqa", *LLAMA, "model.gated=false"),
     "lrkv": ("NanoChatForCausalLM", "attention.rank=3"),
     "lrkv-groups-llama": ("LlamaForCausalLM", "attention.kv_heads=2", *LLAMA),
