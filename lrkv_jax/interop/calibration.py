@@ -74,4 +74,6 @@ def calibrations(
                 stream[number] = np.asarray(x_BTD)
                 moment_DD = moment_DD + np.asarray(moment, np.float64)
                 energy_HJ = energy_HJ + np.asarray(energy, np.float64)
-            yield Calibration(moment_DD / (N * T), energy_HJ / (N * T))
+            gain = model.blocks.attention.key_gain
+            gain_K = None if gain is None else np.asarray(gain[at], np.float64)
+            yield Calibration(moment_DD / (N * T), energy_HJ / (N * T), gain_K)

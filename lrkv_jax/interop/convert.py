@@ -198,6 +198,8 @@ def fit_layer(model: ModelConfig, heads: HeadWeights, calibration: Calibration) 
     else:
         rank_key, rank_value = entry.ranks
         free = "phase" if model.qk_norm else "any"
+        if model.qk_gain:
+            free = "nothing"
         keys = fits.shared_keys(reduced.parts[0], reduced.back_DM, of_keys_GK, rank_key, free=free)
         values = fits.shared_values(reduced.parts[1], reduced.back_DM, readers[1], rank_value)
         totals = keys.total_GDK, values.total_GDK

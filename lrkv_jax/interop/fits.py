@@ -25,7 +25,7 @@ R rank of a residual  C latent width  M ≤ D reduced rows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Complex, Float
@@ -43,16 +43,21 @@ CONDITION = 1e-3
 @dataclass(frozen=True)
 class Calibration:
     """What text shows of one layer: `moment_DD` = E[x xᵀ] of what its projections read, and
-    `energy_HJ` = E|q_hj|² of each head's queries as they meet keys, by pair of coordinates."""
+    `energy_HJ` = E|q_hj|² of each head's queries as they meet keys, by pair of coordinates.
+
+    `gain_K` is what keys are multiplied by behind their norm, where the model has that.
+    """
 
     moment_DD: Float[np.ndarray, "D D"]
     energy_HJ: Float[np.ndarray, "H J"]
+    gain_K: Float[np.ndarray, "K"] | None = None
 
     def of_keys(self, groups: int) -> Float[np.ndarray, "G K"]:
-        """n_g of each coordinate of a key: both of a pair have the pair's."""
+        """n_g of each coordinate of a key: both of a pair have the pair's, but for the gain."""
         H, J = self.energy_HJ.shape
         squares_GJ = self.energy_HJ.reshape(groups, H // groups, J).sum(axis=1) / 2
-        return np.sqrt(np.tile(_floored(squares_GJ), 2))
+        gain_K = np.ones(2 * J) if self.gain_K is None else self.gain_K
+        return np.sqrt(_floored(np.tile(squares_GJ, 2) * gain_K**2))
 
 
 def reader_of_values(
@@ -195,8 +200,11 @@ def shared_keys(
     """Keys: a shared matrix whose pairs each group turns and scales, and residuals of a rank.
 
     `free` is what the model's outputs do not depend on: "any" complex number per pair, a "phase",
-    or "nothing". Pairs' numbers and residuals are fitted in turn, each exactly.
+    or "nothing" (a gain behind the norm fixes coordinates). Pairs' numbers and residuals are fitted
+    in turn, each exactly.
     """
+    if free == "nothing":
+        return _untouched_keys(reduced_GMK, back_DM, reader_GK, rank)
     G, M, K = reduced_GMK.shape
     J = K // 2
     n_GJ = reader_GK[:, :J]
@@ -222,6 +230,26 @@ def shared_keys(
     fit = _with_residual(_real(shared_MJ), turning_GKK, Y_GMK, back_DM, rank)
     gauge_GKK = turning_GKK / reader_GK[:, None]
     return SharedFit(fit.shared_DK, fit.down_GDR, fit.up_GRK, gauge_GKK)
+
+
+def _untouched_keys(reduced_GMK, back_DM, reader_GK, rank):
+    """The same in the coordinates that the keys have: the shared matrix is their weighted mean."""
+    Y_GMK = reduced_GMK * reader_GK[:, None]
+    residual_GMK, before, best = np.zeros_like(Y_GMK), np.inf, None
+    for _ in range(ITERATIONS):
+        rest_GMK = (Y_GMK - residual_GMK) * reader_GK[:, None]
+        S_MK = rest_GMK.sum(axis=0) / np.sum(reader_GK**2, axis=0)
+        left_GMK = Y_GMK - S_MK * reader_GK[:, None]
+        basis_GMR = leading(left_GMK, rank)
+        residual_GMK = basis_GMR @ (basis_GMR.swapaxes(1, 2) @ left_GMK)
+        error = np.sum((left_GMK - residual_GMK) ** 2)
+        if error < before:
+            best = S_MK
+        if error > before * (1 - STEADY):
+            break
+        before = error
+    fit = _with_residual(best, reader_GK[:, :, None] * np.eye(Y_GMK.shape[2]), Y_GMK, back_DM, rank)
+    return replace(fit, gauge_GKK=np.stack([np.eye(Y_GMK.shape[2])] * len(Y_GMK)))
 
 
 def relative_error(family_GDK, fitted_GDK, moment_DD, reader_GKK) -> float:
@@ -277,25 +305,23 @@ def _span_and_own(Y_GMN, width, rank):
 def _one_for_all(rest_GMJ, n_GJ, turn_GJ, free):
     """The complex vector of each pair, and each group's number, that fit best.
 
-    With any number it is the leading singular pair. Otherwise the vector is the weighted mean of
-    the groups' own, turned back, and the phases are renewed once.
+    With any number it is the leading singular pair. With phases alone the vector is the weighted
+    mean of the groups' own, turned back, and the phases are renewed once.
     """
     if free == "any":
         u_JMX, s_JX, vh_JXG = np.linalg.svd(rest_GMJ.transpose(2, 1, 0), full_matrices=False)
         return u_JMX[:, :, 0].T, (s_JX[:, :1] * vh_JXG[:, 0]).T
     unread_GMJ = rest_GMJ / n_GJ[:, None]  # as W has it
-    phase_GJ = turn_GJ / np.abs(turn_GJ)
     squares_GJ = n_GJ**2
 
-    def mean():
+    def mean(phase_GJ):
         turned = np.einsum("GMJ,GJ->MJ", unread_GMJ, squares_GJ * phase_GJ.conj())
         return turned / squares_GJ.sum(axis=0)
 
-    shared_MJ = mean()
-    if free == "phase":
-        phase_GJ = np.exp(1j * np.angle(np.einsum("MJ,GMJ->GJ", shared_MJ.conj(), unread_GMJ)))
-        shared_MJ = mean()
-    return shared_MJ, n_GJ * phase_GJ
+    shared_MJ = mean(turn_GJ / np.abs(turn_GJ))
+    toward_GJ = np.einsum("MJ,GMJ->GJ", shared_MJ.conj(), unread_GMJ)
+    phase_GJ = np.exp(1j * np.angle(toward_GJ))
+    return mean(phase_GJ), n_GJ * phase_GJ
 
 
 def _with_residual(S_MK, gauge_GKK, Y_GMK, back_DM, rank):

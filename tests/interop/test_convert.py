@@ -68,10 +68,11 @@ def calibration(model):
     [
         (GQA(kv_heads=2), {}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
         (GQA(kv_heads=2), {"qk_norm": False}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
+        (GQA(kv_heads=2), {"qk_gain": True}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
         (MHA(), {"norm_gain": True}, MLA(latent=16, rank=8, rope="full", latent_norm=False)),
         (LRKV(rank=3), {}, MLA(latent=24, rope="full", latent_norm=False)),
     ],
-    ids=["gqa-lrkv", "gqa-lrkv-no_norm", "mha-mla-rank", "lrkv-mla"],
+    ids=["gqa-lrkv", "gqa-lrkv-no_norm", "gqa-lrkv-gain", "mha-mla-rank", "lrkv-mla"],
 )
 def test_a_form_that_spans_the_old_one_gives_its_logits(old, changes, new):
     before, after = (small(entry, vocabulary=64, **changes) for entry in (old, new))
@@ -133,7 +134,8 @@ def test_what_cannot_be_converted_is_one_line_and_leaves_nothing(
 def test_the_command_shows_errors_losses_and_bytes(runs, text, capsys, monkeypatch, tmp_path):
     new = tmp_path / "new"
     arguments = (
-        "convert", str(runs("mha")), str(new), "attention=mla", "attention.latent=24",
+        "convert", str(runs("mha", "model.qk_gain=true")), str(new),
+        "attention=mla", "attention.latent=24",
         "--text", text, "--tokens", "64", "--heldout", "64", "--context", "16",
     )  # fmt: skip
     code, out, _ = lrkv(capsys, monkeypatch, *arguments)
