@@ -22,13 +22,18 @@ class Line:
     by_rate: Mapping[float, Mapping[int, RunRecord]]
 
     @cached_property
-    def rate(self) -> float:
-        """Its own: the best of those that were tried."""
+    def bits(self) -> Mapping[float, Mapping[int, float]]:
+        """{rate: {seed: bits per byte}}, of the seeds that all rates have run, if there are any."""
         shared = set.intersection(*(set(runs) for runs in self.by_rate.values()))
-        means = {
-            rate: spread([runs[seed].bits_per_byte or 0.0 for seed in shared or runs]).mean
+        return {
+            rate: {seed: runs[seed].bits_per_byte or 0.0 for seed in sorted(shared or runs)}
             for rate, runs in self.by_rate.items()
         }
+
+    @cached_property
+    def rate(self) -> float:
+        """Its own: the best of those that were tried."""
+        means = {rate: spread(list(bits.values())).mean for rate, bits in self.bits.items()}
         return min(means, key=means.__getitem__)
 
     @property

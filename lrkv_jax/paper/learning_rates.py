@@ -6,8 +6,8 @@ from lrkv_jax.comparison import families
 
 NOTE = (
     "Bits per byte on the whole held-out split at the end of training, mean ± standard deviation "
-    "over seeds. A line's own rate has the lowest mean over the seeds that all its rates have run; "
-    "† it is the smallest or the largest that was tried, so that a better may lie beyond."
+    "over the seeds that all rates of a line have run. Its own rate has the lowest mean; † it is "
+    "the smallest or the largest that was tried, so that a better may lie beyond."
 )
 
 
@@ -33,8 +33,7 @@ def _table(name, lines, number):
     for label, line in lines.items():
         cells = []
         for rate in rates:
-            runs = line.by_rate.get(rate, {})
-            bits = {seed: run.bits_per_byte for seed, run in runs.items()}
+            bits = line.bits.get(rate, {})
             cells.append(Cell.over(bits) if bits else Cell(gap=f"no run: {label} at {rate:g}"))
         rows.append(Row.of(label, *cells, f"{line.rate:g}{' †' if line.at_edge else ''}"))
     return Table(f"{name}: learning rates", _columns(rates), rows, [NOTE], name=number)
