@@ -20,7 +20,7 @@ SCALAR_ITEMSIZE = 4  # the cache's inverse norms are float32 whatever its dtype
 class ParameterCounts:
     """Parameters of a model by part, summed over its layers.
 
-    `kv` is a share of `attention`, its gains left out.
+    `kv` is a share of `attention`, its gains and biases left out.
     """
 
     embedding: int
@@ -40,16 +40,21 @@ def parameter_counts(model: ModelConfig) -> ParameterCounts:
 
     Embedding and head V·D each; a layer has queries, keys and values as its variant counts them,
     the output projection H·K·D and an MLP of 2·D·F, gated 3·D·F; gains, if any, are 2·L + 1 vectors
-    of D, and those of QK-norm two of K for a layer.
+    of D, and those of QK-norm two of K for a layer; biases, if any, are as long as a layer's
+    queries, its keys and its output.
     """
     layers, attention = model.layers, model.attention
     kv = layers * attention.kv_parameters(model)
     output = model.heads * model.head_width * model.width
-    gains = 2 * attention.query_width(model) if model.qk_gain else 0
+    width, vectors = attention.query_width(model), 0
+    if model.qk_gain:
+        vectors += 2 * width
+    if model.qkv_bias:
+        vectors += (model.heads + attention.key_heads(model)) * width + model.width
     return ParameterCounts(
         embedding=model.vocabulary * model.width,
         head=0 if model.tied_head else model.vocabulary * model.width,
-        attention=kv + layers * (attention.query_parameters(model) + output + gains),
+        attention=kv + layers * (attention.query_parameters(model) + output + vectors),
         kv=kv,
         mlp=layers * (3 if model.gated else 2) * model.width * model.feed_forward_width,
         norm=(2 * layers + 1) * model.width if model.norm_gain else 0,

@@ -39,7 +39,7 @@ from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
 from lrkv_jax.nn.norm import gained, rms_norm
 from lrkv_jax.nn.on_tensor import on_tensor
 from lrkv_jax.nn.rope import frequencies, logit_factor, rope_angles, rotate
-from lrkv_jax.nn.weight import vector, weight
+from lrkv_jax.nn.weight import biased, vector, weight
 
 # Queries as a variant projects them: an array, or a tuple of arrays, [B, T, H, ...].
 Query = Any
@@ -52,14 +52,22 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig):
-        """Make the output projection, zero at the start, that all variants share."""
+        """Make the output projection, zero at the start, and the vectors that variants share."""
         self.config = config
         shape = (config.heads, config.head_width, config.width)
         self.output = weight("heads head_width -> embed", shape, std=0)
-        width = (config.attention.query_width(config),)
+        entry, width = config.attention, config.attention.query_width(config)
         self.query_gain, self.key_gain = (
-            vector("head_width", width, 1.0) if config.qk_gain else None for _ in range(2)
+            vector("head_width", (width,), 1.0) if config.qk_gain else None for _ in range(2)
         )
+        queries, keys = (config.heads, width), (entry.key_heads(config), width)
+        self.query_bias, self.key_bias, self.output_bias = (
+            vector(axes, shape, 0.0) if config.qkv_bias else None
+            for axes, shape in (
+                ("heads head_width", queries), ("kv_heads head_width", keys),
+                ("embed", (config.width,)),
+            )
+        )  # fmt: skip
 
     # What a variant supplies.
 
@@ -195,6 +203,13 @@ class Attention(nnx.Module):
         """QK-norm, RMSNorm over the last axis, if the model has it; its gain is not in it."""
         return rms_norm(x, self.config.norm_eps) if self.config.qk_norm else x
 
+    def projected(
+        self, x_BTD: Float[Array, "B T D"], kernel: nnx.Param, bias: nnx.Param | None
+    ) -> Float[Array, "B T H K"]:
+        """x W + b for the kernel [D, H, K] of queries, keys or values."""
+        x_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, kernel[...].astype(x_BTD.dtype))
+        return biased(x_BTHK, bias)
+
     def placed(
         self,
         x_BTHK: Float[Array, "B T H K"],
@@ -277,7 +292,8 @@ class Attention(nnx.Module):
         return out_BTHK.astype(x_BTD.dtype), cache
 
     def _project(self, out_BTHK: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
-        return jnp.einsum("BTHK,HKD->BTD", out_BTHK, self.output[...].astype(out_BTHK.dtype))
+        out_BTD = jnp.einsum("BTHK,HKD->BTD", out_BTHK, self.output[...].astype(out_BTHK.dtype))
+        return biased(out_BTD, self.output_bias)
 
 
 def _shape(array):

@@ -49,6 +49,11 @@ def padded(rows: Float[Array, "*B R"], width: int) -> Float[Array, "*B W"]:
     return jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, width - rows.shape[-1])])
 
 
+def with_one(rows: Float[Array, "*B R"]) -> Float[Array, "*B Q"]:
+    """Rows and a 1 behind each: what a factor's last row, a bias, is multiplied by."""
+    return jnp.concatenate([rows, jnp.ones_like(rows[..., :1])], axis=-1)
+
+
 def lengths_of(positions_BT: Int[Array, "B T"]) -> Int[Array, "B"]:
     """Tokens of each sequence, the new ones included: what the decode kernels count."""
     return positions_BT[:, -1] + 1

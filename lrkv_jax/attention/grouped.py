@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -48,12 +47,12 @@ class GroupedAttention(Attention):
         self.value = weight("embed -> kv_heads head_width", (D, self.groups, K))
 
     def queries(self, x_BTD, positions_BT):
-        q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
+        q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
         return self.placed(q_BTHK, positions_BT, self.query_gain)
 
     def entries(self, x_BTD, positions_BT):
-        k_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.key[...].astype(x_BTD.dtype))
-        v_BTGK = jnp.einsum("BTD,DGK->BTGK", x_BTD, self.value[...].astype(x_BTD.dtype))
+        k_BTGK = self.projected(x_BTD, self.key, self.key_bias)
+        v_BTGK = self.projected(x_BTD, self.value, None)
         return GroupedCache(self.placed(k_BTGK, positions_BT, self.key_gain), v_BTGK)
 
     def cached(self, query, cache, positions_BT, angles):

@@ -25,13 +25,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention
-from lrkv_jax.attention.cache import lengths_of
+from lrkv_jax.attention.cache import lengths_of, with_one
 from lrkv_jax.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
 from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode, raise_values
 from lrkv_jax.nn.norm import gained, inverse_rms
-from lrkv_jax.nn.weight import weight
+from lrkv_jax.nn.weight import biased, weight
 from lrkv_jax.sharding import by_hand
 from lrkv_jax.sharding.rules import TENSOR
 
@@ -41,7 +41,8 @@ from lrkv_jax.sharding.rules import TENSOR
 class LowRankCache:
     """Shared key (gained, rotated) and value, each residual's latents, float32 1/rms of its key.
 
-    Latents are R wide, zero-padded to the entry's `cached_ranks`. `rk` is unrotated in the
+    Latents are R wide, and of keys with biases R + 1 (the last is 1), zero-padded to the entry's
+    `cached_ranks`. `rk` is unrotated in the
     modes `full` and `shared`, rotated in R dimensions in `latent`. Tied, what keys read serves
     values too: it is unrotated, and there is nothing of the values. Rank 0 has no latents; a model
     without QK-norm has no inverse norms.
@@ -97,7 +98,7 @@ class LowRankAttention(Attention):
 
     def queries(self, x_BTD, positions_BT):
         """The rotated query; in modes `shared` and `latent` also the unrotated one."""
-        q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
+        q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
         q_BTHK = gained(self.normed(q_BTHK), self.query_gain)
         rotated_BTHK = self.rotated(q_BTHK, positions_BT)
         return (rotated_BTHK, q_BTHK) if self._in_latents else (rotated_BTHK,)
@@ -114,7 +115,9 @@ class LowRankAttention(Attention):
             if self._in_latents:
                 residual = residual._replace(q_latent_BTHR=self._latent(query[1], positions_BT))
             else:
-                residual = residual._replace(up_key_GRK=self._key_factor[...], angles_SK=angles)
+                residual = residual._replace(
+                    up_key_GRK=self._up_of_rotated_keys[...], angles_SK=angles
+                )
         return lrkv_decode(
             query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
             cache.inverse_norm_BGS, lengths_of(positions_BT),
@@ -164,7 +167,9 @@ class LowRankAttention(Attention):
     def whole(self, x_BTD, positions_BT, attend):
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
         full, formed = self.rank and self.rope == "full", self.rank and self._forms_weights(x_BTD)
-        k_BTGK = self._with_whole_weights(x_BTD, "key") if full and formed else None
+        k_BTGK = None
+        if full and formed:
+            k_BTGK = biased(self._with_whole_weights(x_BTD, "key"), self.key_bias)
         new, k_BTGK = self._entries(x_BTD, positions_BT, k_BTGK)
         if full:
             k_BTGW = self.placed(k_BTGK, positions_BT, self.key_gain)
@@ -178,7 +183,7 @@ class LowRankAttention(Attention):
         shared = jax.ShapeDtypeStruct((batch, length, K), dtype)
         latents = [
             jax.ShapeDtypeStruct((batch, length, G, cached), dtype) if self.rank else None
-            for cached in self.config.attention.cached_ranks
+            for cached in self.config.attention.cached_ranks(self.config)
         ]
         norm = jax.ShapeDtypeStruct((batch, G, length), jnp.float32)
         cache = LowRankCache(shared, shared, *latents, norm if self.config.qk_norm else None)
@@ -211,9 +216,18 @@ class LowRankAttention(Attention):
         return bool(self.rank) and self.rope != "full"
 
     @property
-    def _key_factor(self):
-        """B^K for keys that are rotated: past the norm there may be a gain, and it is in B^K."""
-        return self.key_up if self.key_gain is None else gained(self.key_up[...], self.key_gain)
+    def _up_of_keys(self):
+        """B^K; keys' biases are its last row, and latents have a 1 for it: [G, R + 1, K]."""
+        if self.key_bias is None:
+            return self.key_up
+        return jnp.concatenate([self.key_up[...], self.key_bias[...][:, None]], axis=1)
+
+    @property
+    def _up_of_rotated_keys(self):
+        """The same past the norm, where keys have their gain."""
+        if self.key_gain is None:
+            return self._up_of_keys
+        return gained(self._up_of_keys[...], self.key_gain)
 
     def _latent(self, q_BTHK, positions_BT):
         """q B_h: the query in the latent's R coordinates, rotated there in mode `latent`."""
@@ -246,7 +260,8 @@ class LowRankAttention(Attention):
                 rk_BSGR = self.rotated(rk_BSGR, positions_BT)
             parts = [jnp.broadcast_to(parts[0], (*rk_BSGR.shape[:3], k_BSGK.shape[-1])), rk_BSGR]
         elif self.rank:
-            parts = [parts[0] + self.rotated(self._raise(rk_BSGR, self._key_factor), positions_BT)]
+            residual_BSGK = self._raise(rk_BSGR, self._up_of_rotated_keys)
+            parts = [parts[0] + self.rotated(residual_BSGK, positions_BT)]
         if cache.inverse_norm_BGS is not None:
             norm_BSG1 = cache.inverse_norm_BGS.swapaxes(1, 2)[..., None]
             parts = [(part * norm_BSG1).astype(k_BSGK.dtype) for part in parts]
@@ -301,10 +316,15 @@ class LowRankAttention(Attention):
             rk_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.key_down[...].astype(dtype))
         if self.rank and not self.tied:
             rv_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.value_down[...].astype(dtype))
+        if self.key_bias is not None:
+            if self.rank:
+                rk_BTGR = with_one(rk_BTGR)
+            else:
+                k_shared_BTK = biased(k_shared_BTK, self.key_bias)
         if k_BTGK is None:
             k_BTGK = k_shared_BTK[:, :, None]
             if self.rank:
-                k_BTGK = k_BTGK + self._raise(rk_BTGR, self.key_up)
+                k_BTGK = k_BTGK + self._raise(rk_BTGR, self._up_of_keys)
         if self.config.qk_norm:
             norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
         if not self.tied:

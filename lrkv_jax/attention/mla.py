@@ -11,7 +11,7 @@ exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):
                q · (c W^K_h) = (q W^K_hᵀ) · c needs them linear in c. DeepSeek's.
     full       k_h = norm(rope(c W^K_h)), the query normed and rotated as MHA's. Cached are c and
                n_h = 1/rms(c W^K_h), a float32 scalar per token and head. Where c is read, gains
-               of keys are in W^K_h.
+               of keys are in W^K_h, and so are their biases: c has one column more, which is 1.
     latent     k = rope(c), in C dimensions and for all heads; the query is norm(rope(q W^K_hᵀ)),
                C wide. c is normed as it is. Cached is c, which is rotated as it is read. An odd
                last coordinate carries no position.
@@ -38,7 +38,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lrkv_jax.attention.base import Attention
-from lrkv_jax.attention.cache import lengths_of
+from lrkv_jax.attention.cache import lengths_of, with_one
 from lrkv_jax.attention.head_weights import HeadWeights, by_head, in_float64
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
@@ -99,7 +99,7 @@ class LatentAttention(Attention):
 
         In `decoupled` a pair: the part without positions, and the part with them, [B, T, H, P].
         """
-        q_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, self.query[...].astype(x_BTD.dtype))
+        q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
         if self.rope == "latent":
             return q_BTHK
         if self.rope == "full":
@@ -115,6 +115,8 @@ class LatentAttention(Attention):
         if self.rank:
             down_GDR = self.private_down[...].astype(x_BTD.dtype)
             private_BTGR = self._latent_normed(jnp.einsum("BTD,GDR->BTGR", x_BTD, down_GDR))
+        if self.key_bias is not None:
+            latent_BTC = with_one(latent_BTC)
         if self.rope == "full" and self.config.qk_norm:
             k_BTGK = self._keys(latent_BTC, private_BTGR)
             norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
@@ -130,7 +132,7 @@ class LatentAttention(Attention):
         of_common_SK, of_private_SR = angles
         C = cache.latent_BSC.shape[-1]
         if self.rope == "full":
-            up_key_CGK = gained(self.up_key[...], self.key_gain)
+            up_key_CGK = gained(self._up_of("key"), self.key_gain)
             rotation = Rotation(of_common_SK, up_key_CGK, cache.inverse_norm_BGS)
         elif self.rope == "latent":
             query, rotation = self.expanded(query, positions_BT), Rotation(of_common_SK)
@@ -208,7 +210,7 @@ class LatentAttention(Attention):
         entry = self.config.attention
         latent, rope_key = (
             jax.ShapeDtypeStruct((batch, length, n), dtype)
-            for n in (entry.latent, entry.rope_width)
+            for n in (entry.cached_latent(self.config), entry.rope_width)
         )
         private, norm, G = None, None, entry.groups(self.config)
         if self.rank:
@@ -261,7 +263,9 @@ class LatentAttention(Attention):
         return self._raised(latent, private, "value", of_heads=of_heads)
 
     def _raised(self, latent, private, name, *, of_heads=False):
-        up_CGK = getattr(self, f"up_{name}")[...].astype(latent.dtype)
+        up_CGK = self._up_of(name).astype(latent.dtype)
+        if latent.shape[-1] > len(up_CGK):  # values have no bias
+            latent = latent[..., : len(up_CGK)]
         # A mean latent is a head's own: it meets the factors of the head's group.
         share = latent.shape[2] // up_CGK.shape[1] if of_heads else 1
         up_CGK = jnp.repeat(up_CGK, share, axis=1)
@@ -271,6 +275,13 @@ class LatentAttention(Attention):
         own_GRK = getattr(self, f"private_{name}")[...].astype(latent.dtype)
         own_GRK = jnp.repeat(own_GRK, share, axis=0)
         return raised_BTGK + jnp.einsum("BTGR,GRK->BTGK", private[..., : self.rank], own_GRK)
+
+    def _up_of(self, name):
+        """The factor [C, G, K] of keys or values; biases of keys are a row of theirs."""
+        up_CGK = getattr(self, f"up_{name}")[...]
+        if name == "value" or self.key_bias is None:
+            return up_CGK
+        return jnp.concatenate([up_CGK, self.key_bias[...][None]])
 
     def _rotated_for_all(self, key_BTW, positions_BT):
         """A key that all heads share, rotated."""

@@ -27,6 +27,7 @@ class ModelShape(Protocol):
     heads: int
     head_width: int
     qk_norm: bool
+    qkv_bias: bool
 
 
 class AttentionConfig(Frozen):
@@ -127,7 +128,7 @@ class AttentionConfig(Frozen):
 
     @property
     def whole_keys(self) -> bool:
-        """Whether its keys are normed and rotated whole, in K coordinates: gains need that."""
+        """Whether keys are normed and rotated whole, K wide: gains and biases ask for that."""
         return False
 
     def check(self, model: ModelShape) -> None:

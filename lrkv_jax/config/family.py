@@ -196,11 +196,16 @@ class MLA(AttentionConfig):
         return self.latent + self.rank if self.rope == "latent" else self.query_width(model)
 
     def kv_parameters(self, model: ModelShape) -> int:
+        down = self.latent + self.rope_width + self.groups(model) * self.rank
         up = 2 * (self.latent + self.rank) * self.groups(model) * model.head_width
-        return model.width * self.cache_values(model) + up
+        return model.width * down + up
+
+    def cached_latent(self, model: ModelShape) -> int:
+        """Columns of the cached common latent; with biases of keys one more, a 1 for them."""
+        return self.latent + model.qkv_bias
 
     def cache_values(self, model: ModelShape) -> int:
-        return self.latent + self.rope_width + self.groups(model) * self.rank
+        return self.cached_latent(model) + self.rope_width + self.groups(model) * self.rank
 
     def cache_values_published(self, model: ModelShape) -> int:
         return self.cache_values(model) - self.rope_width
@@ -214,11 +219,11 @@ class MLA(AttentionConfig):
     def decode_flops(self, model: ModelShape) -> int:
         """q W_up, and (a c) W_up; `full` makes M_h(q) in place of q W_up, three FLOPs an entry."""
         each = 3 if self.rope == "full" else 2
-        return (2 + each) * model.heads * (self.latent + self.rank) * model.head_width
+        return (2 + each) * model.heads * (self.cached_latent(model) + self.rank) * model.head_width
 
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
         """`full` meets latents through [cos, sin] · M_h(q), K · (C + R) more products per head."""
-        width = self.latent + self.rank
+        width = self.cached_latent(model) + self.rank
         exact = 2 * model.head_width * width if self.rope == "full" else 0
         return model.heads * (4 * width + 2 * self.rope_width + exact)
 
@@ -363,33 +368,39 @@ class LRKV(AttentionConfig):
             keys = D * K + G * R_k * (D + K) + self.parameters_used_twice(model)
         return keys + D * G * K * (1 + R_v / tokens)
 
+    def filled_ranks(self, model: ModelShape) -> tuple[int, int]:
+        """Columns of cached latents that are not zero: R_k, with keys' biases a 1 more, and R_v."""
+        R_k, R_v = self.ranks
+        return R_k + bool(self.rank and model.qkv_bias), R_v
+
+    def cached_ranks(self, model: ModelShape) -> tuple[int, int]:
+        """Columns of the keys' and the values' cached latents."""
+        R_k, R_v = map(_cached_rank, self.filled_ranks(model))
+        return R_k, R_v
+
     def cache_values(self, model: ModelShape) -> int:
-        return self.copies * model.head_width + self.groups(model) * sum(self.ranks[: self.copies])
+        latents = sum(self.filled_ranks(model)[: self.copies])
+        return self.copies * model.head_width + self.groups(model) * latents
 
     def cache_scalars(self, model: ModelShape) -> int:
         return self.groups(model) if model.qk_norm else 0
 
     def cache_padding_values(self, model: ModelShape) -> int:
-        padding = sum(self.cached_ranks[: self.copies]) - sum(self.ranks[: self.copies])
-        return self.groups(model) * padding
+        cached, filled = self.cached_ranks(model), self.filled_ranks(model)
+        return self.groups(model) * (sum(cached[: self.copies]) - sum(filled[: self.copies]))
 
     def decode_flops(self, model: ModelShape) -> int:
         """(a R_v) Bᵀ, and q B; `full` makes the mix matrix M_h(q) instead, three FLOPs an entry."""
-        R_k, R_v = self.ranks
+        R_k, R_v = self.filled_ranks(model)
         each = 3 if self.rope == "full" else 2
         return (2 * R_v + each * R_k) * model.heads * model.head_width
 
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
         """Shared part and values' latents, and the keys' latents; `full` meets them through
         [cos, sin] · M_h(q), K · R more products per head (`lrkv_jax.kernels.lrkv_decode`)."""
-        exact = 2 * model.head_width * self.ranks[0] if self.rope == "full" else 0
-        return model.heads * (4 * model.head_width + 2 * sum(self.ranks) + exact)
-
-    @property
-    def cached_ranks(self) -> tuple[int, int]:
-        """Columns of the keys' and the values' cached latents."""
-        R_k, R_v = map(_cached_rank, self.ranks)
-        return R_k, R_v
+        ranks = self.filled_ranks(model)
+        exact = 2 * model.head_width * ranks[0] if self.rope == "full" else 0
+        return model.heads * (4 * model.head_width + 2 * sum(ranks) + exact)
 
 
 def _odd(widths: Mapping[str, int]) -> str:

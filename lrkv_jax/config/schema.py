@@ -52,6 +52,11 @@ class ModelConfig(Group):
     qk_gain: bool = result(
         "Give QK-norm learned gains, K wide: one for queries and one for keys of all heads.", False
     )
+    qkv_bias: bool = result(
+        "Give queries and keys biases, and attention's output one: weights sum to 1, so that it is "
+        "what biases of values come to.",
+        False,
+    )
     norm_gain: bool = result("Give the norms of width D learned gains.", False)
     norm_eps: PositiveFloat = result("Added to the mean square inside each norm.", 1e-6)
     embedding_norm: bool = result("Normalise the embedding before the first block.", True)
@@ -114,12 +119,13 @@ class ModelConfig(Group):
                 "model.qk_gain = true, and model.qk_norm = false leaves it no norm: set "
                 "model.qk_norm=true, or leave qk_gain out"
             )
-        if self.qk_gain and not self.attention.whole_keys:
-            raise LrkvError(
-                "model.qk_gain = true asks for keys that are normed and rotated whole, and "
-                f"{self.attention.label} has none: use mha, gqa or mqa, or, with rope: full, mla "
-                "or lrkv that is not tied"
-            )
+        for name in ("qk_gain", "qkv_bias"):
+            if getattr(self, name) and not self.attention.whole_keys:
+                raise LrkvError(
+                    f"model.{name} = true asks for keys that are normed and rotated whole, and "
+                    f"{self.attention.label} has none: use mha, gqa or mqa, or, with rope: full, "
+                    "mla or lrkv that is not tied"
+                )
 
 
 class MuonConfig(Group):

@@ -5,7 +5,7 @@
 | matrix    | Muon                          | matrix_lr     | matrix_decay      |
 | embedding | AdamW                         | embedding_lr  | embedding_decay   |
 | head      | AdamW                         | head_lr       | head_decay        |
-| vector    | AdamW (gains)                 | head_lr       | none              |
+| vector    | AdamW (gains and biases)      | head_lr       | none              |
 
 Rank decides nothing: a 2-D embedding stays with AdamW, a 4-D stack of LRKV factors goes to Muon.
 """

@@ -46,7 +46,8 @@ def check_against_the_model(model):
     params = parameters(real)
     counts = accounting.parameter_counts(model)
     attention = params["blocks"]["attention"]
-    made_by_queries = {"query", "query_rope", "output", "query_gain", "key_gain"}
+    vectors = {"query_gain", "key_gain", "query_bias", "key_bias", "output_bias"}
+    made_by_queries = {"query", "query_rope", "output", *vectors}
     assert counts.total == size(params)
     assert counts.embedding == size(params["embedding"])
     assert counts.head == size(params.get("head", {}))
@@ -76,12 +77,16 @@ def there(cache):
 
 
 def padding_values(layer, cache):
-    """Columns of a layer's cached latents, the [B, S, H, R] arrays, past those its weights fill."""
+    """Columns of a layer's cached latents, the [B, S, H, R] arrays, past those its weights fill.
+
+    Keys' biases fill one more of keys' latents.
+    """
     downs = {"rk_BSGR": "key_down", "rv_BSGR": "value_down", "private_BSGR": "private_down"}
     total = 0
     for name, down in downs.items():
         if name in cache:
             heads, _, rank = getattr(layer, down).get_value().shape[-3:]
+            rank += name == "rk_BSGR" and layer.key_bias is not None
             total += heads * (cache[name].shape[-1] - rank)
     return total
 
@@ -137,6 +142,7 @@ def models(draw):
         attention=attention,
         qk_norm=qk_norm,
         qk_gain=qk_norm and attention.whole_keys and draw(st.booleans()),
+        qkv_bias=attention.whole_keys and draw(st.booleans()),
         norm_gain=draw(st.booleans()),
         tied_head=draw(st.booleans()),
     )

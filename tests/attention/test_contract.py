@@ -187,6 +187,7 @@ def test_whole_sequence_equals_float64_oracle(name):
         assert error(out_BTHK[b], truth) <= EXACT
     # The output projection, once for all variants: heads concatenated, times one matrix.
     truth_BTD = np.tensordot(np.float64(out_BTHK), np.float64(layer.output[...]), 2)
+    truth_BTD += weights.get("output_bias", 0)
     assert error(out_BTD, truth_BTD) <= EXACT
 
 
@@ -195,11 +196,12 @@ def test_whole_sequence_equals_float64_oracle(name):
     "name",
     [
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("gqa", "mla")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in AS_PRETRAINED),
         "mla-full", "mla-latent", "lrkv-full-odd_rank", *OTHER_MODES,
     ],
 )  # fmt: skip
 def test_without_qk_norm_decode_equals_forward(name):
-    model = model_of(name, qk_norm=False)
+    model = model_of(name, qk_norm=False, qk_gain=False)
     cached_BTV, known_BT = from_cache(
         model, TOKENS_BT, PROMPTS, model.init_cache(3, SLOTS), chunk=1
     )

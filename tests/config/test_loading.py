@@ -239,6 +239,7 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
             "attention=mha model.qk_gain=true model.qk_norm=false",
             "model.qk_gain = true, and model.qk_norm = false leaves it no norm: set",
         ),
+        ("attention=lrkv attention.tied=true model.qkv_bias=true", "model.qkv_bias = true asks"),
         (
             "attention=lrkv attention.rope=latent model.qk_gain=true",
             "model.qk_gain = true asks for keys that are normed and rotated whole, and LRKV-46 "

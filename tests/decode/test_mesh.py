@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from support.engines import PROMPTS, assert_greedy, engine_of, program_counts, whole_logits
-from support.variants import ALL, FIVE, error
+from support.variants import ALL, FIVE, PRETRAINED, error
 
 from lrkv_jax.config import GQA, MeshConfig
 from lrkv_jax.decode import Sampling, programs
@@ -54,6 +54,8 @@ LINES = FIVE | {
 def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cache(name):
     # Later pieces, too, where keys are made from factors and where they are not.
     how = {"length": LENGTH, "prefill_chunk": 16 if name in ("mha", "lrkv") else 64}
+    if name in ("gqa", "mla-full-rank"):
+        how["model"] = PRETRAINED
     before = program_counts()
     engine = engine_of(LINES[name], mesh=mesh_of(2, 2, 2), **how)
     text = engine.generate(PROMPTS, NEW)

@@ -21,7 +21,9 @@ LLAMA = {
 LLAMA3 = RopeScaling(kind="llama3", factor=8, original_context=64)
 YARN = RopeScaling(kind="yarn", factor=20, original_context=32, beta_fast=4)
 QWEN3 = {**LLAMA, "norm_eps": 1e-6, "qk_norm": True, "qk_gain": True}
+QWEN2 = {**LLAMA, "norm_eps": 1e-6, "qkv_bias": True}
 MODELS = {
+    "qwen2": (GQA(kv_heads=2), QWEN2),
     "qwen3": (GQA(kv_heads=2), QWEN3),
     "llama3": (GQA(kv_heads=2), {**LLAMA, "rope_scaling": LLAMA3, "tied_head": True}),
     "arcee": (

@@ -72,13 +72,14 @@ def head(config, w, h, x_TD, positions_T, norm):
 
 def unscaled_head(config, w, h, x_TD, turn, norm):
     K = config.head_width
-    q_TK = x_TD @ w["query"][:, h]
+    q_TK = x_TD @ w["query"][:, h] + bias(w, "query", h)
     if isinstance(config.attention, MLA):
         return mla_head(config, w, h, x_TD, turn, norm)
     if isinstance(config.attention, LRKV):
         return lrkv_head(config, w, h, x_TD, turn, norm(q_TK))
     g = h // (config.heads // w["key"].shape[1])
-    q_TK, k_SK = norm(q_TK) * gain(w, "query"), norm(x_TD @ w["key"][:, g]) * gain(w, "key")
+    k_SK = x_TD @ w["key"][:, g] + bias(w, "key", g)
+    q_TK, k_SK = norm(q_TK) * gain(w, "query"), norm(k_SK) * gain(w, "key")
     return turn(q_TK) @ turn(k_SK).T / np.sqrt(K), x_TD @ w["value"][:, g]
 
 
@@ -87,13 +88,18 @@ def gain(w, name):
     return w.get(f"{name}_gain", 1.0)
 
 
+def bias(w, name, h):
+    """That of a query's or a key's head."""
+    return w[f"{name}_bias"][h] if f"{name}_bias" in w else 0.0
+
+
 def mla_head(config, w, h, x_TD, turn, norm):
     K, P, C = config.head_width, config.attention.rope_width, config.attention.latent
     # The latents' norm is there without QK-norm too.
     latent = normed if config.attention.latent_norm else lambda y: y
-    q_TK, latent_SC = x_TD @ w["query"][:, h], latent(x_TD @ w["down"])
+    q_TK, latent_SC = x_TD @ w["query"][:, h] + bias(w, "query", h), latent(x_TD @ w["down"])
     h = h // (config.heads // w["up_key"].shape[1])  # heads of a group have one key and value
-    k_SK, v_SK = latent_SC @ w["up_key"][:, h], latent_SC @ w["up_value"][:, h]
+    k_SK, v_SK = latent_SC @ w["up_key"][:, h] + bias(w, "key", h), latent_SC @ w["up_value"][:, h]
     own_SR, R = None, config.attention.rank
     if R:
         own_SR = latent(x_TD @ w["private_down"][h])
@@ -123,7 +129,7 @@ def lrkv_head(config, w, h, x_TD, turn, q_TK):
         h = h // (config.heads // len(w["key_up"]))  # heads of a group have one residual
         residual_SK = x_TD @ (w["key_down"][h] @ w["key_up"][h])
         v_SK = x_TD @ (w[read] + w[f"{read}_down"][h] @ w["value_up"][h])
-    k_SK = shared_SK + residual_SK
+    k_SK = shared_SK + residual_SK + bias(w, "key", h if config.attention.rank else 0)
     rotated_TK = turn(q_TK * gain(w, "query"))
     if mode == "full" or not config.attention.rank:
         logits_TS = rotated_TK @ turn(k_SK * gain(w, "key")).T
@@ -154,6 +160,7 @@ def logits(config, params, tokens_T):
         y_TD = norm(x_TD, w.get("norm_attention"))
         heads_THK = attention(config, w["attention"], y_TD, positions_T)
         x_TD = x_TD + np.tensordot(heads_THK, w["attention"]["output"], 2)
+        x_TD = x_TD + w["attention"].get("output_bias", 0.0)
         y_TD = norm(x_TD, w.get("norm_mlp"))
         x_TD = x_TD + mlp(config, w["mlp"], y_TD)
     x_TD = norm(x_TD, p.get("norm"))

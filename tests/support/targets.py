@@ -72,7 +72,7 @@ def case(scale, variant, T, array, how="contiguous"):
     if groups and T == 8:  # two heads' queries are eight then
         q = array((BATCH, 4, H, K), bf16)
     R, shared = attention.rank, array((*slots, K), bf16)
-    latents = (array((*slots, G, cached), bf16) for cached in attention.cached_ranks)
+    latents = (array((*slots, G, cached), bf16) for cached in attention.cached_ranks(model))
     residual = lrkv_decode.Residual(*latents, array((G, R, K), f32))
     if mode == "full":
         residual = residual._replace(

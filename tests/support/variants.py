@@ -65,6 +65,7 @@ PRETRAINED = {
     "gated": True,
     "norm_gain": True,
     "qk_gain": True,
+    "qkv_bias": True,
 }
 
 

@@ -61,7 +61,8 @@ def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
     MLA with latents of single heads, which tensor splits, beside the common one; GQA in
     the block of pretrained models.
     """
-    own = {"mla": ["attention.rank=2"], "gqa": ["model.gated=true", "model.qk_gain=true"]}
+    pretrained = ["model.gated=true", "model.qk_gain=true", "model.qkv_bias=true"]
+    own = {"mla": ["attention.rank=2"], "gqa": pretrained}
     config = resolve(tiny(*LONG, f"attention={variant}", *own.get(variant, ())))
     alone, _ = losses(config, one_device(), 20)
     assert alone[0, 0] - alone[-1, 0] > 0.2
