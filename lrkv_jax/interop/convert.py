@@ -9,7 +9,7 @@ L layers  D model width  H heads  G key/value heads  K head width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from lrkv_jax import disk
 from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
-from lrkv_jax.attention.head_weights import HeadWeights
+from lrkv_jax.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.config.attention import AttentionConfig
 from lrkv_jax.config.load import as_settings, config_from
@@ -40,6 +40,8 @@ from lrkv_jax.train.validate import make_validation
 # 10 to 20 times on SmolLM2-135M.
 BALANCE = 4.0
 NAMES = ("key", "value")
+Biases = Mapping[str, np.ndarray]  # "query_bias" [H, K] and "key_bias" [G, K], or nothing
+NONE: Biases = {}
 SMALLEST = 8  # width or rank: caches are padded to eights
 CONTEXT = 1024  # of the texts' records, unless the run's own is shorter
 
@@ -101,12 +103,10 @@ def convert(
         narrowed = partial(_asked, config, old)
         new_config = _within(narrowed, settings, run, seen, share, progress)
     new = new_config.model
-    heads = heads_of(model, run.params)
+    counted = _counted(seen, "fitting", model.layers, progress)
     fitted = [
-        fit_layer(new, one, calibration)
-        for one, calibration in zip(
-            heads, _counted(seen, "fitting", model.layers, progress), strict=True
-        )
+        fit_layer(new, heads, calibration, biases)
+        for (heads, biases), calibration in zip(heads_of(model, run.params), counted, strict=True)
     ]
     params = placed(new, run.params, fitted, run.mesh)
     losses = _losses(learnt, config, run, new, params, how, progress)
@@ -173,7 +173,9 @@ def _widest(model: ModelConfig) -> int:
     return min(model.width, 2 * model.attention.key_heads(model) * model.head_width)
 
 
-def fit_layer(model: ModelConfig, heads: HeadWeights, calibration: Calibration) -> LayerFit:
+def fit_layer(
+    model: ModelConfig, heads: HeadWeights, calibration: Calibration, biases: Biases = NONE
+) -> LayerFit:
     """The weights of `model`'s attention that stand for these heads, in float64."""
     entry = model.attention
     G = entry.key_heads(model)
@@ -210,6 +212,10 @@ def fit_layer(model: ModelConfig, heads: HeadWeights, calibration: Calibration) 
         turned = np.repeat(keys.gauge_GKK, each, axis=0)
         weights["query"] = heads.query_HDK @ turned.swapaxes(1, 2)
         weights["output"] = np.repeat(values.gauge_GKK, each, axis=0) @ heads.output_HKD
+        if biases:
+            weights["query_bias"] = np.einsum("HK,HLK->HL", biases["query_bias"], turned)
+            inverse_GKK = np.linalg.inv(keys.gauge_GKK)
+            weights["key_bias"] = np.einsum("GK,GKL->GL", biases["key_bias"], inverse_GKK)
     weights["query"] = weights["query"].swapaxes(0, 1)
     key_error, value_error = (
         fits.relative_error(family, total, calibration.moment_DD, reader)
@@ -218,12 +224,19 @@ def fit_layer(model: ModelConfig, heads: HeadWeights, calibration: Calibration) 
     return LayerFit(weights, key_error, value_error, condition)
 
 
-def heads_of(model: ModelConfig, params: Any) -> Iterable[HeadWeights]:
-    """Each layer's heads; one layer's weights at a time are on the host."""
+def heads_of(model: ModelConfig, params: Any) -> Iterable[tuple[HeadWeights, Biases]]:
+    """Each layer's heads, and what is added to its queries and keys, by name.
+
+    One layer's weights at a time are on the host.
+    """
     blocks = with_parameters(model, params).blocks
     for layer in range(model.layers):
-        block = jax.tree.map(lambda leaf, at=layer: leaf[at], blocks)
-        yield block.attention.head_weights()
+        attention = jax.tree.map(lambda leaf, at=layer: leaf[at], blocks).attention
+        named = ("query_bias", "key_bias") if model.qkv_bias else ()
+        yield (
+            attention.head_weights(),
+            {name: in_float64(getattr(attention, name)) for name in named},
+        )
 
 
 def _counted(each, what, total, progress):
@@ -244,7 +257,7 @@ def _within(
     model = run.config.model
     own = cache_allocated_bytes_per_token(model)
     few = range(0, model.layers, 4)
-    heads = {at: one for at, one in enumerate(heads_of(model, run.params)) if at in few}
+    heads = {at: one for at, (one, _) in enumerate(heads_of(model, run.params)) if at in few}
 
     def of(**widths) -> RunConfig:
         return narrowed([*settings, *(f"attention.{name}={n}" for name, n in widths.items())])

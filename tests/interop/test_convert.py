@@ -69,15 +69,30 @@ def calibration(model):
         (GQA(kv_heads=2), {}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
         (GQA(kv_heads=2), {"qk_norm": False}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
         (GQA(kv_heads=2), {"qk_gain": True}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
-        (MHA(), {"norm_gain": True}, MLA(latent=16, rank=8, rope="full", latent_norm=False)),
+        (GQA(kv_heads=2), {"qk_norm": False, "qkv_bias": True}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
+        (
+            MHA(),
+            {"norm_gain": True, "qkv_bias": True},
+            MLA(latent=16, rank=8, rope="full", latent_norm=False),
+        ),
         (LRKV(rank=3), {}, MLA(latent=24, rope="full", latent_norm=False)),
     ],
-    ids=["gqa-lrkv", "gqa-lrkv-no_norm", "gqa-lrkv-gain", "mha-mla-rank", "lrkv-mla"],
+    ids=[
+        "gqa-lrkv",
+        "gqa-lrkv-no_norm",
+        "gqa-lrkv-gain",
+        "gqa-lrkv-bias",
+        "mha-mla-rank",
+        "lrkv-mla",
+    ],
 )
 def test_a_form_that_spans_the_old_one_gives_its_logits(old, changes, new):
     before, after = (small(entry, vocabulary=64, **changes) for entry in (old, new))
     params = random_params(before)
-    fitted = [fit_layer(after, heads, calibration(after)) for heads in heads_of(before, params)]
+    fitted = [
+        fit_layer(after, heads, calibration(after), biases)
+        for heads, biases in heads_of(before, params)
+    ]
     assert max(one.key_error + one.value_error for one in fitted) < 1e-10
     converted = placed(after, params, fitted, make_mesh(MeshConfig(data=1, fsdp=1), DEVICES[:1]))
     assert error(logits(after, converted), logits(before, params)) < 2e-5
