@@ -196,7 +196,7 @@ def test_whole_sequence_equals_float64_oracle(name):
     "name",
     [
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("gqa", "mla")),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in AS_PRETRAINED),
+        pytest.param("lrkv-full-groups-pretrained", marks=pytest.mark.slow),
         "mla-full", "mla-latent", "lrkv-full-odd_rank", *OTHER_MODES,
     ],
 )  # fmt: skip
