@@ -236,6 +236,11 @@ def of_model(model: ModelConfig) -> Architecture:
 def _check_attention(model: ModelConfig) -> None:
     """Raise `LrkvError` unless keys and values are x W, rotated in K dimensions."""
     entry = model.attention
+    if model.qkv_bias:
+        raise LrkvError(
+            "model.qkv_bias = true, and biases have no place in these classes: only models without "
+            "can be exported"
+        )
     if entry.kind not in ("mha", "gqa", "mqa", "mla", "lrkv"):
         raise LrkvError(f"attention {entry.kind}: no class of transformers is known to have it")
     if entry.mode not in (None, "full") and (entry.kind == "mla" or entry.rank):

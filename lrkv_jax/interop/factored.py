@@ -30,10 +30,11 @@ def check_factored(model: ModelConfig) -> None:
     """Raise `LrkvError` for a model whose cache has no factors that the class knows."""
     if model.attention.kind != "lrkv" or not model.attention.rank:
         raise LrkvError(f"attention {model.attention.label} has no factors: leave out --factored")
-    if model.qk_gain:
-        raise LrkvError(
-            "model.qk_gain = true, which --factored does not know: leave --factored out"
-        )
+    for name in ("qk_gain", "qkv_bias"):
+        if getattr(model, name):
+            raise LrkvError(
+                f"model.{name} = true, which --factored does not know: leave --factored out"
+            )
 
 
 def settings_of(model: ModelConfig) -> dict[str, Any]:

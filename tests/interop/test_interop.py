@@ -179,6 +179,7 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
         ("normed", ["attention=mla", "attention.rope=full", "attention.rope_width=0"], "latent_no"),
         ("latent", ["attention.rope=latent"], "attention.rope = latent"),
         ("norms", ["model.embedding_norm=false"], "NanoChatForCausalLM needs embedding_norm"),
+        ("biases", ["model.qkv_bias=true"], "model.qkv_bias = true, and biases"),
     ):
         configured(tmp_path / name, *settings)
         with pytest.raises(LrkvError, match=named):
