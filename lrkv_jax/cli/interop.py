@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -144,7 +145,9 @@ def _show(report: dict[str, Any], new: str) -> None:
     losses = Table("held-out text", "before", "after", "nats more", title="Nats a token")
     for name, one in report["loss"].items():
         more = one["after"] - one["before"]
-        losses.add_row(name, f"{one['before']:.4f}", f"{one['after']:.4f}", f"{more:+.4f}")
+        losses.add_row(
+            Path(name).name, f"{one['before']:.4f}", f"{one['after']:.4f}", f"{more:+.4f}"
+        )
     console = Console()
     console.print(layers)
     console.print(losses)

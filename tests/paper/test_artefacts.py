@@ -223,7 +223,7 @@ def test_lrkv_report_writes_what_is_asked_for_and_says_what_is_missing(sweep, tm
     [
         (["--only", "fig99"], "--only fig99: no table or figure begins so"),
         (["--only", ","], "--only: name a table or figure"),
-        (["--bench", "absent.json"], "--bench absent.json: No such file"),
+        (["--bench", "absent.json"], "absent.json: No such file"),
         (["--bench", str(ROOT / "experiments/results/plan_cpu.json")], "is not a decode benchmark"),
     ],
 )
