@@ -13,6 +13,9 @@ from lrkv_jax.config.frozen import ROLES, Frozen, Group, Role, role_of
 from lrkv_jax.config.schema import RunConfig
 from lrkv_jax.errors import LrkvError, nearest
 
+# Groups whose settings stand at another group of their kind.
+_SHOWN_ELSEWHERE = {"data.mixture.heldout", "train.teacher_model"}
+
 
 @dataclass(frozen=True)
 class Described:
@@ -44,8 +47,7 @@ def all_settings(prefix: str = "") -> list[Described]:
 def _below(group: type[Group], prefix: str) -> Iterator[Described]:
     for name, field in group.model_fields.items():
         key, role = prefix + name, role_of(field)
-        # Of a list's groups the first list alone shows the settings.
-        inner = _group_of(field.annotation) if key != "data.mixture.heldout" else None
+        inner = None if key in _SHOWN_ELSEWHERE else _group_of(field.annotation)
         if role is not None:
             yield _setting(key, field, role)
         if inner is not None:

@@ -268,6 +268,18 @@ class TrainConfig(Group):
         None,
     )
     seed: Seed = result("Seed of the parameters and of the samples.", 0)
+    teacher: Path | None = result(
+        "A run whose distribution of each next token is learned in place of the token: the loss is "
+        "KL(teacher ‖ model). Null: none.",
+        None,
+    )
+    teacher_step: NonNegative | None = result(
+        "The step of `teacher`. The run fills in the newest, and resumes with it.", None
+    )
+    teacher_model: ModelConfig | None = result("The model of `teacher`. The run fills it in.", None)
+    learn: Literal["all", "keys_and_values"] = result(
+        "What learns: every parameter, or only those that make attention's keys and values.", "all"
+    )
     document_mask: bool = result("Documents in one record never see each other.", False)
     document_positions: bool = result(
         "Count positions from a document's start, not from the record's.", False
@@ -297,6 +309,14 @@ class TrainConfig(Group):
         "TensorBoard. Null: none.",
         None,
     )
+
+    @model_validator(mode="after")
+    def _teacher_is_given(self) -> TrainConfig:
+        of_one = {"teacher_step": self.teacher_step, "teacher_model": self.teacher_model}
+        for name, value in of_one.items():
+            if self.teacher is None and value is not None:
+                raise LrkvError(f"train.{name} is of a teacher: give train.teacher")
+        return self
 
     @model_validator(mode="after")
     def _profile_in_order(self) -> TrainConfig:
@@ -403,7 +423,7 @@ class RunConfig(Group):
     logging: LoggingConfig = Field(LoggingConfig(), description="Where a run reports to.")
     plan: PlanConfig = Field(PlanConfig(), description="The forecast of a step's memory.")
     init_from: Path | None = result("A run whose parameters this one starts with.", None)
-    init_step: Positive | None = result("The step of `init_from`. Null: the newest.", None)
+    init_step: NonNegative | None = result("The step of `init_from`. Null: the newest.", None)
     run_dir: Path | None = place("The run's directory. Null is runs/NAME-ATTENTION.", None)
 
     @property

@@ -205,7 +205,8 @@ def _traced(step: _Step) -> tuple[Any, tuple[Array, ...]]:
         jaxpr = program.on_leaves.trace(jax.tree.leaves(state), tokens).jaxpr
     parts = (
         ("other", state.step), ("parameters", state.params), ("optimizer", state.opt_state),
-        ("key", state.rng), ("other", state.guard), ("batch", tokens),
+        ("key", state.rng), ("other", state.guard), ("parameters", state.teacher),
+        ("batch", tokens),
     )  # fmt: skip
     arguments = [
         Array(leaf.shape, leaf.dtype, math.prod(leaf.sharding.shard_shape(leaf.shape)), kind)

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Key
 
-Group = Literal["matrix", "embedding", "head", "vector"]
+# What is `still` stays as it is.
+Group = Literal["matrix", "embedding", "head", "vector", "still"]
 LAYERS = "layers"  # the axis that stacks a block's weights over the model's layers
 
 

@@ -71,6 +71,7 @@ def make_optimizer(
         "embedding": adamw("embedding", config.embedding_decay),
         "head": adamw("head", config.head_decay),
         "vector": adamw("head", 0.0),
+        "still": optax.set_to_zero(),
     }
     rules = optax.partition(rules, jax.tree.map(lambda s: s.group, specs))
     clip = optax.identity() if config.clip is None else _clip(config.clip, specs)

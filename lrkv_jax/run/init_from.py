@@ -6,10 +6,13 @@ V vocabulary  D model width
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import differences
 from lrkv_jax.data.tokenizer import load_tokenizer
@@ -27,7 +30,7 @@ def first_state(config: RunConfig, mesh: Mesh) -> TrainState:
 
     Raises `LrkvError` for a run of another model or tokenizer, and as `restore_parameters` does.
     """
-    state = init_state(config, mesh)
+    state = replace(init_state(config, mesh), teacher=teacher_of(config, mesh))
     if config.init_from is None:
         return state
     before = read_run(config.init_from)
@@ -39,6 +42,46 @@ def first_state(config: RunConfig, mesh: Mesh) -> TrainState:
         out_shardings=placed, donate_argnums=1,
     )  # fmt: skip
     return replace(state, params=grown(params, state.params))
+
+
+def with_teacher(config: RunConfig) -> RunConfig:
+    """The configuration with its teacher's newest step, unless given, and its teacher's model.
+
+    That computes in the run's dtype. Raises `LrkvError` for a teacher of another tokenizer or of
+    other ids, and for one without a checkpoint.
+    """
+    if config.train.teacher is None:
+        return config
+    run = read_run(config.train.teacher)
+    what = f"train.teacher = {config.train.teacher}"
+    if run.model.vocabulary != config.model.vocabulary:
+        raise LrkvError(
+            f"{what} has model.vocabulary = {run.model.vocabulary}, and this run has "
+            f"{config.model.vocabulary}: use a teacher of the same ids"
+        )
+    theirs, ours = (load_tokenizer(one.data.tokenizer) for one in (run, config))
+    if theirs.fingerprint != ours.fingerprint:
+        raise LrkvError(
+            f"{what} was trained with tokenizer {run.data.tokenizer}, and data.tokenizer = "
+            f"{config.data.tokenizer} gives other ids: use that one"
+        )
+    model = run.model.model_copy(update={"dtype": config.model.dtype})
+    step = config.train.teacher_step
+    if step is None:
+        with Checkpointer(Path(config.train.teacher) / "checkpoints") as checkpoints:
+            step = checkpoints.latest()
+    if step is None:
+        raise LrkvError(f"{what} has no checkpoint: train it first")
+    train = config.train.model_copy(update={"teacher_model": model, "teacher_step": step})
+    return config.model_copy(update={"train": train})
+
+
+def teacher_of(config: RunConfig, mesh: Mesh) -> Any:
+    """The teacher's parameters, placed as in training; () without a teacher."""
+    train = config.train
+    if train.teacher is None or train.teacher_model is None:
+        return ()
+    return restore_parameters(train.teacher, train.teacher_model, mesh, train.teacher_step)[1]
 
 
 def _into(old: jax.Array, fresh: jax.Array) -> jax.Array:

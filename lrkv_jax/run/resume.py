@@ -13,7 +13,7 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import Change, covers
 from lrkv_jax.data.loader import Loader
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.run.init_from import first_state
+from lrkv_jax.run.init_from import first_state, teacher_of
 from lrkv_jax.run.setup import Setup
 from lrkv_jax.runtime.compilation import Compiling
 from lrkv_jax.train.state import TrainState, checkpoint_items, from_checkpoint_items
@@ -55,7 +55,8 @@ def resumed(
     step, items = restored
     with setup.processes.together():
         changes = changed_data(setup.config, setup.loader, checkpoints.manifest(step), allow)
-    return from_checkpoint_items(abstract, items), step, changes
+    teacher = teacher_of(setup.config, setup.mesh)
+    return from_checkpoint_items(abstract, items, teacher), step, changes
 
 
 def data_at(loader: Loader, step: int) -> dict[str, str]:

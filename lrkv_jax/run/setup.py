@@ -17,6 +17,7 @@ from lrkv_jax.data.loader import Loader, Records, make_loader
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.optim import learning_rates
+from lrkv_jax.run.init_from import with_teacher
 from lrkv_jax.runtime.batches import local_rows
 from lrkv_jax.runtime.processes import Processes
 from lrkv_jax.sharding import batch_sharding, check_mesh, make_mesh
@@ -66,7 +67,7 @@ def mesh_of(
     Raises `LrkvError`, in all processes, for a mesh or a schedule that does not fit.
     """
     with processes.together():
-        config = resolve(config)
+        config = with_teacher(resolve(config))
         mesh = make_mesh(config.mesh, devices)
         check_mesh(config, mesh)
         if config.train.epochs is None:

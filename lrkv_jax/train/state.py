@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import jax
@@ -38,7 +38,8 @@ def resolve(config: RunConfig) -> RunConfig:
 class TrainState:
     """Parameters, optimiser state, and the number of steps done, skipped ones included.
 
-    `rng` is the key that samples draw from, `guard` what the guard remembers.
+    `rng` is the key that samples draw from, `guard` what the guard remembers. `teacher` are the
+    parameters of `train.teacher`, () without one: a step passes them on, no checkpoint has them.
     """
 
     step: Int[Array, ""]
@@ -46,13 +47,28 @@ class TrainState:
     opt_state: Any
     rng: Key[Array, ""]
     guard: GuardState
+    teacher: Any = ()
+
+
+def learning_specs(config: RunConfig) -> Any:
+    """The specs of the run's parameters; those that do not learn are of the group `still`."""
+    every = specs(config.model)
+    if config.train.learn == "all":
+        return every
+
+    def of(path, spec):
+        *_, room, name = (step.key for step in path)
+        read = name.startswith(("query", "output"))
+        return spec if room == "attention" and not read else replace(spec, group="still")
+
+    return jax.tree.map_with_path(of, every)
 
 
 def optimizer_of(config: RunConfig) -> optax.GradientTransformation:
     """The run's optimiser, its Newton–Schulz dtype resolved for this platform."""
     return make_optimizer(
         config.optimizer,
-        specs(config.model),
+        learning_specs(config),
         config.train.total_steps,
         muon_dtype=resolve_dtype(config.optimizer.muon.dtype),
     )
@@ -60,13 +76,14 @@ def optimizer_of(config: RunConfig) -> optax.GradientTransformation:
 
 def new_state(config: RunConfig) -> TrainState:
     """The state before the first step: a pure function of `config`, for jit or eval_shape."""
-    params = init_parameters(config.model, config.train.seed)
+    params, taught = init_parameters(config.model, config.train.seed), config.train.teacher_model
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer_of(config).init(params),
         rng=jax.random.key(config.train.seed),
         guard=GuardState.fresh(),
+        teacher=() if taught is None else init_parameters(taught, 0),
     )
 
 
@@ -88,8 +105,13 @@ def state_shardings(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
     )
     everywhere = replicated(mesh)
     guard = jax.tree.map(lambda _: everywhere, abstract.guard)
+    teacher, taught = (), config.train.teacher_model
+    if taught is not None:
+        teacher = parameter_shardings(specs(taught), abstract.teacher, mesh)
     # In each array's place, where it lies.
-    return TrainState(cast(Any, everywhere), params, opt_state, cast(Any, everywhere), guard)
+    return TrainState(
+        cast(Any, everywhere), params, opt_state, cast(Any, everywhere), guard, teacher
+    )
 
 
 def abstract_state(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
@@ -119,8 +141,10 @@ def checkpoint_items(state: TrainState) -> dict[str, Any]:
     }
 
 
-def from_checkpoint_items(abstract: TrainState, items: dict[str, Any]) -> TrainState:
-    """The inverse: restored items in the structure of `abstract`."""
+def from_checkpoint_items(
+    abstract: TrainState, items: dict[str, Any], teacher: Any = ()
+) -> TrainState:
+    """The inverse: restored items in the structure of `abstract`, and the teacher beside them."""
     moments = [items["optimizer"][_name(path)] for path, _ in _optimizer_leaves(abstract)]
     return TrainState(
         step=items["run"]["step"],
@@ -128,6 +152,7 @@ def from_checkpoint_items(abstract: TrainState, items: dict[str, Any]) -> TrainS
         opt_state=jax.tree.unflatten(jax.tree.structure(abstract.opt_state), moments),
         rng=jax.random.wrap_key_data(items["run"]["rng"]),
         guard=GuardState(**items["run"]["guard"]),
+        teacher=teacher,
     )
 
 

@@ -17,13 +17,12 @@ from jaxtyping import Array, Float, Int
 
 from lrkv_jax.checkpoint.fingerprint import fingerprint
 from lrkv_jax.config import RunConfig
-from lrkv_jax.model import specs
 from lrkv_jax.optim import global_norm, learning_rates
 from lrkv_jax.sharding import batch_sharding, replicated
 from lrkv_jax.train.guard import judge, unless
 from lrkv_jax.train.loss import bits_per_byte, make_gradient
 from lrkv_jax.train.rows import PLAIN, RowFormat
-from lrkv_jax.train.state import TrainState, optimizer_of, state_shardings
+from lrkv_jax.train.state import TrainState, learning_specs, optimizer_of, state_shardings
 
 
 @jax.tree_util.register_dataclass
@@ -80,13 +79,15 @@ def make_train_step(
     """
     optimizer = optimizer_of(config)
     gradient = make_gradient(config, mesh, token_bytes_V, rows)
-    weights = specs(config.model)
+    weights = learning_specs(config)
     rates = learning_rates(config.optimizer, config.train.total_steps)
     placed, tree = jax.tree.flatten(state_shardings(config, mesh))
 
     def step(leaves, tokens_BU):
         state: TrainState = tree.unflatten(leaves)
-        (loss, nats, num_bytes), grads = gradient(state.params, tokens_BU)
+        teacher = () if config.train.teacher_model is None else (state.teacher,)
+        (loss, nats, num_bytes), grads = gradient(state.params, tokens_BU, *teacher)
+        grads = jax.tree.map(_still, grads, weights)
         grad_norm = global_norm(grads, weights)
         take, guard, height = judge(config.guard, state.guard, state.step, loss, grad_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -111,6 +112,7 @@ def make_train_step(
             unless(take, opt_state, state.opt_state),
             state.rng,
             guard,
+            state.teacher,
         )
         return jax.tree.leaves(state), StepMetrics.of(metrics)
 
@@ -121,3 +123,8 @@ def make_train_step(
         out_shardings=(placed, replicated(mesh)),
     )
     return TrainStep(on_leaves, tree)
+
+
+def _still(grad, spec):
+    """No gradient of what does not learn: it counts in no norm."""
+    return jnp.zeros_like(grad) if spec.group == "still" else grad

@@ -83,8 +83,8 @@ def test_commands_in_the_pages_exist_with_their_options_and_settings(page):
         config, *more = [w for w in rest if not w.startswith("-")] or [""]
         if not config:
             continue
-        settings = [w for w in more if "=" in w and not w.startswith("init_from=")]
-        if "midtrain" not in config:  # its model is that of a run
+        settings = [w for w in more if "=" in w]
+        if not any(w.startswith("init_from=") for w in settings):  # its model is that of a run
             load_config(ROOT / config if "/" in config else config, settings)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy, mean_cross_entropy
+from lrkv_jax.kernels.cross_entropy import Teacher, chunked_cross_entropy, mean_cross_entropy
 
 B, T, D, V = 2, 15, 6, 11
 
@@ -62,6 +62,40 @@ def test_value_and_gradient_equal_float64(softcap, chunk):
     for factor, (dx, dkernel) in ((1, grads), (3, grads_of_mean)):
         np.testing.assert_allclose(dx, factor * grad_x, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(dkernel, factor * grad_kernel, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("softcap", "chunk"), [(None, 5), (4.0, 1000)])
+def test_a_teacher_s_distribution_is_learned_by_its_divergence(softcap, chunk):
+    """Against float64: KL, its gradient, and the teacher's none; half of the tokens counted."""
+    x, kernel, targets = inputs()
+    rng = np.random.default_rng(1)
+    theirs = np.float32(rng.standard_normal((B, T, 4))), np.float32(rng.standard_normal((4, V)))
+    counted = rng.integers(0, 2, (B, T)).astype(bool)
+
+    def log_p(x, kernel, cap):
+        z = np.float64(x) @ np.float64(kernel)
+        logits = z if cap is None else cap * np.tanh(z / cap)
+        return logits - np.log(np.exp(logits).sum(-1, keepdims=True)), z
+
+    (log_q, _), (log_p_, z) = log_p(*theirs, 7.0), log_p(x, kernel, softcap)
+    q = np.exp(log_q)
+    kl = (q * (log_q - log_p_)).sum(-1)
+    slope = (np.exp(log_p_) - q) * counted[..., None] / counted.sum()
+    if softcap is not None:
+        slope *= 1 - np.tanh(z / softcap) ** 2
+
+    def loss(x, kernel, theirs):
+        how = {"softcap": softcap, "chunk": chunk, "teacher": Teacher(*theirs, 7.0)}
+        return mean_cross_entropy(x, kernel, targets, counted, counted.sum(), **how)
+
+    (mean, nll), grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(
+        x, kernel, theirs
+    )
+    assert mean == pytest.approx((kl * counted).sum() / counted.sum(), rel=1e-5)
+    np.testing.assert_allclose(nll, plain(x, kernel, targets, softcap)[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(grads[0], slope @ np.float64(kernel).T, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(grads[1], np.einsum("btd,btv->dv", x, slope), rtol=1e-4, atol=1e-6)
+    assert loss(x, kernel, theirs)[0] == pytest.approx(float(mean), rel=1e-6)
 
 
 def test_tokens_losses_carry_no_gradient_through_the_mean():

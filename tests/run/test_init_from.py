@@ -112,3 +112,36 @@ def test_midtraining_learns_its_epoch_and_resumes_to_the_same_bits(pretrained, t
     ends = [load_run(result.run_dir).params for result in (whole, rest)]
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *ends)))
     assert load_run(whole.run_dir).config.train.steps == whole.step
+
+
+@pytest.mark.slow
+def test_a_run_learns_from_a_teacher_and_resumes_to_the_same_bits(tiny, tmp_path):
+    def run(config, folder, **how):
+        config = config.model_copy(update={"run_dir": str(tmp_path / folder)})
+        return train(config, console=Console(file=io.StringIO(), width=200), **ONE, **how)
+
+    def heal(*overrides):
+        given = f"init_from={tmp_path / 'pupil'}", f"train.teacher={tmp_path / 'teacher'}"
+        ours = "train.steps=6", "train.save_every=2", "train.context=64", "train.batch=8"
+        small = "train.log_every=1", "train.learn=all", "optimizer.matrix_lr=0.02"
+        return load_config("configs/heal.yaml", [*given, *ours, *small, *overrides])
+
+    run(tiny("train.steps=6", "attention=lrkv"), "teacher")
+    run(tiny("train.steps=1", "attention=gqa"), "pupil")
+    whole = run(heal(), "healed")
+    rows = read_metrics(whole.run_dir)
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[0] > losses[-1] > 0 and rows[-1]["validation_loss"] > losses[0]
+    run(heal(), "again", until=3)
+    again = read_metrics(run(heal(), "again").run_dir)
+    assert [row.get("loss") for row in again] == [row.get("loss") for row in rows]
+    saved = load_run(whole.run_dir).config.train
+    assert saved.teacher_model.attention.kind == "lrkv" and saved.teacher_step == 6
+    for override, message in (
+        ("train.teacher_step=3", "train.teacher_step"),  # a teacher that trained on is another one
+        ("train.teacher=nowhere", "nowhere is not a run: it has no config.yaml"),
+        ("model.vocabulary=4224", "has model.vocabulary = 4096, and this run has 4224"),
+        ("train.learn=keys_and_values", "train.learn"),
+    ):
+        with pytest.raises(LrkvError, match=message):
+            run(heal(override), "healed")
