@@ -130,6 +130,14 @@ _PLAIN_MLP = (
     _block("mlp.down_proj", "mlp.down", MATRIX),
 )
 
+_BIASES = tuple(
+    Row(f"{LAYER}self_attn.{theirs}_proj.bias", f"blocks.attention.{ours}", AS_IS)
+    for theirs, ours in (("q", "query_bias"), ("k", "key_bias"), ("o", "output_bias"))
+)
+# Weights sum to 1, so that biases of values are one of the output: ours has that alone, and they
+# are written as zeros.
+VALUE_BIAS, OUTPUT_BIAS = (f"{LAYER}self_attn.{name}_proj.bias" for name in "vo")
+
 # The same number in both.
 _NUMBERS = {
     "num_hidden_layers": "layers",
@@ -163,27 +171,28 @@ class Architecture:
     def rows_of(self, model: ModelConfig) -> list[Row]:
         """A model's rows. A tied head, which is scaled by 1/sqrt(D) here and not there, is undone
         by the last gain."""
+        rows = [*self.rows, *(_BIASES if model.qkv_bias else ())]
         if not model.tied_head:
-            return list(self.rows)
+            return rows
         scaled = Layout(factor=math.sqrt(model.width))
-        return [
-            replace(row, layout=scaled) if row.ours == "norm.gain" else row for row in self.rows
-        ]
+        return [replace(row, layout=scaled) if row.ours == "norm.gain" else row for row in rows]
 
 
 _LLAMA_LIKE = {"norm_gain": True, "embedding_norm": False, "softcap": None}
 _LLAMA_NUMBERS = {"tie_word_embeddings": "tied_head"}
 _LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
-_NO_BIASES = {"attention_bias": False, "mlp_bias": False}
+_BIASED = {"attention_bias": "qkv_bias"}  # queries', keys', values' and the output's
 _GATED_MLP = (*_PLAIN_MLP, _block("mlp.gate_proj", "mlp.gate", MATRIX))
 
 
 def _llama(name: str, model_type: str, *rows: Row, fixed: Any = None, **settings: Any):
     """Llama, and what differs from it in a few settings and rows."""
+    told = "qkv_bias" not in settings  # by its config.json
     return Architecture(
         name, model_type,
         (*_ENDS, *_GAINS, *_ATTENTION, *rows, *(_GATED_MLP if settings["gated"] else _PLAIN_MLP)),
-        {**_LLAMA_LIKE, **settings}, _LLAMA_NUMBERS, fixed or {}, _LLAMA_DEFAULTS,
+        {**_LLAMA_LIKE, **settings}, {**_LLAMA_NUMBERS, **(_BIASED if told else {})}, fixed or {},
+        {**_LLAMA_DEFAULTS, **({"attention_bias": False} if told else {})},
     )  # fmt: skip
 
 
@@ -193,18 +202,16 @@ ARCHITECTURES = (
         (*_ENDS, *_ATTENTION_TURNED, _block("mlp.fc1", "mlp.up", MATRIX),
          _block("mlp.fc2", "mlp.down", MATRIX)),
         {"qk_norm": True, "norm_gain": False, "embedding_norm": True, "tied_head": False,
-         "gated": False, "qk_gain": False},
+         "gated": False, "qk_gain": False, "qkv_bias": False},
         {"final_logit_softcapping": "softcap"},
         {"attention_bias": False, "tie_word_embeddings": False},
         {"rms_norm_eps": 1e-6, "final_logit_softcapping": 15.0, "hidden_act": "relu2"},
     ),
-    _llama("LlamaForCausalLM", "llama", fixed=_NO_BIASES, gated=True, qk_norm=False),
-    _llama("MistralForCausalLM", "mistral", gated=True, qk_norm=False),
-    _llama(
-        "Qwen3ForCausalLM", "qwen3", *_QK_GAINS, fixed={"attention_bias": False},
-        gated=True, qk_norm=True, qk_gain=True,
-    ),
-    _llama("ArceeForCausalLM", "arcee", fixed=_NO_BIASES, gated=False, qk_norm=False),
+    _llama("LlamaForCausalLM", "llama", fixed={"mlp_bias": False}, gated=True, qk_norm=False),
+    _llama("MistralForCausalLM", "mistral", gated=True, qk_norm=False, qkv_bias=False),
+    _llama("Qwen2ForCausalLM", "qwen2", gated=True, qk_norm=False, qkv_bias=True),
+    _llama("Qwen3ForCausalLM", "qwen3", *_QK_GAINS, gated=True, qk_norm=True, qk_gain=True),
+    _llama("ArceeForCausalLM", "arcee", fixed={"mlp_bias": False}, gated=False, qk_norm=False),
 )  # fmt: skip
 
 
@@ -236,11 +243,6 @@ def of_model(model: ModelConfig) -> Architecture:
 def _check_attention(model: ModelConfig) -> None:
     """Raise `LrkvError` unless keys and values are x W, rotated in K dimensions."""
     entry = model.attention
-    if model.qkv_bias:
-        raise LrkvError(
-            "model.qkv_bias = true, and biases have no place in these classes: only models without "
-            "can be exported"
-        )
     if entry.kind not in ("mha", "gqa", "mqa", "mla", "lrkv"):
         raise LrkvError(f"attention {entry.kind}: no class of transformers is known to have it")
     if entry.mode not in (None, "full") and (entry.kind == "mla" or entry.rank):

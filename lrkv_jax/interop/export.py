@@ -18,7 +18,7 @@ import numpy as np
 from lrkv_jax import disk
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.interop import shards
-from lrkv_jax.interop.architectures import Architecture, Row, config_of, of_model
+from lrkv_jax.interop.architectures import VALUE_BIAS, Architecture, Row, config_of, of_model
 from lrkv_jax.interop.card import card
 from lrkv_jax.interop.factored import FACTORED, MODELING, as_they_are, check_factored, settings_of
 from lrkv_jax.interop.tokenizer_files import write_tokenizer
@@ -79,6 +79,10 @@ def tensors(one: Architecture, model: ModelConfig, params: Any) -> Iterator[shar
         for layer in range(model.layers) if row.stacked else (None,):
             made = partial(_laid_out, row, make, layer)
             yield shards.Tensor(row.theirs.format(layer), row.layout.shape(shape), FLOAT, made)
+    if model.qkv_bias:
+        zeros = np.zeros(model.attention.key_heads(model) * model.head_width, FLOAT)
+        for layer in range(model.layers):
+            yield shards.Tensor(VALUE_BIAS.format(layer), zeros.shape, FLOAT, lambda: zeros)
 
 
 def _laid_out(row: Row, make: Callable[[int | None], np.ndarray], layer: int | None) -> np.ndarray:

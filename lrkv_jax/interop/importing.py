@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lrkv_jax.data.hub import download
 from lrkv_jax.data.tokenizer import foreign_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import shards
-from lrkv_jax.interop.architectures import Architecture, Row, of_config
+from lrkv_jax.interop.architectures import OUTPUT_BIAS, VALUE_BIAS, Architecture, Row, of_config
 from lrkv_jax.interop.folders import write_run
 from lrkv_jax.interop.tokenizer_files import KEPT
 from lrkv_jax.model import abstract_parameters, specs
@@ -111,6 +112,7 @@ def _checked(
     """
     shapes = _by_path(abstract_parameters(model))
     copies = (*BUFFERS, "lm_head.weight") if model.tied_head else BUFFERS
+    stored = _with_output_biases(model, stored, folder) if model.qkv_bias else stored
     left = {name for name in stored if not name.endswith(copies)}
     places = {}
     for row in one.rows_of(model):
@@ -137,6 +139,29 @@ def _checked(
         )
     assert places.keys() == shapes.keys(), shapes.keys() ^ places.keys()
     return places
+
+
+def _with_output_biases(
+    model: ModelConfig, stored: dict[str, shards.Tensor], folder: Path
+) -> dict[str, shards.Tensor]:
+    """The tensors with the biases of values in those of attention's output, which Qwen2 has not."""
+    made, heads = dict(stored), model.heads // model.attention.key_heads(model)
+    for layer in range(model.layers):
+        value, output = (name.format(layer) for name in (VALUE_BIAS, OUTPUT_BIAS))
+        if value not in stored:
+            raise LrkvError(f"{folder} has no tensor {value}: fetch the model again")
+        read = made.pop(value), stored.get(output), stored[output.replace(".bias", ".weight")]
+
+        def folded(of_values, of_output, kernel) -> np.ndarray:
+            bias_GK = np.float64(of_values.make()).reshape(-1, model.head_width)
+            of_heads = np.repeat(bias_GK, heads, axis=0).reshape(-1)
+            whole_D = np.float64(kernel.make()) @ of_heads
+            return (whole_D + (0 if of_output is None else of_output.make())).astype(np.float32)
+
+        made[output] = shards.Tensor(
+            output, (model.width,), np.dtype(np.float32), partial(folded, *read)
+        )
+    return made
 
 
 def _by_path(params: Any) -> dict[str, Any]:

@@ -76,9 +76,9 @@ def test_an_imported_model_gives_the_logits_that_transformers_gave(case, tmp_pat
              "attention.latent_norm=false"),
             10**9,
         ),
-        (("attention=gqa", "model.tied_head=true", *LLAMA), 20_000),
+        (("attention=gqa", "model.tied_head=true", "model.qkv_bias=true", *LLAMA), 20_000),
     ],
-    ids=["lrkv-groups", "mla", "llama-tied-shards"],
+    ids=["lrkv-groups", "mla", "llama-tied-biases-shards"],
 )  # fmt: skip
 def test_export_import_export_gives_identical_bytes(settings, largest, tmp_path, monkeypatch):
     plant(tmp_path / "run", *settings)
@@ -179,7 +179,7 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
         ("normed", ["attention=mla", "attention.rope=full", "attention.rope_width=0"], "latent_no"),
         ("latent", ["attention.rope=latent"], "attention.rope = latent"),
         ("norms", ["model.embedding_norm=false"], "NanoChatForCausalLM needs embedding_norm"),
-        ("biases", ["model.qkv_bias=true"], "model.qkv_bias = true, and biases"),
+        ("biases", ["model.qkv_bias=true"], "NanoChatForCausalLM needs qkv_bias = False"),
     ):
         configured(tmp_path / name, *settings)
         with pytest.raises(LrkvError, match=named):

@@ -23,12 +23,14 @@ from lrkv_jax.run.restore import load_run
 
 pytestmark = pytest.mark.torch
 
+BIASES = "model.qkv_bias=true"
 CASES = {
     "mha": ("NanoChatForCausalLM", "attention=mha"),
     "gqa-chat": ("NanoChatForCausalLM", "attention=gqa", "model.vocabulary=4224"),
     "mqa-llama": ("LlamaForCausalLM", "attention=mqa", "model.tied_head=true", *LLAMA),
-    "mha-qwen3": ("Qwen3ForCausalLM", "attention=mha", *LLAMA, "model.qk_norm=true"),
+    "mha-qwen3": ("Qwen3ForCausalLM", "attention=mha", *LLAMA, "model.qk_norm=true", BIASES),
     "gqa-arcee": ("ArceeForCausalLM", "attention=gqa", *LLAMA, "model.gated=false"),
+    "gqa-llama": ("LlamaForCausalLM", "attention=gqa", *LLAMA, BIASES),
     "lrkv": ("NanoChatForCausalLM", "attention.rank=3"),
     "lrkv-groups-llama": ("LlamaForCausalLM", "attention.kv_heads=2", *LLAMA),
     "factored-full": ("LrkvForCausalLM", "attention.rank=3"),
