@@ -192,15 +192,15 @@ def pictures(
         for one in [drawn] if isinstance(drawn, Picture) else drawn:
             one.title = f"{one.title}, {group.name}"
             one.gaps = list(dict.fromkeys([*group.gaps, *one.gaps]))
-            if len(found) > 1:
-                one.name = "_".join(filter(None, (_slug(group.name), one.name)))
+            names = (group.name if len(found) > 1 else "", one.name)
+            one.name = "_".join(_slug(name) for name in names if name)
             made.append(one)
     made[0].gaps += missing
     return made
 
 
 def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+    return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-")
 
 
 def draw_line(

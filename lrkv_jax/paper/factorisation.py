@@ -101,7 +101,7 @@ def _picture(group: Group, line: Line) -> Picture:
         "and is never worse."
         + (" At LRKV's own rank it and its own split leave rounding." * (line.kind == "lrkv"))
         + f" {group.seeds}",
-        name=line.label.lower().replace(" ", "-"),
+        name=line.label,
     )  # fmt: skip
 
 

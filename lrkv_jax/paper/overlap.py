@@ -52,7 +52,7 @@ def _pictures(group: Group) -> list[Picture]:
     if not lines:
         return [Picture(TITLE, None, gaps=[f"no analysed run: {group.name} LRKV"])]
     many = len(lines) > 1
-    return [_picture(group, line, line.label.lower() if many else "") for line in lines]
+    return [_picture(group, line, line.label if many else "") for line in lines]
 
 
 def _picture(group: Group, line: Line, name: str) -> Picture:
