@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from lrkv_jax.artefacts.figure import Picture, draw_mean, mean_and_sd
-from lrkv_jax.artefacts.looks import Look, ladder, look, look_of, name_of
+from lrkv_jax.artefacts.looks import Look, apart, ladder, look, look_of, name_of
 from lrkv_jax.artefacts.table import Column, Row, Table
 from lrkv_jax.comparison import RunRecord, Setting, every_setting
 
@@ -140,11 +140,13 @@ def _lines(every: Mapping[str, Mapping[int, RunRecord]], labels: Sequence[str]) 
     for run in one_of.values():
         if run.size is not None and look_of(run) == look(run.kind):
             sizes.setdefault(run.kind, []).append(run.size)
-    for label, run in one_of.items():
+    looks = []
+    for run in one_of.values():
         own = sizes.get(run.kind, [])
         many = len(own) > 1 and look_of(run) == look(run.kind)
-        looks = ladder(run.kind, own)[run.size] if many else look_of(run)
-        yield Line(label, run.kind, looks, every[label])
+        looks.append(ladder(run.kind, own)[run.size] if many else look_of(run))
+    for (label, run), own_look in zip(one_of.items(), apart(looks), strict=True):
+        yield Line(label, run.kind, own_look, every[label])
 
 
 def headline(runs: Sequence[RunRecord]) -> Table:

@@ -6,6 +6,7 @@ style and marker carry the same in greyscale.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,20 @@ def ladder(kind: str, sizes: list[int]) -> dict[int, Look]:
             f"{full.name}-{size}",
         )
     return looks
+
+
+def apart(looks: Sequence[Look]) -> list[Look]:
+    """The looks, each that an earlier one has made lighter, with another line and marker."""
+    made: list[Look] = []
+    for one in looks:
+        twins = looks[: len(made)].count(one)
+        if twins:
+            colour = _lighter(one.colour, max(0.3, 1 - 0.45 * twins))
+            marker = [mark for mark in _STEPS if mark != one.marker][twins % (len(_STEPS) - 1)]
+            made.append(Look(colour, (0, (1, 1)), marker, one.name))
+        else:
+            made.append(one)
+    return made
 
 
 def _lighter(colour: str, share: float) -> str:

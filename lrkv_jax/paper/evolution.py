@@ -7,7 +7,7 @@ import numpy as np
 
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels
-from lrkv_jax.artefacts.looks import look_of
+from lrkv_jax.artefacts.looks import apart, look_of
 from lrkv_jax.comparison import settings
 from lrkv_jax.disk import read_json
 
@@ -25,27 +25,30 @@ PANELS = (
 def evolution(runs):
     shown, gaps = {}, []
     for setting in settings(runs):
-        for kind in setting.kinds:
-            main = list(setting.main(kind).values())
-            if steps := [each for each in map(_analysed, main) if each]:
-                shown.setdefault(setting.name, []).append((look_of(main[0]), steps))
+        lines = {}
+        for label, of_seed in setting.beside.items():
+            if steps := [each for each in map(_analysed, of_seed.values()) if each]:
+                lines[label] = look_of(next(iter(of_seed.values()))), steps
             else:
-                gaps.append(f"no analysis of steps: {setting.name} {kind}")
+                gaps.append(f"no analysis of steps: {setting.name} {label}")
+        if lines:
+            looks, steps = zip(*lines.values(), strict=True)
+            shown[setting.name] = list(zip(lines, apart(looks), steps, strict=True))
     if not shown:
         return Picture(TITLE, None, gaps=gaps or ["no analysis of steps: any scale"])
     figure, axes = panels(len(shown), len(PANELS), panel=(3.6, 3.0))
     for row, (name, lines) in zip(axes, shown.items(), strict=True):
-        for axis, (what, unit, where) in zip(row, PANELS, strict=True):
-            for look, steps in lines:
+        for place, (axis, (what, unit, where)) in enumerate(zip(row, PANELS, strict=True)):
+            for label, look, steps in lines:
                 at, mean = _line(steps, where)
                 if at:
-                    axis.plot(at, mean, label=look.name, **look.style)
+                    axis.plot(at, mean, label=label, **look.style)
             if not axis.lines:
-                empty(axis, f"no analysis of steps: {name} lrkv")
+                empty(axis, "no LRKV run analysed")
                 continue
-            axis.set_title(f"{name}: {what}")
+            axis.set_title(what)
             axis.set_xlabel("training steps")
-            axis.set_ylabel(unit)
+            axis.set_ylabel(unit if place else f"{name}\n{unit}")
     legend_below(figure)
     return Picture(
         TITLE, figure,

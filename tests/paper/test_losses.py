@@ -9,6 +9,7 @@ from support.paper_cases import artefact, said
 from support.planted_runs import planted
 
 from lrkv_jax.accounting.counts import executed_flops_per_token
+from lrkv_jax.comparison import sooner_over_seeds
 from lrkv_jax.config.schema import MixtureConfig
 
 
@@ -211,7 +212,13 @@ def test_each_line_is_compared_at_the_learning_rate_that_is_best_for_it(rated):
     lines, named = artefact("family").made(rated)
     assert [row.cells[3].value for row in lines.rows] == ["0.014", "0.02"]
     assert [row.cells[0].value for row in named.rows] == ["lrkv_latent − mha"]
-    difference, verdict, equal, second = (cell.value for cell in named.rows[0].cells[1:])
+    difference, verdict, equal, second, sooner = (cell.value for cell in named.rows[0].cells[1:])
+    curves = {("lrkv_latent", 0.02): {}, ("mha", 0.014): {}}
+    for run in rated:
+        if (line := (run.variant, run.config.optimizer.matrix_lr)) in curves:
+            curves[line][run.seed] = run.curve
+    each = sooner_over_seeds(*curves.values())
+    assert sooner == pytest.approx(100 * each.steps.mean) and 0 < sooner < 100
     assert difference.startswith("-0.0200 (") and second.startswith("-0.0400 (")
     assert verdict == "lower (p < 0.001)" and float(equal.removeprefix("p = ")) > 0.99
     assert "no run: nano_family mla_full and mha" not in named.missing
