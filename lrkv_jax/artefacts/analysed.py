@@ -50,8 +50,8 @@ class Line:
 class Group:
     """The analysed runs of one setting.
 
-    `lines` has one line for each kind, the one that stands for it beside the others (or all of a
-    kind that has no such run); `every` has all, an ablation's too. `gaps` name what is not there.
+    `lines` are those that stand beside one another (`Setting.beside`), or all of a kind that has no
+    such run; `every` has all, an ablation's too. `gaps` name what is not there.
     """
 
     name: str
@@ -130,7 +130,8 @@ def _group(setting: Setting) -> Group:
             every[label] = {seed: run for seed, run in of_label.items() if run.analysis}
     kinds = {label: next(iter(of_seed.values())).kind for label, of_seed in every.items()}
     stands = {kinds[label] for label in main}
-    shown = [label for label in every if label in main or kinds[label] not in stands]
+    beside = {*main, *setting.beside}
+    shown = [label for label in every if label in beside or kinds[label] not in stands]
     return Group(setting.name, list(_lines(every, shown)), list(_lines(every, list(every))), gaps)
 
 

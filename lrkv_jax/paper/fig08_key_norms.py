@@ -36,29 +36,31 @@ def _picture(group: Group) -> Picture:
             for name, lines in (("LRKV", ours), ("MHA", theirs)) if not lines]  # fmt: skip
     if len(gaps) == 2:
         return Picture(TITLE, None, gaps=gaps)
-    figure, axes = panels(1, len(FAMILIES))
+    figure, axes = panels(max(1, len(ours)), len(FAMILIES))
     ratios = []
-    for axis, (family, name) in zip(axes[0], FAMILIES.items(), strict=True):
-        places = layer_axis(axis, group.layers)
-        for line in theirs:
-            draw_line(axis, places, line, _norms(family, "total"), label=f"{line.label} ‖W_h‖")
-        for line in ours:
+    for row, line in zip(axes, ours or [None], strict=True):
+        row[0].set_ylabel("Frobenius norm,\nmean over heads")
+        for axis, (family, name) in zip(row, FAMILIES.items(), strict=True):
+            places = layer_axis(axis, group.layers)
+            for other in theirs:
+                draw_line(axis, places, other, _norms(family, "total"), label="MHA ‖W_h‖")
+            parts = line.first["magnitude"]["per_layer"][0][family] if line else {}
             for part, style in PARTS.items():
-                if line.first["magnitude"]["per_layer"][0][family][part] is not None:
-                    label = f"{line.label} {_PART_NAMES[part]}"
-                    draw_line(axis, places, line, _norms(family, part), label=label, **style)
-        axis.set_title(name)
-        axis.set_ylim(bottom=0)
-        if ours and theirs:
-            total, of_mha = (
-                line.over_seeds(_norms(family, "total"))[0] for line in (ours[-1], theirs[0])
-            )
-            axis.set_title(f"{name}: {ours[-1].label}'s total {_times(total / of_mha)} MHA's")
-            ratios.append(f"{name} {_times(total / of_mha)}")
-    axes[0][0].set_ylabel("Frobenius norm, mean over heads")
+                if parts.get(part) is not None:
+                    of_part = _norms(family, part)
+                    draw_line(axis, places, line, of_part, label=_PART_NAMES[part], **style)
+            axis.set_ylim(bottom=0)  # after all lines: it keeps the top as it is
+            axis.set_title(f"{line.label}, {name}" if line else name)
+            if line and theirs:
+                total, of_mha = (
+                    each.over_seeds(_norms(family, "total"))[0] for each in (line, theirs[0])
+                )
+                times = _times(total / of_mha)
+                axis.set_title(f"{line.label}\n{name}: total {times} MHA's")
+                ratios.append(f"{line.label}, {name} {times}")
     legend_below(figure, 4)
     claim = printed("heads", "key_norm", "results"), printed("heads", "key_norm", "discussion")
-    against = f"{ours[-1].label}'s total over MHA's, by layer: " if ratios else ""
+    against = "LRKV's total over MHA's, by layer: " if ratios else ""
     return Picture(
         TITLE, figure,
         f"{against}{'; '.join(ratios)}{'. ' if ratios else ''}The paper says of keys "

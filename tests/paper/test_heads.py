@@ -133,9 +133,9 @@ def test_the_gap_is_that_of_the_layer_less_mha_s(of_heads):
 
 def test_norms_are_given_as_times_mha_s(of_heads):
     (made,) = of_heads("fig08")
-    axis = titles(made)["keys: LRKV-4's total 4.50 to 4.50× MHA's"]
+    axis = titles(made)["LRKV-4\nkeys: total 4.50 to 4.50× MHA's"]
     assert curves(axis)["MHA ‖W_h‖"] == pytest.approx(np.full(5, 2.0))
-    assert curves(axis)["LRKV-4 ‖W_shared‖"] == pytest.approx(np.full(5, 7.2))
+    assert curves(axis)["‖W_shared‖"] == pytest.approx(np.full(5, 7.2))
     assert "3.1-6.7×" in made.caption and "4-5×" in made.caption
 
 
