@@ -107,14 +107,15 @@ def test_files_and_tests_that_the_pages_name_exist(page):
 
 def test_the_first_pages_result_is_that_of_the_runs():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = (ROOT / "experiments/results/nano/table01_pretraining.md").read_text(encoding="utf-8")
-    shown = re.findall(r"1\.\d{4} ± 0\.\d{4}|p = 0\.\d+", page.split("## Two commands")[0])
-    assert len(shown) == 9 and all(figure in table for figure in shown)
+    tables = [(ROOT / "docs" / name).read_text() for name in ("results.md", "choosing.md")]
+    found = r"1\.\d{4} ± 0\.\d{4}|[+-]0\.\d{4} \([+-]0\.\d{4} to [+-]0\.\d{4}\)"
+    shown = re.findall(found, page.split("## Two commands")[0])
+    assert len(shown) == 9 and all(any(figure in table for table in tables) for figure in shown)
     lrkv, mha = (
-        cache_allocated_bytes_per_token(load_config("nano", [f"attention={name}"]).model)
-        for name in ("lrkv", "mha")
+        cache_allocated_bytes_per_token(load_config("nano_family", [f"attention={name}"]).model)
+        for name in ("lrkv_latent", "mha")
     )
-    assert f"| LRKV, rank 8 | {100 * lrkv / mha:.1f} |" in page
+    assert f"| LRKV, latents rotated | {100 * lrkv / mha:.1f} |" in page
 
 
 def test_the_index_lists_every_page():
