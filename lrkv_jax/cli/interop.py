@@ -132,6 +132,7 @@ def convert(
         print(json.dumps(report, indent=2))
     else:
         _show(report, new)
+        print(f"healing: lrkv train configs/heal.yaml init_from={new} train.teacher={run}")
 
 
 def _show(report: dict[str, Any], new: str) -> None:

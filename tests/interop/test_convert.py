@@ -158,6 +158,9 @@ def test_the_command_shows_errors_losses_and_bytes(runs, text, capsys, monkeypat
     report = json.loads((new / "conversion.json").read_text())
     assert f"{report['layers'][1]['value_error']:.4f}" in out and Path(text).name in out
     assert "bytes of cache per token" in out
+    _, *healing, teacher = out.splitlines()[-1].split()
+    assert load_config(healing[2], healing[3:]).train.learn == "keys_and_values"
+    assert teacher == f"train.teacher={arguments[1]}"
     found = load_run(new).config
     assert found.run_dir == str(new) and found.init_from is None and found.attention == "mla"
     (loss,) = report["loss"].values()
