@@ -136,8 +136,9 @@ def shared_energy(heads: HeadWeights) -> dict[str, dict[str, float]]:
         return len(family_HDK) * np.sum(family_HDK.mean(axis=0) ** 2)
 
     keys, values = heads.key_HDK, heads.value_HDK
-    squares = np.linalg.eigvalsh((values @ values.swapaxes(1, 2)).sum(axis=0))
-    best = squares[-values.shape[2] :].sum()
+    all_DN = np.concatenate(values, axis=1)  # N = H·K; of D × D and N × N the smaller is cheaper
+    smaller = all_DN.T @ all_DN if all_DN.shape[1] < len(all_DN) else all_DN @ all_DN.T
+    best = np.linalg.eigvalsh(smaller)[-values.shape[2] :].sum()
     return {
         "key": {"raw": share(raw(keys), keys), "aligned": share(raw(turned_keys(keys)), keys)},
         "value": {"raw": share(raw(values), values), "aligned": share(best, values)},
