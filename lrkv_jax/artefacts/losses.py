@@ -4,7 +4,7 @@ Tables 1, 8 and 9 and figures 2 to 5 are made of these.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lrkv_jax.accounting.counts import cache_bytes_fraction, cache_fraction
 from lrkv_jax.artefacts.figure import Picture, draw_mean, empty, legend_below, mean_and_sd, panels
-from lrkv_jax.artefacts.looks import Look, look, look_of
+from lrkv_jax.artefacts.looks import Look, apart, look, look_of
 from lrkv_jax.artefacts.printed import Printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table, no_run
 from lrkv_jax.comparison import Curve, RunRecord, Setting, against, finished, settings, spread
@@ -174,18 +174,31 @@ def curves(
 
 
 def curves_by_kind(title: str, settings: Sequence[Setting], gap: str) -> Picture:
-    """A column for each setting that has a curve, a line in it for each kind, MHA the baseline."""
+    """A column for each setting that has a curve, its lines beside one another.
+
+    MHA is the baseline. A line is called by its label where another of a setting has its name.
+    """
+    shown = [one for one in settings if any(run.curve for run in one.runs)]
+    made, twice = {}, set()
+    for setting in shown:
+        beside = setting.beside
+        one_of = {label: next(iter(runs.values()), None) for label, runs in beside.items()}
+        looks = apart([look_of(one) if one else look(label) for label, one in one_of.items()])
+        names = [each.name for each in looks]
+        twice |= {name for name in names if names.count(name) > 1}
+        made[setting.name] = [
+            ("mha" if one and one.kind == "mha" else label, own, label, beside[label])
+            for own, (label, one) in zip(looks, one_of.items(), strict=True)
+        ]
     columns = {
-        setting.name: {
-            kind: CurveLine(
-                look_of(next(iter(runs.values()))) if runs else look(kind),
-                runs, f"{setting.name} {kind}",
+        setting: {
+            key: CurveLine(
+                replace(own, name=label) if own.name in twice else own, runs, f"{setting} {label}"
             )
-            for kind in setting.kinds for runs in [setting.main(kind)]
+            for key, own, label, runs in lines
         }
-        for setting in settings
-        if any(run.curve for run in setting.runs)
-    }  # fmt: skip
+        for setting, lines in made.items()
+    }
     return curves(title, columns, baseline="mha", gap=gap)
 
 

@@ -234,19 +234,25 @@ class Setting:
         """The lines that stand beside one another: {label, or kind without a run: runs by seed}.
 
         A kind's main line, and each further form that it has in one size; several sizes of a form
-        are an ablation.
+        are an ablation, unless one of them is the size of most other forms.
         """
         found: dict[str, dict[int, RunRecord]] = {}
         for kind in self.kinds:
             main = self.main(kind)
-            lines: dict[tuple[str, str], list[str]] = {}
+            lines: dict[tuple[str, str], dict[str, int | None]] = {}
             for run in self.runs:
-                if run.kind == kind and run.label not in lines.setdefault(run.form, []):
-                    lines[run.form].append(run.label)
+                if run.kind == kind:
+                    lines.setdefault(run.form, {})[run.label] = run.size
             if main:
                 first = next(iter(main.values()))
-                lines[first.form] = [first.label]
-            found |= {own[0]: self.seeds(own[0]) for own in lines.values() if len(own) == 1}
+                lines[first.form] = {first.label: first.size}
+            (usual, forms), *_ = Counter(
+                size for own in lines.values() for size in {*own.values()}
+            ).most_common(1) or [(None, 0)]
+            for own in lines.values():
+                of_usual = [label for label, size in own.items() if size == usual and forms > 1]
+                for label in of_usual if len(own) > 1 else own:
+                    found[label] = self.seeds(label)
             if not lines:
                 found[kind] = {}
         return found
