@@ -174,32 +174,42 @@ def curves(
 
 
 def curves_by_kind(title: str, settings: Sequence[Setting], gap: str) -> Picture:
-    """A column for each setting that has a curve, its lines beside one another.
-
-    MHA is the baseline. A line is called by its label where another of a setting has its name.
-    """
-    shown = [one for one in settings if any(run.curve for run in one.runs)]
-    made, twice = {}, set()
-    for setting in shown:
-        beside = setting.beside
-        one_of = {label: next(iter(runs.values()), None) for label, runs in beside.items()}
-        looks = apart([look_of(one) if one else look(label) for label, one in one_of.items()])
-        names = [each.name for each in looks]
-        twice |= {name for name in names if names.count(name) > 1}
-        made[setting.name] = [
-            ("mha" if one and one.kind == "mha" else label, own, label, beside[label])
-            for own, (label, one) in zip(looks, one_of.items(), strict=True)
-        ]
+    """A column for each setting that has a curve: its lines beside one another, over MHA."""
     columns = {
         setting: {
-            key: CurveLine(
-                replace(own, name=label) if own.name in twice else own, runs, f"{setting} {label}"
-            )
-            for key, own, label, runs in lines
+            "mha" if look.name == "MHA" else label: CurveLine(look, runs, f"{setting} {label}")
+            for label, look, runs in lines
         }
-        for setting, lines in made.items()
+        for setting, lines in looks_beside(
+            [one for one in settings if any(run.curve for run in one.runs)]
+        ).items()
     }
     return curves(title, columns, baseline="mha", gap=gap)
+
+
+def looks_beside(
+    settings: Sequence[Setting],
+) -> dict[str, list[tuple[str, Look, dict[int, RunRecord]]]]:
+    """By setting: label, look and runs by seed of each line that stands there beside others.
+
+    A look has the label for a name where another of its setting has the same. A kind without a run
+    has its own name for a label.
+    """
+    made: dict[str, list[tuple[str, Look, dict[int, RunRecord]]]] = {}
+    twice: set[str] = set()
+    for setting in settings:
+        beside = setting.beside
+        looks = apart([
+            look_of(next(iter(runs.values()))) if runs else look(label)
+            for label, runs in beside.items()
+        ])  # fmt: skip
+        names = [each.name for each in looks]
+        twice |= {name for name in names if names.count(name) > 1}
+        made[setting.name] = list(zip(beside, looks, beside.values(), strict=True))
+    return {
+        name: [(label, replace(o, name=label) if o.name in twice else o, r) for label, o, r in one]
+        for name, one in made.items()
+    }
 
 
 def _column(

@@ -7,7 +7,7 @@ import numpy as np
 
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels
-from lrkv_jax.artefacts.looks import apart, look_of
+from lrkv_jax.artefacts.losses import looks_beside
 from lrkv_jax.comparison import settings
 from lrkv_jax.disk import read_json
 
@@ -24,16 +24,15 @@ PANELS = (
 @artefact("Beside the paper", TITLE, reads="analyses")
 def evolution(runs):
     shown, gaps = {}, []
-    for setting in settings(runs):
-        lines = {}
-        for label, of_seed in setting.beside.items():
+    for setting, lines in looks_beside(settings(runs)).items():
+        found = []
+        for label, look, of_seed in lines:
             if steps := [each for each in map(_analysed, of_seed.values()) if each]:
-                lines[label] = look_of(next(iter(of_seed.values()))), steps
+                found.append((label, look, steps))
             else:
-                gaps.append(f"no analysis of steps: {setting.name} {label}")
-        if lines:
-            looks, steps = zip(*lines.values(), strict=True)
-            shown[setting.name] = list(zip(lines, apart(looks), steps, strict=True))
+                gaps.append(f"no analysis of steps: {setting} {label}")
+        if found:
+            shown[setting] = found
     if not shown:
         return Picture(TITLE, None, gaps=gaps or ["no analysis of steps: any scale"])
     figure, axes = panels(len(shown), len(PANELS), panel=(3.6, 3.0))

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels
 from lrkv_jax.artefacts.looks import GREY, look_of, name_of
-from lrkv_jax.artefacts.losses import CACHE_LABEL, CACHE_NOTE, against_cache
+from lrkv_jax.artefacts.losses import CACHE_LABEL, CACHE_NOTE, against_cache, looks_beside
 from lrkv_jax.artefacts.printed import printed
 from lrkv_jax.comparison import Contrast, Setting, against, finished, settings, sooner_over_seeds
 from lrkv_jax.comparison.sooner import SoonerOverSeeds
@@ -41,15 +41,15 @@ def fig03_training_efficiency(runs):
 def _trade_off(shown, title):
     figure, axes = panels(1, len(shown))
     gaps = []
-    for axis, setting in zip(axes[0], shown, strict=True):
-        axis.set_title(setting.name)
+    for axis, (name, lines) in zip(axes[0], looks_beside(shown).items(), strict=True):
+        axis.set_title(name)
         axis.set_xlabel(CACHE_LABEL)
         axis.set_ylabel("held-out bits/byte")
-        for kind in setting.kinds:
-            if runs := finished(setting.main(kind)):
-                against_cache(axis, look_of(next(iter(runs.values()))), [runs], "bits_per_byte")
+        for label, look, by_seed in lines:
+            if runs := finished(by_seed):
+                against_cache(axis, look, [runs], "bits_per_byte")
             else:
-                gaps.append(f"no finished run: {setting.name} {kind}")
+                gaps.append(f"no finished run: {name} {label}")
         axis.set_xlim(left=0)
     legend_below(figure)
     return Picture(title, figure, CACHE_NOTE, gaps=gaps)
