@@ -121,17 +121,9 @@ def _checked(
         shape = shapes[row.ours].shape[1:] if row.stacked else shapes[row.ours].shape
         layers = range(model.layers) if row.stacked else (None,)
         names = [row.theirs.format(layer) for layer in layers]
-        for name in names:
-            if name not in stored:
-                raise LrkvError(f"{folder} has no tensor {name}: fetch the model again")
-            found, need = stored[name].shape, row.layout.shape(shape)
-            if found != need:
-                raise LrkvError(
-                    f"{folder}: {name} is {list(found)}, and config.json makes it {list(need)}: "
-                    "they are of different models"
-                )
+        need = row.layout.shape(shape)
         left -= set(names)
-        places[row.ours] = row, [stored[name] for name in names]
+        places[row.ours] = row, [_tensor(stored, name, need, folder) for name in names]
     if left:
         raise LrkvError(
             f"{folder} has {len(left)} tensors more than {one.name}, such as {min(left)}: it is "
@@ -141,26 +133,43 @@ def _checked(
     return places
 
 
+def _tensor(
+    stored: dict[str, shards.Tensor], name: str, need: tuple[int, ...], folder: Path
+) -> shards.Tensor:
+    """A tensor that must be there, in this shape."""
+    if name not in stored:
+        raise LrkvError(f"{folder} has no tensor {name}: fetch the model again")
+    if (found := stored[name].shape) != need:
+        raise LrkvError(
+            f"{folder}: {name} is {list(found)}, and config.json makes it {list(need)}: "
+            "they are of different models"
+        )
+    return stored[name]
+
+
 def _with_output_biases(
     model: ModelConfig, stored: dict[str, shards.Tensor], folder: Path
 ) -> dict[str, shards.Tensor]:
     """The tensors with the biases of values in those of attention's output, which Qwen2 has not."""
-    made, heads = dict(stored), model.heads // model.attention.key_heads(model)
+    made, D, K = dict(stored), model.width, model.head_width
+    groups = model.attention.key_heads(model)
+
+    def folded(values, kernel, output) -> np.ndarray:
+        bias_GK = np.float64(values.make()).reshape(groups, K)
+        of_heads_N = np.repeat(bias_GK, model.heads // groups, axis=0).reshape(-1)
+        whole_D = np.float64(kernel.make()) @ of_heads_N
+        return (whole_D + (0 if output is None else output.make())).astype(np.float32)
+
     for layer in range(model.layers):
         value, output = (name.format(layer) for name in (VALUE_BIAS, OUTPUT_BIAS))
-        if value not in stored:
-            raise LrkvError(f"{folder} has no tensor {value}: fetch the model again")
-        read = made.pop(value), stored.get(output), stored[output.replace(".bias", ".weight")]
-
-        def folded(of_values, of_output, kernel) -> np.ndarray:
-            bias_GK = np.float64(of_values.make()).reshape(-1, model.head_width)
-            of_heads = np.repeat(bias_GK, heads, axis=0).reshape(-1)
-            whole_D = np.float64(kernel.make()) @ of_heads
-            return (whole_D + (0 if of_output is None else of_output.make())).astype(np.float32)
-
-        made[output] = shards.Tensor(
-            output, (model.width,), np.dtype(np.float32), partial(folded, *read)
+        kernel = output.replace(".bias", ".weight")
+        read = (
+            _tensor(stored, value, (groups * K,), folder),
+            _tensor(stored, kernel, (D, model.heads * K), folder),
+            _tensor(stored, output, (D,), folder) if output in stored else None,
         )
+        del made[value]
+        made[output] = shards.Tensor(output, (D,), np.dtype(np.float32), partial(folded, *read))
     return made
 
 

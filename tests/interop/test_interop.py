@@ -173,6 +173,18 @@ def test_a_bad_folder_is_one_line_and_leaves_no_run(change, named, mend, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
+@pytest.mark.parametrize("name", ["v_proj.bias", "o_proj.weight"])
+def test_what_biases_of_values_are_folded_from_must_be_there_in_its_shape(name, tmp_path):
+    folder, name = hf_folder(tmp_path / "hf", "qwen2"), f"model.layers.1.self_attn.{name}"
+    arrays = drawn(RECORDED["qwen2"]["shapes"])
+    whole = arrays.pop(name)
+    for held, message in ((arrays, "has no tensor"), ({**arrays, name: whole[1:]}, "makes it")):
+        write(folder, held)
+        with pytest.raises(LrkvError, match=message) as raised:
+            import_model(str(folder), tmp_path / "run", say=lambda _: None)
+        assert name in str(raised.value) and not (tmp_path / "run").exists()
+
+
 def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path):
     for name, settings, named in (
         ("mla", ["attention=mla"], "attention.rope = decoupled"),
