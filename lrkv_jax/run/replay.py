@@ -111,8 +111,8 @@ def _look(setup: Setup, state: TrainState, tokens_BU: np.ndarray) -> dict[str, A
         bad = jnp.sum(~jnp.isfinite(x))
         return jnp.stack([jnp.sqrt(jnp.sum(jnp.square(x))), jnp.max(jnp.abs(x), initial=0), bad])
 
-    def numbers(params, tokens_BU, *teacher):
-        _, grads = gradient(params, tokens_BU, *teacher)
+    def numbers(params, tokens_BU, teacher):
+        _, grads = gradient(params, tokens_BU, teacher)
         counted_BT = tokens_BU[:, 1:] >= 0
         nats_B = jnp.sum(losses(params, tokens_BU), axis=1, where=counted_BT)
         nll_B = nats_B / jnp.maximum(1, counted_BT.sum(axis=1))
@@ -120,8 +120,7 @@ def _look(setup: Setup, state: TrainState, tokens_BU: np.ndarray) -> dict[str, A
 
     program = jax.jit(numbers, out_shardings=replicated(mesh))
     batch = whole_on_devices(setup.placed, tokens_BU)
-    teacher = () if config.train.teacher_model is None else (state.teacher,)
-    params, grads, nll_B = jax.tree.map(np.asarray, program(state.params, batch, *teacher))
+    params, grads, nll_B = jax.tree.map(np.asarray, program(state.params, batch, state.teacher))
     return {
         "gradients": {
             name: {

@@ -125,8 +125,12 @@ def abstract_state(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
 
 
 def init_state(config: RunConfig, mesh: Mesh) -> TrainState:
-    """A fresh state, made where it lives: no device ever holds more than its share."""
-    return jax.jit(lambda: new_state(config), out_shardings=state_shardings(config, mesh))()
+    """A fresh state, made where it lives: no device ever holds more than its share.
+
+    It has no teacher: that one is restored, not made.
+    """
+    where = replace(state_shardings(config, mesh), teacher=())
+    return jax.jit(lambda: replace(new_state(config), teacher=()), out_shardings=where)()
 
 
 def checkpoint_items(state: TrainState) -> dict[str, Any]:

@@ -85,8 +85,7 @@ def make_train_step(
 
     def step(leaves, tokens_BU):
         state: TrainState = tree.unflatten(leaves)
-        teacher = () if config.train.teacher_model is None else (state.teacher,)
-        (loss, nats, num_bytes), grads = gradient(state.params, tokens_BU, *teacher)
+        (loss, nats, num_bytes), grads = gradient(state.params, tokens_BU, state.teacher)
         grads = jax.tree.map(_still, grads, weights)
         grad_norm = global_norm(grads, weights)
         take, guard, height = judge(config.guard, state.guard, state.step, loss, grad_norm)

@@ -37,8 +37,8 @@ def poison(monkeypatch):
         def make(*arguments):
             gradient = honest(*arguments)
 
-            def run(params, tokens_BU):
-                value, grads = gradient(params, tokens_BU)
+            def run(params, tokens_BU, teacher):
+                value, grads = gradient(params, tokens_BU, teacher)
                 bad = jnp.any(jnp.all(first_rows == tokens_BU[0], axis=1))
                 leaves, tree = jax.tree.flatten(grads)
                 leaves[-1] = leaves[-1] + jnp.where(bad, jnp.nan, 0.0)

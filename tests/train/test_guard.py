@@ -93,8 +93,8 @@ def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was
     def poisoned(*arguments):
         gradient = honest(*arguments)
 
-        def run(params, tokens_BU):
-            value, grads = gradient(params, tokens_BU)
+        def run(params, tokens_BU, teacher):
+            value, grads = gradient(params, tokens_BU, teacher)
             # One entry of one gradient, where the batch begins with 63.
             leaves, tree = jax.tree.flatten(grads)
             at = (0,) * leaves[-1].ndim
