@@ -130,7 +130,7 @@ def _group(setting: Setting) -> Group:
             every[label] = {seed: run for seed, run in of_label.items() if run.analysis}
     kinds = {label: next(iter(of_seed.values())).kind for label, of_seed in every.items()}
     stands = {kinds[label] for label in main}
-    beside = {*main, *setting.beside}
+    beside = setting.beside
     shown = [label for label in every if label in beside or kinds[label] not in stands]
     return Group(setting.name, list(_lines(every, shown)), list(_lines(every, list(every))), gaps)
 

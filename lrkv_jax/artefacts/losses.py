@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lrkv_jax.accounting.counts import cache_bytes_fraction, cache_fraction
 from lrkv_jax.artefacts.figure import Picture, draw_mean, empty, legend_below, mean_and_sd, panels
-from lrkv_jax.artefacts.looks import Look, apart, look, look_of
+from lrkv_jax.artefacts.looks import Look, apart, look, look_of, name_of
 from lrkv_jax.artefacts.printed import Printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table, no_run
 from lrkv_jax.comparison import Curve, RunRecord, Setting, against, finished, settings, spread
@@ -177,14 +177,13 @@ def curves_by_kind(title: str, settings: Sequence[Setting], gap: str) -> Picture
     """A column for each setting that has a curve: its lines beside one another, over MHA."""
     columns = {
         setting: {
-            "mha" if look.name == "MHA" else label: CurveLine(look, runs, f"{setting} {label}")
-            for label, look, runs in lines
+            one.name: CurveLine(one, runs, f"{setting} {label}") for label, one, runs in lines
         }
         for setting, lines in looks_beside(
             [one for one in settings if any(run.curve for run in one.runs)]
         ).items()
     }
-    return curves(title, columns, baseline="mha", gap=gap)
+    return curves(title, columns, baseline=name_of("mha"), gap=gap)
 
 
 def looks_beside(
@@ -207,8 +206,11 @@ def looks_beside(
         twice |= {name for name in names if names.count(name) > 1}
         made[setting.name] = list(zip(beside, looks, beside.values(), strict=True))
     return {
-        name: [(label, replace(o, name=label) if o.name in twice else o, r) for label, o, r in one]
-        for name, one in made.items()
+        setting: [
+            (label, replace(one, name=label) if one.name in twice else one, runs)
+            for label, one, runs in lines
+        ]
+        for setting, lines in made.items()
     }
 
 

@@ -88,17 +88,18 @@ def _contrasts(family):
             absent = [n for n, line in zip(names, lines, strict=True) if line is None]
             missing.append(f"no run: {family.name} {' and '.join(absent)}")
         else:
-            pairs[" − ".join(names)] = tuple(line.label for line in lines)
-    found = {text: contrasts(values[text], pairs.values()) for text in TEXTS}
+            pairs[names] = lines
+    labels = {names: tuple(line.label for line in lines) for names, lines in pairs.items()}
+    found = {text: contrasts(values[text], labels.values()) for text in TEXTS}
     rows = []
-    for words, pair in pairs.items():
-        one, second = (found[text][pair] for text in TEXTS)
+    for names, lines in pairs.items():
+        one, second = (found[text][labels[names]] for text in TEXTS)
         equal = one.equal_within(MARGIN)
         rows.append(
             Row.of(
-                words, one.with_interval(4), one.in_words,
+                " − ".join(names), one.with_interval(4), one.in_words,
                 "" if equal is None else f"p = {equal:.2g}", second.with_interval(4),
-                _sooner(*map(family.named, words.split(" − "))),
+                _sooner(*lines),
             )
         )  # fmt: skip
     title = f"{family.name}: contrasts named beforehand"
@@ -109,10 +110,10 @@ def _sooner(first, second):
     curves = [
         {s: run.curve for s, run in line.runs.items() if run.curve} for line in (first, second)
     ]
-    each = sooner_over_seeds(*curves).each
-    if not each or any(one.steps is None for one in each.values()):
+    over = sooner_over_seeds(*curves)
+    if over.steps is None:
         return Cell("not in each seed")
-    return Cell.over({seed: 100 * one.steps for seed, one in each.items()})
+    return Cell.over({seed: 100 * one.steps for seed, one in over.each.items()})
 
 
 def bits(line, text):
