@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import jax
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.hand_built import follows, language_model, says
+from support.planted_models import plant
+from support.torch_python import torch_python
 from support.variants import FIVE, random_params, small
 
 from lrkv_jax.data.assets import FOLDER
@@ -25,7 +28,9 @@ from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.benchmark import BenchmarkSettings, questions
 from lrkv_jax.evals.evaluate import BENCHMARKS
+from lrkv_jax.evals.language_model import LanguageModel
 from lrkv_jax.model import with_parameters
+from lrkv_jax.run.restore import load_run
 
 pytestmark = [
     pytest.mark.harness,
@@ -418,3 +423,39 @@ def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_pa
             LrkvLM.create_from_arg_obj(arguments)
     lm = LrkvLM.create_from_arg_string(f"run={run},batch=2,mesh.data=2,mesh.fsdp=4")
     assert lm.model.batch == 2 and lm.tokenizer_name.startswith("sotu-4096-")
+
+
+def test_an_exported_model_scores_through_transformers_what_ours_scores(tasks, tmp_path):
+    """The harness's own `hf` model of the exported folder: log-likelihoods, texts and scores."""
+    from lrkv_jax.interop.export import export
+
+    python = torch_python("lm_eval")
+    plant(tmp_path / "run", "train.context=512", "attention.rank=3")
+    export(tmp_path / "run", tmp_path / "hf")
+    run = load_run(tmp_path / "run")
+    lm = harness_of(LanguageModel.of(run, batch=3))
+    names = ["demo_arc_easy", "demo_arc_challenge", "demo_gsm8k"]
+    ours = ask(lm, tasks, names, 1, gen_kwargs={"max_gen_toks": 12})
+    assert not lm.model.truncated
+    subprocess.run(
+        [
+            python, "-m", "lm_eval", "run", "--model", "hf", "--tasks", ",".join(names),
+            "--model_args", f"pretrained={tmp_path / 'hf'},dtype=float32", "--device", "cpu",
+            "--include_path", str(tasks), "--num_fewshot", "1", "--batch_size", "4",
+            "--gen_kwargs", "max_gen_toks=12",
+            "--log_samples", "--output_path", str(tmp_path / "out"),
+        ],
+        check=True, env=os.environ | {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    for name in names:
+        (logged,) = (tmp_path / "out").rglob(f"samples_{name}_*.jsonl")
+        theirs = [json.loads(line) for line in logged.read_text().splitlines()]
+        assert len(theirs) == len(ours[name]) > 8
+        for one, other in zip(theirs, ours[name], strict=True):
+            assert one["doc_id"] == other["doc_id"]
+            if name == "demo_gsm8k":
+                assert one["resps"] == other["resps"]
+                continue
+            found = [[float(x) for x in response[0][:1]] for response in one["resps"]]
+            np.testing.assert_allclose(found, [r[0][:1] for r in other["resps"]], rtol=EXACT)
+            assert (one["acc"], one["acc_norm"]) == (other["acc"], other["acc_norm"])

@@ -3,16 +3,15 @@
 Needs an interpreter with torch and transformers: LRKV_TORCH_PYTHON, or this one.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.planted_models import IDS, LLAMA, plant
+from support.torch_python import torch_python
 
 from lrkv_jax.accounting.counts import cache_bytes_per_token
 from lrkv_jax.data.chat import ChatFormat
@@ -44,19 +43,10 @@ SAID = [
 ]  # fmt: skip
 
 
-def interpreter():
-    """The one that has torch and transformers; skips where there is none."""
-    if named := os.environ.get("LRKV_TORCH_PYTHON"):
-        return named
-    if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
-        pytest.skip("no torch and transformers here: LRKV_TORCH_PYTHON names a Python with them")
-    return sys.executable
-
-
 @pytest.fixture(scope="module")
 def reloaded(tmp_path_factory):
     """Each case's run, and what transformers says of its export."""
-    python, folder = interpreter(), tmp_path_factory.mktemp("exported")
+    python, folder = torch_python(), tmp_path_factory.mktemp("exported")
     for name, (_, *settings) in CASES.items():
         plant(folder / f"{name}.run", *settings)
         export(folder / f"{name}.run", folder / name, factored=name.startswith("factored"))
