@@ -25,7 +25,8 @@ _add_xla_flag("--xla_force_host_platform_device_count=8")
 # Programs go without the lines of Python that each operation came from, which no test reads: two
 # pairs of runs of three rooms took 5 and 8 % fewer processor seconds.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# A program is found in about 5 ms, so most are worth keeping, however small.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.01")
 
 
 def pytest_configure(config):
@@ -49,7 +50,7 @@ def pytest_configure(config):
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
     config.stash[PROGRAMS] = programs
     for kept in _kept_programs(config).iterdir() if _are_fast(config) else ():
-        shutil.copy2(kept, programs)
+        shutil.copyfile(kept, programs / kept.name)
 
 
 def pytest_collection_finish():
@@ -70,7 +71,7 @@ def pytest_sessionfinish(session, exitstatus):
             kept.mkdir()
         for program in programs.iterdir():
             if not (kept / program.name).exists():
-                shutil.copy2(program, kept)
+                shutil.copyfile(program, kept / program.name)
     shutil.rmtree(programs, ignore_errors=True)
 
 
