@@ -144,7 +144,8 @@ def _decoding(facts: Facts, *, dry: bool, out: Path) -> Iterator[Check]:
         settings = {"scales": [scale], "batches": [batch], "lengths": [length], **more}
         return _item(_shape_name(settings), "decode", 150, mend, settings=settings, table=table)
 
-    lines = {"variants": ["mha", "lrkv"], "ropes": ["full"], "implementations": OURS_AND_PEERS}
+    modes = ["full", "latent"]  # the paper's, and the default
+    lines = {"variants": ["mha", "lrkv"], "ropes": modes, "implementations": OURS_AND_PEERS}
     if dry:
         lines["implementations"] = ["xla", "jax"]
         yield at_shape("quickstart", 2, 64, samples=3, **lines)
@@ -316,7 +317,7 @@ def keep_plan(name: str, out: str, best: dict[str, Any]) -> Finding:
 
 # e: training
 
-TWO = {"variants": ["mha", "lrkv"], "ropes": ["full"], "data": False}
+TWO = {"variants": ["mha", "lrkv"], "ropes": ["full", "latent"], "data": False}
 # One sequence of 512 tokens, and a head that does not hide the layers.
 CUT = ["train.batch=1", "train.context=64", "model.vocabulary=512", "train.loss_chunk=64",
        "optimizer.muon.iterations=1"]  # fmt: skip

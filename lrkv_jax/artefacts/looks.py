@@ -44,15 +44,15 @@ _LINES = ("-", "--", "-.", ":")
 
 
 def look(kind: str, mode: str | None = None) -> Look:
-    """The look of a line of the family, by its name, in one of its modes; by default its usual one.
+    """The look of a line of the family, by its name, in one of its modes; by default as published.
 
     The line's entry says it (`AttentionConfig.looks`); those that say nothing take spare ones.
     """
     entries = {entry.name: entry for entry in KINDS.values()}
     entry = entries.get(kind)
-    usual = entry.usual_mode() if entry else None
-    mode = mode or usual
-    name = kind.upper() if mode == usual else f"{kind.upper()}, rope {mode}"
+    published = entry.published_mode() if entry else None
+    mode = mode or published
+    name = kind.upper() if mode == published else f"{kind.upper()}, rope {mode}"
     if entry and mode in entry.looks:
         colour, line, marker = entry.looks[mode]
         return Look(colour, line, marker, name)

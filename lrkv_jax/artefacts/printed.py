@@ -19,6 +19,7 @@ from lrkv_jax.config import RunConfig, load_config
 SCALES = {"128m": "128M", "512m_8k": "512M", "1.2b": "1.2B", "2.5b": "2.5B", "6.3b": "6.3B"}
 
 KINDS = ("mha", "gqa", "mqa", "mla", "lrkv")  # the variants that the paper compares, in its order
+OWN_LINES = {"lrkv": "lrkv_full"}  # the paper's model, where `variants` has another under the kind
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ def paper_scale(run: RunRecord, *, any_size: bool = False) -> str | None:
     if run.midtrained:
         return None
     for scale in SCALES:
-        same_scale = shipped(scale)
-        entry = same_scale.variants.get(run.kind)
-        same = any_size or run.config.model.attention == entry
-        if entry is not None and same and _shape(run.config) == _shape(same_scale):
+        same_scale, ours = shipped(scale), run.config.model.attention
+        entry = same_scale.variants.get(OWN_LINES.get(run.kind, run.kind))
+        same = entry is not None and (ours == entry or (any_size and ours.form == entry.form))
+        if same and _shape(run.config) == _shape(same_scale):
             return scale
     return None
 
@@ -90,6 +91,11 @@ def paper_scale(run: RunRecord, *, any_size: bool = False) -> str | None:
 def shipped(scale: str) -> RunConfig:
     """A scale's own configuration; `variant` gives it another line of attention."""
     return load_config(scale)
+
+
+def of_paper(scale: str, kind: str) -> RunConfig:
+    """A scale's configuration with the paper's own line of a kind."""
+    return shipped(scale).variant(OWN_LINES.get(kind, kind))
 
 
 def _shape(config: RunConfig) -> tuple:

@@ -12,7 +12,8 @@ Tied, values read what keys read, c = x W_shared and r_h = x U_h: k_h = c + r_h 
 v_h = c + r_h B^V_hᵀ. Both are cached unrotated, once, and rotated as they are read
 (`lrkv_jax.kernels.latent_decode`).
 
-The paper's identity RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) B_hᵀ holds in none of them.
+The paper's identity RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) B_hᵀ does not hold of a key that is
+rotated whole, `full`; made a model's definition, with queries rotated likewise, it is `latent`.
 LRKV (https://arxiv.org/abs/2601.11471), equations 2 to 7.
 """
 

@@ -52,12 +52,18 @@ def lines_of(
 ) -> list[Line]:
     """Each line of a scale that was asked for, with `overrides`, cut to `depth` layers if given.
 
-    None asks for every variant of the scale, and for every mode; `OWN` takes each variant as the
-    scale has it. Raises `LrkvError` for modes that no variant has, and as `load_config` does.
+    None asks for every variant of the scale, and for every mode; `lrkv` in its mode full then
+    stands for `lrkv_full`. `OWN` takes each variant as the scale has it. Raises `LrkvError` for
+    modes that no variant has, and as `load_config` does.
     """
     scale = ALIASES.get(scale, scale)
     if variants is None:
-        variants = tuple(load_config(scale, overrides).variants)
+        listed = load_config(scale, overrides).variants
+        variants = tuple(listed)
+        if OWN not in (ropes or ()):
+            # lrkv_full beside lrkv, whose mode full is taken anyway.
+            named = {f"{v}_{mode}" for v, one in listed.items() for mode in one.compared_modes()}
+            variants = tuple(variant for variant in listed if variant not in named)
     found = []
     for variant in variants:
         config = load_config(scale, [f"attention={variant}", *overrides])

@@ -52,7 +52,7 @@ def here(**chosen: Any) -> Settings:
 
     On a CPU about two minutes of the quickstart model on two cores, on a GPU the 128M model.
     """
-    small: dict[str, Any] = {"scales": ("quickstart",), "ropes": ("full",), "samples": 7}
+    small: dict[str, Any] = {"scales": ("quickstart",), "ropes": ("full", "latent"), "samples": 7}
     defaults = small if jax.default_backend() == "cpu" else {}
     return Settings(**defaults | {k: value for k, value in chosen.items() if value is not None})
 

@@ -74,7 +74,7 @@ def bench_train(
     variants: Variants = None,
     rope: Annotated[
         str | None,
-        typer.Option(help="Rope modes to time (default: all on a GPU, full on a CPU)."),
+        typer.Option(help="Rope modes to time (default: all on a GPU, full,latent on a CPU)."),
     ] = None,
     depth: Annotated[int | None, typer.Option(help="Layers (default: those of the scale).")] = None,
     samples: Annotated[

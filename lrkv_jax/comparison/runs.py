@@ -218,16 +218,12 @@ class Setting:
     def main(self, kind: str) -> dict[int, RunRecord]:
         """The runs by seed that stand for a kind beside the other kinds.
 
-        They are those of the line of `variants` that is named as the kind, or else of the only line
-        of that kind; an ablation's lines do not stand for it.
+        They are those of the line of `variants` that is named as the kind; without a run of it, of
+        the line beside it that is as published, or of the only line of that kind. An ablation's
+        lines do not stand for it.
         """
-        own = [run for run in self.runs if run.kind == kind]
-        main = [run for run in own if run.variant == kind] or [
-            run
-            for run in own
-            if [entry.name for entry in run.config.variants.values()].count(kind) == 1
-        ]
-        return self.seeds(main[0].label) if main else {}
+        main = [run for run in self.runs if run.kind == kind and _standing(run)]
+        return self.seeds(max(main, key=_standing).label) if main else {}
 
     @property
     def beside(self) -> dict[str, dict[int, RunRecord]]:
@@ -277,7 +273,7 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
         for run in members:
             # An ablation may name again what has its own line: that line comes first.
             key = run.label, run.seed
-            if key not in once or (run.variant == run.kind != once[key].variant):
+            if key not in once or _standing(run) > _standing(once[key]):
                 once[key] = run
         found.append(Setting(name + what, tuple(once.values())))
     return found
@@ -316,6 +312,16 @@ def _apart(own: dict[str, Any], others: list[dict[str, Any]]) -> str:
             value = f"{own[key]:,}" if isinstance(own[key], int) else own[key]
             words, same = f"{words}, {key} {value}", fewer
     return words
+
+
+def _standing(run: RunRecord) -> int:
+    """2 of the line named as its kind, 1 of one that may stand for it, 0 of an ablation's."""
+    if run.variant == run.kind:
+        return 2
+    same = [entry for entry in run.config.variants.values() if entry.name == run.kind]
+    published = [entry for entry in same if not entry.form]
+    beside = run.kind in run.config.variants and published == [run.config.model.attention]
+    return int(beside or len(same) == 1)
 
 
 def order(run: RunRecord) -> tuple:

@@ -74,13 +74,13 @@ class AttentionConfig(Frozen):
 
     @classmethod
     def modes(cls) -> tuple[str, ...]:
-        """The values of its setting `rope`; () if it has none."""
+        """The values of its setting `rope`, the published one first; () if it has none."""
         return get_args(cls.model_fields["rope"].annotation) if "rope" in cls.model_fields else ()
 
     @classmethod
-    def usual_mode(cls) -> str | None:
-        """The mode of an entry that names none."""
-        return cls.model_fields["rope"].default if "rope" in cls.model_fields else None
+    def published_mode(cls) -> str | None:
+        """The mode of the line as it was published, which its label leaves out."""
+        return next(iter(cls.modes()), None)
 
     @classmethod
     def compared_modes(cls) -> tuple[str, ...]:
@@ -108,14 +108,14 @@ class AttentionConfig(Frozen):
 
     @property
     def form(self) -> str:
-        """What its label says beside name and size: "rope shared", "tied"; "" for the usual one."""
-        return "" if self.mode == self.usual_mode() else f"rope {self.mode}"
+        """What its label says beside name and size: "rope shared", "tied"; "" as published."""
+        return "" if self.mode == self.published_mode() else f"rope {self.mode}"
 
     @property
     def label(self) -> str:
         """Name, size and form as tables and legends write them: MHA, MLA-128, LRKV-8 rope shared.
 
-        The default mode is not written.
+        The published mode is not written, whichever is the default.
         """
         named = "-".join(filter(None, (self.name.upper(), self.sized)))
         return f"{named} {self.form}" if self.form else named

@@ -233,8 +233,8 @@ class LRKV(AttentionConfig):
 
     Keys and values may have ranks of their own, R_k and R_v (`rank_key`, `rank_value`). With
     `kv_heads`, G groups of query heads have a residual each.
-    `rope`: `full` rotates the whole key (the model as it is trained); `shared` rotates the shared
-    part alone; `latent` rotates the shared part and, in R dimensions, the latent.
+    `rope`: `full` rotates the whole key, as the paper trains it; `shared` rotates the shared part
+    alone; `latent`, the default, rotates the shared part and, in R dimensions, the latent.
     """
 
     name: ClassVar[str] = "lrkv"
@@ -248,9 +248,9 @@ class LRKV(AttentionConfig):
         "Rank of each head's residual, R. 0 is MQA; head_width can represent any MHA."
     )
     rope: Literal["full", "shared", "latent"] = result(
-        "What positions rotate. full: the whole key; shared: its shared part alone; latent: its "
-        "shared part, and the latent in its own R coordinates.",
-        "full",
+        "What positions rotate. full: the whole key, as in the paper; shared: its shared part "
+        "alone; latent: its shared part, and the latent in its own R coordinates.",
+        "latent",
     )
     rank_key: Positive | None = result("Rank of the keys' residuals, R_k. Null is rank.", None)
     rank_value: Positive | None = result("Rank of the values' residuals, R_v. Null is rank.", None)

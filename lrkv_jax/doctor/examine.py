@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lrkv_jax import __version__
-from lrkv_jax.bench.lines import lines_of
+from lrkv_jax.bench.lines import OWN, lines_of
 from lrkv_jax.doctor.child import Check, Child
 from lrkv_jax.doctor.finding import SLOW, WRONG, Finding
 
@@ -63,7 +63,7 @@ def _on_devices(facts: Facts, count: int) -> Iterator[Check]:
     for line in lines_of(SCALE, None, None):
         where = {"variant": line.variant, "rope": line.rope}
         yield _check(f"kernels, {line.name}", "kernels:of_line", 25, KERNELS, **where)
-    for line in lines_of(SCALE, None, ["full"]):
+    for line in lines_of(SCALE, None, [OWN]):
         name = f"training step, {line.variant}"
         yield _check(name, "steps:of_variant", 40, KERNELS, variant=line.variant)
     copies, products = (facts[f"device 0: {what}"] for what in ("copies", "products"))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from lrkv_jax.bench.lines import lines_of
+from lrkv_jax.bench.lines import OWN, lines_of
 from lrkv_jax.config import MeshConfig, RunConfig
 from lrkv_jax.doctor.finding import FAST_COMPILE, WRONG, Finding, at, judged
 from lrkv_jax.model import abstract_parameters, specs
@@ -47,7 +47,7 @@ def of_variant(variant: str) -> Finding:
     if WIDTH % len(here) or here[0].platform == "cpu":  # simulated devices say nothing more
         here = here[:1]
     rows = f"train.batch={2 * len(here)}"
-    (line,) = lines_of(SCALE, [variant], ["full"], overrides=(*SMALL, rows))
+    (line,) = lines_of(SCALE, [variant], [OWN], overrides=(*SMALL, rows))
     subject = resolve(line.config)
     cpu = make_mesh(MeshConfig(), jax.devices("cpu")[:1])
     meshes = [make_mesh(MeshConfig(data=1, fsdp=len(here)), here), cpu]

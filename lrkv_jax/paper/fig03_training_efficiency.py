@@ -86,6 +86,7 @@ def _sooner_bars(axis: Axes, setting: Setting) -> list[str]:
         gap = f"no finished run: {setting.name} lrkv"
         empty(axis, gap)
         return [gap]
+    axis.set_title(f"{setting.name}, {next(iter(done['lrkv'].values())).label}")
     losses = {kind: {s: run.cross_entropy for s, run in done[kind].items()} for kind in done}
     tests = against(losses["lrkv"], {kind: losses[kind] for kind in baselines if losses[kind]})
     curves = {kind: {s: run.curve for s, run in done[kind].items() if run.curve} for kind in done}

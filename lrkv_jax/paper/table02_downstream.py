@@ -32,17 +32,17 @@ def table02_downstream(runs):
 
 
 def _block(setting, name):
-    for kind in setting.kinds:
-        seeds = setting.main(kind)
-        yield Row.of(name_of(kind), *(_cell(seeds, task, name, kind) for task in TASKS), block=name)
+    for label, seeds in setting.beside.items():
+        line = label if seeds else name_of(label)
+        yield Row.of(line, *(_cell(seeds, task, name, line) for task in TASKS), block=name)
 
 
-def _cell(seeds, task, block, kind):
+def _cell(seeds, task, block, line):
     if not seeds:
-        return no_run(f"{block} {kind}")
+        return no_run(f"{block} {line}")
     answers = {s: run.evaluation[task] for s, run in seeds.items() if task in run.evaluation}
     if not answers:
-        return Cell(gap=f"not evaluated: {block} {kind} {task}")
+        return Cell(gap=f"not evaluated: {block} {line} {task}")
     if task == "combined":
         return Cell.over({s: 100 * score for s, score in answers.items()})
     example = next(iter(answers.values()))

@@ -15,7 +15,7 @@ from lrkv_jax.model import Block
 D, H, K, G, C, R = 96, 4, 8, 2, 12, 3
 ENTRIES = {
     "mha": MHA(), "gqa": GQA(kv_heads=G), "mqa": MQA(), "mla": MLA(latent=C, rope_width=0),
-    "lrkv": LRKV(rank=R),
+    "lrkv": LRKV(rank=R, rope="full"),
 }  # fmt: skip
 # kind: (W_h, axis that is compressed, ranks of W_h, of all W_h, of keys and values, of W_i − W_j)
 STATED = {

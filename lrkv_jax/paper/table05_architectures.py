@@ -2,7 +2,7 @@
 
 from lrkv_jax.accounting.counts import parameter_counts
 from lrkv_jax.artefacts.artefact import artefact
-from lrkv_jax.artefacts.printed import SCALES, printed, shipped
+from lrkv_jax.artefacts.printed import SCALES, of_paper, printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
 
 SHAPE = {
@@ -29,7 +29,7 @@ def table05_architectures(runs):
 
 
 def _row(scale):
-    model, lrkv = (shipped(scale).variant(kind).model for kind in ("mha", "lrkv"))
+    model, lrkv = (of_paper(scale, kind).model for kind in ("mha", "lrkv"))
     ours = {name: getattr(model, name) for name in SHAPE} | {
         "feed_forward": model.feed_forward_width
     }

@@ -2,7 +2,7 @@
 
 from lrkv_jax.accounting.counts import training_exaflops, training_tokens
 from lrkv_jax.artefacts.artefact import artefact
-from lrkv_jax.artefacts.printed import KINDS, SCALES, printed, shipped
+from lrkv_jax.artefacts.printed import KINDS, SCALES, of_paper, printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
 
 COLUMNS = [
@@ -23,7 +23,7 @@ def table06_training(runs):
 
 
 def _row(scale):
-    runs = {kind: shipped(scale).variant(kind) for kind in KINDS}
+    runs = {kind: of_paper(scale, kind) for kind in KINDS}
     train = runs["mha"].train
     compute = [Cell(training_exaflops(run)) for run in runs.values()]
     compute[0] = Cell(compute[0].value, printed=printed("table06", scale, "exaflops"))

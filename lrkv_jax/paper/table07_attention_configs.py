@@ -6,7 +6,7 @@ from lrkv_jax.accounting.counts import (
     cache_fraction_published,
 )
 from lrkv_jax.artefacts.artefact import artefact
-from lrkv_jax.artefacts.printed import SCALES, printed, shipped
+from lrkv_jax.artefacts.printed import SCALES, of_paper, printed
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
 
 COLUMNS = [
@@ -29,7 +29,7 @@ def table07_attention_configs(runs):
 
 
 def _row(scale):
-    model = {kind: shipped(scale).variant(kind).model for kind in ("mqa", "gqa", "mla", "lrkv")}
+    model = {kind: of_paper(scale, kind).model for kind in ("mqa", "gqa", "mla", "lrkv")}
 
     def share(kind):
         value = 100 * cache_fraction_published(model[kind])

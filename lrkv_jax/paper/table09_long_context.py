@@ -14,7 +14,7 @@ LONG = 8192
 def table09_long_context(runs):
     rows = []
     for setting in settings([run for run in runs if run.config.train.context >= LONG]):
-        lines = {name_of(kind): setting.main(kind) for kind in setting.kinds}
+        lines = {label if runs else name_of(label): runs for label, runs in setting.beside.items()}
         rows += loss_rows(setting.name, lines, beside=_beside)
     missing = [] if rows else ["no run: a context of 8,192 or more, as 512m_8k"]
     return [Table("Long context", COLUMNS, rows, [NOTE], missing=missing), _as_printed()]

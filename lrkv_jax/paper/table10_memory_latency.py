@@ -12,9 +12,9 @@ from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.accounting.serving import attention_flops
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.looks import name_of
-from lrkv_jax.artefacts.printed import printed_table, shipped, verdict
+from lrkv_jax.artefacts.printed import of_paper, printed_table, verdict
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
-from lrkv_jax.config import ModelConfig, load_config
+from lrkv_jax.config import ModelConfig
 
 SCALES = ("128m", "1.2b", "2.5b", "6.3b")
 LENGTH = 2048
@@ -44,10 +44,12 @@ def costs() -> Table:
     ]  # fmt: skip
     rows = []
     for scale in SCALES:
-        mha = attention_flops(shipped(scale).variant("mha").model).at(LENGTH)
+        mha = attention_flops(of_paper(scale, "mha").model).at(LENGTH)
         for variant, rope in LINES:
-            override = [f"attention.rope={rope}"] if rope else []
-            model = load_config(scale, [f"attention={variant}", *override]).model
+            model = of_paper(scale, variant).model
+            if rope:
+                entry = model.attention.in_mode(rope)
+                model = model.model_copy(update={"attention": entry})
             flops = attention_flops(model)
             paper = printed_table("table10")[variant]
             rows.append(

@@ -7,10 +7,9 @@ tokens, and each variant's bytes per token beside the paper's formula.
 from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.looks import name_of
-from lrkv_jax.artefacts.printed import shipped
+from lrkv_jax.artefacts.printed import of_paper
 from lrkv_jax.artefacts.table import Column, Row, Table
 from lrkv_jax.attention.cache import slot_axes
-from lrkv_jax.config import load_config
 from lrkv_jax.plan.live_cache import live_cache_bytes_per_token, measure_cache
 
 SCALE, TOKENS = "128m", 2048
@@ -38,7 +37,7 @@ def arrays() -> Table:
     ]  # fmt: skip
     rows = []
     for variant in FORMULAS:
-        model = load_config(SCALE, [f"attention={variant}", "model.layers=1"]).model
+        model = of_paper(SCALE, variant).model.model_copy(update={"layers": 1})
         shapes = measure_cache(model, 1, TOKENS).shapes
         for name in slot_axes(shapes):
             array, axes = getattr(shapes, name), ", ".join(shapes.AXES[name].split())
@@ -67,7 +66,7 @@ def formulas() -> Table:
     rows = []
     for scale in SCALES:
         for variant in FORMULAS:
-            model = shipped(scale).variant(variant).model
+            model = of_paper(scale, variant).model
             paper, ours = FORMULAS[variant]
             rows.append(
                 Row.of(

@@ -11,7 +11,7 @@ The paper's figures stand beside what they would need: its megabytes are those o
 from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token, cache_bytes_per_token
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.looks import name_of
-from lrkv_jax.artefacts.printed import KINDS, SCALES, printed, printed_table, shipped
+from lrkv_jax.artefacts.printed import KINDS, SCALES, of_paper, printed, printed_table
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
 from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.plan.live_cache import measure_cache
@@ -38,7 +38,7 @@ def measured() -> Table:
     for scale in SCALES:
         mha = None
         for variant in KINDS:
-            config = shipped(scale).variant(variant)
+            config = of_paper(scale, variant)
             model, tokens = config.model, config.train.context
             cache = measure_cache(model, 1, tokens)
             mha = mha or cache.nbytes
@@ -74,11 +74,11 @@ def explained() -> Table:
     ]  # fmt: skip
     rows = []
     for scale, row in printed_table("table12").items():
-        mha = shipped(scale).variant("mha")
+        mha = of_paper(scale, "mha")
         mha_values = mha.model.attention.cache_values(mha.model)  # per token and layer
         layers = float(row["mha"]["megabytes"]) * MIB / (2 * mha.train.context * mha_values)
         for variant in row:
-            config = shipped(scale).variant(variant)
+            config = of_paper(scale, variant)
             model, tokens = config.model, config.train.context
             megabytes = float(row[variant]["megabytes"])
             share = printed("table12", scale, variant, "share")

@@ -73,4 +73,4 @@ def test_latents_of_one_table_are_lrkv_s_where_they_are_as_wide_as_heads(entries
         params = random_params(theirs)
         assert (error(logits(ours, params), logits(theirs, params)) < 1e-6) == same
     with pytest.raises(LrkvError, match="latents turn in rope: latent alone"):
-        small(entries[1](rank=3))
+        small(entries[1](rank=3, rope="full"))

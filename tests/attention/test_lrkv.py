@@ -105,7 +105,7 @@ def test_rank_zero_is_mqa():
 def test_full_rank_represents_any_mha_and_with_groups_any_gqa(groups):
     model = small(MHA() if groups == 4 else GQA(kv_heads=groups))
     K = model.head_width
-    lrkv = small(LRKV(rank=K, kv_heads=groups))
+    lrkv = small(LRKV(rank=K, kv_heads=groups, rope="full"))
     theirs = random_params(model, groups)
     attention = dict(theirs["blocks"]["attention"])
     for name in ("key", "value"):

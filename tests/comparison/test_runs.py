@@ -148,9 +148,18 @@ def test_how_a_run_was_carried_out_sets_nothing_apart(tmp_path):
 
 def test_an_ablation_that_names_a_size_again_counts_it_once(tmp_path):
     write_run(tmp_path / "a", rank=8)
-    write_run(tmp_path / "b", "attention=lrkv")
+    write_run(tmp_path / "b", "attention=lrkv_full")
     (setting,) = settings(read_runs([tmp_path]))
-    assert [run.variant for run in setting.runs] == ["lrkv"]
+    assert [run.variant for run in setting.runs] == ["lrkv_full"]
+
+
+def test_the_line_named_as_its_kind_stands_for_it_and_else_the_published_one_beside_it(tmp_path):
+    for number, name in enumerate(("lrkv_full", "lrkv")):
+        write_run(tmp_path / str(number), f"attention={name}")
+        write_run(tmp_path / f"rank {number}", f"train.seed={number}", rank=2)
+        (setting,) = settings(read_runs([tmp_path]))
+        assert {run.variant for run in setting.main("lrkv").values()} == {name}
+    assert list(setting.beside) == ["mha", "gqa", "mqa", "mla", "LRKV-8", "LRKV-8 rope latent"]
 
 
 def test_the_analysis_is_read_where_there_is_one(tmp_path):

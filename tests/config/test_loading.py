@@ -12,7 +12,7 @@ from lrkv_jax.config import GQA, LRKV, MHA, dump_config, find_config, load_confi
 from lrkv_jax.errors import LrkvError
 
 SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b", "quickstart"]
-VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv"]
+VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_full"]
 
 
 def complaint(path, *overrides):
@@ -115,9 +115,8 @@ def test_a_file_is_preferred_to_the_shipped_scale_of_its_name(monkeypatch, tmp_p
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_dump_of_any_line_is_read_back_as_the_same_object(scale, tmp_path):
-    for variant, dump in zip(
-        VARIANTS, [dump_config, dump_config, as_json, as_yaml, dump_config], strict=True
-    ):
+    dumps = [dump_config, dump_config, as_json, as_yaml, dump_config, dump_config]
+    for variant, dump in zip(VARIANTS, dumps, strict=True):
         config = load_config(scale, [f"attention={variant}"])
         assert config == load_config(scale).variant(variant)
         assert load_config(write(tmp_path, dump(config))) == config
@@ -374,10 +373,14 @@ def test_no_override_whatever_ends_in_anything_but_a_config_or_one_line(key, val
 # Loading changes nothing but what it is asked to.
 
 
-def test_the_default_choice_is_lrkv_and_mha_is_its_reference():
+def test_the_default_choice_is_lrkv_with_latents_rotated_and_mha_is_its_reference():
+    assert LRKV(rank=8).mode == "latent"  # one default, wherever a mode is left out
     for scale in SCALES:
         config = load_config(scale)
         assert config.attention == "lrkv"
+        ours, paper = config.model.attention, config.variants["lrkv_full"]
+        assert (ours.mode, paper.mode) == ("latent", "full")
+        assert ours.rank == paper.rank + paper.rank % 2  # every coordinate has its pair
         assert config.variants["mha"] == MHA()
         assert list(config.variants) == VARIANTS
 

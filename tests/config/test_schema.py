@@ -48,7 +48,8 @@ def test_the_papers_settings_stand_in_each_yaml(scale):
         "gqa": GQA(kv_heads=kv_heads),
         "mqa": MQA(),
         "mla": MLA(latent=latent, rope_width=64),
-        "lrkv": LRKV(rank=rank, rope="full"),
+        "lrkv": LRKV(rank=rank + rank % 2, rope="latent"),
+        "lrkv_full": LRKV(rank=rank, rope="full"),
     }
     rates = (optimizer.matrix_lr, optimizer.embedding_lr, optimizer.head_lr)
     assert rates == (0.02, 0.2, 0.004)
@@ -165,7 +166,7 @@ def test_an_odd_width_that_is_rotated_is_said_and_no_other():
     assert "rank_key = 5:" in LRKV(rank=6, rank_key=5, rope="latent").remark
     assert "latent = 33 and attention.rank = 3:" in MLA(latent=33, rank=3, rope="latent").remark
     even = LRKV(rank=50, rope="latent"), LRKV(rank=6, rank_value=5, rope="latent")
-    for entry in (*even, LRKV(rank=51), LRKV(rank=0, rope="latent"), MLA(latent=33, rope="full")):
+    for entry in (*even, LRKV(rank=51, rope="full"), LRKV(rank=0), MLA(latent=33, rope="full")):
         assert not entry.remark
 
 
@@ -177,7 +178,7 @@ def test_an_odd_width_that_is_rotated_is_said_and_no_other():
         (MQA(), None, "MQA", None),
         (MLA(latent=128), 128, "MLA-128", "decoupled"),
         (MLA(latent=128, rope="full"), 128, "MLA-128 rope full", "full"),
-        (LRKV(rank=8), 8, "LRKV-8", "full"),
+        (LRKV(rank=8, rope="full"), 8, "LRKV-8", "full"),
         (MLA(latent=128, rank=4), 128, "MLA-128 rank 4", "decoupled"),
         (
             MLA(latent=9, rope="full", kv_heads=3, latent_norm=False),
@@ -186,8 +187,8 @@ def test_an_odd_width_that_is_rotated_is_said_and_no_other():
             "full",
         ),
         (LRKV(rank=8, rope="shared"), 8, "LRKV-8 rope shared", "shared"),
-        (LRKV(rank=8, kv_heads=3, tied=True), 8, "LRKV-8 in 3 groups, tied", "full"),
-        (LRKV(rank=6, rank_value=5, rope="latent"), 6, "LRKV-6/5 rope latent", "latent"),
+        (LRKV(rank=8, rope="full", kv_heads=3, tied=True), 8, "LRKV-8 in 3 groups, tied", "full"),
+        (LRKV(rank=6, rank_value=5), 6, "LRKV-6/5 rope latent", "latent"),
     ],
 )
 def test_an_entry_says_its_size_label_and_mode(entry, size, label, mode):

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from lrkv_jax.config import load_config
+
 # Python runs this in every process whose path it lies on: faults are planted where they would be.
 PLANTED = """
 import importlib.abc, importlib.machinery, os, sys, time
@@ -74,7 +76,7 @@ def test_this_machine_is_right_for_the_work(tmp_path):
     code, report, lines = doctor(tmp_path)
     assert code == 0 and report["doctor"] != "wrong"
     assert not [line for line in lines.values() if line["verdict"] == "wrong"]
-    for name in ("mha", "gqa", "mqa", "mla", "lrkv"):
+    for name in load_config("128m").variants:
         for line in (f"training step, {name}", f"expect, {name}"):
             assert lines[line]["verdict"] == "ok", lines[line]
     for name in ("mha", "mla", "lrkv full", "lrkv shared", "lrkv latent"):
@@ -104,7 +106,7 @@ def test_each_planted_fault_is_found(tmp_path):
     found = lines["kernels, mla"]
     assert found["verdict"] == "wrong" and "did not answer within" in found["says"]
     assert "decode xla" in found["says"]
-    for name in ("mha", "gqa", "mqa", "mla", "lrkv"):
+    for name in load_config("128m").variants:
         found = lines[f"training step, {name}"]
         assert found["verdict"] == "wrong" and "TypeError" in found["says"] and found["mend"]
     found = lines["CUDA wheels"]

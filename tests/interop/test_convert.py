@@ -63,19 +63,22 @@ def calibration(model):
     return Calibration(wide @ wide.T, energy_HJ)
 
 
+SPANNING = LRKV(rank=HEAD_WIDTH, kv_heads=2, rope="full")
+
+
 @pytest.mark.parametrize(
     ("old", "changes", "new"),
     [
-        (GQA(kv_heads=2), {}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
-        (GQA(kv_heads=2), {"qk_norm": False}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
-        (GQA(kv_heads=2), {"qk_gain": True}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
-        (GQA(kv_heads=2), {"qk_norm": False, "qkv_bias": True}, LRKV(rank=HEAD_WIDTH, kv_heads=2)),
+        (GQA(kv_heads=2), {}, SPANNING),
+        (GQA(kv_heads=2), {"qk_norm": False}, SPANNING),
+        (GQA(kv_heads=2), {"qk_gain": True}, SPANNING),
+        (GQA(kv_heads=2), {"qk_norm": False, "qkv_bias": True}, SPANNING),
         (
             MHA(),
             {"norm_gain": True, "qkv_bias": True},
             MLA(latent=16, rank=8, rope="full", latent_norm=False),
         ),
-        (LRKV(rank=3), {}, MLA(latent=24, rope="full", latent_norm=False)),
+        (LRKV(rank=3, rope="full"), {}, MLA(latent=24, rope="full", latent_norm=False)),
     ],
     ids=[
         "gqa-lrkv",

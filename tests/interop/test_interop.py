@@ -21,6 +21,7 @@ from lrkv_jax.run import restore
 from lrkv_jax.run.restore import load_run
 from lrkv_jax.sharding import make_mesh
 
+FULL = "attention=lrkv_full"
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
 
 
@@ -70,7 +71,7 @@ def test_an_imported_model_gives_the_logits_that_transformers_gave(case, tmp_pat
 @pytest.mark.parametrize(
     ("settings", "largest"),
     [
-        (("attention=lrkv", "attention.rank=3", "attention.kv_heads=2"), 10**9),
+        ((FULL, "attention.rank=3", "attention.kv_heads=2"), 10**9),
         (
             ("attention=mla", "attention.rope=full", "attention.rope_width=0", "attention.rank=2",
              "attention.latent_norm=false"),
@@ -189,9 +190,9 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
     for name, settings, named in (
         ("mla", ["attention=mla"], "attention.rope = decoupled"),
         ("normed", ["attention=mla", "attention.rope=full", "attention.rope_width=0"], "latent_no"),
-        ("latent", ["attention.rope=latent"], "attention.rope = latent"),
-        ("norms", ["model.embedding_norm=false"], "NanoChatForCausalLM needs embedding_norm"),
-        ("biases", ["model.qkv_bias=true"], "NanoChatForCausalLM needs qkv_bias = False"),
+        ("latent", [], "attention.rope = latent, .*: use --factored"),
+        ("norms", [FULL, "model.embedding_norm=false"], "NanoChatForCausalLM needs embedding_norm"),
+        ("biases", [FULL, "model.qkv_bias=true"], "NanoChatForCausalLM needs qkv_bias = False"),
     ):
         configured(tmp_path / name, *settings)
         with pytest.raises(LrkvError, match=named):
@@ -206,7 +207,7 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
 def test_gpt2_leaves_with_the_chat_in_its_own_ids(tmp_path):
     import tokenizers
 
-    plant(tmp_path / "run", "data.tokenizer=gpt2", "model.vocabulary=50304")
+    plant(tmp_path / "run", "attention=mha", "data.tokenizer=gpt2", "model.vocabulary=50304")
     export(tmp_path / "run", tmp_path / "hf")  # which compares a text's ids with ours
     written = tokenizers.Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
     chat = ChatFormat(load_tokenizer("gpt2"))

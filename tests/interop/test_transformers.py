@@ -22,7 +22,7 @@ from lrkv_jax.run.restore import load_run
 
 pytestmark = pytest.mark.torch
 
-BIASES = "model.qkv_bias=true"
+BIASES, FULL = "model.qkv_bias=true", "attention=lrkv_full"
 CASES = {
     "mha": ("NanoChatForCausalLM", "attention=mha"),
     "gqa-chat": ("NanoChatForCausalLM", "attention=gqa", "model.vocabulary=4224"),
@@ -30,12 +30,12 @@ CASES = {
     "mha-qwen3": ("Qwen3ForCausalLM", "attention=mha", *LLAMA, "model.qk_norm=true", BIASES),
     "gqa-arcee": ("ArceeForCausalLM", "attention=gqa", *LLAMA, "model.gated=false"),
     "gqa-llama": ("LlamaForCausalLM", "attention=gqa", *LLAMA, BIASES),
-    "lrkv": ("NanoChatForCausalLM", "attention.rank=3"),
-    "lrkv-groups-llama": ("LlamaForCausalLM", "attention.kv_heads=2", *LLAMA),
-    "factored-full": ("LrkvForCausalLM", "attention.rank=3"),
+    "lrkv": ("NanoChatForCausalLM", FULL, "attention.rank=3"),
+    "lrkv-groups-llama": ("LlamaForCausalLM", FULL, "attention.kv_heads=2", *LLAMA),
+    "factored-full": ("LrkvForCausalLM", FULL, "attention.rank=3"),
     "factored-shared": ("LrkvForCausalLM", "attention.rope=shared", "attention.kv_heads=2"),
-    "factored-latent": ("LrkvForCausalLM", "attention.rope=latent", "attention.rank_value=5"),
-    "factored-tied": ("LrkvForCausalLM", "attention.rope=latent", "attention.tied=true", *LLAMA),
+    "factored-latent": ("LrkvForCausalLM", "attention.rank_value=5"),
+    "factored-tied": ("LrkvForCausalLM", "attention.tied=true", *LLAMA),
 }
 SAID = [
     {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi there"},

@@ -6,6 +6,8 @@ import pytest
 from support.paper_cases import artefact, cells
 from support.written_runs import write_run
 
+from lrkv_jax.artefacts import printed as printed_values
+from lrkv_jax.artefacts.printed import of_paper
 from lrkv_jax.comparison import read_runs
 from lrkv_jax.config import load_config
 from lrkv_jax.paper import table04_mechanisms as table04
@@ -46,10 +48,9 @@ def test_a_missing_or_unfinished_variant_is_a_labelled_gap(tmp_path):
 
 
 def test_the_paper_s_value_stands_beside_a_run_of_its_setting_alone(tmp_path):
-    write_run(tmp_path / "same", "attention=lrkv", scale="128m", steps=None, loss=lambda s: 2.9)
-    write_run(
-        tmp_path / "short", "attention=lrkv", "train.tokens=1310720", scale="128m", steps=None
-    )
+    how = {"scale": "128m", "steps": None}
+    write_run(tmp_path / "same", "attention=lrkv_full", loss=lambda s: 2.9, **how)
+    write_run(tmp_path / "short", "attention=lrkv_full", "train.tokens=1310720", **how)
     ours, paper = artefact("table01").made(read_runs([tmp_path]))
     rows = [row.cells[3].printed for row in ours.rows if row.cells[0].value == "LRKV-46"]
     assert sorted(p.text if p else "" for p in rows) == ["", "2.893"]
@@ -62,9 +63,9 @@ def test_table_2_reads_the_benchmarks(tmp_path):
         evaluation = {"arc_easy": task | {"score": 0.25 + 0.1 * (name == "lrkv")}, "mmlu": task}
         write_run(tmp_path / name, f"attention={name}", evaluation=evaluation)
     ours, paper = artefact("table02").made(read_runs([tmp_path]))
-    lrkv = cells(ours, "LRKV")
+    lrkv = cells(ours, "LRKV-8 rope latent")
     assert lrkv["ARC-E"].value == pytest.approx(35.0) and "1,000 examples" in lrkv["ARC-E"].note
-    assert "not evaluated: quickstart, pretrained alone lrkv gsm8k" in ours.gaps
+    assert "not evaluated: quickstart, pretrained alone LRKV-8 rope latent gsm8k" in ours.gaps
     assert len(paper.rows) == 15
 
 
@@ -86,20 +87,23 @@ def test_table_8_has_every_size_beside_the_baselines_and_the_printed_ones(of_swe
     ]  # fmt: skip
     assert "no MHA to compare with" not in [row.cells[-1].value for row in ours.rows]
     write_run(tmp_path / "r", "name=128m_ranks", rank=16, scale="128m", steps=None)
-    for name in ("mha", "mla", "lrkv"):
+    for name in ("mha", "mla", "lrkv", "lrkv_full"):
         write_run(tmp_path / name, f"attention={name}", scale="128m", steps=None)
     ours, _ = artefact("table08").made(read_runs([tmp_path]))
     assert printed(ours) == {
         "MHA": "2.903", "MLA-128": "2.901", "LRKV-16": "2.905", "LRKV-46": None,
+        "LRKV-46 rope latent": None,
     }  # fmt: skip
 
 
 def test_table_9_takes_the_long_contexts(tmp_path):
-    write_run(tmp_path / "long", "attention=lrkv", scale="512m_8k", steps=None)
+    for name in ("lrkv", "lrkv_full"):
+        write_run(tmp_path / name, f"attention={name}", scale="512m_8k", steps=None)
     write_run(tmp_path / "short", "attention=lrkv")
     ours, _ = artefact("table09").made(read_runs([tmp_path]))
     assert {row.block for row in ours.rows} == {"512m_8k"}
-    assert cells(ours, "LRKV")["CE"].printed.text == "2.665"
+    assert cells(ours, "LRKV-51")["CE"].printed.text == "2.665"
+    assert cells(ours, "LRKV-52 rope latent")["CE"].printed is None, "the paper has none"
 
 
 def bench(*rows, backend="cpu"):
@@ -155,7 +159,7 @@ def test_formulas_as_written_give_the_bytes_and_arrays_are_the_live_cache_s(monk
     arrays, formulas = artefact("table11").made([])
     for row in formulas.rows:
         _, paper, papers, ours, allocated, measured = (cell.value for cell in row.cells)
-        model = load_config(row.block, [f"attention={row.cells[0].value.lower()}"]).model
+        model = of_paper(row.block, row.cells[0].value.lower()).model
         entry = model.attention
         names = {
             "H": model.heads, "K": model.head_width, "C": getattr(entry, "latent", 0),
@@ -177,7 +181,7 @@ def test_measured_caches_are_their_formulas_beside_what_is_printed(monkeypatch):
     monkeypatch.setattr(table12, "SCALES", ("128m",))
     monkeypatch.setattr(table12, "KINDS", ("mha", "mla", "lrkv"))
     small = load_config("128m", ["model.layers=2", "train.context=64"])
-    monkeypatch.setattr(table12, "shipped", lambda scale: small)
+    monkeypatch.setattr(printed_values, "shipped", lambda scale: small)
     table = table12.measured()
     for row in table.rows:
         *_, published, _, allocated, measured, _ = row.cells

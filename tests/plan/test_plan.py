@@ -29,7 +29,7 @@ KEYS = {
     "kv_cache_fraction_published",
     "decode",
 }
-VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv"]
+VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_full"]
 
 
 def planned(capsys, config, *, all_variants=True):
@@ -63,9 +63,10 @@ def test_json_describes_the_run_and_every_variant(capsys):
 def test_json_figures_are_the_closed_forms_at_128m(capsys):
     plan = planned(capsys, load_config("128m"))
     got = plan["variants"]
+    paper = ["mha", "gqa", "mqa", "mla", "lrkv_full"]
 
     def column(key):
-        return [got[name][key] for name in VARIANTS]
+        return [got[name][key] for name in paper]
 
     L, D, H, K, R, C, P = 12, 768, 6, 128, 46, 128, 64
     values = [L * 2 * H * K, L * 2 * 3 * K, L * 2 * K, L * (C + P), L * 2 * (K + H * R)]
@@ -92,7 +93,7 @@ def test_json_figures_are_the_closed_forms_at_128m(capsys):
     residual = L * 2 * (D * K + H * R * (D + K))
     kv = [L * 2 * D * H * K, L * 2 * D * 3 * K, L * 2 * D * K, up_down, residual]
     assert column("kv_parameters") == kv
-    queries = [L * D * H * (K + (P if name == "mla" else 0)) for name in VARIANTS]
+    queries = [L * D * H * (K + (P if name == "mla" else 0)) for name in paper]
     attention = [k + q + L * H * K * D for k, q in zip(kv, queries, strict=True)]
     assert column("attention_parameters") == attention
     rest = 2 * 50304 * D + L * 8 * D * D
@@ -146,8 +147,8 @@ def test_table_fits_a_terminal_and_says_what_it_counts(capsys, monkeypatch):
         line.split() for line in out.splitlines() if line.split()[:1] in [[v] for v in VARIANTS]
     ]
     assert [row[0] for row in rows] == VARIANTS
-    lrkv = ["lrkv", "6.28B", "1.57B", "500.7M", "39.674", "241,664", "249,856", "47.7", "45.3"]
-    assert rows[-1] == lrkv
+    paper = ["6.28B", "1.57B", "500.7M", "39.674", "241,664", "249,856", "47.7", "45.3"]
+    assert rows[-1] == ["lrkv_full", *paper]
     assert rows[3][-2:] == ["13.3", "12.5"]
     words = " ".join(out.split())
     for said in ("embedding and head", "not its causal half", "float32 inverse norms", "rope key"):

@@ -23,7 +23,7 @@ FIVE = {
     "gqa": GQA(kv_heads=2),
     "mqa": MQA(),
     "mla": MLA(latent=12, rope_width=4),
-    "lrkv": LRKV(rank=3),
+    "lrkv": LRKV(rank=3, rope="full"),
 }
 LRKVS = {
     f"lrkv-{mode}-{name}": LRKV(rank=rank, rope=mode)

@@ -30,7 +30,7 @@ def write_run(
     """
     config = load_config(scale, [*([f"train.steps={steps}"] if steps else []), *overrides])
     if rank is not None:
-        variants = {**config.variants, f"lrkv_r{rank}": LRKV(rank=rank)}
+        variants = {**config.variants, f"lrkv_r{rank}": LRKV(rank=rank, rope="full")}
         config = config.model_copy(update={"variants": variants}).variant(f"lrkv_r{rank}")
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_config(config))
@@ -57,9 +57,10 @@ def write_run(
 
 
 def write_sweep(folder: Path, seeds=(0, 1, 2)) -> Path:
-    """Five variants and two more ranks of the quickstart, each with these seeds."""
-    better = {"mha": 0.0, "gqa": 0.03, "mqa": 0.06, "mla": 0.001, "lrkv": -0.05}
-    variants = {name: (name, None) for name in better} | {f"lrkv_r{r}": ("lrkv", r) for r in (2, 4)}
+    """The paper's five variants and two more ranks, of the quickstart, each with these seeds."""
+    better = {"mha": 0.0, "gqa": 0.03, "mqa": 0.06, "mla": 0.001, "lrkv_full": -0.05}
+    variants = {name: (name, None) for name in better}
+    variants |= {f"lrkv_r{r}": ("lrkv_full", r) for r in (2, 4)}
     for number, (name, (kind, rank)) in enumerate(variants.items()):
         for seed in seeds:
             off = better.get(name, 0.0) + 0.002 * ((7 * seed + 3 * number) % 5 - 2)
