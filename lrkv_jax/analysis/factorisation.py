@@ -12,11 +12,11 @@ from jaxtyping import Float
 
 from lrkv_jax.attention.head_weights import HeadWeights, SharedResidual
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.interop import fits
+from lrkv_jax.interop.fits import Calibration, Reduced
 
 ITERATIONS = 300
-STEADY = 1e-5  # the relative fall of the error in one iteration below which the alternation ends
 EXACT = 1e-15  # a relative error that is rounding
-FREE = 1e-10  # eigenvalues, of a mean of projections, below which a direction of W_shared is free
 
 
 def truncated_svd(family_HDK: Float[np.ndarray, "H D K"], rank: int) -> SharedResidual:
@@ -32,33 +32,11 @@ def mean_and_svd(family_HDK: Float[np.ndarray, "H D K"], rank: int) -> SharedRes
 def alternating(
     family_HDK: Float[np.ndarray, "H D K"], rank: int, *, iterations: int = ITERATIONS
 ) -> SharedResidual:
-    """The least-squares fit of W_shared + U_h B_hᵀ to the heads, by alternation from their mean.
+    """The least-squares fit of W_shared + U_h B_hᵀ to the heads: `fits.alternating`.
 
-    For orthonormal rows B_hᵀ the best U_h is (W_h − W_shared) B_h, and what is left to minimise is
-    Σ ‖(W_h − W_shared)(1 − P_h)‖², P_h = B_h B_hᵀ. Each of two steps does so exactly: P_h from the
-    SVD of W_h − W_shared, and W_shared = Σ W_h (1 − P_h) · (Σ (1 − P_h))⁻¹, which moves U_h along.
-    (The usual second step, the mean of W_h − U_h B_hᵀ at fixed residuals, needs three times the
-    iterations.) The error never rises and is at most `mean_and_svd`'s. It ends at a stationary
-    point, which nothing proves to be the best. Families of this shape are found to rounding in 16
-    to 80 iterations where R ≤ K / 2 and H ≥ 4; for three heads at R = K / 2 the last percent takes
-    thousands.
+    Its error is at most `mean_and_svd`'s.
     """
-    shared_DK = family_HDK.mean(axis=0)
-    K, before = family_HDK.shape[2], np.inf
-    exact = EXACT**2 * float(np.sum(family_HDK**2))
-    for _ in range(iterations):
-        deviation_HDK = family_HDK - shared_DK
-        rows_HKR = _rows(deviation_HDK, rank)
-        rest_HKK = np.eye(K) - rows_HKR @ rows_HKR.swapaxes(1, 2)
-        left_HDK = deviation_HDK @ rest_HKK
-        left = float(np.sum(left_HDK**2))
-        if left <= exact or left > before * (1 - STEADY) ** 2:
-            break
-        before = left
-        values_K, vectors_KK = np.linalg.eigh(rest_HKK.mean(axis=0))
-        # A direction that is in every residual leaves W_shared free: it stays as it is there.
-        inverse_K = np.divide(1.0, values_K, out=np.zeros(K), where=values_K > FREE)
-        shared_DK = shared_DK + left_HDK.mean(axis=0) @ (vectors_KK * inverse_K) @ vectors_KK.T
+    shared_DK = fits.alternating(family_HDK, rank, iterations=iterations)
     return around(shared_DK, family_HDK, rank)
 
 
@@ -73,18 +51,8 @@ def around(
     if not 0 <= rank <= min(D, K):
         raise LrkvError(f"rank = {rank} of matrices {D} × {K}: use 0 to {min(D, K)}")
     deviation_HDK = family_HDK - shared_DK
-    rows_HKR = _rows(deviation_HDK, rank)
+    rows_HKR = fits.leading(deviation_HDK.swapaxes(1, 2), rank)
     return SharedResidual(shared_DK, deviation_HDK @ rows_HKR, rows_HKR.swapaxes(1, 2))
-
-
-def _rows(matrices_HDK, rank):
-    """Orthonormal [H, K, R]: the leading right singular vectors.
-
-    They are eigenvectors of the K × K products, which costs a tenth of the SVD of D × K. Squaring
-    leaves singular values below 1e-8 of the largest in no order; so small an error they are.
-    """
-    products_HKK = matrices_HDK.swapaxes(1, 2) @ matrices_HDK
-    return np.linalg.eigh(products_HKK)[1][:, :, products_HKK.shape[-1] - rank :]
 
 
 def relative_error(
@@ -178,41 +146,84 @@ def _phase(z):
     return np.exp(1j * np.angle(z))
 
 
-def factorisation(heads: HeadWeights, rank: int) -> dict[str, Any]:
+def factorisation(heads: HeadWeights, rank: int, **how: Any) -> dict[str, Any]:
     """{"key", "value"}: each of a layer's families against its approximations at rank R.
 
-    For each of `svd`, `mean_svd`, `alternating` and, of LRKV, `learned` (its own shared part, and
-    residuals cut to rank R: no error at its own rank): the relative error, the error of the forms
-    (of the logits, for keys without MLA's rope part; of what heads write, for values), what shares
-    of Σ ‖W_h‖² the shared part, counted H times, and the residuals hold (not 1 together unless they
-    are orthogonal), and the cosine of the shared part with the heads' mean.
+    For each of `approximations`, which takes `how`: the relative error, the error of the forms (of
+    the logits, for keys without MLA's rope part; of what heads write, for values), what shares of
+    Σ ‖W_h‖² the shared part, as each head has it, and the residuals hold (not 1 together unless
+    they are orthogonal), and the cosine of the shared part with the heads' mean, None in a gauge.
     """
-    query_HDK, output_HDK = heads.query_HDK, heads.value_output()[1]
+    families = {"key": (heads.key_HDK, heads.query_HDK)}
+    families["value"] = (heads.value_HDK, heads.value_output()[1])
     return {
-        "key": _compared(heads.key_HDK, query_HDK, heads.key_parts, rank),
-        "value": _compared(heads.value_HDK, output_HDK, heads.value_parts, rank),
+        name: {fit: _figures(*families[name], *parts) for fit, parts in found.items()}
+        for name, found in approximations(heads, rank, **how).items()
     }
 
 
-def _compared(family_HDK, left_HDK, parts, rank):
-    fits = {
-        "svd": truncated_svd(family_HDK, rank),
-        "mean_svd": mean_and_svd(family_HDK, rank),
-        "alternating": alternating(family_HDK, rank),
+def approximations(
+    heads: HeadWeights, rank: int, *, free: str = "phase", groups: int | None = None
+) -> dict[str, dict[str, tuple[Float[np.ndarray, "..."], Float[np.ndarray, "H D K"]]]]:
+    """{"key", "value"}: (shared, residual) by name, whose sum stands for the family at rank R.
+
+    `svd`, `mean_svd` and `alternating`; `gauge`, the fit that `lrkv convert` makes: weighted by
+    what reads keys and values, and shared in the gauge that suits it best, which each head's shared
+    part [H, D, K] is in; and, of LRKV, `learned`, its own shared part, and residuals cut to rank R:
+    no error at its own rank. `free` is what queries undo of keys (`fits.shared_keys`), and
+    `groups` how many of the heads' keys differ, one after another: all unless given.
+    """
+    found, gauged = {}, _in_gauge(heads, rank, free, groups or len(heads.key_HDK))
+    for name in ("key", "value"):
+        family_HDK, parts = getattr(heads, f"{name}_HDK"), getattr(heads, f"{name}_parts")
+        made = {
+            "svd": truncated_svd(family_HDK, rank),
+            "mean_svd": mean_and_svd(family_HDK, rank),
+            "alternating": alternating(family_HDK, rank),
+        }
+        found[name] = {fit: (one.shared_DK, one.residual_HDK) for fit, one in made.items()}
+        found[name]["gauge"] = gauged[name]
+        if parts is not None:
+            learned = around(parts.shared_DK, family_HDK, rank)
+            found[name]["learned"] = learned.shared_DK, learned.residual_HDK
+    return found
+
+
+def _in_gauge(heads, rank, free, groups):
+    """{"key", "value"}: (shared, residual) of each head, of the fits that `lrkv convert` makes."""
+    H, _, K = heads.key_HDK.shape
+    each = H // groups
+    squares_HK = np.sum(heads.query_HDK**2, axis=1)
+    energy_HJ = squares_HK[:, : K // 2] + squares_HK[:, K // 2 :]
+    reader_GK = Calibration(np.eye(0), energy_HJ, heads.gain_K).of_keys(groups)
+    reader_GKK = fits.reader_of_values(heads.output_HKD, groups)
+    # What nothing reads, as all values at initialisation, is still fitted.
+    reader_GK += fits.FLOOR * (reader_GK.max() or 1.0)
+    reader_GKK += fits.FLOOR * (np.abs(reader_GKK).max() or 1.0) * np.eye(reader_GKK.shape[1])
+    keys, values = (Reduced.of(None, one[::each]) for one in (heads.key_HDK, heads.value_HDK))
+    found = {
+        "key": fits.shared_keys(keys.parts[0], keys.back_DM, reader_GK, rank, free=free),
+        "value": fits.shared_values(values.parts[0], values.back_DM, reader_GKK, rank),
     }
-    if parts is not None:
-        fits["learned"] = around(parts.shared_DK, family_HDK, rank)
-    return {name: _figures(family_HDK, left_HDK, fit) for name, fit in fits.items()}
+    return {
+        name: tuple(
+            np.repeat(part @ fit.gauge_GKK, each, axis=0)
+            for part in (fit.shared_DK, fit.down_GDR @ fit.up_GRK)
+        )
+        for name, fit in found.items()
+    }
 
 
-def _figures(family_HDK, left_HDK, fit):
-    total_HDK, whole = fit.total_HDK, float(np.sum(family_HDK**2))
+def _figures(family_HDK, left_HDK, shared, residual_HDK):
+    total_HDK, whole = shared + residual_HDK, float(np.sum(family_HDK**2))
     return {
         "error": relative_error(family_HDK, total_HDK),
         "form_error": form_error(left_HDK, family_HDK, total_HDK),
-        "shared_share": len(family_HDK) * float(np.sum(fit.shared_DK**2)) / whole,
-        "residual_share": float(np.sum(fit.residual_HDK**2)) / whole,
-        "shared_mean_cosine": _cosine(fit.shared_DK, family_HDK.mean(axis=0)),
+        "shared_share": float(np.sum(np.broadcast_to(shared, family_HDK.shape) ** 2)) / whole,
+        "residual_share": float(np.sum(residual_HDK**2)) / whole,
+        "shared_mean_cosine": None
+        if shared.ndim == 3
+        else _cosine(shared, family_HDK.mean(axis=0)),
     }
 
 

@@ -1,6 +1,6 @@
 """`analyse`: every statistic of a trained run's heads, as JSON; `analyse_steps`: how they came."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.disk import write_json
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.interop.fits import root
+from lrkv_jax.interop.fits import freedom, root
 from lrkv_jax.run.restore import TrainedRun, load_run
 from lrkv_jax.run.run_dir import read_run
 from lrkv_jax.train.rows import RowFormat
@@ -125,8 +125,9 @@ def _described(
     them; `isotropic` is False of weighted heads.
     """
     drawn = iter(drawn)
+    how = {"free": freedom(model), "groups": model.attention.key_heads(model)}
     first = next(drawn)
-    layers = [_layer(layer, ranks, isotropic) for layer in heads]
+    layers = [_layer(layer, ranks, how, isotropic) for layer in heads]
     random = null(chain([first], drawn), model.layers)
     described: dict[str, Any] = {}
     for name in FORMS:
@@ -150,7 +151,7 @@ def _described(
         {
             "rank": rank,
             **_over_layers([layer["factorisation"][index] for layer in layers]),
-            "null": factorisation(first, rank),
+            "null": factorisation(first, rank, **how),
         }
         for index, rank in enumerate(ranks)
     ]
@@ -183,18 +184,20 @@ def _weighted(run: TrainedRun, text: OnText, seeds: int, ranks: Sequence[int]) -
     return {"tokens": text.tokens, **_described(layers, drawn, ranks, model, isotropic=False)}
 
 
-def _layer(heads: HeadWeights, ranks: Iterable[int], isotropic: bool = True) -> dict[str, Any]:
+def _layer(
+    heads: HeadWeights, ranks: Iterable[int], how: Mapping[str, Any], isotropic: bool = True
+) -> dict[str, Any]:
     return {
         **{name: diversity(*factors(heads)) for name, factors in FORMS.items()},
         "magnitude": magnitude(heads),
         "geometry": geometry(heads, isotropic=isotropic),
         "shared_energy": shared_energy(heads),
-        "factorisation": [factorisation(heads, rank) for rank in ranks],
+        "factorisation": [factorisation(heads, rank, **how) for rank in ranks],
     }
 
 
 def _moment(run: TrainedRun) -> dict[str, Any]:
-    layers = [_layer(heads, ()) for heads in head_weights(run.config.model, run.params)]
+    layers = [_layer(heads, (), {}) for heads in head_weights(run.config.model, run.params)]
     forms = {name: mean([layer[name].summary() for layer in layers]) for name in FORMS}
     others = {
         name: whole and whole["mean"]

@@ -10,7 +10,7 @@ L layers  D model width  H heads  G key/value heads  K head width
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from lrkv_jax.interop.fits import Calibration
 from lrkv_jax.interop.folders import write_run
 from lrkv_jax.interop.texts import OWN, SECOND, Text, texts
 from lrkv_jax.model import abstract_parameters, specs, with_parameters
-from lrkv_jax.run.restore import load_run
+from lrkv_jax.run.restore import TrainedRun, load_run
 from lrkv_jax.sharding import parameter_shardings
 from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.validate import make_validation
@@ -109,8 +109,10 @@ def convert(
         for (heads, biases), calibration in zip(heads_of(model, run.params), counted, strict=True)
     ]
     params = placed(new, run.params, fitted, run.mesh)
-    losses = _losses(learnt, config, run, new, params, how, progress)
-    report = _report(source, run.step, model, new, fitted, losses, len(rows_NU) * context)
+    models = run, replace(run, config=new_config, params=params)
+    before, after = (losses(learnt, one) for one in _counted(models, "loss", 2, progress))
+    loss = {name: {"before": before[name], "after": after[name]} for name in before}
+    report = _report(source, run.step, model, new, fitted, loss, len(rows_NU) * context)
     kept = {new_config.attention: new.attention}
     changed = {"variants": kept, "run_dir": str(directory), "init_from": None}
     with disk.whole_folder(directory) as fresh:
@@ -199,10 +201,9 @@ def fit_layer(
             weights |= {f"private_{n}": up for n, up in zip(NAMES, found.own_up, strict=True)}
     else:
         rank_key, rank_value = entry.ranks
-        free = "phase" if model.qk_norm else "any"
-        if model.qk_gain:
-            free = "nothing"
-        keys = fits.shared_keys(reduced.parts[0], reduced.back_DM, of_keys_GK, rank_key, free=free)
+        keys = fits.shared_keys(
+            reduced.parts[0], reduced.back_DM, of_keys_GK, rank_key, free=fits.freedom(model)
+        )
         values = fits.shared_values(reduced.parts[1], reduced.back_DM, readers[1], rank_value)
         totals = keys.total_GDK, values.total_GDK
         condition = max(keys.condition, values.condition)
@@ -313,27 +314,22 @@ def placed(new: ModelConfig, params: Any, fitted: list[LayerFit], mesh: Any) -> 
     return {**params, "blocks": {**params["blocks"], "attention": made}}
 
 
-def _losses(
-    learnt: list[Text], config: RunConfig, run, new: ModelConfig, params, how, progress
-) -> dict[str, dict[str, float]]:
-    """Cross-entropy of each held-out text, before and after."""
-    token_bytes_V = run.tokenizer.token_bytes_up_to(config.model.vocabulary)
-    found: dict[str, dict[str, float]] = {text.name: {} for text in learnt}
-    models = {"before": (config.model, run.params), "after": (new, params)}
-    for number, (name, (model, weights)) in enumerate(models.items()):
-        validate = make_validation(
-            model, run.mesh, token_bytes_V, chunk=config.train.loss_chunk, rows=how
-        )
-        for text in learnt:
-            progress(f"loss {name}, {text.name}", number, len(models))
-            rows_NU, batch = text.heldout_NU, min(4, len(text.heldout_NU))
-            batches = [rows_NU[at : at + batch] for at in range(0, len(rows_NU), batch)]
-            found[text.name][name] = validate(weights, batches).cross_entropy
-    progress("loss", len(models), len(models))
-    return found
+def losses(found: Sequence[Text], run: TrainedRun) -> dict[str, float]:
+    """Cross-entropy of a run on the held-out records of each text, by its name, in nats a token."""
+    config = run.config
+    validate = make_validation(
+        config.model, run.mesh, run.tokenizer.token_bytes_up_to(config.model.vocabulary),
+        chunk=config.train.loss_chunk, rows=RowFormat.of(config, run.tokenizer.bos),
+    )  # fmt: skip
+    measured = {}
+    for text in found:
+        rows_NU, batch = text.heldout_NU, min(4, len(text.heldout_NU))
+        batches = [rows_NU[at : at + batch] for at in range(0, len(rows_NU), batch)]
+        measured[text.name] = validate(run.params, batches).cross_entropy
+    return measured
 
 
-def _report(source, step, model, new, fitted, losses, tokens) -> dict[str, Any]:
+def _report(source, step, model, new, fitted, loss, tokens) -> dict[str, Any]:
     own, cache = (cache_allocated_bytes_per_token(each) for each in (model, new))
     return {
         "source": str(source),
@@ -341,7 +337,7 @@ def _report(source, step, model, new, fitted, losses, tokens) -> dict[str, Any]:
         "attention": new.attention.model_dump(mode="json"),
         "bytes_per_token": {"before": own, "after": cache, "share": cache / own},
         "tokens": tokens,
-        "loss": losses,
+        "loss": loss,
         "layers": [
             {"key_error": one.key_error, "value_error": one.value_error,
              "condition": one.condition}

@@ -30,8 +30,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Complex, Float
 
+from lrkv_jax.config import ModelConfig
+
 ITERATIONS = 100
 STEADY = 1e-5  # the relative fall of the error in one iteration below which an alternation ends
+EXACT = 1e-15  # a relative error that is rounding
+FREE = 1e-10  # eigenvalues, of 1, below which a direction of the shared matrix is free
 # Second moments are estimated from some thousands of tokens: directions that those hardly have are
 # raised to this share of the mean.
 FLOOR = 1e-4
@@ -70,6 +74,11 @@ def reader_of_values(
     return np.stack([root(square) for square in squares_GKK])
 
 
+def freedom(model: ModelConfig) -> str:
+    """What queries undo of a model's keys, as `shared_keys` has it."""
+    return "nothing" if model.qk_gain else "phase" if model.qk_norm else "any"
+
+
 def root(
     moment_DD: Float[np.ndarray, "D D"], floor: float = 0.0, power: float = 0.5
 ) -> Float[np.ndarray, "D D"]:
@@ -91,12 +100,17 @@ class Reduced:
 
     @classmethod
     def of(cls, moment_DD, *families: Float[np.ndarray, "G D K"]) -> Reduced:
-        """Families of weights that read one input, each as Y_g without its reader."""
-        root_DD, inverse_DD = (root(moment_DD, FLOOR, power) for power in (0.5, -0.5))
-        read = [root_DD @ family_GDK for family_GDK in families]
+        """Families of weights that read one input, each as Y_g without its reader.
+
+        Without a moment, C = 1: all directions of the input count alike.
+        """
+        read = families
+        if moment_DD is not None:
+            read = tuple(root(moment_DD, FLOOR) @ family_GDK for family_GDK in families)
         columns = np.concatenate([_side_by_side(one) for one in read], axis=1)
         Q_DM, _ = np.linalg.qr(columns)
-        return cls(inverse_DD @ Q_DM, tuple(Q_DM.T @ one for one in read))
+        back_DM = Q_DM if moment_DD is None else root(moment_DD, FLOOR, -0.5) @ Q_DM
+        return cls(back_DM, tuple(Q_DM.T @ one for one in read))
 
 
 @dataclass(frozen=True)
@@ -233,23 +247,53 @@ def shared_keys(
 
 
 def _untouched_keys(reduced_GMK, back_DM, reader_GK, rank):
-    """The same in the coordinates that the keys have: the shared matrix is their weighted mean."""
-    Y_GMK = reduced_GMK * reader_GK[:, None]
-    residual_GMK, before, best = np.zeros_like(Y_GMK), np.inf, None
-    for _ in range(ITERATIONS):
-        rest_GMK = (Y_GMK - residual_GMK) * reader_GK[:, None]
-        S_MK = rest_GMK.sum(axis=0) / np.sum(reader_GK**2, axis=0)
-        left_GMK = Y_GMK - S_MK * reader_GK[:, None]
-        basis_GMR = leading(left_GMK, rank)
-        residual_GMK = basis_GMR @ (basis_GMR.swapaxes(1, 2) @ left_GMK)
-        error = np.sum((left_GMK - residual_GMK) ** 2)
-        if error < before:
-            best = S_MK
-        if error > before * (1 - STEADY):
+    """The same in the coordinates that the keys have."""
+    S_MK = alternating(reduced_GMK, rank, reader_GK)
+    readers_GKK = reader_GK[:, :, None] * np.eye(reduced_GMK.shape[2])
+    fit = _with_residual(S_MK, readers_GKK, reduced_GMK * reader_GK[:, None], back_DM, rank)
+    return replace(fit, gauge_GKK=np.stack([np.eye(reduced_GMK.shape[2])] * len(reduced_GMK)))
+
+
+def alternating(
+    family_GMK: Float[np.ndarray, "G M K"],
+    rank: int,
+    reader_GK: Float[np.ndarray, "G K"] | None = None,
+    *,
+    iterations: int = ITERATIONS,
+) -> Float[np.ndarray, "M K"]:
+    """S of the least-squares fit of S + U_g B_gᵀ to the groups where they are read, in no gauge.
+
+    With N_g = diag(reader_g), 1 unless given, and orthonormal rows B_gᵀ N_g the best U_g leaves
+    Σ ‖(W_g − S) N_g (1 − P_g)‖², P_g the projection to those rows. Each of two steps minimises that
+    exactly: P_g from the SVD of (W_g − S) N_g, and S from a linear equation, which moves U_g along.
+    (The usual second step, the mean of W_g − U_g B_gᵀ at fixed residuals, needs three times the
+    iterations.) It begins at the groups' mean, and the error never rises. It ends at a stationary
+    point, which nothing proves to be the best. Families of this shape are found to rounding in 16
+    to 80 iterations where R ≤ K / 2 and G ≥ 4; for three groups at R = K / 2 the last percent takes
+    thousands.
+    """
+    G, _, K = family_GMK.shape
+    N_GK = np.ones((G, K)) if reader_GK is None else reader_GK
+    all_K = np.sum(N_GK**2, axis=0)
+    S_MK = np.sum(family_GMK * N_GK[:, None] ** 2, axis=0) / all_K
+    exact, before = EXACT**2 * float(np.sum((family_GMK * N_GK[:, None]) ** 2)), np.inf
+    for _ in range(iterations):
+        left_GMK = (family_GMK - S_MK) * N_GK[:, None]
+        rows_GKR = leading(left_GMK.swapaxes(1, 2), rank)
+        rest_GKK = np.eye(K) - rows_GKR @ rows_GKR.swapaxes(1, 2)
+        left_GMK = left_GMK @ rest_GKK
+        error = float(np.sum(left_GMK**2))
+        if error <= exact or error > before * (1 - STEADY) ** 2:
             break
         before = error
-    fit = _with_residual(best, reader_GK[:, :, None] * np.eye(Y_GMK.shape[2]), Y_GMK, back_DM, rank)
-    return replace(fit, gauge_GKK=np.stack([np.eye(Y_GMK.shape[2])] * len(Y_GMK)))
+        met_KK = np.einsum("GK,GKL,GL->KL", N_GK, rest_GKK, N_GK)
+        values_K, vectors_KK = np.linalg.eigh(met_KK)
+        # A direction that is in every residual leaves S free: it stays as it is there.
+        there_K = values_K > FREE * all_K.max()
+        inverse_K = np.divide(1.0, values_K, out=np.zeros(K), where=there_K)
+        toward_MK = np.sum(left_GMK * N_GK[:, None], axis=0)
+        S_MK = S_MK + toward_MK @ (vectors_KK * inverse_K) @ vectors_KK.T
+    return S_MK
 
 
 def relative_error(family_GDK, fitted_GDK, moment_DD, reader_GKK) -> float:
