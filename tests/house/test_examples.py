@@ -24,7 +24,7 @@ def test_the_notebooks_cells_run(tmp_path, monkeypatch, pages, capsys):
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
     out = capsys.readouterr().out
-    assert "rank 3" in out and "The state of our union" in out
+    assert "rank 4" in out and "The state of our union" in out
 
 
 def test_the_notebook_was_run_and_is_small():

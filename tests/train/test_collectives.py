@@ -25,7 +25,7 @@ LAYERS = 3
 WIDTH, RANK = 72, 5
 SHAPE = (
     f"model.layers={LAYERS}", f"model.width={WIDTH}", "model.vocabulary=48",
-    f"variants.lrkv.rank={RANK}", "run_dir=unused",
+    f"variants.lrkv.rank={RANK}", f"variants.lrkv_full.rank={RANK}", "run_dir=unused",
 )  # fmt: skip
 
 
@@ -176,8 +176,9 @@ def gradient_flops(*overrides, variant="lrkv"):
 
 
 @pytest.mark.slow
-def test_nothing_is_computed_twice_unasked():
-    config = configured("attention=lrkv")
+@pytest.mark.parametrize(("variant", "parts"), [("lrkv", 1), ("lrkv_full", 2)])
+def test_nothing_is_computed_twice_unasked(variant, parts):
+    config = configured(f"attention={variant}")
 
     def plain(params, tokens_BU):
         model = with_parameters(config.model, params)
@@ -188,9 +189,9 @@ def test_nothing_is_computed_twice_unasked():
 
     D, H, K = config.model.width, config.model.heads, config.model.head_width
     # LRKV forms each head's weights at this shape. They depend on weights alone, and are made again
-    # from the second gather: keys' and values', 2 · D · R · K a head.
-    formed = 2 * LAYERS * 2 * D * RANK * H * K
-    assert gradient_flops() - formed == flops(jax.grad(plain), config) > 1e8
+    # from the second gather: values', and keys' where they are rotated whole, 2 · D · R · K a head.
+    formed = parts * LAYERS * 2 * D * RANK * H * K
+    assert gradient_flops(variant=variant) - formed == flops(jax.grad(plain), config) > 1e8
 
 
 @pytest.mark.slow
