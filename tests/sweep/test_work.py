@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from support.command import lrkv
+from support.several import FEW_OPTIMISATIONS
+from support.tiny import TINY
 
 from lrkv_jax.config import dump_config
 from lrkv_jax.errors import LrkvError
@@ -143,25 +146,20 @@ def until(true, seconds=20):
 
 
 @pytest.mark.slow
-def test_a_swept_run_is_the_run_that_train_makes(tmp_path):
+def test_a_swept_run_is_the_run_that_train_makes(tmp_path, pages, capsys, monkeypatch):
     """The real thing: on one core each, the same command trains the same numbers."""
-    settings = [
-        "quickstart", "attention=mha,lrkv", "train.steps=4", "train.sample_tokens=0",
-        "train.validation_batches=1", f"data.directory={tmp_path / 'data'}",
-    ]  # fmt: skip
-    sweep = [sys.executable, "-m", "lrkv_jax", "sweep", *settings, "--out", str(tmp_path / "all")]
-    environment = {**os.environ, "XLA_FLAGS": ""}
-    swept = subprocess.run(
-        [*sweep, "--tasks", "bpb", "--jobs", "2"], env=environment, capture_output=True, text=True
-    )
-    assert swept.returncode == 0, swept.stdout + swept.stderr
+    settings = ["quickstart", "attention=mha,lrkv", *TINY, *pages]
+    sweep = ["sweep", *settings, "--out", tmp_path / "all"]
+    monkeypatch.setenv("XLA_FLAGS", FEW_OPTIMISATIONS)  # of the processes that these start
+    code, *said = lrkv(capsys, monkeypatch, *sweep, "--tasks", "bpb", "--jobs", "2")
+    assert code == 0, said
     points = grid(settings[0], settings[1:], str(tmp_path / "all"))
     again = [sys.executable, "-m", "lrkv_jax", "train", *points[1].arguments]
     one = str(min(os.sched_getaffinity(0)))
     alone = tmp_path / "alone"
-    subprocess.run(["taskset", "-c", one, *again, f"run_dir={alone}"], env=environment, check=True)
+    subprocess.run(["taskset", "-c", one, *again, f"run_dir={alone}"], check=True)
     ours, theirs = (read_metrics(directory) for directory in (points[1].directory, alone))
     assert [row["loss"] for row in ours] == [row["loss"] for row in theirs]
     assert ours[-1]["validation_bpb"] == theirs[-1]["validation_bpb"]
-    listed = subprocess.run([*sweep, "--tasks", "bpb", "--list"], capture_output=True, text=True)
-    assert listed.stdout.count("done, ") == 2
+    _, listed, _ = lrkv(capsys, monkeypatch, *sweep, "--tasks", "bpb", "--list")
+    assert listed.count("done, ") == 2
