@@ -136,23 +136,21 @@ def read(results: Path) -> list[dict]:
 
 
 def table(lines: Sequence[dict]) -> str:
-    """Each metric's rank correlation with the loss of both texts, over all approximations."""
+    """Each approximation's errors and losses, and how well the order of those is the losses'."""
     from scipy.stats import spearmanr
 
-    _, *others = lines
-    fitted_on = {"all": others, "text": [one for one in others if one["fit"][1] == "text"]}
-    rows = [
-        f"| error | all {len(others)} | {len(fitted_on['text'])} fitted on text |",
-        "|---|---|---|",
-    ]
-    for metric, formula in METRICS.items():
-        found = [
-            spearmanr([one["errors"][metric] for one in some],
-                      [np.mean(list(one["loss"].values())) for one in some]).statistic
-            for some in fitted_on.values()
-        ]  # fmt: skip
-        rows.append(f"| {formula} | {' | '.join(f'{one:.2f}' for one in found)} |")
-    return "\n".join(rows)
+    whole, *others = lines
+    head = ["fit", "to", "rank", *METRICS.values(), *whole["loss"]]
+    rows = [head, ["---"] * len(head)]
+    for one in others:
+        figures = [f"{error:.3f}" for error in one["errors"].values()]
+        rows.append([*map(str, one["fit"]), *figures, *(
+            f"{one['loss'][text] - was:+.3f}" for text, was in whole["loss"].items()
+        )])  # fmt: skip
+    loss = [np.mean(list(one["loss"].values())) for one in others]
+    ranks = [spearmanr([one["errors"][m] for one in others], loss).statistic for m in METRICS]
+    rows.append(["rank correlation", "", "", *(f"{rank:.2f}" for rank in ranks), "", ""])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def widths(seen: Seen, latents: Sequence[int]) -> str:
@@ -196,7 +194,7 @@ def widths(seen: Seen, latents: Sequence[int]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[16, 32])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[16])
     parser.add_argument("--latents", type=int, nargs="+", default=[128, 176, 224])
     parser.add_argument(
         "--results", type=Path, default=HERE / "results/converting/predicting.jsonl"

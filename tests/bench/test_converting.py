@@ -69,7 +69,10 @@ def test_errors_are_put_beside_losses_and_widths_beside_one_width(experiment, tm
     # Each is best in what it minimises.
     assert by_fit["gauge", "text"]["read"] == min(one["read"] for one in by_fit.values())
     assert by_fit["alternating", "weights"]["weights"] < by_fit["alternating", "text"]["weights"]
-    assert "8 fitted" not in (table := predicting.table([whole, *others])) and "all 8" in table
+    *_, last, correlations = predicting.table([whole, *others]).splitlines()
+    more = others[-1]["loss"]["own"] - whole["loss"]["own"]
+    assert last.startswith("| gauge | text | 2 |") and f"{more:+.3f}" in last
+    assert "nan" not in correlations
     *_, row = predicting.widths(seen, [16]).splitlines()
     _, one, best, least, most = row.strip("| ").split(" | ")
     assert float(best) <= float(one) and int(least) <= 16 <= int(most)
