@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.attention import make_attention
-from lrkv_jax.attention.base import Cache
+from lrkv_jax.attention.cache import Cache, Pages
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.nn.embedding import Embedding, Head, soft_cap
@@ -47,8 +47,9 @@ class Block(nnx.Module):
         x_BTD = x_BTD + attended_BTD
         return x_BTD + self.mlp(self.norm_mlp(x_BTD)), cache
 
-    def decode(self, x_BTD, cache, lengths_B):
-        attended_BTD, cache = self.attention.decode(self.norm_attention(x_BTD), cache, lengths_B)
+    def decode(self, x_BTD, cache, lengths_B, pages_BN=None):
+        x_normed_BTD = self.norm_attention(x_BTD)
+        attended_BTD, cache = self.attention.decode(x_normed_BTD, cache, lengths_B, pages_BN)
         x_BTD = x_BTD + attended_BTD
         return x_BTD + self.mlp(self.norm_mlp(x_BTD)), cache
 
@@ -185,13 +186,20 @@ class Unstacked(Transformer):
         return self.norm(x_BTD), new
 
     def decode(
-        self, tokens_BT: Int[Array, "B T"], cache: list[Cache], lengths_B: Int[Array, "B"]
+        self,
+        tokens_BT: Int[Array, "B T"],
+        cache: list[Cache],
+        lengths_B: Int[Array, "B"],
+        pages_BN: Pages = None,
     ) -> tuple[Float[Array, "B T D"], list[Cache]]:
-        """Hidden states of T new tokens a sequence after `lengths_B` cached ones, and the cache."""
+        """Hidden states of T new tokens a sequence after `lengths_B` cached ones, and the cache.
+
+        With `pages_BN` each layer's cache is a pool of pages, all of them by one table.
+        """
         chex.assert_rank([tokens_BT, lengths_B], [2, 1])
         x_BTD, new = self.embed(tokens_BT), []
         for block, layer_cache in zip(self.blocks, cache, strict=True):
-            x_BTD, layer_cache = block.decode(x_BTD, layer_cache, lengths_B)
+            x_BTD, layer_cache = block.decode(x_BTD, layer_cache, lengths_B, pages_BN)
             new.append(layer_cache)
         return self.norm(x_BTD), new
 

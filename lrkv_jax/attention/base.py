@@ -27,7 +27,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from lrkv_jax.attention.cache import Cache, lengths_of, slots_of, write
+from lrkv_jax.attention.cache import Cache, Pages, lengths_of, slots_of, write
 from lrkv_jax.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.attention.on_mesh import on_mesh
 from lrkv_jax.attention.tiles import attend_tiles
@@ -80,12 +80,18 @@ class Attention(nnx.Module):
         raise NotImplementedError
 
     def cached(
-        self, query: Query, cache: Cache, positions_BT: Int[Array, "B T"], angles: Any
+        self,
+        query: Query,
+        cache: Cache,
+        positions_BT: Int[Array, "B T"],
+        angles: Any,
+        pages_BN: Pages = None,
     ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"] | None]:
         """Heads' outputs for a few queries at `positions_BT`, the last ones of each sequence.
 
-        The cache holds their tokens already. `angles` is `slot_angles` of its slots. Also returns
-        the log-sum-exp of each head's logits if the kernel gives it.
+        The cache holds their tokens already; with `pages_BN` it is a pool of pages. `angles` is
+        `slot_angles` of its slots. Also returns the log-sum-exp of each head's logits if the kernel
+        gives it.
         """
         raise NotImplementedError
 
@@ -172,19 +178,25 @@ class Attention(nnx.Module):
         return self._project(out_BTHK), cache
 
     def decode(
-        self, x_BTD: Float[Array, "B T D"], cache: Cache, lengths_B: Int[Array, "B"]
+        self,
+        x_BTD: Float[Array, "B T D"],
+        cache: Cache,
+        lengths_B: Int[Array, "B"],
+        pages_BN: Pages = None,
     ) -> tuple[Float[Array, "B T D"], Cache]:
         """Attend T new tokens per sequence, after `lengths_B` cached ones, and cache them.
+
+        With `pages_BN` the cache is a pool of pages (`lrkv_jax.attention.cache`).
 
         Up to `MOST_QUERIES` of them read the cache as it lies, in the decode kernel. For more, as
         when a prompt is prefilled in chunks, making each head's keys once costs less than meeting
         the factors once per query. Raises `LrkvError` for a cache that this layer would not make.
         """
         T = x_BTD.shape[1]
-        self._check(cache, x_BTD.shape[0])
+        self._check(cache, x_BTD.shape[0] if pages_BN is None else None)
         positions_BT = lengths_B[:, None] + jnp.arange(T)
         attend = Attention._few if T <= MOST_QUERIES else Attention._many
-        out_BTHK, cache = on_mesh(attend, self, x_BTD, positions_BT, cache)
+        out_BTHK, cache = on_mesh(attend, self, x_BTD, positions_BT, cache, pages_BN)
         return self._project(out_BTHK), cache
 
     # What variants share.
@@ -251,7 +263,10 @@ class Attention(nnx.Module):
         return in_float64(self.query_gain) * in_float64(self.key_gain)
 
     def _check(self, cache, batch):
-        """Raise `LrkvError` unless this layer makes such caches for `batch` sequences."""
+        """Raise `LrkvError` unless this layer makes such caches for `batch` sequences, or a pool
+        like this one for None."""
+        if batch is None:
+            batch = next(array for array in vars(cache).values() if array is not None).shape[0]
         own = self.cache_shapes(batch, 1, jnp.float32)
         if type(cache) is not type(own):
             raise LrkvError(
@@ -269,26 +284,27 @@ class Attention(nnx.Module):
                     "dtype: make it with this model's init_cache"
                 )
 
-    def _prompt(self, x_BTD, positions_BT, cache):
+    def _prompt(self, x_BTD, positions_BT, cache, _):
         attend = partial(causal_attention, scale=self.scale)
         out_BTHK, entries = self.whole(x_BTD, positions_BT, attend)
         return out_BTHK, write(cache, entries, positions_BT)
 
-    def _few(self, x_BTD, positions_BT, cache):
+    def _few(self, x_BTD, positions_BT, cache, pages_BN):
         """Heads' outputs for a few new tokens, and the cache with them in it."""
         query = self.queries(x_BTD, positions_BT)
-        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
-        angles = self.slot_angles(slots_of(cache))
-        out_BTHK, _ = self.cached(query, cache, positions_BT, angles)
+        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT, pages_BN)
+        angles = self.slot_angles(slots_of(cache, pages_BN))
+        out_BTHK, _ = self.cached(query, cache, positions_BT, angles, pages_BN)
         return out_BTHK.astype(x_BTD.dtype), cache
 
-    def _many(self, x_BTD, positions_BT, cache):
+    def _many(self, x_BTD, positions_BT, cache, pages_BN):
         """The same for many: keys and values exist for a tile of slots at a time."""
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
-        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT)
+        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT, pages_BN)
         out_BTHK = attend_tiles(
-            q_BTHW, cache, self.materialised, lengths_of(positions_BT), scale=self.scale
-        )
+            q_BTHW, cache, self.materialised, lengths_of(positions_BT),
+            scale=self.scale, pages_BN=pages_BN,
+        )  # fmt: skip
         return out_BTHK.astype(x_BTD.dtype), cache
 
     def _project(self, out_BTHK: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:

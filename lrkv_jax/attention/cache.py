@@ -4,7 +4,10 @@ A cache is a dataclass of arrays, some of them None. Its static `AXES` names the
 "batch slots head_width"; `lrkv_jax.attention.on_mesh` splits them over a mesh by these names. Slot
 s of a sequence holds its token at position s.
 
-B batch  T new tokens  S slots  H heads
+With a page table [B, N] the same dataclass is a pool: its batch are P pages, its slots the rows of
+a page, and slot s of sequence b is row s % rows of page `pages_BN`[b, s // rows].
+
+B batch  T new tokens  S slots  H heads  N pages of a sequence
 """
 
 from typing import Any
@@ -12,7 +15,12 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from lrkv_jax.kernels import online
+
 Cache = Any
+Pages = Int[Array, "B N"] | None
+
+_NOWHERE = 2**31 - 1  # a page past any pool's last: what is written there is dropped
 
 
 def slot_axes(cache: Cache) -> dict[str, int]:
@@ -21,18 +29,25 @@ def slot_axes(cache: Cache) -> dict[str, int]:
     return {name: cache.AXES[name].split().index("slots") for name in there}
 
 
-def slots_of(cache: Cache) -> int:
+def slots_of(cache: Cache, pages_BN: Pages = None) -> int:
     """S, the tokens that one sequence has room for."""
     name, axis = next(iter(slot_axes(cache).items()))
-    return getattr(cache, name).shape[axis]
+    rows = getattr(cache, name).shape[axis]
+    return rows if pages_BN is None else rows * pages_BN.shape[1]
 
 
-def write(cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"]) -> Cache:
+def write(
+    cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"], pages_BN: Pages = None
+) -> Cache:
     """Put each new token's entries into the slots that `positions_BT` names.
 
     A position past the last slot writes nothing; callers check lengths before they start.
     """
     rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
+    if pages_BN is not None:
+        rows, place_BT = slots_of(cache), positions_BT
+        pages_BT = pages_BN.at[rows_B1, place_BT // rows].get(mode="fill", fill_value=_NOWHERE)
+        rows_B1, positions_BT = pages_BT, place_BT % rows
 
     def put(name: str, axis: int) -> Array:
         old, new = getattr(cache, name), getattr(entries, name).astype(getattr(cache, name).dtype)
@@ -42,6 +57,13 @@ def write(cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"]) -> Cach
         return old.at[rows_B1, positions_BT].set(padded(new, old.shape[-1]))
 
     return type(cache)(**{name: put(name, axis) for name, axis in slot_axes(cache).items()})
+
+
+def contiguous(cache: Cache, pages_BN: Pages) -> Cache:
+    """The cache of each sequence as it would lie without pages: for variants without a kernel."""
+    axes = slot_axes(cache)
+    arrays = {name: online.contiguous(getattr(cache, name), pages_BN, axes[name]) for name in axes}
+    return type(cache)(**arrays)
 
 
 def padded(rows: Float[Array, "*B R"], width: int) -> Float[Array, "*B W"]:

@@ -55,10 +55,11 @@ class GroupedAttention(Attention):
         v_BTGK = self.projected(x_BTD, self.value, None)
         return GroupedCache(self.placed(k_BTGK, positions_BT, self.key_gain), v_BTGK)
 
-    def cached(self, query, cache, positions_BT, angles):
+    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
         return grouped_decode(
             query, cache.k_BSGK, cache.v_BSGK, lengths_of(positions_BT),
-            scale=self.scale, impl=self.config.decode_kernel, bits=self.config.decode_bits,
+            scale=self.scale, pages_BN=pages_BN,
+            impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
 
     def materialised(self, cache, positions_BT):

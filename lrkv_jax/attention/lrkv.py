@@ -107,9 +107,9 @@ class LowRankAttention(Attention):
     def entries(self, x_BTD, positions_BT):
         return self._entries(x_BTD, positions_BT)[0]
 
-    def cached(self, query, cache, positions_BT, angles):
+    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
         if self.tied:
-            return self._cached_tied(query, cache, positions_BT, angles)
+            return self._cached_tied(query, cache, positions_BT, angles, pages_BN)
         residual = None
         if self.rank:
             residual = Residual(cache.rk_BSGR, cache.rv_BSGR, self.value_up[...])
@@ -122,11 +122,11 @@ class LowRankAttention(Attention):
         return lrkv_decode(
             query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
             cache.inverse_norm_BGS, lengths_of(positions_BT),
-            scale=self.scale, frequencies_J=self.frequencies,
+            scale=self.scale, pages_BN=pages_BN, frequencies_J=self.frequencies,
             impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
 
-    def _cached_tied(self, query, cache, positions_BT, angles):
+    def _cached_tied(self, query, cache, positions_BT, angles, pages_BN):
         """Heads' outputs from tiles that serve as keys and as values."""
         of_keys_SK, of_latents_SR = angles
         private = Private(cache.rk_BSGR)
@@ -138,7 +138,7 @@ class LowRankAttention(Attention):
         rotation = Rotation(of_keys_SK, inverse_norm_BGS=cache.inverse_norm_BGS)
         mean_BTHX, lse_BTH = latent_decode(
             query[0], None, cache.k_shared_BSK, None, rotation, private, lengths_of(positions_BT),
-            scale=self.scale, frequencies_J=self.frequencies,
+            scale=self.scale, pages_BN=pages_BN, frequencies_J=self.frequencies,
             impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
         shared_BTHK, mean_BTHR = jnp.split(mean_BTHX, [self.config.head_width], axis=-1)

@@ -127,7 +127,7 @@ class LatentAttention(Attention):
                 rope_key_BTP = self.normed(self._rotated_for_all(rope_key_BTP, positions_BT))
         return LatentCache(latent_BTC, rope_key_BTP, norm_BGT, private_BTGR)
 
-    def cached(self, query, cache, positions_BT, angles):
+    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
         q_BTHP = q_BTHR = rotation = private = None
         of_common_SK, of_private_SR = angles
         C = cache.latent_BSC.shape[-1]
@@ -147,7 +147,8 @@ class LatentAttention(Attention):
             private = Private(cache.private_BSGR, q_BTHR, of_private_SR)
         mean_BTHX, lse_BTH = latent_decode(
             query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation, private,
-            lengths_of(positions_BT), scale=self.scale, frequencies_J=self.frequencies,
+            lengths_of(positions_BT), scale=self.scale, pages_BN=pages_BN,
+            frequencies_J=self.frequencies,
             impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
         mean_BTHX = mean_BTHX.astype(query.dtype)

@@ -22,18 +22,19 @@ from lrkv_jax.sharding import BATCH, RULES
 HEADS = ("heads", "kv_heads")
 
 
-def on_mesh(attend, layer, x_BTD, positions_BT, cache):
-    """`attend(layer, x, positions, cache)` on the mesh in use: heads' outputs and the cache.
+def on_mesh(attend, layer, x_BTD, positions_BT, cache, pages_BN=None):
+    """`attend(layer, x, positions, cache, pages)` on the mesh in use: heads' outputs, the cache.
 
-    Without a mesh, or on one of a single device, this is the call itself.
+    Without a mesh, or on one of a single device, this is the call itself. Where sequences are split
+    a pool of pages is too: a sequence's table then counts from its own shard's first page.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return attend(layer, x_BTD, positions_BT, cache)
+        return attend(layer, x_BTD, positions_BT, cache, pages_BN)
     weights, tree = jax.tree.flatten(layer)
 
-    def local(weights, x_BTD, positions_BT, cache):
-        return attend(tree.unflatten(weights), x_BTD, positions_BT, cache)
+    def local(weights, x_BTD, positions_BT, cache, pages_BN):
+        return attend(tree.unflatten(weights), x_BTD, positions_BT, cache, pages_BN)
 
     split = splits_heads(layer, mesh)
     specs = [_partition(*axes_shape, mesh, split) for axes_shape in _weights(layer)]
@@ -44,10 +45,10 @@ def on_mesh(attend, layer, x_BTD, positions_BT, cache):
     cache_specs = _cache_partitions(cache, mesh, split)
     # Off: a Pallas kernel's results do not say over which axes they vary.
     mapped = jax.shard_map(
-        local, in_specs=(specs, rows, rows, cache_specs), out_specs=(out, cache_specs),
+        local, in_specs=(specs, rows, rows, cache_specs, rows), out_specs=(out, cache_specs),
         check_vma=False,
     )  # fmt: skip
-    return mapped(weights, x_BTD, positions_BT, cache)
+    return mapped(weights, x_BTD, positions_BT, cache, pages_BN)
 
 
 def splits_heads(layer: Any, mesh: Any) -> bool:
@@ -69,6 +70,15 @@ def cache_shardings(layer: nnx.Module, shapes: Any, mesh: Mesh) -> Any:
     """`NamedSharding` of every array of a layer's cache."""
     parts = _cache_partitions(shapes, mesh, splits_heads(layer, mesh))
     return jax.tree.map(lambda part: NamedSharding(mesh, part), parts)
+
+
+def placed(layer: nnx.Module, cache: Any) -> Any:
+    """In a program: the cache where `cache_shardings` has it, on the mesh in use."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return cache
+    parts = _cache_partitions(cache, mesh, splits_heads(layer, mesh))
+    return jax.tree.map(jax.lax.with_sharding_constraint, cache, parts)
 
 
 def _cache_partitions(cache, mesh, split):

@@ -4,7 +4,6 @@ B batch  T queries  S cache slots  c slots of a tile  H heads  G key/value heads
 W key width  K value width
 """
 
-import jax
 import jax.numpy as jnp
 
 from lrkv_jax.attention.cache import slot_axes, slots_of
@@ -14,20 +13,21 @@ from lrkv_jax.kernels import online
 TILE = 512
 
 
-def attend_tiles(q_BTHW, cache, materialise, lengths_B, *, scale):
+def attend_tiles(q_BTHW, cache, materialise, lengths_B, *, scale, pages_BN=None):
     """Attend each sequence's last T tokens, at all its cached ones up to each, to `cache`.
 
     `materialise(some slots of the cache, their positions [1, c])` gives keys [B, c, G, W] and
-    values [B, c, G, K]. `lengths_B` counts the T tokens too. Returns float32 [B, T, H, K].
+    values [B, c, G, K]. `lengths_B` counts the T tokens too. With `pages_BN` the cache is a pool.
+    Returns float32 [B, T, H, K].
     """
-    S = slots_of(cache)
+    S = slots_of(cache, pages_BN)
     chunk = min(S, TILE)
     B, T, H, W = q_BTHW.shape
     f32 = {"preferred_element_type": jnp.float32}
 
     def keys_values(start):
         tile = {
-            name: jax.lax.dynamic_slice_in_dim(getattr(cache, name), start, chunk, axis)
+            name: online.slots(getattr(cache, name), pages_BN, start, chunk, axis=axis)
             for name, axis in slot_axes(cache).items()
         }
         return materialise(type(cache)(**tile), (start + jnp.arange(chunk))[None])
