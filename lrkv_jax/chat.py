@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from lrkv_jax import disk
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.decode import Engine, Sampling
-from lrkv_jax.decode.answers import Answer, answers
-from lrkv_jax.decode.session import Session
+from lrkv_jax.decode.answers import Answering
+from lrkv_jax.decode.request import Draw, Request
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.run.restore import TrainedRun
 
@@ -42,21 +42,21 @@ class Chat:
             run.config.model, run.params, batch=1, length=self.context, mesh=run.mesh
         )
         self._seed = seed
-        self._session: Session | None = None
+        self._request: Request | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forget everything that was said."""
         self.messages: list[dict[str, str]] = []
-        if self._session is not None:
-            self._session.close()
-        self._session = self._engine.session(seed=self._seed)
+        if self._request is not None:
+            self._engine.cancel(self._request)
+        self._request = None
         self._unfinished = False
 
     @property
     def used(self) -> int:
         """Tokens of the context that the conversation takes."""
-        return self._engine.length - self._session.room()
+        return len(self._request.tokens) if self._request else 0
 
     def say(self, text: str) -> Generator[Piece]:
         """The answer to the user's next message, piece by piece as it is decoded.
@@ -70,23 +70,40 @@ class Chat:
         turn[:0] = self._format.between if self.messages else self._format.start
         if self._unfinished:  # an answer that was cut short has no end yet
             turn.insert(0, self._format.ids.assistant_end)
-        room = self._session.room() - len(turn)
+        room = self.context - self.used - len(turn)
         if room < 1:
             raise LrkvError(
                 f"the context of {self.context} tokens is full ({self.used} used, {len(turn)} "
                 "asked): /reset starts anew"
             )
         self.messages.append({"role": "user", "content": text})
-        answer = Answer(0)
-        reader = _Reader(self._format)
-        budget = min(self.new_tokens, room)
+        going = self._answering(turn, min(self.new_tokens, room))
+        reader, shown = _Reader(self._format), 0
         try:
-            for (answer,) in answers(self._session, self._format, [turn], [budget], self.sampling):
-                yield from reader.read(answer.ids)
+            while not going.over or shown < len(going.answer.ids):
+                if shown == len(going.answer.ids):
+                    self._engine.advance()
+                    going.take()
+                    continue
+                shown += 1
+                yield from reader.read(going.answer.ids[:shown])
             yield from reader.rest()
         finally:
-            self._unfinished = not answer.ended
-            self.messages.append({"role": "assistant", "content": answer.text(self._format)})
+            going.leave(shown)
+            self._unfinished = not going.answer.ended
+            content = going.answer.text(self._format)
+            self.messages.append({"role": "assistant", "content": content})
+
+    def _answering(self, turn: list[int], budget: int) -> Answering:
+        """Put a turn behind what was said, and start its answer."""
+        draw = Draw(self.sampling, self._seed)
+        if self._request is None:
+            stops = frozenset(self._format.stops)
+            self._request = self._engine.submit(turn, budget, draw=draw, stops=stops, keep=True)
+        else:
+            self._request.draw = draw
+            self._engine.append(self._request, turn, budget)
+        return Answering(self._engine, self._format, self._request, budget)
 
     def save(self, path: str | Path) -> None:
         """Write what was said as JSON. Raises `LrkvError` where it cannot be written."""

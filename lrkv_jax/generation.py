@@ -13,7 +13,6 @@ from lrkv_jax import disk
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.data.tables import read_json_lines
 from lrkv_jax.decode import Engine, Sampling
-from lrkv_jax.decode.engine import CACHE_MULTIPLE
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.language_model import Draws, LanguageModel
 from lrkv_jax.run.restore import TrainedRun
@@ -33,16 +32,15 @@ def streamed(
     """
     tokenizer, ids = run.tokenizer, [run.ids(text) for text in prompts]
     stop, longest = tokenizer.bos, max(map(len, ids)) + new_tokens
-    length = -(-longest // CACHE_MULTIPLE) * CACHE_MULTIPLE
-    engine = Engine(run.config.model, run.params, batch=len(ids), length=length, mesh=run.mesh)
+    engine = Engine(run.config.model, run.params, batch=len(ids), length=longest, mesh=run.mesh)
     columns: list[list[int]] = [[] for _ in ids]
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompts[0]
-    for tokens_B in engine.stream(ids, new_tokens, sampling=sampling, seed=seed, stop=(stop,)):
-        new = [[token] if token not in (-1, stop) else [] for token in tokens_B.tolist()]
+    for new in engine.stream(ids, new_tokens, sampling=sampling, seed=seed, stop=(stop,)):
         for column, more in zip(columns, new, strict=True):
             column += more
-        yield characters.decode(tokenizer.decode_bytes(new[0]))
+        for token in new[0]:
+            yield characters.decode(tokenizer.decode_bytes([token]))
     yield characters.decode(b"", final=True) + "\n"
     for text, column in zip(prompts[1:], columns[1:], strict=True):
         yield f"{text}{tokenizer.decode(column)}\n"

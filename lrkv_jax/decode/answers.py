@@ -1,27 +1,21 @@
-"""A chat's answers: decoded from the cache, with the calculator's output put in where it is called.
+"""A chat's answers: decoded, with the calculator's output put in where it is called."""
 
-B sequences
-"""
-
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lrkv_jax.data.calculator import calculate
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.decode.sampling import Sampling
-from lrkv_jax.decode.session import Session
+from lrkv_jax.decode.engine import Engine
+from lrkv_jax.decode.request import Request
 
 
 @dataclass
 class Answer:
-    """One sequence's answer so far.
+    """An answer so far.
 
-    ids: what it holds, without what ended it. budget: ids that it may still take. calls:
-    the calculator's, as (expression, output), output None where it was no sum. ended: whether the
-    model said that it is done.
+    ids: what it holds, without what ended it. calls: the calculator's, as (expression, output),
+    output None where it was no sum. ended: whether the model said that it is done.
     """
 
-    budget: int
     ids: list[int] = field(default_factory=list)
     calls: list[tuple[str, str | None]] = field(default_factory=list)
     ended: bool = False
@@ -31,67 +25,48 @@ class Answer:
         return chat.written(self.ids)
 
 
-def answers(
-    session: Session,
-    chat: ChatFormat,
-    turns: Sequence[Sequence[int]],
-    budgets: Sequence[int],
-    sampling: Sampling,
-) -> Iterator[list[Answer]]:
-    """Append turns that end where an answer starts, and decode the answers.
+class Answering:
+    """An answer that grows as the engine advances, up to `budget` ids.
 
-    Yields the same list of answers, one a turn, whenever they have grown by a token or an output,
-    and ends when each has ended or used its budget. An answer depends on its own sequence alone,
-    whatever others say and call. Tokens beyond a budget may be decoded, and are not taken.
-
-    The cache needs room for the longest sequence and the largest budget, and for what the last call
-    puts in. Raises `LrkvError` as `Session` does.
+    `request` ends with the turn that is answered; it was submitted or appended to with the budget
+    as its new tokens, with the chat's stops, and to be kept. over: whether nothing more will come.
     """
-    said = [Answer(budget) for budget in budgets]
-    after: list[Sequence[int] | None] = list(turns)
-    while any(tokens is not None for tokens in after):
-        session.append(after)
-        going = [row for row, tokens in enumerate(after) if tokens is not None]
-        after = [None] * len(said)
-        stream = session.stream(
-            max(said[row].budget for row in going), sampling=sampling, stop=chat.stops
-        )
-        for tokens_B in stream:
-            for row in going:
-                if tokens_B[row] >= 0:
-                    after[row] = _take(said[row], int(tokens_B[row]), chat)
-            yield said
-            if all(said[row].budget == 0 or said[row].ended for row in going):
-                break
-        stream.close()
-        # A call is answered when its sequence goes on.
-        after = [_go_on(answer, forced, chat) for answer, forced in zip(said, after, strict=True)]
-        if any(after):
-            yield said
 
+    def __init__(self, engine: Engine, chat: ChatFormat, request: Request, budget: int):
+        self.request, self.answer, self.over = request, Answer(), False
+        self._engine, self._chat, self._budget = engine, chat, budget
+        self._start = len(request.tokens)
 
-def _take(answer: Answer, token: int, chat: ChatFormat) -> list[int] | None:
-    """Add a token; returns what the calculator says, if that ended a call."""
-    if answer.budget == 0 or answer.ended:
-        return None
-    if token in (chat.ids.assistant_end, chat.tokenizer.bos):
-        answer.ended = True
-        return None
-    answer.ids.append(token)
-    answer.budget -= 1
-    if token != chat.ids.python_end:
-        return None
-    expression = chat.call_in(answer.ids)
-    output = None if expression is None else calculate(expression)
-    if expression is not None:
-        answer.calls.append((expression, output))
-    return [] if output is None else chat.output(output)
+    def take(self) -> None:
+        """Add what was decoded since the last time, and answer a call."""
+        request, answer = self.request, self.answer
+        for token in request.tokens[self._start + len(answer.ids) :]:
+            answer.ended = token in (self._chat.ids.assistant_end, self._chat.tokenizer.bos)
+            if not answer.ended:
+                answer.ids.append(token)
+        if request.done and not self.over:
+            self.over = answer.ended or not self._goes_on()
 
+    def leave(self, ids: int) -> None:
+        """Stop here; of the answer so many ids stay, in the cache too."""
+        if not self.over or ids < len(self.answer.ids):
+            del self.answer.ids[ids:]
+            self.answer.ended, self.over = False, True
+            self._engine.cancel(self.request, keep=self._start + ids)
 
-def _go_on(answer: Answer, forced: Sequence[int] | None, chat: ChatFormat) -> Sequence[int] | None:
-    """What to append to a sequence that called; None for one that is done."""
-    if forced is None or answer.ended or len(forced) >= answer.budget:
-        return None
-    answer.ids += forced
-    answer.budget -= len(forced)
-    return forced
+    def _goes_on(self):
+        """Whether the answer goes on, behind what the calculator says to a call."""
+        answer, chat = self.answer, self._chat
+        if self.request.reason != "stop":
+            return False
+        expression = chat.call_in(answer.ids)
+        output = None if expression is None else calculate(expression)
+        if expression is not None:
+            answer.calls.append((expression, output))
+        forced = [] if output is None else chat.output(output)
+        left = self._budget - len(answer.ids) - len(forced)
+        if left < 1:
+            return False
+        answer.ids += forced
+        self._engine.append(self.request, forced, left)
+        return True

@@ -1,11 +1,12 @@
 """Where an engine's parameters and cache lie: on one device, or split over a mesh."""
 
 import logging
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lrkv_jax.attention import on_mesh
 from lrkv_jax.config import ModelConfig
@@ -13,7 +14,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.model import Unstacked, abstract_parameters, specs
 from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.nn.weight import spec_of, variables
-from lrkv_jax.sharding import AXES, parameter_shardings
+from lrkv_jax.sharding import AXES, BATCH, parameter_shardings
 from lrkv_jax.sharding.mesh import check_divides
 
 _log = logging.getLogger("lrkv_jax.decode")
@@ -90,8 +91,18 @@ def splits_heads(model: Unstacked, mesh: Mesh | None) -> bool:
     return mesh is not None and on_mesh.splits_heads(model.blocks[0].attention, mesh)
 
 
+def shards(mesh: Mesh | None) -> int:
+    """Over how many shards sequences are split."""
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH)
+
+
+def everywhere(arrays: Any, mesh: Mesh | None) -> Any:
+    """The same arrays, whole on every device of the mesh."""
+    return arrays if mesh is None else jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
+
+
 def new_cache(model: Unstacked, batch: int, length: int, mesh: Mesh | None) -> list[Any]:
-    """An empty cache a layer, made where it is to lie."""
+    """An empty cache a layer, or a pool of so many pages, made where it is to lie."""
     if mesh is None:
         return model.init_cache(batch, length)
     dtype = resolve_dtype(model.config.dtype)

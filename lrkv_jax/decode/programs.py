@@ -1,150 +1,188 @@
-"""The engine's compiled programs: fill the cache with a piece of text, begin, step on, score.
+"""The engine's compiled programs: read a piece of text, begin, step on, score, move pages.
 
-Each is one program for a batch, a cache and a way of sampling, whatever the prompts' and the
-text's lengths. Caches are donated and written in place.
+Each is one program for a pool of pages, whatever the requests' lengths, pages and ways of sampling.
+Pools are donated and written in place. Rows without a request have a table of null pages and the
+length 0.
 
-B sequences  T positions of a piece  D model width  N steps of a call  V vocabulary
+B rows  F rows of a piece  T positions of a piece  D model width  N pages of a sequence, or steps
+of a call  V vocabulary
 """
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Int
 
-from lrkv_jax.decode.sampling import sample
+from lrkv_jax.attention import on_mesh
+from lrkv_jax.decode.pages import NULL
+from lrkv_jax.decode.sampling import Choice, sample
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class DecodeState:
-    """What steps read and replace. `token_B` is chosen but not yet in the cache."""
+class Rows:
+    """Where each row stands. `token_B` is chosen, and not yet in the cache."""
 
-    cache: Any
     token_B: Int[Array, "B"]
-    lengths_B: Int[Array, "B"]  # tokens in the cache
-    stopped_B: Bool[Array, "B"]
-    seed_2: UInt32[Array, "2"]  # a key's data
-    draw_B: Int[Array, "B"]  # which of the seed's streams of draws is a sequence's
+    length_B: Int[Array, "B"]  # tokens in the cache
+    going_B: Bool[Array, "B"]
+
+    @classmethod
+    def none(cls, rows: int) -> Self:
+        """Rows that nobody has."""
+        token_B, length_B = jnp.zeros((2, rows), jnp.int32)
+        return cls(token_B, length_B, jnp.zeros(rows, bool))
 
 
-@partial(jax.jit, static_argnames="first", donate_argnames="cache")
-def fill(model, cache, last_BD, tokens_BT, start_B, lengths_B, *, first):
-    """Run positions start to start + T − 1 of each sequence; → (cache, last_BD).
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Given:
+    """What the host says of each row for a call: its pages, where it ends, and how it chooses.
 
-    `lengths_B` are the whole sequences'; `last_BD` collects the hidden state of each one's last
-    token. What a piece writes past a sequence's end is overwritten before it is read. The `first`
-    piece attends to itself, the next ones to the cache.
+    Rows that are not `live_B` do nothing. Those that are `fresh_B` take their token and length from
+    here, and the others from `Rows`.
     """
-    if first:
-        x_BTD, cache = model.prefill(tokens_BT, cache)
-    else:
-        x_BTD, cache = model.decode(tokens_BT, cache, start_B)
-    place_B = lengths_B - 1 - start_B
-    here_B = (place_B >= 0) & (place_B < tokens_BT.shape[1])
-    x_BD = jnp.take_along_axis(x_BTD, jnp.where(here_B, place_B, 0)[:, None, None], axis=1)[:, 0]
-    return cache, _everywhere(jnp.where(here_B[:, None], x_BD, last_BD))
+
+    pages_BN: Int[Array, "B N"]
+    end_B: Int[Array, "B"]
+    live_B: Bool[Array, "B"]
+    fresh_B: Bool[Array, "B"]
+    token_B: Int[Array, "B"]
+    length_B: Int[Array, "B"]
+    choice: Choice
+
+
+@partial(jax.jit, static_argnames="most", donate_argnames="pool")
+def fill(model, pool, tokens_FT, start_F, count_F, pages_FN, *, most):
+    """Read positions start to start + count − 1 of each row; → (pool, the last states [most, D]).
+
+    The states of F ≤ `most` rows are filled up, so that what reads them is one program for pieces
+    of any shape: products of few rows are not rounded as those of more are. What a piece
+    writes past its count lies past the sequence's end or is overwritten before it is read.
+    """
+    x_FTD, pool = model.decode(tokens_FT, pool, start_F, pages_FN)
+    x_FD = jnp.take_along_axis(x_FTD, (count_F - 1)[:, None, None], axis=1)[:, 0]
+    return pool, _everywhere(jnp.pad(x_FD, ((0, most - len(x_FD)), (0, 0))))
 
 
 @jax.jit
-def next_log_p(model, last_BD, ids_BC):
-    """Float32 log p [B, C] of each of some ids being the next one, given the last hidden states."""
-    logits_BV = model.logits(last_BD[:, None])[:, 0]
-    log_p_BC = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), ids_BC, axis=1)
-    return _everywhere(log_p_BC)
+def begin(model, rows, x_FD, row_F, length_F, end_F, choice, forced_F):
+    """Choose what follows prompts, from their last states; → (rows, tokens [F], logits if forced).
+
+    `row_F` are the rows that go on with it; one past the last is nobody's. `forced_F` are tokens to
+    take in place of chosen ones, where they are not −1, or None.
+    """
+    logits_FV = model.logits(x_FD[:, None])[:, 0]
+    token_F = _chosen(logits_FV, choice, length_F, forced_F)
+    going_F = ~choice.stopped_by(token_F) & (length_F + 1 < end_F)
+    rows = Rows(
+        rows.token_B.at[row_F].set(token_F, mode="drop"),
+        rows.length_B.at[row_F].set(length_F, mode="drop"),
+        rows.going_B.at[row_F].set(going_F, mode="drop"),
+    )
+    return _everywhere((rows, token_F, None if forced_F is None else logits_FV))
 
 
-@partial(jax.jit, donate_argnames="cache")
-def score(model, cache, last_BD, tokens_BT, start_B):
-    """Log p of each next token, and whether it is the likeliest; → (cache, last_BD, [B, T] twice).
+@jax.jit
+def next_log_p(model, x_FD, ids_FC):
+    """Float32 log p [F, C] of each of some ids being the next one, given the last states."""
+    logits_FV = model.logits(x_FD[:, None])[:, 0]
+    return _everywhere(jnp.take_along_axis(jax.nn.log_softmax(logits_FV), ids_FC, axis=1))
 
-    `last_BD` are the hidden states before the first of the tokens, and then of the last of them.
+
+@partial(jax.jit, donate_argnames="pool")
+def score(model, pool, tokens_FT, start_F, pages_FN, targets_FT):
+    """Log p of each target after its token, and whether it is the likeliest: pool, [F, T] twice.
+
     Logits exist for one position at a time.
     """
-    x_BTD, cache = model.decode(tokens_BT, cache, start_B)
-    before_BTD = jnp.concatenate([last_BD[:, None], x_BTD[:, :-1]], axis=1)
+    x_FTD, pool = model.decode(tokens_FT, pool, start_F, pages_FN)
 
     def position(pair):
-        x_BD, token_B = pair
-        logits_BV = model.logits(x_BD[:, None])[:, 0]
-        log_p_BV = jax.nn.log_softmax(logits_BV)
-        log_p_B = jnp.take_along_axis(log_p_BV, token_B[:, None], axis=1)[:, 0]
-        return log_p_B, jnp.argmax(logits_BV, axis=1) == token_B
+        x_FD, target_F = pair
+        logits_FV = model.logits(x_FD[:, None])[:, 0]
+        log_p_FV = jax.nn.log_softmax(logits_FV)
+        log_p_F = jnp.take_along_axis(log_p_FV, target_F[:, None], axis=1)[:, 0]
+        return log_p_F, jnp.argmax(logits_FV, axis=1) == target_F
 
-    log_p_TB, likeliest_TB = jax.lax.map(position, (before_BTD.swapaxes(0, 1), tokens_BT.T))
-    return cache, *_everywhere((x_BTD[:, -1], log_p_TB.T, likeliest_TB.T))
-
-
-@partial(jax.jit, static_argnames=("sampling", "stop"))
-def begin(model, last_BD, lengths_B, idle_B, seed_2, draw_B, forced_B, *, sampling, stop):
-    """From the last hidden states to what `steps` gives, of one step, and no cache."""
-    state = DecodeState(None, lengths_B, lengths_B, idle_B, seed_2, draw_B)
-    state, shown_B, logits_BV = _next(model, last_BD, state, forced_B, sampling, stop)
-    results = shown_B[None], None if logits_BV is None else logits_BV[None]
-    return _small_everywhere(state), *_everywhere(results)
+    log_p_TF, likeliest_TF = jax.lax.map(position, (x_FTD.swapaxes(0, 1), targets_FT.T))
+    return pool, *_everywhere((log_p_TF.T, likeliest_TF.T))
 
 
-@partial(jax.jit, static_argnames=("sampling", "stop", "most"), donate_argnames="state")
-def steps(model, state, count, forced_NB, *, sampling, stop, most):
-    """Up to `count` ≤ `most` steps, fewer if all sequences stop; → (state, tokens_NB, logits_NBV).
+@partial(jax.jit, static_argnames="most", donate_argnames="pool")
+def steps(model, pool, rows, given, count, forced_NB, *, most):
+    """Up to `count` ≤ `most` steps, fewer if all rows end; → (pool, rows, tokens_NB, logits_NBV).
 
-    Rows of steps that were not taken are −1. Without `forced_NB`, the tokens to take in place of
-    sampled ones, there are no logits.
+    Tokens of steps that a row did not take are −1. `forced_NB` are tokens to take in place of
+    chosen ones, where they are not −1; if it is None there are no logits.
     """
-    B = state.token_B.shape[0]
+    B = given.end_B.shape[0]
+    rows = Rows(
+        jnp.where(given.fresh_B, given.token_B, rows.token_B),
+        jnp.where(given.fresh_B, given.length_B, rows.length_B),
+        given.fresh_B | rows.going_B,
+    )
+    # A row that waits for its first call keeps that it is going.
+    waiting_B = rows.going_B & ~given.live_B
+    rows = replace(rows, going_B=rows.going_B & given.live_B)
     tokens_NB = jnp.full((most, B), -1, jnp.int32)
     logits_NBV = None
     if forced_NB is not None:
         logits_NBV = jnp.zeros((most, B, model.config.vocabulary), jnp.float32)
 
     def more(carry):
-        step, state, *_ = carry
-        return (step < count) & ~state.stopped_B.all()
+        step, _, rows, *_ = carry
+        return (step < count) & rows.going_B.any()
 
     def one(carry):
-        step, state, tokens_NB, logits_NBV = carry
-        x_B1D, cache = model.decode(state.token_B[:, None], state.cache, state.lengths_B)
-        # A stopped sequence writes its slot again and again; nobody reads it.
-        lengths_B = jnp.where(state.stopped_B, state.lengths_B, state.lengths_B + 1)
-        state = replace(state, cache=cache, lengths_B=lengths_B)
+        step, pool, rows, tokens_NB, logits_NBV = carry
+        # A row that has ended writes to no page of a sequence: its own may be another's by now.
+        pages_BN = jnp.where(rows.going_B[:, None], given.pages_BN, NULL)
+        at_B = jnp.where(rows.going_B, rows.length_B, 0)
+        x_B1D, pool = model.decode(rows.token_B[:, None], pool, at_B, pages_BN)
+        logits_BV = model.logits(x_B1D)[:, 0]
+        length_B = at_B + 1
         forced_B = None if forced_NB is None else forced_NB[step]
-        state, shown_B, logits_BV = _next(model, x_B1D[:, 0], state, forced_B, sampling, stop)
+        token_B = _chosen(logits_BV, given.choice, length_B, forced_B)
         if logits_NBV is not None:
             logits_NBV = logits_NBV.at[step].set(logits_BV)
-        return step + 1, state, tokens_NB.at[step].set(shown_B), logits_NBV
+        tokens_NB = tokens_NB.at[step].set(jnp.where(rows.going_B, token_B, -1))
+        ended_B = given.choice.stopped_by(token_B) | (length_B + 1 >= given.end_B)
+        rows = Rows(
+            jnp.where(rows.going_B, token_B, rows.token_B),
+            jnp.where(rows.going_B, length_B, rows.length_B),
+            rows.going_B & ~ended_B,
+        )
+        return step + 1, pool, rows, tokens_NB, logits_NBV
 
-    carry = (jnp.zeros((), jnp.int32), state, tokens_NB, logits_NBV)
-    _, state, *results = jax.lax.while_loop(more, one, carry)
-    return _small_everywhere(state), *_everywhere(results)
-
-
-def _next(model, x_BD, state, forced_B, sampling, stop):
-    """Choose from the last hidden state, and mark the sequences that it stops.
-
-    Returns the state, the tokens to show (−1 for a stopped sequence), and logits if forced.
-    """
-    logits_BV = model.logits(x_BD[:, None])[:, 0]
-    if forced_B is None:
-        # The key of a draw is the seed, the stream and the position: replays draw the same.
-        root = jax.random.wrap_key_data(state.seed_2)
-        keys_B = jax.vmap(partial(jax.random.fold_in, root))(state.draw_B)
-        keys_B = jax.vmap(jax.random.fold_in)(keys_B, state.lengths_B)
-        token_B, logits_BV = sample(logits_BV, keys_B, sampling), None
-    else:
-        token_B = forced_B
-    stopped_B = state.stopped_B
-    for token in stop:
-        stopped_B = stopped_B | (token_B == token)
-    shown_B = jnp.where(state.stopped_B, -1, token_B)
-    return replace(state, token_B=token_B, stopped_B=stopped_B), shown_B, logits_BV
+    carry = (jnp.zeros((), jnp.int32), pool, rows, tokens_NB, logits_NBV)
+    _, pool, rows, *results = jax.lax.while_loop(more, one, carry)
+    rows = replace(rows, going_B=rows.going_B | waiting_B)
+    return pool, *_everywhere((rows, *results))
 
 
-def _small_everywhere(state):
-    """The state, all but its cache whole on every device: of one placement, so of one program."""
-    return replace(_everywhere(replace(state, cache=None)), cache=state.cache)
+def _chosen(logits_BV, choice, length_B, forced_B):
+    """A token for each row, drawn by the position that it will have."""
+    token_B = sample(logits_BV, choice.keys_at(length_B), choice)
+    return token_B if forced_B is None else jnp.where(forced_B < 0, token_B, forced_B)
+
+
+@jax.jit
+def fetch(pool, pages_N):
+    """Copies of some pages, [N, ...] of each array, counted over all shards; any past the last."""
+    return _everywhere(jax.tree.map(lambda pages: pages.at[pages_N].get(mode="clip"), pool))
+
+
+@partial(jax.jit, donate_argnames="pool")
+def put(model, pool, pages_N, content):
+    """The pool with these pages' content, as `fetch` gave it; pages past the last stay out."""
+    new = jax.tree.map(lambda pages, some: pages.at[pages_N].set(some, mode="drop"), pool, content)
+    attentions = [block.attention for block in model.blocks]
+    return [on_mesh.placed(*pair) for pair in zip(attentions, new, strict=True)]
 
 
 def _everywhere(arrays):

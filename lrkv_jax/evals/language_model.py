@@ -1,16 +1,14 @@
 """A trained run as benchmarks ask it: likelihoods of texts, and texts, in batches.
 
-Every answer is its own example's: what else is in the batch, how it is padded and how many devices
-share it change nothing beyond the rounding of float32. Examples are sorted by length into batches
-and come back in their own order.
-
-B sequences of a batch
+Every answer is its own example's: what else is decoded beside it changes nothing, and how many
+devices share it nothing beyond the rounding of float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +20,8 @@ from lrkv_jax.data.conversation import Conversation
 from lrkv_jax.data.text import cut
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.decode import Engine, Sampling
-from lrkv_jax.decode.answers import Answer, answers
-from lrkv_jax.decode.engine import CACHE_MULTIPLE
+from lrkv_jax.decode.answers import Answer, Answering
+from lrkv_jax.decode.request import Draw, Request
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.run.restore import TrainedRun
 
@@ -31,8 +29,8 @@ OnExamples = Callable[[float], None]
 Ids = Sequence[int]
 
 _SEEDS = 1 << 63  # what JAX takes
-# How many tokens are decoded between two looks for a stop string.
-_LOOK_EVERY = 16
+# Requests that are queued at a time, of each that runs.
+_QUEUED = 2
 
 
 class Score(NamedTuple):
@@ -54,12 +52,16 @@ class Draws:
         if not -_SEEDS <= self.seed < _SEEDS:
             raise LrkvError(f"seed = {self.seed}: use a number below 2^63")
 
+    def of(self, place: int) -> Draw:
+        """How sample s of example i is drawn, `place` = i · samples + s."""
+        return Draw(self.sampling, self.seed, place)
+
 
 class LanguageModel:
     """A model, its tokenizer, and `context`, the largest number of tokens that it reads.
 
     A prompt that is too long loses its beginning, BOS aside; `truncated` counts them. `progress` is
-    called with the number of examples that each batch has finished.
+    called with the number of examples that have ended since the last time.
     """
 
     def __init__(
@@ -78,8 +80,9 @@ class LanguageModel:
         self.truncated = 0
         self.progress = progress or (lambda done: None)
         self._vocabulary = config.vocabulary
-        self._make = lambda length: Engine(config, params, batch=batch, length=length, mesh=mesh)
-        self._engine: Engine | None = None
+        # The last token of a continuation is predicted and never read.
+        self._make = lambda: Engine(config, params, batch=batch, length=context + 1, mesh=mesh)
+        self._made: Engine | None = None
 
     @classmethod
     def of(
@@ -134,36 +137,30 @@ class LanguageModel:
                     f"a continuation of {longest} tokens, another of "
                     f"{min(map(len, continuations))}: give 1 to {self.context}"
                 )
-            # The last token of a continuation is predicted and never read.
             fitted.append(self._fitted(context, self.context + 1 - longest))
+        engine = self._engine()
+
+        def submit(i):
+            return engine.submit(fitted[i], choices=asked[i][1])
+
         results: list[list[Score]] = [[] for _ in asked]
-        engine = self._engine_of(self.context + 1)
-        behind = [max(map(len, continuations)) for _, continuations in asked]
-        for rows in self._batches([len(context) for context in fitted], behind):
-            choices = [asked[i][1] for i in rows]
-            with engine.session() as session:
-                session.append([fitted[i] for i in rows])
-                for number in range(max(map(len, choices))):
-                    # A question with fewer choices scores one of them again.
-                    some = [c[min(number, len(c) - 1)] for c in choices]
-                    for i, log_p, greedy in zip(rows, *session.score(some), strict=True):
-                        if number < len(asked[i][1]):
-                            total = float(log_p.sum(dtype=np.float64))
-                            results[i].append(Score(total, bool(greedy.all())))
-            self.progress(len(rows))
+        for i, request in self._each(len(asked), submit):
+            parts = iter(zip(request.log_p, request.likeliest, strict=True))
+            for choice in asked[i][1]:
+                own = list(_parts_of(len(choice), parts))
+                total = sum(float(log_p.sum(dtype=np.float64)) for log_p, _ in own)
+                results[i].append(Score(total, all(likeliest.all() for _, likeliest in own)))
         return results
 
     def next_log_p(self, prompts: Sequence[Ids], ids: Sequence[Ids]) -> list[np.ndarray]:
         """Return the log p (float32) of each of an example's `ids` right after its prompt."""
         fitted = [self._fitted(prompt, self.context) for prompt in prompts]
+        engine = self._engine()
         results: list[np.ndarray] = [np.empty(0)] * len(prompts)
-        engine = self._engine_of(self.context + 1)
-        for rows in self._batches([len(prompt) for prompt in fitted]):
-            with engine.session() as session:
-                session.append([fitted[i] for i in rows])
-                for i, log_p in zip(rows, session.next_log_p([ids[i] for i in rows]), strict=True):
-                    results[i] = log_p
-            self.progress(len(rows))
+        for i, request in self._each(
+            len(prompts), lambda i: engine.submit(fitted[i], nexts=ids[i])
+        ):
+            (results[i],) = request.log_p
         return results
 
     def answers(self, prompts: Sequence[Ids], new_tokens: int, draws: Draws) -> list[list[Answer]]:
@@ -172,60 +169,85 @@ class LanguageModel:
         Each has up to `new_tokens`, the calculator's included; fewer where the context ends.
         """
         self.check_chat()
-        results: list[list[Answer]] = [[] for _ in prompts]
-        for rows, fitted, streams in self._generated(prompts, new_tokens, draws):
-            with self._engine.session(seed=draws.seed, draws=streams) as session:
-                budgets = [min(new_tokens, self.context - len(prompt)) for prompt in fitted]
-                said: list[Answer] = []
-                for said in answers(session, self.chat, fitted, budgets, draws.sampling):  # noqa: B007
-                    pass
-            for i, answer in zip(rows, said, strict=True):
-                results[i].append(answer)
+        fitted = self._with_room(prompts, new_tokens)
+        engine, stops = self._engine(), frozenset(self.chat.stops)
+        growing: dict[Request, Answering] = {}
+
+        def submit(place):
+            prompt = fitted[place // draws.samples]
+            budget = min(new_tokens, self.context - len(prompt))
+            request = engine.submit(prompt, budget, draw=draws.of(place), stops=stops, keep=True)
+            growing[request] = Answering(engine, self.chat, request, budget)
+            return request
+
+        def is_over(request):
+            growing[request].take()
+            return growing[request].over
+
+        results: list[list[Answer]] = [[Answer()] * draws.samples for _ in prompts]
+        for place, request in self._each(
+            len(prompts) * draws.samples, submit, is_over, samples=draws.samples
+        ):
+            i, sample = divmod(place, draws.samples)
+            results[i][sample] = growing.pop(request).answer
         return results
 
     def continuations(
         self, prompts: Sequence[Ids], new_tokens: int, until: Sequence[str], draws: Draws
     ) -> list[list[str]]:
         """Return `draws.samples` texts after each prompt, up to the first string of `until`."""
-        results: list[list[str]] = [[] for _ in prompts]
-        for rows, fitted, streams in self._generated(prompts, new_tokens, draws):
-            said: list[list[int]] = [[] for _ in rows]
-            budgets = [min(new_tokens, self.context - len(prompt)) for prompt in fitted]
-            with self._engine.session(seed=draws.seed, draws=streams) as session:
-                session.append(fitted)
-                steps = session.stream(
-                    max(budgets), sampling=draws.sampling, stop=(self.tokenizer.bos,)
-                )
-                for number, tokens_B in enumerate(steps, 1):
-                    for row, ids in enumerate(said):
-                        if tokens_B[row] >= 0 and len(ids) < budgets[row]:
-                            ids.append(int(tokens_B[row]))
-                    if number % _LOOK_EVERY == 0 and all(
-                        tokens_B[row] < 0
-                        or len(ids) == budgets[row]
-                        or (text := self.tokenizer.decode(ids)) != cut(text, until)
-                        for row, ids in enumerate(said)
-                    ):
-                        break
-                steps.close()
-            for i, ids in zip(rows, said, strict=True):
-                results[i].append(cut(self.tokenizer.decode(ids), until))
+        fitted = self._with_room(prompts, new_tokens)
+        engine, stops = self._engine(), frozenset([self.tokenizer.bos])
+
+        def submit(place):
+            prompt = fitted[place // draws.samples]
+            budget = min(new_tokens, self.context - len(prompt))
+            return engine.submit(prompt, budget, draw=draws.of(place), stops=stops)
+
+        def is_over(request):
+            if request.done or not until:
+                return request.done
+            text = self.tokenizer.decode(request.said)
+            return text != cut(text, until)
+
+        results = [[""] * draws.samples for _ in prompts]
+        for place, request in self._each(
+            len(prompts) * draws.samples, submit, is_over, samples=draws.samples
+        ):
+            i, sample = divmod(place, draws.samples)
+            results[i][sample] = cut(self.tokenizer.decode(request.said), until)
         return results
 
-    def _generated(self, prompts, new_tokens, draws) -> Iterator[tuple[list[int], list, list[int]]]:
-        """Yield batches: examples (each `samples` times), their prompts, their draws."""
+    def _each(
+        self,
+        count: int,
+        submit: Callable[[int], Request],
+        is_over: Callable[[Request], bool] = lambda request: request.done,
+        *,
+        samples: int = 1,
+    ) -> Iterator[tuple[int, Request]]:
+        """Submit requests, a few more than run at a time; yield (number, request) as they end."""
+        engine, following = self._engine(), iter(range(count))
+        going: dict[int, Request] = {}
+        while True:
+            for number in islice(following, max(0, _QUEUED * self.batch - len(going))):
+                going[number] = submit(number)
+            if not going:
+                return
+            engine.advance()
+            for number in [number for number, request in going.items() if is_over(request)]:
+                request = going.pop(number)
+                yield number, request
+                engine.cancel(request)
+                self.progress(1 / samples)
+
+    def _with_room(self, prompts, new_tokens):
+        """The prompts, cut so that each leaves room for an answer."""
         if new_tokens < 1 or new_tokens >= self.context:
             raise LrkvError(f"new_tokens = {new_tokens}: use 1 to {self.context - 1}")
         # A prompt leaves the answer a quarter of the context, or all that it may take.
         room = min(new_tokens, self.context // 4)
-        fitted = [self._fitted(prompt, self.context - room) for prompt in prompts]
-        # Sequences that share a batch go on until the longest is done.
-        self._engine_of(self.context + new_tokens)
-        lengths = np.repeat([len(prompt) for prompt in fitted], draws.samples)
-        for places in self._batches(lengths.tolist()):
-            rows = [place // draws.samples for place in places]
-            yield rows, [fitted[i] for i in rows], places
-            self.progress(len(places) / draws.samples)
+        return [self._fitted(prompt, self.context - room) for prompt in prompts]
 
     def _fitted(self, prompt: Ids, limit: int) -> list[int]:
         """The last `limit` tokens of a prompt, its BOS in the first one's place."""
@@ -234,29 +256,16 @@ class LanguageModel:
         self.truncated += 1
         return [self.tokenizer.bos, *prompt[len(prompt) - limit + 1 :]][-limit:]
 
-    def _batches(self, lengths: Sequence[int], behind: Ids | None = None) -> Iterator[list[int]]:
-        """Yield the places in batches, longest first, so that the largest batch runs first.
+    def _engine(self) -> Engine:
+        """Return the engine that answers everything; it is made when the first question comes."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
-        `behind`: tokens to come after each. The longest of a batch must leave room for the most of
-        them, in a cache for the context: a long one is not asked beside one with much to come.
-        """
-        rows: list[int] = []
-        for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-            crowded = False
-            if rows and behind is not None:
-                most = max(behind[row] for row in (*rows, i))
-                crowded = lengths[rows[0]] + most > self.context + 1
-            if len(rows) == self.batch or crowded:
-                yield rows
-                rows = []
-            rows.append(i)
-        if rows:
-            yield rows
 
-    def _engine_of(self, length: int) -> Engine:
-        """Return an engine whose cache is at least this long; only one exists at a time."""
-        length = -(-length // CACHE_MULTIPLE) * CACHE_MULTIPLE
-        if self._engine is None or self._engine.length < length:
-            self._engine = None  # its cache goes before another comes
-            self._engine = self._make(length)
-        return self._engine
+def _parts_of(tokens: int, parts: Iterator[tuple]) -> Iterator[tuple]:
+    """Those of a request's scored pieces that make up a continuation of so many tokens."""
+    while tokens:
+        part = next(parts)
+        tokens -= len(part[0])
+        yield part

@@ -20,7 +20,7 @@ from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.config import MeshConfig, ModelConfig, RunConfig
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.decode import Sampling, generate
-from lrkv_jax.decode.prompts import check_tokens
+from lrkv_jax.decode.request import check_tokens
 from lrkv_jax.model import abstract_parameters, specs, with_parameters
 from lrkv_jax.run.run_dir import read_run
 from lrkv_jax.sharding import make_mesh, parameter_shardings

@@ -37,18 +37,18 @@ def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(m
     chat = Chat(random_run(), sampling=Sampling(), new_tokens=9)
     first = heard(chat, "What is the state of the Union?")
     filled = []
-    run = chat._engine.run
+    run = chat._engine._run
 
     def watched(program, *arguments, **static):
         if program is programs.fill:
-            filled.append(arguments[2].shape[1])
+            filled.append(int(arguments[2][0]))
         return run(program, *arguments, **static)
 
-    monkeypatch.setattr(chat._engine, "run", watched)
+    monkeypatch.setattr(chat._engine, "_run", watched)
     before = chat.used
     second = heard(chat, "And of the economy?")
     turn = FORMAT.turn("And of the economy?")
-    assert filled == [32], "one piece, of the shortest size"
+    assert filled == [before - 1], "one call, from the last token on"
     # The first answer was cut: its end comes with the next turn.
     assert chat.used == before + 1 + len(turn) + 9
     model = language_model(TOKENIZER, (RANDOM, random_run().params), batch=1, context=128)

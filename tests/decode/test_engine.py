@@ -1,6 +1,4 @@
-"""The engine's text is its sequence's own, its programs are few, and its cache stays in place."""
-
-from dataclasses import replace
+"""A request's text is its own, the programs are few, and pages come back."""
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +13,22 @@ from support.engines import (
     program_counts,
     whole_logits,
 )
-from support.variants import FIVE, VOCABULARY, error, random_params, small
+from support.variants import FIVE, LRKVS, VOCABULARY, error, random_params, small
 
+from lrkv_jax.config import MLA
 from lrkv_jax.decode import Engine, Sampling, generate, programs
+from lrkv_jax.decode.pages import PAGE
+from lrkv_jax.decode.request import Draw, Request
+from lrkv_jax.decode.schedule import Plan
 from lrkv_jax.errors import LrkvError
 
 LRKV = FIVE["lrkv"]
-GREEDY = {"sampling": Sampling(), "stop": ()}
+LINES = {
+    **FIVE,
+    "lrkv-latent": LRKVS["lrkv-latent-odd_rank"],
+    "mla-full": MLA(latent=11, rope="full"),
+}
+SAMPLED = Sampling(1.0, top_k=30, top_p=0.95)
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +41,51 @@ def text(engine):
     return engine.generate(PROMPTS, 11)
 
 
-@pytest.mark.slow
-def test_sampled_text_does_not_depend_on_the_batch_around_it(engine):
-    how = {"sampling": Sampling(1.0, top_p=0.9), "seed": 5}
-    together = engine.generate(PROMPTS, 10, **how)
-    alone = generate(engine.config, random_params(engine.config, SEED), PROMPTS[:1], 10, **how)
-    roomy = engine.generate(PROMPTS[:1], 10, **how)
-    assert together[0] == alone[0] == roomy[0]
-    assert engine.generate(PROMPTS, 10, sampling=how["sampling"], seed=6) != together
+def asked(number):
+    """A request's prompt, its new tokens and how it draws; every third begins as another does."""
+    rng = np.random.default_rng(number)
+    prompt = rng.integers(0, VOCABULARY, rng.integers(1, 60)).tolist()
+    if number % 3 == 0:
+        prompt = np.random.default_rng(0).integers(0, VOCABULARY, PAGE + 3).tolist() + prompt
+    sampling = SAMPLED if number % 2 else Sampling()
+    return prompt, int(rng.integers(20, 110)), Draw(sampling, 5, number)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "name", [n if n == "lrkv-latent" else pytest.param(n, marks=pytest.mark.slow) for n in LINES]
+)
+def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype):
+    """Neighbours, order, rows, pages, prefixes that are found, and giving way change nothing."""
+    engine = engine_of(LINES[name], model={"dtype": dtype}, length=256, pages=5)
+    alone = []
+    for number in range(10):
+        prompt, new, draw = asked(number)
+        request = engine.submit(prompt, new, draw=draw)
+        engine.finish([request])
+        alone.append(request.said)
+        engine.reset()
+    engine.scheduler._expected = 0.0  # it lets in more than will fit
+    order = np.random.default_rng(1).permutation(10)
+    crowd: dict[int, Request] = {}
+    for number in [*order, *order]:
+        prompt, new, draw = asked(number)
+        crowd.setdefault(int(number), engine.submit(prompt, new, draw=draw))
+        others = engine.submit(prompt[::-1], 9)
+        engine.advance()
+        engine.cancel(others)
+    before = program_counts()
+    engine.finish(list(crowd.values()))
+    for number, request in crowd.items():
+        assert request.said == alone[number], number
+    assert any(request.preempted for request in crowd.values()), "none gave way"
+    assert any(request.from_prefix for request in crowd.values()), "none found a prefix"
+    made = np.subtract(program_counts(), before)
+    assert made[:3].tolist() == [0, 0, 0], "programs are made before the first request ends"
+    while engine.advance():
+        pass
+    (pool,) = engine.scheduler.pools
+    assert pool.free == engine.pages == 5
 
 
 def test_a_stop_token_ends_its_sequence_alone_and_is_not_returned(engine, text):
@@ -52,60 +96,70 @@ def test_a_stop_token_ends_its_sequence_alone_and_is_not_returned(engine, text):
         assert after == before[:cut]
 
 
-def test_a_stream_ends_with_its_last_sequence(engine, text):
+def test_more_ids_than_a_row_has_room_for_stop_it_too(engine, text):
+    unsaid = [token for token in range(VOCABULARY) if token not in text[0]]
+    stop = (*unsaid, text[0][4])
+    assert len(stop) > 8
+    assert engine.generate(PROMPTS[:1], 11, stop=stop)[0] == text[0][: text[0].index(stop[-1])]
+
+
+def test_a_stream_is_the_text_in_pieces_and_ends_with_its_last_sequence(engine, text):
     stop = tuple({tokens[5] for tokens in text})
-    ends = [min(tokens.index(t) for t in stop if t in tokens) for tokens in text]
-    rows = list(engine.stream(PROMPTS, 11, stop=stop))
-    assert len(rows) == max(ends) + 1 <= 6
-    for column, tokens, end in zip(np.transpose(rows), text, ends, strict=True):
-        assert column.tolist() == tokens[: end + 1] + [-1] * (max(ends) - end)
+    pieces = list(engine.stream(PROMPTS, 11, stop=stop))
+    assert len(pieces) > 1 and all(any(new) for new in pieces)
+    for row, tokens in enumerate(text):
+        end = min(tokens.index(token) for token in stop if token in tokens)
+        assert sum((new[row] for new in pieces), []) == tokens[:end]
 
 
 def test_when_all_have_stopped_the_device_takes_no_further_step(engine):
-    session = engine.session()
-    session.append(PROMPTS)
-    state, *_ = session._begin(None, GREEDY)
-    lengths_B = np.asarray(state.lengths_B)
-    before = jax.tree.map(np.asarray, state.cache)
-    stopped = replace(state, stopped_B=np.ones(len(PROMPTS), bool))
-    after, tokens_NB, _ = engine.run(programs.steps, stopped, np.int32(4), None, most=4, **GREEDY)
-    assert (np.asarray(tokens_NB) == -1).all()
-    np.testing.assert_array_equal(after.lengths_B, lengths_B)
-    jax.tree.map(np.testing.assert_array_equal, after.cache, before)
+    pool, rows = engine._cache(), programs.Rows.none(engine.batch)
+    before = jax.tree.map(np.asarray, pool)
+    engine._pool, after, tokens_NB, _ = engine._run(
+        programs.steps, pool, rows, engine._given(Plan()), np.int32(4), None, most=4
+    )
+    assert (np.asarray(tokens_NB) == -1).all() and not after.length_B.any()
+    jax.tree.map(np.testing.assert_array_equal, engine._pool, before)
 
 
 @pytest.mark.slow
-def test_programs_are_as_many_for_any_prompt_and_any_text():
-    engine = engine_of(FIVE["mqa"], batch=2, length=160, prefill_chunk=64)
+def test_programs_are_as_many_for_any_requests():
+    engine = engine_of(FIVE["mqa"], batch=2, length=192)
     before = program_counts()
-    for longest, new in [(1, 2), (32, 1), (33, 3), (64, 4), (65, 5), (97, 9), (128, 17), (140, 20)]:
-        engine.generate([[3] * longest, [1, 2]], new)
+    sizes = [(1, 2), (32, 1), (33, 3), (64, 4), (65, 5), (97, 9), (128, 17), (140, 20)]
+    for longest, new in sizes:
+        how = {"sampling": SAMPLED if new % 2 else Sampling(), "stop": [1, 2, 3][: new % 4]}
+        engine.generate([[3] * longest, [1, 2], [5]], new, **how)
     made = np.subtract(program_counts(), before)
-    # Pieces of 32 and 64 tokens, first or later; one beginning; one program of steps.
-    assert made.tolist() == [4, 1, 1]
+    assert made.tolist() == [1, 1, 1, 0, 0, 0]
 
 
-def test_a_cache_is_used_again_and_its_leftovers_change_nothing(engine, text):
-    cache = engine._spare_cache
+def test_a_text_that_nobody_reads_to_its_end_leaves_nothing(engine, text):
     stream = engine.stream([prompt[::-1] for prompt in PROMPTS], 20)
     next(stream)
-    stream.close()  # a text that nobody reads to its end
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(cache))  # donated
+    stream.close()
     before = program_counts()
-    assert engine._spare_cache is not None
+    assert engine.scheduler.idle
     assert engine.generate(PROMPTS, 11) == text
     assert program_counts() == before
 
 
-def test_two_streams_at_once_do_not_share_a_cache(engine, text):
-    steps = zip(engine.stream(PROMPTS, 11), engine.stream(PROMPTS, 11), strict=True)
-    for n, (one, other) in enumerate(steps):
-        assert one.tolist() == other.tolist() == [tokens[n] for tokens in text]
+def test_two_streams_at_once_do_not_disturb_each_other(engine, text):
+    one, other = [[] for _ in PROMPTS], [[] for _ in PROMPTS]
+    streams = engine.stream(PROMPTS, 11), engine.stream(PROMPTS[::-1], 11)
+    for texts, stream in ((one, streams[0]), (other, streams[1]), (one, streams[0])):
+        for said, new in zip(texts, next(stream), strict=True):
+            said += new
+    for texts, stream in zip((one, other), streams, strict=True):
+        for pieces in stream:
+            for said, new in zip(texts, pieces, strict=True):
+                said += new
+    assert one == text and other == text[::-1]
 
 
-def test_a_cache_filled_to_its_last_slot_is_long_enough(engine):
-    texts = engine.generate(PROMPTS, 64 - max(LENGTHS))
-    assert {len(text) for text in texts} == {64 - max(LENGTHS)}
+def test_a_request_may_fill_its_pages_to_the_last_slot(engine):
+    texts = engine.generate(PROMPTS, 128 - max(LENGTHS))
+    assert {len(text) for text in texts} == {128 - max(LENGTHS)}
     assert_greedy(engine.config, PROMPTS, texts)
 
 
@@ -115,26 +169,27 @@ def test_the_report_sums_live_buffers(engine):
     per_token = 2 * (8 + 4 * 8) * 4 + 4 * 4
     assert report.cache_bytes_per_token == per_token
     assert report.cache_bytes_per_token_formula == 2 * (8 + 4 * 3) * 4 + 4 * 4
-    assert report.cache_bytes == report.cache_bytes_per_device == per_token * 4 * 64
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(engine._spare_cache)) == report.cache_bytes
+    # Four requests of two pages, and the page that nobody has.
+    assert report.cache_bytes == report.cache_bytes_per_device == per_token * PAGE * (4 * 2 + 1)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(engine._cache())) == report.cache_bytes
     assert (report.decode_kernel, report.mesh, report.heads_split) == ("auto", {}, False)
 
 
 @pytest.mark.parametrize(
     ("prompts", "new", "message"),
     [
-        ([[1], []], 4, "prompt 1 is empty"),
-        ([[1] * 60], 5, "60 tokens and 5 new ones do not fit a cache of 64"),
-        ([[1]] * 5, 4, "5 prompts for a batch of 4"),
-        ([[1], [2, VOCABULARY]], 4, f"prompt 1 has the token id {VOCABULARY}, .* 0 to 39"),
-        ([[-1]], 4, "prompt 0 has the token id -1"),
-        ([[1.5]], 4, "prompt 0 holds float64 values"),
+        ([[1], []], 4, "the prompt is empty"),
+        ([[1] * 125], 5, "125 tokens and 5 more do not fit a cache of 128"),
+        ([[1], [2, VOCABULARY]], 4, f"the prompt has the token id {VOCABULARY}, .* 0 to 39"),
+        ([[-1]], 4, "the prompt has the token id -1"),
+        ([[1.5]], 4, "the prompt holds float64 values"),
     ],
 )
 def test_prompts_that_cannot_be_decoded_are_refused(engine, prompts, new, message):
     with pytest.raises(LrkvError, match=message) as error:
         engine.generate(prompts, new)
     assert "\n" not in str(error.value)
+    assert engine.scheduler.idle, "those before the refused one are not left behind"
 
 
 @pytest.mark.parametrize(
@@ -145,6 +200,7 @@ def test_prompts_that_cannot_be_decoded_are_refused(engine, prompts, new, messag
         (lambda e: e.forced_logits([[1]], [[1], [2]]), "2 continuations of .1. tokens for 1"),
         (lambda e: e.forced_logits([[1]], [[1, 99]]), "continuation 0 has the token id 99"),
         (lambda e: engine_of(LRKV, prefill_chunk=0), "prefill_chunk = 0: use 1 or more"),
+        (lambda e: engine_of(LRKV, pages=1), "pages = 1: a request of 128 tokens needs 2"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(engine, call, message):
@@ -183,3 +239,8 @@ def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(at
     forward = whole_logits(engine.config, rows)
     for prompt, logits, forward_TV in zip(PROMPTS, ours, forward, strict=True):
         assert error(logits, forward_TV[len(prompt) - 1 : -1]) < 2.0**-5
+
+
+def test_one_call_decodes_prompts_together(text):
+    config = small(LRKV, layers=1)
+    assert generate(config, random_params(config, SEED), PROMPTS, 11) == text

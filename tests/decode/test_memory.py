@@ -1,4 +1,4 @@
-"""What the programs do to memory: caches stay where they are, and nothing else is as large."""
+"""What the programs do to memory: pools stay where they are, and nothing else is as large."""
 
 import jax
 import numpy as np
@@ -6,9 +6,10 @@ import pytest
 from support.engines import engine_of
 from support.variants import FIVE
 
-from lrkv_jax.decode import Sampling, programs
+from lrkv_jax.decode import programs
+from lrkv_jax.decode.schedule import Plan
 
-B, CHUNK, LENGTHS = 4, 32, (4096, 8192)
+B, CHUNK, LENGTHS = 4, 64, (4096, 8192)
 
 
 @pytest.fixture(autouse=True)
@@ -32,32 +33,29 @@ def bytes_of(cache):
     "name",
     [n if n in ("mla", "lrkv") else pytest.param(n, marks=pytest.mark.slow) for n in FIVE],
 )
-def test_steps_write_the_cache_in_place_and_copy_none_of_it(name):
+def test_steps_write_the_pool_in_place_and_copy_none_of_it(name):
     engine = engine_of(FIVE[name], length=LENGTHS[1])
-    lengths_B, some_B = np.ones(B, np.int32), np.zeros(B, bool)
-    state = programs.DecodeState(
-        engine.take_cache(), lengths_B, lengths_B, some_B, np.zeros(2, np.uint32), lengths_B
-    )
+    pool = engine._cache()
     memory = memory_of(
-        engine, programs.steps, state, np.int32(16), None, most=16, sampling=Sampling(), stop=()
-    )
+        engine, programs.steps, pool, engine._rows, engine._given(Plan()), np.int32(16), None,
+        most=16,
+    )  # fmt: skip
     # All that goes in comes back in the same buffers, and 16 steps share what is beside it.
-    assert memory.alias_size_in_bytes >= bytes_of(state.cache)
-    assert memory.temp_size_in_bytes <= 0.15 * bytes_of(state.cache)
+    assert memory.alias_size_in_bytes >= bytes_of(pool)
+    assert memory.temp_size_in_bytes <= 0.15 * bytes_of(pool)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "first"), [("mha", True), ("lrkv", False)])
-def test_a_piece_of_a_prompt_takes_as_much_memory_whatever_the_caches_length(name, first):
+@pytest.mark.parametrize("name", ["mha", "lrkv"])
+def test_a_piece_of_a_prompt_takes_as_much_memory_whatever_the_longest_request_is(name):
     temporary = []
     for length in LENGTHS:
         engine = engine_of(FIVE[name], length=length)
-        cache = engine.take_cache()
-        last_BD = np.zeros((B, engine.config.width), np.float32)
+        pool = engine._cache()
+        tokens_FT, start_F, count_F, pages_FN, _ = engine._pieces(engine._fill, {})
         memory = memory_of(
-            engine, programs.fill, cache, last_BD, np.zeros((B, CHUNK), np.int32),
-            np.zeros(B, np.int32), np.ones(B, np.int32), first=first,
-        )  # fmt: skip
-        assert memory.alias_size_in_bytes >= bytes_of(cache)
+            engine, programs.fill, pool, tokens_FT, start_F, count_F, pages_FN, most=4
+        )
+        assert memory.alias_size_in_bytes >= bytes_of(pool)
         temporary.append(memory.temp_size_in_bytes)
     assert temporary[1] <= 1.01 * temporary[0]

@@ -13,7 +13,9 @@ from support.engines import PROMPTS, assert_greedy, engine_of, program_counts, w
 from support.variants import ALL, FIVE, PRETRAINED, error
 
 from lrkv_jax.config import GQA, MeshConfig
-from lrkv_jax.decode import Sampling, programs
+from lrkv_jax.decode import programs
+from lrkv_jax.decode.pages import PAGE
+from lrkv_jax.decode.schedule import Plan
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.sharding import make_mesh
 
@@ -33,7 +35,6 @@ PLACES = {
     "inverse_norm_BGS": P(ROWS, "tensor"),
     "private_BSGR": P(ROWS, None, "tensor"),
 }
-LENGTH = 56  # a size that no other array has
 
 
 def mesh_of(data, fsdp, tensor):
@@ -52,24 +53,20 @@ LINES = FIVE | {
     [pytest.param(n, marks=pytest.mark.slow) if n != "lrkv" else n for n in LINES],
 )
 def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cache(name):
-    # Later pieces, too, where keys are made from factors and where they are not.
-    how = {"length": LENGTH, "prefill_chunk": 16 if name in ("mha", "lrkv") else 64}
-    if name in ("gqa", "mla-full-rank"):
-        how["model"] = PRETRAINED
+    how = {"model": PRETRAINED} if name in ("gqa", "mla-full-rank") else {}
     before = program_counts()
     engine = engine_of(LINES[name], mesh=mesh_of(2, 2, 2), **how)
     text = engine.generate(PROMPTS, NEW)
     assert_greedy(engine.config, PROMPTS, text)
-    # Those of the first token, which the prefill in pieces makes.
+    # Those of the first token, which the prompt alone makes.
     logits_BV = engine.forced_logits(PROMPTS, [[0]] * len(PROMPTS))[:, 0]
     forward_BV = np.stack([logits_TV[-1] for logits_TV in whole_logits(engine.config, PROMPTS)])
     assert error(logits_BV, forward_BV) <= EXACT
     assert engine.generate(PROMPTS[:3], NEW) == text[:3]
-    # First and later pieces, beginnings that sample and that are told, steps.
-    fills = 2 if name in ("mha", "lrkv") else 1
-    assert np.subtract(program_counts(), before).tolist() == [fills, 2, 1]
+    # Pieces, beginnings that choose and that are told, steps.
+    assert np.subtract(program_counts(), before)[:3].tolist() == [1, 2, 1]
 
-    for key, leaf in vars(engine._spare_cache[0]).items():
+    for key, leaf in vars(engine._cache()[0]).items():
         if leaf is not None:
             place = P(ROWS) if leaf.shape[2] == 1 else PLACES[key]  # MQA has one head
             assert leaf.sharding.spec == place
@@ -83,7 +80,7 @@ def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cach
         r"= \w+\[([\d,]*)\]\S* (?:all-gather|all-to-all|collective)", steps_text(engine)
     )
     assert gathered  # `fsdp` gathers weights: the pattern does find what there is
-    assert not [shape for shape in gathered if str(LENGTH) in shape.split(",")]
+    assert not [shape for shape in gathered if str(PAGE) in shape.split(",")]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +91,7 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
     name, kernel, cached, monkeypatch
 ):
     """No compiler can split a Mosaic kernel: it must be called on what is already split."""
-    engine = engine_of(FIVE[name], length=40, mesh=mesh_of(2, 2, 2))
+    engine = engine_of(FIVE[name], mesh=mesh_of(2, 2, 2))
     module = sys.modules[type(engine.model.blocks[0].attention).__module__]
     call, seen = getattr(module, kernel), []
 
@@ -103,51 +100,64 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
         return call(*arrays, **settings)
 
     monkeypatch.setattr(module, kernel, watched)
-    lengths_B, some_B = np.ones(4, np.int32), np.zeros(4, bool)
-    seed_2 = np.zeros(2, np.uint32)
-    cache = engine.take_cache()
-    state = programs.DecodeState(cache, lengths_B, lengths_B, some_B, seed_2, lengths_B)
     with jax.set_mesh(engine.mesh):
-        programs.steps.trace(
-            engine.model, state, np.int32(3), None,
-            most=3, sampling=Sampling(), stop=(),
-        )  # fmt: skip
-    # A sequence of four, two heads of four; one layer.
+        programs.steps.trace(*steps_arguments(engine), most=3)
+    # A sequence of four, two heads of four, and a shard's three pages; one layer.
     (query, cache), *more = seen
-    assert query[:3] == (1, 1, 2) and cache[:2] == (1, 40) and not more
+    assert query[:3] == (1, 1, 2) and cache[:2] == (3, PAGE) and not more
+
+
+def steps_arguments(engine):
+    given = engine._given(Plan())
+    return engine.model, engine._cache(), engine._rows, given, np.int32(3), None
 
 
 def steps_text(engine):
     """The compiled steps, as the compiler prints them."""
-    with engine.session() as session:
-        session.append(PROMPTS)
-        state, *_ = session._begin(None, {"sampling": Sampling(), "stop": ()})
     with jax.set_mesh(engine.mesh):
-        lowered = programs.steps.lower(
-            engine.model, state, np.int32(3), None,
-            most=engine.steps_per_call, sampling=Sampling(), stop=(),
-        )  # fmt: skip
+        lowered = programs.steps.lower(*steps_arguments(engine), most=engine.steps_per_call)
         return lowered.compile().as_text()
 
 
 def test_key_value_heads_that_tensor_does_not_divide_stay_whole_and_it_is_said(caplog):
     with caplog.at_level(logging.WARNING, "lrkv_jax.decode"):
-        engine = engine_of(GQA(kv_heads=2), prefill_chunk=64, mesh=mesh_of(1, 1, 4))
+        engine = engine_of(GQA(kv_heads=2), mesh=mesh_of(1, 1, 4))
     assert "mesh.tensor = 4 does not divide the key/value heads" in caplog.text
     assert_greedy(engine.config, PROMPTS, engine.generate(PROMPTS, NEW))
     assert not engine.report().heads_split
-    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(engine._spare_cache))
+    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(engine._cache()))
 
 
 @pytest.mark.slow
-def test_a_batch_that_the_mesh_does_not_divide_stays_whole_and_the_mesh_in_use_is_taken():
-    alone = engine_of(FIVE["lrkv"], batch=3, prefill_chunk=64).generate(PROMPTS[:3], NEW)
+def test_a_batch_that_the_mesh_does_not_divide_is_filled_up_and_the_mesh_in_use_is_taken():
+    alone = engine_of(FIVE["lrkv"], batch=3).generate(PROMPTS[:3], NEW)
     with jax.set_mesh(mesh_of(2, 1, 2)):
-        engine = engine_of(FIVE["lrkv"], batch=3, prefill_chunk=64)
-    assert engine.mesh.shape["tensor"] == 2
+        engine = engine_of(FIVE["lrkv"], batch=3)
+    assert engine.mesh.shape["tensor"] == 2 and engine.batch == 4
     assert engine.generate(PROMPTS[:3], NEW) == alone
-    latents = engine._spare_cache[0].rk_BSGR
-    assert latents.sharding.spec == P(None, None, "tensor")
+    latents = engine._cache()[0].rk_BSGR
+    pages, _, heads, _ = latents.addressable_shards[0].data.shape
+    assert (2 * pages, 2 * heads) == (latents.shape[0], latents.shape[2])
+
+
+@pytest.mark.slow
+def test_on_a_mesh_too_pages_that_were_put_aside_come_back_as_they_were():
+    engine = engine_of(FIVE["lrkv"], mesh=mesh_of(2, 2, 2), length=192, pages=3 * 4)
+    texts = engine.generate(PROMPTS * 2, 80)
+    engine.reset()
+    engine.scheduler._expected = 0.0
+    requests = [engine.submit(prompt, 80) for prompt in PROMPTS * 2]
+    engine.finish(requests)
+    assert [request.said for request in requests] == texts
+    held = [engine.submit(prompt, 9, keep=True) for prompt in PROMPTS]
+    engine.finish(held)
+    engine.finish([engine.submit(prompt[::-1], 80) for prompt in PROMPTS])
+    assert any(request.aside for request in held)
+    for request in held:
+        engine.append(request, [], 71)
+    engine.finish(held)
+    ours = [request.tokens[len(p) :] for request, p in zip(held, PROMPTS, strict=True)]
+    assert ours == texts[:4]
 
 
 @pytest.mark.parametrize(

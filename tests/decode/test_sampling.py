@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from lrkv_jax.decode import Sampling
-from lrkv_jax.decode.sampling import sample
+from lrkv_jax.decode.engine import _choice
+from lrkv_jax.decode.request import Draw, Request
+from lrkv_jax.decode.sampling import Choice, sample
 from lrkv_jax.errors import LrkvError
 
 P_V = np.array([0.05, 0.4, 0.02, 0.25, 0.18, 0.1])
@@ -17,8 +19,39 @@ def drawn(how):
     """Frequencies of the six tokens over many keys."""
     logits_BV = jnp.broadcast_to(jnp.log(P_V), (DRAWS, len(P_V)))
     keys_B = jax.random.split(jax.random.key(0), DRAWS)
-    tokens_B = np.asarray(sample(logits_BV, keys_B, how))
+    tokens_B = np.asarray(sample(logits_BV, keys_B, choice_of([how] * DRAWS)))
     return np.bincount(tokens_B, minlength=len(P_V)) / DRAWS
+
+
+def choice_of(ways):
+    """A `Choice` whose rows choose in these ways."""
+    arrays = [
+        np.array([getattr(how, name) for how in ways]) for name in ("temperature", "top_k", "top_p")
+    ]
+    return Choice(
+        arrays[0].astype(np.float32), arrays[1], arrays[2].astype(np.float32), *[None] * 3
+    )
+
+
+def test_each_row_chooses_by_its_own_rule_as_if_it_were_alone():
+    ways = [Sampling(), Sampling(1.0), Sampling(0.7, top_k=3), Sampling(1.3, top_p=0.6)]
+    ways += [Sampling(0.9, 4, 0.8), Sampling(1.0, top_k=99)]
+    keys_B = jax.random.split(jax.random.key(1), len(ways))
+    logits_BV = jax.random.normal(jax.random.key(2), (len(ways), 50))
+    together = np.asarray(sample(logits_BV, keys_B, choice_of(ways)))
+    for row, how in enumerate(ways):
+        own = slice(row, row + 1)
+        alone = sample(logits_BV[own], keys_B[own], choice_of([how]))
+        assert int(alone[0]) == together[row]
+
+
+def test_a_requests_way_of_choosing_reaches_its_row():
+    request = Request([1], 2, draw=Draw(Sampling(0.5, 3, 0.75), 7, 9), stops=frozenset([4, 2]))
+    choice = _choice([None, request])
+    assert (choice.temperature_B.tolist(), choice.top_k_B.tolist()) == ([0, 0.5], [0, 3])
+    assert (choice.top_p_B.tolist(), choice.stream_B.tolist()) == ([1, 0.75], [0, 9])
+    assert choice.seed_B2[1].tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+    assert choice.stopped_by(jnp.array([2, 2])).tolist() == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A session's sequences grow in the cache as if each had been prefilled whole."""
+"""A request that is appended to goes on as if all were its prompt; scores are the forward's."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ from support.engines import PROMPTS, engine_of, whole_logits
 from support.variants import FIVE, random_tokens
 
 from lrkv_jax.decode import Sampling
+from lrkv_jax.decode.request import Draw
 from lrkv_jax.errors import LrkvError
 
 ONE_FAST = [name if name == "lrkv" else pytest.param(name, marks=pytest.mark.slow) for name in FIVE]
@@ -14,81 +15,54 @@ MORE = [random_tokens(n, seed=50 + n).tolist() for n in (3, 19, 2, 6)]
 
 @pytest.fixture(scope="module")
 def engine():
-    return engine_of(FIVE["lrkv"], length=96)
-
-
-def columns(rows):
-    return [[t for t in column if t >= 0] for column in np.transpose(list(rows)).tolist()]
+    return engine_of(FIVE["lrkv"], length=192)
 
 
 def test_turns_say_what_one_long_prompt_says(engine):
-    """The first answers are left early, sequences differ in length, and one of them waits."""
-    with engine.session() as session:
-        session.append(PROMPTS)
-        stream = session.stream(9)
-        first = columns([next(stream) for _ in range(5)])
-        stream.close()
-        assert session.cached.tolist() == [len(p) + 4 for p in PROMPTS]
-        turn = [MORE[0], MORE[1], None, MORE[3]]
-        session.append(turn)
-        second = columns(session.stream(7))
-        assert second[2] == []
-        session.append([None, None, MORE[2]])
-        last = columns(session.stream(4))
-        assert [len(answer) for answer in last] == [0, 0, 4, 0]
-        session.append([None, None, []])
-        more = columns(session.stream(3))[2]
-    whole = [p + a + (t or []) for p, a, t in zip(PROMPTS, first, turn, strict=True)]
+    """The first answers are left early, turns differ in length, and one is empty."""
+    requests = [engine.submit(prompt, 9, keep=True) for prompt in PROMPTS]
+    while min(len(request.said) for request in requests) < 5:
+        engine.advance()
+    for request, prompt in zip(requests, PROMPTS, strict=True):
+        engine.cancel(request, keep=len(prompt) + 5)
+    first = [request.said for request in requests]
+    turns = [MORE[0], MORE[1], [], MORE[3]]
+    for request, turn in zip(requests, turns, strict=True):
+        engine.append(request, turn, 7)
+    engine.finish(requests)
+    second = [request.said for request in requests]
+    whole = [p + a + t for p, a, t in zip(PROMPTS, first, turns, strict=True)]
     assert first == [answer[:5] for answer in engine.generate(PROMPTS, 9)]
-    expected = engine.generate(whole, 7)
-    assert second == [expected[0], expected[1], [], expected[3]]
-    assert last[2] + more == engine.generate([whole[2] + MORE[2]], 7)[0]
+    assert second == engine.generate(whole, 7)
+    assert [request.cached for request in requests] == [len(text) + 6 for text in whole]
+    for request in requests:
+        engine.cancel(request)
+    assert engine.scheduler.idle and not engine.scheduler._held
 
 
 @pytest.mark.parametrize("name", ONE_FAST)
 def test_scores_are_the_forwards_and_choices_share_their_context(name):
-    engine = engine_of(FIVE[name], length=96)
-    choices = [MORE, [m[::-1] + [1] for m in MORE]]  # scored one after the other
-    # Of each batch of choices, a row of logits a sequence.
-    logits = [
-        [
-            np.float64(logits_TV)
-            for logits_TV in whole_logits(
-                engine.config, [p + m for p, m in zip(PROMPTS, choice, strict=True)]
-            )
+    engine = engine_of(FIVE[name], length=192)
+    long = random_tokens(21, seed=9).tolist()  # scored in two pieces
+    choices = [[more, more[::-1] + [1], long] for more in MORE]
+    asked = [[3, 1], [2], [7, 7, 9], [0]]
+    scored = [engine.submit(p, choices=c) for p, c in zip(PROMPTS, choices, strict=True)]
+    nexts = [engine.submit(p, nexts=ids) for p, ids in zip(PROMPTS, asked, strict=True)]
+    engine.finish(scored + nexts)
+    for row, prompt in enumerate(PROMPTS):
+        rows = whole_logits(engine.config, [prompt + choice for choice in choices[row]])
+        logits = [np.float64(logits_TV) for logits_TV in rows]
+        log_p = [z - np.log(np.exp(z).sum(-1, keepdims=True)) for z in logits]
+        (of_nexts,) = nexts[row].log_p
+        np.testing.assert_allclose(of_nexts, log_p[0][len(prompt) - 1, asked[row]], atol=1e-5)
+        places = [np.arange(len(prompt) - 1, len(prompt + choice) - 1) for choice in choices[row]]
+        of_all = [p[at, c] for p, at, c in zip(log_p, places, choices[row], strict=True)]
+        best = [
+            z[at].argmax(-1) == c for z, at, c in zip(logits, places, choices[row], strict=True)
         ]
-        for choice in choices
-    ]
-    log_p = [[z - np.log(np.exp(z).sum(-1, keepdims=True)) for z in rows] for rows in logits]
-    with engine.session() as session:
-        session.append(PROMPTS)
-        cached = session.cached.tolist()
-        asked = [[3, 1], [2], [7, 7, 9], [0]]
-        nexts = session.next_log_p(asked)
-        for row, (prompt, ids) in enumerate(zip(PROMPTS, asked, strict=True)):
-            np.testing.assert_allclose(nexts[row], log_p[0][row][len(prompt) - 1, ids], atol=1e-5)
-        for batch, choice in enumerate(choices):
-            scores, likeliest = session.score(choice)
-            assert session.cached.tolist() == cached
-            for row, (prompt, more) in enumerate(zip(PROMPTS, choice, strict=True)):
-                at = np.arange(len(prompt) - 1, len(prompt + more) - 1)
-                np.testing.assert_allclose(scores[row], log_p[batch][row][at, more], atol=1e-5)
-                best = logits[batch][row][at].argmax(-1)
-                assert likeliest[row].tolist() == (best == more).tolist()
-        answers = columns(session.stream(3))
-    assert answers == engine.generate(PROMPTS, 3), "scoring leaves the sequences as they were"
-
-
-def test_a_long_continuation_is_scored_in_pieces(engine):
-    long = random_tokens(41, seed=9).tolist()  # of 16 at a time
-    with engine.session() as session:
-        session.append([PROMPTS[1]])
-        (pieces,), _ = session.score([long])
-        ones = []
-        for token in long:
-            ones.append(float(session.score([[token]])[0][0][0]))
-            session.append([[token]])
-    np.testing.assert_allclose(pieces, ones, atol=1e-5)
+        ours, likeliest = (np.concatenate(x) for x in (scored[row].log_p, scored[row].likeliest))
+        np.testing.assert_allclose(ours, np.concatenate(of_all), atol=1e-5)
+        assert likeliest.tolist() == np.concatenate(best).tolist()
 
 
 def test_draws_name_a_sequences_randomness_whatever_row_it_is_in(engine):
@@ -97,22 +71,24 @@ def test_draws_name_a_sequences_randomness_whatever_row_it_is_in(engine):
     other = engine.generate(PROMPTS[1::-1], 8, draws=[3, 7], **how)
     assert one == other[::-1]
     assert engine.generate(PROMPTS[:1] * 2, 8, draws=[1, 2], **how)[0] != one[0]
+    alone = engine.submit(PROMPTS[0], 8, draw=Draw(how["sampling"], 4, 7))
+    engine.finish([alone])
+    assert alone.said == one[0]
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.append([[], None]), "nothing to append"),
-        (lambda s: s.append([[1] * 97]), "97 tokens do not fit a cache of 96"),
-        (lambda s: s.append([[99]]), "sequence 0 has the token id 99"),
-        (lambda s: s.append([[1]]) or list(s.stream(96)), "new_tokens = 96: use 1 to 95"),
-        (
-            lambda s: s.append([[1]]) or s.score([[1] * 96]),
-            "96 tokens of a continuation do not fit",
-        ),
-        (lambda s: s.score([[99]]), "continuation 0 has the token id 99"),
+        (lambda e: e.submit([], 3), "the prompt is empty"),
+        (lambda e: e.submit([1] * 190, 3), "190 tokens and 3 more do not fit a cache of 192"),
+        (lambda e: e.submit([1], choices=[[99]]), "continuation 0 has the token id 99"),
+        (lambda e: e.submit([1], choices=[[1], []]), "continuation 1 is empty"),
+        (lambda e: e.submit([1], choices=[[1] * 192]), "1 tokens and 192 more do not fit"),
+        (lambda e: e.submit([1], nexts=[40]), "nexts has the token id 40"),
+        (lambda e: e.append(e.submit([1], 3), [1], 2), "request is queued: only one that is held"),
     ],
 )
 def test_what_does_not_fit_is_refused(engine, call, message):
-    with engine.session() as session, pytest.raises(LrkvError, match=message):
-        call(session)
+    with pytest.raises(LrkvError, match=message):
+        call(engine)
+    engine.reset()

@@ -47,16 +47,16 @@ def check_greedy(attention, kernel):
     assert min(len(set(text)) for text in texts) > 1
 
 
-def test_a_prefill_in_pieces_gives_the_whole_prefills_logits_and_the_forwards(attention):
-    first = [[0]] * len(PROMPTS)  # the prefill's logits choose the first token
+def test_prompts_have_the_forwards_logits_and_the_same_bits_whatever_is_read_beside(attention):
+    first = [[0]] * len(PROMPTS)  # the prompt's own logits choose the first token
     engine = engine_of(attention, model={"decode_kernel": "xla"})
-    pieces_BV = engine.forced_logits(PROMPTS, first)[:, 0]
-    engine.prefill_chunk = 64
-    whole_BV = engine.forced_logits(PROMPTS, first)[:, 0]
+    together_BV = engine.forced_logits(PROMPTS, first)[:, 0]
     forward_BV = np.stack([logits_TV[-1] for logits_TV in whole_logits(engine.config, PROMPTS)])
-    assert error(whole_BV, forward_BV) <= EXACT
-    assert error(pieces_BV, forward_BV) <= EXACT
+    assert error(together_BV, forward_BV) <= EXACT
     assert np.ptp(forward_BV) > 1
+    for prompt, logits_V in zip(PROMPTS, together_BV, strict=True):
+        engine.reset()  # or its pages would be found
+        np.testing.assert_array_equal(engine.forced_logits([prompt], [[0]])[0, 0], logits_V)
 
 
 @pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow)])

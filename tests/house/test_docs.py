@@ -153,9 +153,10 @@ def rooms():
 
 
 @pytest.mark.slow
-def test_the_python_page_runs(tmp_path, monkeypatch, pages):
+def test_the_pages_on_python_and_on_the_engine_run(tmp_path, monkeypatch, pages):
     monkeypatch.chdir(tmp_path)
     settings = [*TINY, *pages, "attention=lrkv", "train.context=128"]
-    code = "\n".join(blocks(ROOT / "docs/python.md", "python"))
+    both = (ROOT / "docs" / page for page in ("python.md", "engine.md"))
+    code = "\n".join(block for page in both for block in blocks(page, "python"))
     code = code.replace('["attention=lrkv"]', repr(settings)).replace("length=256", "length=64")
-    exec(compile(code, "docs/python.md", "exec"), {})
+    exec(compile(code.replace("length=1024", "length=128"), "docs", "exec"), {})

@@ -9,8 +9,8 @@ from support.variants import random_params, random_tokens, small
 from lrkv_jax.decode import Engine, programs
 from lrkv_jax.model import with_parameters
 
-# In pieces of 16: two and a third that is padded, less than one, more than one, less than one.
-LENGTHS = (37, 5, 18, 9)
+# In pages of 64: one and a half, less than one, more than one, less than one.
+LENGTHS = (97, 5, 66, 18)
 PROMPTS = [random_tokens(n, seed=n).tolist() for n in LENGTHS]
 
 
@@ -18,15 +18,19 @@ SEED = 3  # greedy text of these weights does not stick to one token
 
 
 def engine_of(attention, *, model=None, **changes):
-    """An engine around a random model of one layer, for a batch as large as PROMPTS."""
+    """An engine around a random model of one layer, for a batch as large as PROMPTS.
+
+    It reads 128 tokens of prompts at a time, of one or of two.
+    """
     config = small(attention, **{"layers": 1, **(model or {})})
-    settings = {"batch": len(PROMPTS), "length": 64, "prefill_chunk": 16, "steps_per_call": 4}
+    settings = {"batch": len(PROMPTS), "length": 128, "prefill_chunk": 128, "steps_per_call": 4}
     return Engine(config, random_params(config, SEED), **{**settings, **changes})
 
 
 def program_counts():
-    """Programs compiled so far: of `fill`, `begin` and `steps`."""
-    return [p._cache_size() for p in (programs.fill, programs.begin, programs.steps)]
+    """Programs compiled so far: of `fill`, `begin`, `steps`, `score`, `fetch` and `put`."""
+    every = ("fill", "begin", "steps", "score", "fetch", "put")
+    return [getattr(programs, name)._cache_size() for name in every]
 
 
 @functools.cache
@@ -40,7 +44,7 @@ _forward = jax.jit(lambda model, tokens_BT: model(tokens_BT))
 
 def whole_logits(config, rows):
     """Logits of each row of tokens, from the forward over all of it; rows are padded at the end."""
-    tokens_BT = np.zeros((len(rows), 64), np.int32)
+    tokens_BT = np.zeros((len(rows), 128), np.int32)
     for row, tokens in zip(tokens_BT, rows, strict=True):
         row[: len(tokens)] = tokens
     logits_BTV = np.asarray(_forward(_whole(config), tokens_BT))
