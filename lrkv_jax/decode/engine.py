@@ -121,14 +121,18 @@ class Engine:
 
     def reset(self) -> None:
         """Forget all requests and published pages; the cache is made anew when it is needed."""
+        self.scheduler = Scheduler(
+            self._empty(),
+            rows=self.batch, fill=self._fill, score=self._score, steps=self.steps_per_call,
+            aside=self._aside,
+        )  # fmt: skip
+
+    def _empty(self):
+        """The engine's pages, with nothing in them, and nothing on its way."""
         self._pool = None
         self._started: deque[Callable[[], Any]] = deque()
         self._rows = placement.everywhere(programs.Rows.none(self.batch), self.mesh)
-        self.scheduler = Scheduler(
-            [Pool(self.pages + 1) for _ in range(self._shards)],
-            rows=self.batch, length=self.length, fill=self._fill, score=self._score,
-            steps=self.steps_per_call, aside=self._aside,
-        )  # fmt: skip
+        return [Pool(self.pages + 1) for _ in range(self._shards)]
 
     # Requests.
 
@@ -136,20 +140,20 @@ class Engine:
         """Queue a request; keywords are `Request`'s. It gets on whenever `advance` is called."""
         choices, nexts = how.get("choices", ()), how.get("nexts", ())
         self._check("the prompt", prompt)
-        if not prompt:
+        if len(prompt) == 0:
             raise LrkvError("the prompt is empty: start it with the BOS token")
         if new_tokens < 1 and not (choices or len(nexts)):
             raise LrkvError(f"new_tokens = {new_tokens}: use 1 or more")
         for number, choice in enumerate(choices):
             self._check(f"continuation {number}", choice)
-            if not choice:
+            if len(choice) == 0:
                 raise LrkvError(f"continuation {number} is empty: give one token or more")
         self._check("stop", list(how.get("stops", ())))
         self._check("nexts", nexts)
         # The last token of a text or of a choice is never read.
         longest = max(map(len, choices), default=new_tokens)
         self._check_length(len(prompt), longest)
-        request = Request(list(prompt), len(prompt) + new_tokens, **how)
+        request = Request([int(token) for token in prompt], len(prompt) + new_tokens, **how)
         self.scheduler.add(request)
         return request
 
@@ -172,7 +176,18 @@ class Engine:
             self.scheduler.finish(request, request.reason or "cancelled", keep=keep)
 
     def advance(self) -> bool:
-        """Start the next call, and read the one before; False when there is nothing to do."""
+        """Start the next call, and read the one before; False when there is nothing to do.
+
+        Whatever stops it half way, Ctrl-C too, the requests can go on: what was cached is read
+        again.
+        """
+        try:
+            return self._advance()
+        except BaseException:
+            self.scheduler.forget(self._empty())
+            raise
+
+    def _advance(self):
         plan = self.scheduler.plan()
         if plan:
             self._start(plan)

@@ -76,9 +76,9 @@ class Plan:
 class Scheduler:
     """Requests on `rows` rows, shared out evenly among `pools`, one a shard of the sequences.
 
-    length: tokens that one sequence may be. fill: the shape of the program that reads prompts;
-    score: of the one that scores. steps: most steps of a call. aside: pages of which the host keeps
-    copies; beyond them a request that gives way is read again. expected: of what a request may be
+    fill: the shape of the program that reads prompts; score: of the one that scores. steps: most
+    steps of a call. aside: pages of which the host keeps copies; beyond them a request that gives
+    way is read again. expected: of what a request may be
     given, the share that it is expected to take, before any has ended. reads: calls that read
     prompts, at most, between two of steps: more of them fill the rows sooner, and let others wait.
     """
@@ -88,7 +88,6 @@ class Scheduler:
         pools: Sequence[Pool],
         *,
         rows: int,
-        length: int,
         fill: Shape,
         score: Shape,
         steps: int,
@@ -96,7 +95,7 @@ class Scheduler:
         expected: float = EXPECTED,
         reads: int = READS,
     ):
-        self.pools, self.length = pools, length
+        self.pools = pools
         self._fill, self._score, self._steps = fill, score, steps
         self._rows: list[Request | None] = [None] * rows
         self._queue: list[Request] = []
@@ -140,6 +139,19 @@ class Scheduler:
             self._held.append(request)
         else:
             self._drop(request)
+
+    def forget(self, pools: Sequence[Pool]) -> None:
+        """The pages were lost: whoever is not done is read again, into these."""
+        self.pools, running = pools, self.running
+        for request in (*running, *self._queue, *self._held):
+            self._leave_row(request)
+            self._aside_left += request.copied
+            self.read_again += request.cached
+            request.pages, request.copied, request.aside, request.cached = [], 0, None, 0
+            request.ahead = request.unread = request.scored = 0
+            request.log_p, request.likeliest = [], []
+        for request in running:
+            self._enqueue(request)
 
     @property
     def idle(self) -> bool:

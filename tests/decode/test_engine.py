@@ -144,6 +144,27 @@ def test_a_text_that_nobody_reads_to_its_end_leaves_nothing(engine, text):
     assert program_counts() == before
 
 
+def test_requests_go_on_after_whatever_stopped_a_call_half_way(engine, text, monkeypatch):
+    requests = [engine.submit(prompt, 11) for prompt in PROMPTS]
+    scored = engine.submit(PROMPTS[0], choices=[[1, 2], [3] * 20])
+    run, calls = engine._run, []
+
+    def stopped(program, *arguments, **static):
+        calls.append(program)
+        if len(calls) in (3, 9):
+            raise KeyboardInterrupt
+        return run(program, *arguments, **static)
+
+    monkeypatch.setattr(engine, "_run", stopped)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            engine.finish([*requests, scored])
+    engine.finish([*requests, scored])
+    assert [request.said for request in requests] == text
+    assert [len(log_p) for log_p in scored.log_p] == [2, 16, 4]
+    assert engine.scheduler.read_again
+
+
 def test_two_streams_at_once_do_not_disturb_each_other(engine, text):
     one, other = [[] for _ in PROMPTS], [[] for _ in PROMPTS]
     streams = engine.stream(PROMPTS, 11), engine.stream(PROMPTS[::-1], 11)

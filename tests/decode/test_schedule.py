@@ -102,7 +102,7 @@ class World:
     def __init__(self, rows, shards, pages, aside, expected):
         self.pools = [Pool(pages) for _ in range(shards)]
         self.scheduler = Scheduler(
-            self.pools, rows=rows, length=LENGTH, fill=FILL, score=SCORE, steps=STEPS,
+            self.pools, rows=rows, fill=FILL, score=SCORE, steps=STEPS,
             aside=aside, expected=expected,
         )  # fmt: skip
         self.device = Played(pages, shards, rows)
