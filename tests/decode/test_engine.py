@@ -51,9 +51,14 @@ def asked(number):
     return prompt, int(rng.integers(20, 110)), Draw(sampling, 5, number)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "name", [n if n == "lrkv-latent" else pytest.param(n, marks=pytest.mark.slow) for n in LINES]
+    ("name", "dtype"),
+    [
+        ("lrkv-latent", "float32"),
+        ("lrkv-latent", "bfloat16"),
+        *(pytest.param(n, "float32", marks=pytest.mark.slow) for n in LINES if n != "lrkv-latent"),
+        pytest.param("mha", "bfloat16", marks=pytest.mark.slow),
+    ],
 )
 def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype):
     """Neighbours, order, rows, pages, prefixes that are found, and giving way change nothing."""
