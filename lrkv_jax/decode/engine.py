@@ -283,10 +283,6 @@ class Engine:
             heads_split=placement.splits_heads(self.model, self.mesh),
         )
 
-    def cache_bytes_per_token(self) -> float:
-        """Bytes of the live cache buffers over the tokens they hold."""
-        return self.report().cache_bytes_per_token
-
     def _check(self, name, tokens):
         check_tokens(name, tokens, self.config.vocabulary)
 

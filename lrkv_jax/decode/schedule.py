@@ -145,9 +145,9 @@ class Scheduler:
         self.pools, running = pools, self.running
         for request in (*running, *self._queue, *self._held):
             self._leave_row(request)
-            self._aside_left += request.copied
             self.read_again += request.cached
-            request.pages, request.copied, request.aside, request.cached = [], 0, None, 0
+            request.pages = []  # of pools that are gone: nobody takes them back
+            self._drop(request)
             request.ahead = request.unread = request.scored = 0
             request.log_p, request.likeliest = [], []
         for request in running:
@@ -157,11 +157,6 @@ class Scheduler:
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not self._queue and not any(self._rows)
-
-    @property
-    def waiting(self) -> list[Request]:
-        """Requests that have no row, the next one first."""
-        return list(self._queue)
 
     @property
     def running(self) -> list[Request]:
@@ -250,9 +245,9 @@ class Scheduler:
             others = [r for r in self._rows if r and r.shard == shard]
             needed += sum(max(0, _pages(self._expected_of(r)) - len(r.pages)) for r in others)
             room = pool.free - sum(pool.holders(page) == 0 for page in shared)
-            while needed > room and self._held_in(shard, request):
+            while needed > room and (held := self._held_in(shard, request)):
                 before = pool.free
-                self._put_aside(self._held_in(shard, request)[0], plan)
+                self._put_aside(held[0], plan)
                 room += pool.free - before
             if needed <= room or not others:
                 fits.append((len(shared), room, row, shared))
