@@ -32,9 +32,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.01")
 def pytest_configure(config):
     """Share compiled programs among all tests, and compile them for a single run.
 
-    Workers and subprocesses inherit the directory. Fast tests begin with the programs of this
-    clone's last such session that passed, in pytest's cache (`pytest --cache-clear` forgets them):
-    JAX's key has the program, its options, JAX's version and the processor's features.
+    Workers and subprocesses inherit the directory. It begins with the programs of this clone's last
+    fast tests that passed, in pytest's cache (`pytest --cache-clear` forgets them): JAX's key has
+    the program, its options, JAX's version and the processor's features.
 
     Programs that run once are compiled without LLVM's optimisations: 0.85 of the time in all. What
     XLA does with a program, its fusions, collectives and memory, stays the same. Tests that measure
@@ -49,7 +49,8 @@ def pytest_configure(config):
     programs = Path(tempfile.mkdtemp(prefix="lrkv-tests-"))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
     config.stash[PROGRAMS] = programs
-    for kept in _kept_programs(config).iterdir() if _are_fast(config) else ():
+    warm = _can_keep(config) and config.getoption("markexpr") not in ("timed", "gpu")
+    for kept in _kept_programs(config).iterdir() if warm else ():
         shutil.copyfile(kept, programs / kept.name)
 
 
@@ -60,11 +61,12 @@ def pytest_collection_finish():
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Keep the session's programs if it passed: JAX does not write them at one stroke."""
+    """Keep fast tests' programs if they passed, and so killed nobody who was writing one."""
     programs = session.config.stash.get(PROGRAMS, None)
     if programs is None:
         return
-    if exitstatus == 0 and _are_fast(session.config):
+    fast = session.config.getoption("markexpr").startswith("not ")
+    if exitstatus == 0 and fast and _can_keep(session.config):
         kept = _kept_programs(session.config)
         if sum(file.stat().st_size for file in kept.iterdir()) > MOST_PROGRAM_BYTES:
             shutil.rmtree(kept)
@@ -75,10 +77,8 @@ def pytest_sessionfinish(session, exitstatus):
     shutil.rmtree(programs, ignore_errors=True)
 
 
-def _are_fast(config) -> bool:
-    """Whether these are the fast tests, which kill nothing, and pytest can keep something."""
-    can_keep = hasattr(config, "cache") and os.access(config.rootpath, os.W_OK)
-    return can_keep and config.getoption("markexpr").startswith("not ")
+def _can_keep(config) -> bool:
+    return hasattr(config, "cache") and os.access(config.rootpath, os.W_OK)
 
 
 def _kept_programs(config) -> Path:
