@@ -4,13 +4,11 @@ Requests come and go at any time, and each gets the text that it would get alone
 for it depends neither on its neighbours nor on its row, its pages or a prefix that it found
 (`lrkv_jax.decode.programs`). The engine starts one call ahead of the one that it reads.
 
-B rows  D model width  F rows of a piece  N pages of a sequence  V vocabulary
+B prompts  N tokens of a continuation  V vocabulary
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -20,14 +18,14 @@ from jaxtyping import Float
 
 from lrkv_jax.accounting.counts import cache_bytes_per_token
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.decode import placement, programs
-from lrkv_jax.decode.pages import NULL, PAGE, Pool
+from lrkv_jax.decode import placement
+from lrkv_jax.decode.calls import STOPS, Calls
+from lrkv_jax.decode.pages import PAGE, Pool
 from lrkv_jax.decode.request import Draw, Phase, Request, check_tokens
-from lrkv_jax.decode.sampling import Choice, Sampling
-from lrkv_jax.decode.schedule import Plan, Scheduler, Shape
+from lrkv_jax.decode.sampling import TOPS, Sampling
+from lrkv_jax.decode.schedule import Scheduler, Shape
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
-from lrkv_jax.model import with_parameters
 from lrkv_jax.nn.dtype import resolve_dtype
 
 # Tokens of prompts that are read at once: memory is linear in it. A CPU takes as long for a short
@@ -37,11 +35,7 @@ PREFILL_CHUNK = {"cpu": 128, "gpu": 512}
 STEPS_PER_CALL = 16
 # Positions of a scored piece; choices of a question are a few tokens long.
 SCORED = 16
-# Ids that end a row on the device. Others of a request are found when the host reads.
-STOPS = 8
 GREEDY = Sampling()
-# Products of fewer rows are rounded in another way.
-LEAST_ROWS = 4
 # Calls that are started and not read.
 AHEAD = 1
 
@@ -99,9 +93,6 @@ class Engine:
         placement.check_parameters(config, params)
         self.config, self.length = config, length
         self.mesh = placement.mesh_for(config, mesh)
-        with jax.set_mesh(self.mesh):
-            params = placement.in_compute_dtype(config, params)
-            self.model = placement.placed(with_parameters(config, params).unstacked(), self.mesh)
         shards = placement.shards(self.mesh)
         self.batch = batch = -(-batch // shards) * shards
         self.pages = -(-(batch * each if pages is None else pages) // shards)  # of a shard
@@ -113,10 +104,14 @@ class Engine:
         chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)
         # One shape, so that a text's bits do not depend on how many were read beside it.
         self._fill = Shape(chunk // PAGE, PAGE)
-        self._most = max(LEAST_ROWS, self._fill.rows * shards)
         self._score = Shape(max(1, min(chunk // SCORED, batch // shards)), SCORED)
-        self.steps_per_call, self._shards, self._each = steps_per_call, shards, each
+        self.steps_per_call, self._shards = steps_per_call, shards
         self._aside = batch * each if aside is None else aside
+        self.calls = Calls(
+            placement.model_of(config, params, self.mesh), self.mesh,
+            rows=batch, shards=shards, pages=self.pages, longest=each,
+            fill=self._fill, score=self._score, steps=steps_per_call,
+        )  # fmt: skip
         self.reset()
 
     def reset(self) -> None:
@@ -129,9 +124,7 @@ class Engine:
 
     def _empty(self):
         """The engine's pages, with nothing in them, and nothing on its way."""
-        self._pool = None
-        self._started: deque[Callable[[], Any]] = deque()
-        self._rows = placement.everywhere(programs.Rows.none(self.batch), self.mesh)
+        self.calls.forget()
         return [Pool(self.pages + 1) for _ in range(self._shards)]
 
     # Requests.
@@ -149,6 +142,11 @@ class Engine:
             if len(choice) == 0:
                 raise LrkvError(f"continuation {number} is empty: give one token or more")
         self._check("stop", list(how.get("stops", ())))
+        self._check("bias", list(how.get("draw", Draw()).sampling.bias))
+        if not 0 <= (how.get("tell") or 0) <= TOPS:
+            raise LrkvError(f"tell = {how['tell']}: use 0 to {TOPS}")
+        if how.get("least") and len(how.get("stops", ())) > STOPS:
+            raise LrkvError(f"least with {len(how['stops'])} stops: give up to {STOPS} stops")
         self._check("nexts", nexts)
         # The last token of a text or of a choice is never read.
         longest = max(map(len, choices), default=new_tokens)
@@ -190,13 +188,12 @@ class Engine:
     def _advance(self):
         plan = self.scheduler.plan()
         if plan:
-            self._start(plan)
-        elif not self._started:
+            self.calls.start(plan, self.scheduler)
+        elif not self.calls.started:
             if not self.scheduler.idle:
                 raise LrkvError("no request can go on: this is a fault of the engine, report it")
             return False
-        while len(self._started) > (AHEAD if plan else 0):
-            self._started.popleft()()
+        self.calls.read(AHEAD if plan else 0)
         return True
 
     def finish(self, requests: Sequence[Request]) -> None:
@@ -268,7 +265,7 @@ class Engine:
 
     def report(self) -> EngineReport:
         """What runs, and the bytes of the cache, summed from its live buffers."""
-        leaves = jax.tree.leaves(self._cache())
+        leaves = jax.tree.leaves(self.calls.cache())
         total = sum(leaf.nbytes for leaf in leaves)
         return EngineReport(
             decode_kernel=self.config.decode_kernel,
@@ -280,7 +277,7 @@ class Engine:
             ),
             cache_bytes_per_device=sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves),
             mesh=dict(self.mesh.shape) if self.mesh else {},
-            heads_split=placement.splits_heads(self.model, self.mesh),
+            heads_split=placement.splits_heads(self.calls.model, self.mesh),
         )
 
     def _check(self, name, tokens):
@@ -292,144 +289,6 @@ class Engine:
                 f"{tokens} tokens and {more} more do not fit a cache of {self.length}: shorten the "
                 "prompt or make the cache longer"
             )
-
-    # Calls.
-
-    def _cache(self):
-        if self._pool is None:
-            pages = self._shards * (self.pages + 1)
-            self._pool = placement.new_cache(self.model, pages, PAGE, self.mesh)
-        return self._pool
-
-    def _run(self, program, *arguments, **static):
-        with jax.set_mesh(self.mesh):
-            return program(self.model, *arguments, **static)
-
-    def _start(self, plan: Plan) -> None:
-        """Start a plan's calls, in its order; what they answer is read later."""
-        pool, answers = self._cache(), []
-        for move in plan.aside:
-            with jax.set_mesh(self.mesh):
-                move.request.aside = programs.fetch(pool, self._places(move))
-            answers.append(partial(_to_host, move.request))
-        for move in plan.back:
-            _to_host(move.request)
-            content, move.request.aside = move.request.aside, None
-            pool = self._run(programs.put, pool, self._places(move), content)
-        if plan.fills:
-            pool = self._start_fill(plan, pool, answers)
-        if plan.scores:
-            pool = self._start_scores(plan, pool, answers)
-        if plan.stepping:
-            pool, self._rows, *chosen = self._run(
-                programs.steps, pool, self._rows, self._given(plan), np.int32(plan.steps),
-                _forced(plan.stepping, plan.steps, (self.steps_per_call, self.batch)),
-                most=self.steps_per_call,
-            )  # fmt: skip
-            turns = [(row, r, r.turn) for row, r in plan.stepping.items()]
-            answers.append(partial(self._read_steps, turns, plan.steps, *chosen))
-        self._pool = pool
-        self._started.append(lambda: [answer() for answer in answers])
-
-    def _start_fill(self, plan, pool, answers):
-        tokens_FT, start_F, count_F, pages_FN, pieces = self._pieces(self._fill, plan.fills)
-        pool, x_FD = self._run(
-            programs.fill, pool, tokens_FT, start_F, count_F, pages_FN, most=self._most
-        )
-        length_F = np.zeros(self._most, np.int32)
-        length_F[: len(start_F)] = start_F + count_F
-        last = {place: piece.request for place, piece in pieces.items() if piece.last}
-        nexts = {place: request for place, request in last.items() if request.nexts}
-        begun = {place: request for place, request in last.items() if not request.nexts}
-        if nexts:
-            most = max(len(request.nexts) for request in nexts.values())
-            ids_FC = np.zeros((self._most, 1 << (most - 1).bit_length()), np.int32)
-            for place, request in nexts.items():
-                ids_FC[place, : len(request.nexts)] = request.nexts
-            log_p_FC = self._run(programs.next_log_p, x_FD, ids_FC)
-            answers.append(partial(self._read_nexts, nexts, log_p_FC))
-        if begun:
-            row_F, end_F = np.full(self._most, self.batch, np.int32), np.zeros_like(length_F)
-            for place, request in begun.items():
-                row_F[place], end_F[place] = request.row, request.end
-            by_place = [begun.get(place) for place in range(self._most)]
-            forced_1F = _forced(begun, 0, (1, self._most))
-            self._rows, token_F, logits_FV = self._run(
-                programs.begin, self._rows, x_FD, row_F, length_F, end_F,
-                _choice(by_place), None if forced_1F is None else forced_1F[0],
-            )  # fmt: skip
-            turns = [(place, request, request.turn) for place, request in begun.items()]
-            logits_1FV = None if logits_FV is None else logits_FV[None]
-            answers.append(partial(self._read_steps, turns, 0, token_F[None], logits_1FV))
-        return pool
-
-    def _start_scores(self, plan, pool, answers):
-        tokens_FT, start_F, _, pages_FN, pieces = self._pieces(self._score, plan.scores)
-        targets_FT = np.zeros_like(tokens_FT)
-        for place, piece in pieces.items():
-            targets_FT[place, : len(piece.targets)] = piece.targets
-        pool, log_p_FT, likeliest_FT = self._run(
-            programs.score, pool, tokens_FT, start_F, pages_FN, targets_FT
-        )
-        answers.append(partial(self._read_scores, pieces, log_p_FT, likeliest_FT))
-        return pool
-
-    def _pieces(self, shape, pieces):
-        """Arrays for a program of this shape, and each piece by its row."""
-        F = shape.rows * self._shards
-        tokens_FT, count_F = np.zeros((F, shape.positions), np.int32), np.ones(F, np.int32)
-        start_F, pages_FN = np.zeros(F, np.int32), np.full((F, self._each), NULL, np.int32)
-        by_place = {shard * shape.rows + row: piece for (shard, row), piece in pieces.items()}
-        for place, piece in by_place.items():
-            tokens_FT[place, : len(piece.tokens)] = piece.tokens
-            start_F[place], count_F[place] = piece.start, len(piece.tokens)
-            pages_FN[place, : len(piece.request.pages)] = piece.request.pages
-        return tokens_FT, start_F, count_F, pages_FN, by_place
-
-    def _given(self, plan):
-        """What the host says of each row for a call of steps."""
-        B = self.batch
-        pages_BN = np.full((B, self._each), NULL, np.int32)
-        numbers = np.zeros((3, B), np.int32)
-        end_B, token_B, length_B = numbers
-        live_B, fresh_B = np.zeros((2, B), bool)
-        for row, request in plan.stepping.items():
-            pages_BN[row, : len(request.pages)] = request.pages
-            end_B[row], live_B[row] = request.end, True
-            if row in plan.fresh:
-                fresh_B[row], token_B[row] = True, request.tokens[-1]
-                length_B[row] = len(request.tokens) - 1
-        choice = _choice([plan.stepping.get(row) for row in range(B)])
-        return programs.Given(pages_BN, end_B, live_B, fresh_B, token_B, length_B, choice)
-
-    def _places(self, move):
-        """Pages counted over all shards, padded to those of the longest request."""
-        first, beyond = move.shard * (self.pages + 1), self._shards * (self.pages + 1)
-        places_N = np.full(self._each, beyond, np.int32)
-        places_N[: len(move.pages)] = first + np.asarray(move.pages, np.int32)
-        return places_N
-
-    def _read_steps(self, turns, count, tokens_NB, logits_NBV):
-        tokens_NB = np.asarray(tokens_NB)
-        for place, request, turn in turns:
-            tokens = [token for token in tokens_NB[:, place].tolist() if token >= 0]
-            if request.forced:
-                request.logits += list(np.asarray(logits_NBV[: len(tokens), place]))
-            self.scheduler.took(request, turn, count, tokens)
-
-    def _read_nexts(self, requests, log_p_FC):
-        log_p_FC = np.asarray(log_p_FC)
-        for place, request in requests.items():
-            request.log_p.append(log_p_FC[place, : len(request.nexts)])
-            self.scheduler.answered(request)
-
-    def _read_scores(self, pieces, log_p_FT, likeliest_FT):
-        log_p_FT, likeliest_FT = np.asarray(log_p_FT), np.asarray(likeliest_FT)
-        for place, piece in pieces.items():
-            n = len(piece.targets)
-            piece.request.log_p.append(log_p_FT[place, :n])
-            piece.request.likeliest.append(likeliest_FT[place, :n])
-            self.scheduler.answered(piece.request)
 
 
 def generate(
@@ -451,39 +310,3 @@ def generate(
     length = max((len(prompt) for prompt in prompts), default=0) + new_tokens
     engine = Engine(config, params, batch=max(1, len(prompts)), length=max(1, length), mesh=mesh)
     return engine.generate(prompts, new_tokens, sampling=sampling, seed=seed, stop=stop)
-
-
-def _to_host(request):
-    if request.aside is not None:
-        request.aside = jax.tree.map(np.asarray, request.aside)
-
-
-def _forced(requests, started, shape):
-    """Tokens that requests are to take by step and row, −1 for those that choose, or None."""
-    if not any(request.forced for request in requests.values()):
-        return None
-    forced_NB = np.full(shape, -1, np.int32)
-    for place, request in requests.items():
-        # What is on its way; of this call's `started` steps, or a prompt's end, nothing is yet.
-        ahead = request.ahead + request.unread - (started or 1)
-        taken = len(request.tokens) - request.prompt + ahead
-        some = request.forced[taken : taken + shape[0]]
-        forced_NB[: len(some), place] = some
-    return forced_NB
-
-
-def _choice(requests):
-    """The `Choice` of rows; those without a request are greedy."""
-    B = len(requests)
-    temperature_B, top_p_B = np.zeros(B, np.float32), np.ones(B, np.float32)
-    top_k_B, stream_B = np.zeros((2, B), np.int32)
-    seed_B2, stops_BX = np.zeros((B, 2), np.uint32), np.full((B, STOPS), -1, np.int32)
-    for row, request in enumerate(requests):
-        if request is None:
-            continue
-        how = request.draw.sampling
-        temperature_B[row], top_k_B[row], top_p_B[row] = how.temperature, how.top_k, how.top_p
-        seed_B2[row], stream_B[row] = request.draw.key_2, request.draw.stream
-        stops = sorted(request.stops)[:STOPS]
-        stops_BX[row, : len(stops)] = stops
-    return Choice(temperature_B, top_k_B, top_p_B, seed_B2, stream_B, stops_BX)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lrkv_jax.attention import on_mesh
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.model import Unstacked, abstract_parameters, specs
+from lrkv_jax.model import Unstacked, abstract_parameters, specs, with_parameters
 from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.nn.weight import spec_of, variables
 from lrkv_jax.sharding import AXES, BATCH, parameter_shardings
@@ -33,6 +33,13 @@ def check_parameters(config: ModelConfig, params: Any) -> None:
                 f"the parameters are another model's: {name} is {has}, and the configuration "
                 f"has {wants}"
             )
+
+
+def model_of(config: ModelConfig, params: Any, mesh: Mesh | None) -> Unstacked:
+    """The model with these parameters, as its steps read them, where they are read."""
+    with jax.set_mesh(mesh):
+        params = in_compute_dtype(config, params)
+        return placed(with_parameters(config, params).unstacked(), mesh)
 
 
 def in_compute_dtype(config: ModelConfig, params: Any) -> Any:

@@ -4,8 +4,8 @@ Each is one program for a pool of pages, whatever the requests' lengths, pages a
 Pools are donated and written in place. Rows without a request have a table of null pages and the
 length 0.
 
-B rows  F rows of a piece  T positions of a piece  D model width  N pages of a sequence, or steps
-of a call  V vocabulary
+B rows  F rows of a piece  T positions of a piece  D model width  L ids of a text  N pages of a
+sequence, or steps of a call  V vocabulary
 """
 
 from dataclasses import dataclass, replace
@@ -19,23 +19,28 @@ from jaxtyping import Array, Bool, Int
 
 from lrkv_jax.attention import on_mesh
 from lrkv_jax.decode.pages import NULL
-from lrkv_jax.decode.sampling import Choice, sample
+from lrkv_jax.decode.sampling import Choice, Told, adjusted, sample
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows:
-    """Where each row stands. `token_B` is chosen, and not yet in the cache."""
+    """Where each row stands. `token_B` is chosen, and not yet in the cache.
+
+    `said_BV` counts the tokens of its new text, of rows that penalties were asked for.
+    """
 
     token_B: Int[Array, "B"]
     length_B: Int[Array, "B"]  # tokens in the cache
     going_B: Bool[Array, "B"]
+    said_BV: Int[Array, "B V"]
 
     @classmethod
-    def none(cls, rows: int) -> Self:
+    def none(cls, rows: int, vocabulary: int) -> Self:
         """Rows that nobody has."""
         token_B, length_B = jnp.zeros((2, rows), jnp.int32)
-        return cls(token_B, length_B, jnp.zeros(rows, bool))
+        said_BV = jnp.zeros((rows, vocabulary), jnp.int32)
+        return cls(token_B, length_B, jnp.zeros(rows, bool), said_BV)
 
 
 @jax.tree_util.register_dataclass
@@ -69,22 +74,35 @@ def fill(model, pool, tokens_FT, start_F, count_F, pages_FN, *, most):
     return pool, _everywhere(jnp.pad(x_FD, ((0, most - len(x_FD)), (0, 0))))
 
 
-@jax.jit
+@partial(jax.jit, donate_argnames="rows")
 def begin(model, rows, x_FD, row_F, length_F, end_F, choice, forced_F):
-    """Choose what follows prompts, from their last states; → (rows, tokens [F], logits if forced).
+    """Choose what follows prompts, from their last states.
 
-    `row_F` are the rows that go on with it; one past the last is nobody's. `forced_F` are tokens to
-    take in place of chosen ones, where they are not −1, or None.
+    → (rows, tokens [F], what is told of them, logits if any is forced). `row_F` are the rows that
+    go on with it; one past the last is nobody's. `forced_F` are tokens to take in place of chosen
+    ones, where they are not −1, or None.
     """
     logits_FV = model.logits(x_FD[:, None])[:, 0]
-    token_F = _chosen(logits_FV, choice, length_F, forced_F)
+
+    def said():
+        return rows.said_BV.at[row_F].get(mode="clip")
+
+    token_F, told_F = _chosen(logits_FV, choice, said, length_F, forced_F)
     going_F = ~choice.stopped_by(token_F) & (length_F + 1 < end_F)
     rows = Rows(
         rows.token_B.at[row_F].set(token_F, mode="drop"),
         rows.length_B.at[row_F].set(length_F, mode="drop"),
         rows.going_B.at[row_F].set(going_F, mode="drop"),
+        rows.said_BV.at[row_F, token_F].add(1, mode="drop"),
     )
-    return _everywhere((rows, token_F, None if forced_F is None else logits_FV))
+    return _everywhere((rows, token_F, told_F, None if forced_F is None else logits_FV))
+
+
+@partial(jax.jit, donate_argnames="rows")
+def recount(rows, row, ids_L):
+    """The rows, one of them with the tokens `ids_L` as its new text; those past V are none."""
+    said_V = jnp.zeros_like(rows.said_BV[0]).at[ids_L].add(1, mode="drop")
+    return _everywhere(replace(rows, said_BV=rows.said_BV.at[row].set(said_V)))
 
 
 @jax.jit
@@ -95,10 +113,11 @@ def next_log_p(model, x_FD, ids_FC):
 
 
 @partial(jax.jit, donate_argnames="pool")
-def score(model, pool, tokens_FT, start_F, pages_FN, targets_FT):
-    """Log p of each target after its token, and whether it is the likeliest: pool, [F, T] twice.
+def score(model, pool, tokens_FT, start_F, pages_FN, targets_FT, asked):
+    """Each target after its token: pool, its log p [F, T], whether it is the likeliest, the tops.
 
-    Logits exist for one position at a time.
+    The likeliest ids and their log p, [F, T, K], are computed if they are `asked` for. Logits exist
+    for one position at a time.
     """
     x_FTD, pool = model.decode(tokens_FT, pool, start_F, pages_FN)
 
@@ -107,39 +126,43 @@ def score(model, pool, tokens_FT, start_F, pages_FN, targets_FT):
         logits_FV = model.logits(x_FD[:, None])[:, 0]
         log_p_FV = jax.nn.log_softmax(logits_FV)
         log_p_F = jnp.take_along_axis(log_p_FV, target_F[:, None], axis=1)[:, 0]
-        return log_p_F, jnp.argmax(logits_FV, axis=1) == target_F
+        _, *tops = Told.of(logits_FV, target_F, asked)
+        return log_p_F, jnp.argmax(logits_FV, axis=1) == target_F, *tops
 
-    log_p_TF, likeliest_TF = jax.lax.map(position, (x_FTD.swapaxes(0, 1), targets_FT.T))
-    return pool, *_everywhere((log_p_TF.T, likeliest_TF.T))
+    answers = jax.lax.map(position, (x_FTD.swapaxes(0, 1), targets_FT.T))
+    return pool, *_everywhere(tuple(answer.swapaxes(0, 1) for answer in answers))
 
 
-@partial(jax.jit, static_argnames="most", donate_argnames="pool")
+@partial(jax.jit, static_argnames="most", donate_argnames=("pool", "rows"))
 def steps(model, pool, rows, given, count, forced_NB, *, most):
-    """Up to `count` ≤ `most` steps, fewer if all rows end; → (pool, rows, tokens_NB, logits_NBV).
+    """Up to `count` ≤ `most` steps, fewer if all rows end.
 
-    Tokens of steps that a row did not take are −1. `forced_NB` are tokens to take in place of
-    chosen ones, where they are not −1; if it is None there are no logits.
+    → (pool, rows, tokens_NB, what is told of them, logits_NBV). Tokens of steps that a row did not
+    take are −1. `forced_NB` are tokens to take in place of chosen ones, where they are not −1; if
+    it is None there are no logits.
     """
-    B = given.end_B.shape[0]
-    rows = Rows(
-        jnp.where(given.fresh_B, given.token_B, rows.token_B),
-        jnp.where(given.fresh_B, given.length_B, rows.length_B),
-        given.fresh_B | rows.going_B,
+    B, V = rows.said_BV.shape
+    rows = replace(
+        rows,
+        token_B=jnp.where(given.fresh_B, given.token_B, rows.token_B),
+        length_B=jnp.where(given.fresh_B, given.length_B, rows.length_B),
+        going_B=given.fresh_B | rows.going_B,
     )
     # A row that waits for its first call keeps that it is going.
     waiting_B = rows.going_B & ~given.live_B
     rows = replace(rows, going_B=rows.going_B & given.live_B)
     tokens_NB = jnp.full((most, B), -1, jnp.int32)
+    told_N = jax.tree.map(lambda of: jnp.zeros((most, *of.shape), of.dtype), Told.none(B, V))
     logits_NBV = None
     if forced_NB is not None:
-        logits_NBV = jnp.zeros((most, B, model.config.vocabulary), jnp.float32)
+        logits_NBV = jnp.zeros((most, B, V), jnp.float32)
 
     def more(carry):
         step, _, rows, *_ = carry
         return (step < count) & rows.going_B.any()
 
     def one(carry):
-        step, pool, rows, tokens_NB, logits_NBV = carry
+        step, pool, rows, tokens_NB, told_N, logits_NBV = carry
         # A row that has ended writes to no page of a sequence: its own may be another's by now.
         pages_BN = jnp.where(rows.going_B[:, None], given.pages_BN, NULL)
         at_B = jnp.where(rows.going_B, rows.length_B, 0)
@@ -147,7 +170,8 @@ def steps(model, pool, rows, given, count, forced_NB, *, most):
         logits_BV = model.logits(x_B1D)[:, 0]
         length_B = at_B + 1
         forced_B = None if forced_NB is None else forced_NB[step]
-        token_B = _chosen(logits_BV, given.choice, length_B, forced_B)
+        token_B, told = _chosen(logits_BV, given.choice, lambda: rows.said_BV, length_B, forced_B)
+        told_N = jax.tree.map(lambda all_N, one: all_N.at[step].set(one), told_N, told)
         if logits_NBV is not None:
             logits_NBV = logits_NBV.at[step].set(logits_BV)
         tokens_NB = tokens_NB.at[step].set(jnp.where(rows.going_B, token_B, -1))
@@ -156,19 +180,31 @@ def steps(model, pool, rows, given, count, forced_NB, *, most):
             jnp.where(rows.going_B, token_B, rows.token_B),
             jnp.where(rows.going_B, length_B, rows.length_B),
             rows.going_B & ~ended_B,
+            rows.said_BV.at[jnp.arange(B), token_B].add(rows.going_B.astype(jnp.int32)),
         )
-        return step + 1, pool, rows, tokens_NB, logits_NBV
+        return step + 1, pool, rows, tokens_NB, told_N, logits_NBV
 
-    carry = (jnp.zeros((), jnp.int32), pool, rows, tokens_NB, logits_NBV)
+    carry = (jnp.zeros((), jnp.int32), pool, rows, tokens_NB, told_N, logits_NBV)
     _, pool, rows, *results = jax.lax.while_loop(more, one, carry)
     rows = replace(rows, going_B=rows.going_B | waiting_B)
     return pool, *_everywhere((rows, *results))
 
 
-def _chosen(logits_BV, choice, length_B, forced_B):
-    """A token for each row, drawn by the position that it will have."""
-    token_B = sample(logits_BV, choice.keys_at(length_B), choice)
-    return token_B if forced_B is None else jnp.where(forced_B < 0, token_B, forced_B)
+def _chosen(logits_BV, choice, said, length_B, forced_B):
+    """A token for each row, drawn by the position that it will have, and what is told of it."""
+
+    def forced(token_B):
+        return token_B if forced_B is None else jnp.where(forced_B < 0, token_B, forced_B)
+
+    def likeliest():
+        return forced(jnp.argmax(logits_BV, axis=1).astype(jnp.int32)), Told.none(*logits_BV.shape)
+
+    def ruled():
+        changed_BV = adjusted(logits_BV, choice, said, length_B)
+        token_B = forced(sample(changed_BV, choice.keys_at(length_B), choice))
+        return token_B, Told.of(logits_BV, token_B, choice.told_B.any())
+
+    return jax.lax.cond(choice.plain, likeliest, ruled)
 
 
 @jax.jit

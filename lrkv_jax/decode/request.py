@@ -6,7 +6,7 @@ import enum
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -42,12 +42,21 @@ class Draw:
         return _key_data(self.seed)
 
 
+class Told(NamedTuple):
+    """A token's log p under the model, and the likeliest tokens in its place with theirs."""
+
+    log_p: float
+    tops: list[tuple[int, float]]
+
+
 @dataclass(eq=False)
 class Request:
     """Token ids to continue, or whose continuations to score.
 
     tokens: the prompt, and all that was chosen after it. end: how many it may be, at most. stops:
-    ids that end it; the one that did is the last of `tokens`. choices: continuations to score, in
+    ids that end it, once it has `least` tokens; the one that did is the last of `tokens`. tell: of
+    how many of the likeliest tokens to tell beside each one that is chosen, at most
+    `sampling.TOPS`; None tells nothing. choices: continuations to score, in
     place of new tokens. nexts: ids whose log p to give, each as the next one. forced: tokens that
     are taken in place of chosen ones, whose logits are kept. keep: whether the cache stays when it
     is done, to be appended to. Requests of lower `priority` come first, then those that came first.
@@ -58,6 +67,8 @@ class Request:
     end: int
     draw: Draw = Draw()
     stops: frozenset[int] = frozenset()
+    least: int = 0
+    tell: int | None = None
     choices: Sequence[Sequence[int]] = ()
     nexts: Sequence[int] = ()
     forced: Sequence[int] = ()
@@ -69,6 +80,7 @@ class Request:
     phase: Phase = Phase.QUEUED
     reason: str = ""  # stop, length, cancelled, or what it was refused for
     prompt: int = 0  # tokens that were given, of the last turn
+    told: dict[int, Told] = field(default_factory=dict)  # by place in `tokens`, or after them
     log_p: list[np.ndarray] = field(default_factory=list)
     likeliest: list[np.ndarray] = field(default_factory=list)
     logits: list[np.ndarray] = field(default_factory=list)  # [V] of each forced token
@@ -77,6 +89,7 @@ class Request:
 
     # The scheduler's.
     number: int = -1
+    since: int = 0  # tokens before its new text, of all turns
     shard: int | None = None
     row: int | None = None
     pages: list[int] = field(default_factory=list)
@@ -90,7 +103,7 @@ class Request:
     aside: Any = None
 
     def __post_init__(self):
-        self.prompt = len(self.tokens)
+        self.prompt = self.since = len(self.tokens)
 
     @property
     def said(self) -> list[int]:

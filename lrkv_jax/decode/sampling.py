@@ -1,9 +1,12 @@
-"""From logits to the next token: greedy, temperature, top-k, top-p; a pure function of its key.
+"""From logits to the next token: a pure function of the logits, the row's rules and its key.
 
-B sequences  V vocabulary
+B sequences  K likeliest tokens that are told  V vocabulary  X ids that stop a row, or are biased
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +16,27 @@ from lrkv_jax.errors import LrkvError
 
 # Below it nothing but the likeliest token is ever drawn; a subnormal divisor would count as 0.
 LEAST_TEMPERATURE = 1e-30
+# Likeliest tokens that a row can be told, and ids whose logits it can have changed.
+TOPS = 20
+BIASES = 300
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose. Temperature 0 is greedy; top_k = 0 and top_p = 1 keep every token."""
+    """How to choose. Temperature 0 is greedy; top_k = 0, top_p = 1 and min_p = 0 keep every token.
+
+    min_p: the least share of the likeliest token's probability that a token must have. Before all
+    that, logits change: by `bias` of an id; by the frequency penalty for each time that the token
+    is in the new text so far, and once by the presence penalty.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         if not self.temperature >= 0:
@@ -30,6 +45,18 @@ class Sampling:
             raise LrkvError(f"top_k = {self.top_k}: use 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:
             raise LrkvError(f"top_p = {self.top_p}: use a share above 0, up to 1")
+        if not 0 <= self.min_p <= 1:
+            raise LrkvError(f"min_p = {self.min_p}: use a share from 0 to 1")
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise LrkvError(f"{name} = {getattr(self, name)}: use a number")
+        if len(self.bias) > BIASES or not all(map(math.isfinite, self.bias.values())):
+            raise LrkvError(f"bias of {len(self.bias)} ids: give numbers for up to {BIASES}")
+
+    @property
+    def penalises(self) -> bool:
+        """Whether choices depend on what was chosen before."""
+        return bool(self.frequency_penalty or self.presence_penalty)
 
 
 @jax.tree_util.register_dataclass
@@ -37,16 +64,26 @@ class Sampling:
 class Choice:
     """How each of B rows chooses: its `Sampling`, its stream of draws, and the ids that stop it.
 
-    A table of arrays, so that one program serves every way of choosing. `stops_BX` is padded with
-    −1, which no token is.
+    A table of arrays, so that one program serves every way of choosing. `stops_BX` and
+    `bias_ids_BX` are padded with −1, which no token is; before the position `least_B` no stop is
+    chosen. `told_B` says of which rows the log p of what is chosen is wanted, and `plain` that all
+    rows take the likeliest token and nothing else is asked.
     """
 
     temperature_B: Float[Array, "B"]
     top_k_B: Int[Array, "B"]
     top_p_B: Float[Array, "B"]
+    min_p_B: Float[Array, "B"]
+    frequency_B: Float[Array, "B"]
+    presence_B: Float[Array, "B"]
+    bias_ids_BX: Int[Array, "B X"]
+    bias_BX: Float[Array, "B X"]
     seed_B2: UInt32[Array, "B 2"]  # a key's data
     stream_B: Int[Array, "B"]
     stops_BX: Int[Array, "B X"]
+    least_B: Int[Array, "B"]
+    told_B: Bool[Array, "B"]
+    plain: Bool[Array, ""]
 
     def keys_at(self, positions_B: Int[Array, "B"]) -> Key[Array, "B"]:
         """A key for each row, of its seed, its stream and the position: replays draw the same."""
@@ -58,12 +95,69 @@ class Choice:
         return (token_B[:, None] == self.stops_BX).any(axis=1)
 
 
+class Told(NamedTuple):
+    """Float32 log p of a token under the model itself, and the likeliest tokens with theirs."""
+
+    log_p_B: Float[Array, "B"]
+    top_ids_BK: Int[Array, "B K"]
+    top_log_p_BK: Float[Array, "B K"]
+
+    @classmethod
+    def of(
+        cls, logits_BV: Float[Array, "B V"], token_B: Int[Array, "B"], asked: Bool[Array, ""]
+    ) -> "Told":
+        """What is told of each row; zeros, for which nothing is computed, unless it is `asked`."""
+        (B, V), K = logits_BV.shape, min(TOPS, logits_BV.shape[1])
+
+        def tell():
+            log_p_BV = jax.nn.log_softmax(logits_BV)
+            top_log_p_BK, top_ids_BK = jax.lax.top_k(log_p_BV, K)
+            return cls(_at(log_p_BV, token_B), top_ids_BK.astype(jnp.int32), top_log_p_BK)
+
+        return jax.lax.cond(asked, tell, lambda: cls.none(B, V))
+
+    @classmethod
+    def none(cls, rows: int, vocabulary: int) -> "Told":
+        """Nothing yet, of so many rows."""
+        K = min(TOPS, vocabulary)
+        return cls(jnp.zeros(rows), jnp.zeros((rows, K), jnp.int32), jnp.zeros((rows, K)))
+
+
+def adjusted(
+    logits_BV: Float[Array, "B V"],
+    how: Choice,
+    said: Callable[[], Int[Array, "B V"]],
+    at_B: Int[Array, "B"],
+) -> Float[Array, "B V"]:
+    """Logits for the position `at_B`, with each row's bias and penalties, its early stops barred.
+
+    `said` gives how often each token is in the row's new text. Nothing is done unless a row asks.
+    """
+    barred_B = at_B < how.least_B
+    biased = (how.bias_ids_BX >= 0).any() | (how.frequency_B != 0).any()
+
+    def change():
+        rows_B1, V = jnp.arange(len(logits_BV))[:, None], logits_BV.shape[1]
+        said_BV = said()
+        new_BV = logits_BV - how.frequency_B[:, None] * said_BV
+        new_BV -= how.presence_B[:, None] * (said_BV > 0)
+        ids_BX = jnp.where(how.bias_ids_BX < 0, V, how.bias_ids_BX)
+        new_BV = new_BV.at[rows_B1, ids_BX].add(how.bias_BX, mode="drop")
+        stops_BX = jnp.where(barred_B[:, None] & (how.stops_BX >= 0), how.stops_BX, V)
+        return new_BV.at[rows_B1, stops_BX].set(-jnp.inf, mode="drop")
+
+    asked = biased | (how.presence_B != 0).any() | barred_B.any()
+    return jax.lax.cond(asked, change, lambda: logits_BV)
+
+
 def sample(logits_BV: Float[Array, "B V"], keys_B: Key[Array, "B"], how: Choice) -> Int[Array, "B"]:
     """One token a row, each by its own rule and from its own key, so that a batch changes nothing.
 
     Top-k keeps the k likeliest tokens; top-p then keeps the likeliest ones up to the first whose
-    cumulative probability reaches p (Holtzman et al. 2020, https://arxiv.org/abs/1904.09751).
-    Tokens tied with the last one kept stay too. Nothing is sorted or drawn unless a row asks.
+    cumulative probability reaches p (Holtzman et al. 2020, https://arxiv.org/abs/1904.09751); min-p
+    keeps those with that share of the likeliest one's probability (Nguyen et al. 2024,
+    https://arxiv.org/abs/2407.01082). Tokens tied with the last one kept stay too. Nothing is
+    sorted or drawn unless a row asks.
     """
     greedy_B = how.temperature_B == 0
     likeliest_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
@@ -73,6 +167,8 @@ def sample(logits_BV: Float[Array, "B V"], keys_B: Key[Array, "B"], how: Choice)
         cuts_B = ((how.top_k_B > 0) | (how.top_p_B < 1)) & ~greedy_B
         all_B1 = jnp.full_like(scaled_BV[:, :1], -jnp.inf)
         least_B1 = jax.lax.cond(cuts_B.any(), lambda: _least_kept(scaled_BV, how), lambda: all_B1)
+        share_B1 = jnp.log(how.min_p_B)[:, None]
+        least_B1 = jnp.maximum(least_B1, scaled_BV.max(axis=1, keepdims=True) + share_B1)
         kept_BV = jnp.where(scaled_BV < least_B1, -jnp.inf, scaled_BV)
         drawn_B = jax.vmap(jax.random.categorical)(keys_B, kept_BV).astype(jnp.int32)
         return jnp.where(greedy_B, likeliest_B, drawn_B)
@@ -93,3 +189,7 @@ def _least_kept(logits_BV, how):
     kept_BV |= (how.top_p_B >= 1)[:, None]
     of_p_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.maximum(of_k_B1, of_p_B1)
+
+
+def _at(values_BV, token_B):
+    return jnp.take_along_axis(values_BV, token_B[:, None], axis=1)[:, 0]

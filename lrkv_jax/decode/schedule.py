@@ -189,7 +189,7 @@ class Scheduler:
             return
         for token in tokens:
             request.tokens.append(token)
-            if token in request.stops:
+            if token in request.stops and len(request.tokens) - request.since > request.least:
                 return self._ended(request, "stop")
             if len(request.tokens) >= request.end:
                 return self._ended(request, "length")
@@ -197,10 +197,10 @@ class Scheduler:
             request.cached = len(request.tokens) - 1
         return None
 
-    def answered(self, request: Request) -> None:
-        """A piece was scored, or the log p of a prompt's next token was read."""
+    def answered(self, request: Request, turn: int) -> None:
+        """A piece of a turn was scored, or the log p of a prompt's next token was read."""
         request.unread -= 1
-        if request.done or request.unread:
+        if request.done or request.unread or request.turn != turn:
             return
         if request.scored == len(self._pieces(request)):
             self.finish(request, "scored", keep=request.keep and len(request.tokens))

@@ -37,14 +37,14 @@ def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(m
     chat = Chat(random_run(), sampling=Sampling(), new_tokens=9)
     first = heard(chat, "What is the state of the Union?")
     filled = []
-    run = chat._engine._run
+    run = chat._engine.calls.run
 
     def watched(program, *arguments, **static):
         if program is programs.fill:
             filled.append(int(arguments[2][0]))
         return run(program, *arguments, **static)
 
-    monkeypatch.setattr(chat._engine, "_run", watched)
+    monkeypatch.setattr(chat._engine.calls, "run", watched)
     before = chat.used
     second = heard(chat, "And of the economy?")
     turn = FORMAT.turn("And of the economy?")

@@ -28,7 +28,7 @@ LINES = {
     "lrkv-latent": LRKVS["lrkv-latent-odd_rank"],
     "mla-full": MLA(latent=11, rope="full"),
 }
-SAMPLED = Sampling(1.0, top_k=30, top_p=0.95)
+SAMPLED = Sampling(1.0, 30, 0.95, 0.001, frequency_penalty=0.2, presence_penalty=0.1, bias={7: 1.0})
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +66,23 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype):
     alone = []
     for number in range(10):
         prompt, new, draw = asked(number)
-        request = engine.submit(prompt, new, draw=draw)
+        request = engine.submit(prompt, new, draw=draw, tell=2)
         engine.finish([request])
-        alone.append(request.said)
+        alone.append((request.said, request.told))
         engine.reset()
     engine.scheduler._expected = 0.0  # it lets in more than will fit
     order = np.random.default_rng(1).permutation(10)
     crowd: dict[int, Request] = {}
     for number in [*order, *order]:
         prompt, new, draw = asked(number)
-        crowd.setdefault(int(number), engine.submit(prompt, new, draw=draw))
+        crowd.setdefault(int(number), engine.submit(prompt, new, draw=draw, tell=2))
         others = engine.submit(prompt[::-1], 9)
         engine.advance()
         engine.cancel(others)
     before = program_counts()
     engine.finish(list(crowd.values()))
     for number, request in crowd.items():
-        assert request.said == alone[number], number
+        assert (request.said, request.told) == alone[number], number
     assert any(request.preempted for request in crowd.values()), "none gave way"
     assert any(request.from_prefix for request in crowd.values()), "none found a prefix"
     made = np.subtract(program_counts(), before)
@@ -91,6 +91,31 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype):
         pass
     (pool,) = engine.scheduler.pools
     assert pool.free == engine.pages == 5
+
+
+def test_a_request_has_its_own_rules_and_is_told_what_the_model_thinks(engine, text):
+    how = Sampling(frequency_penalty=0.9, presence_penalty=0.4, bias={text[0][0]: -50.0, 3: 1.5})
+    ruled = engine.submit(PROMPTS[0], 30, draw=Draw(how), tell=3)
+    late = engine.submit(PROMPTS[0], 11, stops=frozenset(text[0]), least=6)
+    assert engine.generate(PROMPTS[1:], 11) == text[1:]
+    engine.finish([ruled, late])
+
+    start = len(PROMPTS[0])
+    (logits_TV,) = whole_logits(engine.config, [ruled.tokens])
+    for place in range(start, len(ruled.tokens)):
+        logits_V = logits_TV[place - 1].astype(np.float64)
+        log_p_V = logits_V - np.log(np.exp(logits_V).sum())
+        ids = np.argsort(-logits_V)[:3]
+        told = ruled.told[place]
+        assert [i for i, _ in told.tops] == ids.tolist()
+        assert error([p for _, p in told.tops], log_p_V[ids]) <= 1e-5
+        assert abs(told.log_p - log_p_V[ruled.tokens[place]]) <= 1e-5
+        said_V = np.bincount(ruled.tokens[start:place], minlength=VOCABULARY)
+        logits_V -= 0.9 * said_V + 0.4 * (said_V > 0)
+        logits_V[text[0][0]] -= 50
+        logits_V[3] += 1.5
+        assert ruled.tokens[place] == logits_V.argmax()
+    assert not set(late.tokens[start : start + 6]) & set(text[0])
 
 
 def test_a_stop_token_ends_its_sequence_alone_and_is_not_returned(engine, text):
@@ -118,13 +143,14 @@ def test_a_stream_is_the_text_in_pieces_and_ends_with_its_last_sequence(engine, 
 
 
 def test_when_all_have_stopped_the_device_takes_no_further_step(engine):
-    pool, rows = engine._cache(), programs.Rows.none(engine.batch)
+    pool = engine.calls.cache()
+    rows = programs.Rows.none(engine.batch, engine.config.vocabulary)
     before = jax.tree.map(np.asarray, pool)
-    engine._pool, after, tokens_NB, _ = engine._run(
-        programs.steps, pool, rows, engine._given(Plan()), np.int32(4), None, most=4
+    engine.calls.pool, after, tokens_NB, *_ = engine.calls.run(
+        programs.steps, pool, rows, engine.calls.given(Plan()), np.int32(4), None, most=4
     )
     assert (np.asarray(tokens_NB) == -1).all() and not after.length_B.any()
-    jax.tree.map(np.testing.assert_array_equal, engine._pool, before)
+    jax.tree.map(np.testing.assert_array_equal, engine.calls.pool, before)
 
 
 @pytest.mark.slow
@@ -152,7 +178,7 @@ def test_a_text_that_nobody_reads_to_its_end_leaves_nothing(engine, text):
 def test_requests_go_on_after_whatever_stopped_a_call_half_way(engine, text, monkeypatch):
     requests = [engine.submit(prompt, 11) for prompt in PROMPTS]
     scored = engine.submit(PROMPTS[0], choices=[[1, 2], [3] * 20])
-    run, calls = engine._run, []
+    run, calls = engine.calls.run, []
 
     def stopped(program, *arguments, **static):
         calls.append(program)
@@ -160,7 +186,7 @@ def test_requests_go_on_after_whatever_stopped_a_call_half_way(engine, text, mon
             raise KeyboardInterrupt
         return run(program, *arguments, **static)
 
-    monkeypatch.setattr(engine, "_run", stopped)
+    monkeypatch.setattr(engine.calls, "run", stopped)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             engine.finish([*requests, scored])
@@ -197,7 +223,7 @@ def test_the_report_sums_live_buffers(engine):
     assert report.cache_bytes_per_token_formula == 2 * (8 + 4 * 3) * 4 + 4 * 4
     # Four requests of two pages, and the page that nobody has.
     assert report.cache_bytes == report.cache_bytes_per_device == per_token * PAGE * (4 * 2 + 1)
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(engine._cache())) == report.cache_bytes
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(engine.calls.cache())) == report.cache_bytes
     assert (report.decode_kernel, report.mesh, report.heads_split) == ("auto", {}, False)
 
 
@@ -257,7 +283,7 @@ def test_parameters_of_another_model_are_refused(other, message):
 )
 def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(attention):
     engine = engine_of(attention, model={"dtype": "bfloat16", "norm_gain": True})
-    kinds = {leaf.dtype for leaf in jax.tree.leaves(engine.model) if leaf.ndim > 1}
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(engine.calls.model) if leaf.ndim > 1}
     assert kinds == {jnp.dtype("bfloat16")}
     continuations = [[7, 3, 9, 1]] * len(PROMPTS)
     ours = engine.forced_logits(PROMPTS, continuations)

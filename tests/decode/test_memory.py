@@ -21,7 +21,7 @@ def as_users_compile(quick_programs):
 
 
 def memory_of(engine, program, *arguments, **static):
-    lowered = program.lower(engine.model, *arguments, **static)
+    lowered = program.lower(engine.calls.model, *arguments, **static)
     return lowered.compile().memory_analysis()
 
 
@@ -35,10 +35,10 @@ def bytes_of(cache):
 )
 def test_steps_write_the_pool_in_place_and_copy_none_of_it(name):
     engine = engine_of(FIVE[name], length=LENGTHS[1])
-    pool = engine._cache()
+    pool = engine.calls.cache()
     memory = memory_of(
-        engine, programs.steps, pool, engine._rows, engine._given(Plan()), np.int32(16), None,
-        most=16,
+        engine, programs.steps, pool, engine.calls.rows, engine.calls.given(Plan()), np.int32(16),
+        None, most=16,
     )  # fmt: skip
     # All that goes in comes back in the same buffers, and 16 steps share what is beside it.
     assert memory.alias_size_in_bytes >= bytes_of(pool)
@@ -51,8 +51,8 @@ def test_a_piece_of_a_prompt_takes_as_much_memory_whatever_the_longest_request_i
     temporary = []
     for length in LENGTHS:
         engine = engine_of(FIVE[name], length=length)
-        pool = engine._cache()
-        tokens_FT, start_F, count_F, pages_FN, _ = engine._pieces(engine._fill, {})
+        pool = engine.calls.cache()
+        tokens_FT, start_F, count_F, pages_FN, _ = engine.calls.pieces(engine.calls.fill, {})
         memory = memory_of(
             engine, programs.fill, pool, tokens_FT, start_F, count_F, pages_FN, most=4
         )

@@ -66,7 +66,7 @@ def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cach
     # Pieces, beginnings that choose and that are told, steps.
     assert np.subtract(program_counts(), before)[:3].tolist() == [1, 2, 1]
 
-    for key, leaf in vars(engine._cache()[0]).items():
+    for key, leaf in vars(engine.calls.cache()[0]).items():
         if leaf is not None:
             place = P(ROWS) if leaf.shape[2] == 1 else PLACES[key]  # MQA has one head
             assert leaf.sharding.spec == place
@@ -92,7 +92,7 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
 ):
     """No compiler can split a Mosaic kernel: it must be called on what is already split."""
     engine = engine_of(FIVE[name], mesh=mesh_of(2, 2, 2))
-    module = sys.modules[type(engine.model.blocks[0].attention).__module__]
+    module = sys.modules[type(engine.calls.model.blocks[0].attention).__module__]
     call, seen = getattr(module, kernel), []
 
     def watched(*arrays, **settings):
@@ -108,8 +108,8 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
 
 
 def steps_arguments(engine):
-    given = engine._given(Plan())
-    return engine.model, engine._cache(), engine._rows, given, np.int32(3), None
+    given = engine.calls.given(Plan())
+    return engine.calls.model, engine.calls.cache(), engine.calls.rows, given, np.int32(3), None
 
 
 def steps_text(engine):
@@ -125,7 +125,7 @@ def test_key_value_heads_that_tensor_does_not_divide_stay_whole_and_it_is_said(c
     assert "mesh.tensor = 4 does not divide the key/value heads" in caplog.text
     assert_greedy(engine.config, PROMPTS, engine.generate(PROMPTS, NEW))
     assert not engine.report().heads_split
-    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(engine._cache()))
+    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(engine.calls.cache()))
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_a_batch_that_the_mesh_does_not_divide_is_filled_up_and_the_mesh_in_use_
         engine = engine_of(FIVE["lrkv"], batch=3)
     assert engine.mesh.shape["tensor"] == 2 and engine.batch == 4
     assert engine.generate(PROMPTS[:3], NEW) == alone
-    latents = engine._cache()[0].rk_BSGR
+    latents = engine.calls.cache()[0].rk_BSGR
     pages, _, heads, _ = latents.addressable_shards[0].data.shape
     assert (2 * pages, 2 * heads) == (latents.shape[0], latents.shape[2])
 

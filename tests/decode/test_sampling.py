@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lrkv_jax.decode import Sampling
-from lrkv_jax.decode.engine import _choice
+from lrkv_jax.decode.calls import _choice
 from lrkv_jax.decode.request import Draw, Request
-from lrkv_jax.decode.sampling import Choice, sample
+from lrkv_jax.decode.sampling import sample
 from lrkv_jax.errors import LrkvError
 
 P_V = np.array([0.05, 0.4, 0.02, 0.25, 0.18, 0.1])
@@ -25,12 +25,7 @@ def drawn(how):
 
 def choice_of(ways):
     """A `Choice` whose rows choose in these ways."""
-    arrays = [
-        np.array([getattr(how, name) for how in ways]) for name in ("temperature", "top_k", "top_p")
-    ]
-    return Choice(
-        arrays[0].astype(np.float32), arrays[1], arrays[2].astype(np.float32), *[None] * 3
-    )
+    return _choice([Request([1], 2, draw=Draw(how)) for how in ways])
 
 
 def test_each_row_chooses_by_its_own_rule_as_if_it_were_alone():
@@ -65,6 +60,8 @@ def test_a_requests_way_of_choosing_reaches_its_row():
         (Sampling(1.0, top_p=0.7), [1, 3, 4], 1.0),
         (Sampling(1.0, top_p=0.01), [1], 1.0),
         (Sampling(2.0, top_k=4, top_p=0.5), [1, 3], 0.5),
+        (Sampling(1.0, min_p=0.4), [1, 3, 4], 1.0),  # of 0.4
+        (Sampling(1.0, top_k=5, min_p=0.3), [1, 3, 4], 1.0),
     ],
 )
 def test_tokens_are_drawn_from_the_kept_ones_in_proportion(how, kept, power):
@@ -94,6 +91,9 @@ def test_a_temperature_near_zero_draws_the_likeliest_token(temperature, kept):
         {"top_k": -1},
         {"top_p": 0.0},
         {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"frequency_penalty": float("inf")},
+        {"bias": {1: float("nan")}},
     ],
 )
 def test_impossible_settings_are_refused(how):

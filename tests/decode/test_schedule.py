@@ -67,11 +67,11 @@ class Played:
             if piece.targets:
                 ends = range(piece.start + 1, stop + 1)
                 right = [following(self.read(request, n)) for n in ends]
-                answers.append(("score", request, right == list(piece.targets)))
+                answers.append(("score", request, request.turn, right == list(piece.targets)))
             elif piece.last:
                 token = following(self.read(request, stop))
                 if request.nexts:
-                    answers.append(("next", request, token))
+                    answers.append(("next", request, request.turn, token))
                     continue
                 answers.append(("steps", request, request.turn, 0, [token]))
                 if request.row is not None:
@@ -118,8 +118,10 @@ class World:
                 if kind == "steps":
                     self.scheduler.took(request, *rest)
                 else:
-                    request.likeliest.append(rest[0])
-                    self.scheduler.answered(request)
+                    turn, answer = rest
+                    if request.turn == turn:
+                        request.likeliest.append(answer)
+                    self.scheduler.answered(request, turn)
         self.check()
         return bool(plan) or bool(self.device.answers)
 
