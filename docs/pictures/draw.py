@@ -20,7 +20,7 @@ FONT = "font-family='Helvetica, Arial, sans-serif'"
 LABORATORY = (
     ("cli",),
     ("quickstart", "paper", "doctor"),
-    ("bench", "plan", "sweep", "chat", "generation"),
+    ("bench", "plan", "sweep", "chat", "generation", "serve"),
     ("artefacts",),
     ("comparison",),
     ("evals", "analysis"),

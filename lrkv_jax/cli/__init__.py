@@ -17,6 +17,7 @@ from lrkv_jax.cli import (
     interop,
     report,
     runs,
+    serve,
     sweep,
 )
 from lrkv_jax.cli.shared import app

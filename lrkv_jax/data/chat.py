@@ -141,17 +141,9 @@ class ChatFormat:
 
     def written(self, ids: Sequence[int]) -> str:
         """An answer's ids as text, a call and its output as GSM8K writes them: <<48/2=24>>."""
-        at = self.ids
-        marks = {at.python_start: "<<", at.output_start: "=", at.output_end: ">>"}
-        text, run = "", []
-        for token, after in zip(ids, [*ids[1:], None], strict=False):
-            unanswered = token == at.python_end and after != at.output_start
-            if token not in marks and not unanswered:
-                run.append(token)
-                continue
-            text += self.tokenizer.decode(run) + (">>" if unanswered else marks[token])
-            run = []
-        return text + self.tokenizer.decode(run)
+        writer = Writer(self)
+        pieces = [writer.piece(token) for token in ids]
+        return b"".join([*pieces, writer.rest()]).decode("utf-8", "replace")
 
     def _stretches(self, message: Message):
         """Yield a message's ids in order, each stretch with whether the assistant writes it."""
@@ -186,3 +178,24 @@ class ChatFormat:
 
     def _text(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).tolist()
+
+
+class Writer:
+    """An answer's ids, as they come, to the bytes of its text."""
+
+    def __init__(self, chat: ChatFormat):
+        ids = chat.ids
+        self._ids, self._decode = ids, chat.tokenizer.decode_bytes
+        self._marks = {ids.python_start: b"<<", ids.output_start: b"=", ids.output_end: b">>"}
+        self._called = False  # the last id ended a call
+
+    def piece(self, token: int) -> bytes:
+        """What the next id adds; how a call ends is told by the id after it."""
+        unanswered = self._called and token != self._ids.output_start
+        self._called = token == self._ids.python_end
+        own = b"" if self._called else self._marks.get(token) or self._decode([token])
+        return (b">>" if unanswered else b"") + own
+
+    def rest(self) -> bytes:
+        """What is left when no more comes."""
+        return b">>" if self._called else b""

@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from lrkv_jax.accounting.counts import cache_bytes_per_token
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.decode import placement
+from lrkv_jax.decode import placement, programs
 from lrkv_jax.decode.calls import STOPS, Calls
 from lrkv_jax.decode.pages import PAGE, Pool
 from lrkv_jax.decode.request import Draw, Phase, Request, check_tokens
@@ -57,11 +57,12 @@ class EngineReport:
 class Engine:
     """Decodes with one model: up to `batch` requests at a time, each of up to `length` tokens.
 
-    pages: pages of `PAGE` tokens that the cache has for all requests together; unless given, enough
-    for `batch` of the longest. aside: pages of which the host keeps copies while others use theirs;
-    unless given, as many. On a `mesh` (`lrkv_jax.sharding.make_mesh`; the mesh in use, unless
-    given) requests are split over `data` and `fsdp`, whose product `batch` is rounded up to, heads
-    and their cache over `tensor`, and parameters as in training.
+    pages: pages of `PAGE` tokens that the cache has for all requests together, or, as cache_bytes,
+    those that so much memory holds; unless given, enough for `batch` of the longest. aside: pages
+    of which the host keeps copies while others use theirs; unless given, as many. On a `mesh`
+    (`lrkv_jax.sharding.make_mesh`; the mesh in use, unless given) requests are split over `data`
+    and `fsdp`, whose product `batch` is rounded up to, heads and their cache over `tensor`, and
+    parameters as in training.
 
     Raises `LrkvError` for parameters of another model, a mesh that cannot split it, and requests
     that are empty, too long, or not of the model's vocabulary.
@@ -75,6 +76,7 @@ class Engine:
         batch: int,
         length: int,
         pages: int | None = None,
+        cache_bytes: int | None = None,
         aside: int | None = None,
         mesh: Mesh | None = None,
         prefill_chunk: int | None = None,
@@ -93,13 +95,18 @@ class Engine:
         placement.check_parameters(config, params)
         self.config, self.length = config, length
         self.mesh = placement.mesh_for(config, mesh)
+        model = placement.model_of(config, params, self.mesh)
         shards = placement.shards(self.mesh)
         self.batch = batch = -(-batch // shards) * shards
+        if cache_bytes is not None:
+            pages = cache_bytes // placement.page_bytes(model, PAGE) - shards
         self.pages = -(-(batch * each if pages is None else pages) // shards)  # of a shard
         if self.pages < each:
+            needed = (each + 1) * shards * placement.page_bytes(model, PAGE)
             raise LrkvError(
-                f"pages = {pages}: a request of {length} tokens needs {each} of {PAGE} tokens on "
-                f"each of {shards} shards; use {each * shards} or more"
+                f"a request of {length} tokens needs {needed:,} bytes of cache, {each + 1} pages on "
+                f"each of {shards} shards: give more than {max(self.pages, 0)} pages, or use a "
+                "shorter length"
             )
         chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)
         # One shape, so that a text's bits do not depend on how many were read beside it.
@@ -108,7 +115,7 @@ class Engine:
         self.steps_per_call, self._shards = steps_per_call, shards
         self._aside = batch * each if aside is None else aside
         self.calls = Calls(
-            placement.model_of(config, params, self.mesh), self.mesh,
+            model, self.mesh,
             rows=batch, shards=shards, pages=self.pages, longest=each,
             fill=self._fill, score=self._score, steps=steps_per_call,
         )  # fmt: skip
@@ -121,6 +128,20 @@ class Engine:
             rows=self.batch, fill=self._fill, score=self._score, steps=self.steps_per_call,
             aside=self._aside,
         )  # fmt: skip
+
+    def warm(self) -> None:
+        """Compile every program that requests may need; requests and pages are forgotten."""
+        self.reset()
+        penalised = Draw(Sampling(presence_penalty=1.0))
+        texts = [self.submit([0], 2, draw=draw) for draw in (Draw(), penalised)]
+        self.finish([*texts, self.submit([0], choices=[[0]])])
+        self.calls.move_nothing()
+        self.reset()
+
+    @staticmethod
+    def programs() -> int:
+        """Programs that were compiled so far, for all engines of this process."""
+        return programs.count()
 
     def _empty(self):
         """The engine's pages, with nothing in them, and nothing on its way."""

@@ -108,6 +108,13 @@ def everywhere(arrays: Any, mesh: Mesh | None) -> Any:
     return arrays if mesh is None else jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
 
 
+def page_bytes(model: Unstacked, page: int) -> int:
+    """Bytes of a page of so many tokens in all layers, as they are allocated."""
+    dtype = resolve_dtype(model.config.dtype)
+    shapes = [block.attention.cache_shapes(1, page, dtype) for block in model.blocks]
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
 def new_cache(model: Unstacked, batch: int, length: int, mesh: Mesh | None) -> list[Any]:
     """An empty cache a layer, or a pool of so many pages, made where it is to lie."""
     if mesh is None:

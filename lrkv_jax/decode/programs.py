@@ -10,7 +10,7 @@ sequence, or steps of a call  V vocabulary
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -226,3 +226,9 @@ def _everywhere(arrays):
     if jax.sharding.get_abstract_mesh().empty:
         return arrays
     return jax.lax.with_sharding_constraint(arrays, PartitionSpec())
+
+
+def count() -> int:
+    """Programs that were compiled so far."""
+    every: tuple[Any, ...] = (fill, begin, recount, next_log_p, score, steps, fetch, put)
+    return sum(program._cache_size() for program in every)

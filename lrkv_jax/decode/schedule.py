@@ -104,6 +104,7 @@ class Scheduler:
         self._expected, self._reads, self._read = expected, reads, 0
         self._aside_left = aside
         self._fresh: set[int] = set()
+        self.gave_way = 0  # times that a request did
         self.read_again = 0  # tokens, of requests that gave way when the host had no room
 
     # What clients do.
@@ -330,6 +331,7 @@ class Scheduler:
         if request.row is not None:
             self._leave_row(request)
             request.preempted += 1
+            self.gave_way += 1
             self._enqueue(request)
 
     def _held_in(self, shard, request):

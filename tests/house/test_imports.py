@@ -27,7 +27,7 @@ FLOORS = [
     {"evals", "analysis"},
     {"comparison"},
     {"artefacts"},
-    {"bench", "plan", "chat", "generation", "sweep"},
+    {"bench", "plan", "chat", "generation", "serve", "sweep"},
     {"quickstart", "paper", "doctor"},
     {"cli"},
     {"__main__"},

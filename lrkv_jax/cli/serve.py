@@ -1,0 +1,100 @@
+"""The command that serves a run over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lrkv_jax.cli import shared
+from lrkv_jax.cli.shared import Overrides, Run, Step, app, working
+from lrkv_jax.errors import LrkvError
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+@app.command()
+def serve(
+    run: Run,
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    key_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Holds the key that clients send (or: LRKV_SERVE_KEY=KEY)."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name (default: the run directory's).")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Texts that are decoded together.")] = 8,
+    context: Annotated[
+        int | None,
+        typer.Option(min=2, help="Most tokens of a text with its prompt (default: the run's)."),
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory of the cache, as in 512M (default: BATCH whole contexts)."
+        ),
+    ] = None,
+    queue: Annotated[int, typer.Option(min=0, help="Texts that may wait; more get 429.")] = 256,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds of a reply, at most.")] = 600.0,
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds for accepted replies after SIGTERM.")
+    ] = 120.0,
+    step: Step = None,
+) -> None:
+    """Serve a run to OpenAI's clients, and to a person at http://HOST:PORT/."""
+    memory = None if cache is None else _bytes("--cache", cache)
+    try:
+        from lrkv_jax.serve.server import bound, key_of
+        from lrkv_jax.serve.server import serve as serve_until_signalled
+    except ModuleNotFoundError as error:
+        raise LrkvError(f'{error.name} is missing: pip install "lrkv-jax[serve]"') from None
+    from lrkv_jax.run.run_dir import read_run
+
+    key = key_of(key_file)
+    config = read_run(run, overrides or [])
+    there = bound(host, port, key)  # before a model is read for nothing
+    shared.start_alone("serve")
+    from lrkv_jax.serve.service import Service
+
+    with working("reading the run"):
+        from lrkv_jax.run.restore import load_run
+
+        trained = load_run(run, step=shared.step_named(step), overrides=overrides or [])
+    length = config.train.context if context is None else context
+    with working("compiling"):
+        service = Service.of(
+            trained, name or Path(run).resolve().name,
+            batch=batch, context=length, cache_bytes=memory, queue=queue, seconds=timeout,
+        )  # fmt: skip
+    address, taken = there.getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+    report = service.runner.engine.report()
+    print(
+        f"{service.name}: step {trained.step}, {batch} texts of up to {length} tokens, "
+        f"cache {report.cache_bytes / (1 << 20):.0f} MiB"
+    )
+
+    def ready(leave: object) -> None:
+        print(f"ready at http://{shown}:{taken}/ (Ctrl-C ends)", flush=True)
+
+    serve_until_signalled(service, there, key, drain=drain, ready=ready)
+    print("ended: every accepted request was answered", file=sys.stderr)
+
+
+def _bytes(option: str, text: str) -> int:
+    number, unit = text.rstrip("kmgtKMGTiB"), text[len(text.rstrip("kmgtKMGTiB")) :].lower()
+    unit = unit.removesuffix("b").removesuffix("i")
+    try:
+        size = int(float(number) * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        raise LrkvError(f"{option} {text}: use a size, as in 512M or 2G") from None
+    if size < 1:
+        raise LrkvError(f"{option} {text}: use more than nothing")
+    return size

@@ -1,0 +1,226 @@
+"""What clients may ask, field by field: OpenAI's names, and some of ours.
+
+Each class refuses what it does not know. Limits on what a client can make the server hold are here.
+"""
+
+from __future__ import annotations
+
+import os.path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lrkv_jax.data.conversation import conversation_from
+from lrkv_jax.decode import Sampling
+from lrkv_jax.decode.calls import STOPS
+from lrkv_jax.decode.sampling import BIASES, TOPS
+from lrkv_jax.errors import LrkvError
+
+MOST_CHOICES = 16
+MOST_STOPS, LONGEST_STOP = 16, 256
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+
+
+class Asked(BaseModel):
+    """A body whose unknown fields are errors, and whose types are what they say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Asked):
+    """usage: as a last event of the stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # of OpenAI's client; nothing is obfuscated
+
+
+class Generation(Asked):
+    """What asks for texts of either kind have in common."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=BIASES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Id], Field(max_length=STOPS - 3)] = []
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    cache_salt: Annotated[str, Field(max_length=256)] = ""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    user: Annotated[str, Field(max_length=1024)] | None = None  # taken, and of no effect
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def choices(self) -> int:
+        """Texts of each prompt."""
+        return self.n or 1
+
+    def sampling(self) -> Sampling:
+        """How tokens are drawn; OpenAI's defaults where nothing is said: temperature 1, top-p 1.
+
+        Raises `LrkvError` for a bias whose keys are no token ids or whose values are not in ±100.
+        """
+        bias = {}
+        for token, value in (self.logit_bias or {}).items():
+            if not (token.isascii() and token.isdecimal()) or not -100 <= value <= 100:
+                raise LrkvError("logit_bias: give token ids, each with a number from -100 to 100")
+            bias[int(token)] = value
+        return Sampling(
+            1.0 if self.temperature is None else self.temperature,
+            self.top_k,
+            1.0 if self.top_p is None else self.top_p,
+            self.min_p,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            bias=bias,
+        )
+
+
+class Completion(Generation):
+    """The body of /v1/completions."""
+
+    prompt: str | list[str] | list[Id] | list[Annotated[list[Id], Field(min_length=1)]]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=TOPS)] | None = None
+    echo: bool | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or as ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [list(self.prompt)]  # type: ignore[arg-type]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+    @property
+    def tell(self) -> int | None:
+        """Of how many of the likeliest tokens to tell, at each token."""
+        return self.logprobs
+
+
+class TextPart(Asked):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Asked):
+    """One turn. `name` is taken, and of no effect."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """The message as a conversation has it."""
+        parts = self.content if isinstance(self.content, list) else None
+        text = self.content if parts is None else "".join(part.text for part in parts)
+        return {"role": "system" if self.role == "developer" else self.role, "content": str(text)}
+
+
+class ResponseFormat(Asked):
+    """Text is the only one."""
+
+    type: Literal["text"]
+
+
+class Chat(Generation):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=TOPS)] | None = None
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _told_as_asked(self) -> Chat:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    @property
+    def most(self) -> int | None:
+        """The most new tokens."""
+        named = self.max_completion_tokens
+        return self.max_tokens if named is None else named
+
+    @property
+    def tell(self) -> int | None:
+        """Of how many of the likeliest tokens to tell, at each token."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def conversation(self):
+        """The turns; raises `LrkvError` as `conversation_from` does."""
+        return conversation_from([message.plain for message in self.messages])
+
+
+class Tokenize(Asked):
+    """The body of /tokenize, as vLLM has it."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class Detokenize(Asked):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[Id]
+
+
+def read[Body: Asked](kind: type[Body], body: bytes) -> tuple[Body | None, str, str]:
+    """(what is asked, what is wrong with it, the field that is wrong); either is empty."""
+    try:
+        return kind.model_validate_json(body), "", ""
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+    field = found[0]["loc"][:1]
+    found = [wrong for wrong in found if wrong["loc"][:1] == field]
+    # Of a union's branches, those that got furthest say most.
+    deepest = max(len(_place(wrong)) for wrong in found)
+    found = [wrong for wrong in found if len(_place(wrong)) == deepest]
+    place = ".".join(os.path.commonprefix([_place(wrong) for wrong in found]))
+    if found[0]["type"] == "extra_forbidden":
+        return None, f"{place} is not known here", place
+    texts = dict.fromkeys(wrong["msg"].removeprefix("Value error, ") for wrong in found)
+    text = " or ".join(texts)
+    return None, f"{place}: {text}" if place else text, place
+
+
+_NAMES = {
+    name
+    for kind in (Completion, Chat, ChatMessage, TextPart, StreamOptions, ResponseFormat, Detokenize)
+    for name in kind.model_fields
+}
+
+
+def _place(wrong: Any) -> list[str]:
+    """Where an error is: fields and numbers, without the names of a union's branches."""
+    above, last = wrong["loc"][:-1], wrong["loc"][-1:]
+    if wrong["type"] != "extra_forbidden":
+        above, last = wrong["loc"], ()
+    return [str(part) for part in above if isinstance(part, int) or part in _NAMES] + list(last)

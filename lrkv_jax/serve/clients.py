@@ -1,0 +1,80 @@
+"""Clients that may go away at any time, and replies that end then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # a proxy's: pass on each event
+]
+
+
+class Streamed(Response):
+    """Events as they come, until the client goes away; then `pieces` is closed at once.
+
+    ended: called once with what ended the reply before its end, or None; gives what to tell of it.
+    """
+
+    def __init__(
+        self,
+        events: AsyncIterator[dict],
+        pieces: AsyncGenerator,
+        ended: Callable[[Exception | None], dict],
+    ):
+        self._events, self._pieces, self._ended = events, pieces, ended
+        self.background = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send everything, as ASGI wants it."""
+
+        async def tell(content: str, more: bool = True) -> None:
+            body = f"data: {content}\n\n".encode("utf-8", "replace")
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        async def all_events() -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            wrong = None
+            try:
+                async for event in self._events:
+                    await tell(json.dumps(event, ensure_ascii=False))
+            except Exception as error:
+                wrong = error
+            if told := self._ended(wrong):
+                await tell(json.dumps(told, ensure_ascii=False))
+            await tell("[DONE]", more=False)
+
+        try:
+            await unless_gone(all_events(), receive)
+        except ClientDisconnect as error:
+            self._ended(error)
+        finally:
+            with contextlib.suppress(RuntimeError):  # closed by its own end
+                await self._pieces.aclose()
+
+
+async def unless_gone[Result](work: Coroutine[Any, Any, Result], receive: Callable) -> Result:
+    """The work's result. If the client goes away the work is cancelled: `ClientDisconnect`."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)

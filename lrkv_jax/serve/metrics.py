@@ -1,0 +1,74 @@
+"""What Prometheus reads: counts and times of replies, and the engine's state when it is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+if TYPE_CHECKING:
+    from lrkv_jax.serve.service import Service
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+
+class Metrics:
+    """The series of one server; labels name routes and codes, never a request."""
+
+    def __init__(self, service: Service):
+        disable_created_metrics()
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name, text, *labels):
+            return Counter(f"lrkv_{name}", text, labels, registry=registry)
+
+        def times(name, text, buckets=_SECONDS):
+            return Histogram(f"lrkv_{name}", text, registry=registry, buckets=buckets)
+
+        self.requests = counter("requests", "Requests that were answered.", "route", "code")
+        self.refused = counter("overloaded", "Requests that were refused with 429.")
+        self.aborted = counter("aborted", "Replies whose client went away.")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self.cached_tokens = counter("cached_tokens", "Tokens of prompts found in the cache.")
+        self.new_tokens = counter("generation_tokens", "New tokens.")
+        self.ended = counter("texts", "Texts that ended, by reason.", "reason")
+        self.first = times("time_to_first_token_seconds", "From the request to its first token.")
+        self.each = times(
+            "time_per_output_token_seconds", "Of each token after the first.", _TOKEN_SECONDS
+        )
+        self.whole = times("request_seconds", "From the request to the end of its reply.")
+
+        runner, engine = service.runner, service.runner.engine
+
+        def gauge(name, text, read):
+            Gauge(f"lrkv_{name}", text, registry=registry).set_function(read)
+
+        def pools(count):
+            return lambda: sum(count(pool) for pool in engine.scheduler.pools)
+
+        gauge("texts_running", "Texts that have a row.", lambda: len(engine.scheduler.running))
+        gauge("texts_open", "Texts that have not ended.", lambda: service.texts)
+        gauge("tokens_open", "Tokens that open texts may take.", lambda: service.tokens)
+        gauge("rows", "Texts that can run at a time.", lambda: engine.batch)
+        gauge("pages", "Pages of the cache.", lambda: engine.pages * len(engine.scheduler.pools))
+        gauge("pages_free", "Pages that nobody holds.", pools(lambda pool: pool.free))
+        gauge("cache_bytes", "Bytes of the cache.", lambda: engine.report().cache_bytes)
+        gauge("read_again", "Tokens that were read twice.", lambda: engine.scheduler.read_again)
+        gauge("gave_way", "Times that a text gave way.", lambda: engine.scheduler.gave_way)
+        gauge("programs", "Programs compiled.", engine.programs)
+        gauge("calls", "Calls of the engine.", lambda: runner.calls)
+        gauge("call_seconds", "Seconds in them.", lambda: runner.seconds)
+        gauge("faults", "Calls that failed.", lambda: runner.faults)
+        gauge("silent_seconds", "Since the present call began.", lambda: runner.silent)
+
+    def text(self) -> bytes:
+        """All series in Prometheus's text format."""
+        return generate_latest(self.registry)

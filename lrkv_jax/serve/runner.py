@@ -1,0 +1,150 @@
+"""The thread that owns the engine: it takes orders between two calls, and tells what is new."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from lrkv_jax.decode import Engine
+from lrkv_jax.decode.request import Request
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.serve.texts import Piece
+
+_log = logging.getLogger("lrkv_jax.serve")
+
+# Calls that may fail one after the other before the engine is given up.
+FAULTS = 3
+
+
+class Work(Protocol):
+    """What the engine is asked for, as `texts.Text` is."""
+
+    request: Request | None
+    prompt: list[int]
+    new_tokens: int
+
+    def begin(self, engine: Engine) -> None: ...
+    def grow(self) -> Piece | None: ...
+    def leave(self, engine: Engine) -> None: ...
+
+
+Tell = Callable[[Piece], None]
+
+
+class Runner:
+    """Runs an engine in a thread of its own, from `start` until `stop`.
+
+    `ask` and `drop` may be called from the event loop at any time; what is new is told there too,
+    and nothing is told of a work once it is dropped.
+    """
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.fault: BaseException | None = None  # why the engine was given up
+        self.faults = 0  # calls that failed
+        self.calls, self.seconds = 0, 0.0  # calls of the engine, and the time in them
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._going: dict[Work, Tell] = {}  # the thread's
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._since = time.monotonic()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin, telling things to this event loop."""
+        self._loop = loop
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End the thread after its present call; what is still asked for is not told any more."""
+        self._orders.put(None)
+        self._thread.join(timeout)
+
+    def ask(self, work: Work, tell: Tell) -> None:
+        """Begin a work; `tell` gets each piece, the last of them with a reason or an error."""
+        self._orders.put(lambda: self._begin(work, tell))
+
+    def drop(self, work: Work) -> None:
+        """End a work, wherever it is; its pages are free before the next call."""
+        self._orders.put(lambda: self._leave(work))
+
+    @property
+    def busy(self) -> int:
+        """Works that are not over."""
+        return len(self._going)
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the present call began; 0 when there is nothing to do."""
+        return time.monotonic() - self._since if self._going else 0.0
+
+    def _begin(self, work, tell):
+        try:
+            if self.fault is not None:
+                raise self.fault
+            work.begin(self.engine)
+            self._going[work] = tell
+        except Exception as error:
+            self._tell([(tell, Piece(error=error))])
+
+    def _leave(self, work):
+        self._going.pop(work, None)
+        work.leave(self.engine)
+
+    def _run(self):
+        while True:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    order = self._orders.get(block=not self._going)
+                    if order is None:
+                        return
+                    order()
+            self._call()
+
+    def _call(self):
+        """One call of the engine, and what is new by it."""
+        self._since = began = time.monotonic()
+        try:
+            self.engine.advance()
+            failed = 0
+        except Exception as error:  # whatever stops a call, requests can go on in the next
+            failed = self._failed(error)
+        self._consecutive = failed
+        self.calls += 1
+        self.seconds += time.monotonic() - began
+        news = []
+        for work, tell in list(self._going.items()):
+            try:
+                piece = work.grow() if self.fault is None else Piece(error=self.fault)
+            except Exception as error:
+                _log.exception("a text could not be told")
+                piece = Piece(error=error)
+            if piece is None:
+                continue
+            if piece.reason or piece.error:
+                self._leave(work)
+            news.append((tell, piece))
+        if news:
+            self._tell(news)
+
+    _consecutive = 0
+
+    def _failed(self, error):
+        self.faults += 1
+        _log.error("a call of the engine failed", exc_info=error)
+        if self._consecutive + 1 >= FAULTS:
+            self.fault = LrkvError(f"the engine failed {FAULTS} times in a row ({error})")
+        return self._consecutive + 1
+
+    def _tell(self, news):
+        def tell_all():
+            for tell, piece in news:
+                tell(piece)
+
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
+            self._loop.call_soon_threadsafe(tell_all)

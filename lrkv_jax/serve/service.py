@@ -1,0 +1,237 @@
+"""What is served: a run, its engine's thread, and who may still come in."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+from lrkv_jax import __version__
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.decode import Engine
+from lrkv_jax.decode.request import Draw
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.run.restore import TrainedRun
+from lrkv_jax.serve.asked import Chat, Completion, Generation
+from lrkv_jax.serve.metrics import Metrics
+from lrkv_jax.serve.runner import Runner, Work
+from lrkv_jax.serve.texts import Piece, Scored, Text
+
+# Seconds after which a call that has not ended is called a hang.
+HANGS = 120.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients may take together and each.
+
+    texts: that are open at a time, with those that wait. tokens: of their prompts and new text.
+    body: bytes of a request. seconds: until a reply has ended.
+    """
+
+    texts: int
+    tokens: int
+    body: int = 4 << 20
+    seconds: float = 600.0
+
+
+class Refused(Exception):
+    """An answer other than 200: OpenAI's `type`, `code` and `param` beside the line."""
+
+    def __init__(
+        self, status: int, text: str, *, code: str | None = None, param: str | None = None,
+        kind: str = "invalid_request_error", after: int | None = None,
+    ):  # fmt: skip
+        super().__init__(text)
+        self.status, self.code, self.param, self.kind, self.after = status, code, param, kind, after
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+class News(NamedTuple):
+    """A piece of the text with this number."""
+
+    number: int
+    piece: Piece
+
+
+class Service:
+    """A run that is served under a name, by an engine whose programs are compiled."""
+
+    @classmethod
+    def of(
+        cls,
+        run: TrainedRun,
+        name: str,
+        *,
+        batch: int,
+        context: int,
+        cache_bytes: int | None = None,
+        queue: int = 256,
+        seconds: float = 600.0,
+    ) -> Self:
+        """A service that decodes `batch` texts of up to `context` tokens and lets `queue` wait.
+
+        Raises `LrkvError` for a cache that has no room for one text of the whole context.
+        """
+        engine = Engine(
+            run.config.model, run.params,
+            batch=batch, length=context, cache_bytes=cache_bytes, mesh=run.mesh,
+        )  # fmt: skip
+        engine.warm()
+        texts = engine.batch + queue
+        return cls(run, engine, name, Limits(texts, texts * context, seconds=seconds))
+
+    def __init__(self, run: TrainedRun, engine: Engine, name: str, limits: Limits):
+        self.run, self.name, self.limits = run, name, limits
+        self.context, self.tokenizer = engine.length, run.tokenizer
+        self.runner = Runner(engine)
+        self.chat: ChatFormat | None = ChatFormat(run.tokenizer)
+        try:
+            self.chat.check(run.config.model.vocabulary)
+        except LrkvError:
+            self.chat = None
+        self.metrics = Metrics(self)
+        self.began = int(time.time())
+        self.fingerprint = f"lrkv-{__version__}-step{run.step}"
+        self.draining = False
+        self.texts = self.tokens = 0  # open ones, and what they may take
+
+    def health(self) -> str:
+        """Empty if the engine answers; else what is the matter."""
+        if self.runner.fault is not None:
+            return str(self.runner.fault)
+        if self.draining:
+            return "the server is shutting down"
+        if self.runner.silent > HANGS:
+            return f"a call of the engine has not ended for {self.runner.silent:.0f} seconds"
+        return ""
+
+    def check(self, model: str | None) -> None:
+        """Raise `Refused` for another model's name, and where nothing can be served."""
+        if model is not None and model != self.name:
+            text = f"model {model} is not served here: use {self.name}"
+            raise Refused(404, text, code="model_not_found", param="model")
+        if trouble := self.health():
+            raise Refused(503, trouble, kind="server_error", code="unavailable", after=5)
+
+    # Works.
+
+    def texts_of(self, asked: Completion | Chat) -> tuple[list[list[int]], list[Text], int]:
+        """Return the prompts' ids, the texts that are asked for, and the seed of their draws."""
+        if isinstance(asked, Chat):
+            return self._answers(asked)
+        prompts = [self._ids(number, prompt) for number, prompt in enumerate(asked.prompts)]
+        if not prompts:
+            raise Refused(400, "prompt: give one or more", param="prompt")
+        most = 16 if asked.max_tokens is None else asked.max_tokens  # as OpenAI's
+        if most == 0 and not asked.echo:
+            raise Refused(400, "max_tokens: use 1 or more, or 0 with echo", param="max_tokens")
+        end = () if asked.ignore_eos else (self.tokenizer.bos,)
+        return self._texts(asked, prompts, [most] * len(prompts), end, None)
+
+    def scores_of(self, asked: Completion, prompt: list[int]) -> list[Scored]:
+        """What tells of a prompt's own tokens: nothing if it is not asked, or is one token."""
+        if asked.tell is None or len(prompt) < 2:
+            return []
+        how = self._how(asked, Draw(), ())
+        how = {name: how[name] for name in ("salt", "priority")}
+        return [Scored(prompt, asked.tell, how)]
+
+    def _answers(self, asked):
+        if self.chat is None:
+            text = f"{self.name} was not trained to chat: use /v1/completions"
+            raise Refused(400, text, code="no_chat")
+        prompt = self.chat.prompt(asked.conversation())
+        most = self.context - len(prompt) if asked.most is None else asked.most
+        stops = () if asked.ignore_eos else self.chat.stops
+        self._check_length([prompt], [max(1, most)], "messages")
+        return self._texts(asked, [prompt], [most], stops, self.chat)
+
+    def _texts(self, asked, prompts, most, ends, chat):
+        self._check_length(prompts, most, "prompt")
+        seed = secrets.randbits(31) if asked.seed is None else asked.seed
+        works = []
+        for number in range(len(prompts) * asked.choices):
+            prompt, new = (of[number // asked.choices] for of in (prompts, most))
+            if new:
+                draw = Draw(asked.sampling(), seed, number)
+                how = self._how(asked, draw, ends) | {"tell": asked.tell}
+                works.append(
+                    Text(self.tokenizer, prompt, new, chat=chat, stops=asked.stops, asked=how)
+                )
+        return prompts, works, seed
+
+    def _how(self, asked: Generation, draw, ends):
+        return {
+            "draw": draw, "stops": frozenset([*ends, *asked.stop_token_ids]),
+            "least": asked.min_tokens, "priority": asked.priority,
+            "salt": asked.cache_salt.encode("utf-8", "replace"),
+        }  # fmt: skip
+
+    def _ids(self, number, prompt):
+        if isinstance(prompt, str):
+            return [self.tokenizer.bos, *self.tokenizer.encode(prompt).tolist()]
+        vocabulary = self.run.config.model.vocabulary
+        if wrong := [token for token in prompt if token >= vocabulary]:
+            text = f"prompt {number} has the token id {wrong[0]}: ids are below {vocabulary}"
+            raise Refused(400, text, param="prompt")
+        return prompt
+
+    def _check_length(self, prompts, most, param):
+        for prompt, new in zip(prompts, most, strict=True):
+            if len(prompt) + new > self.context:
+                text = (
+                    f"the context is {self.context} tokens, and the prompt has {len(prompt)} and "
+                    f"the text up to {new}: shorten either"
+                )
+                raise Refused(400, text, code="context_length_exceeded", param=param)
+
+    # Admission.
+
+    async def pieces(self, works: Sequence[Work]) -> AsyncGenerator[News]:
+        """What is new of each, as it comes, until all have ended.
+
+        Whatever ends the iteration ends the works. Raises `Refused` at once where too many are
+        open, and `TimeoutError` for what takes too long.
+        """
+        tokens = sum(len(work.prompt) + work.new_tokens for work in works)
+        full = self.texts + len(works) > self.limits.texts
+        if full or self.tokens + tokens > self.limits.tokens:
+            what = f"{self.texts} texts" if full else f"{self.tokens} tokens"
+            self.metrics.refused.inc()
+            text = f"too many requests: {what} are open; try again"
+            raise Refused(429, text, kind="rate_limit_error", code="overloaded", after=1)
+        self.texts += len(works)
+        self.tokens += tokens
+        arrived: asyncio.Queue[News] = asyncio.Queue()
+        left = set(range(len(works)))
+        try:
+            for number, work in enumerate(works):
+                self.runner.ask(work, partial(_put, arrived, number))
+            async with asyncio.timeout(self.limits.seconds):
+                while left:
+                    news = await arrived.get()
+                    if news.piece.error is not None:
+                        self.check(None)  # of an engine that was given up
+                        raise news.piece.error
+                    if news.piece.reason:
+                        left.discard(news.number)
+                    yield news
+        finally:
+            for number in left:
+                self.runner.drop(works[number])
+            self.texts -= len(works)
+            self.tokens -= tokens
+
+
+def _put(arrived, number, piece):
+    arrived.put_nowait(News(number, piece))

@@ -1,0 +1,318 @@
+"""What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import openai
+import pytest
+from support.hand_built import a_run, calling_run
+from support.served import asks, get, post, raw, serving
+from support.variants import FIVE, random_params, small
+
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.decode import Sampling
+from lrkv_jax.serve.service import Limits, Service
+
+TOKENIZER = load_tokenizer("sotu-4096")
+SPEECH = "We the people of the United States have a duty to the world and to our children"
+WORDS = SPEECH.split()
+
+
+def random_run():
+    config = small(FIVE["lrkv"], vocabulary=ChatFormat(TOKENIZER).vocabulary, layers=1)
+    return a_run(config, random_params(config, 3), context=256)
+
+
+@pytest.fixture(scope="module")
+def service():
+    return Service.of(random_run(), "tiny", batch=4, context=256, queue=60)
+
+
+@pytest.fixture(scope="module")
+def port(service):
+    with serving(service) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def client(port):
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+    ) as client:
+        yield client
+
+
+def idle(service):
+    """Whether nothing is left of any request."""
+    engine = service.runner.engine
+    free = sum(pool.free for pool in engine.scheduler.pools)
+    return not service.texts and not service.runner.busy and free == engine.pages
+
+
+def wait_until(true, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, service):
+    run = service.run
+    asked = {"model": "tiny", "prompt": "My fellow", "max_tokens": 40, "temperature": 0}
+    whole = client.completions.create(**asked, logprobs=2, echo=True)
+    (choice,) = whole.choices
+    assert choice.text == "My fellow" + run.generate("My fellow", 40, sampling=Sampling())
+    assert choice.finish_reason == "length" and whole.usage.completion_tokens == 40
+
+    told = choice.logprobs
+    ids = [run.tokenizer.bos, *run.tokenizer.encode(choice.text).tolist()]
+    if len(ids) == len(told.tokens):  # else the text has other tokens when it is read again
+        logits_TV = np.asarray(run.model(ids), np.float64)
+        log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
+        expected = log_p_TV[np.arange(len(ids) - 1), ids[1:]]
+        np.testing.assert_allclose(told.token_logprobs[1:], expected, atol=1e-5)
+    assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
+    assert all(len(tops) == 2 for tops in told.top_logprobs[1:])
+    for token, start in zip(told.tokens, told.text_offset, strict=True):
+        assert token.startswith(("token_id:", "bytes:")) or choice.text[start:].startswith(token)
+
+    events = list(
+        client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    assert "My fellow" + "".join(e.choices[0].text for e in events[:-1]) == choice.text
+    assert len(events) > 3 and events[-1].usage == whole.usage
+    stop = choice.text[30:34]
+    cut = client.completions.create(**asked, stop=[stop, "\u0000"])
+    assert "My fellow" + cut.choices[0].text == choice.text[: choice.text.index(stop, 9)]
+    assert cut.choices[0].finish_reason == "stop" and cut.choices[0].stop_reason == stop
+    assert cut.usage.completion_tokens < 40
+
+    seeded = client.completions.create(model="tiny", prompt="We", max_tokens=9, n=3, seed=5)
+    assert len({c.text for c in seeded.choices}) == 3 and [c.index for c in seeded.choices] == [
+        0,
+        1,
+        2,
+    ]
+    same = client.completions.create(model="tiny", prompt="We", max_tokens=9, n=2, seed=seeded.seed)
+    assert [c.text for c in same.choices] == [c.text for c in seeded.choices[:2]]
+
+
+def test_a_chat_is_answered_with_the_calculator():
+    service = Service.of(calling_run(), "calls", batch=2, context=128)
+    with (
+        serving(service, "secret") as port,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="secret") as client,
+    ):
+        asked = {"model": "calls", "messages": [{"role": "user", "content": "How much?"}]}
+        answer = client.chat.completions.create(
+            **asked, temperature=0, logprobs=True, top_logprobs=1
+        )
+        (choice,) = answer.choices
+        assert choice.message.content == "<<4*5=20>>." and choice.finish_reason == "stop"
+        tokens = [entry.token for entry in choice.logprobs.content]
+        assert tokens[0].startswith("token_id:") and tokens[1:4] == ["4", "*", "5"]
+        # The calculator's tokens are certain; the model's own are likely.
+        log_p = [entry.logprob for entry in choice.logprobs.content]
+        assert all(p == 0.0 for p in log_p[5:8]) and all(-0.1 < p <= 0 for p in log_p)
+        events = list(client.chat.completions.create(**asked, temperature=0, stream=True))
+        assert events[0].choices[0].delta.role == "assistant"
+        assert "".join(e.choices[0].delta.content or "" for e in events) == "<<4*5=20>>."
+        said = [
+            {"role": "assistant", "content": "<<4*5=20>>."},
+            {"role": "user", "content": "And?"},
+        ]
+        more = {
+            **asked,
+            "messages": [{"role": "system", "content": "Count."}, *asked["messages"], *said],
+        }
+        assert client.chat.completions.create(**more).choices[0].message.content == "<<4*5=20>>."
+        for key in ("", "wrong", "sécret"):
+            status, body, _ = post(
+                port, "/v1/completions", {}, authorization=f"Bearer {key}".encode()
+            )
+            assert status == 401 and body["error"]["code"] == "invalid_api_key"
+        assert (
+            get(port, "/health")[0] == get(port, "/")[0] == 200 and get(port, "/metrics")[0] == 401
+        )
+
+
+WRONG = [
+    ("/v1/completions", {"prompt": "a", "max_token": 3}, 400, "max_token"),
+    ("/v1/completions", {"prompt": "a", "model": "gpt-5"}, 404, "model"),
+    ("/v1/completions", {"prompt": {"a": 1}}, 400, "prompt"),
+    ("/v1/completions", {"prompt": [[1], []]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": [1, 99999]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 300}, 400, "prompt"),
+    ("/v1/completions", {"prompt": "a " * 5000}, 400, "prompt"),
+    ("/v1/completions", {"prompt": "a", "stop": ["x"] * 1_000_000}, 413, None),
+    ("/v1/completions", {"prompt": "a", "stop": ["x"] * 100}, 400, "stop"),
+    ("/v1/completions", {"prompt": "a", "temperature": "warm"}, 400, "temperature"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, None),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"5000": 1}}, 400, None),
+    ("/v1/completions", {"prompt": ["a"] * 65, "max_tokens": 1}, 429, None),
+    ("/v1/chat/completions", {"messages": []}, 400, "messages"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "tool", "content": "a"}]},
+        400,
+        "messages.0.role",
+    ),
+    ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, None),
+    ("/v1/chat/completions", {"messages": 7, "tools": []}, 400, "messages"),
+    ("/v1/completions", b'{"prompt": "\xff"}', 400, None),
+    ("/v1/completions", b"[" * 100_000, 400, None),
+    ("/v1/completions", b"", 400, None),
+    ("/v1/nothing", {}, 404, None),
+    ("/v1/models", {}, 405, None),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), WRONG)
+def test_what_is_wrong_is_told_in_openais_form(path, body, status, param, port):
+    got, answer, headers = post(port, path, body)
+    assert got == status and answer["error"]["message"]
+    assert answer["error"]["param"] == param
+    assert ("retry-after" in headers) == (status == 429)
+
+
+def test_openais_client_raises_what_it_has_for_each(client):
+    with pytest.raises(openai.BadRequestError, match="max_token is not known here"):
+        client.completions.create(model="tiny", prompt="a", extra_body={"max_token": 3})
+    with pytest.raises(openai.NotFoundError, match="use tiny"):
+        client.completions.create(model="gpt-5", prompt="a")
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_connections_that_never_say_all_cost_nothing(port):
+    there = [raw(port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n") for _ in range(20)]
+    there += [raw(port, asks({"prompt": "a"})[:-3]) for _ in range(20)]
+    odd = [b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"a" * 200_000, b"\x16\x03\x01\x02"]
+    for data in odd:
+        with raw(port, data) as one:
+            assert one.recv(100).startswith((b"HTTP/1.1 4", b""))
+    assert post(port, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+    for one in there:
+        one.close()
+
+
+def test_a_client_that_goes_away_leaves_its_pages_in_whatever_phase(port, service):
+    long = {
+        "prompt": "the people " * 60,
+        "max_tokens": 100,
+        "n": 4,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    for whole in (False, True):
+        # Four decode; the others wait for a row.
+        there = [raw(port, asks({**long, "stream": not whole})) for _ in range(5)]
+        wait_until(lambda: service.texts == 20)
+        there.pop().close()  # in the queue
+        wait_until(lambda: service.texts == 16)
+        if not whole:
+            while b"data:" not in there[0].recv(4096):
+                pass
+        for one in there:
+            one.close()
+        wait_until(lambda: idle(service))
+    reset = raw(port, asks(long))  # while its prompt is read, at the latest
+    reset.close()
+    wait_until(lambda: idle(service))
+    aborted = [line for line in get(port, "/metrics")[1].splitlines() if "aborted_total" in line]
+    assert float(aborted[-1].split()[1]) >= 10
+
+
+def asked(number):
+    """A request of any kind; a third of them begin alike, a third draw."""
+    rng = np.random.default_rng(number)
+    words = " ".join(rng.choice(WORDS, rng.integers(1, 60)))
+    body = {
+        "prompt": words,
+        "max_tokens": int(rng.integers(1, 60)),
+        "temperature": 0,
+        "seed": number,
+    }
+    if number % 3 == 0:
+        body["prompt"] = " ".join(WORDS * 6) + words
+    if number % 3 == 1:
+        body |= {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.5, "n": 2}
+    if number % 4 == 0:
+        body["logprobs"] = 2
+    if number % 5 == 0:
+        body["stop"] = ["the", "a b"]
+    return body
+
+
+def told(body):
+    return [(c["text"], c["logprobs"], c["finish_reason"]) for c in body["choices"]]
+
+
+@pytest.mark.parametrize("requests", [30, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_crowd_gets_what_each_gets_alone_and_nothing_is_left(requests, port, service):
+    """Some are cancelled, some malformed, and some readers are slow."""
+    alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
+    before = service.runner.engine.programs(), threading.active_count()
+
+    def one(number):
+        rng = np.random.default_rng([7, number])
+        if number % 10 == 3:
+            there = raw(port, asks({**asked(number % 12), "stream": True}))
+            time.sleep(rng.uniform(0, 0.2))
+            return there.close()
+        if number % 10 == 6:
+            return post(port, "/v1/completions", {"prompt": 3})[0] == 400
+        return number % 12, told(post(port, "/v1/completions", asked(number % 12))[1])
+
+    with ThreadPoolExecutor(12) as pool:
+        for answer in pool.map(one, range(requests)):
+            if isinstance(answer, tuple):
+                assert answer[1] == alone[answer[0]]
+    wait_until(lambda: idle(service))
+    assert service.runner.engine.programs() == before[0], "something was compiled after the warm-up"
+    assert service.runner.faults == 0
+
+
+def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended(service, port):
+    was = service.limits
+    try:
+        service.limits = Limits(texts=1, tokens=10**6, seconds=0.2)
+        status, body, _ = post(port, "/v1/completions", {"prompt": "We", "n": 2})
+        assert status == 429 and body["error"]["code"] == "overloaded"
+        slow = {"prompt": "We", "max_tokens": 250, "ignore_eos": True}
+        service.runner.engine.calls.read, read = late(service.runner.engine.calls.read)
+        status, body, _ = post(port, "/v1/completions", slow)
+        assert status == 504 and body["error"]["code"] == "timeout"
+        service.runner.engine.calls.read = read
+    finally:
+        service.limits = was
+    wait_until(lambda: idle(service))
+
+
+def late(read):
+    def slow(ahead):
+        time.sleep(0.1)
+        read(ahead)
+
+    return slow, read
+
+
+def test_calls_that_fail_are_made_again_and_an_engine_that_always_does_is_given_up():
+    service = Service.of(random_run(), "tiny", batch=2, context=128)
+    calls = service.runner.engine.calls
+    start, failures = calls.start, iter([False, True, False, True, True, True])
+
+    def failing(*plan):
+        if next(failures, False):
+            raise RuntimeError("planted")
+        return start(*plan)
+
+    with pytest.raises(Exception, match="3 times in a row"), serving(service) as port:
+        right = post(port, "/v1/completions", {"prompt": "We", "max_tokens": 9, "temperature": 0})
+        calls.start = failing
+        again = post(port, "/v1/completions", {"prompt": "We", "max_tokens": 9, "temperature": 0})
+        assert again[0] == 200 and told(again[1]) == told(right[1]) and service.runner.faults == 1
+        status, body, _ = post(port, "/v1/completions", {"prompt": "We", "max_tokens": 99})
+        assert status >= 500 and "3 times in a row" in body["error"]["message"]
