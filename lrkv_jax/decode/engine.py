@@ -104,8 +104,8 @@ class Engine:
         if self.pages < each:
             needed = (each + 1) * shards * placement.page_bytes(model, PAGE)
             raise LrkvError(
-                f"a request of {length} tokens needs {needed:,} bytes of cache, {each + 1} pages on "
-                f"each of {shards} shards: give more than {max(self.pages, 0)} pages, or use a "
+                f"a request of {length} tokens needs {needed:,} bytes of cache, {each + 1} pages "
+                f"on each of {shards} shards: give more than {max(self.pages, 0)} pages, or use a "
                 "shorter length"
             )
         chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)

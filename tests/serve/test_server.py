@@ -1,5 +1,6 @@
 """What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -250,14 +251,34 @@ def told(body):
     return [(c["text"], c["logprobs"], c["finish_reason"]) for c in body["choices"]]
 
 
-@pytest.mark.parametrize("requests", [30, pytest.param(200, marks=pytest.mark.slow)])
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        30,
+        pytest.param(200, marks=pytest.mark.slow),
+        pytest.param(2000, marks=pytest.mark.nights),
+    ],
+)
 def test_a_crowd_gets_what_each_gets_alone_and_nothing_is_left(requests, port, service):
     """Some are cancelled, some malformed, and some readers are slow."""
+    crowd(requests, port, service)
+
+
+def crowd(requests, port, service):
     alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
-    before = service.runner.engine.programs(), threading.active_count()
+    before = service.runner.engine.programs(), threading.active_count(), open_files()
 
     def one(number):
         rng = np.random.default_rng([7, number])
+        if number % 20 == 9:
+            with raw(port, asks({**asked(number % 12), "stream": True})) as there:
+                while there.recv(int(rng.integers(1, 100))):
+                    time.sleep(0.01)
+            return None
         if number % 10 == 3:
             there = raw(port, asks({**asked(number % 12), "stream": True}))
             time.sleep(rng.uniform(0, 0.2))
@@ -272,6 +293,8 @@ def test_a_crowd_gets_what_each_gets_alone_and_nothing_is_left(requests, port, s
                 assert answer[1] == alone[answer[0]]
     wait_until(lambda: idle(service))
     assert service.runner.engine.programs() == before[0], "something was compiled after the warm-up"
+    encoders = min(32, os.cpu_count() + 4)  # asyncio's own
+    assert threading.active_count() <= before[1] + encoders and open_files() <= before[2] + 2
     assert service.runner.faults == 0
 
 
