@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from lrkv_jax.accounting.counts import cache_bytes_per_token
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.decode import placement, programs
+from lrkv_jax.decode import placement
 from lrkv_jax.decode.calls import STOPS, Calls
 from lrkv_jax.decode.pages import PAGE, Pool
 from lrkv_jax.decode.request import Draw, Phase, Request, check_tokens
@@ -137,11 +137,6 @@ class Engine:
         self.finish([*texts, self.submit([0], choices=[[0]])])
         self.calls.move_nothing()
         self.reset()
-
-    @staticmethod
-    def programs() -> int:
-        """Programs that were compiled so far, for all engines of this process."""
-        return programs.count()
 
     def _empty(self):
         """The engine's pages, with nothing in them, and nothing on its way."""

@@ -10,7 +10,7 @@ sequence, or steps of a call  V vocabulary
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,9 @@ def score(model, pool, tokens_FT, start_F, pages_FN, targets_FT, asked):
         logits_FV = model.logits(x_FD[:, None])[:, 0]
         log_p_FV = jax.nn.log_softmax(logits_FV)
         log_p_F = jnp.take_along_axis(log_p_FV, target_F[:, None], axis=1)[:, 0]
-        _, *tops = Told.of(logits_FV, target_F, asked)
+        told_F, *tops = Told.of(logits_FV, target_F, asked)
+        # A likeliest token's log p is to be the same number in both places.
+        log_p_F = jnp.where(asked, told_F, log_p_F)
         return log_p_F, jnp.argmax(logits_FV, axis=1) == target_F, *tops
 
     answers = jax.lax.map(position, (x_FTD.swapaxes(0, 1), targets_FT.T))
@@ -226,9 +228,3 @@ def _everywhere(arrays):
     if jax.sharding.get_abstract_mesh().empty:
         return arrays
     return jax.lax.with_sharding_constraint(arrays, PartitionSpec())
-
-
-def count() -> int:
-    """Programs that were compiled so far."""
-    every: tuple[Any, ...] = (fill, begin, recount, next_log_p, score, steps, fetch, put)
-    return sum(program._cache_size() for program in every)

@@ -55,6 +55,7 @@ def application(service: Service, key: str | None = None) -> Starlette:
             Route("/v1/models/{model:path}", routes.models),
             Route("/v1/completions", routes.completions, methods=["POST"]),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
+            Route("/tokenizer_info", routes.tokenizer_info),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
         ],
@@ -101,6 +102,13 @@ class _Routes:
         if name != service.name:
             service.check(name)
         return JSONResponse(model)
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """That no text is a special token, as lm-eval asks it."""
+        self._check_key(request)
+        tokenizer = self.service.tokenizer
+        content = {"tokenizer": tokenizer.name, "vocabulary": tokenizer.vocabulary}
+        return JSONResponse({**content, "bos_token": None, "eos_token": None})
 
     async def tokenize(self, request: Request) -> Response:
         """A text's ids."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+from lrkv_jax.decode.request import Told
 from lrkv_jax.serve.asked import Chat, Completion
 from lrkv_jax.serve.replies import Reply, Spelling, usage
 from lrkv_jax.serve.service import News, Service
@@ -42,7 +43,7 @@ class Exchange:
     async def pieces(self) -> Pieces:
         """Pieces of the choices by number. An echo's first is its prompt."""
         n, metrics = self._asked.choices, self._service.metrics
-        echoes = [await self._prompt(prompt) for prompt in self._prompts] if self._echo else []
+        echoes = [await self._prompt(i) for i in range(len(self._prompts))] if self._echo else []
         metrics.prompt_tokens.inc(sum(map(len, self._prompts)))
         for number in range(n * len(echoes)):
             yield News(number, echoes[number // n])
@@ -55,9 +56,10 @@ class Exchange:
                     piece = replace(piece, tokens=tokens)
                 yield News(number, piece)
 
-    async def _prompt(self, prompt):
+    async def _prompt(self, number):
         """A prompt as a piece, with what is to be told of its tokens."""
-        service, told = self._service, [None] * len(prompt)
+        service, prompt = self._service, self._prompts[number]
+        told: list[Told | None] = [None] * len(prompt)
         for scored in service.scores_of(self._asked, prompt):
             async with contextlib.aclosing(service.pieces([scored])) as pieces:
                 async for _, piece in pieces:
@@ -66,8 +68,10 @@ class Exchange:
         for token, of in zip(prompt, told, strict=True):
             tokens.append(Token(token, start, of))
             start += len(service.tokenizer.decode([token]))
+        # A text's tokens are its own: that its sequence begins is not told.
+        own = isinstance(self._asked.prompts[number], str)
         ended = "" if self._texts else "length"
-        return Piece(service.tokenizer.decode(prompt), tokens, ended)
+        return Piece(service.tokenizer.decode(prompt), tokens[own:], ended)
 
     async def whole(self, first: News | None, pieces: Pieces) -> dict[str, Any]:
         """The reply at once, of the first piece and those that follow."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+
+class _Compiled:
+    """How many programs this process has compiled, or found among those that are kept."""
+
+    def __init__(self):
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._note)
+
+    def _note(self, event, seconds, **about):
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
+COMPILED = _Compiled()
 
 
 class Metrics:
@@ -46,6 +61,7 @@ class Metrics:
         )
         self.whole = times("request_seconds", "From the request to the end of its reply.")
 
+        self._before = COMPILED.count
         runner, engine = service.runner, service.runner.engine
 
         def gauge(name, text, read):
@@ -63,11 +79,14 @@ class Metrics:
         gauge("cache_bytes", "Bytes of the cache.", lambda: engine.report().cache_bytes)
         gauge("read_again", "Tokens that were read twice.", lambda: engine.scheduler.read_again)
         gauge("gave_way", "Times that a text gave way.", lambda: engine.scheduler.gave_way)
-        gauge("programs", "Programs compiled.", engine.programs)
+        gauge("compiled", "Programs compiled since the server was ready.", self._compiled)
         gauge("calls", "Calls of the engine.", lambda: runner.calls)
         gauge("call_seconds", "Seconds in them.", lambda: runner.seconds)
         gauge("faults", "Calls that failed.", lambda: runner.faults)
         gauge("silent_seconds", "Since the present call began.", lambda: runner.silent)
+
+    def _compiled(self):
+        return COMPILED.count - self._before
 
     def text(self) -> bytes:
         """All series in Prometheus's text format."""

@@ -15,6 +15,7 @@ from support.variants import FIVE, random_params, small
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Sampling
+from lrkv_jax.serve.metrics import COMPILED
 from lrkv_jax.serve.service import Limits, Service
 
 TOKENIZER = load_tokenizer("sotu-4096")
@@ -69,14 +70,12 @@ def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, se
     assert choice.finish_reason == "length" and whole.usage.completion_tokens == 40
 
     told = choice.logprobs
-    ids = [run.tokenizer.bos, *run.tokenizer.encode(choice.text).tolist()]
-    if len(ids) == len(told.tokens):  # else the text has other tokens when it is read again
-        logits_TV = np.asarray(run.model(ids), np.float64)
-        log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
-        expected = log_p_TV[np.arange(len(ids) - 1), ids[1:]]
-        np.testing.assert_allclose(told.token_logprobs[1:], expected, atol=1e-5)
-    assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
-    assert all(len(tops) == 2 for tops in told.top_logprobs[1:])
+    ids = [*run.ids("My fellow"), *told_ids(client, asked)]
+    logits_TV = np.asarray(run.model(ids), np.float64)
+    log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
+    expected = log_p_TV[np.arange(len(ids) - 1), ids[1:]]
+    np.testing.assert_allclose(told.token_logprobs, expected, atol=1e-5)
+    assert all(len(tops) == 2 for tops in told.top_logprobs)
     for token, start in zip(told.tokens, told.text_offset, strict=True):
         assert token.startswith(("token_id:", "bytes:")) or choice.text[start:].startswith(token)
 
@@ -99,6 +98,11 @@ def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, se
     ]
     same = client.completions.create(model="tiny", prompt="We", max_tokens=9, n=2, seed=seeded.seed)
     assert [c.text for c in same.choices] == [c.text for c in seeded.choices[:2]]
+
+
+def told_ids(client, asked):
+    reply = client.completions.create(**asked, extra_body={"return_token_ids": True})
+    return reply.choices[0].token_ids
 
 
 def test_a_chat_is_answered_with_the_calculator():
@@ -270,7 +274,7 @@ def test_a_crowd_gets_what_each_gets_alone_and_nothing_is_left(requests, port, s
 
 def crowd(requests, port, service):
     alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
-    before = service.runner.engine.programs(), threading.active_count(), open_files()
+    before = COMPILED.count, threading.active_count(), open_files()
 
     def one(number):
         rng = np.random.default_rng([7, number])
@@ -292,7 +296,7 @@ def crowd(requests, port, service):
             if isinstance(answer, tuple):
                 assert answer[1] == alone[answer[0]]
     wait_until(lambda: idle(service))
-    assert service.runner.engine.programs() == before[0], "something was compiled after the warm-up"
+    assert COMPILED.count == before[0], "something was compiled after the warm-up"
     encoders = min(32, os.cpu_count() + 4)  # asyncio's own
     assert threading.active_count() <= before[1] + encoders and open_files() <= before[2] + 2
     assert service.runner.faults == 0
