@@ -318,7 +318,8 @@ def keep_plan(name: str, out: str, best: dict[str, Any]) -> Finding:
 # e: training
 
 TWO = {"variants": ["mha", "lrkv"], "ropes": ["full", "latent"], "data": False}
-# One sequence of 512 tokens, and a head that does not hide the layers.
+SHALLOW = ["model.layers=1", "model.unroll=1"]
+# One sequence of 64 tokens, and a head that does not hide the layers.
 CUT = ["train.batch=1", "train.context=64", "model.vocabulary=512", "train.loss_chunk=64",
        "optimizer.muon.iterations=1"]  # fmt: skip
 
@@ -335,12 +336,12 @@ def _training(facts: Facts, *, dry: bool, out: Path) -> Iterator[Check]:
         return _item(name, "losses", 240, mend, name=name, **how, changes=changes)
 
     if dry:
-        tiny = {"scales": ["quickstart"], "depth": 1, "samples": 2, "seconds": 1, "overrides": CUT}
-        yield step("128m", **tiny)
-        yield step("remat minimal", **{**tiny, "overrides": [*CUT, "train.remat=minimal"],
-                                       "variants": ["lrkv"]})  # fmt: skip
+        tiny = {"scales": ["quickstart"], "depth": 1, "samples": 2, "seconds": 0.1}
+        yield step("128m", **tiny, overrides=CUT)
+        one = {"variants": ["mha"], "overrides": [*CUT, "train.remat=minimal"]}
+        yield step("remat minimal", **tiny, **one)
         for dtype in ("bfloat16", "float32"):
-            yield curve("quickstart", "lrkv", dtype, 3, *CUT)
+            yield curve("quickstart", "mha", dtype, 3, *SHALLOW, *CUT)
         return
     yield step("128m", scales=["128m"], samples=15, seconds=8)
     yield step("24x1536", scales=["24x1536"], samples=9, seconds=8)
@@ -426,8 +427,8 @@ def _runs(facts: Facts, *, dry: bool, out: Path) -> Iterator[Check]:
     for variant in ("lrkv",) if dry else ("lrkv", "mha", "mla"):
         how: dict[str, Any] = {"scale": "128m", "steps": 300, "changes": ["train.save_every=0"]}
         if dry:
-            tiny = ["model.layers=1", "model.unroll=1", "model.width=32", "train.batch=4",
-                    "train.validation_batches=1", "train.validate_every=0",
+            tiny = [*SHALLOW, "model.width=32", "train.batch=4", "train.context=64",
+                    "data.heldout=0.005", "train.validation_batches=1", "train.validate_every=0",
                     "optimizer.muon.iterations=1"]  # fmt: skip
             how = {"scale": "quickstart", "steps": 4, "changes": [*tiny, "train.save_every=0"]}
         how |= {"seconds": 80, "table": _tuned_table(out)}
