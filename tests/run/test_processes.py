@@ -22,7 +22,9 @@ LIMIT = 300
 
 def settings(pages, run_dir, *overrides):
     return [*TINY, "model.dtype=float32", "train.steps=10", "train.log_every=5",
-            "optimizer.muon.iterations=1", *pages, f"run_dir={run_dir}", *overrides]  # fmt: skip
+            "model.heads=8", "model.head_width=4", "train.validate_every=4", "train.save_every=4",
+            "train.keep=3", "optimizer.muon.iterations=1", *pages, f"run_dir={run_dir}",
+            *overrides]  # fmt: skip
 
 
 def train_in_one(pages, run_dir, *overrides):
@@ -55,45 +57,50 @@ def assert_near(params, others):
         assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b)
 
 
-def test_two_processes_learn_what_one_learns(tmp_path, pages):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, pages):
+    """The directory of a run of one process, which two repeat."""
+    folder = tmp_path_factory.mktemp("alone")
+    train_in_one(pages, folder / "run", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    return folder / "run"
+
+
+def test_two_processes_learn_what_one_learns(tmp_path, pages, alone):
     """Both hold parts of the same sequences, and read the same rows."""
-    mesh = "mesh.fsdp=1", "mesh.tensor=8", "model.heads=8", "model.head_width=4"
-    alone = train_in_one(pages, tmp_path / "one", *mesh)
-    first, second = in_two(pages, tmp_path / "two", *mesh, "train.sample_tokens=8")
+    mesh = "mesh.fsdp=1", "mesh.tensor=8"
+    first, second = in_two(pages, tmp_path, *mesh, "train.sample_tokens=8", "train.save_every=0")
     assert (first.code, second.code) == (0, 0), (first, second)
-    rows = read_metrics(tmp_path / "two")
+    rows, expected = read_metrics(tmp_path), read_metrics(alone)
     assert list(column(rows, "step")) == list(range(1, 11))
-    assert_alike(rows, alone)
+    assert_alike(rows, expected)
     assert np.ptp(column(rows, "loss")) > 1e-2, "nothing was learnt"
-    np.testing.assert_allclose(rows[-1]["validation_loss"], alone[-1]["validation_loss"], rtol=1e-5)
-    assert rows[-1]["validation_tokens"] == alone[-1]["validation_tokens"]
+    ends_at = rows[-1]["validation_loss"], expected[-1]["validation_loss"]
+    np.testing.assert_allclose(*ends_at, rtol=1e-5)
+    assert rows[-1]["validation_tokens"] == expected[-1]["validation_tokens"]
     # Text is process 0's: the other said nothing, and nothing is there twice.
     assert second.out == "" and second.err == ""
     assert "2 processes" in first.out and first.out.count("step 10/10") == 1
     assert first.out.count("first step after") == 1
-    assert len(list((tmp_path / "two/events").iterdir())) == 1
-    assert [path.name for path in (tmp_path / "two/samples").iterdir()] == ["step-00000010.txt"]
+    assert len(list((tmp_path / "events").iterdir())) == 1
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["step-00000010.txt"]
     # What two have written, one reads.
-    one, two = (load_run(tmp_path / name) for name in ("one", "two"))
-    assert_near(two.params, one.params)
+    assert_near(load_run(tmp_path).params, load_run(alone).params)
 
 
-def test_one_process_goes_on_from_the_checkpoint_of_two(tmp_path, pages):
+def test_one_process_goes_on_from_the_checkpoint_of_two(tmp_path, pages, alone):
     """Each of the two reads rows of its own."""
-    mesh = "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"
-    often = "attention=mha", "train.validate_every=4", "train.save_every=4", "train.keep=3"
-    whole = train_in_one(pages, tmp_path / "whole", *mesh, *often)
-    half = tmp_path / "half"
-    both = in_two(pages, half, *mesh, *often, "--until", "4")
+    both = in_two(pages, tmp_path, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "--until", "4")
     assert [ended.code for ended in both] == [0, 0], both
-    rows = read_metrics(half)
+    rows, expected = read_metrics(tmp_path), read_metrics(alone)
     assert len(rows) == 4
-    assert_alike(rows, whole)
-    np.testing.assert_allclose(rows[3]["validation_loss"], whole[3]["validation_loss"], rtol=1e-5)
-    assert_near(load_run(half).params, load_run(tmp_path / "whole", step=4).params)
-    rows = train_in_one(pages, half, "mesh.data=4", "mesh.fsdp=2", *often)
+    assert_alike(rows, expected)
+    at_4 = rows[3]["validation_loss"], expected[3]["validation_loss"]
+    np.testing.assert_allclose(*at_4, rtol=1e-5)
+    assert_near(load_run(tmp_path).params, load_run(alone, step=4).params)
+    rows = train_in_one(pages, tmp_path, "mesh.data=4", "mesh.fsdp=2")
     assert list(column(rows, "step")) == list(range(1, 11))
-    np.testing.assert_allclose(column(rows, "loss"), column(whole, "loss"), rtol=1e-4)
+    losses = column(rows, "loss"), column(expected, "loss")
+    np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
 def test_a_run_directory_that_is_not_shared_is_named(tmp_path, pages):
