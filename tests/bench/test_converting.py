@@ -2,11 +2,15 @@
 
 import json
 
+import jax
 import pytest
+from support.command import lrkv
 from support.planted_models import LLAMA, plant
 from support.tiny import few_pages
 
 from lrkv_jax.interop.convert import BALANCE, convert
+from lrkv_jax.run import restore, setup
+from lrkv_jax.sharding import make_mesh
 
 HEALING = (
     "train.steps=2", "train.batch=8", "train.context=16", "train.save_every=1",
@@ -14,9 +18,21 @@ HEALING = (
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    for room in (restore, setup):
+        monkeypatch.setattr(room, "make_mesh", lambda mesh, *_: make_mesh(mesh, jax.devices()[:1]))
+
+
 @pytest.mark.slow
-def test_each_form_is_converted_healed_and_measured_once(experiment, tmp_path, monkeypatch):
+def test_each_form_is_converted_healed_and_measured_once(experiment, tmp_path, capsys, monkeypatch):
     converting = experiment("converting")
+
+    def here(command, check):  # a process would import everything again
+        assert check and command[1:3] == ["-m", "lrkv_jax"]
+        assert lrkv(capsys, monkeypatch, *command[3:])[0] == 0
+
+    monkeypatch.setattr(converting.subprocess, "run", here)
     source, unseen = tmp_path / "run", tmp_path / "unseen.txt"
     pages = few_pages(tmp_path)
     plant(source, "attention=gqa", "variants.gqa.kv_heads=2", *LLAMA, *pages)
