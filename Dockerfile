@@ -16,9 +16,9 @@ COPY lrkv_jax ./lrkv_jax
 
 FROM source AS cuda
 ARG CUDA=cuda13
-RUN pip install --no-cache-dir -c constraints.txt ".[${CUDA}]"
+RUN pip install --no-cache-dir -c constraints.txt ".[${CUDA},serve]"
 CMD ["lrkv", "--help"]
 
 FROM source AS cpu
-RUN pip install --no-cache-dir -c constraints.txt .
+RUN pip install --no-cache-dir -c constraints.txt ".[serve]"
 CMD ["lrkv", "--help"]

@@ -20,7 +20,8 @@ FONT = "font-family='Helvetica, Arial, sans-serif'"
 LABORATORY = (
     ("cli",),
     ("quickstart", "paper", "doctor"),
-    ("bench", "plan", "sweep", "chat", "generation", "serve"),
+    ("bench", "plan", "sweep"),
+    ("chat", "generation", "serve"),
     ("artefacts",),
     ("comparison",),
     ("evals", "analysis"),

@@ -102,3 +102,60 @@ def bench_train(
         overrides=tuple(overrides or ()), depth=depth, samples=samples, data=data,
     )  # fmt: skip
     command(run, settings, print_report, print_json=as_json, out=out)
+
+
+@bench_app.command("serve")
+def bench_serve(
+    scale: Annotated[str, typer.Option(help="A shipped scale.")] = "nano_family",
+    variants: Annotated[str, typer.Option(help="Two lines of it; the first is the yardstick.")] = (
+        "mha,lrkv_latent"
+    ),
+    batch: Annotated[str, typer.Option(help="Texts decoded together")] = "8,16",
+    context: Annotated[int, typer.Option(min=256, help="Most tokens of a text")] = 1024,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of the trace")] = 64,
+    samples: Annotated[int, typer.Option(help="Repetitions")] = 3,
+    url: Annotated[
+        str | None, typer.Option(help="Load this OpenAI-compatible server instead.")
+    ] = None,
+    clients: Annotated[int, typer.Option(min=1, help="With --url: who ask, one after another")] = 8,
+    rate: Annotated[
+        float | None, typer.Option(help="With --url: requests a second, by a Poisson process.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="With --url: the model's name.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder for JSON.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what serving gains, as ratios within one run; or load a server.
+
+    A server's key is read from LRKV_SERVE_KEY.
+    """
+    if url is not None:
+        import json
+
+        from rich.console import Console
+
+        from lrkv_jax.bench import load as loads
+        from lrkv_jax.bench.serve import print_load
+
+        load = loads.Load(
+            requests, clients, rate, longest=context, model=model,
+            key=os.environ.get("LRKV_SERVE_KEY"),
+        )  # fmt: skip
+        found = loads.run(url, load)
+        if as_json:
+            print(json.dumps(found, indent=2))
+        else:
+            print_load(found, Console(markup=False))
+        return
+    start_alone("bench serve")
+    from lrkv_jax.bench.files import command
+    from lrkv_jax.bench.serve import Settings, print_report, run
+    from lrkv_jax.errors import LrkvError
+
+    pair = names(variants)
+    if len(pair) != 2:
+        raise LrkvError(f"--variants {variants}: name two, as in mha,lrkv_latent")
+    settings = Settings(
+        scale, (pair[0], pair[1]), sizes("--batch", batch), context, requests, samples
+    )
+    command(run, settings, print_report, print_json=as_json, out=out)

@@ -96,7 +96,8 @@ class Scheduler:
         reads: int = READS,
     ):
         self.pools = pools
-        self._fill, self._score, self._steps = fill, score, steps
+        self._fill, self._score = fill, score
+        self.steps = steps  # of the next call, at most
         self._rows: list[Request | None] = [None] * rows
         self._queue: list[Request] = []
         self._held: list[Request] = []
@@ -158,6 +159,11 @@ class Scheduler:
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not self._queue and not any(self._rows)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no row and want one."""
+        return len(self._queue)
 
     @property
     def running(self) -> list[Request]:
@@ -412,10 +418,10 @@ class Scheduler:
         if left <= 0:
             return
         # The last token is chosen and never read.
-        most = min(request.cached + request.ahead + self._steps, request.end - 1)
+        most = min(request.cached + request.ahead + self.steps, request.end - 1)
         if not self._grow(request, most, plan):
             return
-        plan.steps = max(plan.steps, min(left, self._steps))
+        plan.steps = max(plan.steps, min(left, self.steps))
         plan.stepping[request.row] = request
         if request.row in self._fresh:
             self._fresh.remove(request.row)

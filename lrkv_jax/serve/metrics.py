@@ -71,6 +71,7 @@ class Metrics:
             return lambda: sum(count(pool) for pool in engine.scheduler.pools)
 
         gauge("texts_running", "Texts that have a row.", lambda: len(engine.scheduler.running))
+        gauge("texts_waiting", "Texts that wait for a row.", lambda: engine.scheduler.waiting)
         gauge("texts_open", "Texts that have not ended.", lambda: service.texts)
         gauge("tokens_open", "Tokens that open texts may take.", lambda: service.tokens)
         gauge("rows", "Texts that can run at a time.", lambda: engine.batch)

@@ -1,5 +1,6 @@
 """What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
 
+import dataclasses
 import os
 import threading
 import time
@@ -12,9 +13,12 @@ from support.hand_built import a_run, calling_run
 from support.served import asks, get, post, raw, serving
 from support.variants import FIVE, random_params, small
 
+from lrkv_jax.bench import load as loads
+from lrkv_jax.bench.load import Load
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Sampling
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.serve.metrics import COMPILED
 from lrkv_jax.serve.service import Limits, Service
 
@@ -343,3 +347,13 @@ def test_calls_that_fail_are_made_again_and_an_engine_that_always_does_is_given_
         assert again[0] == 200 and told(again[1]) == told(right[1]) and service.runner.faults == 1
         status, body, _ = post(port, "/v1/completions", {"prompt": "We", "max_tokens": 99})
         assert status >= 500 and "3 times in a row" in body["error"]["message"]
+
+
+def test_a_load_from_outside_is_measured(port, service):
+    load = Load(requests=12, clients=3, prompt=20, new_tokens=20, longest=200, model="tiny")
+    for shape in (load, dataclasses.replace(load, rate=200.0)):
+        found = loads.run(f"http://127.0.0.1:{port}", shape)
+        assert found["tokens"] == sum(new for _, new in loads.trace(load))
+        assert 0 < found["ttft_p50"] <= found["e2e_p50"] and found["requests"] == 12
+    with pytest.raises(LrkvError, match="12 of 12 requests failed: 404"):
+        loads.run(f"127.0.0.1:{port}", dataclasses.replace(load, model="other"))

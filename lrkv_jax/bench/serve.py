@@ -1,0 +1,406 @@
+"""What serving gains, as ratios within one run: `lrkv bench serve`.
+
+Both arms of a ratio are measured in turns on the same machine, on random weights: times depend on
+shapes, and requests end where the trace says. `reach` is what the design asks for.
+
+B rows
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
+from lrkv_jax.bench import load as loads
+from lrkv_jax.bench.load import Load
+from lrkv_jax.bench.report import Progress, machine, silent, table, where
+from lrkv_jax.config import RunConfig, load_config
+from lrkv_jax.decode import Engine, programs
+from lrkv_jax.decode.pages import PAGE
+from lrkv_jax.decode.schedule import Plan
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.model import init_parameters
+
+# Steps of a call in the comparison of the host's time.
+STEPS = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured, on which scale; the first variant is what the second is held against."""
+
+    scale: str = "nano_family"
+    variants: tuple[str, str] = ("mha", "lrkv_latent")
+    batches: tuple[int, ...] = (8, 16)
+    context: int = 1024
+    requests: int = 64
+    samples: int = 3
+    overrides: tuple[str, ...] = ()  # of the scale
+    http: bool = True
+    dtype: str = "float32"
+
+
+@dataclass
+class Row:
+    """A ratio: its median and extremes over the samples, what was asked, and what bounds it."""
+
+    what: str
+    variant: str
+    ratio: float
+    least: float
+    most: float
+    reach: str  # as in "≥ 1.8"
+    bound: float | None = None  # the ratio if nothing but the device took time
+    note: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the median is what was asked for."""
+        sign, _, value = self.reach.partition(" ")
+        return self.ratio >= float(value) if sign == "≥" else self.ratio <= float(value)
+
+
+def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+    """Measure every ratio. Raises `LrkvError` for a scale or a variant that there is not."""
+    if settings.samples < 1 or settings.requests < max(settings.batches):
+        raise LrkvError("samples: use 1 or more; requests: as many as rows, or more")
+    made = {variant: _made(settings, variant) for variant in settings.variants}
+    engines: dict[tuple[str, int], Engine] = {}
+
+    def engine(variant: str, B: int) -> Engine:
+        if (variant, B) not in engines:
+            engines[variant, B] = _engine(*made[variant], settings, batch=B)
+        engines[variant, B].reset()
+        return engines[variant, B]
+
+    few, many = min(settings.batches), max(settings.batches)
+    parts: list[tuple[str, Callable[[], list[Row]]]] = []
+    for variant, (config, _) in made.items():
+        of = partial(engine, variant)
+        for B in settings.batches:
+            parts.append((f"{variant}, {B} rows", partial(_continuous, settings, variant, of, B)))
+        parts.append((f"{variant}, host", partial(_host, settings, variant, of, many)))
+        parts.append((f"{variant}, pages", partial(_paged, settings, variant, of, few)))
+        parts.append((f"{variant}, prefix", partial(_prefix, settings, variant, of, few)))
+        parts.append((f"{variant}, swap", partial(_swap, settings, variant, of, few)))
+        if settings.http:
+            parts.append((f"{variant}, HTTP", partial(_http, settings, variant, of, few, config)))
+    parts.append(("equal bytes", partial(_equal_bytes, settings, made)))
+    rows: list[Row] = []
+    for number, (text, measure) in enumerate(parts):
+        progress(text, number, len(parts))
+        rows += measure()
+    progress("done", len(parts), len(parts))
+    return {
+        "benchmark": "serve", **machine(), "settings": dataclasses.asdict(settings), "rows": rows,
+    }  # fmt: skip
+
+
+def print_report(report: dict[str, Any], console: Console) -> None:
+    """The ratios, and which of them are what was asked."""
+    shown = table("ratio", "variant", "measured", "range", "asked", "bound", left=2)
+    for row in report["rows"]:
+        bound = "" if row.bound is None else f"{row.bound:.2f}"
+        mark = "" if row.reached else " ✗"
+        between = f"{row.least:.2f}–{row.most:.2f}"
+        shown.add_row(row.what, row.variant, f"{row.ratio:.2f}{mark}", between, row.reach, bound)
+    console.print(where(report), highlight=False)
+    console.print(shown)
+
+
+def print_load(summary: dict[str, Any], console: Console) -> None:
+    """What clients of a server waited."""
+    shown = table("", "p50", "p99")
+    names = {
+        "ttft": "first token, ms",
+        "tpot": "each further token, ms",
+        "gap": "between events, ms",
+    }
+    for name, text in {**names, "e2e": "whole reply, ms"}.items():
+        shown.add_row(text, *(f"{1e3 * summary[f'{name}_{word}']:.1f}" for word in ("p50", "p99")))
+    console.print(
+        f"{summary['requests']} requests in {summary['seconds']:.1f} s: "
+        f"{summary['tokens_per_second']:.0f} tokens/s, {summary['requests_per_second']:.2f} "
+        f"requests/s, {summary['goodput']:.2f} of them with a first token within "
+        f"{loads.FIRST_SECONDS:g} s and {1e3 * loads.TOKEN_SECONDS:g} ms a token",
+        highlight=False,
+    )
+    console.print(shown)
+
+
+# Parts.
+
+
+def _made(settings, variant) -> tuple[RunConfig, Any]:
+    changes = [f"attention={variant}", f"train.context={settings.context}"]
+    changes += [*settings.overrides, f"model.dtype={settings.dtype}"]
+    config = load_config(settings.scale, changes)
+    return config, jax.jit(init_parameters, static_argnums=(0, 1))(config.model, 0)
+
+
+def _engine(config, params, settings, **how) -> Engine:
+    engine = Engine(config.model, params, length=settings.context, **how)
+    engine.warm()
+    return engine
+
+
+def _trace(settings) -> list[tuple[list[int], int]]:
+    return loads.trace(Load(requests=settings.requests, longest=settings.context))
+
+
+def _row(what, variant, over, under, reach, **more) -> Row:
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return Row(what, variant, statistics.median(ratios), min(ratios), max(ratios), reach, **more)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _continuous(settings, variant, of, B) -> list[Row]:
+    """Requests that enter as others end, over batches that wait for their longest."""
+    engine, asked = of(B), _trace(settings)
+
+    def continuous():
+        engine.finish([engine.submit(prompt, n) for prompt, n in asked])
+
+    def static():
+        for first in range(0, len(asked), B):
+            engine.finish([engine.submit(prompt, n) for prompt, n in asked[first : first + B]])
+
+    static_s: list[float] = []
+    continuous_s: list[float] = []
+    for _ in range(settings.samples + 1):
+        for arm, seconds in ((static, static_s), (continuous, continuous_s)):
+            seconds.append(_seconds(arm))
+            engine.reset()
+    lengths = [n for _, n in asked]
+    longest = sum(max(lengths[first : first + B]) for first in range(0, len(asked), B))
+    bound, reach = longest / _ends(lengths, B), "≥ 1.8" if B <= 8 else "≥ 2.1"
+    what = f"tokens/s, continuous over static, {B} rows"
+    return [_row(what, variant, static_s[1:], continuous_s[1:], reach, bound=bound)]
+
+
+def _ends(lengths: Sequence[int], B: int) -> int:
+    """Steps until the last ends, if each takes the first row that is free."""
+    rows = [0] * B
+    for length in lengths:
+        rows[rows.index(min(rows))] += length
+    return max(rows)
+
+
+def _host(settings, variant, of, B) -> list[Row]:
+    """A step of the engine over the same step of its program alone."""
+    engine, most = of(B), settings.context - 2 * PAGE
+    calls = max(1, min(16, most // STEPS // 2))
+    whole, alone = [], []
+    for _ in range(settings.samples + 1):
+        engine.scheduler.steps = STEPS
+        requests = [engine.submit([row + 1], most) for row in range(B)]
+        while min(len(request.tokens) for request in requests) < 2 * STEPS:
+            engine.advance()
+        spent = _seconds(lambda: [engine.advance() for _ in range(calls)])
+        whole.append(spent / calls)
+        length_B = np.array([len(request.tokens) for request in requests], np.int32)
+        alone.append(_alone(engine, length_B - STEPS * calls // 2, calls))
+        engine.reset()
+    what = f"call of {STEPS} steps, engine over its program, {B} rows"
+    return [_row(what, variant, whole[1:], alone[1:], "≤ 1.05")]
+
+
+def _alone(engine, length_B, calls) -> float:
+    """Seconds of a call of steps at these lengths, where calls follow each other unread."""
+    given = _at(engine, length_B)
+    pool, rows = engine.calls.cache(), engine.calls.rows
+    for _ in range(2):
+        began = time.perf_counter()
+        for _ in range(calls):
+            pool, rows, *_ = engine.calls.run(
+                programs.steps, pool, rows, given, np.int32(STEPS), None, most=engine.calls.steps
+            )
+        jax.block_until_ready((pool, rows))
+        spent = time.perf_counter() - began
+    engine.calls.pool, engine.calls.rows = pool, rows
+    return spent / calls
+
+
+def _at(engine, length_B) -> programs.Given:
+    """Rows that go on from these lengths at each call, each with pages of its own."""
+    B, each = engine.batch, -(-engine.length // PAGE)
+    given = engine.calls.given(Plan())
+    return dataclasses.replace(
+        given, fresh_B=np.ones(B, bool), live_B=np.ones(B, bool), length_B=length_B,
+        token_B=np.ones(B, np.int32), end_B=np.full(B, engine.length, np.int32),
+        pages_BN=1 + np.arange(B * each, dtype=np.int32).reshape(B, each),
+    )  # fmt: skip
+
+
+def _paged(settings, variant, of, B) -> list[Row]:
+    """A step through tables of pages over one whose sequences lie in one piece each."""
+    engine = of(B)
+    model, calls = engine.calls.model, engine.calls
+
+    @partial(jax.jit, donate_argnums=1)
+    def contiguous(model, cache, token_B, length_B):
+        def one(_, carry):
+            cache, token_B, length_B = carry
+            x_B1D, cache = model.decode(token_B[:, None], cache, length_B)
+            token_B = jnp.argmax(model.logits(x_B1D)[:, 0], axis=1).astype(jnp.int32)
+            return cache, token_B, length_B + 1
+
+        return jax.lax.fori_loop(0, STEPS, one, (cache, token_B, length_B))
+
+    length_B = np.full(B, settings.context - 2 * STEPS, np.int32)
+    given = _at(engine, length_B)
+    # As many slots for each, in order or by table.
+    pool, rows, cache = calls.cache(), calls.rows, model.init_cache(B, settings.context)
+    paged_s, contiguous_s = [], []
+    for _ in range(4 * settings.samples + 1):
+        began = time.perf_counter()
+        pool, rows, *_ = calls.run(
+            programs.steps, pool, rows, given, np.int32(STEPS), None, most=calls.steps
+        )
+        jax.block_until_ready(pool)
+        middle = time.perf_counter()
+        cache, *_ = jax.block_until_ready(contiguous(model, cache, given.token_B, length_B))
+        contiguous_s.append(time.perf_counter() - middle)
+        paged_s.append(middle - began)
+    calls.pool, calls.rows = pool, rows
+    what = f"step, pages over one piece, {B} × {settings.context:,}"
+    return [_row(what, variant, paged_s[1:], contiguous_s[1:], "≤ 1.15")]
+
+
+def _first(engine, prompt) -> float:
+    """Seconds until a prompt's first token is read."""
+    request = engine.submit(prompt, 2)
+
+    def work():
+        while len(request.tokens) == len(prompt):
+            engine.advance()
+
+    spent = _seconds(work)
+    engine.finish([request])
+    return spent
+
+
+def _prefix(settings, variant, of, B) -> list[Row]:
+    """The first token of a prompt of which 7/8 are cached, over that of a new one."""
+    engine, random = of(B), np.random.default_rng(0)
+    long = settings.context - PAGE
+    shared = random.integers(1, 1000, long * 7 // 8 // PAGE * PAGE).tolist()
+
+    def prompt(begin):
+        return begin + random.integers(1, 1000, long - len(begin)).tolist()
+
+    _first(engine, prompt(shared))
+    cold, warm = [], []
+    for _ in range(2 * settings.samples):
+        cold.append(_first(engine, prompt([])))
+        warm.append(_first(engine, prompt(shared)))
+    what = f"first token, {len(shared)} of {long} tokens cached over none"
+    return [_row(what, variant, warm, cold, "≤ 0.25", bound=1 - len(shared) / long)]
+
+
+def _swap(settings, variant, of, B) -> list[Row]:
+    """Pages to the host and back, over reading 512 tokens again."""
+    engine, random = of(B), np.random.default_rng(1)
+    tokens = min(512, settings.context - PAGE)
+    moved, read = [], []
+    for _ in range(2 * settings.samples + 1):
+        read.append(_first(engine, random.integers(1, 1000, tokens).tolist()))
+        began = time.perf_counter()
+        engine.calls.move_nothing()
+        jax.block_until_ready(engine.calls.pool)
+        moved.append(time.perf_counter() - began)
+    what = f"a whole context's pages to the host and back over reading {tokens} tokens"
+    return [_row(what, variant, moved[1:], read[1:], "≤ 0.5")]
+
+
+def _equal_bytes(settings, made) -> list[Row]:
+    """Texts that run at a time in as many bytes, the second variant over the first."""
+    itemsize = jnp.dtype(settings.dtype).itemsize
+    size = [cache_allocated_bytes_per_token(config.model, itemsize) for config, _ in made.values()]
+    room = (2 * settings.context + PAGE) * size[0]
+    mean = []
+    for config, params in made.values():
+        rows = min(64, settings.requests)
+        engine = _engine(config, params, settings, batch=rows, cache_bytes=room)
+        requests = [engine.submit(prompt, n) for prompt, n in _trace(settings)]
+        running = []
+        while not all(request.done for request in requests):
+            engine.advance()
+            if engine.scheduler.waiting:  # as many run as fit
+                running.append(len(engine.scheduler.running))
+        mean.append(statistics.fmean(running or [rows]))
+    first, second = made
+    bound, what = size[0] / size[1], "texts running in equal bytes"
+    reach = f"≥ {0.9 * bound:.2f}"
+    return [_row(what, f"{second} over {first}", [mean[1]], [mean[0]], reach, bound=bound)]
+
+
+def _http(settings, variant, of, B, config) -> list[Row]:
+    """Tokens/s of streams to as many clients as rows, over the same requests in process."""
+    from lrkv_jax.run.restore import TrainedRun
+    from lrkv_jax.serve.service import Limits, Service
+
+    engine = of(B)
+    limits = Limits(texts=2 * B, tokens=2 * B * settings.context)
+    service = Service(TrainedRun(config, 0, None, None), engine, variant, limits)
+    load = Load(requests=settings.requests, clients=B, longest=settings.context)
+    here, there = [], []
+    for _ in range(settings.samples + 1):
+        requests = [engine.submit(prompt, n) for prompt, n in loads.trace(load)]
+        here.append(_seconds(partial(engine.finish, requests)))
+        engine.reset()
+    with served(service) as url:
+        for sample in range(settings.samples + 1):
+            # Other ids of the same lengths: no prefix is found.
+            given = {**dataclasses.asdict(load), "vocabulary": 900 + sample}
+            command = [sys.executable, "-m", "lrkv_jax.bench.load", url, json.dumps(given)]
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
+            there.append(json.loads(found.stdout)["seconds"])
+    what = f"tokens/s, HTTP over in process, {B} clients"
+    return [_row(what, variant, here[1:], there[1:], "≥ 0.9")]
+
+
+@contextlib.contextmanager
+def served(service: Any) -> Iterator[str]:
+    """The address of a server of this service, in a thread."""
+    from lrkv_jax.serve.server import bound, serve
+
+    there: socket.socket = bound("127.0.0.1", 0, None)
+    ready, leave = threading.Event(), []
+
+    def begun(end: Callable[[], None]) -> None:
+        leave.append(end)
+        ready.set()
+
+    thread = threading.Thread(
+        target=serve, args=(service, there, None), kwargs={"drain": 30, "ready": begun}
+    )
+    thread.start()
+    ready.wait()
+    try:
+        yield f"http://127.0.0.1:{there.getsockname()[1]}"
+    finally:
+        leave[0]()
+        thread.join()
