@@ -110,6 +110,22 @@ def finished_run(tmp_path_factory) -> FinishedRun:
 
 
 @pytest.fixture
+def one_device(monkeypatch):
+    """Runs that name no mesh train and are loaded on one device, by smaller programs."""
+    import jax
+
+    from lrkv_jax.config import MeshConfig
+    from lrkv_jax.run import restore, setup
+    from lrkv_jax.sharding import make_mesh
+
+    def made(mesh, devices=None):
+        return make_mesh(mesh, jax.devices()[:1] if mesh == MeshConfig() else devices)
+
+    for room in (restore, setup):
+        monkeypatch.setattr(room, "make_mesh", made)
+
+
+@pytest.fixture
 def tiny(tmp_path, pages):
     """A function (*overrides) → the quickstart run, shrunk to seconds, in its own directory."""
     from lrkv_jax.config import load_config

@@ -2,15 +2,14 @@
 
 import json
 
-import jax
 import pytest
 from support.command import lrkv
 from support.planted_models import LLAMA, plant
 from support.tiny import few_pages
 
 from lrkv_jax.interop.convert import BALANCE, convert
-from lrkv_jax.run import restore, setup
-from lrkv_jax.sharding import make_mesh
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 HEALING = (
     "train.steps=2", "train.batch=8", "train.context=16", "train.save_every=1",
@@ -18,13 +17,6 @@ HEALING = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    for room in (restore, setup):
-        monkeypatch.setattr(room, "make_mesh", lambda mesh, *_: make_mesh(mesh, jax.devices()[:1]))
-
-
-@pytest.mark.slow
 def test_each_form_is_converted_healed_and_measured_once(experiment, tmp_path, capsys, monkeypatch):
     converting = experiment("converting")
 
@@ -68,7 +60,6 @@ def test_each_form_is_converted_healed_and_measured_once(experiment, tmp_path, c
     )
 
 
-@pytest.mark.slow
 def test_errors_are_put_beside_losses_and_widths_beside_one_width(experiment, tmp_path):
     predicting = experiment("predicting")
     plant(

@@ -3,7 +3,6 @@
 import json
 import lzma
 import shutil
-from functools import partial
 
 import jax
 import pytest
@@ -13,10 +12,8 @@ from lrkv_jax import paper
 from lrkv_jax.config import load_config
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.sources import documents
-from lrkv_jax.run import restore
 from lrkv_jax.run.loop import train
 from lrkv_jax.run.metrics import read_metrics
-from lrkv_jax.sharding import make_mesh
 
 QUICK = "configs/quickstart.yaml"
 
@@ -26,12 +23,6 @@ def trained(tmp_path_factory, finished_run):
     """A tiny finished run's directory, to write into."""
     directory = tmp_path_factory.mktemp("cli") / "run"
     return shutil.copytree(finished_run.directory, directory)
-
-
-@pytest.fixture
-def one_device(monkeypatch):
-    """Runs are loaded on one device, as they were trained: what they compile is in the cache."""
-    monkeypatch.setattr(restore, "make_mesh", partial(make_mesh, devices=jax.devices()[:1]))
 
 
 @pytest.mark.parametrize(

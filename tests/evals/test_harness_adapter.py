@@ -389,6 +389,7 @@ def test_sampled_texts_depend_on_the_seed_and_not_on_the_batch():
     assert len(set(texts[0])) == 5
 
 
+@pytest.mark.usefixtures("one_device")
 def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_path, capsys):
     """With the harness's own options, a chat's template among them."""
     from lrkv_jax.evals.evaluate import evaluate
