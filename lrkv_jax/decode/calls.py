@@ -102,7 +102,7 @@ class Calls:
             self._recount(plan.stepping[row] for row in plan.fresh)
             pool, self.rows, *chosen = self.run(
                 programs.steps, pool, self.rows, self.given(plan), np.int32(plan.steps),
-                _forced(plan.stepping, plan.steps, (self.steps, self._batch)),
+                np.bool_(plan.hurry), _forced(plan.stepping, plan.steps, (self.steps, self._batch)),
                 most=self.steps,
             )  # fmt: skip
             turns = [(row, r, r.turn) for row, r in plan.stepping.items()]

@@ -136,8 +136,8 @@ def score(model, pool, tokens_FT, start_F, pages_FN, targets_FT, asked):
 
 
 @partial(jax.jit, static_argnames="most", donate_argnames=("pool", "rows"))
-def steps(model, pool, rows, given, count, forced_NB, *, most):
-    """Up to `count` ≤ `most` steps, fewer if all rows end.
+def steps(model, pool, rows, given, count, hurry, forced_NB, *, most):
+    """Up to `count` ≤ `most` steps; fewer if all rows end, or, in a `hurry`, if one does.
 
     → (pool, rows, tokens_NB, what is told of them, logits_NBV). Tokens of steps that a row did not
     take are −1. `forced_NB` are tokens to take in place of chosen ones, where they are not −1; if
@@ -153,7 +153,7 @@ def steps(model, pool, rows, given, count, forced_NB, *, most):
     # A row that waits for its first call keeps that it is going.
     waiting_B = rows.going_B & ~given.live_B
     rows = replace(rows, going_B=rows.going_B & given.live_B)
-    tokens_NB = jnp.full((most, B), -1, jnp.int32)
+    began_B, tokens_NB = rows.going_B, jnp.full((most, B), -1, jnp.int32)
     told_N = jax.tree.map(lambda of: jnp.zeros((most, *of.shape), of.dtype), Told.none(B, V))
     logits_NBV = None
     if forced_NB is not None:
@@ -161,7 +161,8 @@ def steps(model, pool, rows, given, count, forced_NB, *, most):
 
     def more(carry):
         step, _, rows, *_ = carry
-        return (step < count) & rows.going_B.any()
+        ended = (rows.going_B != began_B).any()
+        return (step < count) & rows.going_B.any() & ~(hurry & ended)
 
     def one(carry):
         step, pool, rows, tokens_NB, told_N, logits_NBV = carry

@@ -24,6 +24,8 @@ EXPECTED = 0.7
 READS = 8
 # How much a text that ends moves the expected share.
 LEARNT = 0.1
+# Steps of a call while somebody waits: the fewest that are worth a call.
+SHORTEST = 4
 # A request that gave way this often enters again when all that it may need is there.
 PATIENCE = 3
 
@@ -66,6 +68,7 @@ class Plan:
     fills: dict[tuple[int, int], Piece] = field(default_factory=dict)
     scores: dict[tuple[int, int], Piece] = field(default_factory=dict)
     steps: int = 0
+    hurry: bool = False  # somebody waits for a row: end the steps when one is free
     stepping: dict[int, Request] = field(default_factory=dict)  # by row
     fresh: set[int] = field(default_factory=set)  # rows whose token and length the host gives
 
@@ -182,7 +185,13 @@ class Scheduler:
         if not plan and self._read:  # what was to be read gave way
             self._read = 0
             self._plan_calls(plan)
-        for request in plan.stepping.values():
+        stepping = plan.stepping.values()
+        # Tokens that are forced are counted in advance: all of their steps are taken.
+        if self._queue and stepping and not any(request.forced for request in stepping):
+            plan.hurry = True
+            soonest = min(map(_left, stepping))
+            plan.steps = min(plan.steps, max(soonest, SHORTEST))
+        for request in stepping:
             request.ahead += plan.steps
         return plan
 
@@ -414,7 +423,7 @@ class Scheduler:
         return [(c, begin) for c in request.choices for begin in range(0, len(c), size)]
 
     def _plan_steps(self, request, plan):
-        left = request.end - len(request.tokens) - request.unread - request.ahead
+        left = _left(request)
         if left <= 0:
             return
         # The last token is chosen and never read.
@@ -430,6 +439,11 @@ class Scheduler:
 
 def _order(request):
     return request.priority, request.number
+
+
+def _left(request):
+    """Tokens that are still to be chosen, of those that no call chooses yet."""
+    return request.end - len(request.tokens) - request.unread - request.ahead
 
 
 def _pages(tokens):

@@ -147,7 +147,7 @@ def test_when_all_have_stopped_the_device_takes_no_further_step(engine):
     rows = programs.Rows.none(engine.batch, engine.config.vocabulary)
     before = jax.tree.map(np.asarray, pool)
     engine.calls.pool, after, tokens_NB, *_ = engine.calls.run(
-        programs.steps, pool, rows, engine.calls.given(Plan()), np.int32(4), None, most=4
+        programs.steps, pool, rows, engine.calls.given(Plan()), np.int32(4), np.False_, None, most=4
     )
     assert (np.asarray(tokens_NB) == -1).all() and not after.length_B.any()
     jax.tree.map(np.testing.assert_array_equal, engine.calls.pool, before)

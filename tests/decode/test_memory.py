@@ -38,7 +38,7 @@ def test_steps_write_the_pool_in_place_and_copy_none_of_it(name):
     pool = engine.calls.cache()
     memory = memory_of(
         engine, programs.steps, pool, engine.calls.rows, engine.calls.given(Plan()), np.int32(16),
-        None, most=16,
+        np.False_, None, most=16,
     )  # fmt: skip
     # All that goes in comes back in the same buffers, and 16 steps share what is beside it.
     assert memory.alias_size_in_bytes >= bytes_of(pool)

@@ -109,7 +109,15 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
 
 def steps_arguments(engine):
     given = engine.calls.given(Plan())
-    return engine.calls.model, engine.calls.cache(), engine.calls.rows, given, np.int32(3), None
+    return (
+        engine.calls.model,
+        engine.calls.cache(),
+        engine.calls.rows,
+        given,
+        np.int32(3),
+        np.False_,
+        None,
+    )
 
 
 def steps_text(engine):

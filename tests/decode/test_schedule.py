@@ -15,7 +15,7 @@ from lrkv_jax.decode.pages import NULL, PAGE, Pool
 from lrkv_jax.decode.request import Phase, Request
 from lrkv_jax.decode.schedule import Scheduler, Shape
 
-STEPS, LENGTH, STOP = 4, 4 * PAGE, 0
+STEPS, LENGTH, STOP = 6, 4 * PAGE, 0
 FILL, SCORE = Shape(2, PAGE), Shape(2, 8)
 
 
@@ -79,16 +79,20 @@ class Played:
         for row in plan.fresh:
             request = plan.stepping[row]
             self._set(request, row, request.tokens[-1], len(request.tokens) - 1)
-        for row, request in plan.stepping.items():
-            said = []
-            for _ in range(plan.steps):
+        said = {row: [] for row in plan.stepping}
+        began = list(self.going)
+        for _ in range(plan.steps):
+            if plan.hurry and any(began[row] and not self.going[row] for row in said):
+                break
+            for row, request in plan.stepping.items():
                 if self.going[row]:
                     self.write(request, self.length[row], [self.token[row]])
                     self.length[row] += 1
                     token = following(self.read(request, self.length[row]))
                     self._set(request, row, token, self.length[row])
-                    said.append(token)
-            answers.append(("steps", request, request.turn, plan.steps, said))
+                    said[row].append(token)
+        for row, request in plan.stepping.items():
+            answers.append(("steps", request, request.turn, plan.steps, said[row]))
         self.answers.append(answers)
 
     def _set(self, request, row, token, length):
