@@ -2,13 +2,15 @@
 
     python experiments/family_pages.py [--docs docs] [--results experiments/results]
 
-Runs: results/family/runs.jsonl, which `lrkv sweep ... --keep` writes. Times of decoding:
+Runs: results/family/runs.jsonl, which `lrkv sweep ... --keep` writes, and controls.jsonl beside it,
+of `controls.yaml`. Times of decoding:
 results/decode_cpu-family.json, which `bench_decode.py --only family` writes. Tables go between the
 marks of the pages, JSON and pictures into results/family.
 """
 
 import argparse
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -19,6 +21,13 @@ BLOCKS = {
     "choosing.md": ("choosing",),
 }
 PICTURES = ("choosing_figure.png",)
+# First less second, and what a difference would say.
+CONTROLS = {
+    ("mha_wide", "mha"): "wider logits alone",
+    ("lrkv_one_table", "mha"): "latents that turn, at the head's own frequencies",
+    ("lrkv_latent", "lrkv_one_table"): "slower frequencies for the latents, on top",
+    ("lrkv_latent", "mha_wide"): "LRKV `latent` against logits as wide as its own",
+}
 
 
 def write(docs: Path, results: Path) -> None:
@@ -41,6 +50,31 @@ def write(docs: Path, results: Path) -> None:
                 shutil.copy(made / f"{name}.json", results / "family")
         for name in PICTURES:
             shutil.copy(made / name, results / "family")
+    # A kind from outside the package is known by its module.
+    sys.path.insert(0, str(HERE))
+    controlled = read_runs([results / "family" / "controls.jsonl"])
+    replace_between(docs / "results.md", "controls", _controls([*runs, *controlled]))
+
+
+def _controls(runs) -> str:
+    """The controls' differences, from one model of all lines and seeds at the one rate."""
+    from lrkv_jax.comparison.contrasts import contrasts, spread
+
+    values: dict[str, dict[int, float]] = {}
+    for run in runs:
+        if run.config.optimizer.matrix_lr == 0.014:
+            values.setdefault(run.variant, {})[run.seed] = run.bits_per_byte
+    heads = "first − second", "what it holds apart", "seeds", "bits/byte of the first"
+    lines = [f"| {' | '.join(heads)} | difference, bits/byte | verdict |"]
+    lines += ["| :-- | :-- | --: | --: | --: | --: |"]
+    for (first, second), found in contrasts(values, CONTROLS).items():
+        own = spread(list(values[first].values()))
+        cells = (
+            f"{first} − {second}", CONTROLS[first, second], f"{own.n}",
+            f"{own.mean:.4f} ± {own.sd:.4f}", found.with_interval(4), found.in_words,
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
