@@ -42,11 +42,6 @@ class Block(nnx.Module):
         x_BTD = x_BTD + self.attention(self.norm_attention(x_BTD), positions_BT, segments_BT)
         return x_BTD + self.mlp(self.norm_mlp(x_BTD))
 
-    def prefill(self, x_BTD, cache):
-        attended_BTD, cache = self.attention.prefill(self.norm_attention(x_BTD), cache)
-        x_BTD = x_BTD + attended_BTD
-        return x_BTD + self.mlp(self.norm_mlp(x_BTD)), cache
-
     def decode(self, x_BTD, cache, lengths_B, pages_BN=None):
         x_normed_BTD = self.norm_attention(x_BTD)
         attended_BTD, cache = self.attention.decode(x_normed_BTD, cache, lengths_B, pages_BN)
@@ -173,17 +168,6 @@ class Unstacked(Transformer):
         """
         dtype = dtype or resolve_dtype(self.config.dtype)
         return [block.attention.init_cache(batch, length, dtype) for block in self.blocks]
-
-    def prefill(
-        self, tokens_BT: Int[Array, "B T"], cache: list[Cache]
-    ) -> tuple[Float[Array, "B T D"], list[Cache]]:
-        """Hidden states of prompts, padded at the end, and the cache that holds them."""
-        chex.assert_rank(tokens_BT, 2)
-        x_BTD, new = self.embed(tokens_BT), []
-        for block, layer_cache in zip(self.blocks, cache, strict=True):
-            x_BTD, layer_cache = block.prefill(x_BTD, layer_cache)
-            new.append(layer_cache)
-        return self.norm(x_BTD), new
 
     def decode(
         self,

@@ -10,8 +10,8 @@ A variant supplies, in this order in its file:
   queries that meet those;
 - `cache_shapes`, and `head_weights` for analysis.
 
-`whole` (training and prefill) follows from these, and a variant that can do better replaces it.
-Prefill, decoding, meshes and checks are here, once. Benchmarks time `cached` and hold it against
+`whole` (training) follows from these, and a variant that can do better replaces it. Decoding, also
+of whole prompts, meshes and checks are here, once. Benchmarks time `cached` and hold it against
 `materialised`.
 
 B batch  T new tokens  S cache slots  D model width  H heads  K head width  W width of a logit
@@ -34,7 +34,6 @@ from lrkv_jax.attention.tiles import attend_tiles
 from lrkv_jax.attention.whole_sequences import attend_whole
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
 from lrkv_jax.nn.norm import gained, rms_norm
 from lrkv_jax.nn.on_tensor import on_tensor
@@ -124,16 +123,15 @@ class Attention(nnx.Module):
         x_BTD: Float[Array, "B T D"],
         positions_BT: Int[Array, "B T"],
         attend: Callable[..., Float[Array, "B T H K"]],
-    ) -> tuple[Float[Array, "B T H K"], Cache]:
-        """Heads' outputs of causal attention over the sequence itself, and its cache entries.
+    ) -> Float[Array, "B T H K"]:
+        """Heads' outputs of causal attention over the sequence itself.
 
         `attend(q [B, T, H, W], k [B, T, G, W], v [B, T, G, K])` is `causal_attention`, wherever the
-        sequence's positions lie; H and G are what this device has. Training never uses the entries,
-        and the compiler drops their computation.
+        sequence's positions lie; H and G are what this device has.
         """
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
         new = self.entries(x_BTD, positions_BT)
-        return attend(q_BTHW, *self.materialised(new, positions_BT)), new
+        return attend(q_BTHW, *self.materialised(new, positions_BT))
 
     def __call__(
         self,
@@ -156,26 +154,12 @@ class Attention(nnx.Module):
             attend_whole, scale=self.scale, segments_BT=segments_BT, key_heads=key_heads,
             impl=self.config.train_kernel,
         )  # fmt: skip
-        return self.whole(x_BTD, positions_BT, attend)[0]
+        return self.whole(x_BTD, positions_BT, attend)
 
     def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
         """An empty cache for `batch` sequences of up to `length` tokens."""
         shapes = self.cache_shapes(batch, length, dtype)
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-    def prefill(
-        self, x_BTD: Float[Array, "B T D"], cache: Cache
-    ) -> tuple[Float[Array, "B T D"], Cache]:
-        """Attend over prompts from position 0 and fill slots 0 to T − 1.
-
-        Shorter prompts are padded at the end: a later token never reads the padding, because
-        decoding overwrites those slots before its position reaches them.
-        """
-        B, T, _ = x_BTD.shape
-        self._check(cache, B)
-        positions_BT = jnp.broadcast_to(jnp.arange(T), (B, T))
-        out_BTHK, cache = on_mesh(Attention._prompt, self, x_BTD, positions_BT, cache)
-        return self._project(out_BTHK), cache
 
     def decode(
         self,
@@ -283,11 +267,6 @@ class Attention(nnx.Module):
                     f"the cache's {name} is {theirs}, and this layer's is {ours} in its own "
                     "dtype: make it with this model's init_cache"
                 )
-
-    def _prompt(self, x_BTD, positions_BT, cache, _):
-        attend = partial(causal_attention, scale=self.scale)
-        out_BTHK, entries = self.whole(x_BTD, positions_BT, attend)
-        return out_BTHK, write(cache, entries, positions_BT)
 
     def _few(self, x_BTD, positions_BT, cache, pages_BN):
         """Heads' outputs for a few new tokens, and the cache with them in it."""

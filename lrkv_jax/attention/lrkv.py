@@ -177,7 +177,7 @@ class LowRankAttention(Attention):
         else:
             k_BTGW = self._keys(new, positions_BT)
         v_BTGK = self._with_whole_weights(x_BTD, "value") if formed else self._values(new)
-        return attend(q_BTHW, k_BTGW, v_BTGK), new
+        return attend(q_BTHW, k_BTGW, v_BTGK)
 
     def cache_shapes(self, batch, length, dtype):
         G, K = self.config.attention.groups(self.config), self.config.head_width

@@ -205,7 +205,7 @@ class LatentAttention(Attention):
         new = self.entries(x_BTD, positions_BT)
         latents = new.latent_BSC, new.private_BSGR
         k_BTGK = self.placed(self._keys(*latents), positions_BT, self.key_gain)
-        return attend(self.queries(x_BTD, positions_BT), k_BTGK, self._values(*latents)), new
+        return attend(self.queries(x_BTD, positions_BT), k_BTGK, self._values(*latents))
 
     def cache_shapes(self, batch, length, dtype):
         entry = self.config.attention

@@ -108,6 +108,7 @@ class Scheduler:
         self._expected, self._reads, self._read = expected, reads, 0
         self._aside_left = aside
         self._fresh: set[int] = set()
+        self.last = Plan()
         self.gave_way = 0  # times that a request did
         self.read_again = 0  # tokens, of requests that gave way when the host had no room
 
@@ -177,7 +178,7 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """The next call of each kind; pages and counts are taken as if it were done."""
-        plan = Plan()
+        self.last = plan = Plan()
         self._admit(plan)
         reading = any(request.phase is Phase.FILLING for request in self.running)
         self._read = (self._read + 1) % (self._reads + 1) if reading else 0

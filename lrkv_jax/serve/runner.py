@@ -20,6 +20,10 @@ _log = logging.getLogger("lrkv_jax.serve")
 
 # Calls that may fail one after the other before the engine is given up.
 FAULTS = 3
+# A call of steps is to take about so long: what it says is told when it has ended.
+CALL_SECONDS = 0.05
+# How much one call moves what a step is thought to take.
+LEARNT = 0.2
 
 
 class Work(Protocol):
@@ -54,6 +58,9 @@ class Runner:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._since = time.monotonic()
+        self._consecutive = 0  # faults, without a call that ended between them
+        self._step_seconds = 0.0  # of a step, as the last calls took
+        self._steady = False  # whether the last call but one was read by the last
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin, telling things to this event loop."""
@@ -117,6 +124,7 @@ class Runner:
         self._consecutive = failed
         self.calls += 1
         self.seconds += time.monotonic() - began
+        self._pace(time.monotonic() - began)
         news = []
         for work, tell in list(self._going.items()):
             try:
@@ -132,7 +140,18 @@ class Runner:
         if news:
             self._tell(news)
 
-    _consecutive = 0
+    def _pace(self, seconds):
+        """Let calls of steps take `CALL_SECONDS`: fewer steps of a large model. No text changes."""
+        scheduler, plan = self.engine.scheduler, self.engine.scheduler.last
+        alone = plan.steps > 0 and not (plan.fills or plan.scores or plan.aside or plan.back)
+        if alone and self._steady:
+            each = seconds / plan.steps
+            self._step_seconds += (LEARNT if self._step_seconds else 1.0) * (
+                each - self._step_seconds
+            )
+            wanted = round(CALL_SECONDS / max(self._step_seconds, 1e-9))
+            scheduler.steps = min(max(wanted, 1), self.engine.steps_per_call)
+        self._steady = alone
 
     def _failed(self, error):
         self.faults += 1

@@ -29,7 +29,7 @@ from lrkv_jax.errors import LrkvError
 
 EXACT = 1e-5  # float32, relative to the logits' scale
 PROMPTS = (5, 2, 7)  # ragged, in one batch
-PADDED, TOTAL, SLOTS = 8, 12, 16
+PADDED, TOTAL, SLOTS = 9, 12, 16  # more than the queries that decode kernels take
 CHUNK = 3
 
 # Most of this suite's time is XLA's: these programs run once and need no optimising.
@@ -72,7 +72,7 @@ def model_of(name, dtype="float32", layers=1, **changes):
 
 @functools.cache
 def programs(model):
-    """The jitted model, prefill and decode: one program a shape, shared by the tests."""
+    """The jitted model and decode: one program a shape, shared by the tests."""
 
     # Weights are arguments: XLA would spend its time folding constants.
     @quick_jit
@@ -80,16 +80,11 @@ def programs(model):
         return model(tokens_BT, positions_BT, segments_BT)
 
     @quick_jit
-    def prefill(model, tokens_BT, cache):
-        x_BTD, cache = model.prefill(tokens_BT, cache)
-        return model.logits(x_BTD), cache
-
-    @quick_jit
     def decode(model, tokens_BT, cache, lengths_B):
         x_BTD, cache = model.decode(tokens_BT, cache, lengths_B)
         return model.logits(x_BTD), cache
 
-    return [partial(program, model) for program in (whole, prefill, decode)]
+    return [partial(program, model) for program in (whole, decode)]
 
 
 def whole_of(model, tokens_BT, positions_BT=None, segments_BT=None):
@@ -110,8 +105,8 @@ def from_cache(model, tokens_BT, prompts, cache, padding=0, chunk=CHUNK):
     B, T = tokens_BT.shape
     lengths_B, rows_B1 = np.array(prompts), np.arange(B)[:, None]
     prompt_BT = np.where(np.arange(PADDED) < lengths_B[:, None], tokens_BT[:, :PADDED], padding)
-    _, prefill, decode = programs(model)
-    logits_BTV, cache = prefill(prompt_BT, cache)
+    _, decode = programs(model)
+    logits_BTV, cache = decode(prompt_BT, cache, np.zeros(B, int))
     logits_BTV = np.pad(logits_BTV, ((0, 0), (0, T - PADDED), (0, 0)), constant_values=np.nan)
     while lengths_B.max() < T:
         t = chunk if (lengths_B == prompts).all() else 1
@@ -271,11 +266,10 @@ def test_live_cache_bytes_equal_the_formula(name, dtype):
     a_layer = values * itemsize + 4 * entry.cache_scalars(config)
     batch = 3
     cache = model.init_cache(batch, SLOTS)
-    # What prefill and decode hand back is as large as what they were given.
-    tokens_BT = jnp.asarray(TOKENS_BT[:, :PADDED])
-    prefilled = jax.eval_shape(model.prefill, tokens_BT, cache)[1]
-    decoded = jax.eval_shape(model.decode, tokens_BT, cache, jnp.array([5, 2, 7]))[1]
-    for after in (prefilled, decoded):
+    # What decode hands back is as large as what it was given, of many tokens and of few.
+    for tokens in (PADDED, CHUNK):
+        tokens_BT = jnp.asarray(TOKENS_BT[:, :tokens])
+        after = jax.eval_shape(model.decode, tokens_BT, cache, jnp.array([5, 2, 7]))[1]
         assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
             lambda x: (x.shape, x.dtype), cache
         )
@@ -311,13 +305,13 @@ def test_batch_padding_and_leftovers_change_nothing(name):
 def test_another_models_cache_is_refused_in_one_line(own, given, message):
     model = model_of(own[0])
     cache = model_of(given[0]).init_cache(given[1], SLOTS)
-    for call in (model.prefill, lambda t, c: model.decode(t, c, jnp.zeros(own[1], jnp.int32))):
-        with pytest.raises(LrkvError, match=message) as error:
-            call(jnp.zeros((own[1], 1), jnp.int32), cache)
-        assert "\n" not in str(error.value)
+    with pytest.raises(LrkvError, match=message) as error:
+        model.decode(jnp.zeros((own[1], 1), jnp.int32), cache, jnp.zeros(own[1], jnp.int32))
+    assert "\n" not in str(error.value)
 
 
 def test_a_cache_of_integers_is_refused():
     model = model_of("mha")
     with pytest.raises(LrkvError, match="k_BSGK is int8"):
-        model.prefill(jnp.zeros((3, 1), jnp.int32), model.init_cache(3, SLOTS, jnp.int8))
+        cache = model.init_cache(3, SLOTS, jnp.int8)
+        model.decode(jnp.zeros((3, 1), jnp.int32), cache, jnp.zeros(3, jnp.int32))

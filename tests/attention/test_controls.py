@@ -51,7 +51,8 @@ def test_a_control_decodes_what_its_forward_says(entries, place):
     @jax.jit
     def logits(model, tokens_BT):
         whole = model(tokens_BT, jnp.broadcast_to(jnp.arange(9), (2, 9)))
-        x_BTD, cache = model.prefill(tokens_BT[:, :6], model.init_cache(2, 16))
+        cache, lengths_B = model.init_cache(2, 16), jnp.zeros(2, jnp.int32)
+        _, cache = model.decode(tokens_BT[:, :6], cache, lengths_B)
         steps = []
         for t in range(6, 9):
             x_BTD, cache = model.decode(tokens_BT[:, t : t + 1], cache, jnp.array([t, t]))
