@@ -11,11 +11,10 @@ import openai
 import pytest
 from support.hand_built import a_run, calling_run
 from support.served import asks, get, post, raw, serving
-from support.variants import FIVE, random_params, small
+from support.variants import random_params
 
 from lrkv_jax.bench import load as loads
 from lrkv_jax.bench.load import Load
-from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
@@ -27,14 +26,19 @@ SPEECH = "We the people of the United States have a duty to the world and to our
 WORDS = SPEECH.split()
 
 
+def served(run, name="tiny", queue=60):
+    """Every service has the same shapes, so that its programs are compiled once."""
+    return Service.of(run, name, batch=4, context=256, queue=queue)
+
+
 def random_run():
-    config = small(FIVE["lrkv"], vocabulary=ChatFormat(TOKENIZER).vocabulary, layers=1)
+    config = calling_run().config.model
     return a_run(config, random_params(config, 3), context=256)
 
 
 @pytest.fixture(scope="module")
 def service():
-    return Service.of(random_run(), "tiny", batch=4, context=256, queue=60)
+    return served(random_run())
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,7 @@ def told_ids(client, asked):
 
 
 def test_a_chat_is_answered_with_the_calculator():
-    service = Service.of(calling_run(), "calls", batch=2, context=128)
+    service = served(calling_run(), "calls")
     with (
         serving(service, "secret") as port,
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="secret") as client,
@@ -331,7 +335,7 @@ def late(read):
 
 
 def test_calls_that_fail_are_made_again_and_an_engine_that_always_does_is_given_up():
-    service = Service.of(random_run(), "tiny", batch=2, context=128)
+    service = served(random_run())
     calls = service.runner.engine.calls
     start, failures = calls.start, iter([False, True, False, True, True, True])
 
