@@ -217,15 +217,17 @@ class Service:
         try:
             for number, work in enumerate(works):
                 self.runner.ask(work, partial(_put, arrived, number))
-            async with asyncio.timeout(self.limits.seconds):
-                while left:
+            # Each piece may be waited for by another task.
+            end = asyncio.get_running_loop().time() + self.limits.seconds
+            while left:
+                async with asyncio.timeout_at(end):
                     news = await arrived.get()
-                    if news.piece.error is not None:
-                        self.check(None)  # of an engine that was given up
-                        raise news.piece.error
-                    if news.piece.reason:
-                        left.discard(news.number)
-                    yield news
+                if news.piece.error is not None:
+                    self.check(None)  # of an engine that was given up
+                    raise news.piece.error
+                if news.piece.reason:
+                    left.discard(news.number)
+                yield news
         finally:
             for number in left:
                 self.runner.drop(works[number])

@@ -310,16 +310,18 @@ def crowd(requests, port, service):
     assert service.runner.faults == 0
 
 
-def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended(service, port):
+def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(service, port):
     was = service.limits
     try:
-        service.limits = Limits(texts=1, tokens=10**6, seconds=0.2)
+        service.limits = Limits(texts=1, tokens=10**6, seconds=0.8)
         status, body, _ = post(port, "/v1/completions", {"prompt": "We", "n": 2})
         assert status == 429 and body["error"]["code"] == "overloaded"
         slow = {"prompt": "We", "max_tokens": 250, "ignore_eos": True}
         service.runner.engine.calls.read, read = late(service.runner.engine.calls.read)
         status, body, _ = post(port, "/v1/completions", slow)
         assert status == 504 and body["error"]["code"] == "timeout"
+        # A step seems to take a sixteenth of 0.1 s: a call of 0.05 s has half as many.
+        assert 1 <= service.runner.engine.scheduler.steps <= 10
         service.runner.engine.calls.read = read
     finally:
         service.limits = was
