@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -68,13 +68,12 @@ class Row:
     most: float
     reach: str  # as in "≥ 1.8"
     bound: float | None = None  # the ratio if nothing but the device took time
-    note: str = ""
+    reached: bool = field(init=False)  # whether the median is what was asked for
 
-    @property
-    def reached(self) -> bool:
-        """Whether the median is what was asked for."""
+    def __post_init__(self):
         sign, _, value = self.reach.partition(" ")
-        return self.ratio >= float(value) if sign == "≥" else self.ratio <= float(value)
+        right = self.ratio >= float(value) if sign == "≥" else self.ratio <= float(value)
+        self.reached = right
 
 
 def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:

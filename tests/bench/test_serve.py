@@ -2,6 +2,9 @@
 
 import io
 import json
+import runpy
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from lrkv_jax.bench.load import Load
 from lrkv_jax.bench.serve import Settings, print_load, print_report, run
 from lrkv_jax.errors import LrkvError
 
+ROOT = Path(__file__).parents[2]
 TINY = Settings(
     batches=(4,), context=256, requests=8, samples=1,
     overrides=("model.layers=1", "model.unroll=1", "model.width=48", "model.vocabulary=1024"),
@@ -34,6 +38,13 @@ def test_every_ratio_is_measured_within_one_run(tmp_path):
     out = io.StringIO()
     print_report(report, Console(file=out, width=80))
     assert max(map(len, out.getvalue().splitlines())) <= 80 and "texts running" in out.getvalue()
+
+
+def test_the_page_s_table_is_what_the_kept_benchmark_gives(tmp_path, monkeypatch):
+    shutil.copy(ROOT / "docs/serving.md", tmp_path)
+    monkeypatch.setattr("sys.argv", ["", "--docs", str(tmp_path)])
+    runpy.run_path(str(ROOT / "experiments/serving_page.py"), run_name="__main__")
+    assert (tmp_path / "serving.md").read_text() == (ROOT / "docs/serving.md").read_text()
 
 
 def test_a_trace_is_the_same_again_and_its_lengths_fit():
