@@ -8,16 +8,13 @@ B rows
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -239,20 +236,20 @@ def _alone(engine, length_B, calls) -> float:
     for _ in range(2):
         began = time.perf_counter()
         for _ in range(calls):
-            pool, rows, *_ = engine.calls.run(
-                programs.steps,
-                pool,
-                rows,
-                given,
-                np.int32(STEPS),
-                np.False_,
-                None,
-                most=engine.calls.steps,
-            )
+            pool, rows = _steps(engine.calls, pool, rows, given)
         jax.block_until_ready((pool, rows))
         spent = time.perf_counter() - began
     engine.calls.pool, engine.calls.rows = pool, rows
     return spent / calls
+
+
+def _steps(calls, pool, rows, given):
+    """A call of the steps' program: the pool and the rows after it."""
+    count = np.int32(STEPS)
+    pool, rows, *_ = calls.run(
+        programs.steps, pool, rows, given, count, np.False_, None, most=calls.steps
+    )
+    return pool, rows
 
 
 def _at(engine, length_B) -> programs.Given:
@@ -288,9 +285,7 @@ def _paged(settings, variant, of, B) -> list[Row]:
     paged_s, contiguous_s = [], []
     for _ in range(4 * settings.samples + 1):
         began = time.perf_counter()
-        pool, rows, *_ = calls.run(
-            programs.steps, pool, rows, given, np.int32(STEPS), np.False_, None, most=calls.steps
-        )
+        pool, rows = _steps(calls, pool, rows, given)
         jax.block_until_ready(pool)
         middle = time.perf_counter()
         cache, *_ = jax.block_until_ready(contiguous(model, cache, given.token_B, length_B))
@@ -372,6 +367,7 @@ def _equal_bytes(settings, made) -> list[Row]:
 def _http(settings, variant, of, B, config) -> list[Row]:
     """Tokens/s of streams over the same requests in process; in both somebody always waits."""
     from lrkv_jax.run.restore import TrainedRun
+    from lrkv_jax.serve.server import serving
     from lrkv_jax.serve.service import Limits, Service
 
     engine = of(B)
@@ -384,7 +380,8 @@ def _http(settings, variant, of, B, config) -> list[Row]:
         requests = [engine.submit(prompt, n) for prompt, n in loads.trace(load)]
         here.append(_seconds(partial(engine.finish, requests)))
         engine.reset()
-    with served(service) as url:
+    with serving(service) as port:
+        url = f"http://127.0.0.1:{port}"
         for sample in range(settings.samples + 1):
             # Other ids of the same lengths: no prefix is found.
             given = {**dataclasses.asdict(load), "vocabulary": 900 + sample}
@@ -393,27 +390,3 @@ def _http(settings, variant, of, B, config) -> list[Row]:
             there.append(json.loads(found.stdout)["seconds"])
     what = f"tokens/s, HTTP over in process, {B} rows"
     return [_row(what, variant, here[1:], there[1:], "≥ 0.9")]
-
-
-@contextlib.contextmanager
-def served(service: Any) -> Iterator[str]:
-    """The address of a server of this service, in a thread."""
-    from lrkv_jax.serve.server import bound, serve
-
-    there: socket.socket = bound("127.0.0.1", 0, None)
-    ready, leave = threading.Event(), []
-
-    def begun(end: Callable[[], None]) -> None:
-        leave.append(end)
-        ready.set()
-
-    thread = threading.Thread(
-        target=serve, args=(service, there, None), kwargs={"drain": 30, "ready": begun}
-    )
-    thread.start()
-    ready.wait()
-    try:
-        yield f"http://127.0.0.1:{there.getsockname()[1]}"
-    finally:
-        leave[0]()
-        thread.join()

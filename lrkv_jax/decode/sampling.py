@@ -111,8 +111,9 @@ class Told(NamedTuple):
 
         def tell():
             log_p_BV = jax.nn.log_softmax(logits_BV)
+            log_p_B = jnp.take_along_axis(log_p_BV, token_B[:, None], axis=1)[:, 0]
             top_log_p_BK, top_ids_BK = jax.lax.top_k(log_p_BV, K)
-            return cls(_at(log_p_BV, token_B), top_ids_BK.astype(jnp.int32), top_log_p_BK)
+            return cls(log_p_B, top_ids_BK.astype(jnp.int32), top_log_p_BK)
 
         return jax.lax.cond(asked, tell, lambda: cls.none(B, V))
 
@@ -189,7 +190,3 @@ def _least_kept(logits_BV, how):
     kept_BV |= (how.top_p_B >= 1)[:, None]
     of_p_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.maximum(of_k_B1, of_p_B1)
-
-
-def _at(values_BV, token_B):
-    return jnp.take_along_axis(values_BV, token_B[:, None], axis=1)[:, 0]

@@ -35,7 +35,6 @@ class Work(Protocol):
 
     def begin(self, engine: Engine) -> None: ...
     def grow(self) -> Piece | None: ...
-    def leave(self, engine: Engine) -> None: ...
 
 
 Tell = Callable[[Piece], None]
@@ -60,7 +59,7 @@ class Runner:
         self._since = time.monotonic()
         self._consecutive = 0  # faults, without a call that ended between them
         self._step_seconds = 0.0  # of a step, as the last calls took
-        self._steady = False  # whether the last call but one was read by the last
+        self._steady = False  # whether the last call was one of steps alone
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin, telling things to this event loop."""
@@ -101,7 +100,8 @@ class Runner:
 
     def _leave(self, work):
         self._going.pop(work, None)
-        work.leave(self.engine)
+        if work.request is not None:
+            self.engine.cancel(work.request)
 
     def _run(self):
         while True:
@@ -118,13 +118,13 @@ class Runner:
         self._since = began = time.monotonic()
         try:
             self.engine.advance()
-            failed = 0
+            self._consecutive = 0
         except Exception as error:  # whatever stops a call, requests can go on in the next
-            failed = self._failed(error)
-        self._consecutive = failed
+            self._failed(error)
+        seconds = time.monotonic() - began
         self.calls += 1
-        self.seconds += time.monotonic() - began
-        self._pace(time.monotonic() - began)
+        self.seconds += seconds
+        self._pace(seconds)
         news = []
         for work, tell in list(self._going.items()):
             try:
@@ -155,10 +155,10 @@ class Runner:
 
     def _failed(self, error):
         self.faults += 1
+        self._consecutive += 1
         _log.error("a call of the engine failed", exc_info=error)
-        if self._consecutive + 1 >= FAULTS:
+        if self._consecutive >= FAULTS:
             self.fault = LrkvError(f"the engine failed {FAULTS} times in a row ({error})")
-        return self._consecutive + 1
 
     def _tell(self, news):
         def tell_all():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import queue
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import uvicorn
@@ -87,6 +89,25 @@ def serve(
     _Server(config, service, ready).run(sockets=[there])
     if service.runner.fault is not None:
         raise service.runner.fault
+
+
+@contextlib.contextmanager
+def serving(service: Service, key: str | None = None, *, drain: float = 30.0) -> Iterator[int]:
+    """Serve in a thread of this process, on a free port, which is given; raises what ended it."""
+    there = bound("127.0.0.1", 0, key)
+    port = there.getsockname()[1]
+    leaves: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+    with ThreadPoolExecutor(1, "server") as pool:
+        ended = pool.submit(serve, service, there, key, drain=drain, ready=leaves.put)
+        ended.add_done_callback(lambda _: leaves.put(None))
+        leave = leaves.get()  # None if it ended before it was ready
+        try:
+            if leave is not None:
+                yield port
+        finally:
+            if leave is not None:
+                leave()
+            ended.result()
 
 
 class _Server(uvicorn.Server):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 from lrkv_jax import __version__
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.decode import Engine
-from lrkv_jax.decode.request import Draw
+from lrkv_jax.decode.request import Draw, check_tokens
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.run.restore import TrainedRun
 from lrkv_jax.serve.asked import Chat, Completion, Generation
@@ -136,64 +136,55 @@ class Service:
         if most == 0 and not asked.echo:
             raise Refused(400, "max_tokens: use 1 or more, or 0 with echo", param="max_tokens")
         end = () if asked.ignore_eos else (self.tokenizer.bos,)
-        return self._texts(asked, prompts, [most] * len(prompts), end, None)
+        return self._texts(asked, prompts, most, end, None, "prompt")
 
     def scores_of(self, asked: Completion, prompt: list[int]) -> list[Scored]:
         """What tells of a prompt's own tokens: nothing if it is not asked, or is one token."""
         if asked.tell is None or len(prompt) < 2:
             return []
-        how = self._how(asked, Draw(), ())
-        how = {name: how[name] for name in ("salt", "priority")}
-        return [Scored(prompt, asked.tell, how)]
+        return [Scored(prompt, asked.tell, _place_of(asked))]
 
     def _answers(self, asked):
         if self.chat is None:
             text = f"{self.name} was not trained to chat: use /v1/completions"
             raise Refused(400, text, code="no_chat")
         prompt = self.chat.prompt(asked.conversation())
-        most = self.context - len(prompt) if asked.most is None else asked.most
+        most = max(1, self.context - len(prompt)) if asked.most is None else asked.most
         stops = () if asked.ignore_eos else self.chat.stops
-        self._check_length([prompt], [max(1, most)], "messages")
-        return self._texts(asked, [prompt], [most], stops, self.chat)
+        return self._texts(asked, [prompt], most, stops, self.chat, "messages")
 
-    def _texts(self, asked, prompts, most, ends, chat):
-        self._check_length(prompts, most, "prompt")
-        seed = secrets.randbits(31) if asked.seed is None else asked.seed
-        works = []
-        for number in range(len(prompts) * asked.choices):
-            prompt, new = (of[number // asked.choices] for of in (prompts, most))
-            if new:
-                draw = Draw(asked.sampling(), seed, number)
-                how = self._how(asked, draw, ends) | {"tell": asked.tell}
-                works.append(
-                    Text(self.tokenizer, prompt, new, chat=chat, stops=asked.stops, asked=how)
+    def _texts(self, asked, prompts, most, ends, chat, param):
+        """Texts of up to `most` tokens after each prompt, which came in the field `param`."""
+        for prompt in prompts:
+            if len(prompt) + most > self.context:
+                text = (
+                    f"the context is {self.context} tokens, and the prompt has {len(prompt)} and "
+                    f"the text up to {most}: shorten either"
                 )
-        return prompts, works, seed
-
-    def _how(self, asked: Generation, draw, ends):
-        return {
-            "draw": draw, "stops": frozenset([*ends, *asked.stop_token_ids]),
-            "least": asked.min_tokens, "priority": asked.priority,
-            "salt": asked.cache_salt.encode("utf-8", "replace"),
+                raise Refused(400, text, code="context_length_exceeded", param=param)
+        seed = secrets.randbits(31) if asked.seed is None else asked.seed
+        sampling, n = asked.sampling(), asked.choices
+        how = {
+            "stops": frozenset([*ends, *asked.stop_token_ids]), "least": asked.min_tokens,
+            "tell": asked.tell, **_place_of(asked),
         }  # fmt: skip
+        texts = [
+            Text(
+                self.tokenizer, prompts[number // n], most, chat=chat, stops=asked.stops,
+                asked={**how, "draw": Draw(sampling, seed, number)},
+            )
+            for number in range(len(prompts) * n if most else 0)
+        ]  # fmt: skip
+        return prompts, texts, seed
 
     def _ids(self, number, prompt):
         if isinstance(prompt, str):
-            return [self.tokenizer.bos, *self.tokenizer.encode(prompt).tolist()]
-        vocabulary = self.run.config.model.vocabulary
-        if wrong := [token for token in prompt if token >= vocabulary]:
-            text = f"prompt {number} has the token id {wrong[0]}: ids are below {vocabulary}"
-            raise Refused(400, text, param="prompt")
+            return self.run.ids(prompt)
+        try:
+            check_tokens(f"prompt {number}", prompt, self.run.config.model.vocabulary)
+        except LrkvError as error:
+            raise Refused(400, str(error), param="prompt") from None
         return prompt
-
-    def _check_length(self, prompts, most, param):
-        for prompt, new in zip(prompts, most, strict=True):
-            if len(prompt) + new > self.context:
-                text = (
-                    f"the context is {self.context} tokens, and the prompt has {len(prompt)} and "
-                    f"the text up to {new}: shorten either"
-                )
-                raise Refused(400, text, code="context_length_exceeded", param=param)
 
     # Admission.
 
@@ -233,6 +224,11 @@ class Service:
                 self.runner.drop(works[number])
             self.texts -= len(works)
             self.tokens -= tokens
+
+
+def _place_of(asked: Generation) -> dict[str, Any]:
+    """Whom a request comes before, and whose pages it may share."""
+    return {"priority": asked.priority, "salt": asked.cache_salt.encode("utf-8", "replace")}
 
 
 def _put(arrived, number, piece):

@@ -53,7 +53,6 @@ class Text:
         self.prompt, self.new_tokens = prompt, new_tokens
         self.tokens = 0  # new ones that the text has
         self.request: Request | None = None
-        self.stopped: str | None = None  # the stop string that ended it
         self._chat, self._asked = chat, asked or {}
         if chat is None:
             self._words = Words(lambda token: tokenizer.decode_bytes([token]), stops=stops or ())
@@ -70,11 +69,6 @@ class Text:
         if self._chat is not None:
             self._answering = Answering(engine, self._chat, self.request, self.new_tokens)
 
-    def leave(self, engine: Engine) -> None:
-        """Give back the request's pages, wherever it is."""
-        if self.request is not None:
-            engine.cancel(self.request)
-
     def grow(self) -> Piece | None:
         """What is new since the last call of the engine; None if nothing is."""
         ids, over = self._ids()
@@ -84,10 +78,10 @@ class Text:
             self._waiting.append(Token(token, self._words.length, told))
             self.tokens += 1
             piece.text += self._words.read(token)
-            if self._words.stopped is not None:
+            if self.stopped is not None:
                 break
-        if self._words.stopped is not None:
-            self.stopped, piece.reason = self._words.stopped, "stop"
+        if self.stopped is not None:
+            piece.reason = "stop"
             piece.tokens = [token for token in self._waiting if token.start < self._words.handed]
             return piece
         if over:
@@ -97,6 +91,11 @@ class Text:
         while self._waiting and self._waiting[0].start < self._words.handed:
             piece.tokens.append(self._waiting.pop(0))
         return piece if piece.text or piece.tokens or piece.reason else None
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended it."""
+        return self._words.stopped
 
     def _ids(self):
         if self._answering is None:
@@ -123,11 +122,6 @@ class Scored:
         self.request = engine.submit(
             self.prompt[:1], choices=choices, tell=self._tell, **self._asked
         )
-
-    def leave(self, engine: Engine) -> None:
-        """Give back the request's pages, wherever it is."""
-        if self.request is not None:
-            engine.cancel(self.request)
 
     def grow(self) -> Piece | None:
         """All of it once it is done; places are filled in by who knows the text."""

@@ -2,12 +2,12 @@
 
 import pytest
 from support.hand_built import a_run
-from support.served import serving
 from support.variants import FIVE, random_params, small
 
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Sampling
 from lrkv_jax.evals.language_model import Draws, LanguageModel
+from lrkv_jax.serve.server import serving
 from lrkv_jax.serve.service import Service
 
 pytestmark = pytest.mark.harness

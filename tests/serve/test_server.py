@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 from support.hand_built import a_run, calling_run
-from support.served import asks, get, post, raw, serving
+from support.served import asks, get, post, raw
 from support.variants import random_params
 
 from lrkv_jax.bench import load as loads
@@ -19,6 +19,7 @@ from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serve.metrics import COMPILED
+from lrkv_jax.serve.server import serving
 from lrkv_jax.serve.service import Limits, Service
 
 TOKENIZER = load_tokenizer("sotu-4096")

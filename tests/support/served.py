@@ -1,42 +1,9 @@
-"""A server of a tiny model in this process, and clients that behave badly."""
+"""Clients of a server, on whatever connection they like."""
 
 import contextlib
 import http.client
 import json
 import socket
-import threading
-
-from lrkv_jax.serve.server import bound, serve
-from lrkv_jax.serve.service import Service
-
-
-@contextlib.contextmanager
-def serving(service: Service, key: str | None = None):
-    """Serve in a thread of this process; yields the port."""
-    there = bound("127.0.0.1", 0, key)
-    port, ready = there.getsockname()[1], threading.Event()
-    servers, wrong = [], []
-
-    def run():
-        try:
-            serve(
-                service, there, key, drain=20,
-                ready=lambda leave: (servers.append(leave), ready.set()),
-            )  # fmt: skip
-        except Exception as error:
-            wrong.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert ready.wait(60)
-    try:
-        yield port
-    finally:
-        servers[0]()
-        thread.join(60)
-        assert not thread.is_alive()
-        if wrong:
-            raise wrong[0]
 
 
 def post(port, path, body, **headers):
