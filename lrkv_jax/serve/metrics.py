@@ -63,6 +63,8 @@ class Metrics:
 
         self._before = COMPILED.count
         runner, engine = service.runner, service.runner.engine
+        # Later the buffers belong to a call that may be under way.
+        cache_bytes = engine.report().cache_bytes
 
         def gauge(name, text, read):
             Gauge(f"lrkv_{name}", text, registry=registry).set_function(read)
@@ -77,7 +79,7 @@ class Metrics:
         gauge("rows", "Texts that can run at a time.", lambda: engine.batch)
         gauge("pages", "Pages of the cache.", lambda: engine.pages * len(engine.scheduler.pools))
         gauge("pages_free", "Pages that nobody holds.", pools(lambda pool: pool.free))
-        gauge("cache_bytes", "Bytes of the cache.", lambda: engine.report().cache_bytes)
+        gauge("cache_bytes", "Bytes of the cache.", lambda: cache_bytes)
         gauge("read_again", "Tokens that were read twice.", lambda: engine.scheduler.read_again)
         gauge("gave_way", "Times that a text gave way.", lambda: engine.scheduler.gave_way)
         gauge("compiled", "Programs compiled since the server was ready.", self._compiled)
