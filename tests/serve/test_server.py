@@ -229,8 +229,6 @@ def test_a_client_that_goes_away_leaves_its_pages_in_whatever_phase(port, servic
         if not whole:
             while b"data:" not in there[0].recv(4096):
                 pass
-            # A call of the engine has taken the cache's buffers, and gives others.
-            assert {get(port, "/metrics")[0] for _ in range(200)} == {200}
         for one in there:
             one.close()
         wait_until(lambda: idle(service))
@@ -299,7 +297,11 @@ def crowd(requests, port, service):
             time.sleep(rng.uniform(0, 0.2))
             return there.close()
         if number % 10 == 6:
-            return post(port, "/v1/completions", {"prompt": 3})[0] == 400
+            assert post(port, "/v1/completions", {"prompt": 3})[0] == 400
+            return None
+        if number % 10 == 8:  # whatever the engine's call has taken, and not given back yet
+            assert {get(port, "/metrics")[0] for _ in range(40)} == {200}
+            return None
         return number % 12, told(post(port, "/v1/completions", asked(number % 12))[1])
 
     with ThreadPoolExecutor(12) as pool:
