@@ -118,11 +118,15 @@ def cache_values_per_token(model: ModelConfig) -> int:
 def cache_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:
     """Bytes of everything a token leaves in the caches of all layers.
 
-    `itemsize` is the size of a value; 2, the default, is bfloat16's. Padding is not counted:
-    `cache_allocated_bytes_per_token` has it.
+    `itemsize` is the size of a value, and of a scale in an int8 cache; 2, the default, is
+    bfloat16's. Padding is not counted: `cache_allocated_bytes_per_token` has it.
     """
     scalars = model.layers * model.attention.cache_scalars(model)
-    return cache_values_per_token(model) * itemsize + scalars * SCALAR_ITEMSIZE
+    whole = cache_values_per_token(model) * itemsize + scalars * SCALAR_ITEMSIZE
+    if model.decode_cache == "whole":
+        return whole
+    rows = model.attention.int8_rows(model)
+    return whole - model.layers * sum(n * (width * (itemsize - 1) - itemsize) for n, width in rows)
 
 
 def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:
@@ -131,6 +135,8 @@ def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_IT
     The closed form of what `lrkv_jax.plan.live_cache.live_cache_bytes_per_token` measures.
     """
     padding = model.layers * model.attention.cache_padding_values(model)
+    if model.decode_cache == "int8":  # what is padded are rows
+        return cache_bytes_per_token(model, itemsize) + padding
     return cache_bytes_per_token(model, itemsize) + padding * itemsize
 
 
@@ -152,8 +158,8 @@ def cache_fraction_published(model: ModelConfig) -> float:
 
 
 def with_mha(model: ModelConfig) -> ModelConfig:
-    """The same model with multi-head attention, what caches are compared with."""
-    return model.model_copy(update={"attention": MHA()})
+    """The same model with MHA and its whole cache, what caches are compared with."""
+    return model.model_copy(update={"attention": MHA(), "decode_cache": "whole"})
 
 
 def plan(config: RunConfig, names: list[str]) -> dict[str, Any]:
@@ -172,7 +178,7 @@ def plan(config: RunConfig, names: list[str]) -> dict[str, Any]:
         "vocabulary": model.vocabulary,
         "context": config.train.context,
         "tokens": training_tokens(config),
-        "cache_dtype": CACHE_DTYPE,
+        "cache_dtype": CACHE_DTYPE if model.decode_cache == "whole" else model.decode_cache,
         "variants": {name: _variant_plan(config.variant(name)) for name in names},
     }
 

@@ -27,7 +27,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from lrkv_jax.attention.cache import Cache, Pages, lengths_of, slots_of, write
+from lrkv_jax.attention.cache import Cache, Pages, in_int8, lengths_of, slots_of, write
 from lrkv_jax.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.attention.on_mesh import on_mesh
 from lrkv_jax.attention.tiles import attend_tiles
@@ -109,7 +109,7 @@ class Attention(nnx.Module):
         return None
 
     def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
-        """The cache as `jax.ShapeDtypeStruct`s."""
+        """The cache as `jax.ShapeDtypeStruct`s, all of `dtype` but for inverse norms."""
         raise NotImplementedError
 
     def head_weights(self) -> HeadWeights:
@@ -158,8 +158,13 @@ class Attention(nnx.Module):
 
     def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
         """An empty cache for `batch` sequences of up to `length` tokens."""
-        shapes = self.cache_shapes(batch, length, dtype)
+        shapes = self.stored_shapes(batch, length, dtype)
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def stored_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
+        """The cache as it is stored: some rows in eight bits, if `decode_cache` is int8."""
+        shapes = self.cache_shapes(batch, length, dtype)
+        return in_int8(shapes) if self.config.decode_cache == "int8" else shapes
 
     def decode(
         self,
@@ -251,17 +256,15 @@ class Attention(nnx.Module):
         like this one for None."""
         if batch is None:
             batch = next(array for array in vars(cache).values() if array is not None).shape[0]
-        own = self.cache_shapes(batch, 1, jnp.float32)
+        own = self.stored_shapes(batch, 1, jnp.float32)
         if type(cache) is not type(own):
             raise LrkvError(
                 f"the cache is a {type(cache).__name__}, and this layer's is a "
                 f"{type(own).__name__}: make it with this model's init_cache"
             )
         first = next(array for array in vars(cache).values() if array is not None)
-        for name, leaf in vars(self.cache_shapes(batch, slots_of(cache), first.dtype)).items():
-            ours, theirs = (
-                a and f"{a.dtype}{list(a.shape)}" for a in map(_shape, (leaf, vars(cache)[name]))
-            )
+        for name, leaf in vars(self.stored_shapes(batch, slots_of(cache), first.dtype)).items():
+            ours, theirs = map(_shape, (leaf, vars(cache)[name]))
             if ours != theirs or not jnp.issubdtype(first.dtype, jnp.floating):
                 raise LrkvError(
                     f"the cache's {name} is {theirs}, and this layer's is {ours} in its own "
@@ -292,4 +295,5 @@ class Attention(nnx.Module):
 
 
 def _shape(array):
-    return None if array is None else jax.ShapeDtypeStruct(array.shape, array.dtype)
+    parts = jax.tree.leaves(array)  # rows of eight bits have two
+    return " and ".join(f"{part.dtype}{list(part.shape)}" for part in parts) or None

@@ -30,6 +30,7 @@ class GroupedCache:
         "k_BSGK": "batch slots kv_heads head_width",
         "v_BSGK": "batch slots kv_heads head_width",
     }
+    INT8: ClassVar[tuple[str, ...]] = ("k_BSGK", "v_BSGK")
 
     k_BSGK: Float[Array, "B S G K"]
     v_BSGK: Float[Array, "B S G K"]

@@ -56,6 +56,7 @@ class LowRankCache:
         "rv_BSGR": "batch slots kv_heads rank",
         "inverse_norm_BGS": "batch kv_heads slots",
     }
+    INT8: ClassVar[tuple[str, ...]] = ("rk_BSGR", "rv_BSGR")
 
     k_shared_BSK: Float[Array, "B S K"]
     v_shared_BSK: Float[Array, "B S K"] | None = None

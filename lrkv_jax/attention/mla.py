@@ -62,6 +62,7 @@ class LatentCache:
         "inverse_norm_BGS": "batch kv_heads slots",
         "private_BSGR": "batch slots kv_heads rank",
     }
+    INT8: ClassVar[tuple[str, ...]] = ("latent_BSC", "private_BSGR")
 
     latent_BSC: Float[Array, "B S C"]
     rope_key_BSP: Float[Array, "B S P"] | None = None

@@ -83,13 +83,14 @@ def placed(layer: nnx.Module, cache: Any) -> Any:
 
 def _cache_partitions(cache, mesh, split):
     """The same dataclass, with the placement of each array that is there."""
-    return type(cache)(
-        **{
-            name: None if array is None
-            else _partition(cache.AXES[name].split(), array.shape, mesh, split)
-            for name, array in vars(cache).items()
-        }
-    )  # fmt: skip
+
+    def of(name, array):
+        axes = cache.AXES[name].split()  # scales of rows have all but the last
+        return jax.tree.map(
+            lambda part: _partition(axes[: part.ndim], part.shape, mesh, split), array
+        )
+
+    return type(cache)(**{name: of(name, array) for name, array in vars(cache).items()})
 
 
 def _weights(layer) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:

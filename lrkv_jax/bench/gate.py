@@ -97,8 +97,11 @@ def _row(given: Given, cache, row, slots: int) -> tuple:
     axes = slot_axes(cache)
 
     def cut(name):
-        one = jax.lax.dynamic_slice_in_dim(getattr(cache, name), row, 1)
-        return jax.lax.slice_in_dim(one, 0, slots, axis=axes[name])
+        def of(leaf):
+            one = jax.lax.dynamic_slice_in_dim(leaf, row, 1)
+            return jax.lax.slice_in_dim(one, 0, slots, axis=axes[name])
+
+        return jax.tree.map(of, getattr(cache, name))
 
     query = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, row, 1), given.query)
     return given._replace(query=query), type(cache)(**{name: cut(name) for name in axes})

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from lrkv_jax.attention.grouped import GroupedCache
 from lrkv_jax.bench.problems import Problem, materialised, rebuilt, with_kernel
 from lrkv_jax.kernels.grouped_decode import grouped_decode
+from lrkv_jax.kernels.int8 import Int8Rows
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Implementation:
 
 
 def _whole_keys(problem):
-    whole = isinstance(problem.cache, GroupedCache)
+    cache = problem.cache
+    whole = isinstance(cache, GroupedCache) and not isinstance(cache.k_BSGK, Int8Rows)
     return None if whole else "it needs whole keys and values of each head"
 
 

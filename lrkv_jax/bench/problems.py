@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lrkv_jax.attention import Attention, abstract_layer
-from lrkv_jax.attention.cache import Cache, padded, slot_axes, slots_of
+from lrkv_jax.attention.cache import Cache, contiguous, padded, slot_axes, slots_of
 from lrkv_jax.attention.grouped import GroupedCache
 from lrkv_jax.config import ModelConfig
+from lrkv_jax.kernels.int8 import Int8Rows
 from lrkv_jax.nn.weight import spec_of, variables
 
 
@@ -69,7 +70,7 @@ def bytes_to_move(cache: Cache, lengths_B: np.ndarray) -> int:
 
 def cache_nbytes(model: ModelConfig, batch: int, length: int, dtype: str) -> int:
     """Bytes of one cache of the problem, before it is made."""
-    return nbytes_of(abstract_layer(model).cache_shapes(batch, length, jnp.dtype(dtype)))
+    return nbytes_of(abstract_layer(model).stored_shapes(batch, length, jnp.dtype(dtype)))
 
 
 def rebuilt(model: ModelConfig, batch: int, length: int, dtype: str) -> int:
@@ -114,7 +115,7 @@ def make_problem(
     positions_B1 = jax.ShapeDtypeStruct((B, 1), jnp.int32)
     queries = _shapes(layer, "queries", x_B1D, positions_B1)
     entries = _shapes(layer, "entries", x_B1D, positions_B1)
-    shapes = layer.cache_shapes(B, length, of)
+    shapes = layer.stored_shapes(B, length, of)
     axes = slot_axes(shapes)
 
     @jax.jit  # one program for all arrays: most of a small sweep is compilation
@@ -126,7 +127,8 @@ def make_problem(
             if axes[name] == len(leaf.shape) - 1:  # a scalar per token: an inverse norm
                 return 0.7 + 0.1 * noise(leaf.shape, leaf.dtype, next(seeds))
             rows = noise((*leaf.shape[:-1], width), leaf.dtype, next(seeds))
-            return padded(rows, leaf.shape[-1])
+            rows = padded(rows, leaf.shape[-1])
+            return Int8Rows.of(rows, leaf.dtype) if isinstance(leaf, Int8Rows) else rows
 
         cache = type(shapes)(**{name: stored(name) for name in axes})
         query = jax.tree.map(lambda leaf: noise(leaf.shape, dtype, next(seeds)), queries)
@@ -173,5 +175,6 @@ def with_kernel(problem: Problem, given: Given, cache: Cache, lengths_B, impl: s
 def materialised(problem: Problem, given: Given, cache: Cache, lengths_B):
     """Queries, keys and values as whole sequences have them: [B, T, H, W], [B, S, G, ...]."""
     layer = problem.layer(given.weights)
-    k_BSGW, v_BSGK = layer.materialised(cache, jnp.arange(slots_of(cache))[None])
+    positions_1S = jnp.arange(slots_of(cache))[None]
+    k_BSGW, v_BSGK = layer.materialised(contiguous(cache, None), positions_1S)
     return layer.expanded(given.query, lengths_B[:, None] - 1), k_BSGW, v_BSGK

@@ -30,7 +30,7 @@ def compiled_layer(model: ModelConfig, batch: int, length: int, dtype: str):
     shapes = (
         jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), weights),
         jax.ShapeDtypeStruct((batch, 1, model.width), dtype),
-        abstract_layer(model).cache_shapes(batch, length, jnp.dtype(dtype)),
+        abstract_layer(model).stored_shapes(batch, length, jnp.dtype(dtype)),
         jax.ShapeDtypeStruct((batch,), jnp.int32),
     )
     return jax.jit(step, donate_argnums=2).lower(*shapes).compile()

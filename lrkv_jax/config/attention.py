@@ -190,6 +190,10 @@ class AttentionConfig(Frozen):
         """Values that are allocated for a token beside `cache_values`, and always zero."""
         return 0
 
+    def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
+        """(rows, values of one) of what a token leaves in an int8 cache in eight bits."""
+        return ()
+
     def decode_flops(self, model: ModelShape) -> int:
         """FLOPs of a new token's attention that do not depend on how many tokens are cached."""
         return 0

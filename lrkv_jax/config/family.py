@@ -38,6 +38,9 @@ class _Grouped(AttentionConfig):
     def cache_values(self, model: ModelShape) -> int:
         return 2 * self.groups(model) * model.head_width
 
+    def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
+        return ((2 * self.groups(model), model.head_width),)
+
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
         return 4 * model.heads * model.head_width
 
@@ -216,6 +219,10 @@ class MLA(AttentionConfig):
     def cache_scalars(self, model: ModelShape) -> int:
         return self.groups(model) if self.rope == "full" and model.qk_norm else 0
 
+    def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
+        private = ((self.groups(model), self.rank),) if self.rank else ()
+        return ((1, self.cached_latent(model)), *private)
+
     def decode_flops(self, model: ModelShape) -> int:
         """q W_up, and (a c) W_up; `full` makes M_h(q) in place of q W_up, three FLOPs an entry."""
         each = 3 if self.rope == "full" else 2
@@ -384,6 +391,12 @@ class LRKV(AttentionConfig):
 
     def cache_scalars(self, model: ModelShape) -> int:
         return self.groups(model) if model.qk_norm else 0
+
+    def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
+        if not self.rank:
+            return ()
+        G = self.groups(model)
+        return tuple((G, width) for width in self.filled_ranks(model)[: self.copies])
 
     def cache_padding_values(self, model: ModelShape) -> int:
         cached, filled = self.cached_ranks(model), self.filled_ranks(model)

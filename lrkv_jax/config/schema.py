@@ -86,6 +86,12 @@ class ModelConfig(Group):
         "result does not depend on its neighbours in the batch; fast cuts the batch evenly.",
         "fast",
     )
+    decode_cache: Literal["whole", "int8"] = place(
+        "What the cache of decoding holds. int8: rows of a token and head in eight bits with a "
+        "scale each (keys and values, or latents), for XLA alone; LRKV's shared key and value, "
+        "MLA's rope key and inverse norms stay as they are.",
+        "whole",
+    )
     train_kernel: Literal["auto", "whole", "chunked", "cudnn"] = place(
         "Attention of whole sequences. auto is cuDNN where it can run (`lrkv_jax.kernels.flash`).",
         "auto",
@@ -103,6 +109,11 @@ class ModelConfig(Group):
             raise LrkvError(
                 f"model.head_width = {self.head_width} is odd, and rotation works on pairs: "
                 f"use {' or '.join(even)}"
+            )
+        if self.decode_cache == "int8" and not self.attention.int8_rows(self):
+            raise LrkvError(
+                f"model.decode_cache = int8, and {self.attention.label} has no rows of heads to "
+                "keep in eight bits: use whole"
             )
         if self.layers % self.unroll:
             raise LrkvError(

@@ -111,7 +111,7 @@ def everywhere(arrays: Any, mesh: Mesh | None) -> Any:
 def page_bytes(model: Unstacked, page: int) -> int:
     """Bytes of a page of so many tokens in all layers, as they are allocated."""
     dtype = resolve_dtype(model.config.dtype)
-    shapes = [block.attention.cache_shapes(1, page, dtype) for block in model.blocks]
+    shapes = [block.attention.stored_shapes(1, page, dtype) for block in model.blocks]
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
@@ -122,7 +122,7 @@ def new_cache(model: Unstacked, batch: int, length: int, mesh: Mesh | None) -> l
     dtype = resolve_dtype(model.config.dtype)
     caches = []
     for block in model.blocks:
-        shapes = block.attention.cache_shapes(batch, length, dtype)
+        shapes = block.attention.stored_shapes(batch, length, dtype)
         where = on_mesh.cache_shardings(block.attention, shapes, mesh)
         caches.append(
             jax.tree.map(

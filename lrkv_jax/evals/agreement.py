@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.decode import Engine
 from lrkv_jax.model import with_parameters
+from lrkv_jax.run.restore import TrainedRun
 
 # A few roundings of float32: a model that has learnt little has many tokens this close.
 TIE = 1e-6
 # The longest prompt is prefilled in this many pieces: the first attends to itself, the next ones
 # to the cache.
 PIECES = 3
+ROWS, STEPS = 4, 64  # of a run's comparison
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,15 @@ class Agreement:
 
     `max_relative_error` is the largest difference of a logit over the largest logit;
     `same_greedy_token` the share of positions whose likeliest token is the same, or ties with the
-    forward's to within TIE of the largest logit.
+    forward's to within TIE of the largest logit; `loss` the mean nats of the text's own tokens by
+    decoding, and `forward_loss` by the forward.
     """
 
     max_relative_error: float
     same_greedy_token: float
     positions: int
+    loss: float
+    forward_loss: float
 
 
 def decode_agreement(
@@ -63,8 +69,25 @@ def decode_agreement(
     chosen_BN1 = cached_BNV.argmax(-1)[..., None]
     behind_BN = whole_BNV.max(-1) - np.take_along_axis(whole_BNV, chosen_BN1, -1)[..., 0]
     largest = float(np.abs(whole_BNV).max())
+    next_BN = tokens_BT[rows_B1, places_BN]
     return Agreement(
         max_relative_error=float(np.abs(cached_BNV - whole_BNV).max()) / largest,
         same_greedy_token=float((behind_BN <= TIE * largest).mean()),
         positions=places_BN.size,
+        loss=_loss(cached_BNV, next_BN),
+        forward_loss=_loss(whole_BNV, next_BN),
     )
+
+
+def agreement_on(run: TrainedRun, tokens_BT: np.ndarray) -> Agreement:
+    """The same of a run: prompts of different lengths, then up to `STEPS` tokens one by one."""
+    tokens_BT = tokens_BT[:ROWS, : 4 * STEPS]
+    T = tokens_BT.shape[1]
+    longest = T - min(STEPS, T // 2)
+    lengths = [max(1, longest - 17 * row) for row in range(len(tokens_BT))]
+    return decode_agreement(run.config.model, run.params, tokens_BT, lengths, mesh=run.mesh)
+
+
+def _loss(logits_BNV, next_BN):
+    log_p_BNV = jax.nn.log_softmax(jnp.asarray(logits_BNV, jnp.float32))
+    return -float(np.take_along_axis(np.asarray(log_p_BNV), next_BN[..., None], -1).mean())

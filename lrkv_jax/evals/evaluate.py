@@ -20,16 +20,13 @@ from lrkv_jax.decode import Engine
 from lrkv_jax.disk import why_not, write_json
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals import gsm8k, humaneval, multiple_choice
-from lrkv_jax.evals.agreement import decode_agreement
+from lrkv_jax.evals.agreement import ROWS, agreement_on
 from lrkv_jax.evals.benchmark import Benchmark, BenchmarkSettings, Questions, questions
 from lrkv_jax.evals.language_model import LanguageModel
 from lrkv_jax.run.restore import TrainedRun, load_run
 from lrkv_jax.run.run_dir import read_run
 from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.validate import make_validation
-
-AGREEMENT_ROWS = 4
-AGREEMENT_STEPS = 64
 
 BENCHMARKS: dict[str, Benchmark] = {
     "arc_easy": multiple_choice.arc_easy,
@@ -191,17 +188,13 @@ def _loss_on(run: TrainedRun, batches: Iterable[np.ndarray]) -> dict[str, float]
 
 
 def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
-    """Compare on the first held-out records: prompts of different lengths, then token by token."""
+    """Compare on the first held-out records."""
     del batch
     config = run.config
     rows = RowFormat.of(config, run.tokenizer.bos)
-    tokens_BU = next(heldout_batches(config.data, config.train.context, AGREEMENT_ROWS))
-    read = min(config.train.context, 4 * AGREEMENT_STEPS)
-    tokens_BT = np.asarray(rows.ids(jax.numpy.asarray(tokens_BU[:, :read])))
-    T = tokens_BT.shape[1]
-    longest = T - min(AGREEMENT_STEPS, T // 2)
-    lengths = [max(1, longest - 17 * row) for row in range(len(tokens_BT))]
-    return asdict(decode_agreement(config.model, run.params, tokens_BT, lengths, mesh=run.mesh))
+    tokens_BU = next(heldout_batches(config.data, config.train.context, ROWS))
+    tokens_BT = np.asarray(rows.ids(jax.numpy.asarray(tokens_BU[:, : config.train.context])))
+    return asdict(agreement_on(run, tokens_BT))
 
 
 TASKS = {"bpb": _held_out, "docstrings": _docstrings, "agreement": _agreement}

@@ -44,6 +44,8 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
             f"same greedy token, of {agreement['positions']}",
             f"{agreement['same_greedy_token']:.2%}",
         )
+        table.add_row("nats per token there, decoded", f"{agreement['loss']:.4f}")
+        table.add_row("nats per token there, forward", f"{agreement['forward_loss']:.4f}")
     console.print(table)
     asked = [name for name in BENCHMARKS if name in result]
     if asked:

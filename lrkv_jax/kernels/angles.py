@@ -125,7 +125,7 @@ def _of_chunk(found: Compressed, q_BTHK, halves_JHR, rk_BSHR, origin, start, log
 
     def latents(place):
         """Those of a block from `place` of the chunk on, [slots, B, 1, H, R]."""
-        rk_BbHR = jax.lax.dynamic_slice_in_dim(rk_BSHR, origin + place, block, 1)
+        rk_BbHR = slots(rk_BSHR, None, origin + place, block)
         return rk_BbHR.astype(jnp.float32).swapaxes(0, 1)[:, :, None]
 
     def some(index, logits_SBTH):

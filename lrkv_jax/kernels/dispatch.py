@@ -15,6 +15,7 @@ import jax
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import proof
+from lrkv_jax.kernels.int8 import Int8Rows
 from lrkv_jax.kernels.trial import Trial
 
 IMPLEMENTATIONS = ("auto", "xla", "mosaic", "interpret")
@@ -44,6 +45,9 @@ class Kernel(NamedTuple):
         what its defaults say.
         """
         plan, objection = found
+        parts = jax.tree.leaves(arrays, is_leaf=lambda part: isinstance(part, Int8Rows))
+        if any(isinstance(part, Int8Rows) for part in parts):
+            objection = "it reads no int8 cache"
 
         def doubt():
             return proof.doubt(Trial.of(self.mosaic, self.xla, plan, axes, arrays, scale))

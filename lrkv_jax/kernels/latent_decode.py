@@ -198,7 +198,8 @@ def _xla(
     keys = []  # those of each part that is rotated in keys
     if rotation is not None and rotation.up_key_CGK is not None:
         # One head's latents in place of H: they meet every head's M_h(q).
-        keys.append(in_keys(rotation.up_key_CGK.swapaxes(0, 1), latent_BSC[:, :, None]))
+        of_one_BS1C = jax.tree.map(lambda array: array[:, :, None], latent_BSC)
+        keys.append(in_keys(rotation.up_key_CGK.swapaxes(0, 1), of_one_BS1C))
     if private is not None and private.up_key_GRK is not None:
         keys.append(in_keys(private.up_key_GRK, private.latent_BSGR))
 

@@ -11,6 +11,8 @@ import re
 import jax
 import jax.numpy as jnp
 
+from lrkv_jax.kernels.int8 import whole_rows
+
 # Finite, so that a difference of two of them is 0 and not NaN.
 MASKED = -1e30
 # On a CPU: the most bytes of a chunk's keys in float32, between the least slots and the most.
@@ -152,14 +154,18 @@ def slots(array_BS, pages_BN, start, chunk, seen_Bc=None, axis=1):
     """`chunk` slots from `start` of a cache array, or of its pool with a page table.
 
     `axis` is that of the slots: 1, or 2 in [B, H, S], whose pool is [P, H, 64]. Zeros where
-    `seen_Bc` says that no token is written. Of pools, `start` and `chunk` are whole pages.
+    `seen_Bc` says that no token is written. Of pools, `start` and `chunk` are whole pages. Rows in
+    eight bits become what they stand for.
     """
     if pages_BN is None:
-        some = jax.lax.dynamic_slice_in_dim(array_BS, start, chunk, axis)
+        some = jax.tree.map(
+            lambda array: jax.lax.dynamic_slice_in_dim(array, start, chunk, axis), array_BS
+        )
     else:
         rows = array_BS.shape[axis]
         pages_Bn = jax.lax.dynamic_slice_in_dim(pages_BN, start // rows, chunk // rows, 1)
         some = contiguous(array_BS, pages_Bn, axis)
+    some = whole_rows(some)
     if seen_Bc is None:
         return some
     return jnp.where(seen_Bc.reshape(*seen_Bc.shape, *[1] * (some.ndim - 2)), some, 0)
@@ -169,10 +175,14 @@ def contiguous(pool, pages_BN, slots_axis=1):
     """A copy of a cache array, [B, S, ...] or [B, H, S], from its pool of pages, [P, 64, ...]."""
     if pages_BN is None:
         return pool
-    pages = jnp.moveaxis(pool[pages_BN], 1, slots_axis)
-    shape = pages.shape
-    slots = shape[slots_axis] * shape[slots_axis + 1]
-    return pages.reshape(*shape[:slots_axis], slots, *shape[slots_axis + 2 :])
+
+    def joined(pool):
+        pages = jnp.moveaxis(pool[pages_BN], 1, slots_axis)
+        shape = pages.shape
+        slots = shape[slots_axis] * shape[slots_axis + 1]
+        return pages.reshape(*shape[:slots_axis], slots, *shape[slots_axis + 2 :])
+
+    return jax.tree.map(joined, pool)
 
 
 def padded(array, axis, width):

@@ -50,7 +50,7 @@ def measure_cache(
     live = _live_bytes() - before
     shards = [shard.data for leaf in leaves for shard in leaf.addressable_shards]
     buffers = {shard.unsafe_buffer_pointer(): shard.nbytes for shard in shards}
-    shapes = layer.cache_shapes(batch, length, jnp.dtype(dtype))
+    shapes = layer.stored_shapes(batch, length, jnp.dtype(dtype))
     return LiveCache(batch, length, model.layers, shapes, sum(buffers.values()), live)
 
 

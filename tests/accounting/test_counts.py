@@ -20,6 +20,7 @@ from lrkv_jax.accounting.muon import (
 )
 from lrkv_jax.accounting.serving import serving
 from lrkv_jax.accounting.timing import Assumptions, bandwidth, estimate
+from lrkv_jax.attention.cache import in_int8
 from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, AttentionConfig, ModelConfig, load_config
 from lrkv_jax.config.schema import TrainConfig
 from lrkv_jax.hardware import hardware
@@ -64,6 +65,13 @@ def check_against_the_model(model):
         assert accounting.cache_allocated_bytes_per_token(model, itemsize) == live
         padding = model.layers * padding_values(real.blocks.attention, cache)
         assert accounting.cache_bytes_per_token(model, itemsize) == live - padding * itemsize
+        if not model.attention.int8_rows(model):
+            continue
+        smaller = in_int8(real.blocks.attention.cache_shapes(batch, length, dtype))
+        nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(smaller))
+        in_bytes = model.model_copy(update={"decode_cache": "int8"})
+        allocated = accounting.cache_allocated_bytes_per_token(in_bytes, itemsize)
+        assert allocated == model.layers * nbytes / (batch * length)
     # With a cache in bfloat16, what is float32 is a scalar and the rest are values or padding.
     cache = there(real.blocks.attention.cache_shapes(1, 1, jnp.bfloat16))
     values = sum(size(leaf) for leaf in cache.values() if leaf.dtype == jnp.bfloat16)

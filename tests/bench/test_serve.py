@@ -47,6 +47,20 @@ def test_the_page_s_table_is_what_the_kept_benchmark_gives(tmp_path, monkeypatch
     assert (tmp_path / "serving.md").read_text() == (ROOT / "docs/serving.md").read_text()
 
 
+@pytest.mark.slow
+def test_what_an_int8_cache_costs_is_measured_and_written(tmp_path, monkeypatch, finished_run):
+    shutil.copy(ROOT / "docs/serving.md", tmp_path)
+    options = ["--groups", "1", "--docs", str(tmp_path), "--results", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["", str(finished_run.directory), *options])
+    runpy.run_path(str(ROOT / "experiments/int8_cache.py"), run_name="__main__")
+    (row,) = json.loads((tmp_path / "int8_cpu.json").read_text())["runs"]
+    whole, int8 = row["whole"], row["int8"]
+    assert whole["nats"] == pytest.approx(whole["forward_nats"], rel=1e-6)
+    assert 0 < abs(int8["nats"] / whole["nats"] - 1) < 1e-3
+    assert int8["bytes_bf16"] < whole["bytes_bf16"] < row["mha_bytes_bf16"]
+    assert f"| run, {row['label']} |" in (tmp_path / "serving.md").read_text()
+
+
 def test_a_trace_is_the_same_again_and_its_lengths_fit():
     load = Load(requests=200, longest=256)
     asked = loads.trace(load)

@@ -185,7 +185,7 @@ def test_data_build_prints_where_the_records_are(capsys, monkeypatch, pages, tmp
     assert any((tmp_path / "data").rglob("*")), "and they are there"
 
 
-@pytest.mark.slow
+@pytest.mark.nights
 def test_the_quickstart_model_trains_alike_on_eight_devices(tmp_path, data_directory):
     """The real shape; tests/train/test_step.py has every variant on every mesh."""
     losses = {}

@@ -55,14 +55,18 @@ def asked(number):
     ("name", "dtype"),
     [
         ("lrkv-latent", "float32"),
-        ("lrkv-latent", "bfloat16"),
+        ("lrkv-latent", "int8"),
+        pytest.param("lrkv-latent", "bfloat16", marks=pytest.mark.slow),
         *(pytest.param(n, "float32", marks=pytest.mark.slow) for n in LINES if n != "lrkv-latent"),
         pytest.param("mha", "bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype):
     """Neighbours, order, rows, pages, prefixes that are found, and giving way change nothing."""
-    engine = engine_of(LINES[name], model={"dtype": dtype}, length=256, pages=5)
+    model = {"dtype": dtype}
+    if dtype == "int8":
+        model = {"dtype": "bfloat16", "decode_cache": "int8"}
+    engine = engine_of(LINES[name], model=model, length=256, pages=5)
     alone = []
     for number in range(10):
         prompt, new, draw = asked(number)

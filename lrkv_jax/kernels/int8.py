@@ -1,0 +1,63 @@
+"""Rows of a cache in eight bits: each is whole numbers and one scale, that of its largest value.
+
+A row x of a token and a head, W wide, is kept as n = round(x / s), between −127 and 127, with
+s = max|x| / 127 in the cache's own type. Nothing is calibrated, and no row depends on another one:
+what a token leaves is what it would leave alone. Of normal numbers the root mean square error is
+0.6 to 0.8 % of theirs for W between 32 and 256.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int8
+
+MOST = 127
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Int8Rows:
+    """An array of rows, [..., W]: `shape` is that of what it stands for, `dtype` its type."""
+
+    whole: Int8[Array, "*B W"]
+    scale: Float[Array, "*B"]
+
+    @classmethod
+    def of(cls, rows: Float[Array, "*B W"], dtype: jnp.dtype) -> Self:
+        """The rows in eight bits, with scales of `dtype`."""
+        rows = rows.astype(jnp.float32)
+        scale = (jnp.abs(rows).max(axis=-1) / MOST).astype(dtype)
+        step = scale.astype(jnp.float32)[..., None]
+        whole = jnp.where(step > 0, rows / jnp.where(step > 0, step, 1), 0)
+        return cls(jnp.clip(jnp.round(whole), -MOST, MOST).astype(jnp.int8), scale)
+
+    @classmethod
+    def shapes(cls, rows):
+        """The same of abstract rows, with scales of their type."""
+        return cls(
+            jax.ShapeDtypeStruct(rows.shape, jnp.int8),
+            jax.ShapeDtypeStruct(rows.shape[:-1], rows.dtype),
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.whole.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.whole.ndim
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.scale.dtype
+
+    def rows(self) -> Float[Array, "*B W"]:
+        """What it stands for, rounded once more, to the scales' type."""
+        return self.whole.astype(self.dtype) * self.scale[..., None]
+
+
+def whole_rows(array: Float[Array, "*B W"] | Int8Rows) -> Float[Array, "*B W"]:
+    """An array as it is, and rows of eight bits as what they stand for."""
+    return array.rows() if isinstance(array, Int8Rows) else array
