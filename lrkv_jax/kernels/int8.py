@@ -7,11 +7,10 @@ what a token leaves is what it would leave alone. Of normal numbers the root mea
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int8
 
 MOST = 127
 
@@ -19,14 +18,17 @@ MOST = 127
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Int8Rows:
-    """An array of rows, [..., W]: `shape` is that of what it stands for, `dtype` its type."""
+    """An array of rows, `whole` [..., W] in int8 and `scale` [...]; or of their shapes.
 
-    whole: Int8[Array, "*B W"]
-    scale: Float[Array, "*B"]
+    `shape` is that of what it stands for, and `dtype` its type.
+    """
+
+    whole: Any
+    scale: Any
 
     @classmethod
-    def of(cls, rows: Float[Array, "*B W"], dtype: jnp.dtype) -> Self:
-        """The rows in eight bits, with scales of `dtype`."""
+    def of(cls, rows: jax.Array, dtype: jnp.dtype) -> Self:
+        """Rows [..., W] in eight bits, with scales of `dtype`."""
         rows = rows.astype(jnp.float32)
         scale = (jnp.abs(rows).max(axis=-1) / MOST).astype(dtype)
         step = scale.astype(jnp.float32)[..., None]
@@ -53,11 +55,11 @@ class Int8Rows:
     def dtype(self) -> jnp.dtype:
         return self.scale.dtype
 
-    def rows(self) -> Float[Array, "*B W"]:
-        """What it stands for, rounded once more, to the scales' type."""
+    def rows(self) -> jax.Array:
+        """What it stands for, [..., W], rounded once more, to the scales' type."""
         return self.whole.astype(self.dtype) * self.scale[..., None]
 
 
-def whole_rows(array: Float[Array, "*B W"] | Int8Rows) -> Float[Array, "*B W"]:
+def whole_rows(array: jax.Array | Int8Rows) -> jax.Array:
     """An array as it is, and rows of eight bits as what they stand for."""
     return array.rows() if isinstance(array, Int8Rows) else array
