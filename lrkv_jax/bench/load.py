@@ -7,6 +7,7 @@ so that clients take no time from the server's interpreter. Times are those of `
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import http.client
 import json
 import queue
@@ -15,11 +16,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from lrkv_jax.disk import write_json
 from lrkv_jax.errors import LrkvError
 
 CONNECT_SECONDS = 30.0
@@ -66,6 +69,18 @@ def trace(load: Load) -> list[tuple[list[int], int]]:
         (random.integers(1, load.vocabulary, prompt).tolist(), int(new))
         for prompt, new in zip(*lengths, strict=True)
     ]
+
+
+def save(found: dict[str, Any], url: str, load: Load, folder: str | Path) -> Path:
+    """Write what `run` found, where and of what load, to serve_load.json in a folder."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    asked = dataclasses.asdict(load)
+    del asked["key"]
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    about = {"benchmark": "serve_load", "url": url, "date": date, "load": asked}
+    path = Path(folder) / "serve_load.json"
+    write_json(path, about | found)
+    return path
 
 
 def run(url: str, load: Load) -> dict[str, Any]:

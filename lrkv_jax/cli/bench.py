@@ -1,6 +1,7 @@
 """`lrkv bench`: time decoding and training."""
 
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -146,6 +147,8 @@ def bench_serve(
             print(json.dumps(found, indent=2))
         else:
             print_load(found, Console(markup=False))
+        if out is not None:
+            print(loads.save(found, url, load, out), file=sys.stderr)
         return
     start_alone("bench serve")
     from lrkv_jax.bench.files import command
