@@ -178,7 +178,7 @@ def plan(config: RunConfig, names: list[str]) -> dict[str, Any]:
         "vocabulary": model.vocabulary,
         "context": config.train.context,
         "tokens": training_tokens(config),
-        "cache_dtype": CACHE_DTYPE if model.decode_cache == "whole" else model.decode_cache,
+        "cache_dtype": CACHE_DTYPE + " (rows in int8)" * (model.decode_cache == "int8"),
         "variants": {name: _variant_plan(config.variant(name)) for name in names},
     }
 

@@ -67,6 +67,18 @@ def serve(
         from lrkv_jax.run.restore import load_run
 
         trained = load_run(run, step=shared.step_named(step), overrides=overrides or [])
+    if trained.config.model.decode_cache == "int8":
+        with working("measuring the int8 cache"):
+            from lrkv_jax.data.docstrings import docstring_rows
+            from lrkv_jax.evals.agreement import agreement_on
+
+            rows_RU = docstring_rows(trained.tokenizer, trained.config.train.context)
+            found = agreement_on(trained, rows_RU[:, :-1])
+        print(
+            f"int8 cache, {found.positions} tokens of docstrings: {found.loss:.4f} nats a token "
+            f"(the forward: {found.forward_loss:.4f}), {found.same_greedy_token:.1%} the same "
+            "greedy token"
+        )
     length = config.train.context if context is None else context
     with working("compiling"):
         service = Service.of(
@@ -80,19 +92,6 @@ def serve(
         f"{service.name}: step {trained.step}, {batch} texts of up to {length} tokens, "
         f"cache {report.cache_bytes / (1 << 20):.0f} MiB"
     )
-
-    if trained.config.model.decode_cache == "int8":
-        with working("measuring the int8 cache"):
-            from lrkv_jax.data.docstrings import docstring_rows
-            from lrkv_jax.evals.agreement import agreement_on
-
-            rows_RU = docstring_rows(trained.tokenizer, trained.config.train.context)
-            found = agreement_on(trained, rows_RU[:, :-1])
-        print(
-            f"int8 cache, {found.positions} tokens of docstrings: {found.loss:.4f} nats a token "
-            f"(whole: {found.forward_loss:.4f}), {found.same_greedy_token:.1%} the same greedy "
-            "token"
-        )
 
     def ready(leave: object) -> None:
         print(f"ready at http://{shown}:{taken}/ (Ctrl-C ends)", flush=True)

@@ -27,7 +27,7 @@ def run(tmp_path_factory):
 
 
 def started(run, *options):
-    """(the process, its port) once it is ready."""
+    """(the process, its port, what it printed) once it is ready."""
     process = subprocess.Popen(
         [sys.executable, "-m", "lrkv_jax", "serve", str(run), "--port", "0", *options],
         env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -37,12 +37,12 @@ def started(run, *options):
         line = process.stdout.readline()
         assert line, process.communicate()
         printed += line
-    return process, int(re.search(r"ready at http://127.0.0.1:(\d+)/", printed)[1])
+    return process, int(re.search(r"ready at http://127.0.0.1:(\d+)/", printed)[1]), printed
 
 
 @pytest.mark.faults
 def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run):
-    process, port = started(run, "--batch", "2")
+    process, port, _ = started(run, "--batch", "2")
     other = [sys.executable, "-m", "lrkv_jax", "serve", str(run), "--port", str(port)]
     taken = subprocess.run(other, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert taken.returncode == 2 and "Address already in use; use another --port" in taken.stderr
@@ -62,12 +62,16 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
     with pytest.raises(ConnectionRefusedError):
         raw(port, b"")
 
-    process, port = started(run)
+    process, port, printed = started(run, "model.decode_cache=int8")
+    said = re.search(
+        r"int8 cache, 256 tokens .*: (\S+) nats a token \(the forward: (\S+)\)", printed
+    )
+    assert float(said[1]) == pytest.approx(float(said[2]), rel=0.01)
     with raw(port, asks({**LONG, "stream": True})) as there:
         assert there.recv(100).startswith(b"HTTP/1.1 200")
         process.kill()
         process.communicate(timeout=60)
-    process, port = started(run)
+    process, port, _ = started(run)
     assert post(port, "/v1/completions", LONG)[1]["choices"][0]["text"] == whole
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
