@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import fmean
 
 HERE = Path(__file__).parent
-SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
 
 
 def measure(directory: str, groups: int) -> dict:
@@ -43,6 +42,7 @@ def measure(directory: str, groups: int) -> dict:
 def scales() -> list[dict]:
     """Bytes of a token at the paper's scales, of a bfloat16 cache and of its int8 form."""
     from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
+    from lrkv_jax.artefacts.printed import SCALES
     from lrkv_jax.config import load_config
 
     def nbytes(scale, variant, how):

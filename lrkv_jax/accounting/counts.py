@@ -135,9 +135,8 @@ def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_IT
     The closed form of what `lrkv_jax.plan.live_cache.live_cache_bytes_per_token` measures.
     """
     padding = model.layers * model.attention.cache_padding_values(model)
-    if model.decode_cache == "int8":  # what is padded are rows
-        return cache_bytes_per_token(model, itemsize) + padding
-    return cache_bytes_per_token(model, itemsize) + padding * itemsize
+    each = 1 if model.decode_cache == "int8" else itemsize  # what is padded are rows
+    return cache_bytes_per_token(model, itemsize) + padding * each
 
 
 def cache_fraction(model: ModelConfig) -> float:
