@@ -11,6 +11,7 @@ import pytest
 from support.tiny import TINY, FinishedRun, few_pages, finish
 
 MOST_PROGRAM_BYTES = 500_000_000  # of many states of the sources
+MOST_MAPS = 25_000
 PROGRAMS = pytest.StashKey[Path]()
 
 
@@ -52,6 +53,21 @@ def pytest_configure(config):
     warm = _can_keep(config) and config.getoption("markexpr") not in ("timed", "gpu")
     for kept in _kept_programs(config).iterdir() if warm else ():
         shutil.copyfile(kept, programs / kept.name)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_maps():
+    """Forget this process's programs before Linux's limit on its mappings, 65,530, ends it.
+
+    A program takes dozens of them, and the slow tests, in one process, more than there are: XLA
+    then ended with a segmentation fault where it next wrote one.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        import jax
+
+        jax.clear_caches()
 
 
 def pytest_collection_finish():

@@ -29,7 +29,7 @@ from lrkv_jax.bench import load as loads
 from lrkv_jax.bench.load import Load
 from lrkv_jax.bench.report import Progress, machine, silent, table, where
 from lrkv_jax.config import RunConfig, load_config
-from lrkv_jax.decode import Engine, programs
+from lrkv_jax.decode import Engine, Sampling, programs
 from lrkv_jax.decode.pages import PAGE
 from lrkv_jax.decode.schedule import Plan
 from lrkv_jax.errors import LrkvError
@@ -37,6 +37,8 @@ from lrkv_jax.model import init_parameters
 
 # Steps of a call in the comparison of the host's time.
 STEPS = 8
+# Tokens of a draft.
+DRAFTS = 7
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,14 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
     if settings.samples < 1 or settings.requests < max(settings.batches):
         raise LrkvError("samples: use 1 or more; requests: as many as rows, or more")
     made = {variant: _made(settings, variant) for variant in settings.variants}
-    engines: dict[tuple[str, int], Engine] = {}
+    engines: dict[tuple[str, int, int], Engine] = {}
 
-    def engine(variant: str, B: int) -> Engine:
-        if (variant, B) not in engines:
-            engines[variant, B] = _engine(*made[variant], settings, batch=B)
-        engines[variant, B].reset()
-        return engines[variant, B]
+    def engine(variant: str, B: int, drafts: int = 0) -> Engine:
+        key = variant, B, drafts
+        if key not in engines:
+            engines[key] = _engine(*made[variant], settings, batch=B, drafts=drafts)
+        engines[key].reset()
+        return engines[key]
 
     few, many = min(settings.batches), max(settings.batches)
     parts: list[tuple[str, Callable[[], list[Row]]]] = []
@@ -96,6 +99,8 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
         parts.append((f"{variant}, pages", partial(_paged, settings, variant, of, few)))
         parts.append((f"{variant}, prefix", partial(_prefix, settings, variant, of, few)))
         parts.append((f"{variant}, swap", partial(_swap, settings, variant, of, few)))
+        for B in (1, few):
+            parts.append((f"{variant}, lookup, {B}", partial(_lookup, settings, variant, of, B)))
         if settings.http:
             parts.append((f"{variant}, HTTP", partial(_http, settings, variant, of, few, config)))
     parts.append(("equal bytes", partial(_equal_bytes, settings, made)))
@@ -246,8 +251,8 @@ def _alone(engine, length_B, calls) -> float:
 def _steps(calls, pool, rows, given):
     """A call of the steps' program: the pool and the rows after it."""
     count = np.int32(STEPS)
-    pool, rows, *_ = calls.run(
-        programs.steps, pool, rows, given, count, np.False_, None, most=calls.steps
+    pool, rows, _ = calls.run(
+        programs.steps, pool, rows, given, count, np.False_, None, **calls.how
     )
     return pool, rows
 
@@ -340,6 +345,26 @@ def _swap(settings, variant, of, B) -> list[Row]:
         moved.append(time.perf_counter() - began)
     what = f"a whole context's pages to the host and back over reading {tokens} tokens"
     return [_row(what, variant, moved[1:], read[1:], "≤ 0.5")]
+
+
+def _lookup(settings, variant, of, B) -> list[Row]:
+    """Tokens/s with drafts that are looked up in the text over those without.
+
+    Greedily, random weights end in a cycle; drawn at temperature 1 they say nothing twice.
+    """
+    random, new = np.random.default_rng(2), settings.context // 2
+    prompts = random.integers(1, 1000, (B, PAGE)).tolist()
+    texts = {"that repeats itself": (Sampling(), "≥ 2"), "that does not": (Sampling(1.0), "≥ 0.95")}
+    rows = []
+    for kind, (sampling, reach) in texts.items():
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for _ in range(settings.samples + 1):
+            for spent, drafts in zip(seconds, (0, DRAFTS), strict=True):
+                engine = of(B, drafts)
+                spent.append(_seconds(partial(engine.generate, prompts, new, sampling=sampling)))
+        what = f"tokens/s, {DRAFTS} looked up over none, text {kind}, {B} at a time"
+        rows.append(_row(what, variant, seconds[0][1:], seconds[1][1:], reach))
+    return rows
 
 
 def _equal_bytes(settings, made) -> list[Row]:

@@ -42,6 +42,12 @@ def serve(
         ),
     ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Texts that may wait; more get 429.")] = 256,
+    drafts: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Tokens looked up in a text and read at once where it repeats itself, to 7."
+        ),
+    ] = 0,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds of a reply, at most.")] = 600.0,
     drain: Annotated[
         float, typer.Option(min=0, help="Seconds for accepted replies after SIGTERM.")
@@ -84,6 +90,7 @@ def serve(
         service = Service.of(
             trained, name or Path(run).resolve().name,
             batch=batch, context=length, cache_bytes=memory, queue=queue, seconds=timeout,
+            drafts=drafts,
         )  # fmt: skip
     address, taken = there.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
@@ -98,6 +105,10 @@ def serve(
 
     serve_until_signalled(service, there, key, drain=drain, ready=ready)
     print("ended: every accepted request was answered", file=sys.stderr)
+    calls = service.runner.engine.calls
+    if calls.drafted:
+        share = calls.accepted / calls.drafted
+        print(f"of {calls.drafted:,} tokens that were looked up {share:.0%} were right")
 
 
 def _bytes(option: str, text: str) -> int:

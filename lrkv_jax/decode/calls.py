@@ -31,6 +31,8 @@ class Calls:
 
     rows, pages: of all shards, and of each, without the null page. longest: pages of the longest
     sequence. fill, score: shapes of the programs that read, on each shard. steps: most of a call.
+    drafts: tokens that are looked up in a text and read at once. `drafted` and `accepted` count
+    them, and those that the model chose.
     """
 
     def __init__(
@@ -45,8 +47,13 @@ class Calls:
         fill: Shape,
         score: Shape,
         steps: int,
+        drafts: int,
     ):
         self.model, self.mesh, self.steps = model, mesh, steps
+        # A CPU reads one draft in a third of a step of eight rows, and eight in three steps.
+        alone = jax.default_backend() == "cpu" and shards == 1
+        self.how = {"most": steps, "drafts": drafts, "together": int(alone)}
+        self.drafted = self.accepted = 0
         self._batch, self._shards, self._pages, self._each = rows, shards, pages, longest
         self.fill, self.score = fill, score
         self._most = max(LEAST_ROWS, fill.rows * shards)
@@ -55,7 +62,8 @@ class Calls:
         """Drop the cache and all that was started; the cache is made anew when it is needed."""
         self.pool: Any = None
         self.started: deque[Callable[[], Any]] = deque()
-        self.rows = programs.Rows.none(self._batch, self.model.config.vocabulary)
+        longest = self._each * PAGE if self.how["drafts"] else 0
+        self.rows = programs.Rows.none(self._batch, self.model.config.vocabulary, longest)
         self.rows = placement.everywhere(self.rows, self.mesh)
 
     def cache(self) -> Any:
@@ -99,14 +107,14 @@ class Calls:
         if plan.scores:
             pool = self._start_scores(plan, pool, answers)
         if plan.stepping:
-            self._recount(plan.stepping[row] for row in plan.fresh)
-            pool, self.rows, *chosen = self.run(
+            self._recall(plan.stepping[row] for row in plan.fresh)
+            pool, self.rows, taken = self.run(
                 programs.steps, pool, self.rows, self.given(plan), np.int32(plan.steps),
                 np.bool_(plan.hurry), _forced(plan.stepping, plan.steps, (self.steps, self._batch)),
-                most=self.steps,
+                **self.how,
             )  # fmt: skip
             turns = [(row, r, r.turn) for row, r in plan.stepping.items()]
-            answers.append(partial(self._read_steps, turns, plan.steps, *chosen))
+            answers.append(partial(self._read_steps, turns, plan.steps, taken))
         self.pool = pool
         self.started.append(lambda: [answer() for answer in answers])
 
@@ -134,14 +142,14 @@ class Calls:
                 row_F[place], end_F[place] = request.row, request.end
             by_place = [begun.get(place) for place in range(self._most)]
             forced_1F = _forced(begun, 0, (1, self._most))
-            self._recount(begun.values())
+            self._recall(begun.values())
             self.rows, token_F, told_F, logits_FV = self.run(
                 programs.begin, self.rows, x_FD, row_F, length_F, end_F,
                 _choice(by_place), None if forced_1F is None else forced_1F[0],
             )  # fmt: skip
             turns = [(place, request, request.turn) for place, request in begun.items()]
-            chosen = jax.tree.map(lambda of_F: of_F[None], (token_F, told_F, logits_FV))
-            answers.append(partial(self._read_steps, turns, 0, *chosen))
+            chosen = jax.tree.map(lambda of_F: of_F[:, None], (token_F, told_F, logits_FV))
+            answers.append(partial(self._read_tokens, turns, 0, *chosen, np.ones(self._most, int)))
         return pool
 
     def _start_scores(self, plan, pool, answers):
@@ -157,15 +165,15 @@ class Calls:
         answers.append(partial(self._read_scores, pieces, turns, *scores))
         return pool
 
-    def _recount(self, requests):
-        """Give the rows of those that ask for penalties the counts of their texts so far."""
+    def _recall(self, requests):
+        """Give rows their texts so far, where penalties or drafts depend on them."""
         for request in requests:
-            if request.draw.sampling.penalises:
+            if self.how["drafts"] or request.draw.sampling.penalises:
                 ids_L = np.full(self._each * PAGE, np.iinfo(np.int32).max, np.int32)
-                new = request.tokens[request.since :]
-                ids_L[: len(new)] = new
+                ids_L[: len(request.tokens)] = request.tokens
+                where = np.int32(request.row), ids_L, np.int32(request.since)
                 with jax.set_mesh(self.mesh):
-                    self.rows = programs.recount(self.rows, np.int32(request.row), ids_L)
+                    self.rows = programs.recall(self.rows, *where)
 
     def pieces(self, shape: Shape, pieces: dict) -> tuple:
         """Arrays for a program of this shape, and each piece by its row."""
@@ -202,19 +210,25 @@ class Calls:
         places_N[: len(move.pages)] = first + np.asarray(move.pages, np.int32)
         return places_N
 
-    def _read_steps(self, turns, count, tokens_NB, told_N, logits_NBV):
-        tokens_NB = np.asarray(tokens_NB)
+    def _read_steps(self, turns, count, taken):
+        self.drafted += int(taken.drafted)
+        self.accepted += int(taken.accepted)
+        chosen = taken.tokens_BM, taken.told_BM, taken.logits_BNV, taken.count_B
+        self._read_tokens(turns, count, *chosen)
+
+    def _read_tokens(self, turns, count, tokens_BM, told_BM, logits_BNV, count_B):
+        tokens_BM, count_B = np.asarray(tokens_BM), np.asarray(count_B)
         if any(request.tell is not None for _, request, _ in turns):
-            told_N = jax.tree.map(np.asarray, told_N)
+            told_BM = jax.tree.map(np.asarray, told_BM)
         for place, request, turn in turns:
-            tokens = [token for token in tokens_NB[:, place].tolist() if token >= 0]
+            tokens = tokens_BM[place, : count_B[place]].tolist()
             if request.forced:
-                request.logits += list(np.asarray(logits_NBV[: len(tokens), place]))
+                request.logits += list(np.asarray(logits_BNV[place, : len(tokens)]))
             before = len(request.tokens)
             self._scheduler.took(request, turn, count, tokens)
             if request.tell is not None:
                 for n in range(len(request.tokens) - before):
-                    request.told[before + n] = _told(request, *(of[n, place] for of in told_N))
+                    request.told[before + n] = _told(request, *(of[place, n] for of in told_BM))
 
     def _read_nexts(self, requests, log_p_FC):
         log_p_FC = np.asarray(log_p_FC)

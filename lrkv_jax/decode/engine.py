@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from lrkv_jax.accounting.counts import cache_bytes_per_token
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.decode import placement
+from lrkv_jax.decode import placement, programs
 from lrkv_jax.decode.calls import STOPS, Calls
 from lrkv_jax.decode.pages import PAGE, Pool
 from lrkv_jax.decode.request import Draw, Phase, Request, check_tokens
@@ -26,6 +26,7 @@ from lrkv_jax.decode.sampling import TOPS, Sampling
 from lrkv_jax.decode.schedule import Scheduler, Shape
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
+from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
 from lrkv_jax.nn.dtype import resolve_dtype
 
 # Tokens of prompts that are read at once: memory is linear in it. A CPU takes as long for a short
@@ -59,7 +60,9 @@ class Engine:
 
     pages: pages of `PAGE` tokens that the cache has for all requests together, or, as cache_bytes,
     those that so much memory holds; unless given, enough for `batch` of the longest. aside: pages
-    of which the host keeps copies while others use theirs; unless given, as many. On a `mesh`
+    of which the host keeps copies while others use theirs; unless given, as many. drafts: tokens
+    that are looked up in a text (`lrkv_jax.decode.lookup`) and read at once, in place of a step
+    each, where it repeats itself. On a `mesh`
     (`lrkv_jax.sharding.make_mesh`; the mesh in use, unless given) requests are split over `data`
     and `fsdp`, whose product `batch` is rounded up to, heads and their cache over `tensor`, and
     parameters as in training.
@@ -81,6 +84,7 @@ class Engine:
         mesh: Mesh | None = None,
         prefill_chunk: int | None = None,
         steps_per_call: int = STEPS_PER_CALL,
+        drafts: int = 0,
     ):
         each = -(-length // PAGE)  # pages of the longest request
         if prefill_chunk is None:
@@ -92,6 +96,8 @@ class Engine:
         for name, size in sizes.items():
             if size < 1:
                 raise LrkvError(f"{name} = {size}: use 1 or more")
+        if not 0 <= drafts < MOST_QUERIES:
+            raise LrkvError(f"drafts = {drafts}: use 0 (none) to {MOST_QUERIES - 1}")
         placement.check_parameters(config, params)
         self.config, self.length = config, length
         self.mesh = placement.mesh_for(config, mesh)
@@ -113,11 +119,12 @@ class Engine:
         self._fill = Shape(chunk // PAGE, PAGE)
         self._score = Shape(max(1, min(chunk // SCORED, batch // shards)), SCORED)
         self.steps_per_call, self._shards = steps_per_call, shards
+        self._more = programs.most_taken(steps_per_call, drafts) - steps_per_call
         self._aside = batch * each if aside is None else aside
         self.calls = Calls(
             model, self.mesh,
             rows=batch, shards=shards, pages=self.pages, longest=each,
-            fill=self._fill, score=self._score, steps=steps_per_call,
+            fill=self._fill, score=self._score, steps=steps_per_call, drafts=drafts,
         )  # fmt: skip
         self.reset()
 
@@ -126,7 +133,7 @@ class Engine:
         self.scheduler = Scheduler(
             self._empty(),
             rows=self.batch, fill=self._fill, score=self._score, steps=self.steps_per_call,
-            aside=self._aside,
+            more=self._more, aside=self._aside,
         )  # fmt: skip
 
     def warm(self) -> None:

@@ -5,8 +5,8 @@ B sequences  K likeliest tokens that are told  V vocabulary  X ids that stop a r
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +90,18 @@ class Choice:
         keys_B = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(self.seed_B2), self.stream_B)
         return jax.vmap(jax.random.fold_in)(keys_B, positions_B)
 
+    @property
+    def penalised_B(self) -> Bool[Array, "B"]:
+        """Rows whose choices depend on what was chosen before."""
+        return (self.frequency_B != 0) | (self.presence_B != 0)
+
+    def of_rows(self, rows_X: Int[Array, "X"]) -> Self:
+        """How these rows choose, each as often as it is named; one past the last names the last."""
+        arrays = {name: of for name, of in vars(self).items() if of.ndim}
+        return replace(
+            self, **{name: of.at[rows_X].get(mode="clip") for name, of in arrays.items()}
+        )
+
     def stopped_by(self, token_B: Int[Array, "B"]) -> Bool[Array, "B"]:
         """Which rows a token ends."""
         return (token_B[:, None] == self.stops_BX).any(axis=1)
@@ -135,7 +147,7 @@ def adjusted(
     `said` gives how often each token is in the row's new text. Nothing is done unless a row asks.
     """
     barred_B = at_B < how.least_B
-    biased = (how.bias_ids_BX >= 0).any() | (how.frequency_B != 0).any()
+    biased = (how.bias_ids_BX >= 0).any() | how.penalised_B.any()
 
     def change():
         rows_B1, V = jnp.arange(len(logits_BV))[:, None], logits_BV.shape[1]
@@ -147,8 +159,7 @@ def adjusted(
         stops_BX = jnp.where(barred_B[:, None] & (how.stops_BX >= 0), how.stops_BX, V)
         return new_BV.at[rows_B1, stops_BX].set(-jnp.inf, mode="drop")
 
-    asked = biased | (how.presence_B != 0).any() | barred_B.any()
-    return jax.lax.cond(asked, change, lambda: logits_BV)
+    return jax.lax.cond(biased | barred_B.any(), change, lambda: logits_BV)
 
 
 def sample(logits_BV: Float[Array, "B V"], keys_B: Key[Array, "B"], how: Choice) -> Int[Array, "B"]:

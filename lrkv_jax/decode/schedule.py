@@ -80,10 +80,11 @@ class Scheduler:
     """Requests on `rows` rows, shared out evenly among `pools`, one a shard of the sequences.
 
     fill: the shape of the program that reads prompts; score: of the one that scores. steps: most
-    steps of a call. aside: pages of which the host keeps copies; beyond them a request that gives
-    way is read again. expected: of what a request may be
-    given, the share that it is expected to take, before any has ended. reads: calls that read
-    prompts, at most, between two of steps: more of them fill the rows sooner, and let others wait.
+    steps of a call; each gives a row a token, and a call may give it up to `more` beyond them.
+    aside: pages of which the host keeps copies; beyond them a request that gives way is read again.
+    expected: of what a request may be given, the share that it is expected to take, before any has
+    ended. reads: calls that read prompts, at most, between two of steps: more of them fill the rows
+    sooner, and let others wait.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Scheduler:
         fill: Shape,
         score: Shape,
         steps: int,
+        more: int = 0,
         aside: int,
         expected: float = EXPECTED,
         reads: int = READS,
@@ -101,6 +103,7 @@ class Scheduler:
         self.pools = pools
         self._fill, self._score = fill, score
         self.steps = steps  # of the next call, at most
+        self._more = more
         self._rows: list[Request | None] = [None] * rows
         self._queue: list[Request] = []
         self._held: list[Request] = []
@@ -427,8 +430,9 @@ class Scheduler:
         left = _left(request)
         if left <= 0:
             return
-        # The last token is chosen and never read.
-        most = min(request.cached + request.ahead + self.steps, request.end - 1)
+        # The last token is chosen and never read. One call is not read yet.
+        most = request.cached + request.ahead + self.steps + 2 * self._more
+        most = min(most, request.end - 1)
         if not self._grow(request, most, plan):
             return
         plan.steps = max(plan.steps, min(left, self.steps))

@@ -59,6 +59,7 @@ class Generation(Asked):
     return_token_ids: bool = False
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; the server's is the most
     user: Annotated[str, Field(max_length=1024)] | None = None  # taken, and of no effect
 
     @property

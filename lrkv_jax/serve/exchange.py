@@ -47,7 +47,9 @@ class Exchange:
         metrics.prompt_tokens.inc(sum(map(len, self._prompts)))
         for number in range(n * len(echoes)):
             yield News(number, echoes[number // n])
-        async with contextlib.aclosing(self._service.pieces(self._texts)) as pieces:
+        async with contextlib.aclosing(
+            self._service.pieces(self._texts, self._asked.timeout)
+        ) as pieces:
             async for number, piece in pieces:
                 self._measure(number, piece)
                 if echoes:

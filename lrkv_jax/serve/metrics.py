@@ -82,6 +82,8 @@ class Metrics:
         gauge("cache_bytes", "Bytes of the cache.", lambda: cache_bytes)
         gauge("read_again", "Tokens that were read twice.", lambda: engine.scheduler.read_again)
         gauge("gave_way", "Times that a text gave way.", lambda: engine.scheduler.gave_way)
+        gauge("drafted_tokens", "Tokens that were looked up.", lambda: engine.calls.drafted)
+        gauge("accepted_tokens", "Those that were chosen.", lambda: engine.calls.accepted)
         gauge("compiled", "Programs compiled since the server was ready.", self._compiled)
         gauge("calls", "Calls of the engine.", lambda: runner.calls)
         gauge("call_seconds", "Seconds in them.", lambda: runner.seconds)

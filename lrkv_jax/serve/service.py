@@ -77,14 +77,17 @@ class Service:
         cache_bytes: int | None = None,
         queue: int = 256,
         seconds: float = 600.0,
+        drafts: int = 0,
     ) -> Self:
         """A service that decodes `batch` texts of up to `context` tokens and lets `queue` wait.
+
+        drafts: as for `Engine`.
 
         Raises `LrkvError` for a cache that has no room for one text of the whole context.
         """
         engine = Engine(
             run.config.model, run.params,
-            batch=batch, length=context, cache_bytes=cache_bytes, mesh=run.mesh,
+            batch=batch, length=context, cache_bytes=cache_bytes, drafts=drafts, mesh=run.mesh,
         )  # fmt: skip
         engine.warm()
         texts = engine.batch + queue
@@ -188,8 +191,10 @@ class Service:
 
     # Admission.
 
-    async def pieces(self, works: Sequence[Work]) -> AsyncGenerator[News]:
-        """What is new of each, as it comes, until all have ended.
+    async def pieces(
+        self, works: Sequence[Work], seconds: float | None = None
+    ) -> AsyncGenerator[News]:
+        """What is new of each, as it comes, until all have ended, within so many seconds.
 
         Whatever ends the iteration ends the works. Raises `Refused` at once where too many are
         open, and `TimeoutError` for what takes too long.
@@ -209,7 +214,8 @@ class Service:
             for number, work in enumerate(works):
                 self.runner.ask(work, partial(_put, arrived, number))
             # Each piece may be waited for by another task.
-            end = asyncio.get_running_loop().time() + self.limits.seconds
+            most = self.limits.seconds if seconds is None else min(seconds, self.limits.seconds)
+            end = asyncio.get_running_loop().time() + most
             while left:
                 async with asyncio.timeout_at(end):
                     news = await arrived.get()

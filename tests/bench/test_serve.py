@@ -30,7 +30,7 @@ TINY = Settings(
 def test_every_ratio_is_measured_within_one_run(tmp_path):
     report = run(TINY)
     rows = {(row.what, row.variant): row for row in report["rows"]}
-    assert len(rows) == len(report["rows"]) == 2 * 6 + 1
+    assert len(rows) == len(report["rows"]) == 2 * 10 + 1
     for row in report["rows"]:
         assert 0 < row.least <= row.ratio <= row.most
     equal = rows["texts running in equal bytes", "lrkv_latent over mha"]
@@ -47,6 +47,17 @@ def test_the_page_s_table_is_what_the_kept_benchmark_gives(tmp_path, monkeypatch
     monkeypatch.setattr("sys.argv", ["", "--docs", str(tmp_path)])
     runpy.run_path(str(ROOT / "experiments/serving_page.py"), run_name="__main__")
     assert (tmp_path / "serving.md").read_text() == (ROOT / "docs/serving.md").read_text()
+
+
+@pytest.mark.slow
+def test_what_looking_up_gains_is_measured_and_written(tmp_path, monkeypatch, finished_run):
+    shutil.copy(ROOT / "docs/serving.md", tmp_path)
+    options = ["--tokens", "8", "--docs", str(tmp_path), "--results", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["", str(finished_run.directory), *options])
+    runpy.run_path(str(ROOT / "experiments/prompt_lookup.py"), run_name="__main__")
+    rows = json.loads((tmp_path / "lookup_cpu.json").read_text())["rows"]
+    assert len(rows) == 4 and all(row["same"] and row["ratio"] > 0 for row in rows)
+    assert finished_run.directory.name in (tmp_path / "serving.md").read_text()
 
 
 @pytest.mark.slow

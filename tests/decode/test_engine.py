@@ -42,31 +42,43 @@ def text(engine):
 
 
 def asked(number):
-    """A request's prompt, its new tokens and how it draws; every third begins as another does."""
+    """A request's prompt, its new tokens and how it draws; every third begins as another does.
+
+    Every third one repeats itself, and so does its text.
+    """
     rng = np.random.default_rng(number)
     prompt = rng.integers(0, VOCABULARY, rng.integers(1, 60)).tolist()
     if number % 3 == 0:
         prompt = np.random.default_rng(0).integers(0, VOCABULARY, PAGE + 3).tolist() + prompt
     sampling = SAMPLED if number % 2 else Sampling()
+    if number % 3 == 1:
+        prompt = 2 * prompt
     return prompt, int(rng.integers(20, 110)), Draw(sampling, 5, number)
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
+    ("name", "dtype", "drafts"),
     [
-        ("lrkv-latent", "float32"),
-        ("lrkv-latent", "int8"),
-        pytest.param("lrkv-latent", "bfloat16", marks=pytest.mark.slow),
-        *(pytest.param(n, "float32", marks=pytest.mark.slow) for n in LINES if n != "lrkv-latent"),
-        pytest.param("mha", "bfloat16", marks=pytest.mark.slow),
+        ("lrkv-latent", "float32", 7),
+        ("lrkv-latent", "int8", 0),
+        pytest.param("lrkv-latent", "bfloat16", 3, marks=pytest.mark.slow),
+        *(
+            pytest.param(n, "float32", 7 * (n in ("mha", "mla")), marks=pytest.mark.slow)
+            for n in LINES
+            if n != "lrkv-latent"
+        ),
+        pytest.param("mha", "bfloat16", 0, marks=pytest.mark.slow),
     ],
 )
-def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype):
-    """Neighbours, order, rows, pages, prefixes that are found, and giving way change nothing."""
+def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype, drafts):
+    """Neighbours, order, rows, pages, prefixes that are found, and giving way change nothing.
+
+    What is looked up changes no token either.
+    """
     model = {"dtype": dtype}
     if dtype == "int8":
         model = {"dtype": "bfloat16", "decode_cache": "int8"}
-    engine = engine_of(LINES[name], model=model, length=256, pages=5)
+    engine = engine_of(LINES[name], model=model, length=256, pages=5, drafts=drafts)
     alone = []
     for number in range(10):
         prompt, new, draw = asked(number)
@@ -74,6 +86,14 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype):
         engine.finish([request])
         alone.append((request.said, request.told))
         engine.reset()
+    if drafts:
+        assert engine.calls.accepted > 10, "no draft was right"
+    if drafts and dtype == "float32":
+        plain = engine_of(LINES[name], model=model, length=256)
+        requests = [plain.submit(p, new, draw=draw) for p, new, draw in map(asked, range(10))]
+        plain.finish(requests)
+        assert [request.said for request in requests] == [text for text, _ in alone]
+        assert plain.calls.drafted == 0
     engine.scheduler._expected = 0.0  # it lets in more than will fit
     order = np.random.default_rng(1).permutation(10)
     crowd: dict[int, Request] = {}
@@ -148,12 +168,12 @@ def test_a_stream_is_the_text_in_pieces_and_ends_with_its_last_sequence(engine, 
 
 def test_when_all_have_stopped_the_device_takes_no_further_step(engine):
     pool = engine.calls.cache()
-    rows = programs.Rows.none(engine.batch, engine.config.vocabulary)
+    rows = programs.Rows.none(engine.batch, engine.config.vocabulary, 0)
     before = jax.tree.map(np.asarray, pool)
-    engine.calls.pool, after, tokens_NB, *_ = engine.calls.run(
+    engine.calls.pool, after, taken = engine.calls.run(
         programs.steps, pool, rows, engine.calls.given(Plan()), np.int32(4), np.False_, None, most=4
     )
-    assert (np.asarray(tokens_NB) == -1).all() and not after.length_B.any()
+    assert not taken.count_B.any() and not after.length_B.any()
     jax.tree.map(np.testing.assert_array_equal, engine.calls.pool, before)
 
 

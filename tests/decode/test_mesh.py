@@ -156,21 +156,24 @@ def test_a_batch_that_the_mesh_does_not_divide_is_filled_up_and_the_mesh_in_use_
 
 @pytest.mark.slow
 def test_on_a_mesh_too_pages_that_were_put_aside_come_back_as_they_were():
-    engine = engine_of(FIVE["lrkv"], mesh=mesh_of(2, 2, 2), length=192, pages=3 * 4)
-    texts = engine.generate(PROMPTS * 2, 80)
+    engine = engine_of(FIVE["lrkv"], mesh=mesh_of(2, 2, 2), length=192, pages=3 * 4, drafts=3)
+    prompts = [2 * prompt[:48] for prompt in PROMPTS]  # what is looked up is found
+    texts = engine.generate(prompts * 2, 80)
+    assert engine.calls.accepted > 10
+    assert texts[:4] == engine_of(FIVE["lrkv"], length=192).generate(prompts, 80)
     engine.reset()
     engine.scheduler._expected = 0.0
-    requests = [engine.submit(prompt, 80) for prompt in PROMPTS * 2]
+    requests = [engine.submit(prompt, 80) for prompt in prompts * 2]
     engine.finish(requests)
     assert [request.said for request in requests] == texts
-    held = [engine.submit(prompt, 9, keep=True) for prompt in PROMPTS]
+    held = [engine.submit(prompt, 9, keep=True) for prompt in prompts]
     engine.finish(held)
-    engine.finish([engine.submit(prompt[::-1], 80) for prompt in PROMPTS])
+    engine.finish([engine.submit(prompt[::-1], 80) for prompt in prompts])
     assert any(request.aside for request in held)
     for request in held:
         engine.append(request, [], 71)
     engine.finish(held)
-    ours = [request.tokens[len(p) :] for request, p in zip(held, PROMPTS, strict=True)]
+    ours = [request.tokens[len(p) :] for request, p in zip(held, prompts, strict=True)]
     assert ours == texts[:4]
 
 

@@ -33,9 +33,13 @@ def text_of(tokens, end):
 
 
 class Played:
-    """A device: slots that hold tokens, rows that hold a length and a token."""
+    """A device: slots that hold tokens, rows that hold a length and a token.
 
-    def __init__(self, pages, shards, rows):
+    A row takes a token a step, and in a call now and then up to `more` beyond them.
+    """
+
+    def __init__(self, pages, shards, rows, more):
+        self.more = more
         self.slots = np.full((shards, pages, PAGE), -1)
         self.token, self.length, self.going = ([0] * rows for _ in range(3))
         self.answers = deque()  # of calls that were started
@@ -80,17 +84,20 @@ class Played:
             request = plan.stepping[row]
             self._set(request, row, request.tokens[-1], len(request.tokens) - 1)
         said = {row: [] for row in plan.stepping}
-        began = list(self.going)
+        began, left = list(self.going), [self.more] * len(self.going)
         for _ in range(plan.steps):
             if plan.hurry and any(began[row] and not self.going[row] for row in said):
                 break
             for row, request in plan.stepping.items():
-                if self.going[row]:
+                another = self.going[row]
+                while another:
                     self.write(request, self.length[row], [self.token[row]])
                     self.length[row] += 1
                     token = following(self.read(request, self.length[row]))
                     self._set(request, row, token, self.length[row])
                     said[row].append(token)
+                    another = self.going[row] and left[row] > 0 and token % 3 > 0
+                    left[row] -= another
         for row, request in plan.stepping.items():
             answers.append(("steps", request, request.turn, plan.steps, said[row]))
         self.answers.append(answers)
@@ -103,13 +110,13 @@ class Played:
 class World:
     """A scheduler and a device that answers one call late, and every invariant at every step."""
 
-    def __init__(self, rows, shards, pages, aside, expected):
+    def __init__(self, rows, shards, pages, aside, expected, more):
         self.pools = [Pool(pages) for _ in range(shards)]
         self.scheduler = Scheduler(
             self.pools, rows=rows, fill=FILL, score=SCORE, steps=STEPS,
-            aside=aside, expected=expected,
+            aside=aside, expected=expected, more=more,
         )  # fmt: skip
-        self.device = Played(pages, shards, rows)
+        self.device = Played(pages, shards, rows, more)
         self.all: list[Request] = []
         self.late = 1
 
@@ -172,12 +179,13 @@ def prompt_of(family, length):
     st.sampled_from([5, 6]),
     st.sampled_from([100, 3, 0]),
     st.sampled_from([0.0, 0.0, 0.7]),
+    st.sampled_from([0, 13]),
 )
 def test_every_request_ends_with_its_own_text_and_gives_everything_back(
-    asked, sizes, pages, aside, expected
+    asked, sizes, pages, aside, expected, more
 ):
     shards, each = sizes
-    world = World(shards * each, shards, pages, aside, expected)
+    world = World(shards * each, shards, pages, aside, expected, more)
     cancels = []
     for what in asked:
         tokens = prompt_of(*what["prompt"])

@@ -71,11 +71,12 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
         assert there.recv(100).startswith(b"HTTP/1.1 200")
         process.kill()
         process.communicate(timeout=60)
-    process, port, _ = started(run)
+    process, port, _ = started(run, "--drafts", "7")
     assert post(port, "/v1/completions", LONG)[1]["choices"][0]["text"] == whole
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
+    assert re.search(r"of \d+ tokens that were looked up \d+% were right", printed)
 
 
 def text_of(connection):
