@@ -25,14 +25,13 @@ def drafts_of(
     `known_B` counts the ids of each text. A draft that reaches the text's end goes on from its own
     beginning, as what repeats does. Also returns which rows have a draft.
     """
-    L = ids_BL.shape[1]
-    place_L, last_B1 = jnp.arange(L), known_B[:, None] - 1
-    alike_BL = (place_L >= MATCH - 1) & (place_L < last_B1)
+    L, last_B1 = ids_BL.shape[1], known_B[:, None] - 1
+    tail_BM = jnp.take_along_axis(ids_BL, jnp.maximum(last_B1 - jnp.arange(MATCH), 0), axis=1)
+    place_P = jnp.arange(MATCH - 1, L)  # where what is alike may end
+    alike_BP = place_P < last_B1
     for back in range(MATCH):
-        id_B1 = jnp.take_along_axis(ids_BL, jnp.maximum(last_B1 - back, 0), axis=1)
-        alike_BL &= jnp.roll(ids_BL, back, axis=1) == id_B1
-    end_B1 = jnp.where(alike_BL, place_L, -1).max(axis=1, keepdims=True)
-    found_B = end_B1[:, 0] >= 0
+        alike_BP &= ids_BL[:, MATCH - 1 - back : L - back] == tail_BM[:, back : back + 1]
+    end_B1 = jnp.where(alike_BP, place_P, -1).max(axis=1, keepdims=True)
     period_B1 = jnp.maximum(last_B1 - end_B1, 1)
     place_BW = end_B1 + 1 + jnp.arange(width) % period_B1
-    return jnp.take_along_axis(ids_BL, place_BW, axis=1), found_B
+    return jnp.take_along_axis(ids_BL, place_BW, axis=1), end_B1[:, 0] >= 0
