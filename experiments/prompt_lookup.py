@@ -1,6 +1,7 @@
 """What looking drafts up in the text gains with a trained model: the block of docs/serving.md.
 
-python experiments/prompt_lookup.py RUN [--tokens N] [--docs docs] [--results experiments/results]
+python experiments/prompt_lookup.py RUN [--tokens N] [--texts N] [--samples N]
+    [--docs docs] [--results experiments/results]
 
 Beginnings of held-out texts are continued by an engine that looks drafts up and by one that does
 not, in turns, one and eight at a time. Greedily a small model soon repeats itself; drawn at
@@ -14,18 +15,17 @@ from pathlib import Path
 from statistics import median
 
 HERE = Path(__file__).parent
-DRAFTS, SAMPLES = 7, 5
-TEXTS, PROMPT = 24, 48
+DRAFTS, PROMPT = 7, 48
 
 
-def measure(directory: str, tokens: int) -> list[dict]:
+def measure(directory: str, tokens: int, texts: int, samples: int) -> list[dict]:
     """Rows of one kind of text and one number of rows: seconds of both engines, and counts."""
     from lrkv_jax.data.loader import heldout_batches
     from lrkv_jax.decode import Engine, Sampling
     from lrkv_jax.run.restore import load_run
 
     run = load_run(directory)
-    (rows_BU,) = heldout_batches(run.config.data, run.config.train.context, TEXTS, some=1)
+    (rows_BU,) = heldout_batches(run.config.data, run.config.train.context, texts, some=1)
     prompts = rows_BU[:, :PROMPT].tolist()
     kinds = {"greedy": Sampling(), "temperature 0.8": Sampling(0.8)}
     rows = []
@@ -38,20 +38,20 @@ def measure(directory: str, tokens: int) -> list[dict]:
         }
         for kind, sampling in kinds.items():
             seconds = {drafts: [] for drafts in engines}
-            texts = {}
-            for _ in range(SAMPLES + 1):  # the first one compiles
+            said = {}
+            for _ in range(samples + 1):  # the first one compiles
                 for drafts, engine in engines.items():
                     calls, before = engine.calls, engine.calls.drafted
                     accepted = calls.accepted
                     began = time.perf_counter()
-                    texts[drafts] = engine.generate(prompts, tokens, sampling=sampling)
+                    said[drafts] = engine.generate(prompts, tokens, sampling=sampling)
                     seconds[drafts].append(time.perf_counter() - began)
             ratios = [a / b for a, b in zip(seconds[0][1:], seconds[DRAFTS][1:], strict=True)]
             rows.append(
                 {
-                    "kind": kind, "batch": batch, "tokens": TEXTS * tokens,
+                    "kind": kind, "batch": batch, "tokens": texts * tokens,
                     "drafted": calls.drafted - before, "accepted": calls.accepted - accepted,
-                    "same": texts[0] == texts[DRAFTS], "ratio": median(ratios),
+                    "same": said[0] == said[DRAFTS], "ratio": median(ratios),
                     "least": min(ratios), "most": max(ratios),
                 }
             )  # fmt: skip
@@ -85,6 +85,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run")
     parser.add_argument("--tokens", type=int, default=192, help="new ones of each text")
+    parser.add_argument("--texts", type=int, default=24)
+    parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--docs", type=Path, default=HERE.parent / "docs")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
@@ -92,7 +94,8 @@ if __name__ == "__main__":
 
     report = {
         "benchmark": "prompt_lookup", **machine(), "run": Path(arguments.run).name,
-        "tokens": arguments.tokens, "rows": measure(arguments.run, arguments.tokens),
+        "tokens": arguments.tokens,
+        "rows": measure(arguments.run, arguments.tokens, arguments.texts, arguments.samples),
     }  # fmt: skip
     text = json.dumps(report, indent=1)
     (arguments.results / "lookup_cpu.json").write_text(text + "\n", encoding="utf-8")

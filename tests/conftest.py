@@ -11,7 +11,7 @@ import pytest
 from support.tiny import TINY, FinishedRun, few_pages, finish
 
 MOST_PROGRAM_BYTES = 500_000_000  # of many states of the sources
-MOST_MAPS = 25_000
+MOST_MAPS = 45_000
 PROGRAMS = pytest.StashKey[Path]()
 
 

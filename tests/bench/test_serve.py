@@ -30,7 +30,7 @@ TINY = Settings(
 def test_every_ratio_is_measured_within_one_run(tmp_path):
     report = run(TINY)
     rows = {(row.what, row.variant): row for row in report["rows"]}
-    assert len(rows) == len(report["rows"]) == 2 * 10 + 1
+    assert len(rows) == len(report["rows"]) == 2 * 10 + 3
     for row in report["rows"]:
         assert 0 < row.least <= row.ratio <= row.most
     equal = rows["texts running in equal bytes", "lrkv_latent over mha"]
@@ -52,7 +52,8 @@ def test_the_page_s_table_is_what_the_kept_benchmark_gives(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_what_looking_up_gains_is_measured_and_written(tmp_path, monkeypatch, finished_run):
     shutil.copy(ROOT / "docs/serving.md", tmp_path)
-    options = ["--tokens", "8", "--docs", str(tmp_path), "--results", str(tmp_path)]
+    few = ["--tokens", "8", "--texts", "2", "--samples", "1"]
+    options = [*few, "--docs", str(tmp_path), "--results", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["", str(finished_run.directory), *options])
     runpy.run_path(str(ROOT / "experiments/prompt_lookup.py"), run_name="__main__")
     rows = json.loads((tmp_path / "lookup_cpu.json").read_text())["rows"]
