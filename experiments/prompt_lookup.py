@@ -38,11 +38,10 @@ def measure(directory: str, tokens: int, texts: int, samples: int) -> list[dict]
         }
         for kind, sampling in kinds.items():
             seconds = {drafts: [] for drafts in engines}
-            said = {}
+            said, calls = {}, engines[DRAFTS].calls
             for _ in range(samples + 1):  # the first one compiles
+                drafted, accepted = calls.drafted, calls.accepted
                 for drafts, engine in engines.items():
-                    calls, before = engine.calls, engine.calls.drafted
-                    accepted = calls.accepted
                     began = time.perf_counter()
                     said[drafts] = engine.generate(prompts, tokens, sampling=sampling)
                     seconds[drafts].append(time.perf_counter() - began)
@@ -50,7 +49,7 @@ def measure(directory: str, tokens: int, texts: int, samples: int) -> list[dict]
             rows.append(
                 {
                     "kind": kind, "batch": batch, "tokens": texts * tokens,
-                    "drafted": calls.drafted - before, "accepted": calls.accepted - accepted,
+                    "drafted": calls.drafted - drafted, "accepted": calls.accepted - accepted,
                     "same": said[0] == said[DRAFTS], "ratio": median(ratios),
                     "least": min(ratios), "most": max(ratios),
                 }

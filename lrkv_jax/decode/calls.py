@@ -211,8 +211,9 @@ class Calls:
         return places_N
 
     def _read_steps(self, turns, count, taken):
-        self.drafted += int(taken.drafted)
-        self.accepted += int(taken.accepted)
+        if self.how["drafts"]:
+            self.drafted += int(taken.drafted)
+            self.accepted += int(taken.accepted)
         chosen = taken.tokens_BM, taken.told_BM, taken.logits_BNV, taken.count_B
         self._read_tokens(turns, count, *chosen)
 
