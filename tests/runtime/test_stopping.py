@@ -76,7 +76,8 @@ def test_one_signal_is_noted_and_a_repeated_one_is_the_same():
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_before_the_steps_a_signal_ends_the_process_in_one_line(name):
     """A7: it was a traceback, a crash of XLA's threads, or nothing at all."""
-    process = started(BEFORE_THE_STEPS)
+    # These tests may themselves run under nohup.
+    process = started(BEFORE_THE_STEPS, "env", f"--default-signal={name}")
     process.send_signal(getattr(signal, name))
     out, err = process.communicate(timeout=30)
     assert process.returncode == 75 and out == ""
