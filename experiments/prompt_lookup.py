@@ -1,10 +1,10 @@
 """What looking drafts up in the text gains with a trained model: the block of docs/serving.md.
 
-python experiments/prompt_lookup.py RUN [--tokens N] [--texts N] [--samples N]
+python experiments/prompt_lookup.py RUN [--tokens N] [--texts N] [--batch N...] [--samples N]
     [--docs docs] [--results experiments/results]
 
 Beginnings of held-out texts are continued by an engine that looks drafts up and by one that does
-not, in turns, one and eight at a time. Greedily a small model soon repeats itself; drawn at
+not, in turns, one at a time and eight. Greedily a small model soon repeats itself; drawn at
 temperature 0.8 it hardly ever does. Writes lookup_cpu.json.
 """
 
@@ -18,7 +18,9 @@ HERE = Path(__file__).parent
 DRAFTS, PROMPT = 7, 48
 
 
-def measure(directory: str, tokens: int, texts: int, samples: int) -> list[dict]:
+def measure(
+    directory: str, tokens: int, texts: int, batches: list[int], samples: int
+) -> list[dict]:
     """Rows of one kind of text and one number of rows: seconds of both engines, and counts."""
     from lrkv_jax.data.loader import heldout_batches
     from lrkv_jax.decode import Engine, Sampling
@@ -29,7 +31,7 @@ def measure(directory: str, tokens: int, texts: int, samples: int) -> list[dict]
     prompts = rows_BU[:, :PROMPT].tolist()
     kinds = {"greedy": Sampling(), "temperature 0.8": Sampling(0.8)}
     rows = []
-    for batch in (1, 8):
+    for batch in batches:
         engines = {
             drafts: Engine(
                 run.config.model, run.params, batch=batch, length=PROMPT + tokens, drafts=drafts
@@ -85,6 +87,7 @@ if __name__ == "__main__":
     parser.add_argument("run")
     parser.add_argument("--tokens", type=int, default=192, help="new ones of each text")
     parser.add_argument("--texts", type=int, default=24)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="texts at a time")
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--docs", type=Path, default=HERE.parent / "docs")
     parser.add_argument("--results", type=Path, default=HERE / "results")
@@ -94,7 +97,9 @@ if __name__ == "__main__":
     report = {
         "benchmark": "prompt_lookup", **machine(), "run": Path(arguments.run).name,
         "tokens": arguments.tokens,
-        "rows": measure(arguments.run, arguments.tokens, arguments.texts, arguments.samples),
+        "rows": measure(
+            arguments.run, arguments.tokens, arguments.texts, arguments.batch, arguments.samples
+        ),
     }  # fmt: skip
     text = json.dumps(report, indent=1)
     (arguments.results / "lookup_cpu.json").write_text(text + "\n", encoding="utf-8")

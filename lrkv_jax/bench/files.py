@@ -31,19 +31,20 @@ def command(
 
 
 def save(report: dict[str, Any], folder: str | Path, suffix: str = "") -> list[Path]:
-    """Write BENCHMARK_BACKEND.json, and a plot beside it if attention alone was decoded."""
+    """Write BENCHMARK_BACKEND.json, and a plot beside it of serving or of attention alone."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{report['benchmark']}_{report['backend']}{suffix}.json"
     disk.write(path, json.dumps(as_json(report), indent=1) + "\n")
-    written = [path]
     alone = [row for row in report["rows"] if getattr(row, "level", None) == "attention"]
-    if any(row.status == MEASURED for row in alone):
-        from lrkv_jax.bench.plot import draw
-
-        written.append(path.with_suffix(".png"))
-        draw(report, written[-1])
-    return written
+    if report["benchmark"] == "serve":
+        from lrkv_jax.bench.serve_plot import draw
+    elif any(row.status == MEASURED for row in alone):
+        from lrkv_jax.bench.decode_plot import draw
+    else:
+        return [path]
+    draw(report, path.with_suffix(".png"))
+    return [path, path.with_suffix(".png")]
 
 
 def read_decode(path: Path) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
         parts.append((f"{variant}, pages", partial(_paged, settings, variant, of, few)))
         parts.append((f"{variant}, prefix", partial(_prefix, settings, variant, of, few)))
         parts.append((f"{variant}, swap", partial(_swap, settings, variant, of, few)))
-        for B in (1, few):
+        for B in sorted({1, few}):
             parts.append((f"{variant}, lookup, {B}", partial(_lookup, settings, variant, of, B)))
         if settings.http:
             parts.append((f"{variant}, HTTP", partial(_http, settings, variant, of, few, config)))

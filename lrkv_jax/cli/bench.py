@@ -123,7 +123,7 @@ def bench_serve(
         float | None, typer.Option(help="With --url: requests a second, by a Poisson process.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="With --url: the model's name.")] = None,
-    out: Annotated[str | None, typer.Option(help="Folder for JSON.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder for JSON and a plot.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure what serving gains, as ratios within one run; or load a server.

@@ -21,7 +21,8 @@ from lrkv_jax.run.restore import load_run
 
 ROOT = Path(__file__).parents[2]
 TINY = Settings(
-    batches=(4,), context=256, requests=8, samples=1,
+    # Another number of rows would be another engine to compile for each variant and draft.
+    batches=(1,), context=256, requests=8, samples=1,
     overrides=("model.layers=1", "model.unroll=1", "model.width=48", "model.vocabulary=1024"),
 )  # fmt: skip
 
@@ -30,13 +31,14 @@ TINY = Settings(
 def test_every_ratio_is_measured_within_one_run(tmp_path):
     report = run(TINY)
     rows = {(row.what, row.variant): row for row in report["rows"]}
-    assert len(rows) == len(report["rows"]) == 2 * 10 + 3
+    assert len(rows) == len(report["rows"]) == 2 * 8 + 3
     for row in report["rows"]:
         assert 0 < row.least <= row.ratio <= row.most
     equal = rows["texts running in equal bytes", "lrkv_latent over mha"]
     assert equal.bound > 2 and equal.ratio > 1
-    (path,) = save(report, tmp_path)
+    path, picture = save(report, tmp_path)
     assert len(json.loads(path.read_text())["rows"]) == len(rows)
+    assert picture.read_bytes().startswith(b"\x89PNG")
     out = io.StringIO()
     print_report(report, Console(file=out, width=80))
     assert max(map(len, out.getvalue().splitlines())) <= 80 and "texts running" in out.getvalue()
@@ -52,12 +54,12 @@ def test_the_page_s_table_is_what_the_kept_benchmark_gives(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_what_looking_up_gains_is_measured_and_written(tmp_path, monkeypatch, finished_run):
     shutil.copy(ROOT / "docs/serving.md", tmp_path)
-    few = ["--tokens", "8", "--texts", "2", "--samples", "1"]
+    few = ["--tokens", "8", "--texts", "2", "--batch", "2", "--samples", "1"]
     options = [*few, "--docs", str(tmp_path), "--results", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["", str(finished_run.directory), *options])
     runpy.run_path(str(ROOT / "experiments/prompt_lookup.py"), run_name="__main__")
     rows = json.loads((tmp_path / "lookup_cpu.json").read_text())["rows"]
-    assert len(rows) == 4 and all(row["same"] and row["ratio"] > 0 for row in rows)
+    assert len(rows) == 2 and all(row["same"] and row["ratio"] > 0 for row in rows)
     assert finished_run.directory.name in (tmp_path / "serving.md").read_text()
 
 
