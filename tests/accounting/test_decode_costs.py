@@ -183,9 +183,3 @@ def test_buffers_that_arrays_share_are_weighed_once(monkeypatch):
     monkeypatch.setattr(Attention, "init_cache", shares)
     model = load_config("128m", ["attention=mha", "model.layers=2"]).model
     assert measure_cache(model, 1, 64, "float32").nbytes == 2 * 64 * 5 * 4
-
-
-@pytest.mark.slow
-def test_the_largest_cache_of_the_paper_is_a_gibibyte():
-    measured = measure_cache(load_config("6.3b", ["attention=mha"]).model, 1, 2048)
-    assert measured.nbytes == measured.live == 2**30

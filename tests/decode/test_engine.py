@@ -89,7 +89,7 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype, draft
     if drafts:
         assert engine.calls.accepted > 10, "no draft was right"
     if drafts and dtype == "float32":
-        plain = engine_of(LINES[name], model=model, length=256)
+        plain = engine_of(LINES[name], model=model, length=256, pages=5)
         requests = [plain.submit(p, new, draw=draw) for p, new, draw in map(asked, range(10))]
         plain.finish(requests)
         assert [request.said for request in requests] == [text for text, _ in alone]

@@ -1,17 +1,12 @@
-"""A checkpoint of one mesh is the same bits on any other, and the run goes on in the same order."""
-
-import io
+"""A checkpoint of one mesh is the same bits on any other; tests/run/test_processes.py trains on."""
 
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.checkpoint.fingerprint import named
 from lrkv_jax.config import MeshConfig
-from lrkv_jax.run.loop import train
-from lrkv_jax.run.metrics import read_metrics
 from lrkv_jax.sharding import make_mesh
 from lrkv_jax.train.state import abstract_state, checkpoint_items, init_state, resolve
 
@@ -54,20 +49,3 @@ def test_a_state_passes_through_seven_mesh_changes_without_losing_a_bit(tiny, tm
             np.testing.assert_array_equal(np.asarray(leaf), truth[name])
             assert leaf.sharding == named(abstract)[name].sharding
     assert all(other == prints[0] for other in prints), "a fingerprint knows no mesh"
-
-
-@pytest.mark.slow
-def test_a_run_that_changes_its_mesh_keeps_its_order_and_its_losses(tiny, tmp_path):
-    quiet = {"console": Console(file=io.StringIO())}
-    whole = tiny("attention=mha", "optimizer.muon.iterations=1", f"run_dir={tmp_path / 'whole'}")
-    train(whole, devices=jax.devices()[:1], **quiet)
-    moving = tiny("attention=mha", "optimizer.muon.iterations=1", f"run_dir={tmp_path / 'moving'}")
-    for until, sizes in ((3, (1, 2, 1, 2)), (6, (1, 1, 1, 1))):
-        mesh = MeshConfig(**dict(zip(("data", "fsdp", "context", "tensor"), sizes, strict=True)))
-        config = moving.model_copy(update={"mesh": mesh})
-        train(config, until=until, devices=jax.devices()[: int(np.prod(sizes))], **quiet)
-    one, other = read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "moving")
-    assert [row["step"] for row in other] == [1, 2, 3, 4, 5, 6]
-    assert [row["batch"] for row in one] == [row["batch"] for row in other]
-    for name in ("loss", "grad_norm"):
-        np.testing.assert_allclose([r[name] for r in one], [r[name] for r in other], rtol=1e-4)

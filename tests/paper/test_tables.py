@@ -208,3 +208,5 @@ def test_every_scale_s_cache_is_allocated_and_weighed():
     table = table12.measured()
     assert len(table.rows) == 25
     assert all(row.cells[5].value == row.cells[6].value for row in table.rows)
+    mha = table.rows[-5]  # of 6.3B
+    assert (mha.cells[0].value, mha.cells[6].value) == ("MHA", 1024)  # MiB

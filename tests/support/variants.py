@@ -29,6 +29,7 @@ LRKVS = {
     f"lrkv-{mode}-{name}": LRKV(rank=rank, rope=mode)
     for mode in MODES
     for name, rank in RANKS.items()
+    if mode == "latent" or name != "even_rank"  # which is rotated whole there, and no other case
 }
 # Residuals that serve groups of heads, their keys and values of two ranks.
 LRKVS |= {

@@ -79,15 +79,11 @@ def test_spikes_do_not_hide_each_other_and_a_new_level_becomes_the_normal():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("axes", "bad"),
-    [(("mesh.fsdp=2", "mesh.tensor=2", "mesh.data=2"), np.inf), ((), np.nan)],
-)
-def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was(
-    tiny, monkeypatch, axes, bad
-):
+def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was(tiny, monkeypatch):
+    """Infinite, on a mesh; tests/faults/test_numbers.py has batches of NaN on one device."""
+    axes = "mesh.fsdp=2", "mesh.tensor=2", "mesh.data=2"
     config = resolve(tiny("model.layers=1", "model.vocabulary=64", "attention=lrkv", *axes))
-    mesh = make_mesh(config.mesh, None if axes else jax.devices()[:1])
+    mesh = make_mesh(config.mesh)
     honest = step_module.make_gradient
 
     def poisoned(*arguments):
@@ -98,7 +94,7 @@ def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was
             # One entry of one gradient, where the batch begins with 63.
             leaves, tree = jax.tree.flatten(grads)
             at = (0,) * leaves[-1].ndim
-            worst = jnp.where(tokens_BU[0, 0] == 63, bad, leaves[-1][at])
+            worst = jnp.where(tokens_BU[0, 0] == 63, np.inf, leaves[-1][at])
             leaves[-1] = leaves[-1].at[at].set(worst)
             return value, jax.tree.unflatten(tree, leaves)
 
