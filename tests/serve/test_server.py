@@ -11,9 +11,8 @@ import numpy as np
 import openai
 import pytest
 from support.command import lrkv
-from support.hand_built import a_run, calling_run
-from support.served import asks, get, post, raw
-from support.variants import random_params
+from support.hand_built import calling_run
+from support.served import asks, get, idle, late, post, random_run, raw, served, wait_until
 
 from lrkv_jax.bench import load as loads
 from lrkv_jax.bench.load import Load
@@ -22,21 +21,11 @@ from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serve.metrics import COMPILED
 from lrkv_jax.serve.server import serving
-from lrkv_jax.serve.service import Limits, Service
+from lrkv_jax.serve.service import Limits
 
 TOKENIZER = load_tokenizer("sotu-4096")
 SPEECH = "We the people of the United States have a duty to the world and to our children"
 WORDS = SPEECH.split()
-
-
-def served(run, name="tiny", queue=60):
-    """Every service has the same shapes, so that its programs are compiled once."""
-    return Service.of(run, name, batch=4, context=256, queue=queue)
-
-
-def random_run():
-    config = calling_run().config.model
-    return a_run(config, random_params(config, 3), context=256)
 
 
 @pytest.fixture(scope="module")
@@ -56,20 +45,6 @@ def client(port):
         base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
     ) as client:
         yield client
-
-
-def idle(service):
-    """Whether nothing is left of any request."""
-    engine = service.runner.engine
-    free = sum(pool.free for pool in engine.scheduler.pools)
-    return not service.texts and not service.runner.busy and free == engine.pages
-
-
-def wait_until(true, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, service):
@@ -276,6 +251,14 @@ def test_a_crowd_gets_what_each_gets_alone_and_nothing_is_left(requests, port, s
     crowd(requests, port, service)
 
 
+@pytest.mark.nights
+def test_a_crowd_of_texts_with_drafts_gets_what_each_gets_alone_and_nothing_is_left():
+    service = served(random_run(), drafts=7)
+    with serving(service) as port:
+        crowd(2000, port, service)
+    assert service.runner.engine.calls.accepted > 1000
+
+
 def crowd(requests, port, service):
     alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
     before = COMPILED.count, threading.active_count(), open_files()
@@ -329,14 +312,6 @@ def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(serv
     finally:
         service.limits = was
     wait_until(lambda: idle(service))
-
-
-def late(read):
-    def slow(ahead):
-        time.sleep(0.1)
-        read(ahead)
-
-    return slow, read
 
 
 def test_calls_that_fail_are_made_again_and_an_engine_that_always_does_is_given_up():

@@ -1,9 +1,49 @@
-"""Clients of a server, on whatever connection they like."""
+"""Small services, and clients of a server, on whatever connection they like."""
 
 import contextlib
 import http.client
 import json
 import socket
+import time
+
+from support.hand_built import a_run, calling_run
+from support.variants import random_params
+
+from lrkv_jax.serve.service import Service
+
+
+def served(run, name="tiny", queue=60, **more):
+    """Every service has the same shapes, so that its programs are compiled once."""
+    return Service.of(run, name, batch=4, context=256, queue=queue, **more)
+
+
+def random_run():
+    config = calling_run().config.model
+    return a_run(config, random_params(config, 3), context=256)
+
+
+def idle(service):
+    """Whether nothing is left of any request."""
+    engine = service.runner.engine
+    free = sum(pool.free for pool in engine.scheduler.pools)
+    return not service.texts and not service.runner.busy and free == engine.pages
+
+
+def wait_until(true, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def late(read):
+    """(the engine's reading of a call, a tenth of a second late; itself)."""
+
+    def slow(ahead):
+        time.sleep(0.1)
+        read(ahead)
+
+    return slow, read
 
 
 def post(port, path, body, **headers):
