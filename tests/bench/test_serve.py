@@ -44,10 +44,14 @@ def test_every_ratio_is_measured_within_one_run(tmp_path):
     assert max(map(len, out.getvalue().splitlines())) <= 80 and "texts running" in out.getvalue()
 
 
-def test_the_page_s_table_is_what_the_kept_benchmark_gives(tmp_path, monkeypatch):
-    shutil.copy(ROOT / "docs/serving.md", tmp_path)
-    monkeypatch.setattr("sys.argv", ["", "--docs", str(tmp_path)])
+def write_page(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["", *map(str, arguments)])
     runpy.run_path(str(ROOT / "experiments/serving_page.py"), run_name="__main__")
+
+
+def test_the_page_s_tables_are_what_the_kept_results_give(tmp_path, monkeypatch):
+    shutil.copy(ROOT / "docs/serving.md", tmp_path)
+    write_page(monkeypatch, "--docs", tmp_path)
     assert (tmp_path / "serving.md").read_text() == (ROOT / "docs/serving.md").read_text()
 
 
@@ -55,9 +59,8 @@ def test_the_page_s_table_is_what_the_kept_benchmark_gives(tmp_path, monkeypatch
 def test_what_looking_up_gains_is_measured_and_written(tmp_path, monkeypatch, finished_run):
     shutil.copy(ROOT / "docs/serving.md", tmp_path)
     few = ["--tokens", "8", "--texts", "2", "--batch", "2", "--samples", "1"]
-    options = [*few, "--docs", str(tmp_path), "--results", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", ["", str(finished_run.directory), *options])
-    runpy.run_path(str(ROOT / "experiments/prompt_lookup.py"), run_name="__main__")
+    places = "--docs", tmp_path, "--results", tmp_path
+    write_page(monkeypatch, "--lookup", finished_run.directory, *few, *places)
     rows = json.loads((tmp_path / "lookup_cpu.json").read_text())["rows"]
     assert len(rows) == 2 and all(row["same"] and row["ratio"] > 0 for row in rows)
     assert finished_run.directory.name in (tmp_path / "serving.md").read_text()
@@ -66,9 +69,8 @@ def test_what_looking_up_gains_is_measured_and_written(tmp_path, monkeypatch, fi
 @pytest.mark.slow
 def test_what_an_int8_cache_costs_is_measured_and_written(tmp_path, monkeypatch, finished_run):
     shutil.copy(ROOT / "docs/serving.md", tmp_path)
-    options = ["--groups", "1", "--docs", str(tmp_path), "--results", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", ["", str(finished_run.directory), *options])
-    runpy.run_path(str(ROOT / "experiments/int8_cache.py"), run_name="__main__")
+    places = "--docs", tmp_path, "--results", tmp_path
+    write_page(monkeypatch, "--int8", finished_run.directory, "--groups", "1", *places)
     (row,) = json.loads((tmp_path / "int8_cpu.json").read_text())["runs"]
     whole, int8 = row["whole"], row["int8"]
     assert whole["nats"] == pytest.approx(whole["forward_nats"], rel=1e-6)
