@@ -122,7 +122,7 @@ def gains(report: dict) -> str:
         bound = "" if row["bound"] is None else f"{row['bound']:.2f}"
         reached = "" if row["reached"] else " ✗"
         measured = f"{row['ratio']:.2f}{reached} ({row['least']:.2f} to {row['most']:.2f})"
-        rows.append((row["what"], row["variant"], measured, row["reach"], bound))
+        rows.append((row["what"], row["variant"], measured, row["reach"] or "", bound))
     settings = report["settings"]
     where = (
         f"{_machine(report)}, jax {report['versions']['jax']}: `{settings['scale']}` with random "

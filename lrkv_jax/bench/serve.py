@@ -1,7 +1,7 @@
 """What serving gains, as ratios within one run: `lrkv bench serve`.
 
 Both arms of a ratio are measured in turns on the same machine, on random weights: times depend on
-shapes, and requests end where the trace says. `reach` is what the design asks for.
+shapes, and requests end where the trace says. `reach` is what the design asks for, if it does.
 
 B rows
 """
@@ -32,6 +32,7 @@ from lrkv_jax.bench.report import Progress, machine, silent, table, where
 from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.decode import Engine, Sampling, programs
 from lrkv_jax.decode.pages import PAGE
+from lrkv_jax.decode.placement import model_of
 from lrkv_jax.decode.schedule import Plan
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.model import init_parameters
@@ -68,14 +69,13 @@ class Row:
     ratio: float
     least: float
     most: float
-    reach: str  # as in "≥ 1.8"
+    reach: str | None  # as in "≥ 1.8"
     bound: float | None = None  # the ratio if nothing but the device took time
     reached: bool = field(init=False)  # whether the median is what was asked for
 
     def __post_init__(self):
-        sign, _, value = self.reach.partition(" ")
-        right = self.ratio >= float(value) if sign == "≥" else self.ratio <= float(value)
-        self.reached = right
+        sign, _, value = (self.reach or "≥ 0").partition(" ")
+        self.reached = self.ratio >= float(value) if sign == "≥" else self.ratio <= float(value)
 
 
 def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
@@ -100,6 +100,10 @@ def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
             parts.append((f"{variant}, {B} rows", partial(_continuous, settings, variant, of, B)))
         parts.append((f"{variant}, host", partial(_host, settings, variant, of, many)))
         parts.append((f"{variant}, pages", partial(_paged, settings, variant, of, few)))
+        if config.model.attention.int8_rows(config.model):
+            parts.append(
+                (f"{variant}, int8", partial(_int8, settings, variant, made[variant], few))
+            )
         parts.append((f"{variant}, prefix", partial(_prefix, settings, variant, of, few)))
         parts.append((f"{variant}, swap", partial(_swap, settings, variant, of, few)))
         for B in sorted({1, few}):
@@ -124,7 +128,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         bound = "" if row.bound is None else f"{row.bound:.2f}"
         mark = "" if row.reached else " ✗"
         between = f"{row.least:.2f}–{row.most:.2f}"
-        shown.add_row(row.what, row.variant, f"{row.ratio:.2f}{mark}", between, row.reach, bound)
+        asked = row.reach or ""
+        shown.add_row(row.what, row.variant, f"{row.ratio:.2f}{mark}", between, asked, bound)
     console.print(where(report), highlight=False)
     console.print(shown)
 
@@ -271,21 +276,23 @@ def _at(engine, length_B) -> programs.Given:
     )  # fmt: skip
 
 
+@partial(jax.jit, donate_argnums=1)
+def _one_piece(model, cache, token_B, length_B):
+    """`STEPS` greedy steps of sequences whose caches lie in one piece each: (cache, ...)."""
+
+    def one(_, carry):
+        cache, token_B, length_B = carry
+        x_B1D, cache = model.decode(token_B[:, None], cache, length_B)
+        token_B = jnp.argmax(model.logits(x_B1D)[:, 0], axis=1).astype(jnp.int32)
+        return cache, token_B, length_B + 1
+
+    return jax.lax.fori_loop(0, STEPS, one, (cache, token_B, length_B))
+
+
 def _paged(settings, variant, of, B) -> list[Row]:
     """A step through tables of pages over one whose sequences lie in one piece each."""
     engine = of(B)
     model, calls = engine.calls.model, engine.calls
-
-    @partial(jax.jit, donate_argnums=1)
-    def contiguous(model, cache, token_B, length_B):
-        def one(_, carry):
-            cache, token_B, length_B = carry
-            x_B1D, cache = model.decode(token_B[:, None], cache, length_B)
-            token_B = jnp.argmax(model.logits(x_B1D)[:, 0], axis=1).astype(jnp.int32)
-            return cache, token_B, length_B + 1
-
-        return jax.lax.fori_loop(0, STEPS, one, (cache, token_B, length_B))
-
     length_B = np.full(B, settings.context - 2 * STEPS, np.int32)
     given = _at(engine, length_B)
     # As many slots for each, in order or by table.
@@ -296,12 +303,32 @@ def _paged(settings, variant, of, B) -> list[Row]:
         pool, rows = _steps(calls, pool, rows, given)
         jax.block_until_ready(pool)
         middle = time.perf_counter()
-        cache, *_ = jax.block_until_ready(contiguous(model, cache, given.token_B, length_B))
+        cache, *_ = jax.block_until_ready(_one_piece(model, cache, given.token_B, length_B))
         contiguous_s.append(time.perf_counter() - middle)
         paged_s.append(middle - began)
     calls.pool, calls.rows = pool, rows
     what = f"step, pages over one piece, {B} × {settings.context:,}"
     return [_row(what, variant, paged_s[1:], contiguous_s[1:], "≤ 1.15")]
+
+
+def _int8(settings, variant, made, B) -> list[Row]:
+    """A step from an int8 cache over one from a whole cache."""
+    config, params = made
+    token_B, length_B = np.ones(B, np.int32), np.full(B, settings.context - 2 * STEPS, np.int32)
+    models, caches = [], []
+    for how in ("int8", "whole"):
+        models.append(model_of(config.model.model_copy(update={"decode_cache": how}), params, None))
+        caches.append(models[-1].init_cache(B, settings.context))
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(4 * settings.samples + 1):
+        for place, model in enumerate(models):
+            began = time.perf_counter()
+            caches[place], *_ = jax.block_until_ready(
+                _one_piece(model, caches[place], token_B, length_B)
+            )
+            seconds[place].append(time.perf_counter() - began)
+    what = f"step, int8 cache over whole, {B} × {settings.context:,}"
+    return [_row(what, variant, seconds[0][1:], seconds[1][1:], None)]
 
 
 def _first(engine, prompt) -> float:

@@ -31,11 +31,12 @@ def draw(report: dict[str, Any], path: Path) -> None:
             colour, marker = looks[row.variant]
             axis.plot([row.least, row.most], [place, place], color=colour, linewidth=1.2)
             axis.plot(row.ratio, place, marker, color=colour, markersize=5, label=row.variant)
-            sign, _, asked = row.reach.partition(" ")
-            axis.plot(
-                float(asked), place, ">" if sign == "≥" else "<", color=GREY, markersize=6,
-                label="asked, and the side on which it is met", zorder=1,
-            )  # fmt: skip
+            if row.reach is not None:
+                sign, _, asked = row.reach.partition(" ")
+                axis.plot(
+                    float(asked), place, ">" if sign == "≥" else "<", color=GREY, markersize=6,
+                    label="asked, and the side on which it is met", zorder=1,
+                )  # fmt: skip
             if row.bound is not None:
                 axis.plot(
                     row.bound, place, marker, mfc="white", color=colour, markersize=5,

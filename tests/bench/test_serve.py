@@ -31,7 +31,7 @@ TINY = Settings(
 def test_every_ratio_is_measured_within_one_run(tmp_path):
     report = run(TINY)
     rows = {(row.what, row.variant): row for row in report["rows"]}
-    assert len(rows) == len(report["rows"]) == 2 * 8 + 3
+    assert len(rows) == len(report["rows"]) == 2 * 9 + 3
     for row in report["rows"]:
         assert 0 < row.least <= row.ratio <= row.most
     equal = rows["texts running in equal bytes", "lrkv_latent over mha"]
