@@ -43,7 +43,8 @@ def mesh_of(data, fsdp, tensor):
     return make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), devices)
 
 
-LINES = FIVE | {
+# GQA's heads are split as MHA's are.
+LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
     name: ALL[name]
     for name in ("mla-full-rank", "mla-latent", "lrkv-shared-groups", "lrkv-latent-groups-tied")
 }

@@ -84,7 +84,7 @@ def test_output_and_gradient_equal_float64(path, groups, documents):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_every_shape_equals_float64(data):
     T, groups, share, K, W = (

@@ -140,7 +140,6 @@ EXACT = {"lengths": (4 * TILE + 5, 3, 3 * TILE), "S": 5 * TILE}
 EXACT_SLOW = {
     "mqa-3_queries": lambda: grouped_case(**EXACT, T=3, H=4, G=1, K=64),
     "mla": lambda: latent_case(**EXACT, H=4, C=128, P=64),
-    "mla-latent": lambda: latent_case(**EXACT, mode="latent", H=4, C=128),
     "lrkv-full": lambda: lrkv_case(**EXACT, mode="full", H=2, K=128, R=46),
     "lrkv-shared": lambda: lrkv_case(**EXACT, mode="shared", H=4, K=64, R=5),
 }

@@ -14,7 +14,6 @@ from lrkv_jax.train.step import make_train_step
 
 VARIANTS = ("mha", "gqa", "mqa", "mla", "lrkv")
 MESHES = {
-    "8x1x1x1": {"data": 8, "fsdp": 1},
     "1x8x1x1": {"data": 1, "fsdp": 8},
     "2x2x2x1": {"data": 2, "fsdp": 2, "context": 2},
     "1x2x2x2": {"data": 1, "fsdp": 2, "context": 2, "tensor": 2},
@@ -55,8 +54,9 @@ def one_device():
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
-    """LRKV on all meshes, of which tests/cli/test_commands.py has 2x2x1x2 at the real shape; the
-    others on one that splits by every axis but data.
+    """LRKV on all of these meshes; tests/cli/test_commands.py has 2x2x1x2 at the real shape, and
+    tests/run/test_processes.py those of data or tensor alone. The others on one that splits by
+    every axis but data.
 
     MLA with latents of single heads, which tensor splits, beside the common one; GQA in
     the block of pretrained models.
@@ -77,12 +77,9 @@ def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rope", "tied"), [("full", "false"), ("latent", "true")])
-def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny, rope, tied):
+def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny):
     """Two groups of two heads over four tensor shards: each takes its own heads' residual."""
-    groups = (
-        "attention=lrkv", "attention.kv_heads=2", f"attention.rope={rope}", f"attention.tied={tied}"
-    )  # fmt: skip
+    groups = "attention=lrkv", "attention.kv_heads=2", "attention.tied=true"
     config = resolve(tiny(*groups, "model.vocabulary=64"))
     alone, _ = losses(config, one_device(), 3)
     meshed, state = losses(config, make_mesh(MeshConfig(data=2, fsdp=1, tensor=4)), 3)
