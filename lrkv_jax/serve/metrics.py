@@ -1,8 +1,6 @@
 """What Prometheus reads: counts and times of replies, and the engine's state when it is asked."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import jax
 from prometheus_client import (
@@ -14,8 +12,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-if TYPE_CHECKING:
-    from lrkv_jax.serve.service import Service
+from lrkv_jax.serve.runner import Runner
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -36,9 +33,12 @@ COMPILED = _Compiled()
 
 
 class Metrics:
-    """The series of one server; labels name routes and codes, never a request."""
+    """The series of one server; labels name routes and codes, never a request.
 
-    def __init__(self, service: Service):
+    `texts` and `tokens` tell how many texts are open, and how many tokens these may take.
+    """
+
+    def __init__(self, runner: Runner, texts: Callable[[], int], tokens: Callable[[], int]):
         disable_created_metrics()
         self.registry = registry = CollectorRegistry()
 
@@ -62,7 +62,7 @@ class Metrics:
         self.whole = times("request_seconds", "From the request to the end of its reply.")
 
         self._before = COMPILED.count
-        runner, engine = service.runner, service.runner.engine
+        engine = runner.engine
         # Later the buffers belong to a call that may be under way.
         cache_bytes = engine.report().cache_bytes
 
@@ -74,8 +74,8 @@ class Metrics:
 
         gauge("texts_running", "Texts that have a row.", lambda: len(engine.scheduler.running))
         gauge("texts_waiting", "Texts that wait for a row.", lambda: engine.scheduler.waiting)
-        gauge("texts_open", "Texts that have not ended.", lambda: service.texts)
-        gauge("tokens_open", "Tokens that open texts may take.", lambda: service.tokens)
+        gauge("texts_open", "Texts that have not ended.", texts)
+        gauge("tokens_open", "Tokens that open texts may take.", tokens)
         gauge("rows", "Texts that can run at a time.", lambda: engine.batch)
         gauge("pages", "Pages of the cache.", lambda: engine.pages * len(engine.scheduler.pools))
         gauge("pages_free", "Pages that nobody holds.", pools(lambda pool: pool.free))

@@ -102,7 +102,7 @@ class Service:
             self.chat.check(run.config.model.vocabulary)
         except LrkvError:
             self.chat = None
-        self.metrics = Metrics(self)
+        self.metrics = Metrics(self.runner, lambda: self.texts, lambda: self.tokens)
         self.began = int(time.time())
         self.fingerprint = f"lrkv-{__version__}-step{run.step}"
         self.draining = False

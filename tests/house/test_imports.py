@@ -1,6 +1,7 @@
 """Imports run one way, kernels know jax alone, and the core loads without the data libraries."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -42,15 +43,20 @@ def room_of(module: str) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Dotted names of the package's modules that a file imports, at any depth of its code."""
+    """Dotted names of the modules that a file imports, at any depth of its code, for types too."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            names.add(node.module)
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if is_file(name) else node.module for name in whole}
     return names
+
+
+def is_file(module: str) -> bool:
+    return PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py").is_file()
 
 
 def own(path: Path) -> str:
@@ -68,6 +74,12 @@ def test_modules_import_only_from_the_floors_below():
                 if there != here and FLOOR[there] >= FLOOR[here]:
                     up.append(f"{own(path)} imports {name}, which stands on a higher floor")
     assert not up
+
+
+def test_no_files_import_each_other_in_a_circle():
+    files = {own(path).removesuffix(".__init__"): imported(path) for path in MODULES}
+    graph = {name: names & files.keys() for name, names in files.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises where there is one
 
 
 def test_kernels_import_jax_alone():
