@@ -58,7 +58,7 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
     S, G = online.slots_of(k_BSGK, pages_BN), k_BSGK.shape[2]
     q_BGNTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
     few = online.few(T * H // G)
-    chunk = online.default_chunk(S, few, B * G * K)
+    chunk = online.default_chunk(S, few, B * G * K, alone=B * G == 1)
 
     def logits(index, start):
         k_BcGK = online.slots(k_BSGK, pages_BN, start, chunk)

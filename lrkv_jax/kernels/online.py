@@ -29,16 +29,18 @@ def few(queries):
     return jax.default_backend() == "cpu" and queries < LEAST
 
 
-def default_chunk(S, few, values):
+def default_chunk(S, few, values, alone=False):
     """Slots of a chunk that stays in a CPU's cache; all slots elsewhere.
 
-    `values` are those of a slot's keys over all sequences; many queries read a chunk often.
+    `values` are those of a slot's keys over all sequences; many queries read a chunk often. Where
+    one product reads the chunk `alone`, its rows are what XLA splits over threads: few queries then
+    take as many slots as stay in the cache.
     """
     if jax.default_backend() != "cpu":
         return S
     fitting = KEYS // (4 * values) if few else MOST
     chunk = LEAST
-    while 2 * chunk <= min(fitting, MOST):
+    while 2 * chunk <= (fitting if alone else min(fitting, MOST)):
         chunk *= 2
     return min(S, chunk)
 
