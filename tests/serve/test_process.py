@@ -62,18 +62,16 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
     with pytest.raises(ConnectionRefusedError):
         raw(port, b"")
 
-    how = "model.decode_cache=int8", "--drafts", "7"
-    process, port, printed = started(run, *how)
+    process, port, printed = started(run, "model.decode_cache=int8")
     said = re.search(
         r"int8 cache, 256 tokens .*: (\S+) nats a token \(the forward: (\S+)\)", printed
     )
     assert float(said[1]) == pytest.approx(float(said[2]), rel=0.01)
-    whole = post(port, "/v1/completions", LONG)[1]["choices"][0]["text"]
     with raw(port, asks({**LONG, "stream": True})) as there:
         assert there.recv(100).startswith(b"HTTP/1.1 200")
         process.kill()
         process.communicate(timeout=60)
-    process, port, _ = started(run, *how)  # from the programs that are kept
+    process, port, _ = started(run, "--drafts", "7")
     assert post(port, "/v1/completions", LONG)[1]["choices"][0]["text"] == whole
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
