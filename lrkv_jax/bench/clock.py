@@ -1,4 +1,4 @@
-"""Timing: round-robin samples, buffers rotated past the last-level cache, medians with quartiles.
+"""Timing: samples in random order, buffers rotated past the last-level cache, medians, quartiles.
 
 Nothing is subtracted from a time: what a call costs to dispatch is measured beside it and reported.
 Also the yardsticks: how fast this machine copies, and how fast it multiplies.
@@ -9,7 +9,7 @@ N side of a square matrix
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,26 @@ def calls_and_launches(copies: int) -> tuple[int, int]:
     return (1, 1) if jax.default_backend() == "cpu" else (min(GPU_CALLS, copies), GPU_LAUNCHES)
 
 
-def timer(program: Callable, arguments: Sequence[tuple], calls: int, launches: int) -> Timer:
-    """A function that runs `program` on the next of `arguments`, and gives seconds per call."""
-    turns = itertools.cycle(arguments)
+def rotation(size: int) -> Iterator[int]:
+    """Indices of so many buffers, again and again.
+
+    Timers that read the same buffers share one: what one of them has just read would be in the
+    cache for the next.
+    """
+    return itertools.cycle(range(size))
+
+
+def timer(
+    program: Callable, arguments: Sequence[tuple], calls: int, launches: int, turns: Iterator[int]
+) -> Timer:
+    """A function that runs `program` on the next of `arguments`, and gives seconds per call.
+
+    `turns` is a `rotation` of as many.
+    """
 
     def sample() -> float:
         start = time.perf_counter()
-        jax.block_until_ready([program(*next(turns)) for _ in range(launches)])
+        jax.block_until_ready([program(*arguments[next(turns)]) for _ in range(launches)])
         return (time.perf_counter() - start) / (calls * launches)
 
     return sample
@@ -80,7 +93,7 @@ def timer(program: Callable, arguments: Sequence[tuple], calls: int, launches: i
 
 def state_timer(program: Callable, states: list[Any], launches: int) -> Timer:
     """The same for a program that replaces the state it is given: state → (result, state)."""
-    turns = itertools.cycle(range(len(states)))
+    turns = rotation(len(states))
 
     def sample() -> float:
         start = time.perf_counter()
@@ -96,17 +109,21 @@ def state_timer(program: Callable, states: list[Any], launches: int) -> Timer:
 def interleaved(
     timers: Sequence[Timer], samples: int, seconds: float = 2.0, least: int = 5
 ) -> list[list[float]]:
-    """Round-robin samples of each timer, so that a busy moment of the machine meets them all.
+    """Rounds of one sample of each timer, so that a busy moment of the machine meets them all.
 
-    One that has used `seconds` stops at `least` samples. The first call of each is not counted.
+    The order is drawn anew in each round: what a call finds in caches and in the allocator is what
+    the one before it left. One that has used `seconds` stops at `least` samples. The first call of
+    each is not counted.
     """
     for sample in timers:
         sample()
     taken: list[list[float]] = [[] for _ in timers]
+    rng = np.random.default_rng(0)
     for _ in range(samples):
-        for sample, times in zip(timers, taken, strict=True):
+        for index in rng.permutation(len(timers)):
+            times = taken[index]
             if len(times) < least or sum(times) < seconds:
-                times.append(sample())
+                times.append(timers[index]())
     return taken
 
 
@@ -131,7 +148,7 @@ def copy_bandwidth(nbytes: int, samples: int = 9) -> list[float]:
 def dispatch_seconds(samples: int = 200) -> float:
     """Median time of a jitted call that does next to nothing."""
     nothing, x = jax.jit(lambda x: x + 1), jnp.zeros(8)
-    sample = timer(nothing, [(x,)], 1, 1)
+    sample = timer(nothing, [(x,)], 1, 1, rotation(1))
     return quartiles(interleaved([sample], samples)[0])[1]
 
 
@@ -166,4 +183,4 @@ def matmul_timer(mesh: Mesh, dtype: str) -> tuple[Timer, float]:
             x_dNN = jnp.matmul(x_dNN, w_dNN)
         return x_dNN
 
-    return timer(products, [(x_dNN, w_dNN)], calls, 1), 2.0 * N**3 * devices
+    return timer(products, [(x_dNN, w_dNN)], calls, 1, rotation(1)), 2.0 * N**3 * devices

@@ -1,9 +1,9 @@
 """The decode benchmark: scales × variants × shapes × implementations, in one run.
 
-At each shape everything is made, checked against the truth, and then timed together, one sample of
-each in turn. Where memory does not hold everything, lines are taken in groups that fit, and MHA in
-its fastest implementation is timed with each. A time over MHA's is over the fastest MHA that was
-timed together with it.
+At each shape everything is made, checked against the truth, and then timed together, a sample of
+each in every round. Where memory does not hold everything, lines are taken in groups that fit, and
+MHA in its fastest implementation is timed with each. A time over MHA's is over the fastest MHA that
+was timed together with it.
 """
 
 from collections.abc import Sequence
@@ -199,6 +199,7 @@ def _measure(settings, rows_of: list[tuple[Line, list[Row]]], lengths_B, length)
         problem = make_problem(model, lengths_B, length, settings.dtype, settings.seed)
         count = clock.copies_needed(nbytes_of(problem.cache), clock.last_level_cache())
         copies = [problem.cache, *(_copy(problem.cache) for _ in range(count - 1))]
+        turns = clock.rotation(count // clock.calls_and_launches(count)[0])
         truth = None
         for name in dict.fromkeys(row.implementation for row in rows):
             made = [row for row in rows if row.implementation == name]
@@ -207,15 +208,18 @@ def _measure(settings, rows_of: list[tuple[Line, list[Row]]], lengths_B, length)
                 _put_down(made, report.SKIPPED, reason)
                 continue
             truth = truth or gate.truth_of(problem)
-            candidates += _candidates(made, implementation, problem, copies, truth)
+            candidates += _candidates(made, implementation, problem, copies, turns, truth)
     for level in settings.levels:
         _time([(row, timer) for row, timer in candidates if row.level == level], settings.samples)
 
 
 def _candidates(
-    rows: list[Row], implementation: Implementation, problem: Problem, copies: list, truth
+    rows: list[Row], implementation: Implementation, problem: Problem, copies: list, turns, truth
 ) -> list[Candidate]:
-    """Compile, check and prepare one implementation at each of its levels."""
+    """Compile, check and prepare one implementation at each of its levels.
+
+    All implementations read the same `copies`, and take `turns` at them.
+    """
     try:
         attend = partial(implementation.attend, problem)
         copies = [implementation.arrange(cache) for cache in copies]
@@ -233,13 +237,13 @@ def _candidates(
     made = []
     for row in rows:
         try:
-            made.append(_candidate(row, attend, compiled, problem, copies))
+            made.append(_candidate(row, attend, compiled, problem, copies, turns))
         except Exception as error:
             _put_down([row], *report.reason_of(error))
     return made
 
 
-def _candidate(row: Row, attend, compiled, problem: Problem, copies: list) -> Candidate:
+def _candidate(row: Row, attend, compiled, problem: Problem, copies: list, turns) -> Candidate:
     row.bytes_to_move = problem.bytes_to_move
     calls, launches = clock.calls_and_launches(len(copies))
     if row.level == "attention":
@@ -255,7 +259,7 @@ def _candidate(row: Row, attend, compiled, problem: Problem, copies: list) -> Ca
         else:
             sets = [caches[0] for caches in sets]
         arguments = [(problem.given, one, problem.lengths_B) for one in sets]
-        return row, clock.timer(program, arguments, calls, launches)
+        return row, clock.timer(program, arguments, calls, launches, turns)
     model = problem.model.model_copy(update={"decode_kernel": row.implementation})
     shape = (model, np.asarray(problem.lengths_B), row.length, row.dtype)
     if row.level == "layer":
@@ -271,7 +275,7 @@ def _candidate(row: Row, attend, compiled, problem: Problem, copies: list) -> Ca
 
 
 def _time(candidates: list[Candidate], samples: int) -> None:
-    """Fill in the rows' times, sampled in turn."""
+    """Fill in the rows' times, of samples taken in rounds."""
     taken = clock.interleaved([timer for _, timer in candidates], samples)
     for (row, _), times in zip(candidates, taken, strict=True):
         first, median, third = clock.quartiles(times)

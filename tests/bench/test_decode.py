@@ -26,12 +26,18 @@ TINY = Settings(
 @pytest.fixture(scope="module")
 def swept():
     """One sweep, shared; a small copy and cache, as the bandwidth itself is not tested."""
+    steps, turns, timer = [], [], clock.timer
+
+    def noted(program, arguments, *more):
+        turns.append((len(arguments), id(more[-1])))
+        return timer(program, arguments, *more)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "COPY_BYTES", {"cpu": 4 << 20})
         patch.setattr(clock, "last_level_cache", lambda: 1 << 16)
-        steps = []
+        patch.setattr(clock, "timer", noted)
         report = run(TINY, lambda *step: steps.append(step))
-    return report, steps
+    return report, steps, turns
 
 
 def measured(report):
@@ -53,6 +59,14 @@ def test_json_says_where_how_and_what(swept):
     # Three subjects, four implementations: none is missing.
     assert len(report["rows"]) == 3 * 4
     assert swept[1] == [("quickstart, batch 2, 32 tokens", 0, 1), ("done", 1, 1)]
+
+
+def test_implementations_take_turns_at_the_copies_of_a_cache(swept):
+    """Else one would find in the processor's cache what the one before it has just read."""
+    *timers, _ = swept[2]  # the last one measures the dispatch
+    assert len(timers) == len(measured(swept[0])) == 6
+    assert all(copies > 1 for copies, _ in timers)
+    assert len({turns for _, turns in timers}) == 3  # one of each line: two implementations each
 
 
 def test_rows_are_consistent(swept):

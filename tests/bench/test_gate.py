@@ -42,7 +42,8 @@ def row_of(problem, name="x"):
 def judged(implementation, problem, truth=None):
     """(row, candidates) after the gate."""
     row, truth = row_of(problem), truth or truth_of("lrkv-full")
-    return row, decode._candidates([row], implementation, problem, [problem.cache], truth)
+    turns = clock.rotation(1)
+    return row, decode._candidates([row], implementation, problem, [problem.cache], turns, truth)
 
 
 @pytest.mark.parametrize(
@@ -100,17 +101,25 @@ def test_bfloat16_passes_within_its_own_rounding_and_not_float32s():
     assert gate.tolerance("float32", 131_072) == 8 * gate.tolerance("float32", 512)
 
 
-def test_samples_are_taken_in_turn_and_slow_ones_stop_early():
+def test_samples_are_taken_in_rounds_of_random_order_and_slow_ones_stop_early():
     order = []
 
     def timer(name, seconds):
         return lambda: order.append(name) or seconds
 
-    taken = clock.interleaved([timer("a", 0.1), timer("b", 1.0)], samples=8, seconds=2.0, least=3)
-    assert order[:8] == ["a", "b"] * 4  # one to warm up, three rounds
-    assert [len(times) for times in taken] == [8, 3]
+    taken = clock.interleaved([timer("a", 0.1), timer("b", 1.0)], samples=40, seconds=20, least=3)
+    rounds = {tuple(order[i : i + 2]) for i in range(0, 42, 2)}  # the first warms up
+    assert rounds == {("a", "b"), ("b", "a")}
+    assert [len(times) for times in taken] == [40, 20]
     assert clock.quartiles([4.0, 1.0, 2.0, 3.0, 100.0]) == (2.0, 3.0, 4.0)
     assert clock.quartiles([2.0]) == (2.0, 2.0, 2.0)
+
+
+def test_timers_that_share_a_rotation_read_each_buffer_after_all_the_others():
+    read, turns = [], clock.rotation(4)
+    buffers = [(n,) for n in range(4)]
+    clock.interleaved([clock.timer(read.append, buffers, 1, 1, turns) for _ in range(2)], 8)
+    assert read == 4 * [0, 1, 2, 3] + [0, 1]
 
 
 def test_rotating_buffers_add_up_to_more_than_the_cache():
@@ -137,7 +146,8 @@ def test_a_program_of_several_calls_takes_each_buffer_in_turn(monkeypatch, name)
         for a, b in zip(*map(jax.tree.leaves, (marks[0], problem.cache)), strict=True)
     )
     each = Implementation("spy", attend, "notes what it is given")
-    ((_, timer),) = decode._candidates([row_of(problem)], each, problem, marks, truth)
+    turns = clock.rotation(2)
+    ((_, timer),) = decode._candidates([row_of(problem)], each, problem, marks, turns, truth)
     jax.effects_barrier()
     seen.clear()
     assert timer() > 0
