@@ -57,8 +57,11 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
     B, T, H, K = q_BTHK.shape
     S, G = online.slots_of(k_BSGK, pages_BN), k_BSGK.shape[2]
     q_BGNTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
-    few = online.few(T * H // G)
+    each = T * H // G  # queries of a key
+    few = online.few(each)
     chunk = online.default_chunk(S, few, B * G * K, alone=B * G == 1)
+    if each == 2 and chunk == S and pages_BN is None:
+        few = False  # no slice to copy: the queries on the left are the faster product for two
 
     def logits(index, start):
         k_BcGK = online.slots(k_BSGK, pages_BN, start, chunk)
