@@ -160,6 +160,12 @@ def expected(trial: Trial, arrays, lengths_B):
         )
 
 
+def tried(trial: Trial, arrays, lengths_B):
+    """What the kernel gives: compiled, or interpreted on a CPU, where nothing can be compiled."""
+    interpret = jax.default_backend() == "cpu"
+    return trial.mosaic(trial.plan, *arrays, lengths_B, trial.scale, interpret)
+
+
 def main() -> None:
     """Carry out the (trial, device kind, seconds of each stage) that is pickled on the input."""
     output = os.fdopen(os.dup(1), "w")
@@ -168,10 +174,6 @@ def main() -> None:
     def reached(stage, **more):
         print(json.dumps({"stage": stage, **more}), file=output, flush=True)
         signal.setitimer(signal.ITIMER_REAL, seconds.get(stage, 0))
-
-    def tried(arrays, lengths_B):
-        interpret = jax.default_backend() == "cpu"  # where nothing can be compiled
-        return trial.mosaic(trial.plan, *arrays, lengths_B, trial.scale, interpret)
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     trial, device_kind, seconds = pickle.load(sys.stdin.buffer)
@@ -183,7 +185,7 @@ def main() -> None:
     wanted = jax.block_until_ready(expected(trial, arrays, lengths_B))
     try:
         reached("compile")
-        program = jax.jit(tried).lower(arrays, lengths_B).compile()
+        program = jax.jit(partial(tried, trial)).lower(arrays, lengths_B).compile()
         reached("run")
         got = jax.block_until_ready(program(arrays, lengths_B))
     except Exception as failure:  # a kernel may raise anything

@@ -19,7 +19,8 @@ def drawn(how):
     """Frequencies of the six tokens over many keys."""
     logits_BV = jnp.broadcast_to(jnp.log(P_V), (DRAWS, len(P_V)))
     keys_B = jax.random.split(jax.random.key(0), DRAWS)
-    tokens_B = np.asarray(sample(logits_BV, keys_B, choice_of([how] * DRAWS)))
+    choice = jax.tree.map(jnp.asarray, choice_of([how])).of_rows(jnp.zeros(DRAWS, int))
+    tokens_B = np.asarray(sample(logits_BV, keys_B, choice))
     return np.bincount(tokens_B, minlength=len(P_V)) / DRAWS
 
 

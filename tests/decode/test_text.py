@@ -11,9 +11,9 @@ from lrkv_jax.config import MLA
 NEW = {"xla": (11, 4), "interpret": (4, 2)}
 EXACT = 1e-5  # float32, relative to the logits' scale
 MODELS = {
-    **FIVE,
+    "mha": FIVE["mha"],
     "mla": MLA(latent=24, rope_width=8),  # widths that the kernel takes
-    "lrkv-rank_0": LRKVS["lrkv-full-rank_0"],
+    "lrkv": FIVE["lrkv"],
     "lrkv-shared": LRKVS["lrkv-shared-odd_rank"],
     "lrkv-latent": LRKVS["lrkv-latent-odd_rank"],
 }

@@ -4,7 +4,6 @@ The interpreter runs the kernel's threads, barriers and copies, and raises on a 
 wherever no token was written.
 """
 
-import faulthandler
 import functools
 import importlib.util
 import itertools
@@ -57,14 +56,6 @@ SLOW = {
     ),
     "lrkv-no_norm": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, H=6, G=2, K=128, R=33, norm=False),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_hang():
-    """The interpreter waits for ever if its threads get no processor: end the process instead."""
-    faulthandler.dump_traceback_later(540, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @functools.cache

@@ -78,9 +78,9 @@ def test_pretraining_midtraining_evaluation_and_chat_take_less_than_eight_minute
     assert rows[-1]["validation_bpb"] < 1.5, "midtraining taught nothing"
 
 
-@pytest.mark.timed
+@pytest.mark.nights
 def test_more_steps_beat_a_bigram_counted_on_the_same_tokens(compared, monkeypatch):
-    """It measures no time: the comparison's run is here, and trains on from its last step."""
+    """The comparison's run trains on from its last step."""
     monkeypatch.chdir(compared[0])
     config = load_config("quickstart")
     context, data = config.train.context, config.data

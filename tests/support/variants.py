@@ -17,7 +17,12 @@ from lrkv_jax.model import abstract_parameters, specs, with_parameters
 
 HEADS, HEAD_WIDTH, WIDTH, VOCABULARY = 4, 8, 24, 40
 MODES = ("full", "shared", "latent")
-RANKS = {"rank_0": 0, "odd_rank": 3, "even_rank": 4, "rank_K": HEAD_WIDTH}
+# Rank 0 is MQA in every mode; an even rank is rotated whole in `latent` alone.
+RANKS = {
+    "full": {"rank_0": 0, "odd_rank": 3, "rank_K": HEAD_WIDTH},
+    "shared": {"odd_rank": 3},
+    "latent": {"odd_rank": 3, "even_rank": 4, "rank_K": HEAD_WIDTH},
+}
 FIVE = {
     "mha": MHA(),
     "gqa": GQA(kv_heads=2),
@@ -27,9 +32,8 @@ FIVE = {
 }
 LRKVS = {
     f"lrkv-{mode}-{name}": LRKV(rank=rank, rope=mode)
-    for mode in MODES
-    for name, rank in RANKS.items()
-    if mode == "latent" or name != "even_rank"  # which is rotated whole there, and no other case
+    for mode, ranks in RANKS.items()
+    for name, rank in ranks.items()
 }
 # Residuals that serve groups of heads, their keys and values of two ranks.
 LRKVS |= {
