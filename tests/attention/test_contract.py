@@ -43,10 +43,11 @@ TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 AS_PRETRAINED = {f"{n}-pretrained": n for n in ("gqa", "lrkv-full-groups", "mla-full-rank")}
 
 # MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the fast ones are the odd
-# rank, which is padded, groups with two ranks, and tied values; `shared` attends as `latent` does.
-FAST_LRKVS = {"lrkv-full-odd_rank", "lrkv-full-tied", "lrkv-latent-groups-tied"}
+# rank, which is padded, and tied values of groups; `shared` attends as `latent` does. MLA with
+# `full` has its fast one in a pretrained model.
+FAST_LRKVS = {"lrkv-full-odd_rank", "lrkv-latent-groups-tied"}
 NEIGHBOURS = {
-    "mha", "mqa", "mla-no_rope", "mla-rank", "mla-full-rank", "mla-latent-rank", *LRKVS,
+    "mha", "mqa", "mla-no_rope", "mla-full", "mla-rank", "mla-full-rank", "mla-latent-rank", *LRKVS,
 } - FAST_LRKVS  # fmt: skip
 
 

@@ -40,7 +40,10 @@ def test_rows_are_kept_to_half_a_step_of_their_largest_value(dtype):
     np.testing.assert_allclose(np.asarray(kept.rows(), np.float64), back_NW, rtol=rounding)
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.slow) if "mla-" in n else n for n in FORMS],
+)
 def layer(request):
     """A layer that keeps an int8 cache, with all that pretrained models have where it can."""
     more = PRETRAINED if request.param in ("gqa", "mla-full-rank", "lrkv-full-groups") else {}

@@ -126,6 +126,7 @@ def test_analyze_writes_json_plots_and_a_page_and_does_not_repeat_itself(
     assert code == 2 and "'--batches'" in err and "0: see lrkv analyze --help" in err
 
 
+@pytest.mark.slow
 def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained, one_device):
     tasks = "bpb,docstrings,agreement"
     code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained, "--tasks", tasks, "--batch", 37)

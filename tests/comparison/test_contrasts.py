@@ -99,6 +99,7 @@ def test_holm_s_own_example():
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
 
 
+@pytest.mark.slow
 def test_rates_of_error_and_of_discovery_are_as_said():
     """Four variants against MHA, 4 seeds, 400 times, with no difference and with one that shows."""
     rng = np.random.default_rng(0)

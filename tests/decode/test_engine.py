@@ -60,7 +60,7 @@ def asked(number):
     ("name", "dtype", "drafts"),
     [
         ("lrkv-latent", "float32", 7),
-        ("lrkv-latent", "int8", 0),
+        pytest.param("lrkv-latent", "int8", 0, marks=pytest.mark.slow),
         pytest.param("lrkv-latent", "bfloat16", 3, marks=pytest.mark.slow),
         *(
             pytest.param(n, "float32", 7 * (n in ("mha", "mla")), marks=pytest.mark.slow)

@@ -97,6 +97,7 @@ def split_weights(config):
     }
 
 
+@pytest.mark.slow
 def test_microbatches_gather_again_and_do_not_send_more_for_muon():
     once, twice = (
         messages(configured("attention=mha", f"train.accumulation={n}", fsdp=4)) for n in (1, 2)
@@ -124,6 +125,7 @@ def test_muon_is_shared_out_whole_and_no_device_repeats_work():
     assert everything / 8 <= busiest < everything
 
 
+@pytest.mark.slow
 def test_policies_keep_less_and_need_less():
     held = {p: memory(configured("attention=lrkv", f"train.remat={p}", fsdp=8))
             for p in ("none", "minimal", "full", "offload")}  # fmt: skip

@@ -101,6 +101,7 @@ def test_a_form_that_spans_the_old_one_gives_its_logits(old, changes, new):
     assert error(logits(after, converted), logits(before, params)) < 2e-5
 
 
+@pytest.mark.slow
 def test_widths_are_chosen_for_a_share_of_the_cache_by_their_errors(runs, text, tmp_path):
     before = runs("mha", "model.head_width=16")
     how = {"names": [text], "tokens": 64, "heldout": 64, "context": 16}

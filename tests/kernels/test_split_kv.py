@@ -37,11 +37,11 @@ LENGTHS, SLOTS, PAGES = (TILE, 3, 2 * TILE + 2, 0), 136, 3 * TILE
 FEW = {"lengths": (3, TILE + 2, 0), "S": TILE + 8}
 QUICK = {
     "gqa-3_queries": lambda: grouped_case(**FEW | {"S": 2 * TILE}, T=3, H=4, G=2, K=64),
-    "mla-8_queries": lambda: latent_case(**FEW | {"S": 2 * TILE}, T=8, H=2, C=128, P=64),
-    "mla-latent": lambda: latent_case(**FEW, mode="latent", H=2, C=128),
     "lrkv-full": lambda: lrkv_case(**FEW, mode="full", H=2, K=128, R=46),
 }
 SLOW = {
+    "mla-8_queries": lambda: latent_case(**FEW | {"S": 2 * TILE}, T=8, H=2, C=128, P=64),
+    "mla-latent": lambda: latent_case(**FEW, mode="latent", H=2, C=128),
     "mha": lambda: grouped_case(LENGTHS, S=SLOTS, H=2, G=2, K=128),
     "lrkv-shared": lambda: lrkv_case(LENGTHS, "shared", S=PAGES, H=4, K=64, R=5),
     "mqa-8_queries": lambda: grouped_case(LENGTHS, S=PAGES, T=8, H=6, G=1, K=128),
@@ -129,6 +129,8 @@ AXES = {
 # Sequence 0 has two pieces of two tiles, and a third that is short.
 EXACT = {"lengths": (4 * TILE + 5, 3, 3 * TILE), "S": 5 * TILE}
 EXACT_SLOW = {
+    "mla-8_queries": lambda: latent_case(**FEW | {"S": 2 * TILE}, T=8, H=2, C=128, P=64),
+    "mla-latent": lambda: latent_case(**FEW, mode="latent", H=2, C=128),
     "mqa-3_queries": lambda: grouped_case(**EXACT, T=3, H=4, G=1, K=64),
     "mla": lambda: latent_case(**EXACT, H=4, C=128, P=64),
     "lrkv-full": lambda: lrkv_case(**EXACT, mode="full", H=2, K=128, R=46),
@@ -286,7 +288,10 @@ def pretend_gpu(monkeypatch):
     monkeypatch.setattr(proof, "doubt", lambda trial: None)
 
 
-@pytest.mark.parametrize("variant", ["mha", "mla", "mla-latent", "lrkv-full"])
+@pytest.mark.parametrize(
+    "variant",
+    ["mha", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mla", "mla-latent")), "lrkv-full"],
+)
 def test_it_lowers_for_cuda(variant, pretend_gpu):
     assert "mosaic_gpu" in targets.lower("2.5b", variant, 1)
 

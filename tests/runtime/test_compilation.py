@@ -172,6 +172,7 @@ print(compiled.cached, hashlib.sha256(jax.device_get(w).tobytes()).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_the_next_process_finds_the_program_and_computes_the_same_bits(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_PERSISTENT")}
     environment |= {

@@ -72,6 +72,7 @@ def said(ended):
     return [json.loads(line) for line in ended.out.splitlines()]
 
 
+@pytest.mark.slow
 def test_two_processes_talk_fail_and_read_rows_as_one(tmp_path):
     with several(["-c", TALK, tmp_path]) as running:
         both = ends(running, 60)

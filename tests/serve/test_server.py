@@ -245,7 +245,10 @@ def open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("requests", [30, pytest.param(2000, marks=pytest.mark.nights)])
+@pytest.mark.parametrize(
+    "requests",
+    [pytest.param(30, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.nights)],
+)
 def test_a_crowd_gets_what_each_gets_alone_and_nothing_is_left(requests, port, service):
     """Some are cancelled, some malformed, and some readers are slow."""
     crowd(requests, port, service)

@@ -116,7 +116,9 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(tmp_path, stand_in
     assert not points[0].directory.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 def test_a_stopped_sweep_lets_its_runs_save_and_goes_on_later(tmp_path, stand_in, number):
     """However it ends: a run whose sweep is killed is told by the kernel."""
     points = points_of(tmp_path, "attention=mla,mha")

@@ -72,6 +72,7 @@ def test_the_loss_is_the_divergence_from_the_teacher_and_only_keys_and_values_le
         assert (leaf == before).all() != learns, path
 
 
+@pytest.mark.slow
 def test_a_model_taught_by_itself_has_nothing_to_learn(case):
     config, _, params, _, tokens_BU = case
     _, metrics = one_step(taught(config, config.model), params, params, tokens_BU)
