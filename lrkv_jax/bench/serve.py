@@ -472,20 +472,20 @@ def _http(settings, variant, of, B, config) -> list[Row]:
     engine = of(B)
     clients = 2 * B
     limits = Limits(texts=2 * clients, tokens=2 * clients * settings.context)
-    service = Service(TrainedRun(config, 0, None, None), engine, variant, limits)
     load = Load(requests=settings.requests, clients=clients, longest=settings.context)
     here, there = [], []
-    for _ in range(settings.samples + 1):
+    for sample in range(settings.samples + 1):
         requests = [engine.submit(prompt, n) for prompt, n in loads.trace(load)]
         here.append(_seconds(partial(engine.finish, requests)))
         engine.reset()
-    with serving(service) as port:
-        url = f"http://127.0.0.1:{port}"
-        for sample in range(settings.samples + 1):
-            # Other ids of the same lengths: no prefix is found.
-            given = {**dataclasses.asdict(load), "vocabulary": 900 + sample}
-            command = [sys.executable, "-m", "lrkv_jax.bench.load", url, json.dumps(given)]
-            found = subprocess.run(command, capture_output=True, text=True, check=True)
-            there.append(json.loads(found.stdout)["seconds"])
+        # Other ids of the same lengths: no prefix is found.
+        given = {**dataclasses.asdict(load), "vocabulary": 900 + sample}
+        with serving(Service(TrainedRun(config, 0, None, None), engine, variant, limits)) as port:
+            command = [sys.executable, "-m", "lrkv_jax.bench.load", f"http://127.0.0.1:{port}"]
+            found = subprocess.run(
+                [*command, json.dumps(given)], capture_output=True, text=True, check=True
+            )
+        there.append(json.loads(found.stdout)["seconds"])
+        engine.reset()
     what = f"tokens/s, HTTP over in process, {B} rows"
     return [_row(what, variant, here[1:], there[1:], "≥ 0.9")]
