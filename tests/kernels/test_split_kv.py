@@ -129,8 +129,6 @@ AXES = {
 # Sequence 0 has two pieces of two tiles, and a third that is short.
 EXACT = {"lengths": (4 * TILE + 5, 3, 3 * TILE), "S": 5 * TILE}
 EXACT_SLOW = {
-    "mla-8_queries": lambda: latent_case(**FEW | {"S": 2 * TILE}, T=8, H=2, C=128, P=64),
-    "mla-latent": lambda: latent_case(**FEW, mode="latent", H=2, C=128),
     "mqa-3_queries": lambda: grouped_case(**EXACT, T=3, H=4, G=1, K=64),
     "mla": lambda: latent_case(**EXACT, H=4, C=128, P=64),
     "lrkv-full": lambda: lrkv_case(**EXACT, mode="full", H=2, K=128, R=46),
