@@ -76,12 +76,17 @@ def rotation(size: int) -> Iterator[int]:
 
 
 def timer(
-    program: Callable, arguments: Sequence[tuple], calls: int, launches: int, turns: Iterator[int]
+    program: Callable,
+    arguments: Sequence[tuple],
+    calls: int,
+    launches: int,
+    turns: Iterator[int] | None = None,
 ) -> Timer:
     """A function that runs `program` on the next of `arguments`, and gives seconds per call.
 
-    `turns` is a `rotation` of as many.
+    `turns` is a `rotation` of as many, shared with others that read the same; None is its own.
     """
+    turns = turns or rotation(len(arguments))
 
     def sample() -> float:
         start = time.perf_counter()
@@ -148,7 +153,7 @@ def copy_bandwidth(nbytes: int, samples: int = 9) -> list[float]:
 def dispatch_seconds(samples: int = 200) -> float:
     """Median time of a jitted call that does next to nothing."""
     nothing, x = jax.jit(lambda x: x + 1), jnp.zeros(8)
-    sample = timer(nothing, [(x,)], 1, 1, rotation(1))
+    sample = timer(nothing, [(x,)], 1, 1)
     return quartiles(interleaved([sample], samples)[0])[1]
 
 
@@ -183,4 +188,4 @@ def matmul_timer(mesh: Mesh, dtype: str) -> tuple[Timer, float]:
             x_dNN = jnp.matmul(x_dNN, w_dNN)
         return x_dNN
 
-    return timer(products, [(x_dNN, w_dNN)], calls, 1, rotation(1)), 2.0 * N**3 * devices
+    return timer(products, [(x_dNN, w_dNN)], calls, 1), 2.0 * N**3 * devices

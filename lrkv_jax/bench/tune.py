@@ -144,7 +144,6 @@ def _timer(shape: Shape, choice: tuple[tuple[str, int], ...]) -> clock.Timer:
             raise LrkvError(f"it differs from the truth by {error:.1e}, {allowed:.0e} allowed")
         sets = [caches[i : i + calls] for i in range(0, len(caches) - calls + 1, calls)]
         arguments = [(problem.given, some, problem.lengths_B) for some in sets]
-        turns = clock.rotation(len(arguments))
-        timer = clock.timer(program, arguments, calls, launches, turns)
+        timer = clock.timer(program, arguments, calls, launches)
         timer()  # traced here, where its plan is chosen
     return timer
