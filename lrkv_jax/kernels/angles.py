@@ -28,8 +28,8 @@ from lrkv_jax.kernels.online import KEYS, chunk_starts, slots, slots_of
 EXACT_TO = 2.0**-24
 # Slots that share Q M: a shorter chunk pays for it more often, a longer one has a larger ρ.
 CHUNK = 512
-# Of half a chunk, at a time on a CPU: P Q M and the latents that meet it stay in its cache.
-BLOCK = 128
+# XLA on a CPU gives an array of this many bytes, or more, to two threads.
+SPLIT = 512 << 10
 
 
 class Compressed(NamedTuple):
@@ -74,6 +74,16 @@ def _factors(values_nJ):
     return left_nr[:, :rank], right_rJ[:rank]
 
 
+def default_chunk(S, values):
+    """Slots of a chunk. `values` are those of a row of P Q M.
+
+    Twice as many slots on a CPU where P Q M is then, and only then, large enough for two threads.
+    """
+    at_once = 4 * values * CHUNK // 2
+    doubled = jax.default_backend() == "cpu" and at_once < SPLIT <= 2 * at_once
+    return min(S, 2 * CHUNK if doubled else CHUNK)
+
+
 def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, frequencies_J=None, pages_BN=None):
     """The residual's part of each logit, float32 [S, B, T, H]; past the longest sequence, anything.
 
@@ -81,7 +91,7 @@ def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, frequencies_J=None, pa
     angles per position; None: RoPE's own. With `pages_BN`, `rk_BSHR` is a pool of pages.
     """
     (B, T, H, K), S = q_BTHK.shape, slots_of(rk_BSHR, pages_BN)
-    chunk = min(S, CHUNK)
+    chunk = default_chunk(S, B * T * H * up_HRK.shape[1])
     starts = jnp.array(chunk_starts(S, chunk))
     found = compressed(frequencies_J or frequencies(K), chunk)
     halves_JHR = jnp.split(up_HRK.astype(jnp.float32).transpose(2, 0, 1), 2)
@@ -91,7 +101,7 @@ def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, frequencies_J=None, pa
         latents = rk_BSHR, starts[index]
         if pages_BN is not None:
             latents = slots(rk_BSHR, pages_BN, starts[index], chunk), 0
-        return _of_chunk(found, back_BTHK, halves_JHR, *latents, starts[index], logits_SBTH)
+        return _of_chunk(chunk, found, back_BTHK, halves_JHR, *latents, starts[index], logits_SBTH)
 
     logits_SBTH = jnp.zeros((S, B, T, H), jnp.float32)
     if len(starts) == 1:
@@ -106,7 +116,7 @@ def of_slots(logits_SBTH, start, chunk):
     return some_cBTH.transpose(1, 3, 2, 0)
 
 
-def _of_chunk(found: Compressed, q_BTHK, halves_JHR, rk_BSHR, origin, start, logits_SBTH):
+def _of_chunk(chunk, found: Compressed, q_BTHK, halves_JHR, rk_BSHR, origin, start, logits_SBTH):
     """`logits_SBTH` with those of the chunk from `start`, from which positions count for q.
 
     The chunk's latents begin at slot `origin` of `rk_BSHR`.
@@ -117,10 +127,11 @@ def _of_chunk(found: Compressed, q_BTHK, halves_JHR, rk_BSHR, origin, start, log
     J, *rest = (a * first).shape
     even_EX = found.even_EJ @ (a * first + b * second).reshape(J, -1)
     odd_OX = found.odd_OJ @ (b * first - a * second).reshape(J, -1)
-    n, chunk = len(found.even_nE), min(len(logits_SBTH), CHUNK)
-    block = n
-    if jax.default_backend() == "cpu":
-        block = min(n, BLOCK, max(32, KEYS // (4 * even_EX.shape[1])))
+    n = block = len(found.even_nE)
+    # P Q M and the latents that meet it stay in a CPU's cache; of fewer rows than these its product
+    # is one thread's.
+    while jax.default_backend() == "cpu" and block > 32 and 4 * block * even_EX.shape[1] > KEYS:
+        block = (block + 1) // 2
     firsts = jnp.array(chunk_starts(n, block))
 
     def latents(place):

@@ -187,7 +187,7 @@ def _xla(
     widest = latent_BSC.shape[-1]
     if private is not None:
         widest = max(widest, H * private.latent_BSGR.shape[-1])
-    chunk = online.default_chunk(S, few, B * widest)
+    chunk = online.default_chunk(S, few, B * widest, alone=B == 1)
 
     def in_keys(up_HRK, latent_BSHR):
         """Logits [S, B, T, H] of latents that are rotated in the keys that they make."""

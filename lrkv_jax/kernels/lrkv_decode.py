@@ -124,7 +124,7 @@ def _xla(
     full = residual is not None and residual.q_latent_BTHR is None
     few = online.few(T * H)
     widest = K if residual is None else max(K, H * residual.rk_BSGR.shape[-1])
-    chunk = online.default_chunk(S, few, B * widest)
+    chunk = online.default_chunk(S, few, B * widest, alone=B == 1)
     if full:
         rotated_SBTH = angles.logits(
             q_BTHK, residual.up_key_GRK, residual.angles_SK, residual.rk_BSGR, lengths_B,

@@ -15,8 +15,9 @@ from lrkv_jax.kernels.int8 import whole_rows
 
 # Finite, so that a difference of two of them is 0 and not NaN.
 MASKED = -1e30
-# On a CPU: the most bytes of a chunk's keys in float32, between the least slots and the most.
-KEYS, LEAST, MOST = 2 << 20, 128, 512
+# On a CPU: the most bytes of a chunk's keys in float32, between the least slots and the most; of
+# a sequence alone, whose slots are what XLA splits over threads, there may be more.
+KEYS, LEAST, MOST, MOST_ALONE = 2 << 20, 128, 512, 2048
 
 
 def first_seen(lengths_B, T):
@@ -32,15 +33,15 @@ def few(queries):
 def default_chunk(S, few, values, alone=False):
     """Slots of a chunk that stays in a CPU's cache; all slots elsewhere.
 
-    `values` are those of a slot's keys over all sequences; many queries read a chunk often. Where
-    one product reads the chunk `alone`, its rows are what XLA splits over threads: few queries then
-    take as many slots as stay in the cache.
+    `values` are those of a slot's keys over all sequences; many queries read a chunk often. `alone`
+    says that one product reads the chunk, and not a batch of them.
     """
     if jax.default_backend() != "cpu":
         return S
-    fitting = KEYS // (4 * values) if few else MOST
+    most = MOST_ALONE if few and alone else MOST
+    fitting = min(most, KEYS // (4 * values)) if few else most
     chunk = LEAST
-    while 2 * chunk <= (fitting if alone else min(fitting, MOST)):
+    while 2 * chunk <= fitting:
         chunk *= 2
     return min(S, chunk)
 

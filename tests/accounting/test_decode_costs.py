@@ -137,7 +137,6 @@ def test_compressed_angles_take_a_third_of_the_products(monkeypatch):
     def program(*arrays):
         return products(lambda *arrays: with_kernel(problem, *arrays, "xla"), *arrays)
 
-    monkeypatch.setattr(angles, "BLOCK", 1024)  # products of a loop are counted once
     ours = program(*arguments)
     monkeypatch.setattr(angles, "logits", as_defined)
     assert ours < 0.35 * program(*arguments)

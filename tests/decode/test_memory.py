@@ -9,7 +9,7 @@ from support.variants import FIVE
 from lrkv_jax.decode import programs
 from lrkv_jax.decode.schedule import Plan
 
-B, CHUNK, LENGTHS = 4, 64, (4096, 8192)
+B, CHUNK, LENGTHS = 4, 64, (4096, 32_768)
 
 
 @pytest.fixture(autouse=True)

@@ -65,10 +65,11 @@ def test_ranks_at_the_papers_width_are_what_the_docs_say():
     tokens=st.sampled_from((1, 3)),
     chunk=st.sampled_from((1, 2, 7, 64, 65, 512)),
     start=st.sampled_from((0, 1, 300, 8191, 131_072)),
+    keys=st.sampled_from((1, angles.KEYS)),
 )
 @pytest.mark.slow
-def test_residual_logits_are_those_of_rotated_keys(K, base, rank, tokens, chunk, start):
-    """For a chunk from `start` on; the query is the last of the chunk or later."""
+def test_residual_logits_are_those_of_rotated_keys(K, base, rank, tokens, chunk, start, keys):
+    """For a chunk from `start` on, at once or by blocks; the query is its last or later."""
     rng, H = np.random.default_rng(rank + 100 * chunk), 2
     q_THK = rng.standard_normal((tokens, H, K))
     up_HRK = rng.standard_normal((H, rank, K))
@@ -80,10 +81,12 @@ def test_residual_logits_are_those_of_rotated_keys(K, base, rank, tokens, chunk,
     # Of one sequence that is a chunk: its slots' angles count from `start`.
     angles_cJ = positions_c[:, None] * np.asarray(angles.frequencies(K, base))
     angles_cK = np.float32(np.concatenate([np.cos(angles_cJ), np.sin(angles_cJ)], axis=-1))
-    got_cBTH = angles.logits(
-        np.float32(q_THK[None]), np.float32(up_HRK), angles_cK, np.float32(rk_cHR[None]),
-        np.array([chunk]), angles.frequencies(K, base),
-    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(angles, "KEYS", keys)  # 1: blocks of 32 rows of half a chunk, or fewer
+        got_cBTH = angles.logits(
+            np.float32(q_THK[None]), np.float32(up_HRK), angles_cK, np.float32(rk_cHR[None]),
+            np.array([chunk]), angles.frequencies(K, base),
+        )  # fmt: skip
     largest = np.linalg.norm(q_THK, axis=-1).max() * np.linalg.norm(
         np.einsum("cHR,HRK->cHK", rk_cHR, up_HRK), axis=-1
     ).max()  # fmt: skip
@@ -95,7 +98,7 @@ def test_residual_logits_are_those_of_rotated_keys(K, base, rank, tokens, chunk,
 
 @pytest.mark.parametrize("chunk", [5, 64])
 def test_other_frequencies_than_the_usual_are_decoded(chunk, monkeypatch):
-    monkeypatch.setattr(angles, "CHUNK", chunk)
+    monkeypatch.setattr(angles, "default_chunk", lambda S, values: min(S, chunk))
     turns = frequencies(16, 300.0, SCALED)
     case = lrkv_case([37, 64, 3], T=2, K=16, R=3, turns_J=turns)
     assert max(compare(case.poisoned().run(impl="xla", frequencies_J=turns), case.truth())) < 2e-6
