@@ -24,7 +24,7 @@ ATTENTION = Settings()
 WIDE = {
     scale: replace(
         ATTENTION, scales=(scale,), lengths=(2048, 8192), implementations=("xla", "mosaic", "jax"),
-        samples=9,
+        samples=15,
     )
     for scale in ("24x1536", "36x2304")
 }  # fmt: skip

@@ -48,7 +48,7 @@ class Settings:
     levels: tuple[str, ...] = ("attention",)
     ragged: bool = False
     dtype: str = "auto"
-    samples: int = 15
+    samples: int = 31
     depth: int | None = None  # layers of a step; None is the scale's
     seed: int = 0
     overrides: tuple[str, ...] = ()  # of every line's settings: model.heads=64

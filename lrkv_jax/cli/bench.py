@@ -43,7 +43,7 @@ def bench_decode(
         bool, typer.Option("--ragged", help="Use lengths from 1 to LENGTH, half of it on average.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = "auto",
-    samples: Annotated[int, typer.Option(help="Repetitions")] = 15,
+    samples: Annotated[int, typer.Option(help="Repetitions")] = 31,
     out: Annotated[str | None, typer.Option(help="Folder for JSON and a plot.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -119,7 +119,20 @@ def test_timers_that_share_a_rotation_read_each_buffer_after_all_the_others():
     read, turns = [], clock.rotation(4)
     buffers = [(n,) for n in range(4)]
     clock.interleaved([clock.timer(read.append, buffers, 1, 1, turns) for _ in range(2)], 8)
-    assert read == 4 * [0, 1, 2, 3] + [0, 1]
+    assert read == 9 * [0, 1, 2, 3]  # two timers, nine samples, two calls each
+
+
+def test_a_sample_is_the_call_that_follows_another_of_its_program(monkeypatch):
+    """Else it would pay for what the programs before it did to caches and to the allocator."""
+    now, cost = [0.0], iter([5.0, 1.0, 5.0, 1.0])
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+
+    def program(state):
+        now[0] += next(cost)
+        return None, state
+
+    assert clock.timer(program, [(0,)], 1, 1)() == 1.0
+    assert clock.state_timer(program, [0], 1)() == 1.0
 
 
 def test_rotating_buffers_add_up_to_more_than_the_cache():
