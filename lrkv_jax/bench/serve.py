@@ -474,16 +474,17 @@ def _http(settings, variant, of, B, config) -> list[Row]:
     limits = Limits(texts=2 * clients, tokens=2 * clients * settings.context)
     load = Load(requests=settings.requests, clients=clients, longest=settings.context)
     here, there = [], []
-    for sample in range(settings.samples + 1):
+    for _ in range(settings.samples + 1):
         requests = [engine.submit(prompt, n) for prompt, n in loads.trace(load)]
         here.append(_seconds(partial(engine.finish, requests)))
         engine.reset()
-        # Other ids of the same lengths: no prefix is found.
-        given = {**dataclasses.asdict(load), "vocabulary": 900 + sample}
         with serving(Service(TrainedRun(config, 0, None, None), engine, variant, limits)) as port:
             command = [sys.executable, "-m", "lrkv_jax.bench.load", f"http://127.0.0.1:{port}"]
             found = subprocess.run(
-                [*command, json.dumps(given)], capture_output=True, text=True, check=True
+                [*command, json.dumps(dataclasses.asdict(load))],
+                capture_output=True,
+                text=True,
+                check=True,
             )
         there.append(json.loads(found.stdout)["seconds"])
         engine.reset()

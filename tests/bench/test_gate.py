@@ -119,20 +119,21 @@ def test_timers_that_share_a_rotation_read_each_buffer_after_all_the_others():
     read, turns = [], clock.rotation(4)
     buffers = [(n,) for n in range(4)]
     clock.interleaved([clock.timer(read.append, buffers, 1, 1, turns) for _ in range(2)], 8)
-    assert read == 9 * [0, 1, 2, 3]  # two timers, nine samples, two calls each
+    assert len(read) >= 2 * 9 * 2  # timers, samples, calls
+    assert read == [n % 4 for n in range(len(read))]
 
 
-def test_a_sample_is_the_call_that_follows_another_of_its_program(monkeypatch):
+def test_a_sample_is_the_call_that_follows_others_of_its_program(monkeypatch):
     """Else it would pay for what the programs before it did to caches and to the allocator."""
-    now, cost = [0.0], iter([5.0, 1.0, 5.0, 1.0])
+    now, cost = [0.0], iter([0.008, 0.004, 0.003, 0.5, 0.4])
     monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
 
     def program(state):
         now[0] += next(cost)
         return None, state
 
-    assert clock.timer(program, [(0,)], 1, 1)() == 1.0
-    assert clock.state_timer(program, [0], 1)() == 1.0
+    assert clock.timer(program, [(0,)], 1, 1)() == pytest.approx(0.003)
+    assert clock.state_timer(program, [0], 1)() == pytest.approx(0.4)
 
 
 def test_rotating_buffers_add_up_to_more_than_the_cache():
