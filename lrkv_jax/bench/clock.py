@@ -108,11 +108,9 @@ def _sample(run: Callable[[], None], calls: int, launches: int) -> Timer:
     """
 
     def sample() -> float:
-        start = time.perf_counter()
-        while launches == 1:
+        until = time.perf_counter() + LEAD
+        while launches == 1 and time.perf_counter() < until:
             run()
-            if time.perf_counter() - start > LEAD:
-                break
         start = time.perf_counter()
         run()
         return (time.perf_counter() - start) / (calls * launches)
