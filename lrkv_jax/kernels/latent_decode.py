@@ -216,10 +216,13 @@ def _xla(
 
     def of_private(start):
         key_BcHR = online.slots(private.latent_BSGR, pages_BN, start, chunk)
+        q_BTHR = private.q_BTHR.astype(key_BcHR.dtype)
         if private.angles_SR is not None:
             angles_cR = jax.lax.dynamic_slice_in_dim(private.angles_SR, start, chunk)
+            if few and T == 1:  # one query of a key: it is the query that is turned
+                q_BTcHR = _turned_back(q_BTHR, angles_cR)
+                return online.dots("BTcHR,BcHR->BHTc", q_BTcHR, key_BcHR, few)
             key_BcHR = _rotated(key_BcHR, angles_cR[:, None])
-        q_BTHR = private.q_BTHR.astype(key_BcHR.dtype)
         return online.dots("BTHR,BcHR->BHTc", q_BTHR, key_BcHR, few)
 
     def logits(index, start):
@@ -256,3 +259,19 @@ def _rotated(key, angles_cK):
     x1, x2, rest = jnp.split(key.astype(jnp.float32), [pairs, 2 * pairs], axis=-1)
     parts = [x1 * cos_cJ - x2 * sin_cJ, x2 * cos_cJ + x1 * sin_cJ, rest]
     return jnp.concatenate(parts, axis=-1).astype(key.dtype)
+
+
+def _turned_back(q_BTHR, angles_cR):
+    """Queries against each slot's angle, float32: q · RoPE(key) is the result · key.
+
+    Two products and a sum for each value, with no halves to join: XLA makes them as it multiplies.
+    """
+    cos_cJ, sin_cJ = jnp.split(angles_cR, 2, axis=-1)
+    pairs = cos_cJ.shape[-1]
+    q1, q2, rest = jnp.split(q_BTHR.astype(jnp.float32), [pairs, 2 * pairs], axis=-1)
+    same_BT1HR = q_BTHR.astype(jnp.float32)[:, :, None]
+    other_BT1HR = jnp.concatenate([q2, q1, jnp.zeros_like(rest)], axis=-1)[:, :, None]
+    past = ((0, 0), (0, rest.shape[-1]))
+    cos_cR = jnp.pad(jnp.concatenate([cos_cJ, cos_cJ], axis=-1), past, constant_values=1)
+    sin_cR = jnp.pad(jnp.concatenate([sin_cJ, -sin_cJ], axis=-1), past)
+    return same_BT1HR * cos_cR[:, None] + other_BT1HR * sin_cR[:, None]

@@ -21,6 +21,7 @@ CASES = {
     "tied-full": private_case([9, 4], "full", T=2),
     "tied-shared": private_case([9, 4], "shared", T=2, G=1),
     "tied-latent": private_case([9, 4], "latent", T=3),
+    "tied-latent-one_query": private_case([9, 4], "latent", G=4),
     "lrkv-full": lrkv_case([9, 4], "full", T=2, K=16),
     "lrkv-shared": lrkv_case([9, 4], "shared", T=2, K=16, R=3),
     "lrkv-latent": lrkv_case([9, 4], "latent", T=2, G=2, K=16, R=8),
