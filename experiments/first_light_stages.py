@@ -140,9 +140,9 @@ def _decoding(facts: Facts, *, dry: bool, out: Path) -> Iterator[Check]:
     table = _tuned_table(out)
     mend = "see the reasons in its rows"
 
-    def at_shape(scale: str, batch: int, length: int, samples: int = 15, **more: Any) -> Check:
-        settings = {"scales": [scale], "batches": [batch], "lengths": [length], **more}
-        settings["samples"] = samples  # each of 128 calls
+    def at_shape(scale: str, batch: int, length: int, **more: Any) -> Check:
+        shape = {"scales": [scale], "batches": [batch], "lengths": [length]}
+        settings = {**shape, "samples": 15, **more}  # each of up to 128 calls
         return _item(_shape_name(settings), "decode", 150, mend, settings=settings, table=table)
 
     modes = ["full", "latent"]  # the paper's, and the default

@@ -170,7 +170,7 @@ def copy_bandwidth(nbytes: int, samples: int = 9) -> list[float]:
     return rates[1:]
 
 
-def dispatch_seconds(samples: int = 200) -> float:
+def dispatch_seconds(samples: int = 31) -> float:
     """Median time of a jitted call that does next to nothing."""
     nothing, x = jax.jit(lambda x: x + 1), jnp.zeros(8)
     sample = timer(nothing, [(x,)], 1, 1)

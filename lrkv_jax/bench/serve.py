@@ -479,13 +479,11 @@ def _http(settings, variant, of, B, config) -> list[Row]:
         here.append(_seconds(partial(engine.finish, requests)))
         engine.reset()
         with serving(Service(TrainedRun(config, 0, None, None), engine, variant, limits)) as port:
-            command = [sys.executable, "-m", "lrkv_jax.bench.load", f"http://127.0.0.1:{port}"]
-            found = subprocess.run(
-                [*command, json.dumps(dataclasses.asdict(load))],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
+            command = [
+                sys.executable, "-m", "lrkv_jax.bench.load", f"http://127.0.0.1:{port}",
+                json.dumps(dataclasses.asdict(load)),
+            ]  # fmt: skip
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
         there.append(json.loads(found.stdout)["seconds"])
         engine.reset()
     what = f"tokens/s, HTTP over in process, {B} rows"
