@@ -61,7 +61,7 @@ def dots(subscripts, queries, cached, few):
     both = [axis for axis in out if axis in q and axis in k]
     free = [axis for side in (q, k) for axis in out if axis in side and axis not in both]
     product = "".join(both + free)
-    result = jnp.einsum(f"{q},{k}->{product}", queries, cached, preferred_element_type=jnp.float32)
+    result = _float32_einsum(f"{q},{k}->{product}", queries, cached)
     return result.transpose([product.index(axis) for axis in out])
 
 
@@ -70,8 +70,18 @@ def averages(subscripts, weights, cached, few):
     w, v, out = re.split(",|->", subscripts)
     if few and _is_one(w, v, weights):
         return _products(w, v, out, weights, cached)
-    weights = weights.astype(cached.dtype)
-    return jnp.einsum(subscripts, weights, cached, preferred_element_type=jnp.float32)
+    return _float32_einsum(subscripts, weights, cached)
+
+
+def _float32_einsum(subscripts, left, cached):
+    """`einsum` in float32: of operands in the cache's dtype, and on a CPU of float32 ones.
+
+    XLA on a CPU with bfloat16 instructions has no batched product of bfloat16 that gives float32,
+    and says so only when it runs.
+    """
+    dtype = jnp.float32 if jax.default_backend() == "cpu" else cached.dtype
+    operands = left.astype(dtype), cached.astype(dtype)
+    return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)
 
 
 def _is_one(own, cached, array):

@@ -313,3 +313,32 @@ def test_a_cache_of_integers_is_refused():
     with pytest.raises(LrkvError, match="k_BSGK is int8"):
         cache = model.init_cache(3, SLOTS, jnp.int8)
         model.decode(jnp.zeros((3, 1), jnp.int32), cache, jnp.zeros(3, jnp.int32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ALL)
+def test_decode_equals_forward_for_every_shape_of_a_step(name, dtype):
+    """1, 3 and 8 queries of 1 and 3 sequences: XLA on a CPU may lack a product that one of them is.
+
+    An output is held against the whole sequence's in float32, within rounding of the dtype.
+    """
+    model = model_of(name, dtype)
+    layer, truth = (m.blocks[0].attention for m in (model, model_of(name)))
+    x_BTD = np.random.default_rng(5).standard_normal((3, 8, WIDTH)).astype(dtype)
+    shapes = [(T, B) for T in (1, 3, 8) for B in (1, 3)]
+
+    @quick_jit
+    def first_tokens(layer, truth, x_BTD):
+        """Decoded outputs of the first T tokens of B sequences, and the forward's of all."""
+        decoded = [
+            layer.decode(
+                x_BTD[:B, :T], layer.init_cache(B, SLOTS, jnp.dtype(dtype)), jnp.zeros(B, int)
+            )
+            for T, B in shapes
+        ]
+        whole = truth(jnp.float32(x_BTD), jnp.broadcast_to(jnp.arange(8), (3, 8)))
+        return [out_BTD for out_BTD, _ in decoded], whole
+
+    decoded, whole_BTD = first_tokens(layer, truth, x_BTD)
+    for (T, B), out_BTD in zip(shapes, decoded, strict=True):
+        assert error(out_BTD, whole_BTD[:B, :T]) <= (EXACT if dtype == "float32" else 2**-5)
