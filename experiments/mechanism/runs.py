@@ -1,0 +1,185 @@
+"""Trains the runs of `design.py` on one core, one after another, and keeps what they found.
+
+    python experiments/mechanism/runs.py [--core 1] [--hours H]
+
+Needs the text that `text.py` builds. A run that was stopped goes on from its checkpoint. A run that
+`experiments/results/mechanism/runs.jsonl` has is left out, and its folder is deleted. A line of
+that file is a run: variant, rate, seed, steps, commit, processor, versions, validations on part of
+`tune`, and the nats, tokens and bytes of each document of `tune` and `test`, in the files' order.
+
+B windows  T positions
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from mechanism import design  # noqa: E402
+
+ROOT = HERE.parents[1]
+TEXT, RUNS = ROOT / "runs/mechanism/text", ROOT / "runs/mechanism/runs"
+KEPT = HERE.parent / "results/mechanism/runs.jsonl"
+FILES = {"tune": TEXT / "corpus/z-tune.jsonl", "test": TEXT / "test.jsonl"}
+# Windows of a document that are read: 8,192 tokens of the longest.
+WINDOWS = 32
+BATCH = 16
+
+
+def kept(path: Path = KEPT) -> list[dict]:
+    """The runs that are kept, a dictionary each; a last line that was cut off is none."""
+    found = []
+    if path.exists():
+        for line in path.read_text("utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+    return found
+
+
+def next_run(runs: list[dict]) -> design.Planned | None:
+    """The first planned run that is not kept."""
+    have = {(r["variant"], r["rate"], r["seed"], r["steps"]) for r in runs}
+    tuned = {
+        (r["variant"], r["rate"], r["seed"]): design.bits_per_byte(r["documents"]["tune"])
+        for r in runs
+        if r["steps"] == design.RATE_STEPS
+    }
+    plan = design.planned(tuned)
+    wanted = (p for p in plan if (p.variant, p.rate, p.seed, p.steps) not in have)
+    return next(wanted, None)
+
+
+def train(run: design.Planned, core: int, deadline: float) -> bool:
+    """Train a run, or go on with it; False if the time ended first. Raises if it fails."""
+    command = [
+        sys.executable, "-m", "lrkv_jax", "train", str(HERE / "mechanism.yaml"),
+        f"attention={run.variant}", f"optimizer.matrix_lr={run.rate:g}",
+        f"train.steps={run.steps}", f"train.seed={run.seed}", f"data.shuffle_seed={run.seed}",
+        f"run_dir={RUNS / run.name}",
+    ]  # fmt: skip
+    left = max(1, round(deadline - time.time()))
+    command += ["--time-limit", f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    log = RUNS / f"{run.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        code = subprocess.call(
+            ["taskset", "-c", str(core), "nice", "-n", "5", *command],
+            cwd=ROOT, env=environment, stdout=out, stderr=out,
+        )  # fmt: skip
+    if code == 75:
+        return False
+    if code:
+        raise SystemExit(f"error: {run.name} failed with {code}: see {log}")
+    return True
+
+
+def losses_of_documents(directory: Path) -> dict[str, dict[str, list]]:
+    """{split: {kind: [(nats, tokens, bytes) of each document]}} of a trained run.
+
+    A document is read from its beginning, in windows of the run's context that see nothing of one
+    another; tokens that stand for no text count nowhere.
+    """
+    import jax
+    import numpy as np
+
+    from lrkv_jax import load_run
+    from lrkv_jax.train.loss import make_loss
+
+    run = load_run(directory)
+    context = run.config.train.context
+    losses = jax.jit(make_loss(run.config.model, run.mesh, chunk=run.config.train.loss_chunk))
+    bytes_V = run.tokenizer.token_bytes_up_to(run.config.model.vocabulary)
+    found = {}
+    for split, path in FILES.items():
+        windows, owners, rows = [], [], []
+        for line in path.read_text("utf-8").splitlines():
+            row = json.loads(line)
+            ids = np.asarray(run.ids(row["text"]), np.int32)[: WINDOWS * context + 1]
+            for start in range(0, len(ids) - 1, context):
+                windows.append(ids[start : start + context + 1])
+                owners.append(len(rows))
+            rows.append([row["kind"], 0.0, 0, 0])
+        for first in range(0, len(windows), BATCH):
+            some = windows[first : first + BATCH]
+            tokens_BU = np.zeros((BATCH, context + 1), np.int32)
+            there_BT = np.zeros((BATCH, context), bool)
+            for b, window in enumerate(some):
+                tokens_BU[b, : len(window)] = window
+                there_BT[b, : len(window) - 1] = True
+            with jax.set_mesh(run.mesh):
+                nats_BT = np.asarray(losses(run.params, tokens_BU), np.float64)
+            bytes_BT = bytes_V[tokens_BU[:, 1:]] * there_BT
+            for b, owner in enumerate(owners[first : first + BATCH]):
+                rows[owner][1] += float((nats_BT[b] * (bytes_BT[b] > 0)).sum())
+                rows[owner][2] += int((bytes_BT[b] > 0).sum())
+                rows[owner][3] += int(bytes_BT[b].sum())
+        kinds = found[split] = {}
+        for kind, nats, tokens, size in rows:
+            kinds.setdefault(kind, []).append((round(nats, 3), tokens, size))
+    return found
+
+
+def record(run: design.Planned) -> dict:
+    """What is kept of a run that has ended."""
+    directory = RUNS / run.name
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
+    starts = [row for row in history if row["event"] == "start"]
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    return {
+        "variant": run.variant, "rate": run.rate, "seed": run.seed, "steps": run.steps,
+        "commit": commit,
+        "processors": sorted({row["device"] for row in starts}),
+        "cores": sorted({row["cores"] for row in starts}),
+        "versions": {name: version(name) for name in ("jax", "jaxlib", "numpy", "optax")},
+        "finished": time.strftime("%Y-%m-%d"),
+        "validation": [(row["step"], row["sampled_bpb"]) for row in rows if "sampled_bpb" in row],
+        "documents": losses_of_documents(directory),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--core", type=int, default=0, help="the core that trains")
+    parser.add_argument("--hours", type=float, default=1000.0, help="stop and save after these")
+    parser.add_argument(
+        "--list", action="store_true", help="only say what is done and what is next"
+    )
+    parser.add_argument("--record", metavar="NAME", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if not (TEXT / "tokenizer.json").exists():
+        raise SystemExit(f"error: there is no text: run python {HERE / 'text.py'} {TEXT}")
+    if chosen.record:
+        run = design.Planned(**json.loads(chosen.record))
+        line = json.dumps(record(run)) + "\n"
+        KEPT.parent.mkdir(parents=True, exist_ok=True)
+        with KEPT.open("a", encoding="utf-8") as file:
+            file.write(line)
+        return
+    deadline = time.time() + 3600 * chosen.hours
+    while run := next_run(runs := kept()):
+        print(f"{len(runs)} runs are kept; next is {run.name}", flush=True)
+        if chosen.list or time.time() >= deadline or not train(run, chosen.core, deadline):
+            return
+        own = json.dumps(vars(run))
+        subprocess.run(
+            ["taskset", "-c", str(chosen.core), "nice", "-n", "5", sys.executable, __file__,
+             "--record", own],
+            check=True, env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        )  # fmt: skip
+        shutil.rmtree(RUNS / run.name)
+    print("all runs of the design are kept")
+
+
+if __name__ == "__main__":
+    main()
