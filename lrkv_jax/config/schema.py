@@ -83,8 +83,8 @@ class ModelConfig(Group):
     )
     decode_bits: Literal["fast", "exact"] = place(
         "How the Mosaic kernel splits sequences. exact cuts each at fixed lengths, so that its "
-        "result does not depend on its neighbours in the batch; fast cuts the batch evenly.",
-        "fast",
+        "result does not depend on the other sequences of the batch; fast cuts the batch evenly.",
+        "exact",
     )
     decode_cache: Literal["whole", "int8"] = place(
         "What the cache of decoding holds. int8: rows of a token and head in eight bits with a "
