@@ -228,7 +228,7 @@ def _candidates(
         difference = gate.error(truth, *answer)
     except Exception as error:  # a peer may raise anything, and the rest must go on
         return _put_down(rows, *report.reason_of(error))
-    allowed = gate.tolerance(rows[0].dtype, rows[0].length)
+    allowed = gate.tolerance(rows[0].dtype)
     for row in rows:
         row.error, row.checked = difference, truth.says
     if difference > allowed:

@@ -139,7 +139,7 @@ def _timer(shape: Shape, choice: tuple[tuple[str, int], ...]) -> clock.Timer:
     with tuned.trying(lambda plan: tuned.with_choice(plan, fields)), proof.unneeded():
         (answer,) = program(problem.given, [problem.cache], jnp.asarray(truth.lengths_B))
         error = gate.error(truth, *answer)
-        allowed = gate.tolerance(shape.dtype, shape.length)
+        allowed = gate.tolerance(shape.dtype)
         if error > allowed:
             raise LrkvError(f"it differs from the truth by {error:.1e}, {allowed:.0e} allowed")
         sets = [caches[i : i + calls] for i in range(0, len(caches) - calls + 1, calls)]

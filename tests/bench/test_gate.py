@@ -91,14 +91,13 @@ def test_where_the_truth_would_not_fit_the_same_program_is_checked_on_fewer_toke
     assert judged(broken("no residual"), problem, truth)[0].status == WRONG
 
 
-def test_bfloat16_passes_within_its_own_rounding_and_not_float32s():
+def test_rounding_to_bfloat16_is_allowed_in_bfloat16_alone():
     problem = problem_of("lrkv-full", lengths=(300, 700), slots=700, dtype="bfloat16")
     arrays = (problem.given, problem.cache, problem.lengths_B)
     out, lse = jax.jit(lambda *a: with_kernel(problem, *a, "xla"))(*arrays)
-    error = gate.error(gate.truth_of(problem), out, lse)
-    assert gate.tolerance("float32", 700) < error < gate.tolerance("bfloat16", 700)
-    # The rounding of an angle grows with the position.
-    assert gate.tolerance("float32", 131_072) == 8 * gate.tolerance("float32", 512)
+    rounded = out.astype(jnp.bfloat16).astype(jnp.float32)
+    error = gate.error(gate.truth_of(problem), rounded, lse)
+    assert gate.tolerance("float32") < error < gate.tolerance("bfloat16")
 
 
 def test_samples_are_taken_in_rounds_of_random_order_and_slow_ones_stop_early():
