@@ -136,6 +136,7 @@ def _set_up(
     processes: Processes,
 ) -> Setup:
     """The run with its mesh and data; a warning where its memory may not suffice."""
+    asked_dtype = config.model.dtype
     config, mesh = mesh_of(config, devices, processes)
 
     def forecast(config: RunConfig) -> None:
@@ -151,7 +152,7 @@ def _set_up(
             forecast(config)
     startup.phase("devices")
     with screen.doing("data", 0):
-        setup = with_data(config, mesh, processes)
+        setup = with_data(config, mesh, processes, asked_dtype)
         if not counted:
             forecast(setup.config)
     startup.phase("data")
@@ -180,7 +181,8 @@ def _prepare(
         if start >= end:
             return state, start, None
         _introduce(setup, start, screen)
-        for line in note_start(setup.config, start, data, setup.processes):
+        asked = setup.asked_dtype
+        for line in note_start(setup.config, start, data, setup.processes, asked):
             screen.say(line)
         startup.phase("state")
         with screen.doing(COMPILE, start):

@@ -58,8 +58,9 @@ def replay(
     console = console or Console(markup=False)
     run_dir = find_run(resolve(config))
     processes = processes or HERE.as_jax_knows()
+    asked_dtype = config.model.dtype
     config, mesh = mesh_of(config, devices, processes)
-    setup = with_data(config, mesh, processes)
+    setup = with_data(config, mesh, processes, asked_dtype)
     steps, loader = setup.config.train.total_steps, setup.loader
     if not 1 <= step <= steps:
         raise LrkvError(f"--replay {step}: use a step from 1 to {steps}")

@@ -22,7 +22,8 @@ from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.decode import Sampling, generate
 from lrkv_jax.decode.request import check_tokens
 from lrkv_jax.model import abstract_parameters, specs, with_parameters
-from lrkv_jax.run.run_dir import read_run
+from lrkv_jax.nn.dtype import resolve_dtype
+from lrkv_jax.run.run_dir import asked_dtype, read_run
 from lrkv_jax.sharding import make_mesh, parameter_shardings
 
 # How text is sampled by default: on the command line, from Python and while a run trains.
@@ -92,9 +93,15 @@ def load_run(
 
     Parameters are replicated over all devices, whatever mesh trained them; `overrides`, such as
     `mesh.fsdp=8 mesh.data=1`, change that and other settings that leave the model as it is.
+    A `model.dtype` of auto, with which the run was trained, is what suits this machine.
     Raises `LrkvError` if there is no run, no checkpoint or no such step.
     """
     config = read_run(directory, overrides)
+    if not any(override.startswith("model.dtype=") for override in overrides):
+        # Asked for as auto, it may have become another one where it was trained.
+        dtype = resolve_dtype(asked_dtype(directory, config)).name
+        model = config.model.model_copy(update={"dtype": dtype})
+        config = config.model_copy(update={"model": model})
     if not any(override.startswith("mesh.") for override in overrides):
         config = config.model_copy(update={"mesh": MeshConfig(data=-1, fsdp=1)})
     mesh = make_mesh(config.mesh)

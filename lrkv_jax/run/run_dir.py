@@ -78,12 +78,13 @@ def _refuse_another(directory: Path, config: RunConfig, allow: Collection[str] =
 
 
 def note_start(
-    config: RunConfig, step: int, data: Sequence[Change], processes: Processes
+    config: RunConfig, step: int, data: Sequence[Change], processes: Processes, asked_dtype: str
 ) -> list[str]:
     """Write into the run's history that it starts at a step, on what, and what changes from there.
 
-    `data` is what has another content. Makes config.yaml what the run does now. Returns the changes
-    as lines. Raises `LrkvError` where the directory cannot be written.
+    `data` is what has another content, `asked_dtype` is `model.dtype` before auto became another.
+    Makes config.yaml what the run does now. Returns the changes as lines. Raises `LrkvError` where
+    the directory cannot be written.
     """
     directory, lines = Path(config.directory), []
     with processes.together():
@@ -93,6 +94,7 @@ def note_start(
             now = datetime.now(UTC).isoformat(timespec="seconds")
             begin = {"time": now, "step": step, "event": "start"}
             begin |= {"device": device_name(), "cores": usable_cores(), "jax": version("jax")}
+            begin |= {"dtype": config.model.dtype, "asked_dtype": asked_dtype}
             rows = [*read_history(directory), begin]
             for change in [*settings, *data]:
                 # A folder that moved, and whose content is as it was.
@@ -138,6 +140,12 @@ def find_run(config: RunConfig) -> Path:
     _saved_config(directory)
     _refuse_another(directory, config)
     return directory
+
+
+def asked_dtype(directory: str | Path, config: RunConfig) -> str:
+    """`model.dtype` as the run was last asked for: auto, or what its configuration says."""
+    starts = [row for row in read_history(directory) if row.get("event") == "start"]
+    return starts[-1].get("asked_dtype", config.model.dtype) if starts else config.model.dtype
 
 
 def read_run(directory: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

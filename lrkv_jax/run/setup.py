@@ -29,13 +29,15 @@ from lrkv_jax.train.state import resolve
 class Setup:
     """A run that can be: `config` has no `auto` and counts its steps, `loader` reads its batches.
 
-    Of several `processes` each has its own, with its rows of the batch.
+    Of several `processes` each has its own, with its rows of the batch. `asked_dtype` is
+    `model.dtype` as it was asked for, `auto` or not.
     """
 
     config: RunConfig
     mesh: Mesh
     loader: Loader
     processes: Processes
+    asked_dtype: str
 
     @property
     def directory(self) -> Path:
@@ -75,7 +77,7 @@ def mesh_of(
     return config, mesh
 
 
-def with_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
+def with_data(config: RunConfig, mesh: Mesh, processes: Processes, asked_dtype: str) -> Setup:
     """The run with its data, built if need be by process 0 while the others wait.
 
     `train.epochs` becomes `train.steps`. Raises `LrkvError`, in all processes, as
@@ -96,7 +98,7 @@ def with_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
         _check_vocabulary(config)
         rows = local_rows(batch_sharding(mesh), train.batch)
         loader = make_loader(data, train.context, train.batch, rows=rows, epochs=train.epochs)
-    return Setup(config, mesh, loader, processes)
+    return Setup(config, mesh, loader, processes, asked_dtype)
 
 
 def _check_vocabulary(config: RunConfig) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -69,3 +70,18 @@ def test_ids_that_the_model_does_not_have_are_refused(run):
 def test_the_first_pages_snippet_prints_text(run, snippet):
     text, shape = snippet[1].rsplit("\n", 2)[:2]
     assert len(text) > 20 and shape.endswith(f", {run.config.model.vocabulary})")
+
+
+def test_auto_is_what_suits_this_machine_whatever_trained_the_run(finished_run, tmp_path):
+    """A GPU's run says bfloat16 and that auto was asked for: a CPU reads it in float32."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run.directory, folder)
+    config, history = folder / "config.yaml", folder / "history.jsonl"
+    auto = '"dtype": "float32", "asked_dtype": "auto"'
+    assert auto in history.read_text()
+    config.write_text(config.read_text().replace("dtype: float32", "dtype: bfloat16", 1))
+    assert restore.load_run(folder).config.model.dtype == "float32"
+    overrides = ["model.dtype=bfloat16"]
+    assert restore.load_run(folder, overrides=overrides).config.model.dtype == "bfloat16"
+    history.write_text(history.read_text().replace(auto, auto.replace("auto", "bfloat16")))
+    assert restore.load_run(folder).config.model.dtype == "bfloat16"
