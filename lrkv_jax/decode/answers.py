@@ -68,5 +68,5 @@ class Answering:
         if left < 1:
             return False
         answer.ids += forced
-        self._engine.append(self.request, forced, left)
+        self._engine.append(self.request, forced, left, same_turn=True)
         return True

@@ -169,11 +169,11 @@ class Calls:
         """Give rows their texts so far, where penalties or drafts depend on them."""
         for request in requests:
             if self.how["drafts"] or request.draw.sampling.penalises:
-                ids_L = np.full(self._each * PAGE, np.iinfo(np.int32).max, np.int32)
+                ids_L, chosen_L = np.full((2, self._each * PAGE), np.iinfo(np.int32).max, np.int32)
                 ids_L[: len(request.tokens)] = request.tokens
-                where = np.int32(request.row), ids_L, np.int32(request.since)
+                chosen_L[: len(request.chosen)] = request.chosen
                 with jax.set_mesh(self.mesh):
-                    self.rows = programs.recall(self.rows, *where)
+                    self.rows = programs.recall(self.rows, np.int32(request.row), ids_L, chosen_L)
 
     def pieces(self, shape: Shape, pieces: dict) -> tuple:
         """Arrays for a program of this shape, and each piece by its row."""
@@ -299,7 +299,7 @@ def _choice(requests):
         seed_B2[row], stream_B[row] = request.draw.key_2, request.draw.stream
         stops = sorted(request.stops)[:STOPS]
         stops_BX[row, : len(stops)] = stops
-        least_B[row], told_B[row] = request.since + request.least, request.tell is not None
+        least_B[row], told_B[row] = request.stops_from, request.tell is not None
     return Choice(
         temperature_B, top_k_B, top_p_B, min_p_B, frequency_B, presence_B, bias_ids_BX, bias_BX,
         seed_B2, stream_B, stops_BX, least_B, told_B, np.bool_(plain),

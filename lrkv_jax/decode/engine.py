@@ -178,16 +178,27 @@ class Engine:
         self.scheduler.add(request)
         return request
 
-    def append(self, request: Request, tokens: Sequence[int], new_tokens: int) -> None:
-        """Put tokens, or none, behind a held request, and go on with it for some new ones."""
+    def append(
+        self, request: Request, tokens: Sequence[int], new_tokens: int, *, same_turn: bool = False
+    ) -> None:
+        """Put tokens, or none, behind a held request, and go on with it for some new ones.
+
+        What follows is another answer, as if all before were its prompt; with `same_turn` the last
+        one goes on, as behind what a tool gave it, and penalties and `least` go on counting.
+        """
         if request.phase is not Phase.HELD:
             raise LrkvError(f"the request is {request.phase.value}: only one that is held goes on")
         self._check("what is appended", tokens)
         if new_tokens < 1:
             raise LrkvError(f"new_tokens = {new_tokens}: use 1 or more")
         self._check_length(len(request.tokens) + len(tokens), new_tokens)
+        before = len(request.tokens)
         request.tokens += tokens
         request.prompt = len(request.tokens)
+        if same_turn:
+            request.given.append(range(before, request.prompt))
+        else:
+            request.since, request.given = request.prompt, []
         request.end = request.prompt + new_tokens
         self.scheduler.add(request)
 

@@ -138,10 +138,9 @@ def begin(model, rows, x_FD, row_F, length_F, end_F, choice, forced_F):
 
 
 @partial(jax.jit, donate_argnames="rows")
-def recall(rows, row, ids_L, since):
-    """The rows, one of them with the text `ids_L`, new from `since` on; ids past V are none."""
-    new_L = jnp.where(jnp.arange(len(ids_L)) >= since, ids_L, rows.said_BV.shape[1])
-    said_V = jnp.zeros_like(rows.said_BV[0]).at[new_L].add(1, mode="drop")
+def recall(rows, row, ids_L, chosen_L):
+    """The rows, one of them with a text, and what was chosen of it; ids past V are none."""
+    said_V = jnp.zeros_like(rows.said_BV[0]).at[chosen_L].add(1, mode="drop")
     ids_BL = None if rows.ids_BL is None else rows.ids_BL.at[row].set(ids_L)
     return _everywhere(replace(rows, said_BV=rows.said_BV.at[row].set(said_V), ids_BL=ids_BL))
 

@@ -89,7 +89,8 @@ class Request:
 
     # The scheduler's.
     number: int = -1
-    since: int = 0  # tokens before its new text, of all turns
+    since: int = 0  # tokens before what the turn's answer begins with
+    given: list[range] = field(default_factory=list)  # places of its answer that were not chosen
     shard: int | None = None
     row: int | None = None
     pages: list[int] = field(default_factory=list)
@@ -110,6 +111,17 @@ class Request:
         """The new tokens since the last turn, without the one that stopped it."""
         new = self.tokens[self.prompt :]
         return new[:-1] if self.reason == "stop" else new
+
+    @property
+    def stops_from(self) -> int:
+        """The length up to which no stop ends it: `least` tokens of the answer were not chosen."""
+        return self.since + sum(map(len, self.given)) + self.least
+
+    @property
+    def chosen(self) -> list[int]:
+        """The tokens of the turn's answer that the model chose: what penalties count."""
+        given = {place for span in self.given for place in span}
+        return [t for n, t in enumerate(self.tokens) if n >= self.since and n not in given]
 
     @property
     def done(self) -> bool:

@@ -209,7 +209,7 @@ class Scheduler:
             return
         for token in tokens:
             request.tokens.append(token)
-            if token in request.stops and len(request.tokens) - request.since > request.least:
+            if token in request.stops and len(request.tokens) > request.stops_from:
                 return self._ended(request, "stop")
             if len(request.tokens) >= request.end:
                 return self._ended(request, "length")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.engines import PROMPTS, engine_of, whole_logits
-from support.variants import FIVE, random_tokens
+from support.variants import FIVE, VOCABULARY, random_tokens
 
 from lrkv_jax.decode import Sampling
 from lrkv_jax.decode.request import Draw
@@ -38,6 +38,41 @@ def test_turns_say_what_one_long_prompt_says(engine):
     for request in requests:
         engine.cancel(request)
     assert engine.scheduler.idle and not engine.scheduler._held
+
+
+def test_penalties_and_min_tokens_count_what_the_model_chose_in_this_turn(engine):
+    """A later turn's answer is a fresh request's; what a tool gives within one does not count."""
+    how = {"draw": Draw(Sampling(temperature=0, frequency_penalty=1.5, presence_penalty=1.5))}
+    (free,) = engine.generate([PROMPTS[1] + MORE[2]], 9)
+    how |= {"stops": frozenset(free[:2]), "least": 4}
+
+    def texts(prompt, *parts):
+        """What each part's new tokens are: (tokens to append, new tokens, within the turn)."""
+        request = engine.submit(prompt, 6, keep=True, **how)
+        said = []
+        for tokens, new_tokens, same_turn in (*parts, (None, None, None)):
+            engine.finish([request])
+            said.append(request.tokens[request.prompt :])
+            if tokens is not None:
+                engine.append(request, tokens, new_tokens, same_turn=same_turn)
+        engine.cancel(request)
+        return said
+
+    user = (MORE[1] + MORE[0]) * 2
+    first, second = texts(PROMPTS[1], (user, 9, False))
+    assert len(first) > 4 and len(second) > 4
+    fresh = engine.submit(PROMPTS[1] + first + user, 9, **how)
+    engine.finish([fresh])
+    assert second == fresh.tokens[fresh.prompt :]
+    # A tool's output between two parts of one answer: counted are both parts, and not it.
+    first, second = texts(PROMPTS[1], (user, 9, True))
+    whole, counts = PROMPTS[1] + first + user, np.zeros(VOCABULARY)
+    for token in first:
+        counts[token] += 1
+    for token in second:
+        (logits_TV,) = whole_logits(engine.config, [whole])
+        assert token == (logits_TV[-1] - 1.5 * counts - 1.5 * (counts > 0)).argmax()
+        whole, counts[token] = [*whole, token], counts[token] + 1
 
 
 @pytest.mark.parametrize("name", ONE_FAST)
