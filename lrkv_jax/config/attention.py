@@ -73,6 +73,11 @@ class AttentionConfig(Frozen):
         return {**settings, "kind": kind}
 
     @classmethod
+    def overridden(cls, settings: dict[str, Any], changed: set[str]) -> dict[str, Any]:
+        """`settings` without those of a file that what was `changed` beside it leaves no use for."""
+        return settings
+
+    @classmethod
     def modes(cls) -> tuple[str, ...]:
         """The values of its setting `rope`, the published one first; () if it has none."""
         return get_args(cls.model_fields["rope"].annotation) if "rope" in cls.model_fields else ()

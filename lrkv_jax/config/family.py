@@ -138,6 +138,14 @@ class MLA(AttentionConfig):
         return settings
 
     @classmethod
+    def overridden(cls, settings: dict[str, Any], changed: set[str]) -> dict[str, Any]:
+        """A file's rope width is of its own mode: another mode's is not asked for with it."""
+        moved = "rope" in changed and settings.get("rope") in ("full", "latent")
+        if moved and "rope_width" not in changed:
+            return {key: value for key, value in settings.items() if key != "rope_width"}
+        return settings
+
+    @classmethod
     def compared_modes(cls) -> tuple[str, ...]:
         return ()  # each mode has settings of its own: a scale writes a line for each
 

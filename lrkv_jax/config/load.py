@@ -119,7 +119,11 @@ def config_from(raw: dict[str, Any], path: str | Path, overrides: Sequence[str] 
     # The chosen line first, under the name by which an override changes it.
     for name in sorted(variants, key=lambda name: name != chosen):
         key = "attention" if name == chosen else f"variants.{name}"
-        variants[name] = _validated(path, entry_class(variants[name]["kind"]), variants[name], key)
+        kind = entry_class(variants[name]["kind"])
+        places = (f"{key}.", f"variants.{name}.")
+        own = {at.removeprefix(p) for at, _ in changes for p in places if at.startswith(p)}
+        settings = kind.overridden(variants[name], own)
+        variants[name] = _validated(path, kind, settings, key)
     if isinstance(raw["model"], dict):
         raw["model"]["attention"] = variants[chosen]
     return _validated(path, RunConfig, raw)

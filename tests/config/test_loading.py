@@ -428,3 +428,10 @@ def test_a_file_extends_another_and_has_variants_of_its_own(tmp_path):
         (tmp_path / "third.yaml").write_text(f"extends: {odd}\n")
         with pytest.raises(LrkvError, match="name a file beside it"):
             load_config(tmp_path / "third.yaml")
+
+
+@pytest.mark.parametrize("setting", ["attention.rope", "variants.mla.rope"])
+def test_another_mode_of_mla_needs_no_word_on_the_file_s_rope_width(setting):
+    assert load_config("nano", ["attention=mla"]).model.attention.rope_width == 16
+    chosen = load_config("nano", ["attention=mla", f"{setting}=full"]).model.attention
+    assert (chosen.rope, chosen.rope_width) == ("full", 0)
