@@ -74,7 +74,7 @@ class AttentionConfig(Frozen):
 
     @classmethod
     def overridden(cls, settings: dict[str, Any], changed: set[str]) -> dict[str, Any]:
-        """`settings` without those of a file that what was `changed` beside it leaves no use for."""
+        """`settings` without those of a file that what was `changed` leaves no use for."""
         return settings
 
     @classmethod
