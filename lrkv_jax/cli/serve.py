@@ -52,11 +52,32 @@ def serve(
     drain: Annotated[
         float, typer.Option(min=0, help="Seconds for accepted replies after SIGTERM.")
     ] = 120.0,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Further names by which requests may mean this server, or * (default: any "
+            "beyond this machine, where clients have a key).",
+        ),
+    ] = None,
+    allowed_origins: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORIGINS",
+            help="Sites whose pages may send requests, as in https://a.org,https://b.org, or *.",
+        ),
+    ] = None,
+    connections: Annotated[int, typer.Option(min=8, help="Open connections, at most.")] = 2048,
+    connections_each: Annotated[
+        int, typer.Option(min=4, help="Open connections of one address, at most.")
+    ] = 512,
     step: Step = None,
 ) -> None:
     """Serve a run to OpenAI's clients, and to a person at http://HOST:PORT/."""
     memory = None if cache is None else _bytes("--cache", cache)
     try:
+        from lrkv_jax.serve import guards
+        from lrkv_jax.serve.connections import ConnectionLimits
         from lrkv_jax.serve.server import bound, key_of
         from lrkv_jax.serve.server import serve as serve_until_signalled
     except ModuleNotFoundError as error:
@@ -66,6 +87,8 @@ def serve(
     key = key_of(key_file)
     config = read_run(run, overrides or [])
     there = bound(host, port, key)  # before a model is read for nothing
+    hosts = guards.allowed_hosts(there.getsockname()[0], host, allowed_hosts)
+    origins = guards.listed("--allowed-origins", allowed_origins)
     shared.start_alone("serve")
     from lrkv_jax.serve.service import Service
 
@@ -103,7 +126,10 @@ def serve(
     def ready(leave: object) -> None:
         print(f"ready at http://{shown}:{taken}/ (Ctrl-C ends)", flush=True)
 
-    serve_until_signalled(service, there, key, drain=drain, ready=ready)
+    serve_until_signalled(
+        service, there, key, drain=drain, ready=ready, hosts=hosts, origins=origins,
+        limits=ConnectionLimits(connections, connections_each),
+    )  # fmt: skip
     print("ended: every accepted request was answered", file=sys.stderr)
     calls = service.runner.engine.calls
     if calls.drafted:

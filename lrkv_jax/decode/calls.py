@@ -145,7 +145,7 @@ class Calls:
             self._recall(begun.values())
             self.rows, token_F, told_F, logits_FV = self.run(
                 programs.begin, self.rows, x_FD, row_F, length_F, end_F,
-                _choice(by_place), None if forced_1F is None else forced_1F[0],
+                choice_of(by_place), None if forced_1F is None else forced_1F[0],
             )  # fmt: skip
             turns = [(place, request, request.turn) for place, request in begun.items()]
             chosen = jax.tree.map(lambda of_F: of_F[:, None], (token_F, told_F, logits_FV))
@@ -169,11 +169,16 @@ class Calls:
         """Give rows their texts so far, where penalties or drafts depend on them."""
         for request in requests:
             if self.how["drafts"] or request.draw.sampling.penalises:
-                ids_L, chosen_L = np.full((2, self._each * PAGE), np.iinfo(np.int32).max, np.int32)
+                none = np.iinfo(np.int32).max
+                ids_L = np.full(self._each * PAGE, none, np.int32)
                 ids_L[: len(request.tokens)] = request.tokens
-                chosen_L[: len(request.chosen)] = request.chosen
+                chosen_L = np.zeros(len(ids_L), bool)
+                chosen_L[: len(request.tokens)] = request.chosen
+                said_L, read_L = np.where(chosen_L, ids_L, none), np.where(chosen_L, none, ids_L)
                 with jax.set_mesh(self.mesh):
-                    self.rows = programs.recall(self.rows, np.int32(request.row), ids_L, chosen_L)
+                    self.rows = programs.recall(
+                        self.rows, np.int32(request.row), ids_L, said_L, read_L
+                    )
 
     def pieces(self, shape: Shape, pieces: dict) -> tuple:
         """Arrays for a program of this shape, and each piece by its row."""
@@ -200,7 +205,7 @@ class Calls:
             if row in plan.fresh:
                 fresh_B[row], token_B[row] = True, request.tokens[-1]
                 length_B[row] = len(request.tokens) - 1
-        choice = _choice([plan.stepping.get(row) for row in range(B)])
+        choice = choice_of([plan.stepping.get(row) for row in range(B)])
         return programs.Given(pages_BN, end_B, live_B, fresh_B, token_B, length_B, choice)
 
     def _places(self, move):
@@ -277,11 +282,12 @@ def _told(request, log_p, ids_K, log_p_K):
     return Told(float(log_p), list(tops))
 
 
-def _choice(requests):
+def choice_of(requests):
     """The `Choice` of rows; those without a request are greedy."""
     B = len(requests)
     temperature_B, min_p_B, frequency_B, presence_B = np.zeros((4, B), np.float32)
-    top_p_B, bias_BX = np.ones(B, np.float32), np.zeros((B, BIASES), np.float32)
+    top_p_B, repetition_B = np.ones((2, B), np.float32)
+    bias_BX = np.zeros((B, BIASES), np.float32)
     top_k_B, stream_B, least_B = np.zeros((3, B), np.int32)
     bias_ids_BX, stops_BX = (np.full((B, X), -1, np.int32) for X in (BIASES, STOPS))
     seed_B2, told_B = np.zeros((B, 2), np.uint32), np.zeros(B, bool)
@@ -293,7 +299,7 @@ def _choice(requests):
         plain &= how == Sampling() and request.tell is None and not request.least
         temperature_B[row], top_k_B[row], top_p_B[row] = how.temperature, how.top_k, how.top_p
         min_p_B[row], frequency_B[row] = how.min_p, how.frequency_penalty
-        presence_B[row] = how.presence_penalty
+        presence_B[row], repetition_B[row] = how.presence_penalty, how.repetition_penalty
         bias_ids_BX[row, : len(how.bias)] = list(how.bias)
         bias_BX[row, : len(how.bias)] = list(how.bias.values())
         seed_B2[row], stream_B[row] = request.draw.key_2, request.draw.stream
@@ -301,6 +307,6 @@ def _choice(requests):
         stops_BX[row, : len(stops)] = stops
         least_B[row], told_B[row] = request.stops_from, request.tell is not None
     return Choice(
-        temperature_B, top_k_B, top_p_B, min_p_B, frequency_B, presence_B, bias_ids_BX, bias_BX,
-        seed_B2, stream_B, stops_BX, least_B, told_B, np.bool_(plain),
+        temperature_B, top_k_B, top_p_B, min_p_B, frequency_B, presence_B, repetition_B,
+        bias_ids_BX, bias_BX, seed_B2, stream_B, stops_BX, least_B, told_B, np.bool_(plain),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from lrkv_jax.accounting.counts import cache_bytes_per_token
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.decode import placement, programs
-from lrkv_jax.decode.calls import STOPS, Calls
+from lrkv_jax.decode.calls import STOPS, Calls, choice_of
 from lrkv_jax.decode.pages import PAGE, Pool
 from lrkv_jax.decode.request import Draw, Phase, Request, check_tokens
 from lrkv_jax.decode.sampling import TOPS, Sampling
@@ -168,6 +168,8 @@ class Engine:
         self._check("bias", list(how.get("draw", Draw()).sampling.bias))
         if not 0 <= (how.get("tell") or 0) <= TOPS:
             raise LrkvError(f"tell = {how['tell']}: use 0 to {TOPS}")
+        if not 0 <= how.get("least", 0) <= max(new_tokens, 0):
+            raise LrkvError(f"least = {how['least']}: use 0 to new_tokens = {new_tokens}")
         if how.get("least") and len(how.get("stops", ())) > STOPS:
             raise LrkvError(f"least with {len(how['stops'])} stops: give up to {STOPS} stops")
         self._check("nexts", nexts)
@@ -175,6 +177,10 @@ class Engine:
         longest = max(map(len, choices), default=new_tokens)
         self._check_length(len(prompt), longest)
         request = Request([int(token) for token in prompt], len(prompt) + new_tokens, **how)
+        try:  # a number that no array holds would end a call, with all that are in it
+            choice_of([request])
+        except (OverflowError, ValueError, TypeError) as error:
+            raise LrkvError(f"a number of the request is out of range ({error})") from error
         self.scheduler.add(request)
         return request
 

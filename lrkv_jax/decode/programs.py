@@ -32,14 +32,16 @@ SPREAD = 4
 class Rows:
     """Where each row stands. `token_B` is chosen, and not yet in the cache.
 
-    `said_BV` counts the tokens of its new text, of rows that penalties were asked for. `ids_BL` is
-    its text, `token_B` included, of an engine that looks drafts up in it.
+    Of rows that penalties were asked for, `said_BV` counts the tokens of the new text, `read_BV`
+    says which were given. `ids_BL` is its text, `token_B` included, of an engine that looks drafts
+    up in it.
     """
 
     token_B: Int[Array, "B"]
     length_B: Int[Array, "B"]  # tokens in the cache
     going_B: Bool[Array, "B"]
     said_BV: Int[Array, "B V"]
+    read_BV: Bool[Array, "B V"]
     ids_BL: Int[Array, "B L"] | None
 
     @classmethod
@@ -48,7 +50,8 @@ class Rows:
         token_B, length_B = jnp.zeros((2, rows), jnp.int32)
         said_BV = jnp.zeros((rows, vocabulary), jnp.int32)
         ids_BL = jnp.zeros((rows, longest), jnp.int32) if longest else None
-        return cls(token_B, length_B, jnp.zeros(rows, bool), said_BV, ids_BL)
+        read_BV = jnp.zeros(said_BV.shape, bool)
+        return cls(token_B, length_B, jnp.zeros(rows, bool), said_BV, read_BV, ids_BL)
 
 
 @jax.tree_util.register_dataclass
@@ -120,7 +123,7 @@ def begin(model, rows, x_FD, row_F, length_F, end_F, choice, forced_F):
     logits_FV = model.logits(x_FD[:, None])[:, 0]
 
     def said():
-        return rows.said_BV.at[row_F].get(mode="clip")
+        return [of.at[row_F].get(mode="clip") for of in (rows.said_BV, rows.read_BV)]
 
     token_F, told_F = _chosen(logits_FV, choice, said, length_F, forced_F)
     going_F = ~choice.stopped_by(token_F) & (length_F + 1 < end_F)
@@ -132,17 +135,20 @@ def begin(model, rows, x_FD, row_F, length_F, end_F, choice, forced_F):
         rows.length_B.at[row_F].set(length_F, mode="drop"),
         rows.going_B.at[row_F].set(going_F, mode="drop"),
         rows.said_BV.at[row_F, token_F].add(1, mode="drop"),
+        rows.read_BV,
         ids_BL,
     )
     return _everywhere((rows, token_F, told_F, None if forced_F is None else logits_FV))
 
 
 @partial(jax.jit, donate_argnames="rows")
-def recall(rows, row, ids_L, chosen_L):
-    """The rows, one of them with a text, and what was chosen of it; ids past V are none."""
+def recall(rows, row, ids_L, chosen_L, given_L):
+    """The rows, one with a text, what was chosen of it and what given; ids past V are none."""
     said_V = jnp.zeros_like(rows.said_BV[0]).at[chosen_L].add(1, mode="drop")
+    read_V = jnp.zeros_like(rows.read_BV[0]).at[given_L].set(True, mode="drop")
     ids_BL = None if rows.ids_BL is None else rows.ids_BL.at[row].set(ids_L)
-    return _everywhere(replace(rows, said_BV=rows.said_BV.at[row].set(said_V), ids_BL=ids_BL))
+    said_BV, read_BV = rows.said_BV.at[row].set(said_V), rows.read_BV.at[row].set(read_V)
+    return _everywhere(replace(rows, said_BV=said_BV, read_BV=read_BV, ids_BL=ids_BL))
 
 
 @jax.jit
@@ -245,7 +251,11 @@ def _step(model, step, pool, rows, taken, given, act_B, forced_B):
     x_B1D, pool = model.decode(rows.token_B[:, None], pool, at_B, pages_BN)
     logits_BV = model.logits(x_B1D)[:, 0]
     length_B = at_B + 1
-    token_B, told_B = _chosen(logits_BV, given.choice, lambda: rows.said_BV, length_B, forced_B)
+
+    def said():
+        return rows.said_BV, rows.read_BV
+
+    token_B, told_B = _chosen(logits_BV, given.choice, said, length_B, forced_B)
     put = partial(_put, start_F=taken.count_B, count_F=act_B)
     taken = replace(
         taken,
@@ -263,6 +273,7 @@ def _step(model, step, pool, rows, taken, given, act_B, forced_B):
         jnp.where(act_B, length_B, rows.length_B),
         rows.going_B & ~(act_B & ended_B),
         rows.said_BV.at[jnp.arange(len(act_B)), token_B].add(act_B.astype(jnp.int32)),
+        rows.read_BV,
         ids_BL,
     )
     return pool, rows, taken
@@ -296,7 +307,7 @@ def _windows(model, pool, rows, taken, given, left_B, draft_BW, F):
         place_FT = length_F[:, None] + 1 + jnp.arange(T)
 
         def said():  # no row that penalises has a draft
-            return jnp.zeros((F * T, V), jnp.int32)
+            return jnp.zeros((F * T, V), jnp.int32), jnp.zeros((F * T, V), bool)
 
         token_X, told_X = _chosen(logits_XV, choice, said, place_FT.reshape(-1), None)
         token_FT = token_X.reshape(F, T)
@@ -330,6 +341,7 @@ def _windows(model, pool, rows, taken, given, left_B, draft_BW, F):
             rows.length_B.at[row_F].add(count_F, mode="drop"),
             rows.going_B.at[row_F].set(~ended_F, mode="drop"),
             rows.said_BV,
+            rows.read_BV,
             put(rows.ids_BL, token_X, length_F + 1),
         )
         return left_B.at[row_F].set(False, mode="drop"), pool, rows, taken

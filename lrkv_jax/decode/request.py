@@ -118,10 +118,10 @@ class Request:
         return self.since + sum(map(len, self.given)) + self.least
 
     @property
-    def chosen(self) -> list[int]:
-        """The tokens of the turn's answer that the model chose: what penalties count."""
+    def chosen(self) -> list[bool]:
+        """Of each token whether the model chose it, in this turn: penalties count those."""
         given = {place for span in self.given for place in span}
-        return [t for n, t in enumerate(self.tokens) if n >= self.since and n not in given]
+        return [n >= self.since and n not in given for n in range(len(self.tokens))]
 
     @property
     def done(self) -> bool:

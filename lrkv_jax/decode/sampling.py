@@ -26,8 +26,10 @@ class Sampling:
     """How to choose. Temperature 0 is greedy; top_k = 0, top_p = 1 and min_p = 0 keep every token.
 
     min_p: the least share of the likeliest token's probability that a token must have. Before all
-    that, logits change: by `bias` of an id; by the frequency penalty for each time that the token
-    is in the new text so far, and once by the presence penalty.
+    that, logits change: by the repetition penalty of a token that is in the prompt or the new text,
+    which divides a logit above 0 and multiplies one below (Keskar et al. 2019,
+    https://arxiv.org/abs/1909.05858); by the frequency penalty for each time that the token is in
+    the new text so far, and once by the presence penalty; by `bias` of an id.
     """
 
     temperature: float = 0.0
@@ -37,6 +39,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    repetition_penalty: float = 1.0
 
     def __post_init__(self):
         if not self.temperature >= 0:
@@ -50,13 +53,18 @@ class Sampling:
         for name in ("frequency_penalty", "presence_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise LrkvError(f"{name} = {getattr(self, name)}: use a number")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise LrkvError(
+                f"repetition_penalty = {self.repetition_penalty}: use a number above 0, 1 for none"
+            )
         if len(self.bias) > BIASES or not all(map(math.isfinite, self.bias.values())):
             raise LrkvError(f"bias of {len(self.bias)} ids: give numbers for up to {BIASES}")
 
     @property
     def penalises(self) -> bool:
         """Whether choices depend on what was chosen before."""
-        return bool(self.frequency_penalty or self.presence_penalty)
+        repetition = self.repetition_penalty != 1
+        return bool(self.frequency_penalty or self.presence_penalty or repetition)
 
 
 @jax.tree_util.register_dataclass
@@ -76,6 +84,7 @@ class Choice:
     min_p_B: Float[Array, "B"]
     frequency_B: Float[Array, "B"]
     presence_B: Float[Array, "B"]
+    repetition_B: Float[Array, "B"]
     bias_ids_BX: Int[Array, "B X"]
     bias_BX: Float[Array, "B X"]
     seed_B2: UInt32[Array, "B 2"]  # a key's data
@@ -93,7 +102,7 @@ class Choice:
     @property
     def penalised_B(self) -> Bool[Array, "B"]:
         """Rows whose choices depend on what was chosen before."""
-        return (self.frequency_B != 0) | (self.presence_B != 0)
+        return (self.frequency_B != 0) | (self.presence_B != 0) | (self.repetition_B != 1)
 
     def of_rows(self, rows_X: Int[Array, "X"]) -> Self:
         """How these rows choose, each as often as it is named; one past the last names the last."""
@@ -139,20 +148,24 @@ class Told(NamedTuple):
 def adjusted(
     logits_BV: Float[Array, "B V"],
     how: Choice,
-    said: Callable[[], Int[Array, "B V"]],
+    said: Callable[[], tuple[Int[Array, "B V"], Bool[Array, "B V"]]],
     at_B: Int[Array, "B"],
 ) -> Float[Array, "B V"]:
     """Logits for the position `at_B`, with each row's bias and penalties, its early stops barred.
 
-    `said` gives how often each token is in the row's new text. Nothing is done unless a row asks.
+    `said` gives how often each token is in the row's new text, and whether it was given. Nothing is
+    done unless a row asks.
     """
     barred_B = at_B < how.least_B
     biased = (how.bias_ids_BX >= 0).any() | how.penalised_B.any()
 
     def change():
         rows_B1, V = jnp.arange(len(logits_BV))[:, None], logits_BV.shape[1]
-        said_BV = said()
-        new_BV = logits_BV - how.frequency_B[:, None] * said_BV
+        said_BV, read_BV = said()
+        repetition_B1 = how.repetition_B[:, None]
+        repeated_BV = jnp.where(logits_BV > 0, logits_BV / repetition_B1, logits_BV * repetition_B1)
+        new_BV = jnp.where(read_BV | (said_BV > 0), repeated_BV, logits_BV)
+        new_BV -= how.frequency_B[:, None] * said_BV
         new_BV -= how.presence_B[:, None] * (said_BV > 0)
         ids_BX = jnp.where(how.bias_ids_BX < 0, V, how.bias_ids_BX)
         new_BV = new_BV.at[rows_B1, ids_BX].add(how.bias_BX, mode="drop")

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import hmac
 import time
+from collections.abc import Collection, Sequence
 from importlib import resources
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -18,8 +21,10 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.serve import asked as bodies
 from lrkv_jax.serve.clients import Streamed, unless_gone
 from lrkv_jax.serve.exchange import Exchange
+from lrkv_jax.serve.guards import Guards
 from lrkv_jax.serve.replies import Spelling
-from lrkv_jax.serve.service import Refused, Service
+from lrkv_jax.serve.runner import ServerError
+from lrkv_jax.serve.service import Refused, Service, overloaded
 
 _COUNTED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "stream")
 # Seconds for a client to send its body.
@@ -30,8 +35,17 @@ _POLICY = (
 )
 
 
-def application(service: Service, key: str | None = None) -> Starlette:
-    """The server's application; with a `key`, all but the page and its health asks for it."""
+def application(
+    service: Service,
+    key: str | None = None,
+    *,
+    hosts: Collection[str] | None = None,
+    origins: Sequence[str] = (),
+) -> Starlette:
+    """The server's application; with a `key`, all but the page and its health asks for it.
+
+    hosts: as for `Guards`. origins: of pages of other sites that may ask; "*" is any.
+    """
     routes = _Routes(service, key)
     page = resources.files("lrkv_jax.serve").joinpath("page.html").read_text()
 
@@ -44,7 +58,8 @@ def application(service: Service, key: str | None = None) -> Starlette:
         yield
         await asyncio.to_thread(service.runner.stop, 10.0)
 
-    expected = (Refused, HTTPException, LrkvError, TimeoutError)
+    cross = {"allow_origins": origins, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    expected = (Refused, HTTPException, LrkvError, ServerError, TimeoutError)
     return Starlette(
         routes=[
             Route("/", shown),
@@ -64,6 +79,10 @@ def application(service: Service, key: str | None = None) -> Starlette:
             ClientDisconnect: routes.gone,
             Exception: routes.failed,  # and the server's log gets its traceback
         },
+        middleware=[
+            Middleware(Guards, hosts=hosts),
+            *([Middleware(CORSMiddleware, **cross)] if origins else []),
+        ],
         lifespan=running,
     )
 
@@ -71,6 +90,7 @@ def application(service: Service, key: str | None = None) -> Starlette:
 class _Routes:
     def __init__(self, service: Service, key: str | None):
         self.service, self._key = service, key
+        self._reading = 0  # bytes of bodies that are being read
         self._spelling = Spelling(service.tokenizer)
 
     async def live(self, request: Request) -> Response:
@@ -150,16 +170,21 @@ class _Routes:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json":  # which other sites' pages cannot send
             raise Refused(415, f"content-type {media or 'is missing'}: send application/json")
-        most, body = self.service.limits.body, bytearray()
+        limits, body = self.service.limits, bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
                     body += chunk
-                    if len(body) > most:
-                        raise Refused(413, f"the body is longer than {most} bytes")
+                    self._reading += len(chunk)
+                    if len(body) > limits.body:
+                        raise Refused(413, f"the body is longer than {limits.body} bytes")
+                    if self._reading > limits.bodies:
+                        raise overloaded("too many long bodies come at a time")
+            asked, wrong, place = bodies.read(kind, bytes(body))
         except TimeoutError:
             raise Refused(408, f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
-        asked, wrong, place = bodies.read(kind, bytes(body))
+        finally:
+            self._reading -= len(body)
         if asked is None:
             raise Refused(400, wrong, param=place or None)
         self.service.check(asked.model)
@@ -218,4 +243,6 @@ def _refusal(error):
         return Refused(504, "the reply took too long", kind="server_error", code="timeout")
     if isinstance(error, LrkvError):
         return Refused(400, str(error))
+    if isinstance(error, ServerError):
+        return Refused(500, f"{error}: ask again", kind="server_error")
     return Refused(500, f"the server failed ({type(error).__name__})", kind="server_error")

@@ -5,10 +5,17 @@ Each class refuses what it does not know. Limits on what a client can make the s
 
 from __future__ import annotations
 
+import json
 import os.path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.decode import Sampling
@@ -19,15 +26,46 @@ from lrkv_jax.errors import LrkvError
 MOST_CHOICES = 16
 MOST_STOPS, LONGEST_STOP = 16, 256
 
+# Prompts, or ids of one, and turns; what a server has room for is less.
+MOST_PROMPTS, MOST_IDS, MOST_TURNS = 4096, 1 << 20, 4096
+
 Id = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[Id], Field(fail_fast=True, max_length=MOST_IDS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
+# Fields that change no text, whatever they say: OpenAI's, and vLLM's of its own bookkeeping.
+NO_EFFECT = frozenset({
+    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "parallel_tool_calls", "request_id", "kv_transfer_params",
+})  # fmt: skip
+# Fields that would change the text, with the values of them that do not.
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,), "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"),
+    "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],),
+    "length_penalty": (1.0,), "use_beam_search": (False,), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,),
+    "detokenize": (True,), "bad_words": ([],), "add_generation_prompt": (True,),
+    "continue_final_message": (False,), "add_special_tokens": (False,), "documents": ([],),
+    "response_format": ({"type": "text"},), "structured_outputs": ({},),
+}  # fmt: skip
+
+
 class Asked(BaseModel):
-    """A body whose unknown fields are errors, and whose types are what they say."""
+    """A body whose unknown fields are errors, and whose types are what they say.
+
+    A field that is null is one that is left out.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None}
 
 
 class StreamOptions(Asked):
@@ -43,8 +81,9 @@ class Generation(Asked):
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0  # vLLM's -1 is all tokens, as 0 is
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=BIASES)] | None = None
@@ -53,7 +92,7 @@ class Generation(Asked):
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: Annotated[list[Id], Field(max_length=STOPS - 3)] = []
     ignore_eos: bool = False
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
@@ -61,6 +100,35 @@ class Generation(Asked):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; the server's is the most
     user: Annotated[str, Field(max_length=1024)] | None = None  # taken, and of no effect
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_no_ops(cls, body: Any) -> Any:
+        """The fields that are known here; raises for one that would change the text."""
+        if not isinstance(body, dict):
+            return body
+        known = {}
+        for name, value in body.items():
+            if name in cls.model_fields:
+                known[name] = value
+            elif name in WITHOUT_EFFECT and value is not None:
+                if value not in WITHOUT_EFFECT[name]:
+                    right = " or ".join(json.dumps(one) for one in WITHOUT_EFFECT[name])
+                    raise ValueError(f"{name} is not supported here: leave it out, or use {right}")
+            elif name not in NO_EFFECT and name not in WITHOUT_EFFECT:
+                known[name] = value
+        if len(known.get("logit_bias") or ()) > BIASES:
+            raise ValueError(f"logit_bias has more than {BIASES} ids: give fewer")
+        return known
+
+    @model_validator(mode="after")
+    def _fewer_than_all(self) -> Self:
+        most = getattr(self, "most", None)
+        if most is not None and self.min_tokens > most:
+            raise ValueError(
+                f"min_tokens = {self.min_tokens} is more than the {most} that may come"
+            )
+        return self
 
     @property
     def stops(self) -> list[str]:
@@ -79,14 +147,16 @@ class Generation(Asked):
         """
         bias = {}
         for token, value in (self.logit_bias or {}).items():
-            if not (token.isascii() and token.isdecimal()) or not -100 <= value <= 100:
+            number = token.isascii() and token.isdecimal() and len(token) < 10
+            if not number or not -100 <= value <= 100:
                 raise LrkvError("logit_bias: give token ids, each with a number from -100 to 100")
             bias[int(token)] = value
         return Sampling(
             1.0 if self.temperature is None else self.temperature,
-            self.top_k,
+            max(0, self.top_k),
             1.0 if self.top_p is None else self.top_p,
             self.min_p,
+            repetition_penalty=self.repetition_penalty,
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             bias=bias,
@@ -96,12 +166,32 @@ class Generation(Asked):
 class Completion(Generation):
     """The body of /v1/completions."""
 
-    prompt: str | list[str] | list[Id] | list[Annotated[list[Id], Field(min_length=1)]]
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True, max_length=MOST_PROMPTS)]
+        | Ids
+        | Annotated[
+            list[Annotated[Ids, Field(min_length=1)]],
+            Field(fail_fast=True, max_length=MOST_PROMPTS),
+        ]
+    )
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=TOPS)] | None = None
     echo: bool | None = None
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_many(cls, body: Any) -> Any:
+        prompt = body.get("prompt") if isinstance(body, dict) else None
+        many = isinstance(prompt, list) and len(prompt) > MOST_PROMPTS
+        if many and not isinstance(prompt[0], int):
+            raise ValueError(f"prompt: {len(prompt)} prompts are more than {MOST_PROMPTS}")
+        return body
+
+    @property
+    def most(self) -> int:
+        """The most new tokens; 16, as OpenAI's, unless it is said."""
+        return 16 if self.max_tokens is None else self.max_tokens
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -140,21 +230,16 @@ class ChatMessage(Asked):
         return {"role": "system" if self.role == "developer" else self.role, "content": str(text)}
 
 
-class ResponseFormat(Asked):
-    """Text is the only one."""
-
-    type: Literal["text"]
-
-
 class Chat(Generation):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_TURNS)
+    ]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOPS)] | None = None
-    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _told_as_asked(self) -> Chat:
@@ -190,7 +275,7 @@ class Detokenize(Asked):
     """The body of /detokenize."""
 
     model: str | None = None
-    tokens: list[Id]
+    tokens: Ids
 
 
 def read[Body: Asked](kind: type[Body], body: bytes) -> tuple[Body | None, str, str]:
@@ -214,7 +299,7 @@ def read[Body: Asked](kind: type[Body], body: bytes) -> tuple[Body | None, str, 
 
 _NAMES = {
     name
-    for kind in (Completion, Chat, ChatMessage, TextPart, StreamOptions, ResponseFormat, Detokenize)
+    for kind in (Completion, Chat, ChatMessage, TextPart, StreamOptions, Detokenize)
     for name in kind.model_fields
 }
 

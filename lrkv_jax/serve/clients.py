@@ -18,6 +18,10 @@ _HEADERS = [
 ]
 
 
+# Seconds in which a client reads something of what it is sent.
+SEND_SECONDS = 60.0
+
+
 class Streamed(Response):
     """Events as they come, until the client goes away; then `pieces` is closed at once.
 
@@ -38,7 +42,11 @@ class Streamed(Response):
 
         async def tell(content: str, more: bool = True) -> None:
             body = f"data: {content}\n\n".encode("utf-8", "replace")
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await send({"type": "http.response.body", "body": body, "more_body": more})
+            except TimeoutError:  # it does not read, and would keep its place for good
+                raise ClientDisconnect from None
 
         async def all_events() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -46,6 +54,8 @@ class Streamed(Response):
             try:
                 async for event in self._events:
                     await tell(json.dumps(event, ensure_ascii=False))
+            except ClientDisconnect:
+                raise
             except Exception as error:
                 wrong = error
             if told := self._ended(wrong):

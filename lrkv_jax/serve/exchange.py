@@ -44,13 +44,14 @@ class Exchange:
         """Pieces of the choices by number. An echo's first is its prompt."""
         n, metrics = self._asked.choices, self._service.metrics
         echoes = [await self._prompt(i) for i in range(len(self._prompts))] if self._echo else []
-        metrics.prompt_tokens.inc(sum(map(len, self._prompts)))
-        for number in range(n * len(echoes)):
-            yield News(number, echoes[number // n])
-        async with contextlib.aclosing(
-            self._service.pieces(self._texts, self._asked.timeout)
-        ) as pieces:
-            async for number, piece in pieces:
+        texts = self._service.pieces(self._texts, self._asked.timeout)
+        async with contextlib.aclosing(texts):
+            # Where there is no room it says so before the reply's first byte, an echo's too.
+            first = await anext(texts, None)
+            metrics.prompt_tokens.inc(sum(map(len, self._prompts)))
+            for number in range(n * len(echoes)):
+                yield News(number, echoes[number // n])
+            async for number, piece in _all(first, texts):
                 self._measure(number, piece)
                 if echoes:
                     start = len(echoes[number // n].text)

@@ -18,12 +18,16 @@ from lrkv_jax.serve.texts import Piece
 
 _log = logging.getLogger("lrkv_jax.serve")
 
-# Calls that may fail one after the other before the engine is given up.
+# Calls that may fail one after the other before their works are given up, and then the engine.
 FAULTS = 3
 # A call of steps is to take about so long: what it says is told when it has ended.
 CALL_SECONDS = 0.05
 # How much one call moves what a step is thought to take.
 LEARNT = 0.2
+
+
+class ServerError(Exception):
+    """What a client is told whose request failed with others, through no fault that is known."""
 
 
 class Work(Protocol):
@@ -58,6 +62,7 @@ class Runner:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._since = time.monotonic()
         self._consecutive = 0  # faults, without a call that ended between them
+        self._anew = False  # whether the engine was emptied since a call ended
         self._step_seconds = 0.0  # of a step, as the last calls took
         self._steady = False  # whether the last call was one of steps alone
 
@@ -118,7 +123,7 @@ class Runner:
         self._since = began = time.monotonic()
         try:
             self.engine.advance()
-            self._consecutive = 0
+            self._consecutive, self._anew = 0, False
         except Exception as error:  # whatever stops a call, requests can go on in the next
             self._failed(error)
         seconds = time.monotonic() - began
@@ -157,8 +162,20 @@ class Runner:
         self.faults += 1
         self._consecutive += 1
         _log.error("a call of the engine failed", exc_info=error)
-        if self._consecutive >= FAULTS:
-            self.fault = LrkvError(f"the engine failed {FAULTS} times in a row ({error})")
+        if self._consecutive < FAULTS:
+            return
+        given_up = LrkvError(f"the engine failed {FAULTS} times in a row ({error})")
+        if self._anew:
+            self.fault = given_up
+            return
+        # What is asked for now may be what no call can do: others are to be served after it.
+        self._consecutive, self._anew = 0, True
+        failed = ServerError(str(given_up))
+        self._tell([(tell, Piece(error=failed)) for tell in self._going.values()])
+        for work in self._going:
+            work.request = None  # there is nothing of it any more
+        self._going.clear()
+        self.engine.reset()
 
     def _tell(self, news):
         def tell_all():

@@ -9,19 +9,21 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serve.app import application
+from lrkv_jax.serve.connections import BACKLOG, Connection, ConnectionLimits, Connections
 from lrkv_jax.serve.service import Service
 
 KEY_VARIABLE = "LRKV_SERVE_KEY"
-# Open connections; more are answered 503. Bytes of a request's line and headers.
-CONNECTIONS, HEADERS = 2048, 64 << 10
+# Bytes of a request's line and headers.
+HEADERS = 64 << 10
 
 
 def key_of(path: str | None) -> str | None:
@@ -75,16 +77,24 @@ def serve(
     *,
     drain: float,
     ready: Callable[[Callable[[], None]], None] = lambda leave: None,
+    hosts: Collection[str] | None = None,
+    origins: Sequence[str] = (),
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve until a signal; then accept nothing more, and end what was accepted within `drain`.
 
     A second signal ends at once. `ready` is called when clients can connect, with what does as a
-    signal does. Raises `LrkvError` where the engine was given up.
+    signal does. hosts, origins: as for `application`. Raises `LrkvError` where the engine was given
+    up.
     """
+    connections = Connections((limits or ConnectionLimits()).within_files())
+    # What clients send is no news: warnings of it would fill the log.
     config = uvicorn.Config(
-        application(service, key), log_config=None, access_log=False, lifespan="on", ws="none",
-        server_header=False, limit_concurrency=CONNECTIONS, h11_max_incomplete_event_size=HEADERS,
-        timeout_graceful_shutdown=int(drain), http="h11", loop="asyncio", backlog=CONNECTIONS,
+        application(service, key, hosts=hosts, origins=origins),
+        log_config=None, log_level="error", access_log=False, lifespan="on", ws="none",
+        server_header=False, h11_max_incomplete_event_size=HEADERS, loop="asyncio",
+        timeout_graceful_shutdown=int(drain), timeout_keep_alive=15, backlog=BACKLOG,
+        http=Connection.counted_in(connections),  # type: ignore[arg-type]
     )  # fmt: skip
     _Server(config, service, ready).run(sockets=[there])
     if service.runner.fault is not None:
@@ -92,13 +102,18 @@ def serve(
 
 
 @contextlib.contextmanager
-def serving(service: Service, key: str | None = None, *, drain: float = 30.0) -> Iterator[int]:
-    """Serve in a thread of this process, on a free port, which is given; raises what ended it."""
+def serving(
+    service: Service, key: str | None = None, *, drain: float = 30.0, **how: Any
+) -> Iterator[int]:
+    """Serve in a thread of this process, on a free port, which is given; raises what ended it.
+
+    Keywords are those of `serve`.
+    """
     there = bound("127.0.0.1", 0, key)
     port = there.getsockname()[1]
     leaves: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
     with ThreadPoolExecutor(1, "server") as pool:
-        ended = pool.submit(serve, service, there, key, drain=drain, ready=leaves.put)
+        ended = pool.submit(serve, service, there, key, drain=drain, ready=leaves.put, **how)
         ended.add_done_callback(lambda _: leaves.put(None))
         leave = leaves.get()  # None if it ended before it was ready
         try:

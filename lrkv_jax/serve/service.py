@@ -30,12 +30,13 @@ class Limits:
     """What clients may take together and each.
 
     texts: that are open at a time, with those that wait. tokens: of their prompts and new text.
-    body: bytes of a request. seconds: until a reply has ended.
+    body: bytes of a request. bodies: of all that are being read. seconds: until a reply has ended.
     """
 
     texts: int
     tokens: int
     body: int = 4 << 20
+    bodies: int = 64 << 20
     seconds: float = 600.0
 
 
@@ -54,6 +55,11 @@ class Refused(Exception):
         """OpenAI's error object."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
+
+
+def overloaded(text: str) -> Refused:
+    """What a client is told that comes while there is no room, and may try again."""
+    return Refused(429, f"{text}: try again", kind="rate_limit_error", code="overloaded", after=1)
 
 
 class News(NamedTuple):
@@ -96,6 +102,8 @@ class Service:
     def __init__(self, run: TrainedRun, engine: Engine, name: str, limits: Limits):
         self.run, self.name, self.limits = run, name, limits
         self.context, self.tokenizer = engine.length, run.tokenizer
+        bytes_V = run.tokenizer.token_bytes_up_to(run.config.model.vocabulary)
+        self._longest = int(bytes_V.max())  # bytes of a token
         self.runner = Runner(engine)
         self.chat: ChatFormat | None = ChatFormat(run.tokenizer)
         try:
@@ -132,10 +140,11 @@ class Service:
         """Return the prompts' ids, the texts that are asked for, and the seed of their draws."""
         if isinstance(asked, Chat):
             return self._answers(asked)
+        self._check_size(asked)
         prompts = [self._ids(number, prompt) for number, prompt in enumerate(asked.prompts)]
         if not prompts:
             raise Refused(400, "prompt: give one or more", param="prompt")
-        most = 16 if asked.max_tokens is None else asked.max_tokens  # as OpenAI's
+        most = asked.most
         if most == 0 and not asked.echo:
             raise Refused(400, "max_tokens: use 1 or more, or 0 with echo", param="max_tokens")
         end = () if asked.ignore_eos else (self.tokenizer.bos,)
@@ -151,6 +160,7 @@ class Service:
         if self.chat is None:
             text = f"{self.name} was not trained to chat: use /v1/completions"
             raise Refused(400, text, code="no_chat")
+        self._check_length("messages", "".join(m.plain["content"] for m in asked.messages))
         prompt = self.chat.prompt(asked.conversation())
         most = max(1, self.context - len(prompt)) if asked.most is None else asked.most
         stops = () if asked.ignore_eos else self.chat.stops
@@ -180,6 +190,22 @@ class Service:
         ]  # fmt: skip
         return prompts, texts, seed
 
+    def _check_size(self, asked):
+        """Refuse, before any text is made into tokens, what is too much whatever its tokens are."""
+        texts, most = len(asked.prompts) * asked.choices, self.limits.texts
+        if texts > most:
+            what = f"prompt: {len(asked.prompts)} prompts of {asked.choices} texts each"
+            raise Refused(400, f"{what} are more than {most}: send fewer at a time", param="prompt")
+        for prompt in asked.prompts:
+            self._check_length("prompt", prompt)
+
+    def _check_length(self, param, prompt):
+        longest = self._longest if isinstance(prompt, str) else 1
+        least = -(-(len(prompt.encode()) if isinstance(prompt, str) else len(prompt)) // longest)
+        if least > self.context:
+            text = f"the context is {self.context} tokens, and the prompt has {least} at least"
+            raise Refused(400, f"{text}: shorten it", code="context_length_exceeded", param=param)
+
     def _ids(self, number, prompt):
         if isinstance(prompt, str):
             return self.run.ids(prompt)
@@ -204,8 +230,7 @@ class Service:
         if full or self.tokens + tokens > self.limits.tokens:
             what = f"{self.texts} texts" if full else f"{self.tokens} tokens"
             self.metrics.refused.inc()
-            text = f"too many requests: {what} are open; try again"
-            raise Refused(429, text, kind="rate_limit_error", code="overloaded", after=1)
+            raise overloaded(f"too many requests, {what} are open")
         self.texts += len(works)
         self.tokens += tokens
         arrived: asyncio.Queue[News] = asyncio.Queue()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lrkv_jax.decode import Sampling
-from lrkv_jax.decode.calls import _choice
+from lrkv_jax.decode.calls import choice_of as of_requests
 from lrkv_jax.decode.request import Draw, Request
 from lrkv_jax.decode.sampling import sample
 from lrkv_jax.errors import LrkvError
@@ -26,7 +26,7 @@ def drawn(how):
 
 def choice_of(ways):
     """A `Choice` whose rows choose in these ways."""
-    return _choice([Request([1], 2, draw=Draw(how)) for how in ways])
+    return of_requests([Request([1], 2, draw=Draw(how)) for how in ways])
 
 
 def test_each_row_chooses_by_its_own_rule_as_if_it_were_alone():
@@ -43,7 +43,7 @@ def test_each_row_chooses_by_its_own_rule_as_if_it_were_alone():
 
 def test_a_requests_way_of_choosing_reaches_its_row():
     request = Request([1], 2, draw=Draw(Sampling(0.5, 3, 0.75), 7, 9), stops=frozenset([4, 2]))
-    choice = _choice([None, request])
+    choice = of_requests([None, request])
     assert (choice.temperature_B.tolist(), choice.top_k_B.tolist()) == ([0, 0.5], [0, 3])
     assert (choice.top_p_B.tolist(), choice.stream_B.tolist()) == ([1, 0.75], [0, 9])
     assert choice.seed_B2[1].tolist() == jax.random.key_data(jax.random.key(7)).tolist()

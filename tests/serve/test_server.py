@@ -1,8 +1,10 @@
 """What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,8 @@ from lrkv_jax.bench.load import Load
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.serve import guards
+from lrkv_jax.serve.connections import ConnectionLimits
 from lrkv_jax.serve.metrics import COMPILED
 from lrkv_jax.serve.server import serving
 from lrkv_jax.serve.service import Limits
@@ -143,7 +147,33 @@ WRONG = [
     ("/v1/completions", {"prompt": "a", "temperature": "warm"}, 400, "temperature"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, None),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"5000": 1}}, 400, None),
-    ("/v1/completions", {"prompt": ["a"] * 65, "max_tokens": 1}, 429, None),
+    ("/v1/completions", {"prompt": ["a"] * 65, "max_tokens": 1}, 400, "prompt"),
+    ("/v1/completions", {"prompt": ["a"] * 33, "n": 2, "max_tokens": 1}, 400, "prompt"),
+    ("/v1/completions", {"prompt": [[1]] * 400_000, "n": 16}, 400, None),
+    ("/v1/completions", {"prompt": "a" * 1_000_000}, 400, "prompt"),
+    ("/v1/completions", {"prompt": ["a", 3]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": None}, 400, "prompt"),
+    ("/v1/completions", {"prompt": "a", "min_tokens": 2**31}, 400, "min_tokens"),
+    ("/v1/completions", {"prompt": "a", "min_tokens": 2**31 - 1}, 400, None),
+    ("/v1/completions", {"prompt": "a", "min_tokens": 17}, 400, None),
+    ("/v1/completions", {"prompt": "a", "top_k": 2**31}, 400, "top_k"),
+    ("/v1/completions", {"prompt": "a", "seed": 2**63}, 400, "seed"),
+    ("/v1/completions", {"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, None),
+    ("/v1/completions", {"prompt": "a", "logit_bias": dict.fromkeys(range(301), 1)}, 400, None),
+    ("/v1/completions", {"prompt": "a", "best_of": 2}, 400, None),
+    ("/v1/completions", {"prompt": "a", "use_beam_search": True}, 400, None),
+    ("/v1/completions", {"prompt": "a", "guided_regex": "a+"}, 400, "guided_regex"),
+    ("/v1/completions", {"prompt": "a", "stop_token_ids": ["x"] * 500_000}, 400, "stop_token_ids"),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}] * 5000}, 400, "messages.0.content"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": 3}]},
+        400,
+        "messages.0.content",
+    ),
+    ("/v1/chat/completions", {"messages": "x", "tools": [{"type": "function"}]}, 400, None),
+    ("/detokenize", {"tokens": ["x"] * 500_000}, 400, "tokens.0"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
     (
         "/v1/chat/completions",
@@ -167,6 +197,103 @@ def test_what_is_wrong_is_told_in_openais_form(path, body, status, param, port):
     assert got == status and answer["error"]["message"]
     assert answer["error"]["param"] == param
     assert ("retry-after" in headers) == (status == 429)
+
+
+NO_OPS = [
+    dict.fromkeys(("stop", "top_k", "min_p", "logit_bias", "min_tokens", "ignore_eos", "best_of")),
+    dict.fromkeys(("tools", "response_format", "stream", "stream_options", "timeout", "suffix")),
+    {"repetition_penalty": 1.0, "best_of": 1, "top_k": -1, "min_p": 0, "ignore_eos": False},
+    {"tools": [], "tool_choice": "none", "user": "me", "store": False, "metadata": {"a": "b"}},
+    {"response_format": {"type": "text"}, "skip_special_tokens": True, "length_penalty": 1},
+    {"service_tier": "auto", "request_id": "x", "use_beam_search": False, "n": 1, "bad_words": []},
+]
+
+
+@pytest.mark.parametrize("more", NO_OPS)
+def test_what_clients_send_without_effect_has_none(more, port):
+    body = {"prompt": "We the people", "max_tokens": 8, "temperature": 0}
+    plain, given = (post(port, "/v1/completions", {**body, **extra}) for extra in ({}, more))
+    assert given[0] == 200 and told(given[1]) == told(plain[1])
+
+
+def test_a_repetition_penalty_is_that_of_vllm(port, service):
+    """Logits above 0 of a token that the prompt or the text has are divided, others multiplied."""
+    run, penalty = service.run, 1.7
+    body = {"prompt": "We the people of the people", "max_tokens": 12, "temperature": 0}
+    body |= {"repetition_penalty": penalty, "return_token_ids": True, "ignore_eos": True}
+    status, answer, _ = post(port, "/v1/completions", body)
+    assert status == 200
+    ids = run.ids(body["prompt"])
+    for token in answer["choices"][0]["token_ids"]:
+        logits_V = np.array(run.model(ids)[-1], np.float64)
+        seen = logits_V[sorted(set(ids))]
+        logits_V[sorted(set(ids))] = np.where(seen > 0, seen / penalty, seen * penalty)
+        assert token == logits_V.argmax()
+        ids.append(token)
+    plain = post(port, "/v1/completions", {**body, "repetition_penalty": 1})[1]
+    assert plain["choices"][0]["token_ids"] != answer["choices"][0]["token_ids"]
+
+
+def test_a_full_server_says_so_before_an_echo_begins(port, service):
+    was = service.limits
+    try:
+        service.limits = Limits(texts=1, tokens=10**6)
+        body = {"prompt": "We", "max_tokens": 2, "n": 2}
+        body = {**body, "n": 1, "echo": True, "stream": True}
+        service.texts += 1
+        status, answer, headers = post(port, "/v1/completions", body)
+        assert status == 429 and answer["error"]["code"] == "overloaded"
+        assert headers["retry-after"] == "1"
+    finally:
+        service.texts -= 1
+        service.limits = was
+
+
+def test_a_host_that_is_not_this_server_is_refused_and_every_answer_has_an_id(service):
+    hosts = guards.allowed_hosts("127.0.0.1", "127.0.0.1", "models.lab")
+    with serving(service_like(service), hosts=hosts, origins=["https://a.org"]) as port:
+        for host in (f"127.0.0.1:{port}", "localhost", "[::1]:80", "MODELS.lab:99"):
+            assert get(port, "/live", host=host)[0] == 200
+        for host in ("evil.org", f"evil.org:{port}", "", "127.0.0.1.evil.org"):
+            assert get(port, "/live", host=host)[0] == 421
+        status, answer, headers = post(port, "/v1/completions", {}, host="evil.org")
+        assert status == 421 and "--allowed-hosts" in answer["error"]["message"]
+        for given, right in (("abc-1", "abc-1"), ("a b", None), ("x" * 129, None)):
+            _, _, headers = post(port, "/v1/completions", {}, **{"x-request-id": given})
+            assert headers["x-request-id"] == right or (right is None and headers["x-request-id"])
+        headers = post(port, "/v1/completions", {}, origin="https://a.org")[2]
+        assert headers["access-control-allow-origin"] == "https://a.org"
+        headers = post(port, "/v1/completions", {}, origin="https://b.org")[2]
+        assert "access-control-allow-origin" not in headers
+    assert guards.allowed_hosts("0.0.0.0", "0.0.0.0", None) is None
+    assert guards.allowed_hosts("127.0.0.1", "localhost", "*") is None
+
+
+def service_like(service):
+    """Another service of the same run: a runner's thread starts once."""
+    return served(service.run)
+
+
+def test_idle_connections_make_room_and_end(service):
+    limits = ConnectionLimits(total=40, each=30, head=1.5)
+    with serving(service_like(service), limits=limits) as port:
+        idle_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        idle_ones += [raw(port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")]
+        began = time.monotonic()
+        for source in ("127.0.0.1", "127.0.0.2"):
+            with socket.create_connection(
+                ("127.0.0.1", port), timeout=5, source_address=(source, 0)
+            ) as other:
+                other.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert other.recv(100).startswith(b"HTTP/1.1 200")
+        assert time.monotonic() < began + 1
+        assert post(port, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+        for one in idle_ones:
+            one.settimeout(10)
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(100) == b""
+            one.close()
+        assert time.monotonic() < began + 8
 
 
 def test_openais_client_raises_what_it_has_for_each(client):
@@ -304,7 +431,9 @@ def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(serv
         began = time.monotonic()
         status, body, _ = post(port, "/v1/completions", {**slow, "timeout": 1e-3})
         assert status == 504 and time.monotonic() < began + 0.7
-        status, body, _ = post(port, "/v1/completions", {"prompt": "We", "n": 2})
+        service.texts += 1
+        status, body, _ = post(port, "/v1/completions", {"prompt": "We"})
+        service.texts -= 1
         assert status == 429 and body["error"]["code"] == "overloaded"
         service.runner.engine.calls.read, read = late(service.runner.engine.calls.read)
         status, body, _ = post(port, "/v1/completions", slow)
@@ -319,21 +448,34 @@ def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(serv
 
 def test_calls_that_fail_are_made_again_and_an_engine_that_always_does_is_given_up():
     service = served(random_run())
-    calls = service.runner.engine.calls
-    start, failures = calls.start, iter([False, True, False, True, True, True])
+    calls, failures = service.runner.engine.calls, []
+    start, short = calls.start, {"prompt": "We", "max_tokens": 9, "temperature": 0}
 
     def failing(*plan):
-        if next(failures, False):
-            raise RuntimeError("planted")
+        if failures:
+            raise failures.pop()
         return start(*plan)
 
+    def planted(count):
+        failures[:] = [RuntimeError("planted")] * count
+
     with pytest.raises(Exception, match="3 times in a row"), serving(service) as port:
-        right = post(port, "/v1/completions", {"prompt": "We", "max_tokens": 9, "temperature": 0})
+        right = post(port, "/v1/completions", short)
         calls.start = failing
-        again = post(port, "/v1/completions", {"prompt": "We", "max_tokens": 9, "temperature": 0})
+        planted(1)
+        again = post(port, "/v1/completions", short)
         assert again[0] == 200 and told(again[1]) == told(right[1]) and service.runner.faults == 1
-        status, body, _ = post(port, "/v1/completions", {"prompt": "We", "max_tokens": 99})
-        assert status >= 500 and "3 times in a row" in body["error"]["message"]
+        # What no call can do is given up, and others are served.
+        planted(3)
+        status, body, _ = post(port, "/v1/completions", short)
+        assert status == 500 and "3 times in a row" in body["error"]["message"]
+        again = post(port, "/v1/completions", short)
+        assert again[0] == 200 and told(again[1]) == told(right[1])
+        wait_until(lambda: idle(service))
+        # An engine that fails whatever is asked is given up.
+        planted(100)
+        statuses = [post(port, "/v1/completions", short)[0] for _ in range(2)]
+        assert statuses[0] == 500 and statuses[1] >= 500
 
 
 def test_a_load_from_outside_is_measured(port, service, tmp_path, capsys, monkeypatch):
