@@ -62,13 +62,13 @@ def parameter_counts(model: ModelConfig) -> ParameterCounts:
 
 
 def multiplied_parameters(model: ModelConfig) -> int:
-    """Parameters that multiply one token's activations in a forward pass, those used twice doubled.
+    """Parameters that multiply one token's activations in a forward pass, each as often as it does.
 
     The lookup of the embedding multiplies nothing; a tied table works as the head and counts.
     """
     counts = parameter_counts(model)
     lookup = 0 if model.tied_head else counts.embedding
-    return counts.total - lookup + model.layers * model.attention.parameters_used_twice(model)
+    return counts.total - lookup + model.layers * model.attention.extra_multiplications(model)
 
 
 def training_flops_per_token(model: ModelConfig, context: int) -> int:
@@ -90,7 +90,7 @@ def executed_flops_per_token(model: ModelConfig, context: int, tokens: int) -> f
     because that moves less memory.
     """
     entry = model.attention
-    counted = entry.kv_parameters(model) + entry.parameters_used_twice(model)
+    counted = entry.kv_parameters(model) + entry.extra_multiplications(model)
     more = entry.multiplications(model, tokens) - counted
     return training_flops_per_token(model, context) + 6 * model.layers * more
 

@@ -168,8 +168,11 @@ class AttentionConfig(Frozen):
         """Parameters that make keys and values."""
         raise NotImplementedError
 
-    def parameters_used_twice(self, model: ModelShape) -> int:
-        """Parameters that multiply two tensors per token in training, not one."""
+    def extra_multiplications(self, model: ModelShape) -> int:
+        """Multiplications per token in training beyond one for each of `kv_parameters`.
+
+        A parameter that multiplies more tensors than one counts each further time.
+        """
         return 0
 
     def multiplications(self, model: ModelShape, tokens: int) -> float:
@@ -177,7 +180,7 @@ class AttentionConfig(Frozen):
 
         In steps of `tokens` on one device. Its parameters, unless the layer does otherwise.
         """
-        return self.kv_parameters(model) + self.parameters_used_twice(model)
+        return self.kv_parameters(model) + self.extra_multiplications(model)
 
     def cache_values(self, model: ModelShape) -> int:
         """Values that a token leaves in the cache, each in the cache's dtype."""

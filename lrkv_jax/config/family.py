@@ -348,10 +348,13 @@ class LRKV(AttentionConfig):
         down = model.head_width * self.copies + self.groups(model) * sum(self.ranks[: self.copies])
         return model.width * down + self.groups(model) * sum(self.ranks) * model.head_width
 
-    def parameters_used_twice(self, model: ModelShape) -> int:
-        # B^K takes queries to the latent; the key's norm needs the whole key, r B^K, as well.
-        twice = self.rope != "full" and model.qk_norm
-        return self.groups(model) * self.ranks[0] * model.head_width if twice else 0
+    def extra_multiplications(self, model: ModelShape) -> int:
+        # B^K takes H queries to the latents; the norms of G keys need r B^K as well. One of the G
+        # is in `kv_parameters`.
+        if self.rope == "full":
+            return 0
+        uses = model.heads + self.groups(model) * (model.qk_norm - 1)
+        return uses * self.ranks[0] * model.head_width
 
     def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
         """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
@@ -380,7 +383,7 @@ class LRKV(AttentionConfig):
         R_k, R_v = self.ranks
         keys = D * G * K * (1 + R_k / tokens)
         if self.rope != "full":
-            keys = D * K + G * R_k * (D + K) + self.parameters_used_twice(model)
+            keys = D * K + G * R_k * (D + K) + self.extra_multiplications(model)
         return keys + D * G * K * (1 + R_v / tokens)
 
     def filled_ranks(self, model: ModelShape) -> tuple[int, int]:

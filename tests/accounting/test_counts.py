@@ -291,6 +291,11 @@ COUNTED = {
     **{f"lrkv-{rope}": LRKV(rank=2, rope=rope) for rope in ("full", "shared", "latent")},
     "lrkv-latent-tied": LRKV(rank=2, rope="latent", tied=True),
 }
+GROUPED = {
+    "mla-full": MLA(latent=24, rope="full", kv_heads=2),
+    **{f"lrkv-{rope}": LRKV(rank=2, rope=rope, kv_heads=2) for rope in LRKV.modes()},
+    "lrkv-latent-tied": LRKV(rank=2, rope="latent", tied=True, kv_heads=1),
+}
 
 
 # A narrow model's LRKV forms its heads' weights (A15); a wide one's keeps the factors.
@@ -303,14 +308,16 @@ NARROW = {name: entry for name, entry in COUNTED.items() if name.startswith("lrk
         (MHA(), True, 512),
         *((entry, norm, 512) for entry in COUNTED.values() for norm in (True, False)),
         *((entry, True, 64) for entry in NARROW.values()),
+        *((entry, norm, 1024) for entry in GROUPED.values() for norm in (True, False)),
     ],
     ids=[
         "mha", *(f"{name}-{norm}" for name in COUNTED for norm in ("norm", "no_norm")),
         *(f"{name}-formed" for name in NARROW),
+        *(f"{name}-groups-{norm}" for name in GROUPED for norm in ("norm", "no_norm")),
     ],
 )  # fmt: skip
 def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm, width):
-    """In `shared` and `latent`, B^K multiplies queries and keys."""
+    """In `shared` and `latent`, B^K multiplies each of H queries and, for the norm, G keys."""
     context = 16
     model = ModelConfig(
         layers=2, width=width, heads=4, head_width=8, vocabulary=48, attention=attention,
