@@ -82,7 +82,7 @@ def loss_rows(
 def headline(runs: Sequence[RunRecord]) -> Table:
     """One row for each variant of each setting: its cache, its loss, and whether that differs."""
     columns = [
-        Column("variant"), Column("cache", "% of MHA's bytes", digits=1),
+        Column("variant"), Column("run"), Column("cache", "% of MHA's bytes", digits=1),
         Column("bits per byte", "", "lower", 4), Column("over MHA's"), Column("difference"),
         Column("benchmarks", "%", "higher", 1),
     ]  # fmt: skip
@@ -107,7 +107,8 @@ def headline(runs: Sequence[RunRecord]) -> Table:
             over = test.with_interval(4) if test else ""
             rows.append(
                 Row.of(
-                    label, 100 * every[0][1].cache_allocated_fraction, Cell.over(seeds),
+                    label, _named([run for _, run in every]),
+                    100 * every[0][1].cache_allocated_fraction, Cell.over(seeds),
                     over, test.in_words if test else "",
                     Cell.over(scores) if scores else Cell(), block=setting.name,
                 )
@@ -120,12 +121,21 @@ def headline(runs: Sequence[RunRecord]) -> Table:
     )  # fmt: skip
 
 
+def _named(runs: Sequence[RunRecord]) -> str:
+    """The names of a line's runs, in the order of their seeds: the first, and how many follow."""
+    more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+    return f"{runs[0].path.name}{more}"
+
+
 # Curves over training.
+
+MARKED = 12  # validations up to which each has its marker
 
 CURVES_NOTE = (
     "Above: means over seeds. Below: differences to {baseline} of the same seed; bands are one "
-    "standard deviation. Upper axis: training FLOPs of {baseline}, 6·(N − lookup) + 12·L·H·K·T per "
-    "token. All losses are of the same held-out text."
+    "standard deviation. Pale: training loss, in means of equal stretches of steps. Upper axis: "
+    "training FLOPs of {baseline}, 6·(N − lookup) + 12·L·H·K·T per token. All held-out losses are "
+    "of the same text."
 )
 
 
@@ -145,6 +155,12 @@ class CurveLine:
         """
         done = finished(self.runs) or self.runs
         return {seed: run.curve for seed, run in done.items() if run.curve}
+
+    @property
+    def training(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Tokens and training loss of the same runs, as far as their rows were kept."""
+        done = finished(self.runs) or self.runs
+        return [run.training_curve for run in done.values() if run.training_curve]
 
 
 def curves(
@@ -167,7 +183,11 @@ def curves(
     gaps = []
     for column, (setting, lines) in zip(zip(*axes, strict=True), columns.items(), strict=True):
         _column(column, setting, lines, baseline)
-        gaps += [f"no run: {line.missing}" for line in lines.values() if not line.curves]
+        gaps += [
+            f"{'no validation yet' if line.runs else 'no run'}: {line.missing}"
+            for line in lines.values()
+            if not line.curves
+        ]
     legend_below(figure)
     words = next(iter(columns.values()))[baseline].look.name
     return Picture(title, figure, CURVES_NOTE.format(baseline=words), gaps=gaps, name=name)
@@ -180,7 +200,7 @@ def curves_by_kind(title: str, settings: Sequence[Setting], gap: str) -> Picture
             one.name: CurveLine(one, runs, f"{setting} {label}") for label, one, runs in lines
         }
         for setting, lines in looks_beside(
-            [one for one in settings if any(run.curve for run in one.runs)]
+            [one for one in settings if any(run.curve or run.training_curve for run in one.runs)]
         ).items()
     }
     return curves(title, columns, baseline=name_of("mha"), gap=gap)
@@ -221,6 +241,7 @@ def _column(
     reference = lines[baseline].curves
     for line in lines.values():
         own = line.curves
+        _training_line(above, line)
         _line(above, line.look, [(curve, curve.cross_entropy) for curve in own.values()])
         _line(below, line.look, [
             (curve, curve.cross_entropy[:shared] - other.cross_entropy[:shared])
@@ -230,11 +251,12 @@ def _column(
         ])  # fmt: skip
     named = lines[baseline].look.name
     above.set_title(setting)
-    above.set_ylabel("held-out cross-entropy,\nnats/token")
+    above.set_ylabel("cross-entropy,\nnats/token")
     below.set_xlabel("training tokens")
     below.xaxis.set_major_formatter(EngFormatter())
     if not reference:
-        empty(below, f"no run: {lines[baseline].missing}")
+        what = "no validation yet" if lines[baseline].runs else "no run"
+        empty(below, f"{what}: {lines[baseline].missing}")
         return
     below.set_ylabel(f"difference to {named},\nnats/token")
     curve = next(iter(reference.values()))
@@ -252,7 +274,20 @@ def _line(axis: Axes, one: Look, seeds: Sequence[tuple[Curve, np.ndarray]]) -> N
     points = min(len(values) for _, values in seeds)  # a run may still be going
     tokens = seeds[0][0].tokens[:points]
     mean, sd = mean_and_sd(values[:points] for _, values in seeds)
-    draw_mean(axis, tokens, mean, sd, label=one.name, markevery=0.15, **one.style)
+    # Few points are marked each: a line through them says more than there is.
+    every = None if points <= MARKED else 0.15
+    draw_mean(axis, tokens, mean, sd, label=one.name, markevery=every, **one.style)
+
+
+def _training_line(axis: Axes, line: CurveLine) -> None:
+    """Draw the mean training loss over seeds, as far as all seeds have come."""
+    seeds = line.training
+    if not seeds:
+        return
+    points = min(len(loss) for _, loss in seeds)
+    mean, _ = mean_and_sd(loss[:points] for _, loss in seeds)
+    label = None if line.curves else line.look.name
+    axis.plot(seeds[0][0][:points], mean, color=line.look.colour, lw=0.8, alpha=0.45, label=label)
 
 
 # Points over the cache.

@@ -2,12 +2,13 @@
 
 import base64
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lrkv_jax import __version__
@@ -80,12 +81,14 @@ def write_page(
     runs: Sequence[RunRecord],
     headline: Table,
     *,
+    broken: Mapping[Path, str] = MappingProxyType({}),
     benches: Sequence[dict[str, Any]] = (),
     progress: Callable[[str, float, int], None] = lambda name, done, total: None,
 ) -> list[Section]:
     """Make artefacts of runs and decode benchmarks: their files, and the page, beside one another.
 
-    `headline` stands first, without a section of its own. `progress` is called with a description,
+    `headline` stands first, without a section of its own. `broken` are {directory: reason} of runs
+    that were left out. `progress` is called with a description,
     the number done and the number of all.
     """
     sections = []
@@ -95,13 +98,17 @@ def write_page(
         artefact.write(made, path.parent)
         sections.append(Section(artefact, made))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(title, sections, runs, headline), encoding="utf-8")
+    path.write_text(page(title, sections, runs, headline, broken), encoding="utf-8")
     progress("tables and figures", len(artefacts), len(artefacts))
     return sections
 
 
 def page(
-    title: str, sections: Sequence[Section], runs: Sequence[RunRecord], headline: Table
+    title: str,
+    sections: Sequence[Section],
+    runs: Sequence[RunRecord],
+    headline: Table,
+    broken: Mapping[Path, str] = MappingProxyType({}),
 ) -> str:
     """The page as HTML: pictures inlined as SVG, no link that leaves it, readable when printed."""
     shown = [one for one in sections if one.shown]
@@ -113,6 +120,7 @@ def page(
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
         f"<h1>{escape(title)}</h1>"
         + _summary(runs, headline)
+        + _left_out(broken)
         + _contents(shown, len(absent))
         + "".join(map(_section, shown))
         + _absent(absent)
@@ -152,6 +160,16 @@ def _summary(runs: Sequence[RunRecord], headline: Table) -> str:
     return (
         "" if headline.empty else html(headline)
     ) + f"<details><summary>{escape(words)}</summary>{html(table)}</details>"
+
+
+def _left_out(broken: Mapping[Path, str]) -> str:
+    """The runs whose files are damaged, by name and reason; "" without one."""
+    items = "".join(
+        f"<dt>{escape(str(folder))}</dt><dd>{escape(reason)}</dd>"
+        for folder, reason in broken.items()
+    )
+    words = f"{_counted(len(broken), 'run')} left out"
+    return f"<details open><summary>{words}</summary><dl>{items}</dl></details>" if items else ""
 
 
 def _contents(shown: Sequence[Section], absent: int) -> str:

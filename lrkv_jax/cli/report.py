@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,17 +49,25 @@ def report(
     from lrkv_jax.artefacts.page import write_page
     from lrkv_jax.artefacts.written import terminal
     from lrkv_jax.bench.files import read_decode
-    from lrkv_jax.comparison import read_runs
+    from lrkv_jax.comparison import read_sound_runs
     from lrkv_jax.paper import ARTEFACTS
 
     chosen = _chosen(ARTEFACTS, only)
-    records, benches = read_runs(runs or []), [read_decode(path) for path in bench or []]
+    benches = [read_decode(path) for path in bench or []]
+    records, broken = read_sound_runs(runs or [])
+    if broken and not records:
+        folder, reason = next(iter(broken.items()))
+        raise LrkvError(f"{folder}: {reason}")
     top = headline(records)
     path = out / "report.html"
     with batches_bar() as progress:
-        sections = write_page(path, title, chosen, records, top, benches=benches, progress=progress)
+        sections = write_page(
+            path, title, chosen, records, top, broken=broken, benches=benches, progress=progress
+        )
     if not top.empty:
         Console().print(terminal(top))
+    for folder, reason in broken.items():
+        print(f"left out: {folder}: {reason}", file=sys.stderr)
     shown = sum(bool(section.shown) for section in sections)
     absent = f"; {len(sections) - shown} without data, listed there" * (shown < len(sections))
     print(f"{path}: {shown} tables and figures{absent}")

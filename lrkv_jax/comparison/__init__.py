@@ -2,7 +2,14 @@
 
 from lrkv_jax.comparison.contrasts import Contrast, against, contrasts, spread, trend
 from lrkv_jax.comparison.correlation import Correlation, correlation
-from lrkv_jax.comparison.files import keep, kept_by_name, pretraining, read_run_record, read_runs
+from lrkv_jax.comparison.files import (
+    keep,
+    kept_by_name,
+    pretraining,
+    read_run_record,
+    read_runs,
+    read_sound_runs,
+)
 from lrkv_jax.comparison.rates import Family, Line, families
 from lrkv_jax.comparison.runs import (
     Curve,

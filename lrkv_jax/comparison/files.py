@@ -17,8 +17,16 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
     """The runs at these paths: a run's directory, a folder of them, or a file of kept runs.
 
     A folder may be up to two levels above its runs. Raises `LrkvError` for a path that holds no
-    run, and for files of a run that are damaged.
+    run, and for a run whose files are damaged.
     """
+    runs, broken = read_sound_runs(paths)
+    for folder, reason in broken.items():
+        raise LrkvError(f"{folder}: {reason}")
+    return runs
+
+
+def read_sound_runs(paths: Iterable[str | Path]) -> tuple[list[RunRecord], dict[Path, str]]:
+    """The same without the runs whose files are damaged: those are {directory: reason}."""
     found: dict[Path, None] = {}
     kept: list[RunRecord] = []
     for path in map(Path, paths):
@@ -32,8 +40,14 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
                 f"{path} {what}: give a run's directory, a folder of runs, or a file of kept runs"
             )
         found |= dict.fromkeys(folder.resolve() for folder in here)
-    runs = kept + [read_run_record(folder) for folder in found]
-    return sorted(runs, key=lambda run: (run.scale, order(run), run.seed, str(run.path)))
+    sound, broken = list(kept), {}
+    for folder in found:
+        try:
+            sound.append(read_run_record(folder))
+        except LrkvError as error:
+            broken[folder] = str(error).replace(f"{folder}/", "")
+    sound.sort(key=lambda run: (run.scale, order(run), run.seed, str(run.path)))
+    return sound, broken
 
 
 def pretraining(run: RunRecord, known: Mapping[Path, RunRecord]) -> RunRecord:
@@ -65,7 +79,7 @@ def _runs_in(path: Path) -> list[Path]:
 
 def read_run_record(folder: Path) -> RunRecord:
     """The run in this directory; raises `LrkvError` if there is none, or a file is damaged."""
-    return RunRecord(
+    run = RunRecord(
         folder,
         read_run(folder),
         tuple(read_metrics(folder)),
@@ -73,11 +87,22 @@ def read_run_record(folder: Path) -> RunRecord:
         read_json(folder / "analysis.json", "delete it and analyze the run again"),
         tuple(read_history(folder)),
     )
+    try:
+        # What comparisons read of its rows must be there.
+        _ = run.curve, run.training_curve, run.changed
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise LrkvError(
+            f"metrics.jsonl or history.jsonl has a row that `lrkv train` did not write ({what}): "
+            "delete that row"
+        ) from error
+    return run
 
 
 # What comparisons read of a row of metrics.
 _COLUMNS = ("step", "loss", "tokens", "flops", "skipped",
-            "validation_loss", "validation_bpb", "validation_tokens")  # fmt: skip
+            "validation_loss", "validation_bpb", "validation_tokens",
+            "sampled_loss", "sampled_bpb")  # fmt: skip
 
 
 def kept_by_name(file: str | Path) -> dict[str, RunRecord]:

@@ -30,6 +30,9 @@ _FREE = ("attention", "model.attention", *SEEDS, "train.steps", "train.epochs",
          "init_from", "init_step")  # fmt: skip
 
 
+_STRETCHES = 40  # of a training curve
+
+
 @dataclass(frozen=True)
 class Curve:
     """A run's validations, all of the same held-out text, in the order of training.
@@ -141,8 +144,9 @@ class RunRecord:
         """Its validations; None where there were none.
 
         A run validates on `train.validation_batches` until its end, which is measured on the whole
-        split: losses of different text. The curve is of the text that the end was measured on if
-        others were too, else of what most were, without the end.
+        split and, as `sampled_*`, on those batches: losses of different text. The curve is of the
+        text that the end was measured on if others were too, else of what most were, whose last
+        loss is then the end's `sampled_*`; kept runs may lack it.
         """
         measured = [row for row in self.rows if row.get("validation_loss") is not None]
         if not measured:
@@ -151,7 +155,11 @@ class RunRecord:
         tokens = measured[-1]["validation_tokens"]
         if counts[tokens] == 1:
             tokens = counts.most_common(1)[0][0]
-        same = [row for row in measured if row["validation_tokens"] == tokens]
+        same = [
+            row if row["validation_tokens"] == tokens else _sampled(row)
+            for row in measured
+            if row["validation_tokens"] == tokens or row.get("sampled_loss") is not None
+        ]
         names = ("step", "tokens", "flops", "validation_loss", "validation_bpb")
         steps, seen, flops, cross_entropy, bits = (
             np.asarray([row[name] for row in same], np.float64) for name in names
@@ -161,6 +169,21 @@ class RunRecord:
         executed = executed_flops_per_token(model, train.context, train.batch * train.context)
         flops *= executed / training_flops_per_token(model, train.context)
         return Curve(steps, seen, flops, cross_entropy, bits, heldout_tokens=tokens)
+
+    @cached_property
+    def training_curve(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Tokens trained on and the training loss, nats per token, in means of equal stretches.
+
+        At most `_STRETCHES` of them, each placed at its last step. None where the rows of single
+        steps are missing, as in files of kept runs: a step's loss alone is mostly noise.
+        """
+        rows = [row for row in self.rows if row.get("loss") is not None]
+        if not rows or len(self.rows) < self.steps_done:
+            return None
+        stretches = np.array_split(np.arange(len(rows)), min(len(rows), _STRETCHES))
+        tokens = np.array([rows[one[-1]]["tokens"] for one in stretches], np.float64)
+        loss = np.array([np.mean([rows[i]["loss"] for i in one]) for one in stretches])
+        return tokens, loss
 
     @property
     def changed(self) -> list[str]:
@@ -252,6 +275,11 @@ class Setting:
             if not lines:
                 found[kind] = {}
         return found
+
+
+def _sampled(row: dict[str, Any]) -> dict[str, Any]:
+    """A last row with its losses on the batches that the validations before it had."""
+    return row | {"validation_loss": row["sampled_loss"], "validation_bpb": row["sampled_bpb"]}
 
 
 def finished(runs: Mapping[int, RunRecord]) -> dict[int, RunRecord]:

@@ -5,18 +5,29 @@ steps and in training FLOPs as they are executed: step* is where LRKV's curve of
 comes down to the baseline's last validation, linear between validations.
 """
 
+import textwrap
+
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from lrkv_jax.artefacts.artefact import artefact
-from lrkv_jax.artefacts.figure import Picture, empty, legend_below, panels
+from lrkv_jax.artefacts.figure import Picture, legend_below, panels
 from lrkv_jax.artefacts.looks import GREY, look_of, name_of
 from lrkv_jax.artefacts.losses import CACHE_LABEL, CACHE_NOTE, against_cache, looks_beside
 from lrkv_jax.artefacts.printed import printed
-from lrkv_jax.comparison import Contrast, Setting, against, finished, settings, sooner_over_seeds
+from lrkv_jax.comparison import (
+    Contrast,
+    RunRecord,
+    Setting,
+    against,
+    finished,
+    settings,
+    sooner_over_seeds,
+)
 from lrkv_jax.comparison.sooner import SoonerOverSeeds
 
 HATCH = "////"  # of bars in FLOPs
+TITLE_WIDTH = 34  # characters of a line over a panel, or beside its bars
 CAPTION = (
     "Share of the baseline's training not needed; means over seeds, whiskers one standard "
     "deviation, dots seeds. Pale bars: the final losses themselves, on the whole held-out "
@@ -56,12 +67,13 @@ def _trade_off(shown, title):
 
 
 def _efficiency(shown, title):
+    gaps = [f"no finished run: {one.name} lrkv" for one in shown if not _lrkv(one)]
+    shown = [one for one in shown if _lrkv(one)]
+    if not shown:
+        return Picture(title, None, gaps=gaps, name="b")
     figure, axes = panels(1, len(shown), panel=(5.2, 3.4))
-    gaps = [
-        gap
-        for axis, setting in zip(axes[0], shown, strict=True)
-        for gap in _sooner_bars(axis, setting)
-    ]
+    for axis, setting in zip(axes[0], shown, strict=True):
+        gaps += _sooner_bars(axis, setting)
     figure.legend(
         handles=[
             Patch(facecolor=GREY, edgecolor=GREY, label="in steps"),
@@ -73,20 +85,33 @@ def _efficiency(shown, title):
     return Picture(title, figure, CAPTION.format(paper.text), gaps=gaps, name="b")
 
 
+def _lrkv(setting: Setting) -> dict[int, RunRecord]:
+    """The finished runs by seed of the LRKV that stands for a setting; {} without one.
+
+    That is its main line. Of several lines of which none is, it is the one with the most finished
+    runs, the published form before others.
+    """
+    if main := finished(setting.main("lrkv")):
+        return main
+    lines = [finished(runs) for runs in setting.beside.values()]
+    own = [runs for runs in lines if runs and next(iter(runs.values())).kind == "lrkv"]
+    return max(own, key=lambda runs: (len(runs), not _form(runs)), default={})
+
+
+def _form(runs: dict[int, RunRecord]) -> str:
+    return next(iter(runs.values())).config.model.attention.form
+
+
 def _sooner_bars(axis: Axes, setting: Setting) -> list[str]:
     """Draw two bars for each baseline, in steps and hatched in FLOPs; returns what is missing.
 
     A pale bar's final losses do not differ significantly (`CAPTION`).
     """
-    axis.set_title(setting.name)
     kinds = setting.kinds
     baselines = [kind for kind in kinds if kind != "lrkv"]
-    done = {kind: finished(setting.main(kind)) for kind in {*kinds, "lrkv"}}
-    if not done["lrkv"]:
-        gap = f"no finished run: {setting.name} lrkv"
-        empty(axis, gap)
-        return [gap]
-    axis.set_title(f"{setting.name}, {next(iter(done['lrkv'].values())).label}")
+    done = {kind: finished(setting.main(kind)) for kind in baselines} | {"lrkv": _lrkv(setting)}
+    name = f"{setting.name}, {next(iter(done['lrkv'].values())).label}"
+    axis.set_title(textwrap.fill(name, TITLE_WIDTH))
     losses = {kind: {s: run.cross_entropy for s, run in done[kind].items()} for kind in done}
     tests = against(losses["lrkv"], {kind: losses[kind] for kind in baselines if losses[kind]})
     curves = {kind: {s: run.curve for s, run in done[kind].items() if run.curve} for kind in done}
@@ -98,8 +123,8 @@ def _sooner_bars(axis: Axes, setting: Setting) -> list[str]:
             ends += _bars(axis, place, colour, over, pale=not tests[kind].differs)
             words = _in_words(over, tests[kind])
         else:
-            words = f"no finished run: {setting.name} {kind}"
-            gaps.append(words)
+            gaps.append(f"no finished run: {setting.name} {kind}")
+            words = textwrap.fill(gaps[-1], TITLE_WIDTH)
         axis.text(1.02, place, words, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
     axis.axvline(0, color="black", lw=0.8)
     width = max(max(ends) - min(ends), 1.0)

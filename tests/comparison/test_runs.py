@@ -7,7 +7,7 @@ import pytest
 from support.written_runs import write_run, write_sweep
 
 from lrkv_jax.accounting.counts import cache_fraction
-from lrkv_jax.comparison import keep, read_runs, settings
+from lrkv_jax.comparison import keep, read_runs, read_sound_runs, settings
 from lrkv_jax.errors import LrkvError
 
 
@@ -95,6 +95,41 @@ def test_a_curve_is_of_one_held_out_text(tmp_path):
     assert ended.curve.heldout_tokens == 1000
     np.testing.assert_array_equal(alike.curve.steps, [10, 20, 30, 40])
     assert ended.cross_entropy == alike.cross_entropy == 4.0
+
+
+def test_a_curve_ends_with_the_last_row_s_losses_of_the_same_batches(tmp_path):
+    """`sampled_*` of the last row are of the batches that the validations before it had."""
+    folder = write_run(tmp_path / "run", heldout=(1000, 9000))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows[-1] |= {"sampled_loss": 4.25, "sampled_bpb": 1.5}
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (run,) = read_runs([folder])
+    keep([run], tmp_path / "kept.jsonl")
+    for one in (run, *read_runs([tmp_path / "kept.jsonl"])):
+        np.testing.assert_array_equal(one.curve.steps, [10, 20, 30, 40])
+        assert one.curve.cross_entropy[-1] == 4.25 and one.curve.bits_per_byte[-1] == 1.5
+        assert one.curve.heldout_tokens == 1000 and one.cross_entropy == 4.0
+    assert len(run.training_curve[0]) == 40
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.yaml", "attention: nothing\n"),
+        ("metrics.jsonl", "{\n"),
+        ("metrics.jsonl", '{"step": 40, "validation_loss": 3.0}\n'),
+        ("history.jsonl", '{"event": "change"}\n'),
+    ],
+)
+def test_a_broken_run_is_named_with_its_reason_and_others_are_read(tmp_path, file, text):
+    sound, broken = (write_run(tmp_path / name) for name in ("sound", "broken"))
+    (broken / file).write_text(text)
+    runs, left_out = read_sound_runs([tmp_path])
+    assert [run.path for run in runs] == [sound]
+    ((folder, reason),) = left_out.items()
+    assert folder == broken and reason and "\n" not in reason
+    with pytest.raises(LrkvError, match=f"^{broken}: "):
+        read_runs([tmp_path])
 
 
 def test_variants_and_seeds_are_compared(sweep):

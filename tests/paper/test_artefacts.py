@@ -148,7 +148,7 @@ def test_a_run_of_a_sixth_kind_passes_through_every_table_and_figure(monkeypatch
     assert cells(ours, "SIXTH")["CE"].value == pytest.approx(3.1)
     (curves,) = artefact("fig02").made(runs)
     assert "SIXTH" in {line.get_label() for line in curves.figure.axes[0].lines}
-    assert headline(runs).rows[-1].cells[1].value == pytest.approx(100 / 6)
+    assert headline(runs).rows[-1].cells[2].value == pytest.approx(100 / 6)
 
 
 # The page.
@@ -216,6 +216,20 @@ def test_lrkv_report_writes_what_is_asked_for_and_says_what_is_missing(sweep, tm
     table = json.loads((tmp_path / "table01_pretraining.json").read_text())
     assert table["title"] == "Pretraining" and not list(tmp_path.glob("fig04*"))
     assert "no run: a context of 8,192" in (tmp_path / "report.html").read_text()
+
+
+def test_lrkv_report_lists_a_broken_run_and_leaves_it_out(tmp_path):
+    sound, broken = (write_run(tmp_path / "runs" / name) for name in ("sound", "broken"))
+    (broken / "metrics.jsonl").write_text("{\n")
+    out = tmp_path / "out"
+    result = CliRunner().invoke(
+        app, ["report", str(tmp_path), "--only", "fig02", "--out", str(out)]
+    )
+    assert result.exit_code == 0
+    assert f"left out: {broken}: metrics.jsonl:1 is not a row" in result.stderr
+    html = (out / "report.html").read_text()
+    assert "1 run left out" in html and f"<dt>{broken}</dt>" in html
+    assert sound.name in result.output  # the table names the run of each row
 
 
 @pytest.mark.parametrize(

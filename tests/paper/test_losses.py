@@ -2,15 +2,19 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.paper_cases import artefact, said
 from support.planted_runs import planted
+from support.written_runs import write_run
 
 from lrkv_jax.accounting.counts import executed_flops_per_token
-from lrkv_jax.comparison import sooner_over_seeds
+from lrkv_jax.comparison import read_runs, sooner_over_seeds
 from lrkv_jax.config.schema import MixtureConfig
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +99,28 @@ def test_curves_below_are_over_the_baseline_s_of_the_same_seed():
         pytest.approx([5.6, 4.6])
     )
     assert "no run: nano lrkv" in picture.gaps
+
+
+def test_a_run_with_one_validation_shows_it_and_its_training_loss(tmp_path):
+    """What `lrkv quickstart` leaves: 200 rows, and validations at 100 and at the end."""
+    for kind in ("mha", "lrkv"):
+        write_run(tmp_path / kind, f"attention={kind}", every=20, heldout=(10, 90))
+    (picture,) = artefact("fig02").made(read_runs([tmp_path]))
+    above, below = picture.figure.axes[:2]
+    pale = [line for line in above.get_lines() if line.get_marker() == "None"]
+    assert [len(line.get_xdata()) for line in pale] == [40, 40]
+    for axis in (above, below):
+        points = [line for line in axis.get_lines() if line.get_marker() != "None"]
+        assert [len(line.get_xdata()) for line in points] == [1, 1]
+        assert {line.get_markevery() for line in points} == {None}  # each point is marked
+
+
+def test_the_shipped_runs_have_bars_in_figure_3():
+    """No line of theirs is named lrkv: the published form stands for LRKV."""
+    _, picture = artefact("fig03").made(read_runs([ROOT / "experiments/results/family/runs.jsonl"]))
+    assert all(axis.patches for axis in picture.figure.axes)
+    assert [axis.get_title().endswith("LRKV-8") for axis in picture.figure.axes] == [True] * 3
+    assert "no finished run: nano_family, optimizer.matrix_lr 0.005 lrkv" in picture.gaps
 
 
 def test_only_runs_of_8192_tokens_are_long():
