@@ -32,7 +32,7 @@ NOTE = (
     "Difference: one model of the block (variant and seed), with its own 95 % interval; p adjusted "
     "by Holm for the number of variants. Where it is not found (p ≥ 0.05), the smallest difference "
     "that such runs would find four times in five stands beside it. Live cache: summed from the "
-    "buffers of the evaluated run, in its own dtype."
+    "buffers of the evaluated run, in the dtype that a footnote names."
 )
 
 
@@ -68,7 +68,7 @@ def loss_rows(
             Row.of(
                 name,
                 Cell(100 * cache_fraction(one.config.model), printed=beside(one, "cache")),
-                one.cache_bytes_measured or Cell(gap=f"not evaluated: {block} {name}"),
+                _live_cache(one, f"{block} {name}"),
                 Cell.over(losses, printed=beside(one, "ce")),
                 Cell.over(bpb[name], printed=beside(one, "bpb")),
                 test.with_interval(4) if test else "",
@@ -77,6 +77,14 @@ def loss_rows(
             )
         )
     return rows
+
+
+def _live_cache(run: RunRecord, what: str) -> Cell:
+    """The measured bytes of a token in the evaluated run's cache, with its dtype as a footnote."""
+    if run.cache_bytes_measured is None:
+        return Cell(gap=f"not evaluated: {what}")
+    dtype = run.evaluation.get("kv_cache_dtype") or run.evaluation.get("dtype", "")
+    return Cell(run.cache_bytes_measured, note=dtype and f"A cache in {dtype}.")
 
 
 def headline(runs: Sequence[RunRecord]) -> Table:

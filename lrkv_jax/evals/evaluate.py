@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.checkpoint.manifest import versions
 from lrkv_jax.config import RunConfig
 from lrkv_jax.data.chat import ChatFormat
@@ -153,7 +154,7 @@ def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:
     """Describe what was evaluated, with the measured size of its cache."""
     config = run.config
     engine = Engine(config.model, run.params, batch=1, length=config.train.context, mesh=run.mesh)
-    report = engine.report()
+    report, cache = engine.report(), config.model.decode_cache
     return {
         "run": str(directory),
         "attention": config.model.attention.kind,
@@ -161,6 +162,9 @@ def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
         "kv_cache_bytes_per_token": report.cache_bytes_per_token,
         "kv_cache_bytes_per_token_formula": report.cache_bytes_per_token_formula,
+        "kv_cache_dtype": config.model.dtype + " (rows in int8)" * (cache == "int8"),
+        # As the quickstart, the plan and the model card have it.
+        "kv_cache_bytes_per_token_bfloat16": cache_allocated_bytes_per_token(config.model),
         "dtype": config.model.dtype,
     }
 

@@ -21,12 +21,13 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_row("parameters", f"{result['parameters']:,}")
-    table.add_row(
-        "KV-cache bytes per token (live cache)", f"{result['kv_cache_bytes_per_token']:,.0f}"
-    )
-    table.add_row(
-        "KV-cache bytes per token (formula)", f"{result['kv_cache_bytes_per_token_formula']:,}"
-    )
+    dtype, bytes_per_token = result["kv_cache_dtype"], "KV-cache bytes per token"
+    for name, size in (
+        ("bfloat16, as allocated", result["kv_cache_bytes_per_token_bfloat16"]),
+        (f"{dtype}, measured in this cache", result["kv_cache_bytes_per_token"]),
+        (f"{dtype}, formula", result["kv_cache_bytes_per_token_formula"]),
+    ):
+        table.add_row(f"{bytes_per_token}, {name}", f"{size:,.0f}")
     for task, text in (("bpb", "held-out"), ("docstrings", "docstrings")):
         if task in result:
             loss = result[task]

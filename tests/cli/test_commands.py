@@ -140,6 +140,8 @@ def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained, o
     assert saved["agreement"]["same_greedy_token"] == 1.0
     # Two layers of 2 (K + H R) float32 values, rank 3 padded to 8, and H float32 norms.
     assert saved["kv_cache_bytes_per_token"] == 2 * (2 * (8 + 4 * 8) * 4 + 4 * 4)
+    assert saved["kv_cache_dtype"] == "float32"
+    assert saved["kv_cache_bytes_per_token_bfloat16"] == 2 * (2 * (8 + 4 * 8) * 2 + 4 * 4)
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ def test_table_1_has_means_spreads_and_significant_differences(of_sweep, runs):
     finals = {run.seed: run.cross_entropy for run in runs if run.label == "LRKV-8"}
     assert lrkv["CE"].seeds == finals
     assert lrkv["CE"].value == pytest.approx(sum(finals.values()) / 3)
+    assert lrkv["live cache"].note == "A cache in float32."
     assert mha["difference from MHA"].value == ""
     assert lrkv["difference from MHA"].value == "lower (p < 0.001)"
     assert cells(ours, "MLA-32")["difference from MHA"].value.startswith("not found; ")

@@ -51,7 +51,8 @@ def write_run(
     rows = rows[: until and until]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if evaluation is not None:
-        about = {"kv_cache_bytes_per_token": cache_allocated_bytes_per_token(config.model, 4)}
+        about = {"kv_cache_bytes_per_token": cache_allocated_bytes_per_token(config.model, 4),
+                 "kv_cache_dtype": "float32"}  # fmt: skip
         (folder / "evaluation.json").write_text(json.dumps(about | evaluation))
     return folder
 
