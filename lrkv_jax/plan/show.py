@@ -108,15 +108,21 @@ def _print_training(console, planned: dict[str, Any]) -> None:
     shares = " and ".join(
         f"{part:.1%} at {int(tokens):,} tokens" for tokens, part in muon["share"].items()
     )
+    if not training["verdict"]["fits"]:
+        _say(console, "No time is estimated of a step that does not fit.\n")
+    else:
+        _say(
+            console,
+            f"Estimated step: {_seconds(time['step'])}. Products {_seconds(time['products'])}, "
+            f"Newton–Schulz {_seconds(time['newton_schulz'])}, the rest of the optimiser "
+            f"{_seconds(time['optimizer'])}, collectives {_seconds(time['exposed_collectives'])}, "
+            f"and {_seconds(time['hidden_collectives'])} of them hidden.\n"
+            f"By the assumptions below, not measured: {time['tokens_per_second']:,.0f} tokens/s, "
+            f"which is an MFU of {time['mfu']:.0%}; the run's {time['steps']:,} steps take "
+            f"{time['hours']:,.1f} hours, {time['device_hours']:,.0f} GPU-hours.",
+        )
     _say(
         console,
-        f"Estimated step: {_seconds(time['step'])}. Products {_seconds(time['products'])}, "
-        f"Newton–Schulz {_seconds(time['newton_schulz'])}, the rest of the optimiser "
-        f"{_seconds(time['optimizer'])}, collectives {_seconds(time['exposed_collectives'])}, and "
-        f"{_seconds(time['hidden_collectives'])} of them hidden.\n"
-        f"{time['tokens_per_second']:,.0f} tokens/s, MFU {time['mfu']:.1%}; the run's "
-        f"{time['steps']:,} steps: {time['hours']:,.1f} hours, {time['device_hours']:,.0f} "
-        "GPU-hours.\n"
         f"Muon's Newton–Schulz is {shares} of a step's forward and backward FLOPs; each device "
         f"sends {muon['bytes_sent'] / GIGA:.3g} GB per step for it.\n\nAssumed:",
     )

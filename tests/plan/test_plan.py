@@ -8,9 +8,12 @@ import time
 
 import pytest
 import yaml
+from rich.console import Console
 
 from lrkv_jax.config import find_config, load_config
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.plan import show
+from lrkv_jax.plan.report import Question, report
 from lrkv_jax.plan.show import print_plan
 
 KEYS = {
@@ -154,6 +157,18 @@ def test_table_fits_a_terminal_and_says_what_it_counts(capsys, monkeypatch):
     for said in ("embedding and head", "not its causal half", "float32 inverse norms", "rope key"):
         assert said in words
     assert "padding included" in words
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_time_is_an_assumption_and_there_is_none_of_a_step_that_does_not_fit(capsys, fits):
+    config = load_config("quickstart", ["mesh.fsdp=1"])
+    planned = report(config, ["lrkv"], Question(training=True))
+    planned["training"]["verdict"]["fits"] = fits
+    show._print_training(Console(width=200), planned)
+    out = capsys.readouterr().out
+    assert ("By the assumptions below, not measured: " in out) == fits
+    assert ("hours" in out and "MFU" in out) == fits
+    assert ("No time is estimated of a step that does not fit." in out) != fits
 
 
 def test_names_with_brackets_are_printed_as_they_are(capsys, tmp_path):
