@@ -55,7 +55,9 @@ def check_mesh(config: RunConfig, mesh: Mesh | AbstractMesh) -> None:
     check_divides("mesh.fsdp", shape["fsdp"], "model.width", model.width)
     rows = config.train.batch // config.train.accumulation
     batch = shape["data"] * shape["fsdp"]
-    check_divides("mesh.data x mesh.fsdp", batch, "train.batch a microbatch", rows)
+    remedy = _batch_remedy(config.train.batch, config.train.accumulation, batch)
+    name = "train.batch / train.accumulation"
+    check_divides("mesh.data x mesh.fsdp", batch, name, rows, remedy)
     check_divides("mesh.context", context, "train.context", config.train.context)
     # A device attends over whole sequences with its share of the heads.
     if tensor == 1:
@@ -64,8 +66,21 @@ def check_mesh(config: RunConfig, mesh: Mesh | AbstractMesh) -> None:
         check_divides("mesh.context", context, "model.heads / mesh.tensor", model.heads // tensor)
 
 
-def check_divides(axis: str, size: int, name: str, whole: int) -> None:
-    """Raise `LrkvError` where a mesh axis of this size cannot split what there are `whole` of."""
+def _batch_remedy(batch: int, accumulation: int, shares: int) -> str:
+    """The setting that gives each of so many shares of the devices whole rows of a microbatch."""
+    if batch % shares == 0:
+        fitting = (n for n in range(accumulation, 0, -1) if batch // shares % n == 0)
+        return f"set train.accumulation={next(fitting)}, or "
+    return f"set train.batch={-(-batch // (shares * accumulation)) * shares * accumulation}, or "
+
+
+def check_divides(axis: str, size: int, name: str, whole: int, remedy: str = "") -> None:
+    """Raise `LrkvError` where a mesh axis of this size cannot split what there are `whole` of.
+
+    `remedy` comes before the sizes that would do, and ends in "or ".
+    """
     if whole % size:
         choices = ", ".join(str(n) for n in range(1, min(whole, 64) + 1) if whole % n == 0)
-        raise LrkvError(f"{axis} = {size} does not divide {name} = {whole}: use one of {choices}")
+        raise LrkvError(
+            f"{axis} = {size} does not divide {name} = {whole}: {remedy}use one of {choices}"
+        )

@@ -85,7 +85,12 @@ def test_shared_keys_are_whole_on_every_tensor_shard():
         ),
         ((1, 8, 1, 1), ("model.width=132",), "mesh.fsdp = 8 does not divide model.width = 132"),
         ((8, 1, 1, 1), ("train.batch=12",), "mesh.data x mesh.fsdp = 8 does not divide"),
-        ((2, 4, 1, 1), ("train.accumulation=2",), "train.batch a microbatch = 4"),
+        (
+            (2, 4, 1, 1),
+            ("train.accumulation=2",),
+            "/ train.accumulation = 4: set train.accumulation=1",
+        ),
+        ((2, 4, 1, 1), ("train.batch=4",), "/ train.accumulation = 4: set train.batch=8, or use"),
         (
             (1, 4, 2, 1),
             ("train.context=33",),
