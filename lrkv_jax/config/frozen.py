@@ -5,11 +5,18 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-Positive = Annotated[int, Field(gt=0, lt=2**63)]
-NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
+
+def _whole(value: Any) -> Any:
+    """50e9, which YAML reads as a float, as the integer that it is; anything else as it came."""
+    exact = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if exact else value
+
+
+Positive = Annotated[int, BeforeValidator(_whole), Field(gt=0, lt=2**63)]
+NonNegative = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
