@@ -6,6 +6,7 @@ the core (model, kernels, decode) loads without grain or TFDS.
 
 import sys
 from importlib import import_module
+from inspect import signature
 from types import ModuleType
 
 __version__ = "0.1.0"
@@ -20,7 +21,7 @@ _PUBLIC = {
     "make_optimizer": "lrkv_jax.optim",
     "make_loader": "lrkv_jax.data.loader",
     "TrainState": "lrkv_jax.train.state",
-    "train": "lrkv_jax.run.loop",
+    "train": "lrkv_jax.train",
     "Checkpointer": "lrkv_jax.checkpoint",
     "load_run": "lrkv_jax.run.restore",
     "generate": "lrkv_jax.decode",
@@ -31,11 +32,27 @@ _PUBLIC = {
 __all__ = ["LrkvError", "__version__", *_PUBLIC]
 
 
+class _Train(ModuleType):
+    """The package `lrkv_jax.train`, which can be called too: `lrkv_jax.train(config)` trains."""
+
+    def __call__(self, *args, **kwargs):
+        return _run_train()(*args, **kwargs)
+
+    @property
+    def __signature__(self):
+        return signature(_run_train())
+
+
+def _run_train():
+    return import_module("lrkv_jax.run.loop").train
+
+
 class _Package(ModuleType):
     def __setattr__(self, name, value):
-        """Keep `train` the function: importing the room of that name would put it in its place."""
-        if name not in _PUBLIC:
-            super().__setattr__(name, value)
+        """Let `train` be called as soon as the package of that name is imported."""
+        if name == "train":
+            value.__class__ = _Train
+        super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package
@@ -47,5 +64,10 @@ def __getattr__(name):
 
         return LrkvError
     if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
+        found = import_module(_PUBLIC[name])
+        return found if found.__name__ == f"{__name__}.{name}" else getattr(found, name)
     raise AttributeError(f"module 'lrkv_jax' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -115,5 +115,25 @@ def test_every_public_name_is_there_whatever_was_imported_before():
 
     for name in set(lrkv_jax.__all__) - {"__version__"}:
         assert callable(getattr(lrkv_jax, name)), name
+    assert set(lrkv_jax.__all__) <= set(dir(lrkv_jax))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         lrkv_jax.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("first", ["lrkv_jax.train.step", "lrkv_jax.run.loop", "lrkv_jax"])
+def test_the_package_that_has_a_public_function_s_name_is_both(first):
+    code = f"""
+import {first}
+import lrkv_jax.train.step as step
+from lrkv_jax import train
+import inspect, lrkv_jax, lrkv_jax.run.loop
+assert callable(step.make_train_step) and lrkv_jax.train is train
+assert inspect.signature(train) == inspect.signature(lrkv_jax.run.loop.train)
+try:
+    train(None, devices=())
+except AttributeError as error:
+    assert "NoneType" in str(error)
+else:
+    raise SystemExit("it did not train")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
