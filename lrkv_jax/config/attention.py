@@ -50,6 +50,11 @@ class AttentionConfig(Frozen):
         # Each line has settings of its own, and its layer reads them.
         def __getattr__(self, name: str) -> Any: ...
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """`AttentionConfig(kind="lrkv", rank=8)` is the entry of that kind."""
+        of_kind = entry_class(settings.get("kind")) if cls is AttentionConfig else cls
+        return super().__new__(of_kind)
+
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)

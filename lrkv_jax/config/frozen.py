@@ -1,12 +1,34 @@
 """The base of every configuration object (frozen, strict, no unknown keys), and how a setting is
 declared: its default, its description and its role, once, at its field."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
+
+from lrkv_jax.errors import LrkvError, nearest
+
+# Names that transformers' configurations have for settings of a model or a run.
+FROM_TRANSFORMERS = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "head_dim": "head_width",
+    "intermediate_size": "feed_forward",
+    "vocab_size": "vocabulary",
+    "num_key_value_heads": "attention.kv_heads",
+    "kv_lora_rank": "attention.latent",
+    "qk_rope_head_dim": "attention.rope_width",
+    "max_position_embeddings": "train.context",
+    "hidden_act": "activation",
+    "rope_theta": "rope_base",
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tied_head",
+    "attention_bias": "qkv_bias",
+    "torch_dtype": "dtype",
+}
 
 
 def _whole(value: Any) -> Any:
@@ -32,7 +54,17 @@ ROLES: dict[Role, str] = {
 }
 
 
-class Frozen(BaseModel):
+class _OneLine(type(BaseModel)):
+    """A class whose call raises `LrkvError` where a setting is wrong, and no page of pydantic."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        try:
+            return super().__call__(*args, **settings)
+        except ValidationError as error:
+            raise LrkvError(f"{cls.__name__}: {first_problem(error, cls)}") from error
+
+
+class Frozen(BaseModel, metaclass=_OneLine):
     """Immutable, hashable settings; a misspelt key or a wrong type is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -99,3 +131,36 @@ def _about(field: FieldInfo) -> dict[str, Any]:
 def _is_group(annotation: Any) -> bool:
     kinds = get_args(annotation) or (annotation,)
     return all(isinstance(kind, type) and issubclass(kind, Group) for kind in kinds)
+
+
+def first_problem(error: ValidationError, model: type[Frozen], group: str = "") -> str:
+    """The first problem as `key = value: what is wrong`."""
+    problems = error.errors()
+    # A misspelt key is also a missing one; its spelling is the mend.
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join([group, *location] if group else location)
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key}{_instead(location[-1], _siblings(model, location))}"
+    if problem["type"] == "missing":
+        return f"{key} is missing: give it a value"
+    message = problem["msg"].removeprefix("Input ")
+    return f"{key} = {repr(problem['input'])[:200]} {message[0].lower()}{message[1:]}"
+
+
+def _instead(key: str, known: Sequence[str]) -> str:
+    """How a message about an unknown key ends: our name for a field of transformers, or nearest."""
+    ours = FROM_TRANSFORMERS.get(key, "")
+    if ours and ("." in ours or ours in known):
+        return f": use {ours}"
+    return nearest(key, known)
+
+
+def _siblings(model: type[Frozen], location: Sequence[str]) -> list[str]:
+    """The keys that exist where an unknown one was found."""
+    for part in location[:-1]:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        inside = (annotation, *get_args(annotation))  # of `HubConfig | None`, of a tuple of parts
+        groups = (one for one in inside if isinstance(one, type) and issubclass(one, Frozen))
+        model = next(groups, model)
+    return [key for key in model.model_fields if key != "kind"]

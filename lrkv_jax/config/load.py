@@ -3,13 +3,13 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from lrkv_jax.config.attention import entry_class
-from lrkv_jax.config.frozen import Frozen, inherited_settings
+from lrkv_jax.config.frozen import Frozen, first_problem, inherited_settings
 from lrkv_jax.config.schema import DataConfig, RunConfig, TrainConfig
 from lrkv_jax.errors import LrkvError, nearest
 
@@ -273,29 +273,4 @@ def _validated(path: Path, model: type[Frozen], raw: dict[str, Any], key: str = 
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise LrkvError(f"{path.name}: {_first(error, model, key)}") from error
-
-
-def _first(error: ValidationError, model: type[Frozen], group: str) -> str:
-    """The first problem as `key = value: what is wrong`."""
-    problems = error.errors()
-    # A misspelt key is also a missing one; its spelling is the mend.
-    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    location = [str(part) for part in problem["loc"]]
-    key = ".".join([group, *location] if group else location)
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {key}{nearest(location[-1], _siblings(model, location))}"
-    if problem["type"] == "missing":
-        return f"{key} is missing: give it a value"
-    message = problem["msg"].removeprefix("Input ")
-    return f"{key} = {repr(problem['input'])[:200]} {message[0].lower()}{message[1:]}"
-
-
-def _siblings(model: type[Frozen], location: Sequence[str]) -> list[str]:
-    """The keys that exist where an unknown one was found."""
-    for part in location[:-1]:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        inside = (annotation, *get_args(annotation))  # of `HubConfig | None`, of a tuple of parts
-        groups = (one for one in inside if isinstance(one, type) and issubclass(one, Frozen))
-        model = next(groups, model)
-    return [key for key in model.model_fields if key != "kind"]
+        raise LrkvError(f"{path.name}: {first_problem(error, model, key)}") from error

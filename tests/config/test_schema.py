@@ -1,5 +1,8 @@
 """What a configuration is: frozen, checked wherever it is built, and the paper's as shipped."""
 
+import copy
+import pickle
+
 import pydantic
 import pytest
 
@@ -15,7 +18,7 @@ from lrkv_jax.config import (
     OptimizerConfig,
     load_config,
 )
-from lrkv_jax.config.attention import KINDS
+from lrkv_jax.config.attention import KINDS, AttentionConfig
 from lrkv_jax.config.schema import TrainConfig
 from lrkv_jax.errors import LrkvError
 
@@ -83,6 +86,33 @@ def test_settings_cannot_be_changed_or_added():
     ]:
         with pytest.raises(pydantic.ValidationError):
             setattr(part, key, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"hidden_size": 64}, "ModelConfig: unknown key hidden_size: use width"),
+        ({"num_key_value_heads": 2},
+         "ModelConfig: unknown key num_key_value_heads: use attention.kv_heads"),
+        ({"laiers": 2}, "ModelConfig: unknown key laiers: did you mean layers?"),
+        ({"heads": "four"}, "ModelConfig: heads = 'four' should be a valid integer"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_python_is_one_line_too(settings, said):
+    with pytest.raises(LrkvError) as caught:
+        ModelConfig(**SHAPE | settings, attention=MHA())
+    assert str(caught.value) == said
+    with pytest.raises(LrkvError, match="^LRKV: unknown key ranks: did you mean rank"):
+        LRKV(rank=8, ranks=3)
+
+
+def test_an_entry_is_made_by_its_kind():
+    made = AttentionConfig(kind="lrkv", rank=8)
+    assert made == LRKV(rank=8) and copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(LrkvError, match="^kind None is unknown: use one of mha"):
+        AttentionConfig(rank=8)
+    with pytest.raises(LrkvError, match="^kind lrvk is unknown: did you mean lrkv"):
+        AttentionConfig(kind="lrvk")
 
 
 def test_models_of_equal_settings_are_one_key():

@@ -65,7 +65,7 @@ def test_what_makes_another_run_is_said_by_its_key(before, after, said):
 def test_numbers_that_are_none_are_refused():
     for key in ("clip", "beta1", "matrix_lr"):
         for value in (math.nan, math.inf):
-            with pytest.raises(pydantic.ValidationError):
+            with pytest.raises(LrkvError, match=f"^OptimizerConfig: {key} = "):
                 OptimizerConfig(**{key: value})
 
 
