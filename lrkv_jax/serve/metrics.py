@@ -1,6 +1,6 @@
 """What Prometheus reads: counts and times of replies, and the engine's state when it is asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from prometheus_client import (
@@ -11,6 +11,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily
 
 from lrkv_jax.serve.runner import Runner
 
@@ -30,6 +31,17 @@ class _Compiled:
 
 
 COMPILED = _Compiled()
+
+
+class _Counts:
+    """Counts that others keep and that never fall, as counters: (name, help, how to read it)."""
+
+    def __init__(self, series: Sequence[tuple[str, str, Callable[[], float]]]):
+        self._series = series
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for name, text, read in self._series:
+            yield CounterMetricFamily(f"lrkv_{name}", text, value=read())
 
 
 class Metrics:
@@ -80,15 +92,21 @@ class Metrics:
         gauge("pages", "Pages of the cache.", lambda: engine.pages * len(engine.scheduler.pools))
         gauge("pages_free", "Pages that nobody holds.", pools(lambda pool: pool.free))
         gauge("cache_bytes", "Bytes of the cache.", lambda: cache_bytes)
-        gauge("read_again", "Tokens that were read twice.", lambda: engine.scheduler.read_again)
-        gauge("gave_way", "Times that a text gave way.", lambda: engine.scheduler.gave_way)
-        gauge("drafted_tokens", "Tokens that were looked up.", lambda: engine.calls.drafted)
-        gauge("accepted_tokens", "Those that were chosen.", lambda: engine.calls.accepted)
-        gauge("compiled", "Programs compiled since the server was ready.", self._compiled)
-        gauge("calls", "Calls of the engine.", lambda: runner.calls)
-        gauge("call_seconds", "Seconds in them.", lambda: runner.seconds)
-        gauge("faults", "Calls that failed.", lambda: runner.faults)
         gauge("silent_seconds", "Since the present call began.", lambda: runner.silent)
+
+        scheduler, calls = engine.scheduler, engine.calls
+        registry.register(
+            _Counts([
+                ("preemptions", "Texts that gave up their pages.", lambda: scheduler.gave_way),
+                ("recomputed_tokens", "Tokens read again after it.", lambda: scheduler.read_again),
+                ("drafted_tokens", "Tokens that were looked up.", lambda: calls.drafted),
+                ("accepted_tokens", "Those that were chosen.", lambda: calls.accepted),
+                ("compiled", "Programs compiled since the server was ready.", self._compiled),
+                ("calls", "Calls of the engine.", lambda: runner.calls),
+                ("call_seconds", "Seconds in them.", lambda: runner.seconds),
+                ("faults", "Calls that failed.", lambda: runner.faults),
+            ])
+        )  # fmt: skip
 
     def _compiled(self):
         return COMPILED.count - self._before
