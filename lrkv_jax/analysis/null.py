@@ -9,6 +9,7 @@ import numpy as np
 
 from lrkv_jax.analysis.diversity import diversity
 from lrkv_jax.analysis.statistics import deviation, mean
+from lrkv_jax.analysis.weights import check_has_heads
 from lrkv_jax.attention import make_attention
 from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.config import ModelConfig
@@ -27,6 +28,7 @@ def random_heads(config: ModelConfig, seeds: int) -> Iterator[HeadWeights]:
         raise LrkvError(f"null_seeds = {seeds}: use 1 or more")
     for seed in range(seeds):
         layer = make_attention(config)
+        check_has_heads(layer)
         draw(layer, jax.random.key(seed))
         heads = layer.head_weights()
         output_HKD = np.random.default_rng(seed).standard_normal(heads.output_HKD.shape)

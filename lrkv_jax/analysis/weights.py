@@ -6,11 +6,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from lrkv_jax.attention import abstract_layer
+from lrkv_jax.attention import Attention, abstract_layer
 from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.nn.weight import with_weights
+
+
+def check_has_heads(layer: Attention) -> None:
+    """Raise `LrkvError` for a layer that does not say what its heads' matrices are."""
+    if type(layer).head_weights is Attention.head_weights:
+        raise LrkvError(
+            f"attention.kind = {layer.config.attention.kind} cannot be analysed: give its layer "
+            f"{type(layer).__name__} a method head_weights (docs/new_variant.md)"
+        )
 
 
 def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
@@ -25,6 +34,7 @@ def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
         if not np.isfinite(leaf).all():
             raise LrkvError(f"blocks.attention.{name} is not finite: analyse an earlier step")
     abstract = abstract_layer(config)
+    check_has_heads(abstract)
     for layer in range(config.layers):
         weights = jax.tree.map(lambda leaf, at=layer: leaf[at], stacked)
         yield with_weights(abstract, weights).head_weights()

@@ -8,6 +8,8 @@ import pytest
 from support.variants import ALL, FIVE, MODES, WIDTH, error, random_params, small
 
 from lrkv_jax.analysis import head_weights
+from lrkv_jax.analysis.null import random_heads
+from lrkv_jax.attention.grouped import GroupedAttention
 from lrkv_jax.attention.head_weights import HeadWeights
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.model import with_parameters
@@ -113,3 +115,11 @@ def test_weights_that_are_not_finite_are_refused_by_name():
 
 def _attention(params):
     return params["blocks"]["attention"]
+
+
+def test_a_variant_without_head_weights_is_refused_in_one_line(monkeypatch):
+    monkeypatch.delattr(GroupedAttention, "head_weights")
+    config = small(FIVE["mha"], layers=1)
+    for heads in (head_weights(config, random_params(config)), random_heads(config, 1)):
+        with pytest.raises(LrkvError, match="^attention.kind = mha cannot be analysed: give its"):
+            next(heads)
