@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import chex
+import jax.numpy as jnp
 import optax
 
 from lrkv_jax.config.schema import MuonConfig, OptimizerConfig
@@ -34,7 +35,12 @@ def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
         fall = optax.cosine_decay_schedule(1.0, falling, alpha=config.final_lr)
     else:
         fall = optax.linear_schedule(1.0, config.final_lr, falling)
-    return optax.join_schedules([rise, fall], [last_at_peak])
+
+    def down(step):
+        # Rounding takes the last step a little below, and past 0.
+        return jnp.maximum(fall(step), config.final_lr)
+
+    return optax.join_schedules([rise, down], [last_at_peak])
 
 
 def momentum_schedule(config: MuonConfig) -> optax.Schedule:

@@ -42,6 +42,14 @@ def test_last_step_is_at_the_final_rate_and_stays_there(kind, final, constant):
     np.testing.assert_allclose(f[49:], final, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_no_step_has_a_negative_rate(kind):
+    """Rounding took the last step of the quickstart to -1e-10."""
+    for total in range(2, STEPS + 1):
+        for constant in (0.0, 0.4):
+            assert factors(total, warmup=0, constant=constant, schedule=kind).min() >= 0.0
+
+
 def test_falls_as_its_formula_says():
     # The peak is step 9, the last of the warm-up; 40 steps later the run is at its last, 49.
     share = np.arange(1, 41) / 40
