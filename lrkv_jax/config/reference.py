@@ -1,5 +1,6 @@
 """Every setting as a reader meets it: key, type, default, role and meaning."""
 
+import difflib
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -40,7 +41,11 @@ def all_settings(prefix: str = "") -> list[Described]:
     groups = [key.rpartition(".")[0] for key in keys if "." in key]
     chosen = [s for s in found if not prefix or f"{s.key}.".startswith(f"{prefix.rstrip('.')}.")]
     if not chosen:
-        raise LrkvError(f"no setting {prefix}{nearest(prefix, [*keys, *groups])}")
+        # Of a name like none of them, all keys would be a line of thousands of characters.
+        known = [*keys, *groups]
+        near = difflib.get_close_matches(prefix, known, n=1, cutoff=0.5)
+        top = dict.fromkeys(key.partition(".")[0] for key in keys if "." in key)
+        raise LrkvError(f"no setting {prefix}{nearest(prefix, known if near else top)}")
     return chosen
 
 

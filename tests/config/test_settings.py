@@ -91,6 +91,9 @@ def test_the_list_has_every_setting_and_breaks_no_word():
     assert all(set(setting.meaning.split()) <= words for setting in everything)
     with pytest.raises(LrkvError, match="no setting train.bach: did you mean train.batch"):
         all_settings("train.bach")
+    with pytest.raises(LrkvError, match="no setting 128m: use one of .*optimizer") as caught:
+        all_settings("128m")
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(
