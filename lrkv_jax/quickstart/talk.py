@@ -73,7 +73,7 @@ def _talk(chat: Chat, console: Console) -> None:
     """Each turn, and what of the conversation was in the cache already."""
     for turn in TURNS:
         cached = chat.used
-        console.print(Text("you> ", style="bold") + Text(turn))
+        console.print(Text("asked by this command: ", style="bold") + Text(turn))
         console.print(Text("".join(piece.text for piece in chat.say(turn))))
         console.print(
             f"({cached} tokens were in the cache, {chat.used - cached} came with this turn)",
