@@ -174,9 +174,10 @@ def _prepare(
     abstract = abstract_state(setup.config, setup.mesh)
     with contextlib.ExitStack() as threads:
         # A run that seems done is not compiled for, unless its last checkpoint is damaged.
-        done = max(checkpoints.agreed(), default=0) >= end
+        saved = checkpoints.agreed()
+        done = max(saved, default=0) >= end
         program = None if done else threads.enter_context(compiling(setup, abstract))
-        with screen.doing("restore", end if done else 0):
+        with screen.doing("restore" if saved else "init", end if done else 0):
             state, start, data = resumed(setup, checkpoints, abstract, set_aside=True, allow=allow)
         if start >= end:
             return state, start, None
