@@ -90,10 +90,10 @@ def loop_overhead(scale: str = "128m", steps: int = 300) -> dict[str, Any]:
 
     `lrkv_jax.run.loop.train` itself runs a model of `scale`'s tree that computes next to nothing.
     Counted is all that its main thread does between waits for the device: taking a batch from the
-    loader, putting it there, the step's dispatch, the row of metrics, and every `log_every` steps
-    the TensorBoard events. `ms` is the wall time of that by the loop's own clock, median; `cpu_ms`
-    the processor time of the main thread, waits aside, which other programs disturb less: the
-    median of means over `log_every` steps.
+    loader, putting it there, the step's dispatch, the row of metrics and the TensorBoard events.
+    `ms` is the wall time of that by the loop's own clock, median; `cpu_ms` the processor time of
+    the main thread, waits aside, which other programs disturb less: the median of means over
+    `log_every` steps.
     """
     from lrkv_jax.run.loop import train
     from lrkv_jax.run.metrics import read_metrics

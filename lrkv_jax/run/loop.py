@@ -243,7 +243,6 @@ class _Reports:
     ):
         self._log, self._screen, self._profile, self._first = log, screen, profile, first
         self._pauses = pauses
-        self._every = setup.config.train.log_every
         self._incidents, self._meter = Incidents(setup, screen), Meter(setup)
 
     def restart(self) -> None:
@@ -263,10 +262,10 @@ class _Reports:
         row, self._first = row | self._first(), dict
         return row
 
-    def report(self, row: dict[str, Any], *, events: bool = False) -> None:
+    def report(self, row: dict[str, Any]) -> None:
         """Log and show a row; raises `LrkvError` where the guard has skipped too many steps."""
         row = self._incidents.look(row)
-        self._log.row(row, events=events or row["step"] % self._every == 0)
+        self._log.row(row)
         self._screen.step(row)
         self._incidents.stop_if_hopeless(row)
 
@@ -301,7 +300,7 @@ def _steps(
             state = jax.tree.unflatten(tree, leaves)
             row |= pauses.validate(state, step)
             # Before the save: what a checkpoint has behind it must stand in the log.
-            reports.report(row, events=True)
+            reports.report(row)
             pauses.save_and_sample(state, step)
             del state
             pending = None

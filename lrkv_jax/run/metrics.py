@@ -105,25 +105,24 @@ class MetricsLog:
         self._failing = False
         self._events = Events(run_dir / "events", purge_step=start_step + 1)
 
-    def row(self, row: dict[str, Any], *, events: bool) -> None:
-        """Append one step's row; with `events`, its numbers go to TensorBoard too."""
+    def row(self, row: dict[str, Any]) -> None:
+        """Append one step's row; its numbers go to TensorBoard too (`scalars_of`)."""
         if not self._writes:
             return
         if self._damage:
             row, self._damage = row | {"log_damage": self._damage}, ""
         self._unwritten += json.dumps(_strict(row)).encode() + b"\n"
-        numbers = {n: v for n, v in row.items() if isinstance(v, int | float) and n != "step"}
+        scalars = scalars_of(row)
         try:
             self._write()
-            if events:
-                self._events.scalars(row["step"], numbers)
+            self._events.scalars(row["step"], scalars)
         except OSError as error:
             if not self._failing:
                 name = error.filename or self._path
                 self._warn(f"{name} CANNOT BE WRITTEN ({error.strerror}): training continues")
             self._failing = True
-        if events and self._also is not None:
-            self._also.scalars(row["step"], numbers)
+        if self._also is not None:
+            self._also.scalars(row["step"], scalars)
 
     def sync(self) -> None:
         """Have every row on the disk when this returns. Raises `OSError` if that cannot be."""
@@ -296,6 +295,25 @@ class Events:
         if not whole:
             self._file.close()
             raise OSError(28, "No space left on device", self._file.name)
+
+
+def scalars_of(row: dict[str, Any]) -> dict[str, float]:
+    """A row's numbers by the curve that each is a point of.
+
+    A curve is of one text: the last row's losses of the batches that were validated on before
+    (`sampled_*`) continue `validation_*`, and those of the whole split are `final_validation_*`.
+    """
+    numbers = {n: v for n, v in row.items() if isinstance(v, int | float) and n != "step"}
+    if "sampled_loss" not in numbers:
+        return numbers
+    curves = {}
+    for name, value in numbers.items():
+        if name.startswith("validation_"):
+            name = f"final_{name}"
+        elif name.startswith("sampled_"):
+            name = f"validation_{name.removeprefix('sampled_')}"
+        curves[name] = value
+    return curves
 
 
 def _strict(row: dict[str, Any]) -> dict[str, Any]:

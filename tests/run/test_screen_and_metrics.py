@@ -95,7 +95,7 @@ def logged(setup, warn):
     for step in (1, 2):
         also = WandB(setup, warn)
         with MetricsLog(setup.directory, start_step=step - 1, warn=warn, also=also) as log:
-            log.row({"step": step, "loss": 1.0 / step, "batch": "ab"}, events=True)
+            log.row({"step": step, "loss": 1.0 / step, "batch": "ab"})
 
 
 def test_weights_and_biases_gets_the_scalars_of_both_starts_in_one_run(setup, monkeypatch):
@@ -107,6 +107,26 @@ def test_weights_and_biases_gets_the_scalars_of_both_starts_in_one_run(setup, mo
     logs = [call[1] for call in fake.calls if call[0] == "log"]
     assert logs == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
     assert [call[0] for call in fake.calls].count("finish") == 2
+
+
+def test_curves_are_of_one_text_each_and_have_every_step(setup, monkeypatch):
+    fake = FakeWandB()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    first = {"validation_loss": 3.0, "validation_tokens": 10}
+    last = {"validation_loss": 2.5, "validation_tokens": 90, "sampled_loss": 2.0}
+    also = WandB(setup, pytest.fail)
+    with MetricsLog(setup.directory, start_step=0, warn=pytest.fail, also=also) as log:
+        for step, more in enumerate(({}, first, {}, last), 1):
+            log.row({"step": step, "loss": 1.0} | more)
+    logs = [call[1] for call in fake.calls if call[0] == "log"]
+    assert [row["step"] for row in logs] == [1, 2, 3, 4]
+    curves = {name: [row[name] for row in logs if name in row] for name in logs[1] | logs[3]}
+    assert curves["validation_loss"] == [3.0, 2.0]
+    assert curves["final_validation_loss"] == [2.5]
+    assert curves["validation_tokens"] == [10] and curves["final_validation_tokens"] == [90]
+    (events,) = (setup.directory / "events").iterdir()
+    data = events.read_bytes()
+    assert [data.count(name) for name in (b"loss", b"final_validation_loss")] == [7, 1]
 
 
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
@@ -150,8 +170,8 @@ def test_rows_that_were_removed_or_doubled_are_reported_and_marked(tmp_path, ste
     assert damage(rows(*steps), 6) == said
     warned = []
     with MetricsLog(tmp_path, start_step=6, warn=warned.append) as log:
-        log.row({"step": 7, "loss": 1.0}, events=False)
-        log.row({"step": 8, "loss": 1.0}, events=True)
+        log.row({"step": 7, "loss": 1.0})
+        log.row({"step": 8, "loss": 1.0})
     assert [text.partition("was changed: ")[2].partition("; these")[0] for text in warned] == (
         [said] if said else []
     )
