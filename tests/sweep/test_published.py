@@ -1,0 +1,49 @@
+"""The commands of docs/results.md name the runs that it publishes: each of them, and no others."""
+
+import re
+import shlex
+from pathlib import Path
+
+from lrkv_jax.comparison import kept_by_name
+from lrkv_jax.config.differences import differences
+from lrkv_jax.sweep.grid import grid
+from lrkv_jax.sweep.state import state_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def sweeps():
+    """(kept runs' file, points, tasks) of each `lrkv sweep` in docs/results.md that keeps its runs.
+
+    The sweeps of earlier runs keep none, and the page says that they give other numbers today.
+    """
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(r"^(?:\w+=\S+ )?lrkv sweep (.*)$", text, re.MULTILINE):
+        words = shlex.split(line, comments=True)
+        options = {name: words[words.index(name) + 1] for name in ("--keep", "--tasks")
+                   if name in words}  # fmt: skip
+        config, *settings = [
+            word for at, word in enumerate(words)
+            if not word.startswith("--") and words[at - 1] not in options
+        ]  # fmt: skip
+        if "--keep" in options:
+            points = grid(str(ROOT / config), settings)
+            yield ROOT / options["--keep"], points, options["--tasks"].split(",")
+
+
+def test_the_published_commands_name_the_published_runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))  # as the page's PYTHONPATH does
+    named: dict[Path, set[str]] = {}
+    for file, points, tasks in sweeps():
+        kept = kept_by_name(file)
+        new = [point.name for point in points if state_of(point, tasks, kept).name != "done"]
+        assert not new, f"lrkv sweep --keep {file.name} would train {', '.join(new)}"
+        for name, run in kept.items():
+            same = (p for p in points if p.config.attention == run.config.attention
+                    and p.config.train.seed == run.config.train.seed
+                    and not differences(run.config, p.config))  # fmt: skip
+            if any(same):
+                named.setdefault(file, set()).add(name)
+    assert len(named) == 2
+    for file, names in named.items():
+        assert names == kept_by_name(file).keys(), file
