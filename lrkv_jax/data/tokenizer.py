@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lrkv_jax import disk
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.text import valid
 from lrkv_jax.errors import LrkvError
@@ -32,6 +33,8 @@ OTHER_CHATS = (
     ("<|im_start|>", "<|im_end|>"),
     ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
 )
+
+MOST_IDS = 2**24  # of a tokenizer; the largest that are known have 2^18
 
 # GPT-2's 50257 entries padded to a multiple of 128 for the matrix units; nanoGPT does the same.
 GPT2_VOCABULARY = 50304
@@ -310,22 +313,28 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
     import tokenizers
 
     what = f"tokenizer {folder}"
+    settings_path = Path(folder) / "tokenizer_config.json"
+    settings = disk.read_json(settings_path, "fetch it again") or {}
+    told = settings_path.read_bytes() if settings else b"{}"
     try:
         content = (Path(folder) / "tokenizer.json").read_bytes()
-        settings_path = Path(folder) / "tokenizer_config.json"
-        told = settings_path.read_bytes() if settings_path.is_file() else b"{}"
-        settings = json.loads(told)
+        definition = json.loads(content)
         backend = tokenizers.Tokenizer.from_str(content.decode())
     except OSError as error:
-        raise LrkvError(f"{what} has no readable tokenizer.json ({error.strerror})") from None
+        raise LrkvError(
+            f"{what} has no readable tokenizer.json ({error.strerror}): fetch it again"
+        ) from None
     except Exception as error:  # the library raises bare Exception for what it cannot read
-        raise LrkvError(f"{what} is not a tokenizer.json ({error})") from None
+        raise LrkvError(f"{what} is not a tokenizer.json ({error}): fetch it again") from None
     backend.no_truncation()
     backend.no_padding()
     added = backend.get_added_tokens_decoder()
     special = {token.content for token in added.values() if token.special}
     ids = backend.get_vocab(with_added_tokens=True)
-    pieces = [b""] * (max(ids.values()) + 1)
+    largest = max(ids.values(), default=0)
+    if largest >= MOST_IDS:
+        raise LrkvError(f"{what} has ids up to {largest}, beyond {MOST_IDS}: fetch it again")
+    pieces = [b""] * (largest + 1)
     spelt = {token.content for token in added.values()}
     byte_level = '"ByteLevel"' in content.decode()
     for token, i in ids.items():
@@ -335,16 +344,15 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
             plain = token in spelt or not byte_level
             pieces[i] = _plain_bytes(token) if plain else _to_bytes(token)
         except KeyError:
-            raise LrkvError(f"{what} is not made of bytes: its entry {token!r} is not") from None
+            raise LrkvError(
+                f"{what} is not made of bytes, its entry {token!r} is not: take another model"
+            ) from None
     if missing := 256 - len({piece for piece in pieces if len(piece) == 1}):
         warn(f"{what} lacks {missing} of the 256 bytes: texts with those do not come back")
-    if json.loads(content).get("normalizer"):
+    if definition.get("normalizer"):
         warn(f"{what} changes texts before it reads them: they come back as it reads them")
     before = backend.encode("", add_special_tokens=True).ids
-    bos_name, end_name = (
-        name.get("content") if isinstance(name, dict) else name
-        for name in (settings.get("bos_token"), settings.get("eos_token"))
-    )
+    bos_name, end_name = (_named(settings, key, what) for key in ("bos_token", "eos_token"))
     begins = bool(before) or bool(settings.get("add_bos_token") and bos_name in ids)
     names = [bos_name, end_name] if begins else [*BOS_NAMES, end_name, bos_name]
     found = before[:1] or [ids[name] for name in names if name in ids]
@@ -362,6 +370,15 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
         folder, encode, pieces, found[0], content + told,
         {name: ids[name] for name in chat}, begins,
     )  # fmt: skip
+
+
+def _named(settings: Mapping[str, Any], key: str, what: str) -> str | None:
+    """The special token that tokenizer_config.json has under a key, None for none."""
+    name = settings.get(key)
+    name = name.get("content") if isinstance(name, dict) else name
+    if name is not None and not isinstance(name, str):
+        raise LrkvError(f"{what}: {key} = {str(name)[:60]} is no text: fetch it again")
+    return name
 
 
 def _plain_bytes(token: str) -> bytes:

@@ -278,41 +278,58 @@ def config_of(one: Architecture, model: ModelConfig, context: int, dtype: str) -
     }
 
 
+def architecture_of(config: dict[str, Any]) -> Architecture:
+    """The architecture that a config.json names; raises `LrkvError` for one that is unknown."""
+    known = {one.name: one for one in ARCHITECTURES}
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    if not isinstance(name, str) or name not in known:
+        said = _short(name or named or config.get("model_type") or "nothing")
+        raise LrkvError(f"architectures = {said} is unknown here: use {', '.join(known)}")
+    return known[name]
+
+
+def context_of(config: dict[str, Any]) -> int:
+    """The longest text that a config.json says the model reads."""
+    return _whole_number(config, "max_position_embeddings")
+
+
 def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[str, Any], Any]:
     """The architecture of a config.json, our model's settings, and its line of attention.
 
     Raises `LrkvError`, with the mend, for what cannot be such a model.
     """
-    known = {one.name: one for one in ARCHITECTURES}
-    names = config.get("architectures") or ["nothing"]
     experts = next((key for key in config if key in _EXPERTS and config[key]), None)
     if experts is not None:
-        raise LrkvError(f"{experts} = {config[experts]}: mixtures of experts are not taken")
-    if names[0] not in known:
-        raise LrkvError(f"architectures = {names[0]} is unknown here: use {', '.join(known)}")
-    one = known[names[0]]
-    if config.get("quantization_config"):
-        how = config["quantization_config"].get("quant_method", "some method")
-        raise LrkvError(f"the weights are quantised ({how}): take the model that is not")
+        said = _short(config[experts])
+        raise LrkvError(f"{experts} = {said}: mixtures of experts are not taken")
+    one = architecture_of(config)
+    if quantised := config.get("quantization_config"):
+        how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise LrkvError(f"the weights are quantised ({_short(how)}): take the model that is not")
     for key, must in one.fixed.items():
         if (found := config.get(key, must)) != must:
-            raise LrkvError(f"{key} = {found}, and only {must} is taken of {one.name}")
+            raise LrkvError(f"{key} = {_short(found)}, and only {must} is taken of {one.name}")
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if window is not None and window < context:
+    if window is not None and _whole_number(config, "sliding_window") < context:
         raise LrkvError(
             f"sliding_window = {window} is shorter than the context of {context}: set "
             f"train.context={window} or less"
         )
     config = {**one.defaults, **config}
-    if config["hidden_act"] not in ACTIVATIONS:
-        raise LrkvError(f"hidden_act = {config['hidden_act']}: use {', '.join(ACTIVATIONS)}")
-    try:
-        heads, width = config["num_attention_heads"], config["hidden_size"]
-        config = {**config, "head_dim": config.get("head_dim") or width // heads}
-        settings = {ours: config[theirs] for theirs, ours in {**_NUMBERS, **one.numbers}.items()}
-    except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise LrkvError(f"config.json has no {error}: fetch it again") from error
-    groups = config.get("num_key_value_heads") or heads
+    activation = config["hidden_act"]
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise LrkvError(f"hidden_act = {_short(activation)}: use {', '.join(ACTIVATIONS)}")
+    heads, width = (_whole_number(config, key) for key in ("num_attention_heads", "hidden_size"))
+    if config.get("head_dim") is None:
+        config = {**config, "head_dim": width // heads}
+    if config.get("num_key_value_heads") is None:
+        config = {**config, "num_key_value_heads": heads}
+    for key in _NUMBERS:
+        if key != "rms_norm_eps":
+            _whole_number(config, key)
+    groups = _whole_number(config, "num_key_value_heads")
+    settings = {ours: config[theirs] for theirs, ours in {**_NUMBERS, **one.numbers}.items()}
     entry = {"kind": "gqa", "kv_heads": groups}
     if groups in (heads, 1):
         entry = {"kind": "mha" if groups == heads else "mqa"}
@@ -320,11 +337,29 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
     settings |= one.settings | {
         "rope_base": base,
         "rope_scaling": scaling,
-        "activation": ACTIVATIONS[config["hidden_act"]],
+        "activation": ACTIVATIONS[activation],
     }
     return one, settings, entry
 
 
+def _whole_number(config: dict[str, Any], key: str) -> int:
+    """A number of config.json that counts something; raises `LrkvError` for another value."""
+    if key not in config:
+        raise LrkvError(f"config.json has no {key}: fetch it again")
+    found = config[key]
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 < found <= _LARGEST:
+        said = _short(found)
+        raise LrkvError(f"config.json: {key} = {said} is no number of 1 to 2^40: fetch it again")
+    return found
+
+
+def _short(value: Any) -> str:
+    """A value of a file that may hold anything, short enough for a line."""
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+_LARGEST = 2**40
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -340,21 +375,33 @@ def _rope_parameters(model: ModelConfig) -> dict[str, Any]:
 def _rope(config: dict[str, Any], one: Architecture) -> tuple[float, dict[str, Any] | None]:
     """The rotation's base and scaling; in transformers 4 they lie at the top and `rope_scaling`."""
     said = {"rope_theta": 10_000.0, **{k: v for k, v in config.items() if k == "rope_theta"}}
-    said |= {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    for name in ("rope_scaling", "rope_parameters"):
+        group = config.get(name) or {}
+        if not isinstance(group, dict):
+            raise LrkvError(f"{name} = {_short(group)} is no group of settings: fetch it again")
+        said |= group
     kind = said.get("rope_type") or said.get("type") or "default"
-    if said.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise LrkvError("partial_rotary_factor: only whole heads are rotated here")
+    part = said.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if part != 1.0:
+        raise LrkvError(
+            f"partial_rotary_factor = {_short(part)}, and only whole heads are rotated here: take "
+            "another model"
+        )
+    base = said["rope_theta"]
+    if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < math.inf:
+        raise LrkvError(f"rope_theta = {_short(base)} is no base of rotation: fetch it again")
     if kind == "default":
-        return float(said["rope_theta"]), None
-    if kind not in OWN or (kind == "yarn" and one.model_type == "nanochat"):
-        raise LrkvError(f"rope scaling {kind} is unknown here: use one of {', '.join(OWN)}")
+        return float(base), None
+    own = isinstance(kind, str) and kind in OWN
+    if not own or (kind == "yarn" and one.model_type == "nanochat"):
+        raise LrkvError(f"rope scaling {_short(kind)} is unknown here: use {', '.join(OWN)}")
     ours = {"kind": kind, "factor": said.get("factor")}
     for name in OWN[kind]:
         if (value := said.get(_ROPE.get(name, name))) is not None:
             ours[name] = value
     if "original_context" in OWN[kind]:
         ours.setdefault("original_context", config.get("max_position_embeddings"))
-    return float(said["rope_theta"]), ours
+    return float(base), ours
 
 
 # Ours and theirs, where the names differ.

@@ -19,13 +19,22 @@ from lrkv_jax.data.hub import download
 from lrkv_jax.data.tokenizer import foreign_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import shards
-from lrkv_jax.interop.architectures import OUTPUT_BIAS, VALUE_BIAS, Architecture, Row, of_config
+from lrkv_jax.interop.architectures import (
+    OUTPUT_BIAS,
+    VALUE_BIAS,
+    Architecture,
+    Row,
+    architecture_of,
+    context_of,
+    of_config,
+)
 from lrkv_jax.interop.folders import write_run
-from lrkv_jax.interop.tokenizer_files import KEPT
+from lrkv_jax.interop.tokenizer_files import KEPT, try_tokenizer
 from lrkv_jax.model import abstract_parameters, specs
 from lrkv_jax.sharding import make_mesh, parameter_shardings
 
 FILES = ("config.json", *KEPT, "*.safetensors", shards.INDEX)
+LARGEST_TEXT = 100_000_000  # bytes of a file that is JSON or a template
 LONGEST = 8192  # context of a run whose model names a longer one
 BUFFERS = ("rotary_emb.inv_freq",)  # in old files, computed here
 
@@ -44,14 +53,14 @@ def import_model(
     Raises `LrkvError`, and leaves no run, for a folder that is not such a model.
     """
     folder = _found(source, Path(directory), say)
+    _check_files(folder)
     said = disk.read_json(folder / "config.json", "fetch it again")
     if said is None:
         raise LrkvError(f"{folder} has no config.json: name the folder of a model")
     config, one = _config(folder, said, Path(directory), overrides)
     mesh = make_mesh(config.mesh)
     stored = shards.read(folder)
-    if not (folder / "tokenizer.json").is_file():
-        raise LrkvError(f"{folder} has no tokenizer.json: write it with transformers")
+    try_tokenizer(folder)
     tokenizer = foreign_tokenizer(str(folder), say)
     if tokenizer.vocabulary > config.model.vocabulary:
         raise LrkvError(
@@ -64,7 +73,7 @@ def import_model(
         for name in KEPT:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, fresh / "tokenizer" / name)
-        params = _placed(config.model, mesh, places)
+        params = _placed(config.model, mesh, places, folder)
         write_run(fresh, directory, config, params, tokenizer)
     return config
 
@@ -80,16 +89,33 @@ def _found(source: str, directory: Path, say: Say) -> Path:
     return folder
 
 
+def _check_files(folder: Path) -> None:
+    """Raise `LrkvError` for what is no file, or far longer than such a file is."""
+    names = ("config.json", *KEPT, shards.INDEX, shards.SINGLE)
+    for path in (folder / name for name in names):
+        try:
+            there = path.is_symlink() or path.exists()
+            if there and not path.is_file():
+                raise LrkvError(f"{path} is no file: fetch it again")
+            if there and path.suffix != ".safetensors" and path.stat().st_size > LARGEST_TEXT:
+                raise LrkvError(
+                    f"{path} has {path.stat().st_size:,} bytes, and such a file at most "
+                    f"{LARGEST_TEXT:,}: fetch it again"
+                )
+        except OSError as error:  # links in a circle
+            raise LrkvError(f"{path} cannot be read ({error.strerror}): fetch it again") from error
+
+
 def _config(
     folder: Path, said: dict[str, Any], directory: Path, overrides: Sequence[str]
 ) -> tuple[RunConfig, Architecture]:
     """The run's configuration; the context is the model's own, up to `LONGEST`, unless given."""
-    longest = said.get("max_position_embeddings")
-    if not isinstance(longest, int):
-        raise LrkvError(f"{folder / 'config.json'} has no max_position_embeddings: fetch it again")
+    architecture_of(said)  # before its numbers, which other classes name otherwise
+    longest = context_of(said)
     train = {"context": min(longest, LONGEST), "batch": 8, "steps": 1000}
     given = [o.partition("=")[2] for o in overrides if o.startswith("train.context=")]
-    context = int(given[-1]) if given and given[-1].isdecimal() else train["context"]
+    named = given and given[-1].isdecimal() and len(given[-1]) < 20
+    context = int(given[-1]) if named else train["context"]
     one, model, entry = of_config(said, context)
     raw = {
         "name": directory.name.lstrip(".")[:60] or "imported",
@@ -110,6 +136,12 @@ def _checked(
 
     Raises `LrkvError` unless exactly these are there, in their shapes.
     """
+    if model.layers > len(stored):  # each of which has some
+        raise LrkvError(
+            f"{folder} has {len(stored)} tensors, and config.json {model.layers} layers: they are "
+            "of different models"
+        )
+    _tensor(stored, "model.embed_tokens.weight", (model.vocabulary, model.width), folder)
     shapes = _by_path(abstract_parameters(model))
     copies = (*BUFFERS, "lm_head.weight") if model.tied_head else BUFFERS
     stored = _with_output_biases(model, stored, folder) if model.qkv_bias else stored
@@ -179,23 +211,39 @@ def _by_path(params: Any) -> dict[str, Any]:
 
 
 def _placed(
-    model: ModelConfig, mesh: Mesh, places: dict[str, tuple[Row, list[shards.Tensor]]]
+    model: ModelConfig,
+    mesh: Mesh,
+    places: dict[str, tuple[Row, list[shards.Tensor]]],
+    folder: Path,
 ) -> Any:
-    """The parameters, each device's share read for it alone."""
+    """The parameters, each device's share read for it alone.
+
+    Raises `LrkvError` for a value that is not finite.
+    """
     shapes = abstract_parameters(model)
     shardings = parameter_shardings(specs(model), shapes, mesh)
 
     def place(path, leaf, sharding):
         row, tensors = places[jax.tree_util.keystr(path, simple=True, separator=".")]
 
+        def read(tensor: shards.Tensor, shape: tuple[int, ...], index) -> np.ndarray:
+            with np.errstate(over="ignore"):
+                held = row.layout.into(tensor.make(), shape)[index].astype(np.float32)
+            if not np.isfinite(held).all():
+                raise LrkvError(
+                    f"{folder}: {tensor.name} has values that are no finite float32: fetch the "
+                    "model again"
+                )
+            return held
+
         def share(index: tuple[slice, ...]) -> np.ndarray:
             if not row.stacked:
-                return row.layout.into(tensors[0].make(), leaf.shape)[index].astype(np.float32)
+                return read(tensors[0], leaf.shape, index)
             layers = tensors[index[0]]
             sizes = [len(range(*s.indices(n))) for s, n in zip(index, leaf.shape, strict=True)]
             held = np.empty(sizes, np.float32)
             for at, tensor in enumerate(layers):
-                held[at] = row.layout.into(tensor.make(), leaf.shape[1:])[index[1:]]
+                held[at] = read(tensor, leaf.shape[1:], index[1:])
             return held
 
         return jax.block_until_ready(jax.make_array_from_callback(leaf.shape, sharding, share))

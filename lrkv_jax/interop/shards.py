@@ -8,9 +8,11 @@ only while it is written.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def write(folder: Path, tensors: Iterable[Tensor], largest: int) -> None:
@@ -92,8 +94,11 @@ def read(folder: Path) -> dict[str, Tensor]:
         has = f"it has {others[0]}: convert it with transformers" if others else "fetch them"
         raise LrkvError(f"{folder} has no {SINGLE} and no {INDEX}: {has}")
     where = index.get("weight_map") if index is not None else {}
-    if not isinstance(where, dict):
-        raise LrkvError(f"{folder / INDEX} has no weight_map: fetch it again")
+    if not isinstance(where, dict) or not all(map(_is_shard, where.values())):
+        raise LrkvError(
+            f"{folder / INDEX} has no weight_map from tensors to *.safetensors beside it: fetch it "
+            "again"
+        )
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(where.values())) if index is not None else [SINGLE]:
         tensors |= {tensor.name: tensor for tensor in _read_file(folder / name)}
@@ -102,33 +107,68 @@ def read(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _is_shard(name: Any) -> bool:
+    """Whether an index may name it: a file in the folder itself."""
+    return isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
+
+
 def _read_file(path: Path) -> Iterator[Tensor]:
+    """A file's tensors, once all of its header is known to be true of its bytes."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise LrkvError(f"{path} is no file: fetch it again")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(_LONGEST_HEADER, size - 8):
                 raise LrkvError(f"{path}: {_TORN}")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        places = {name: entry["data_offsets"] for name, entry in header.items()}
-        if 8 + length + max((end for _, end in places.values()), default=0) != size:
-            raise LrkvError(f"{path}: {_TORN}")
+            text = file.read(1)
+            header = json.loads(text + file.read(length - 1)) if text == b"{" else None
     except OSError as error:
         raise LrkvError(f"{path} cannot be read ({error.strerror}): fetch it again") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, RecursionError) as error:
         raise LrkvError(f"{path} is not a safetensors file ({error}): fetch it again") from error
+    if not isinstance(header, dict):
+        raise LrkvError(f"{path} is not a safetensors file (it has no header): fetch it again")
+    header.pop("__metadata__", None)
+    tensors, ends = [], []
     for name, entry in header.items():
-        shape, (start, end) = tuple(entry["shape"]), places[name]
-        if entry["dtype"] not in FLOATS:
-            raise LrkvError(
-                f"{path}: {name} is {entry['dtype']}, and weights are {', '.join(FLOATS)} here: "
-                "take the model that is not quantised"
-            )
-        dtype = FLOATS[entry["dtype"]]
-        if int(np.prod(shape)) * dtype.itemsize != end - start:
-            raise LrkvError(f"{path}: {name} has {end - start} bytes for {list(shape)}: {_TORN}")
-        yield Tensor(name, shape, dtype, _mapped(path, dtype, shape, 8 + length + start))
+        dtype, shape, start, end = _entry(path, name, entry)
+        ends.append((start, end))
+        tensors.append(Tensor(name, shape, dtype, _mapped(path, dtype, shape, 8 + length + start)))
+    # As the format has it: the tensors cover the rest of the file, each byte once.
+    before = 0
+    for start, end in sorted(ends):
+        if start != before:
+            raise LrkvError(f"{path}: tensors overlap or leave bytes out at {start}: {_TORN}")
+        before = end
+    if 8 + length + before != size:
+        raise LrkvError(f"{path}: {_TORN}")
+    yield from tensors
+
+
+def _entry(path: Path, name: str, entry: Any) -> tuple[np.dtype, tuple[int, ...], int, int]:
+    """A tensor's type, shape and place in the file, checked against each other."""
+    entry = entry if isinstance(entry, dict) else {}
+    kind, shape, place = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(kind, str) or not _is_numbers(shape) or not _is_numbers(place, 2):
+        raise LrkvError(f"{path}: {name} has no dtype, shape and data_offsets: {_TORN}")
+    if kind not in FLOATS:
+        raise LrkvError(
+            f"{path}: {name} is {kind[:20]}, and weights are {', '.join(FLOATS)} here: take the "
+            "model that is not quantised"
+        )
+    dtype, (start, end) = FLOATS[kind], place
+    if math.prod(shape) * dtype.itemsize != end - start:
+        raise LrkvError(f"{path}: {name} has {end - start} bytes for {shape}: {_TORN}")
+    return dtype, tuple(shape), start, end
+
+
+def _is_numbers(found: Any, count: int | None = None) -> bool:
+    """Whether it is a list of whole numbers of 0 or more, `count` of them."""
+    if not isinstance(found, list) or len(found) != (len(found) if count is None else count):
+        return False
+    return all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**63 for n in found)
 
 
 def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], start: int):

@@ -2,17 +2,17 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from support.hf_folders import RECORDED, hf_folder, tokenizer_json, write
 from support.planted_models import IDS, LLAMA, configured, drawn, plant
 
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.data.hub import upload
-from lrkv_jax.data.tokenizer import CHAT_NAMES, byte_alphabet, foreign_tokenizer, load_tokenizer
+from lrkv_jax.data.tokenizer import CHAT_NAMES, foreign_tokenizer, load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import importing, shards
 from lrkv_jax.interop.export import export
@@ -22,7 +22,6 @@ from lrkv_jax.run.restore import load_run
 from lrkv_jax.sharding import make_mesh
 
 FULL = "attention=lrkv_full"
-RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -31,34 +30,6 @@ def one_device(monkeypatch):
     alone = partial(make_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(restore, "make_mesh", alone)
     monkeypatch.setattr(importing, "make_mesh", alone)
-
-
-def tokenizer_json(*special, **changes):
-    """256 bytes, no merges, and special tokens."""
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    added = [{"id": 256 + n, "content": s, "special": True, **plain} for n, s in enumerate(special)]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    vocab = {piece: i for i, piece in enumerate(byte_alphabet())}
-    model = {"type": "BPE", "vocab": vocab, "merges": []}
-    return json.dumps(
-        {"added_tokens": added, "normalizer": None, "pre_tokenizer": byte_level,
-         "post_processor": None, "decoder": byte_level, "model": model} | changes
-    )  # fmt: skip
-
-
-def hf_folder(folder, case="nanochat", **changes):
-    """A folder as transformers writes it, of a recorded case."""
-    said = RECORDED[case]
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(said["config"] | changes))
-    (folder / "tokenizer.json").write_text(tokenizer_json("<|endoftext|>"))
-    write(folder, drawn(said["shapes"]))
-    return folder
-
-
-def write(folder, arrays, largest=10**9):
-    made = [shards.Tensor(n, a.shape, a.dtype, lambda a=a: a) for n, a in arrays.items()]
-    shards.write(folder, made, largest)
 
 
 @pytest.mark.parametrize("case", RECORDED)
