@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, cast, get_args
 
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
@@ -53,7 +53,7 @@ class AttentionConfig(Frozen):
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """`AttentionConfig(kind="lrkv", rank=8)` is the entry of that kind."""
         of_kind = entry_class(settings.get("kind")) if cls is AttentionConfig else cls
-        return super().__new__(of_kind)
+        return cast(Self, super().__new__(of_kind))
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

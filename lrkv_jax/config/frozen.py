@@ -3,7 +3,7 @@ declared: its default, its description and its role, once, at its field."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -54,14 +54,20 @@ ROLES: dict[Role, str] = {
 }
 
 
-class _OneLine(type(BaseModel)):
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _OneLine(ModelMetaclass):
     """A class whose call raises `LrkvError` where a setting is wrong, and no page of pydantic."""
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:
         try:
             return super().__call__(*args, **settings)
         except ValidationError as error:
-            raise LrkvError(f"{cls.__name__}: {first_problem(error, cls)}") from error
+            raise LrkvError(f"{cls.__name__}: {first_problem(error, cast(Any, cls))}") from error
 
 
 class Frozen(BaseModel, metaclass=_OneLine):

@@ -39,7 +39,7 @@ def of_line(variant: str, rope: str | None) -> Finding:
     lengths_B = lengths_of(SEQUENCES, TOKENS, ragged=True, seed=0)
     problem = make_problem(line.computing_in(dtype).config.model, lengths_B, TOKENS, dtype, seed=0)
     errors = decoding(problem) | attention(problem, dtype)
-    return check_errors(f"kernels, {line.name}", errors, gate.tolerance(dtype, TOKENS))
+    return check_errors(f"kernels, {line.name}", errors, gate.tolerance(dtype))
 
 
 def check_errors(name: str, errors: dict[str, float], allowed: float) -> Finding:
@@ -130,7 +130,7 @@ def loss() -> Finding:
         truth = answer(oracle, np.float32)
     at("cross-entropy")
     errors = {"cross-entropy": _worst(answer(ours, dtype), truth)}
-    return check_errors("kernels, loss", errors, gate.tolerance(dtype.name, TOKENS))
+    return check_errors("kernels, loss", errors, gate.tolerance(dtype.name))
 
 
 def _worst(answer: Sequence[Any], truth: Sequence[Any]) -> float:

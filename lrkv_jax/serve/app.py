@@ -8,6 +8,7 @@ import hmac
 import time
 from collections.abc import Collection, Sequence
 from importlib import resources
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -58,7 +59,11 @@ def application(
         yield
         await asyncio.to_thread(service.runner.stop, 10.0)
 
-    cross = {"allow_origins": origins, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    cross: dict[str, Any] = {
+        "allow_origins": origins,
+        "allow_methods": ["GET", "POST"],
+        "allow_headers": ["*"],
+    }
     expected = (Refused, HTTPException, LrkvError, ServerError, TimeoutError)
     return Starlette(
         routes=[
