@@ -61,6 +61,9 @@ for _yaml in (_Loader, _Dumper):
     )
 
 
+# What a run's config.yaml calls a tokenizer that lies beside it: the run may be moved.
+RUN_TOKENIZER = "tokenizer"
+
 # Also a number of 4,300 digits, a date of the year 0, brackets a thousand deep.
 _NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
 
@@ -163,6 +166,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise LrkvError(f"{path} is not YAML: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(raw, dict):
         raise LrkvError(f"{path} is not a mapping of settings: see the files under configs/")
+    data, own = raw.get("data"), path.with_name(RUN_TOKENIZER)
+    if isinstance(data, dict) and data.get("tokenizer") == RUN_TOKENIZER and own.exists():
+        data["tokenizer"] = str(own)
     return raw
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from lrkv_jax import disk
 from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.config import RunConfig, dump_config
+from lrkv_jax.config.load import RUN_TOKENIZER
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.errors import LrkvError
-
-TOKENIZER = "tokenizer"  # in the run's folder: the files of one that is no name
 
 
 def write_run(
@@ -20,16 +19,17 @@ def write_run(
 ) -> RunConfig:
     """Write a run into the folder `fresh`, which then becomes `directory`, and return its settings.
 
-    A tokenizer that lies in files comes along. Raises `LrkvError` where the disk fails.
+    A tokenizer that lies in files comes along, and config.yaml names it beside itself. Raises
+    `LrkvError` where the disk fails.
     """
-    files = Path(config.data.tokenizer)
-    if files.exists():
-        kept = fresh / TOKENIZER
+    files, kept, written = Path(config.data.tokenizer), fresh / RUN_TOKENIZER, config
+    if files.exists() and not kept.exists():
         shutil.copytree(files, kept) if files.is_dir() else shutil.copyfile(files, kept)
-        data = config.data.model_copy(update={"tokenizer": str(Path(directory) / TOKENIZER)})
-        config = config.model_copy(update={"data": data})
+    if kept.exists():
+        written = _with_tokenizer(config, RUN_TOKENIZER)
+        config = _with_tokenizer(config, str(Path(directory) / RUN_TOKENIZER))
     about = {
-        "config": config.model_dump(mode="json"),
+        "config": written.model_dump(mode="json"),
         "tokens": 0,
         "loader": {"step": 0, "tokenizer": tokenizer.fingerprint},
     }
@@ -37,5 +37,10 @@ def write_run(
         checkpoints.save(0, {"params": params}, about)
     if checkpoints.failures:
         raise LrkvError(f"{directory} cannot be written: name another place")
-    disk.write(fresh / "config.yaml", dump_config(config))
+    disk.write(fresh / "config.yaml", dump_config(written))
     return config
+
+
+def _with_tokenizer(config: RunConfig, name: str) -> RunConfig:
+    data = config.data.model_copy(update={"tokenizer": name})
+    return config.model_copy(update={"data": data})

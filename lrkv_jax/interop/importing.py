@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from lrkv_jax import disk
 from lrkv_jax.config import ModelConfig, RunConfig
-from lrkv_jax.config.load import config_from
+from lrkv_jax.config.load import RUN_TOKENIZER, config_from
 from lrkv_jax.data.hub import download
 from lrkv_jax.data.tokenizer import foreign_tokenizer
 from lrkv_jax.errors import LrkvError
@@ -69,10 +69,10 @@ def import_model(
         )
     places = _checked(one, config.model, stored, folder)
     with disk.whole_folder(directory) as fresh:
-        (fresh / "tokenizer").mkdir()
+        (fresh / RUN_TOKENIZER).mkdir()
         for name in KEPT:
             if (folder / name).is_file():
-                shutil.copyfile(folder / name, fresh / "tokenizer" / name)
+                shutil.copyfile(folder / name, fresh / RUN_TOKENIZER / name)
         params = _placed(config.model, mesh, places, folder)
         write_run(fresh, directory, config, params, tokenizer)
     return config
@@ -123,7 +123,7 @@ def _config(
         "variants": {entry["kind"]: entry},
         "model": model,
         "train": train,
-        "data": {"tokenizer": str(directory / "tokenizer")},
+        "data": {"tokenizer": str(directory / RUN_TOKENIZER)},
         "run_dir": str(directory),
     }
     return config_from(raw, folder / "config.json", overrides), one

@@ -9,6 +9,7 @@ import pytest
 from support.hf_folders import RECORDED, hf_folder, tokenizer_json, write
 from support.planted_models import IDS, LLAMA, configured, drawn, plant
 
+from lrkv_jax.config import load_config
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.data.hub import upload
@@ -72,6 +73,31 @@ def test_export_import_export_gives_identical_bytes(settings, largest, tmp_path,
     else:
         logits = [np.asarray(load_run(tmp_path / name).model(IDS)) for name in ("run", "again")]
         np.testing.assert_allclose(*logits, rtol=0, atol=1e-5)
+
+
+def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
+    hf_folder(tmp_path / "hf", "smollm2")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    made = import_model("../hf", "run", say=lambda _: None)
+    assert made.data.tokenizer == "run/tokenizer"
+    before = load_run("run").ids("The Union")
+    export("run", "../one")
+    (tmp_path / "here/run").rename(tmp_path / "moved")
+    (tmp_path / "here/tokenizer").mkdir()  # another, which the working directory has
+    for folder, there in ((tmp_path / "here", "../moved"), (tmp_path, "moved")):
+        monkeypatch.chdir(folder)
+        run = load_run(there)
+        assert run.ids("The Union") == before
+        assert run.config.data.tokenizer == f"{there}/tokenizer"
+        assert run.generate("The", 4)
+    export("moved", "two")
+    for path in (tmp_path / "one").glob("*.json"):
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+    scale = tmp_path / "more.yaml"
+    scale.write_text("name: more\ntrain: {steps: 3, batch: 8}\n")
+    assert load_config(scale, ["init_from=moved"]).data.tokenizer == "moved/tokenizer"
+    assert str(tmp_path) not in (tmp_path / "moved/config.yaml").read_text()
 
 
 def torn(folder):
