@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from support.hand_built import follows, language_model, says
 from support.planted_models import plant
-from support.torch_python import torch_python
+from support.torch_python import torch_pythons
 from support.variants import FIVE, random_params, small
 
 from lrkv_jax.data.assets import FOLDER
@@ -430,7 +430,7 @@ def test_an_exported_model_scores_through_transformers_what_ours_scores(tasks, t
     """The harness's own `hf` model of the exported folder: log-likelihoods, texts and scores."""
     from lrkv_jax.interop.export import export
 
-    python = torch_python("lm_eval")
+    python = torch_pythons("lm_eval")[0]
     plant(tmp_path / "run", "train.context=512", "attention=lrkv_full", "attention.rank=3")
     export(tmp_path / "run", tmp_path / "hf")
     run = load_run(tmp_path / "run")

@@ -1,23 +1,27 @@
 """Exported runs in transformers: the same logits, the same greedy text, and the cache's bytes.
 
-Needs an interpreter with torch and transformers: LRKV_TORCH_PYTHON, or this one.
+Needs interpreters with torch and transformers: those of LRKV_TORCH_PYTHON, or this one. `.ci/run
+torch` makes one of each release of transformers that modeling_lrkv.py.txt names.
 """
 
+import ast
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.planted_models import IDS, LLAMA, plant
-from support.torch_python import torch_python
+from support.torch_python import torch_pythons
 
 from lrkv_jax.accounting.counts import cache_bytes_per_token
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.decode import Sampling
 from lrkv_jax.interop.export import export
+from lrkv_jax.interop.factored import MODELING
 from lrkv_jax.run.restore import load_run
 
 pytestmark = pytest.mark.torch
@@ -36,40 +40,133 @@ CASES = {
     "factored-shared": ("LrkvForCausalLM", "attention.rope=shared", "attention.kv_heads=2"),
     "factored-latent": ("LrkvForCausalLM", "attention.rank_value=5"),
     "factored-tied": ("LrkvForCausalLM", "attention.tied=true", *LLAMA),
+    "factored-tied-full": ("LrkvForCausalLM", FULL, "attention.tied=true", "model.tied_head=true"),
 }
+FACTORED = [name for name in CASES if name.startswith("factored")]
 SAID = [
     {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi there"},
     {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Bye"},
 ]  # fmt: skip
+PROMPT = "The state of the union"
 
 
 @pytest.fixture(scope="module")
-def reloaded(tmp_path_factory):
-    """Each case's run, and what transformers says of its export."""
-    python, folder = torch_python(), tmp_path_factory.mktemp("exported")
+def reloads(tmp_path_factory):
+    """Where each case's run lies, and what each interpreter's transformers says of its export.
+
+    The runs' weights are random, and nonzero everywhere: a residual that was left out would show.
+    """
+    pythons, folder = torch_pythons(), tmp_path_factory.mktemp("exported")
     for name, (_, *settings) in CASES.items():
         plant(folder / f"{name}.run", *settings)
         export(folder / f"{name}.run", folder / name, factored=name.startswith("factored"))
-    script, out = Path(__file__).parent / "reload.py", folder / "out.json"
-    command = [python, script, out, json.dumps(IDS), *(folder / name for name in CASES)]
-    subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    found = json.loads(out.read_text())
-    return {n: (load_run(folder / f"{n}.run"), found[str(folder / n)]) for n in CASES}
+    # Nobody is there to answer a question, and nothing is left in the user's folders.
+    alone = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
+    script, found = Path(__file__).parent / "reload.py", []
+    for python in pythons:
+        out = folder / "out.json"
+        command = [python, script, out, json.dumps(IDS), *(folder / name for name in CASES)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env=alone)
+        found.append(json.loads(out.read_text()))
+    return folder, found
+
+
+@pytest.fixture(scope="module")
+def reloaded(reloads):
+    """Each case's run, and what each release makes of its export."""
+    folder, found = reloads
+    return {
+        name: (
+            load_run(folder / f"{name}.run"),
+            {one["transformers"]: one["folders"][str(folder / name)] for one in found},
+        )
+        for name in CASES
+    }
+
+
+def named_releases():
+    """What modeling_lrkv.py.txt says it was tested with."""
+    line = re.search(r"^TESTED = (.*)$", MODELING.read_text(), re.MULTILINE)
+    return ast.literal_eval(line[1])
+
+
+def test_the_page_names_the_releases_of_the_exported_file(reloads, capsys):
+    with capsys.disabled():
+        for one in reloads[1]:
+            print(f"\ntransformers {one['transformers']}, torch {one['torch']}", end=" ")
+    page = (Path(__file__).parents[2] / "docs/interop.md").read_text()
+    assert all(release in page for release in named_releases())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_transformers_gives_the_run_its_logits_text_and_cache(case, reloaded):
-    run, theirs = reloaded[case]
-    assert theirs["class"] == CASES[case][0] and not theirs["wrong"]
-    np.testing.assert_allclose(theirs["logits"], run.model(IDS), rtol=0, atol=1e-5)
-    prompt = "The state of the union"
-    assert theirs["prompt"] == run.ids(prompt)
-    assert theirs["text"] == run.generate(prompt, 24, sampling=Sampling(temperature=0))
-    model = run.config.model
+    run, releases = reloaded[case]
+    model, logits, prompt = run.config.model, run.model(IDS), run.ids(PROMPT)
+    text = run.generate(PROMPT, 24, sampling=Sampling(temperature=0))
     whole = 8 * model.layers * model.attention.key_heads(model) * model.head_width
     factored = cache_bytes_per_token(model, 4)
-    expected = factored if case.startswith("factored") else whole
-    assert theirs["cache_bytes_per_token"] == expected
-    if model.vocabulary > run.tokenizer.vocabulary:
-        ids = ChatFormat(run.tokenizer).prompt(conversation_from(SAID))
-        assert theirs["chat"] == ids
+    for release, theirs in releases.items():
+        assert theirs["class"] == CASES[case][0] and not theirs["wrong"], release
+        np.testing.assert_allclose(theirs["logits"], logits, rtol=0, atol=1e-5, err_msg=release)
+        assert (theirs["prompt"], theirs["text"]) == (prompt, text), release
+        expected = factored if case.startswith("factored") else whole
+        assert theirs["cache_bytes_per_token"] == expected, release
+        if model.vocabulary > run.tokenizer.vocabulary:
+            ids = ChatFormat(run.tokenizer).prompt(conversation_from(SAID))
+            assert theirs["chat"] == ids, release
+
+
+@pytest.mark.parametrize("case", FACTORED)
+def test_every_way_of_generate_chooses_by_the_runs_own_logits(case, reloaded):
+    """Our forward pass of the finished sequence is what each step's logits are compared with."""
+    run, releases = reloaded[case]
+    decodes = [
+        (f"{release} {each['name']}", each)
+        for release, theirs in releases.items() for each in theirs["factored"]["decodes"]
+    ]  # fmt: skip
+    width = max(len(each["sequence"]) for _, each in decodes)
+    rows = [each["sequence"] + [0] * (width - len(each["sequence"])) for _, each in decodes]
+    sequences, errors = {name: each["sequence"] for name, each in decodes}, {}
+    for (name, each), row in zip(decodes, np.asarray(run.model(rows)), strict=True):
+        last, steps = len(each["sequence"]) - 1, len(each["logits"])
+        errors[name] = np.abs(row[last - steps : last] - each["logits"]).max()
+        assert each["sequence"] == sequences.get(f"{name}-no-cache", each["sequence"]), name
+    assert max(errors.values()) < 1e-5, errors
+    for release in releases:
+        assert sequences[f"{release} greedy"] == sequences[f"{release} prompt-lookup"]
+
+
+@pytest.mark.parametrize("case", FACTORED)
+def test_the_cache_positions_embeddings_and_saving_leave_the_logits_as_they_are(case, reloaded):
+    run, releases = reloaded[case]
+    text = run.generate(PROMPT, 24, sampling=Sampling(temperature=0))
+    for release, theirs in releases.items():
+        found = dict(theirs["factored"]["differences"])
+        assert found.pop("gaps matter") > 1e-3, release
+        assert max(found.values()) < 1e-5, (release, found)
+        assert theirs["factored"]["pipeline"] == text, release
+
+
+REFUSED = {
+    "unknown": "kv_state",
+    "static": "StaticCache",
+    "other": "another model's",
+    "legacy": "tuple",
+    "mask-4d": "attention_mask",
+    "mask-long": "attention_mask",
+    "positions": "position_ids",
+    "attentions": "output_attentions",
+    "hidden": "output_hidden_states",
+    "generate-static": "StaticCache",
+    "generate-offloaded": "offloaded",
+}
+
+
+def test_what_the_class_does_not_do_is_refused_by_name_in_one_line(reloaded):
+    for release, theirs in reloaded["factored-latent"][1].items():
+        lines = theirs["factored"]["refusals"]
+        assert lines.keys() == REFUSED.keys()
+        for case, line in lines.items():
+            assert line and "\n" not in line and REFUSED[case] in line and ": " in line, (
+                f"{release}, {case}: {line}"
+            )
