@@ -1,12 +1,14 @@
-"""pyproject, Dockerfile and the workflow say what the code and .ci/run need."""
+"""pyproject, constraints, Dockerfile and the workflow say what the code and .ci/run need."""
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 import yaml
 
 import lrkv_jax
@@ -42,8 +44,19 @@ def test_every_pinned_version_fits_what_is_declared():
     pinned = {name_of(name): version for name, version in pinned.items()}
     extras = PROJECT["optional-dependencies"]
     own = name_of(PROJECT["name"])  # an extra that has another
-    for requirement in [*PROJECT["dependencies"], *extras["dev"], *extras["serve"]]:
+    tested = [requirement for name in ("dev", "serve", "beam") for requirement in extras[name]]
+    for requirement in [*PROJECT["dependencies"], *tested]:
         assert name_of(requirement) in {own, *pinned}, requirement
+
+
+@pytest.mark.beam
+@pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
+def test_every_extra_resolves_under_the_constraints(extra):
+    """In the stage `beam`, whose pip reads the metadata of a wheel alone, not its 500 MB."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--use-feature=fast-deps"]
+    command += ["--quiet", "-c", "constraints.txt", "-e", f".[{extra}]"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_stages_are_those_of_the_ci_script_everywhere():
