@@ -29,6 +29,7 @@ from lrkv_jax.data.records import build as build_module
 from lrkv_jax.data.records import streams
 from lrkv_jax.data.records.build import build_dataset
 from lrkv_jax.data.records.folders import open_dataset
+from lrkv_jax.data.records.jobs import do
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
@@ -271,6 +272,22 @@ def test_a_killed_build_is_not_taken_for_complete_and_is_cleaned_up(config):
     assert os.listdir(config.directory) == [path.name]
     assert path.stat().st_mtime >= started - 1
     assert len(records(path, "train")) == (len(stream(config, "train")) - 1) // 16
+
+
+def test_what_a_killed_worker_left_of_a_file_is_not_in_the_dataset(config):
+    """A cluster gives the file to another worker, and the build goes on."""
+
+    def run(jobs, workers, news):
+        for number, job in enumerate(jobs):
+            if job["kind"] == "pack":
+                path = Path(job["path"])
+                path.with_name(f".{path.name}.0badf00d").write_bytes(b"half a file")
+            do(job)
+            news(number, None)
+
+    path = build_dataset(config, 16, run=run)
+    local = build_dataset(config.model_copy(update={"directory": f"{config.directory}-local"}), 16)
+    assert content(path) == content(local)
 
 
 def test_a_large_vocabulary_is_stored_in_int32(config, monkeypatch):

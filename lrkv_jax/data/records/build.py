@@ -160,6 +160,10 @@ def _write_records(
             for split, piece, path in places
         ]  # fmt: skip
         (run or run_jobs)(jobs, config.workers or usable_cores(), done)
+        for _, _, path in places:
+            # Of a worker that was killed, where another has written the same file.
+            for left in folder.glob(f".{path.name}.*"):
+                left.unlink(missing_ok=True)
     else:
         for number, (split, piece, path) in enumerate(places):
             cut = packing.context, packing.padding(split), packing.vocabulary
