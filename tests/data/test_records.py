@@ -451,23 +451,3 @@ def test_killed_at_random_and_resumed_it_is_the_same_to_the_bit(tmp_path):
     assert content(found) == content(expected) and len(content(found)) > 6
     assert not [name for name in os.listdir(kept) if name.startswith(".")]
     assert len(json.loads(content(found)["metadata.json"])["files"]) == 3
-
-
-@pytest.mark.slow
-def test_beams_direct_runner_builds_what_this_machine_does(tmp_path):
-    pytest.importorskip("apache_beam")
-    from lrkv_jax.data.records.beam import beam_jobs
-
-    fineweb.make(tmp_path / "source", files=2, rows=60)
-    config = DataConfig(source=str(tmp_path / "source"), heldout=0.2, directory=str(tmp_path / "a"))
-    other = config.model_copy(update={"directory": str(tmp_path / "b")})
-    local = open_dataset(build_dataset(config, 64))
-    options = ["--runner=DirectRunner", "--direct_num_workers=1"]
-    clustered = open_dataset(build_dataset(other, 64, run=beam_jobs(options)))
-    assert clustered.info.metadata == local.info.metadata
-    assert clustered.info.features["tokens"].np_dtype == np.uint16
-    for split in SPLITS:
-        ours, theirs = local.as_data_source(split), clustered.as_data_source(split)
-        assert len(ours) == len(theirs) > 10
-        for one, another in zip(ours, theirs, strict=True):
-            np.testing.assert_array_equal(one["tokens"], another["tokens"])

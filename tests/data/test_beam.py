@@ -1,0 +1,230 @@
+"""`lrkv data build --beam` writes the bytes of one process's build, whatever dies on the way.
+
+`.ci/run beam`; on Beam's direct runner, and on a Dask cluster of two workers on this machine.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import fineweb
+
+from lrkv_jax.config.schema import DataConfig
+from lrkv_jax.data.records.beam import beam_jobs
+from lrkv_jax.errors import LrkvError
+
+pytestmark = pytest.mark.beam
+
+# The command itself, with a shard to each file of the source, and small files of records.
+COMMAND = """
+from lrkv_jax.cli import entry
+from lrkv_jax.data.records import build, streams
+build.SHARD_BYTES, streams.FILE_BYTES = 0, 1 << 20
+entry()
+"""
+DIRECT = "--runner=DirectRunner --direct_running_mode=multi_processing --direct_num_workers=2"
+FILES = 5
+LIMIT = 150  # seconds
+
+
+def start(source, directory, beam=None):
+    words = [
+        "data", "build", "nano", f"data.source={source}", "data.hub=null", "data.licence=CC0-1.0",
+        "data.tokenizer=sotu-4096", "data.heldout_shards=1", "train.context=64",
+        f"data.directory={directory}",
+    ]  # fmt: skip
+    words += ["data.workers=1"] if beam is None else ["--beam", "--beam-options", beam]
+    log = directory.with_suffix(".log").open("ab")
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *words], stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def finish(process, directory):
+    """The content of every file of the built folder, hidden ones too, by name."""
+    code = process.wait(LIMIT)
+    assert code == 0, directory.with_suffix(".log").read_text()[-4000:]
+    (built,) = (path for path in directory.iterdir() if path.name != "streams")
+    return {path.name: path.read_bytes() for path in built.iterdir()}
+
+
+def until(process, found):
+    """What `found` finds, as soon as it does; the build must not have ended before."""
+    ends = time.monotonic() + LIMIT
+    while not (result := found()):
+        assert process.poll() is None, "the build was over before it could be disturbed"
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+    return result
+
+
+def streams_of(directory):
+    """(finished, process ids of those who write one) of the build's streams."""
+    names = os.listdir(directory / "streams") if (directory / "streams").is_dir() else []
+    writing = [int(name.split(".")[-2]) for name in names if name.startswith(".building-")]
+    return [name for name in names if not name.startswith(".")], writing
+
+
+def packing(directory):
+    """Whether a file of records is complete and another one half written."""
+    scratch = list(directory.glob(".building-*"))
+    names = os.listdir(scratch[0]) if scratch else []
+    return {name.split("-")[0] for name in names} >= {"tokens", ".tokens"}
+
+
+def kill(process):
+    """Kill a build and all that it started, and wait for it."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source") / "texts"
+    fineweb.make(folder, files=FILES, rows=700)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole") / "built"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def expected(source, whole):
+    """What one process builds in `whole`."""
+    content = finish(start(source, whole), whole)
+    assert len(content) > 6
+    return content
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / "built").mkdir()
+    return tmp_path / "built"
+
+
+class Cluster:
+    """A Dask scheduler and workers of one thread each, on loopback."""
+
+    def __init__(self, folder):
+        self._folder, self._about = folder, folder / "scheduler.json"
+        self._processes = [self._dask("scheduler", "--port", "0")]
+        while not self._about.exists():
+            assert self._processes[0].poll() is None, (folder / "dask.log").read_text()
+            time.sleep(0.05)
+        address = json.loads(self._about.read_text())["address"]
+        self.options = f"--runner=DaskRunner --dask_client_address={address}"
+
+    def _dask(self, *words):
+        where = ("--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(self._about))
+        log = (self._folder / "dask.log").open("ab")
+        return subprocess.Popen(
+            [sys.executable, "-m", "dask", *words, *where], stdout=log, stderr=log
+        )
+
+    def two_workers(self):
+        """Start as many workers as are missing; the process ids of both."""
+        scheduler, *workers = self._processes
+        alive = [worker for worker in workers if worker.poll() is None]
+        for _ in range(2 - len(alive)):
+            alive.append(self._dask("worker", "--nthreads", "1", "--no-nanny"))
+        self._processes = [scheduler, *alive]
+        return [worker.pid for worker in alive]
+
+    def kill_worker(self, number):
+        """The first is 1."""
+        self._processes[number].kill()
+        self._processes[number].wait()
+
+    def writer_of_records(self):
+        """The number of a worker that has a file of records open to write it; None without one."""
+        for number, worker in enumerate(self._processes[1:], 1):
+            for handle in Path(f"/proc/{worker.pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    if os.readlink(handle).rpartition("/")[2].startswith(".tokens-"):
+                        return number
+        return None
+
+    def close(self):
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    cluster = Cluster(tmp_path_factory.mktemp("dask"))
+    yield cluster
+    cluster.close()
+
+
+def test_direct_runner_of_two_processes_killed_and_started_again(source, expected, directory):
+    process = start(source, directory, DIRECT)
+    until(process, lambda: len(streams_of(directory)[0]) >= 1)
+    kill(process)
+    kept = set(streams_of(directory)[0])
+    assert 1 <= len(kept) < FILES
+    before = {name: (directory / "streams" / name).stat().st_mtime_ns for name in kept}
+    assert finish(start(source, directory, DIRECT), directory) == expected
+    after = {name: (directory / "streams" / name).stat().st_mtime_ns for name in kept}
+    assert after == before
+    assert len(streams_of(directory)[0]) == FILES and not streams_of(directory)[1]
+
+
+def test_dask_worker_and_build_killed_and_started_again(source, expected, directory, cluster):
+    workers = cluster.two_workers()
+    process = start(source, directory, cluster.options)
+    # Both work at once: each job is a task of its own.
+    until(process, lambda: set(streams_of(directory)[1]) == set(workers))
+    cluster.kill_worker(1)
+    cluster.two_workers()
+    until(process, lambda: packing(directory))
+    kill(process)
+    assert finish(start(source, directory, cluster.options), directory) == expected
+    assert len(streams_of(directory)[0]) == FILES and not streams_of(directory)[1]
+
+
+def test_dask_worker_killed_while_it_packs(source, whole, expected, directory, cluster):
+    cluster.two_workers()
+    # The streams are there, so that the records alone are missing.
+    shutil.copytree(whole / "streams", directory / "streams")
+    process = start(source, directory, cluster.options)
+    number = until(process, cluster.writer_of_records)
+    cluster.kill_worker(number)
+    assert finish(process, directory) == expected
+
+
+@pytest.mark.parametrize("runner", ["dask", "direct"])
+def test_broken_file_is_named_in_one_line(source, directory, cluster, runner):
+    cluster.two_workers()
+    (directory.parent / "texts").mkdir()
+    (directory.parent / "texts" / "broken.parquet").write_bytes(b"no parquet")
+    config = DataConfig(source=str(directory.parent / "texts"), directory=str(directory))
+    asked = config.model_dump(mode="json")
+    job = {"kind": "tokenise", "config": asked, "names": ["broken.parquet"]}
+    options = cluster.options if runner == "dask" else DIRECT
+    with pytest.raises(LrkvError, match=r"broken.parquet is not readable parquet .*again$"):
+        beam_jobs(options.split())([job], 1, pytest.fail)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ("--runner=DaskRunner --dask_client_address=tcp://127.0.0.1:9", "Timed out .*:9"),
+        ("--runner=FlinkRuner", "Unexpected pipeline runner: FlinkRuner"),
+    ],
+)
+def test_absent_cluster_is_named_in_one_line(options, said):
+    options = [*options.split(), "--dask_connection_timeout=2"]
+    with pytest.raises(LrkvError, match=rf"the Beam pipeline failed \({said}.*--beam-options"):
+        beam_jobs(options)([{}], 1, pytest.fail)
