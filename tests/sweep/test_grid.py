@@ -57,7 +57,7 @@ def test_all_is_every_line_of_an_ablation():
         (["run_dir=x,y"], "--out FOLDER"),
         (["attention=mha,lrvk"], "did you mean lrkv"),
         (["attention=mha,lrkv", "attention.rank=2,4"], "unknown key attention.rank"),
-        (["train.batch=8,8.0"], "train.batch"),
+        (["train.batch=8,8.5"], "train.batch"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(settings, said):

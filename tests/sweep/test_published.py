@@ -2,9 +2,13 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
+import pytest
+
 from lrkv_jax.comparison import kept_by_name
+from lrkv_jax.config.attention import KINDS
 from lrkv_jax.config.differences import differences
 from lrkv_jax.sweep.grid import grid
 from lrkv_jax.sweep.state import state_of
@@ -31,8 +35,20 @@ def sweeps():
             yield ROOT / options["--keep"], points, options["--tasks"].split(",")
 
 
-def test_the_published_commands_name_the_published_runs(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))  # as the page's PYTHONPATH does
+@pytest.fixture
+def controls(monkeypatch):
+    """The variants of experiments/controls.py, which the page's PYTHONPATH finds."""
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    monkeypatch.delitem(sys.modules, "controls", raising=False)
+    before = dict(KINDS)
+    yield
+    sys.modules.pop("controls", None)
+    KINDS.clear()
+    KINDS.update(before)
+
+
+@pytest.mark.usefixtures("controls")
+def test_the_published_commands_name_the_published_runs():
     named: dict[Path, set[str]] = {}
     for file, points, tasks in sweeps():
         kept = kept_by_name(file)
