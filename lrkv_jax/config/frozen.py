@@ -10,6 +10,11 @@ from pydantic.fields import FieldInfo
 
 from lrkv_jax.errors import LrkvError, nearest
 
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
 # Names that transformers' configurations have for settings of a model or a run.
 FROM_TRANSFORMERS = {
     "hidden_size": "width",
@@ -54,12 +59,6 @@ ROLES: dict[Role, str] = {
 }
 
 
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
-
-
 class _OneLine(ModelMetaclass):
     """A class whose call raises `LrkvError` where a setting is wrong, and no page of pydantic."""
 
@@ -67,7 +66,8 @@ class _OneLine(ModelMetaclass):
         try:
             return super().__call__(*args, **settings)
         except ValidationError as error:
-            raise LrkvError(f"{cls.__name__}: {first_problem(error, cast(Any, cls))}") from error
+            own = cast("type[Frozen]", cls)
+            raise LrkvError(f"{cls.__name__}: {first_problem(error, own)}") from error
 
 
 class Frozen(BaseModel, metaclass=_OneLine):
