@@ -51,7 +51,7 @@ BLOCK = "beside PyTorch"
 # glibc's, read when a process starts: no array is mapped by itself, and the heap is never trimmed.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 SIDES = ("lrkv_jax", "pytorch")
-VARIANTS = ("mha", "lrkv_full")  # that the other side has
+VARIANTS = ("mha", "lrkv")  # that the other side has
 BATCHES = 4  # that both sides cycle through
 CHECKED_STEPS = 4
 # Float32 sums of other orders differ by 1e-6 or so; an optimiser that is another one by far more.

@@ -36,7 +36,7 @@ def asked(program: str, target: str) -> dict:
     """One program's row."""
     scale, *overrides = program.split()
     # The page's LRKV is the paper's; a program's own attention=NAME comes later, and counts.
-    run = [f"configs/{scale}.yaml", "attention=lrkv_full", *overrides]
+    run = [f"configs/{scale}.yaml", "attention=lrkv", *overrides]
     command = [sys.executable, "-m", "lrkv_jax", "plan", *run]
     began = time.perf_counter()
     answer = subprocess.run(

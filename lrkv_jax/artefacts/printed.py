@@ -19,7 +19,6 @@ from lrkv_jax.config import RunConfig, load_config
 SCALES = {"128m": "128M", "512m_8k": "512M", "1.2b": "1.2B", "2.5b": "2.5B", "6.3b": "6.3B"}
 
 KINDS = ("mha", "gqa", "mqa", "mla", "lrkv")  # the variants that the paper compares, in its order
-OWN_LINES = {"lrkv": "lrkv_full"}  # the paper's model, where `variants` has another under the kind
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def paper_scale(run: RunRecord, *, any_size: bool = False) -> str | None:
         return None
     for scale in SCALES:
         same_scale, ours = shipped(scale), run.config.model.attention
-        entry = same_scale.variants.get(OWN_LINES.get(run.kind, run.kind))
+        entry = same_scale.variants.get(run.kind)
         same = entry is not None and (ours == entry or (any_size and ours.form == entry.form))
         if same and _shape(run.config) == _shape(same_scale):
             return scale
@@ -94,8 +93,8 @@ def shipped(scale: str) -> RunConfig:
 
 
 def of_paper(scale: str, kind: str) -> RunConfig:
-    """A scale's configuration with the paper's own line of a kind."""
-    return shipped(scale).variant(OWN_LINES.get(kind, kind))
+    """A scale's configuration with the paper's variant of a kind, which is named as the kind."""
+    return shipped(scale).variant(kind)
 
 
 def _shape(config: RunConfig) -> tuple:

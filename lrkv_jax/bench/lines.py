@@ -52,8 +52,8 @@ def lines_of(
 ) -> list[Line]:
     """Each line of a scale that was asked for, with `overrides`, cut to `depth` layers if given.
 
-    None asks for every variant of the scale, and for every mode; `lrkv` in its mode full then
-    stands for `lrkv_full`. `OWN` takes each variant as the scale has it. Raises `LrkvError` for
+    None asks for every variant of the scale, and for every mode; `lrkv` in its mode latent then
+    stands for `lrkv_latent`. `OWN` takes each variant as the scale has it. Raises `LrkvError` for
     modes that no variant has, and as `load_config` does.
     """
     scale = ALIASES.get(scale, scale)
@@ -61,7 +61,7 @@ def lines_of(
         listed = load_config(scale, overrides).variants
         variants = tuple(listed)
         if OWN not in (ropes or ()):
-            # lrkv_full beside lrkv, whose mode full is taken anyway.
+            # lrkv_latent beside lrkv, whose mode latent is taken anyway.
             named = {f"{v}_{mode}" for v, one in listed.items() for mode in one.compared_modes()}
             variants = tuple(variant for variant in listed if variant not in named)
     found = []

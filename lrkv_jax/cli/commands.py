@@ -20,7 +20,7 @@ def quickstart(
     chat: Annotated[
         bool,
         typer.Option(
-            "--chat", help="Pretrain, midtrain and evaluate LRKV instead, and talk to it."
+            "--chat", help="Pretrain, midtrain and evaluate lrkv_latent instead, and talk to it."
         ),
     ] = False,
     run_model_code: Annotated[
@@ -30,7 +30,7 @@ def quickstart(
         ),
     ] = False,
 ) -> None:
-    """Train MHA and LRKV on a shipped corpus, evaluate, decode and compare them."""
+    """Train mha and lrkv_latent on a shipped corpus, evaluate, decode and compare them."""
     from lrkv_jax.config import load_config
 
     with Stopping() as stopping:

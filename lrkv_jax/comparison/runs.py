@@ -242,7 +242,8 @@ class Setting:
         """The runs by seed that stand for a kind beside the other kinds.
 
         They are those of the line of `variants` that is named as the kind; without a run of it, of
-        the line beside it that is as published, or of the only line of that kind. An ablation's
+        a line beside it that is as published or named by its mode (`lrkv_latent`), or of the only
+        line of that kind. An ablation's
         lines do not stand for it.
         """
         main = [run for run in self.runs if run.kind == kind and _standing(run)]
@@ -346,6 +347,8 @@ def _standing(run: RunRecord) -> int:
     """2 of the line named as its kind, 1 of one that may stand for it, 0 of an ablation's."""
     if run.variant == run.kind:
         return 2
+    if run.variant == f"{run.kind}_{run.mode}":
+        return 1
     same = [entry for entry in run.config.variants.values() if entry.name == run.kind]
     published = [entry for entry in same if not entry.form]
     beside = run.kind in run.config.variants and published == [run.config.model.attention]

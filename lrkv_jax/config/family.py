@@ -248,8 +248,8 @@ class LRKV(AttentionConfig):
 
     Keys and values may have ranks of their own, R_k and R_v (`rank_key`, `rank_value`). With
     `kv_heads`, G groups of query heads have a residual each.
-    `rope`: `full` rotates the whole key, as the paper trains it; `shared` rotates the shared part
-    alone; `latent`, the default, rotates the shared part and, in R dimensions, the latent.
+    `rope`: `full`, the default, rotates the whole key, as the paper trains it; `shared` rotates the
+    shared part alone; `latent` rotates the shared part and, in R dimensions, the latent.
     """
 
     name: ClassVar[str] = "lrkv"
@@ -265,7 +265,7 @@ class LRKV(AttentionConfig):
     rope: Literal["full", "shared", "latent"] = result(
         "What positions rotate. full: the whole key, as in the paper; shared: its shared part "
         "alone; latent: its shared part, and the latent in its own R coordinates.",
-        "latent",
+        "full",
     )
     rank_key: Positive | None = result("Rank of the keys' residuals, R_k. Null is rank.", None)
     rank_value: Positive | None = result("Rank of the values' residuals, R_v. Null is rank.", None)

@@ -75,7 +75,7 @@ def _costs(planned: dict[str, Any]):
         "{tokens:,} tokens at context {context:,}"
     ).format(**planned)
     headers = [
-        "variant", "params", "attention", "K/V", "GFLOPs\n/token", "KV bytes\n/token",
+        "variant", "params", "atten-\ntion", "K/V", "GFLOPs\n/token", "KV bytes\n/token",
         "live\n/token", "% MHA,\nlive", "% in\npaper",
     ]  # fmt: skip
     table = _table(title, headers, COSTS.format(dtype=planned["cache_dtype"]))

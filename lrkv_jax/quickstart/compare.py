@@ -1,4 +1,4 @@
-"""`lrkv quickstart`: MHA and LRKV side by side, from raw text to decoded text, in minutes."""
+"""`lrkv quickstart`: MHA and `lrkv_latent` side by side, from raw to decoded text, in minutes."""
 
 import statistics
 import time
@@ -24,7 +24,7 @@ from lrkv_jax.run.restore import load_run
 from lrkv_jax.runtime.stopping import Stopping
 
 CONFIG = "configs/quickstart.yaml"
-VARIANTS = ("mha", "lrkv")
+VARIANTS = ("mha", "lrkv_latent")
 PROMPT = "My fellow Americans, the"
 SAMPLE_TOKENS = 96
 ROUNDS = 5

@@ -29,7 +29,7 @@ from lrkv_jax.plan import hlo
 
 PAPER_SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b"]
 SCALES = [*PAPER_SCALES, "quickstart"]
-VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_full"]
+VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"]
 
 
 @functools.cache
@@ -191,7 +191,7 @@ def test_rank_zero_costs_what_mqa_costs_but_for_one_inverse_norm():
 )
 def test_padding_is_what_the_kernels_ask_for(scale, rank, row):
     """Rows of latents of a multiple of 8 values: 16 bytes in bfloat16."""
-    model = config_of(scale, "lrkv_full").model
+    model = config_of(scale, "lrkv").model
     allocated = accounting.cache_allocated_bytes_per_token(model)
     extra = allocated - accounting.cache_bytes_per_token(model)
     assert model.attention.rank == rank
@@ -220,8 +220,8 @@ def test_padding_is_what_the_kernels_ask_for(scale, rank, row):
         ("2.5b", "mha", ["model.layers=18"], "1.38"),
         ("6.3b", "mha", ["model.tied_head=true"], "6.65"),
         ("6.3b", "mha", [], "6.85"),
-        ("6.3b", "lrkv_full", [], "6.28"),
-        ("6.3b", "lrkv_full", [], "6.3"),
+        ("6.3b", "lrkv", [], "6.28"),
+        ("6.3b", "lrkv", [], "6.3"),
     ],
 )
 def test_parameters_are_the_audits(scale, variant, overrides, printed):
@@ -237,7 +237,7 @@ def test_parameters_are_the_audits(scale, variant, overrides, printed):
         ("gqa", [50.0, 33.3, 33.3, 33.3, 6.3]),
         ("mqa", [16.7, 8.3, 8.3, 5.6, 3.1]),
         ("mla", [8.3, 8.3, 8.3, 8.3, 12.5]),
-        ("lrkv_full", [52.6, 48.2, 48.2, 48.5, 45.3]),
+        ("lrkv", [52.6, 48.2, 48.2, 48.5, 45.3]),
     ],
 )
 def test_cache_shares_are_the_papers(variant, printed):
@@ -256,7 +256,7 @@ def test_cache_shares_with_the_rope_key_are_the_audits():
 def test_cache_bytes_with_float32_norms_are_the_audits():
     printed = {"128m": 53.4, "1.2b": 49.0, "2.5b": 49.3, "6.3b": 46.1}
     for scale, percent in printed.items():
-        share = 100 * accounting.cache_bytes_fraction(config_of(scale, "lrkv_full").model)
+        share = 100 * accounting.cache_bytes_fraction(config_of(scale, "lrkv").model)
         assert share == pytest.approx(percent, abs=0.05), scale
 
 

@@ -76,7 +76,7 @@ def test_plan_prints_json_for_every_variant(capsys, monkeypatch):
     variants = json.loads(out)["variants"]
     percent = {n: round(100 * v["kv_cache_fraction_of_mha"], 1) for n, v in variants.items()}
     assert code == 0
-    lrkv_s = {"lrkv": 52.6, "lrkv_full": 52.6}
+    lrkv_s = {"lrkv": 52.6, "lrkv_latent": 52.6}
     assert percent == {"mha": 100.0, "gqa": 50.0, "mqa": 16.7, "mla": 12.5, **lrkv_s}
     assert round(100 * variants["mla"]["kv_cache_fraction_published"], 1) == 8.3
 

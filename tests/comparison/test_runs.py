@@ -183,13 +183,13 @@ def test_how_a_run_was_carried_out_sets_nothing_apart(tmp_path):
 
 def test_an_ablation_that_names_a_size_again_counts_it_once(tmp_path):
     write_run(tmp_path / "a", rank=8)
-    write_run(tmp_path / "b", "attention=lrkv_full")
+    write_run(tmp_path / "b", "attention=lrkv")
     (setting,) = settings(read_runs([tmp_path]))
-    assert [run.variant for run in setting.runs] == ["lrkv_full"]
+    assert [run.variant for run in setting.runs] == ["lrkv"]
 
 
-def test_the_line_named_as_its_kind_stands_for_it_and_else_the_published_one_beside_it(tmp_path):
-    for number, name in enumerate(("lrkv_full", "lrkv")):
+def test_the_line_named_as_its_kind_stands_for_it_and_else_one_named_by_its_mode(tmp_path):
+    for number, name in enumerate(("lrkv_latent", "lrkv")):
         write_run(tmp_path / str(number), f"attention={name}")
         write_run(tmp_path / f"rank {number}", f"train.seed={number}", rank=2)
         (setting,) = settings(read_runs([tmp_path]))

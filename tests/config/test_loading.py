@@ -12,7 +12,7 @@ from lrkv_jax.config import GQA, LRKV, MHA, dump_config, find_config, load_confi
 from lrkv_jax.errors import LrkvError
 
 SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b", "quickstart"]
-VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_full"]
+VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"]
 
 
 def complaint(path, *overrides):
@@ -381,12 +381,12 @@ def test_no_override_whatever_ends_in_anything_but_a_config_or_one_line(key, val
 # Loading changes nothing but what it is asked to.
 
 
-def test_the_default_choice_is_lrkv_with_latents_rotated_and_mha_is_its_reference():
-    assert LRKV(rank=8).mode == "latent"  # one default, wherever a mode is left out
+def test_lrkv_is_the_papers_model_and_lrkv_latent_beside_it_is_ours():
+    assert LRKV(rank=8).mode == "full"  # one default, wherever a mode is left out
     for scale in SCALES:
         config = load_config(scale)
-        assert config.attention == "lrkv"
-        ours, paper = config.model.attention, config.variants["lrkv_full"]
+        assert config.attention == ("lrkv_latent" if scale == "quickstart" else "lrkv")
+        paper, ours = config.variants["lrkv"], config.variants["lrkv_latent"]
         assert (ours.mode, paper.mode) == ("latent", "full")
         assert ours.rank == paper.rank + paper.rank % 2  # every coordinate has its pair
         assert config.variants["mha"] == MHA()

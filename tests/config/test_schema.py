@@ -51,8 +51,8 @@ def test_the_papers_settings_stand_in_each_yaml(scale):
         "gqa": GQA(kv_heads=kv_heads),
         "mqa": MQA(),
         "mla": MLA(latent=latent, rope_width=64),
-        "lrkv": LRKV(rank=rank + rank % 2, rope="latent"),
-        "lrkv_full": LRKV(rank=rank, rope="full"),
+        "lrkv": LRKV(rank=rank, rope="full"),
+        "lrkv_latent": LRKV(rank=rank + rank % 2, rope="latent"),
     }
     rates = (optimizer.matrix_lr, optimizer.embedding_lr, optimizer.head_lr)
     assert rates == (0.02, 0.2, 0.004)
@@ -218,7 +218,7 @@ def test_an_odd_width_that_is_rotated_is_said_and_no_other():
         ),
         (LRKV(rank=8, rope="shared"), 8, "LRKV-8 rope shared", "shared"),
         (LRKV(rank=8, rope="full", kv_heads=3, tied=True), 8, "LRKV-8 in 3 groups, tied", "full"),
-        (LRKV(rank=6, rank_value=5), 6, "LRKV-6/5 rope latent", "latent"),
+        (LRKV(rank=6, rank_value=5), 6, "LRKV-6/5", "full"),
     ],
 )
 def test_an_entry_says_its_size_label_and_mode(entry, size, label, mode):

@@ -97,7 +97,7 @@ def test_a_step_that_differs_or_is_not_finite_is_wrong(changes, says):
 def test_expectations_follow_from_the_rates():
     def at(copies, products):
         found = expectations.expect("quickstart", 1, 16 * 10**9, copies, products, None)
-        assert [one.name for one in found][-2:] == ["expect, lrkv", "expect, lrkv_full"]
+        assert [one.name for one in found][-2:] == ["expect, lrkv", "expect, lrkv_latent"]
         return found[-1].measured
 
     once, twice = at(1e10, 1e11), at(2e10, 2e11)

@@ -115,7 +115,7 @@ def test_the_first_pages_result_is_that_of_the_runs():
         cache_allocated_bytes_per_token(load_config("nano_family", [f"attention={name}"]).model)
         for name in ("lrkv_latent", "mha")
     )
-    assert f"| LRKV, latents rotated (the default) | {100 * lrkv / mha:.1f} |" in page
+    assert f"| `lrkv_latent`: LRKV, latents rotated (ours) | {100 * lrkv / mha:.1f} |" in page
 
 
 def test_the_index_lists_every_page():

@@ -15,7 +15,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples/heads.ipynb"
 
 @pytest.mark.slow
 def test_the_notebooks_cells_run(tmp_path, monkeypatch, pages, capsys):
-    config = [*TINY, *pages, f"run_dir={tmp_path / 'runs/quickstart-lrkv'}"]
+    config = [*TINY, *pages, f"run_dir={tmp_path / 'runs/quickstart-lrkv_latent'}"]
     train(load_config("quickstart", config), devices=jax.devices()[:1])
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")

@@ -22,7 +22,7 @@ from lrkv_jax.run import restore
 from lrkv_jax.run.restore import load_run
 from lrkv_jax.sharding import make_mesh
 
-FULL = "attention=lrkv_full"
+FULL = "attention=lrkv"
 
 
 @pytest.fixture(autouse=True)

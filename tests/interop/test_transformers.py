@@ -26,7 +26,7 @@ from lrkv_jax.run.restore import load_run
 
 pytestmark = pytest.mark.torch
 
-BIASES, FULL = "model.qkv_bias=true", "attention=lrkv_full"
+BIASES, FULL = "model.qkv_bias=true", "attention=lrkv"
 CASES = {
     "mha": ("NanoChatForCausalLM", "attention=mha"),
     "gqa-chat": ("NanoChatForCausalLM", "attention=gqa", "model.vocabulary=4224"),

@@ -21,7 +21,7 @@ from lrkv_jax.accounting.counts import (
     training_tokens,
 )
 from lrkv_jax.accounting.serving import attention_flops
-from lrkv_jax.artefacts.printed import KINDS, OWN_LINES, SCALES, printed, printed_table, verdict
+from lrkv_jax.artefacts.printed import KINDS, SCALES, printed, printed_table, verdict
 from lrkv_jax.config import load_config
 
 TABLE1, TABLE2 = ("128m", "1.2b", "2.5b", "6.3b"), ("128m", "2.5b", "6.3b")
@@ -36,7 +36,6 @@ def scale_of(scale, *overrides):
 
 def run_of(scale, variant="mha", *overrides):
     """The paper's variant of a scale; reading the file is what takes time, so it is read once."""
-    variant = OWN_LINES.get(variant, variant)
     if overrides:
         return scale_of(scale, f"attention={variant}", *overrides)
     return scale_of(scale).variant(variant)

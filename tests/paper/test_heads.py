@@ -175,7 +175,7 @@ def test_shared_energy_is_tabled_of_every_variant_beside_a_random_layer_s(of_hea
 def test_the_paper_s_rank_stands_beside_the_same_setting_alone(tmp_path):
     for rank in (None, 64):
         run = write_run(
-            tmp_path / f"r{rank}", "attention=lrkv_full", scale="128m", rank=rank, steps=None
+            tmp_path / f"r{rank}", "attention=lrkv", scale="128m", rank=rank, steps=None
         )
         write_analysis(run, lambda layer: alike(6, 0.1))
     run = write_run(tmp_path / "mha", "attention=mha", scale="128m", steps=None)
@@ -205,7 +205,7 @@ def test_what_is_not_analysed_or_not_there_is_named(tmp_path):
     analysed(tmp_path, "mha", lambda layer: alike(H, 0.0))
     write_run(tmp_path / "mha1", "attention=mha", "train.seed=1", *HEADS, steps=20)
     write_run(tmp_path / "mqa", "attention=mqa", *HEADS, steps=20)
-    stale = write_run(tmp_path / "lrkv", "attention=lrkv_full", *HEADS, steps=20)
+    stale = write_run(tmp_path / "lrkv", "attention=lrkv", *HEADS, steps=20)
     write_analysis(stale, lambda layer: alike(H, 0.0), step=10)
     runs = read_runs([tmp_path])
     expected = [

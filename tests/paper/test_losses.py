@@ -23,7 +23,7 @@ def straight():
     runs = []
     for seed in range(3):
         off = 0.001 * seed
-        runs.append(planted("lrkv_full", [4.75 + off, 4.5 + off, 4.25 + off, 4.0 + off], seed=seed))
+        runs.append(planted("lrkv", [4.75 + off, 4.5 + off, 4.25 + off, 4.0 + off], seed=seed))
         runs.append(planted("mha", [4.9 + off, 4.7 + off, 4.5 + off, 4.25 + off], seed=seed))
         runs.append(planted("mqa", [4.8 + off, 4.4 + off, 4.1 + off, 3.9 + off], seed=seed))
     noise = [0.02, -0.02, 0.001]
@@ -131,7 +131,7 @@ def test_only_runs_of_8192_tokens_are_long():
 
 def test_an_ablation_s_ranks_are_joined_beside_the_baselines_of_its_scale():
     runs = [planted(f"lrkv_r{rank}", [4.0 - rank / 100], scale="nano_ranks") for rank in (2, 8, 32)]
-    runs += [planted("mha", [4.0]), planted("lrkv_full", [3.92])]
+    runs += [planted("mha", [4.0]), planted("lrkv", [3.92])]
     losses, by_rank = artefact("fig05").made(runs)
     mha, lrkv = losses.figure.axes[0].containers
     assert lrkv.lines[0].get_ydata() == pytest.approx([3.98, 3.92, 3.68])
@@ -195,7 +195,7 @@ def test_heads_are_followed_over_the_steps_that_all_seeds_kept(tmp_path):
     for seed, kept in enumerate([(10, 20, 30), (20, 30)]):
         folder = tmp_path / f"lrkv-seed{seed}"
         folder.mkdir()
-        runs.append(planted("lrkv_full", [4.0], seed=seed, path=folder))
+        runs.append(planted("lrkv", [4.0], seed=seed, path=folder))
         form = {"centred": {"percent_of_cap": 90.0 + seed}}
         steps = [
             {"step": step, "query_key": form, "value_output": form,

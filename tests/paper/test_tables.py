@@ -3,13 +3,14 @@
 import re
 
 import pytest
+import yaml
 from support.paper_cases import artefact, cells
 from support.written_runs import write_run
 
 from lrkv_jax.artefacts import printed as printed_values
 from lrkv_jax.artefacts.printed import of_paper
 from lrkv_jax.comparison import read_runs
-from lrkv_jax.config import load_config
+from lrkv_jax.config import LRKV, load_config
 from lrkv_jax.paper import table04_mechanisms as table04
 from lrkv_jax.paper import table10_memory_latency as table10
 from lrkv_jax.paper import table11_cache_shapes as table11
@@ -50,18 +51,39 @@ def test_a_missing_or_unfinished_variant_is_a_labelled_gap(tmp_path):
 
 def test_the_paper_s_value_stands_beside_a_run_of_its_setting_alone(tmp_path):
     how = {"scale": "128m", "steps": None}
-    write_run(tmp_path / "same", "attention=lrkv_full", loss=lambda s: 2.9, **how)
-    write_run(tmp_path / "short", "attention=lrkv_full", "train.tokens=1310720", **how)
+    write_run(tmp_path / "same", "attention=lrkv", loss=lambda s: 2.9, **how)
+    write_run(tmp_path / "short", "attention=lrkv", "train.tokens=1310720", **how)
     ours, paper = artefact("table01").made(read_runs([tmp_path]))
     rows = [row.cells[3].printed for row in ours.rows if row.cells[0].value == "LRKV-46"]
     assert sorted(p.text if p else "" for p in rows) == ["", "2.893"]
     assert len(paper.rows) == 19, "its own row is not printed twice"
 
 
+def test_an_old_run_loads_and_is_named_and_compared_by_its_settings(tmp_path):
+    """Runs of before: `lrkv` rotated latents, and the paper's model was `lrkv_full`."""
+    old = {"lrkv": LRKV(rank=46, rope="latent"), "lrkv_full": LRKV(rank=46, rope="full")}
+    for name in old:
+        run = write_run(tmp_path / name, scale="128m", steps=None)
+        raw = yaml.safe_load((run / "config.yaml").read_text())
+        del raw["variants"]["lrkv_latent"]
+        raw["variants"] |= {one: entry.model_dump() for one, entry in old.items()}
+        (run / "config.yaml").write_text(yaml.safe_dump(raw | {"attention": name}))
+        assert load_config(run / "config.yaml").model.attention == old[name]
+    # One of today, of the same model under its new name and another seed.
+    seed = "train.seed=1", "data.shuffle_seed=1"
+    write_run(tmp_path / "new", "attention=lrkv_latent", *seed, scale="128m", steps=None)
+    ours, _ = artefact("table01").made(read_runs([tmp_path]))
+    lrkv = [row for row in ours.rows if row.cells[0].value.startswith("LRKV")]
+    rows = {row.cells[0].value: row.cells[3].printed for row in lrkv}
+    assert len(lrkv) == 2, "both runs of one model are of one row"
+    assert rows["LRKV-46"].text == "2.893" and rows["LRKV-46 rope latent"] is None
+
+
 def test_table_2_reads_the_benchmarks(tmp_path):
     task = {"score": 0.25, "examples": 1000, "style": "letters"}
-    for name in ("mha", "lrkv"):
-        evaluation = {"arc_easy": task | {"score": 0.25 + 0.1 * (name == "lrkv")}, "mmlu": task}
+    for name in ("mha", "lrkv_latent"):
+        ours = name == "lrkv_latent"
+        evaluation = {"arc_easy": task | {"score": 0.25 + 0.1 * ours}, "mmlu": task}
         write_run(tmp_path / name, f"attention={name}", evaluation=evaluation)
     ours, paper = artefact("table02").made(read_runs([tmp_path]))
     lrkv = cells(ours, "LRKV-8 rope latent")
@@ -88,7 +110,7 @@ def test_table_8_has_every_size_beside_the_baselines_and_the_printed_ones(of_swe
     ]  # fmt: skip
     assert "no MHA to compare with" not in [row.cells[-1].value for row in ours.rows]
     write_run(tmp_path / "r", "name=128m_ranks", rank=16, scale="128m", steps=None)
-    for name in ("mha", "mla", "lrkv", "lrkv_full"):
+    for name in ("mha", "mla", "lrkv", "lrkv_latent"):
         write_run(tmp_path / name, f"attention={name}", scale="128m", steps=None)
     ours, _ = artefact("table08").made(read_runs([tmp_path]))
     assert printed(ours) == {
@@ -98,7 +120,7 @@ def test_table_8_has_every_size_beside_the_baselines_and_the_printed_ones(of_swe
 
 
 def test_table_9_takes_the_long_contexts(tmp_path):
-    for name in ("lrkv", "lrkv_full"):
+    for name in ("lrkv", "lrkv_latent"):
         write_run(tmp_path / name, f"attention={name}", scale="512m_8k", steps=None)
     write_run(tmp_path / "short", "attention=lrkv")
     ours, _ = artefact("table09").made(read_runs([tmp_path]))

@@ -32,7 +32,7 @@ KEYS = {
     "kv_cache_fraction_published",
     "decode",
 }
-VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_full"]
+VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"]
 
 
 def planned(capsys, config, *, all_variants=True):
@@ -66,7 +66,7 @@ def test_json_describes_the_run_and_every_variant(capsys):
 def test_json_figures_are_the_closed_forms_at_128m(capsys):
     plan = planned(capsys, load_config("128m"))
     got = plan["variants"]
-    paper = ["mha", "gqa", "mqa", "mla", "lrkv_full"]
+    paper = ["mha", "gqa", "mqa", "mla", "lrkv"]
 
     def column(key):
         return [got[name][key] for name in paper]
@@ -151,7 +151,7 @@ def test_table_fits_a_terminal_and_says_what_it_counts(capsys, monkeypatch):
     ]
     assert [row[0] for row in rows] == VARIANTS
     paper = ["6.28B", "1.57B", "500.7M", "39.674", "241,664", "249,856", "47.7", "45.3"]
-    assert rows[-1] == ["lrkv_full", *paper]
+    assert rows[-2] == ["lrkv", *paper]
     assert rows[3][-2:] == ["13.3", "12.5"]
     words = " ".join(out.split())
     for said in ("embedding and head", "not its causal half", "float32 inverse norms", "rope key"):

@@ -39,7 +39,7 @@ def test_quickstart_compares_two_good_models_in_four_minutes(compared):
     folder, printed, seconds = compared
     print(printed)
     assert seconds < 240
-    for name, share in (("mha", "100.0%"), ("lrkv", "53.1%")):
+    for name, share in (("mha", "100.0%"), ("lrkv_latent", "53.1%")):
         assert f"{name}, decoded from its cache" in printed and share in printed
         result = json.loads((folder / f"runs/quickstart-{name}/evaluation.json").read_text())
         assert result["bpb"]["bits_per_byte"] <= 2.10
@@ -57,7 +57,7 @@ def test_pretraining_midtraining_evaluation_and_chat_take_less_than_eight_minute
     printed = lrkv("quickstart", "--chat", "--run-model-code", folder=folder).stdout
     print(printed)
     assert seconds + time.monotonic() - began < 480
-    run = folder / "runs/quickstart-midtrain-lrkv"
+    run = folder / "runs/quickstart-midtrain-lrkv_latent"
     summary = json.loads((run / "evaluation.json").read_text())
     assert summary["agreement"]["max_relative_error"] <= 1e-5
     scores = [summary[name]["score"] for name in BENCHMARKS]
@@ -89,8 +89,8 @@ def test_more_steps_beat_a_bigram_counted_on_the_same_tokens(compared, monkeypat
         token_stream(data, context, "heldout"),
         make_loader(data, context, 1).token_bytes,
     )
-    printed = lrkv("train", "quickstart", "attention=lrkv", "train.steps=260").stdout
+    printed = lrkv("train", "quickstart", "attention=lrkv_latent", "train.steps=260").stdout
     assert "resuming from step 200" in printed
-    ours = read_metrics("runs/quickstart-lrkv")[-1]["validation_bpb"]
+    ours = read_metrics("runs/quickstart-lrkv_latent")[-1]["validation_bpb"]
     print(f"bigram {bigram:.4f}, LRKV after 260 steps {ours:.4f}")
     assert ours < bigram

@@ -26,7 +26,7 @@ def snippet(finished_run, tmp_path_factory):
     (source,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     folder, names, printed = tmp_path_factory.mktemp("snippet"), {}, io.StringIO()
     (folder / "runs").mkdir()
-    (folder / "runs/quickstart-lrkv").symlink_to(finished_run.directory)
+    (folder / "runs/quickstart-lrkv_latent").symlink_to(finished_run.directory)
     with pytest.MonkeyPatch.context() as patch:
         # On one device, as it was trained: its programs are training's.
         patch.setattr(restore, "make_mesh", partial(make_mesh, devices=jax.devices()[:1]))

@@ -3,13 +3,12 @@
 from support.written_analyses import write_analysis
 from support.written_runs import write_run
 
-from lrkv_jax.artefacts.printed import OWN_LINES
 from lrkv_jax.paper import ARTEFACTS
 
 H = 6
 HEADS = (
     "model.layers=5", "model.unroll=1", f"model.heads={H}", "model.width=48", "model.head_width=8",
-    "variants.gqa.kv_heads=2", "variants.lrkv_full.rank=4",
+    "variants.gqa.kv_heads=2", "variants.lrkv.rank=4", "variants.lrkv_latent.rank=4",
 )  # fmt: skip
 
 
@@ -39,7 +38,7 @@ def analysed(folder, kind, cosines, *, seed=0, norm=2.0, ranks=(), weighted=None
     """A finished run of six heads whose cosines at each layer are `cosines(layer)`."""
     run = write_run(
         folder / f"{kind}{written.get('rank') or ''}-{seed}",
-        f"attention={OWN_LINES.get(kind, kind)}",
+        f"attention={kind}",
         f"train.seed={seed}", *HEADS, steps=20, **written,
     )  # fmt: skip
     write_analysis(run, cosines, norm=norm, ranks=ranks, weighted=weighted)

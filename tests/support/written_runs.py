@@ -59,9 +59,9 @@ def write_run(
 
 def write_sweep(folder: Path, seeds=(0, 1, 2)) -> Path:
     """The paper's five variants and two more ranks, of the quickstart, each with these seeds."""
-    better = {"mha": 0.0, "gqa": 0.03, "mqa": 0.06, "mla": 0.001, "lrkv_full": -0.05}
+    better = {"mha": 0.0, "gqa": 0.03, "mqa": 0.06, "mla": 0.001, "lrkv": -0.05}
     variants = {name: (name, None) for name in better}
-    variants |= {f"lrkv_r{r}": ("lrkv_full", r) for r in (2, 4)}
+    variants |= {f"lrkv_r{r}": ("lrkv", r) for r in (2, 4)}
     for number, (name, (kind, rank)) in enumerate(variants.items()):
         for seed in seeds:
             off = better.get(name, 0.0) + 0.002 * ((7 * seed + 3 * number) % 5 - 2)

@@ -25,7 +25,7 @@ LAYERS = 3
 WIDTH, RANK = 72, 5
 SHAPE = (
     f"model.layers={LAYERS}", f"model.width={WIDTH}", "model.vocabulary=48",
-    f"variants.lrkv.rank={RANK}", f"variants.lrkv_full.rank={RANK}", "run_dir=unused",
+    f"variants.lrkv.rank={RANK}", f"variants.lrkv_latent.rank={RANK}", "run_dir=unused",
 )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ EXPECTED = {
         "forward": {"all-gather": 6},
         "backward": {"all-gather": 6, "reduce-scatter": 6},
     },
-    ("lrkv", (1, 2, 2, 2)): {
+    ("lrkv_latent", (1, 2, 2, 2)): {
         # Queries, keys, values and outputs change between heads and positions: 4 all-to-alls.
         "forward": {"all-gather": 8, "all-to-all": 4, "all-reduce": 2},
         # Over context the 8 and the 2 whole factors; over tensor the gradients of the attention's
@@ -138,7 +138,7 @@ def test_outside_the_layers_only_tokens_the_head_and_muon_travel():
     ("variant", "mesh_sizes"),
     [
         pytest.param("mha", (1, 8, 1, 1), id="mha"),
-        pytest.param("lrkv", (1, 2, 2, 2), id="lrkv", marks=SLOW),
+        pytest.param("lrkv_latent", (1, 2, 2, 2), id="lrkv", marks=SLOW),
     ],
 )
 def test_no_weight_is_whole_outside_its_layers_turn(variant, mesh_sizes):
@@ -170,13 +170,13 @@ def flops(f, config):
 
 
 @functools.cache
-def gradient_flops(*overrides, variant="lrkv"):
+def gradient_flops(*overrides, variant="lrkv_latent"):
     config = configured(f"attention={variant}", *overrides)
     return flops(make_gradient(config, meshed(), np.ones(config.model.vocabulary)), config)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "parts"), [("lrkv", 1), ("lrkv_full", 2)])
+@pytest.mark.parametrize(("variant", "parts"), [("lrkv_latent", 1), ("lrkv", 2)])
 def test_nothing_is_computed_twice_unasked(variant, parts):
     config = configured(f"attention={variant}")
 
