@@ -327,6 +327,71 @@ def test_lrkv_is_best_at_every_scale_though_the_text_names_two():
     assert math.log10(6.3 / 0.128) == pytest.approx(1.7, abs=0.01)
 
 
+def test_gqa_is_worse_than_mqa_at_6_3b_by_more_than_lrkv_gains():
+    """GQA with two key heads has MQA's functions among its own."""
+    ce = {kind: paper("table01", "ce", "6.3b", kind) for kind in KINDS}
+    assert run_of("6.3b", "gqa").model.attention.kv_heads == 2
+    assert ce["gqa"] - ce["mqa"] == pytest.approx(0.050, abs=1e-9)
+    assert ce["mha"] - ce["lrkv"] == pytest.approx(0.031, abs=1e-9)
+    assert ce["mqa"] < ce["mha"]  # where MHA has them among its own, too
+
+
+def test_mha_is_worse_at_8192_tokens_than_the_same_shape_at_2048():
+    long, short = run_of("512m_8k"), run_of("1.2b")
+    assert long.model == short.model and training_tokens(long) == training_tokens(short)
+    assert long.train.context == 4 * short.train.context
+    over = paper("table09", "mha", "ce") - paper("table01", "ce", "1.2b", "mha")
+    assert over == pytest.approx(0.210, abs=1e-9)
+    # Of which LRKV's gain there is a third.
+    gain = paper("table09", "mha", "ce") - paper("table09", "lrkv", "ce")
+    assert gain == pytest.approx(0.075, abs=1e-9)
+
+
+def of_rank(rank):
+    return paper("table08", f"lrkv_{rank}", "ce")
+
+
+def test_the_gain_is_largest_at_full_rank_where_lrkv_has_mha_s_functions():
+    """Nothing is compressed there: the cache is larger than MHA's."""
+    assert run_of("128m").model.head_width == 128
+    gains = {rank: paper("table08", "mha", "ce") - of_rank(rank) for rank in (8, 16, 32, 64, 128)}
+    assert max(gains, key=gains.get) == 128 and gains[128] == pytest.approx(0.026, abs=1e-9)
+    assert cache_fraction_published(ablated("lrkv", 128)) > 1
+    # The deployed rank, 46, gains less.
+    deployed = paper("table01", "ce", "128m", "mha") - paper("table01", "ce", "128m", "lrkv")
+    assert deployed == pytest.approx(0.010, abs=1e-9)
+
+
+def test_the_ablation_shows_no_threshold():
+    """ "r ≈ 0.36-0.43 × d_h provides a critical threshold": no step stands out there."""
+    steps = [of_rank(r) - of_rank(2 * r) for r in (8, 16, 32, 64)]
+    assert steps == pytest.approx([0.003, 0.009, 0.008, 0.011], abs=1e-9)
+    # 0.25 of d_h is below MHA already, and the step that crosses 0.36 to 0.43 is not the largest.
+    assert of_rank(32) < paper("table08", "mha", "ce")
+    assert max(steps) == steps[3] and steps[2] < steps[1]
+
+
+def test_the_gain_does_not_grow_with_every_scale():
+    """ "Advantages strengthen rather than diminish with scale"."""
+    gains = []
+    for scale in TABLE1:
+        mha, lrkv = (paper("table01", "ce", scale, kind) for kind in ("mha", "lrkv"))
+        gains.append(100 * (mha - lrkv) / mha)
+    assert gains == pytest.approx([0.34, 0.83, 0.54, 1.34], abs=0.005)
+    assert gains[2] < gains[1]
+    # And the largest model has seen the fewest tokens per parameter.
+    seen = [training_tokens(run_of(s)) / parameter_counts(model_of(s)).total for s in TABLE1]
+    assert seen == sorted(seen, reverse=True) and seen[-1] == pytest.approx(7.3, abs=0.05)
+
+
+def test_no_table_has_a_model_of_256m():
+    """ "For models up to 256M parameters" (appendix D.1)."""
+    table = printed_table("table05")
+    assert [row["parameters"] for row in table.values()] == ["128M", "512M", "1.2B", "2.5B", "6.3B"]
+    counts = [parameter_counts(model_of(scale)).total / 1e6 for scale in table]
+    assert not [count for count in counts if 200 < count < 320]
+
+
 # After midtraining.
 
 TASKS = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
@@ -377,6 +442,25 @@ def test_lrkv_is_not_best_on_every_benchmark():
     # "MQA ... versus 13.4 % [128M] for other methods".
     others = [paper("table02", "128m", k, "humaneval") for k in KINDS if k != "mqa"]
     assert (min(others), max(others)) == (4.6, 9.1)
+
+
+# Questions in the test sets: ARC-Easy and -Challenge, MMLU, GSM8K, HumanEval.
+QUESTIONS = (2376, 1172, 14042, 1319, 164)
+
+
+def test_lrkv_s_combined_lead_is_one_to_three_binomial_errors():
+    """The paper gives no errors; these are of the questions alone, one model each."""
+    leads, errors = [], []
+    for scale in TABLE2:
+        scores = {
+            kind: np.array([paper("table02", scale, kind, task) for task in TASKS])
+            for kind in ("mha", "lrkv")
+        }
+        variances = [s * (100 - s) / np.array(QUESTIONS) for s in scores.values()]
+        leads.append(scores["lrkv"].mean() - scores["mha"].mean())
+        errors.append(np.sum(variances) ** 0.5 / len(TASKS))
+    assert leads == pytest.approx([1.1, 2.6, 1.5], abs=0.05)
+    assert np.divide(leads, errors) == pytest.approx([1.4, 2.8, 1.6], abs=0.05)
 
 
 def r_squared(scale, loss):
