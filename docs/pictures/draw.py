@@ -17,7 +17,7 @@ SHARED, PRIVATE, PLAIN = "#0969da", "#bc4c00", "#d1d9e0"
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 # From the top of the house to its ground: who may import whom. Each room imports from lower floors.
-LABORATORY = (
+UPPER = (
     ("cli",),
     ("quickstart", "paper", "doctor"),
     ("bench", "plan", "sweep"),
@@ -26,7 +26,7 @@ LABORATORY = (
     ("comparison",),
     ("evals", "analysis"),
 )
-CORE = (
+LOWER = (
     ("interop",),
     ("run",),
     ("foresight",),
@@ -37,7 +37,8 @@ CORE = (
     ("nn",),
     ("accounting", "sharding", "kernels"),
     ("config", "hardware", "runtime"),
-    ("errors", "disk"),
+    ("disk",),
+    ("errors",),
 )
 
 
@@ -160,8 +161,8 @@ def house() -> str:
     width, high, gap = 860, 32, 8
     y, parts = 20, []
     for name, floors, fill, stroke in (
-        ("laboratory: measures and compares", LABORATORY, "#fff8c5", "#d4a72c"),
-        ("core: trains and decodes", CORE, "#ddf4ff", SHARED),
+        ("upper: serves, measures and compares", UPPER, "#fff8c5", "#d4a72c"),
+        ("lower: trains and decodes", LOWER, "#ddf4ff", SHARED),
     ):
         height = len(floors) * (high + gap) + 34
         parts.append(box(12, y, width - 24, height, fill="none", stroke=stroke, radius=8))

@@ -109,7 +109,7 @@ def convert(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Give a pretrained run a smaller exact cache, without training, and say what it costs.
+    """Give a pretrained run a smaller cache, without training, and say what that costs it.
 
     Keys and values are fitted where the model reads them: attention=mla attention.latent=C (one
     latent for both), attention.rank=R beside it, or attention=lrkv attention.rank=R.

@@ -1,4 +1,4 @@
-"""A run with a smaller exact cache in place of its own: `lrkv convert`.
+"""A run that keeps less in its cache, near to another run but not equal: `lrkv convert`.
 
 Keys and values of one layer after the other are fitted in closed form (`lrkv_jax.interop.fits`) on
 what text shows of that layer, and the new run's heads read them as the old run's did. Nothing is

@@ -1,4 +1,4 @@
-"""Imports run one way, kernels know jax alone, and the core loads without the data libraries."""
+"""Imports run one way, kernels know jax alone, and models load without the data libraries."""
 
 import ast
 import graphlib
@@ -74,6 +74,13 @@ def test_modules_import_only_from_the_floors_below():
                 if there != here and FLOOR[there] >= FLOOR[here]:
                     up.append(f"{own(path)} imports {name}, which stands on a higher floor")
     assert not up
+
+
+def test_the_first_page_draws_these_floors():
+    page = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
+    drawn = page.split("## A map of the package")[1].split("```")[1].strip().splitlines()
+    rows = [set(line[:34].split()) for line in drawn]
+    assert rows == FLOORS[-2::-1]  # from the top, without the entry of `python -m`
 
 
 def test_no_files_import_each_other_in_a_circle():
