@@ -40,7 +40,7 @@ def test_an_imported_runs_chat_template_is_exported_as_it_came(factored, inside,
     kept = tokenizer_folder(tmp_path / "kept", **({"chat_template": CHAT} if inside else {}))
     if not inside:
         (kept / "chat_template.jinja").write_text(CHAT)
-    plant(tmp_path / "run", "attention=lrkv_full", f"data.tokenizer={kept}")
+    plant(tmp_path / "run", "attention=lrkv", f"data.tokenizer={kept}")
     export(tmp_path / "run", tmp_path / "hf", factored=factored)
     names = {path.name for path in kept.iterdir()}
     assert names <= set(KEPT)
@@ -52,7 +52,7 @@ def test_an_imported_runs_chat_template_is_exported_as_it_came(factored, inside,
 
 @pytest.mark.parametrize("factored", [False, True], ids=["whole", "factored"])
 def test_a_run_with_the_chats_tokens_is_exported_with_our_template(factored, tmp_path):
-    plant(tmp_path / "run", "attention=lrkv_full", "model.vocabulary=4224")
+    plant(tmp_path / "run", "attention=lrkv", "model.vocabulary=4224")
     export(tmp_path / "run", tmp_path / "hf", factored=factored)
     settings = json.loads((tmp_path / "hf/tokenizer_config.json").read_text())
     assert settings["chat_template"] == TEMPLATE
