@@ -211,4 +211,4 @@ if __name__ == "__main__":
     found = {folder: reloaded(folder, json.loads(ids)) for folder in folders}
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     with open(target, "w") as file:
-        json.dump({"versions": versions, "folders": found}, file)
+        json.dump({**versions, "folders": found}, file)
