@@ -211,12 +211,14 @@ def draw_line(
     x: Sequence[float] | np.ndarray,
     line: Line,
     value: Callable[..., Any],
+    *,
+    log: bool = False,
     **style: Any,
 ) -> None:
     """Draw a line's mean over seeds with a band of one standard deviation."""
     mean, sd = line.over_seeds(value)
     usual = line.look.style | {"label": line.label, "markevery": max(1, len(mean) // 12)}
-    draw_mean(axis, x, mean, sd, **usual | style)
+    draw_mean(axis, x, mean, sd, log=log, **usual | style)
 
 
 def layer_axis(axis: Axes, layers: int, *, label: bool = True) -> np.ndarray:

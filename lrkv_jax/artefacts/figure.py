@@ -96,11 +96,16 @@ def mean_and_sd(values: Iterable[Any]) -> tuple[np.ndarray, np.ndarray | None]:
     return stacked.mean(0), stacked.std(0, ddof=1) if len(stacked) > 1 else None
 
 
-def draw_mean(axis: Axes, x: Any, mean: Any, sd: Any, **style: Any) -> None:
-    """Draw a mean with a band of one standard deviation (None: of one value) in its colour."""
+def draw_mean(axis: Axes, x: Any, mean: Any, sd: Any, *, log: bool = False, **style: Any) -> None:
+    """Draw a mean with a band of one standard deviation (None: of one value) in its colour.
+
+    On a logarithmic axis (`log`) the band reaches as far below the mean as above it, as the axis
+    measures: mean − sd may be 0 or less, which such an axis does not have.
+    """
     axis.plot(x, mean, **style)
     if sd is not None:
-        axis.fill_between(x, mean - sd, mean + sd, color=style["color"], alpha=0.15, lw=0)
+        lower = mean / (1 + sd / mean) if log else mean - sd
+        axis.fill_between(x, lower, mean + sd, color=style["color"], alpha=0.15, lw=0)
 
 
 def legend_below(figure: Figure, columns: int = 5) -> None:

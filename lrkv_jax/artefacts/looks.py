@@ -38,6 +38,13 @@ SPARES = (
     ("#44AA99", (0, (1, 1)), "*"),
     ("#332288", (0, (5, 1, 1, 1)), "<"),
 )
+# Of further forms of a line in one mode, in turn.
+TWINS = (
+    ("#332288", (0, (1, 1)), "<"),
+    ("#8C564B", (0, (3, 1, 1, 1)), ">"),
+    ("#BBAA00", (0, (5, 1)), "h"),
+    ("#555555", (0, (5, 1, 1, 1)), "p"),
+)
 GREY = "#777777"  # for what is not a variant: a bound, a null, a rule
 _STEPS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINES = ("-", "--", "-.", ":")
@@ -87,14 +94,14 @@ def ladder(kind: str, sizes: list[int]) -> dict[int, Look]:
 
 
 def apart(looks: Sequence[Look]) -> list[Look]:
-    """The looks, each that an earlier one has made lighter, with another line and marker."""
+    """The looks, each that an earlier one has with a colour, line and marker of no variant."""
     made: list[Look] = []
+    others = 0
     for one in looks:
-        twins = looks[: len(made)].count(one)
-        if twins:
-            colour = _lighter(one.colour, max(0.3, 1 - 0.45 * twins))
-            marker = [mark for mark in _STEPS if mark != one.marker][twins % (len(_STEPS) - 1)]
-            made.append(Look(colour, (0, (1, 1)), marker, one.name))
+        if one in looks[: len(made)]:
+            colour, line, marker = TWINS[others % len(TWINS)]
+            made.append(Look(colour, line, marker, one.name))
+            others += 1
         else:
             made.append(one)
     return made

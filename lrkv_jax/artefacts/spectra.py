@@ -13,7 +13,8 @@ from lrkv_jax.artefacts.looks import GREY
 ORTHOGONAL = {"color": GREY, "ls": (0, (1, 1)), "lw": 1.2, "label": "orthogonal heads"}
 BELOW = (
     "Below: the distance from orthogonal heads on a logarithmic axis, the mean over seeds of the "
-    "absolute difference; a distance of zero has no point there."
+    "absolute difference; a distance of zero has no point there. Its band reaches one standard "
+    "deviation above the mean, and as far below it on this axis."
 )
 _NOTHING = 1e-9  # of the curve's unit, a distance that is rounding
 
@@ -60,7 +61,7 @@ def at_depths(
 
         for line in group.lines:
             draw_line(above, places, line, values)
-            draw_line(below, places, line, distance)
+            draw_line(below, places, line, distance, log=True)
         below.set_yscale("log", nonpositive="clip")
         above.plot(places, orthogonal_H, **ORTHOGONAL)
         above.set_title(group.depth_title(depth))

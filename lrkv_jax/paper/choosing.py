@@ -5,11 +5,15 @@ names in `SCALE`, where each keeps the same share of MHA's cache: bytes and FLOP
 the configurations, times are read from decode benchmarks of that scale (`lrkv report --bench`).
 """
 
-from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token, executed_flops_per_token
+from lrkv_jax.accounting.counts import (
+    cache_allocated_bytes_per_token,
+    executed_flops_per_token,
+    parameter_counts,
+)
 from lrkv_jax.accounting.serving import attention_flops
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.figure import Picture, legend_below, panels
-from lrkv_jax.artefacts.looks import look
+from lrkv_jax.artefacts.looks import apart, look
 from lrkv_jax.artefacts.printed import shipped
 from lrkv_jax.artefacts.table import Cell, Column, Row, Table
 from lrkv_jax.bench.decode import OURS
@@ -129,45 +133,58 @@ def _table(family, costs):
 
 
 def _picture(family, costs):
-    """Each line's difference to MHA over its cache, its decode time and its bound."""
+    """Over its cache each line's loss, of the runs' models, and its time and bound, of `SCALE`."""
     found = _differences(family, costs, "bpb")
     batch, length = (_shapes(costs) or [(0, 0)])[-1]
-    over = {
-        "cache, as a share of MHA's": lambda cost: cost.cache[0],
-        f"decode time over MHA's, measured:\n{length:,} tokens, batch {batch}": (
-            lambda cost: cost.measured.get((batch, length))
+    runs = {name: next(iter(family.named(name).runs.values())) for name in found}
+    size = parameter_counts(next(iter(runs.values())).config.model).total / 1e6
+    panels_of = {
+        f"{family.name}, {size:.0f}M parameters:\nbits/byte over MHA's": (
+            lambda name: runs[name].cache_allocated_fraction,
+            lambda name: (found[name].difference, found[name].interval), 0,
         ),
-        f"decode time over MHA's, bound\nof an {DEVICE.name}": lambda cost: cost.bound,
-    }
-    looks: dict[str, tuple[str, str]] = {}  # colour and marker; forms of one mode share a colour
-    for name in found:
-        one = look(costs[name].entry.name, costs[name].entry.mode)
-        alike = sum(colour == one.colour for colour, _ in looks.values())
-        looks[name] = one.colour, (one.marker, "o", "s", "<", ">")[alike % 5]
-    figure, [axes] = panels(1, len(over), panel=(3.6, 4.0), sharey=True)
-    for axis, (label, x) in zip(axes, over.items(), strict=True):
-        axis.axhline(0, color="black", lw=0.8)
+        f"{SCALE}: decode time over\nMHA's, {length:,} tokens, batch {batch}": (
+            lambda name: costs[name].cache[0],
+            lambda name: (costs[name].measured.get((batch, length)), None), 1,
+        ),
+        f"{SCALE}: decode time over\nMHA's, bound of an {DEVICE.name}": (
+            lambda name: costs[name].cache[0], lambda name: (costs[name].bound, None), 1,
+        ),
+    }  # fmt: skip
+    entries = [costs[name].entry for name in found]
+    looks = dict(zip(found, apart([look(one.name, one.mode) for one in entries]), strict=True))
+    figure, [axes] = panels(1, len(panels_of), panel=(2.7, 3.1))
+    for axis, (title, (x, y, level)) in zip(axes, panels_of.items(), strict=True):
+        axis.axhline(level, color="black", lw=0.8)
         axis.axvline(1, color="black", lw=0.8)
-        for name, test in found.items():
-            if test.difference is None or x(costs[name]) is None:
+        for name, one in looks.items():
+            value, interval = y(name)
+            if value is None:
                 continue
-            bar = None if test.interval is None else test.interval[1] - test.difference
-            colour, marker = looks[name]
             axis.errorbar(
-                x(costs[name]), test.difference, yerr=bar, capsize=3, color=colour, marker=marker,
-                markersize=6, linestyle="none", label=name,
+                x(name), value, yerr=None if interval is None else interval[1] - value, capsize=3,
+                color=one.colour, marker=one.marker, markersize=6, linestyle="none", label=name,
             )  # fmt: skip
-        axis.set_xscale("log")
-        low, high = axis.get_xlim()
-        ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5) if low <= tick <= high]
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_xticks([], minor=True)
-        axis.set_xlabel(label)
-    axes[0].set_ylabel("difference to MHA, bits/byte\n(better below)")
+        _log_axis(axis.xaxis, *axis.get_xlim())
+        if level:
+            _log_axis(axis.yaxis, *axis.get_ylim())
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("cache, as a share of MHA's")
     legend_below(figure, 4)
     return Picture(
-        "What each line gains, over what it costs", figure,
-        "Points: mean difference to MHA, bits per byte of held-out text, each line at its own "
-        "learning rate; bars: 95 % intervals, from one model of all lines and seeds. "
-        "Left and below is better. MHA stands at 1 and 0.", name="figure",
+        "What each line learns at one size, and costs at another", figure,
+        "Left: mean difference to MHA, bits per byte of held-out text, each line at its own "
+        "learning rate, over the cache of the same models; bars: 95 % intervals, from one model of "
+        "all lines and seeds. Others: time over MHA's, over the cache of the lines of the same "
+        f"names in configs/{SCALE}.yaml, whose losses are not known. Left and below is better. "
+        "MHA stands where the black lines cross.", name="figure",
     )  # fmt: skip
+
+
+def _log_axis(axis, low, high):
+    """A logarithmic axis with a few plain numbers."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = sorted((max(low, 0.05), high))
+    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5) if low / 1.3 <= tick <= high * 1.3]
+    axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_ticks([], minor=True)

@@ -8,6 +8,7 @@ from support.written_runs import write_run
 
 from lrkv_jax.artefacts.analysed import FORMS
 from lrkv_jax.artefacts.figure import Picture
+from lrkv_jax.artefacts.looks import apart, look
 from lrkv_jax.comparison import read_runs
 
 ALL = (
@@ -91,6 +92,26 @@ def test_below_spectra_stand_their_distances_from_orthogonal_heads(of_heads):
     assert cumulative.get_yscale() == "log"
     # Identical heads less their mean are nothing: no share, where orthogonal heads have their own.
     assert curves(cumulative)["MQA"] == pytest.approx([20, 40, 60, 80, 100, 100])
+
+
+def test_bands_on_a_logarithmic_axis_end_above_its_floor(tmp_path):
+    """Seeds whose distances are 0.2 and 0.01: mean less one standard deviation is below 0."""
+    for seed, cosine in enumerate((0.2, 0.01)):
+        analysed(tmp_path, "mha", lambda layer, cosine=cosine: alike(H, cosine), seed=seed)
+    below = artefact("fig16").made(read_runs([tmp_path]))[0].figure.axes[3]
+    edges = below.collections[0].get_paths()[0].vertices[:, 1]
+    mean, sd = 0.105, (0.2 - 0.01) / 2**0.5
+    assert mean - sd < 0
+    # The first component is H − 1 times as far as the others are.
+    assert edges.max() == pytest.approx((mean + sd) * (H - 1))
+    assert edges.min() == pytest.approx(mean**2 / (mean + sd))
+
+
+def test_no_two_forms_of_a_mode_share_a_colour():
+    one = look("lrkv", "latent")
+    looks = apart([look("mha"), one, one, one, look("gqa")])
+    assert looks[1] == one and len({each.colour for each in looks}) == 5
+    assert len({each.marker for each in looks}) == 5
 
 
 def test_maps_share_their_colours_and_leave_the_diagonal_out(of_heads):
