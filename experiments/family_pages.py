@@ -4,11 +4,14 @@
 
 Runs: results/family/runs.jsonl, which `lrkv sweep ... --keep` writes, and controls.jsonl beside it,
 of `controls.yaml`. Times of decoding:
-results/decode_cpu-family.json, which `bench_decode.py --only family` writes. Tables go between the
-marks of the pages, JSON and pictures into results/family.
+results/decode_cpu-family.json, which `bench_decode.py --only family` writes. Ranks and latents:
+results/nano/table08_rank_ablation.json, with each seed's value. Tables go between the marks of the
+pages, JSON and pictures into results/family.
 """
 
 import argparse
+import json
+import math
 import shutil
 import sys
 import tempfile
@@ -54,6 +57,8 @@ def write(docs: Path, results: Path) -> None:
     sys.path.insert(0, str(HERE))
     controlled = read_runs([results / "family" / "controls.jsonl"])
     replace_between(docs / "results.md", "controls", _controls([*runs, *controlled]))
+    ranks = json.loads((results / "nano" / "table08_rank_ablation.json").read_text())
+    replace_between(docs / "results.md", "ranks", _ranks(ranks))
 
 
 def _controls(runs) -> str:
@@ -75,6 +80,36 @@ def _controls(runs) -> str:
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _ranks(table) -> str:
+    """The earlier runs by rank and latent, with seeds as blocks, and the slope over ranks."""
+    from lrkv_jax.comparison.contrasts import against, trend
+
+    titles = [column["name"] for column in table["columns"]]
+    rows = {row["cells"][0]["value"]: dict(zip(titles, row["cells"], strict=True))
+            for row in table["rows"]}  # fmt: skip
+    values = {name: row["BPB"]["seeds"] for name, row in rows.items()}
+    tests = against(values["MHA"], {name: one for name, one in values.items() if name != "MHA"})
+    heads = "variant", "cached values, % of MHA", "bits/byte", "difference to MHA, bits/byte"
+    lines = [f"| {' | '.join(heads)} | verdict |", "| :-- | --: | --: | --: | --: |"]
+    for name, row in rows.items():
+        test, bits = tests.get(name), row["BPB"]
+        cells = (
+            name, f"{row['cached values']['value']:.1f}", f"{bits['value']:.4f} ± {bits['sd']:.4f}",
+            test.with_interval(4) if test else "", test.in_words if test else "",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    doublings = {name: math.log2(int(name.removeprefix("LRKV-")))
+                 for name in values if name.startswith("LRKV-")}  # fmt: skip
+    slope = trend({name: values[name] for name in doublings}, doublings)
+    alone = against(values["MHA"], {"LRKV-8": values["LRKV-8"]})["LRKV-8"]
+    return "\n".join([
+        *lines, "",
+        "Seeds are blocks of one model of all rows; p adjusted by Holm for the ten rows below MHA. "
+        f"A paired test of LRKV-8 and MHA alone has p = {alone.p:.1g}. Each doubling of the rank "
+        f"changes the loss by {slope.with_interval(4)} bits per byte (p = {slope.p:.0e}).",
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Finished runs beside one another: what they reached, how soon, and whether they differ."""
 
-from lrkv_jax.comparison.contrasts import Contrast, against, contrasts, spread, trend
+from lrkv_jax.comparison.contrasts import Contrast, against, combined, contrasts, spread, trend
 from lrkv_jax.comparison.correlation import Correlation, correlation
 from lrkv_jax.comparison.files import (
     keep,

@@ -42,7 +42,12 @@ class Line:
 
         Of a line that was trained at one rate alone nothing was chosen.
         """
-        return len(self.by_rate) > 1 and self.rate in (min(self.by_rate), max(self.by_rate))
+        return self.swept and self.rate in (min(self.by_rate), max(self.by_rate))
+
+    @property
+    def swept(self) -> bool:
+        """Whether it was trained at several rates; otherwise its rate was not chosen."""
+        return len(self.by_rate) > 1
 
     @property
     def runs(self) -> Mapping[int, RunRecord]:
@@ -56,6 +61,12 @@ class Family:
 
     name: str
     lines: Mapping[str, Line]
+
+    @property
+    def choosing(self) -> set[int]:
+        """The seeds by which some line's rate was chosen."""
+        swept = [line for line in self.lines.values() if line.swept]
+        return {seed for line in swept for bits in line.bits.values() for seed in bits}
 
     def named(self, variant: str) -> Line | None:
         """The line that configurations list under this name."""

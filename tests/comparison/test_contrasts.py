@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lrkv_jax.comparison import against, contrasts, spread, trend
+from lrkv_jax.comparison import against, combined, contrasts, spread, trend
 from lrkv_jax.comparison.contrasts import POWER, Contrast, holm
 
 # Critical values of Student's t, two-sided, as books print them (NIST handbook 1.3.6.7.2).
@@ -74,6 +74,19 @@ def test_several_variants_share_one_variance():
     del named["a"][0]
     assert contrasts(named, pairs)["a", "b"].degrees == 11
     assert contrasts({**named, "e": {9: 1.0}}, [("e", "a")])["e", "a"].difference is None
+
+
+def test_a_difference_of_differences_has_the_variance_of_all_its_terms():
+    """(a − b) − (b − c) of a complete block design; its error is √(6 MSE / seeds)."""
+    values = np.random.default_rng(2).normal(size=(4, 5))
+    residual = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    mse = (residual**2).sum() / 12
+    named = {name: dict(enumerate(row)) for name, row in zip("abcd", values, strict=True)}
+    found = combined(named, {"a": 1, "b": -2, "c": 1})
+    a, b, c, _ = values.mean(1)
+    assert (found.difference, found.error) == pytest.approx((a - 2 * b + c, (6 * mse / 5) ** 0.5))
+    assert found.degrees == 12 and found.family == 1
+    assert combined(named, {"a": 1, "e": -1}).difference is None
 
 
 def test_a_trend_is_the_slope_within_seeds():

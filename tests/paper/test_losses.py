@@ -238,7 +238,8 @@ def test_each_line_is_compared_at_the_learning_rate_that_is_best_for_it(rated):
     lines, named = artefact("family").made(rated)
     assert [row.cells[3].value for row in lines.rows] == ["0.014", "0.02"]
     assert [row.cells[0].value for row in named.rows] == ["lrkv_latent − mha"]
-    difference, verdict, equal, second, sooner = (cell.value for cell in named.rows[0].cells[1:])
+    cells = named.rows[0].cells[1:]
+    difference, verdict, equal, unseen, second, sooner = (cell.value for cell in cells)
     curves = {("lrkv_latent", 0.02): {}, ("mha", 0.014): {}}
     for run in rated:
         if (line := (run.variant, run.config.optimizer.matrix_lr)) in curves:
@@ -246,9 +247,43 @@ def test_each_line_is_compared_at_the_learning_rate_that_is_best_for_it(rated):
     each = sooner_over_seeds(*curves.values())
     assert sooner == pytest.approx(100 * each.steps.mean) and 0 < sooner < 100
     assert difference.startswith("-0.0200 (") and second.startswith("-0.0400 (")
+    assert unseen == "", "every seed chose a rate"
     assert verdict == "lower (p < 0.001)" and float(equal.removeprefix("p = ")) > 0.99
     assert "no run: nano_family mla_full and mha" not in named.missing
     assert "no run: nano_family mla_full and mla" in named.missing
+
+
+def test_contrasts_say_which_seeds_and_runs_are_older_than_what_they_test():
+    """Two seeds chose MHA's rate, and another line's was not chosen; two runs came first."""
+    ends = {("mha", 0.014): 3.0, ("mha", 0.02): 3.03, ("lrkv_full", 0.014): 2.97,
+            ("lrkv_latent", 0.014): 2.91}  # fmt: skip
+    runs = []
+    for (name, rate), end in ends.items():
+        for seed in range(2 if rate == 0.02 else 5):
+            nats = end + 0.03 * seed + 1e-3 * ((3 * seed + 2 * len(name)) % 5)
+            nats += 0.3 * (seed < 2 and name == "lrkv_latent")  # what the first two seeds alone say
+            day = 22 if rate == 0.02 else 24
+            run = planted(name, [4.0, nats], seed=seed, scale="nano_family",
+                          settings=[f"optimizer.matrix_lr={rate}"])  # fmt: skip
+            start = {"time": f"2026-11-{day}T00:00:00+00:00", "event": "start"}
+            runs.append(replace(run, history=(start,)))
+    lines, found = artefact("family").made(runs)
+    assert [row.cells[3].value for row in lines.rows] == [
+        "0.014", "0.014, not swept", "0.014, not swept",
+    ]  # fmt: skip
+    rows = {
+        row.cells[0].value: (row.block, *(c.value for c in row.cells[1:])) for row in found.rows
+    }
+    block, every, *_ = rows["lrkv_latent − mha"]
+    unseen = rows["lrkv_latent − mha"][4]
+    assert block == "named"
+    assert float(every.split()[0]) == pytest.approx((-0.09 + 0.12) / 3, abs=1e-3)
+    assert float(unseen.split()[0]) == pytest.approx(-0.09 / 3, abs=1e-3) and "p = " in unseen
+    block, difference, *_ = rows["(lrkv_full − lrkv_latent) − (mha − lrkv_full)"]
+    assert block == "added later"
+    assert float(difference.split()[0]) == pytest.approx((0.06 - 0.12 - 0.03) / 3, abs=1e-3)
+    assert "2 of 17 runs began before" in found.notes[1]
+    assert found.notes[2] == "Rates were chosen by the seeds 0, 1."
 
 
 def test_a_choice_shows_what_a_line_gains_over_what_it_costs(rated):
