@@ -61,7 +61,7 @@ def _picture(group: Group, line: Line, name: str) -> Picture:
     axes[0].set_xlim(0.8, group.layers + 0.2)  # room for what stands aside
     layer_axis(axes[1], group.layers)
     for aside, (family, title) in zip((-0.07, 0.07), FAMILIES.items(), strict=True):
-        style = {"label": title} | _STYLES[family]
+        style: dict[str, Any] = {"label": title} | _STYLES[family]
         draw_line(axes[0], places + aside, line, _by_layer(family, "mean_cosine"), **style)
         spread = np.array([
             layer[family]["cosine"] for layer in line.first["geometry"]["per_layer"]

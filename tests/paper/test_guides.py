@@ -53,6 +53,26 @@ def test_means_and_spreads_are_those_of_the_seeds_beside_them():
             assert f"{cell['value']:.4f} ± {cell['sd']:.4f}" in RESULTS
 
 
+def test_lrkv_full_has_a_lower_loss_than_mha_with_less_diverse_heads():
+    """Against the paper's mechanism: by what text shows of the heads, at three seeds."""
+
+    def column(name, place):
+        rows = json.loads((KEPT / f"family/{name}.json").read_text())["rows"]
+        return {
+            row["cells"][0]["value"]: row["cells"][place]["value"]
+            for row in rows
+            if "value" not in row["block"]  # query–key forms alone
+        }
+
+    bits = column("family", 5)
+    diversity, cosine = (column("heads/weighted_ranks", place) for place in (5, 7))
+    full, mha = "LRKV-8", "MHA"
+    assert bits[full] < bits[mha]
+    assert diversity[full] < diversity[mha] and cosine[full] > cosine[mha]
+    for value in (diversity[full], diversity[mha]):
+        assert f"{value:.1f}" in PAPER and f"{value:.1f}" in RESULTS
+
+
 def test_its_sweeps_are_the_runs_that_it_is_about():
     commands = re.findall(r"^lrkv sweep (.*) --jobs 2$", RESULTS, re.M)
     points = [point for words in map(str.split, commands) for point in grid(words[0], words[1:])]
