@@ -4,6 +4,8 @@ MHA's, and LRKV's shared part, residual and total; the paper says 3.1 to 6.7 tim
 place and 4 to 5 in another.
 """
 
+from typing import Any
+
 import numpy as np
 
 from lrkv_jax.artefacts.analysed import FAMILIES, Group, draw_line, layer_axis, pictures
@@ -13,7 +15,7 @@ from lrkv_jax.artefacts.printed import printed
 
 TITLE = "Norms of keys and values"
 # LRKV's parts, which also differ without their colours.
-PARTS = {
+PARTS: dict[str, dict[str, Any]] = {
     "shared": {"color": "#E69F00", "linestyle": "--", "marker": "s"},
     "residual": {"color": "#009E73", "linestyle": ":", "marker": "v"},
     "total": {"color": "#D55E00", "linestyle": "-", "marker": "^"},

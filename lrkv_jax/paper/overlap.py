@@ -4,6 +4,7 @@ Cosines (the paper says 0.2 to 0.4) and principal angles by layer, beside random
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
