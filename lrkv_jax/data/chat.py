@@ -103,7 +103,7 @@ class ChatFormat:
         its calls, and the tokens that end them, but no tool's output and no start of its turn.
         """
         ids, counted = list(self.start), [loss == "all"] * len(self.start)
-        for message in conversation.messages:
+        for message in conversation.alternating().messages:
             for stretch, written in self._stretches(message):
                 ids += stretch
                 counted += [written or loss == "all"] * len(stretch)
@@ -114,8 +114,11 @@ class ChatFormat:
 
         Raises LrkvError for a conversation whose last turn is the assistant's.
         """
-        if conversation.messages[-1].role != "user":
-            raise LrkvError("the conversation ends with an answer: nothing is asked")
+        if conversation.messages[-1].role == "assistant":
+            raise LrkvError(
+                "the conversation ends with an answer, and nothing is asked: end with the user's "
+                "message (an answer that is begun is not continued)"
+            )
         return [*self.render(conversation)[0].tolist(), *self._framed(self._frame.assistant)]
 
     def turn(self, text: str) -> list[int]:

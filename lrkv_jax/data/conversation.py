@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 from lrkv_jax.errors import LrkvError
 
 Kind = Literal["text", "python", "output"]
-Role = Literal["user", "assistant"]
+Role = Literal["user", "assistant", "system"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -51,17 +51,23 @@ class Message:
         if not self.parts:
             raise LrkvError(f"the {self.role} message is empty: leave it out")
         tools = [part.kind for part in self.parts if part.kind != "text"]
-        if self.role == "user" and tools:
+        if self.role != "assistant" and tools:
             raise LrkvError(
-                f"user message with a part of kind {tools[0]}: only the assistant has it"
+                f"{self.role} message with a part of kind {tools[0]}: only the assistant has it"
             )
+
+    @property
+    def text(self) -> str:
+        """Its parts in one."""
+        return "".join(part.text for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns of user and assistant, the user first; one that ends with the user waits for an answer.
+    """Messages in the order in which they were said; one whose last is not the assistant's waits
+    for an answer.
 
-    Raises LrkvError where there is no turn or the turns do not alternate.
+    Raises LrkvError where there is none.
     """
 
     messages: tuple[Message, ...]
@@ -69,19 +75,61 @@ class Conversation:
     def __post_init__(self):
         if not self.messages:
             raise LrkvError("the conversation is empty: it needs a user message")
-        for number, message in enumerate(self.messages):
-            expected = ROLES[number % 2]
-            if message.role != expected:
-                raise LrkvError(
-                    f"message {number + 1} is the {message.role}'s, expected the {expected}'s: "
-                    "user and assistant take turns, the user first"
-                )
 
     def unanswered(self) -> Conversation:
         """The conversation without its last message where that is the assistant's: the prompt."""
-        if self.messages[-1].role == "user":
+        if self.messages[-1].role != "assistant":
             return self
         return Conversation(self.messages[:-1])
+
+    def alternating(self) -> Conversation:
+        """Turns of user and assistant, the user first, as a format without a system's turn has it.
+
+        What the system says at the start goes before the first user's text, with an empty line
+        between (nanochat's rule, tokenizer.py:render_conversation); messages of one role that
+        follow each other are one, with an empty line between.
+
+        Raises LrkvError that names the message: one of the system's elsewhere or without a user's
+        after it, and an assistant's that is first.
+        """
+        system: list[Part] = []
+        turns: list[Message] = []
+        for number, message in enumerate(self.messages, 1):
+            if message.role == "system":
+                if turns:
+                    raise LrkvError(
+                        f"message {number} is the system's: with this chat format it can only "
+                        "stand first"
+                    )
+                system += [*message.parts, _EMPTY_LINE]
+            elif not turns and message.role == "assistant":
+                raise LrkvError(
+                    f"message {number} is the assistant's, expected the user's: user and "
+                    "assistant take turns, the user first"
+                )
+            elif turns and turns[-1].role == message.role:
+                parts = (*turns[-1].parts, _EMPTY_LINE, *message.parts)
+                turns[-1] = Message(message.role, _joined(parts))
+            else:
+                turns.append(Message(message.role, _joined((*system, *message.parts))))
+                system = []
+        if not turns:
+            raise LrkvError("the conversation is empty: it needs a user message")
+        return Conversation(tuple(turns))
+
+
+_EMPTY_LINE = Part("text", "\n\n")
+
+
+def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Parts of which no two stretches of text follow each other."""
+    made: list[Part] = []
+    for part in parts:
+        if made and made[-1].kind == part.kind == "text":
+            made[-1] = Part("text", made[-1].text + part.text)
+        else:
+            made.append(part)
+    return tuple(made)
 
 
 def said(role: Role, text: str) -> Message:
@@ -95,30 +143,38 @@ def exchange(question: str, answer: str) -> Conversation:
 
 
 def conversation_from(messages: Sequence[Mapping[str, Any]]) -> Conversation:
-    """From [{"role", "content"}], as chat data sets hold them.
+    """From [{"role", "content"}], as chat data sets and requests hold them.
 
-    A leading system message has no tokens of its own: its text goes before the first user's, with
-    an empty line between (nanochat's rule, tokenizer.py:render_conversation).
+    An empty system message is left out. Which order of roles a model takes, its chat format says.
 
-    Raises LrkvError that names the message: a system message elsewhere or without a user after it,
-    turns that do not alternate, a missing key, empty content, another role.
+    Raises LrkvError that names the message: one without role and content, content that is empty or
+    no text, another role.
     """
+    spoken = []
     for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            raise LrkvError(f"message {number} is no mapping: give its role and content")
         if missing := {"role", "content"} - set(message):
-            raise LrkvError(f"message {number} has no {' and no '.join(sorted(missing))}")
+            raise LrkvError(
+                f"message {number} has no {' and no '.join(sorted(missing))}: give role and content"
+            )
         role, content = message["role"], message["content"]
-        if role == "system" and number > 1:
-            raise LrkvError(f"message {number} is the system's: it can only stand first")
-        if role not in ("system", *ROLES):
-            raise LrkvError(f"message {number} has role {role!r}: use system, {', '.join(ROLES)}")
+        if role in ("tool", "function"):
+            raise LrkvError(
+                f"message {number} has role {role!r}, and tools are not called here: leave out "
+                "their calls and results"
+            )
+        if role not in ROLES:
+            raise LrkvError(f"message {number} has role {role!r}: use {', '.join(ROLES)}")
+        if content is None:
+            raise LrkvError(
+                f"message {number} ({role}) has null as content: give its text, or leave it out"
+            )
         if not isinstance(content, str):
             kind = type(content).__name__
-            raise LrkvError(f"message {number} ({role}) has {kind} as content, not text")
+            raise LrkvError(f"message {number} ({role}) has {kind} as content, not text: give text")
         if not content and role != "system":
-            raise LrkvError(f"message {number} ({role}) is empty: leave the conversation out")
-    turns = list(messages)
-    system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else ""
-    spoken = [said(cast(Role, turn["role"]), turn["content"]) for turn in turns]
-    if system and spoken and spoken[0].role == "user":
-        spoken[0] = said("user", f"{system}\n\n{turns[0]['content']}")
+            raise LrkvError(f"message {number} ({role}) is empty: leave it out")
+        if content:
+            spoken.append(said(cast(Role, role), content))
     return Conversation(tuple(spoken))

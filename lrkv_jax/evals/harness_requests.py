@@ -108,7 +108,7 @@ class ChatPrompt(str):
             begun = turns.pop()["content"]
         conversation = conversation_from(turns)
         shown = ""
-        for message in conversation.messages:
+        for message in conversation.alternating().messages:
             user = message.role == "user"
             start, end = (_USER_START, _USER_END) if user else (_ASSISTANT_START, _ASSISTANT_END)
             shown += start + "".join(part.text for part in message.parts) + end

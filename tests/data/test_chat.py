@@ -110,4 +110,10 @@ def test_an_answer_is_written_with_its_calls(name):
 
 def test_an_answered_conversation_asks_nothing():
     with pytest.raises(LrkvError, match="ends with an answer"):
-        ChatFormat(load_tokenizer("gpt2")).prompt(exchange("a", "b"))
+        SMALL.prompt(exchange("a", "b"))
+
+
+def test_a_conversations_turns_are_joined_before_they_are_framed():
+    apart = Conversation((said("system", "S"), said("user", "a"), said("user", "b")))
+    assert SMALL.prompt(apart) == SMALL.prompt(Conversation((said("user", "S\n\na\n\nb"),)))
+    assert SMALL.render(apart)[0].tolist() == SMALL.prompt(apart)[:-1]

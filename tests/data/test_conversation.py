@@ -31,9 +31,26 @@ def test_turns_keep_their_order_and_their_text():
 
 def test_a_leading_system_message_goes_before_the_first_users_and_an_empty_one_adds_nothing():
     got = conversation_from(turns(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi")))
-    assert got == exchange("Be brief.\n\nHi", "Hi")
+    assert [message.role for message in got.messages] == ["system", "user", "assistant"]
+    assert got.alternating() == exchange("Be brief.\n\nHi", "Hi")
     got = conversation_from(turns(("system", ""), ("user", "Hi")))
     assert got == Conversation((said("user", "Hi"),))
+
+
+def test_messages_of_one_role_that_follow_each_other_are_one_turn():
+    got = conversation_from(
+        turns(
+            ("system", "A"), ("system", "B"), ("user", "C"), ("user", "D"), ("assistant", "E"),
+            ("assistant", "F"), ("user", "G"),
+        )
+    )  # fmt: skip
+    expected = [("user", "A\n\nB\n\nC\n\nD"), ("assistant", "E\n\nF"), ("user", "G")]
+    assert [(m.role, m.text) for m in got.alternating().messages] == expected
+    assert got.alternating().alternating() == got.alternating()
+    sum_ = Message("assistant", (Part("python", "1+1"), Part("output", "2")))
+    whole = Conversation((said("user", "?"), sum_, said("assistant", "2."))).alternating()
+    kinds = [(part.kind, part.text) for part in whole.messages[1].parts]
+    assert kinds == [("python", "1+1"), ("output", "2"), ("text", "\n\n2.")]
 
 
 def test_the_prompt_is_all_but_the_last_answer():
@@ -48,18 +65,24 @@ def test_the_prompt_is_all_but_the_last_answer():
         ([], "is empty"),
         (turns(("system", "x")), "is empty"),
         (turns(("assistant", "x")), "message 1 is the assistant's"),
-        (turns(("system", "x"), ("assistant", "y")), "message 1 is the assistant's"),
-        (turns(("user", "x"), ("user", "y")), "message 2 is the user's"),
+        (turns(("system", "x"), ("assistant", "y")), "message 2 is the assistant's"),
         (turns(("user", "x"), ("system", "y")), "message 2 is the system's"),
         (turns(("user", "x"), ("assistant", "")), r"message 2 \(assistant\) is empty"),
-        (turns(("tool", "x")), "message 1 has role 'tool'"),
+        (
+            turns(("user", "x"), ("tool", "y")),
+            "message 2 has role 'tool', and tools are not called",
+        ),
+        (turns(("function", "x")), "role 'function', and tools are not called"),
+        (turns(("narrator", "x")), "role 'narrator': use user, assistant, system"),
+        (["x"], "message 1 is no mapping: give its role and content"),
         ([{"role": "user"}], "message 1 has no content"),
-        ([{"role": "user", "content": None}], "has NoneType as content"),
+        ([{"role": "user", "content": None}], r"\(user\) has null as content: give its text"),
+        ([{"role": "user", "content": [1]}], "has list as content, not text"),
     ],
 )
 def test_what_is_no_conversation_is_refused_by_message(messages, line):
     with pytest.raises(LrkvError, match=line):
-        conversation_from(messages)
+        conversation_from(messages).alternating()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +91,7 @@ def test_what_is_no_conversation_is_refused_by_message(messages, line):
         (lambda: Part("text", ""), "a text part is empty"),
         (lambda: Part("image", "x"), "kind 'image'"),
         (lambda: Message("user", ()), "user message is empty"),
-        (lambda: Message("system", (Part("text", "x"),)), "role 'system'"),
+        (lambda: Message("tool", (Part("text", "x"),)), "role 'tool'"),
         (lambda: Message("user", (Part("python", "1+1"),)), "a part of kind python"),
         (lambda: Message("user", (Part("output", "2"),)), "a part of kind output"),
     ],

@@ -29,6 +29,6 @@ def smoltalk_example(row: SmolTalkRow, id: str) -> Conversation | None:
     if not all(message["content"] for message in row.messages if message["role"] != "system"):
         return None
     conversation = conversation_from(row.messages)
-    if len(conversation.messages) < 2:
+    if len(conversation.alternating().messages) < 2:
         raise LrkvError("column 'messages' holds a question without an answer")
     return conversation
