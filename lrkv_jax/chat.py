@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from lrkv_jax import disk
 from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.decode import Engine, Sampling
 from lrkv_jax.decode.answers import Answering
 from lrkv_jax.decode.request import Draw, Request
@@ -66,16 +67,16 @@ class Chat:
         """
         if not text.strip():
             raise LrkvError("the message is empty: say something")
-        turn = self._format.turn(text)
-        turn[:0] = self._format.between if self.messages else self._format.start
-        if self._unfinished:  # an answer that was cut short has no end yet
-            turn.insert(0, self._format.ids.assistant_end)
-        room = self.context - self.used - len(turn)
+        kept, turn = self._turn(text)
+        room = self.context - kept - len(turn)
         if room < 1:
             raise LrkvError(
-                f"the context of {self.context} tokens is full ({self.used} used, {len(turn)} "
+                f"the context of {self.context} tokens is full ({kept} used, {len(turn)} "
                 "asked): /reset starts anew"
             )
+        if self._request is not None and kept < self.used:
+            self._engine.cancel(self._request, keep=kept)
+            self._request = self._request if kept else None
         self.messages.append({"role": "user", "content": text})
         going = self._answering(turn, min(self.new_tokens, room))
         reader, shown = _Reader(self._format), 0
@@ -93,6 +94,27 @@ class Chat:
             self._unfinished = not going.answer.ended
             content = going.answer.text(self._format)
             self.messages.append({"role": "assistant", "content": content})
+
+    def _turn(self, text: str) -> tuple[int, list[int]]:
+        """How many of the cached tokens stay, and the ids that go behind them.
+
+        A template writes the whole conversation anew, and may write earlier turns otherwise.
+        """
+        chat = self._format
+        if chat.template is not None:
+            said = [message for message in self.messages if message["content"]]
+            asked = {"role": "user", "content": text}
+            whole = chat.prompt(conversation_from([*said, asked]))
+            held = self._request.tokens if self._request else []
+            pairs = enumerate(zip(held, whole, strict=False))
+            same = next((at for at, (one, other) in pairs if one != other), len(held))
+            same = min(same, len(whole) - 1)
+            return same, whole[same:]
+        turn = chat.turn(text)
+        turn[:0] = chat.between if self.messages else chat.start
+        if self._unfinished:  # an answer that was cut short has no end yet
+            turn.insert(0, chat.ids.assistant_end)
+        return self.used, turn
 
     def _answering(self, turn: list[int], budget: int) -> Answering:
         """Put a turn behind what was said, and start its answer."""

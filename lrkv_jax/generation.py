@@ -31,12 +31,12 @@ def streamed(
     All are decoded together; the first one is yielded meanwhile, and the rest when it has ended.
     """
     tokenizer, ids = run.tokenizer, [run.ids(text) for text in prompts]
-    stop, longest = tokenizer.bos, max(map(len, ids)) + new_tokens
+    longest = max(map(len, ids)) + new_tokens
     engine = Engine(run.config.model, run.params, batch=len(ids), length=longest, mesh=run.mesh)
     columns: list[list[int]] = [[] for _ in ids]
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompts[0]
-    for new in engine.stream(ids, new_tokens, sampling=sampling, seed=seed, stop=(stop,)):
+    for new in engine.stream(ids, new_tokens, sampling=sampling, seed=seed, stop=tokenizer.ends):
         for column, more in zip(columns, new, strict=True):
             column += more
         for token in new[0]:

@@ -4,7 +4,8 @@
 
 and inside the assistant's turn, for the calculator: <python_start> 48/2 <python_end>
 <output_start> 24 <output_end>. The format is nanochat's (tokenizer.py:render_conversation).
-Imported models keep theirs, ChatML's or Llama 3's, which have no calculator (`FRAMES`).
+Imported models keep their chat template, or, where they bring none, ChatML's or Llama 3's frames
+(`FRAMES`); those have no calculator.
 """
 
 from collections.abc import Sequence
@@ -68,22 +69,28 @@ class ChatFormat:
     """How a conversation becomes the ids of a tokenizer.
 
     `ids` are nanochat's; of another chat it has the end of an answer, and -1 for what it lacks.
-    `start` is what a chat begins with, `between` what follows an answer's end.
+    `ends` are the ids that end an answer. `start` is what a chat of frames begins with, `between`
+    what follows an answer's end.
 
     A tokenizer without the chat's tokens is given the ids that follow its own: a model needs
     `vocabulary` ids then, and one that was pretrained without them grows by `init_from`.
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer = tokenizer
-        own = tokenizer.chat or {n: tokenizer.vocabulary + i for i, n in enumerate(CHAT_NAMES)}
-        self._frame = next(frame for frame in FRAMES if frame.end in own)
+        self.tokenizer, self.template = tokenizer, tokenizer.template
+        own = tokenizer.chat
+        if not own and self.template is None:
+            own = {name: tokenizer.vocabulary + i for i, name in enumerate(CHAT_NAMES)}
+        frame = next((frame for frame in FRAMES if frame.end in own), None)
+        self._frame = frame or Frame((), (), "")
         self._names = own
         ids = ChatIds(*(own.get(name, -1) for name in CHAT_NAMES))
-        self.ids = replace(ids, assistant_end=own[self._frame.end])
+        end = own[frame.end] if frame else tokenizer.ends[-1]
+        self.ids = replace(ids, assistant_end=end)
+        self.ends = tuple(dict.fromkeys((end, *tokenizer.ends)))
         self.start = [tokenizer.bos] if tokenizer.begins else []
         self.between = self._text(self._frame.between)
-        self.vocabulary = max(tokenizer.vocabulary, *(i + 1 for i in own.values()))
+        self.vocabulary = max(tokenizer.vocabulary, *(i + 1 for i in (end, *own.values())))
 
     def check(self, vocabulary: int) -> None:
         """Raise `LrkvError` if a model's vocabulary is too small to chat."""
@@ -102,6 +109,8 @@ class ChatFormat:
         `all` counts every one, as the recipe does; `assistant` what the assistant writes: its text,
         its calls, and the tokens that end them, but no tool's output and no start of its turn.
         """
+        if self.template is not None:
+            return self._rendered(conversation, loss)
         ids, counted = list(self.start), [loss == "all"] * len(self.start)
         for message in conversation.alternating().messages:
             for stretch, written in self._stretches(message):
@@ -112,14 +121,67 @@ class ChatFormat:
     def prompt(self, conversation: Conversation) -> list[int]:
         """The ids of a conversation up to the start of the assistant's answer.
 
-        Raises LrkvError for a conversation whose last turn is the assistant's.
+        Raises LrkvError for a conversation whose last turn is the assistant's, and for one that
+        the format does not take.
         """
         if conversation.messages[-1].role == "assistant":
             raise LrkvError(
                 "the conversation ends with an answer, and nothing is asked: end with the user's "
                 "message (an answer that is begun is not continued)"
             )
+        if self.template is not None:
+            return self._templated(conversation.messages, answers=True)
         return [*self.render(conversation)[0].tolist(), *self._framed(self._frame.assistant)]
+
+    def shown(self, conversation: Conversation) -> str:
+        """The same as text, for logs."""
+        if self.template is not None:
+            turns = self._turns(conversation.messages)
+            return self.template.plain(self.template.render(turns, answers=True))
+        text = "".join(
+            f"<|{message.role}_start|>{message.text}<|{message.role}_end|>"
+            for message in conversation.alternating().messages
+        )
+        return f"{text}<|assistant_start|>"
+
+    def _rendered(self, conversation: Conversation, loss: Loss):
+        """`render` by the template: the assistant's is what its turn adds to the prompt before."""
+        messages = conversation.messages
+        ids = self._templated(messages)
+        counted = np.full(len(ids), loss == "all")
+        for number, message in enumerate(messages if loss == "assistant" else ()):
+            if message.role != "assistant":
+                continue
+            before = self._templated(messages[:number], answers=True) if number else []
+            after = self._templated(messages[: number + 1])
+            if not number or after[: len(before)] != before or ids[: len(after)] != after:
+                raise LrkvError(
+                    f"{self.template.what} does not write message {number + 1} behind what asks "
+                    "for it: train with data.mixture.loss=all"
+                )
+            ends = [at for at in range(len(before), len(after)) if after[at] in self.ends]
+            counted[len(before) : ends[-1] + 1 if ends else len(after)] = True
+        return np.array(ids, np.int32), counted
+
+    def _templated(self, messages: Sequence[Message], *, answers: bool = False) -> list[int]:
+        """What the template makes of messages; no text of theirs becomes a special token."""
+        rendered = self.template.render(self._turns(messages), answers=answers)
+        parts = list(self.template.stretches(rendered))
+        if len(parts) == 1 and not parts[0][1]:
+            return self.tokenizer.encode_framed(rendered)
+        # Behind a line's end: a tokenizer may put a space before a text that begins.
+        line = self.tokenizer.encode_framed("\n")
+        ids: list[int] = []
+        for part, is_text in parts:
+            encode = self._text if is_text else self.tokenizer.encode_framed
+            behind = encode("\n" + part)
+            ids += behind[len(line) :] if ids and behind[: len(line)] == line else encode(part)
+        return ids
+
+    def _turns(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        for message in messages:
+            self._check_parts(message)
+        return [{"role": message.role, "content": message.text} for message in messages]
 
     def turn(self, text: str) -> list[int]:
         """The ids that a user's next message adds to a chat, up to the start of the answer."""
@@ -132,8 +194,7 @@ class ChatFormat:
     @property
     def stops(self) -> tuple[int, ...]:
         """The ids that end an answer or a call to the calculator."""
-        ends = (self.ids.assistant_end, self.tokenizer.bos, self.ids.python_end)
-        return tuple(i for i in ends if i >= 0)
+        return tuple(i for i in (*self.ends, self.ids.python_end) if i >= 0)
 
     def call_in(self, ids: list[int]) -> str | None:
         """The expression of the call that an answer's `ids` end with, if one does."""
@@ -152,14 +213,9 @@ class ChatFormat:
         """Yield a message's ids in order, each stretch with whether the assistant writes it."""
         at = self.ids
         if message.role == "user":
-            text = "".join(part.text for part in message.parts)
-            yield self._framed(self._frame.user, text), False
+            yield self._framed(self._frame.user, message.text), False
             return
-        if at.python_start < 0 and any(part.kind != "text" for part in message.parts):
-            raise LrkvError(
-                f"tokenizer {self.tokenizer.name} has no tokens for the calculator: leave out "
-                "conversations that call it"
-            )
+        self._check_parts(message)
         yield self._framed(self._frame.assistant), False
         for part in message.parts:
             ids = self._text(part.text)
@@ -171,6 +227,13 @@ class ChatFormat:
                 yield ids, True
         yield [at.assistant_end], True
         yield self.between, False
+
+    def _check_parts(self, message: Message) -> None:
+        if self.ids.python_start < 0 and any(part.kind != "text" for part in message.parts):
+            raise LrkvError(
+                f"tokenizer {self.tokenizer.name} has no tokens for the calculator: leave out "
+                "conversations that call it"
+            )
 
     def _framed(self, frame: Sequence[str], text: str = "") -> list[int]:
         ids: list[int] = []

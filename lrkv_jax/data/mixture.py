@@ -81,7 +81,9 @@ def mixture_identity(mixture: MixtureConfig, tokenizer: Tokenizer) -> list[objec
     """
     parts = {(part.task, part.split) for part in (*mixture.train, *mixture.heldout)}
     sets = {"/".join(part): identity(*part, mixture.folder) for part in sorted(parts)}
-    return [mixture.model_dump(mode="json", exclude={"folder"}), sets, tokenizer.fingerprint]
+    said: list[object] = [mixture.model_dump(mode="json", exclude={"folder"}), sets]
+    said.append(tokenizer.fingerprint)
+    return said if tokenizer.template is None else [*said, tokenizer.template.source]
 
 
 def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.text import valid
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.runtime.device import usable_cores
+
+if TYPE_CHECKING:
+    from lrkv_jax.data.chat_template import ChatTemplate
 
 EMBEDDED = ("sotu-4096", "gpt2")
 # What a chat is made of beside text and BOS; nanochat's names.
@@ -66,6 +69,9 @@ class Tokenizer:
       zero marks what bits per byte must not count.
     chat: the ids of `CHAT_NAMES` (or of another chat's names) that it has, by name: all, or none.
     begins: whether a chat starts with BOS.
+    prefix: what stands for an empty text, which a model cannot read.
+    ends: the ids after which a text is over.
+    template: the chat template that an imported model brings.
     fingerprint: sha256 (hex) of everything that decides which ids a text gets.
     """
 
@@ -78,8 +84,16 @@ class Tokenizer:
         definition: bytes,
         chat: Mapping[str, int] | None = None,
         begins: bool = True,
+        prefix: int | None = None,
+        ends: Sequence[int] = (),
+        processed: Callable[[str], list[int]] | None = None,
+        framed: Callable[[str], list[int]] | None = None,
+        template: "ChatTemplate | None" = None,
     ):
-        self.name, self.begins = name, begins
+        self.name, self.begins, self.template = name, begins, template
+        self.prefix = bos if prefix is None else prefix
+        self.ends = tuple(dict.fromkeys((bos, *ends)))
+        self._processed, self._framed = processed, framed
         self.vocabulary = len(pieces)
         self.bos = bos
         self.chat = dict(chat or {})
@@ -104,6 +118,25 @@ class Tokenizer:
     def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
         """Encode each text."""
         return [np.array(ids, np.int32) for ids in self._encode([valid(text) for text in texts])]
+
+    def prompt(self, text: str) -> list[int]:
+        """The ids of a text that a model is to continue, as a document begins.
+
+        BOS and the text's; of an imported tokenizer what its own post-processor makes of the text,
+        which may put nothing before it. An empty text is `prefix`.
+        """
+        if self._processed is None:
+            return [self.bos, *self.encode(text).tolist()]
+        return self._processed(valid(text)) or [self.prefix]
+
+    def encode_framed(self, text: str) -> list[int]:
+        """The ids of a text in which special tokens are themselves, as a chat template writes it.
+
+        Raises `LrkvError` for a tokenizer without a template.
+        """
+        if self._framed is None:
+            raise LrkvError(f"tokenizer {self.name} has no chat template: use its chat's tokens")
+        return self._framed(valid(text))
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
         """int32 [T] for any bytes: `decode_bytes(encode_bytes(data)) == data`.
@@ -312,6 +345,8 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
     """
     import tokenizers
 
+    from lrkv_jax.data.chat_template import template_of
+
     what = f"tokenizer {folder}"
     settings_path = Path(folder) / "tokenizer_config.json"
     settings = disk.read_json(settings_path, "fetch it again") or {}
@@ -353,7 +388,7 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
         warn(f"{what} changes texts before it reads them: they come back as it reads them")
     before = backend.encode("", add_special_tokens=True).ids
     bos_name, end_name = (_named(settings, key, what) for key in ("bos_token", "eos_token"))
-    begins = bool(before) or bool(settings.get("add_bos_token") and bos_name in ids)
+    begins = bool(before)
     names = [bos_name, end_name] if begins else [*BOS_NAMES, end_name, bos_name]
     found = before[:1] or [ids[name] for name in names if name in ids]
     if not found:
@@ -364,12 +399,36 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    @functools.cache
+    def whole():
+        made = tokenizers.Tokenizer.from_str(content.decode())
+        made.no_truncation()
+        made.no_padding()
+        return made
+
     chats = (CHAT_NAMES, *OTHER_CHATS)
     chat = next((names for names in chats if all(name in special for name in names)), ())
+    ends = [ids[end_name]] if end_name in ids else []
     return Tokenizer(
         folder, encode, pieces, found[0], content + told,
         {name: ids[name] for name in chat}, begins,
+        prefix=next((ids[name] for name in (bos_name, end_name) if name in ids), found[0]),
+        ends=[*ends, *_generation_ends(Path(folder), len(pieces))],
+        processed=lambda text: backend.encode(text, add_special_tokens=True).ids,
+        framed=lambda text: whole().encode(text, add_special_tokens=False).ids,
+        template=template_of(Path(folder), sorted(special)),
     )  # fmt: skip
+
+
+def _generation_ends(folder: Path, vocabulary: int) -> list[int]:
+    """The ids that generation_config.json ends a text with."""
+    path = folder / "generation_config.json"
+    named = (disk.read_json(path, "delete it") or {}).get("eos_token_id")
+    listed = named if isinstance(named, list) else [] if named is None else [named]
+    for one in listed:
+        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocabulary:
+            raise LrkvError(f"{path}: eos_token_id = {str(one)[:60]} is no id: mend or delete it")
+    return listed
 
 
 def _named(settings: Mapping[str, Any], key: str, what: str) -> str | None:

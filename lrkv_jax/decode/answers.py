@@ -41,7 +41,7 @@ class Answering:
         """Add what was decoded since the last time, and answer a call."""
         request, answer = self.request, self.answer
         for token in request.tokens[self._start + len(answer.ids) :]:
-            answer.ended = token in (self._chat.ids.assistant_end, self._chat.tokenizer.bos)
+            answer.ended = token in self._chat.ends
             if not answer.ended:
                 answer.ids.append(token)
         if request.done and not self.over:

@@ -16,7 +16,7 @@ from typing import Any
 
 from lrkv_jax.data.text import cut
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals.harness_requests import ChatPrompt, Generation, grouped, lost_chat
+from lrkv_jax.evals.harness_requests import OPENING, ChatPrompt, Generation, grouped, lost_chat
 from lrkv_jax.evals.language_model import Draws, LanguageModel
 from lrkv_jax.run.restore import load_run
 
@@ -39,7 +39,8 @@ _ARGUMENTS = ("run", "step", "batch", "seed")
 class LrkvLM(LM):
     """The harness's model: log-likelihoods and texts of a `LanguageModel`.
 
-    Every text begins with BOS, which an empty context also stands for. A score depends on its own
+    A text begins as the tokenizer has it, with BOS or without; an empty context is its prefix. A
+    score depends on its own
     question alone: requests share a prefill if they have the same question and context.
     info: what the harness writes beside its results.
     """
@@ -50,7 +51,7 @@ class LrkvLM(LM):
         super().__init__()
         self.model = model
         self._seed, self._info = seed, dict(info or {})
-        self._chats = False
+        self._opening = ""  # of the chats that were asked for
 
     @classmethod
     def create_from_arg_obj(
@@ -106,7 +107,8 @@ class LrkvLM(LM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return each whole text's log p in nats: every token counts once, after BOS.
+        """Return each whole text's log p in nats: every token counts once, after the
+        tokenizer's prefix.
 
         The harness's windows: disjoint but the last, which reads as much as fits before what is
         left. An empty text has log p 0.
@@ -115,7 +117,7 @@ class LrkvLM(LM):
         for place, request in enumerate(requests):
             windows = get_rolling_token_windows(
                 self.model.tokenizer.encode(request.args[0]).tolist(),
-                prefix_token=self.model.tokenizer.bos,
+                prefix_token=self.model.tokenizer.prefix,
                 max_seq_len=self.model.context,
                 context_len=1,
             )
@@ -163,7 +165,9 @@ class LrkvLM(LM):
         """Return the chat format for the log. Raises LrkvError for a name: there is one format."""
         if isinstance(chat_template, str):
             raise LrkvError(f"--apply_chat_template {chat_template}: there is one format, no names")
-        return "lrkv_jax.data.chat" if chat_template else ""
+        template = self.model.chat.template
+        own = "lrkv_jax.data.chat" if template is None else template.source
+        return own if chat_template else ""
 
     def apply_chat_template(
         self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
@@ -173,8 +177,9 @@ class LrkvLM(LM):
         Raises LrkvError for a model without ids for a chat, and for turns that do not alternate.
         """
         self.model.check_chat()
-        self._chats = True
-        return ChatPrompt.of(self.model.chat, chat_history, answers=add_generation_prompt)
+        prompt = ChatPrompt.of(self.model.chat, chat_history, answers=add_generation_prompt)
+        self._opening = prompt[:OPENING]
+        return prompt
 
     def get_model_info(self) -> dict[str, Any]:
         """Describe the run for the harness's results, with the number of prompts cut so far."""
@@ -184,7 +189,7 @@ class LrkvLM(LM):
 
     def _prompt(self, context: str) -> list[int]:
         if isinstance(context, ChatPrompt):
-            return [*context.head, *self.model.prompt(context.begun)[1:]]
+            return [*context.head, *self.model.tokenizer.encode(context.begun).tolist()]
         self._check(context)
         return self.model.prompt(context)
 
@@ -193,11 +198,10 @@ class LrkvLM(LM):
             self._check(context)
             return self.model.pair(context, continuation)
         # Text that begins the answer is cut from what follows by the same rule.
-        begun, continued = self.model.pair(context.begun, continuation)
-        return [*context.head, *begun[1:]], continued
+        return self.model.pair(context.begun, continuation, context.head)
 
     def _check(self, context: str) -> None:
-        if self._chats and lost_chat(context):
+        if self._opening and lost_chat(context, self._opening):
             raise LrkvError(
                 "the harness made plain text of a chat's prompt: its frame would be lost; ask "
                 "this task without --apply_chat_template"

@@ -19,7 +19,7 @@ from lrkv_jax.errors import LrkvError
 NEW_TOKENS = 256
 # Its names for one thing, the first one given counts.
 _NEW_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-_USER_START, _USER_END, _ASSISTANT_START, _ASSISTANT_END = CHAT_NAMES[:4]
+OPENING = len(CHAT_NAMES[0])  # characters by which a chat's prompt is told from text
 
 
 def grouped(keys: Sequence[Hashable]) -> list[list[int]]:
@@ -107,16 +107,11 @@ class ChatPrompt(str):
         if not answers and turns and turns[-1]["role"] == "assistant":
             begun = turns.pop()["content"]
         conversation = conversation_from(turns)
-        shown = ""
-        for message in conversation.alternating().messages:
-            user = message.role == "user"
-            start, end = (_USER_START, _USER_END) if user else (_ASSISTANT_START, _ASSISTANT_END)
-            shown += start + "".join(part.text for part in message.parts) + end
-        prompt = cls(shown + _ASSISTANT_START + begun)
+        prompt = cls(chat.shown(conversation) + begun)
         prompt.head, prompt.begun = tuple(chat.prompt(conversation)), begun
         return prompt
 
 
-def lost_chat(text: str) -> bool:
-    """Whether a string looks like a `ChatPrompt` that has lost its ids."""
-    return not isinstance(text, ChatPrompt) and text.startswith(_USER_START)
+def lost_chat(text: str, opening: str) -> bool:
+    """Whether a string begins as chats do, `opening`, and is a `ChatPrompt` that lost its ids."""
+    return not isinstance(text, ChatPrompt) and text.startswith(opening)

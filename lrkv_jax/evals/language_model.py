@@ -60,8 +60,8 @@ class Draws:
 class LanguageModel:
     """A model, its tokenizer, and `context`, the largest number of tokens that it reads.
 
-    A prompt that is too long loses its beginning, BOS aside; `truncated` counts them. `progress` is
-    called with the number of examples that have ended since the last time.
+    A prompt that is too long loses its beginning, but no BOS; `truncated` counts them. `progress`
+    is called with the number of examples that have ended since the last time.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class LanguageModel:
 
     def prompt(self, text: str) -> list[int]:
         """Text as the beginning of a document."""
-        return [self.tokenizer.bos, *self.tokenizer.encode(text).tolist()]
+        return self.tokenizer.prompt(text)
 
     def check_chat(self) -> None:
         """Raise `LrkvError` for a model of too few ids to chat."""
@@ -111,17 +111,26 @@ class LanguageModel:
         self.check_chat()
         return self.chat.prompt(conversation)
 
-    def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    def pair(
+        self, context: str, continuation: str, head: Ids | None = None
+    ) -> tuple[list[int], list[int]]:
         """Ids of a context and of a continuation, cut where the context's own ids end.
 
         The lm-evaluation-harness's rule: spaces that end the context go over to the continuation,
-        and both are encoded together.
+        and both are encoded together. An empty context is the tokenizer's prefix. With `head` the
+        context stands behind these ids, and begins no text.
         """
         spaces = len(context) - len(context.rstrip())
         if spaces:
             context, continuation = context[:-spaces], context[-spaces:] + continuation
-        whole, start = self.prompt(context + continuation), len(self.prompt(context))
-        return whole[:start], whole[start:]
+        if head is None and not context:
+            return self.prompt(""), self._continued(continuation)
+        encode = self.prompt if head is None else self._continued
+        whole, start = encode(context + continuation), len(encode(context))
+        return [*(head or ()), *whole[:start]], whole[start:]
+
+    def _continued(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text).tolist()
 
     def log_likelihoods(self, asked: Sequence[tuple[Ids, Sequence[Ids]]]) -> list[list[Score]]:
         """Return, for each (context, continuations), the score of every continuation.
@@ -197,7 +206,7 @@ class LanguageModel:
     ) -> list[list[str]]:
         """Return `draws.samples` texts after each prompt, up to the first string of `until`."""
         fitted = self._with_room(prompts, new_tokens)
-        engine, stops = self._engine(), frozenset([self.tokenizer.bos])
+        engine, stops = self._engine(), frozenset(self.tokenizer.ends)
 
         def submit(place):
             prompt = fitted[place // draws.samples]
@@ -250,10 +259,12 @@ class LanguageModel:
         return [self._fitted(prompt, self.context - room) for prompt in prompts]
 
     def _fitted(self, prompt: Ids, limit: int) -> list[int]:
-        """The last `limit` tokens of a prompt, its BOS in the first one's place."""
+        """The last `limit` tokens of a prompt; a BOS that it begins with takes the first place."""
         if len(prompt) <= limit:
             return list(prompt)
         self.truncated += 1
+        if prompt[0] != self.tokenizer.bos:
+            return list(prompt[len(prompt) - limit :])
         return [self.tokenizer.bos, *prompt[len(prompt) - limit + 1 :]][-limit:]
 
     def _engine(self) -> Engine:

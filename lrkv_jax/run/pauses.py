@@ -7,6 +7,7 @@ import jax
 from lrkv_jax import disk
 from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import Conversation, said
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.decode import generate
 from lrkv_jax.run.metrics import MetricsLog
@@ -104,11 +105,12 @@ class Pauses:
     def _sample(self, state: TrainState, step: int) -> None:
         """Write text from each prompt to samples/."""
         tokenizer, train = self.loader.tokenizer, self.config.train
-        prompts = [[tokenizer.bos, *tokenizer.encode(text)] for text in train.sample_prompts]
-        stop: tuple[int, ...] = (tokenizer.bos,)
+        prompts = [tokenizer.prompt(text) for text in train.sample_prompts]
+        stop: tuple[int, ...] = tokenizer.ends
         if self.config.data.mixture is not None:
             chat = ChatFormat(tokenizer)
-            prompts = [[*chat.start, *chat.turn(text)] for text in train.sample_prompts]
+            asked = [Conversation((said("user", text),)) for text in train.sample_prompts]
+            prompts = [chat.prompt(one) for one in asked]
             stop = chat.stops
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
         continued = generate(

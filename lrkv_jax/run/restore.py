@@ -48,8 +48,8 @@ class TrainedRun:
         return load_tokenizer(self.config.data.tokenizer)
 
     def ids(self, text: str) -> list[int]:
-        """The beginning-of-sequence token and the tokens of `text`, as training presents them."""
-        return [self.tokenizer.bos, *self.tokenizer.encode(text).tolist()]
+        """The ids of a text that begins: BOS and its tokens, or as its own tokenizer has them."""
+        return self.tokenizer.prompt(text)
 
     def model(self, ids: Int[Array, "... T"] | Sequence) -> Float[Array, "... T V"]:
         """Float32 logits of the next token at every position of `ids`, one sequence or a batch.
@@ -76,7 +76,7 @@ class TrainedRun:
         """
         (new,) = generate(
             self.config.model, self.params, [self.ids(text)], new_tokens,
-            sampling=sampling or SAMPLING, seed=seed, stop=(self.tokenizer.bos,), mesh=self.mesh,
+            sampling=sampling or SAMPLING, seed=seed, stop=self.tokenizer.ends, mesh=self.mesh,
         )  # fmt: skip
         return self.tokenizer.decode(new)
 

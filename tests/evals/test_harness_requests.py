@@ -16,7 +16,7 @@ from lrkv_jax.data.text import cut
 from lrkv_jax.data.tokenizer import CHAT_NAMES, load_tokenizer
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals.harness_requests import ChatPrompt, Generation, grouped, lost_chat
+from lrkv_jax.evals.harness_requests import OPENING, ChatPrompt, Generation, grouped, lost_chat
 
 CHAT = ChatFormat(load_tokenizer("sotu-4096"))
 
@@ -133,13 +133,14 @@ def test_a_chat_survives_the_harness_caches(again):
     prompt = ChatPrompt.of(CHAT, HISTORY)
     other = again(prompt)
     assert (other, other.head, other.begun) == (prompt, prompt.head, prompt.begun)
-    assert not lost_chat(other)
+    assert not lost_chat(other, prompt[:OPENING])
 
 
 def test_a_chat_that_lost_its_ids_is_told():
     prompt = ChatPrompt.of(CHAT, HISTORY)
-    assert lost_chat(prompt + " ") and lost_chat(f"{prompt}")
-    assert not lost_chat("What is ice?") and not lost_chat("")
+    opening = prompt[:OPENING]
+    assert lost_chat(prompt + " ", opening) and lost_chat(f"{prompt}", opening)
+    assert not lost_chat("What is ice?", opening) and not lost_chat("", opening)
 
 
 def test_without_the_harness_one_line_names_the_extra(monkeypatch):

@@ -306,6 +306,17 @@ CASES = {
     "settings-deep": (file("tokenizer_config.json", DEEP), "tokenizer_config.json"),
     "settings-bos-list": (file("tokenizer_config.json", '{"bos_token": [1]}'), "bos_token"),
     "settings-fifo": (special("tokenizer_config.json", fifo), "tokenizer_config.json"),
+    "template-fifo": (special("chat_template.jinja", fifo), "chat_template.jinja"),
+    "template-bytes": (file("chat_template.jinja", b"\xff"), "chat_template.jinja"),
+    "template-torn": (file("chat_template.jinja", "{% for m in"), "is not a template"),
+    "template-deep": (file("chat_template.jinja", "{{ " + "(" * 10**5), "is not a template"),
+    "template-number": (file("tokenizer_config.json", '{"chat_template": 1}'), "no text"),
+    "names-list": (
+        lambda d: (file("chat_template.jinja", "x")(d), file("special_tokens_map.json", "[]")(d)),
+        "special_tokens_map.json",
+    ),
+    "generation-list": (file("generation_config.json", "[]"), "generation_config.json"),
+    "generation-end": (file("generation_config.json", '{"eos_token_id": ["a"]}'), "eos_token_id"),
     "generation-fifo": (special("generation_config.json", fifo), "generation_config.json"),
 }  # fmt: skip
 

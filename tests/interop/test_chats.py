@@ -1,0 +1,261 @@
+"""An imported model is asked as its author asks it: its chat template, and its own first token."""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from support.chat_folders import FOLDERS, SMOL
+from support.hf_folders import RECORDED, write
+from support.planted_models import drawn, plant
+
+from lrkv_jax.chat import Chat
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.chat_template import ChatTemplate
+from lrkv_jax.data.conversation import Conversation, Message, Part, conversation_from, said
+from lrkv_jax.data.tokenizer import foreign_tokenizer
+from lrkv_jax.decode import Sampling
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evals.harness_requests import ChatPrompt
+from lrkv_jax.evals.language_model import LanguageModel
+from lrkv_jax.generation import generate_file, streamed
+from lrkv_jax.interop import importing
+from lrkv_jax.interop.export import export
+from lrkv_jax.interop.importing import import_model
+from lrkv_jax.run import restore
+from lrkv_jax.run.restore import load_run
+from lrkv_jax.serve.asked import Chat as ChatBody
+from lrkv_jax.sharding import make_mesh
+
+CHATS = json.loads((Path(__file__).parent / "recorded_chats.json").read_text())
+OF = CHATS["of"]
+TURNS = [
+    {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Ho"}, {"role": "user", "content": "Then"},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = tmp_path_factory.mktemp("chats")
+    return {name: make(made / name) for name, make in FOLDERS.items()}
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    alone = partial(make_mesh, devices=jax.devices()[:1])
+    monkeypatch.setattr(restore, "make_mesh", alone)
+    monkeypatch.setattr(importing, "make_mesh", alone)
+
+
+@pytest.fixture
+def imported(tmp_path, folders, one_device):
+    """A tiny run with a tokenizer and a template."""
+
+    def make(name="chatml"):
+        said, folder = RECORDED["smollm2"], tmp_path / name
+        shutil.copytree(folders[name], folder)
+        (folder / "config.json").write_text(json.dumps(said["config"]))
+        write(folder, drawn(said["shapes"]))
+        more = ["train.context=160"]
+        import_model(str(folder), tmp_path / f"{name}.run", more, say=lambda _: None)
+        return load_run(tmp_path / f"{name}.run")
+
+    return make
+
+
+def check_chats(folder, recorded):
+    """Each chat's text and ids are those of `apply_chat_template`, or both refuse it."""
+    chat, refused = ChatFormat(foreign_tokenizer(str(folder))), 0
+    for turns, text, ids in zip(
+        CHATS["messages"], recorded["chats"], recorded["chat_ids"], strict=True
+    ):
+        conversation = conversation_from(turns)
+        if text is None:
+            refused += 1
+            with pytest.raises(LrkvError, match="chat template refuses the conversation") as raised:
+                chat.prompt(conversation)
+            assert "\n" not in str(raised.value)
+            continue
+        assert chat.shown(conversation) == text
+        assert chat.prompt(conversation) == ids
+    return refused
+
+
+def check_texts(folder, recorded):
+    """Each text has the ids that the tokenizer gives it when it is called."""
+    tokenizer = foreign_tokenizer(str(folder))
+    for text, ids in zip(CHATS["texts"], recorded["text_ids"], strict=True):
+        assert tokenizer.prompt(text) == (ids or [tokenizer.prefix])
+
+
+@pytest.mark.parametrize(("name", "refused"), [("chatml", 0), ("blocks", 5), ("inst", 11)])
+def test_chats_are_rendered_as_transformers_renders_them(name, refused, folders):
+    assert len(CHATS["messages"]) == 60
+    assert check_chats(folders[name], OF[name]) == refused
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_texts_begin_as_their_tokenizer_has_them(name, folders):
+    assert len(CHATS["texts"]) == 500
+    check_texts(folders[name], OF[name])
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_no_text_forges_a_token_of_a_template(name, folders):
+    chat = ChatFormat(foreign_tokenizer(str(folders[name])))
+    special = json.loads((folders[name] / "tokenizer.json").read_text())["added_tokens"]
+    names = [token["content"] for token in special if token["special"]]
+
+    def prompt(text):
+        ids = chat.prompt(Conversation((said("user", text),)))
+        return [i for i in ids if not chat.tokenizer.token_bytes[i]], ids
+
+    for text in (*names, "".join(names), f"a{names[-1]}b", f"\ufdd0{names[-1]}\ufdd1"):
+        framing, ids = prompt(text)
+        assert framing == prompt("a")[0], text
+        assert text.strip("\ufdd0\ufdd1") in chat.tokenizer.decode(ids)
+
+
+def test_a_prompt_has_no_bos_where_its_tokenizer_puts_none(imported):
+    run = imported("chatml")
+    words = run.tokenizer.encode("The Union").tolist()
+    assert run.ids("The Union") == words
+    model = LanguageModel.of(run, batch=2)
+    assert model.pair("The", " Union") == (words[:3], words[3:])
+    assert model.pair("", "The Union") == ([263], words)  # its bos_token, as the harness's own
+    assert model.prompt("The Union") == words
+    whole = imported("blocks")
+    assert whole.ids("The Union")[0] == 262 == LanguageModel.of(whole, batch=2).prompt("a")[0]
+
+
+def test_chat_generate_serve_and_the_harness_ask_by_the_template(imported, tmp_path):
+    run = imported("chatml")
+    expected = ChatFormat(run.tokenizer).prompt(conversation_from(TURNS))
+    text = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in TURNS)
+    assert expected == run.tokenizer.encode_framed(f"{text}<|im_start|>assistant\n")
+    model = LanguageModel.of(run, batch=2)
+    assert model.chat_prompt(conversation_from(TURNS)) == expected
+    asked = ChatPrompt.of(model.chat, TURNS)
+    assert list(asked.head) == expected and asked == f"{text}<|im_start|>assistant\n"
+    begun = ChatPrompt.of(
+        model.chat, [*TURNS, {"role": "assistant", "content": "It"}], answers=False
+    )
+    assert list(begun.head) == expected and begun.begun == "It"
+    body = ChatBody.model_validate({"messages": TURNS})
+    assert ChatFormat(run.tokenizer).prompt(body.conversation()) == expected
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"messages": TURNS[:2]}) + "\n")
+    generate_file(
+        run, rows, tmp_path / "said.jsonl", new_tokens=4, sampling=Sampling(temperature=0)
+    )
+    assert "text" in json.loads((tmp_path / "said.jsonl").read_text())
+    assert "".join(streamed(run, ["The"], new_tokens=3, sampling=Sampling())).startswith("The")
+
+
+def test_a_chats_turns_are_the_templates_whole_conversation(imported):
+    run = imported("chatml")
+    chat = Chat(run, sampling=Sampling(temperature=0), new_tokens=3)
+    form = ChatFormat(run.tokenizer)
+    for number, text in enumerate(("a", "b")):
+        answer = "".join(piece.text for piece in chat.say(text))
+        messages = [{**m} for m in chat.messages[: 2 * number + 1]]
+        prompt = form.prompt(conversation_from([m for m in messages if m["content"]]))
+        held = chat._request.tokens
+        assert held[: len(prompt)] == prompt, number
+        assert chat.messages[-1] == {"role": "assistant", "content": answer}
+    assert chat.used > len(form.prompt(Conversation((said("user", "a"),))))
+
+
+def test_an_answer_ends_where_the_model_says(folders):
+    for name, ends in (("chatml", {262, 264}), ("blocks", {262, 263}), ("inst", {257, 258})):
+        tokenizer = foreign_tokenizer(str(folders[name]))
+        assert set(tokenizer.ends) <= set(ChatFormat(tokenizer).ends) == ends, name
+
+
+def test_what_the_assistant_says_is_the_target_of_a_template(folders):
+    chat = ChatFormat(foreign_tokenizer(str(folders["chatml"])))
+    conversation = conversation_from([*TURNS, {"role": "assistant", "content": "No"}])
+    ids, counted = chat.render(conversation, "assistant")
+    same, every = chat.render(conversation)
+    np.testing.assert_array_equal(ids, same)
+    assert every.all() and chat.tokenizer.decode(ids[counted]) == "HoNo"
+    assert (ids[counted] == 264).sum() == 2, "and the tokens that end it"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_an_export_gives_the_template_back(name, imported, tmp_path, folders):
+    imported(name)
+    export(tmp_path / f"{name}.run", tmp_path / "again")
+    for path in folders[name].iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_a_run_that_was_trained_on_from_it_keeps_the_template_with_its_factors(
+    tmp_path, folders, one_device
+):
+    plant(tmp_path / "run", f"data.tokenizer={folders['blocks']}", "model.vocabulary=272")
+    export(tmp_path / "run", tmp_path / "hf", factored=True)
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "hf" / name).read_bytes() == (folders["blocks"] / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("{% for %}", "is not a template"),
+        ("{{ " + "(" * 5000, "is not a template"),
+        (7, "chat_template is no text"),
+        ([{"name": "rag", "template": "x"}], "none named default"),
+    ],
+)
+def test_a_template_that_is_none_is_refused_when_it_is_read(source, line, tmp_path):
+    folder = FOLDERS["chatml"](tmp_path)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": source}))
+    with pytest.raises(LrkvError, match=line):
+        foreign_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ().__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
+        "{{ namespace(__class__=1) }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{{ raise_exception('two\nlines') }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[7].content }}",
+    ],
+)
+def test_a_template_stays_in_its_sandbox_and_its_errors_are_one_line(source):
+    template = ChatTemplate("x", source, {}, [])
+    with pytest.raises(LrkvError, match="refuses the conversation") as raised:
+        template.render([{"role": "user", "content": "a"}], answers=True)
+    assert "\n" not in str(raised.value)
+
+
+def test_templates_have_the_time_and_what_transformers_gives_them():
+    source = (
+        "{{ strftime_now('%Y')|length }}{{ [1, '<é>']|tojson }}{{ tools is none }}{{ bos_token }}"
+        "{{ dict(a=1).a }}{% generation %}x{% endgeneration %}"
+    )
+    template = ChatTemplate("x", source, {"bos_token": "<s>"}, [])
+    assert template.render([], answers=False) == '4[1, "<é>"]True<s>1x'
+
+
+def test_a_template_has_no_calculator(folders):
+    chat = ChatFormat(foreign_tokenizer(str(folders["chatml"])))
+    call = Message("assistant", (Part("python", "1+1"), Part("output", "2")))
+    with pytest.raises(LrkvError, match="no tokens for the calculator"):
+        chat.render(Conversation((said("user", "?"), call)))
+
+
+def test_the_template_that_is_recorded_is_smollm2s_but_for_its_system_message():
+    text = OF["smollm2"]["chats"][1]
+    assert SMOL.count("<|im_start|>") == 3 and text.startswith("<|im_start|>system\n")
