@@ -5,7 +5,7 @@
 and inside the assistant's turn, for the calculator: <python_start> 48/2 <python_end>
 <output_start> 24 <output_end>. The format is nanochat's (tokenizer.py:render_conversation).
 Imported models keep their chat template, or, where they bring none, ChatML's or Llama 3's frames
-(`FRAMES`); those have no calculator.
+(`FRAMES`); those have no calculator. One with nanochat's tokens is framed as ours.
 """
 
 from collections.abc import Sequence
@@ -77,8 +77,9 @@ class ChatFormat:
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer, self.template = tokenizer, tokenizer.template
-        own = tokenizer.chat
+        own, self.tokenizer = tokenizer.chat, tokenizer
+        # No template writes the calculator's calls: with its tokens the frames are used.
+        self.template = None if CHAT_NAMES[-1] in own else tokenizer.template
         if not own and self.template is None:
             own = {name: tokenizer.vocabulary + i for i, name in enumerate(CHAT_NAMES)}
         frame = next((frame for frame in FRAMES if frame.end in own), None)
