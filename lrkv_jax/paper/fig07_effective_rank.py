@@ -19,15 +19,16 @@ def _picture(group: Group) -> Picture:
     """A bar for each variant beside its random-weights null, under the cap."""
     names = [line.label.replace(" rope", "\nrope") for line in group.every]
     width = max(3.2, 0.85 * len(names) + 0.7)
-    figure, axes = panels(len(FORMS), len(MEANS), panel=(width, 2.7))
-    for row, (form, title) in zip(axes, FORMS.items(), strict=True):
-        for axis, (centring, name) in zip(row, MEANS.items(), strict=True):
-            _bars(axis, group, form, centring)
-            axis.set_title(f"{title}, {name}")
-            axis.set_xticks(range(len(names)), names, fontsize=8)
-            axis.tick_params(axis="x", length=0)
-            axis.grid(axis="x", visible=False)
-        row[0].set_ylabel(f"effective rank, of {group.heads} heads")
+    # One below the other: beside one another they would be too wide for a page.
+    figure, axes = panels(len(FORMS) * len(MEANS), panel=(width, 2.4))
+    shown = [(form, centring) for form in FORMS for centring in MEANS]
+    for [axis], (form, centring) in zip(axes, shown, strict=True):
+        _bars(axis, group, form, centring)
+        axis.set_title(f"{FORMS[form]}, {MEANS[centring]}")
+        axis.set_xticks(range(len(names)), names, fontsize=8)
+        axis.tick_params(axis="x", length=0)
+        axis.grid(axis="x", visible=False)
+        axis.set_ylabel(f"rank, of {group.heads} heads")
     legend_below(figure)
     return Picture(
         TITLE, figure,
