@@ -132,5 +132,6 @@ def _apart(ours: Any, truth: Any) -> float:
         a, b = np.float64(a), np.float64(b)
         if not np.isfinite(a).all():
             return math.inf
-        worst = max(worst, float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)))
+        off, size = float(np.linalg.norm(a - b)), float(np.linalg.norm(b))
+        worst = max(worst, off / max(size, 1e-30))
     return worst
