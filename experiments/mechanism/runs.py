@@ -7,6 +7,9 @@ Needs the text that `text.py` builds. A run that was stopped goes on from its ch
 that file is a run: variant, rate, seed, steps, commit, processor, versions, validations on part of
 `tune`, and the nats, tokens and bytes of each document of `tune` and `test`, in the files' order.
 
+The runs are those of one state of the package: `git worktree add ../mechanism 4f9720c`, and there
+this file and `runs.jsonl` as they are now.
+
 B windows  T positions
 """
 
@@ -143,7 +146,12 @@ def record(run: design.Planned) -> dict:
         "cores": sorted({row["cores"] for row in starts}),
         "versions": {name: version(name) for name in ("jax", "jaxlib", "numpy", "optax")},
         "finished": time.strftime("%Y-%m-%d"),
-        "validation": [(row["step"], row["sampled_bpb"]) for row in rows if "sampled_bpb" in row],
+        # The last row has the whole split's beside that of the batches that others have.
+        "validation": [
+            (row["step"], row.get("sampled_bpb", row["validation_bpb"]))
+            for row in rows
+            if "validation_bpb" in row
+        ],
         "documents": losses_of_documents(directory),
     }  # fmt: skip
 
