@@ -208,8 +208,8 @@ def test_questions_beyond_the_context_leave_out_the_oldest_turns_and_say_so(tmp_
         page.type("We " * 300)  # what no room can be made for takes none
         page.until(f"{BUTTON} === 'Send' && {WRONG}")
         assert page.value(WRONG).startswith("This question alone fills the context of 256 tokens")
-        page.value("document.querySelector('.edit').click()")
-        assert page.value("$('text').value") == "We " * 300
+        page.value("$('text').value = 'begun'; document.querySelector('.edit').click()")
+        assert page.value("$('text').value") == "We " * 300 + "\nbegun"
 
         page.reload()
         page.until(f"document.title === 'tiny' && {SAID}.length === 12")
