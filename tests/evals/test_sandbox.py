@@ -357,6 +357,34 @@ def test_the_network_cannot_be_reached_where_isolation_says_so(way):
                 server.accept()
 
 
+def test_no_socket_leads_to_a_virtual_machines_host(way):
+    """vsock is in no network namespace; io_uring and another machine's calls make sockets too."""
+    program = """
+        import ctypes, errno, os, socket
+
+        def refused(act):
+            try: act()
+            except PermissionError: return True
+
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+            assert refused(lambda: socket.socket(socket.AF_VSOCK, kind))
+        libc = ctypes.CDLL(None, use_errno=True)
+        numbers = {"x86_64": (425, 0x40000000 + 41), "aarch64": (425,)}
+        for number in numbers[os.uname().machine]:
+            assert libc.syscall(ctypes.c_long(number), 40, 1, 0) == -1
+            assert ctypes.get_errno() == errno.EPERM
+        # Whoever is started inherits it, and other sockets are as they were.
+        if not os.fork():
+            os._exit(not refused(lambda: socket.socket(socket.AF_VSOCK)))
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        socket.socket(socket.AF_INET).close()
+        socket.socketpair()
+        """
+    outcome = outcome_of(program, way)
+    assert outcome.passed, outcome.output
+    assert doors_of(way).network or way == "limits"
+
+
 def test_signals_reach_no_process_outside(way):
     program = """
         import os, signal

@@ -45,6 +45,7 @@ def fill(name):
 found["files"] = not works(lambda: open(there["file"]).close())
 works(connect)
 works(send)
+found["network"] = not works(lambda: socket.socket(socket.AF_VSOCK).close())
 found["disk"] = not all(works(lambda n=n: fill(str(n))) for n in range(4))
 found["own_processes"] = os.getpid() < 10
 children = []
@@ -68,9 +69,9 @@ class Isolation:
     """What isolates a program here, in addition to the limits and the session, which always do.
 
     way: "bubblewrap", "namespaces" or "limits". files: it reads nothing of the machine's but the
-    standard and system libraries. network: it reaches no address. disk: all that it writes together
-    is bounded, not only each file. processes: their number is bounded. own_processes: it sees none
-    but its own, and none of them outlives it.
+    standard and system libraries. network: it reaches no address, and makes no vsock socket. disk:
+    all that it writes together is bounded, not only each file. processes: their number is bounded.
+    own_processes: it sees none but its own, and none of them outlives it.
     """
 
     way: str
@@ -131,4 +132,5 @@ def probe(way: str) -> Isolation:
         # In a network of its own it may send; what counts is whether anything comes.
         reached, _, _ = select.select([tcp, udp], [], [], 0)
     found = json.loads(outcome.output.splitlines()[-1])
-    return Isolation(way=way, network=not reached, **found)
+    found["network"] &= not reached
+    return Isolation(way=way, **found)

@@ -25,6 +25,7 @@ def become(order: dict, key: bytes, proof_pipe: int, others: int) -> None:
     os.setsid()  # what it sends to its group reaches nobody else
     system.die_with_parent()
     landlock.confine(order["readable"], [os.getcwd(), *walls.DEVICES])
+    system.forbid_vsock()
     _limit(order["limits"], others)
     os.write(REPORT, b"starts\n")
     os.close(REPORT)
