@@ -147,7 +147,7 @@ class Service:
         most = asked.most
         if most == 0 and not asked.echo:
             raise Refused(400, "max_tokens: use 1 or more, or 0 with echo", param="max_tokens")
-        end = () if asked.ignore_eos else (self.tokenizer.bos,)
+        end = () if asked.ignore_eos else self.tokenizer.ends
         return self._texts(asked, prompts, most, end, None, "prompt")
 
     def scores_of(self, asked: Completion, prompt: list[int]) -> list[Scored]:
