@@ -50,10 +50,9 @@ class Connections:
 
     def opened(self, one: Connection) -> bool:
         """Count a new connection; False if there is no room, whichever is closed for it."""
-        full = len(self._open) >= self.limits.total
         if self._of[one.address] >= self.limits.each and not self._close_idle(one.address):
             return False
-        if full and len(self._open) >= self.limits.total and not self._close_idle(None):
+        if len(self._open) >= self.limits.total and not self._close_idle(None):
             return False
         self._open.add(one)
         self._of[one.address] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
 from collections.abc import Collection
@@ -49,6 +50,11 @@ class Guards:
         await JSONResponse({"error": error}, 421)(scope, receive, named)
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address, with or without a zone, is one that this machine alone can reach."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
 def host_of(header: str) -> str:
     """The name in a Host header, without its port and brackets, in lower case."""
     header = header.strip().lower()
@@ -64,7 +70,7 @@ def allowed_hosts(address: str, host: str, more: str | None) -> frozenset[str] |
     site's page knows.
     """
     names = listed("--allowed-hosts", more)
-    if "*" in names or (not names and address not in ("127.0.0.1", "::1")):
+    if "*" in names or (not names and not is_loopback(address)):
         return None
     return frozenset({*LOOPBACK, address, host, *names})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import queue
 import signal
@@ -19,6 +18,7 @@ import uvicorn
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serve.app import application
 from lrkv_jax.serve.connections import BACKLOG, Connection, ConnectionLimits, Connections
+from lrkv_jax.serve.guards import is_loopback
 from lrkv_jax.serve.service import Service
 
 KEY_VARIABLE = "LRKV_SERVE_KEY"
@@ -55,7 +55,7 @@ def bound(host: str, port: int, key: str | None) -> socket.socket:
         family, _, _, _, address = found[0]
     except (OSError, UnicodeError, OverflowError) as error:
         raise LrkvError(f"--host {host} --port {port}: no such address ({error})") from None
-    if key is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+    if key is None and not is_loopback(str(address[0])):
         raise LrkvError(
             f"--host {host} lets others in: give --key-file FILE or {KEY_VARIABLE}=KEY, or use "
             "127.0.0.1"

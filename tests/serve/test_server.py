@@ -266,6 +266,8 @@ def test_a_host_that_is_not_this_server_is_refused_and_every_answer_has_an_id(se
         headers = post(port, "/v1/completions", {}, origin="https://b.org")[2]
         assert "access-control-allow-origin" not in headers
     assert guards.allowed_hosts("0.0.0.0", "0.0.0.0", None) is None
+    # No address of this machine needs a key, so that each has the check.
+    assert "127.0.0.2" in guards.allowed_hosts("127.0.0.2", "127.0.0.2", None)
     assert guards.allowed_hosts("127.0.0.1", "localhost", "*") is None
 
 
