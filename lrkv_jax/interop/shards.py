@@ -166,7 +166,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[np.dtype, tuple[int, ...]
 
 def _is_numbers(found: Any, count: int | None = None) -> bool:
     """Whether it is a list of whole numbers of 0 or more, `count` of them."""
-    if not isinstance(found, list) or len(found) != (len(found) if count is None else count):
+    if not isinstance(found, list) or count not in (None, len(found)):
         return False
     return all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**63 for n in found)
 

@@ -85,7 +85,7 @@ class _Decoder:
         run, tokenizer = load_run(run_dir), load_tokenizer(config.data.tokenizer)
         length = run.config.train.context
         self._engine = Engine(run.config.model, run.params, batch=1, length=length, mesh=run.mesh)
-        self._prompt = [tokenizer.bos, *tokenizer.encode(PROMPT).tolist()]
+        self._prompt = tokenizer.prompt(PROMPT)
         ids = self._engine.generate([self._prompt], SAMPLE_TOKENS, sampling=SAMPLING, seed=1)[0]
         cut = ids.index(tokenizer.bos) if tokenizer.bos in ids else len(ids)
         self.text = PROMPT + tokenizer.decode(ids[:cut])

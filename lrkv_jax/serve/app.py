@@ -138,8 +138,9 @@ class _Routes:
     async def tokenize(self, request: Request) -> Response:
         """A text's ids."""
         asked = await self._body(request, bodies.Tokenize)
-        ids = await asyncio.to_thread(self.service.tokenizer.encode, asked.prompt)
-        ids = [self.service.tokenizer.bos] * asked.add_special_tokens + ids.tolist()
+        tokenizer = self.service.tokenizer
+        encode = tokenizer.prompt if asked.add_special_tokens else tokenizer.encode
+        ids = list(map(int, await asyncio.to_thread(encode, asked.prompt)))
         content = {"tokens": ids, "count": len(ids), "max_model_len": self.service.context}
         return JSONResponse(content)
 

@@ -157,6 +157,14 @@ def test_new_while_an_answer_streams_keeps_the_conversation_and_the_next_one_wor
         ]
 
 
+def assert_kept(page, seen, said):
+    """The question and at least what was seen of its answer are there; returns that answer."""
+    question, answer, wrong = page.value(SAID)
+    assert question == "My fellow" and answer.startswith(seen)
+    assert wrong.startswith(said)
+    return answer
+
+
 def test_a_reload_in_mid_answer_keeps_the_question_and_the_text_so_far(tmp_path):
     service = served(random_run())
     with serving(service) as port, browsing(f"http://127.0.0.1:{port}/", tmp_path) as page:
@@ -165,9 +173,7 @@ def test_a_reload_in_mid_answer_keeps_the_question_and_the_text_so_far(tmp_path)
             seen = ask_at_length(page, "My fellow")
             page.reload()
         page.until(f"document.title === 'tiny' && {SAID}.length")
-        question, answer, wrong = page.value(SAID)
-        assert question == "My fellow" and answer.startswith(seen)
-        assert wrong.startswith("Unfinished")
+        answer = assert_kept(page, seen, "Unfinished")
         wait_until(lambda: idle(service))
 
         page.value("document.querySelector('.again').click()")
@@ -227,9 +233,7 @@ def test_a_question_that_the_servers_end_met_is_kept_and_sent_again_when_it_is_b
             seen = ask_at_length(page, "My fellow")
             server.close()
             page.until(f"{BUTTON} === 'Send'")
-        question, answer, wrong = page.value(SAID)
-        assert question == "My fellow" and answer.startswith(seen)
-        assert wrong.startswith("The server is gone. Your question is kept")
+        assert_kept(page, seen, "The server is gone. Your question is kept")
         assert page.value("$('state').textContent").startswith("The server is gone.")
 
         page.value("$('clear').click()")

@@ -251,7 +251,7 @@ def test_a_full_server_says_so_before_an_echo_begins(port, service):
 
 def test_a_host_that_is_not_this_server_is_refused_and_every_answer_has_an_id(service):
     hosts = guards.allowed_hosts("127.0.0.1", "127.0.0.1", "models.lab")
-    with serving(service_like(service), hosts=hosts, origins=["https://a.org"]) as port:
+    with serving(served(service.run), hosts=hosts, origins=["https://a.org"]) as port:
         for host in (f"127.0.0.1:{port}", "localhost", "[::1]:80", "MODELS.lab:99"):
             assert get(port, "/live", host=host)[0] == 200
         for host in ("evil.org", f"evil.org:{port}", "", "127.0.0.1.evil.org"):
@@ -271,14 +271,9 @@ def test_a_host_that_is_not_this_server_is_refused_and_every_answer_has_an_id(se
     assert guards.allowed_hosts("127.0.0.1", "localhost", "*") is None
 
 
-def service_like(service):
-    """Another service of the same run: a runner's thread starts once."""
-    return served(service.run)
-
-
 def test_idle_connections_make_room_and_end(service):
     limits = ConnectionLimits(total=40, each=30, head=1.5)
-    with serving(service_like(service), limits=limits) as port:
+    with serving(served(service.run), limits=limits) as port:
         idle_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
         idle_ones += [raw(port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")]
         began = time.monotonic()
