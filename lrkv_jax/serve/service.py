@@ -102,8 +102,7 @@ class Service:
     def __init__(self, run: TrainedRun, engine: Engine, name: str, limits: Limits):
         self.run, self.name, self.limits = run, name, limits
         self.context, self.tokenizer = engine.length, run.tokenizer
-        bytes_V = run.tokenizer.token_bytes_up_to(run.config.model.vocabulary)
-        self._longest = int(bytes_V.max())  # bytes of a token
+        self._longest = int(run.tokenizer.token_bytes.max())  # bytes of a token
         self.runner = Runner(engine)
         self.chat: ChatFormat | None = ChatFormat(run.tokenizer)
         try:

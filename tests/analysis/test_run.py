@@ -55,7 +55,7 @@ def test_what_is_written_is_what_is_returned_and_json(run, newest):
     assert not list(directory.glob("*.tmp"))
     numbers = [leaf for leaf in leaves(newest) if isinstance(leaf, float)]
     assert len(numbers) > 200 and all(map(math.isfinite, numbers))
-    assert newest["kind"] == newest["variant"] == "lrkv" and newest["rank"] == 4
+    assert newest["kind"] == "lrkv" and newest["variant"] == "lrkv_latent" and newest["rank"] == 4
     assert (newest["layers"], newest["heads"], newest["head_width"]) == (2, 4, 8)
     assert newest["settings"] == config.model.model_dump(mode="json")
 
