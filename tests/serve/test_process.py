@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from support.command import lrkv
 from support.planted_models import plant
-from support.served import asks, get, post, raw
+from support.served import asks, get, post, raw, wait_until
 
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 LONG = {"prompt": "We", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
@@ -52,8 +51,7 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
     readers = [threading.Thread(target=lambda c=c: texts.append(text_of(c))) for c in connections]
     for reader in readers:
         reader.start()
-    while "texts_open 8.0" not in get(port, "/metrics")[1]:
-        time.sleep(0.01)
+    wait_until(lambda: "texts_open 8.0" in get(port, "/metrics")[1])
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     for reader in readers:

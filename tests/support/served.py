@@ -74,5 +74,5 @@ def raw(port, data: bytes) -> socket.socket:
 def asks(body, path="/v1/completions") -> bytes:
     """A request as it is on the wire."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return head.encode() + f"content-length: {len(data)}\r\n\r\n".encode() + data
