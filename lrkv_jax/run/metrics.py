@@ -12,6 +12,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ class MetricsLog:
         # Unbuffered: what is not written is known, and is in `_unwritten`.
         self._file = self._path.open("ab", buffering=0)
         self._unwritten = b""
-        self._failing = False
+        self._failing: set[str] = set()
         self._events = Events(run_dir / "events", purge_step=start_step + 1)
 
     def row(self, row: dict[str, Any]) -> None:
@@ -113,14 +114,14 @@ class MetricsLog:
             row, self._damage = row | {"log_damage": self._damage}, ""
         self._unwritten += json.dumps(_strict(row)).encode() + b"\n"
         scalars = scalars_of(row)
-        try:
-            self._write()
-            self._events.scalars(row["step"], scalars)
-        except OSError as error:
-            if not self._failing:
-                name = error.filename or self._path
-                self._warn(f"{name} CANNOT BE WRITTEN ({error.strerror}): training continues")
-            self._failing = True
+        for write in (self._write, partial(self._events.scalars, row["step"], scalars)):
+            try:
+                write()
+            except OSError as error:
+                name = error.filename or str(self._path)
+                if name not in self._failing:  # of each file once, until all is written
+                    self._warn(f"{name} CANNOT BE WRITTEN ({error.strerror}): training continues")
+                self._failing.add(name)
         if self._also is not None:
             self._also.scalars(row["step"], scalars)
 
@@ -129,7 +130,7 @@ class MetricsLog:
         if self._writes:
             self._write()
             os.fsync(self._file.fileno())
-            self._failing = False
+            self._failing.clear()
 
     def __enter__(self) -> MetricsLog:
         return self
