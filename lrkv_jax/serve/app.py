@@ -30,6 +30,8 @@ from lrkv_jax.serve.service import Refused, Service, overloaded
 _COUNTED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "stream")
 # Seconds for a client to send its body.
 BODY_SECONDS = 30.0
+# Bytes of a body that is read between two others' turns.
+SHORT_BODY = 64 << 10
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -96,6 +98,7 @@ class _Routes:
     def __init__(self, service: Service, key: str | None):
         self.service, self._key = service, key
         self._reading = 0  # bytes of bodies that are being read
+        self._long_body = asyncio.Lock()
         self._spelling = Spelling(service.tokenizer)
 
     async def live(self, request: Request) -> Response:
@@ -186,7 +189,12 @@ class _Routes:
                         raise Refused(413, f"the body is longer than {limits.body} bytes")
                     if self._reading > limits.bodies:
                         raise overloaded("too many long bodies come at a time")
-            asked, wrong, place = bodies.read(kind, bytes(body))
+            if len(body) < SHORT_BODY:
+                asked, wrong, place = bodies.read(kind, bytes(body))
+            else:  # one at a time, and others are answered between them
+                async with self._long_body:
+                    made = await asyncio.to_thread(bodies.read_long, kind, bytes(body))
+                    asked, wrong, place = made
         except TimeoutError:
             raise Refused(408, f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
         finally:
@@ -203,7 +211,8 @@ class _Routes:
             made = await asyncio.to_thread(self.service.texts_of, asked)
         except LrkvError as error:
             raise Refused(400, str(error)) from None
-        exchange = Exchange(self.service, self._spelling, asked, made, began)
+        address = request.client.host if request.client else ""
+        exchange = Exchange(self.service, self._spelling, asked, made, began, address)
         pieces = exchange.pieces()
         # What is refused is refused before the reply's first byte.
         first = await unless_gone(anext(pieces, None), request.receive)

@@ -5,8 +5,10 @@ Each class refuses what it does not know. Limits on what a client can make the s
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os.path
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -28,6 +30,11 @@ MOST_STOPS, LONGEST_STOP = 16, 256
 
 # Prompts, or ids of one, and turns; what a server has room for is less.
 MOST_PROMPTS, MOST_IDS, MOST_TURNS = 4096, 1 << 20, 4096
+MOST_FIELDS = 256
+# Lists and objects of a body: each is an object in memory before any field is looked at.
+MOST_NESTED = 4 * MOST_TURNS
+# A string of JSON, up to the end of the body where it is not closed.
+_STRING = re.compile(rb'"(?:[^"\\]+|\\.?)*+(?:"|\Z)', re.DOTALL)
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Id], Field(fail_fast=True, max_length=MOST_IDS)]
@@ -65,6 +72,8 @@ class Asked(BaseModel):
     def _without_nulls(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
+        if len(body) > MOST_FIELDS:  # each unknown one would be an error of its own
+            raise ValueError(f"{len(body)} fields are more than {MOST_FIELDS}: send those you need")
         return {name: value for name, value in body.items() if value is not None}
 
 
@@ -117,7 +126,8 @@ class Generation(Asked):
                     raise ValueError(f"{name} is not supported here: leave it out, or use {right}")
             elif name not in NO_EFFECT and name not in WITHOUT_EFFECT:
                 known[name] = value
-        if len(known.get("logit_bias") or ()) > BIASES:
+        bias = known.get("logit_bias")
+        if isinstance(bias, dict) and len(bias) > BIASES:
             raise ValueError(f"logit_bias has more than {BIASES} ids: give fewer")
         return known
 
@@ -280,6 +290,8 @@ class Detokenize(Asked):
 
 def read[Body: Asked](kind: type[Body], body: bytes) -> tuple[Body | None, str, str]:
     """(what is asked, what is wrong with it, the field that is wrong); either is empty."""
+    if _nested(body) > MOST_NESTED:
+        return None, f"the body has more than {MOST_NESTED} lists and objects: send fewer", ""
     try:
         return kind.model_validate_json(body), "", ""
     except ValidationError as error:
@@ -295,6 +307,25 @@ def read[Body: Asked](kind: type[Body], body: bytes) -> tuple[Body | None, str, 
     texts = dict.fromkeys(wrong["msg"].removeprefix("Value error, ") for wrong in found)
     text = " or ".join(texts)
     return None, f"{place}: {text}" if place else text, place
+
+
+def read_long[Body: Asked](kind: type[Body], body: bytes) -> tuple[Body | None, str, str]:
+    """As `read`, and the memory that it took is the system's again, not kept for the next one."""
+    try:
+        return read(kind, body)
+    finally:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+        if trim is not None:
+            trim(0)
+
+
+def _nested(body):
+    """Lists and objects of a body; brackets in texts are counted only while there are few."""
+    count = body.count(b"[") + body.count(b"{")
+    if count <= MOST_NESTED:
+        return count
+    outside = _STRING.sub(b"", body)
+    return outside.count(b"[") + outside.count(b"{")
 
 
 _NAMES = {

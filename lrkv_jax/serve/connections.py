@@ -15,8 +15,9 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# Connections that the kernel accepts before they are looked at.
-BACKLOG = 64
+# Connections that are accepted before any of them is looked at, and those that the kernel keeps
+# waiting before that: who finds no room there tries again only after a second.
+BACKLOG, WAITING = 16, 2048
 # Files that are opened beside connections: those of data, logs and libraries that load late.
 SPARE_FILES = 16
 
@@ -33,7 +34,7 @@ class ConnectionLimits:
     def within_files(self) -> ConnectionLimits:
         """The same, or fewer where this process may not open as many files."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        room = max(8, most - len(os.listdir("/proc/self/fd")) - BACKLOG - SPARE_FILES)
+        room = max(8, most - len(os.listdir("/proc/self/fd")) - 4 * BACKLOG - SPARE_FILES)
         total = min(self.total, room)
         return ConnectionLimits(total, min(self.each, max(4, total * 3 // 4)), self.head)
 

@@ -21,6 +21,7 @@ class Exchange:
     """What a client asked for, and what it gets: `pieces`, told by `whole` or by `events`.
 
     made: as `Service.texts_of` gives it. began: of `time.monotonic`, when the request came.
+    address: whom it came from.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class Exchange:
         asked: Completion | Chat,
         made: tuple[list[list[int]], list[Text], int],
         began: float,
+        address: str,
     ):
+        self._address = address
         self._service, self._asked, self._began = service, asked, began
         self._prompts, self._texts, seed = made
         self._echo = isinstance(asked, Completion) and bool(asked.echo)
@@ -44,7 +47,7 @@ class Exchange:
         """Pieces of the choices by number. An echo's first is its prompt."""
         n, metrics = self._asked.choices, self._service.metrics
         echoes = [await self._prompt(i) for i in range(len(self._prompts))] if self._echo else []
-        texts = self._service.pieces(self._texts, self._asked.timeout)
+        texts = self._service.pieces(self._texts, self._asked.timeout, self._address)
         async with contextlib.aclosing(texts):
             # Where there is no room it says so before the reply's first byte, an echo's too.
             first = await anext(texts, None)
@@ -64,7 +67,8 @@ class Exchange:
         service, prompt = self._service, self._prompts[number]
         told: list[Told | None] = [None] * len(prompt)
         for scored in service.scores_of(self._asked, prompt):
-            async with contextlib.aclosing(service.pieces([scored])) as pieces:
+            pieces = service.pieces([scored], address=self._address)
+            async with contextlib.aclosing(pieces):
                 async for _, piece in pieces:
                     told = [token.told for token in piece.tokens]
         tokens, start = [], 0

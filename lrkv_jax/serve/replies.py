@@ -87,9 +87,10 @@ class Reply:
         return [self._chunk(index, {"role": "assistant", "content": ""})] if self._chat else []
 
     def chunk(self, index: int, piece: Piece, text: Text | None) -> dict[str, Any]:
-        """A piece of choice `index`, which is this text."""
+        """A piece of choice `index`, which is this text, with how many tokens it is of."""
         content = {"content": piece.text} if piece.text else {}
-        return self._chunk(index, content if self._chat else piece.text, **self._more(piece, text))
+        more = {**self._more(piece, text), "tokens": len(piece.tokens)}
+        return self._chunk(index, content if self._chat else piece.text, **more)
 
     def last(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The chunk that says what was used."""

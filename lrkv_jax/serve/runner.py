@@ -31,11 +31,12 @@ class ServerError(Exception):
 
 
 class Work(Protocol):
-    """What the engine is asked for, as `texts.Text` is."""
+    """What the engine is asked for, as `texts.Text` is. turn: as `Turns` gives it."""
 
     request: Request | None
     prompt: list[int]
     new_tokens: int
+    turn: int
 
     def begin(self, engine: Engine) -> None: ...
     def grow(self) -> Piece | None: ...

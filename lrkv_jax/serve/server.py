@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import signal
@@ -17,7 +18,7 @@ import uvicorn
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serve.app import application
-from lrkv_jax.serve.connections import BACKLOG, Connection, ConnectionLimits, Connections
+from lrkv_jax.serve.connections import BACKLOG, WAITING, Connection, ConnectionLimits, Connections
 from lrkv_jax.serve.guards import is_loopback
 from lrkv_jax.serve.service import Service
 
@@ -88,7 +89,8 @@ def serve(
     up.
     """
     connections = Connections((limits or ConnectionLimits()).within_files())
-    # What clients send is no news: warnings of it would fill the log.
+    # What clients do is no news: warnings of it would fill the log.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     config = uvicorn.Config(
         application(service, key, hosts=hosts, origins=origins),
         log_config=None, log_level="error", access_log=False, lifespan="on", ws="none",
@@ -134,6 +136,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets=None):
         await super().startup(sockets)
+        for there in sockets or ():
+            there.listen(WAITING)
         self._ready(self._leave)
 
     async def on_tick(self, counter):

@@ -20,6 +20,7 @@ from lrkv_jax.serve.asked import Chat, Completion, Generation
 from lrkv_jax.serve.metrics import Metrics
 from lrkv_jax.serve.runner import Runner, Work
 from lrkv_jax.serve.texts import Piece, Scored, Text
+from lrkv_jax.serve.turns import SHARE, Turns
 
 # Seconds after which a call that has not ended is called a hang.
 HANGS = 120.0
@@ -113,6 +114,7 @@ class Service:
         self.began = int(time.time())
         self.fingerprint = f"lrkv-{__version__}-step{run.step}"
         self.draining = False
+        self._turns = Turns()
         self.texts = self.tokens = 0  # open ones, and what they may take
 
     def health(self) -> str:
@@ -217,23 +219,21 @@ class Service:
     # Admission.
 
     async def pieces(
-        self, works: Sequence[Work], seconds: float | None = None
+        self, works: Sequence[Work], seconds: float | None = None, address: str = ""
     ) -> AsyncGenerator[News]:
         """What is new of each, as it comes, until all have ended, within so many seconds.
 
-        Whatever ends the iteration ends the works. Raises `Refused` at once where too many are
-        open, and `TimeoutError` for what takes too long.
+        address: whom they are for. Whatever ends the iteration ends the works. Raises `Refused` at
+        once where too many are open, and `TimeoutError` for what takes too long.
         """
-        tokens = sum(len(work.prompt) + work.new_tokens for work in works)
-        full = self.texts + len(works) > self.limits.texts
-        if full or self.tokens + tokens > self.limits.tokens:
-            what = f"{self.texts} texts" if full else f"{self.tokens} tokens"
-            self.metrics.refused.inc()
-            raise overloaded(f"too many requests, {what} are open")
-        self.texts += len(works)
+        texts, tokens = len(works), sum(len(work.prompt) + work.new_tokens for work in works)
+        self._check_room(address, texts, tokens)
+        self.texts += texts
         self.tokens += tokens
+        for work, turn in zip(works, self._turns.opened(address, texts, tokens), strict=True):
+            work.turn = turn
         arrived: asyncio.Queue[News] = asyncio.Queue()
-        left = set(range(len(works)))
+        left = set(range(texts))
         try:
             for number, work in enumerate(works):
                 self.runner.ask(work, partial(_put, arrived, number))
@@ -246,14 +246,32 @@ class Service:
                 if news.piece.error is not None:
                     self.check(None)  # of an engine that was given up
                     raise news.piece.error
+                self._turns.begun(works[news.number].turn)
                 if news.piece.reason:
                     left.discard(news.number)
                 yield news
         finally:
             for number in left:
                 self.runner.drop(works[number])
-            self.texts -= len(works)
+            self.texts -= texts
             self.tokens -= tokens
+            self._turns.closed(address, texts, tokens)
+
+    def _check_room(self, address, texts, tokens):
+        """Refuse what would be too much of all, or of this address while others have room."""
+        whose = (
+            (self.texts, self.tokens, 1.0, "are open"),
+            (self._turns.texts[address], self._turns.tokens[address], SHARE, "of yours are open"),
+        )
+        for open_texts, open_tokens, share, what in whose:
+            # What one request may ask for is never too much of an address that has nothing open.
+            if share < 1 and not open_texts:
+                continue
+            full = open_texts + texts > share * self.limits.texts
+            if full or open_tokens + tokens > share * self.limits.tokens:
+                count = f"{open_texts} texts" if full else f"{open_tokens} tokens"
+                self.metrics.refused.inc()
+                raise overloaded(f"too many requests, {count} {what}")
 
 
 def _place_of(asked: Generation) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Text:
         self.prompt, self.new_tokens = prompt, new_tokens
         self.tokens = 0  # new ones that the text has
         self.request: Request | None = None
+        self.turn = 0
         self._chat, self._asked = chat, asked or {}
         if chat is None:
             self._words = Words(lambda token: tokenizer.decode_bytes([token]), stops=stops or ())
@@ -65,7 +66,8 @@ class Text:
     def begin(self, engine: Engine) -> None:
         """Submit the request. Raises `LrkvError` for one that the engine cannot have."""
         keep = self._chat is not None
-        self.request = engine.submit(self.prompt, self.new_tokens, keep=keep, **self._asked)
+        asked = _in_turn(self._asked, self.turn)
+        self.request = engine.submit(self.prompt, self.new_tokens, keep=keep, **asked)
         if self._chat is not None:
             self._answering = Answering(engine, self._chat, self.request, self.new_tokens)
 
@@ -114,13 +116,14 @@ class Scored:
     def __init__(self, prompt: list[int], tell: int, asked: dict[str, Any]):
         self.prompt, self.new_tokens = prompt, 0
         self.request: Request | None = None
+        self.turn = 0
         self._tell, self._asked = tell, asked
 
     def begin(self, engine: Engine) -> None:
         """Submit the request."""
         choices = [self.prompt[1:]]
         self.request = engine.submit(
-            self.prompt[:1], choices=choices, tell=self._tell, **self._asked
+            self.prompt[:1], choices=choices, tell=self._tell, **_in_turn(self._asked, self.turn)
         )
 
     def grow(self) -> Piece | None:
@@ -130,3 +133,8 @@ class Scored:
         told = self.request.told
         tokens = [Token(token, 0, told.get(place)) for place, token in enumerate(self.prompt)]
         return Piece(tokens=tokens, reason="scored")
+
+
+def _in_turn(asked, turn):
+    """A request's keywords, whose priority counts from the turn of its address."""
+    return {**asked, "priority": asked.get("priority", 0) + turn}

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,9 +11,8 @@ import threading
 import pytest
 from support.command import lrkv
 from support.planted_models import plant
-from support.served import asks, get, post, raw, wait_until
+from support.served import ENVIRONMENT, asks, get, post, raw, started, wait_until
 
-ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 LONG = {"prompt": "We", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
 
 
@@ -23,20 +21,6 @@ def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("served") / "run"
     plant(directory, "train.context=256")
     return directory
-
-
-def started(run, *options):
-    """(the process, its port, what it printed) once it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lrkv_jax", "serve", str(run), "--port", "0", *options],
-        env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    printed = ""
-    while "ready at" not in printed:
-        line = process.stdout.readline()
-        assert line, process.communicate()
-        printed += line
-    return process, int(re.search(r"ready at http://127.0.0.1:(\d+)/", printed)[1]), printed
 
 
 @pytest.mark.faults

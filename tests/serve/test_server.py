@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -74,6 +75,7 @@ def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, se
     )
     assert "My fellow" + "".join(e.choices[0].text for e in events[:-1]) == choice.text
     assert len(events) > 3 and events[-1].usage == whole.usage
+    assert sum(event.choices[0].tokens for event in events[:-1]) == 40
     stop = choice.text[30:34]
     cut = client.completions.create(**asked, stop=[stop, "\u0000"])
     assert "My fellow" + cut.choices[0].text == choice.text[: choice.text.index(stop, 9)]
@@ -185,6 +187,11 @@ WRONG = [
     ("/v1/chat/completions", {"messages": 7, "tools": []}, 400, "messages"),
     ("/v1/completions", b'{"prompt": "\xff"}', 400, None),
     ("/v1/completions", b"[" * 100_000, 400, None),
+    ("/v1/completions", b"[" * 10_000, 400, None),
+    ("/v1/completions", {"prompt": "a", "logit_bias": 3}, 400, "logit_bias"),
+    ("/v1/completions", {"prompt": "a", **{str(i): 1 for i in range(100_000)}}, 400, None),
+    # Brackets in a text are text.
+    ("/v1/completions", {"prompt": "a", "stop": "[{" * 100_000}, 400, "stop"),
     ("/v1/completions", b"", 400, None),
     ("/v1/nothing", {}, 404, None),
     ("/v1/models", {}, 405, None),
@@ -247,6 +254,27 @@ def test_a_full_server_says_so_before_an_echo_begins(port, service):
     finally:
         service.texts -= 1
         service.limits = was
+
+
+def test_one_address_shuts_no_other_out(service):
+    """It may have three quarters of what is open; another's text comes after its present one."""
+    with serving(served(service.run)) as port:
+        long = {"prompt": "We", "max_tokens": 60, "n": 16, "ignore_eos": True, "priority": -9}
+        many = [raw(port, asks(long)) for _ in range(3)]
+        wait_until(lambda: "texts_open 48.0" in get(port, "/metrics")[1])
+        short = {"prompt": "We", "max_tokens": 2}
+        status, answer, _ = post(port, "/v1/completions", short)
+        assert status == 429 and "48 texts of yours are open" in answer["error"]["message"]
+        with raw(port, asks(short), source="127.0.0.2") as other:
+            assert other.recv(100).startswith(b"HTTP/1.1 200")
+            # Of 48 texts 4 are decoded together, and the other's came among the next ones.
+            assert float(value(port, "texts_open")) >= 32
+        for one in many:
+            one.close()
+
+
+def value(port, name):
+    return re.search(rf"^lrkv_{name} (\S+)$", get(port, "/metrics")[1], re.MULTILINE)[1]
 
 
 def test_a_host_that_is_not_this_server_is_refused_and_every_answer_has_an_id(service):

@@ -3,13 +3,19 @@
 import contextlib
 import http.client
 import json
+import os
+import re
 import socket
+import subprocess
+import sys
 import time
 
 from support.hand_built import a_run, calling_run
 from support.variants import random_params
 
 from lrkv_jax.serve.service import Service
+
+ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 def served(run, name="tiny", queue=60, **more):
@@ -64,9 +70,9 @@ def get(port, path, **headers):
         return answer.status, answer.read().decode()
 
 
-def raw(port, data: bytes) -> socket.socket:
-    """A connection on which these bytes were sent."""
-    there = socket.create_connection(("127.0.0.1", port), timeout=60)
+def raw(port, data: bytes, source="127.0.0.1") -> socket.socket:
+    """A connection from this address on which these bytes were sent."""
+    there = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
     there.sendall(data)
     return there
 
@@ -76,3 +82,17 @@ def asks(body, path="/v1/completions") -> bytes:
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return head.encode() + f"content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+def started(run, *options, before=()):
+    """(the process, its port, what it printed) once `lrkv serve` is ready, after `before`."""
+    process = subprocess.Popen(
+        [*before, sys.executable, "-m", "lrkv_jax", "serve", str(run), "--port", "0", *options],
+        env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    printed = ""
+    while "ready at" not in printed:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        printed += line
+    return process, int(re.search(r"ready at http://127.0.0.1:(\d+)/", printed)[1]), printed

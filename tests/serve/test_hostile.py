@@ -1,0 +1,186 @@
+"""Clients that mean harm: whatever they send, others are answered, and nothing of them is left."""
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import hostile, watch
+from support.planted_models import plant
+from support.served import asks, get, post, raw, started, wait_until
+
+PLAIN = {"prompt": "We the people", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("hostile") / "run"
+    plant(directory, "train.context=256")
+    return directory
+
+
+@contextlib.contextmanager
+def watched(port):
+    """What another client saw of the server meanwhile, once it is over."""
+    watcher = subprocess.Popen(
+        [sys.executable, watch.__file__, str(port)],
+        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    seen = {}
+    time.sleep(0.5)  # it asks from now on
+    yield seen
+    out, _ = watcher.communicate("", timeout=60)
+    seen.update(json.loads(out))
+
+
+def held(process):
+    """(bytes in memory, threads, open files) of a process."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    files = len(os.listdir(f"/proc/{process.pid}/fd"))
+    return int(lines["VmRSS"].split()[0]) << 10, int(lines["Threads"]), files
+
+
+def sent(port, path, body):
+    """The status of a body, or 0 where the connection ended before it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(connection):
+        try:
+            connection.request("POST", path, body, {"content-type": "application/json"})
+        except OSError:
+            return 0
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+
+SIZES = [
+    pytest.param(300, 40, 5, marks=pytest.mark.faults),
+    pytest.param(1200, 1, 60, marks=pytest.mark.nights),
+]
+
+
+@pytest.mark.parametrize(("bodies", "every", "seconds"), SIZES)
+def test_hostile_clients_delay_nobody_and_leave_nothing(bodies, every, seconds, run):
+    process, port, _ = started(run)
+    try:
+        right = post(port, "/v1/completions", PLAIN)[1]["choices"]
+        for number, (path, body) in enumerate(hostile.mutated(60)):  # what is loaded once
+            sent(port, path, body)
+            if number % 10 == 0:
+                hurry(port, 1, 40)
+        before = held(process)
+        phases = {
+            "bodies": lambda: mutations(port, bodies),
+            "large": lambda: megabytes(port, every),
+            "idle": lambda: idle_sockets(port),
+            "clients": lambda: hurry(port, seconds, 200),
+        }
+        for name, phase in phases.items():
+            with watched(port) as seen:
+                told = phase()
+            print(name, told, seen, held(process), flush=True)
+            assert not seen["failed"], (name, seen)
+            assert seen["live"] < 1 and seen["live_count"] > 10, (name, seen)
+            assert name == "clients" or seen["text"] < 1, (name, seen)
+            wait_until(lambda: "texts_open 0.0" in get(port, "/metrics")[1])
+        assert post(port, "/v1/completions", PLAIN)[1]["choices"] == right
+        wait_until(lambda: held(process)[2] <= before[2] + 2, 60)
+        after = held(process)
+        print("held", before, after)
+        assert after[0] <= 1.2 * before[0] and after[1] <= before[1] + 2
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0 and not errors.replace(
+        "ended: every accepted request was answered\n", ""
+    ), errors[-2000:]
+
+
+def mutations(port, count):
+    """Statuses of mutated bodies, none of which is the server's own fault."""
+    with ThreadPoolExecutor(4) as pool:
+        statuses = list(pool.map(lambda one: sent(port, *one), hostile.mutated(count)))
+    assert set(statuses) <= {200, 400, 404, 408, 413, 429}, set(statuses)
+    return {status: statuses.count(status) for status in sorted(set(statuses))}
+
+
+def megabytes(port, every):
+    """Statuses of bodies of 4 MB, two at a time."""
+    bodies = (body for number, body in enumerate(hostile.large()) if number % every == 0)
+    with ThreadPoolExecutor(2) as pool:
+        statuses = list(pool.map(lambda one: sent(port, *one), bodies))
+    assert set(statuses) <= {200, 400, 413, 429}, set(statuses)
+    return {status: statuses.count(status) for status in sorted(set(statuses))}
+
+
+def idle_sockets(port, count=2048):
+    """Connections that say nothing, or half a request; how many were open."""
+    there = []
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            if number % 4 == 1:
+                one.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
+            if number % 4 == 2:
+                one.sendall(asks(PLAIN)[:-2])
+            there.append(one)
+        time.sleep(3)
+    return len(there)
+
+
+def hurry(port, seconds, clients):
+    """Clients that ask at once for so long, a tenth of whom go away in mid-answer; how it went."""
+    end = time.monotonic() + seconds
+    counts = {"answered": 0, "gone": 0, "refused": 0}
+    lock = threading.Lock()
+
+    def client(number):
+        rng = np.random.default_rng([4, number])
+        while time.monotonic() < end:
+            body = {"prompt": "We the people " * int(rng.integers(1, 20)), "max_tokens": 16}
+            if rng.integers(10) == 0:
+                with raw(port, asks({**body, "stream": True, "n": 4})) as there:
+                    time.sleep(rng.uniform(0, 0.2))
+                    with contextlib.suppress(OSError):
+                        there.recv(100)
+                kind = "gone"
+            else:
+                status = sent(port, "/v1/completions", json.dumps(body).encode())
+                assert status in (200, 429), status
+                kind = "answered" if status == 200 else "refused"
+                if status == 429:
+                    time.sleep(0.2)
+            with lock:
+                counts[kind] += 1
+
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(client, range(clients)))
+    return counts
+
+
+@pytest.mark.faults
+def test_few_files_are_enough(run):
+    """With 200 files the server answers beside 500 connections, and its log says nothing."""
+    shell = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh"]
+    process, port, _ = started(run, before=shell)
+    try:
+        with contextlib.ExitStack() as stack, watched(port) as seen:
+            for _ in range(500):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            time.sleep(2)
+            assert post(port, "/v1/completions", PLAIN)[0] == 200
+        assert not seen["failed"] and seen["live"] < 1, seen
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and errors.count("\n") == 1, errors[-2000:]
