@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -39,20 +39,9 @@ def evaluate(
         int | None, typer.Option(help="Sequences at a time (default: the run's own batch).")
     ] = None,
     step: Step = None,
-    style: Annotated[
-        str | None,
-        typer.Option(
-            help="How questions are asked: letters (in a chat) or harness (default: letters for a "
-            "midtrained run)."
-        ),
-    ] = None,
     data: Annotated[
         str, typer.Option(help="Folder of the sets; demo for the shipped demonstration sets")
     ] = "data/tasks",
-    shots: Annotated[
-        int | None,
-        typer.Option(help="Examples before a question in harness style (default: as published)."),
-    ] = None,
     limit: Annotated[
         int | None, typer.Option(help="Ask only the first examples of each set (default: all).")
     ] = None,
@@ -82,14 +71,12 @@ def evaluate(
 
     names = [task for task in tasks.split(",") if task]
     config = read_run(run)
-    chats = config.data.mixture is not None
     context = config.train.context
     if set(names) & {"gsm8k", "humaneval"} and tokens >= context:
         tokens = context // 2
         print(f"answers take up to {tokens} tokens: the run reads {context}", flush=True)
     settings = BenchmarkSettings(
-        style=cast(Any, style or ("letters" if chats else "harness")),
-        folder=data, shots=shots, limit=limit,
+        folder=data, limit=limit,
         samples=samples, temperature=temperature, top_p=top_p, new_tokens=tokens, seed=seed,
         run_model_code=run_model_code, workers=workers,
     )  # fmt: skip
@@ -178,11 +165,13 @@ def chat(
     """
     from lrkv_jax.chat import Chat
     from lrkv_jax.cli.conversation import converse
+    from lrkv_jax.data.chat import ChatFormat
+    from lrkv_jax.data.tokenizer import load_tokenizer
     from lrkv_jax.decode import Sampling
     from lrkv_jax.run.run_dir import read_run
 
     config = read_run(run)
-    if config.data.mixture is None:
+    if not ChatFormat(load_tokenizer(config.data.tokenizer)).trained(config.data.mixture):
         name = "quickstart_midtrain" if config.name == "quickstart" else "midtrain"
         raise LrkvError(
             f"{run} has not been midtrained: run lrkv train configs/{name}.yaml init_from={run}"

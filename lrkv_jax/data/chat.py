@@ -93,6 +93,13 @@ class ChatFormat:
         self.between = self._text(self._frame.between)
         self.vocabulary = max(tokenizer.vocabulary, *(i + 1 for i in (end, *own.values())))
 
+    def trained(self, mixture: object) -> bool:
+        """Whether a run can be expected to chat.
+
+        It was trained on conversations, `mixture`, or is another's, whose tokenizer has a chat.
+        """
+        return mixture is not None or self.template is not None or bool(self.tokenizer.chat)
+
     def check(self, vocabulary: int) -> None:
         """Raise `LrkvError` if a model's vocabulary is too small to chat."""
         if vocabulary < self.vocabulary:

@@ -4,36 +4,28 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from lrkv_jax.data.tasks.harness import SHOT_SPLIT, SHOTS
-from lrkv_jax.data.tasks.registry import DEMO, Example, fingerprint, load
+from lrkv_jax.data.tasks.registry import DEMO, fingerprint, load
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.language_model import Draws, LanguageModel
 
-Style = Literal["letters", "harness"]
-
 
 @dataclass(frozen=True)
 class BenchmarkSettings:
-    """How benchmarks are asked.
+    """How benchmarks are asked: in a chat, zero-shot, as the recipe asks a midtrained model.
 
-    style: `letters`, in a chat, zero-shot, as the recipe asks a midtrained model; `harness`, as the
-    lm-evaluation-harness asks any model. folder: where the sets lie, or "demo". shots: examples
-    before the question in harness style; None: as published. limit: the first so many examples.
-    samples, temperature, top_p, new_tokens, seed: of generated answers. run_model_code: whether
-    programs that the model writes may run, in the sandbox, `workers` at a time (None: as many as
-    CPUs).
+    folder: where the sets lie, or "demo". limit: the first so many examples. samples, temperature,
+    top_p, new_tokens, seed: of generated answers. run_model_code: whether programs that the model
+    writes may run, in the sandbox, `workers` at a time (None: as many as CPUs).
 
     Raises LrkvError for settings that contradict each other.
     """
 
-    style: Style = "letters"
     folder: str = "data/tasks"
-    shots: int | None = None
     limit: int | None = None
     samples: int = 1
     temperature: float = 0.0
@@ -44,14 +36,6 @@ class BenchmarkSettings:
     workers: int | None = None
 
     def __post_init__(self):
-        if self.style not in ("letters", "harness"):
-            raise LrkvError(f"style = {self.style}: use letters or harness")
-        if self.shots is not None and (self.shots < 0 or self.style == "letters"):
-            raise LrkvError(
-                f"shots = {self.shots}: letters are asked without examples; use style harness"
-                if self.style == "letters"
-                else f"shots = {self.shots}: use 0 or more"
-            )
         for name in ("limit", "samples", "new_tokens", "workers"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise LrkvError(f"{name} = {value}: use 1 or more")
@@ -65,17 +49,12 @@ class BenchmarkSettings:
         """How answers are drawn."""
         return Draws(Sampling(self.temperature, 0, self.top_p), self.seed, self.samples)
 
-    def shots_of(self, name: str) -> int:
-        """How many examples come before a question of a set."""
-        return SHOTS[name] if self.shots is None else self.shots
-
 
 @dataclass(frozen=True)
 class Questions:
-    """What a benchmark asks, and the examples that may come before its questions."""
+    """What a benchmark asks, and what identifies it."""
 
-    examples: list[Any]  # of the set's own kind
-    shots: list[Any]
+    examples: list[Any]  # of the set's kind
     dataset: dict[str, Any]
 
 
@@ -97,7 +76,7 @@ Benchmark = Callable[[LanguageModel, Questions, BenchmarkSettings], Result]
 
 
 def questions(name: str, split: str, settings: BenchmarkSettings) -> Questions:
-    """Return the examples of a set's split, and its shots if the style has any.
+    """Return the examples of a set's split.
 
     Raises LrkvError as `lrkv_jax.data.tasks.registry.load` does.
     """
@@ -112,11 +91,7 @@ def questions(name: str, split: str, settings: BenchmarkSettings) -> Questions:
         "of": len(everything),
         "sha256": fingerprint(everything),
     }
-    shots: list[Example] = []
-    if settings.style == "harness" and name in SHOTS and settings.shots_of(name):
-        shots = load(name, SHOT_SPLIT[name], settings.folder)
-        dataset |= {"shot_split": SHOT_SPLIT[name], "shots_sha256": fingerprint(shots)}
-    return Questions(examples, shots, dataset)
+    return Questions(examples, dataset)
 
 
 def mean(values: Sequence[float]) -> float:

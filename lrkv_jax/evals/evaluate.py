@@ -30,9 +30,9 @@ from lrkv_jax.train.rows import RowFormat
 from lrkv_jax.train.validate import make_validation
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "arc_easy": multiple_choice.arc_easy,
-    "arc_challenge": multiple_choice.arc_challenge,
-    "mmlu": multiple_choice.mmlu,
+    "arc_easy": multiple_choice.multiple_choice,
+    "arc_challenge": multiple_choice.multiple_choice,
+    "mmlu": multiple_choice.multiple_choice,
     "gsm8k": gsm8k.gsm8k,
     "humaneval": humaneval.humaneval,
 }
@@ -59,9 +59,8 @@ def evaluate(
     `bpb` is cross-entropy and bits per byte over the whole held-out split, the same whatever
     `batch` (the run's own unless given); `docstrings` is the same on docstrings of Python's
     standard library, a text unlike the embedded corpus; `agreement` compares cached decoding with
-    the whole-sequence forward on held-out text; the others are benchmarks, asked as `settings` say
-    (letters where the run was midtrained, harness style elsewhere, unless given), and `combined`
-    the mean of all five where all were asked.
+    the whole-sequence forward on held-out text; the others are benchmarks, asked in a chat as
+    `settings` say, and `combined` the mean of all five where all were asked.
 
     Where a file cannot be written, `warn` is called (before the work, if that can be known) and the
     result is returned all the same. Raises `LrkvError`, before anything is computed, for an unknown
@@ -91,13 +90,12 @@ def evaluate(
         outcome = asdict(BENCHMARKS[name](model, questions_, settings))
         records = outcome.pop("records")
         result[name] = outcome | {
-            "style": settings.style,
             "examples": len(records),
             "truncated_prompts": model.truncated,
             "seconds": time.monotonic() - began,
             "dataset": questions_.dataset,
         }
-        path = Path(directory) / "evaluations" / f"{name}-{settings.style}-step{run.step}.json"
+        path = Path(directory) / "evaluations" / f"{name}-step{run.step}.json"
         _keep(path, {**about, **how, **result[name], "records": records}, warn)
     if asked.keys() == BENCHMARKS.keys():
         result["combined"] = sum(result[name]["score"] for name in asked) / len(asked)
@@ -117,14 +115,20 @@ def ask(
     unknown = [task for task in tasks if task not in known]
     if unknown or not tasks:
         raise LrkvError(f"unknown task {', '.join(unknown)}: use {', '.join(known)}")
-    settings = settings or BenchmarkSettings("letters" if config.data.mixture else "harness")
+    settings = settings or BenchmarkSettings()
     if "humaneval" in tasks:
         humaneval.check(settings)
     context = config.train.context
     if {"gsm8k", "humaneval"} & set(tasks) and settings.new_tokens >= context:
         raise LrkvError(f"new_tokens = {settings.new_tokens}: use 1 to {context - 1}")
-    if settings.style == "letters" and BENCHMARKS.keys() & set(tasks):
-        ChatFormat(load_tokenizer(config.data.tokenizer)).check(config.model.vocabulary)
+    if BENCHMARKS.keys() & set(tasks):
+        chat = ChatFormat(load_tokenizer(config.data.tokenizer))
+        chat.check(config.model.vocabulary)
+        if not chat.trained(config.data.mixture):
+            raise LrkvError(
+                "the run was not trained to chat, and benchmarks are asked in one: midtrain it, or "
+                "use lrkv harness RUN --tasks NAMES"
+            )
     asked = {name: questions(name, SPLIT, settings) for name in tasks if name in BENCHMARKS}
     return asked, settings
 

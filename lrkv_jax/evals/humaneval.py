@@ -1,8 +1,6 @@
 """HumanEval: 164 functions to write, each right where its own tests pass in the sandbox."""
 
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from lrkv_jax.data.tasks import humaneval as programs
 from lrkv_jax.errors import LrkvError
@@ -12,28 +10,20 @@ from lrkv_jax.evals.sandbox import Limits, isolation, run_programs
 
 
 def humaneval(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
-    """Score programs: letters style asks for them in a chat, harness style continues the prompt.
+    """Score programs that are asked for in a chat.
 
     pass@k with the unbiased estimator (Chen et al. 2021). Raises `LrkvError` unless
     `settings.run_model_code` says that the programs may run.
     """
     check(settings)
     examples = asked.examples
-    if settings.style == "letters":
-        prompts = [model.chat_prompt(programs.conversation(e).unanswered()) for e in examples]
-        said = [
-            [answer.text(model.chat) for answer in samples]
-            for samples in model.answers(prompts, settings.new_tokens, settings.draws())
-        ]
-        whole: Callable[[Any, str], str] = programs.whole_program
-    else:
-        # The harness strips nothing: the model continues right after the docstring.
-        prompts = [model.prompt(example.prompt) for example in examples]
-        draws = settings.draws()
-        said = model.continuations(prompts, settings.new_tokens, programs.STOPS, draws)
-        whole = programs.continued_program
+    prompts = [model.chat_prompt(programs.conversation(e).unanswered()) for e in examples]
+    said = [
+        [answer.text(model.chat) for answer in samples]
+        for samples in model.answers(prompts, settings.new_tokens, settings.draws())
+    ]
     sources = [
-        whole(example, text)
+        programs.whole_program(example, text)
         for example, texts in zip(examples, said, strict=True)
         for text in texts
     ]

@@ -61,18 +61,18 @@ def _print_benchmarks(result: dict[str, Any], asked: list[str], console: Console
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    for column in ("", "style", "measure", "score", "±", "examples", "cut", "seconds"):
-        left = column in ("", "style", "measure")
+    for column in ("", "measure", "score", "±", "examples", "cut", "seconds"):
+        left = column in ("", "measure")
         table.add_column(column, justify="left" if left else "right", no_wrap=True)
     for name in asked:
         row = result[name]
         error = row["more"][f"{row['measure']}_stderr"]
         table.add_row(
-            name, row["style"], row["measure"], f"{PERCENT * row['score']:.1f}",
+            name, row["measure"], f"{PERCENT * row['score']:.1f}",
             f"{PERCENT * error:.1f}", f"{row['examples']:,}", str(row["truncated_prompts"]),
             f"{row['seconds']:.1f}",
         )  # fmt: skip
     if "combined" in result:
         table.add_section()
-        table.add_row("combined", "", "mean", f"{PERCENT * result['combined']:.1f}")
+        table.add_row("combined", "mean", f"{PERCENT * result['combined']:.1f}")
     console.print(table)

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrkv_jax.data.conversation import Part, conversation_from, exchange
-from lrkv_jax.data.tasks import choices, gsm8k, harness, humaneval
+from lrkv_jax.data.tasks import choices, gsm8k, humaneval
 from lrkv_jax.data.tasks.choices import Choices
 from lrkv_jax.data.tasks.gsm8k import Problem
 from lrkv_jax.data.tasks.humaneval import Program
-from lrkv_jax.errors import LrkvError
 
 LETTERED = Choices("a", "What is ice?", ("water", "sand", "air", "iron"), tuple("ABCD"), 0)
 NUMERIC = Choices("b", "Which is hot?", ("ice", "fire", "snow", "rain"), tuple("1234"), 1)
@@ -20,77 +19,20 @@ FIVE = Choices("c", "Pick é.", ("a", "b", "c", "d", "é"), tuple("ABCDE"), 4)
 THREE = Choices("d", "How many?", ("1,000", "-2.5", "日本"), tuple("ABC"), 2)
 
 LETTERS = "Multiple Choice question: {}\n\nRespond only with the letter of the correct answer."
-# An example: asked in letters, and the answer; the harness's question, continuations, the right
-# one, and their lengths.
+# An example: asked in letters, and the answer.
 ASKED = [
-    (LETTERED, "What is ice?\n- water=A\n- sand=B\n- air=C\n- iron=D", "A",
-     "What is ice?", (" water", " sand", " air", " iron"), 0, (5, 4, 3, 4)),
-    (NUMERIC, "Which is hot?\n- ice=1\n- fire=2\n- snow=3\n- rain=4", "2",
-     "Which is hot?", (" ice", " fire", " snow", " rain"), 1, (3, 4, 4, 4)),
-    (FIVE, "Pick é.\n- a=A\n- b=B\n- c=C\n- d=D\n- é=E", "E",
-     "Pick é.", (" a", " b", " c", " d", " é"), 4, (1, 1, 1, 1, 1)),
-    (THREE, "How many?\n- 1,000=A\n- -2.5=B\n- 日本=C", "C",
-     "How many?", (" 1,000", " -2.5", " 日本"), 2, (5, 4, 2)),
+    (LETTERED, "What is ice?\n- water=A\n- sand=B\n- air=C\n- iron=D", "A"),
+    (NUMERIC, "Which is hot?\n- ice=1\n- fire=2\n- snow=3\n- rain=4", "2"),
+    (FIVE, "Pick é.\n- a=A\n- b=B\n- c=C\n- d=D\n- é=E", "E"),
+    (THREE, "How many?\n- 1,000=A\n- -2.5=B\n- 日本=C", "C"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("example", "lettered", "answer", "asked", "continuations", "gold", "lengths"),
-    ASKED,
-    ids=["lettered", "numeric", "five", "three"],
-)
-def test_choices_are_asked_as_the_recipe_and_ranked_as_the_harness_does(
-    example, lettered, answer, asked, continuations, gold, lengths
-):
+@pytest.mark.parametrize(("example", "lettered", "answer"), ASKED)
+def test_choices_are_asked_as_the_recipe_asks_them(example, lettered, answer):
     lettered = LETTERS.format(lettered)
     assert choices.question(example) == lettered
     assert choices.conversation(example) == exchange(lettered, answer)
-    ranking = harness.Ranking(f"Question: {asked}\nAnswer:", continuations, gold, lengths)
-    assert harness.arc(example) == ranking
-
-
-def test_arc_shots_are_solved_by_their_choices_text():
-    assert harness.arc(FIVE, [LETTERED, NUMERIC]).context == (
-        "Question: What is ice?\nAnswer: water\n\n"
-        "Question: Which is hot?\nAnswer: fire\n\n"
-        "Question: Pick é.\nAnswer:"
-    )
-
-
-def test_mmlu_is_ranked_as_the_harness_ranks():
-    asked = Choices(
-        "m", " What is 1 + 1?\n", ("1", "2", "3", "4"), tuple("ABCD"), 1, "abstract_algebra"
-    )
-    shot = Choices("n", "Is 7 odd?", ("yes", "no", "x", "y"), tuple("ABCD"), 0, "abstract_algebra")
-    headline = (
-        "The following are multiple choice questions (with answers) about abstract algebra.\n\n"
-    )
-    body = "What is 1 + 1?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:"
-    plain = harness.mmlu(asked)
-    assert plain == harness.Ranking(headline + body, (" A", " B", " C", " D"), 1, (1, 1, 1, 1))
-    solved = "Is 7 odd?\nA. yes\nB. no\nC. x\nD. y\nAnswer: A\n\n"
-    assert harness.mmlu(asked, [shot]).context == headline + solved + body
-
-
-def test_gsm8k_shots_keep_their_spans():
-    shot = Problem("s", "Two and two?", "2+2=<<2+2=4>>4\n#### 4", "4")
-    asked = Problem("t", "And three?", "#### 3", "3")
-    assert harness.gsm8k(asked, [shot]) == (
-        "Question: Two and two?\nAnswer: 2+2=<<2+2=4>>4\n#### 4\n\nQuestion: And three?\nAnswer:"
-    )
-    assert harness.gsm8k(asked) == "Question: And three?\nAnswer:"
-
-
-def test_shots_are_the_first_of_the_subject_and_never_the_asked():
-    pool = [
-        Choices(str(i), "q", ("a", "b"), ("A", "B"), 0, ("anatomy", "virology")[i % 2])
-        for i in range(8)
-    ]
-    assert [s.id for s in harness.first_shots(pool, 2, pool[0])] == ["2", "4"]
-    assert [s.id for s in harness.first_shots(pool, 2, pool[5])] == ["1", "3"]
-    assert harness.first_shots(pool, 0, pool[0]) == ()
-    with pytest.raises(LrkvError, match="5 shots of virology asked, 3 there"):
-        harness.first_shots(pool, 5, pool[1])
 
 
 SPANS = [
@@ -138,53 +80,47 @@ def test_nothing_but_the_brackets_is_lost_in_tool_calls(pairs, end):
         assert [(part.kind, part.text) for part in got] == expected
 
 
-ANSWERS = [  # completion, the recipe's, strict-match, flexible-extract
-    ("So 9 + 9.\n#### 18", "18", "18", "18"),
-    ("#### 1,234,567", "1234567", "1,234,567", "1,234,567"),
-    ("#### -5", "-5", "-5", "-5"),
-    ("#### 3.50", "3.50", "3.50", "3.50"),
-    ("#### -1,000.25", "-1000.25", "-1,000.25", "-1,000.25"),
-    ("#### 18.", "18.", "18.", "18."),  # the full stop stays, as published
-    ("#### $18", None, "[invalid]", "$18"),
-    ("####18", None, "[invalid]", "18"),
-    ("####  18", None, "[invalid]", "18"),
-    ("The answer is 18 apples.", None, "[invalid]", "18"),
-    ("It costs $1,200.50 for 3", None, "[invalid]", "3"),
-    ("#### 4\nQuestion: 7?\n#### 9", "4", "4", "9"),
-    ("#### 5 apples", "5", "5", "5"),
-    ("#### x", None, "[invalid]", "[invalid]"),
-    ("#### .", ".", ".", "[invalid]"),
-    ("", None, "[invalid]", "[invalid]"),
-    ("日本 ８", None, "[invalid]", "[invalid]"),  # a full-width eight
-    ("#### 12日", "12", "12", "12"),
+ANSWERS = [
+    ("So 9 + 9.\n#### 18", "18"),
+    ("#### 1,234,567", "1234567"),
+    ("#### -5", "-5"),
+    ("#### -1,000.25", "-1000.25"),
+    ("#### 18.", "18."),  # the full stop stays, as published
+    ("#### $18", None),
+    ("####18", None),
+    ("####  18", None),
+    ("The answer is 18 apples.", None),
+    ("#### 4\nQuestion: 7?\n#### 9", "4"),
+    ("#### 5 apples", "5"),
+    ("#### x", None),
+    ("#### .", "."),
+    ("", None),
+    ("日本 ８", None),  # a full-width eight
+    ("#### 12日", "12"),
 ]
 
 
-@pytest.mark.parametrize(("text", "recipe", "strict", "flexible"), ANSWERS)
-def test_answers_are_extracted_as_published(text, recipe, strict, flexible):
-    assert gsm8k.extract_answer(text) == recipe
-    assert gsm8k.strict_match(text) == strict
-    assert gsm8k.flexible_extract(text) == flexible
+@pytest.mark.parametrize(("text", "answer"), ANSWERS)
+def test_answers_are_extracted_as_published(text, answer):
+    assert gsm8k.extract_answer(text) == answer
 
 
 @pytest.mark.parametrize(
-    ("gold", "text", "recipe", "strict", "flexible"),
+    ("gold", "text", "right"),
     [
-        ("x\n#### 18", "#### 18", True, True, True),
-        ("x\n#### 18", "#### 18.0", False, False, False),  # strings, not numbers
-        ("x\n#### 18", "#### 18.", False, True, True),
-        ("x\n#### 1,800", "#### 1800", True, True, True),
-        ("x\n#### 1800", "#### 1,800", True, True, True),
-        ("x\n#### 18", "it is $18.", False, False, True),
-        ("x\n#### -18", "#### 18", False, False, False),
-        ("x\n#### 18", "nothing", False, False, False),
+        ("x\n#### 18", "#### 18", True),
+        ("x\n#### 18", "#### 18.0", False),  # strings, not numbers
+        ("x\n#### 18", "#### 18.", False),
+        ("x\n#### 1,800", "#### 1800", True),
+        ("x\n#### 1800", "#### 1,800", True),
+        ("x\n#### 18", "it is $18.", False),
+        ("x\n#### -18", "#### 18", False),
+        ("x\n#### 18", "nothing", False),
     ],
 )
-def test_numbers_are_compared_as_published(gold, text, recipe, strict, flexible):
+def test_numbers_are_compared_as_published(gold, text, right):
     problem = gsm8k.example(gsm8k.Gsm8kRow(question="q", answer=gold), "id")
-    assert gsm8k.is_correct(text, problem) is recipe
-    assert gsm8k.harness_equal(gsm8k.strict_match(text), problem) is strict
-    assert gsm8k.harness_equal(gsm8k.flexible_extract(text), problem) is flexible
+    assert gsm8k.is_correct(text, problem) is right
 
 
 PROMPT = '# adds\nimport math\nfrom typing import List\n\n\ndef add(a, b):\n    """Sum."""\n'
@@ -215,13 +151,6 @@ def test_a_chats_program_is_imports_code_test_and_check():
         "import math\nfrom typing import List\n\ndef add(a, b):\n    return a + b\n\n"
         "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"
     )
-
-
-def test_a_continued_program_starts_with_the_prompt_and_ends_at_a_stop():
-    got = humaneval.continued_program(PROGRAM, "    return a + b\n\ndef g():\n    1/0\n# no")
-    assert got == f"{PROMPT}    return a + b\n\ndef check(f):\n    assert f(1, 2) == 3\ncheck(add)"
-    whole = humaneval.continued_program(PROGRAM, "    return a + b\n")
-    assert whole == f"{PROMPT}    return a + b\n\n{PROGRAM.test}\ncheck(add)"
 
 
 @pytest.mark.parametrize(

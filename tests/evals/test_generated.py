@@ -19,7 +19,7 @@ from lrkv_jax.evals.language_model import Draws
 TOKENIZER = load_tokenizer("sotu-4096")
 CHAT = ChatFormat(TOKENIZER)
 IDS = CHAT.ids
-LETTERS = BenchmarkSettings(style="letters", folder="demo", new_tokens=24)
+DEMO = BenchmarkSettings(folder="demo", new_tokens=24)
 
 
 def token(text):
@@ -72,11 +72,11 @@ def test_what_is_no_sum_has_no_output():
 
 @pytest.mark.slow
 def test_gsm8k_counts_the_problems_whose_number_it_says():
-    asked = questions("gsm8k", "test", LETTERS)
+    asked = questions("gsm8k", "test", DEMO)
     gpt2 = load_tokenizer("gpt2")  # in which #### is one token
     gold = next(e.answer for e in asked.examples if len(gpt2.encode(f" {e.answer}")) == 1)
     result = BENCHMARKS["gsm8k"](
-        language_model(gpt2, says(gpt2, f"It is #### {gold}")), asked, LETTERS
+        language_model(gpt2, says(gpt2, f"It is #### {gold}")), asked, DEMO
     )
     assert {record["answers"][0] for record in result.records} == {gold}
     assert result.score == np.mean([problem.answer == gold for problem in asked.examples]) > 0
@@ -135,21 +135,21 @@ def test_passes_are_estimated_for_powers_of_two():
 
 
 def test_humaneval_runs_nothing_unless_it_is_told_to():
-    asked = questions("humaneval", "test", LETTERS)
+    asked = questions("humaneval", "test", DEMO)
     with pytest.raises(LrkvError, match="--run-model-code"):
-        BENCHMARKS["humaneval"](language_model(TOKENIZER, CALLS), asked, LETTERS)
+        BENCHMARKS["humaneval"](language_model(TOKENIZER, CALLS), asked, DEMO)
 
 
 def test_humaneval_passes_the_programs_that_pass():
     """The model says `run = print`, whatever is asked."""
-    allowed = BenchmarkSettings(style="letters", folder="demo", new_tokens=24, run_model_code=True)
+    allowed = BenchmarkSettings(folder="demo", new_tokens=24, run_model_code=True)
     tests = {"any": "pass", "print": "assert f() is None", "no_print": "assert f() == 3"}
     examples = [
         Program(name, "def run():\n", "    return 3\n", f"def check(f):\n    {line}\n", "run")
         for name, line in tests.items()
     ]
     model = language_model(TOKENIZER, says(TOKENIZER, "run = print"))
-    result = BENCHMARKS["humaneval"](model, Questions(examples, [], {}), allowed)
+    result = BENCHMARKS["humaneval"](model, Questions(examples, {}), allowed)
     assert [record["correct"] for record in result.records] == [[True], [True], [False]]
     assert result.records[2]["reasons"] == ["raised AssertionError"]
     assert result.score == pytest.approx(2 / 3)

@@ -1,4 +1,4 @@
-"""The harness's own tasks over our models give what our benchmarks give, example by example.
+"""The harness's own tasks over our models give what the whole-sequence forward gives.
 
 The tasks are the YAML files that the installed harness ships; only where their data lie is changed.
 """
@@ -22,14 +22,10 @@ from support.variants import FIVE, random_params, small
 
 from lrkv_jax.data.assets import FOLDER
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.tasks import gsm8k
-from lrkv_jax.data.tasks.harness import SHOT_SPLIT
 from lrkv_jax.data.tasks.registry import load
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals.benchmark import BenchmarkSettings, questions
-from lrkv_jax.evals.evaluate import BENCHMARKS
-from lrkv_jax.evals.language_model import LanguageModel
+from lrkv_jax.evals.language_model import Draws, LanguageModel
 from lrkv_jax.model import with_parameters
 from lrkv_jax.run.restore import load_run
 
@@ -47,7 +43,7 @@ CONFIG = small(FIVE["lrkv"], vocabulary=4224)
 EXACT = 1e-5  # float32
 DEMO = FOLDER / "demo"
 ROOT = Path(__file__).parents[2]
-NAMES = ("arc_easy", "arc_challenge", "mmlu")
+SHOT_SPLIT = {"arc_easy": "train", "arc_challenge": "train", "mmlu": "dev", "gsm8k": "train"}
 TEMPLATES = {
     "arc_easy": "arc/arc_easy.yaml",
     "arc_challenge": "arc/arc_challenge.yaml",
@@ -123,151 +119,35 @@ def ask(lm, tasks, names, shots, **how):
     return result["samples"]
 
 
-def asked_tasks(name):
-    return (
-        [f"demo_mmlu_{subject}" for subject in subjects()] if name == "mmlu" else [f"demo_{name}"]
-    )
-
-
-def records_by_task(name, records):
-    if name != "mmlu":
-        return {f"demo_{name}": records}
-    return {
-        f"demo_mmlu_{subject}": [r for r in records if r["subject"] == subject]
-        for subject in subjects()
-    }
-
-
-@functools.cache
-def our_scores(name, shots, context):
-    settings = BenchmarkSettings(style="harness", folder="demo", shots=shots)
-    return BENCHMARKS[name](model_of(context, 4), questions(name, "test", settings), settings)
-
-
 @pytest.mark.parametrize(
     ("name", "shots", "context"),
-    [
-        *((name, 0, 512) for name in NAMES),
-        ("arc_easy", 3, 512),
-        ("mmlu", 5, 512),
-        ("arc_challenge", 25, 1536),
-        ("arc_challenge", 25, 160),  # prompts lose their beginning
-    ],
+    [("arc_easy", 3, 512), ("mmlu", 5, 512), ("arc_challenge", 25, 160)],
 )
-def test_each_example_scores_what_ours_scores(tasks, name, shots, context):
-    """Ours are asked four at a time, the harness's three."""
-    ours = our_scores(name, shots, context)
+def test_each_choice_scores_what_the_forward_scores(tasks, name, shots, context):
+    """The harness's own prompts, three at a time; at 160 tokens they lose their beginning."""
     model = model_of(context, 3)
     model.truncated = 0
-    theirs = ask(harness_of(model), tasks, asked_tasks(name), shots)
-    assert (model.truncated > 0) == (context == 160)
-    compared = 0
-    for task, records in records_by_task(name, ours.records).items():
-        assert len(theirs[task]) == len(records)
-        for sample, record in zip(theirs[task], records, strict=True):
-            log_p = [response[0][0] for response in sample["resps"]]
-            np.testing.assert_allclose(log_p, record["log_p"], rtol=EXACT, atol=EXACT)
-            assert sample["acc"] == record["correct"]
-            if name != "mmlu":
-                assert sample["acc_norm"] == record["correct_norm"]
-            compared += 1
-    assert compared == len(ours.records) > 8
+    names = [f"demo_mmlu_{one}" for one in subjects()] if name == "mmlu" else [f"demo_{name}"]
+    samples = [one for task in ask(harness_of(model), tasks, names, shots).values() for one in task]
+    assert (model.truncated > 0) == (context == 160) and len(samples) > 8
+    for sample in samples[:12]:
+        pairs = [model.pair(*arguments) for arguments in sample["arguments"]]
+        longest = max(len(continuation) for _, continuation in pairs)
+        for (prompt, continuation), response in zip(pairs, sample["resps"], strict=True):
+            room = context + 1 - longest
+            if len(prompt) > room:
+                prompt = [TOKENIZER.bos, *prompt[len(prompt) - room + 1 :]]
+            expected = log_p_of([*prompt, *continuation])[0][-len(continuation) :].sum()
+            np.testing.assert_allclose(response[0][0], expected, rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize(("name", "shots"), [("arc_easy", 3), ("arc_challenge", 25), ("mmlu", 5)])
-def test_prompts_are_ours_letter_by_letter(tasks, name, shots):
-    """With the few-shot examples, delimiters and headlines that the shipped templates give."""
-    from lrkv_jax.data.tasks import harness
-
-    template = harness.mmlu if name == "mmlu" else harness.arc
-    pool = load(name, SHOT_SPLIT[name], "demo")
-    theirs = ask(harness_of(Told()), tasks, asked_tasks(name), shots)
-    asked = load(name, "test", "demo")
-    records = [{"subject": e.subject, "example": e} for e in asked]
-    for task, rows in records_by_task(name, records).items():
-        for sample, row in zip(theirs[task], rows, strict=True):
-            example = row["example"]
-            ranking = template(example, harness.first_shots(pool, shots, example))
-            expected = [(ranking.context, text) for text in ranking.continuations]
-            assert [tuple(arguments) for arguments in sample["arguments"]] == expected
-
-
-def test_all_subjects_headlines_are_the_shipped_ones():
-    import yaml
-    from lm_eval import tasks as shipped
-
-    from lrkv_jax.data.tasks import harness
-    from lrkv_jax.data.tasks.choices import LABELS, SUBJECTS
-
-    folder = Path(shipped.__file__).parent / "mmlu/default"
-    for subject in SUBJECTS:
-        described = yaml.safe_load((folder / f"mmlu_{subject}.yaml").read_text())["description"]
-        example = harness.Choices("x", "Q?", ("a", "b", "c", "d"), LABELS, 0, subject)
-        assert harness.mmlu(example).context == f"{described}Q?\nA. a\nB. b\nC. c\nD. d\nAnswer:"
-
-
-class Told:
-    """A model that says what it is told to, or nothing."""
-
-    def __init__(self, texts=()):
-        self.texts = list(texts)
-        self.tokenizer, self.context, self.truncated = TOKENIZER, 512, 0
-
-    def pair(self, context, continuation):
-        return [TOKENIZER.bos], [1]
-
-    def prompt(self, text):
-        return [TOKENIZER.bos]
-
-    def log_likelihoods(self, asked):
-        from lrkv_jax.evals.language_model import Score
-
-        return [[Score(-1.0, False) for _ in continuations] for _, continuations in asked]
-
-    def continuations(self, prompts, new_tokens, until, draws):
-        return [[text] for text in self.texts[: len(prompts)]]
-
-
-def completions(answer):
-    """Right and wrong ones, in ways that the two filters tell apart."""
-    return [
-        f"So.\n#### {answer}", f"#### {answer}.", f"#### ${answer}", f"The answer is {answer}.",
-        f"it is {answer} and 3", f"#### {answer}\n#### 5", "nothing", f"#### -{answer}",
-        f"#### {answer},000", f"####{answer}", f"{answer}.0", f"$ {answer} 日本", "",
-    ]  # fmt: skip
-
-
-def test_gsm8k_is_filtered_and_compared_as_the_harness_does(tasks):
-    problems = load("gsm8k", "test", "demo")
-    texts = [completions(p.answer)[i % len(completions("1"))] for i, p in enumerate(problems)]
-    rows = ask(harness_of(Told(texts)), tasks, ["demo_gsm8k"], 0)["demo_gsm8k"]
-    verdicts = {}
-    for how, extract in (
-        ("strict-match", gsm8k.strict_match),
-        ("flexible-extract", gsm8k.flexible_extract),
-    ):
-        filtered = [row for row in rows if row["filter"] == how]
-        assert len(filtered) == len(problems) >= len(completions("1"))
-        for row, problem, text in zip(filtered, problems, texts, strict=True):
-            assert row["resps"] == [[text]]
-            assert row["filtered_resps"] == [extract(text)]
-            assert row["exact_match"] == gsm8k.harness_equal(extract(text), problem)
-        verdicts[how] = [row["exact_match"] for row in filtered]
-    assert verdicts["strict-match"] != verdicts["flexible-extract"]
-    assert all(0 < sum(verdict) < len(problems) for verdict in verdicts.values())
-
-
-def test_gsm8k_texts_are_ours(tasks):
-    settings = BenchmarkSettings(style="harness", folder="demo", shots=5, new_tokens=12)
-    ours = BENCHMARKS["gsm8k"](model_of(1024, 4), questions("gsm8k", "test", settings), settings)
+def test_texts_are_those_of_the_model(tasks):
     lm = harness_of(model_of(1024, 3))
     rows = ask(lm, tasks, ["demo_gsm8k"], 5, gen_kwargs={"max_gen_toks": 12})["demo_gsm8k"]
-    for how, key in (("strict-match", "correct"), ("flexible-extract", "correct_flexible")):
-        filtered = [row for row in rows if row["filter"] == how]
-        assert [row["resps"][0] for row in filtered] == [record["texts"] for record in ours.records]
-        assert [[row["exact_match"]] for row in filtered] == [
-            record[key] for record in ours.records
-        ]
+    until = ("Question:", "</s>", "<|im_end|>")  # the task's own
+    for row in rows[:6]:
+        prompt = lm.model.prompt(row["arguments"][0][0])
+        assert row["resps"] == lm.model.continuations([prompt], 12, until, Draws())
 
 
 def request(kind, *arguments, task=None, doc=0):
@@ -394,21 +274,22 @@ def test_sampled_texts_depend_on_the_seed_and_not_on_the_batch():
 @pytest.mark.usefixtures("one_device")
 def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_path, capsys):
     """With the harness's own options, a chat's template among them."""
-    from lrkv_jax.evals.evaluate import evaluate
     from lrkv_jax.evals.harness_adapter import LrkvLM, command_line
     from lrkv_jax.run.loop import train
 
     config = tiny("train.steps=2", "model.vocabulary=4224")
     train(config)
     run = config.run_dir
-    settings = BenchmarkSettings(style="harness", folder="demo", shots=0, limit=6)
-    ours = evaluate(run, tasks=["arc_easy"], settings=settings)["arc_easy"]
     out = tmp_path / "out"
     rest = ["--tasks", "demo_arc_easy", "--include_path", str(tasks), "--limit", "6"]
     more = ["--output_path", str(out), "--log_samples", "--apply_chat_template"]
     command_line({"run": str(run), "batch": 3}, rest)
     table = capsys.readouterr().out
-    assert "demo_arc_easy" in table and f"{ours['score']:.4f}" in table
+    lm = harness_of(LanguageModel.of(load_run(run), batch=2))
+    ours = [
+        one["acc_norm"] for one in ask(lm, tasks, ["demo_arc_easy"], 0, limit=6)["demo_arc_easy"]
+    ]
+    assert "demo_arc_easy" in table and f"{np.mean(ours):.4f}" in table
     command_line({"run": str(run), "batch": 3}, [*rest, *more])
     (report,) = out.rglob("results_*.json")
     about = json.loads(report.read_text())

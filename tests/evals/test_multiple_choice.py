@@ -11,11 +11,11 @@ from support.hand_built import a_run, follows, language_model
 from support.variants import random_tokens
 
 from lrkv_jax.config import MeshConfig
+from lrkv_jax.config.schema import MixtureConfig, MixturePart
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.tasks.registry import load
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals.benchmark import BenchmarkSettings, Questions, questions, standard_error
+from lrkv_jax.evals.benchmark import BenchmarkSettings, questions, standard_error
 from lrkv_jax.evals.evaluate import BENCHMARKS, ask
 from lrkv_jax.model import with_parameters
 from lrkv_jax.sharding import make_mesh
@@ -24,8 +24,7 @@ from lrkv_jax.sharding import make_mesh
 
 TOKENIZER = load_tokenizer("sotu-4096")
 CHAT = ChatFormat(TOKENIZER)
-LETTERS = BenchmarkSettings(style="letters", folder="demo")
-HARNESS = BenchmarkSettings(style="harness", folder="demo", shots=0)
+DEMO = BenchmarkSettings(folder="demo")
 SETS = ("arc_easy", "arc_challenge", "mmlu")
 
 
@@ -34,19 +33,14 @@ def letter(text):
     return token
 
 
-# Right after the assistant's turn begins comes B; after the ":" of "Answer:" comes " B".
-ANSWERS_B = follows(
-    TOKENIZER,
-    {CHAT.ids.assistant_start: letter("B"), letter(":"): letter(" B")},
-    noise=0.3,
-    strength=3.0,
-)
+# Right after the assistant's turn begins comes B.
+ANSWERS_B = follows(TOKENIZER, {CHAT.ids.assistant_start: letter("B")}, noise=0.3, strength=3.0)
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_model_that_answers_b_scores_exactly_what_b_scores(name):
-    asked = questions(name, "test", LETTERS)
-    result = BENCHMARKS[name](language_model(TOKENIZER, ANSWERS_B), asked, LETTERS)
+    asked = questions(name, "test", DEMO)
+    result = BENCHMARKS[name](language_model(TOKENIZER, ANSWERS_B), asked, DEMO)
     pairs = zip(asked.examples, result.records, strict=True)
     lettered = [(example, record) for example, record in pairs if "B" in example.labels]
     assert len(lettered) > 8
@@ -64,31 +58,15 @@ def test_a_model_that_answers_b_scores_exactly_what_b_scores(name):
         assert set(result.more["subjects"]) == {example.subject for example in asked.examples}
 
 
-def test_mmlu_in_harness_style_scores_the_letter_too():
-    asked = questions("mmlu", "test", HARNESS)
-    result = BENCHMARKS["mmlu"](language_model(TOKENIZER, ANSWERS_B), asked, HARNESS)
-    assert {record["answer"] for record in result.records} == {1}
-    assert result.score == np.mean([example.answer == 1 for example in asked.examples])
-    assert result.measure == "acc" and result.more["acc"] == result.score
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("mmlu", LETTERS), ("arc_challenge", HARNESS)],
-    ids=["letters", "harness"],
-)
-def test_likelihoods_depend_on_neither_batch_nor_devices(name, settings):
-    """Both styles, questions of different lengths: one at a time against 16 on 8 devices."""
-    settings = dataclasses.replace(settings, limit=12)
+def test_likelihoods_depend_on_neither_batch_nor_devices():
+    """Questions of different lengths: one at a time against 16 on 8 devices."""
+    settings = dataclasses.replace(DEMO, limit=12)
 
     def log_ps(batch, mesh=None):
         model = language_model(TOKENIZER, ANSWERS_B, batch=batch, mesh=mesh)
-        rows = []
-        for record in BENCHMARKS[name](model, questions(name, "test", settings), settings).records:
-            log_p = record["log_p"]
-            rows += log_p.values() if isinstance(log_p, dict) else log_p
-        return np.array(rows)
+        result = BENCHMARKS["mmlu"](model, questions("mmlu", "test", settings), settings)
+        return np.array([p for record in result.records for p in record["log_p"].values()])
 
     alone = log_ps(1)
     assert np.ptp(alone) > 1, "likelihoods do not depend on the text"
@@ -153,27 +131,32 @@ def test_what_a_run_cannot_answer_to_is_refused_before_the_work():
     config, params = ANSWERS_B
     few = config.model_copy(update={"vocabulary": 4096})
     for tasks, settings, message in (
-        (["bpb", "mmlu"], LETTERS, "model.vocabulary = 4096 has no ids for the chat's tokens"),
-        (["gsm8k"], dataclasses.replace(HARNESS, new_tokens=128), "new_tokens = 128: use 1 to 127"),
-        (["humaneval"], HARNESS, "--run-model-code"),
+        (["bpb", "mmlu"], DEMO, "model.vocabulary = 4096 has no ids for the chat's tokens"),
+        (["arc_easy"], DEMO, "not trained to chat, .*: midtrain it, or use lrkv harness RUN"),
+        (["gsm8k"], dataclasses.replace(DEMO, new_tokens=128), "new_tokens = 128: use 1 to 127"),
+        (["humaneval"], DEMO, "--run-model-code"),
     ):
         with pytest.raises(LrkvError, match=message):
-            ask(a_run(few, params, 128).config, tasks, settings)
+            ask(a_run(few if "bpb" in tasks else config, params, 128).config, tasks, settings)
 
 
 def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
     module = importlib.import_module("lrkv_jax.evals.evaluate")
     run, places = a_run(*ANSWERS_B, context=512), []
+    parts = (MixturePart(task="mmlu", split="test"),)
+    mixture = MixtureConfig(train=parts, heldout=parts)
+    data = run.config.data.model_copy(update={"mixture": mixture})
+    run = dataclasses.replace(run, config=run.config.model_copy(update={"data": data}))
     monkeypatch.setattr(module, "read_run", lambda directory: run.config)
     monkeypatch.setattr(module, "load_run", lambda *arguments, **options: run)
     result = module.evaluate(
-        tmp_path, tasks=["arc_easy"], batch=4, settings=dataclasses.replace(LETTERS, limit=6),
+        tmp_path, tasks=["arc_easy"], batch=4, settings=dataclasses.replace(DEMO, limit=6),
         progress=lambda *place: places.append(place),
     )  # fmt: skip
     assert places[-1] == ("arc_easy", 6, 6) and result["arc_easy"]["examples"] == 6
     assert json.loads((tmp_path / "evaluation.json").read_text()) == result
     (kept,) = (tmp_path / "evaluations").iterdir()
-    assert kept.name == "arc_easy-letters-step7.json"
+    assert kept.name == "arc_easy-step7.json"
     records = json.loads(kept.read_text())["records"]
     right = [record["correct"] for record in records]
     assert len(records) == 6 and result["arc_easy"]["score"] == np.mean(right)
@@ -181,8 +164,6 @@ def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
 
 def test_settings_that_cannot_be_are_named():
     for change, message in (
-        ({"style": "letter"}, "style = letter: use letters or harness"),
-        ({"shots": 3}, "letters are asked without examples"),
         ({"samples": 4}, "samples = 4 at temperature 0 are all the same"),
         ({"limit": 0}, "limit = 0"),
         ({"workers": -1}, "workers = -1: use 1 or more"),  # A21: refused after the work
@@ -192,8 +173,3 @@ def test_settings_that_cannot_be_are_named():
     ):
         with pytest.raises(LrkvError, match=message):
             BenchmarkSettings(**change)
-    few = Questions(load("arc_easy", "test"), load("arc_easy", "train"), {})
-    with pytest.raises(LrkvError, match="99 shots"):
-        BENCHMARKS["arc_easy"](
-            language_model(TOKENIZER, ANSWERS_B), few, BenchmarkSettings(style="harness", shots=99)
-        )

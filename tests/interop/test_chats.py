@@ -16,7 +16,7 @@ from lrkv_jax.chat import Chat
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.chat_template import ChatTemplate
 from lrkv_jax.data.conversation import Conversation, Message, Part, conversation_from, said
-from lrkv_jax.data.tokenizer import foreign_tokenizer
+from lrkv_jax.data.tokenizer import foreign_tokenizer, load_tokenizer
 from lrkv_jax.decode import Sampling
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evals.harness_requests import ChatPrompt
@@ -179,6 +179,7 @@ def test_an_answer_ends_where_the_model_says(folders):
 
 def test_what_the_assistant_says_is_the_target_of_a_template(folders):
     chat = ChatFormat(foreign_tokenizer(str(folders["chatml"])))
+    assert chat.trained(None) and not ChatFormat(load_tokenizer("sotu-4096")).trained(None)
     conversation = conversation_from([*TURNS, {"role": "assistant", "content": "No"}])
     ids, counted = chat.render(conversation, "assistant")
     same, every = chat.render(conversation)

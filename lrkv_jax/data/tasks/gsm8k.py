@@ -9,10 +9,6 @@ from lrkv_jax.errors import LrkvError
 
 _FINAL = re.compile(r"#### (\-?[0-9\.\,]+)")
 _SPAN = re.compile(r"(<<[^>]+>>)")
-# The harness's two filters and what it forgives before comparing (its tasks/gsm8k/gsm8k.yaml).
-_ANY_NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
-_FORGIVEN = (re.compile(","), re.compile(r"\$"), re.compile(r"(?s).*#### "), re.compile(r"\.$"))
-INVALID = "[invalid]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +69,3 @@ def extract_answer(text: str) -> str | None:
 def is_correct(text: str, problem: Problem) -> bool:
     """Whether a completion's extracted number is the problem's, as strings: 18.0 is not 18."""
     return extract_answer(text) == problem.answer
-
-
-def strict_match(text: str) -> str:
-    """The harness's strict-match: the first number after "#### ", as written, or "[invalid]"."""
-    match = _FINAL.search(text)
-    return match.group(1).strip() if match else INVALID
-
-
-def flexible_extract(text: str) -> str:
-    """The harness's flexible-extract: the last number anywhere, "$" and commas with it."""
-    found = _ANY_NUMBER.findall(text)
-    if not found:
-        return INVALID
-    return next(group for group in found[-1] if group).strip()
-
-
-def harness_equal(extracted: str, problem: Problem) -> bool:
-    """The harness's exact_match: commas, "$", what precedes "#### " and a final "." are forgiven.
-
-    extracted: from `strict_match` or `flexible_extract`.
-    """
-    return _forgive(extracted) == _forgive(problem.answer_text)
-
-
-def _forgive(text: str) -> str:
-    for pattern in _FORGIVEN:
-        text = pattern.sub("", text)
-    return text.lower()

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 from lrkv_jax.data.conversation import Conversation, exchange
 from lrkv_jax.data.tables import Schema
-from lrkv_jax.data.text import cut
 from lrkv_jax.errors import LrkvError
 
 _BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
-# Where the harness ends a completion (its tasks/humaneval/humaneval.yaml).
-STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +74,3 @@ def whole_program(program: Program, completion: str) -> str:
     """
     imports, code = leading_imports(program.prompt), extract_program(completion)
     return f"{imports}\n\n{code}\n\n{program.test}\ncheck({program.entry_point})"
-
-
-def continued_program(program: Program, continuation: str) -> str:
-    """What to run for a continuation of the prompt itself, cut at `STOPS` (the harness's way)."""
-    return (
-        f"{program.prompt}{cut(continuation, STOPS)}\n{program.test}\ncheck({program.entry_point})"
-    )
