@@ -209,34 +209,29 @@ class Checkpointer:
                 f"checkpoint {path} is damaged: {damage}; there are steps {there}"
             ) from damage
 
-    def restore_newest(
-        self, abstract: dict[str, Any], *, before: int | None = None, set_aside: bool = False
-    ) -> tuple[int, dict[str, Any]] | None:
-        """The newest sound step (under `before`) and its items; None if nothing was saved yet.
+    def restore_newest(self, abstract: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        """The newest sound step and its items; None if nothing was saved yet.
 
-        What is damaged is reported; with `set_aside` it is moved to `damaged/`, once a sound one is
-        found, and what a killed save left is removed. Raises `LrkvError` if there are checkpoints
-        and none is sound: nothing starts from scratch unasked.
+        What is damaged is reported and moved to `damaged/`, once a sound one is found, and what a
+        killed save left is removed. Raises `LrkvError` if there are checkpoints and none is sound:
+        nothing starts from scratch unasked.
         """
         unsound: dict[int, str] = {}
         for step in reversed(self.agreed(whole=False)):
-            if before is not None and step >= before:
-                continue
             try:
                 items = read_sound(self.directory / str(step), abstract, self._processes)
             except Damaged as damage:
                 if self._is_gone(step):  # a run that trains meanwhile has deleted it: look again
-                    return self.restore_newest(abstract, before=before, set_aside=set_aside)
+                    return self.restore_newest(abstract)
                 unsound[step] = str(damage)
                 continue
             for damaged, reason in unsound.items():
-                self._pass_over(damaged, reason, set_aside)
-            self._sweep(set_aside)
+                self._pass_over(damaged, reason)
+            self._sweep()
             return step, items
-        # Before the first step that is there, a run starts from its beginning as it once did.
-        aside = shelf.set_aside_there(self.directory) if before is None else []
+        aside = shelf.set_aside_there(self.directory)
         if not unsound and not aside:
-            self._sweep(set_aside)
+            self._sweep()
             return None
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in unsound.items())
         aside_names = ", ".join(path.name for path in aside)
@@ -251,19 +246,18 @@ class Checkpointer:
         there = (self.directory / str(step)).exists()
         return not self._processes.exchange(there)[0]
 
-    def _sweep(self, allowed: bool) -> None:
-        if allowed and self._processes.index == 0:
+    def _sweep(self) -> None:
+        if self._processes.index == 0:
             shelf.sweep(self.directory)
 
-    def _pass_over(self, step: int, reason: str, set_aside: bool) -> None:
+    def _pass_over(self, step: int, reason: str) -> None:
         if self._processes.index != 0:
             return
-        path, outcome = self.directory / str(step), "passed over"
-        if set_aside:
-            try:
-                outcome = f"set aside as {shelf.set_aside(path)}"
-            except OSError as error:
-                outcome = f"passed over and left there ({error.strerror})"
+        path = self.directory / str(step)
+        try:
+            outcome = f"set aside as {shelf.set_aside(path)}"
+        except OSError as error:
+            outcome = f"passed over and left there ({error.strerror})"
         self._say(f"checkpoint {path} is damaged: {reason}; {outcome}")
 
     def _seal(self, written: Path, content: dict[str, Any], words: list[str]) -> None:

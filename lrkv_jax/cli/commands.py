@@ -59,10 +59,6 @@ def train(
         str | None,
         typer.Option(metavar="[HH:]MM:SS", help="Save, stop and exit with 75 after this time."),
     ] = None,
-    replay: Annotated[
-        int | None,
-        typer.Option(metavar="STEP", help="Examine one step again instead; writes nothing."),
-    ] = None,
     allow_change: Annotated[
         list[str] | None,
         typer.Option(
@@ -93,11 +89,6 @@ def train(
             startup.phase("processes")
             with processes.together():
                 run = run or load_config(config, overrides or [])
-        if replay is not None:
-            from lrkv_jax.run.replay import replay as run_replay
-
-            run_replay(run, replay, processes=processes)
-            return
         result = run_training(
             run, until=until, stopping=stopping, startup=startup, allow=allow_change or (),
             processes=processes,

@@ -1,4 +1,4 @@
-"""Steps that the guard skipped: in the row, on the screen, and as a batch that can be replayed."""
+"""Steps that the guard skipped: in the row, on the screen, and as a batch that is kept."""
 
 from __future__ import annotations
 
@@ -54,9 +54,8 @@ class Incidents:
             with self._processes.together():  # all have come to the same end: process 0 says it
                 raise LrkvError(
                     f"{row['skipped_in_a_row']} steps in a row were skipped, up to step {step}: "
-                    f"the same command with --replay {step} shows where its numbers are (batch "
-                    f"kept in {saved_batch(self._run_dir, step)}); a lower learning rate or a "
-                    "higher guard.stop_after resumes from the last checkpoint"
+                    f"its batch is kept in {saved_batch(self._run_dir, step)}; a lower learning "
+                    "rate or a higher guard.stop_after resumes from the last checkpoint"
                 )
 
     def _keep(self, row: dict[str, Any]) -> None:

@@ -91,7 +91,9 @@ def train(
         ))  # fmt: skip
         total = setup.config.train.total_steps
         end = min(total, until or total)
-        state, start, program = _prepare(setup, checkpoints, end, startup, screen, allow)
+        state, start, program = _prepare(
+            setup, checkpoints, end, startup, screen, allow, config.model.dtype
+        )
         if program is None:
             more = "train.steps" if start >= total else "--until"
             screen.say(
@@ -136,7 +138,6 @@ def _set_up(
     processes: Processes,
 ) -> Setup:
     """The run with its mesh and data; a warning where its memory may not suffice."""
-    asked_dtype = config.model.dtype
     config, mesh = mesh_of(config, devices, processes)
 
     def forecast(config: RunConfig) -> None:
@@ -152,7 +153,7 @@ def _set_up(
             forecast(config)
     startup.phase("devices")
     with screen.doing("data", 0):
-        setup = with_data(config, mesh, processes, asked_dtype)
+        setup = with_data(config, mesh, processes)
         if not counted:
             forecast(setup.config)
     startup.phase("data")
@@ -166,10 +167,12 @@ def _prepare(
     startup: Startup,
     screen: Screen,
     allow: Collection[str],
+    asked_dtype: str,
 ) -> tuple[TrainState, int, Compiled | None]:
     """The state to start from, its step, and the step's program, compiled meanwhile.
 
-    The program is None where the run is at its `end` already.
+    The program is None where the run is at its `end` already. `asked_dtype` is the dtype that was
+    asked for, auto or not.
     """
     abstract = abstract_state(setup.config, setup.mesh)
     with contextlib.ExitStack() as threads:
@@ -178,12 +181,11 @@ def _prepare(
         done = max(saved, default=0) >= end
         program = None if done else threads.enter_context(compiling(setup, abstract))
         with screen.doing("restore" if saved else "init", end if done else 0):
-            state, start, data = resumed(setup, checkpoints, abstract, set_aside=True, allow=allow)
+            state, start, data = resumed(setup, checkpoints, abstract, allow)
         if start >= end:
             return state, start, None
         _introduce(setup, start, screen)
-        asked = setup.asked_dtype
-        for line in note_start(setup.config, start, data, setup.processes, asked):
+        for line in note_start(setup.config, start, data, setup.processes, asked_dtype):
             screen.say(line)
         startup.phase("state")
         with screen.doing(COMPILE, start):

@@ -37,19 +37,14 @@ def resumed(
     setup: Setup,
     checkpoints: Checkpointer,
     abstract: TrainState,
-    *,
-    before: int | None = None,
-    set_aside: bool = False,
     allow: Collection[str] = (),
 ) -> tuple[TrainState, int, list[Change]]:
-    """The state of the newest sound checkpoint (of a step under `before`), its step, and what is
-    `changed_data` since; or a fresh state, and 0, if nothing was saved.
+    """The state of the newest sound checkpoint, its step, and what is `changed_data` since; or a
+    fresh state, and 0, if nothing was saved.
 
     Raises `LrkvError` as `Checkpointer.restore_newest` and `changed_data` do.
     """
-    restored = checkpoints.restore_newest(
-        checkpoint_items(abstract), before=before, set_aside=set_aside
-    )
+    restored = checkpoints.restore_newest(checkpoint_items(abstract))
     if restored is None:
         return first_state(setup.config, setup.mesh), 0, []
     step, items = restored

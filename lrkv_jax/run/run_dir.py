@@ -131,17 +131,6 @@ def read_history(directory: str | Path) -> list[dict[str, Any]]:
         raise LrkvError(f"{path} is not JSON in lines: delete what is not") from error
 
 
-def find_run(config: RunConfig) -> Path:
-    """The directory of a run that is there already; writes nothing.
-
-    Raises `LrkvError` if there is none, or it is another's.
-    """
-    directory = Path(config.directory)
-    _saved_config(directory)
-    _refuse_another(directory, config)
-    return directory
-
-
 def asked_dtype(directory: str | Path, config: RunConfig) -> str:
     """`model.dtype` as the run was last asked for: auto, or what its configuration says."""
     starts = [row for row in read_history(directory) if row.get("event") == "start"]

@@ -29,15 +29,13 @@ from lrkv_jax.train.state import resolve
 class Setup:
     """A run that can be: `config` has no `auto` and counts its steps, `loader` reads its batches.
 
-    Of several `processes` each has its own, with its rows of the batch. `asked_dtype` is
-    `model.dtype` as it was asked for, `auto` or not.
+    Of several `processes` each has one, with its rows of the batch.
     """
 
     config: RunConfig
     mesh: Mesh
     loader: Loader
     processes: Processes
-    asked_dtype: str
 
     @property
     def directory(self) -> Path:
@@ -77,7 +75,7 @@ def mesh_of(
     return config, mesh
 
 
-def with_data(config: RunConfig, mesh: Mesh, processes: Processes, asked_dtype: str) -> Setup:
+def with_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
     """The run with its data, built if need be by process 0 while the others wait.
 
     `train.epochs` becomes `train.steps`. Raises `LrkvError`, in all processes, as
@@ -98,7 +96,7 @@ def with_data(config: RunConfig, mesh: Mesh, processes: Processes, asked_dtype: 
         _check_vocabulary(config)
         rows = local_rows(batch_sharding(mesh), train.batch)
         loader = make_loader(data, train.context, train.batch, rows=rows, epochs=train.epochs)
-    return Setup(config, mesh, loader, processes, asked_dtype)
+    return Setup(config, mesh, loader, processes)
 
 
 def _check_vocabulary(config: RunConfig) -> None:

@@ -17,8 +17,6 @@ from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.run import replay
-from lrkv_jax.run.incidents import saved_batch
 from lrkv_jax.run.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -233,20 +231,6 @@ def test_no_name_leads_out_of_the_runs_directory(name):
                 overrides.append(f"variants={json.dumps({name: {'kind': 'mha'}})}")
             load_config("configs/quickstart.yaml", overrides)
         one_line(error.value)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"PK\x03\x04junk", b"PK\x05\x06" + bytes(18), b"\x93NUMPY", b"text", "cut"]
-)
-def test_a_batch_kept_for_replay_that_is_garbled_is_one_line(tmp_path, content):
-    """A21: BadZipFile."""
-    path = saved_batch(tmp_path, 3)
-    path.parent.mkdir()
-    np.savez(path, tokens=np.zeros((2, 9), np.int32))
-    path.write_bytes(path.read_bytes()[:100] if content == "cut" else content)
-    with pytest.raises(LrkvError, match="is damaged: delete it") as error:
-        replay._batch(tmp_path, None, 3)
-    one_line(error.value)
 
 
 def command(monkeypatch, *arguments, app=None):
