@@ -31,11 +31,11 @@ CUT = ("train.batch=1", "train.accumulation=1", "train.context=512", "model.voca
 SWEEPS = {
     "quickstart": Settings(scales=("quickstart",), samples=9),
     "128m": Settings(
-        scales=("128m",), ropes=("full", "latent"), overrides=CUT, depth=2, samples=5, data=False
+        scales=("128m",), ropes=("full", "latent"), overrides=CUT, depth=2, samples=5
     ),
     "24x1536": Settings(
         scales=("24x1536",), variants=("mha", "lrkv"), ropes=("full", "latent"), overrides=CUT,
-        depth=1, samples=5, data=False,
+        depth=1, samples=5,
     ),
 }  # fmt: skip
 

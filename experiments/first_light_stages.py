@@ -361,7 +361,7 @@ def _training(facts: Facts, *, dry: bool, out: Path) -> Iterator[Check]:
 
 
 def train(name: str, settings: dict[str, Any]) -> Finding:
-    """Steps of some lines, in turn, with the parts that they spend their time in."""
+    """Steps of some lines, in turn."""
     from lrkv_jax.bench import report
     from lrkv_jax.bench import train as bench
 
@@ -371,13 +371,9 @@ def train(name: str, settings: dict[str, Any]) -> Finding:
     faults = {f"{row['variant']}: {row['reason']}": WRONG for row in rows if row["ms"] is None}
     says = []
     for row in (row for row in rows if row["ms"]):
-        row["muon_share"] = row["optimizer_ms"] / row["ms"]
         mfu = row["mfu_of_datasheet"] or row["mfu_of_ceiling"]
         ratio = f", {row['time_over_mha']:.2f} of MHA" if row["time_over_mha"] else ""
-        says.append(
-            f"{row['variant']} {row['ms']:.1f} ms, MFU {mfu:.1%}, optimizer "
-            f"{row['muon_share']:.1%}{ratio}"
-        )
+        says.append(f"{row['variant']} {row['ms']:.1f} ms, MFU {mfu:.1%}{ratio}")
     return judged(name, faults, "; ".join(says), {"report": found})
 
 

@@ -111,11 +111,11 @@ def _training(found) -> str:
                 row["name"], " ".join(filter(None, (one["variant"], one["rope"]))),
                 f"{one['ms']:.1f}", f"{one['tokens_per_second']:,.0f}",
                 f"{sheet:.1%}" if sheet else "", f"{one['mfu_of_ceiling']:.1%}",
-                f"{one['muon_share']:.1%}", f"{ratio:.2f}" if ratio else "",
+                f"{ratio:.2f}" if ratio else "",
                 f"{one['peak_bytes'] / 1e9:.1f}",
             ])  # fmt: skip
     headers = ("step", "variant", "ms", "tokens/s", "MFU of sheet", "of products",
-               "optimizer's share", "of MHA", "peak GB")  # fmt: skip
+               "of MHA", "peak GB")  # fmt: skip
     wrong = _wrong(stage["rows"])
     return f"**Training steps** ({_where(stage)})\n\n{_table(headers, lines)}{wrong}"
 

@@ -4,6 +4,5 @@ Both start from `lines` (the variants of a scale), time with `clock` and leave w
 Decoding: `problems` makes a layer with a random cache, `implementations` the ways to attend to it,
 `gate` checks them, `whole` compiles a layer or a model, `decode` runs a sweep, `decode_table` and
 `plot` show it, `tune` times plans of the compiled kernel, `instructions` counts what its loop asks
-of a GPU. Training: `train_parts` compiles a step and its parts, `host` measures what the host
-costs, `train` runs a sweep, `train_table` shows it.
+of a GPU. Training: `train_step` compiles a step, `train` runs a sweep, `train_table` shows it.
 """

@@ -1,7 +1,7 @@
 """The training benchmark: scales × variants on one mesh, in one run.
 
-At each scale every line is compiled, started, and then timed together, one sample of each part in
-turn with a large product, so that a busy moment of the machine meets them all. A time over MHA's is
+At each scale every line is compiled, started, and then timed together, one step of each in turn
+with a large product, so that a busy moment of the machine meets them all. A time over MHA's is
 of the same run and shape, an MFU over products of the same run and devices.
 """
 
@@ -14,9 +14,9 @@ import jax
 from jax.sharding import Mesh
 
 from lrkv_jax.accounting.counts import parameter_counts, training_flops_per_token
-from lrkv_jax.bench import clock, host, report
+from lrkv_jax.bench import clock, report
 from lrkv_jax.bench.lines import Line, lines_of
-from lrkv_jax.bench.train_parts import Parts, Subject, compile_parts
+from lrkv_jax.bench.train_step import Trainer, TrainProgram
 from lrkv_jax.bench.train_table import Row
 from lrkv_jax.hardware import hardware_of
 from lrkv_jax.sharding import check_mesh, make_mesh
@@ -39,8 +39,7 @@ class Settings:
     overrides: tuple[str, ...] = ()
     depth: int | None = None  # layers; None is the scale's
     samples: int = 15
-    seconds: float = 60.0  # that one part of one line may take before it stops at five samples
-    data: bool = True  # time the loader and the loop too, where their libraries are
+    seconds: float = 60.0  # that one line may take before it stops at five samples
     seed: int = 0
 
     def __post_init__(self):
@@ -63,7 +62,7 @@ def run(
     *,
     devices: list[jax.Device] | None = None,
 ) -> dict[str, Any]:
-    """Measure, and return the report: machine, settings, rows, and the loop's cost to the host.
+    """Measure, and return the report: machine, settings and rows.
 
     The mesh is made of `devices`, all unless given. Raises `LrkvError`, before anything is
     compiled, for a configuration or a mesh that cannot be.
@@ -80,10 +79,6 @@ def run(
     for scale, lines in scales.items():
         rows += _at_one_scale(settings, scale, lines, meshes[scale], progress, len(rows), total)
     report.compare_with_mha(rows, time_over_mha="ms", flops_over_mha="flops_per_step")
-    loop = None
-    if settings.data and host.has_data_libraries():
-        progress("the loop without a model", total, total)
-        loop = host.loop_overhead()
     progress("done", total, total)
     return {
         "benchmark": "train",
@@ -91,7 +86,6 @@ def run(
         "devices": len(devices),
         "settings": asdict(settings) | {"dtype": ", ".join(sorted({r.dtype for r in rows}))},
         "ceiling": {"side": clock.side(), "samples": settings.samples},
-        "loop": loop,
         "rows": rows,
     }
 
@@ -107,7 +101,7 @@ def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[R
     """Every row of one scale."""
     scale_layers = lines_of(scale, settings.variants, None)[0].config.model.layers
     rows: list[Row] = []
-    parts = []
+    programs: list[tuple[Row, TrainProgram]] = []
     for line in lines:
         progress(f"{scale}, {line.name}: compiling", done + len(rows), total)
         model, train = line.config.model, line.config.train
@@ -120,34 +114,31 @@ def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[R
         )  # fmt: skip
         rows.append(row)
         try:
-            made = compile_parts(line.config, mesh)
+            made = TrainProgram(line.config, mesh)
         except Exception as error:  # one line may not compile, and the rest must go on
             row.status, row.reason = report.reason_of(error)
             continue
         row.compile_seconds, row.compile_cached = made.step.seconds, made.step.cached
-        row.state_bytes, row.peak_bytes, row.peak_from = made.state_bytes, made.step_bytes, "xla"
-        parts.append((row, made))
-    if not parts or _do_not_fit(parts, mesh):
+        row.state_bytes, row.peak_from = made.state_bytes, "xla"
+        row.peak_bytes = made.state_bytes + made.transient_bytes
+        programs.append((row, made))
+    if not programs or _do_not_fit(programs, mesh):
         return rows
     progress(f"{scale}: timing", done + len(rows), total)
-    subjects = _start(parts, settings.seed)
-    _time(settings, mesh, subjects)
-    if settings.data and host.has_data_libraries():
-        seconds = host.batch_seconds(lines[0].config, mesh, settings.samples)
-        for row, _ in subjects:
-            row.data_ms = 1e3 * clock.quartiles(seconds)[1]
+    _time(settings, mesh, _start(programs, settings.seed))
     return rows
 
 
-def _do_not_fit(parts: Sequence[tuple[Row, Parts]], mesh: Mesh) -> bool:
+def _do_not_fit(programs: Sequence[tuple[Row, TrainProgram]], mesh: Mesh) -> bool:
     """Whether the lines' states and one step's arrays exceed the memory; the rows then say so."""
-    need = sum(made.state_bytes for _, made in parts) + max(p.transient_bytes for _, p in parts)
+    need = sum(made.state_bytes for _, made in programs)
+    need += max(made.transient_bytes for _, made in programs)
     if jax.default_backend() == "cpu":
         need *= len(mesh.local_devices)  # simulated devices share the machine's memory
     limit = clock.memory_limit()
     if need <= limit:
         return False
-    for row, _ in parts:
+    for row, _ in programs:
         row.status = report.SKIPPED
         row.reason = (
             f"{need / 1e9:.1f} GB needed at once, {limit / 1e9:.1f} GB to be had: fewer variants, "
@@ -156,48 +147,44 @@ def _do_not_fit(parts: Sequence[tuple[Row, Parts]], mesh: Mesh) -> bool:
     return True
 
 
-def _start(parts: Sequence[tuple[Row, Parts]], seed: int) -> list[tuple[Row, Subject]]:
+def _start(programs: Sequence[tuple[Row, TrainProgram]], seed: int) -> list[tuple[Row, Trainer]]:
     """Make each line's state and take its first step; those that fail say why."""
     started = []
-    for row, made in parts:
+    for row, made in programs:
         try:
-            subject = Subject(made, seed)
+            trainer = Trainer(made, seed)
         except Exception as error:
             row.status, row.reason = report.reason_of(error)
             continue
-        row.loss, expected = subject.first_loss, math.log(row.vocabulary)
+        row.loss, expected = trainer.first_loss, math.log(row.vocabulary)
         # A head of zeros gives every token the same probability.
         if not made.config.model.tied_head and abs(row.loss / expected - 1) > LOSS_TOLERANCE:
             row.status = report.WRONG
             row.reason = f"the first loss is {row.loss:.3f}, not ln V = {expected:.3f}: not timed"
             continue
-        if subject.device_peak is not None:
-            row.peak_bytes, row.peak_from = subject.device_peak, "device"
-        started.append((row, subject))
+        if trainer.device_peak is not None:
+            row.peak_bytes, row.peak_from = trainer.device_peak, "device"
+        started.append((row, trainer))
     return started
 
 
-def _time(settings: Settings, mesh: Mesh, subjects: list[tuple[Row, Subject]]) -> None:
+def _time(settings: Settings, mesh: Mesh, started: list[tuple[Row, Trainer]]) -> None:
     """Fill in the rows' times, sampled in turn."""
-    if not subjects:
+    if not started:
         return
-    products, product_flops = clock.matmul_timer(mesh, subjects[0][0].dtype)
-    timers = [timer for _, subject in subjects for timer in subject.timers]
+    products, product_flops = clock.matmul_timer(mesh, started[0][0].dtype)
+    timers = [trainer.timer for _, trainer in started]
     product, *taken = clock.interleaved(
         [products, *timers], settings.samples, seconds=settings.seconds
     )
     limit = product_flops / clock.quartiles(product)[1]
     device = hardware_of(mesh.devices.flat[0].device_kind)
-    for index, (row, subject) in enumerate(subjects):
-        step, gradient, loss = (clock.quartiles(t) for t in taken[3 * index : 3 * index + 3])
-        row.samples = len(taken[3 * index])
-        row.ms_first_quartile, row.ms, row.ms_third_quartile = (1e3 * t for t in step)
-        row.forward_ms = 1e3 * loss[1]
-        row.backward_ms = 1e3 * (gradient[1] - loss[1])
-        row.optimizer_ms = 1e3 * (step[1] - gradient[1])
-        row.host_ms = 1e3 * clock.quartiles(subject.dispatch[-row.samples :])[1]
-        row.tokens_per_second = row.tokens / step[1]
-        row.flops_per_second = row.flops_per_step / step[1]
+    for (row, _), samples in zip(started, taken, strict=True):
+        quartiles = clock.quartiles(samples)
+        row.samples = len(samples)
+        row.ms_first_quartile, row.ms, row.ms_third_quartile = (1e3 * t for t in quartiles)
+        row.tokens_per_second = row.tokens / quartiles[1]
+        row.flops_per_second = row.flops_per_step / quartiles[1]
         row.ceiling_flops_per_second = limit
         row.mfu_of_ceiling = row.flops_per_second / limit
         if device is not None and row.dtype == "bfloat16":  # the only peak in the table

@@ -1,6 +1,6 @@
 """A training report's rows, and its tables: for a terminal of 80 columns, and for a page.
 
-Two tables per shape: the step beside MHA's, and where its time goes.
+One table per shape: the step beside MHA's, and what it holds.
 """
 
 from dataclasses import dataclass
@@ -13,22 +13,15 @@ from rich.markup import escape
 from lrkv_jax.bench.lines import name_of
 from lrkv_jax.bench.report import MEASURED, spread, table, where
 
-STEP = (
+COLUMNS = (
     "variant", "ms", "spread", "tokens/s", "of\nproducts", "of\nsheet", "of MHA:\ntime", "\nFLOPs",
-)  # fmt: skip
-PARTS = (
-    "variant", "forward", "backward", "optim.", "call", "data", "compile\ns",
-    "state\nMB", "peak\nMB",
+    "peak\nMB",
 )  # fmt: skip
 
 
 @dataclass
 class Row:
-    """One variant's training step at one scale and mesh. Bytes are of one device.
-
-    `forward_ms`, `backward_ms` and `optimizer_ms` add up to `ms`: the loss alone, the gradient
-    without it, the step without the gradient.
-    """
+    """One variant's training step at one scale and mesh. Bytes are of one device."""
 
     scale: str
     variant: str
@@ -56,11 +49,6 @@ class Row:
     ms: float | None = None  # median milliseconds of a step
     ms_first_quartile: float | None = None
     ms_third_quartile: float | None = None
-    forward_ms: float | None = None
-    backward_ms: float | None = None
-    optimizer_ms: float | None = None
-    data_ms: float | None = None  # reading a batch and putting it on the devices
-    host_ms: float | None = None  # from the call to its return, within ms
     tokens_per_second: float | None = None
     flops_per_second: float | None = None
     ceiling_flops_per_second: float | None = None  # of products, all devices together
@@ -93,21 +81,15 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     console.print(f"{where(report)}, {report['devices']} device(s)", highlight=False)
     for title, rows in shapes(report["rows"]):
         console.print(escape(title), style="italic", highlight=False)
-        for headers, cells in ((STEP, step_cells), (PARTS, part_cells)):
-            made = table(*headers)
-            for row in rows:
-                made.add_row(*map(escape, cells(row)))
-            console.print(made)
+        made = table(*COLUMNS)
+        for row in rows:
+            made.add_row(*map(escape, cells(row)))
+        console.print(made)
     for line in reasons(report["rows"]):
         console.print(escape(line), style="dim", highlight=False)
-    if report["loop"] is not None:
-        console.print(loop_sentence(report["loop"]), highlight=False)
     console.print(
-        "Medians of fenced steps, and half the distance between the quartiles. Milliseconds: "
-        "forward is the loss alone, backward the gradient without it, optimizer the step without "
-        "the gradient (noise where that is less than the step's own spread); call, within the "
-        "step, is until its dispatch returns; data is reading a batch and putting it on the "
-        "devices. Of products: model FLOPs per second over those of "
+        "Medians of fenced steps, and half the distance between the quartiles. Of products: model "
+        "FLOPs per second over those of "
         f"{report['ceiling']['side']:,}-wide products of this run. Of sheet: over the vendor's "
         "peak, where there is one. MB of one device.",
         style="dim",
@@ -124,15 +106,12 @@ def markdown(report: dict[str, Any], rows: list[Row]) -> str:
     ]
     for title, here in shapes(rows):
         lines += [f"**{title}**", ""]
-        for headers, cells in ((STEP, step_cells), (PARTS, part_cells)):
-            names = (" ".join(header.split()) for header in headers)
-            lines.append("| " + " | ".join(names) + " |")
-            lines.append("|---" * len(headers) + "|")
-            lines += ["| " + " | ".join(cells(row)) + " |" for row in here]
-            lines.append("")
+        names = (" ".join(header.split()) for header in COLUMNS)
+        lines.append("| " + " | ".join(names) + " |")
+        lines.append("|---" * len(COLUMNS) + "|")
+        lines += ["| " + " | ".join(cells(row)) + " |" for row in here]
+        lines.append("")
     lines += [f"- {line}" for line in reasons(rows)]
-    if report["loop"] is not None:
-        lines += ["", loop_sentence(report["loop"])]
     return "\n".join(lines)
 
 
@@ -155,8 +134,8 @@ def _title(row: Row) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def step_cells(row: Row) -> list[str]:
-    """One line of the table of steps."""
+def cells(row: Row) -> list[str]:
+    """One line of the table."""
     return [
         row.name,
         _ms(row.ms),
@@ -166,32 +145,8 @@ def step_cells(row: Row) -> list[str]:
         "" if row.mfu_of_datasheet is None else f"{row.mfu_of_datasheet:.1%}",
         "" if row.time_over_mha is None else f"{row.time_over_mha:.2f}",
         "" if row.flops_over_mha is None else f"{row.flops_over_mha:.2f}",
-    ]
-
-
-def part_cells(row: Row) -> list[str]:
-    """One line of the table of parts."""
-    return [
-        row.name,
-        *(_ms(part) for part in (row.forward_ms, row.backward_ms)),
-        _beyond_noise(row.optimizer_ms, row),
-        _ms(row.host_ms),
-        "" if row.data_ms is None else _ms(row.data_ms),
-        f"{row.compile_seconds:.1f}" + (" (cached)" if row.compile_cached else ""),
-        f"{row.state_bytes / 1e6:,.0f}",
         f"{row.peak_bytes / 1e6:,.0f}",
     ]
-
-
-def loop_sentence(loop: dict[str, Any]) -> str:
-    """What the loop costs the host, in words."""
-    return (
-        f"The training loop around {loop['scale']}'s tree ({loop['layers']} layers, "
-        f"{loop['arrays']} arrays) with next to nothing to compute: {loop['ms']:.2f} ms per step "
-        f"outside the device ({loop['ms_first_quartile']:.2f} to "
-        f"{loop['ms_third_quartile']:.2f}), {loop['cpu_ms']:.2f} ms of the main thread's processor "
-        "time."
-    )
 
 
 def reasons(rows: list[Row]) -> list[str]:
@@ -201,12 +156,6 @@ def reasons(rows: list[Row]) -> list[str]:
         for row in rows
         if row.status != MEASURED
     ]
-
-
-def _beyond_noise(difference: float, row: Row) -> str:
-    """Milliseconds of a difference to the step, unless the step itself varies by as much."""
-    noise = (row.ms_third_quartile - row.ms_first_quartile) / 2
-    return _ms(difference) if difference > noise else "noise"
 
 
 def _ms(value: float) -> str:

@@ -81,13 +81,10 @@ def bench_train(
     samples: Annotated[
         int | None, typer.Option(help="Repetitions (default: 15, on a CPU 7).")
     ] = None,
-    data: Annotated[
-        bool, typer.Option(help="Time the loader and the training loop too (default: yes).")
-    ] = True,
     out: Annotated[str | None, typer.Option(help="Folder for JSON.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Time a training step of every variant, and its parts, on random tokens.
+    """Time a training step of every variant on random tokens.
 
     Settings are given as to `lrkv train`, for example mesh.fsdp=8.
     """
@@ -100,7 +97,7 @@ def bench_train(
 
     settings = here(
         scales=names(scale), variants=names(variants), ropes=names(rope),
-        overrides=tuple(overrides or ()), depth=depth, samples=samples, data=data,
+        overrides=tuple(overrides or ()), depth=depth, samples=samples,
     )  # fmt: skip
     command(run, settings, print_report, print_json=as_json, out=out)
 

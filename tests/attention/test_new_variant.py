@@ -119,7 +119,7 @@ def test_its_decoding_is_measured(run, monkeypatch):
 def test_its_training_step_is_measured(folder, monkeypatch):
     monkeypatch.setattr(clock, "SIDE", {"cpu": 16})
     settings = train_bench.Settings(
-        scales=("tied.yaml",), variants=("tied",), samples=1, data=False, depth=1,
+        scales=("tied.yaml",), variants=("tied",), samples=1, depth=1,
         overrides=(*(s for s in SMALL if "layers" not in s), "model.vocabulary=64"),
     )  # fmt: skip
     (row,) = train_bench.run(settings, devices=jax.devices()[:1])["rows"]

@@ -198,7 +198,7 @@ def test_tables_come_from_the_files_with_device_date_and_versions(experiment, tm
     plant(tmp_path, "c", ("128m, batch 8, 8192 tokens", "ok", best), ("hung", "wrong", {}))
     plant(tmp_path, "d", ("128m lrkv full, table", "ok", {"ratio": 0.9, "choice": {"ring": 6}}))
     step = {"variant": "lrkv", "rope": "full", "ms": 90.0, "tokens_per_second": 364000.0,
-            "mfu_of_datasheet": 0.45, "mfu_of_ceiling": 0.6, "muon_share": 0.05,
+            "mfu_of_datasheet": 0.45, "mfu_of_ceiling": 0.6,
             "time_over_mha": 1.04, "peak_bytes": 3e10}  # fmt: skip
     curves = [
         (f"{d}", "ok", {"variant": "lrkv", "scale": "128m", "dtype": d, "losses": [4.0, last]})
@@ -228,7 +228,7 @@ def test_tables_come_from_the_files_with_device_date_and_versions(experiment, tm
     ):
         assert line in decoding
     for line in (
-        "| 128m | lrkv full | 90.0 | 364,000 | 45.0% | 60.0% | 5.0% | 1.04 | 30.0 |",
+        "| 128m | lrkv full | 90.0 | 364,000 | 45.0% | 60.0% | 1.04 | 30.0 |",
         "| 128m lrkv | 2 | 3.0000 | 3.1250 | 0.250 |",
         "| 128m lrkv | 300 | 3.500 | 1.234 | 2.0e-03 | 300,000 | 9,000 (batch 32) |",
     ):

@@ -13,7 +13,7 @@ from support.command import lrkv
 from support.tiny import TINY
 
 from lrkv_jax.accounting.counts import training_flops_per_token
-from lrkv_jax.bench import clock, train, train_parts, train_table
+from lrkv_jax.bench import clock, train, train_step, train_table
 from lrkv_jax.bench.files import replace_between, save
 from lrkv_jax.bench.lines import lines_of
 from lrkv_jax.bench.report import MEASURED, SKIPPED, WRONG, as_json, compare_with_mha
@@ -23,7 +23,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.hardware import HARDWARE
 
 SMALL = Settings(
-    scales=("quickstart",), variants=("mha",), samples=3, data=False, depth=1,
+    scales=("quickstart",), variants=("mha",), samples=3, depth=1,
     overrides=(*(text for text in TINY if not text.startswith(("variants.", "model.layers"))),
                "model.vocabulary=64", "optimizer.muon.iterations=1"),  # less to compile
 )  # fmt: skip
@@ -53,12 +53,10 @@ def check_row(row, mesh):
     assert row.status == MEASURED and row.samples == 3 and row.mesh == mesh
     assert (row.scale_layers, row.vocabulary, row.tokens) == (4, 64, 8 * 32)
     assert 0 < row.ms_first_quartile <= row.ms <= row.ms_third_quartile
-    assert row.ms == pytest.approx(row.forward_ms + row.backward_ms + row.optimizer_ms)
-    assert 0 < row.host_ms <= row.ms_third_quartile and row.forward_ms > 0
     assert row.tokens_per_second == pytest.approx(1e3 * 256 / row.ms)
     rate = 1e3 * row.flops_per_step / row.ms
     assert row.mfu_of_ceiling == pytest.approx(rate / row.ceiling_flops_per_second)
-    assert row.mfu_of_datasheet is None and row.data_ms is None  # a CPU; not asked for
+    assert row.mfu_of_datasheet is None  # a CPU
     assert row.loss == pytest.approx(math.log(64), rel=1e-4)
     assert 0 < row.state_bytes < row.peak_bytes and row.peak_from == "xla"
     assert row.compile_seconds > 0
@@ -100,10 +98,10 @@ def test_json_says_where_how_and_what(swept, tmp_path):
     assert report == json.loads(json.dumps(as_json(swept[0])))
     assert set(report) == {
         "benchmark", "backend", "device", "devices", "cores", "load_average", "versions", "date",
-        "command", "settings", "ceiling", "loop", "rows",
+        "command", "settings", "ceiling", "rows",
     }  # fmt: skip
     assert report["settings"]["dtype"] == "float32" and report["devices"] == 1
-    assert report["ceiling"]["side"] == 64 and report["loop"] is None
+    assert report["ceiling"]["side"] == 64
     assert all(set(row) == {field.name for field in fields(Row)} for row in report["rows"])
     assert [step[0] for step in swept[1]] == [
         "quickstart, mha: compiling", "quickstart: timing", "done",
@@ -116,8 +114,7 @@ def test_tables_fit_the_terminal_and_hold_every_row(swept, columns):
     train_table.print_report(swept[0], console)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= columns and not any("…" in line for line in lines)
-    # Twice: the step, and its parts.
-    assert len([line for line in lines if line.startswith(" mha ")]) == 2
+    assert len([line for line in lines if line.startswith(" mha ")]) == 1
     text = " ".join(" ".join(lines).split())
     assert "quickstart: 1 of 4 layers, vocabulary 64, 8 x 32 tokens per step, float32" in text
 
@@ -131,33 +128,35 @@ def test_a_pages_tables_are_replaced_and_nothing_else(swept, tmp_path):
         replace_between(page, "cpu", tables)
     text = page.read_text()
     assert text.startswith("Before.\n<!-- cpu -->\n") and "old" not in text
-    assert text.endswith("<!-- end of cpu -->\nAfter.\n") and text.count("| mha |") == 2
+    assert text.endswith("<!-- end of cpu -->\nAfter.\n") and text.count("| mha |") == 1
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
-    assert widths == {len(train_table.STEP) + 1, len(train_table.PARTS) + 1}
+    assert widths == {len(train_table.COLUMNS) + 1}
     with pytest.raises(LrkvError, match="needs one <!-- gpu -->"):
         replace_between(page, "gpu", tables)
 
 
 class Stub:
-    """A line that is compiled and started in no time; its step takes 3 s, gradient 2, loss 1."""
+    """A line that is compiled and started in no time; its step takes 3 s."""
 
     step = SimpleNamespace(seconds=0.1, cached=False)
-    state_bytes, step_bytes, transient_bytes = 4 << 30, 6 << 30, 2 << 30
+    state_bytes, transient_bytes = 4 << 30, 2 << 30
     device_peak, first_loss = 5 << 30, math.log(64)
 
     def __init__(self, config, mesh_or_seed):
         if config == self.fails:
             raise RuntimeError("RESOURCE_EXHAUSTED: too large\nand a page of details")
         self.config = getattr(config, "config", config)
-        self.timers, self.dispatch = [lambda: 3.0, lambda: 2.0, lambda: 1.0], [0.5] * 4
+
+    def timer(self):
+        return 3.0
 
     fails = None
 
 
 @pytest.fixture
 def stubbed(monkeypatch):
-    monkeypatch.setattr(train, "compile_parts", Stub)
-    monkeypatch.setattr(train, "Subject", Stub)
+    monkeypatch.setattr(train, "TrainProgram", Stub)
+    monkeypatch.setattr(train, "Trainer", Stub)
     monkeypatch.setattr(clock, "memory_limit", lambda: 1 << 40)  # whatever else is running here
     return monkeypatch
 
@@ -170,7 +169,7 @@ def test_the_page_holds_every_sweep_and_says_what_is_missing(swept, tmp_path, ex
     names = [path.name for path in bench_train.results(tmp_path)]
     assert names == ["train_cpu-quickstart.json", "train_cpu-24x1536.json"]
     tables = bench_train.page_tables(tmp_path)
-    assert tables.startswith("### On a CPU") and tables.count("| mha |") == 4
+    assert tables.startswith("### On a CPU") and tables.count("| mha |") == 2
     assert train_table.markdown(swept[0], swept[0]["rows"]) in tables
     page = bench_train.PAGE.read_text()
     assert f"<!-- {bench_train.BLOCK} -->" in page
@@ -185,7 +184,7 @@ def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(stubbed):
         assert row.reason.startswith("10.7 GB needed at once, 10.7 GB to be had: fewer variants")
     stubbed.setattr(clock, "memory_limit", lambda: 10 << 30)
     for row in run_alone(settings)["rows"]:
-        assert row.status == MEASURED and (row.ms, row.host_ms) == (3e3, 500)
+        assert row.status == MEASURED and row.ms == 3e3
         assert (row.peak_bytes, row.peak_from) == (5 << 30, "device")
 
 
@@ -205,23 +204,17 @@ def test_one_line_that_cannot_start_does_not_stop_the_rest(stubbed):
     assert train_table.reasons(report["rows"]) == [f"quickstart, mqa: failed: {mqa.reason}"]
 
 
-def test_parts_are_differences_and_mfu_is_of_products_and_sheet(monkeypatch):
-    """Times that are known: 10 s a step, 8 its gradient, 3 its loss; products at 1 TFLOP/s."""
+def test_mfu_is_of_products_and_sheet(monkeypatch):
+    """Times that are known: 10 s a step; products at 1 TFLOP/s."""
     monkeypatch.setattr(clock, "matmul_timer", lambda mesh, dtype: (lambda: 0.5, 0.5e12))
     monkeypatch.setattr(train, "hardware_of", lambda kind: HARDWARE["h200"])
     row = Row("s", "mha", None, 1, 1, 8, 4, 16, 1, "none", "bfloat16", {}, 1, int(4e12))
-    subject = SimpleNamespace(timers=[lambda: 10.0, lambda: 8.0, lambda: 3.0], dispatch=[9.0, 1.0])
     mesh = SimpleNamespace(devices=jax.make_mesh((2,), ("x",)).devices, size=2)
-    train._time(Settings(samples=1), mesh, [(row, subject)])
-    assert (row.ms, row.forward_ms, row.backward_ms, row.optimizer_ms) == (10e3, 3e3, 5e3, 2e3)
-    assert row.host_ms == 1e3  # the first call is a warm-up
+    train._time(Settings(samples=1), mesh, [(row, SimpleNamespace(timer=lambda: 10.0))])
+    assert row.ms == 10e3
     assert row.tokens_per_second == 6.4 and row.flops_per_second == 4e11
     assert row.mfu_of_ceiling == pytest.approx(0.4)
     assert row.mfu_of_datasheet == pytest.approx(4e11 / (2 * 989.5e12))
-    row.compile_seconds = row.state_bytes = row.peak_bytes = 0
-    assert train_table.part_cells(row)[3] == "2,000"
-    row.ms_third_quartile = row.ms_first_quartile + 5e3  # a step that varies by more than a part
-    assert train_table.part_cells(row)[3] == "noise"
 
 
 def test_products_run_on_every_device_at_once(monkeypatch):
@@ -245,11 +238,11 @@ def test_ratios_are_to_mha_of_the_same_shape():
 
 
 def test_an_allocators_peak_counts_where_it_is_this_lines_own():
-    own = train_parts._own_peak
+    own = train_step._peak_of_this
     assert own([(10, 20), (10, 20)], [(15, 50), (15, 45)]) == 40
     assert own([(10, 60)], [(15, 60)]) is None  # an earlier program's
     assert own(None, None) is None
-    assert train_parts._device_bytes(SimpleNamespace(local_devices=jax.devices())) is None  # a CPU
+    assert train_step._device_bytes(SimpleNamespace(local_devices=jax.devices())) is None  # a CPU
 
 
 @pytest.mark.parametrize(
@@ -280,7 +273,7 @@ def test_a_cut_model_unrolls_what_divides_it(depth, unroll):
 
 def test_the_command_prints_json_and_leaves_a_file(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(train, "run", run_alone)
-    how = ("--variants", "mha", "--samples", "2", "--depth", "1", "--no-data", "--json",
+    how = ("--variants", "mha", "--samples", "2", "--depth", "1", "--json",
            "--out", str(tmp_path), *SMALL.overrides)  # fmt: skip
     code, out, err = lrkv(capsys, monkeypatch, "bench", "train", *how)
     assert code == 0
