@@ -31,18 +31,16 @@ def command(
 
 
 def save(report: dict[str, Any], folder: str | Path, suffix: str = "") -> list[Path]:
-    """Write BENCHMARK_BACKEND.json, and a plot beside it of serving or of attention alone."""
+    """Write BENCHMARK_BACKEND.json, and a plot beside it of decode attention alone."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{report['benchmark']}_{report['backend']}{suffix}.json"
     disk.write(path, json.dumps(as_json(report), indent=1) + "\n")
     alone = [row for row in report["rows"] if getattr(row, "level", None) == "attention"]
-    if report["benchmark"] == "serve":
-        from lrkv_jax.bench.serve_plot import draw
-    elif any(row.status == MEASURED for row in alone):
-        from lrkv_jax.bench.decode_plot import draw
-    else:
+    if not any(row.status == MEASURED for row in alone):
         return [path]
+    from lrkv_jax.bench.decode_plot import draw
+
     draw(report, path.with_suffix(".png"))
     return [path, path.with_suffix(".png")]
 

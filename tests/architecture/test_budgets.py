@@ -37,11 +37,11 @@ GOAL = {
 NOW = {
     "config": 1976, "models": 2224, "kernels": 3661, "optim": 475, "distributed": 1913,
     "training": 3468, "data": 4566, "inference": 2541, "serving": 2212, "evaluation": 2164,
-    "interop": 2258, "cli": 2018, "lab": 14236, "": 236,
+    "interop": 2258, "cli": 2018, "lab": 14020, "": 236,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
 # 20,000 and 2,000 in the end.
-ENTRIES, FILES, TESTS, EXPERIMENTS = 35, 340, 30_800, 3_700
+ENTRIES, FILES, TESTS, EXPERIMENTS = 35, 337, 30_500, 3_700
 # Class names that stand for two or more things; none in the end.
 TWICE = {
     "Piece", "Chat", "Layout", "Text", "Row", "Line", "Group", "Limits", "Work", "Generation",

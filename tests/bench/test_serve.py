@@ -21,7 +21,7 @@ from lrkv_jax.run.restore import load_run
 
 ROOT = Path(__file__).parents[2]
 TINY = Settings(
-    # Another number of rows would be another engine to compile for each variant and draft.
+    # Another number of texts would be another engine to compile for each variant.
     batches=(1,), context=256, requests=8, samples=1,
     overrides=("model.layers=1", "model.unroll=1", "model.width=48", "model.vocabulary=1024"),
 )  # fmt: skip
@@ -31,14 +31,13 @@ TINY = Settings(
 def test_every_ratio_is_measured_within_one_run(tmp_path):
     report = run(TINY)
     rows = {(row.what, row.variant): row for row in report["rows"]}
-    assert len(rows) == len(report["rows"]) == 2 * 9 + 3
+    assert len(rows) == len(report["rows"]) == 2 * 4 + 3
     for row in report["rows"]:
         assert 0 < row.least <= row.ratio <= row.most
     equal = rows["texts running in equal bytes", "lrkv_latent over mha"]
-    assert equal.bound > 2 and equal.ratio > 1
-    path, picture = save(report, tmp_path)
+    assert equal.ratio > 1
+    (path,) = save(report, tmp_path)
     assert len(json.loads(path.read_text())["rows"]) == len(rows)
-    assert picture.read_bytes().startswith(b"\x89PNG")
     out = io.StringIO()
     print_report(report, Console(file=out, width=80))
     assert max(map(len, out.getvalue().splitlines())) <= 80 and "texts running" in out.getvalue()
