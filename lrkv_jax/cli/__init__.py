@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import time
 import traceback
 
 from lrkv_jax.cli import (
@@ -23,9 +22,6 @@ from lrkv_jax.cli import (
 from lrkv_jax.cli.shared import app
 from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError
 from lrkv_jax.runtime.processes import HERE
-
-# Time for the report of a lost process to arrive.
-PEERS_SECONDS = 3
 
 
 def entry() -> None:
@@ -61,7 +57,7 @@ def main() -> None:
         text = _one_line(error)
         if text is None or debug:
             if HERE.must_leave():
-                _show(error)
+                traceback.print_exception(error)
                 HERE.leave(1)
             raise
         if text:  # empty where another process says it
@@ -78,15 +74,6 @@ def _one_line(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return None
-
-
-def _show(error: Exception) -> None:
-    """Print the traceback, unless the report of a lost process explains it and ends this one."""
-    import jax
-
-    if isinstance(error, jax.errors.JaxRuntimeError):
-        time.sleep(PEERS_SECONDS)
-    traceback.print_exception(error)
 
 
 def _complain(text: str) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from lrkv_jax.cli.shared import Config, Json, Overrides, app, seconds_of, start_alone, working
 from lrkv_jax.errors import EXIT_START_AGAIN
-from lrkv_jax.runtime import hosts
+from lrkv_jax.runtime import cluster_env
 from lrkv_jax.runtime.startup import Startup
 from lrkv_jax.runtime.stopping import Stopping
 
@@ -79,7 +79,7 @@ def train(
 
     with Stopping(deadline=deadline) as stopping:
         # A mistake costs no import of JAX; of several processes, process 0 reports it.
-        run = load_config(config, overrides or []) if hosts.find(os.environ) is None else None
+        run = load_config(config, overrides or []) if cluster_env.find(os.environ) is None else None
         with working("starting"):
             from lrkv_jax.run.loop import train as run_training
             from lrkv_jax.runtime import start

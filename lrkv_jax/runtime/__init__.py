@@ -9,7 +9,7 @@ import os
 import sys
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime import hosts
+from lrkv_jax.runtime import cluster_env
 from lrkv_jax.runtime.processes import HERE, Processes
 
 
@@ -20,13 +20,13 @@ def start(*, alone: str | None = None) -> Processes:
     launcher started several, and as `Processes.join`, `Processes.check_devices` and
     `compilation.use_cache` do.
     """
-    place = hosts.find(os.environ)
+    place = cluster_env.find(os.environ)
     if alone is not None and place is not None and place.processes > 1:
         raise LrkvError(
             f"{alone} runs in one process, and {place.launcher} started {place.processes}: start "
-            "one (srun -n 1, mpirun -n 1)"
+            "one (srun -n 1)"
         )
-    if place is None and (note := hosts.left_out(os.environ)) and alone is None:
+    if place is None and (note := cluster_env.left_out(os.environ)) and alone is None:
         print(f"lrkv: {note}", file=sys.stderr)
     # These load JAX.
     from lrkv_jax.runtime import compilation, xla

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
@@ -23,11 +22,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime import hosts
-from lrkv_jax.runtime.meeting import meet
-from lrkv_jax.runtime.peers import LOST_SECONDS, Peers
+from lrkv_jax.runtime import cluster_env
 
 JOIN_SECONDS = 300
+# JAX's service ends the processes of a run this long after one of them was last alive.
+HEARTBEAT_SECONDS = 60
+# A process that waits this long for the others says so: JAX ends it without a word of where.
+_WAIT_SECONDS = 10
 # Process 0 may build a dataset while the others wait.
 _PATIENCE_MS = 7 * 24 * 3600 * 1000
 # What is made on one host shows on the others once their network file system looks again.
@@ -50,39 +51,40 @@ class Processes:
         # after a save that failed, wait ten minutes for each other.
         self.end_at_once = False
         self._hosts: list[str] = []
-        self._peers: Peers | None = None
         self._topics = itertools.count()  # the same in every process: all run the same program
 
     def join(self) -> None:
         """Make this process one of its run's, if its environment says that there are more.
 
         Must come before anything touches a device. A program that has called
-        `jax.distributed.initialize` itself is left as it is.
+        `jax.distributed.initialize` itself is left as it is. Where the others do not come in time,
+        and where one of them dies later, JAX's service ends this process by SIGABRT.
 
-        Raises `LrkvError` as `hosts.find` and `meeting.meet` do.
+        Raises `LrkvError` as `cluster_env.find` does, and where process 0 cannot listen.
         """
         import jax
 
-        place = hosts.find(os.environ)
-        if place is not None and not jax.distributed.is_initialized():
-            seconds = _seconds("LRKV_JOIN_SECONDS", JOIN_SECONDS)
-            devices = hosts.share_of_devices(place, os.environ)
-            lost_seconds = _seconds("LRKV_LOST_SECONDS", LOST_SECONDS)
-            self._hosts, calls = meet(place, seconds=seconds)
-            self.count, self.index = place.processes, place.process
-            self._peers = Peers(self.index, calls, self.name, lost_seconds)
-            with _own_sigterm():
-                jax.distributed.initialize(
-                    coordinator_address=place.coordinator,
-                    num_processes=place.processes,
-                    process_id=place.process,
-                    local_device_ids=devices,
-                    cluster_detection_method="deactivate",
-                    initialization_timeout=int(seconds),
-                    # A backstop: JAX's service ends a process by a C++ abort, without the code 75.
-                    heartbeat_timeout_seconds=max(100, 2 * lost_seconds),
-                )
+        place = cluster_env.find(os.environ)
+        if place is None or jax.distributed.is_initialized():
+            self.as_jax_knows()
+            return
+        seconds = _seconds("LRKV_JOIN_SECONDS", JOIN_SECONDS)
+        heartbeat = _seconds("LRKV_HEARTBEAT_SECONDS", HEARTBEAT_SECONDS)
+        # It would take SIGTERM for itself, which `stopping` waits for.
+        jax.config.update("jax_enable_preemption_service", False)
+        if place.process == 0:
+            _check_port(place.coordinator)
+        with _waiting(place, seconds):
+            jax.distributed.initialize(
+                coordinator_address=place.coordinator,
+                num_processes=place.processes,
+                process_id=place.process,
+                cluster_detection_method="deactivate",
+                initialization_timeout=seconds,
+                heartbeat_timeout_seconds=heartbeat,
+            )
         self.as_jax_knows()
+        self._hosts = self.exchange(socket.gethostname())
 
     def as_jax_knows(self) -> Self:
         """Itself, of several where somebody has called `jax.distributed.initialize`."""
@@ -94,7 +96,7 @@ class Processes:
         return self
 
     def name(self, process: int) -> str:
-        """A process's number and, where `join` has met it, its host."""
+        """A process's number and, where `join` has learnt it, its host."""
         return f"process {process}" + (f" on {self._hosts[process]}" if self._hosts else "")
 
     def who(self) -> str:
@@ -106,13 +108,11 @@ class Processes:
         return self.count > 1 and not self.failed_together
 
     def leave(self, code: int) -> None:
-        """Exit at once, and have the others end with the same code.
+        """Exit at once; the launcher ends the others, or JAX's service does as after a kill.
 
         An ordinary exit would wait in JAX for minutes for the others, and they for this one's
         devices.
         """
-        if self._peers is not None:
-            self._peers.goodbye(code)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # a full disk; a terminal that went away
                 stream.flush()
@@ -222,15 +222,31 @@ def _seconds(name: str, default: int) -> int:
     return int(text)
 
 
+def _check_port(coordinator: str) -> None:
+    """Raise `LrkvError` if process 0 cannot listen: JAX's service then crashes now and then."""
+    port = int(coordinator.rpartition(":")[2])
+    try:
+        socket.create_server(("", port)).close()
+    except (OSError, OverflowError) as error:
+        raise LrkvError(
+            f"process 0 cannot listen at port {port} ({error}): set another in LRKV_COORDINATOR"
+        ) from error
+
+
 @contextlib.contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Undo what JAX's preemption service does to SIGTERM: it swallows it, from then on."""
-    if threading.current_thread() is not threading.main_thread():
+def _waiting(place: cluster_env.ClusterEnv, seconds: int) -> Iterator[None]:
+    """Say on stderr what this process waits for, where it waits for long."""
+    text = (
+        f"lrkv: process {place.process} of {place.processes} ({place.launcher}) waits for the "
+        f"others at {place.coordinator}, up to {seconds} s (LRKV_JOIN_SECONDS)"
+    )
+    timer = threading.Timer(_WAIT_SECONDS, print, [text], {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
+    try:
         yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+    finally:
+        timer.cancel()
 
 
 def _one_line(error: Exception) -> str:

@@ -11,9 +11,8 @@ thread in each asks the coordination service once a second whether any of them w
 one was, every process holds its loop back for the moment that it takes to exchange step numbers;
 the step after the highest is the last. No step pays for this: the loop takes a lock that is free.
 
-JAX's `reached_preemption_sync_point` does the same and is not used: Orbax calls it from a thread of
-its own with the steps that it saves, which sets the count of steps back, and what arrives before
-the first step of a resumed run is agreed to be at step 1 and never reached.
+JAX's `reached_preemption_sync_point` does the same and is not used: what arrives before the first
+step of a resumed run is agreed to be at step 1 and never reached.
 
 Importing this module does not import JAX, so that a command can catch signals from its start on.
 """

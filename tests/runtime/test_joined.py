@@ -2,10 +2,14 @@
 
 import json
 import signal
+import socket
 import time
 
 import pytest
 from support.several import ends, is_gloos, several
+
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime.processes import Processes
 
 JOINED = """
 import json, os, sys, time
@@ -169,12 +173,32 @@ cli.main()
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "code"), [("ValueError", 1), ("LrkvError", 2)])
 def test_a_process_that_breaks_alone_says_so_and_leaves_at_once(kind, code):
-    with several(["-c", BREAK, kind]) as running:
+    with several(["-c", BREAK, kind], LRKV_HEARTBEAT_SECONDS="5") as running:
+        # JAX's exit would wait for the other process, which is asleep, for minutes.
         _, err = running[1].communicate(timeout=60)
-        # JAX's own exit would wait for the other process, which is asleep, for minutes.
-        _, of_first = running[0].communicate(timeout=20)
+        running[0].wait(20)
     assert running[1].returncode == code and "broken alone" in err
-    assert running[0].returncode == code
-    assert "lrkv: process 1 on " in of_first and "ended by itself, see its own lines" in of_first
+    assert running[0].returncode == -signal.SIGABRT, "JAX's service misses the other"
     if kind == "LrkvError":
         assert err.startswith("lrkv: process 1 on ") and err.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line(monkeypatch):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("LRKV_COORDINATOR", f"127.0.0.1:{port}")
+        monkeypatch.setenv("LRKV_PROCESSES", "2")
+        monkeypatch.setenv("LRKV_PROCESS", "0")
+        with pytest.raises(LrkvError, match=f"cannot listen at port {port} .*LRKV_COORDINATOR"):
+            Processes().join()
+
+
+def test_a_process_that_waits_for_others_says_where():
+    code = "from lrkv_jax.runtime import processes, start; processes._WAIT_SECONDS = 0.1; start()"
+    with several(["-c", code], count=1, LRKV_PROCESSES="2", LRKV_JOIN_SECONDS="3") as running:
+        _, err = running[0].communicate(timeout=60)
+    assert running[0].returncode == -signal.SIGABRT
+    said = err.splitlines()[0]
+    assert said.startswith(
+        "lrkv: process 0 of 2 (LRKV_PROCESSES) waits for the others at 127.0.0.1:"
+    )

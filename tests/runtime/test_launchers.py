@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from lrkv_jax.config import load_config
-from lrkv_jax.errors import EXIT_START_AGAIN
-from lrkv_jax.runtime.hosts import find
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_START_AGAIN
+from lrkv_jax.runtime.cluster_env import find
 
 ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "launch" / "slurm.sbatch"
@@ -35,14 +35,14 @@ def test_every_variable_named_is_one_that_is_listed(path):
     assert names(path.read_text()) and names(path.read_text()) <= set(listed)
 
 
-def slurm(tmp_path, code, *arguments, script=SBATCH):
+def slurm(tmp_path, code, *arguments, script=SBATCH, **more):
     """Run a batch script with an `srun` that ends with `code`; (its code, what was called)."""
     calls = tmp_path / "calls"
     for name, does in (("srun", f"env | grep ^LRKV_ >> {calls}\nexit {code}"), ("scontrol", "")):
         stub = tmp_path / name
         stub.write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\n{does}\n')
         stub.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "42", **more}
     if script == ARRAY:
         environment |= {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
     run = subprocess.run(
@@ -51,16 +51,21 @@ def slurm(tmp_path, code, *arguments, script=SBATCH):
     return run.returncode, calls.read_text().splitlines()
 
 
-def test_a_job_that_was_saved_goes_back_into_the_queue(tmp_path):
-    code, calls = slurm(tmp_path, EXIT_START_AGAIN, "configs/128m.yaml", "run_dir=a b")
-    assert code == EXIT_START_AGAIN
+# A save; an error, a task that was killed, and one that JAX's service ended.
+@pytest.mark.parametrize("ended", [EXIT_START_AGAIN, 1, 137, 134])
+def test_a_job_that_has_not_finished_goes_back_into_the_queue(tmp_path, ended):
+    code, calls = slurm(tmp_path, ended, "configs/128m.yaml", "run_dir=a b")
+    assert code == ended
+    assert calls[0].startswith("srun --kill-on-bad-exit=1 ")
     assert calls[0].endswith("lrkv train configs/128m.yaml run_dir=a b")
     assert "LRKV_LOCAL_DEVICES=8" in calls and calls[-1] == "scontrol requeue 42"
 
 
-@pytest.mark.parametrize("ended", [0, 1, 2, 134])
-def test_a_job_that_ended_otherwise_stays_ended(tmp_path, ended):
-    code, calls = slurm(tmp_path, ended, "configs/128m.yaml")
+@pytest.mark.parametrize(
+    ("ended", "before"), [(0, "0"), (EXIT_BAD_INPUT, "0"), (1, "20"), (EXIT_START_AGAIN, "20")]
+)
+def test_a_job_that_finished_or_is_wrong_or_was_started_often_stays_ended(tmp_path, ended, before):
+    code, calls = slurm(tmp_path, ended, "configs/128m.yaml", SLURM_RESTART_COUNT=before)
     assert code == ended and not any(call.startswith("scontrol") for call in calls)
 
 
@@ -99,12 +104,15 @@ def test_the_manifest_makes_a_run_of_as_many_processes_as_pods():
     host = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     assert {place.coordinator.partition(":")[0] for place in places} == {host}
     assert container["resources"]["limits"]["nvidia.com/gpu"] == int(given["LRKV_LOCAL_DEVICES"])
+    assert pod["restartPolicy"] == "Never", "podFailurePolicy asks for it"
     rules = spec["podFailurePolicy"]["rules"]
-    saved = [rule for rule in rules if "onExitCodes" in rule]
-    assert (
-        saved[0]["onExitCodes"]["values"] == [EXIT_START_AGAIN] and pod["restartPolicy"] == "Never"
-    )
-    assert saved[0]["action"] == "Ignore"
+    actions = {
+        code: rule["action"]
+        for rule in rules
+        if "onExitCodes" in rule
+        for code in rule["onExitCodes"]["values"]
+    }
+    assert actions == {EXIT_START_AGAIN: "Ignore", EXIT_BAD_INPUT: "FailJob"}
 
 
 def test_the_manifests_command_is_a_run_that_its_devices_can_hold():
