@@ -138,14 +138,14 @@ class Stage:
 
 def run(stage: Stage, items: Any, seconds: float) -> list[str]:
     """Measure what is not there yet, for at most `seconds`; returns what is amiss."""
-    from lrkv_jax.doctor.child import AGAIN, Check, Child
+    from lrkv_jax.doctor.child import AGAIN, Check, ask, checker
     from lrkv_jax.doctor.finding import OK
 
     end = time.monotonic() + seconds
     facts: dict[str, dict[str, Any]] = defaultdict(dict)
-    with Child() as child:
+    with checker() as child:
         where = Check("where", WHERE, 120, "see lrkv doctor")
-        (here,) = child.ask(where, seconds)
+        (here,) = ask(child, where, seconds)
         if here.verdict != OK:
             return [f"{stage.name}: {here.says}"]
         stage.begin(here.measured)
@@ -161,7 +161,7 @@ def run(stage: Stage, items: Any, seconds: float) -> list[str]:
             began = time.monotonic()
             if stage.content["dry"]:  # on a CPU that others may use too
                 check = replace(check, seconds=4 * check.seconds)
-            found = child.ask(check, end - began)
+            found = ask(child, check, end - began)
             if any(one.mend == AGAIN for one in found):  # the stage's time is over
                 stage.content["left_out"] = [f"{check.name}, and what follows it"]
                 break

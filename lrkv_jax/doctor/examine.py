@@ -14,7 +14,7 @@ from typing import Any
 
 from lrkv_jax import __version__
 from lrkv_jax.bench.lines import OWN, lines_of
-from lrkv_jax.doctor.child import Check, Child
+from lrkv_jax.doctor.child import Check, ask, checker
 from lrkv_jax.doctor.finding import SLOW, WRONG, Finding
 
 DISK_SECONDS = 1.5
@@ -95,9 +95,9 @@ def examine(
     """
     began, found = time.monotonic(), []
     facts: Facts = defaultdict(dict)
-    with Child() as child:
+    with checker() as child:
         for check in which(facts):
-            for one in child.ask(check, seconds - (time.monotonic() - began)):
+            for one in ask(child, check, seconds - (time.monotonic() - began)):
                 facts[one.name] = one.measured
                 found.append(one)
                 show(one)

@@ -1,14 +1,13 @@
 """Which process of how many this one is, as its launcher's environment says.
 
-A run of several processes needs three facts before JAX starts: where process 0 listens, how many
-processes there are, and which of them this is. Slurm leaves them in the environment of a step's
-tasks, and an indexed Kubernetes Job its number; `LRKV_COORDINATOR`, `LRKV_PROCESSES` and
-`LRKV_PROCESS` say them under any other launcher.
+A run of several processes needs three facts before JAX starts: where process 0 listens,
+how many processes there are, and which of them this is. Slurm leaves them in the
+environment of a step's tasks, and an indexed Kubernetes Job leaves the number. Under any
+other launcher `LRKV_COORDINATOR`, `LRKV_PROCESSES` and `LRKV_PROCESS` say them.
 
-`jax.distributed.initialize` detects some of this by itself. Its detection is not used: under Slurm
-it leaves each process one device, whatever the node holds, and reads the job's `SLURM_NTASKS` where
-the step's count is meant, and so waits for others in an interactive shell; Kubernetes needs a
-client library there, and the right to list pods.
+The detection of `jax.distributed.initialize` is not used. Under Slurm it leaves each
+process one device, whatever the node holds, and reads the job's `SLURM_NTASKS` instead of
+the step's count. Under Kubernetes it needs a client library and the right to list pods.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from lrkv_jax.errors import LrkvError
 
 @dataclass(frozen=True)
 class ClusterEnv:
-    """Process number `process` of `processes`; process 0 listens at `coordinator`, a host:port."""
+    """Process `process` of `processes`; process 0 listens at `coordinator`, a host:port."""
 
     launcher: str
     process: int
@@ -34,7 +33,7 @@ class ClusterEnv:
 def find(environment: Mapping[str, str]) -> ClusterEnv | None:
     """What the environment says of this process, or None if it is alone.
 
-    Raises `LrkvError` for values that are not numbers, contradict each other, or lack one.
+    Raises `LrkvError` for values that are not numbers or of which one is missing.
     """
     count = _number(environment, "LRKV_PROCESSES")
     found = _slurm(environment) if count is None else _explicit(environment, count)

@@ -29,10 +29,11 @@ from lrkv_jax.data.records import build as build_module
 from lrkv_jax.data.records import streams
 from lrkv_jax.data.records.build import build_dataset
 from lrkv_jax.data.records.folders import open_dataset
-from lrkv_jax.data.records.jobs import do
+from lrkv_jax.data.records.jobs import do, run_jobs
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime.child import Child
 
 TOKENIZER = load_tokenizer("sotu-4096")
 SPLITS = ("train", "heldout")
@@ -340,7 +341,7 @@ def test_stages_make_what_is_made_at_once(shards, staged, tmp_path):
 
 def test_another_context_is_packed_from_the_streams_that_are_there(staged, monkeypatch):
     config, _, _ = staged
-    monkeypatch.setattr("lrkv_jax.data.records.jobs._start", pytest.fail)
+    monkeypatch.setattr("lrkv_jax.data.records.jobs._worker", pytest.fail)
     path = build_dataset(config, 100)
     kept = sorted(os.listdir(os.path.join(config.directory, "streams")))
     assert [name.split("-")[0] for name in kept] == [f"00{n}_00000.parquet" for n in range(3)]
@@ -408,6 +409,17 @@ from lrkv_jax.data.records import build, streams
 streams.FILE_BYTES, build.SHARD_BYTES = int(sys.argv[2]), 0
 build.build_dataset(DataConfig.model_validate_json(sys.argv[1]), 64)
 """
+
+
+def test_a_process_of_a_build_that_ends_early_is_one_line_with_its_last_words(monkeypatch):
+    child = Child("no_such_module", os.environ)
+    child.start()
+    monkeypatch.setattr("lrkv_jax.data.records.jobs._worker", lambda: child)
+    with pytest.raises(LrkvError) as error:
+        run_jobs([{}], 1, pytest.fail)
+    said = str(error.value)
+    assert said.startswith("a process of the build ended with 1; ")
+    assert "No module named no_such_module: run the same command again" in said
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lrkv_jax.doctor.child import Check, Child
+from lrkv_jax.doctor.child import Check, ask, checker
 from lrkv_jax.doctor.examine import examine
 from lrkv_jax.doctor.finding import OK, SLOW, WRONG
 
@@ -34,8 +34,8 @@ def alive(pid):
 
 
 def test_checks_share_a_process_whose_prints_disturb_nothing():
-    with Child() as child:
-        (first,), (second,) = (child.ask(check("right", value=n)) for n in (1, 2))
+    with checker() as child:
+        (first,), (second,) = (ask(child, check("right", value=n)) for n in (1, 2))
     assert (first.says, second.says) == ("1", "2")
     assert second.measured == {"times": 2, "process": first.measured["process"]}
     assert not alive(first.measured["process"])
@@ -43,10 +43,10 @@ def test_checks_share_a_process_whose_prints_disturb_nothing():
 
 def test_a_hang_is_one_line_and_ends_with_all_that_it_started(tmp_path):
     began = time.monotonic()
-    with Child() as child:
-        (found,) = child.ask(check("hangs", 1.5, marker=str(tmp_path / "pid")))
+    with checker() as child:
+        (found,) = ask(child, check("hangs", 1.5, marker=str(tmp_path / "pid")))
         assert time.monotonic() - began < 10
-        (after,) = child.ask(check("right"))
+        (after,) = ask(child, check("right"))
     assert found.verdict == WRONG and found.mend == "mend it"
     assert found.says == "did not answer within 2 s (last begun: the second half)"
     assert after.verdict == OK and after.measured["times"] == 1
@@ -54,8 +54,8 @@ def test_a_hang_is_one_line_and_ends_with_all_that_it_started(tmp_path):
 
 
 def test_a_check_that_the_doctors_own_time_cuts_short_is_not_called_wrong():
-    with Child() as child:
-        (found,) = child.ask(check("hangs", 20), left=1.0)
+    with checker() as child:
+        (found,) = ask(child, check("hangs", 20), left=1.0)
     assert found.verdict == SLOW and "time was over" in found.says
 
 
@@ -70,23 +70,23 @@ ENDS = (
 
 
 def test_a_crash_or_an_error_is_one_line_that_says_which_and_the_mend():
-    with Child() as child:
+    with checker() as child:
         for planted, says in ENDS:
-            (found,) = child.ask(planted)
+            (found,) = ask(child, planted)
             assert found.verdict == WRONG and found.says.startswith(says)
             assert "\n" not in str(found)
             assert found.mend == ("" if says.startswith("disk") else "mend it")
-        assert child.ask(check("right"))[0].verdict == OK
+        assert ask(child, check("right"))[0].verdict == OK
 
 
 def test_the_process_ends_with_a_doctor_that_was_killed(tmp_path):
     code = """
 import os, sys
-from lrkv_jax.doctor.child import Check, Child
-child = Child()
+from lrkv_jax.doctor.child import Check, ask, checker
+child = checker()
 check = Check("hangs", "support.planted_faults:hangs", 1000, "", {})
 import threading, time
-threading.Thread(target=child.ask, args=(check,), daemon=True).start()
+threading.Thread(target=ask, args=(child, check), daemon=True).start()
 while child._process is None: time.sleep(0.01)
 print(child._process.pid, flush=True)
 time.sleep(1000)

@@ -8,7 +8,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from lrkv_jax.doctor import machine, versions
-from lrkv_jax.doctor.child import Check, Child, answer
+from lrkv_jax.doctor.child import Check, answer, ask, checker
 from lrkv_jax.doctor.finding import NOT_HERE, OK, SLOW, WRONG
 
 WHEELS = {
@@ -138,8 +138,8 @@ def test_a_driver_too_old_for_cuda_is_found():
 def test_a_driver_that_never_answers_is_one_line(nvidia_smi):
     nvidia_smi("exec sleep 1000")
     check = Check("driver", "lrkv_jax.doctor.versions:driver", 3, "reload it")
-    with Child() as child:
-        (found,) = child.ask(check)
+    with checker() as child:
+        (found,) = ask(child, check)
     assert str(found).endswith("did not answer within 3 s: reload it")
 
 

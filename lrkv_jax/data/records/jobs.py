@@ -1,20 +1,12 @@
-"""The processes of a build, of one thread each: jobs and news go through pipes, as JSON lines.
+"""The processes of a build, of one thread each, that do its jobs (`lrkv_jax.runtime.child`)."""
 
-`run_jobs` is the parent's side; `python -m lrkv_jax.data.records.jobs` is a worker. A worker is a
-process of its own, not a fork of one that may hold JAX, and not one of multiprocessing's, which
-would import the caller's main module. It ends when its input does, or when nobody reads its news,
-so it does not outlive a parent that was killed.
-"""
-
-import contextlib
 import functools
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +15,9 @@ from lrkv_jax.data.records.folders import unwritable
 from lrkv_jax.data.records.streams import OnDisk, Piece, Report, build_stream, write_piece
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.runtime.child import Child, ChildEnded, answer_jobs
 
-# One core each: the tokenizers' own threads would only wait for one another.
+# One core each: the tokenizers' threads would only wait for one another.
 _ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 _NEWS_SECONDS = 0.2
 
@@ -41,79 +34,45 @@ def run_jobs(jobs: Sequence[dict[str, Any]], workers: int, news: News) -> None:
     on the disk stays.
     """
     numbers = iter(range(len(jobs)))
-    processes: list[subprocess.Popen[str]] = []
 
-    def work(process: subprocess.Popen[str]) -> None:
+    def work(child: Child) -> None:
         for number in numbers:
-            _ask(process, jobs[number], functools.partial(news, number))
+            _ask(child, jobs[number], functools.partial(news, number))
             news(number, None)
 
+    # The processes end before the pool waits for its threads, also after an interrupt.
+    with ThreadPoolExecutor(workers) as pool, ExitStack() as stack:
+        count = min(workers, len(jobs))
+        children = [stack.enter_context(_worker()) for _ in range(count)]
+        for ended in as_completed([pool.submit(work, child) for child in children]):
+            ended.result()
+
+
+def _worker() -> Child:
+    child = Child("lrkv_jax.data.records.jobs", os.environ | _ONE_THREAD)
+    child.start()
+    return child
+
+
+def _ask(child: Child, job: dict[str, Any], report: Report) -> None:
     try:
-        with ThreadPoolExecutor(workers) as pool:
-            try:
-                for _ in range(min(workers, len(jobs))):
-                    processes.append(_start())
-                for ended in as_completed([pool.submit(work, process) for process in processes]):
-                    ended.result()
-            except BaseException:  # also an interrupt from the keyboard
-                for process in processes:
-                    process.kill()
-                raise
-    finally:
-        for process in processes:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            process.wait()
-            process.stdout.close()
+        mistake = child.ask(job, report)
+    except ChildEnded as ended:
+        raise LrkvError(
+            f"a process of the build {ended}: run the same command again, with a smaller "
+            "data.workers where memory is short; what is complete stays"
+        ) from None
+    if mistake is not None:
+        raise LrkvError(mistake)
 
 
-def _start() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "lrkv_jax.data.records.jobs"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | _ONE_THREAD,
-        text=True,
-    )
-
-
-def _ask(
-    process: subprocess.Popen[str], job: dict[str, Any], report: Callable[[dict[str, int]], None]
-) -> None:
-    with contextlib.suppress(BrokenPipeError):  # a process that has ended is reported below
-        process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.flush()
-    for line in process.stdout:
-        said = json.loads(line)
-        if said is None:  # done
-            return
-        if isinstance(said, str):
-            raise LrkvError(said)
-        report(said)
-    raise LrkvError(
-        f"a process of the build ended early (code {process.wait()}; -9 often means too little "
-        "memory): run the same command again, with a smaller data.workers; what is complete stays"
-    )
-
-
-def main() -> None:
-    """Do the jobs on standard input until it ends."""
-    # Whatever a library prints must not be taken for news.
-    news = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def tell(what: dict[str, int] | str | None) -> None:
-        try:
-            print(json.dumps(what), file=news, flush=True)
-        except BrokenPipeError:
-            os._exit(1)  # the parent is gone
-
-    for line in sys.stdin:
-        try:
-            do(json.loads(line), tell)
-            tell(None)
-        except LrkvError as error:
-            tell(str(error))
+def _answer(job: dict[str, Any], news: Report) -> str | None:
+    """Nothing once a job is done, or what is wrong with it."""
+    try:
+        do(job, news)
+    except LrkvError as error:
+        return str(error)
+    return None
 
 
 def do(job: dict[str, Any], report: Report = lambda totals: None) -> None:
@@ -154,4 +113,4 @@ def _joined(parts: str) -> OnDisk:
 
 
 if __name__ == "__main__":
-    main()
+    answer_jobs(_answer)
