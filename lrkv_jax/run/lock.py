@@ -2,8 +2,8 @@
 
 The file `lock` in the run's directory names its holder and is locked by it (`fcntl.lockf`: the
 kernel, or an NFS server, frees it when the process ends; children do not inherit it). Not every
-cluster's file system passes such locks from host to host, so the holder also touches the file every
-`BEAT_SECONDS`: from another host, a lock that is not touched for `STALE_SECONDS` is nobody's.
+cluster's file system passes such locks from host to host, and some have none, so the holder also
+touches the file every `BEAT_SECONDS`: one that is not touched for `STALE_SECONDS` is nobody's.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ from typing import Any
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 from lrkv_jax.run.run_dir import unusable
 from lrkv_jax.runtime.processes import Processes
-from lrkv_jax.runtime.startup import started
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 
 
 class RunLock:
@@ -61,8 +59,9 @@ class RunLock:
     def take(self, *, if_there: bool = False) -> None:
         """Take the lock, unless this process has it; with `if_there` only where its file exists.
 
-        Raises `LrkvError`, in all processes, while somebody else holds it. From another host that
-        shows within `BEAT_SECONDS`, and that it is gone after `STALE_SECONDS`.
+        Raises `LrkvError`, in all processes, while somebody else holds it. From another host, and
+        where the file system has no locks, that shows within `BEAT_SECONDS`, and that it is gone
+        after `STALE_SECONDS`.
         """
         with self._processes.together():
             if self._processes.index or self._file is not None:
@@ -75,8 +74,7 @@ class RunLock:
                 raise unusable(self.path.parent, error) from error
         self._me = {
             "host": socket.gethostname(), "machine": _machine(), "pid": os.getpid(),
-            "started": started(os.getpid()), "job": _job(), "since": time.time(),
-            "token": secrets.token_hex(8),
+            "since": time.time(), "token": secrets.token_hex(8),
         }  # fmt: skip
         with contextlib.suppress(OSError):  # a full disk: the kernel's lock remains
             os.truncate(self._file, 0)
@@ -97,18 +95,15 @@ class RunLock:
                 holder, beat = _read(file), os.fstat(file).st_mtime_ns
                 if not holder and (free or free is None):
                     return file
-                here = holder.get("machine") == _machine()
-                if here:
-                    gone = free if free is not None else not _is_alive(holder)
-                else:
-                    requeued = holder.get("job") == _job() is not None
-                    still = time.monotonic() - since if seen == beat else 0.0
-                    gone = free is not False and (requeued or still > STALE_SECONDS)
+                # Of a process of its machine the kernel knows whether it lives.
+                known = free is not None and holder.get("machine") == _machine()
+                still = time.monotonic() - since if seen == beat else 0.0
+                gone = free if known else free is not False and still > STALE_SECONDS
                 if gone:
                     self._say(f"{self.path}: taken over from {_name(holder)}, which is gone")
                     return file
                 moved = seen is not None and seen != beat
-                if here or moved or time.monotonic() - since > 2 * STALE_SECONDS:
+                if known or moved or time.monotonic() - since > 2 * STALE_SECONDS:
                     raise LrkvError(
                         f"{self.path.parent} is being trained by {_name(holder)}: wait for it to "
                         "end, or give this run its own run_dir=PATH"
@@ -177,10 +172,9 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 def _name(holder: dict[str, Any]) -> str:
     parts = f"process {holder.get('pid')} on {holder.get('host')}" if holder else "another process"
-    job = f", job {holder['job']}" if holder.get("job") else ""
     since = holder.get("since")
     when = time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(since)) if since else ""
-    return f"{parts}{job}{when}"
+    return f"{parts}{when}"
 
 
 def _same_file(file: int, path: Path) -> bool:
@@ -196,22 +190,3 @@ def _machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return socket.gethostname()
-
-
-def _job() -> str | None:
-    """The scheduler's name of this job, which it keeps when it starts the job again elsewhere."""
-    return next((os.environ[name] for name in _JOBS if os.environ.get(name)), None)
-
-
-def _is_alive(holder: dict[str, Any]) -> bool:
-    pid = holder.get("pid")
-    if not isinstance(pid, int) or pid < 1:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    # Another process may have its number by now.
-    return started(pid) in (None, holder.get("started"))

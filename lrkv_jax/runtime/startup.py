@@ -21,7 +21,7 @@ class Startup:
     @classmethod
     def of_the_process(cls) -> Startup:
         """From when the operating system started this process; from now where it does not say."""
-        ticks = started()
+        ticks = _started()
         if ticks is None:
             return cls()
         return cls(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
@@ -46,11 +46,11 @@ class Startup:
         return {"startup_seconds": self.seconds, **phases}
 
 
-def started(pid: int | str = "self") -> int | None:
-    """When a process was started, in ticks since the host was; None where /proc does not say."""
+def _started() -> int | None:
+    """When this process was started, in ticks since the host was; None where /proc is missing."""
     try:
         # The command's name may hold spaces and brackets; the fields after it do not.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return int(fields[19])  # field 22 of them all
     except (OSError, IndexError, ValueError):
         return None
