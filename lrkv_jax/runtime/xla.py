@@ -10,34 +10,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 
 import jax
 
 from lrkv_jax.errors import LrkvError
 
-
-@dataclass(frozen=True)
-class Option:
-    """One option: it yields where `XLA_FLAGS` names it, or its `other` spelling."""
-
-    name: str
-    value: str | bool
-    other: str
-    why: str
+# A layer's weights arrive while the layer before it computes.
+BETWEEN_GPUS = {"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_ON"}
+# How `XLA_FLAGS` may name it too.
+_OLDER = {"xla_gpu_pipeline_all_gather": "xla_gpu_enable_pipelined_all_gather"}
 
 
-BETWEEN_GPUS = (
-    Option(
-        "xla_gpu_pipeline_all_gather",
-        "COLLECTIVE_PIPELINING_MODE_ON",
-        "xla_gpu_enable_pipelined_all_gather",
-        "a layer's weights arrive while the layer before it computes",
-    ),
-)
-
-
-def options(mesh: jax.sharding.Mesh) -> dict[str, str | bool]:
+def options(mesh: jax.sharding.Mesh) -> dict[str, str]:
     """The compiler's options for a program on this mesh; empty but between GPUs.
 
     `LRKV_XLA_FLAGS=off` leaves all of them out, and `XLA_FLAGS` those that it names.
@@ -48,7 +32,7 @@ def options(mesh: jax.sharding.Mesh) -> dict[str, str | bool]:
     if chosen == "off" or mesh.size == 1 or mesh.devices.flat[0].platform != "gpu":
         return {}
     named = set(re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", "")))
-    return {o.name: o.value for o in BETWEEN_GPUS if not named & {o.name, o.other}}
+    return {name: value for name, value in BETWEEN_GPUS.items() if not named & {name, _OLDER[name]}}
 
 
 # What is left is for the collectives' buffers, the libraries' workspaces and CUDA's context.
