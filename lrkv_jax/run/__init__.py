@@ -1,1 +1,1 @@
-"""A run on disk and on a screen: the loop, its pauses, metrics, checkpoints to resume from."""
+"""A run on disk and on a screen: the loop, its callbacks, metrics, checkpoints to resume from."""

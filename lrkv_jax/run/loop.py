@@ -15,19 +15,19 @@ from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.config import RunConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.foresight.fit import check_memory, memory_limit
-from lrkv_jax.run.incidents import Incidents
+from lrkv_jax.run.callbacks import Callbacks
 from lrkv_jax.run.lock import RunLock
 from lrkv_jax.run.metrics import Meter, MetricsLog, Profile, WandB, check_wandb, read_metrics
-from lrkv_jax.run.pauses import Pauses
 from lrkv_jax.run.resume import compiling, resumed
 from lrkv_jax.run.run_dir import note_start, open_run
 from lrkv_jax.run.screen import Screen
 from lrkv_jax.run.setup import Setup, mesh_of, with_data
+from lrkv_jax.run.skipped_steps import SkippedSteps
 from lrkv_jax.runtime.batches import as_argument
 from lrkv_jax.runtime.compilation import Compiled
 from lrkv_jax.runtime.processes import HERE, Processes
 from lrkv_jax.runtime.startup import Startup
-from lrkv_jax.runtime.stopping import Held, Stopping
+from lrkv_jax.runtime.stopping import Stopping, StopRequest
 from lrkv_jax.runtime.watchdog import COMPILE
 from lrkv_jax.train.state import TrainState, abstract_state
 from lrkv_jax.train.step import StepMetrics
@@ -102,7 +102,7 @@ def train(
             )
             return TrainResult(setup.directory, start, start >= total, None, False)
         stopping = stopping or stack.enter_context(Stopping(processes=processes))
-        held = stack.enter_context(stopping.hold(start, screen.warn))
+        stop_requested = stack.enter_context(stopping.hold(start, screen.warn))
         writes = processes.index == 0
         also = WandB(setup, screen.warn) if setup.config.logging.wandb and writes else None
         log = stack.enter_context(MetricsLog(
@@ -120,14 +120,16 @@ def train(
             compiled = {"compile_seconds": program.seconds, "compile_cached": program.cached}
             return startup.row() | compiled
 
-        pauses = Pauses(setup, checkpoints, log, screen)
-        reports = _Reports(setup, log, screen, profile, pauses, first)
-        step, stopped = _steps(setup, program, reports, pauses, state, start, end, held)
+        callbacks = Callbacks(setup, checkpoints, log, screen)
+        reports = _Reports(setup, log, screen, profile, callbacks, first)
+        step, stopped = _steps(
+            setup, program, reports, callbacks, state, start, end, stop_requested
+        )
         # Under `hold`: a signal that comes twice must not end what the first one saves.
         with screen.doing("save", step):
             checkpoints.wait()
         _check_saved(setup, checkpoints, step, stopped, screen)
-    return TrainResult(setup.directory, step, step >= total, pauses.last_validation, stopped)
+    return TrainResult(setup.directory, step, step >= total, callbacks.last_validation, stopped)
 
 
 def _set_up(
@@ -240,12 +242,12 @@ class _Reports:
         log: MetricsLog,
         screen: Screen,
         profile: Profile,
-        pauses: Pauses,
+        callbacks: Callbacks,
         first: Callable[[], dict[str, float]],
     ):
         self._log, self._screen, self._profile, self._first = log, screen, profile, first
-        self._pauses = pauses
-        self._incidents, self._meter = Incidents(setup, screen), Meter(setup)
+        self._callbacks = callbacks
+        self._skipped_steps, self._meter = SkippedSteps(setup, screen), Meter(setup)
 
     def restart(self) -> None:
         """Leave out of the next row's time what happened since the last."""
@@ -259,28 +261,28 @@ class _Reports:
 
     def row(self, step: int, metrics: StepMetrics) -> dict[str, Any]:
         """The row of a step, which this waits for."""
-        row = self._meter.row(step, metrics) | self._pauses.failed_saves()
+        row = self._meter.row(step, metrics) | self._callbacks.failed_saves()
         self._profile.after(step)
         row, self._first = row | self._first(), dict
         return row
 
     def report(self, row: dict[str, Any]) -> None:
         """Log and show a row; raises `LrkvError` where the guard has skipped too many steps."""
-        row = self._incidents.look(row)
+        row = self._skipped_steps.look(row)
         self._log.row(row)
         self._screen.step(row)
-        self._incidents.stop_if_hopeless(row)
+        self._skipped_steps.stop_if_hopeless(row)
 
 
 def _steps(
     setup: Setup,
     program: Compiled,
     reports: _Reports,
-    pauses: Pauses,
+    callbacks: Callbacks,
     state: TrainState,
     start: int,
     end: int,
-    held: Held,
+    stop_requested: StopRequest,
 ) -> tuple[int, bool]:
     """Run steps start + 1 to end; return the last one done, and whether a signal stopped it."""
     pending, step, stopped = None, start, False
@@ -297,22 +299,22 @@ def _steps(
             # The device is already busy with the next step while we wait for this one.
             reports.report(reports.row(*pending))
         pending = (step, metrics)
-        if pauses.comes_after(step, end):
+        if callbacks.comes_after(step, end):
             row = reports.row(step, metrics)
             state = jax.tree.unflatten(tree, leaves)
-            row |= pauses.validate(state, step)
+            row |= callbacks.validate(state, step)
             # Before the save: what a checkpoint has behind it must stand in the log.
             reports.report(row)
-            pauses.save_and_sample(state, step)
+            callbacks.save_and_sample(state, step)
             del state
             pending = None
             reports.restart()
-        if held.after(step) and step < end:
+        if stop_requested.after(step) and step < end:
             stopped = True
             break
         reports.at("data", step + 1)
     if pending:
         reports.report(reports.row(*pending))
     if step > start:
-        pauses.save(jax.tree.unflatten(tree, leaves), step)
+        callbacks.save(jax.tree.unflatten(tree, leaves), step)
     return step, stopped

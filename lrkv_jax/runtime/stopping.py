@@ -48,7 +48,7 @@ class Stopping:
         self.signal: int | None = None
         self.processes = processes
         self._deadline = deadline
-        self._held: Held | None = None
+        self._request: StopRequest | None = None
         self._restore: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Stopping:
@@ -62,18 +62,18 @@ class Stopping:
     @contextlib.contextmanager
     def hold(
         self, start_step: int, tell: Callable[[str], None] = lambda text: None
-    ) -> Iterator[Held]:
+    ) -> Iterator[StopRequest]:
         """Note signals for the loop instead; in several processes around the same one.
 
         Yields an object whose `after(step)` says whether the run stops after this step, to be asked
         after every step. `tell` is called once with what a signal leads to, from any thread.
         """
-        held = self._held = Held(self, start_step, tell)
+        request = self._request = StopRequest(self, start_step, tell)
         try:
-            with held:
-                yield held
+            with request:
+                yield request
         finally:
-            self._held = None
+            self._request = None
 
     def due(self) -> bool:
         """Whether a signal came, or the deadline has passed."""
@@ -110,14 +110,14 @@ class Stopping:
             while number := pipe.read(1):
                 if number[0] not in numbers:
                     continue
-                held, now = self._held, time.monotonic()
-                if held is None:
+                request, now = self._request, time.monotonic()
+                if request is None:
                     name = signal.Signals(number[0]).name
                     said = f"ended by {name} with nothing to save: the same command resumes"
                     self._end_now(EXIT_START_AGAIN, said)
                 if first is None:
                     first, self.signal = now, number[0]
-                    held.tell_once(number[0])
+                    request.tell_once(number[0])
                 elif now - first > BOUNCE_SECONDS:
                     self._end_now(128 + number[0], "second signal: ended at once, nothing saved")
 
@@ -136,7 +136,7 @@ def _ignore(number, frame) -> None:
     """Python writes to the wakeup pipe only for signals that have a handler."""
 
 
-class Held:
+class StopRequest:
     """The agreement of a run's processes on its last step."""
 
     def __init__(self, stopping: Stopping, start_step: int, tell: Callable[[str], None]):
@@ -149,7 +149,7 @@ class Held:
         self._over, self._told = threading.Event(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> StopRequest:
         if not self._alone:
             self._watcher.start()
         return self

@@ -113,15 +113,15 @@ STOP = (
     JOINED
     + """
 from lrkv_jax.runtime.stopping import Stopping
-with Stopping() as stopping, stopping.hold(100) as held:
+with Stopping() as stopping, stopping.hold(100) as stop_requested:
     print("ready", flush=True)
     for step in range(101, 1500):
         time.sleep(0.02 if me else 0.013)  # they are never at the same step
-        if held.after(step):
+        if stop_requested.after(step):
             print(json.dumps(["stopped", step, stopping.signal]))
             break
-with Stopping() as stopping, stopping.hold(0) as held:  # once more: no signal is left
-    asked = [held.after(step) for step in range(3)]
+with Stopping() as stopping, stopping.hold(0) as stop_requested:  # once more: no signal is left
+    asked = [stop_requested.after(step) for step in range(3)]
 print(json.dumps(["again", asked, stopping.signal]))
 """
 )

@@ -12,9 +12,9 @@ from lrkv_jax.runtime.stopping import SIGNALS, Stopping
 WAITING = """
 import time
 from lrkv_jax.runtime.stopping import Stopping
-with Stopping() as stopping, stopping.hold(0) as held:
+with Stopping() as stopping, stopping.hold(0) as stop_requested:
     print("ready", flush=True)
-    while not held.after(1):
+    while not stop_requested.after(1):
         time.sleep(0.3)
     time.sleep(0.3)  # as in a save
     print("stopped", stopping.signal, flush=True)
@@ -115,10 +115,10 @@ def test_a_second_signal_ends_at_once_whatever_the_main_thread_does(number):
 
 
 def test_the_deadline_stops_after_the_step_that_passes_it():
-    with Stopping(deadline=time.monotonic() + 0.3) as stopping, stopping.hold(0) as held:
-        assert not held.after(1)
+    with Stopping(deadline=time.monotonic() + 0.3) as stopping, stopping.hold(0) as stop_requested:
+        assert not stop_requested.after(1)
         time.sleep(0.4)
-        assert held.after(2) and stopping.signal is None
+        assert stop_requested.after(2) and stopping.signal is None
 
 
 def test_the_callers_handlers_come_back():

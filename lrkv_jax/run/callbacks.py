@@ -19,7 +19,7 @@ from lrkv_jax.train.state import TrainState, checkpoint_items
 from lrkv_jax.train.validate import HeldOut, make_validation
 
 
-class Pauses:
+class Callbacks:
     """What the loop stops for after some steps; every process does it, process 0 writes."""
 
     def __init__(self, setup: Setup, checkpoints: Checkpointer, log: MetricsLog, screen: Screen):

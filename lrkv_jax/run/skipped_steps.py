@@ -18,7 +18,7 @@ def saved_batch(run_dir: Path, step: int) -> Path:
     return run_dir / "skipped" / f"step-{step:08d}.npz"
 
 
-class Incidents:
+class SkippedSteps:
     """Looks at every step's numbers, one step behind the devices; process 0 writes."""
 
     def __init__(self, setup: Setup, screen: Screen):
