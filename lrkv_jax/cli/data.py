@@ -75,7 +75,7 @@ def data_fetch(
 
     for found in [task(name) for name in tasks or TASKS]:
         patterns = sorted(set(found.files.values()))
-        got = download(found.repo, revision, patterns, Path(folder) / found.name, tell=_say)
+        got = download(found.repo, revision, patterns, Path(folder) / found.name)
         size = sum(got["files"].values())
         print(
             f"{found.name}: {found.repo} at {got['commit'][:12]}, {len(got['files'])} files, "

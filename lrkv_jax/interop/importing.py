@@ -52,7 +52,7 @@ def import_model(
 
     Raises `LrkvError`, and leaves no run, for a folder that is not such a model.
     """
-    folder = _found(source, Path(directory), say)
+    folder = _found(source, Path(directory))
     _check_files(folder)
     said = disk.read_json(folder / "config.json", "fetch it again")
     if said is None:
@@ -78,14 +78,14 @@ def import_model(
     return config
 
 
-def _found(source: str, directory: Path, say: Say) -> Path:
+def _found(source: str, directory: Path) -> Path:
     """The folder itself, or that into which a model on the hub is fetched."""
     if Path(source).is_dir():
         return Path(source)
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise LrkvError(f"{source} is no folder, and no model on the hub: write it OWNER/NAME")
     folder = directory.with_name(f"{directory.name}.download")
-    download(source, "main", FILES, folder, "model", tell=say)
+    download(source, "main", FILES, folder, "model")
     return folder
 
 

@@ -11,28 +11,25 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """`files` by name; `cut` is how many bytes of one body are sent before the line goes dead.
+    """`files` by name; `cut` is how many bytes of one body are sent before the hub goes away.
 
-    down: whether all is refused from then on. garbles: whether files are sent as zeros.
-    asked: (method, path, Range) of each request. status: refuses all with it, and `code` as error.
+    asked: the path of each request. status: refuses all with it, and `code` as error.
     """
 
     def __init__(self, repo, files):
         self.repo, self.files = repo, files
         self.commit, self.licence = COMMIT, "odc-by"
-        self.cut, self.down, self.status, self.code = None, True, None, ""
-        self.garbles = False
+        self.cut, self.status, self.code = None, None, ""
         self.asked = []
 
 
-def _listed(name, content):
-    """As the hub lists a file: a large one by its SHA-256, a small one by git's SHA-1."""
-    about = {"rfilename": name, "size": len(content)}
-    if len(content) > 100_000:
-        sha256 = hashlib.sha256(content).hexdigest()
-        return about | {"lfs": {"size": len(content), "sha256": sha256, "pointerSize": 134}}
-    header = b"blob %d\0" % len(content)
-    return about | {"blobId": hashlib.sha1(header + content).hexdigest()}
+def _etag(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def _in_tree(name, content):
+    lfs = {"size": len(content), "oid": _etag(content), "pointerSize": 134}
+    return {"type": "file", "path": name, "size": len(content), "oid": "0" * 40, "lfs": lfs}
 
 
 def _handler(hub):
@@ -49,17 +46,20 @@ def _handler(hub):
             self.answer(body=True)
 
         def answer(self, body):
-            hub.asked.append((self.command, self.path, self.headers.get("Range")))
+            hub.asked.append(self.path)
             if hub.status:
                 self.send(hub.status, b"{}", {"X-Error-Code": hub.code}, body)
             elif match := re.match(rf"/api/datasets/{hub.repo}/revision/([^?]+)", self.path):
                 if match[1] not in ("main", hub.commit):
                     self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"}, body)
                     return
-                siblings = [_listed(name, content) for name, content in hub.files.items()]
+                siblings = [{"rfilename": n, "size": len(c)} for n, c in hub.files.items()]
                 info = {"id": hub.repo, "sha": hub.commit, "siblings": siblings,
                         "cardData": {"license": hub.licence}}  # fmt: skip
                 self.send(200, json.dumps(info).encode(), {}, body)
+            elif re.match(rf"/api/datasets/{hub.repo}/tree/{hub.commit}", self.path):
+                tree = [_in_tree(name, content) for name, content in hub.files.items()]
+                self.send(200, json.dumps(tree).encode(), {}, body)
             elif match := re.match(rf"/datasets/{hub.repo}/resolve/{hub.commit}/(.+)", self.path):
                 self.file(hub.files.get(match[1]), body)
             else:
@@ -69,16 +69,8 @@ def _handler(hub):
             if content is None:
                 self.send(404, b"", {"X-Error-Code": "EntryNotFound"}, body)
                 return
-            if hub.garbles:
-                content = bytes(len(content))
-            headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"',
-                       "X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}  # fmt: skip
-            wanted = re.match(r"bytes=(\d+)-", self.headers.get("Range") or "")
-            start = int(wanted[1]) if wanted else 0
-            if wanted:
-                end = f"{len(content) - 1}/{len(content)}"
-                headers["Content-Range"] = f"bytes {start}-{end}"
-            self.send(206 if wanted else 200, content[start:], headers, body)
+            headers = {"ETag": f'"{_etag(content)}"', "X-Repo-Commit": hub.commit}
+            self.send(200, content, headers, body)
 
         def send(self, status, content, headers, body):
             self.send_response(status)
@@ -88,7 +80,7 @@ def _handler(hub):
             if body and hub.cut is not None and len(content) > hub.cut:
                 self.wfile.write(content[: hub.cut])
                 self.close_connection = True
-                hub.cut, hub.status = None, 503 if hub.down else None
+                hub.cut, hub.status = None, 503
             elif body:
                 self.wfile.write(content)
 
