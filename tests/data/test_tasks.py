@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lrkv_jax.data.assets import FOLDER, demo_build, read_asset
+from lrkv_jax.data.assets import FOLDER
 from lrkv_jax.data.calculator import calculate
 from lrkv_jax.data.conversation import Conversation
 from lrkv_jax.data.tasks import choices, gsm8k, humaneval
@@ -237,17 +237,11 @@ def test_the_word_problems_are_right():
         assert gsm8k.extract_answer(problem.answer_text) == outputs[-1] == problem.answer
 
 
-def test_the_word_problems_come_from_their_script(tmp_path):
-    demo_build.write(tmp_path)
-    for split in ("train", "test"):
-        name = f"gsm8k-{split}.jsonl"
-        assert (tmp_path / name).read_bytes() == read_asset(name, FOLDER / "demo")
-
-
 def test_every_demonstration_file_is_listed_and_no_other():
-    listed = (demo_build.DEMO_FOLDER / "SHA256SUMS").read_text().split()[1::2]
+    folder = FOLDER / "demo"
+    listed = (folder / "SHA256SUMS").read_text().split()[1::2]
     wanted = {TASKS[name].demo(split) for name, split in SPLITS}
-    assert set(listed) == wanted == {p.name for p in demo_build.DEMO_FOLDER.glob("*.jsonl")}
+    assert set(listed) == wanted == {p.name for p in folder.glob("*.jsonl")}
 
 
 def test_the_canonical_solutions_pass_and_others_fail():

@@ -1,4 +1,8 @@
-"""Files that ship with the package, checked against `SHA256SUMS` each time they are read."""
+"""Files that ship with the package, checked against `SHA256SUMS` each time they are read.
+
+Each was made once, by scripts that git's history has (`build.py` and `demo_build.py` of this
+folder): `*.PROVENANCE.md` and `demo/DEMO.md` say how and of what. `SHA256SUMS` is `sha256sum`'s.
+"""
 
 import hashlib
 from pathlib import Path
@@ -6,7 +10,7 @@ from pathlib import Path
 from lrkv_jax.errors import LrkvError
 
 FOLDER = Path(__file__).parent
-_MEND = "reinstall lrkv-jax, or regenerate it as lrkv_jax/data/assets/build.py says"
+_MEND = "reinstall lrkv-jax"
 
 
 def asset_checksum(name: str, folder: Path = FOLDER) -> str:
