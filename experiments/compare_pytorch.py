@@ -37,6 +37,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the comparison is of two CPU pr
 import jax
 import numpy as np
 
+from lrkv_jax.artefacts.tabulated import tabulated
 from lrkv_jax.bench import clock
 from lrkv_jax.bench.files import replace_between
 from lrkv_jax.bench.report import machine
@@ -244,10 +245,11 @@ def page_table(folder: Path) -> str:
     """The table of docs/performance.md, from the results in `folder`."""
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("torch_cpu*.json"))]
     headers = "allocator", "variant", "lrkv_jax tokens/s", "PyTorch tokens/s", "ratio", "quartiles"
-    lines = ["| " + " | ".join(headers) + " |", "|---" * len(headers) + "|"]
+    rows = []
     for report in sorted(reports, key=lambda report: report["settings"]["keep_memory"]):
         kept = "keeps memory" if report["settings"]["keep_memory"] else "as it starts"
-        lines += [f"| {kept} | " + " | ".join(cells(row)) + " |" for row in report["rows"]]
+        rows += [[kept, *cells(row)] for row in report["rows"]]
+    lines = [tabulated(headers, rows, left=2)]
     for report in reports[:1]:
         settings, row = report["settings"], report["rows"][0]
         lines += [

@@ -138,21 +138,20 @@ STAGES = {"converted": "nothing", "healed": "addresses", "healed_on_both": "addr
 
 def write(results: Path, page: Path) -> None:
     """Put the table of all lines between the marks of the page: nats a token more than before."""
+    from lrkv_jax.artefacts.tabulated import tabulated
     from lrkv_jax.bench.files import replace_between
 
     parent, *lines = read(results)
     shares = {one["form"]: one["share"] for one in lines if "share" in one}
-    rows = [
-        "| form | cache | healed on | addresses | docstrings | licences |",
-        "|---|---|---|---|---|---|",
-    ]
+    headers = "form", "cache", "healed on", "addresses", "docstrings", "licences"
+    rows = []
     for form in sorted(shares, key=lambda form: (-shares[form], form)):
         for one in sorted(lines, key=lambda one: list(STAGES).index(one["stage"])):
             if one["form"] == form:
                 more = (f"{one['loss'][text] - parent['loss'][text]:+.3f}" for text in TEXTS)
                 about = f"`{form}`", f"{shares[form]:.0%}", STAGES[one["stage"]]
-                rows.append(f"| {' | '.join((*about, *more))} |")
-    replace_between(page, "converting", "\n".join(rows))
+                rows.append((*about, *more))
+    replace_between(page, "converting", tabulated(headers, rows))
 
 
 def main() -> None:

@@ -63,27 +63,30 @@ def write(docs: Path, results: Path) -> None:
 
 def _controls(runs) -> str:
     """The controls' differences, from one model of all lines and seeds at the one rate."""
+    from lrkv_jax.artefacts.tabulated import tabulated
     from lrkv_jax.comparison.contrasts import contrasts, spread
 
     values: dict[str, dict[int, float]] = {}
     for run in runs:
         if run.config.optimizer.matrix_lr == 0.014:
             values.setdefault(run.variant, {})[run.seed] = run.bits_per_byte
-    heads = "first − second", "what it holds apart", "seeds", "bits/byte of the first"
-    lines = [f"| {' | '.join(heads)} | difference, bits/byte | verdict |"]
-    lines += ["| :-- | :-- | --: | --: | --: | --: |"]
+    heads = (
+        "first − second", "what it holds apart", "seeds", "bits/byte of the first",
+        "difference, bits/byte", "verdict",
+    )  # fmt: skip
+    rows = []
     for (first, second), found in contrasts(values, CONTROLS).items():
         own = spread(list(values[first].values()))
-        cells = (
+        rows.append((
             f"{first} − {second}", CONTROLS[first, second], f"{own.n}",
             f"{own.mean:.4f} ± {own.sd:.4f}", found.with_interval(4), found.in_words,
-        )  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        ))  # fmt: skip
+    return tabulated(heads, rows, left=2)
 
 
 def _ranks(table) -> str:
     """The earlier runs by rank and latent, with seeds as blocks, and the slope over ranks."""
+    from lrkv_jax.artefacts.tabulated import tabulated
     from lrkv_jax.comparison.contrasts import against, trend
 
     titles = [column["name"] for column in table["columns"]]
@@ -91,21 +94,22 @@ def _ranks(table) -> str:
             for row in table["rows"]}  # fmt: skip
     values = {name: row["BPB"]["seeds"] for name, row in rows.items()}
     tests = against(values["MHA"], {name: one for name, one in values.items() if name != "MHA"})
-    heads = "variant", "cached values, % of MHA", "bits/byte", "difference to MHA, bits/byte"
-    lines = [f"| {' | '.join(heads)} | verdict |", "| :-- | --: | --: | --: | --: |"]
+    heads = (
+        "variant", "cached values, % of MHA", "bits/byte", "difference to MHA, bits/byte", "verdict"
+    )  # fmt: skip
+    lines = []
     for name, row in rows.items():
         test, bits = tests.get(name), row["BPB"]
-        cells = (
+        lines.append((
             name, f"{row['cached values']['value']:.1f}", f"{bits['value']:.4f} ± {bits['sd']:.4f}",
             test.with_interval(4) if test else "", test.in_words if test else "",
-        )  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
+        ))  # fmt: skip
     doublings = {name: math.log2(int(name.removeprefix("LRKV-")))
                  for name in values if name.startswith("LRKV-")}  # fmt: skip
     slope = trend({name: values[name] for name in doublings}, doublings)
     alone = against(values["MHA"], {"LRKV-8": values["LRKV-8"]})["LRKV-8"]
     return "\n".join([
-        *lines, "",
+        tabulated(heads, lines), "",
         "Seeds are blocks of one model of all rows; p adjusted by Holm for the ten rows below MHA. "
         f"A paired test of LRKV-8 and MHA alone has p = {alone.p:.1g}. Each doubling of the rank "
         f"changes the loss by {slope.with_interval(4)} bits per byte (p = {slope.p:.0e}).",

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lrkv_jax.artefacts.tabulated import tabulated
+
 NOTHING = "Not measured on a GPU yet (`python experiments/first_light.py`)."
 
 
@@ -41,11 +43,6 @@ def _where(stage: dict[str, Any]) -> str:
     dates = sorted({row["date"][:10] for row in stage["rows"]})
     more = f" Left out: {'; '.join(stage['left_out'])}." if stage["left_out"] else ""
     return f"{where['device']}, {named}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.{more}"
-
-
-def _table(headers: tuple[str, ...], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(headers) + " |", "|---" * len(headers) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def _wrong(rows: list[dict[str, Any]]) -> str:
@@ -82,7 +79,7 @@ def _decoding(found) -> str:
     headers = ("shape", "best MHA, µs", "variant", "by", "µs", "of MHA: time", "bytes", "of copy")
     return (
         f"**Attention of one layer beside the best MHA of the same minutes** ({_where(stage)})\n\n"
-        f"{_table(headers, lines)}{_wrong(stage['rows'])}"
+        f"{tabulated(headers, lines)}{_wrong(stage['rows'])}"
     )
 
 
@@ -95,7 +92,7 @@ def _plans(found) -> str:
         for row in stage["rows"] if row["item"].endswith(", table")
     ]  # fmt: skip
     headers = ("family", "best other over computed", "its plan")
-    return f"**Plans** ({_where(stage)})\n\n{_table(headers, lines)}{_wrong(stage['rows'])}"
+    return f"**Plans** ({_where(stage)})\n\n{tabulated(headers, lines)}{_wrong(stage['rows'])}"
 
 
 def _training(found) -> str:
@@ -117,7 +114,7 @@ def _training(found) -> str:
     headers = ("step", "variant", "ms", "tokens/s", "MFU of sheet", "of products",
                "of MHA", "peak GB")  # fmt: skip
     wrong = _wrong(stage["rows"])
-    return f"**Training steps** ({_where(stage)})\n\n{_table(headers, lines)}{wrong}"
+    return f"**Training steps** ({_where(stage)})\n\n{tabulated(headers, lines)}{wrong}"
 
 
 def _curves(found) -> str:
@@ -136,7 +133,7 @@ def _curves(found) -> str:
             )
     headers = ("run", "steps", "bfloat16", "float32", "most apart at a step")
     says = "**Losses on bytes, the mean of the last 20 steps**"
-    return f"{says}\n\n{_table(headers, lines)}" if lines else ""
+    return f"{says}\n\n{tabulated(headers, lines)}" if lines else ""
 
 
 def _runs(found) -> str:
@@ -156,4 +153,6 @@ def _runs(found) -> str:
     headers = ("run", "steps", "last loss", "held-out bits per byte", "decode's error",
                "trained tokens/s", "decoded tokens/s")  # fmt: skip
     wrong = _wrong(stage["rows"])
-    return f"**Runs on the embedded corpus** ({_where(stage)})\n\n{_table(headers, lines)}{wrong}"
+    return (
+        f"**Runs on the embedded corpus** ({_where(stage)})\n\n{tabulated(headers, lines)}{wrong}"
+    )

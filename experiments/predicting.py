@@ -139,9 +139,11 @@ def table(lines: Sequence[dict]) -> str:
     """Each approximation's errors and losses, and how well the order of those is the losses'."""
     from scipy.stats import spearmanr
 
+    from lrkv_jax.artefacts.tabulated import tabulated
+
     whole, *others = lines
     head = ["fit", "to", "rank", *METRICS.values(), *whole["loss"]]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for one in others:
         figures = [f"{error:.3f}" for error in one["errors"].values()]
         rows.append([*map(str, one["fit"]), *figures, *(
@@ -150,7 +152,7 @@ def table(lines: Sequence[dict]) -> str:
     loss = [np.mean(list(one["loss"].values())) for one in others]
     ranks = [spearmanr([one["errors"][m] for one in others], loss).statistic for m in METRICS]
     rows.append(["rank correlation", "", "", *(f"{rank:.2f}" for rank in ranks), "", ""])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return tabulated(head, rows, left=2)
 
 
 def widths(seen: Seen, latents: Sequence[int]) -> str:
@@ -159,6 +161,7 @@ def widths(seen: Seen, latents: Sequence[int]) -> str:
     What a wider latent takes away of a layer's error falls with its width, so giving each STEP to
     the layer that gains most is the best.
     """
+    from lrkv_jax.artefacts.tabulated import tabulated
     from lrkv_jax.interop import fits
     from lrkv_jax.interop.convert import BALANCE
 
@@ -173,10 +176,8 @@ def widths(seen: Seen, latents: Sequence[int]) -> str:
         energies = np.linalg.svd(np.concatenate(columns, axis=1), compute_uv=False) ** 2
         left_LC.append(energies.sum() - np.concatenate([[0], np.cumsum(energies)])[::STEP])
     left_LC = np.stack(left_LC)
-    rows = [
-        "| latent | error, one width | error, best widths | from | to |",
-        "|---|---|---|---|---|",
-    ]
+    headers = "latent", "error, one width", "error, best widths", "from", "to"
+    rows = []
     for latent in latents:
         places_L = np.ones(len(left_LC), int)
         gains_LC = -np.diff(left_LC, axis=1, append=left_LC[:, -1:])
@@ -187,8 +188,8 @@ def widths(seen: Seen, latents: Sequence[int]) -> str:
             left_LC[np.arange(len(left_LC)), places_L].mean(),
         )
         ends = STEP * places_L.min(), STEP * places_L.max()
-        rows.append(f"| {latent} | {one:.4f} | {best:.4f} | {ends[0]} | {ends[1]} |")
-    return "\n".join(rows)
+        rows.append((str(latent), f"{one:.4f}", f"{best:.4f}", *map(str, ends)))
+    return tabulated(headers, rows)
 
 
 def main() -> None:

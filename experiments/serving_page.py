@@ -200,9 +200,9 @@ def _machine(report):
 
 def _table(titles: str, words: int, rows: list[tuple], where: str = "") -> str:
     """A table in Markdown, its first `words` columns to the left, and a line below it."""
-    rules = [":--" if place < words else "--:" for place in range(titles.count("|") + 1)]
-    lines = [titles, " | ".join(rules), *(" | ".join(map(str, row)) for row in rows)]
-    return "\n".join([*(f"| {line} |" for line in lines), "", where])
+    from lrkv_jax.artefacts.tabulated import tabulated
+
+    return f"{tabulated(titles.split(' | '), rows, left=words)}\n\n{where}"
 
 
 # Block → (the kept file that it is of, what writes it).

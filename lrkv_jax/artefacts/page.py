@@ -20,10 +20,9 @@ from lrkv_jax.comparison import RunRecord, every_setting
 
 _PACKAGES = ("jax", "flax", "optax", "numpy", "scipy", "matplotlib")
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #5f5f5f; --rule: #ccc;
-  --shade: #f4f4f2 }
+:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #5f5f5f; --rule: #ccc }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e4e0; --paper: #17181a; --soft: #a8a8a8; --rule: #444; --shade: #222427 }
+  :root { --ink: #e4e4e0; --paper: #17181a; --soft: #a8a8a8; --rule: #444 }
 }
 body { margin: 0 auto; max-width: 72rem; padding: 1rem 1.5rem; color: var(--ink);
   background: var(--paper); font: 16px/1.5 system-ui, sans-serif }
@@ -42,13 +41,11 @@ figure { margin: .6rem 0 1.6rem } figcaption { margin-bottom: .4rem }
 .wide { overflow-x: auto } img { max-width: 100%; height: auto; background: #fff }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums;
   border-top: 2px solid; border-bottom: 2px solid }
-td, th { padding: .2rem .6rem; text-align: right; font-weight: normal }
-thead th { font-weight: 600; border-bottom: 1px solid; vertical-align: bottom }
-tbody th:first-child, thead th:first-child { text-align: left }
-td, tbody th { white-space: nowrap } td.words { white-space: normal; min-width: 12rem }
-thead th[colspan] { text-align: center }
+td, th { padding: .2rem .6rem; text-align: left }
+th { font-weight: 600; border-bottom: 1px solid; vertical-align: bottom }
+td { white-space: nowrap }
+.words { display: inline-block; white-space: normal; min-width: 12rem }
 sup { line-height: 0 }
-tr.block th { text-align: left; font-style: italic; background: var(--shade) }
 @media print { nav { break-after: page } figure, tr { break-inside: avoid }
   body { max-width: none; font-size: 10pt } .wide { overflow: visible } }
 """

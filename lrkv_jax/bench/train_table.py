@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from lrkv_jax.artefacts.tabulated import tabulated
 from lrkv_jax.bench.lines import name_of
 from lrkv_jax.bench.report import MEASURED, spread, table, where
 
@@ -106,11 +107,8 @@ def markdown(report: dict[str, Any], rows: list[Row]) -> str:
     ]
     for title, here in shapes(rows):
         lines += [f"**{title}**", ""]
-        names = (" ".join(header.split()) for header in COLUMNS)
-        lines.append("| " + " | ".join(names) + " |")
-        lines.append("|---" * len(COLUMNS) + "|")
-        lines += ["| " + " | ".join(cells(row)) + " |" for row in here]
-        lines.append("")
+        names = [" ".join(header.split()) for header in COLUMNS]
+        lines += [tabulated(names, list(map(cells, here))), ""]
     lines += [f"- {line}" for line in reasons(rows)]
     return "\n".join(lines)
 

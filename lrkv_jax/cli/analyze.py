@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lrkv_jax.cli.shared import Step, app, batches_bar, sizes, start_alone, step_named
 from lrkv_jax.errors import LrkvError
@@ -81,7 +80,7 @@ def analyze(
     heads = [one for one in ARTEFACTS if one.reads == "analyses"]
     with batches_bar() as progress:
         write_page(page, "Heads of trained models", heads, records, about, progress=progress)
-    Console().print(terminal(about))
+    print(terminal(about))
     print(page)
 
 

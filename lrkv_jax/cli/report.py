@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from lrkv_jax.cli.shared import app, batches_bar, names, start_alone
 from lrkv_jax.errors import LrkvError
@@ -65,7 +64,7 @@ def report(
             path, title, chosen, records, top, broken=broken, benches=benches, progress=progress
         )
     if not top.empty:
-        Console().print(terminal(top))
+        print(terminal(top))
     for folder, reason in broken.items():
         print(f"left out: {folder}: {reason}", file=sys.stderr)
     shown = sum(bool(section.shown) for section in sections)

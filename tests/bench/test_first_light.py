@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -213,8 +214,8 @@ def test_tables_come_from_the_files_with_device_date_and_versions(experiment, tm
     plant(tmp_path, "f", ("lrkv", "ok", run))
     experiment("first_light_tables").write(tmp_path, docs)
     decoding, training = (
-        block(docs / "decode.md", "decoding"),
-        block(docs / "performance.md", "training"),
+        re.sub(" +", " ", block(docs / page, name))  # without what aligns the columns
+        for page, name in (("decode.md", "decoding"), ("performance.md", "training"))
     )
     place = "(NVIDIA H200, jax 0.11.2, torch 2.11.0, 2026-12-01.)"
     assert decoding.count(place) == 3 and training.count(place) == 2

@@ -276,7 +276,7 @@ def test_every_artefact_is_written_at_the_paper_s_size(sweep, tmp_path):
     if shutil.which("pdflatex"):
         inputs = "\\clearpage ".join(rf"\input{{{path.name}}}" for path in out.glob("*.tex"))
         (out / "all.tex").write_text(
-            "\\documentclass{article}\\usepackage{booktabs}\\begin{document}"
+            "\\documentclass{article}\\begin{document}"
             + inputs + "\\end{document}"
         )  # fmt: skip
         halt = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "all.tex"]

@@ -1,0 +1,18 @@
+"""Texts in rows and columns, through tabulate: each written table of the package is made here."""
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+
+def tabulated(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, form: str = "pipe"
+) -> str:
+    """A table of texts, its first `left` columns to the left and the others to the right.
+
+    form: a format of tabulate; pipe is Markdown.
+    """
+    align = ["left"] * left + ["right"] * (len(headers) - left)
+    return tabulate(
+        rows, headers, tablefmt=form, disable_numparse=True, colalign=align if rows else None
+    )
