@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -159,6 +159,14 @@ class Table:
             "notes": self.notes,
             "gaps": self.gaps,
         }
+
+
+def paper_table(
+    columns: Sequence[Column], rows: Iterable[tuple[str, str, Sequence[Printed | None]]]
+) -> Table:
+    """The paper's values as it prints them: rows are (block, name, values)."""
+    made = [Row.of(name, *map(Cell.of_paper, values), block=block) for block, name, values in rows]
+    return Table("The paper's values, printed", list(columns), made, name="printed")
 
 
 def _is_number(value: Any) -> bool:

@@ -1,7 +1,7 @@
-"""The paper: a file for each table or figure of it, and for those that stand beside it.
+"""The paper's tables and figures, and those beside them: a file for each subject.
 
-Each file registers what it makes (`lrkv_jax.artefacts.artefact`); `ARTEFACTS` are all of them in
-the order of a page. `lrkv report RUN...` makes them.
+Each function registers what it makes (`lrkv_jax.artefacts.artefact`); `ARTEFACTS` are all of them
+in the order of a page. `lrkv report RUN...` makes them.
 """
 
 from importlib import import_module

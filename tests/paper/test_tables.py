@@ -11,10 +11,7 @@ from lrkv_jax.artefacts import printed as printed_values
 from lrkv_jax.artefacts.printed import of_paper
 from lrkv_jax.comparison import read_runs
 from lrkv_jax.config import LRKV, load_config
-from lrkv_jax.paper import table04_mechanisms as table04
-from lrkv_jax.paper import table10_memory_latency as table10
-from lrkv_jax.paper import table11_cache_shapes as table11
-from lrkv_jax.paper import table12_cache_bytes as table12
+from lrkv_jax.paper import caches, configurations
 
 
 def values(table):
@@ -97,8 +94,8 @@ def test_table_4_s_stated_ranks_are_the_measured_ones_or_it_says_so(monkeypatch)
     for row in table.rows:
         assert all("found" not in str(cell.value) for cell in row.cells)
         assert all(re.search(r": \d+$", cell.value) for cell in row.cells[3:])
-    form, axis, _, *rest = table04.STATED["lrkv"]
-    monkeypatch.setitem(table04.STATED, "lrkv", (form, axis, ("R", 3), *rest))
+    form, axis, _, *rest = configurations.STATED["lrkv"]
+    monkeypatch.setitem(configurations.STATED, "lrkv", (form, axis, ("R", 3), *rest))
     (table,) = artefact("table04").made([])
     assert "R: 3 stated, 8 found" in [cell.value for cell in table.rows[-1].cells]
 
@@ -151,7 +148,7 @@ def test_times_are_the_fastest_of_our_own_and_what_was_not_measured_is_a_gap():
         {"length": 2048, "status": "skipped", "reason": "6 GB needed", "us": None},
         {"variant": "lrkv", "rope": "full", "length": 2048, "us": 2000.0},
     )  # fmt: skip
-    times, gpu = table10.times([measured])
+    times, gpu = caches.times([measured])
     assert "a processor (cpu)" in times.title and "5 samples" in times.caption
     assert values(times) == [
         ["MHA", "0.09 [0.08, 0.095]", None],
@@ -159,11 +156,11 @@ def test_times_are_the_fastest_of_our_own_and_what_was_not_measured_is_a_gap():
     ]
     assert times.gaps == ["6 GB needed", "not measured: 512 tokens"]
     assert gpu.empty and "lrkv bench decode" in gpu.gaps[0]
-    assert [table.name for table in table10.times([bench({}, backend="gpu")])] == ["ms_1"]
+    assert [table.name for table in caches.times([bench({}, backend="gpu")])] == ["ms_1"]
 
 
 def test_costs_say_that_lrkv_s_work_grows_with_the_cache():
-    table = table10.costs()
+    table = caches.costs()
     block = "128m, 12 layers"
     mha, shared, full = (
         list(cells(table, name, block).values())
@@ -178,7 +175,7 @@ def test_costs_say_that_lrkv_s_work_grows_with_the_cache():
 
 
 def test_formulas_as_written_give_the_bytes_and_arrays_are_the_live_cache_s(monkeypatch):
-    monkeypatch.setattr(table11, "SCALES", ("2.5b",))
+    monkeypatch.setattr(caches, "SHAPE_SCALES", ("2.5b",))
     arrays, formulas = artefact("table11").made([])
     for row in formulas.rows:
         _, paper, papers, ours, allocated, measured = (cell.value for cell in row.cells)
@@ -201,11 +198,11 @@ def test_formulas_as_written_give_the_bytes_and_arrays_are_the_live_cache_s(monk
 
 
 def test_measured_caches_are_their_formulas_beside_what_is_printed(monkeypatch):
-    monkeypatch.setattr(table12, "SCALES", ("128m",))
-    monkeypatch.setattr(table12, "KINDS", ("mha", "mla", "lrkv"))
+    monkeypatch.setattr(caches, "SCALES", ("128m",))
+    monkeypatch.setattr(caches, "KINDS", ("mha", "mla", "lrkv"))
     small = load_config("128m", ["model.layers=2", "train.context=64"])
     monkeypatch.setattr(printed_values, "shipped", lambda scale: small)
-    table = table12.measured()
+    table = caches.measured()
     for row in table.rows:
         *_, published, _, allocated, measured, _ = row.cells
         assert measured.value == allocated.value >= published.value
@@ -216,19 +213,9 @@ def test_measured_caches_are_their_formulas_beside_what_is_printed(monkeypatch):
     assert "Rank 64" in lrkv[6].printed.verdict
 
 
-def test_printed_caches_are_solved_for_rank_64_and_36_layers():
-    rows = values(table12.explained())
-    lrkv = [row for row in rows if row[0] == "LRKV"]
-    assert [row[2] for row in lrkv] == [12, 36, 36]
-    assert [row[3] for row in lrkv] == ["rank 64.0"] * 3
-    assert [row[5] for row in lrkv] == ["rank 46.0", "rank 54.8", "rank 53.7"]
-    mla = [row for row in rows if row[0] == "MLA"]
-    assert [row[3] for row in mla] == ["latent 512", "latent 1536", "latent 2048"]
-
-
 @pytest.mark.slow
 def test_every_scale_s_cache_is_allocated_and_weighed():
-    table = table12.measured()
+    table = caches.measured()
     assert len(table.rows) == 25
     assert all(row.cells[5].value == row.cells[6].value for row in table.rows)
     mha = table.rows[-5]  # of 6.3B

@@ -1,9 +1,4 @@
-"""Figure 19: whether bits per byte after pretraining predict the combined score of five benchmarks.
-
-Shown are runs that were evaluated on all five benchmarks; a midtrained one stands at the bits per
-byte of the run it was started from, which is read from `init_from` where it is not among the runs
-given. A point is a variant, the mean over its seeds.
-"""
+"""Benchmark scores: Table 2 and Figure 19."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,10 +9,74 @@ from matplotlib.ticker import MaxNLocator
 
 from lrkv_jax.artefacts.artefact import artefact
 from lrkv_jax.artefacts.figure import Picture, legend_below, panels
-from lrkv_jax.artefacts.looks import GREY, Look, look, look_of
+from lrkv_jax.artefacts.looks import GREY, Look, look, look_of, name_of
 from lrkv_jax.artefacts.printed import KINDS, SCALES, printed
-from lrkv_jax.comparison import Correlation, correlation, every_setting, pretraining, spread
+from lrkv_jax.artefacts.table import Cell, Column, Row, Table, no_run, paper_table
+from lrkv_jax.comparison import (
+    Correlation,
+    correlation,
+    every_setting,
+    pretraining,
+    settings,
+    spread,
+)
 from lrkv_jax.errors import LrkvError
+
+TASKS = {
+    "arc_easy": "ARC-E", "arc_challenge": "ARC-C", "mmlu": "MMLU", "gsm8k": "GSM8K",
+    "humaneval": "HumanEval", "combined": "combined",
+}  # fmt: skip
+COLUMNS = [Column("variant")] + [Column(name, "%", "higher", 1) for name in TASKS.values()]
+
+
+@artefact("Table 2", "Downstream tasks")
+def table02_downstream(runs):
+    """The five benchmarks, by variant, from each run's `evaluation.json`.
+
+    It shows runs evaluated with `lrkv evaluate RUN --tasks arc_easy,...`; midtrained ones first.
+    """
+    asked = [run for run in runs if any(task in (run.evaluation or {}) for task in TASKS)]
+    rows = []
+    for midtrained in (True, False):
+        for setting in settings(asked, midtrained=midtrained):
+            rows += _block(setting, setting.name + ("" if midtrained else ", pretrained alone"))
+    note = (
+        "Mean ± standard deviation over seeds; a rate p of n examples has itself a standard "
+        "error of √(p (1 − p) / n) for one model. Combined: the mean of the five."
+    )
+    missing = [] if rows else ["no run was evaluated on a benchmark"]
+    return [Table("Downstream tasks", COLUMNS, rows, [note], missing=missing), _scores_as_printed()]
+
+
+def _block(setting, name):
+    for label, seeds in setting.beside.items():
+        line = label if seeds else name_of(label)
+        yield Row.of(line, *(_cell(seeds, task, name, line) for task in TASKS), block=name)
+
+
+def _cell(seeds, task, block, line):
+    if not seeds:
+        return no_run(f"{block} {line}")
+    answers = {s: run.evaluation[task] for s, run in seeds.items() if task in run.evaluation}
+    if not answers:
+        return Cell(gap=f"not evaluated: {block} {line} {task}")
+    if task == "combined":
+        return Cell.over({s: 100 * score for s, score in answers.items()})
+    example = next(iter(answers.values()))
+    note = f"{TASKS[task]}: {example['examples']:,} examples, in the style {example['style']}."
+    return Cell.over({s: 100 * answer["score"] for s, answer in answers.items()}, note=note)
+
+
+def _scores_as_printed():
+    rows = []
+    for scale in SCALES:
+        for kind in KINDS:
+            values = [printed("table02", scale, kind, task) for task in TASKS]
+            if all(values):
+                rows.append((f"{SCALES[scale]}: paper, printed", name_of(kind), values))
+    columns = [Column("variant")] + [Column(name, "%") for name in TASKS.values()]
+    return paper_table(columns, rows)
+
 
 INTERVAL = (
     "R² of the variants' means; its 95 % interval by Fisher's z spans, for five points, most of "
@@ -29,7 +88,13 @@ Point = tuple[Look, str, Sequence[float], Sequence[float]]
 
 @artefact("Figure 19", "Bits per byte against benchmark scores")
 def fig19_downstream_correlation(runs):
-    return [_measured(runs), _as_printed()]
+    """Whether bits per byte after pretraining predict the combined score of five benchmarks.
+
+    Shown are runs that were evaluated on all five benchmarks; a midtrained one stands at the bits
+    per byte of the run it was started from, which is read from `init_from` where it is not among
+    the runs given. A point is a variant, the mean over its seeds.
+    """
+    return [_measured(runs), _correlation_as_printed()]
 
 
 def _measured(runs):
@@ -58,7 +123,7 @@ def _measured(runs):
     )
 
 
-def _as_printed():
+def _correlation_as_printed():
     """The paper's own points, at the scales for which it prints both."""
     shown = {}
     for scale, name in SCALES.items():
