@@ -4,6 +4,9 @@ import contextlib
 import os
 import sys
 import traceback
+from typing import Any
+
+import typer
 
 from lrkv_jax.cli import (
     analyze,
@@ -22,6 +25,9 @@ from lrkv_jax.cli import (
 from lrkv_jax.cli.shared import app
 from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError
 from lrkv_jax.runtime.processes import HERE
+
+# Typer has its own copy of click, or click itself, by version; its public name for this is a child.
+UsageError: Any = typer.BadParameter.__base__
 
 
 def entry() -> None:
@@ -48,12 +54,14 @@ def main() -> None:
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
-        app()  # which exits with 130 after Ctrl-C
-    except SystemExit as end:
-        if end.code == EXIT_INTERRUPTED:
+        code = app(standalone_mode=False)
+        if code == EXIT_INTERRUPTED:  # by Ctrl-C
             _complain("interrupted")
-        _end(end.code)
+        _end(code)
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a page, not a mistake
+            print(error, file=sys.stderr)
+            _end(EXIT_BAD_INPUT)
         text = _one_line(error)
         if text is None or debug:
             if HERE.must_leave():
@@ -71,9 +79,34 @@ def _one_line(error: Exception) -> str | None:
     """What to say of an error that is the user's to mend; None for a fault of the program."""
     if isinstance(error, LrkvError):
         return str(error)
+    if isinstance(error, UsageError):
+        return _usage(error)
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return None
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with a command line, and the help page or the setting that mends it."""
+    path = error.ctx.command_path if error.ctx else "lrkv"
+    option = getattr(error, "option_name", None)
+    if setting := option and _setting_named(option):
+        return f"{option} is no option of {path}: write {setting}"
+    said = error.format_message().rstrip(".")
+    return f"{said[:1].lower()}{said[1:]}: see {path} --help"
+
+
+def _setting_named(option: str) -> str | None:
+    """`train.steps=3` for `--steps 3` and `--train.steps=3`; None where no setting is called so."""
+    from lrkv_jax.config.reference import all_settings
+
+    name = option.lstrip("-").replace("-", "_")
+    found = [one.key for one in all_settings()]
+    found = [key for key in found if name in (key, key.rpartition(".")[2])]
+    if not found:
+        return None
+    words = " ".join(sys.argv).partition(option)[2].lstrip(" =").split()
+    return f"{found[0]}={words[0] if words and not words[0].startswith('-') else '...'}"
 
 
 def _complain(text: str) -> None:

@@ -12,7 +12,7 @@ from lrkv_jax.errors import LrkvError
 @app.command()
 def analyze(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Directories of runs, or folders of them.")
+        list[str], typer.Argument(metavar="RUN", help="Directories of runs, or folders of them.")
     ],
     out: Annotated[
         Path | None,
@@ -45,10 +45,11 @@ def analyze(
         bool, typer.Option("--fresh", help="Analyse runs again that have been analysed.")
     ] = False,
 ) -> None:
-    """Describe the heads of runs: diversity, norms, geometry and optimal factorisations.
+    """Describe the heads of runs.
 
-    Writes plots and an HTML page, and analysis.json into each run. A run that has one of the same
-    step is not analysed again.
+    This covers diversity, norms, geometry and optimal factorisations. It writes plots and an HTML
+    page, and analysis.json into each run. A run that has one of the same step is not analysed
+    again.
     """
     start_alone("analyze")
     from lrkv_jax.analysis import analyse, analyse_steps

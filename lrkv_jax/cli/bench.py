@@ -84,9 +84,9 @@ def bench_train(
     out: Annotated[str | None, typer.Option(help="Folder for JSON.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Time a training step of every variant on random tokens.
+    """Time a training step of every variant.
 
-    Settings are given as to `lrkv train`, for example mesh.fsdp=8.
+    Tokens are random. Settings are given as to `lrkv train`, for example mesh.fsdp=8.
     """
     # Compile times are of compiling, unless the environment names a cache.
     os.environ.setdefault("LRKV_COMPILATION_CACHE", "off")
@@ -123,9 +123,9 @@ def bench_serve(
     out: Annotated[str | None, typer.Option(help="Folder for JSON and a plot.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what serving gains, as ratios within one run; or load a server.
+    """Measure what serving gains, or load a server.
 
-    A server's key is read from LRKV_SERVE_KEY.
+    Gains are ratios within one run. A server's key is read from LRKV_SERVE_KEY.
     """
     if url is not None:
         import json

@@ -30,7 +30,10 @@ def quickstart(
         ),
     ] = False,
 ) -> None:
-    """Train mha and lrkv_latent on a shipped corpus, evaluate, decode and compare them."""
+    """Train two variants on a shipped corpus and compare them.
+
+    They are mha and lrkv_latent, which it evaluates and decodes too.
+    """
     from lrkv_jax.config import load_config
 
     with Stopping() as stopping:
@@ -122,7 +125,9 @@ def plan(
     target: Annotated[str, typer.Option(help="What to compile for: cpu or cuda")] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Say what a run needs: parameters, FLOPs, cache bytes, memory and time.
+    """Say what a run needs.
+
+    That is parameters, FLOPs, cache bytes, memory and time.
 
     A mesh axis, --devices, --hardware or --compile adds the training step on those devices: its
     memory, messages and time.
@@ -152,13 +157,13 @@ def plan(
 def settings(
     prefix: Annotated[
         str | None,
-        typer.Argument(metavar="[PREFIX]", help="A setting, or a group as in optimizer.muon."),
+        typer.Argument(metavar="PREFIX", help="A setting, or a group as in optimizer.muon."),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print docs/settings.md instead.")
     ] = False,
 ) -> None:
-    """List the settings of a run: type, default, role and meaning."""
+    """List the settings of a run, with default, role and meaning."""
     from lrkv_jax.config.reference import all_settings, as_markdown, as_text
 
     print(as_markdown().rstrip() if markdown else as_text(all_settings(prefix or "")))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from lrkv_jax.cli.shared import Config, Overrides, group
+from lrkv_jax.cli.shared import Config, Overrides, batches_bar, group
 from lrkv_jax.errors import LrkvError
 
 data_app = group("data", "Fetch data and turn it into records of tokens.")
@@ -29,7 +29,6 @@ def data_build(
 
     The same command resumes a build that was stopped.
     """
-    from lrkv_jax.cli.build_progress import shown
     from lrkv_jax.config import load_config
     from lrkv_jax.data.dataset import dataset
     from lrkv_jax.data.hub import fetch_source
@@ -45,11 +44,9 @@ def data_build(
     if run.data.mixture is not None:
         if beam:
             raise LrkvError("--beam is for documents: a mixture is built here, leave it out")
-        what = "the mixture"
     else:
         fetch_source(run.data, _say)
-        what = run.data.source
-    with shown(what) as progress:
+    with batches_bar() as progress:
         path = dataset(run.data, run.train.context, progress=progress, run=jobs)
     print(path)
 
@@ -57,7 +54,7 @@ def data_build(
 @data_app.command("fetch")
 def data_fetch(
     tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="[SET]...", help="Names of sets (default: all).")
+        list[str] | None, typer.Argument(metavar="SET", help="Names of sets (default: all).")
     ] = None,
     folder: Annotated[str, typer.Option(help="Where to put them")] = "data/tasks",
     revision: Annotated[
@@ -109,10 +106,12 @@ def tokenizer_train(
         int | None, typer.Option(min=1, help="How much text to learn from (default: all).")
     ] = None,
 ) -> None:
-    """Train a byte-level BPE tokenizer, which data.tokenizer=PATH then uses."""
+    """Train a byte-level BPE tokenizer.
+
+    Runs use it by data.tokenizer=PATH.
+    """
     from pathlib import Path
 
-    from lrkv_jax.cli.build_progress import counted
     from lrkv_jax.data.sources import documents
     from lrkv_jax.data.tokenizer import tokenizer_from_json
     from lrkv_jax.data.train_tokenizer import check_place, train_tokenizer, up_to, write_tokenizer
@@ -123,10 +122,12 @@ def tokenizer_train(
     limit = None if megabytes is None else megabytes * 1_000_000
     check_place(Path(out))
     next(documents(source, "heldout", **splits))  # refused before the work where there is none
-    definition = train_tokenizer(
-        up_to(documents(source, "train", **splits), limit), vocabulary, pattern=cast(Any, pattern),
-        progress=counted(f"reading {source}"), show_merging=sys.stderr.isatty(),
-    )  # fmt: skip
+    with batches_bar() as bar:
+        definition = train_tokenizer(
+            up_to(documents(source, "train", **splits), limit), vocabulary,
+            pattern=cast(Any, pattern), progress=lambda size: bar("bytes read", size, limit),
+            show_merging=sys.stderr.isatty(),
+        )  # fmt: skip
     write_tokenizer(definition, Path(out))
     tokenizer = tokenizer_from_json(out, definition.encode())
     size = tokens = 0

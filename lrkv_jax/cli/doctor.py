@@ -17,10 +17,11 @@ def doctor(
     ] = 115,
     as_json: Json = False,
 ) -> None:
-    """Examine this machine: versions, devices, speeds, kernels and a training step.
+    """Examine this machine.
 
-    Each line is ok, slow or wrong, with the mend, or not here. It takes less than two minutes, and
-    exits with 2 if something is wrong.
+    It checks versions, devices, speeds, kernels and a training step. Each line is ok, slow or
+    wrong, with the mend, or not here. It takes less than two minutes, and exits with 2 if something
+    is wrong.
     """
     from lrkv_jax.doctor.examine import examine, sentence
     from lrkv_jax.doctor.finding import WRONG

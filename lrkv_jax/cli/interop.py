@@ -40,7 +40,10 @@ def export(
         typer.Option(metavar="OWNER/NAME", help="Put the folder on the Hugging Face hub as well."),
     ] = None,
 ) -> None:
-    """Write a run as a Hugging Face folder: weights, tokenizer, chat template, model card."""
+    """Write a run as a Hugging Face folder.
+
+    It has weights, a tokenizer, a chat template and a model card.
+    """
     if dtype not in ("float32", "bfloat16"):
         raise LrkvError(f"--dtype {dtype}: use float32 or bfloat16")
     if not shard > 0:
@@ -67,7 +70,7 @@ def import_(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The directory of the new run.")],
     overrides: Overrides = None,
 ) -> None:
-    """Make a run of a Hugging Face model: to evaluate, decode, analyse, and train on."""
+    """Make a run of a Hugging Face model."""
     start_alone("import")
     from lrkv_jax.interop.importing import import_model
 
@@ -85,7 +88,7 @@ def convert(
     new: Annotated[str, typer.Argument(metavar="NEW", help="The directory of the new run.")],
     settings: Annotated[
         list[str],
-        typer.Argument(metavar="attention=KIND [KEY=VALUE]...", help="The attention it gets."),
+        typer.Argument(metavar="KEY=VALUE", help="The attention it gets."),
     ],
     step: Step = None,
     text: Annotated[
@@ -109,10 +112,11 @@ def convert(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Give a pretrained run a smaller cache, without training, and say what that costs it.
+    """Give a pretrained run a smaller cache, without training.
 
-    Keys and values are fitted where the model reads them: attention=mla attention.latent=C (one
-    latent for both), attention.rank=R beside it, or attention=lrkv attention.rank=R.
+    It says what that costs. Keys and values are fitted where the model reads them: attention=mla
+    attention.latent=C (one latent for both), attention.rank=R beside it, or attention=lrkv
+    attention.rank=R.
     """
     start_alone("convert")
     from lrkv_jax.interop.convert import OWN, SECOND

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Directories of runs, or folders of them."),
+        typer.Argument(metavar="RUN", help="Directories of runs, or folders of them."),
     ] = None,
     only: Annotated[
         str | None,
@@ -38,10 +38,11 @@ def report(
         "Low-rank key-value attention: tables and figures"
     ),
 ) -> None:
-    """Write every table and figure of the paper from these runs, and one HTML page of them.
+    """Write every table and figure of the paper from these runs.
 
-    Tables are written as Markdown, LaTeX and JSON, figures as PNG and SVG. Figures of heads need
-    lrkv analyze RUN first. The page lists what has no data, and what it needs.
+    One HTML page shows them all. Tables are written as Markdown, LaTeX and JSON, figures as PNG and
+    SVG. Figures of heads need lrkv analyze RUN first. The page lists what has no data, and what it
+    needs.
     """
     start_alone("report")
     from lrkv_jax.artefacts.losses import headline

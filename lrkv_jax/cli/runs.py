@@ -62,7 +62,10 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run: held-out loss, cached decode against the forward, benchmarks."""
+    """Evaluate a run.
+
+    Its held-out loss, its cached decode against the forward, and benchmarks.
+    """
     shared.start_alone("evaluate")
     from lrkv_jax.evals.benchmark import BenchmarkSettings
     from lrkv_jax.evals.evaluate import evaluate as run_evaluation

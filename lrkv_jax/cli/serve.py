@@ -73,7 +73,10 @@ def serve(
     ] = 512,
     step: Step = None,
 ) -> None:
-    """Serve a run to OpenAI's clients, and to a person at http://HOST:PORT/."""
+    """Serve a run to OpenAI's clients, and to people.
+
+    The page is at http://HOST:PORT/.
+    """
     memory = None if cache is None else _bytes("--cache", cache)
     try:
         from lrkv_jax.serve import guards

@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 
 from lrkv_jax import __version__
-from lrkv_jax.cli.help import Command, Group
 from lrkv_jax.errors import LrkvError
 
 HELP = ["-h", "--help"]
@@ -20,17 +19,10 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-class Verbs(typer.Typer):
-    """Commands whose help pages are those of `lrkv_jax.cli.help`."""
-
-    def __init__(self, **how):
-        super().__init__(cls=Group, no_args_is_help=True, rich_markup_mode=None, **how)
-
-    def command(self, name: str | None = None, **how):
-        return super().command(name, cls=Command, **how)
-
-
-app = Verbs(pretty_exceptions_enable=False, context_settings={"help_option_names": HELP})
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": HELP},
+)  # fmt: skip
 
 
 @app.callback()
@@ -45,9 +37,9 @@ def lrkv(
     """Train, evaluate and decode MHA, GQA, MQA, MLA and LRKV on equal terms."""
 
 
-def group(name: str, purpose: str) -> Verbs:
+def group(name: str, purpose: str) -> typer.Typer:
     """Commands under one name, as in `lrkv bench decode`."""
-    commands = Verbs(help=purpose)
+    commands = typer.Typer(help=purpose, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(commands, name=name)
     return commands
 
@@ -58,7 +50,7 @@ Config = Annotated[
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as in train.steps=100."),
+    typer.Argument(metavar="KEY=VALUE", help="Settings to change, as in train.steps=100."),
 ]
 Step = Annotated[
     str | None, typer.Option(metavar="N|best", help="Which checkpoint (default: the newest).")
@@ -116,10 +108,10 @@ def start_alone(command: str) -> None:
 
 
 @contextlib.contextmanager
-def batches_bar() -> Iterator[Callable[[str, float, int], None]]:
+def batches_bar() -> Iterator[Callable[[str, float, int | None], None]]:
     """Give a function (name, done, all) that moves a progress bar on a terminal's stderr.
 
-    Until it is called, the bar only moves.
+    Until it is called, the bar only moves. None says that nobody knows how much there is.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Left
@@ -130,10 +122,10 @@ def batches_bar() -> Iterator[Callable[[str, float, int], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         waiting = bar.add_task("working", total=None)
 
-        def show(name: str, done: float, total: int) -> None:
+        def show(name: str, done: float, total: int | None) -> None:
             if name not in tasks:
                 bar.update(waiting, visible=False)
                 tasks[name] = bar.add_task(name, total=total)
-            bar.update(tasks[name], completed=int(done))
+            bar.update(tasks[name], completed=int(done), total=total)
 
         yield show

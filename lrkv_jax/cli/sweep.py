@@ -19,7 +19,7 @@ def sweep(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE[,VALUE]...]...",
+            metavar="KEY=VALUE[,VALUE]...",
             help="Settings as of lrkv train; each of several values, separated by commas, "
             "makes a run.",
         ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.mixture import mixture_identity, packed
-from lrkv_jax.data.records.build import BuildProgress, OnProgress, build_dataset
+from lrkv_jax.data.records.build import OnProgress, build_dataset
 from lrkv_jax.data.records.folders import (
     built,
     describe,
@@ -43,7 +43,9 @@ def dataset(
     target = Path(data_config.directory) / name
 
     def write(scratch: Path) -> None:
-        _write(scratch, data_config, context, tokenizer, progress or (lambda done: None))
+        _write(
+            scratch, data_config, context, tokenizer, progress or (lambda what, done, total: None)
+        )
 
     return built(target, data_config.directory, write)
 
@@ -69,9 +71,8 @@ def _write(
     sets = len(config.mixture.train) + len(config.mixture.heldout)
     for number, split in enumerate(SPLITS):
 
-        def tell(documents: int, tokens: int, sets_done: int, number: int = number) -> None:
-            done = sets_done + number * len(config.mixture.train)
-            progress(BuildProgress(documents=documents, tokens=tokens, parts=done, of_parts=sets))
+        def tell(done: int, number: int = number) -> None:
+            progress("sets packed", done + number * len(config.mixture.train), sets)
 
         result = packed(config, split, context, tokenizer, progress=tell)
         written[split] = [write_file(folder / file_name(split, 0, 1), features, result.records)]

@@ -21,7 +21,7 @@ from lrkv_jax.data.tasks.registry import DEMO, fingerprint, identity, stream, ta
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.errors import LrkvError
 
-OnSet = Callable[[int, int, int], None]  # documents, tokens, sets
+OnSet = Callable[[int], None]  # how many sets are done
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def packed(
 ) -> Packed:
     """The records [N, context + 1] of one split of `config.mixture`; a function of its arguments.
 
-    progress(documents, tokens, sets): called after each set with what is done.
+    progress(sets): called after each set with how many are done.
     Raises LrkvError as `lrkv_jax.data.tasks.registry.stream` does.
     """
     mixture, chat = config.mixture, ChatFormat(tokenizer)
@@ -62,7 +62,7 @@ def packed(
             rows.append(row.ids)
             counts.update(row.counts)
         if progress:
-            progress(len(rows), counts["tokens"], len(parts))
+            progress(len(parts))
     bins = best_fit([len(row) for row in rows], context + 1)
     if split == "heldout":
         bins = [bins[i] for i in np.random.default_rng(mixture.seed).permutation(len(bins))]

@@ -31,14 +31,14 @@ def train_tokenizer(
     *,
     pattern: Pattern = "gpt4",
     special: Sequence[str] = SPECIAL_TOKENS,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
     show_merging: bool = False,
 ) -> str:
     """Return a tokenizer.json of exactly `vocabulary` entries: special tokens, 256 bytes, merges.
 
     The same texts in the same order give the same file, and any text comes back as it was.
-    pattern: how text is cut before merging, as GPT-2 or as GPT-4 does. progress(documents, UTF-8
-    bytes): called after each text. show_merging: the library's bar while it learns.
+    pattern: how text is cut before merging, as GPT-2 or as GPT-4 does. progress(bytes): called
+    after each text with the UTF-8 bytes so far. show_merging: the library's bar while it learns.
 
     Raises LrkvError for a size outside SMALLEST to LARGEST and for text that has too few merges to
     fill it.
@@ -83,14 +83,13 @@ def train_tokenizer(
     return tokenizer.to_str() + "\n"
 
 
-def _reported(texts: Iterable[str], progress: Callable[[int, int], None] | None) -> Iterator[str]:
+def _reported(texts: Iterable[str], progress: Callable[[int], None] | None) -> Iterator[str]:
     size = 0
-    for number, text in enumerate(texts, 1):
-        text = valid(text)
+    for text in map(valid, texts):
         size += len(text.encode())
         yield text
         if progress is not None:
-            progress(number, size)
+            progress(size)
 
 
 def up_to(texts: Iterable[str], size: int | None) -> Iterator[str]:

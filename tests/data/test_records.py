@@ -107,7 +107,7 @@ def config(tmp_path):
 def built(tmp_path_factory):
     """(settings, folder, progress) of a build that nobody may change."""
     config, seen = make_config(tmp_path_factory.mktemp("small")), []
-    return config, build_dataset(config, 16, progress=seen.append), seen
+    return config, build_dataset(config, 16, progress=lambda *done: seen.append(done)), seen
 
 
 def test_each_heldout_token_is_predicted_once_and_train_loses_its_last_partial_record(built):
@@ -136,12 +136,10 @@ def test_the_manifest_counts_documents_tokens_and_bytes(built):
     assert info.metadata["context"] == 16 and info.metadata["tokenizer"] == "sotu-4096"
     assert info.features["tokens"].np_dtype == np.uint16
     # Progress rises to the same totals.
-    last = seen[-1]
-    assert last.documents == sum(info.metadata[split]["documents"] for split in SPLITS)
-    assert last.tokens == sum(info.metadata[split]["tokens"] for split in SPLITS)
-    assert last.bytes == last.of_bytes and last.parts == last.of_parts == 1
-    places = [(done.documents, done.tokens, done.bytes) for done in seen]
-    assert places == sorted(places)
+    tokens = sum(info.metadata[split]["tokens"] for split in SPLITS)
+    assert {of for what, _, of in seen if what == "tokens packed"} == {tokens}
+    read = [(done, of) for what, done, of in seen if what == "bytes read"]
+    assert read == sorted(read) and read[-1][0] == read[-1][1] > 0
 
 
 def test_a_complete_build_is_reused_and_nothing_is_printed(built, capfd):
@@ -256,8 +254,8 @@ KILLED = """
 import os, signal, sys
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.records.build import build_dataset
-def kill(done):
-    if done.packed:
+def kill(what, done, total):
+    if what == "tokens packed":
         os.kill(os.getpid(), signal.SIGKILL)
 build_dataset(DataConfig.model_validate_json(sys.argv[1]), 16, progress=kill)
 """
@@ -326,17 +324,17 @@ def staged(shards, tmp_path_factory):
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_module, "SHARD_BYTES", 0)
-        yield config, build_dataset(config, 64, progress=seen.append), seen
+        yield config, build_dataset(config, 64, progress=lambda *done: seen.append(done)), seen
 
 
 def test_stages_make_what_is_made_at_once(shards, staged, tmp_path):
     at_once = build_dataset(settings(shards, tmp_path, workers=None), 64)
     assert content(at_once) == content(staged[1])
     assert os.listdir(tmp_path) == [at_once.name]
-    metadata, last = open_dataset(staged[1]).info.metadata, staged[2][-1]
-    for key in ("documents", "tokens"):
-        assert getattr(last, key) == sum(metadata[split][key] for split in SPLITS)
-    assert last.parts == last.of_parts == 3 and last.bytes == last.of_bytes
+    metadata = open_dataset(staged[1]).info.metadata
+    tokens = sum(metadata[split]["tokens"] for split in SPLITS)
+    assert {of for what, _, of in staged[2] if what == "tokens packed"} == {tokens}
+    assert max(done for what, done, _ in staged[2] if what == "bytes read") == staged[2][0][2]
 
 
 def test_another_context_is_packed_from_the_streams_that_are_there(staged, monkeypatch):

@@ -69,26 +69,7 @@ _LITTLE_BYTES = 16 << 20
 SHARD_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildProgress:
-    """How far a build is.
-
-    parts: shards of the source, or sets of a mixture, that are done, of `of_parts`. bytes: of the
-    source's files, of `of_bytes`; both 0 where there are none. packed: tokens in records, once all
-    are tokenised. resumed: tokens that were there from an earlier build.
-    """
-
-    documents: int
-    tokens: int
-    parts: int
-    of_parts: int
-    bytes: int = 0
-    of_bytes: int = 0
-    packed: int = 0
-    resumed: int = 0
-
-
-OnProgress = Callable[[BuildProgress], None]
+OnProgress = Callable[[str, float, int], None]  # what is done, how much of it, of how much
 
 
 @dataclass(frozen=True)
@@ -205,7 +186,7 @@ def build_dataset(
     folders: list[Path] = []
 
     def write(scratch: Path) -> None:
-        report = progress or (lambda done: None)
+        report = progress or (lambda what, done, total: None)
         folders.extend(_write(scratch, data_config, context, tokenizer, report, run))
 
     built(target, data_config.directory, write)
@@ -261,45 +242,24 @@ class _Report:
 
     def __init__(self, progress: OnProgress, shards: Sequence[Shard]):
         self._progress, self._lock = progress, threading.Lock()
-        self._of_bytes = sum(shard.size for shard in shards)
+        self._bytes = sum(shard.size for shard in shards)
         self._totals: list[dict[str, int]] = [{} for _ in shards]
-        self._finished: set[int] = set()
-        self._packed = self._resumed = 0
+        self._packed = 0
 
     def shard(self, number: int, totals: dict[str, int] | None) -> None:
-        """Note how far a shard is; None when it is done."""
+        """Note a shard's tokens and its place in the bytes of its files; None says it is done."""
         with self._lock:
-            if totals is None:
-                self._finished.add(number)
-            else:
-                self._totals[number] = totals
-            self._tell()
-
-    def resumed(self, number: int, files: Sequence[dict[str, Any]]) -> None:
-        """Note a shard that an earlier build has finished."""
-        sums = {k: sum(f[s][k] for f in files for s in SPLITS) for k in ("documents", "tokens")}
-        self._resumed += sums["tokens"]
-        self.shard(number, sums | {"place": sum(file["size"] for file in files)})
-        self.shard(number, None)
+            self._totals[number] = totals or self._totals[number]
+            self._progress("bytes read", self._total("place"), self._bytes)
 
     def packed(self, tokens: int) -> None:
         """Note that more tokens are in records."""
         with self._lock:
             self._packed += tokens
-            self._tell()
+            self._progress("tokens packed", self._packed, self._total("tokens"))
 
-    def _tell(self) -> None:
-        def total(key: str) -> int:
-            return sum(totals.get(key, 0) for totals in self._totals)
-
-        self._progress(
-            BuildProgress(
-                documents=total("documents"), tokens=total("tokens"),
-                parts=len(self._finished), of_parts=len(self._totals),
-                bytes=total("place"), of_bytes=self._of_bytes,
-                packed=self._packed, resumed=self._resumed,
-            )
-        )  # fmt: skip
+    def _total(self, key: str) -> int:
+        return sum(totals.get(key, 0) for totals in self._totals)
 
 
 def _in_memory(
@@ -313,7 +273,6 @@ def _in_memory(
                 files.append(shard.entry(piece))
             else:
                 found[shard.whole or piece[0]].append(piece[1])
-        report.shard(number, None)
     return {split: InMemory(found[split]) for split in SPLITS}, files
 
 
@@ -327,7 +286,9 @@ def _on_disk(
     missing = []
     for number, folder in enumerate(folders):
         if folder.exists():
-            report.resumed(number, open_dataset(folder).info.metadata["files"])
+            done = open_dataset(folder).info.metadata["files"]
+            tokens = sum(file[split]["tokens"] for file in done for split in SPLITS)
+            report.shard(number, {"tokens": tokens, "place": sum(file["size"] for file in done)})
         else:
             missing.append(number)
     asked = config.model_dump(mode="json")
