@@ -105,7 +105,7 @@ def test_runs_side_by_side_share_the_cores(tmp_path, stand_in):
         ({"jobs": 1000}, r"--jobs 1000: use 1 to \d+"),
         ({"tasks": ["bpb", "nope"]}, "unknown task nope: use bpb, docstrings, agreement, arc"),
         ({"tasks": ["humaneval"]}, "lrkv evaluate RUN --tasks humaneval --run-model-code"),
-        ({"tasks": ["mmlu"]}, "mmlu"),
+        ({"tasks": ["mmlu"]}, "has no ids for the chat"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_trained(tmp_path, stand_in, how, said):
