@@ -4,17 +4,16 @@
 
 | stage | |
 |---|---|
-| a | `lrkv doctor` |
-| b | `pytest -m gpu`: kernels at every scale against float32 oracles, in bfloat16 |
-| c | decode attention beside the best MHA: XLA, cuDNN, Pallas, PyTorch and its libraries |
-| d | the kernel's plans, timed; writes the table that LRKV_TUNED_PLANS names |
-| e | training steps, remat policies, Muon's share, loss curves in bfloat16 and float32 |
-| f | 128M pretrained on the embedded corpus: held-out loss, decode agreement, tokens/s |
-| g | the tables of docs/decode.md and docs/performance.md, from the files in DIR |
+| kernels | `pytest -m gpu`: kernels at every scale against float32 oracles, in bfloat16 |
+| decoding | decode attention beside the best MHA: XLA, cuDNN, Pallas, PyTorch and its libraries |
+| training | training steps, remat policies, the optimizer's share |
+| runs | 128M pretrained on the embedded corpus: held-out loss, decode agreement, tokens/s |
+| tables | the tables of docs/decode.md and docs/performance.md, from the files in DIR |
 
-Each item of a stage runs in a process that is killed at the item's time limit or the stage's, and
-leaves its row in DIR/STAGE.json, with the device, the date and the versions. What DIR holds is not
-measured again, but for what went wrong without hanging. A stage that fails does not stop the next.
+A stage runs in a separate process (`first_light_stages.py`), which ends where an item takes too
+long or crashes, and then begins again after that item. Each item is a row in DIR/STAGE.json, with
+the device, the date and the versions. What DIR holds is not measured again, except for what went
+wrong without hanging. A stage that fails does not stop the next.
 
 `--dry` does it all at tiny shapes on a CPU. `--carry FILE.zip`, on a machine that has them, packs
 the packages that a machine with JAX and PyTorch alone lacks; `--carried FILE.zip` uses them there
@@ -30,24 +29,48 @@ import contextlib
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 import zipfile
-from collections import defaultdict
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-STAGES = tuple("abcdefg")
+PROGRAM = HERE / "first_light_stages.py"
+# The headers of each stage's table; without headers the stage is a line.
+STAGES = {
+    "kernels": ("Kernels against float32 oracles, bfloat16", ()),
+    "decoding": (
+        "Attention of one layer beside the best MHA of the same minutes",
+        ("shape", "best MHA, µs", "variant", "by", "µs", "of MHA: time", "bytes", "of copy"),
+    ),
+    "training": (
+        "Training steps",
+        ("step", "variant", "ms", "tokens/s", "MFU of sheet", "of products",
+         "optimizer's share", "of MHA", "peak GB"),
+    ),
+    "runs": (
+        "Runs on the embedded corpus",
+        ("run", "steps", "last loss", "held-out bits per byte", "decode's error",
+         "trained tokens/s", "decoded tokens/s"),
+    ),
+}  # fmt: skip
+TABLES = "tables"
+# The documents' blocks, and the stages that each shows.
+BLOCKS = {
+    ("decode.md", "first light: decoding"): ("kernels", "decoding"),
+    ("performance.md", "first light: training"): ("training", "runs"),
+}
+NOTHING = "Not measured on a GPU yet (`python experiments/first_light.py`)."
 LIMIT = 480
-WHERE = "first_light_stages:where"
-HUNG = "did not answer"  # as the doctor's child process says it
-# What the configuration needs, and what the training loop needs beside JAX's own packages.
+HUNG = "did not answer"
+# What the configuration needs, and what the training loop needs beside JAX's packages.
 CARRIED = (
     "pydantic", "pydantic_core", "annotated-types", "typing-inspection", "typing_extensions",
     "grain", "array_record", "portpicker", "tensorboardX", "tensorflow-datasets", "dm-tree",
@@ -90,7 +113,7 @@ class Stage:
     """A stage's file: what was measured, kept after every row."""
 
     def __init__(self, name: str, folder: Path, dry: bool):
-        self.path, self.name = folder / f"{name}.json", name
+        self.path, self.name, self.dry = folder / f"{name}.json", name, dry
         self.content: dict[str, Any] = {"stage": name, "dry": dry, "where": None, "rows": []}
         self.other = ""
         with contextlib.suppress(OSError, ValueError):
@@ -108,18 +131,22 @@ class Stage:
         if not self.other:
             self.content["where"] = where
 
-    def done(self, item: str) -> list[dict[str, Any]]:
-        """An item's rows, if it need not be measured again: it was measured, or it hung."""
-        rows = [row for row in self.content["rows"] if row["item"] == item]
-        bad = [row["says"] for row in rows if row["verdict"] in ("wrong", "not here")]
-        return [] if any(not says.startswith(HUNG) for says in bad) else rows
+    def done(self) -> list[str]:
+        """The items that are not measured again: what is right, and what hung."""
+        rows = self.content["rows"]
+        return [r["name"] for r in rows if r["verdict"] == "ok" or r["says"].startswith(HUNG)]
 
-    def keep(self, item: str, found: list[Any], seconds: float) -> None:
+    def keep(self, row: dict[str, Any]) -> None:
+        """Put a row in the file, in place of an older one of the same item."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        more = {"item": item, "seconds": round(seconds, 2), "date": now}
-        others = [row for row in self.content["rows"] if row["item"] != item]
-        self.content["rows"] = others + [{**vars(one), **more} for one in found]
+        others = [old for old in self.content["rows"] if old["name"] != row["name"]]
+        self.content["rows"] = [*others, {**row, "date": now}]
+        print(f"{self.name} {row['verdict']:9}{row['name']:24} {row['says']}", flush=True)
         self.write()
+
+    def fail(self, name: str, says: str) -> None:
+        """Keep a row of an item that gave none itself."""
+        self.keep({"name": name, "verdict": "wrong", "says": says, "measured": {}, "cells": []})
 
     def write(self) -> None:
         from lrkv_jax import disk
@@ -129,62 +156,119 @@ class Stage:
     @property
     def amiss(self) -> list[str]:
         """What is wrong, what could not run, and what was left out, a line each."""
-        # A machine may be without what the doctor looks at; other stages are there to measure.
-        amiss = ("wrong",) if self.name == "a" else ("wrong", "not here")
-        bad = [r for r in self.content["rows"] if r["verdict"] in amiss]
-        lines = [f"{self.name}: {r['name']}: {r['says']}" for r in bad]
+        bad = [row for row in self.content["rows"] if row["verdict"] != "ok"]
+        lines = [f"{self.name}: {row['name']}: {row['says']}" for row in bad]
         return lines + [f"{self.name}: left out: {name}" for name in self.content["left_out"]]
 
 
-def run(stage: Stage, items: Any, seconds: float) -> list[str]:
+def run(stage: Stage, seconds: float) -> list[str]:
     """Measure what is not there yet, for at most `seconds`; returns what is amiss."""
-    from lrkv_jax.doctor.child import AGAIN, Check, ask, checker
-    from lrkv_jax.doctor.finding import OK
-
-    end = time.monotonic() + seconds
-    facts: dict[str, dict[str, Any]] = defaultdict(dict)
-    with checker() as child:
-        where = Check("where", WHERE, 120, "see lrkv doctor")
-        (here,) = ask(child, where, seconds)
-        if here.verdict != OK:
-            return [f"{stage.name}: {here.says}"]
-        stage.begin(here.measured)
+    end, tried = time.monotonic() + seconds, set[str]()
+    while True:
+        job = {"stage": stage.name, "folder": str(stage.path.parent), "dry": stage.dry,
+               "done": [*stage.done(), *tried], "seconds": end - time.monotonic()}  # fmt: skip
+        code, last = _attempt(stage, job, tried)
         if stage.other:
-            return [
-                f"{stage.name}: {stage.path} is {stage.other}: name another --out, or remove it"
-            ]
-        stage.write()
-        for check in items(facts):
-            if rows := stage.done(check.name):
-                facts.update({row["name"]: row["measured"] for row in rows})
-                continue
-            began = time.monotonic()
-            if stage.content["dry"]:  # on a CPU that others may use too
-                check = replace(check, seconds=4 * check.seconds)
-            found = ask(child, check, end - began)
-            if any(one.mend == AGAIN for one in found):  # the stage's time is over
-                stage.content["left_out"] = [f"{check.name}, and what follows it"]
-                break
-            for one in found:
-                facts[one.name] = one.measured
-                print(f"{stage.name} {one}", flush=True)
-            stage.keep(check.name, found, time.monotonic() - began)
-        stage.write()
+            says = f"{stage.path} is {stage.other}: name another --out, or remove it"
+            return [f"{stage.name}: {says}"]
+        if code == 0:
+            break
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        if "begin" not in last:  # it did not even begin
+            return [f"{stage.name}: {how}"]
+        doing = f" (last begun: {last['doing']})" if "doing" in last else ""
+        late = code == -signal.SIGALRM
+        if late and last["cut"]:  # the stage's time is over
+            stage.content["left_out"] = [f"{last['begin']}, and what follows it"]
+            break
+        hung = f"{HUNG} within {last['seconds']:.0f} s"
+        stage.fail(last["begin"], (hung if late else how) + doing)
+        tried.add(last["begin"])
+    stage.write()
     return stage.amiss
+
+
+def _attempt(stage: Stage, job: dict[str, Any], tried: set[str]) -> tuple[int, dict[str, Any]]:
+    """Run the process of a stage: its exit code, and what it last said that it began."""
+    last: dict[str, Any] = {}
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), json.dumps(job)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        for line in process.stdout:
+            told = json.loads(line)
+            if "where" in told:
+                stage.begin(told["where"])
+                if not stage.other:
+                    process.stdin.write("measure\n")
+                process.stdin.close()
+            elif "row" in told:
+                stage.keep(told["row"])
+                tried.add(told["row"]["name"])
+                last = {}
+            elif "left_out" in told:
+                stage.content["left_out"] = [told["left_out"]]
+            else:
+                last = told if "begin" in told else {**last, **told}
+    finally:
+        code = process.wait()
+        with contextlib.suppress(ProcessLookupError):  # what it started and left behind
+            os.killpg(process.pid, signal.SIGKILL)
+    return code, last
+
+
+def write_tables(folder: Path, docs: Path) -> None:
+    """Write the documents' blocks from the files in `folder`."""
+    from lrkv_jax.bench.files import replace_between
+
+    for (page, block), names in BLOCKS.items():
+        texts = [_text(name, folder / f"{name}.json") for name in names]
+        replace_between(docs / page, block, "\n\n".join(filter(None, texts)) or NOTHING)
+        print(docs / page)
+
+
+def _text(name: str, path: Path) -> str:
+    """A stage's table, where and when it was measured, and what was wrong; or nothing."""
+    if not path.is_file():
+        return ""
+    stage = json.loads(path.read_text())
+    rows, (title, headers) = stage["rows"], STAGES[name]
+    if stage["dry"] or not rows:  # a dry run is of a CPU and of tiny shapes: it says nothing
+        return ""
+    counts = [sum(row["verdict"] == v for row in rows) for v in ("ok", "wrong", "not here")]
+    parts = [f"**{title}** ({_where(stage)}) " + "{} right, {} wrong, {} not run.".format(*counts)]
+    if headers:
+        lines = [headers, ["---"] * len(headers)]
+        for row in rows:
+            lines += row["cells"]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    bad = [f"- {row['name']}: {row['says']}" for row in rows if row["verdict"] == "wrong"]
+    return "\n\n".join([*parts, *(["\n".join(bad)] if bad else [])])
+
+
+def _where(stage: dict[str, Any]) -> str:
+    where = stage["where"]
+    versions = {name: where["versions"].get(name) for name in ("jax", "torch", "lrkv_jax")}
+    named = ", ".join(f"{name} {v}" for name, v in versions.items() if v)
+    dates = sorted({row["date"][:10] for row in stage["rows"]})
+    more = f" Left out: {'; '.join(stage['left_out'])}." if stage["left_out"] else ""
+    return f"{where['device']}, {named}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.{more}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    every = [*STAGES, TABLES]
     parser.add_argument("--out", type=Path, help="the folder of results")
-    parser.add_argument("--stages", default=",".join(STAGES), help="(default: %(default)s)")
+    parser.add_argument("--stages", default=",".join(every), help="(default: %(default)s)")
     parser.add_argument(
         "--limit", type=float, default=LIMIT, help="seconds of a stage, at most 480"
     )
     parser.add_argument("--within", type=float, default=1e9, help="seconds of all stages together")
     parser.add_argument("--dry", action="store_true", help="tiny shapes on a CPU")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="the pages of stage g")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="the tables' pages")
     parser.add_argument("--carry", type=Path, metavar="FILE.zip", help="pack packages and end")
     parser.add_argument("--carried", type=Path, metavar="FILE.zip", help="packages to use")
     given = parser.parse_args()
@@ -192,8 +276,8 @@ def main() -> int:
         carry(given.carry)
         return 0
     chosen = [name for name in given.stages.split(",") if name]
-    if unknown := [name for name in chosen if name not in STAGES]:
-        parser.error(f"--stages {unknown[0]}: use {','.join(STAGES)}")
+    if unknown := [name for name in chosen if name not in every]:
+        parser.error(f"--stages {unknown[0]}: use {','.join(every)}")
     if given.out is None or not 0 < given.limit <= LIMIT:
         parser.error("name a folder (--out DIR), and a --limit of at most 480 seconds")
     out, packed = given.out.resolve(), given.carried or ROOT / "carried.zip"
@@ -203,30 +287,17 @@ def main() -> int:
     docs = given.docs.resolve()
     find_packages(packed if packed.is_file() else None)
     os.chdir(ROOT)
-    if given.dry:
-        os.environ["JAX_PLATFORMS"] = "cpu"
     cache = os.path.join(tempfile.gettempdir(), f"first-light-programs-{os.getuid()}")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
-
-    import first_light_stages
-    import first_light_tables
-
     end, amiss = time.monotonic() + given.within, []
     for name in chosen:
         seconds = min(given.limit, end - time.monotonic())
-        if given.dry:  # the kernel's interpreter needs more threads than a small machine gives
-            count = 8 if name in "bd" else 1
-            os.environ["XLA_FLAGS"] = (
-                f"--xla_force_host_platform_device_count={count}"
-                " --xla_backend_optimization_level=0"  # nothing is measured
-            )
-        if name == "g":
-            first_light_tables.write(out, docs)
+        if name == TABLES:
+            write_tables(out, docs)
         elif seconds <= 0:
             amiss.append(f"{name}: left out: no time is left")
         else:
-            items = first_light_stages.stage(name, out, dry=given.dry)
-            amiss += run(Stage(name, out, given.dry), items, seconds)
+            amiss += run(Stage(name, out, given.dry), seconds)
     print("\n".join([*amiss, "all is measured" if not amiss else f"{len(amiss)} lines above"]))
     return 1 if amiss else 0
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,99 +10,81 @@ from pathlib import Path
 
 import pytest
 
-from lrkv_jax.doctor.child import Check
-
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "experiments" / "first_light.py"
 
 
 @pytest.fixture
-def light(experiment, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"))
+def light(experiment, monkeypatch, tmp_path):
+    """The script, with the stages of `support.planted_items`."""
     module = experiment("first_light")
-    monkeypatch.setattr(module, "WHERE", "planted_items:where")
+    monkeypatch.setattr(module, "PROGRAM", ROOT / "tests" / "support" / "planted_items.py")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "experiments"))
+    monkeypatch.setenv("LIGHT_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("LIGHT_PLACE", "a device")
     return module
 
 
 @pytest.fixture
-def works(tmp_path):
-    """A function (name) → an item that notes in a file that it ran; `works.ran()` reads that."""
+def measure(light, monkeypatch, tmp_path):
+    """A function (items) that measures them, and gives what is amiss."""
 
-    def item(name):
-        return Check(name, "planted_items:works", 10, "", {"name": name, "log": str(log)})
+    def run(items, seconds=60, dry=False):
+        monkeypatch.setenv("LIGHT_ITEMS", items)
+        return light.run(light.Stage("decoding", tmp_path, dry), seconds)
 
+    return run
+
+
+def ran(tmp_path):
     log = tmp_path / "log"
-    item.ran = lambda: log.read_text() if log.exists() else ""
-    return item
+    return log.read_text() if log.exists() else ""
 
 
-HANGS = Check("hangs", "planted_items:hangs", 0.5, "report it")
-CRASHES = Check("crashes", "planted_items:crashes", 10, "report it")
-
-
-def rows(tmp_path, name="c"):
-    content = json.loads((tmp_path / f"{name}.json").read_text())
+def rows(tmp_path):
+    content = json.loads((tmp_path / "decoding.json").read_text())
     return {row["name"]: row for row in content["rows"]}
 
 
-def test_what_hangs_or_crashes_is_a_row_the_next_item_runs_and_what_did_not_hang_is_tried_again(
-    light, works, tmp_path
-):
-    def run(*items):
-        return light.run(light.Stage("c", tmp_path, False), lambda facts: iter(items), 60)
-
-    hung = "c: hangs: did not answer within 0 s (last begun: a kernel)"
-    amiss = run(works("1"), HANGS, works("2"), CRASHES, works("3"))
-    found = rows(tmp_path)
-    assert works.ran() == "123" and list(found) == ["1", "hangs", "2", "crashes", "3"]
-    assert amiss == [hung, "c: crashes: ended with 3"]
-    content = json.loads((tmp_path / "c.json").read_text())
-    assert content["where"]["device"] == "a device" and found["1"]["date"].endswith("Z")
-    # The same items, all of which would work by now.
-    assert run(*map(works, ("1", "hangs", "2", "crashes", "3"))) == [hung]
-    assert works.ran() == "123crashes" and rows(tmp_path)["crashes"]["verdict"] == "ok"
-
-
-def test_a_stage_ends_in_time_and_resumes_with_what_is_missing(light, works, tmp_path):
-    long = Check("long", "planted_items:hangs", 100, "")
-    seen = []
-
-    def items(facts, *more):
-        yield works("1")
-        seen.append(dict(facts["1"]))
-        yield from more
-
-    stage = light.Stage("c", tmp_path, False)
-    assert light.run(stage, lambda facts: items(facts, long, works("2")), 1.0) == [
-        "c: left out: long, and what follows it"
+def test_what_hangs_crashes_or_raises_is_a_row_and_the_next_item_runs(measure, tmp_path):
+    hung = "decoding: hangs: did not answer within 0 s (last begun: a kernel)"
+    amiss = measure("1 hangs 2 crashes raises 3")
+    assert amiss == [
+        hung,
+        "decoding: crashes: ended with 3",
+        "decoding: raises: ValueError: no such kernel",
     ]
+    found = rows(tmp_path)
+    assert ran(tmp_path) == "123"
+    assert list(found) == ["1", "hangs", "2", "crashes", "raises", "3"]
+    content = json.loads((tmp_path / "decoding.json").read_text())
+    assert content["where"]["device"] == "a device" and found["1"]["date"].endswith("Z")
+    # What did not hang is measured again, and nothing else.
+    assert measure("1 hangs 2 crashes raises 3 4")[0] == hung
+    assert ran(tmp_path) == "1234"
+
+
+def test_a_stage_ends_in_time_and_resumes_with_what_is_missing(measure, tmp_path):
+    assert measure("1 long 2", 4.0) == ["decoding: left out: long, and what follows it"]
     assert list(rows(tmp_path)) == ["1"]
-    stage = light.Stage("c", tmp_path, False)
-    assert light.run(stage, lambda facts: items(facts, works("2")), 60) == []
-    # What the first item measured is known to what follows it, though it did not run again.
-    assert works.ran() == "12" and seen == [{"name": "1"}] * 2
+    assert measure("1 2") == []
+    assert ran(tmp_path) == "12"
 
 
-def test_rows_of_another_device_or_of_a_dry_run_are_not_mixed(light, works, tmp_path, monkeypatch):
-    def run(name, dry):
-        return light.run(light.Stage("c", tmp_path, dry), lambda facts: iter([works(name)]), 60)
-
-    assert run("1", False) == []
-    before = (tmp_path / "c.json").read_text()
-    (line,) = run("2", True)
-    assert "c.json is of a device: " in line
-    monkeypatch.setattr(light, "WHERE", "planted_items:elsewhere")
-    (line,) = run("2", False)
-    assert "c.json is of another place (device: a device)" in line
-    assert works.ran() == "1" and (tmp_path / "c.json").read_text() == before
+def test_rows_of_another_device_or_of_a_dry_run_are_not_mixed(measure, tmp_path, monkeypatch):
+    assert measure("1") == []
+    before = (tmp_path / "decoding.json").read_text()
+    (line,) = measure("2", dry=True)
+    assert "decoding.json is of a device: " in line
+    monkeypatch.setenv("LIGHT_PLACE", "another device")
+    (line,) = measure("2")
+    assert "decoding.json is of another place (device: a device)" in line
+    assert ran(tmp_path) == "1" and (tmp_path / "decoding.json").read_text() == before
 
 
-def test_a_stage_whose_process_does_not_start_says_so_and_the_next_one_runs(
-    light, works, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(light, "WHERE", "planted_items:crashes")
-    (line,) = light.run(light.Stage("b", tmp_path, False), lambda facts: iter([works("1")]), 60)
-    assert line == "b: ended with 3" and not works.ran()
+def test_a_stage_whose_process_does_not_start_says_so(measure, tmp_path, monkeypatch):
+    monkeypatch.setenv("LIGHT_PLACE", "nowhere")
+    assert measure("1") == ["decoding: ended with 3"] and not ran(tmp_path)
 
 
 def test_packages_are_packed_and_found(light, tmp_path, monkeypatch):
@@ -123,7 +104,7 @@ def test_packages_are_packed_and_found(light, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--stages", "a,h", "--out", "DIR"], "--stages h: use a,b,c,d,e,f,g"),
+        (["--stages", "runs,all"], "--stages all: use kernels,decoding,training,runs,tables"),
         ([], "name a folder (--out DIR)"),
         (["--out", "DIR", "--limit", "900"], "at most 480 seconds"),
         (["--out", "DIR", "--carried", "none.zip"], "--carried none.zip: no such file"),
@@ -151,8 +132,8 @@ def test_the_best_mha_of_the_run_may_be_pytorchs(experiment, monkeypatch):
     answer = {"rows": [{"name": "SDPA, flash", "us": 60.0}, {"name": "FlashInfer", "us": None}]}
     asked = []
     monkeypatch.setattr(stages, "_torch", lambda *how: asked.append(how) or answer)
-    settings = {"scales": ["quickstart"], "batches": [2], "lengths": [64], "samples": 3}
-    found = stages.decode(settings, None)
+    settings = {"scales": ("quickstart",), "batches": (2,), "lengths": (64,), "samples": 3}
+    found = stages.decode("here", settings)
     assert asked == [([2, 4, 4, 32, 64], 3)]
     assert found.measured["best_mha"] == "PyTorch SDPA, flash"
     assert found.says == (
@@ -160,19 +141,19 @@ def test_the_best_mha_of_the_run_may_be_pytorchs(experiment, monkeypatch):
         "lrkv full xla 30.0 µs, 0.50 of it"
     )
     assert found.verdict == "wrong"
-    ours = found.measured["report"]["rows"]
-    assert [one["time_over_best_mha"] for one in ours] == [80 / 60, 0.5, None]
+    best = "60.0 (PyTorch SDPA, flash)"
+    assert found.cells == [["here", best, "lrkv full", "xla", "30.0", "0.50", "", ""]]
 
 
 WHERE = {"device": "NVIDIA H200", "versions": {"jax": "0.11.2", "torch": "2.11.0"}}
 
 
 def plant(folder, name, *found, dry=False):
-    """A stage's file with rows of (name, verdict, measured)."""
+    """A stage's file with rows of (name, verdict, lines of the table)."""
     of = [
-        {"item": n, "name": n, "verdict": v, "says": "it was so", "measured": m,
+        {"name": n, "verdict": v, "says": "it was so", "measured": {}, "cells": cells,
          "date": "2026-12-01T08:00:00Z"}
-        for n, v, m in found
+        for n, v, cells in found
     ]  # fmt: skip
     content = {"stage": name, "dry": dry, "where": WHERE, "left_out": [], "rows": of}
     (folder / f"{name}.json").write_text(json.dumps(content))
@@ -190,58 +171,34 @@ def block(page, name):
     return text.partition(f"<!-- first light: {name} -->")[2].partition("<!-- end of")[0].strip()
 
 
-def test_tables_come_from_the_files_with_device_date_and_versions(experiment, tmp_path, docs):
-    decoded = {"variant": "lrkv", "rope": "full", "implementation": "mosaic", "us": 60.0,
-               "bytes_over_mha": 0.5, "share_of_copy": 0.8}  # fmt: skip
-    report = {"rows": [{**decoded, "variant": "mha", "us": 200.0}, decoded]}
-    best = {"best_mha": "PyTorch SDPA, flash", "best_mha_us": 120.0, "report": report}
-    plant(tmp_path, "b", ("the tests", "ok", {}), ("t1", "ok", {}), ("t2", "wrong", {}))
-    plant(tmp_path, "c", ("128m, batch 8, 8192 tokens", "ok", best), ("hung", "wrong", {}))
-    plant(tmp_path, "d", ("128m lrkv full, table", "ok", {"ratio": 0.9, "choice": {"ring": 6}}))
-    step = {"variant": "lrkv", "rope": "full", "ms": 90.0, "tokens_per_second": 364000.0,
-            "mfu_of_datasheet": 0.45, "mfu_of_ceiling": 0.6,
-            "time_over_mha": 1.04, "peak_bytes": 3e10}  # fmt: skip
-    curves = [
-        (f"{d}", "ok", {"variant": "lrkv", "scale": "128m", "dtype": d, "losses": [4.0, last]})
-        for d, last in (("bfloat16", 2.0), ("float32", 2.25))
-    ]
-    plant(tmp_path, "e", ("128m", "ok", {"report": {"rows": [step]}}), *curves)
-    run = {
-        "scale": "128m", "variant": "lrkv", "steps": 300, "losses": [9.0, 3.5],
-        "evaluation": {"bpb": {"bpb": 1.234}, "agreement": {"max_relative_error": 2e-3}},
-        "train_tokens_per_second": 3e5, "decode_tokens_per_second": 9e3, "decode_batch": 32,
-    }  # fmt: skip
-    plant(tmp_path, "f", ("lrkv", "ok", run))
-    experiment("first_light_tables").write(tmp_path, docs)
+def test_tables_come_from_the_files_with_device_date_and_versions(light, tmp_path, docs):
+    plant(tmp_path, "kernels", ("t1", "ok", []), ("t2", "wrong", []))
+    line = ["128m", "120.0 (SDPA)", "lrkv full", "mosaic", "60.0", "0.50", "0.50", "80%"]
+    plant(tmp_path, "decoding", ("128m", "ok", [line]), ("hung", "wrong", []))
+    plant(tmp_path, "training", ("128m", "ok", [["128m", "mha"], ["128m", "lrkv full"]]))
+    light.write_tables(tmp_path, docs)
     decoding, training = (
-        re.sub(" +", " ", block(docs / page, name))  # without what aligns the columns
-        for page, name in (("decode.md", "decoding"), ("performance.md", "training"))
+        block(docs / "decode.md", "decoding"),
+        block(docs / "performance.md", "training"),
     )
     place = "(NVIDIA H200, jax 0.11.2, torch 2.11.0, 2026-12-01.)"
-    assert decoding.count(place) == 3 and training.count(place) == 2
+    assert decoding.count(place) == 2 and training.count(place) == 1
     for line in (
-        "1 right, 1 wrong, 0 not run",
+        "1 right, 1 wrong, 0 not run.",
         "- t2: it was so",
-        "| 128m, batch 8, 8192 tokens | 120.0 (PyTorch SDPA, flash) | lrkv full | mosaic | 60.0 "
-        "| 0.50 | 0.50 | 80% |",
+        "| 128m | 120.0 (SDPA) | lrkv full | mosaic | 60.0 | 0.50 | 0.50 | 80% |",
         "- hung: it was so",
-        "| 128m lrkv full | 0.900 | ring 6 |",
     ):
         assert line in decoding
-    for line in (
-        "| 128m | lrkv full | 90.0 | 364,000 | 45.0% | 60.0% | 1.04 | 30.0 |",
-        "| 128m lrkv | 2 | 3.0000 | 3.1250 | 0.250 |",
-        "| 128m lrkv | 300 | 3.500 | 1.234 | 2.0e-03 | 300,000 | 9,000 (batch 32) |",
-    ):
-        assert line in training
+    assert "| 128m | mha |\n| 128m | lrkv full |" in training
 
 
 def test_without_files_or_with_a_dry_runs_the_pages_say_that_nothing_was_measured(
-    experiment, tmp_path, docs
+    light, tmp_path, docs
 ):
-    plant(tmp_path, "b", ("t1", "ok", {}), dry=True)
-    plant(tmp_path, "e")
-    experiment("first_light_tables").write(tmp_path, docs)
+    plant(tmp_path, "kernels", ("t1", "ok", []), dry=True)
+    plant(tmp_path, "training")
+    light.write_tables(tmp_path, docs)
     for page, name in (("decode.md", "decoding"), ("performance.md", "training")):
         says = block(docs / page, name)
         assert says == "Not measured on a GPU yet (`python experiments/first_light.py`)."
@@ -249,7 +206,7 @@ def test_without_files_or_with_a_dry_runs_the_pages_say_that_nothing_was_measure
         assert says == block(ROOT / "docs" / page, name)
 
 
-# What a machine with JAX and PyTorch lacks, but for what `--carry` packs for stages a to e.
+# What a machine with JAX and PyTorch lacks, except for what `--carry` packs for all but the runs.
 ABSENT = ("grain", "tensorflow_datasets", "array_record", "tensorboardX", "tree", "promise", "toml")
 BLOCK = """
 import sys
@@ -264,7 +221,7 @@ sys.meta_path.insert(0, Absent())
 
 
 @pytest.mark.slow
-def test_a_dry_run_executes_every_stage_and_a_to_e_without_the_data_libraries(tmp_path, docs):
+def test_a_dry_run_executes_every_stage_and_only_the_runs_need_the_data_libraries(tmp_path, docs):
     (tmp_path / "block").mkdir()
     (tmp_path / "block" / "sitecustomize.py").write_text(BLOCK.format(absent=ABSENT))
     out = tmp_path / "out"
@@ -276,14 +233,12 @@ def test_a_dry_run_executes_every_stage_and_a_to_e_without_the_data_libraries(tm
             text=True, timeout=900,
         )  # fmt: skip
 
-    first = run("a,b,c,d,e", PYTHONPATH=str(tmp_path / "block"))
+    first = run("kernels,decoding,training", PYTHONPATH=str(tmp_path / "block"))
     assert first.returncode == 0, first.stdout + first.stderr
-    second = run("f,g")
+    second = run("runs,tables")
     assert second.returncode == 0, second.stdout + second.stderr
-    for name in "abcdef":
+    for name in ("kernels", "decoding", "training", "runs"):
         content = json.loads((out / f"{name}.json").read_text())
         assert content["rows"] and content["where"]["versions"]["jax"] and not content["left_out"]
-        assert {row["verdict"] for row in content["rows"]} <= {"ok", "not here", "slow"}
-    (table,) = out.glob("tuned-*.json")
-    assert json.loads(table.read_text())["device"] == "cpu"
+        assert {row["verdict"] for row in content["rows"]} == {"ok"}
     assert "Not measured on a GPU yet" in block(docs / "decode.md", "decoding")

@@ -1,30 +1,50 @@
-"""Items of a stage of experiments/first_light.py, for its child process; nothing loads JAX."""
+"""Stages that stand in for those of experiments/first_light_stages.py; nothing loads JAX.
+
+LIGHT_PLACE is where they are measured, LIGHT_ITEMS what they have: `hangs`, `crashes`, `long`, or
+names of items that note in the file LIGHT_LOG that they ran.
+"""
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 
-from lrkv_jax.doctor.finding import OK, Finding, at
+import first_light_stages as stages
+from first_light_stages import OK, Found, Item
 
 
-def where(device="a device"):
-    return Finding("where", OK, device, "", {"device": device, "versions": {}, "sources": "s"})
+def where():
+    if os.environ["LIGHT_PLACE"] == "nowhere":
+        os._exit(3)
+    return {"device": os.environ["LIGHT_PLACE"], "versions": {}, "sources": "s"}
 
 
-def elsewhere():
-    return where("another device")
-
-
-def works(name, log):
-    with Path(log).open("a") as file:
+def works(name):
+    with Path(os.environ["LIGHT_LOG"]).open("a") as file:
         file.write(name)
-    return Finding(name, OK, "it worked", "", {"name": name})
+    return Found(OK, "it worked", {"name": name}, [[name]])
 
 
 def hangs():
-    at("a kernel")
+    stages.doing("a kernel")
     time.sleep(1000)
 
 
-def crashes():
-    os._exit(3)
+def raises():
+    raise ValueError("no such\nkernel")
+
+
+def planted(folder, *, dry):
+    special = {
+        "hangs": Item("hangs", 0.5, hangs),
+        "crashes": Item("crashes", 10, lambda: os._exit(3)),
+        "long": Item("long", 100, hangs),
+        "raises": Item("raises", 10, raises),
+    }
+    for name in os.environ["LIGHT_ITEMS"].split():
+        yield special.get(name) or Item(name, 10, partial(works, name))
+
+
+if __name__ == "__main__":
+    stages.where, stages.STAGES["decoding"] = where, planted
+    stages.main()
