@@ -6,7 +6,7 @@
 |---|---|
 | kernels | `pytest -m gpu`: kernels at every scale against float32 oracles, in bfloat16 |
 | decoding | decode attention beside the best MHA: XLA, cuDNN, Pallas, PyTorch and its libraries |
-| training | training steps, remat policies, the optimizer's share |
+| training | training steps, remat policies |
 | runs | 128M pretrained on the embedded corpus: held-out loss, decode agreement, tokens/s |
 | tables | the tables of docs/decode.md and docs/performance.md, from the files in DIR |
 
@@ -52,8 +52,7 @@ STAGES = {
     ),
     "training": (
         "Training steps",
-        ("step", "variant", "ms", "tokens/s", "MFU of sheet", "of products",
-         "optimizer's share", "of MHA", "peak GB"),
+        ("step", "variant", "ms", "tokens/s", "MFU of sheet", "of products", "of MHA", "peak GB"),
     ),
     "runs": (
         "Runs on the embedded corpus",

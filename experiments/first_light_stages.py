@@ -273,7 +273,7 @@ def training(folder: Path, *, dry: bool) -> Iterator[Item]:
 
 
 def train_step(name: str, settings: dict[str, Any]) -> Found:
-    """Steps of some lines, in turn, with the parts that they spend their time in."""
+    """Steps of some lines, in turn."""
     from lrkv_jax.bench import report
     from lrkv_jax.bench import train as bench
 
@@ -283,11 +283,10 @@ def train_step(name: str, settings: dict[str, Any]) -> Found:
     for row in (row for row in rows if row["ms"]):
         variant = " ".join(filter(None, (row["variant"], row["rope"])))
         sheet, ratio = row["mfu_of_datasheet"], row["time_over_mha"]
-        muon_share = row["optimizer_ms"] / row["ms"]
         says.append(f"{variant} {row['ms']:.1f} ms, MFU {sheet or row['mfu_of_ceiling']:.1%}")
         cells.append([
             name, variant, f"{row['ms']:.1f}", f"{row['tokens_per_second']:,.0f}",
-            f"{sheet:.1%}" if sheet else "", f"{row['mfu_of_ceiling']:.1%}", f"{muon_share:.1%}",
+            f"{sheet:.1%}" if sheet else "", f"{row['mfu_of_ceiling']:.1%}",
             f"{ratio:.2f}" if ratio else "", f"{row['peak_bytes'] / 1e9:.1f}",
         ])  # fmt: skip
     return judged(faults, "; ".join(says), {"report": found}, cells)

@@ -34,7 +34,7 @@ from lrkv_jax.attention.tiles import attend_tiles
 from lrkv_jax.attention.whole_sequences import attend_whole
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
+from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.nn.norm import gained, rms_norm
 from lrkv_jax.nn.on_tensor import on_tensor
 from lrkv_jax.nn.rope import frequencies, logit_factor, rope_angles, rotate

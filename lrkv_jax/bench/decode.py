@@ -204,7 +204,7 @@ def _measure(settings, rows_of: list[tuple[Line, list[Row]]], lengths_B, length)
         for name in dict.fromkeys(row.implementation for row in rows):
             made = [row for row in rows if row.implementation == name]
             implementation = IMPLEMENTATIONS[name]
-            if reason := implementation.objection(problem):
+            if reason := implementation.unsupported_reason(problem):
                 _put_down(made, report.SKIPPED, reason)
                 continue
             truth = truth or gate.truth_of(problem)

@@ -26,14 +26,14 @@ from lrkv_jax.kernels.int8 import Int8Rows
 class Implementation:
     """`attend(problem, given, cache, lengths_B)` gives (outputs, log-sum-exp or None).
 
-    `objection(problem)` says why it cannot solve a problem, or gives None. `arrange` lays a cache
-    out as the implementation would keep it; that is not timed.
+    `unsupported_reason(problem)` says why it cannot solve a problem, or gives None. `arrange` lays
+    a cache out as the implementation would keep it; that is not timed.
     """
 
     name: str
     attend: Callable[..., tuple[jax.Array, jax.Array | None]]
     says: str
-    objection: Callable[[Problem], str | None] = lambda problem: None
+    unsupported_reason: Callable[[Problem], str | None] = lambda problem: None
     arrange: Callable[[Any], Any] = lambda cache: cache
 
 
@@ -55,7 +55,7 @@ def _on_gpu(problem):
     return _whole_keys(problem)
 
 
-def _cudnn_objection(problem):
+def _cudnn_reason(problem):
     if missing := _on_gpu(problem):
         return missing
     dtype = problem.cache.k_BSGK.dtype
@@ -118,7 +118,7 @@ IMPLEMENTATIONS = {
             "cudnn",
             partial(_jax_nn, "cudnn"),
             "jax.nn.dot_product_attention by cuDNN",
-            _cudnn_objection,
+            _cudnn_reason,
         ),
         Implementation("pallas", _pallas, "Pallas's decode_attention (Triton)", _on_gpu, _by_group),
         Implementation(

@@ -26,7 +26,7 @@ from lrkv_jax.decode.sampling import TOPS, Sampling
 from lrkv_jax.decode.schedule import Scheduler, Shape
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
-from lrkv_jax.kernels.split_kv.plan import MOST_QUERIES
+from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.nn.dtype import resolve_dtype
 
 # Tokens of prompts that are read at once: memory is linear in it. A CPU takes as long for a short

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lrkv_jax.kernels.split_kv.schedule import TILE
+from lrkv_jax.kernels.gpu.schedule import TILE
 
 PAGE = TILE  # tokens: the tile of the kernels, which read a page at a time
 # Where rows without a sequence write, and what a table's unused entries say.

@@ -6,6 +6,6 @@
 | `finding` | a line of the report |
 | `child` | the process that checks run in: one that hangs or crashes ends with a line |
 | `versions`, `machine` | packages, CUDA and driver; cores, memory, disk and clock |
-| `devices`, `kernels`, `steps` | JAX's devices and their rates; kernels and steps against oracles |
+| `devices`, `steps` | JAX's devices and their rates; training steps against the CPU's |
 | `expectations` | what `plan` says of these rates |
 """

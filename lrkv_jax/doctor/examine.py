@@ -30,7 +30,7 @@ DEVICE = (
     "look at its clocks, power and heat (nvidia-smi -q, dmesg); CUDA_VISIBLE_DEVICES leaves it out"
 )
 LINKS = "look at the links (nvidia-smi topo -m, NCCL_DEBUG=INFO)"
-KERNELS = "set model.decode_kernel=xla and model.train_kernel=chunked, and report it"
+STEP = "set model.train_kernel=chunked, and report it"
 
 
 def checks(facts: Facts) -> Iterator[Check]:
@@ -59,13 +59,9 @@ def _on_devices(facts: Facts, count: int) -> Iterator[Check]:
         yield _check(f"device {index}", "devices:speed", 30, DEVICE, index=index)
     for kind in COLLECTIVES if count > 1 else ():
         yield _check(f"{kind} of {count}", "devices:between", 30, LINKS, kind=kind)
-    yield _check("kernels, loss", "kernels:loss", 25, KERNELS)
-    for line in lines_of(SCALE, None, None):
-        where = {"variant": line.variant, "rope": line.rope}
-        yield _check(f"kernels, {line.name}", "kernels:of_line", 25, KERNELS, **where)
     for line in lines_of(SCALE, None, [OWN]):
         name = f"training step, {line.variant}"
-        yield _check(name, "steps:of_variant", 40, KERNELS, variant=line.variant)
+        yield _check(name, "steps:of_variant", 40, STEP, variant=line.variant)
     copies, products = (facts[f"device 0: {what}"] for what in ("copies", "products"))
     if copies and products:  # else their lines say why not
         links = facts[f"all-reduce of {count}"].get("bytes_per_second", {})

@@ -1,9 +1,9 @@
 """Choose the implementation of a decode kernel, and log the choice once.
 
-`auto` takes the Mosaic kernel on a Hopper GPU if the kernel supports the shape and dtype and has
-passed its check on this device (`lrkv_jax.kernels.proof`), and the XLA path everywhere else. `xla`,
-`mosaic` and `interpret` (the Mosaic kernel in Pallas's interpreter, on a CPU, for tests, unchecked)
-force one, and raise where it cannot run.
+`auto` takes the Mosaic kernel on a Hopper GPU if the kernel supports the shape and dtype and passes
+its check on this device (`lrkv_jax.kernels.gpu.kernel_check`), and the XLA path everywhere else.
+`xla`, `mosaic` and `interpret` (the Mosaic kernel in Pallas's interpreter, on a CPU, for tests,
+unchecked) force one, and raise where it cannot run.
 """
 
 import functools
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import jax
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.kernels import proof
+from lrkv_jax.kernels.gpu import kernel_check
 from lrkv_jax.kernels.int8 import Int8Rows
-from lrkv_jax.kernels.trial import Trial
 
 IMPLEMENTATIONS = ("auto", "xla", "mosaic", "interpret")
 # With 8 the kernels of every mode end; with 4 LRKV's wait forever.
@@ -41,45 +40,47 @@ class Kernel(NamedTuple):
 
         `found` is (plan, None), or (None, the reason why `mosaic` cannot take the arrays); `axes`
         has the letters of the arrays' axes. Where there is a page table ("BN"), arrays with both B
-        and S are pools, of pages and their slots. `own` goes to `xla` alone; a trial's arrays have
-        what its defaults say.
+        and S are pools, of pages and their slots. `own` goes to `xla` alone; the arrays of the
+        kernel's check have what its defaults say.
         """
-        plan, objection = found
+        plan, unsupported_reason = found
         parts = jax.tree.leaves(arrays, is_leaf=lambda part: isinstance(part, Int8Rows))
         if any(isinstance(part, Int8Rows) for part in parts):
-            objection = "it reads no int8 cache"
+            unsupported_reason = "it reads no int8 cache"
 
-        def doubt():
-            return proof.doubt(Trial.of(self.mosaic, self.xla, plan, axes, arrays, scale))
+        def failure_reason():
+            call = kernel_check.KernelCall.of(self.mosaic, self.xla, plan, axes, arrays, scale)
+            return kernel_check.failure_reason(call)
 
-        chosen = choose(self.name, impl, objection, doubt)
+        chosen = choose(self.name, impl, unsupported_reason, failure_reason)
         if chosen == "xla":
             return self.xla(*arrays, lengths_B, scale, **own)
         return self.mosaic(plan, *arrays, lengths_B, scale, chosen == "interpret")
 
 
-def choose(kernel, impl, objection, doubt):
+def choose(kernel, impl, unsupported_reason, failure_reason):
     """The implementation to run: "xla", "mosaic" or "interpret".
 
-    `objection` is the reason why the Mosaic kernel cannot take the arguments, or None; `doubt()`
-    the reason why it must not run on this GPU, or None, asked for if nothing else is against it.
-    Raises `LrkvError` for an unknown name, and for a forced kernel that cannot run.
+    `unsupported_reason` is the reason why the Mosaic kernel cannot take the arguments, or None;
+    `failure_reason()` the reason why it must not run on this GPU, or None, asked for if nothing
+    else is against it. Raises `LrkvError` for an unknown name, and for a forced kernel that cannot
+    run.
     """
     if impl not in IMPLEMENTATIONS:
         raise LrkvError(f"decode kernel {impl!r} is unknown: use {', '.join(IMPLEMENTATIONS)}")
     if impl == "xla":
         return settle(kernel, impl, "asked for")
-    against = _missing_threads() if impl == "interpret" else _missing_gpu()
-    against = against or objection
-    doubted = None if against or impl == "interpret" else doubt()
-    against = against or doubted
+    reason = _missing_threads() if impl == "interpret" else _missing_gpu()
+    reason = reason or unsupported_reason
+    failed = None if reason or impl == "interpret" else failure_reason()
+    reason = reason or failed
     if impl in ("mosaic", "interpret"):
-        if against:
-            raise LrkvError(f"{kernel} cannot run as {impl}: {against}; use xla")
+        if reason:
+            raise LrkvError(f"{kernel} cannot run as {impl}: {reason}; use xla")
         return settle(kernel, impl, "asked for")
-    reason = against or "it equals XLA on this GPU"
-    chosen = "xla" if against else "mosaic"
-    return settle(kernel, chosen, reason, best="mosaic", loud=bool(doubted))
+    chosen = "xla" if reason else "mosaic"
+    reason = reason or "it equals XLA on this GPU"
+    return settle(kernel, chosen, reason, best="mosaic", loud=bool(failed))
 
 
 def choices():
@@ -90,13 +91,12 @@ def choices():
 def settle(kernel, chosen, reason, *, best=None, loud=False):
     """Remember a choice, and log it once unless it was asked for; returns it.
 
-    A `loud` one is logged as a warning, and on a GPU any other than `best`; by process 0 alone.
+    A `loud` one is logged as a warning, and on a GPU process 0 warns of any other than `best`.
     """
     _choices[kernel] = f"{chosen}: {reason}"
     if best:
-        worse = jax.default_backend() == "gpu" and chosen != best
-        warn = (worse or loud) and jax.process_index() == 0
-        _say(kernel, chosen, reason, logging.WARNING if warn else logging.INFO)
+        worse = jax.default_backend() == "gpu" and chosen != best and jax.process_index() == 0
+        _log_once(kernel, chosen, reason, logging.WARNING if worse or loud else logging.INFO)
     return chosen
 
 
@@ -125,6 +125,6 @@ def _missing_threads():
     )
 
 
-@functools.cache  # logs each message once
-def _say(kernel, chosen, reason, level):
+@functools.cache
+def _log_once(kernel, chosen, reason, level):
     _log.log(level, "%s runs on %s: %s", kernel, chosen, reason)

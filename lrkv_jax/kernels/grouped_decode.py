@@ -5,7 +5,8 @@ K head width
 """
 
 from lrkv_jax.kernels import dispatch, online
-from lrkv_jax.kernels.split_kv import choice, columns
+from lrkv_jax.kernels.gpu import columns
+from lrkv_jax.kernels.gpu import plan as plans
 
 
 def grouped_decode(
@@ -22,7 +23,7 @@ def grouped_decode(
 
     `impl` is one of `dispatch.IMPLEMENTATIONS`. With `bits` = "exact" the results of a sequence
     depend, to the last bit, on its own length and cache alone; "fast" splits long sequences over
-    more of a GPU, by the lengths of the whole batch (`split_kv.schedule`). Returns float32
+    more of a GPU, by the lengths of the whole batch (`gpu.schedule`). Returns float32
     outputs [B, T, H, K] and log-sum-exp [B, T, H]: 0 and −1e30 for a query that sees nothing.
     """
     arrays, axes = (q_BTHK, k_BSGK, v_BSGK, pages_BN), ("BTHK", "BSGK", "BSGK", "BN")
@@ -35,7 +36,7 @@ def _plan(q_BTHK, k_BSGK, pages_BN, impl, bits):
     """(plan, None), or (None, reason why the Mosaic kernel cannot run)."""
     _, T, H, K = q_BTHK.shape
     slots, G = k_BSGK.shape[1:3]
-    return choice.find(
+    return plans.find(
         k_BSGK.dtype, {"head width": K}, impl,
         T=T, slots=slots, paged=pages_BN is not None, H=H, G=G, bits=bits,
         key_widths=(K,), value_width=K,
@@ -44,7 +45,7 @@ def _plan(q_BTHK, k_BSGK, pages_BN, impl, bits):
 
 def _mosaic(plan, q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, interpret):
     # Imported here: a CPU needs no Pallas, and it takes a while to load.
-    from lrkv_jax.kernels.split_kv.launch import attend
+    from lrkv_jax.kernels.gpu.launch import attend
 
     T, K = q_BTHK.shape[1], q_BTHK.shape[3]
     queries = columns.to_columns(plan, q_BTHK.astype(k_BSGK.dtype))

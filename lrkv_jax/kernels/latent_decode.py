@@ -27,8 +27,8 @@ import jax
 import jax.numpy as jnp
 
 from lrkv_jax.kernels import angles, dispatch, online
-from lrkv_jax.kernels.split_kv import choice, columns
-from lrkv_jax.kernels.split_kv import plan as plans
+from lrkv_jax.kernels.gpu import columns
+from lrkv_jax.kernels.gpu import plan as plans
 
 
 class Rotation(NamedTuple):
@@ -112,7 +112,7 @@ def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, page
         return None, "it rebuilds no keys from a latent of all heads"
     if rotation is not None and C % (2 * plans.WIDTH):
         return None, f"latent width = {C}: the kernel rotates latents of a multiple of 128"
-    return choice.find(
+    return plans.find(
         latent_BSC.dtype, {"latent width": C, "rope-key width": P}, impl,
         T=T, slots=latent_BSC.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
         key_widths=(C, P) if P else (C,), value_width=C, values_in_keys=True,
@@ -125,7 +125,7 @@ def _mosaic(
     scale, interpret,
 ):  # fmt: skip
     # Imported here: a CPU needs no Pallas, and it takes a while to load.
-    from lrkv_jax.kernels.split_kv.launch import attend
+    from lrkv_jax.kernels.gpu.launch import attend
 
     T, C = q_BTHX.shape[1], latent_BSC.shape[-1]
     dtype = latent_BSC.dtype

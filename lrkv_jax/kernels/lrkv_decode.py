@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from lrkv_jax.kernels import angles, dispatch, online
-from lrkv_jax.kernels.split_kv import choice, columns
-from lrkv_jax.kernels.split_kv import plan as plans
+from lrkv_jax.kernels.gpu import columns
+from lrkv_jax.kernels.gpu import plan as plans
 
 
 class Residual(NamedTuple):
@@ -177,7 +177,7 @@ def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_
             return None, f"head width = {K}: the kernel rotates keys of up to 128"
     if inverse_norm_BGS is not None:
         own |= {"norm_heads": 1, "shared_norm": inverse_norm_BGS.shape[1] == 1}
-    return choice.find(
+    return plans.find(
         k_shared_BSK.dtype, widths, impl,
         T=T, slots=k_shared_BSK.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
         key_widths=(K,), value_width=K, **own,
@@ -197,7 +197,7 @@ def _mosaic(
     interpret,
 ):
     # Imported here: a CPU needs no Pallas, and it takes a while to load.
-    from lrkv_jax.kernels.split_kv.launch import attend
+    from lrkv_jax.kernels.gpu.launch import attend
 
     repeats, q_BTHK, residual = _by_group(q_BTHK, residual)
     T, K = q_BTHK.shape[1], q_BTHK.shape[3]

@@ -35,6 +35,7 @@ GOAL = {
 }  # fmt: skip
 # Today's lines; each is its goal in the end.
 NOW = {
+<<<<<<< HEAD
     "config": 1976, "models": 2224, "kernels": 3661, "optim": 475, "distributed": 1610,
     "training": 3445, "data": 4144, "inference": 2541, "serving": 2212, "evaluation": 2164,
     "interop": 2258, "cli": 1812, "lab": 13691, "": 236,
@@ -47,6 +48,20 @@ TWICE = {
     "Chat", "Generation", "Given", "Group", "Instruction", "Layout", "Limits", "Line",
     "Message", "Outcome", "Piece", "Plan", "Problem", "Program", "Row", "Rows", "Settings",
     "Shape", "Text", "Told", "Verdict", "Work",
+=======
+    "config": 1976, "models": 2224, "kernels": 3078, "optim": 475, "distributed": 1913,
+    "training": 3665, "data": 4689, "inference": 2541, "serving": 2212, "evaluation": 2300,
+    "interop": 2258, "cli": 2041, "lab": 13886, "": 236,
+}  # fmt: skip
+# Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
+# 20,000 and 2,000 in the end.
+ENTRIES, FILES, TESTS, EXPERIMENTS = 35, 331, 30_350, 3_400
+# Class names that stand for two or more things; none in the end.
+TWICE = {
+    "Piece", "Chat", "Layout", "Text", "Row", "Line", "Group", "Limits", "Work", "Generation",
+    "Outcome", "Told", "Plan", "Rows", "Given", "Message",
+    "Program", "Problem", "Settings",
+>>>>>>> 0f74556 (Check the Mosaic kernel once, in the process that decodes)
 }  # fmt: skip
 
 

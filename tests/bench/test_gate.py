@@ -171,9 +171,9 @@ def test_a_program_of_several_calls_takes_each_buffer_in_turn(monkeypatch):
 
 def test_peers_object_where_they_cannot_help():
     grouped, factored = problem_of("mha"), problem_of("lrkv-full")
-    said = {name: each.objection(grouped) for name, each in IMPLEMENTATIONS.items()}
+    said = {name: each.unsupported_reason(grouped) for name, each in IMPLEMENTATIONS.items()}
     assert said["xla"] is said["jax"] is None
     assert "not a GPU" in said["cudnn"] and "not a GPU" in said["pallas"]
     assert "nothing to rebuild" in said["naive"]
-    assert "whole keys" in IMPLEMENTATIONS["jax"].objection(factored)
-    assert IMPLEMENTATIONS["naive"].objection(factored) is None
+    assert "whole keys" in IMPLEMENTATIONS["jax"].unsupported_reason(factored)
+    assert IMPLEMENTATIONS["naive"].unsupported_reason(factored) is None

@@ -19,19 +19,10 @@ def slow_fsync(descriptor, real=os.fsync):
 
 os.fsync = slow_fsync
 
-def wrong(module):
-    real = module._xla
-    module._xla = lambda *a, **named: tuple(1.01 * x for x in real(*a, **named))
-
-def hangs(module):
-    module._xla = lambda *a, **named: time.sleep(1000)
-
 def broken(module):
     module._after_a_step = None
 
 FAULTS = {
-    "lrkv_jax.kernels.lrkv_decode": wrong,
-    "lrkv_jax.kernels.latent_decode": hangs,
     "lrkv_jax.doctor.steps": broken,  # no step is compiled and run a second time
 }
 
@@ -79,8 +70,6 @@ def test_this_machine_is_right_for_the_work(tmp_path):
     for name in load_config("128m").variants:
         for line in (f"training step, {name}", f"expect, {name}"):
             assert lines[line]["verdict"] == "ok", lines[line]
-    for name in ("mha", "mla", "lrkv full", "lrkv shared", "lrkv latent"):
-        assert lines[f"kernels, {name}"]["verdict"] == "ok"
     assert report["versions"]["jax"] and report["date"] and report["device"]
     assert lines["device 0: copies"]["measured"]["bytes_per_second"] > 0
 
@@ -99,17 +88,9 @@ def test_each_planted_fault_is_found(tmp_path):
     (planted / "sitecustomize.py").write_text(PLANTED)
     code, report, lines = doctor(tmp_path, PYTHONPATH=str(planted))
     assert code == 2 and report["doctor"] == "wrong"
-    for name in ("lrkv full", "lrkv shared", "lrkv latent"):
-        found = lines[f"kernels, {name}"]
-        assert found["verdict"] == "wrong" and "decode xla differs" in found["says"]
-        assert "decode_kernel" in found["mend"]
-    found = lines["kernels, mla"]
-    assert found["verdict"] == "wrong" and "did not answer within" in found["says"]
-    assert "decode xla" in found["says"]
     for name in load_config("128m").variants:
         found = lines[f"training step, {name}"]
         assert found["verdict"] == "wrong" and "TypeError" in found["says"] and found["mend"]
     found = lines["CUDA wheels"]
     assert found["verdict"] == "wrong" and "nvidia-cudnn-cu13 is 9.1.0.70" in found["says"]
     assert lines["disk"]["verdict"] == "slow" and lines["disk"]["mend"]
-    assert lines["kernels, mha"]["verdict"] == "ok"

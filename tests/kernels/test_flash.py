@@ -180,7 +180,7 @@ def test_tiles_above_the_diagonal_are_never_made():
 
 
 def test_the_longest_sequences_choose_tiles_and_the_choice_is_logged_once(caplog):
-    dispatch._say.cache_clear()
+    dispatch._log_once.cache_clear()
     with caplog.at_level("INFO", logger="lrkv_jax.kernels"):
         chosen = [flash.choose(*arrays(1, T, 1, 1, 8, 8)[:3]) for T in (8, 511, 512, 4096)]
     assert chosen == ["whole", "whole", "chunked", "chunked"]

@@ -1,8 +1,8 @@
 """On a GPU: each compiled kernel at every scale, in bfloat16, against float32 oracles.
 
-`pytest -m gpu tests/kernels`. A decode kernel meets the problem that it is tried on before first
-use (`lrkv_jax.kernels.trial`): ragged lengths, one of them 0, NaN past each, rings that are used
-again. The oracles are the definitions (`lrkv_jax.kernels.reference`). On a CPU the same checks run
+`pytest -m gpu tests/kernels`. A decode kernel meets the problem of its check before first use
+(`lrkv_jax.kernels.gpu.kernel_check`): ragged lengths, one of them 0, NaN past each, rings that are
+used again. The oracles are the definitions (`support.reference`). On a CPU the same checks run
 interpreted, at tiny shapes.
 """
 
@@ -12,11 +12,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
-from support import targets
+from support import reference, targets
 
 from lrkv_jax.config import load_config
-from lrkv_jax.kernels import dispatch, flash, online, proof, reference, trial
-from lrkv_jax.kernels.split_kv import plan as plans
+from lrkv_jax.kernels import dispatch, flash, online
+from lrkv_jax.kernels.gpu import kernel_check
+from lrkv_jax.kernels.gpu import plan as plans
 
 # The paper's 36 x 2304, 128M, 24 x 1536 and 6.3B.
 SCALES = ("2.5b", "128m", "1.2b", "6.3b")
@@ -29,17 +30,17 @@ GRADIENT_TOLERANCE = 2e-2
 
 
 class Asked(Exception):
-    """The trial that would come before a kernel's first use."""
+    """The call that would be checked before a kernel's first use."""
 
 
-def trial_of(monkeypatch, *case):
-    """The trial of a case of `targets`, with its plan for a GPU."""
+def call_of(monkeypatch, *case):
+    """The check's call of a case of `targets`, with its plan for a GPU."""
 
-    def doubt(found):
+    def failure_reason(found):
         raise Asked(found)
 
     monkeypatch.setattr(dispatch, "_missing_gpu", lambda: None)
-    monkeypatch.setattr(proof, "doubt", doubt)
+    monkeypatch.setattr(kernel_check, "failure_reason", failure_reason)
     function, arguments = targets.case(*case[:3], jax.ShapeDtypeStruct, *case[3:])
     with pytest.raises(Asked) as asked:
         jax.eval_shape(function, *arguments)
@@ -49,15 +50,15 @@ def trial_of(monkeypatch, *case):
 
 
 def difference(found, *, interpret):
-    """How far the kernel is from the oracle, as `trial.TOLERANCE` counts it."""
-    arrays, lengths_B = jax.jit(partial(trial.problem, found))(0)
+    """How far the kernel is from the oracle, as `kernel_check.TOLERANCE` counts it."""
+    arrays, lengths_B = jax.jit(partial(kernel_check.problem, found))(0)
     whole = jax.tree.map(partial(contiguous, arrays[-1]), found.axes[:-1], arrays[:-1])
     oracle = getattr(reference, found.mosaic.__module__.rpartition(".")[2])
     wanted = jax.jit(partial(oracle, scale=found.scale))(*whole, lengths_B)
     got = jax.jit(
         lambda arrays, n_B: found.mosaic(found.plan, *arrays, n_B, found.scale, interpret)
     )(arrays, lengths_B)
-    return float(trial.error(got, wanted))
+    return float(kernel_check.error(got, wanted))
 
 
 def contiguous(pages_BN, axes, leaf):
@@ -76,7 +77,7 @@ def on_gpu():
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_a_compiled_decode_kernel_meets_the_float32_oracle(case, monkeypatch):
     on_gpu()
-    assert difference(trial_of(monkeypatch, *case), interpret=False) < trial.TOLERANCE
+    assert difference(call_of(monkeypatch, *case), interpret=False) < kernel_check.TOLERANCE
 
 
 @pytest.mark.slow
@@ -86,8 +87,8 @@ def test_a_compiled_decode_kernel_meets_the_float32_oracle(case, monkeypatch):
 )
 def test_the_same_check_runs_interpreted_on_a_cpu(variant, how, monkeypatch):
     monkeypatch.setattr(plans, "MULTIPROCESSORS", 1)
-    found = trial_of(monkeypatch, "quickstart", variant, 1, how)
-    assert difference(found, interpret=True) < trial.TOLERANCE
+    found = call_of(monkeypatch, "quickstart", variant, 1, how)
+    assert difference(found, interpret=True) < kernel_check.TOLERANCE
 
 
 def gradients_differ(impl, scale, T):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrkv_jax.kernels.split_kv import schedule
-from lrkv_jax.kernels.split_kv.schedule import BITS, LEAST_TILES, PIECE, TILE
+from lrkv_jax.kernels.gpu import schedule
+from lrkv_jax.kernels.gpu.schedule import BITS, LEAST_TILES, PIECE, TILE
 
 SLOTS = 5000
 # A shape is then one program, not one for each operation.

@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from support import reference
 
-from lrkv_jax.kernels import grouped_decode, latent_decode, lrkv_decode, reference
+from lrkv_jax.kernels import grouped_decode, latent_decode, lrkv_decode
 
 MASKED = -1e30
 SCALE = 0.6

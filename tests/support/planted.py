@@ -3,10 +3,6 @@
 Each has the arguments of a kernel's `mosaic` part, and runs where there is no GPU.
 """
 
-import os
-import signal
-
-import jax
 import jax.numpy as jnp
 
 from lrkv_jax.kernels import grouped_decode
@@ -38,13 +34,3 @@ def forgets_the_last_partial_tile(
 
 def raises(plan, q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, interpret):
     raise NotImplementedError("no such\ninstruction")
-
-
-def never_ends(plan, q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, interpret):
-    """As on a GPU: the device is busy for ever, and no signal handler of Python's is reached."""
-    wait = jax.lax.while_loop(lambda n: n >= 0, lambda n: (n + 1) % 1000, lengths_B.max())
-    return xla(q_BTHK + wait, k_BSGK, v_BSGK, pages_BN, lengths_B, scale)
-
-
-def ends_its_process(plan, q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, interpret):
-    os.kill(os.getpid(), signal.SIGSEGV)

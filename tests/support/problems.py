@@ -4,13 +4,13 @@ import functools
 
 import numpy as np
 import pytest
+from support import reference
 from support.variants import ALL, small
 
 from lrkv_jax.attention import grouped, lrkv, mla
 from lrkv_jax.bench import gate
 from lrkv_jax.bench.problems import make_problem
 from lrkv_jax.config import LRKV
-from lrkv_jax.kernels import reference
 
 # Of LRKV the odd rank, which is padded, in each mode, tied and not.
 ENTRIES = {

@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from lrkv_jax.config import load_config
-from lrkv_jax.kernels import dispatch, grouped_decode, latent_decode, lrkv_decode, proof
-from lrkv_jax.kernels.split_kv.schedule import TILE
+from lrkv_jax.kernels import dispatch, grouped_decode, latent_decode, lrkv_decode
+from lrkv_jax.kernels.gpu import kernel_check
+from lrkv_jax.kernels.gpu.schedule import TILE
 
 SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
 MODES = ("full", "shared", "latent")
@@ -98,10 +99,10 @@ class _Planned(Exception):
 def kernels(how):
     """{a case's name: (its plan, the names of all cases of `how` with the same machine code)}."""
 
-    def planned(trial):
-        raise _Planned(trial.plan)
+    def planned(call):
+        raise _Planned(call.plan)
 
-    dispatch._missing_gpu, proof.doubt = lambda: None, planned
+    dispatch._missing_gpu, kernel_check.failure_reason = lambda: None, planned
     found = {}
     for scale, variant, T in itertools.product(SCALES, VARIANTS, (1, 8)):
         if (scale, variant) in LEFT_TO_XLA:
@@ -127,18 +128,16 @@ def code(plan):
 
 
 def compiled(names):
-    """Compile each "scale/variant/T/layout" for the H200: yields (name, plan, what was written).
+    """Compile each "scale/variant/T/layout" for the H200: yields (name, ptxas's log, temp bytes).
 
-    What the compilers wrote is lists of texts by the suffix of their files, one text a kernel:
-    "ptxas" has spills and registers, "sass_ctrl" the machine code, if CUDA_ROOT is a folder with
-    bin/nvdisasm. A kernel equal to one before is not compiled again, and nothing is written for it.
+    The log has spills and registers. A kernel equal to one before is not compiled again, and has an
+    empty log.
     """
     from jax.experimental import topologies
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    # There is no GPU here to ask for, or to try a kernel on.
-    trials = []
-    dispatch._missing_gpu, proof.doubt = lambda: None, trials.append
+    # There is no GPU here to ask for, or to check a kernel on.
+    dispatch._missing_gpu, kernel_check.failure_reason = lambda: None, lambda call: None
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=TARGET.read_text(), topology="1x1x1"
     )
@@ -150,11 +149,8 @@ def compiled(names):
             os.environ["MOSAIC_GPU_DUMP_TO"] = directory
             function, arguments = case(scale, variant, int(T), array, how)
             program = jax.jit(function).lower(*arguments).compile()
-            wrote = {}
-            for path in sorted(Path(directory).iterdir()):
-                wrote.setdefault(path.suffix[1:], []).append(path.read_text())
-        temporary = program.memory_analysis().temp_size_in_bytes
-        yield name, trials[-1].plan, wrote | {"temp_bytes": temporary}
+            log = "".join(path.read_text() for path in sorted(Path(directory).glob("*.ptxas")))
+        yield name, log, program.memory_analysis().temp_size_in_bytes
 
 
 def main():
@@ -169,14 +165,13 @@ def main():
             largest[kind] = name, plan, names
     same = {name: names for name, (_, names) in paged.items()}
     same |= {name: names for name, _, names in largest.values()}
-    for name, _, wrote in compiled(same):
-        log = "".join(wrote.get("ptxas", []))
+    for name, log, temp_bytes in compiled(same):
         row = {
             "name": name,
             "same": same[name],
             "spilled": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log))),
             "registers": [int(n) for n in re.findall(r"Used (\d+) registers", log)],
-            "temp_bytes": wrote["temp_bytes"],
+            "temp_bytes": temp_bytes,
         }
         print(json.dumps(row), flush=True)
 

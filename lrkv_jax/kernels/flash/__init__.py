@@ -52,11 +52,12 @@ def choose(q_BTHK, k_BTGK, v_BTGW, segments_BT=None, impl="auto"):
     name = "causal_attention"
     if impl in ("whole", "chunked"):
         return dispatch.settle(name, impl, "asked for")
-    objection = cudnn.objection(q_BTHK, k_BTGK, v_BTGW, segments_BT)
+    unsupported_reason = cudnn.unsupported_reason(q_BTHK, k_BTGK, v_BTGW, segments_BT)
     if impl == "cudnn":
-        if objection:
-            raise LrkvError(f"{name} cannot run as cudnn: {objection}; use auto")
+        if unsupported_reason:
+            raise LrkvError(f"{name} cannot run as cudnn: {unsupported_reason}; use auto")
         return dispatch.settle(name, impl, "asked for")
     T = q_BTHK.shape[1]
-    chosen = "cudnn" if not objection else "whole" if T < WHOLE_BELOW else "chunked"
-    return dispatch.settle(name, chosen, objection or "a GPU with cuDNN is available", best="cudnn")
+    chosen = "cudnn" if not unsupported_reason else "whole" if T < WHOLE_BELOW else "chunked"
+    reason = unsupported_reason or "a GPU with cuDNN is available"
+    return dispatch.settle(name, chosen, reason, best="cudnn")

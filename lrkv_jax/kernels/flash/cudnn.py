@@ -46,7 +46,7 @@ class Gpu(NamedTuple):
 
 
 def causal_attention(q_BTHK, k_BTGK, v_BTGW, *, scale, segments_BT=None):
-    """`lrkv_jax.kernels.flash.causal_attention`, where `objection` is None."""
+    """`lrkv_jax.kernels.flash.causal_attention`, where `unsupported_reason` is None."""
     key_width, width = k_BTGK.shape[-1], v_BTGW.shape[-1]
     padded = widths(key_width, width, gpu(), documents=segments_BT is not None)
     q_BTHK, k_BTGK = _widened(q_BTHK, padded[0]), _widened(k_BTGK, padded[0])
@@ -66,7 +66,7 @@ def causal_attention(q_BTHK, k_BTGK, v_BTGW, *, scale, segments_BT=None):
     return out_BTHW[..., :width]
 
 
-def objection(q_BTHK, k_BTGK, v_BTGW, segments_BT=None) -> str | None:
+def unsupported_reason(q_BTHK, k_BTGK, v_BTGW, segments_BT=None) -> str | None:
     """The reason why cuDNN cannot take these arrays on this machine, or None."""
     here = gpu()
     if isinstance(here, str):

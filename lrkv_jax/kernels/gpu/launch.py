@@ -8,13 +8,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from lrkv_jax.kernels.gpu import schedule
+from lrkv_jax.kernels.gpu.consume import Consumer
+from lrkv_jax.kernels.gpu.join import join
+from lrkv_jax.kernels.gpu.plan import WIDTH
+from lrkv_jax.kernels.gpu.produce import produce
+from lrkv_jax.kernels.gpu.schedule import TILE
 from lrkv_jax.kernels.online import slots_of
-from lrkv_jax.kernels.split_kv import schedule
-from lrkv_jax.kernels.split_kv.consume import Consumer
-from lrkv_jax.kernels.split_kv.join import join
-from lrkv_jax.kernels.split_kv.plan import WIDTH
-from lrkv_jax.kernels.split_kv.produce import produce
-from lrkv_jax.kernels.split_kv.schedule import TILE
 
 # Of 65,536 in a multiprocessor, for one producer and two consumers of 128 threads each.
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 240

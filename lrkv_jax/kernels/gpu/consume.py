@@ -15,9 +15,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from lrkv_jax.kernels.gpu.plan import WIDTH
+from lrkv_jax.kernels.gpu.schedule import TILE
 from lrkv_jax.kernels.online import MASKED
-from lrkv_jax.kernels.split_kv.plan import WIDTH
-from lrkv_jax.kernels.split_kv.schedule import TILE
 
 LAYOUT = plgpu.Layout.WGMMA
 BLOCKS_AT_ONCE = 4  # of values: old sums and new ones need registers at the same time

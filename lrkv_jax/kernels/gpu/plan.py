@@ -5,7 +5,8 @@ B batch  T queries  S cache slots  H heads  G key/value heads  N columns
 
 from dataclasses import dataclass, replace
 
-from lrkv_jax.kernels.split_kv.schedule import TILE
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels.gpu.schedule import BITS, TILE
 
 WIDTH = 64  # values of a slot's row: a 128-byte swizzled row in 16 bits
 MULTIPROCESSORS = 132  # of an H200
@@ -22,7 +23,7 @@ MOST_SLOTS = 28  # of a ring: its barriers keep their state in the bits of one r
 
 @dataclass(frozen=True)
 class Plan:
-    """What `split_kv` is compiled for. Heads are split evenly over units and warpgroups."""
+    """What the kernel is compiled for. Heads are split evenly over units and warpgroups."""
 
     heads: int  # query heads per warpgroup
     queries: int  # columns per head: T rounded up to 1, 2, 4 or 8
@@ -97,13 +98,31 @@ class Plan:
         return self.columns // 2 * (3 + self.value_blocks + self.rank_blocks) + angles
 
 
+def find(dtype, widths, impl, *, T, slots, paged, H, G, bits="fast", **shape):
+    """(plan, None), or (None, why the kernel cannot take these arrays).
+
+    `slots` is the length of the cache arrays' second axis, which with page tables is a page's.
+    Raises `LrkvError` for unknown `bits`.
+    """
+    if bits not in BITS:
+        raise LrkvError(f"decode bits {bits!r} are unknown: use {' or '.join(BITS)}")
+    interpret = impl == "interpret"
+    reason = unsupported_reason(
+        dtype, T=T, slots=slots, paged=paged, widths=widths, interpret=interpret
+    )
+    if reason:
+        return None, reason
+    # The interpreter runs one CTA after the other, idle ones too.
+    multiprocessors = 4 if interpret else MULTIPROCESSORS
+    plan = make_plan(H=H, G=G, T=T, multiprocessors=multiprocessors, bits=bits, **shape)
+    return plan, None if plan else "no split of the heads fits a multiprocessor"
+
+
 def make_plan(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
-    """The plan with the most query heads per CTA, which reads shared tiles least often."""
-    return next(splits(H=H, G=G, T=T, multiprocessors=multiprocessors, **widths), None)
+    """The plan that fits with the most query heads per CTA, or None.
 
-
-def splits(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
-    """Yield a plan for each way to split the heads that fits, those with the most per CTA first."""
+    It reads the tiles that heads share least often.
+    """
     queries = next(n for n in (1, 2, 4, 8) if n >= T)
     per_group = H // G
     rank = widths.get("rank", 0)
@@ -126,53 +145,32 @@ def splits(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
             )  # fmt: skip
             plan = with_rings(plan)
             if plan is not None and plan.accumulators <= ACCUMULATORS:
-                yield replace(plan, workers=max(1, multiprocessors * plan.ctas // plan.units))
+                return replace(plan, workers=max(1, multiprocessors * plan.ctas // plan.units))
+    return None
 
 
-def two_ctas_fit(plan):
-    """Whether a multiprocessor's registers suffice for two CTAs."""
-    rotates = plan.full or plan.turned
-    return plan.warpgroups == 1 and not rotates and plan.accumulators <= TWO_CTAS_ACCUMULATORS
-
-
-def with_rings(plan, ctas=None, ring=None):
-    """The plan with rings that fill the shared memory, or None where they do not fit.
-
-    Of `ctas` per multiprocessor and `ring` slots for all warpgroups, what is None is chosen.
-    """
+def with_rings(plan):
+    """The plan with rings that fill the shared memory, or None where they do not fit."""
     # One consumer cannot hide its own latency: two CTAs then share a multiprocessor.
-    ctas = ctas or (2 if two_ctas_fit(plan) else 1)
+    rotates = plan.full or plan.turned
+    two_fit = plan.accumulators <= TWO_CTAS_ACCUMULATORS
+    ctas = 2 if plan.warpgroups == 1 and not rotates and two_fit else 1
     free = (SHARED_MEMORY // ctas - plan.fixed_bytes) // SLOT_BYTES
     least = plan.key_blocks + 1
     if not plan.rank:
-        ring = min(free, MOST_SLOTS, ring or 6 * plan.tile_slots)
+        ring = min(free, MOST_SLOTS, 6 * plan.tile_slots)
         return None if ring < least else replace(plan, ring=ring, ctas=ctas)
     # A tile's latents are `heads` times as many as its shared slots: rings in that proportion.
     per_tile = 2 * plan.heads * plan.rank_blocks
     share = plan.tile_slots / (plan.tile_slots + plan.warpgroups * per_tile)
-    ring = ring or max(least, min(round(free * share), 2 * plan.tile_slots))
+    ring = max(least, min(round(free * share), 2 * plan.tile_slots))
     head_ring = min((free - ring) // plan.warpgroups, MOST_SLOTS // plan.warpgroups, 2 * per_tile)
     if ring < least or head_ring < plan.rank_blocks + 1:
         return None
     return replace(plan, ring=ring, head_ring=head_ring, ctas=ctas)
 
 
-def unfit(plan):
-    """The reason why a multiprocessor cannot run the plan, or None if it can."""
-    room = SHARED_MEMORY // plan.ctas - plan.fixed_bytes
-    need = (plan.ring + plan.warpgroups * plan.head_ring) * SLOT_BYTES
-    if need > room:
-        return f"its rings take {need} bytes of shared memory, and there are {room}"
-    most = MOST_SLOTS // plan.warpgroups if plan.rank else MOST_SLOTS
-    least = plan.rank_blocks + 1 if plan.rank else 0
-    if not (plan.key_blocks < plan.ring <= MOST_SLOTS and least <= plan.head_ring <= most):
-        return f"rings of {plan.ring} and {plan.head_ring} slots are too short or too long"
-    if plan.accumulators > ACCUMULATORS or (plan.ctas > 1 and not two_ctas_fit(plan)):
-        return f"{plan.ctas} CTAs of it take more registers than there are"
-    return None if plan.workers > 0 and plan.ctas in (1, 2) else "it has no workers"
-
-
-def objection(dtype, *, T, slots, paged, widths, interpret):
+def unsupported_reason(dtype, *, T, slots, paged, widths, interpret):
     """The reason why the kernel cannot take these shapes, or None if it can."""
     if str(dtype) not in ("bfloat16", "float16") and not (interpret and str(dtype) == "float32"):
         return f"a {dtype} cache: the kernel takes bfloat16 or float16"

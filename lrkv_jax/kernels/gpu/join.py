@@ -12,8 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from lrkv_jax.kernels.gpu.plan import WIDTH
 from lrkv_jax.kernels.online import MASKED
-from lrkv_jax.kernels.split_kv.plan import WIDTH
 
 LAYOUT = plgpu.Layout.WGMMA
 AT_ONCE = 4  # pieces whose sums are on their way at the same time

@@ -5,7 +5,7 @@ B batch  T queries  H heads  U units of heads  Q warpgroups per CTA  N columns o
 
 import jax.numpy as jnp
 
-from lrkv_jax.kernels.split_kv.plan import WIDTH
+from lrkv_jax.kernels.gpu.plan import WIDTH
 
 
 def to_columns(plan, q_BTHX, width=WIDTH):

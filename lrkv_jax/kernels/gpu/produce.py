@@ -5,8 +5,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from lrkv_jax.kernels.split_kv.plan import WIDTH
-from lrkv_jax.kernels.split_kv.schedule import TILE
+from lrkv_jax.kernels.gpu.plan import WIDTH
+from lrkv_jax.kernels.gpu.schedule import TILE
 
 
 def produce(plan, r, each_piece, unit, zero):

@@ -133,7 +133,7 @@ def test_a_query_that_sees_nothing_gets_zero():
 
 
 def test_a_choice_is_logged_once_and_can_be_asked_for(caplog):
-    dispatch._say.cache_clear()
+    dispatch._log_once.cache_clear()
     with caplog.at_level("INFO", logger="lrkv_jax.kernels"):
         for lengths in ([5, 3], [4, 2]):
             grouped_case(lengths, G=4, K=16).run(impl="auto")

@@ -23,9 +23,9 @@ from support.decode_cases import MODES, compare, grouped_case, latent_case, lrkv
 
 from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.kernels import dispatch, lrkv_decode, proof
-from lrkv_jax.kernels.split_kv import plan as plans
-from lrkv_jax.kernels.split_kv import schedule
+from lrkv_jax.kernels import dispatch, lrkv_decode
+from lrkv_jax.kernels.gpu import kernel_check, schedule
+from lrkv_jax.kernels.gpu import plan as plans
 from lrkv_jax.nn.rope import frequencies
 
 LLAMA3 = RopeScaling(kind="llama3", factor=8, original_context=8192)
@@ -74,7 +74,7 @@ def test_the_interpreted_kernel_meets_float64_at_more_shapes(name):
     assert max(compare(interpreted(name), SLOW[name]().truth())) < 1e-5
 
 
-# The trials of tests/kernels/test_proof.py hold the other kernels to XLA in bfloat16.
+# The checks of tests/kernels/test_kernel_check.py hold the other kernels to XLA in bfloat16.
 BFLOAT16 = ("mla-latent-3_queries", "lrkv-full-8_queries")
 
 
@@ -177,7 +177,7 @@ def test_more_pieces_join_to_the_softmax_of_the_whole(tokens, workers, bits):
 def check_join(tokens, workers, bits):
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    from lrkv_jax.kernels.split_kv.join import join
+    from lrkv_jax.kernels.gpu.join import join
 
     rng, N = np.random.default_rng(0), 8
     split = jax.jit(schedule.split, static_argnums=(1, 2, 3))
@@ -276,14 +276,14 @@ def test_a_shape_the_kernel_cannot_take_falls_back_and_is_refused_if_forced(case
 
 def test_a_gpu_would_not_take_a_float32_cache():
     shape = {"T": 1, "slots": 64, "paged": False, "widths": {}}
-    assert "float32 cache" in plans.objection("float32", **shape, interpret=False)
-    assert plans.objection("bfloat16", **shape, interpret=False) is None
+    assert "float32 cache" in plans.unsupported_reason("float32", **shape, interpret=False)
+    assert plans.unsupported_reason("bfloat16", **shape, interpret=False) is None
 
 
 @pytest.fixture
 def pretend_gpu(monkeypatch):
     monkeypatch.setattr(dispatch, "_missing_gpu", lambda: None)
-    monkeypatch.setattr(proof, "doubt", lambda trial: None)
+    monkeypatch.setattr(kernel_check, "failure_reason", lambda call: None)
 
 
 @pytest.mark.parametrize(

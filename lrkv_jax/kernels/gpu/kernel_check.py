@@ -1,10 +1,10 @@
-"""One trial of a compiled decode kernel against XLA, in a process that may be lost.
+"""One check of a compiled decode kernel against XLA, in this process, before its first use.
 
-A kernel that hangs on a GPU cannot be interrupted by its own process, and one that fails there
-takes the process's device with it. So a trial is a process of its own, which
-`lrkv_jax.kernels.proof` starts: it reads a pickled `Trial`, and writes a line of JSON at each stage
-that it reaches. A stage that takes longer than it may is ended by SIGALRM, which no library holds
-back, and which works without the process that asked.
+`dispatch` asks `failure_reason` before it takes the Mosaic kernel for a family of calls.
+A family is all that the kernel's code depends on: heads, widths, dtypes, queries, scale and plan.
+Batch and cache length are not in it. The check has another batch and cache, which take
+up to a GB of the device's memory for a moment. Where a kernel hangs, so does its check:
+`decode_kernel: xla` does without both.
 
 B sequences  T queries  S cache slots  H heads  K head width  J = K / 2 frequency pairs
 N pages of a sequence
@@ -12,11 +12,8 @@ N pages of a sequence
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import signal
-import sys
+import functools
+from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lrkv_jax.kernels.split_kv.schedule import TILE
+from lrkv_jax.kernels.gpu.schedule import TILE
 
 # Largest difference over the largest output of the same sequence, or of a log-sum-exp. Weights are
 # rounded to bfloat16, by up to 2⁻⁹ = 2e-3; the interpreted kernels differ by 4e-4 to 1.8e-3.
@@ -32,13 +29,12 @@ TOLERANCE = 5e-3
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A family of calls of one kernel: all that its code depends on, and nothing else.
+class KernelCall:
+    """A call of a decode kernel, with the batch, lengths and pages of the check.
 
-    `mosaic(plan, *arrays, lengths, scale, interpret)` is tried, and must equal `xla(*arrays,
-    lengths, scale)`. `arrays` are shapes and dtypes and `axes` the letters of their axes; B, S and
-    the number of pages are the trial's own, so that no batch, cache length or pool of a caller's is
-    in it. The last array is the page table, if there is one: arrays with B and S are pools then.
+    `mosaic(plan, *arrays, lengths, scale, interpret)` must equal `xla(*arrays, lengths, scale)`.
+    `arrays` are shapes and dtypes, and `axes` the letters of their axes. The last array is the page
+    table or None; with one, arrays with both B and S are pools of pages.
     """
 
     mosaic: Any
@@ -51,8 +47,8 @@ class Trial:
     scale: float
 
     @classmethod
-    def of(cls, mosaic, xla, plan, axes, arrays, scale) -> Trial:
-        """The trial of a call with these arrays, of any batch and cache length."""
+    def of(cls, mosaic, xla, plan, axes, arrays, scale) -> KernelCall:
+        """The check's call of the family of a call with these arrays."""
         lengths, slots = ragged(plan)
         paged = arrays[-1] is not None
         if paged:
@@ -70,13 +66,18 @@ class Trial:
         arrays = jax.tree.map(like, axes, arrays)
         return cls(mosaic, xla, plan, axes, arrays, lengths, slots, scale)
 
+    def __str__(self) -> str:
+        """The dtypes and shapes of the arrays, as in bfloat16[8,1,4,64]."""
+        leaves = jax.tree.leaves(self.arrays)
+        return " ".join(f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in leaves)
+
 
 def ragged(plan) -> tuple[tuple[int, ...], int]:
-    """(lengths of the trial's sequences, slots of its cache).
+    """(lengths of the check's sequences, slots of its cache).
 
     Every worker's run of tiles is longer than its ring, so that slots are used again, and workers
     begin inside sequences and cross into the next. There are an empty sequence, one shorter than 8
-    queries, whole tiles and partial ones; the cache's own last tile is partial too.
+    queries, whole tiles and partial ones; the cache's last tile is partial too.
     """
     tiles = plan.workers * (-(-plan.ring // plan.tile_slots) + 3)
     most = max(2, -(-tiles // 4))
@@ -84,18 +85,54 @@ def ragged(plan) -> tuple[tuple[int, ...], int]:
     return (a, 3, b, 0, TILE, c, 2 * TILE + 2, d), most * TILE + 8
 
 
-def problem(trial: Trial, seed) -> tuple[Any, jax.Array]:
+@functools.cache
+def failure_reason(call: KernelCall) -> str | None:
+    """Why the kernel must not run here, in one line; None if it gives XLA's results.
+
+    The first question about a family compiles and runs both, which takes seconds.
+    """
+    # The caller is being traced, perhaps for a mesh: another thread knows of neither.
+    with futures.ThreadPoolExecutor(1) as outside:
+        reason = outside.submit(_compare, call).result()
+    if reason is None:
+        return None
+    device = jax.local_devices()[0].device_kind
+    return (
+        f"the compiled kernel failed its check on this {device} with {call}: {reason}; "
+        "please report this line"
+    )
+
+
+def _compare(call):
+    """The reason why the kernel is not XLA's equal, or None."""
+    try:
+        # Of an argument: XLA would fold a constant.
+        arrays, lengths_B = jax.jit(partial(problem, call))(0)
+        got = jax.jit(partial(kernel_results, call))(arrays, lengths_B)
+        off = float(error(got, expected(call, arrays, lengths_B)))
+    except Exception as failure:  # a kernel may raise anything
+        text = " ".join(str(failure).split())
+        return f"it fails with {type(failure).__name__}: {text}"[:300]
+    if off == float("inf"):
+        return "it gives values that are not numbers"
+    if off > TOLERANCE:
+        allowed = f"{TOLERANCE:.0e} allowed"
+        return f"it differs from XLA by {off:.1e} of the largest value, {allowed}"
+    return None
+
+
+def problem(call: KernelCall, seed) -> tuple[Any, jax.Array]:
     """Random arrays of unit variance, NaN in the slots past each sequence's length; the lengths.
 
     Pages are in random places of their pools, but for page 0, where all tables point past their
     sequences' last pages: it is NaN.
     """
-    lengths_B = jnp.array(trial.lengths, jnp.int32)
-    past_BS = jnp.arange(trial.slots) >= lengths_B[:, None]
+    lengths_B = jnp.array(call.lengths, jnp.int32)
+    past_BS = jnp.arange(call.slots) >= lengths_B[:, None]
     keys = iter(jax.random.split(jax.random.key(seed), 16))
     pages_BN = None
-    if trial.arrays[-1] is not None:
-        B, N = trial.arrays[-1].shape
+    if call.arrays[-1] is not None:
+        B, N = call.arrays[-1].shape
         pages_BN = 1 + jax.random.permutation(next(keys), B * N).reshape(B, N)
         pages_BN = jnp.where(past_BS[:, ::TILE], 0, pages_BN).astype(jnp.int32)
 
@@ -104,7 +141,7 @@ def problem(trial: Trial, seed) -> tuple[Any, jax.Array]:
             return leaf and pages_BN
         if names == "SK":
             return _angles(*leaf.shape)
-        size = {"B": len(trial.lengths), "S": trial.slots}
+        size = {"B": len(call.lengths), "S": call.slots}
         shape = [size.get(name, n) for name, n in zip(names, leaf.shape, strict=True)]
         array = jax.random.normal(next(keys), shape, jnp.float32)
         if "B" not in names:  # a factor: its products keep the variance
@@ -117,7 +154,7 @@ def problem(trial: Trial, seed) -> tuple[Any, jax.Array]:
                 array = _pool(array, names.index("S"), pages_BN)
         return array.astype(leaf.dtype)
 
-    return jax.tree.map(make, trial.axes, trial.arrays), lengths_B
+    return jax.tree.map(make, call.axes, call.arrays), lengths_B
 
 
 def _pool(array, slots_axis, pages_BN):
@@ -136,6 +173,25 @@ def _angles(slots, width):
     return jnp.concatenate([jnp.cos(angle_SJ), jnp.sin(angle_SJ)], axis=-1)
 
 
+def expected(call: KernelCall, arrays, lengths_B):
+    """What XLA gives for the same values, in float32."""
+
+    def exact(array):
+        floating = jnp.issubdtype(array.dtype, jnp.floating)
+        return array.astype(jnp.float32) if floating else array
+
+    with jax.default_matmul_precision("highest"):
+        return jax.jit(lambda arrays, n_B: call.xla(*arrays, n_B, call.scale))(
+            jax.tree.map(exact, arrays), lengths_B
+        )
+
+
+def kernel_results(call: KernelCall, arrays, lengths_B):
+    """What the kernel gives: compiled, or interpreted on a CPU, where nothing can be compiled."""
+    interpret = jax.default_backend() == "cpu"
+    return call.mosaic(call.plan, *arrays, lengths_B, call.scale, interpret)
+
+
 @jax.jit
 def error(got, wanted) -> jax.Array:
     """The largest difference, as `TOLERANCE` counts it; infinite where there is a NaN."""
@@ -145,52 +201,3 @@ def error(got, wanted) -> jax.Array:
     off_B = jnp.abs(out_BTHK - right_BTHK).max(axis=sequence) / jnp.maximum(largest_B, 1e-30)
     worst = jnp.maximum(off_B.max(), jnp.abs(lse_BTH - right_BTH).max())
     return jnp.where(jnp.isfinite(worst), worst, jnp.inf)
-
-
-def expected(trial: Trial, arrays, lengths_B):
-    """What XLA gives for the same values, in float32."""
-
-    def exact(array):
-        floating = jnp.issubdtype(array.dtype, jnp.floating)
-        return array.astype(jnp.float32) if floating else array
-
-    with jax.default_matmul_precision("highest"):
-        return jax.jit(lambda arrays, n_B: trial.xla(*arrays, n_B, trial.scale))(
-            jax.tree.map(exact, arrays), lengths_B
-        )
-
-
-def tried(trial: Trial, arrays, lengths_B):
-    """What the kernel gives: compiled, or interpreted on a CPU, where nothing can be compiled."""
-    interpret = jax.default_backend() == "cpu"
-    return trial.mosaic(trial.plan, *arrays, lengths_B, trial.scale, interpret)
-
-
-def main() -> None:
-    """Carry out the (trial, device kind, seconds of each stage) that is pickled on the input."""
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
-
-    def reached(stage, **more):
-        print(json.dumps({"stage": stage, **more}), file=output, flush=True)
-        signal.setitimer(signal.ITIMER_REAL, seconds.get(stage, 0))
-
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    trial, device_kind, seconds = pickle.load(sys.stdin.buffer)
-    reached("start")
-    here = jax.local_devices()[0].device_kind
-    if here != device_kind:
-        raise RuntimeError(f"another process finds a {here} in place of the {device_kind}")
-    arrays, lengths_B = jax.jit(partial(problem, trial))(0)  # of 0: XLA would fold a constant
-    wanted = jax.block_until_ready(expected(trial, arrays, lengths_B))
-    try:
-        reached("compile")
-        program = jax.jit(partial(tried, trial)).lower(arrays, lengths_B).compile()
-        reached("run")
-        got = jax.block_until_ready(program(arrays, lengths_B))
-    except Exception as failure:  # a kernel may raise anything
-        reached("raised", reason=f"{type(failure).__name__}: {failure}"[:2000])
-    else:
-        reached("compare")
-        reached("done", error=float(error(got, wanted)))
-    os._exit(0)  # a device that a kernel has broken may hold back an ordinary exit

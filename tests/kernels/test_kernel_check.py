@@ -1,0 +1,219 @@
+"""A compiled decode kernel is checked against XLA on the device before it decodes for a user.
+
+There is no GPU here: the process under test is made to believe in one, and what it would compile
+is planted where the compiled kernel is. All else is as on a GPU.
+"""
+
+import logging
+from functools import partial
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec
+from support import planted, targets
+from support.decode_cases import compare, grouped_case, latent_case, lrkv_case
+from support.engines import PROMPTS, engine_of
+from support.variants import FIVE
+
+from lrkv_jax.config import MeshConfig
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels import dispatch, grouped_decode
+from lrkv_jax.kernels.gpu import kernel_check
+from lrkv_jax.kernels.gpu import plan as plans
+from lrkv_jax.sharding import make_mesh
+
+
+@pytest.fixture(autouse=True)
+def small_gpu(monkeypatch):
+    """A small GPU that is not there, and nothing known of its kernels."""
+    monkeypatch.setattr(dispatch, "_missing_gpu", lambda: None)
+    monkeypatch.setattr(plans, "MULTIPROCESSORS", 4)
+    kernel_check.failure_reason.cache_clear()
+    dispatch._log_once.cache_clear()
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    """Put one of `support.planted` in the place of the compiled kernel."""
+    return lambda kernel: monkeypatch.setattr(grouped_decode, "_mosaic", kernel)
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """The calls whose check was asked for; each fails."""
+    calls = []
+
+    def failure_reason(call):
+        calls.append(call)
+        return "it is only wanted"
+
+    monkeypatch.setattr(kernel_check, "failure_reason", failure_reason)
+    return calls
+
+
+def case_of(**changes):
+    shape = {"S": 16, "H": 4, "G": 2, "K": 16, **changes}
+    return grouped_case([5, 16], **shape).astype("bfloat16")
+
+
+CASE = case_of()
+
+
+def differs(impl="auto"):
+    """How far the call is from the oracle; rounding alone makes it 1e-3."""
+    return max(compare(CASE.poisoned().run(impl=impl), CASE.oracle()))
+
+
+def warnings(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+PLANTED = {
+    "reads_a_slot_past_the_length": "it gives values that are not numbers",
+    "off_by_one_percent": "it differs from XLA by 1.*e-02",
+    "forgets_the_last_partial_tile": "it differs from XLA by",
+    "raises": "it fails with NotImplementedError: no such instruction",
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_kernel_never_runs_and_one_warning_names_the_shape_and_the_error(
+    name, plant, caplog
+):
+    plant(getattr(planted, name))
+    assert differs() < 4e-3
+    assert differs() < 4e-3
+    (line,) = warnings(caplog)
+    assert line.startswith(
+        "grouped_decode runs on xla: the compiled kernel failed its check on this cpu with "
+        "bfloat16[8,1,4,16] bfloat16[8,"
+    )
+    assert line.endswith("; please report this line") and "\n" not in line
+    says = f"cannot run as mosaic: .*{PLANTED[name]}.*; use xla"
+    with pytest.raises(LrkvError, match=says) as error:
+        differs(impl="mosaic")
+    assert "\n" not in str(error.value)
+
+
+def test_a_planted_wrong_kernel_never_reaches_a_users_text(plant, caplog):
+    """The length is of a cache that no other test has: each engine compiles a separate program."""
+
+    def text(kernel):
+        model = {"dtype": "bfloat16", "decode_kernel": kernel}
+        engine = engine_of(FIVE["gqa"], length=72, model=model)
+        return engine.generate(PROMPTS[1:2], 6), engine.report().kernels["grouped_decode"]
+
+    plant(planted.off_by_one_percent)
+    found, why = text("auto")
+    assert why.startswith("xla: the compiled kernel failed its check")
+    assert len(warnings(caplog)) == 1
+    assert found == text("xla")[0]
+
+
+def test_a_right_kernel_runs_and_is_checked_once(plant, monkeypatch, caplog):
+    plant(planted.right)
+    compared, compare = [], kernel_check._compare
+    monkeypatch.setattr(kernel_check, "_compare", lambda c: compared.append(c) or compare(c))
+    for _ in range(2):
+        assert differs() < 4e-3
+        assert dispatch.choices()["grouped_decode"] == "mosaic: it equals XLA on this GPU"
+    (call,) = compared
+    assert call.mosaic is planted.right and not warnings(caplog)
+
+
+@pytest.mark.parametrize(("kernel", "chosen"), [("right", "mosaic"), ("off_by_one_percent", "xla")])
+def test_the_check_runs_while_a_call_is_traced_for_a_mesh(kernel, chosen, plant):
+    plant(getattr(planted, kernel))
+    mesh = make_mesh(MeshConfig(data=2), jax.devices()[:2])
+    call = partial(grouped_decode.grouped_decode, scale=0.5)
+    rows = PartitionSpec("data")
+    with jax.set_mesh(mesh):
+        mapped = jax.shard_map(call, in_specs=rows, out_specs=rows, check_vma=False)
+        jax.eval_shape(mapped, *CASE.arrays, CASE.lengths_B)
+    assert dispatch.choices()["grouped_decode"].startswith(chosen)
+
+
+def traced(batch=2, slots=16, *, scale=0.5, q="bfloat16", **shape):
+    """Trace a call whose arrays do not exist."""
+    size = {"T": 1, "H": 4, "G": 2, "K": 16, "dtype": "bfloat16", **shape}
+    kv = jax.ShapeDtypeStruct((batch, slots, size["G"], size["K"]), size["dtype"])
+    jax.eval_shape(
+        partial(grouped_decode.grouped_decode, scale=scale),
+        jax.ShapeDtypeStruct((batch, size["T"], size["H"], size["K"]), q), kv, kv,
+        jax.ShapeDtypeStruct((batch,), "int32"),
+    )  # fmt: skip
+
+
+def test_a_family_is_what_changes_the_kernel_and_nothing_else(checked):
+    traced()
+    for same in ({"batch": 3}, {"slots": 4096}, {"batch": 1, "slots": 64}):
+        traced(**same)
+        assert len(set(checked)) == 1, same
+    others = (
+        {"T": 3}, {"T": 4}, {"H": 8}, {"G": 1}, {"K": 24}, {"scale": 0.25}, {"q": "float32"},
+        {"dtype": "float16"},
+    )  # fmt: skip
+    for count, other in enumerate(others):
+        traced(**other)
+        assert len(set(checked)) == count + 2, other
+
+
+def test_the_modes_ranks_and_pages_are_families(checked):
+    shape = {"S": 64, "H": 2, "K": 16}
+    cases = [
+        *(lrkv_case([9, 4], mode, R=R, **shape) for mode in ("full", "shared") for R in (5, 16)),
+        lrkv_case([9, 4], R=0, **shape), lrkv_case([9, 4], R=5, norm=False, **shape),
+        latent_case([9, 4], S=64, H=2, C=24, P=8), latent_case([9, 4], S=64, H=2, C=24, P=0),
+        latent_case([9, 4], "latent", S=64, H=2, C=128),
+    ]  # fmt: skip
+    cases += [case.paged() for case in cases]
+    for count, case in enumerate(cases):
+        case = case.astype("bfloat16")
+        jax.eval_shape(lambda case=case: case.run(impl="auto"))
+        assert len(set(checked)) == count + 1
+    longer = lrkv_case([9, 4, 200], **{**shape, "S": 256}).astype("bfloat16").paged()
+    jax.eval_shape(lambda: longer.run(impl="auto"))
+    assert len(set(checked)) == len(cases), "another batch, pool and length of table"
+
+
+REAL = {
+    "gqa-3_queries": lambda: grouped_case([8], S=16, T=3, H=4, G=2, K=64),
+    "mla-8_queries": lambda: latent_case([8], S=16, T=8, H=2, C=128, P=64),
+    "lrkv-shared": lambda: lrkv_case([8], "shared", S=16, H=2, K=128, R=46),
+    "lrkv-rank_0": lambda: lrkv_case([8], S=16, H=2, K=64, R=0),
+    "mla-latent-pages": lambda: latent_case([8], "latent", S=64, H=2, C=128).paged(),
+    "lrkv-full-pages": lambda: lrkv_case([8], "full", S=64, H=2, K=128, R=46).paged(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_the_interpreted_kernels_pass_the_check(name, monkeypatch):
+    # The fewest multiprocessors of which one begins inside a sequence.
+    monkeypatch.setattr(plans, "MULTIPROCESSORS", 2)
+    case = REAL[name]().astype("bfloat16")
+    jax.eval_shape(lambda: case.run(impl="auto"))
+    chosen = dispatch.choices()[f"{case.kind}_decode"]
+    assert chosen == "mosaic: it equals XLA on this GPU"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", targets.VARIANTS)
+def test_the_check_of_the_scales_lowers_for_cuda(variant, monkeypatch):
+    """What a GPU's check compiles; the interpreter does not see a layout that a GPU refuses."""
+    found = []
+    monkeypatch.undo()
+    monkeypatch.setattr(dispatch, "_missing_gpu", lambda: None)
+    monkeypatch.setattr(kernel_check, "failure_reason", found.append)
+    # Eight queries for every other one: `.ci/run cuda` compiles all kernels for both.
+    queries = 1 + 7 * (targets.VARIANTS.index(variant) % 2)
+    call, arguments = targets.case("2.5b", variant, queries, jax.ShapeDtypeStruct)
+    jax.eval_shape(call, *arguments)
+    (made,) = found
+    lengths_B = jax.ShapeDtypeStruct((len(made.lengths),), "int32")
+
+    def compiled(arrays, lengths_B):
+        return made.mosaic(made.plan, *arrays, lengths_B, made.scale, False)
+
+    lowered = jax.jit(compiled).trace(made.arrays, lengths_B).lower(lowering_platforms=("cuda",))
+    assert "mosaic_gpu" in lowered.as_text()
