@@ -2,8 +2,8 @@
 
 A task that ends with another code than 0 takes the other along, and the highest code is the
 answer. Each start does what the next line of the file FAULTS says to the second task, once the run
-of RUN_DIR has taken ten steps more than before: `kill`, `stop` (SIGSTOP), or `raise`, for which the
-task is started with a loader that raises.
+of RUN_DIR has taken ten steps more than before: `kill`, `stop` (SIGSTOP), `term` (SIGTERM), or
+`raise`, for which the task is started with a loader that raises.
 """
 
 import os
@@ -27,6 +27,9 @@ Loader.iterate = breaking
 sys.argv = ["lrkv", *sys.argv[1:]]
 main()
 """
+
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 
 
 def steps():
@@ -53,8 +56,8 @@ def main():
     tasks = [start(number, fault, arguments) for number in range(2)]
     while None in codes:
         time.sleep(0.02)
-        if fault in ("kill", "stop") and steps() >= before + 10:
-            tasks[1].send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        if fault in SIGNALS and steps() >= before + 10:
+            tasks[1].send_signal(SIGNALS[fault])
             fault = ""
         codes = [task.poll() for task in tasks]
         if any(codes):
