@@ -6,13 +6,20 @@ from tabulate import tabulate
 
 
 def tabulated(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, form: str = "pipe"
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: int = 1,
+    form: str = "pipe",
+    widest: int | None = None,
 ) -> str:
     """A table of texts, its first `left` columns to the left and the others to the right.
 
-    form: a format of tabulate; pipe is Markdown.
+    form: a format of tabulate; pipe is Markdown. widest: characters of a column, beyond which its
+    lines are broken.
     """
     align = ["left"] * left + ["right"] * (len(headers) - left)
     return tabulate(
-        rows, headers, tablefmt=form, disable_numparse=True, colalign=align if rows else None
-    )
+        rows, headers, tablefmt=form, disable_numparse=True, colalign=align if rows else None,
+        maxcolwidths=widest, maxheadercolwidths=widest,
+    )  # fmt: skip

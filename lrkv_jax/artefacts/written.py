@@ -3,6 +3,7 @@
 import html as _html
 import json
 import re
+import shutil
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,11 +80,11 @@ def _cell(cell: Cell, column: Column, mark: str | None, form: _Form, footnotes: 
     return shown
 
 
-def _body(table: Table, form: _Form) -> tuple[str, list[str]]:
+def _body(table: Table, form: _Form, *, widest: int | None = None) -> tuple[str, list[str]]:
     """The table in a format of tabulate, and its notes."""
     rows, notes = _cells(table, form)
     headings = [form.escape(f"{column.group} {column.heading}".strip()) for column in table.columns]
-    return tabulated(headings, rows, form=form.name), notes
+    return tabulated(headings, rows, form=form.name, widest=widest), notes
 
 
 def _gaps(table: Table) -> list[str]:
@@ -106,8 +107,9 @@ def write_table(table: Table, out: Path, name: str) -> list[Path]:
 
 
 def terminal(table: Table) -> str:
-    """The table for a terminal, without footnotes, notes and gaps; * marks the best values."""
-    body, _ = _body(table, _Form("simple", str, best="*{}"))
+    """The table as wide as the terminal, without footnotes, notes, gaps; * marks the best."""
+    widest = shutil.get_terminal_size().columns // len(table.columns) - 2
+    body, _ = _body(table, _Form("simple", str, best="*{}"), widest=max(widest, 6))
     return "\n".join(filter(None, (table.title, "", body, "", table.caption)))
 
 

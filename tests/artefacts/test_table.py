@@ -131,8 +131,16 @@ def test_markdown_cells_stay_in_their_columns():
 
 
 def test_a_terminal_shows_blocks_and_marks_the_best():
-    lines = terminal(table(Row.of("a|b", 1.0, block="x"), Row.of("c", 2.0, block="x"))).splitlines()
+    rows = [Row.of("a|b", 1.0, block="x"), Row.of("c", 2.0, block="x")]
+    lines = terminal(table(*rows)).splitlines()
     assert [line.split() for line in lines[-3:]] == [["x"], ["a|b", "*1.000"], ["c", "2.000"]]
+
+
+def test_a_terminal_s_table_is_no_wider_than_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = [Column("variant"), *(Column(f"a long heading of {n} words") for n in range(6))]
+    made = table(Row.of("LRKV-8 latent", *["1.2345 (0.1 to 0.2)"] * 6), columns=columns)
+    assert max(map(len, terminal(made).splitlines())) <= 80
 
 
 def test_html_escapes_what_is_text():
