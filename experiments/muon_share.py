@@ -3,8 +3,8 @@
     python experiments/muon_share.py [--devices 8]
 
 FLOPs of the Newton–Schulz iterations over those of the forward and backward pass, and what one
-device does and sends for them when the matrices are shared out over `mesh.fsdp` = --devices.
-Counted from the configurations and from the traced step: nothing is run.
+device does of them when the matrices are shared out over `mesh.fsdp` = --devices. Counted from the
+configurations: nothing is run.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is run: an accelerator is left alone
 
 from lrkv_jax.config import load_config
-from lrkv_jax.foresight.step import messages
 from lrkv_jax.plan.training import MUON_TOKENS, muon
 
 SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
@@ -30,7 +29,7 @@ def rows(devices: int):
                 [f"attention={variant}", f"mesh.fsdp={devices}", f"train.batch={devices}",
                  "train.accumulation=1"],
             )  # fmt: skip
-            found = muon(config, messages(config))
+            found = muon(config)
             whole, busiest = found["flops"], found["flops_busiest_device"]
             yield (
                 scale,
@@ -39,7 +38,6 @@ def rows(devices: int):
                 f"{whole / 1e12:.3g}",
                 f"{busiest / 1e12:.3g}",
                 f"{devices * busiest / whole:.2f}",
-                f"{found['bytes_sent'] / 1e9:.3g}",
             )
 
 
@@ -49,7 +47,7 @@ def main() -> None:
     devices = parser.parse_args().devices
     headers = (
         "scale", "variant", *(f"% at {tokens:,}" for tokens in MUON_TOKENS), "TFLOP",
-        f"TFLOP of the busiest of {devices}", "of an even share", "GB sent",
+        f"TFLOP of the busiest of {devices}", "of an even share",
     )  # fmt: skip
     print(f"| {' | '.join(headers)} |\n|{'---|' * len(headers)}")
     for row in rows(devices):

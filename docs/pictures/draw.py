@@ -29,7 +29,6 @@ UPPER = (
 LOWER = (
     ("interop",),
     ("run",),
-    ("foresight",),
     ("decode", "train"),
     ("optim", "data", "checkpoint"),
     ("model",),

@@ -1,15 +1,14 @@
 """How long a training step should take: a model of few parts, each with its assumption.
 
 Products at a share of the device's peak, Newton–Schulz too; the optimiser's pass over its state at
-a share of the memory's bandwidth; collectives at a share of the link's. Gathers and scatters over
-fsdp hide behind products, all other collectives do not. Nothing else is counted: no input, no
-checkpoint, no evaluation, no idle device.
+a share of the memory's bandwidth; collectives at a share of the link's. Gathers and scatters hide
+behind products, all other collectives do not. Nothing else is counted: no input, no checkpoint, no
+evaluation, no idle device.
 
 L layers  H heads  K value width  T context
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lrkv_jax.accounting.counts import (
@@ -28,7 +27,7 @@ class Assumptions:
     products: float = 0.6  # of the peak, what lies between products included
     memory: float = 0.8
     links: float = 0.8
-    hidden: float = 0.8  # of the products' time, behind which collectives over fsdp hide
+    hidden: float = 0.8  # of the products' time, behind which gathers and scatters hide
 
     def sentences(self, device: Hardware) -> list[str]:
         return [
@@ -39,25 +38,43 @@ class Assumptions:
             f"Products reach {self.products:.0%} of the peak, with the elementwise work between "
             "them; attention computes the causal half.",
             f"The optimiser reads and writes its state at {self.memory:.0%} of the bandwidth.",
-            f"Collectives reach {self.links:.0%} of the link; gathers and scatters over fsdp hide "
-            f"behind {self.hidden:.0%} of the products' time, no others hide.",
+            f"Collectives reach {self.links:.0%} of the link; gathers and scatters hide behind "
+            f"{self.hidden:.0%} of the products' time, no others hide.",
             "Input, validation, checkpoints and samples are not counted.",
         ]
 
 
 @dataclass(frozen=True)
-class Message:
-    """Collectives of one kind over the same axes, in one step of one device.
+class Collective:
+    """Collectives of one kind over groups of one size, in one step of one device.
 
-    `part` is `gradient` (the loss and its gradient), `muon` (Newton–Schulz on the mesh) or `update`
-    (the rest).
+    `devices` form a group, and their numbers extend over `reach`. `bytes` are what the device sends
+    for all `count` of them.
     """
 
     kind: str
-    axes: tuple[str, ...]
-    part: str
+    devices: int
+    reach: int
     count: int
     bytes: int
+
+
+def bytes_sent(kind: str, operand_bytes: int, devices: int) -> float:
+    """Bytes that each of n devices sends for one collective of this operand.
+
+    By the bandwidth-optimal algorithms: an all-gather sends each shard to n − 1 others, a
+    reduce-scatter and an all-to-all send (n − 1)/n of the operand, and an all-reduce is a
+    reduce-scatter and an all-gather.
+    """
+    if devices == 1:
+        return 0
+    return {
+        "all-gather": operand_bytes * (devices - 1),
+        "reduce-scatter": operand_bytes * (devices - 1) / devices,
+        "all-to-all": operand_bytes * (devices - 1) / devices,
+        "all-reduce": 2 * operand_bytes * (devices - 1) / devices,
+        "collective-permute": operand_bytes,
+    }[kind]
 
 
 @dataclass(frozen=True)
@@ -101,19 +118,18 @@ def step_products(model: ModelConfig, context: int, remat: str) -> float:
 def estimate(
     config: RunConfig,
     device: Hardware,
-    sizes: Mapping[str, int],
-    messages: Iterable[Message],
+    devices: int,
+    sent: Iterable[Collective],
     *,
     muon_flops: float,
     parameters: int,
     state: int,
     assume: Assumptions = Assumptions(),
 ) -> Estimate:
-    """The run on a mesh of these sizes.
+    """The run on so many devices, each of which sends these collectives in a step.
 
     `muon_flops` are those of the busiest device; `parameters` and `state` its bytes.
     """
-    devices = math.prod(sizes.values())
     train = config.train
     tokens = train.batch * train.context
     rate = device.bf16_flops * assume.products
@@ -123,9 +139,9 @@ def estimate(
     moved = 2 * parameters + 2 * parameters + 2 * state
     update = moved / (device.memory_bandwidth * assume.memory)
     behind, open_ = 0.0, 0.0
-    for message in messages:
-        seconds = message.bytes / (bandwidth(device, sizes, message.axes) * assume.links)
-        if message.axes == ("fsdp",) and message.kind in ("all-gather", "reduce-scatter"):
+    for one in sent:
+        seconds = one.bytes / (bandwidth(device, one.reach) * assume.links)
+        if one.kind in ("all-gather", "reduce-scatter"):
             behind += seconds
         else:
             open_ += seconds
@@ -140,12 +156,9 @@ def estimate(
     )  # fmt: skip
 
 
-def bandwidth(device: Hardware, sizes: Mapping[str, int], axes: Iterable[str]) -> float:
-    """Bytes/s of a collective over `axes`: the node's link if the group lies in one node.
+def bandwidth(device: Hardware, reach: int) -> float:
+    """Bytes/s of a collective whose devices' numbers extend over `reach`; they fill nodes in order.
 
-    Devices are numbered with the last axis of `sizes` fastest, and fill nodes in that order.
+    The node's link if the group lies in one node, else the network.
     """
-    names = list(sizes)
-    widest = min(names.index(axis) for axis in axes if sizes[axis] > 1)
-    reach = math.prod(sizes[name] for name in names[widest:])
     return device.link_bandwidth if reach <= device.node else device.network_bandwidth

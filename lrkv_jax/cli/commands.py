@@ -119,18 +119,18 @@ def plan(
     compile_: Annotated[
         bool,
         typer.Option(
-            "--compile", help="Compile the step and show XLA's own figures beside the plan."
+            "--compile/--no-compile",
+            help="Compile the step for memory and messages (10 to 30 s), or estimate them.",
         ),
-    ] = False,
-    target: Annotated[str, typer.Option(help="What to compile for: cpu or cuda")] = "cpu",
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Say what a run needs.
 
     That is parameters, FLOPs, cache bytes, memory and time.
 
-    A mesh axis, --devices, --hardware or --compile adds the training step on those devices: its
-    memory, messages and time.
+    A mesh axis, --devices or --hardware adds the training step on those devices: its memory,
+    messages and time.
     """
     # The cache that is measured is small: no reason to take an accelerator, or to wait for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -142,14 +142,14 @@ def plan(
     run = load_config(config, overrides or [])
     name = hardware or "h200"
     on_mesh = any(override.startswith("mesh.") for override in overrides or [])
+    training = on_mesh or devices is not None or hardware is not None
     question = Question(
-        training=on_mesh or compile_ or devices is not None or hardware is not None,
-        devices=devices, hardware=name, compiled=target if compile_ else None, length=length,
-    )  # fmt: skip
-    if compile_:
-        from lrkv_jax.plan.compiled import prepare
+        training, devices=devices, hardware=name, compiled=training and compile_, length=length
+    )
+    if question.compiled:
+        from lrkv_jax.plan.training import simulate_devices
 
-        prepare(run, devices, device_named(name), target)
+        simulate_devices(run, devices, device_named(name))
     print_plan(run, all_variants=all_variants, as_json=as_json, question=question)
 
 

@@ -402,15 +402,6 @@ class LoggingConfig(Group):
     )
 
 
-class PlanConfig(Group):
-    """What follows from the forecast of a step's memory."""
-
-    refuse: bool = rhythm(
-        "Refuse to start a run that is forecast not to fit its devices. Otherwise it only warns.",
-        False,
-    )
-
-
 # Names become parts of a path: none leads out of `runs/`, is hidden there, or is too long for it.
 Name = Annotated[str, Field(pattern=r"\A[^/\\\x00-\x1f\x7f.~][^/\\\x00-\x1f\x7f]{0,59}\z")]
 
@@ -432,7 +423,6 @@ class RunConfig(Group):
     guard: GuardConfig = Field(GuardConfig(), description="Steps whose numbers are wrong.")
     watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Activities that hang.")
     logging: LoggingConfig = Field(LoggingConfig(), description="Where a run reports to.")
-    plan: PlanConfig = Field(PlanConfig(), description="The forecast of a step's memory.")
     init_from: Path | None = result("A run whose parameters this one starts with.", None)
     init_step: NonNegative | None = result("The step of `init_from`. Null: the newest.", None)
     run_dir: Path | None = place("The run's directory. Null is runs/NAME-ATTENTION.", None)

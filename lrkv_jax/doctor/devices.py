@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from lrkv_jax.accounting.timing import bytes_sent
 from lrkv_jax.bench import clock
 from lrkv_jax.bench.decode import COPY_BYTES
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.doctor.finding import SLOW, WRONG, Finding, at, judged
-from lrkv_jax.foresight.messages import bytes_sent
 from lrkv_jax.hardware import Hardware, hardware_of
 from lrkv_jax.nn.dtype import resolve_dtype
 from lrkv_jax.runtime import start

@@ -6,9 +6,9 @@ from typing import Any
 from lrkv_jax.accounting.serving import serving
 from lrkv_jax.config import load_config
 from lrkv_jax.doctor.finding import SLOW, Finding, judged
-from lrkv_jax.foresight.step import messages, resolved
 from lrkv_jax.hardware import Hardware
-from lrkv_jax.plan.training import on_devices, placed_by_the_compiler, step_time
+from lrkv_jax.plan.estimate import collectives, state_bytes
+from lrkv_jax.plan.training import on_devices, resolved, step_time
 
 
 def expect(
@@ -29,8 +29,8 @@ def expect(
 def _of_variant(config: Any, variant: str, count: int, device: Hardware) -> Finding:
     config = resolved(on_devices(config, count, device))
     decoding = serving(config.model, device, config.train.context)
-    sent = [*messages(config), *placed_by_the_compiler(config)] if count > 1 else []
-    time = step_time(config, device, sent)
+    state = state_bytes(config)
+    time = step_time(config, device, collectives(config, state), state)
     faults = {"one sequence does not fit": SLOW} if not decoding.largest_batch else {}
     says = (
         f"{config.name} decodes at most {1 / decoding.floor_of_one:,.0f} tokens/s for one sequence "

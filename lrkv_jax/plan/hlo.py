@@ -1,17 +1,17 @@
-"""What an optimised HLO module does: every instruction, with how often a run executes it.
+"""The collectives and matrix products of a compiled program, read from its optimized HLO text.
 
-An instruction in the body of a loop of n turns runs n times. Bytes are what one device sends, as in
-`lrkv_jax.foresight.messages`.
+XLA's `cost_analysis` counts the body of a loop once, however often it runs. Here an instruction in
+the body of a loop of n turns runs n times.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from lrkv_jax.foresight.messages import bytes_sent
+import numpy as np
+
+from lrkv_jax.accounting.timing import Collective, bytes_sent
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 ITEMSIZES = {
@@ -24,9 +24,9 @@ _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.-]+)")
 _OPERAND = re.compile(r"(?:\w+\[[\d,]*\]\S* )?%?([\w.-]+)")
-# replica_groups={{0,1},{2,3}}, [2,4]<=[8], or mesh['data'=2,'fsdp'=4] {'fsdp'}
+# replica_groups={{0,1},{2,3}}, [2,4]<=[4,2]T(1,0), or mesh['data'=2,'fsdp'=4] {'fsdp'}
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_COUNTED = re.compile(r"replica_groups=\[\d+,(\d+)\]")
+_COUNTED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 
 
@@ -34,7 +34,7 @@ _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 class Instruction:
     """One instruction: `shapes` and `dtypes` are its results', `times` how often a run executes it.
 
-    `started` says that it is the first half of an asynchronous one.
+    `rest` is the line after the opening parenthesis: operands, attributes and metadata.
     """
 
     name: str
@@ -44,7 +44,6 @@ class Instruction:
     rest: str
     computation: str
     times: int
-    started: bool
 
     @property
     def scope(self) -> str:
@@ -53,10 +52,10 @@ class Instruction:
         return found.group(1) if found else ""
 
     @property
-    def bytes(self) -> list[int]:
-        """Bytes of each result."""
+    def bytes(self) -> int:
+        """Bytes of its results."""
         pairs = zip(self.dtypes, self.shapes, strict=True)
-        return [ITEMSIZES.get(dtype, 4) * math.prod(shape) for dtype, shape in pairs]
+        return sum(ITEMSIZES.get(dtype, 4) * math.prod(shape) for dtype, shape in pairs)
 
 
 def instructions(text: str) -> list[Instruction]:
@@ -75,8 +74,7 @@ def instructions(text: str) -> list[Instruction]:
         results = _SHAPE.findall(result)
         shapes = tuple(tuple(int(n) for n in dims.split(",") if n) for _, dims in results)
         dtypes = tuple(dtype for dtype, _ in results)
-        plain, started = kind.removesuffix("-start"), kind.endswith("-start")
-        out.append(Instruction(name, plain, shapes, dtypes, rest, where, times[where], started))
+        out.append(Instruction(name, kind, shapes, dtypes, rest, where, times[where]))
     return out
 
 
@@ -85,34 +83,28 @@ def collectives(text: str) -> list[Instruction]:
     return [i for i in instructions(text) if i.kind in COLLECTIVES]
 
 
-def sent(text: str, devices: int) -> list[dict[str, Any]]:
-    """The collectives of a module over `devices` devices, as `by_kind` has them."""
-    found = []
+def sent(text: str, devices: int, gathered: int = 4) -> list[Collective]:
+    """What a device sends in a run of a program over `devices` devices, most bytes first.
+
+    A CPU gathers bfloat16 as float32: `gathered` are the bytes of such a value elsewhere, 2 where
+    the model is in bfloat16.
+    """
+    counts: Counter[tuple[str, int, int]] = Counter()
+    total: Counter[tuple[str, int, int]] = Counter()
     for i in collectives(text):
-        group, sizes = _group_size(i.rest, devices), i.bytes
-        if i.started and i.kind in ("all-gather", "collective-permute"):
-            sizes = sizes[len(sizes) // 2 :]  # operands, then results
-        operand = sum(sizes)
+        group = _first_group(i.rest, devices)
+        size = len(group)
+        operand = i.bytes
         if i.kind == "all-gather":
-            operand //= group
+            operand //= size
+            if "f32" in i.dtypes:
+                operand = operand * gathered // 4
         elif i.kind == "reduce-scatter":
-            operand *= group
-        each = round(bytes_sent(i.kind, operand, group))
-        found.append((i.kind, group, i.times, i.times * each))
-    return by_kind(found)
-
-
-def by_kind(found: Iterable[tuple[str, int, int, int]]) -> list[dict[str, Any]]:
-    """(kind, devices of a group, count, bytes) summed over kind and group, most bytes first."""
-    counts: Counter[tuple[str, int]] = Counter()
-    total: Counter[tuple[str, int]] = Counter()
-    for kind, group, count, size in found:
-        counts[kind, group] += count
-        total[kind, group] += size
-    return [
-        {"kind": kind, "devices": group, "count": counts[kind, group], "bytes": size}
-        for (kind, group), size in total.most_common()
-    ]
+            operand *= size
+        key = i.kind, size, max(group) - min(group) + 1
+        counts[key] += i.times
+        total[key] += i.times * round(bytes_sent(i.kind, operand, size))
+    return [Collective(*key, counts[key], size) for key, size in total.most_common()]
 
 
 def product_flops(text: str) -> int:
@@ -147,12 +139,19 @@ def _times(lines) -> Counter[str]:
     return times
 
 
-def _group_size(rest: str, devices: int) -> int:
+def _first_group(rest: str, devices: int) -> list[int]:
+    """The numbers of the devices of a collective's first group."""
     if named := _NAMED.search(rest):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", named.group(1)))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named.group(2)))
+        axes = re.findall(r"'(\w+)'", named.group(2))
+        numbers = np.arange(devices).reshape([int(size) for size in sizes.values()])
+        return numbers[tuple(slice(None) if a in axes else 0 for a in sizes)].ravel().tolist()
     if counted := _COUNTED.search(rest):
-        return int(counted.group(1))
+        groups, size, dims, order = counted.groups()
+        numbers = np.arange(devices).reshape([int(d) for d in dims.split(",")])
+        if order:
+            numbers = numbers.transpose([int(axis) for axis in order.split(",")])
+        return numbers.reshape(int(groups), int(size))[0].tolist()
     if listed := _LISTED.search(rest):
-        return len(listed.group(1).split(","))
-    return devices
+        return [int(number) for number in listed.group(1).split(",")]
+    return list(range(devices))

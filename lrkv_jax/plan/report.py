@@ -1,8 +1,8 @@
 """The whole plan as one dictionary.
 
 All is counted from the configuration, except the cache's live bytes: those are summed from the
-buffers of a small cache that is really allocated. A training step on a mesh is traced, and compiled
-if that is asked for; neither allocates anything.
+buffers of a small cache that is really allocated. A training step on a mesh is compiled, or else
+estimated in closed form; neither allocates anything.
 """
 
 from dataclasses import asdict, dataclass
@@ -21,14 +21,14 @@ class Question:
     """What is asked of a run beyond its variants' costs.
 
     `training` asks for a step on the mesh: `devices` fill an axis of −1, a node's unless given.
-    `compiled` names what the step is compiled for, `cpu` or `cuda`. `length` is the tokens in a
-    decoder's cache, the run's context unless given.
+    `compiled` says that it is compiled, or else estimated. `length` is the tokens in a decoder's
+    cache, the run's context unless given.
     """
 
     training: bool = False
     devices: int | None = None
     hardware: str = "h200"
-    compiled: str | None = None
+    compiled: bool = False
     length: int | None = None
 
 
@@ -52,13 +52,9 @@ def report(config: RunConfig, names: list[str], question: Question = Question())
         decoding = serving(model, device, length)
         costs["decode"] = asdict(decoding) | {"tokens_per_second": decoding.tokens_per_second}
     planned["hardware"] = asdict(device) | {"decode_usable": USABLE}
-    if question.training or question.compiled:
+    if question.training:
         # Imported here: the step and its optimiser take a second to load.
         from lrkv_jax.plan.training import training
 
-        planned["training"] = training(config, device, question.devices)
-    if question.compiled:
-        from lrkv_jax.plan.compiled import compiled
-
-        planned["compiled"] = compiled(config, planned["training"], question.compiled)
+        planned["training"] = training(config, device, question.devices, compiled=question.compiled)
     return planned

@@ -14,9 +14,9 @@ COSTS = (
     "The paper counts values alone, and MLA's without the rope key."
 )
 MEMORY = (
-    "The step is traced, not run. Kept is what the forward pass leaves for the backward pass; "
-    "transient is what the peak holds beside all that is named, gaps in XLA's heap included; "
-    "usable is {usable:.0%} of the memory."
+    "State and gradients are counted. The rest of this table is an estimate: kept is what the "
+    "forward pass leaves for the backward pass, loss the work of one chunk of logits; usable is "
+    "{usable:.0%} of the memory."
 )
 DECODING = (
     "Weights and cache in bfloat16; the batch fills {usable:.0%} of the memory. A step reads all "
@@ -48,8 +48,6 @@ def print_plan(
     if "training" in planned:
         _print_training(console, planned)
         _print_decoding(console, planned)
-    if "compiled" in planned:
-        _print_compiled(console, planned["compiled"])
 
 
 def _table(title: str, headers: list[str], caption: str | None = None):
@@ -103,7 +101,7 @@ def _print_training(console, planned: dict[str, Any]) -> None:
         f"{training['dtype']}, {training['tokens_per_step']:,} tokens.\n",
     )
     _print_memory(console, training, training["memory"]["usable"] / device["memory"])
-    console.print(_collectives(training["collectives"]))
+    console.print(_collectives(training))
     time, muon = training["time"], training["muon"]
     shares = " and ".join(
         f"{part:.1%} at {int(tokens):,} tokens" for tokens, part in muon["share"].items()
@@ -123,8 +121,7 @@ def _print_training(console, planned: dict[str, Any]) -> None:
         )
     _say(
         console,
-        f"Muon's Newton–Schulz is {shares} of a step's forward and backward FLOPs; each device "
-        f"sends {muon['bytes_sent'] / GIGA:.3g} GB per step for it.\n\nAssumed:",
+        f"Muon's Newton–Schulz is {shares} of a step's forward and backward FLOPs.\n\nAssumed:",
     )
     for sentence in training["assumptions"]:
         _say(console, f"- {sentence}")
@@ -135,30 +132,40 @@ def _say(console, text: str) -> None:
 
 
 def _print_memory(console, training: dict[str, Any], usable: float) -> None:
-    memory = training["memory"]
-    policies, chosen = memory["policies"], memory["remat"]
+    memory, step = training["memory"], training["compiled"]
+    policies, chosen = memory["estimates"], memory["remat"]
     headers = ["train.remat", *(f"{p}*" if p == chosen else p for p in policies)]
-    table = _table("Memory of one device, GB", headers)
+    table = _table("Memory of one device, GB, estimated", headers)
     for name in ("parameters", "optimizer", "gradients"):
         table.add_row(name, *(f"{memory[name] / GIGA:.2f}" for _ in policies))
-    for name in ("kept", "transient", "peak"):
+    for name in ("kept", "loss", "total"):
         table.add_row(name, *(f"{policy[name] / GIGA:.2f}" for policy in policies.values()))
-    fits = ("yes" if p["peak"] <= memory["usable"] else "no" for p in policies.values())
+    fits = ("yes" if p["total"] <= memory["usable"] else "no" for p in policies.values())
     table.add_row(f"fits in {memory['usable'] / GIGA:.0f}", *fits)
     console.print(table)
+    _say(console, MEMORY.format(usable=usable))
+    if step:
+        _say(
+            console,
+            f"\nCompiled by XLA for {training['devices']} simulated CPU devices in "
+            f"{step['seconds']:.0f} s: {step['arguments'] / GIGA:.3g} GB of arguments and "
+            f"{step['temporary'] / GIGA:.3g} GB of temporaries per device, and products of "
+            f"{step['product_flops'] / 1e12:.3g} TFLOP.",
+        )
     sentence = training["verdict"]["sentence"]
-    _say(console, f"{sentence[0].upper()}{sentence[1:]}.\n{MEMORY.format(usable=usable)}\n")
+    _say(console, f"{sentence[0].upper()}{sentence[1:]}.\n")
 
 
-def _collectives(messages: list[dict[str, Any]]):
-    headers = ["collective", "over", "in", "a step", "GB sent"]
-    table = _table("What one device sends in a step", headers)
-    for message in messages:
-        if message["bytes"] >= 1e4:
-            table.add_row(
-                message["kind"], " x ".join(message["axes"]), message["part"],
-                f"{message['count']:,}", f"{message['bytes'] / GIGA:.3g}",
-            )  # fmt: skip
+def _collectives(training: dict[str, Any]):
+    headers = ["collective", "devices", "a step", "GB sent"]
+    title = "What one device sends in a step"
+    if not training["compiled"]:
+        title += ", estimated: weights and gradients over fsdp and data"
+    table = _table(title, headers)
+    for one in training["collectives"]:
+        if one["bytes"] >= 1e4:
+            size = f"{one['bytes'] / GIGA:.3g}"
+            table.add_row(one["kind"], str(one["devices"]), f"{one['count']:,}", size)
     return table
 
 
@@ -188,42 +195,6 @@ def _print_decoding(console, planned: dict[str, Any]) -> None:
     console.print(table)
     ridge = device["bf16_flops"] / device["memory_bandwidth"]
     _say(console, DECODING.format(usable=device["decode_usable"], ridge=ridge))
-
-
-def _print_compiled(console, found: dict[str, Any]) -> None:
-    simulated = "simulated CPU devices" if found["target"] == "cpu" else "H200s that are not here"
-    agrees = "agree" if found["agrees"] else "do not agree"
-    _say(
-        console,
-        f"\nCompiled by XLA for {found['devices']} {simulated} in {found['seconds']:.0f} s: "
-        f"{found['arguments'] / GIGA:.3g} GB of arguments and {found['temporary'] / GIGA:.3g} GB "
-        "of temporaries per device.\n"
-        f"Plan {found['plan'] / GIGA:.3g} GB, XLA {found['total'] / GIGA:.3g} GB "
-        f"({found['difference']:+.1%}): they {agrees} within 10 %.",
-    )
-    if found["product_flops"]:
-        _say(
-            console,
-            f"Products of a step on a device: plan {found['plan_product_flops'] / 1e12:.3g} TFLOP, "
-            f"XLA {found['product_flops'] / 1e12:.3g}.",
-        )
-    console.print()
-    headers = ["collective", "devices", "planned", "found", "GB planned", "GB found"]
-    table = _table("Collectives by kind and group, planned and found", headers)
-    rows: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
-    for side in ("predicted", "collectives"):
-        for one in found[side]:
-            rows.setdefault((one["kind"], one["devices"]), {})[side] = one
-    for (kind, devices), sides in rows.items():
-        planned, real = sides.get("predicted"), sides.get("collectives")
-        if max(side["bytes"] for side in sides.values()) >= 1e4:
-            counts = (f"{side['count']:,}" if side else "-" for side in (planned, real))
-            sizes = (f"{side['bytes'] / GIGA:.3g}" if side else "-" for side in (planned, real))
-            table.add_row(kind, str(devices), *counts, *sizes)
-    console.print(table)
-    joins = "XLA joins several collectives into one"
-    cpu = found["target"] == "cpu"
-    _say(console, f"{joins}; a CPU sends bfloat16 as float32." if cpu else f"{joins}.")
 
 
 def _seconds(value: float) -> str:

@@ -1,85 +1,90 @@
 """A training step on a mesh of named devices: memory, collectives, time, and Muon's share."""
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
-from lrkv_jax.accounting.counts import training_flops_per_token
-from lrkv_jax.accounting.muon import muon_flops, muon_flops_per_device
-from lrkv_jax.accounting.timing import Assumptions, Estimate, Message, estimate
-from lrkv_jax.config import MeshConfig, RunConfig
-from lrkv_jax.errors import LrkvError
-from lrkv_jax.foresight.fit import USABLE, shown, verdict
-from lrkv_jax.foresight.messages import bytes_sent
-from lrkv_jax.foresight.step import (
-    Memory,
-    matrices,
-    memory,
-    messages,
-    resolved,
-    sizes_of,
-    state_bytes,
-)
-from lrkv_jax.hardware import Hardware
+import jax
 
+from lrkv_jax.accounting.counts import training_flops_per_token
+from lrkv_jax.accounting.muon import Matrices, muon_flops, muon_flops_per_device
+from lrkv_jax.accounting.timing import Assumptions, Collective, Estimate, estimate
+from lrkv_jax.config import MeshConfig, ModelConfig, RunConfig
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.hardware import Hardware
+from lrkv_jax.model import abstract_parameters, specs
+from lrkv_jax.optim.spread import layout_of
+from lrkv_jax.plan.compiled import CompiledStep, compiled_step, simulate
+from lrkv_jax.plan.estimate import StateBytes, collectives, memory, sizes_of, state_bytes
+from lrkv_jax.runtime.xla import MEMORY_FRACTION
+
+# Of a device's memory: what `lrkv train` lets JAX take.
+USABLE = float(MEMORY_FRACTION)
 POLICIES = ("none", "minimal", "full", "offload")
 # The step sizes at which Muon's share is reported: the paper's, and one of a large run.
 MUON_TOKENS = (32_768, 524_288)
 
 
-def training(config: RunConfig, device: Hardware, devices: int | None) -> dict[str, Any]:
-    """The run's step on its mesh, ready for JSON. Bytes and FLOPs are one device's unless named."""
+def training(
+    config: RunConfig, device: Hardware, devices: int | None, *, compiled: bool
+) -> dict[str, Any]:
+    """The run's step on its mesh, ready for JSON. Bytes and FLOPs are one device's unless named.
+
+    Memory and collectives are XLA's of the `compiled` step, or else estimates. The memory of each
+    remat policy is an estimate always.
+    """
     config = resolved(on_devices(config, devices, device))
-    sizes = sizes_of(config.mesh)
+    count = math.prod(sizes_of(config.mesh).values())
+    state = state_bytes(config)
+    step = compiled_step(config, count) if compiled else None
+    sent = step.collectives if step else collectives(config, state)
     usable = round(USABLE * device.memory)
-    sent = [*messages(config), *placed_by_the_compiler(config)]
-    held = memory(config)
-    found = verdict(config, usable)
     return {
-        "mesh": sizes,
-        "devices": math.prod(sizes.values()),
+        "mesh": sizes_of(config.mesh),
+        "devices": count,
         "dtype": config.model.dtype,
         "tokens_per_step": config.train.batch * config.train.context,
         "memory": {
             "usable": usable,
-            "parameters": held.parameters,
-            "optimizer": held.optimizer,
-            "gradients": held.gradients,
+            "parameters": state.parameters,
+            "optimizer": state.optimizer,
+            "gradients": state.gradients,
             "remat": config.train.remat,
-            "policies": {policy: _policy(config, policy) for policy in POLICIES},
-            "largest": [{"array": label, "bytes": size} for label, size in held.largest],
+            "estimates": {p: asdict(memory(_under(config, p), state)) for p in POLICIES},
         },
-        "verdict": asdict(found) | {"fits": found.fits, "sentence": found.sentence(config.mesh)},
-        "collectives": [asdict(message) for message in sent],
-        "muon": muon(config, sent),
-        "time": asdict(step_time(config, device, sent)),
+        "compiled": asdict(step) if step else None,
+        "verdict": _verdict(config, state, step, usable),
+        "collectives": [asdict(one) for one in sent],
+        "muon": muon(config),
+        "time": asdict(step_time(config, device, sent, state)),
         "assumptions": Assumptions().sentences(device),
     }
 
 
-def step_time(config: RunConfig, device: Hardware, sent: Sequence[Message]) -> Estimate:
-    """The time of one step that sends these; every axis of the run's mesh has a size."""
-    held = state_bytes(config)
-    return estimate(
-        config, device, sizes_of(config.mesh), sent,
-        muon_flops=muon(config, sent)["flops_busiest_device"],
-        parameters=held["parameters"], state=held["optimizer"],
-    )  # fmt: skip
+def simulate_devices(config: RunConfig, devices: int | None, device: Hardware) -> None:
+    """Prepare JAX, which must not have started yet, to compile the run's step, and say so."""
+    count = math.prod(sizes_of(on_devices(config, devices, device).mesh).values())
+    simulate(count)
+    print(
+        f"lrkv: compiling the step for {count} simulated devices, 10 to 30 s for eight; "
+        "--no-compile estimates instead",
+        file=sys.stderr,
+    )
 
 
-def muon(config: RunConfig, sent: Iterable[Message]) -> dict[str, Any]:
-    """What Newton–Schulz takes of a step that sends these messages, ready for JSON."""
-    sizes, iterations = sizes_of(config.mesh), config.optimizer.muon.iterations
-    groups, devices = matrices(config.model, sizes), math.prod(sizes.values())
-    per_token = training_flops_per_token(config.model, config.train.context)
-    whole = muon_flops(groups, iterations)
-    return {
-        "flops": whole,
-        "flops_busiest_device": muon_flops_per_device(groups, iterations, devices),
-        "share": {tokens: whole / (per_token * tokens) for tokens in MUON_TOKENS},
-        "bytes_sent": sum(m.bytes for m in sent if m.part == "muon"),
-    }
+def resolved(config: RunConfig) -> RunConfig:
+    """The run as an accelerator computes it: `auto` is bfloat16 there."""
+    model, optimizer = config.model, config.optimizer
+    if model.dtype == "auto":
+        model = model.model_copy(update={"dtype": "bfloat16"})
+    if optimizer.muon.dtype == "auto":
+        muon = optimizer.muon.model_copy(update={"dtype": "bfloat16"})
+        optimizer = optimizer.model_copy(update={"muon": muon})
+    return config.model_copy(update={"model": model, "optimizer": optimizer})
 
 
 def on_devices(config: RunConfig, devices: int | None, device: Hardware) -> RunConfig:
@@ -95,36 +100,107 @@ def on_devices(config: RunConfig, devices: int | None, device: Hardware) -> RunC
     mesh = MeshConfig(**sizes)
     if devices is not None and math.prod(sizes.values()) != devices:
         raise LrkvError(
-            f"--devices {devices}: {shown(mesh)} makes {math.prod(sizes.values())} of them; "
+            f"--devices {devices}: {_shown(mesh)} makes {math.prod(sizes.values())} of them; "
             "set one axis to -1 to take what is left"
         )
     return config.model_copy(update={"mesh": mesh})
 
 
-def placed_by_the_compiler(config: RunConfig) -> list[Message]:
-    """What tensor parallelism adds that the program does not name: sums of the stream [b, T, D].
+def step_time(
+    config: RunConfig, device: Hardware, sent: Iterable[Collective], state: StateBytes
+) -> Estimate:
+    """The time of one step that sends these; every axis of the run's mesh has a size."""
+    return estimate(
+        config, device, math.prod(sizes_of(config.mesh).values()), sent,
+        muon_flops=muon(config)["flops_busiest_device"],
+        parameters=state.parameters, state=state.optimizer,
+    )  # fmt: skip
 
-    A layer sums the attention's and the MLP's output, and in its backward pass the gradient of the
-    MLP's input; layers that are computed again sum the attention's output once more. The
-    embedding's lookup is one sum, in float32 as the table is.
-    """
-    tensor, train, model = config.mesh.tensor, config.train, config.model
-    if tensor == 1:
-        return []
-    shares = config.mesh.data * config.mesh.fsdp * config.mesh.context
-    values = train.batch * train.context // shares // train.accumulation * model.width
-    itemsize = 2 if model.dtype == "bfloat16" else 4
-    in_layers = model.layers * (3 if train.remat == "none" else 4)
-    each = in_layers * bytes_sent("all-reduce", values * itemsize, tensor)
-    each += bytes_sent("all-reduce", values * 4, tensor)
-    times = train.accumulation
+
+def muon(config: RunConfig) -> dict[str, Any]:
+    """What Newton–Schulz takes of the run's step, ready for JSON."""
+    sizes, iterations = sizes_of(config.mesh), config.optimizer.muon.iterations
+    groups, devices = matrices(config.model, sizes), math.prod(sizes.values())
+    per_token = training_flops_per_token(config.model, config.train.context)
+    whole = muon_flops(groups, iterations)
+    return {
+        "flops": whole,
+        "flops_busiest_device": muon_flops_per_device(groups, iterations, devices),
+        "share": {tokens: whole / (per_token * tokens) for tokens in MUON_TOKENS},
+    }
+
+
+def matrices(model: ModelConfig, sizes: dict[str, int]) -> list[Matrices]:
+    """What Muon orthogonalises, in the groups that the step shares out (`optim.spread`)."""
+    mesh = SimpleNamespace(shape=sizes)
+    groups: dict[Any, int] = {}
+    for spec, leaf in _weights(model):
+        if spec.group == "matrix" and math.prod(leaf.shape):
+            layout = layout_of(spec, leaf.shape, mesh)
+            count = math.prod(leaf.shape[: spec.batch])
+            groups[layout[1:]] = groups.get(layout[1:], 0) + count
     return [
-        Message("all-reduce", ("tensor",), "gradient", times * (in_layers + 1), round(times * each))
+        Matrices(rows, columns, count, math.prod(sizes[axis] for axis in batch_axes))
+        for (rows, columns, batch_axes, *_), count in groups.items()
     ]
 
 
-def _policy(config: RunConfig, policy: str) -> dict[str, int]:
-    """Memory under a remat policy; `transient` is what the peak holds beside all that is named."""
+@functools.lru_cache(maxsize=8)
+def _weights(model: ModelConfig) -> list[tuple[Any, Any]]:
+    leaves = jax.tree.leaves(abstract_parameters(model))
+    return list(zip(jax.tree.leaves(specs(model)), leaves, strict=True))
+
+
+def _verdict(
+    config: RunConfig, state: StateBytes, step: CompiledStep | None, has: int
+) -> dict[str, Any]:
+    """Whether a step fits in `has` bytes, and if not, what would by the estimate."""
+    needs = step.total if step else memory(config, state).total
+    count = math.prod(sizes_of(config.mesh).values())
+    device = "the device" if count == 1 else f"each of the {count} devices"
+    whose = "by XLA" if step else "by the estimate"
+    sentence = f"{device} ({_shown(config.mesh)}) needs {_gigabytes(needs)} {whose} "
+    sentence += f"and has {_gigabytes(has)}"
+    if needs <= has:
+        sentence += ": it fits"
+    else:
+        sentence += f", {_gigabytes(needs - has)} too little: "
+        sentence += next(
+            _suggestions(config, has), "no change of remat or mesh that was tried fits"
+        )
+    return {"needs": needs, "has": has, "fits": needs <= has, "sentence": sentence}
+
+
+def _suggestions(config: RunConfig, has: int) -> Iterator[str]:
+    """Changes with which a step fits in `has` bytes by the estimate, the smallest first."""
+    policy = config.train.remat
+    stronger = {"none": ("minimal", "full"), "minimal": ("full",)}.get(policy, ())
+    tried = [(f"train.remat={policy}", _under(config, policy)) for policy in stronger]
+    rows = config.train.batch // config.train.accumulation // config.mesh.data
+    for more in (2, 4, 8, 16):
+        mesh = config.mesh.model_copy(update={"fsdp": config.mesh.fsdp * more})
+        wider = config.model_copy(update={"mesh": mesh})
+        change = f"train.remat=full and mesh.fsdp={mesh.fsdp} on {more} times as many devices"
+        if rows % mesh.fsdp == 0 and config.model.width % mesh.fsdp == 0:
+            tried.append((change, _under(wider, "full")))
+    for change, changed in tried:
+        needs = memory(changed, state_bytes(changed)).total
+        if needs <= has:
+            yield f"{change} would fit, with about {_gigabytes(needs)}"
+
+
+def _under(config: RunConfig, policy: str) -> RunConfig:
     train = config.train.model_copy(update={"remat": policy})
-    held: Memory = memory(config.model_copy(update={"train": train}))
-    return {"kept": held.kept, "transient": held.transient, "peak": held.peak}
+    return config.model_copy(update={"train": train})
+
+
+def _shown(mesh: MeshConfig) -> str:
+    """mesh.fsdp=8 mesh.tensor=2: the axes that split something."""
+    split = [f"mesh.{axis}={size}" for axis, size in sizes_of(mesh).items() if size > 1]
+    return " ".join(split) or "no mesh"
+
+
+def _gigabytes(count: int) -> str:
+    """61.2 GB; three digits of it."""
+    digits = max(0, 2 - math.floor(math.log10(max(count, 1e7) / 1e9)))
+    return f"{count / 1e9:.{digits}f} GB"

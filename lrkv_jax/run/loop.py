@@ -14,14 +14,13 @@ from rich.console import Console
 from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.config import RunConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.foresight.fit import check_memory, memory_limit
 from lrkv_jax.run.callbacks import Callbacks
 from lrkv_jax.run.lock import RunLock
 from lrkv_jax.run.metrics import Meter, MetricsLog, Profile, WandB, check_wandb, read_metrics
 from lrkv_jax.run.resume import compiling, resumed
 from lrkv_jax.run.run_dir import note_start, open_run
 from lrkv_jax.run.screen import Screen
-from lrkv_jax.run.setup import Setup, mesh_of, with_data
+from lrkv_jax.run.setup import Setup, memory_warning, mesh_of, with_data
 from lrkv_jax.run.skipped_steps import SkippedSteps
 from lrkv_jax.runtime.batches import as_argument
 from lrkv_jax.runtime.compilation import Compiled
@@ -139,25 +138,11 @@ def _set_up(
     screen: Screen,
     processes: Processes,
 ) -> Setup:
-    """The run with its mesh and data; a warning where its memory may not suffice."""
+    """The run with its mesh and data."""
     config, mesh = mesh_of(config, devices, processes)
-
-    def forecast(config: RunConfig) -> None:
-        with processes.together():
-            limit = memory_limit(mesh)
-            tight = limit and check_memory(config, mesh, limit)
-        if tight:
-            screen.say(tight)
-
-    counted = config.train.epochs is None
-    with screen.doing("planning", 0):
-        if counted:
-            forecast(config)
     startup.phase("devices")
     with screen.doing("data", 0):
         setup = with_data(config, mesh, processes)
-        if not counted:
-            forecast(setup.config)
     startup.phase("data")
     return setup
 
@@ -195,6 +180,8 @@ def _prepare(
             compiled = program.result()
         startup.phase("compile")
         screen.say(str(compiled))
+        if tight := memory_warning(compiled.call, setup.mesh):
+            screen.say(tight)
     return state, start, compiled
 
 

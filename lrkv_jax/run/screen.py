@@ -24,8 +24,7 @@ from lrkv_jax.runtime.watchdog import Watchdog
 
 # What a block is called on the screen, by what the watchdog calls it.
 _SHOWN = {
-    "planning": "forecasting the memory", "data": "preparing the data", "restore": "restoring",
-    "init": "making the parameters",
+    "data": "preparing the data", "restore": "restoring", "init": "making the parameters",
     "compile": "compiling", "validation": "validating", "save": "saving", "sampling": "sampling",
 }  # fmt: skip
 

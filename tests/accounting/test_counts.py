@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from lrkv_jax.accounting.muon import (
     newton_schulz_flops,
 )
 from lrkv_jax.accounting.serving import serving
-from lrkv_jax.accounting.timing import Assumptions, bandwidth, estimate
+from lrkv_jax.accounting.timing import Assumptions, Collective, bandwidth, estimate
 from lrkv_jax.attention.cache import in_int8
 from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, AttentionConfig, ModelConfig, load_config
 from lrkv_jax.config.schema import TrainConfig
@@ -454,19 +453,11 @@ def test_a_model_that_no_sequence_fits_beside_has_no_batch():
     assert found.largest_batch == 0 and found.tokens_per_second == 0
 
 
-class Bytes(NamedTuple):
-    kind: str
-    axes: tuple
-    part: str
-    bytes: int
-
-
-def timed(messages=(), sizes=None, *overrides, **counts):
+def timed(sent=(), *overrides, **counts):
     config = config_of("128m", "mha", *overrides)
     counts = {"muon_flops": 0, "parameters": 0, "state": 0, **counts}
     assume = Assumptions(products=0.5, memory=0.5, links=0.5, hidden=0.5)
-    sizes = sizes or {"data": 1, "fsdp": 8, "context": 1, "tensor": 1}
-    return estimate(config, hardware("h200"), sizes, messages, **counts, assume=assume)
+    return estimate(config, hardware("h200"), 8, sent, **counts, assume=assume)
 
 
 def test_a_step_is_its_products_at_the_assumed_share():
@@ -491,37 +482,23 @@ def test_parts_of_a_step_add_up():
     # Gradients twice, parameters and state there and back: 6 TB at 2.4 TB/s.
     assert found.optimizer == pytest.approx(2.5)
     assert found.step == pytest.approx(bare.step + 3.5)
-    again = timed((), None, "train.remat=full")
-    assert again.products > timed((), None, "train.remat=minimal").products > bare.products
+    again = timed((), "train.remat=full")
+    assert again.products > timed((), "train.remat=minimal").products > bare.products
 
 
 def test_gathers_hide_behind_half_of_the_products_and_sums_do_not():
     bare = timed()
     link = 0.5 * 450e9
-    small = Bytes("all-gather", ("fsdp",), "gradient", int(0.25 * bare.products * link))
+    small = Collective("all-gather", 8, 8, 1, int(0.25 * bare.products * link))
     assert timed([small]).step == pytest.approx(bare.step)
-    large = small._replace(bytes=int(2 * bare.products * link))
+    large = dataclasses.replace(small, bytes=int(2 * bare.products * link))
     assert timed([large]).step == pytest.approx(bare.step + 1.5 * bare.products, rel=1e-6)
-    summed = small._replace(kind="all-reduce", axes=("tensor",))
-    sizes = {"data": 1, "fsdp": 4, "context": 1, "tensor": 2}
-    assert timed([summed], sizes).exposed_collectives == pytest.approx(0.25 * bare.products)
+    summed = dataclasses.replace(small, kind="all-reduce")
+    assert timed([summed]).exposed_collectives == pytest.approx(0.25 * bare.products)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "axes", "link"),
-    [
-        ((1, 8, 1, 1), ("fsdp",), True),
-        ((2, 8, 1, 1), ("fsdp",), True),
-        ((2, 8, 1, 1), ("data",), False),
-        ((2, 8, 1, 1), ("data", "fsdp"), False),
-        ((1, 16, 1, 1), ("fsdp",), False),
-        ((2, 4, 1, 4), ("tensor",), True),
-        ((2, 4, 1, 4), ("fsdp",), False),
-        ((1, 4, 2, 1), ("context",), True),
-    ],
-)
-def test_a_collective_runs_on_the_link_if_its_devices_fill_one_node(sizes, axes, link):
+@pytest.mark.parametrize("reach", [2, 8, 9, 16])
+def test_a_collective_runs_on_the_link_if_its_devices_fill_one_node(reach):
     device = hardware("h100")
-    named = dict(zip(("data", "fsdp", "context", "tensor"), sizes, strict=True))
-    expected = device.link_bandwidth if link else device.network_bandwidth
-    assert bandwidth(device, named, axes) == expected
+    expected = device.link_bandwidth if reach <= 8 else device.network_bandwidth
+    assert bandwidth(device, reach) == expected

@@ -22,7 +22,6 @@ FLOORS = [
     {"model"},
     {"optim", "data", "checkpoint"},
     {"decode", "train"},
-    {"foresight"},
     {"run"},
     {"interop"},
     {"evals", "analysis"},

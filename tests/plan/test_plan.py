@@ -164,10 +164,12 @@ def test_time_is_an_assumption_and_there_is_none_of_a_step_that_does_not_fit(cap
     config = load_config("quickstart", ["mesh.fsdp=1"])
     planned = report(config, ["lrkv"], Question(training=True))
     planned["training"]["verdict"]["fits"] = fits
+    assert planned["training"]["compiled"] is None  # it is estimated, and says so
     show._print_training(Console(width=200), planned)
     out = capsys.readouterr().out
     assert ("By the assumptions below, not measured: " in out) == fits
     assert ("hours" in out and "MFU" in out) == fits
+    assert "Memory of one device, GB, estimated" in out and "by the estimate" in out
     assert ("No time is estimated of a step that does not fit." in out) != fits
 
 

@@ -6,7 +6,7 @@ start and its end; an all-gather that has no start holds everything up, and coun
 
 import json
 import re
-from importlib import resources
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lrkv_jax.runtime.compilation import compile_ahead
 
-TARGET = resources.files("lrkv_jax.plan") / "h200.txtpb"
+TARGET = Path(__file__).with_name("h200.txtpb")
 LAYERS, WIDTH, ROWS = 8, 2048, 8192
 
 

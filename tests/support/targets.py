@@ -1,6 +1,6 @@
 """The decode kernels at every scale's shapes, lowered or compiled for an H200 from a CPU machine.
 
-Run as a program it compiles all kernels for the GPU that lrkv_jax/plan/h200.txtpb describes,
+Run as a program it compiles all kernels for the GPU that h200.txtpb beside it describes,
 without one, and prints a JSON line a kernel: the cases that run it, what ptxas spilled, and how
 many registers it used.
 """
@@ -12,7 +12,6 @@ import re
 import tempfile
 from dataclasses import replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 
 import jax
@@ -32,7 +31,7 @@ VARIANTS = (
 # Its angles do not fit beside a tile of 1,024: XLA runs.
 LEFT_TO_XLA = {("6.3b", "mla-latent")}
 BATCH, SLOTS = 4, 8192
-TARGET = resources.files("lrkv_jax.plan") / "h200.txtpb"
+TARGET = Path(__file__).with_name("h200.txtpb")
 
 
 def case(scale, variant, T, array, how="contiguous"):
