@@ -8,16 +8,12 @@ equations): `full` rotates the whole key; `shared` rotates the shared part, and 
 the unrotated query; `latent` rotates the shared part in K dimensions and the latent in R. In each,
 QK-norm divides by the rms of the whole unrotated key, one scalar n_h per token and head.
 
-Tied, values read what keys read, c = x W_shared and r_h = x U_h: k_h = c + r_h B^K_hᵀ and
-v_h = c + r_h B^V_hᵀ. Both are cached unrotated, once, and rotated as they are read
-(`lrkv_jax.kernels.latent_decode`).
-
 The paper's identity RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) B_hᵀ does not hold of a key that is
 rotated whole, `full`; made a model's definition, with queries rotated likewise, it is `latent`.
 LRKV (https://arxiv.org/abs/2601.11471), equations 2 to 7.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
@@ -29,8 +25,7 @@ from lrkv_jax.attention.base import Attention
 from lrkv_jax.attention.cache import lengths_of, with_one
 from lrkv_jax.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
-from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode, raise_values
+from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
 from lrkv_jax.nn.norm import gained, inverse_rms
 from lrkv_jax.nn.weight import biased, weight
 from lrkv_jax.sharding import by_hand
@@ -44,8 +39,7 @@ class LowRankCache:
 
     Latents are R wide, and of keys with biases R + 1 (the last is 1), zero-padded to the entry's
     `cached_ranks`. `rk` is unrotated in the
-    modes `full` and `shared`, rotated in R dimensions in `latent`. Tied, what keys read serves
-    values too: it is unrotated, and there is nothing of the values. Rank 0 has no latents; a model
+    modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0 has no latents; a model
     without QK-norm has no inverse norms.
     """
 
@@ -59,7 +53,7 @@ class LowRankCache:
     INT8: ClassVar[tuple[str, ...]] = ("rk_BSGR", "rv_BSGR")
 
     k_shared_BSK: Float[Array, "B S K"]
-    v_shared_BSK: Float[Array, "B S K"] | None = None
+    v_shared_BSK: Float[Array, "B S K"]
     rk_BSGR: Float[Array, "B S G R"] | None = None
     rv_BSGR: Float[Array, "B S G R"] | None = None
     inverse_norm_BGS: Float[Array, "B G S"] | None = None
@@ -75,11 +69,9 @@ class LowRankAttention(Attention):
         super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
         (R_k, R_v), self.rope = config.attention.ranks, config.attention.rope
-        self.tied = config.attention.tied
         self.query = weight("embed -> heads head_width", (D, H, K))
         self.key = weight("embed -> head_width", (D, K))
-        if not self.tied:
-            self.value = weight("embed -> head_width", (D, K))
+        self.value = weight("embed -> head_width", (D, K))
         # σ_U = σ_W and σ_B = 0.1/sqrt(R) make ‖U Bᵀ‖ about 0.1 ‖W_shared‖ for every shape, of keys
         # and of values: E‖U Bᵀ‖² = D K R σ_U² σ_B² and E‖W‖² = D K σ_W².
         std = min(1.0, (K / D) ** 0.5) * D**-0.5
@@ -89,8 +81,7 @@ class LowRankAttention(Attention):
             down, up = f"{heads}: embed -> rank", f"{heads}: rank -> head_width"
             self.key_down = weight(down, (G, D, R_k), std=std)
             self.key_up = weight(up, (G, R_k, K), std=0.1 * R_k**-0.5)
-            if not self.tied:
-                self.value_down = weight(down, (G, D, R_v), std=std)
+            self.value_down = weight(down, (G, D, R_v), std=std)
             self.value_up = weight(up, (G, R_v, K), std=0.1 * R_v**-0.5)
 
     @property
@@ -109,8 +100,6 @@ class LowRankAttention(Attention):
         return self._entries(x_BTD, positions_BT)[0]
 
     def cached(self, query, cache, positions_BT, angles, pages_BN=None):
-        if self.tied:
-            return self._cached_tied(query, cache, positions_BT, angles, pages_BN)
         residual = None
         if self.rank:
             residual = Residual(cache.rk_BSGR, cache.rv_BSGR, self.value_up[...])
@@ -127,25 +116,6 @@ class LowRankAttention(Attention):
             impl=self.config.decode_kernel, bits=self.config.decode_bits,
         )  # fmt: skip
 
-    def _cached_tied(self, query, cache, positions_BT, angles, pages_BN):
-        """Heads' outputs from tiles that serve as keys and as values."""
-        of_keys_SK, of_latents_SR = angles
-        private = Private(cache.rk_BSGR)
-        if self._in_latents:
-            q_BTHR = self._latent(query[1], positions_BT)
-            private = private._replace(q_BTHR=q_BTHR, angles_SR=of_latents_SR)
-        else:
-            private = private._replace(up_key_GRK=self.key_up[...])
-        rotation = Rotation(of_keys_SK, inverse_norm_BGS=cache.inverse_norm_BGS)
-        mean_BTHX, lse_BTH = latent_decode(
-            query[0], None, cache.k_shared_BSK, None, rotation, private, lengths_of(positions_BT),
-            scale=self.scale, pages_BN=pages_BN, frequencies_J=self.frequencies,
-            impl=self.config.decode_kernel, bits=self.config.decode_bits,
-        )  # fmt: skip
-        shared_BTHK, mean_BTHR = jnp.split(mean_BTHX, [self.config.head_width], axis=-1)
-        up_HRK = self._of_heads(self.value_up[...], mean_BTHR.shape[2])
-        return raise_values(shared_BTHK, mean_BTHR[..., : self.rank], up_HRK), lse_BTH
-
     def materialised(self, cache, positions_BT):
         return self._keys(cache, positions_BT), self._values(cache)
 
@@ -155,16 +125,10 @@ class LowRankAttention(Attention):
         return jnp.concatenate([query[0], self._latent(query[1], positions_BT)], axis=-1)
 
     def slot_angles(self, slots):
-        """[cos, sin] of each slot's position, [S, K], to rotate keys as they are read.
-
-        Tied, a pair: these, and in mode `latent` those of the keys' latents, [S, R], or None.
-        """
-        if not self.rank or (self._in_latents and not self.tied):
+        """[cos, sin] of each slot's position, [S, K], to rotate keys as they are read."""
+        if not self.rank or self._in_latents:
             return None
-        of_keys_SK = self.table(slots, self.config.head_width)
-        if not self.tied:
-            return of_keys_SK
-        return of_keys_SK, self.table(slots, self.rank) if self.rope == "latent" else None
+        return self.table(slots, self.config.head_width)
 
     def whole(self, x_BTD, positions_BT, attend):
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
@@ -188,8 +152,7 @@ class LowRankAttention(Attention):
             for cached in self.config.attention.cached_ranks(self.config)
         ]
         norm = jax.ShapeDtypeStruct((batch, G, length), jnp.float32)
-        cache = LowRankCache(shared, shared, *latents, norm if self.config.qk_norm else None)
-        return replace(cache, v_shared_BSK=None, rv_BSGR=None) if self.tied else cache
+        return LowRankCache(shared, shared, *latents, norm if self.config.qk_norm else None)
 
     def head_weights(self):
         query_HDK, output_HKD = by_head(self.query), in_float64(self.output)
@@ -201,11 +164,11 @@ class LowRankAttention(Attention):
         share = len(query_HDK) // self.key_up.shape[0]
         key, value = (
             SharedResidual(
-                in_float64(getattr(self, read)),
-                np.repeat(in_float64(getattr(self, f"{read}_down")), share, axis=0),
+                in_float64(getattr(self, name)),
+                np.repeat(in_float64(getattr(self, f"{name}_down")), share, axis=0),
                 np.repeat(in_float64(getattr(self, f"{name}_up")), share, axis=0),
             )
-            for name, read in (("key", "key"), ("value", "key" if self.tied else "value"))
+            for name in ("key", "value")
         )
         return HeadWeights(
             query_HDK, key.total_HDK, value.total_HDK, output_HKD,
@@ -255,11 +218,9 @@ class LowRankAttention(Attention):
         K + R: [shared, rotated ; residual, as a latent].
         """
         k_BSGK, rk_BSGR = cache.k_shared_BSK[:, :, None], cache.rk_BSGR
-        parts = [self.rotated(k_BSGK, positions_BT) if self.tied else k_BSGK]
+        parts = [k_BSGK]
         if self._in_latents:
             rk_BSGR = rk_BSGR[..., : self.key_up.shape[1]]
-            if self.tied and self.rope == "latent":
-                rk_BSGR = self.rotated(rk_BSGR, positions_BT)
             parts = [jnp.broadcast_to(parts[0], (*rk_BSGR.shape[:3], k_BSGK.shape[-1])), rk_BSGR]
         elif self.rank:
             residual_BSGK = self._raise(rk_BSGR, self._up_of_rotated_keys)
@@ -271,11 +232,8 @@ class LowRankAttention(Attention):
 
     def _values(self, cache):
         """Each residual's values, [B, S, G, K]."""
-        v_BSK, rv_BSGR = cache.v_shared_BSK, cache.rv_BSGR
-        if self.tied:
-            v_BSK, rv_BSGR = cache.k_shared_BSK, cache.rk_BSGR
-        v_BS1K = v_BSK[:, :, None]
-        return v_BS1K + self._raise(rv_BSGR, self.value_up) if self.rank else v_BS1K
+        v_BS1K = cache.v_shared_BSK[:, :, None]
+        return v_BS1K + self._raise(cache.rv_BSGR, self.value_up) if self.rank else v_BS1K
 
     def _raise(self, latent_BTGR, up):
         """Latent, padded or not → head width: the residual part of a key or value."""
@@ -293,9 +251,8 @@ class LowRankAttention(Attention):
 
     def _with_whole_weights(self, x_BTD, name):
         """Keys or values of each residual, unrotated, as x (W_shared + U_g B_gᵀ): [B, T, G, K]."""
-        read = "key" if self.tied else name
         shared_DK, down_GDR, up_GRK = (
-            getattr(self, weight)[...] for weight in (read, f"{read}_down", f"{name}_up")
+            getattr(self, weight)[...] for weight in (name, f"{name}_down", f"{name}_up")
         )
         residual_DGK = jnp.einsum(
             "GDR,GRK->DGK", down_GDR, up_GRK, preferred_element_type=jnp.float32
@@ -311,12 +268,10 @@ class LowRankAttention(Attention):
         """
         dtype = x_BTD.dtype
         k_shared_BTK = x_BTD @ self.key[...].astype(dtype)
-        v_shared_BTK = rk_BTGR = rv_BTGR = norm_BGT = None
-        if not self.tied:
-            v_shared_BTK = x_BTD @ self.value[...].astype(dtype)
+        v_shared_BTK = x_BTD @ self.value[...].astype(dtype)
+        rk_BTGR = rv_BTGR = norm_BGT = None
         if self.rank:
             rk_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.key_down[...].astype(dtype))
-        if self.rank and not self.tied:
             rv_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.value_down[...].astype(dtype))
         if self.key_bias is not None:
             if self.rank:
@@ -329,9 +284,8 @@ class LowRankAttention(Attention):
                 k_BTGK = k_BTGK + self._raise(rk_BTGR, self._up_of_keys)
         if self.config.qk_norm:
             norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
-        if not self.tied:
-            k_shared_BTK = gained(k_shared_BTK, self.key_gain)
-            k_shared_BTK = self.rotated(k_shared_BTK[:, :, None], positions_BT)[:, :, 0]
-            if self.rank and self.rope == "latent":
-                rk_BTGR = self.rotated(rk_BTGR, positions_BT)
+        k_shared_BTK = gained(k_shared_BTK, self.key_gain)
+        k_shared_BTK = self.rotated(k_shared_BTK[:, :, None], positions_BT)[:, :, 0]
+        if self.rank and self.rope == "latent":
+            rk_BTGR = self.rotated(rk_BTGR, positions_BT)
         return LowRankCache(k_shared_BTK, v_shared_BTK, rk_BTGR, rv_BTGR, norm_BGT), k_BTGK

@@ -3,7 +3,7 @@
 B batch  T new tokens  S cache slots  D model width  H heads  G groups of them  K head width
 C latent width  R width of a head's own latent  P rope-key width  W width of a logit
 
-c = norm(x W_down), C wide; v_h = c W^V_h. Positions enter in one of three modes, each decoded
+c = norm(x W_down), C wide; v_h = c W^V_h. Positions enter in one of two modes, each decoded
 exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):
 
     decoupled  k_h = [c W^K_h ; norm(rope(x W_r))], one rope key beside the latent. A head's query
@@ -12,19 +12,14 @@ exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):
     full       k_h = norm(rope(c W^K_h)), the query normed and rotated as MHA's. Cached are c and
                n_h = 1/rms(c W^K_h), a float32 scalar per token and head. Where c is read, gains
                of keys are in W^K_h, and so are their biases: c has one column more, which is 1.
-    latent     k = rope(c), in C dimensions and for all heads; the query is norm(rope(q W^K_hᵀ)),
-               C wide. c is normed as it is. Cached is c, which is rotated as it is read. An odd
-               last coordinate carries no position.
 
 With `rank`, head h has a latent of its own, r_h = norm(x U_h), R wide, beside the common one: for
-c W read c W + r_h B_h above, for keys and for values. In `latent` its key is [rope(c) ; rope(r_h)],
-and the query is normed over both parts.
+c W read c W + r_h B_h above, for keys and for values.
 
 G is H but in `full`, where keys, values and latents r may be of groups (`kv_heads`), and where the
 norms of latents may be left out (`latent_norm`).
 
-Logits are scaled by 1/sqrt(W), of the width in which queries and keys are normed: K + P, K and
-C + R.
+Logits are scaled by 1/sqrt(W), of the width in which queries and keys are normed: K + P and K.
 
 DeepSeek-V2 (https://arxiv.org/abs/2405.04434).
 """
@@ -96,13 +91,11 @@ class LatentAttention(Attention):
         self.rope_key = weight("embed -> rope", (D, P)) if P else None
 
     def queries(self, x_BTD, positions_BT):
-        """[B, T, H, K]; in mode `latent` before its norm and rotation, which are in the latent.
+        """[B, T, H, K], rotated and normed.
 
         In `decoupled` a pair: the part without positions, and the part with them, [B, T, H, P].
         """
         q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
-        if self.rope == "latent":
-            return q_BTHK
         if self.rope == "full":
             return self.placed(q_BTHK, positions_BT, self.query_gain)
         if self.query_rope is None:
@@ -130,14 +123,10 @@ class LatentAttention(Attention):
 
     def cached(self, query, cache, positions_BT, angles, pages_BN=None):
         q_BTHP = q_BTHR = rotation = private = None
-        of_common_SK, of_private_SR = angles
         C = cache.latent_BSC.shape[-1]
         if self.rope == "full":
             up_key_CGK = gained(self._up_of("key"), self.key_gain)
-            rotation = Rotation(of_common_SK, up_key_CGK, cache.inverse_norm_BGS)
-        elif self.rope == "latent":
-            query, rotation = self.expanded(query, positions_BT), Rotation(of_common_SK)
-            query, q_BTHR = query[..., :C], query[..., C:]
+            rotation = Rotation(angles, up_key_CGK, cache.inverse_norm_BGS)
         else:
             q_BTHK, q_BTHP = query
             query, q_BTHR = self._lowered(q_BTHK)
@@ -145,7 +134,7 @@ class LatentAttention(Attention):
             up_key_GRK = gained(self.private_key[...], self.key_gain)
             private = Private(cache.private_BSGR, up_key_GRK=up_key_GRK)
         elif self.rank:
-            private = Private(cache.private_BSGR, q_BTHR, of_private_SR)
+            private = Private(cache.private_BSGR, q_BTHR)
         mean_BTHX, lse_BTH = latent_decode(
             query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation, private,
             lengths_of(positions_BT), scale=self.scale, pages_BN=pages_BN,
@@ -161,12 +150,6 @@ class LatentAttention(Attention):
         if self.rank:
             latents = cache.latent_BSC, cache.private_BSGR[..., : self.rank]
         v_BSGK = self._values(*latents)
-        if self.rope == "latent":
-            k_BSGC = self._to_heads(self._rotated_for_all(latents[0], positions_BT), v_BSGK)
-            if not self.rank:
-                return k_BSGC, v_BSGK
-            k_BSGR = self.rotated(latents[1], positions_BT)
-            return jnp.concatenate([k_BSGC, k_BSGR], axis=-1), v_BSGK
         k_BSGK = self._keys(*latents)
         if self.rope == "full":
             k_BSGK = self.rotated(gained(k_BSGK, self.key_gain), positions_BT)
@@ -180,25 +163,11 @@ class LatentAttention(Attention):
     def expanded(self, query, positions_BT):
         if self.rope == "decoupled":
             return jnp.concatenate(query, axis=-1)
-        if self.rope == "full":
-            return query
-        q_BTHC, q_BTHR = self._lowered(query)
-        parts = [self.rotated(q_BTHC, positions_BT)]
-        if self.rank:
-            parts.append(self.rotated(q_BTHR, positions_BT))
-        return self.normed(jnp.concatenate(parts, axis=-1))
+        return query
 
     def slot_angles(self, slots):
-        """[cos, sin] of each slot's position, to rotate keys as they are read: a pair, or Nones.
-
-        [S, K] in mode `full`; in `latent` [S, C], and [S, R] for the heads' own.
-        """
-        if self.rope == "decoupled":
-            return None, None
-        if self.rope == "full":
-            return self.table(slots, self.config.head_width), None
-        of_private_SR = self.table(slots, self.rank) if self.rank else None
-        return self.table(slots, self.config.attention.latent), of_private_SR
+        """[cos, sin] of each slot's position, [S, K], to rotate keys as they are read, or None."""
+        return self.table(slots, self.config.head_width) if self.rope == "full" else None
 
     def whole(self, x_BTD, positions_BT, attend):
         if self.rope != "full":

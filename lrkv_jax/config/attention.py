@@ -18,6 +18,9 @@ from lrkv_jax.config.frozen import Frozen, result
 from lrkv_jax.errors import LrkvError, nearest
 
 KINDS: dict[str, type[AttentionConfig]] = {}  # every registered entry, in order of definition
+# Those of which there are results alone, and their module.
+RETIRED: dict[str, type[AttentionConfig]] = {}
+_RETIRED_IN = "lrkv_jax.config.retired"
 
 
 class ModelShape(Protocol):
@@ -59,7 +62,7 @@ class AttentionConfig(Frozen):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)
         if "name" in vars(cls):
-            KINDS[cls.own_kind()] = cls
+            (RETIRED if cls.__module__ == _RETIRED_IN else KINDS)[cls.own_kind()] = cls
 
     @classmethod
     def own_kind(cls) -> str:
@@ -241,6 +244,10 @@ def entry_class(kind: Any) -> type[AttentionConfig]:
             own = [one.partition(":")[2] for one in KINDS if one.startswith(f"{module}:")]
             mend = nearest(name, own) if own else ": it defines no AttentionConfig with a name"
             raise LrkvError(f"kind {kind}: {module} has no entry {name}{mend}")
+    if isinstance(kind, str) and kind not in KINDS:
+        import_module(_RETIRED_IN)
+    if isinstance(kind, str) and kind in RETIRED:
+        return RETIRED[kind]
     if not isinstance(kind, str) or kind not in KINDS:
         raise LrkvError(f"kind {kind} is unknown{nearest(str(kind), KINDS)}")
     return KINDS[kind]

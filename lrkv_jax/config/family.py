@@ -6,7 +6,6 @@ P rope-key width
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -91,10 +90,9 @@ class MLA(AttentionConfig):
 
     `rope`: `decoupled` puts positions into one rope key beside the latent (DeepSeek's);
     `rope_width = 0` reproduces the paper's cache count there, and drops positions altogether.
-    `full` rotates each head's whole key, and `latent` the latent itself, in C dimensions, where
-    queries meet it; neither has a rope key. With `rank` each head has a latent of its own beside
-    the common one; in `full`, keys, values and those latents may be of G groups of heads
-    (`kv_heads`).
+    `full` rotates each head's whole key, and has no rope key. With `rank` each head has a latent
+    of its own beside the common one; in `full`, keys, values and those latents may be of G groups
+    of heads (`kv_heads`).
     """
 
     name: ClassVar[str] = "mla"
@@ -102,17 +100,16 @@ class MLA(AttentionConfig):
     looks: ClassVar = {
         "decoupled": ("#CC79A7", "-.", "D"),
         "full": ("#882255", "-", "d"),
-        "latent": ("#AA4499", "--", "p"),
     }
     latent: Positive = result("Width of the latent that all heads share, C.")
     rope_width: NonNegative = result(
-        "Width of the rope key that all heads share, P. Even; 0 drops positions. In the modes full "
-        "and latent there is none: 0.",
+        "Width of the rope key that all heads share, P. Even; 0 drops positions. In the mode full "
+        "there is none: 0.",
         64,
     )
-    rope: Literal["decoupled", "full", "latent"] = result(
+    rope: Literal["decoupled", "full"] = result(
         "What positions rotate. decoupled: a rope key beside the latent; full: each head's whole "
-        "key; latent: the latent in its own C coordinates, and queries there.",
+        "key.",
         "decoupled",
     )
     rank: NonNegative = result(
@@ -132,15 +129,15 @@ class MLA(AttentionConfig):
     @model_validator(mode="before")
     @classmethod
     def _no_rope_key(cls, settings: Any) -> Any:
-        """Only `decoupled` has a rope key: what the others leave out is 0."""
-        if isinstance(settings, dict) and settings.get("rope") in ("full", "latent"):
+        """Only `decoupled` has a rope key: what `full` leaves out is 0."""
+        if isinstance(settings, dict) and settings.get("rope") == "full":
             return {"rope_width": 0, **settings}
         return settings
 
     @classmethod
     def overridden(cls, settings: dict[str, Any], changed: set[str]) -> dict[str, Any]:
         """A file's rope width is of its own mode: another mode's is not asked for with it."""
-        moved = "rope" in changed and settings.get("rope") in ("full", "latent")
+        moved = "rope" in changed and settings.get("rope") == "full"
         if moved and "rope_width" not in changed:
             return {key: value for key, value in settings.items() if key != "rope_width"}
         return settings
@@ -168,10 +165,6 @@ class MLA(AttentionConfig):
 
     def on_shard(self, model: ModelShape, tensor: int) -> Self:
         return _on_shard(self, model, tensor)
-
-    @property
-    def remark(self) -> str:
-        return _odd({"latent": self.latent, "rank": self.rank}) if self.rope == "latent" else ""
 
     @property
     def whole_keys(self) -> bool:
@@ -202,9 +195,6 @@ class MLA(AttentionConfig):
 
     def query_width(self, model: ModelShape) -> int:
         return model.head_width + self.rope_width
-
-    def logit_width(self, model: ModelShape) -> int:
-        return self.latent + self.rank if self.rope == "latent" else self.query_width(model)
 
     def kv_parameters(self, model: ModelShape) -> int:
         down = self.latent + self.rope_width + self.groups(model) * self.rank
@@ -274,11 +264,6 @@ class LRKV(AttentionConfig):
         "head.",
         None,
     )
-    tied: bool = result(
-        "Whether values read what keys read: one shared part and one latent per residual, cached "
-        "once. rank_key and rank_value are rank then.",
-        False,
-    )
 
     @property
     def size(self) -> int:
@@ -286,8 +271,7 @@ class LRKV(AttentionConfig):
 
     @property
     def whole_keys(self) -> bool:
-        # Tied, values read what keys read: the cached shared part can have no gain.
-        return not self.rank or (self.rope == "full" and not self.tied)
+        return not self.rank or self.rope == "full"
 
     def groups(self, model: ModelShape) -> int:
         """G, the residuals of a layer; at rank 0 the one key and value that all heads have."""
@@ -303,13 +287,13 @@ class LRKV(AttentionConfig):
 
     @property
     def remark(self) -> str:
-        name = "rank" if self.rank_key is None else "rank_key"
-        return _odd({name: self.ranks[0]}) if self.rope == "latent" else ""
-
-    @property
-    def copies(self) -> int:
-        """Shared parts, and latents of a residual, that a token leaves: a key's and a value's."""
-        return 1 if self.tied else 2
+        name, rank = "rank" if self.rank_key is None else "rank_key", self.ranks[0]
+        if self.rope != "latent" or rank % 2 == 0:
+            return ""
+        return (
+            f"attention.{name} = {rank}: odd, so in rope: latent the last coordinate of each "
+            "latent carries no position; an even one has all of them rotated"
+        )
 
     @property
     def sized(self) -> str:
@@ -319,21 +303,16 @@ class LRKV(AttentionConfig):
     @property
     def form(self) -> str:
         groups = "" if self.kv_heads is None else f"in {self.kv_heads} groups"
-        return _words(super().form, groups, "tied" if self.tied else "")
+        return _words(super().form, groups)
 
     def check(self, model: ModelShape) -> None:
         given = {"rank": self.rank, "rank_key": self.rank_key, "rank_value": self.rank_value}
         for name, rank in given.items():
             _check_rank(name, rank, model, "MQA", "spans MHA")
-        if not self.rank and (self.rank_key or self.rank_value or self.kv_heads or self.tied):
+        if not self.rank and (self.rank_key or self.rank_value or self.kv_heads):
             raise LrkvError(
-                "attention.rank = 0 is MQA, which has no residuals: leave out rank_key, "
-                "rank_value, kv_heads and tied, or give rank 1 or more"
-            )
-        if self.tied and self.ranks != (self.rank, self.rank):
-            raise LrkvError(
-                "attention.tied = true, and its keys and values read the same latents: leave out "
-                "rank_key and rank_value"
+                "attention.rank = 0 is MQA, which has no residuals: leave out rank_key, rank_value "
+                "and kv_heads, or give rank 1 or more"
             )
         if self.kv_heads is not None:
             _check_groups(self.kv_heads, model)
@@ -345,7 +324,7 @@ class LRKV(AttentionConfig):
         return model.head_width + (0 if self.rope == "full" else self.ranks[0])
 
     def kv_parameters(self, model: ModelShape) -> int:
-        down = model.head_width * self.copies + self.groups(model) * sum(self.ranks[: self.copies])
+        down = 2 * model.head_width + self.groups(model) * sum(self.ranks)
         return model.width * down + self.groups(model) * sum(self.ranks) * model.head_width
 
     def extra_multiplications(self, model: ModelShape) -> int:
@@ -366,14 +345,13 @@ class LRKV(AttentionConfig):
 
             VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
 
-        R is the mean of R_k and R_v. Tied, keys and values share x U_h and x W_shared. Wide models
-        with R well below K keep the factors; small ones, and ranks near K, form the weights.
+        R is the mean of R_k and R_v. Wide models with R well below K keep the factors; small ones,
+        and ranks near K, form the weights.
         """
         D, H, K, R = width, groups, head_width, sum(self.ranks) / 2
-        sharing = 2 if self.tied else 1
-        factors = (D * K + D * H * R) / sharing + H * R * K
+        factors = D * K + D * H * R + H * R * K
         saved = 6 * (D * H * K - factors) + 6 * D * H * R * K / tokens
-        return bool(self.rank) and VALUE * H * (R / sharing + K) > saved
+        return bool(self.rank) and VALUE * H * (R + K) > saved
 
     def multiplications(self, model: ModelShape, tokens: int) -> float:
         D, G, K = model.width, self.groups(model), model.head_width
@@ -397,8 +375,7 @@ class LRKV(AttentionConfig):
         return R_k, R_v
 
     def cache_values(self, model: ModelShape) -> int:
-        latents = sum(self.filled_ranks(model)[: self.copies])
-        return self.copies * model.head_width + self.groups(model) * latents
+        return 2 * model.head_width + self.groups(model) * sum(self.filled_ranks(model))
 
     def cache_scalars(self, model: ModelShape) -> int:
         return self.groups(model) if model.qk_norm else 0
@@ -407,11 +384,11 @@ class LRKV(AttentionConfig):
         if not self.rank:
             return ()
         G = self.groups(model)
-        return tuple((G, width) for width in self.filled_ranks(model)[: self.copies])
+        return tuple((G, width) for width in self.filled_ranks(model))
 
     def cache_padding_values(self, model: ModelShape) -> int:
         cached, filled = self.cached_ranks(model), self.filled_ranks(model)
-        return self.groups(model) * (sum(cached[: self.copies]) - sum(filled[: self.copies]))
+        return self.groups(model) * (sum(cached) - sum(filled))
 
     def decode_flops(self, model: ModelShape) -> int:
         """(a R_v) Bᵀ, and q B; `full` makes the mix matrix M_h(q) instead, three FLOPs an entry."""
@@ -425,17 +402,6 @@ class LRKV(AttentionConfig):
         ranks = self.filled_ranks(model)
         exact = 2 * model.head_width * ranks[0] if self.rope == "full" else 0
         return model.heads * (4 * model.head_width + 2 * sum(ranks) + exact)
-
-
-def _odd(widths: Mapping[str, int]) -> str:
-    """What a run says where latents of an odd width are rotated."""
-    odd = [f"attention.{name} = {width}" for name, width in widths.items() if width % 2]
-    if not odd:
-        return ""
-    return (
-        f"{' and '.join(odd)}: odd, so in rope: latent the last coordinate of each latent carries "
-        "no position; an even one has all of them rotated"
-    )
 
 
 def _words(*parts: str) -> str:

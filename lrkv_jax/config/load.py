@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from lrkv_jax.config.attention import entry_class
 from lrkv_jax.config.frozen import Frozen, first_problem, inherited_settings
+from lrkv_jax.config.old_names import of_today
 from lrkv_jax.config.schema import DataConfig, RunConfig, TrainConfig
 from lrkv_jax.errors import LrkvError, nearest
 
@@ -88,11 +89,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def config_from(raw: dict[str, Any], path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The same from settings as YAML has them, which messages say are in `path`; changes `raw`."""
-    path = Path(path)
+    """The same from settings as YAML has them, which messages say are in `path`; changes `raw`.
+
+    Settings of earlier versions are read too (`lrkv_jax.config.old_names`).
+    """
+    path, raw = Path(path), of_today(raw)
     changes = [_parse_override(text) for text in overrides]
     if "variants" not in raw:
-        raw = _from_run(path, raw, changes)
+        raw = of_today(_from_run(path, raw, changes))
     variants = raw.get("variants")
     if not isinstance(variants, dict) or not variants:
         raise LrkvError(f"{path} lists no variants: give at least `variants: {{mha: {{}}}}`")

@@ -134,8 +134,8 @@ class ModelConfig(Group):
             if getattr(self, name) and not self.attention.whole_keys:
                 raise LrkvError(
                     f"model.{name} = true asks for keys that are normed and rotated whole, and "
-                    f"{self.attention.label} has none: use mha, gqa or mqa, or, with rope: full, "
-                    "mla or lrkv that is not tied"
+                    f"{self.attention.label} has none: use mha, gqa or mqa, or mla or lrkv with "
+                    "rope: full"
                 )
 
 

@@ -124,7 +124,7 @@ def convert(
 def _source(model: ModelConfig, source: str | Path) -> AttentionConfig:
     """The entry of a model whose keys are linear in a layer's input and rotated whole."""
     entry = model.attention
-    linear = entry.name in ("mha", "gqa", "mqa") or (entry.mode == "full" and not entry.tied)
+    linear = entry.name in ("mha", "gqa", "mqa") or entry.mode == "full"
     if entry.name == "mla":
         linear = entry.mode == "full" and not entry.latent_norm
     if not linear:
@@ -152,11 +152,8 @@ def _asked(config: RunConfig, old: AttentionConfig, settings: Sequence[str]) -> 
             f"{entry.label}: a pretrained model's keys are rotated whole and linear in their "
             "input: leave attention.rope and attention.latent_norm out"
         )
-    if entry.name == "lrkv" and (entry.tied or not entry.rank):
-        raise LrkvError(
-            f"{entry.label}: give a rank of 1 or more, not tied; keys and values that read one "
-            "latent are attention=mla"
-        )
+    if entry.name == "lrkv" and not entry.rank:
+        raise LrkvError(f"{entry.label}: give a rank of 1 or more")
     widest = _widest(new.model)
     if entry.name == "mla" and entry.latent > widest:
         raise LrkvError(

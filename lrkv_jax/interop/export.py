@@ -112,11 +112,10 @@ def _parameter(
 
 def _shared_and_residual(attention: Any, name: str, layer: int | None) -> np.ndarray:
     """LRKV's keys or values as one projection: W + U_g B_g in float64, [D, G, K]."""
-    read = name if name in attention else "key"  # tied, values read what keys read
-    shared_DK = np.asarray(attention[read][layer], np.float64)[:, None]
+    shared_DK = np.asarray(attention[name][layer], np.float64)[:, None]
     if "key_up" not in attention:
         return shared_DK
-    return shared_DK + _product(attention[f"{read}_down"], attention[f"{name}_up"], layer)
+    return shared_DK + _product(attention[f"{name}_down"], attention[f"{name}_up"], layer)
 
 
 def _latents(attention: Any, name: str, layer: int | None) -> np.ndarray:

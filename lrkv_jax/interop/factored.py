@@ -48,7 +48,6 @@ def settings_of(model: ModelConfig) -> dict[str, Any]:
         "rank_key": rank_key,
         "rank_value": rank_value,
         "rope_mode": entry.rope,
-        "tied": entry.tied,
         "key_frequencies": list(frequencies(model.head_width, base, scaling)),
         "latent_frequencies": list(frequencies(rank_key, base, scaling)),
         "logit_scale": model.head_width**-0.5 * logit_factor(scaling),

@@ -27,8 +27,6 @@ NAMES = {
     "k_shared": r"$k$", "v_shared": r"$v$", "rk": r"$r^k_h$", "rv": r"$r^v_h$",
     "private": r"$r_h$",
 }  # fmt: skip
-# What tied lines cache serves keys and values.
-TIED = {"k_shared": r"$c$", "rk": r"$r_h$"}
 # The logit at position s of a query q at m, before 1/√W, and the value; P(s) is RoPE's rotation.
 GROUPED = r"$q^{m}\cdot P(s)\,k_h$", r"$v_h$"
 FORMS = {
@@ -37,7 +35,6 @@ FORMS = {
     ("mqa", ""): (r"$q^{m}\cdot P(s)\,k$", r"$v$"),
     ("mla", ""): (r"$(q A_h^T)\cdot c + q'^{m}\cdot P(s)\,k'$", r"$c\,A'_h$"),
     ("mla", "rope full"): (r"$n_h\, q^{m}\cdot P(s)(c\,A_h)$", r"$c\,A'_h$"),
-    ("mla", "rope latent"): (r"$(q A_h^T)^{m}\cdot P_C(s)\,c$", r"$c\,A'_h$"),
     ("mla", "rope full, rank 46"): (
         r"$n_h\, q^{m}\cdot P(s)(c\,A_h + r_h B_h^T)$", r"$c\,A'_h + r_h B_h'^T$",
     ),
@@ -50,10 +47,6 @@ FORMS = {
     ),
     ("lrkv", "rope latent, in 3 groups"): (
         r"$n_g\,(q^{m}\cdot P(s)\,k + (q B_g)^{m}\cdot P_R(s)\,r^k_g)$", r"$v + r^v_g B_g'^T$",
-    ),
-    ("lrkv", "tied"): (r"$n_h\, q^{m}\cdot P(s)(c + r_h B_h^T)$", r"$c + r_h B_h'^T$"),
-    ("lrkv", "rope latent, tied"): (
-        r"$n_h\,(q^{m}\cdot P(s)\,c + (q B_h)^{m}\cdot P_R(s)\,r_h)$", r"$c + r_h B_h'^T$",
     ),
 }  # fmt: skip
 
@@ -112,8 +105,8 @@ def fig01_family(runs):
     return Picture(
         "What a token leaves in each line's cache, and how a query meets it", figure,
         "Arrays of one layer at the 128M shape, padding included. A query rotated at its own "
-        "position m is written so, P(s) is RoPE's rotation at the key's, and P_R and P_C are the "
-        "same in R and C dimensions. Where n stands, QK-norm divides by the whole key; MHA's, "
+        "position m is written so, P(s) is RoPE's rotation at the key's, and P_R is the "
+        "same in R dimensions. Where n stands, QK-norm divides by the whole key; MHA's, "
         "GQA's and MQA's keys are cached normed. Each line decodes from this cache what it was "
         "trained to be, exactly.",
     )  # fmt: skip
@@ -131,11 +124,10 @@ def _lines():
     entries = [
         *(model.attention for model in of.values()),
         mla.attention,
-        *(MLA(latent=C, rope=rope) for rope in ("full", "latent")),
+        MLA(latent=C, rope="full"),
         MLA(latent=C, rope="full", rank=R),
         *(LRKV(rank=R, rope=rope) for rope in LRKV.modes()),
         LRKV(rank=R, rope="latent", kv_heads=groups),
-        *(LRKV(rank=R, rope=rope, tied=True) for rope in ("full", "latent")),
     ]
     for entry in entries:
         found.append((of["mha"].model_copy(update={"attention": entry}), entry))
@@ -146,7 +138,6 @@ def _arrays(model, entry):
     """(name, colour, bytes) of each array of a layer's cache of one token."""
     layer = jax.eval_shape(lambda: make_attention(model))
     shapes = layer.cache_shapes(1, 1, jnp.bfloat16)
-    names = NAMES | TIED if getattr(entry, "tied", False) else NAMES
     found = []
     for field, array in vars(shapes).items():
         if array is None or not array.size:
@@ -158,7 +149,7 @@ def _arrays(model, entry):
             heads = array.shape[2] if {"G", "H"} & set(letters) else 1
             of = {1: "", model.heads: "_h"}.get(heads, "_g")
             colour = OF_SOME if heads > 1 else OF_ALL
-            found.append((names[name].replace("_h", of), colour, array.size * 2))
+            found.append((NAMES[name].replace("_h", of), colour, array.size * 2))
     return found
 
 

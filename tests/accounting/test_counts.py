@@ -120,7 +120,7 @@ def models(draw):
             st.builds(
                 MLA,
                 latent=st.integers(1, 12),
-                rope=st.sampled_from(["full", "latent"]),
+                rope=st.just("full"),
                 rank=st.integers(0, head_width),
             ),
             st.builds(
@@ -128,7 +128,6 @@ def models(draw):
                 rank=st.integers(1, head_width),
                 rope=st.sampled_from(["full", "latent"]),
                 kv_heads=st.sampled_from([g for g in range(1, heads + 1) if heads % g == 0]),
-                tied=st.booleans(),
             ),
             st.builds(
                 LRKV,
@@ -285,15 +284,12 @@ def test_flops_are_six_n_and_twelve_lhkt():
 COUNTED = {
     "gqa": GQA(kv_heads=2),
     "mla": MLA(latent=24, rope_width=4),
-    **{f"mla-{rope}": MLA(latent=24, rope=rope) for rope in ("full", "latent")},
-    "mla-latent-rank": MLA(latent=24, rope="latent", rank=2),
+    "mla-full": MLA(latent=24, rope="full"),
     **{f"lrkv-{rope}": LRKV(rank=2, rope=rope) for rope in ("full", "shared", "latent")},
-    "lrkv-latent-tied": LRKV(rank=2, rope="latent", tied=True),
 }
 GROUPED = {
     "mla-full": MLA(latent=24, rope="full", kv_heads=2),
     **{f"lrkv-{rope}": LRKV(rank=2, rope=rope, kv_heads=2) for rope in LRKV.modes()},
-    "lrkv-latent-tied": LRKV(rank=2, rope="latent", tied=True, kv_heads=1),
 }
 
 

@@ -22,13 +22,11 @@ ENTRIES = {
     "mla": MLA(latent=24, rope_width=8),
     "mla-no_rope_key": MLA(latent=24, rope_width=0),
     "mla-full": MLA(latent=24, rope="full"),
-    "mla-latent": MLA(latent=24, rope="latent"),
     # A multiple of 8 is cached without padding, which a program multiplies like anything else.
     "lrkv-shared": LRKV(rank=8, rope="shared"),
     "lrkv-latent": LRKV(rank=8, rope="latent"),
     "lrkv-full": LRKV(rank=8, rope="full"),
     "lrkv-rank0": LRKV(rank=0),
-    "lrkv-tied-latent": LRKV(rank=8, rope="latent", tied=True),
     "mla-rank": MLA(latent=24, rope_width=8, rank=8),
 }
 

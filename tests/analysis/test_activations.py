@@ -126,8 +126,8 @@ def oracle_similarity(config, attention, x_BTD, positions_BT, segments_BT):
 
 
 LINES = (
-    "mha", "gqa", "mqa", "mla", "mla-full", "mla-latent-rank", "lrkv-full-odd_rank",
-    "lrkv-shared-groups", "lrkv-latent-odd_rank", "lrkv-latent-groups-tied",
+    "mha", "gqa", "mqa", "mla", "mla-full", "lrkv-full-odd_rank",
+    "lrkv-shared-groups", "lrkv-latent-odd_rank", "lrkv-latent-groups",
 )  # fmt: skip
 
 

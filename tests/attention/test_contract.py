@@ -43,11 +43,11 @@ TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 AS_PRETRAINED = {f"{n}-pretrained": n for n in ("gqa", "lrkv-full-groups", "mla-full-rank")}
 
 # MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the fast ones are the odd
-# rank, which is padded, and tied values of groups; `shared` attends as `latent` does. MLA with
+# rank, which is padded, and residuals of groups; `shared` attends as `latent` does. MLA with
 # `full` has its fast one in a pretrained model.
-FAST_LRKVS = {"lrkv-full-odd_rank", "lrkv-latent-groups-tied"}
+FAST_LRKVS = {"lrkv-full-odd_rank", "lrkv-latent-groups"}
 NEIGHBOURS = {
-    "mha", "mqa", "mla-no_rope", "mla-full", "mla-rank", "mla-full-rank", "mla-latent-rank", *LRKVS,
+    "mha", "mqa", "mla-no_rope", "mla-full", "mla-rank", "mla-full-rank", *LRKVS,
 } - FAST_LRKVS  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def test_whole_sequence_equals_float64_oracle(name):
     [
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("gqa", "mla")),
         pytest.param("lrkv-full-groups-pretrained", marks=pytest.mark.slow),
-        "mla-full", "mla-latent", "lrkv-full-odd_rank", *OTHER_MODES,
+        "mla-full", "lrkv-full-odd_rank", *OTHER_MODES,
     ],
 )  # fmt: skip
 def test_without_qk_norm_decode_equals_forward(name):

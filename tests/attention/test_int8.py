@@ -16,7 +16,7 @@ from lrkv_jax.kernels.int8 import Int8Rows
 
 PAGE, PAGES = 8, 3  # slots of a sequence: 24
 FORMS = (
-    "gqa", "mla", "mla-full-rank", "mla-latent-rank", "lrkv-full-groups", "lrkv-latent-groups-tied",
+    "gqa", "mla", "mla-full-rank", "lrkv-full-groups", "lrkv-latent-groups",
 )  # fmt: skip
 
 

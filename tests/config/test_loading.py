@@ -1,5 +1,6 @@
 """Loading a configuration: what overrides do, what comes back, and what bad input is told."""
 
+import copy
 import re
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lrkv_jax.attention import make_attention
 from lrkv_jax.config import GQA, LRKV, MHA, dump_config, find_config, load_config
+from lrkv_jax.config.load import as_settings, config_from
 from lrkv_jax.errors import LrkvError
 
 SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b", "quickstart"]
@@ -246,7 +249,7 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
             "attention=mha model.qk_gain=true model.qk_norm=false",
             "model.qk_gain = true, and model.qk_norm = false leaves it no norm: set",
         ),
-        ("attention=lrkv attention.tied=true model.qkv_bias=true", "model.qkv_bias = true asks"),
+        ("attention=lrkv attention.rope=latent model.qkv_bias=true", "model.qkv_bias = true asks"),
         (
             "attention=lrkv attention.rope=latent model.qk_gain=true",
             "model.qk_gain = true asks for keys that are normed and rotated whole, and LRKV-46 "
@@ -443,3 +446,27 @@ def test_another_mode_of_mla_needs_no_word_on_the_file_s_rope_width(setting):
     assert load_config("nano", ["attention=mla"]).model.attention.rope_width == 16
     chosen = load_config("nano", ["attention=mla", f"{setting}=full"]).model.attention
     assert (chosen.rope, chosen.rope_width) == ("full", 0)
+
+
+def test_settings_of_earlier_versions_are_read():
+    """Their runs load; of variants that were given up, the results alone."""
+    raw = as_settings(load_config("nano_family", ["attention=lrkv_full"]))
+    old = copy.deepcopy(raw)
+    old |= {"plan": {"refuse": False}}
+    for entry in old["variants"].values():
+        entry |= {"tied": False} if entry["kind"] == "lrkv" else {}
+    assert config_from(old, "old") == config_from(copy.deepcopy(raw), "new")
+    old["variants"]["tied"] = {**old["variants"]["lrkv_latent"], "rank": 16, "tied": True}
+    old["variants"]["turned"] = {"kind": "mla", "latent": 32, "rope_width": 0, "rope": "latent"}
+    for name, label, values in (
+        ("tied", "LRKV-16 rope latent, tied", 128),
+        ("turned", "MLA-32 rope latent", 32),
+    ):
+        config = config_from({**old, "attention": name}, "old")
+        assert config.model.attention.label == label
+        assert config.model.attention.cache_values(config.model) == values
+        assert config_from(as_settings(config), "again") == config
+        with pytest.raises(LrkvError, match="was given up, and only its results can be read"):
+            make_attention(config.model)
+    with pytest.raises(LrkvError, match="unknown key attention.tied"):
+        load_config("nano", ["attention=lrkv", "attention.tied=true"])

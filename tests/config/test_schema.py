@@ -128,13 +128,12 @@ def test_models_of_equal_settings_are_one_key():
         (LRKV(rank=5), r"attention.rank = 5 .* head_width = 4: use 0 \(MQA\) to 4"),
         (LRKV(rank=3, rank_value=5), r"attention.rank_value = 5 .* head_width = 4"),
         (LRKV(rank=0, rank_key=2), "attention.rank = 0 is MQA, which has no residuals: leave out"),
-        (LRKV(rank=0, tied=True), "attention.rank = 0 is MQA, .*: leave out .* and tied, or give"),
-        (LRKV(rank=2, rank_key=3, tied=True), "attention.tied = true, .*: leave out rank_key and"),
+        (LRKV(rank=0, kv_heads=2), "attention.rank = 0 is MQA, .*: leave out .* and kv_heads, or"),
         (MLA(latent=3, rank=5), r"attention.rank = 5 .* head_width = 4: use 0 \(no latents of"),
         (LRKV(rank=2, kv_heads=4), "attention.kv_heads = 4 does not divide heads = 6"),
         (GQA(kv_heads=4), r"attention.kv_heads = 4 .* heads = 6: use 1, 2, 3 or 6$"),
         (MLA(latent=3, rope_width=5), "attention.rope_width = 5 is odd.* use 4 or 6$"),
-        (MLA(latent=3, rope="latent", kv_heads=2), "attention.kv_heads is of rope: full: leave it"),
+        (MLA(latent=3, kv_heads=2), "attention.kv_heads is of rope: full: leave it"),
         (MLA(latent=3, latent_norm=False), "attention.latent_norm is of rope: full: leave it out"),
         (MLA(latent=3, rope="full", kv_heads=4), "attention.kv_heads = 4 does not divide heads"),
     ],
@@ -194,7 +193,6 @@ def test_an_odd_width_that_is_rotated_is_said_and_no_other():
     said = "attention.rank = 51: odd, so in rope: latent the last coordinate of each latent carries"
     assert LRKV(rank=51, rope="latent").remark.startswith(said)
     assert "rank_key = 5:" in LRKV(rank=6, rank_key=5, rope="latent").remark
-    assert "latent = 33 and attention.rank = 3:" in MLA(latent=33, rank=3, rope="latent").remark
     even = LRKV(rank=50, rope="latent"), LRKV(rank=6, rank_value=5, rope="latent")
     for entry in (*even, LRKV(rank=51, rope="full"), LRKV(rank=0), MLA(latent=33, rope="full")):
         assert not entry.remark
@@ -217,7 +215,7 @@ def test_an_odd_width_that_is_rotated_is_said_and_no_other():
             "full",
         ),
         (LRKV(rank=8, rope="shared"), 8, "LRKV-8 rope shared", "shared"),
-        (LRKV(rank=8, rope="full", kv_heads=3, tied=True), 8, "LRKV-8 in 3 groups, tied", "full"),
+        (LRKV(rank=8, rope="full", kv_heads=3), 8, "LRKV-8 in 3 groups", "full"),
         (LRKV(rank=6, rank_value=5), 6, "LRKV-6/5", "full"),
     ],
 )

@@ -45,8 +45,7 @@ def mesh_of(data, fsdp, tensor):
 
 # GQA's heads are split as MHA's are.
 LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
-    name: ALL[name]
-    for name in ("mla-full-rank", "mla-latent", "lrkv-shared-groups", "lrkv-latent-groups-tied")
+    name: ALL[name] for name in ("mla-full-rank", "lrkv-shared-groups", "lrkv-latent-groups")
 }
 
 

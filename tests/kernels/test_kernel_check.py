@@ -181,7 +181,7 @@ REAL = {
     "mla-8_queries": lambda: latent_case([8], S=16, T=8, H=2, C=128, P=64),
     "lrkv-shared": lambda: lrkv_case([8], "shared", S=16, H=2, K=128, R=46),
     "lrkv-rank_0": lambda: lrkv_case([8], S=16, H=2, K=64, R=0),
-    "mla-latent-pages": lambda: latent_case([8], "latent", S=64, H=2, C=128).paged(),
+    "mla-pages": lambda: latent_case([8], S=64, H=2, C=128, P=64).paged(),
     "lrkv-full-pages": lambda: lrkv_case([8], "full", S=64, H=2, K=128, R=46).paged(),
 }
 

@@ -41,12 +41,11 @@ QUICK = {
 }
 SLOW = {
     "mla-8_queries": lambda: latent_case(**FEW | {"S": 2 * TILE}, T=8, H=2, C=128, P=64),
-    "mla-latent": lambda: latent_case(**FEW, mode="latent", H=2, C=128),
     "mha": lambda: grouped_case(LENGTHS, S=SLOTS, H=2, G=2, K=128),
     "lrkv-shared": lambda: lrkv_case(LENGTHS, "shared", S=PAGES, H=4, K=64, R=5),
     "mqa-8_queries": lambda: grouped_case(LENGTHS, S=PAGES, T=8, H=6, G=1, K=128),
     "mla-no_rope": lambda: latent_case(LENGTHS, S=SLOTS, H=18, C=192, P=0),
-    "mla-latent-3_queries": lambda: latent_case(LENGTHS, "latent", S=PAGES, T=3, H=6, C=256),
+    "mla-3_queries": lambda: latent_case(LENGTHS, S=PAGES, T=3, H=6, C=256),
     "lrkv-latent": lambda: lrkv_case(LENGTHS, "latent", S=SLOTS, T=2, H=6, G=3, K=128, R=46),
     "lrkv-full-8_queries": lambda: lrkv_case(LENGTHS, "full", S=PAGES, T=8, H=3, K=128, R=51),
     "lrkv-rank_0": lambda: lrkv_case(LENGTHS, S=PAGES, H=6, K=128, R=0),
@@ -75,7 +74,7 @@ def test_the_interpreted_kernel_meets_float64_at_more_shapes(name):
 
 
 # The checks of tests/kernels/test_kernel_check.py hold the other kernels to XLA in bfloat16.
-BFLOAT16 = ("mla-latent-3_queries", "lrkv-full-8_queries")
+BFLOAT16 = ("mla-3_queries", "lrkv-full-8_queries")
 
 
 @pytest.mark.slow
@@ -86,7 +85,7 @@ def test_the_interpreted_kernel_in_bfloat16_stays_within_rounding(name):
 
 
 PAGED = (
-    "mla-8_queries", "mqa-8_queries", "mla-latent-3_queries", "lrkv-full-8_queries", "lrkv-shared",
+    "mla-8_queries", "mqa-8_queries", "mla-3_queries", "lrkv-full-8_queries", "lrkv-shared",
     "lrkv-rank_0",
 )  # fmt: skip
 
@@ -256,10 +255,9 @@ def test_every_kernel_meets_float64_at_any_shape(case):
             lambda: replace(grouped_case([8]), pages_BN=np.int32([[0]])),
             "pages of 8 slots: the kernel takes 64",
         ),
-        (lambda: latent_case([8], "latent", C=64), "latent width = 64: the kernel rotates latents"),
         (lambda: latent_case([8], "full", C=64), "it rebuilds no keys from a latent of all heads"),
         (
-            lambda: private_case([8], "latent"),
+            lambda: private_case([8], "decoupled"),
             "it reads one latent of all heads, and none of their",
         ),
         (lambda: latent_case([8], P=4), "rope-key width = 4: the kernel takes a multiple of 8"),
@@ -288,16 +286,10 @@ def pretend_gpu(monkeypatch):
 
 @pytest.mark.parametrize(
     "variant",
-    ["mha", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mla", "mla-latent")), "lrkv-full"],
+    ["mha", pytest.param("mla", marks=pytest.mark.slow), "lrkv-full"],
 )
 def test_it_lowers_for_cuda(variant, pretend_gpu):
     assert "mosaic_gpu" in targets.lower("2.5b", variant, 1)
-
-
-@pytest.mark.parametrize(("scale", "variant"), targets.LEFT_TO_XLA)
-def test_a_shape_that_no_multiprocessor_holds_is_left_to_xla(scale, variant, pretend_gpu):
-    with pytest.raises(LrkvError, match="no split of the heads fits a multiprocessor; use xla"):
-        targets.lower(scale, variant, 1)
 
 
 @pytest.mark.cuda
@@ -317,11 +309,10 @@ def test_every_kernel_of_the_scales_compiles_for_an_h200_without_register_spills
     every = {
         f"{scale}/{variant}/{T}/paged"
         for scale, variant, T in itertools.product(targets.SCALES, targets.VARIANTS, (1, 8))
-        if (scale, variant) not in targets.LEFT_TO_XLA
     }
     assert every <= {name for row in rows for name in row["same"]}
     assert {row["name"].split("/")[1] for row in rows if row["name"].endswith("contiguous")} >= {
-        "mla", "mla-latent", "lrkv-full", "lrkv-shared"
+        "mla", "lrkv-full", "lrkv-shared"
     }  # fmt: skip
     assert {row["name"]: row["spilled"] for row in rows if row["spilled"]} == {}
     assert all(row["registers"] for row in rows), "ptxas's reports were not read"

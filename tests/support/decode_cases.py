@@ -157,8 +157,6 @@ def _materialised(kind, arrays):
             k = np.concatenate([latent, rope], axis=-1)[:, :, None]
             k = np.repeat(k, q.shape[2], axis=2)
             return np.concatenate([q, q_rope], axis=-1), k, v, np.ones(k.shape[:3])
-        if rotation.up_key_CGK is None:
-            return q, _rotated(v, rotation.angles_SK), v, np.ones(v.shape[:3])
         repeats = q.shape[2] // rotation.up_key_CGK.shape[1]
         up_CHK = np.repeat(rotation.up_key_CGK, repeats, axis=1)
         k = _rotated(np.einsum("BSC,CHK->BSHK", latent, up_CHK), rotation.angles_SK)
@@ -198,20 +196,15 @@ def _materialised_private(q, q_rope, latent, rope, rotation, private):
         norm = np.repeat(rotation.inverse_norm_BGS, repeats, axis=1).swapaxes(1, 2)
     if private.up_key_GRK is not None:
         up_HRK = np.repeat(private.up_key_GRK, repeats, axis=0)
-        if rotation.up_key_CGK is not None:
-            up_CHK = np.repeat(rotation.up_key_CGK, repeats, axis=1)
-            common = np.einsum("BSC,CHK->BSHK", latent, up_CHK)
-        k = common + np.einsum("BSHR,HRK->BSHK", own[..., : up_HRK.shape[1]], up_HRK)
+        up_CHK = np.repeat(rotation.up_key_CGK, repeats, axis=1)
+        k = np.einsum("BSC,CHK->BSHK", latent, up_CHK) + np.einsum(
+            "BSHR,HRK->BSHK", own[..., : up_HRK.shape[1]], up_HRK
+        )
         return q, _rotated(k, rotation.angles_SK), v, norm
     own = own[..., : private.q_BTHR.shape[-1]]
-    if private.angles_SR is not None:
-        own = _rotated(own, private.angles_SR)
-    q, k = [q, private.q_BTHR], [common, own]
-    if rotation is None:
-        q, k = [*q, q_rope], [*k, np.repeat(rope[:, :, None], H, axis=2)]
-    else:
-        k[0] = _rotated(common, rotation.angles_SK)
-    return np.concatenate(q, axis=-1), np.concatenate(k, axis=-1), v, norm
+    k = [common, own, np.repeat(rope[:, :, None], H, axis=2)]
+    q = np.concatenate([q, private.q_BTHR, q_rope], axis=-1)
+    return q, np.concatenate(k, axis=-1), v, norm
 
 
 def _rotated(key_BSHK, angles_SK):
@@ -244,14 +237,11 @@ def latent_case(lengths, mode="decoupled", *, T=1, S=None, H=4, G=None, K=64, C=
                 norm=True, seed=0):  # fmt: skip
     """K is the heads' width, and G their groups, of mode `full` alone; P is of `decoupled`."""
     rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
-    if mode != "decoupled":
-        width = K if mode == "full" else C
-        q, latent = normal(rng, B, T, H, width) / width**0.25, normal(rng, B, S, C)
-        rotation = latent_decode.Rotation(angles(S, width))
-        if mode == "full":
-            norms = np.float32(rng.uniform(0.5, 1.5, (B, G or H, S))) if norm else None
-            up_key = normal(rng, C, G or H, K) / C**0.5
-            rotation = rotation._replace(up_key_CGK=up_key, inverse_norm_BGS=norms)
+    if mode == "full":
+        q, latent = normal(rng, B, T, H, K) / K**0.25, normal(rng, B, S, C)
+        norms = np.float32(rng.uniform(0.5, 1.5, (B, G or H, S))) if norm else None
+        up_key = normal(rng, C, G or H, K) / C**0.5
+        rotation = latent_decode.Rotation(angles(S, K), up_key, norms)
         return Case("latent", (q, None, latent, None, rotation, None), np.array(lengths))
     q, q_rope = normal(rng, B, T, H, C) / C**0.25, normal(rng, B, T, H, P) / max(P, 1) ** 0.25
     return Case(
@@ -262,20 +252,15 @@ def latent_case(lengths, mode="decoupled", *, T=1, S=None, H=4, G=None, K=64, C=
 
 
 def private_case(lengths, mode, *, T=1, S=None, H=4, G=2, K=16, R=5, seed=0):
-    """Tied LRKV's call in each mode: a latent as wide as a key, and those of G groups of heads."""
+    """A latent of all heads, and those of G groups of heads beside it, in each mode."""
     rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
-    case = latent_case(lengths, "latent", T=T, S=S, H=H, C=K, seed=seed)
-    norms = np.float32(rng.uniform(0.5, 1.5, (B, G, S)))
-    rotation = case.arrays[4]._replace(inverse_norm_BGS=norms)
-    own = np.pad(normal(rng, B, S, G, R), [(0, 0), (0, 0), (0, 0), (0, -R % 8)])
-    private = latent_decode.Private(own)
+    case = latent_case(lengths, mode, T=T, S=S, H=H, G=G, K=K, C=K, P=8, seed=seed)
+    latents = np.pad(normal(rng, B, S, G, R), [(0, 0), (0, 0), (0, 0), (0, -R % 8)])
     if mode == "full":
-        private = private._replace(up_key_GRK=normal(rng, G, R, K) / (2 * R**0.5))
+        private = latent_decode.Private(latents, up_key_GRK=normal(rng, G, R, K) / (2 * R**0.5))
     else:
-        turned = angles(S, R) if mode == "latent" else None
-        q_BTHR = normal(rng, B, T, H, R) / R**0.25
-        private = private._replace(q_BTHR=q_BTHR, angles_SR=turned)
-    return replace(case, arrays=(*case.arrays[:4], rotation, private))
+        private = latent_decode.Private(latents, normal(rng, B, T, H, R) / R**0.25)
+    return replace(case, arrays=(*case.arrays[:5], private))
 
 
 def lrkv_case(

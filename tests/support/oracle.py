@@ -94,26 +94,18 @@ def bias(w, name, h):
 
 
 def mla_head(config, w, h, x_TD, turn, norm):
-    K, P, C = config.head_width, config.attention.rope_width, config.attention.latent
+    K, P = config.head_width, config.attention.rope_width
     # The latents' norm is there without QK-norm too.
     latent = normed if config.attention.latent_norm else lambda y: y
     q_TK, latent_SC = x_TD @ w["query"][:, h] + bias(w, "query", h), latent(x_TD @ w["down"])
     h = h // (config.heads // w["up_key"].shape[1])  # heads of a group have one key and value
     k_SK, v_SK = latent_SC @ w["up_key"][:, h] + bias(w, "key", h), latent_SC @ w["up_value"][:, h]
-    own_SR, R = None, config.attention.rank
-    if R:
+    if config.attention.rank:
         own_SR = latent(x_TD @ w["private_down"][h])
         k_SK, v_SK = k_SK + own_SR @ w["private_key"][h], v_SK + own_SR @ w["private_value"][h]
     if config.attention.rope == "full":
         q_TK, k_SK = norm(q_TK) * gain(w, "query"), norm(k_SK) * gain(w, "key")
         return turn(q_TK) @ turn(k_SK).T / np.sqrt(K), v_SK
-    if config.attention.rope == "latent":
-        q_TX = turn(q_TK @ w["up_key"][:, h].T)
-        k_SX = turn(latent_SC)
-        if R:
-            q_TX = np.concatenate([q_TX, turn(q_TK @ w["private_key"][h].T)], axis=1)
-            k_SX = np.concatenate([k_SX, turn(own_SR)], axis=1)
-        return norm(q_TX) @ k_SX.T / np.sqrt(C + R), v_SK
     logits_TS = norm(q_TK) @ k_SK.T
     if P:
         q_TP = norm(turn(x_TD @ w["query_rope"][:, h]))
@@ -123,12 +115,11 @@ def mla_head(config, w, h, x_TD, turn, norm):
 
 def lrkv_head(config, w, h, x_TD, turn, q_TK):
     K, mode = config.head_width, config.attention.rope
-    read = "key" if config.attention.tied else "value"  # by values
-    shared_SK, residual_SK, v_SK = x_TD @ w["key"], 0.0, x_TD @ w[read]
+    shared_SK, residual_SK, v_SK = x_TD @ w["key"], 0.0, x_TD @ w["value"]
     if config.attention.rank:
         h = h // (config.heads // len(w["key_up"]))  # heads of a group have one residual
         residual_SK = x_TD @ (w["key_down"][h] @ w["key_up"][h])
-        v_SK = x_TD @ (w[read] + w[f"{read}_down"][h] @ w["value_up"][h])
+        v_SK = x_TD @ (w["value"] + w["value_down"][h] @ w["value_up"][h])
     k_SK = shared_SK + residual_SK + bias(w, "key", h if config.attention.rank else 0)
     rotated_TK = turn(q_TK * gain(w, "query"))
     if mode == "full" or not config.attention.rank:

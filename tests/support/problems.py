@@ -12,13 +12,11 @@ from lrkv_jax.bench import gate
 from lrkv_jax.bench.problems import make_problem
 from lrkv_jax.config import LRKV
 
-# Of LRKV the odd rank, which is padded, in each mode, tied and not.
+# Of LRKV the odd rank, which is padded, in each mode.
 ENTRIES = {
     name.removesuffix("-odd_rank").replace("full-rank_0", "rank_0"): entry
     for name, entry in ALL.items()
-    if not isinstance(entry, LRKV)
-    or name.endswith(("-odd_rank", "-tied"))
-    or name == "lrkv-full-rank_0"
+    if not isinstance(entry, LRKV) or name.endswith("-odd_rank") or name == "lrkv-full-rank_0"
 }
 
 

@@ -51,9 +51,8 @@ def latent_decode(
         rope_key_BSGP = rope_key_BSP.astype(jnp.float32)[:, :, None]
         k_BSGX = jnp.concatenate([k_BSGX, rope_key_BSGP], axis=-1)
     else:
-        if rotation.up_key_CGK is not None:
-            up_CHK = rotation.up_key_CGK.astype(jnp.float32)
-            k_BSGX = jnp.einsum("BSC,CHK->BSHK", latent_BSC, up_CHK, **_EXACT)
+        up_CHK = rotation.up_key_CGK.astype(jnp.float32)
+        k_BSGX = jnp.einsum("BSC,CHK->BSHK", latent_BSC, up_CHK, **_EXACT)
         if private is not None and private.up_key_GRK is not None:
             up_HRK = private.up_key_GRK.astype(jnp.float32)
             r_BSHR = private.latent_BSGR[..., : up_HRK.shape[1]].astype(jnp.float32)
@@ -72,8 +71,6 @@ def latent_decode(
             q_BTHR = private.q_BTHR.astype(jnp.float32)
             q_BTHX = jnp.concatenate([q_BTHX, q_BTHR], axis=-1)
             r_BSHR = r_BSHR[..., : q_BTHR.shape[-1]]
-            if private.angles_SR is not None:
-                r_BSHR = _rotated(r_BSHR, private.angles_SR)
             k_BSHX = jnp.concatenate([k_BSHX, r_BSHR], axis=-1)
     logits_BTHS = jnp.einsum("BTHX,BSHX->BTHS", q_BTHX, k_BSHX, **_EXACT)
     if rotation is not None and rotation.inverse_norm_BGS is not None:

@@ -39,16 +39,12 @@ LRKVS = {
 LRKVS |= {
     f"lrkv-{mode}-groups": LRKV(rank=3, rank_value=5, kv_heads=2, rope=mode) for mode in MODES
 }
-LRKVS |= {f"lrkv-{mode}-tied": LRKV(rank=3, rope=mode, tied=True) for mode in ("full", "shared")}
-LRKVS |= {"lrkv-latent-groups-tied": LRKV(rank=3, kv_heads=2, rope="latent", tied=True)}
 ALL = {
     **{name: entry for name, entry in FIVE.items() if name != "lrkv"},
     "mla-no_rope": MLA(latent=12, rope_width=0),
     "mla-full": MLA(latent=11, rope="full"),
-    "mla-latent": MLA(latent=11, rope="latent"),
     "mla-rank": MLA(latent=8, rope_width=4, rank=3),
     "mla-full-rank": MLA(latent=8, rope="full", rank=3, kv_heads=2, latent_norm=False),
-    "mla-latent-rank": MLA(latent=8, rope="latent", rank=3),
     **LRKVS,
 }
 # A line that is registered and not above joins by itself, in each mode, its sizes all 2.

@@ -44,9 +44,6 @@ class Consumer:
         """Attend to each piece of the worker in turn."""
         if self.plan.full:
             self._load_factors()
-        if self.plan.turned:
-            plgpu.copy_gmem_to_smem(self.r.in_tile, self.r.in_tile_s, self.r.set_up)
-            plgpu.barrier_wait(self.r.set_up)
         each_piece(self._attend, jnp.int32(0))
 
     def _attend(self, place, sequence, first, tiles, done):
@@ -97,8 +94,7 @@ class Consumer:
         """scale · log2(e) · (keys · queries) · inverse norms, [M, N]."""
         plan, r = self.plan, self.r
         acc_MN = plgpu.ACC((TILE, plan.columns), jnp.float32)
-        meet = self._turned_logits if plan.turned else self._cached_logits
-        logits_MN = pl.run_scoped(partial(meet, i), acc_MN)
+        logits_MN = pl.run_scoped(partial(self._cached_logits, i), acc_MN)
         if not plan.values_in_keys:
             self._free_shared(i, 0, plan.key_blocks)
         if plan.rank and not plan.full:
@@ -137,34 +133,6 @@ class Consumer:
                 def _():
                     plgpu.barrier_arrive(r.head_free.at[self._head_slot(i, index - 1)])
 
-        return acc_MN[...]
-
-    def _turned_logits(self, i, acc_MN):
-        """The keys, whose blocks are rotated two by two in registers, against their queries.
-
-        A token's angle is its tile's first, in float32, and its own in the tile.
-        """
-        plan, r = self.plan, self.r
-        angle, pairs = lax.rem(i, 2), plan.key_blocks // 2
-        plgpu.barrier_wait(r.angle_ready.at[angle])
-
-        @pl.loop(0, pairs)
-        def _(pair):
-            blocks = pair, pair + pairs
-            for block in blocks:
-                plgpu.barrier_wait(r.ready.at[self._shared_slot(i, block)])
-            in_tile_MJ = [r.in_tile_s[part, pair].astype(jnp.float32) for part in (0, 1)]
-            start_2J = [r.angle_s[angle, part, pair] for part in (0, 1)]
-            key_MJ = [r.slots[self._shared_slot(i, block)].astype(jnp.float32) for block in blocks]
-            turned_MJ = _rotated(key_MJ, _turned(in_tile_MJ, start_2J))
-            plgpu.wgmma_wait(0)  # the products of the pair before read from these slots
-            for half in (0, 1):
-                r.turned_s[half] = turned_MJ[half].astype(r.turned_s.dtype)
-            plgpu.commit_smem()
-            for half, block in enumerate(blocks):
-                plgpu.wgmma(acc_MN, r.turned_s.at[half], r.queries_s.at[block].T)
-
-        plgpu.barrier_arrive(r.angle_free.at[angle])
         return acc_MN[...]
 
     def _add_residual(self, i, angle_MJ, head, logits_MN):

@@ -26,11 +26,9 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
     `operands` are arrays by name: `queries` in columns (`columns`); `keys` [B, S, G, ·], further
     ones in `more_keys`, and `values`, unless they lie in the keys; for latents `rk`, `rv`
     [B, S, H, R'] and, if they are rebuilt, `up` [H · blocks, 64, 128], float32 `full_queries`
-    [B, U, Q, N, 2, 64] and `angles` [S, 2, 64]; `norms` [B, H, S]; for keys that are rotated as
-    they are read, angles `in_tile` [2, C / 128, 64, 64] of a tile's tokens, in the queries' dtype,
-    and float32 `tile_angles` [S / 64, 2, C / 128, 64] of the first token of each tile. With `pages`
-    [B, S / 64] that are not None, caches are pools of pages, 64 slots of a page in place of S of a
-    sequence. T counts the queries of all heads that share latents (`plan.repeats`).
+    [B, U, Q, N, 2, 64] and `angles` [S, 2, 64]; `norms` [B, H, S]. With `pages` [B, S / 64] that
+    are not None, caches are pools of pages, 64 slots of a page in place of S of a sequence. T
+    counts the queries of all heads that share latents (`plan.repeats`).
     Returns averages [B, U, Q, blocks, 64, N] (shared value blocks, then latent ones) and
     log-sum-exps [B, U, Q, N].
     """
@@ -127,16 +125,6 @@ def _scratch(plan, dtype, query_dtype):
             "full_s": plgpu.SMEM((Q, plan.heads * plan.queries, 2, WIDTH), jnp.float32),
             "turn_s": plgpu.SMEM((Q, 2, WIDTH), jnp.float32),
             "set_up": plgpu.Barrier(num_arrivals=2, num_barriers=Q),
-        }
-    if plan.turned:
-        blocks = plan.key_blocks // 2
-        scratch |= {
-            "in_tile_s": slots(2, blocks, TILE, WIDTH, dtype=query_dtype),
-            "turned_s": slots(2, TILE, WIDTH, dtype=query_dtype),
-            "angle_s": plgpu.SMEM((2, 2, blocks, WIDTH), jnp.float32),
-            "angle_ready": plgpu.Barrier(num_barriers=2),
-            "angle_free": plgpu.Barrier(num_barriers=2),
-            "set_up": plgpu.Barrier(),
         }
     return scratch
 

@@ -17,7 +17,6 @@ MOST_QUERIES = 8
 # Float32 registers a thread may hold for logits, weights and sums, all [64, N].
 ACCUMULATORS = 92
 TWO_CTAS_ACCUMULATORS = 48  # with which a thread needs at most 128 registers
-TURNING = 32  # while a pair of key blocks is rotated, in 16 bits
 MOST_SLOTS = 28  # of a ring: its barriers keep their state in the bits of one register
 
 
@@ -35,7 +34,6 @@ class Plan:
     values_in_keys: bool = False  # the values are the first of those arrays (MLA)
     rank: int = 0  # cached width of a head's latents; 0 without latents
     full: bool = False  # residual keys are rebuilt and rotated
-    turned: bool = False  # the shared keys are cached unrotated
     repeats: int = 1  # heads that share latents: T / repeats queries of each, one after another
     norm_heads: int = 0  # rows of inverse norms per warpgroup; 0 without QK-norm
     shared_norm: bool = False  # one row serves all heads
@@ -87,14 +85,12 @@ class Plan:
         if self.full:
             total += Q * self.heads * self.rank_blocks * WIDTH * 2 * row
             total += Q * (self.heads * self.queries + 1) * 2 * WIDTH * 4
-        if self.turned:  # angles in a tile, a pair of rotated blocks, angles of two tiles' starts
-            total += (self.key_blocks + 2) * SLOT_BYTES + 2 * self.key_blocks * WIDTH * 4
         return total + 4096  # barriers, alignment, the reductions' scratch
 
     @property
     def accumulators(self):
         """Registers a thread holds through a tile: logits, weights, total and the sums."""
-        angles = 2 * WIDTH * TILE // 128 if self.full else TURNING if self.turned else 0
+        angles = 2 * WIDTH * TILE // 128 if self.full else 0
         return self.columns // 2 * (3 + self.value_blocks + self.rank_blocks) + angles
 
 
@@ -130,8 +126,6 @@ def make_plan(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
         split = per_group // warpgroups
         if per_group % warpgroups or (warpgroups == 2 and not rank and per_group * queries < 16):
             continue
-        if warpgroups == 2 and widths.get("turned"):  # each would rotate the tile for itself
-            continue
         for heads in range(split, 0, -1):
             if split % heads:
                 continue
@@ -152,9 +146,8 @@ def make_plan(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
 def with_rings(plan):
     """The plan with rings that fill the shared memory, or None where they do not fit."""
     # One consumer cannot hide its own latency: two CTAs then share a multiprocessor.
-    rotates = plan.full or plan.turned
     two_fit = plan.accumulators <= TWO_CTAS_ACCUMULATORS
-    ctas = 2 if plan.warpgroups == 1 and not rotates and two_fit else 1
+    ctas = 2 if plan.warpgroups == 1 and not plan.full and two_fit else 1
     free = (SHARED_MEMORY // ctas - plan.fixed_bytes) // SLOT_BYTES
     least = plan.key_blocks + 1
     if not plan.rank:

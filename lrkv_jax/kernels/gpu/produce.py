@@ -58,8 +58,6 @@ def produce(plan, r, each_piece, unit, zero):
             h = (unit * plan.warpgroups + w) * plan.norm_heads if not plan.shared_norm else zero
             box = r.norms.at[rows[0], pl.ds(h, plan.norm_heads), rows[1]]
             put(box, r.norm_s, r.norm_ready, r.norm_free, i, 2, 2 * w)
-        if plan.turned:
-            put(r.tile_angles.at[tile], r.angle_s, r.angle_ready, r.angle_free, i, 2)
         keys = plan.key_blocks
         for source, width in shared:
             if index == keys and plan.rank:
@@ -90,8 +88,6 @@ def produce(plan, r, each_piece, unit, zero):
             plgpu.barrier_wait(free.at[lax.rem(index, size) + offset])
 
     drain(r.free, tiles * plan.tile_slots, plan.ring)
-    if plan.turned:
-        drain(r.angle_free, tiles, 2)
     for w in range(plan.warpgroups):
         if plan.rank:
             drain(r.head_free, 2 * tiles * per_head, plan.head_ring, w * plan.head_ring)

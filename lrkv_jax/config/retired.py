@@ -1,0 +1,73 @@
+"""Variants that were given up, and whose runs are kept: what reports ask of them, and no layer.
+
+D model width  H heads  G residuals  K head width  R residual rank  C latent width
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from lrkv_jax.config.attention import ModelShape
+from lrkv_jax.config.family import LRKV, MLA
+from lrkv_jax.config.frozen import result
+from lrkv_jax.errors import LrkvError
+
+
+def _no_layer(label: str) -> LrkvError:
+    return LrkvError(f"{label} was given up, and only its results can be read: use lrkv or mla")
+
+
+class TiedLRKV(LRKV):
+    """LRKV whose values read what its keys read: x W + r_h B_h, with one W and one r_h for both."""
+
+    name: ClassVar[str] = "lrkv_tied"
+
+    @property
+    def label(self) -> str:
+        """As its results call it."""
+        published = self.rope == "full"
+        return f"LRKV-{self.sized}{' ' if published else f' rope {self.rope}, '}tied"
+
+    @classmethod
+    def layer_class(cls) -> Any:
+        """Raise `LrkvError`: there is none."""
+        raise _no_layer("tied LRKV")
+
+    def kv_parameters(self, model: ModelShape) -> int:
+        D, K, G, R = model.width, model.head_width, self.groups(model), self.rank
+        return D * (K + G * R) + 2 * G * R * K
+
+    def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
+        """Whether training formed head weights, as for `LRKV`, with x U_h and x W made once."""
+        D, H, K, R = width, groups, head_width, self.rank
+        saved = 6 * (D * H * K - (D * K + D * H * R) / 2 - H * R * K) + 6 * D * H * R * K / tokens
+        return 800 * H * (R / 2 + K) > saved
+
+    def cache_values(self, model: ModelShape) -> int:
+        return model.head_width + self.groups(model) * self.rank
+
+    def cache_padding_values(self, model: ModelShape) -> int:
+        return super().cache_padding_values(model) // 2
+
+    def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
+        return super().int8_rows(model)[:1]
+
+
+class LatentMLA(MLA):
+    """MLA whose latent itself is rotated, in C dimensions."""
+
+    name: ClassVar[str] = "mla_latent"
+    rope: Literal["latent"] = result("The latent in its C coordinates.", "latent")  # type: ignore
+
+    @property
+    def label(self) -> str:
+        """As its results call it."""
+        return f"MLA-{self.latent} rope latent"
+
+    @classmethod
+    def layer_class(cls) -> Any:
+        """Raise `LrkvError`: there is none."""
+        raise _no_layer("MLA in rope: latent")
+
+    def logit_width(self, model: ModelShape) -> int:
+        return self.latent + self.rank
