@@ -4,7 +4,7 @@
 
 | stage | |
 |---|---|
-| kernels | `pytest -m gpu`: kernels at every scale against float32 oracles, in bfloat16 |
+| kernels | `pytest -m gpu`: kernels at every scale, and training steps, against float32 oracles |
 | decoding | decode attention beside the best MHA: XLA, cuDNN, Pallas, PyTorch and its libraries |
 | training | training steps, remat policies |
 | runs | 128M pretrained on the embedded corpus: held-out loss, decode agreement, tokens/s |
@@ -45,7 +45,7 @@ ROOT = HERE.parent
 PROGRAM = HERE / "first_light_stages.py"
 # The headers of each stage's table; without headers the stage is a line.
 STAGES = {
-    "kernels": ("Kernels against float32 oracles, bfloat16", ()),
+    "kernels": ("Kernels and training steps against float32 oracles", ()),
     "decoding": (
         "Attention of one layer beside the best MHA of the same minutes",
         ("shape", "best MHA, µs", "variant", "by", "µs", "of MHA: time", "bytes", "of copy"),

@@ -27,6 +27,7 @@ LIBRARIES = ("numpy", "torch", "triton", "flashinfer-python", "flash-attn", "nvi
 # The program is checked on the first slots alone: at full length the truth takes a minute.
 TRUTH_VALUES = 1 << 25
 
+ON_GPU = ("tests/kernels/test_on_gpu.py", "tests/train/test_step_on_gpu.py")
 SCALES = ("36x2304", "128m", "24x1536", "6.3b")
 LENGTHS = (8192, 32768, 2048, 131072)
 # 64 heads, of which GQA has 8 groups and MLA one latent of 512 and a rope key of 64, one sequence:
@@ -100,7 +101,7 @@ def kernels(folder: Path, *, dry: bool) -> Iterator[Item]:
     if dry:
         marker, chosen = "slow", ["-k", "interpreted_on_a_cpu and mla or gradients and whole"]
     doing("collecting the tests")
-    seen = _pytest("--collect-only", "tests/kernels/test_on_gpu.py", "-m", marker, *chosen)
+    seen = _pytest("--collect-only", *ON_GPU, "-m", marker, *chosen)
     if not seen.tests:
         yield Item("the tests", 10, lambda: Found(WRONG, "pytest found no test"))
     for test in seen.tests:

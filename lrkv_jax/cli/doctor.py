@@ -19,7 +19,7 @@ def doctor(
 ) -> None:
     """Examine this machine.
 
-    It checks versions, devices, speeds and a training step. Each line is ok, slow or
+    It checks versions, devices and speeds. Each line is ok, slow or
     wrong, with the mend, or not here. It takes less than two minutes, and exits with 2 if something
     is wrong.
     """

@@ -5,7 +5,6 @@
 | `examine` | which checks there are, in which order, and what is said of all |
 | `finding` | a line of the report |
 | `child` | the process that checks run in: one that hangs or crashes ends with a line |
-| `versions`, `machine` | packages, CUDA and driver; cores, memory, disk and clock |
-| `devices`, `steps` | JAX's devices and their rates; training steps against the CPU's |
-| `expectations` | what `plan` says of these rates |
+| `versions`, `machine` | packages, CUDA and driver; cores, memory and disk |
+| `devices` | JAX's devices and their rates |
 """

@@ -37,10 +37,6 @@ def checker() -> Child:
     """The process that runs checks; a context manager, which ends it."""
     # Beside other programs: what is not asked for is not taken.
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
-    if platforms := environment.get("JAX_PLATFORMS"):
-        # The oracles run on the CPU.
-        names = [*platforms.split(","), "cpu"]
-        environment["JAX_PLATFORMS"] = ",".join(dict.fromkeys(names))
     return Child("lrkv_jax.doctor.child", environment)
 
 

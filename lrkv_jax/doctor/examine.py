@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lrkv_jax import __version__
-from lrkv_jax.bench.lines import OWN, lines_of
 from lrkv_jax.doctor.child import Check, ask, checker
 from lrkv_jax.doctor.finding import SLOW, WRONG, Finding
 
 DISK_SECONDS = 1.5
-SCALE = "128m"
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all")
 Facts = dict[str, dict[str, Any]]  # what each line measured, by its name
 
@@ -30,7 +28,6 @@ DEVICE = (
     "look at its clocks, power and heat (nvidia-smi -q, dmesg); CUDA_VISIBLE_DEVICES leaves it out"
 )
 LINKS = "look at the links (nvidia-smi topo -m, NCCL_DEBUG=INFO)"
-STEP = "set model.train_kernel=chunked, and report it"
 
 
 def checks(facts: Facts) -> Iterator[Check]:
@@ -39,7 +36,6 @@ def checks(facts: Facts) -> Iterator[Check]:
     yield _check("cores", "machine:cores", 10, "end other programs: they slow all that follows")
     yield _check("memory", "machine:memory", 10, "end other programs, or ask for more memory")
     yield _check("disk", "machine:disk", 20, DISK, **here, lasting=DISK_SECONDS)
-    yield _check("clock", "machine:clock", 10, "set the time (timedatectl set-ntp true)", **here)
     yield _check("packages", "versions:packages", 10, INSTALL.format("dev"))
     yield _check("driver", "versions:driver", 15, DRIVER)
     gpus = facts["driver"].get("gpus", 0)
@@ -59,20 +55,6 @@ def _on_devices(facts: Facts, count: int) -> Iterator[Check]:
         yield _check(f"device {index}", "devices:speed", 30, DEVICE, index=index)
     for kind in COLLECTIVES if count > 1 else ():
         yield _check(f"{kind} of {count}", "devices:between", 30, LINKS, kind=kind)
-    for line in lines_of(SCALE, None, [OWN]):
-        name = f"training step, {line.variant}"
-        yield _check(name, "steps:of_variant", 40, STEP, variant=line.variant)
-    copies, products = (facts[f"device 0: {what}"] for what in ("copies", "products"))
-    if copies and products:  # else their lines say why not
-        links = facts[f"all-reduce of {count}"].get("bytes_per_second", {})
-        memory = facts["devices"]["memory_bytes"] or facts["memory"].get("total_bytes", 0)
-        yield _check(
-            "expect", "expectations:expect", 30, "see lrkv plan CONFIG --devices N",
-            scale="quickstart" if on_cpu else SCALE, count=1 if on_cpu else count, memory=memory,
-            copies=copies["bytes_per_second"],
-            products=products["flops_per_second"]["float32" if on_cpu else "bfloat16"],
-            links=max(links.values(), default=None),
-        )  # fmt: skip
 
 
 def _check(name: str, function: str, seconds: float, mend: str, **arguments: Any) -> Check:

@@ -6,9 +6,6 @@ from typing import Any
 
 OK, SLOW, WRONG, NOT_HERE = "ok", "slow", "wrong", "not here"
 
-# For programs on a CPU that run once: half of the time to compile them.
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
-
 
 @dataclass(frozen=True)
 class Finding:

@@ -1,4 +1,4 @@
-"""The machine around the devices: cores, memory, disk and clock. Nothing here loads JAX."""
+"""The machine around the devices: cores, memory and disk. Nothing here loads JAX."""
 
 import os
 import platform
@@ -18,7 +18,6 @@ SLOW_DISK = 100e6  # bytes/s: that checkpoint then takes 16 s
 SLOW_FILE = 0.1  # seconds until a small file is on the disk; every checkpoint has dozens
 CHUNK = 8 << 20
 TIMES = 8
-CLOCKS_SECONDS = 0.25
 
 
 def cores() -> Finding:
@@ -87,33 +86,3 @@ def _written(path: Path, data: bytes) -> float:
         file.flush()
         os.fsync(file.fileno())
     return time.perf_counter() - began
-
-
-def clock(folder: str) -> Finding:
-    """The clocks of the machine and of its disk, against each other and this package's files."""
-    wall, steady = time.time(), time.monotonic()
-    with tempfile.NamedTemporaryFile(prefix=".lrkv-doctor-", dir=folder) as file:
-        on_disk = os.stat(file.name).st_mtime - time.time()
-    time.sleep(CLOCKS_SECONDS)
-    apart = (time.time() - wall) / (time.monotonic() - steady) - 1
-    ticks = [time.perf_counter_ns() for _ in range(100)]
-    tick = min(b - a for a, b in zip(ticks, ticks[1:], strict=False) if b > a) / 1e9
-    age = time.time() - Path(__file__).stat().st_mtime
-    return check_clock(age, apart, on_disk, tick)
-
-
-def check_clock(age: float, apart: float, on_disk: float, tick: float) -> Finding:
-    """Seconds since this file was written, the wall clock's speed beside the steady one's less 1,
-    the disk's clock less the machine's, and the shortest time that is seen."""
-    faults = {}
-    if age < -60:
-        faults[f"the date is {-age / 86400:.1f} days before this package was installed"] = WRONG
-    if abs(apart) > 0.02:
-        faults[f"the date moves {1 + apart:.2f} s a second"] = WRONG
-    if abs(on_disk) > 5:
-        faults[f"the disk's clock is {on_disk:+.0f} s from the machine's"] = SLOW
-    if tick > 1e-4:
-        faults[f"times under {1e3 * tick:.1f} ms are not seen"] = SLOW
-    says = f"{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}, ticks of {1e9 * tick:.0f} ns"
-    measured = {"wall_over_steady": 1 + apart, "disk_seconds_ahead": on_disk, "tick_seconds": tick}
-    return judged("clock", faults, says, measured)

@@ -37,11 +37,11 @@ GOAL = {
 NOW = {
     "config": 2050, "models": 2147, "kernels": 2959, "optim": 475, "distributed": 1610,
     "training": 3445, "data": 4144, "inference": 2541, "serving": 2212, "evaluation": 2164,
-    "interop": 2253, "cli": 1812, "lab": 12259, "": 236,
+    "interop": 2253, "cli": 1812, "lab": 12024, "": 236,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
 # 20,000 and 2,000 in the end.
-ENTRIES, FILES, TESTS, EXPERIMENTS = 34, 293, 29_650, 3_400
+ENTRIES, FILES, TESTS, EXPERIMENTS = 34, 291, 29_700, 3_400
 # Class names that stand for two or more things; none in the end.
 TWICE = {
     "Chat", "Generation", "Given", "Group", "Layout", "Limits", "Line", "Outcome", "Piece",

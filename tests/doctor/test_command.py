@@ -7,38 +7,15 @@ import sys
 
 import pytest
 
-from lrkv_jax.config import load_config
-
 # Python runs this in every process whose path it lies on: faults are planted where they would be.
 PLANTED = """
-import importlib.abc, importlib.machinery, os, sys, time
+import os, time
 
 def slow_fsync(descriptor, real=os.fsync):
     time.sleep(0.15)
     real(descriptor)
 
 os.fsync = slow_fsync
-
-def broken(module):
-    module._after_a_step = None
-
-FAULTS = {
-    "lrkv_jax.doctor.steps": broken,  # no step is compiled and run a second time
-}
-
-class Planter(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name not in FAULTS:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        load = spec.loader.exec_module
-        def exec_module(module):
-            load(module)
-            FAULTS[name](module)
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, Planter())
 """
 
 
@@ -67,9 +44,6 @@ def test_this_machine_is_right_for_the_work(tmp_path):
     code, report, lines = doctor(tmp_path)
     assert code == 0 and report["doctor"] != "wrong"
     assert not [line for line in lines.values() if line["verdict"] == "wrong"]
-    for name in load_config("128m").variants:
-        for line in (f"training step, {name}", f"expect, {name}"):
-            assert lines[line]["verdict"] == "ok", lines[line]
     assert report["versions"]["jax"] and report["date"] and report["device"]
     assert lines["device 0: copies"]["measured"]["bytes_per_second"] > 0
 
@@ -88,9 +62,6 @@ def test_each_planted_fault_is_found(tmp_path):
     (planted / "sitecustomize.py").write_text(PLANTED)
     code, report, lines = doctor(tmp_path, PYTHONPATH=str(planted))
     assert code == 2 and report["doctor"] == "wrong"
-    for name in load_config("128m").variants:
-        found = lines[f"training step, {name}"]
-        assert found["verdict"] == "wrong" and "TypeError" in found["says"] and found["mend"]
     found = lines["CUDA wheels"]
     assert found["verdict"] == "wrong" and "nvidia-cudnn-cu13 is 9.1.0.70" in found["says"]
     assert lines["disk"]["verdict"] == "slow" and lines["disk"]["mend"]

@@ -1,9 +1,8 @@
-"""Devices that are slow and steps that differ are found."""
+"""Devices that are slow, or garble what they send, are found."""
 
-import numpy as np
 import pytest
 
-from lrkv_jax.doctor import devices, expectations, steps, versions
+from lrkv_jax.doctor import devices, versions
 from lrkv_jax.doctor.finding import NOT_HERE, OK, SLOW, WRONG
 from lrkv_jax.hardware import hardware
 
@@ -46,40 +45,6 @@ def test_gpus_that_jax_does_not_see_are_wrong(monkeypatch):
     assert versions.loaded().verdict == NOT_HERE
 
 
-def of_step(**changes):
-    arrays = {"loss": [7.0], "moments": [np.ones(3), np.ones(2)], "changes": [np.ones(4)]}
-    return {**{k: [np.asarray(a) for a in v] for k, v in arrays.items()}, **changes}
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({}, ""),
-        ({"loss": [np.array(7.001)]}, "loss differs from the CPU's by 1e-04"),
-        ({"moments": [np.ones(3), np.array([1, 1.001])]}, "moments differs"),
-        ({"changes": [np.array([1, 1, 1, np.nan])]}, "changes is not finite"),
-    ],
-)
-def test_a_step_that_differs_or_is_not_finite_is_wrong(changes, says):
-    found = steps.check_step("step", of_step(**changes), of_step(), steps.ALLOWED["float32"])
-    assert found.verdict == (WRONG if says else OK) and says in found.says
-
-
-def test_expectations_follow_from_the_rates():
-    def at(copies, products):
-        found = expectations.expect("quickstart", 1, 16 * 10**9, copies, products, None)
-        assert [one.name for one in found][-2:] == ["expect, lrkv", "expect, lrkv_latent"]
-        return found[-1].measured
-
-    once, twice = at(1e10, 1e11), at(2e10, 2e11)
-    assert once["decode"]["floor_of_one"] == pytest.approx(2 * twice["decode"]["floor_of_one"])
-    assert once["time"]["step"] == pytest.approx(2 * twice["time"]["step"])
-    assert once["time"]["mfu"] == pytest.approx(twice["time"]["mfu"])
-    assert 0 < once["time"]["mfu"] < 0.6  # of the products, which the plan assumes to reach 0.6
-    tiny = expectations.expect("quickstart", 1, 10**6, 1e10, 1e11, None)
-    assert {one.verdict for one in tiny} == {SLOW}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["all-reduce", "all-gather", "all-to-all"])
 def test_collectives_are_measured_and_one_that_loses_a_device_is_found(kind, monkeypatch):
@@ -88,18 +53,3 @@ def test_collectives_are_measured_and_one_that_loses_a_device_is_found(kind, mon
     send = devices._send
     monkeypatch.setattr(devices, "_send", lambda kind, mesh, x: send(kind, mesh, x.at[3].set(0)))
     assert devices.between(kind).verdict == WRONG
-
-
-@pytest.mark.slow
-def test_a_step_is_the_cpus_and_one_that_attends_wrongly_is_found(monkeypatch):
-    from lrkv_jax.kernels import flash
-    from lrkv_jax.kernels.flash import whole
-
-    assert steps.of_variant("lrkv").verdict == OK
-
-    def wrong(q, k, v, **how):
-        return whole.causal_attention(q, k * 1.01, v, **how)
-
-    monkeypatch.setitem(flash._RUN, "whole", wrong)
-    found = steps.of_variant("lrkv")
-    assert found.verdict == WRONG and "moments differs" in found.says

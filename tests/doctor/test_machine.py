@@ -1,4 +1,4 @@
-"""What is planted around the devices is found: versions, driver, memory, disk and clock."""
+"""What is planted around the devices is found: versions, driver, memory and disk."""
 
 import os
 import stat
@@ -176,23 +176,3 @@ def test_a_disk_with_no_room_and_one_that_cannot_be_written_are_wrong(tmp_path, 
     job = {"name": "disk", "function": "lrkv_jax.doctor.machine:disk", "mend": "another"}
     (found,) = answer(job | {"arguments": {"folder": f"{tmp_path}/none", "lasting": 0.01}})
     assert found.verdict == WRONG and "none" in found.says and found.mend == "another"
-
-
-@pytest.mark.parametrize(
-    ("change", "verdict", "says"),
-    [
-        ({}, OK, "ticks of 50 ns"),
-        ({"age": -86400.0}, WRONG, "1.0 days before"),
-        ({"apart": 0.5}, WRONG, "moves 1.50 s a second"),
-        ({"on_disk": 30.0}, SLOW, "+30 s"),
-        ({"tick": 1e-3}, SLOW, "under 1.0 ms"),
-    ],
-)
-def test_a_wrong_clock_is_found(change, verdict, says):
-    right = {"age": 1e6, "apart": 1e-5, "on_disk": 0.0, "tick": 5e-8}
-    found = machine.check_clock(**right | change)
-    assert found.verdict == verdict and says in found.says
-
-
-def test_the_clock_of_this_machine_is_right(tmp_path):
-    assert machine.clock(str(tmp_path)).verdict == OK

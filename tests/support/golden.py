@@ -103,7 +103,8 @@ def record(folder: Path) -> dict:
             run.generate("We", 24, sampling=Sampling(0.8, top_p=0.95), seed=3),
         ]
         print(name, found["alone"][name][-1], found["mesh"][name][-1], flush=True)
-    found["evaluation"] = evaluate(folder / "lrkv", tasks=["bpb"])
+    evaluation = evaluate(folder / "lrkv", tasks=["bpb"])
+    found["evaluation"] = {name: one for name, one in evaluation.items() if name != "run"}
     settings = ["attention=mla", "attention.rope=full", "attention.latent=20"]
     convert(folder / "mha", folder / "converted", settings, tokens=512, heldout=512)
     run = load_run(folder / "converted")

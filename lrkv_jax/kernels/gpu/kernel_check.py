@@ -2,9 +2,9 @@
 
 `dispatch` asks `failure_reason` before it takes the Mosaic kernel for a family of calls.
 A family is all that the kernel's code depends on: heads, widths, dtypes, queries, scale and plan.
-Batch and cache length are not in it. The check has another batch and cache, which take
-up to a GB of the device's memory for a moment. Where a kernel hangs, so does its check:
-`decode_kernel: xla` does without both.
+Batch and cache length are not in it. The check has another batch and cache: in 16 and 32 bits
+they take up to 1.6 GB of the device's memory for a moment (6.3B). Where a kernel hangs, so does
+its check: `decode_kernel: xla` does without both.
 
 B sequences  T queries  S cache slots  H heads  K head width  J = K / 2 frequency pairs
 N pages of a sequence

@@ -1,27 +1,27 @@
-"""A training step of every variant, against the same step on the CPU.
+"""On a GPU: a training step of every variant, against the same step on the CPU.
 
-The CPU's step attends in float32 by another kernel (`chunked`), and is compiled without LLVM's
-optimisations. Weights are random, none zero: at initialisation the output projections are zero, and
-whatever attention computes would change nothing.
+`pytest -m gpu tests/train`. The CPU's step attends in float32 by another kernel (`chunked`), and is
+compiled without LLVM's optimizations. Weights are random, none zero: at initialization the output
+projections are zero, and whatever attention computes would change nothing.
 """
 
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+import pytest
 
 from lrkv_jax.bench.lines import OWN, lines_of
-from lrkv_jax.config import MeshConfig, RunConfig
-from lrkv_jax.doctor.finding import FAST_COMPILE, WRONG, Finding, at, judged
+from lrkv_jax.config import MeshConfig, load_config
+from lrkv_jax.kernels import flash
+from lrkv_jax.kernels.flash import whole
 from lrkv_jax.model import abstract_parameters, specs
 from lrkv_jax.runtime import xla
 from lrkv_jax.sharding import batch_sharding, make_mesh
 from lrkv_jax.train.guard import GuardState
-from lrkv_jax.train.state import TrainState, new_state, resolve, state_shardings
+from lrkv_jax.train.state import new_state, resolve, state_shardings
 from lrkv_jax.train.step import make_train_step
 
 SCALE = "128m"
@@ -31,6 +31,7 @@ SMALL = (
     "model.feed_forward=256", "model.vocabulary=512", "model.unroll=1", "train.context=64",
     "optimizer.warmup=0",
 )  # fmt: skip
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
 
 # Norm of a difference over the norm, the worst array. Moments are linear in the gradient: float32
 # gives 1e-6, bfloat16 2.5e-2. Newton–Schulz lifts a gradient's small directions, rounding and
@@ -41,8 +42,8 @@ ALLOWED = {
 }
 
 
-def of_variant(variant: str) -> Finding:
-    """One step on this machine's devices, and one on a CPU device."""
+def differences(variant):
+    """(what one step here and one on the CPU differ by, what is allowed)."""
     here = jax.local_devices()
     if WIDTH % len(here) or here[0].platform == "cpu":  # simulated devices say nothing more
         here = here[:1]
@@ -51,31 +52,35 @@ def of_variant(variant: str) -> Finding:
     subject = resolve(line.config)
     cpu = make_mesh(MeshConfig(), jax.devices("cpu")[:1])
     meshes = [make_mesh(MeshConfig(data=1, fsdp=len(here)), here), cpu]
-    at("compiling and one step on each side")
     with ThreadPoolExecutor(2) as both:
-        results = list(both.map(_after_a_step, [subject, _exact(line.config)], meshes))
-    name, (ours, truth) = f"training step, {variant}", results
-    return check_step(name, ours, truth, ALLOWED[subject.model.dtype])
+        ours, truth = both.map(after_a_step, [subject, exact(line.config)], meshes)
+    allowed = ALLOWED[subject.model.dtype]
+    return {part: apart(ours[part], truth[part]) for part in allowed}, allowed
 
 
-def check_step(
-    name: str, ours: dict[str, Any], truth: dict[str, Any], allowed: dict[str, float]
-) -> Finding:
-    """What two steps left: `loss`, and lists of arrays `moments` and `changes` of the weights."""
-    errors = {part: _apart(ours[part], truth[part]) for part in allowed}
-    faults = {
-        f"{part} differs from the CPU's by {error:.0e}, {allowed[part]:.0e} allowed"
-        if math.isfinite(error)
-        else f"{part} is not finite": WRONG
-        for part, error in errors.items()
-        if error > allowed[part]
-    }
-    says = ", ".join(f"{part} within {error:.0e}" for part, error in errors.items())
-    measured = {"errors": errors, "allowed": allowed, "loss": float(ours["loss"][0])}
-    return judged(name, faults, f"loss {ours['loss'][0]:.3f}, {says}", measured)
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", load_config(SCALE).variants)
+def test_a_step_is_the_cpus(variant):
+    if jax.default_backend() != "gpu":
+        pytest.skip(f"it compares a GPU, and the backend is {jax.default_backend()}")
+    found, allowed = differences(variant)
+    assert all(found[part] <= allowed[part] for part in allowed), found
 
 
-def _exact(config: RunConfig) -> RunConfig:
+@pytest.mark.slow
+def test_the_check_of_a_step_passes_on_a_cpu_and_finds_attention_that_is_wrong(monkeypatch):
+    found, allowed = differences("lrkv")
+    assert all(found[part] <= allowed[part] for part in allowed), found
+
+    def wrong(q, k, v, **how):
+        return whole.causal_attention(q, k * 1.01, v, **how)
+
+    monkeypatch.setitem(flash._RUN, "whole", wrong)
+    found, allowed = differences("lrkv")
+    assert found["moments"] > allowed["moments"]
+
+
+def exact(config):
     """The run in float32, by a kernel that is plain XLA."""
     model = config.model.model_copy(update={"dtype": "float32", "train_kernel": "chunked"})
     muon = config.optimizer.muon.model_copy(update={"dtype": "float32"})
@@ -83,7 +88,7 @@ def _exact(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"model": model, "optimizer": optimizer})
 
 
-def _after_a_step(config: RunConfig, mesh: Mesh) -> dict[str, Any]:
+def after_a_step(config, mesh):
     """The loss, moments and changed weights of a step from random weights, on the host."""
     vocabulary, train = config.model.vocabulary, config.train
     on_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -91,7 +96,7 @@ def _after_a_step(config: RunConfig, mesh: Mesh) -> dict[str, Any]:
     tokens_BU = np.random.default_rng(1).integers(0, vocabulary, shape, np.int32)
     step = make_train_step(config, mesh, np.ones(vocabulary, np.int32))
     with jax.set_mesh(mesh):
-        state = _random_state(config)
+        state = random_state(config)
         arguments = (
             jax.tree.leaves(jax.device_put(state, state_shardings(config, mesh))),
             jax.device_put(tokens_BU, batch_sharding(mesh)),
@@ -105,7 +110,7 @@ def _after_a_step(config: RunConfig, mesh: Mesh) -> dict[str, Any]:
     return {"loss": loss, "moments": moments, "changes": jax.tree.leaves(changes)}
 
 
-def _random_state(config: RunConfig) -> TrainState:
+def random_state(config):
     """The state before the first step on the host, its weights N(0, 1 / fan-in)."""
     rng = np.random.default_rng(0)
 
@@ -125,7 +130,7 @@ def _random_state(config: RunConfig) -> TrainState:
     return replace(state, params=params, guard=jax.tree.map(np.array, GuardState.fresh()))
 
 
-def _apart(ours: Any, truth: Any) -> float:
+def apart(ours, truth):
     """The largest norm of a difference over the norm; infinite for what is not finite."""
     worst = 0.0
     for a, b in zip(ours, truth, strict=True):
