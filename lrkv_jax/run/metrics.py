@@ -10,10 +10,8 @@ import secrets
 import socket
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +72,8 @@ class MetricsLog:
     """Appends rows to `metrics.jsonl` and scalars to TensorBoard; nothing unless it `writes`.
 
     Opening it for a run that resumes at `start_step` drops the rows past that step and keeps each
-    step once, in order. Rows before it that somebody removed or doubled are not made again: `warn`
-    says which, and so does `log_damage` in the next row. Rows that the disk does not take are kept
-    and tried again with the next one; `warn` says when that begins. `also` takes the same scalars
+    step once, in order. Rows that the disk does not take are kept and tried again with the next
+    one; `warn` says when that begins. `also` takes the same scalars
     as TensorBoard. Use as a context manager.
     """
 
@@ -93,11 +90,7 @@ class MetricsLog:
         if not writes:
             return
         self._path, self._warn, self._also = run_dir / "metrics.jsonl", warn, also
-        rows = read_metrics(run_dir)
-        kept = {row["step"]: row for row in rows if row["step"] <= start_step}
-        self._damage = damage(rows, start_step)
-        if self._damage:
-            warn(f"{self._path} was changed: {self._damage}; these rows are not made again")
+        kept = {row["step"]: row for row in read_metrics(run_dir) if row["step"] <= start_step}
         # Replaced in one move, so that a kill leaves the old file or the new one.
         disk.write(self._path, "".join(f"{json.dumps(kept[step])}\n" for step in sorted(kept)))
         # Unbuffered: what is not written is known, and is in `_unwritten`.
@@ -110,8 +103,6 @@ class MetricsLog:
         """Append one step's row; its numbers go to TensorBoard too (`scalars_of`)."""
         if not self._writes:
             return
-        if self._damage:
-            row, self._damage = row | {"log_damage": self._damage}, ""
         self._unwritten += json.dumps(_strict(row)).encode() + b"\n"
         scalars = scalars_of(row)
         for write in (self._write, partial(self._events.scalars, row["step"], scalars)):
@@ -345,28 +336,3 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
                 f"{path}:{number} is not a row of metrics: delete that line, or those from it on"
             ) from error
     return rows
-
-
-def damage(rows: list[dict[str, Any]], last: int) -> str:
-    """What is wrong with the rows of steps 1 to `last`, such as "missing: 3, 7 to 9"; or ""."""
-    steps = [row["step"] for row in rows]
-    steps = steps[: max((i for i, step in enumerate(steps) if step <= last), default=-1) + 1]
-    counts = Counter(steps)
-    found = {
-        "missing": [step for step in range(1, last + 1) if not counts[step]],
-        "doubled": sorted(step for step, count in counts.items() if count > 1),
-        "out of order": sorted({b for a, b in pairwise(steps) if b < a}),
-    }
-    return "; ".join(f"steps {what}: {_ranges(those)}" for what, those in found.items() if those)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Increasing numbers as "3, 7 to 9"; the first few stretches of them."""
-    stretches: list[list[int]] = []
-    for number in numbers:
-        if stretches and stretches[-1][1] == number - 1:
-            stretches[-1][1] = number
-        else:
-            stretches.append([number, number])
-    shown = [str(a) if a == b else f"{a} to {b}" for a, b in stretches[:8]]
-    return ", ".join(shown) + (", ..." if len(stretches) > 8 else "")
