@@ -294,7 +294,7 @@ def test_a_choice_shows_what_a_line_gains_over_what_it_costs(rated):
 
 
 def test_lines_of_one_kind_stand_beside_one_another_each_in_the_size_that_most_have():
-    names = ("mha", "mla", "mla_full", "lrkv_full", "lrkv_latent", "lrkv_latent_third")
+    names = ("mha", "mla", "mla_full", "lrkv_full", "lrkv_latent")
     table, _ = artefact("table01").made(
         [planted(name, [4.0, 3.0], scale="nano_family") for name in names]
     )
