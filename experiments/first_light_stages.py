@@ -245,7 +245,7 @@ def _torch(shape: list[int], samples: int) -> dict[str, Any]:
 
 # Training.
 
-TWO = {"variants": ("mha", "lrkv"), "ropes": ("full", "latent"), "data": False}
+TWO = {"variants": ("mha", "lrkv"), "ropes": ("full", "latent")}
 SHALLOW = ("model.layers=1", "model.unroll=1")
 # One sequence of 64 tokens, and a head that does not hide the layers.
 CUT = ("train.batch=1", "train.context=64", "model.vocabulary=512", "train.loss_chunk=64",

@@ -258,7 +258,7 @@ def test_a_run_or_file_of_any_name_is_one_line(monkeypatch, capsys, verb, name):
                                    OSError(36, "File name too long", "x" * 300),
                                    LrkvError("seed = x: use a number")])  # fmt: skip
 def test_what_is_refused_is_one_line_unless_debugged(monkeypatch, capsys, error):
-    def app():
+    def app(**how):
         raise error
 
     assert command(monkeypatch, app=app) == 2
@@ -283,7 +283,7 @@ def test_an_output_that_takes_nothing_is_an_exit_code(monkeypatch, capfd, where)
 def test_what_an_encoding_does_not_have_is_escaped(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, "ascii"))
-    assert command(monkeypatch, app=lambda: print("caf\u00e9 \ud800", flush=True)) is None
+    assert command(monkeypatch, app=lambda **how: print("caf\u00e9 \ud800", flush=True)) is None
     assert raw.getvalue() == b"caf\\xe9 \\ud800\n"
 
 

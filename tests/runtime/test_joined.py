@@ -161,7 +161,7 @@ import sys, time, lrkv_jax.cli as cli
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.runtime import start
 processes = start()
-def app():
+def app(**how):
     if not processes.index:
         time.sleep(60)
     raise {"ValueError": ValueError, "LrkvError": LrkvError}[sys.argv.pop()]("broken alone")
