@@ -63,7 +63,9 @@ def _cell(seeds, task, block, line):
     if task == "combined":
         return Cell.over({s: 100 * score for s, score in answers.items()})
     example = next(iter(answers.values()))
-    note = f"{TASKS[task]}: {example['examples']:,} examples, in the style {example['style']}."
+    # Evaluations of earlier versions could be asked as the lm-evaluation-harness asks.
+    where = "as the harness asks" if example.get("style") == "harness" else "in a chat"
+    note = f"{TASKS[task]}: {example['examples']:,} examples, asked {where}."
     return Cell.over({s: 100 * answer["score"] for s, answer in answers.items()}, note=note)
 
 

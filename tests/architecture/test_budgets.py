@@ -37,7 +37,7 @@ GOAL = {
 NOW = {
     "config": 2050, "models": 2147, "kernels": 2959, "optim": 475, "distributed": 1610,
     "training": 3411, "data": 4144, "inference": 2541, "serving": 2212, "evaluation": 2164,
-    "interop": 2253, "cli": 1812, "lab": 12024, "": 236,
+    "interop": 2253, "cli": 1812, "lab": 12026, "": 236,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
 # 20,000 and 2,000 in the end.

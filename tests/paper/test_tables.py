@@ -77,7 +77,7 @@ def test_an_old_run_loads_and_is_named_and_compared_by_its_settings(tmp_path):
 
 
 def test_table_2_reads_the_benchmarks(tmp_path):
-    task = {"score": 0.25, "examples": 1000, "style": "letters"}
+    task = {"score": 0.25, "examples": 1000}
     for name in ("mha", "lrkv_latent"):
         ours = name == "lrkv_latent"
         evaluation = {"arc_easy": task | {"score": 0.25 + 0.1 * ours}, "mmlu": task}

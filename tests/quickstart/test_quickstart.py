@@ -63,7 +63,7 @@ def test_pretraining_midtraining_evaluation_and_chat_take_less_than_eight_minute
     scores = [summary[name]["score"] for name in BENCHMARKS]
     assert summary["combined"] == pytest.approx(sum(scores) / 5)
     for name in BENCHMARKS:
-        (path,) = (run / "evaluations").glob(f"{name}-letters-step*.json")
+        (path,) = (run / "evaluations").glob(f"{name}-step*.json")
         result = json.loads(path.read_text())
         assert len(result["records"]) == result["examples"] == result["dataset"]["examples"]
         assert result["dataset"]["demonstration"] and len(result["dataset"]["sha256"]) == 64
