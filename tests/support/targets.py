@@ -151,7 +151,7 @@ def main():
     """
     paged, largest = kernels("paged"), {}
     for name, (plan, names) in kernels("contiguous").items():
-        kind = bool(plan.rank), plan.full, plan.turned, plan.values_in_keys
+        kind = bool(plan.rank), plan.full, plan.values_in_keys
         if kind not in largest or plan.accumulators > largest[kind][1].accumulators:
             largest[kind] = name, plan, names
     same = {name: names for name, (_, names) in paged.items()}
