@@ -39,7 +39,7 @@ CASES = {
     "factored-full": ("LrkvForCausalLM", FULL, "attention.rank=3"),
     "factored-shared": ("LrkvForCausalLM", "attention.rope=shared", "attention.kv_heads=2"),
     "factored-latent": ("LrkvForCausalLM", "attention.rank_value=5"),
-    "factored-tied-full": ("LrkvForCausalLM", FULL, "attention.tied=true", "model.tied_head=true"),
+    "factored-tied_head": ("LrkvForCausalLM", FULL, "model.tied_head=true"),
 }
 FACTORED = [name for name in CASES if name.startswith("factored")]
 SAID = [
