@@ -54,7 +54,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="lrkv", standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # by Ctrl-C
             _complain("interrupted")
         _end(code)

@@ -120,7 +120,7 @@ def bench_serve(
         float | None, typer.Option(help="With --url: requests a second, by a Poisson process.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="With --url: the model's name.")] = None,
-    out: Annotated[str | None, typer.Option(help="Folder for JSON and a plot.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder for JSON.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure what serving gains, or load a server.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from lrkv_jax.config.attention import ModelShape
-from lrkv_jax.config.family import LRKV, MLA
+from lrkv_jax.config.family import LRKV, MLA, VALUE
 from lrkv_jax.config.frozen import result
 from lrkv_jax.errors import LrkvError
 
@@ -41,7 +41,7 @@ class TiedLRKV(LRKV):
         """Whether training formed head weights, as for `LRKV`, with x U_h and x W made once."""
         D, H, K, R = width, groups, head_width, self.rank
         saved = 6 * (D * H * K - (D * K + D * H * R) / 2 - H * R * K) + 6 * D * H * R * K / tokens
-        return 800 * H * (R / 2 + K) > saved
+        return VALUE * H * (R / 2 + K) > saved
 
     def cache_values(self, model: ModelShape) -> int:
         return model.head_width + self.groups(model) * self.rank
