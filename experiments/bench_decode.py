@@ -15,10 +15,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from rich.console import Console
 
-from lrkv_jax.bench.decode import Settings, run
-from lrkv_jax.bench.decode_table import print_report
-from lrkv_jax.bench.files import save
-from lrkv_jax.bench.report import run_shown
+from lrkv_jax.lab.bench.decode import Settings, run
+from lrkv_jax.lab.bench.decode_table import print_report
+from lrkv_jax.lab.bench.files import save
+from lrkv_jax.lab.bench.report import run_shown
 
 ATTENTION = Settings()
 WIDE = {

@@ -17,10 +17,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from rich.console import Console
 
-from lrkv_jax.bench.files import replace_between, save
-from lrkv_jax.bench.report import run_shown
-from lrkv_jax.bench.train import Settings, run
-from lrkv_jax.bench.train_table import Row, markdown, print_report
+from lrkv_jax.lab.bench.files import replace_between, save
+from lrkv_jax.lab.bench.report import run_shown
+from lrkv_jax.lab.bench.train import Settings, run
+from lrkv_jax.lab.bench.train_table import Row, markdown, print_report
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"

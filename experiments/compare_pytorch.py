@@ -37,15 +37,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the comparison is of two CPU pr
 import jax
 import numpy as np
 
-from lrkv_jax.artefacts.tabulated import tabulated
-from lrkv_jax.bench import clock
-from lrkv_jax.bench.files import replace_between
-from lrkv_jax.bench.report import machine
 from lrkv_jax.config import RunConfig, load_config
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.sharding import batch_sharding, make_mesh
-from lrkv_jax.train.state import init_state
-from lrkv_jax.train.step import make_train_step
+from lrkv_jax.lab.bench import clock
+from lrkv_jax.lab.bench.files import replace_between
+from lrkv_jax.lab.bench.report import machine
+from lrkv_jax.lab.report.tabulated import tabulated
+from lrkv_jax.training.state import init_state
+from lrkv_jax.training.step import make_train_step
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 BLOCK = "beside PyTorch"

@@ -10,14 +10,14 @@ from typing import ClassVar
 
 import jax
 
-from lrkv_jax.attention.cache import lengths_of
-from lrkv_jax.attention.grouped import GroupedAttention, GroupedCache
-from lrkv_jax.attention.lrkv import LowRankAttention
-from lrkv_jax.attention.tiles import attend_tiles
 from lrkv_jax.config import LRKV, MHA
 from lrkv_jax.config.frozen import Positive, result
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.nn.weight import weight
+from lrkv_jax.models.attention.cache import lengths_of
+from lrkv_jax.models.attention.grouped import GroupedAttention, GroupedCache
+from lrkv_jax.models.attention.lrkv import LowRankAttention
+from lrkv_jax.models.attention.tiles import attend_tiles
+from lrkv_jax.models.weight import weight
 
 
 class WideMHA(MHA):

@@ -80,7 +80,7 @@ def measure(
     """
     from lrkv_jax.interop.convert import OWN, SECOND, convert, losses
     from lrkv_jax.interop.texts import texts
-    from lrkv_jax.run.restore import load_run
+    from lrkv_jax.training.restore import load_run
 
     known = {(one["form"], one["stage"]) for one in read(results)}
     healed_on = "healed_on_both" if both else "healed"
@@ -118,7 +118,13 @@ def measure(
         if lacks(form, healed_on):
             settings = [f"init_from={converted}", f"train.teacher={source}", f"run_dir={healed}"]
             settings += [*healing, *(two_texts(out / "texts") if both else ())]
-            command = [sys.executable, "-m", "lrkv_jax", "train", HERE.parent / "configs/heal.yaml"]
+            command = [
+                sys.executable,
+                "-m",
+                "lrkv_jax.cli",
+                "train",
+                HERE.parent / "configs/heal.yaml",
+            ]
             if not (healed / "done").exists():
                 subprocess.run([*command, *settings], check=True)
                 (healed / "done").touch()
@@ -138,8 +144,8 @@ STAGES = {"converted": "nothing", "healed": "addresses", "healed_on_both": "addr
 
 def write(results: Path, page: Path) -> None:
     """Put the table of all lines between the marks of the page: nats a token more than before."""
-    from lrkv_jax.artefacts.tabulated import tabulated
-    from lrkv_jax.bench.files import replace_between
+    from lrkv_jax.lab.bench.files import replace_between
+    from lrkv_jax.lab.report.tabulated import tabulated
 
     parent, *lines = read(results)
     shares = {one["form"]: one["share"] for one in lines if "share" in one}

@@ -35,9 +35,9 @@ CONTROLS = {
 
 def write(docs: Path, results: Path) -> None:
     """Write both pages' blocks, and the files beside them."""
-    from lrkv_jax.bench.files import read_decode, replace_between
-    from lrkv_jax.comparison import read_runs
-    from lrkv_jax.paper import ARTEFACTS
+    from lrkv_jax.lab.bench.files import read_decode, replace_between
+    from lrkv_jax.lab.report.comparison import read_runs
+    from lrkv_jax.lab.report.paper import ARTEFACTS
 
     runs = read_runs([results / "family" / "runs.jsonl"])
     bench = read_decode(results / "decode_cpu-family.json")
@@ -63,8 +63,8 @@ def write(docs: Path, results: Path) -> None:
 
 def _controls(runs) -> str:
     """The controls' differences, from one model of all lines and seeds at the one rate."""
-    from lrkv_jax.artefacts.tabulated import tabulated
-    from lrkv_jax.comparison.contrasts import contrasts, spread
+    from lrkv_jax.lab.report.comparison.contrasts import contrasts, spread
+    from lrkv_jax.lab.report.tabulated import tabulated
 
     values: dict[str, dict[int, float]] = {}
     for run in runs:
@@ -86,8 +86,8 @@ def _controls(runs) -> str:
 
 def _ranks(table) -> str:
     """The earlier runs by rank and latent, with seeds as blocks, and the slope over ranks."""
-    from lrkv_jax.artefacts.tabulated import tabulated
-    from lrkv_jax.comparison.contrasts import against, trend
+    from lrkv_jax.lab.report.comparison.contrasts import against, trend
+    from lrkv_jax.lab.report.tabulated import tabulated
 
     titles = [column["name"] for column in table["columns"]]
     rows = {row["cells"][0]["value"]: dict(zip(titles, row["cells"], strict=True))

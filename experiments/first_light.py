@@ -148,9 +148,9 @@ class Stage:
         self.keep({"name": name, "verdict": "wrong", "says": says, "measured": {}, "cells": []})
 
     def write(self) -> None:
-        from lrkv_jax import disk
+        from lrkv_jax import files
 
-        disk.write_json(self.path, self.content)
+        files.write_json(self.path, self.content)
 
     @property
     def amiss(self) -> list[str]:
@@ -219,7 +219,7 @@ def _attempt(stage: Stage, job: dict[str, Any], tried: set[str]) -> tuple[int, d
 
 def write_tables(folder: Path, docs: Path) -> None:
     """Write the documents' blocks from the files in `folder`."""
-    from lrkv_jax.bench.files import replace_between
+    from lrkv_jax.lab.bench.files import replace_between
 
     for (page, block), names in BLOCKS.items():
         texts = [_text(name, folder / f"{name}.json") for name in names]

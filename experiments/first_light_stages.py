@@ -27,7 +27,7 @@ LIBRARIES = ("numpy", "torch", "triton", "flashinfer-python", "flash-attn", "nvi
 # The program is checked on the first slots alone: at full length the truth takes a minute.
 TRUTH_VALUES = 1 << 25
 
-ON_GPU = ("tests/kernels/test_on_gpu.py", "tests/train/test_step_on_gpu.py")
+ON_GPU = ("tests/kernels/test_on_gpu.py", "tests/training/test_step_on_gpu.py")
 SCALES = ("36x2304", "128m", "24x1536", "6.3b")
 LENGTHS = (8192, 32768, 2048, 131072)
 # 64 heads, of which GQA has 8 groups and MLA one latent of 512 and a rope key of 64, one sequence:
@@ -80,7 +80,7 @@ def where() -> dict[str, Any]:
     from importlib import metadata
 
     import lrkv_jax
-    from lrkv_jax.bench.report import machine
+    from lrkv_jax.lab.bench.report import machine
 
     found = machine()
     found["versions"] |= {
@@ -181,8 +181,8 @@ def decoding(folder: Path, *, dry: bool) -> Iterator[Item]:
 
 def decode(name: str, settings: dict[str, Any]) -> Found:
     """One shape: every implementation of every line, and MHA in PyTorch, one after the other."""
-    from lrkv_jax.bench import clock, gate, report
-    from lrkv_jax.bench import decode as bench
+    from lrkv_jax.lab.bench import clock, gate, report
+    from lrkv_jax.lab.bench import decode as bench
 
     gate.TRUTH_VALUES = TRUTH_VALUES
     if clock.jax.default_backend() == "cpu":
@@ -275,8 +275,8 @@ def training(folder: Path, *, dry: bool) -> Iterator[Item]:
 
 def train_step(name: str, settings: dict[str, Any]) -> Found:
     """Steps of some lines, in turn."""
-    from lrkv_jax.bench import report
-    from lrkv_jax.bench import train as bench
+    from lrkv_jax.lab.bench import report
+    from lrkv_jax.lab.bench import train as bench
 
     found = report.as_json(bench.run(bench.Settings(**settings), doing))
     rows, says, cells = found["rows"], [], []
@@ -329,12 +329,12 @@ def pretrain(variant: str, scale: str, steps: int, changes: list[str]) -> Found:
     import numpy as np
 
     from lrkv_jax.config import load_config
-    from lrkv_jax.decode import Engine, Sampling
-    from lrkv_jax.evals.evaluate import evaluate
-    from lrkv_jax.run.loop import train
-    from lrkv_jax.run.metrics import read_metrics
-    from lrkv_jax.run.restore import load_run
-    from lrkv_jax.runtime.stopping import Stopping
+    from lrkv_jax.distributed.stopping import Stopping
+    from lrkv_jax.evaluation.evaluate import evaluate
+    from lrkv_jax.inference import Engine, Sampling
+    from lrkv_jax.training.loop import train
+    from lrkv_jax.training.metrics import read_metrics
+    from lrkv_jax.training.restore import load_run
 
     # The data are built once for all variants; runs are left to the machine's end.
     base = Path(tempfile.gettempdir()) / f"first-light-runs-{os.getuid()}"

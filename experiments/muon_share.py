@@ -13,7 +13,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is run: an accelerator is left alone
 
 from lrkv_jax.config import load_config
-from lrkv_jax.plan.training import MUON_TOKENS, muon
+from lrkv_jax.lab.plan.training import MUON_TOKENS, muon
 
 SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
 VARIANTS = ("mha", "lrkv")

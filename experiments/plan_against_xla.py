@@ -37,7 +37,7 @@ def main() -> None:
         # The page's LRKV is the paper's; a program's attention=NAME comes later, and counts.
         run = [f"configs/{scale}.yaml", "attention=lrkv", *overrides, "--json"]
         began = time.perf_counter()
-        command = [sys.executable, "-m", "lrkv_jax", "plan", *run]
+        command = [sys.executable, "-m", "lrkv_jax.cli", "plan", *run]
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE)
         seconds = time.perf_counter() - began
         training = json.loads(answer.stdout)["training"]

@@ -2,7 +2,7 @@
 
     python experiments/predicting.py runs/smollm2
 
-Keys and values of a run are replaced by approximations (`lrkv_jax.analysis.factorisation`), fitted
+Keys and values of a run are replaced by approximations (`lrkv_jax.lab.analysis.factorisation`), fitted
 to the weights alone or to what text shows of the inputs. Each one's errors in three metrics, and
 the loss of the run's held-out texts with it, go into `--results`, a line of JSON each; what is
 there is not measured again. Then two tables: how well the order of each metric's errors is that of
@@ -38,8 +38,8 @@ class Seen:
         from lrkv_jax.interop.calibration import calibrations
         from lrkv_jax.interop.convert import OWN, SECOND, heads_of
         from lrkv_jax.interop.texts import texts
-        from lrkv_jax.run.restore import load_run
-        from lrkv_jax.train.rows import RowFormat
+        from lrkv_jax.training.restore import load_run
+        from lrkv_jax.training.rows import RowFormat
 
         self.run = run = load_run(source)
         self.model = model = run.config.model
@@ -99,9 +99,9 @@ def measure(seen: Seen, ranks: Sequence[int], results: Path) -> None:
 
 def approximated(seen: Seen, at: int, rank: int, to: str) -> dict[str, list[np.ndarray]]:
     """A layer's keys and values [G, D, K] in each approximation, fitted to weights or on text."""
-    from lrkv_jax.analysis.activations import weighted
-    from lrkv_jax.analysis.factorisation import approximations
     from lrkv_jax.interop.fits import freedom
+    from lrkv_jax.lab.analysis.activations import weighted
+    from lrkv_jax.lab.analysis.factorisation import approximations
 
     heads, back_DD, each = seen.heads[at], np.eye(seen.model.width), seen.model.heads // seen.groups
     if to == "text":
@@ -139,7 +139,7 @@ def table(lines: Sequence[dict]) -> str:
     """Each approximation's errors and losses, and how well the order of those is the losses'."""
     from scipy.stats import spearmanr
 
-    from lrkv_jax.artefacts.tabulated import tabulated
+    from lrkv_jax.lab.report.tabulated import tabulated
 
     whole, *others = lines
     head = ["fit", "to", "rank", *METRICS.values(), *whole["loss"]]
@@ -161,9 +161,9 @@ def widths(seen: Seen, latents: Sequence[int]) -> str:
     What a wider latent takes away of a layer's error falls with its width, so giving each STEP to
     the layer that gains most is the best.
     """
-    from lrkv_jax.artefacts.tabulated import tabulated
     from lrkv_jax.interop import fits
     from lrkv_jax.interop.convert import BALANCE
+    from lrkv_jax.lab.report.tabulated import tabulated
 
     left_LC = []
     for at in range(seen.model.layers):

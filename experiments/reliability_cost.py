@@ -22,13 +22,19 @@ import numpy as np
 import optax
 from orbax.checkpoint import v1 as ocp
 
-from lrkv_jax.checkpoint import Checkpointer, manifest
-from lrkv_jax.checkpoint.fingerprint import as_hex, fingerprint, fingerprints
 from lrkv_jax.config import load_config
-from lrkv_jax.sharding import make_mesh
-from lrkv_jax.train.guard import judge, unless
-from lrkv_jax.train.state import abstract_state, checkpoint_items, init_state, optimizer_of, resolve
-from lrkv_jax.train.step import make_train_step
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.training.checkpointing import Checkpointer, manifest
+from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprint, fingerprints
+from lrkv_jax.training.guard import judge, unless
+from lrkv_jax.training.state import (
+    abstract_state,
+    checkpoint_items,
+    init_state,
+    optimizer_of,
+    resolve,
+)
+from lrkv_jax.training.step import make_train_step
 
 
 def in_turns(subjects: dict, samples: int) -> dict[str, list[float]]:

@@ -28,8 +28,8 @@ def measure_lookup(
     hardly ever does. A row for each kind of text and each number of texts at a time.
     """
     from lrkv_jax.data.loader import heldout_batches
-    from lrkv_jax.decode import Engine, Sampling
-    from lrkv_jax.run.restore import load_run
+    from lrkv_jax.inference import Engine, Sampling
+    from lrkv_jax.training.restore import load_run
 
     run = load_run(directory)
     (rows_BU,) = heldout_batches(run.config.data, run.config.train.context, texts, some=1)
@@ -70,10 +70,10 @@ def measure_int8(directory: str, groups: int) -> dict:
     The run decodes `groups` times four rows of docstrings, token by token after prompts, from its
     whole cache and from an int8 one, and both are held against the forward over whole sequences.
     """
-    from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token, with_mha
     from lrkv_jax.data.docstrings import docstring_rows
-    from lrkv_jax.evals.agreement import ROWS, agreement_on
-    from lrkv_jax.run.restore import load_run
+    from lrkv_jax.evaluation.agreement import ROWS, agreement_on
+    from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, with_mha
+    from lrkv_jax.training.restore import load_run
 
     found = {}
     for how in ("whole", "int8"):
@@ -94,9 +94,9 @@ def measure_int8(directory: str, groups: int) -> dict:
 
 def scales() -> list[dict]:
     """Bytes of a token at the paper's scales, of a bfloat16 cache and of its int8 form."""
-    from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
-    from lrkv_jax.artefacts.printed import SCALES
     from lrkv_jax.config import load_config
+    from lrkv_jax.lab.report.printed import SCALES
+    from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 
     def nbytes(scale, variant, how):
         config = load_config(scale, [f"attention={variant}", f"model.decode_cache={how}"])
@@ -200,7 +200,7 @@ def _machine(report):
 
 def _table(titles: str, words: int, rows: list[tuple], where: str = "") -> str:
     """A table in Markdown, its first `words` columns to the left, and a line below it."""
-    from lrkv_jax.artefacts.tabulated import tabulated
+    from lrkv_jax.lab.report.tabulated import tabulated
 
     return f"{tabulated(titles.split(' | '), rows, left=words)}\n\n{where}"
 
@@ -226,8 +226,8 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=HERE.parent / "docs")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     asked = parser.parse_args()
-    from lrkv_jax.bench.files import replace_between
-    from lrkv_jax.bench.report import machine
+    from lrkv_jax.lab.bench.files import replace_between
+    from lrkv_jax.lab.bench.report import machine
 
     def keep(name, **found):
         text = json.dumps({"benchmark": name, **machine(), **found}, indent=1)

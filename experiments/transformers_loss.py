@@ -41,7 +41,7 @@ def main() -> None:
     given = parser.parse_args()
     from lrkv_jax.data.loader import heldout_batches
     from lrkv_jax.data.tokenizer import load_tokenizer
-    from lrkv_jax.run.run_dir import read_run
+    from lrkv_jax.training.run_dir import read_run
 
     config = read_run(given.run)
     batches = heldout_batches(config.data, config.train.context, 1, some=given.records)

@@ -16,17 +16,17 @@ _PUBLIC = {
     "ModelConfig": "lrkv_jax.config",
     "AttentionConfig": "lrkv_jax.config",
     "MeshConfig": "lrkv_jax.config",
-    "Transformer": "lrkv_jax.model",
-    "make_mesh": "lrkv_jax.sharding",
+    "Transformer": "lrkv_jax.models.transformer",
+    "make_mesh": "lrkv_jax.distributed",
     "make_optimizer": "lrkv_jax.optim",
     "make_loader": "lrkv_jax.data.loader",
-    "TrainState": "lrkv_jax.train.state",
+    "TrainState": "lrkv_jax.training.state",
     "train": "lrkv_jax.train",
-    "Checkpointer": "lrkv_jax.checkpoint",
-    "load_run": "lrkv_jax.run.restore",
-    "generate": "lrkv_jax.decode",
-    "evaluate": "lrkv_jax.evals",
-    "head_diversity": "lrkv_jax.analysis",
+    "Checkpointer": "lrkv_jax.training.checkpointing",
+    "load_run": "lrkv_jax.training.restore",
+    "generate": "lrkv_jax.inference",
+    "evaluate": "lrkv_jax.evaluation",
+    "head_diversity": "lrkv_jax.lab.analysis",
 }
 
 __all__ = ["LrkvError", "__version__", *_PUBLIC]
@@ -44,7 +44,7 @@ class _Train(ModuleType):
 
 
 def _run_train():
-    return import_module("lrkv_jax.run.loop").train
+    return import_module("lrkv_jax.training.loop").train
 
 
 class _Package(ModuleType):

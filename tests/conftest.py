@@ -131,8 +131,8 @@ def one_device(monkeypatch):
     import jax
 
     from lrkv_jax.config import MeshConfig
-    from lrkv_jax.run import restore, setup
-    from lrkv_jax.sharding import make_mesh
+    from lrkv_jax.distributed.mesh import make_mesh
+    from lrkv_jax.training import restore, setup
 
     def made(mesh, devices=None):
         return make_mesh(mesh, jax.devices()[:1] if mesh == MeshConfig() else devices)

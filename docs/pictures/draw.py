@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.config import load_config
+from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 
 HERE = Path(__file__).parent
 INK, GREY, LINE = "#1f2328", "#59636e", "#8c959f"

@@ -64,7 +64,7 @@ def next_run(runs: list[dict]) -> design.Planned | None:
 def train(run: design.Planned, core: int, deadline: float) -> bool:
     """Train a run, or go on with it; False if the time ended first. Raises if it fails."""
     command = [
-        sys.executable, "-m", "lrkv_jax", "train", str(HERE / "mechanism.yaml"),
+        sys.executable, "-m", "lrkv_jax.cli", "train", str(HERE / "mechanism.yaml"),
         f"attention={run.variant}", f"optimizer.matrix_lr={run.rate:g}",
         f"train.steps={run.steps}", f"train.seed={run.seed}", f"data.shuffle_seed={run.seed}",
         f"run_dir={RUNS / run.name}",
@@ -96,7 +96,7 @@ def losses_of_documents(directory: Path) -> dict[str, dict[str, list]]:
     import numpy as np
 
     from lrkv_jax import load_run
-    from lrkv_jax.train.loss import make_loss
+    from lrkv_jax.training.loss import make_loss
 
     run = load_run(directory)
     context = run.config.train.context

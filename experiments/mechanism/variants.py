@@ -18,13 +18,13 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from lrkv_jax.attention.base import Attention
-from lrkv_jax.attention.grouped import GroupedAttention, GroupedCache
-from lrkv_jax.attention.head_weights import HeadWeights, by_head, in_float64
 from lrkv_jax.config import MHA
 from lrkv_jax.config.frozen import PositiveFloat, result
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.nn.weight import weight
+from lrkv_jax.models.attention.base import Attention
+from lrkv_jax.models.attention.grouped import GroupedAttention, GroupedCache
+from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
+from lrkv_jax.models.weight import weight
 
 
 class PerHead(MHA):

@@ -23,8 +23,8 @@ from lrkv_jax.cli import (
     sweep,
 )
 from lrkv_jax.cli.shared import app
+from lrkv_jax.distributed.processes import HERE
 from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError
-from lrkv_jax.runtime.processes import HERE
 
 # Typer has its own copy of click, or click itself, by version; its public name for this is a child.
 UsageError: Any = typer.BadParameter.__base__

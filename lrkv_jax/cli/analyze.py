@@ -52,12 +52,12 @@ def analyze(
     again.
     """
     start_alone("analyze")
-    from lrkv_jax.analysis import analyse, analyse_steps
-    from lrkv_jax.artefacts.analysed import headline
-    from lrkv_jax.artefacts.page import write_page
-    from lrkv_jax.artefacts.written import terminal
-    from lrkv_jax.comparison import read_runs
-    from lrkv_jax.paper import ARTEFACTS
+    from lrkv_jax.lab.analysis import analyse, analyse_steps
+    from lrkv_jax.lab.report.analysed import headline
+    from lrkv_jax.lab.report.comparison import read_runs
+    from lrkv_jax.lab.report.page import write_page
+    from lrkv_jax.lab.report.paper import ARTEFACTS
+    from lrkv_jax.lab.report.written import terminal
 
     wanted = step_named(step)
     records = read_runs(runs)

@@ -52,9 +52,9 @@ def bench_decode(
     Lists are separated by commas.
     """
     start_alone("bench decode")
-    from lrkv_jax.bench.decode import Settings, run
-    from lrkv_jax.bench.decode_table import print_report
-    from lrkv_jax.bench.files import command
+    from lrkv_jax.lab.bench.decode import Settings, run
+    from lrkv_jax.lab.bench.decode_table import print_report
+    from lrkv_jax.lab.bench.files import command
 
     settings = Settings(
         scales=names(scale), variants=names(variants), ropes=names(rope),
@@ -91,9 +91,9 @@ def bench_train(
     # Compile times are of compiling, unless the environment names a cache.
     os.environ.setdefault("LRKV_COMPILATION_CACHE", "off")
     start_alone("bench train")
-    from lrkv_jax.bench.files import command
-    from lrkv_jax.bench.train import here, run
-    from lrkv_jax.bench.train_table import print_report
+    from lrkv_jax.lab.bench.files import command
+    from lrkv_jax.lab.bench.train import here, run
+    from lrkv_jax.lab.bench.train_table import print_report
 
     settings = here(
         scales=names(scale), variants=names(variants), ropes=names(rope),
@@ -132,8 +132,8 @@ def bench_serve(
 
         from rich.console import Console
 
-        from lrkv_jax.bench import load as loads
-        from lrkv_jax.bench.serve import print_load
+        from lrkv_jax.lab.bench import load as loads
+        from lrkv_jax.lab.bench.serve import print_load
 
         load = loads.Load(
             requests, clients, rate, longest=context, model=model,
@@ -148,9 +148,9 @@ def bench_serve(
             print(loads.save(found, url, load, out), file=sys.stderr)
         return
     start_alone("bench serve")
-    from lrkv_jax.bench.files import command
-    from lrkv_jax.bench.serve import Settings, print_report, run
     from lrkv_jax.errors import LrkvError
+    from lrkv_jax.lab.bench.files import command
+    from lrkv_jax.lab.bench.serve import Settings, print_report, run
 
     pair = names(variants)
     if len(pair) != 2:

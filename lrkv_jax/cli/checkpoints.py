@@ -29,7 +29,7 @@ def checkpoint_list(run: Run, as_json: Json = False) -> None:
     Only manifests are read.
     """
     _on_the_host()
-    from lrkv_jax.checkpoint.inspect import entries
+    from lrkv_jax.training.checkpointing.inspect import entries
 
     _print(entries(run), as_json)
 
@@ -47,7 +47,7 @@ def checkpoint_verify(
     Exits with 2 if anything is damaged.
     """
     _on_the_host()
-    from lrkv_jax.checkpoint.inspect import entries, verify
+    from lrkv_jax.training.checkpointing.inspect import entries, verify
 
     there = entries(run)
     if step is not None:
@@ -73,7 +73,7 @@ def checkpoint_prune(
 ) -> None:
     """Delete old steps, after newer ones have been verified."""
     _on_the_host()
-    from lrkv_jax.checkpoint.inspect import prune
+    from lrkv_jax.training.checkpointing.inspect import prune
 
     gone = prune(run, keep, dry=dry)
     verb = "would delete" if dry else "deleted"

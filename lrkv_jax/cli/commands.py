@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 
 from lrkv_jax.cli.shared import Config, Json, Overrides, app, seconds_of, start_alone, working
+from lrkv_jax.distributed import cluster_env
+from lrkv_jax.distributed.startup import Startup
+from lrkv_jax.distributed.stopping import Stopping
 from lrkv_jax.errors import EXIT_START_AGAIN
-from lrkv_jax.runtime import cluster_env
-from lrkv_jax.runtime.startup import Startup
-from lrkv_jax.runtime.stopping import Stopping
 
 
 @app.command()
@@ -39,7 +39,7 @@ def quickstart(
     with Stopping() as stopping:
         load_config("quickstart", overrides or [])  # a mistake costs no import of JAX
         start_alone("quickstart")
-        from lrkv_jax.quickstart import compare, talk
+        from lrkv_jax.lab.quickstart import compare, talk
 
         console = Console(markup=False)
         if chat:
@@ -84,8 +84,8 @@ def train(
         # A mistake costs no import of JAX; of several processes, process 0 reports it.
         run = load_config(config, overrides or []) if cluster_env.find(os.environ) is None else None
         with working("starting"):
-            from lrkv_jax.run.loop import train as run_training
-            from lrkv_jax.runtime import start
+            from lrkv_jax.distributed import start
+            from lrkv_jax.training.loop import train as run_training
 
             startup.phase("imports")
             processes = start()
@@ -135,9 +135,9 @@ def plan(
     # The cache that is measured is small: no reason to take an accelerator, or to wait for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from lrkv_jax.config import load_config
-    from lrkv_jax.hardware import hardware as device_named
-    from lrkv_jax.plan.report import Question
-    from lrkv_jax.plan.show import print_plan
+    from lrkv_jax.distributed.hardware import hardware as device_named
+    from lrkv_jax.lab.plan.report import Question
+    from lrkv_jax.lab.plan.show import print_plan
 
     run = load_config(config, overrides or [])
     name = hardware or "h200"
@@ -147,7 +147,7 @@ def plan(
         training, devices=devices, hardware=name, compiled=training and compile_, length=length
     )
     if question.compiled:
-        from lrkv_jax.plan.training import simulate_devices
+        from lrkv_jax.lab.plan.training import simulate_devices
 
         simulate_devices(run, devices, device_named(name))
     print_plan(run, all_variants=all_variants, as_json=as_json, question=question)

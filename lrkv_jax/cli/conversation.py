@@ -6,8 +6,8 @@ import dataclasses
 from rich.console import Console
 from rich.text import Text
 
-from lrkv_jax.chat import Chat
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference.chat import Chat
 
 HELP = (
     "/reset forgets the conversation, /save FILE writes it, /set KEY=VALUE changes temperature, "

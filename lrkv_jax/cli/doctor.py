@@ -23,8 +23,8 @@ def doctor(
     wrong, with the mend, or not here. It takes less than two minutes, and exits with 2 if something
     is wrong.
     """
-    from lrkv_jax.doctor.examine import examine, sentence
-    from lrkv_jax.doctor.finding import WRONG
+    from lrkv_jax.lab.doctor.examine import examine, sentence
+    from lrkv_jax.lab.doctor.finding import WRONG
 
     def show(finding) -> None:
         print(finding, file=sys.stderr if as_json else sys.stdout, flush=True)

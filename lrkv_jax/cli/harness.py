@@ -21,7 +21,7 @@ def harness(
     hellaswag,piqa --num_fewshot 5 --limit 100
     """
     start_alone("harness")
-    from lrkv_jax.evals.harness_adapter import command_line
+    from lrkv_jax.evaluation.harness_adapter import command_line
 
     arguments = {"run": run, "batch": batch, "seed": seed}
     if step is not None:

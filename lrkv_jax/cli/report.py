@@ -12,7 +12,7 @@ from lrkv_jax.cli.shared import app, batches_bar, names, start_alone
 from lrkv_jax.errors import LrkvError
 
 if TYPE_CHECKING:
-    from lrkv_jax.artefacts.artefact import Artefact
+    from lrkv_jax.lab.report.artefact import Artefact
 
 
 @app.command()
@@ -45,12 +45,12 @@ def report(
     needs.
     """
     start_alone("report")
-    from lrkv_jax.artefacts.losses import headline
-    from lrkv_jax.artefacts.page import write_page
-    from lrkv_jax.artefacts.written import terminal
-    from lrkv_jax.bench.files import read_decode
-    from lrkv_jax.comparison import read_sound_runs
-    from lrkv_jax.paper import ARTEFACTS
+    from lrkv_jax.lab.bench.files import read_decode
+    from lrkv_jax.lab.report.comparison import read_sound_runs
+    from lrkv_jax.lab.report.losses import headline
+    from lrkv_jax.lab.report.page import write_page
+    from lrkv_jax.lab.report.paper import ARTEFACTS
+    from lrkv_jax.lab.report.written import terminal
 
     chosen = _chosen(ARTEFACTS, only)
     benches = [read_decode(path) for path in bench or []]

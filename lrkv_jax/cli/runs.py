@@ -14,7 +14,7 @@ from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_b
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
 if TYPE_CHECKING:
-    from lrkv_jax.run.restore import TrainedRun
+    from lrkv_jax.training.restore import TrainedRun
 
 Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")]
@@ -67,10 +67,10 @@ def evaluate(
     Its held-out loss, its cached decode against the forward, and benchmarks.
     """
     shared.start_alone("evaluate")
-    from lrkv_jax.evals.benchmark import BenchmarkSettings
-    from lrkv_jax.evals.evaluate import evaluate as run_evaluation
-    from lrkv_jax.evals.show import print_evaluation
-    from lrkv_jax.run.run_dir import read_run
+    from lrkv_jax.evaluation.benchmark import BenchmarkSettings
+    from lrkv_jax.evaluation.evaluate import evaluate as run_evaluation
+    from lrkv_jax.evaluation.show import print_evaluation
+    from lrkv_jax.training.run_dir import read_run
 
     names = [task for task in tasks.split(",") if task]
     config = read_run(run)
@@ -125,7 +125,7 @@ def generate(
     step: Step = None,
 ) -> None:
     """Continue prompts, given on the command line or in a file."""
-    from lrkv_jax.decode import Sampling
+    from lrkv_jax.inference import Sampling
 
     if bool(prompt) == bool(prompts):
         raise LrkvError("give either --prompt TEXT or --prompts FILE")
@@ -134,7 +134,7 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p)
     trained = _loaded("generate", run, step, overrides)
     if prompts:
-        from lrkv_jax.generation import generate_file
+        from lrkv_jax.inference.generation import generate_file
 
         with batches_bar() as progress:
             cut = generate_file(
@@ -144,7 +144,7 @@ def generate(
         lost = f", {cut} prompts lost their beginning" if cut else ""
         print(f"{out}{lost}")
         return
-    from lrkv_jax.generation import streamed
+    from lrkv_jax.inference.generation import streamed
 
     pieces = streamed(trained, prompt, new_tokens=tokens, sampling=sampling, seed=seed)
     for piece in pieces:
@@ -166,12 +166,12 @@ def chat(
 
     In the chat: /reset, /save FILE, /set temperature=0.5, /help, /quit.
     """
-    from lrkv_jax.chat import Chat
     from lrkv_jax.cli.conversation import converse
     from lrkv_jax.data.chat import ChatFormat
     from lrkv_jax.data.tokenizer import load_tokenizer
-    from lrkv_jax.decode import Sampling
-    from lrkv_jax.run.run_dir import read_run
+    from lrkv_jax.inference import Sampling
+    from lrkv_jax.inference.chat import Chat
+    from lrkv_jax.training.run_dir import read_run
 
     config = read_run(run)
     if not ChatFormat(load_tokenizer(config.data.tokenizer)).trained(config.data.mixture):
@@ -189,6 +189,6 @@ def _loaded(command: str, run: str, step: str | None, overrides: list[str] | Non
     """The run that a command decodes with, once this process has its devices."""
     shared.start_alone(command)
     with working("reading the run"):
-        from lrkv_jax.run.restore import load_run
+        from lrkv_jax.training.restore import load_run
 
         return load_run(run, step=shared.step_named(step), overrides=overrides or [])

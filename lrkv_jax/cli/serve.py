@@ -79,13 +79,13 @@ def serve(
     """
     memory = None if cache is None else _bytes("--cache", cache)
     try:
-        from lrkv_jax.serve import guards
-        from lrkv_jax.serve.connections import ConnectionLimits
-        from lrkv_jax.serve.server import bound, key_of
-        from lrkv_jax.serve.server import serve as serve_until_signalled
+        from lrkv_jax.serving import guards
+        from lrkv_jax.serving.connections import ConnectionLimits
+        from lrkv_jax.serving.server import bound, key_of
+        from lrkv_jax.serving.server import serve as serve_until_signalled
     except ModuleNotFoundError as error:
         raise LrkvError(f'{error.name} is missing: pip install "lrkv-jax[serve]"') from None
-    from lrkv_jax.run.run_dir import read_run
+    from lrkv_jax.training.run_dir import read_run
 
     key = key_of(key_file)
     config = read_run(run, overrides or [])
@@ -93,16 +93,16 @@ def serve(
     hosts = guards.allowed_hosts(there.getsockname()[0], host, allowed_hosts)
     origins = guards.listed("--allowed-origins", allowed_origins)
     shared.start_alone("serve")
-    from lrkv_jax.serve.service import Service
+    from lrkv_jax.serving.service import Service
 
     with working("reading the run"):
-        from lrkv_jax.run.restore import load_run
+        from lrkv_jax.training.restore import load_run
 
         trained = load_run(run, step=shared.step_named(step), overrides=overrides or [])
     if trained.config.model.decode_cache == "int8":
         with working("measuring the int8 cache"):
             from lrkv_jax.data.docstrings import docstring_rows
-            from lrkv_jax.evals.agreement import agreement_on
+            from lrkv_jax.evaluation.agreement import agreement_on
 
             rows_RU = docstring_rows(trained.tokenizer, trained.config.train.context)
             found = agreement_on(trained, rows_RU[:, :-1])

@@ -102,7 +102,7 @@ def working(what: str) -> Iterator[None]:
 def start_alone(command: str) -> None:
     """Import JAX and start this process's devices for a command that one process does."""
     with working("starting"):
-        from lrkv_jax.runtime import start
+        from lrkv_jax.distributed import start
 
         start(alone=f"lrkv {command}")
 

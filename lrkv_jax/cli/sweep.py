@@ -52,18 +52,18 @@ def sweep(
     As in: lrkv sweep configs/nano.yaml seed=0,1,2 attention=mha,lrkv. The same command resumes a
     sweep that was stopped, and skips what is done.
     """
-    from lrkv_jax.sweep.grid import grid
+    from lrkv_jax.lab.sweep.grid import grid
 
     points = grid(config, settings or [], out)  # a mistake costs no import of JAX
-    from lrkv_jax.sweep.state import state_of
-    from lrkv_jax.sweep.working import work
+    from lrkv_jax.lab.sweep.state import state_of
+    from lrkv_jax.lab.sweep.working import work
 
     wanted = names(tasks)
     console = Console(highlight=False, markup=False)
     if list_:
         known = {}
         if keep:
-            from lrkv_jax.comparison import kept_by_name
+            from lrkv_jax.lab.report.comparison import kept_by_name
 
             known = kept_by_name(keep)
         for number, point in enumerate(points):

@@ -21,7 +21,7 @@ VALUE = 800
 
 
 class _Grouped(AttentionConfig):
-    layer: ClassVar[str] = "lrkv_jax.attention.grouped:GroupedAttention"
+    layer: ClassVar[str] = "lrkv_jax.models.attention.grouped:GroupedAttention"
     whole_keys: ClassVar = True
 
     def groups(self, model: ModelShape) -> int:
@@ -96,7 +96,7 @@ class MLA(AttentionConfig):
     """
 
     name: ClassVar[str] = "mla"
-    layer: ClassVar[str] = "lrkv_jax.attention.mla:LatentAttention"
+    layer: ClassVar[str] = "lrkv_jax.models.attention.mla:LatentAttention"
     looks: ClassVar = {
         "decoupled": ("#CC79A7", "-.", "D"),
         "full": ("#882255", "-", "d"),
@@ -243,7 +243,7 @@ class LRKV(AttentionConfig):
     """
 
     name: ClassVar[str] = "lrkv"
-    layer: ClassVar[str] = "lrkv_jax.attention.lrkv:LowRankAttention"
+    layer: ClassVar[str] = "lrkv_jax.models.attention.lrkv:LowRankAttention"
     looks: ClassVar = {
         "full": ("#D55E00", "-", "^"),
         "shared": ("#E69F00", "--", "P"),

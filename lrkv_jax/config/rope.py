@@ -23,7 +23,7 @@ OWN = {
 class RopeScaling(Group):
     """Hugging Face's `rope_parameters`, with the names that they have there.
 
-    `original_context` is their `original_max_position_embeddings`. `lrkv_jax.nn.rope` has the
+    `original_context` is their `original_max_position_embeddings`. `lrkv_jax.models.rope` has the
     equations.
     """
 

@@ -297,7 +297,7 @@ class TrainConfig(Group):
     )
     loss_chunk: Positive = rhythm("Tokens whose logits exist at one time.", 2048, inherited=True)
     remat: Literal["none", "minimal", "full", "offload"] = rhythm(
-        "What the backward pass computes again instead of keeping (`lrkv_jax.nn.remat`).",
+        "What the backward pass computes again instead of keeping (`lrkv_jax.models.remat`).",
         "none",
         inherited=True,
     )
@@ -373,7 +373,7 @@ class TrainConfig(Group):
 
 
 class GuardConfig(Group):
-    """What happens to steps whose numbers are wrong (`lrkv_jax.train.guard`).
+    """What happens to steps whose numbers are wrong (`lrkv_jax.training.guard`).
 
     A step whose loss or gradient norm is not finite never reaches the parameters.
     """

@@ -17,7 +17,7 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lrkv_jax import disk
+from lrkv_jax import files
 from lrkv_jax.errors import LrkvError
 
 FILE, SETTINGS, OLD_NAMES = (
@@ -86,7 +86,7 @@ def template_of(folder: Path, special: Sequence[str]) -> ChatTemplate | None:
     chat_template.jinja comes before tokenizer_config.json, and of several the one that is called
     default. Raises `LrkvError` for one that is not text, or not Jinja.
     """
-    settings = disk.read_json(folder / SETTINGS, "fetch it again") or {}
+    settings = files.read_json(folder / SETTINGS, "fetch it again") or {}
     path, source = folder / SETTINGS, settings.get("chat_template")
     if isinstance(source, list):
         named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
@@ -103,7 +103,7 @@ def template_of(folder: Path, special: Sequence[str]) -> ChatTemplate | None:
         return None
     if not isinstance(source, str):
         raise LrkvError(f"{path}: chat_template is no text: fetch it again")
-    old = disk.read_json(folder / OLD_NAMES, "fetch it again") or {}
+    old = files.read_json(folder / OLD_NAMES, "fetch it again") or {}
     tokens = {name: settings.get(name, old.get(name)) for name in NAMED}
     plain = {n: one.get("content") if isinstance(one, dict) else one for n, one in tokens.items()}
     kept = {name: text for name, text in plain.items() if isinstance(text, str)}

@@ -15,8 +15,8 @@ from typing import Any
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.sources import EMBEDDED
-from lrkv_jax.disk import write_json
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.files import write_json
 
 FILE = "PROVENANCE.json"
 _PLACES = {"dataset": "datasets/", "model": ""}

@@ -127,7 +127,7 @@ class Loader:
     def _read(self, step: int, rows: range) -> np.ndarray:
         there = self._records.read(self._indices(step, rows))
         missing = len(rows) - len(there)
-        # Complemented ids are no targets (`lrkv_jax.train.rows`).
+        # Complemented ids are no targets (`lrkv_jax.training.rows`).
         return np.pad(there, ((0, missing), (0, 0)), constant_values=~self.tokenizer.bos)
 
     def _indices(self, step: int, rows: range) -> list[int]:
@@ -148,7 +148,7 @@ def make_loader(
     """The loader of the training split, which is built first if it is not there.
 
     batch: rows of the global batch; it may exceed the number of records, which then repeat.
-    rows: those that this process reads (`lrkv_jax.runtime.batches.local_rows`), all unless given.
+    rows: those that this process reads (`lrkv_jax.distributed.batches.local_rows`), all unless given.
     epochs: after as many there is padding; without it the records repeat for ever.
     Raises LrkvError for rows that the batch does not have, and as `dataset` does.
     """

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lrkv_jax import disk
+from lrkv_jax import files
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.text import valid
+from lrkv_jax.distributed.device import usable_cores
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime.device import usable_cores
 
 if TYPE_CHECKING:
     from lrkv_jax.data.chat_template import ChatTemplate
@@ -349,7 +349,7 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
 
     what = f"tokenizer {folder}"
     settings_path = Path(folder) / "tokenizer_config.json"
-    settings = disk.read_json(settings_path, "fetch it again") or {}
+    settings = files.read_json(settings_path, "fetch it again") or {}
     told = settings_path.read_bytes() if settings else b"{}"
     try:
         content = (Path(folder) / "tokenizer.json").read_bytes()
@@ -423,7 +423,7 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
 def _generation_ends(folder: Path, vocabulary: int) -> list[int]:
     """The ids that generation_config.json ends a text with."""
     path = folder / "generation_config.json"
-    named = (disk.read_json(path, "delete it") or {}).get("eos_token_id")
+    named = (files.read_json(path, "delete it") or {}).get("eos_token_id")
     listed = named if isinstance(named, list) else [] if named is None else [named]
     for one in listed:
         if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocabulary:

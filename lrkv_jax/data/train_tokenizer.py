@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from lrkv_jax import disk
+from lrkv_jax import files
 from lrkv_jax.data.text import valid
 from lrkv_jax.data.tokenizer import CHAT_NAMES
 from lrkv_jax.errors import LrkvError
@@ -109,13 +109,13 @@ def check_place(path: Path) -> None:
     except (OSError, ValueError) as error:  # ValueError: a path that no file system takes
         reason = getattr(error, "strerror", None) or error
         raise LrkvError(f"{path} cannot be written ({reason}): name another") from None
-    disk.check_writable(path)
+    files.check_writable(path)
 
 
 def write_tokenizer(definition: str, path: Path) -> None:
     """Put the file in place at once; raises LrkvError where it cannot be written."""
     check_place(path)
     try:
-        disk.write(path, definition)
+        files.write(path, definition)
     except OSError as error:
         raise LrkvError(f"{path} cannot be written ({error.strerror}): name another") from None

@@ -19,8 +19,8 @@ from jaxtyping import Int
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.interop.fits import Calibration
-from lrkv_jax.model import with_parameters
-from lrkv_jax.train.rows import RowFormat
+from lrkv_jax.models.transformer import with_parameters
+from lrkv_jax.training.rows import RowFormat
 
 
 def calibrations(

@@ -18,23 +18,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from lrkv_jax import disk
-from lrkv_jax.accounting.counts import cache_allocated_bytes_per_token
-from lrkv_jax.attention.head_weights import HeadWeights, in_float64
+from lrkv_jax import files
 from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.config.attention import AttentionConfig
 from lrkv_jax.config.load import as_settings, config_from
+from lrkv_jax.distributed.rules import parameter_shardings
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import fits
 from lrkv_jax.interop.calibration import calibrations
 from lrkv_jax.interop.fits import Calibration
 from lrkv_jax.interop.folders import write_run
 from lrkv_jax.interop.texts import OWN, SECOND, Text, texts
-from lrkv_jax.model import abstract_parameters, specs, with_parameters
-from lrkv_jax.run.restore import TrainedRun, load_run
-from lrkv_jax.sharding import parameter_shardings
-from lrkv_jax.train.rows import RowFormat
-from lrkv_jax.train.validate import make_validation
+from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
+from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
+from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
+from lrkv_jax.training.restore import TrainedRun, load_run
+from lrkv_jax.training.rows import RowFormat
+from lrkv_jax.training.validate import make_validation
 
 # Per unit of relative square error, logits cost this times as much as what heads write, squared:
 # 10 to 20 times on SmolLM2-135M.
@@ -87,7 +87,7 @@ def convert(
 
     Raises `LrkvError`, and leaves no run, where such a run cannot be converted so.
     """
-    disk.check_writable(directory)
+    files.check_writable(directory)
     run = load_run(source, step=step)
     config, model = run.config, run.config.model
     old = _source(model, source)
@@ -115,8 +115,8 @@ def convert(
     report = _report(source, run.step, model, new, fitted, loss, len(rows_NU) * context)
     kept = {new_config.attention: new.attention}
     changed = {"variants": kept, "run_dir": str(directory), "init_from": None}
-    with disk.whole_folder(directory) as fresh:
-        disk.write_json(fresh / "conversion.json", report)
+    with files.whole_folder(directory) as fresh:
+        files.write_json(fresh / "conversion.json", report)
         write_run(fresh, directory, new_config.model_copy(update=changed), params, run.tokenizer)
     return report
 

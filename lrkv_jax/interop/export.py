@@ -15,15 +15,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from lrkv_jax import disk
+from lrkv_jax import files
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.interop import shards
 from lrkv_jax.interop.architectures import VALUE_BIAS, Architecture, Row, config_of, of_model
 from lrkv_jax.interop.card import card
 from lrkv_jax.interop.factored import FACTORED, MODELING, as_they_are, check_factored, settings_of
 from lrkv_jax.interop.tokenizer_files import write_tokenizer
-from lrkv_jax.run.restore import load_run
-from lrkv_jax.run.run_dir import read_run
+from lrkv_jax.training.restore import load_run
+from lrkv_jax.training.run_dir import read_run
 
 FLOAT = np.dtype(np.float32)
 DTYPES = {"float32": FLOAT, "bfloat16": jnp.dtype(jnp.bfloat16)}
@@ -47,7 +47,7 @@ def export(
     time. Raises `LrkvError`, and leaves nothing, where the model is none of transformers', the
     folder holds something, or the run cannot be read.
     """
-    with disk.whole_folder(target) as folder:
+    with files.whole_folder(target) as folder:
         config = read_run(directory)
         model = config.model
         one = FACTORED if factored else of_model(model)
@@ -64,8 +64,8 @@ def export(
         if factored:
             said |= settings_of(model)
             shutil.copyfile(MODELING, folder / "modeling_lrkv.py")
-        disk.write_json(folder / "config.json", said)
-        disk.write(folder / "README.md", card(run, one.name, dtype, factored=factored))
+        files.write_json(folder / "config.json", said)
+        files.write(folder / "README.md", card(run, one.name, dtype, factored=factored))
     return one.name
 
 

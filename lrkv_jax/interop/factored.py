@@ -18,7 +18,7 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import shards
 from lrkv_jax.interop.architectures import Architecture
-from lrkv_jax.nn.rope import frequencies, logit_factor
+from lrkv_jax.models.rope import frequencies, logit_factor
 
 MODELING = Path(__file__).parent / "assets/modeling_lrkv.py.txt"
 FACTORED = Architecture("LrkvForCausalLM", "lrkv", (), {}, {}, {}, {})

@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from lrkv_jax import disk
-from lrkv_jax.checkpoint import Checkpointer
+from lrkv_jax import files
 from lrkv_jax.config import RunConfig, dump_config
 from lrkv_jax.config.load import RUN_TOKENIZER
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.training.checkpointing import Checkpointer
 
 
 def write_run(
@@ -22,9 +22,9 @@ def write_run(
     A tokenizer that lies in files comes along, and config.yaml names it beside itself. Raises
     `LrkvError` where the disk fails.
     """
-    files, kept, written = Path(config.data.tokenizer), fresh / RUN_TOKENIZER, config
-    if files.exists() and not kept.exists():
-        shutil.copytree(files, kept) if files.is_dir() else shutil.copyfile(files, kept)
+    source, kept, written = Path(config.data.tokenizer), fresh / RUN_TOKENIZER, config
+    if source.exists() and not kept.exists():
+        shutil.copytree(source, kept) if source.is_dir() else shutil.copyfile(source, kept)
     if kept.exists():
         written = _with_tokenizer(config, RUN_TOKENIZER)
         config = _with_tokenizer(config, str(Path(directory) / RUN_TOKENIZER))
@@ -37,7 +37,7 @@ def write_run(
         checkpoints.save(0, {"params": params}, about)
     if checkpoints.failures:
         raise LrkvError(f"{directory} cannot be written: name another place")
-    disk.write(fresh / "config.yaml", dump_config(written))
+    files.write(fresh / "config.yaml", dump_config(written))
     return config
 
 

@@ -12,11 +12,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from lrkv_jax import disk
+from lrkv_jax import files
 from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.config.load import RUN_TOKENIZER, config_from
 from lrkv_jax.data.hub import download
 from lrkv_jax.data.tokenizer import foreign_tokenizer
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.distributed.rules import parameter_shardings
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import shards
 from lrkv_jax.interop.architectures import (
@@ -30,8 +32,7 @@ from lrkv_jax.interop.architectures import (
 )
 from lrkv_jax.interop.folders import write_run
 from lrkv_jax.interop.tokenizer_files import KEPT, try_tokenizer
-from lrkv_jax.model import abstract_parameters, specs
-from lrkv_jax.sharding import make_mesh, parameter_shardings
+from lrkv_jax.models.transformer import abstract_parameters, specs
 
 FILES = ("config.json", *KEPT, "*.safetensors", shards.INDEX)
 LARGEST_TEXT = 100_000_000  # bytes of a file that is JSON or a template
@@ -54,7 +55,7 @@ def import_model(
     """
     folder = _found(source, Path(directory))
     _check_files(folder)
-    said = disk.read_json(folder / "config.json", "fetch it again")
+    said = files.read_json(folder / "config.json", "fetch it again")
     if said is None:
         raise LrkvError(f"{folder} has no config.json: name the folder of a model")
     config, one = _config(folder, said, Path(directory), overrides)
@@ -68,7 +69,7 @@ def import_model(
             f"{config.model.vocabulary}: it is another model's"
         )
     places = _checked(one, config.model, stored, folder)
-    with disk.whole_folder(directory) as fresh:
+    with files.whole_folder(directory) as fresh:
         (fresh / RUN_TOKENIZER).mkdir()
         for name in KEPT:
             if (folder / name).is_file():

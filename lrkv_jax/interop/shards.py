@@ -17,8 +17,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from lrkv_jax.disk import read_json, write_json
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.files import read_json, write_json
 
 FLOATS: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lrkv_jax import disk
+from lrkv_jax import files
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import (
@@ -20,7 +20,7 @@ from lrkv_jax.data.tokenizer import (
     make_reversible,
 )
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.run.restore import TrainedRun
+from lrkv_jax.training.restore import TrainedRun
 
 # What an imported run keeps of the folder that it came from.
 KEPT = (
@@ -91,7 +91,7 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
         for name in KEPT:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
-        said = disk.read_json(source / "generation_config.json", "delete it") or {}
+        said = files.read_json(source / "generation_config.json", "delete it") or {}
         return {key: said[key] for key in _SPECIAL if key in said}
     tokenizer, chat = run.tokenizer, ChatFormat(run.tokenizer)
     definition = _definition(run.config.data.tokenizer)
@@ -120,8 +120,8 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
     content = json.dumps(definition, ensure_ascii=False, indent=1)
     _check(content, tokenizer)
-    disk.write(folder / "tokenizer.json", content)
-    disk.write_json(
+    files.write(folder / "tokenizer.json", content)
+    files.write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -133,7 +133,7 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
             **settings,
         },
     )
-    disk.write_json(folder / "generation_config.json", special)
+    files.write_json(folder / "generation_config.json", special)
     return special
 
 

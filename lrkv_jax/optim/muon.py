@@ -19,9 +19,9 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from lrkv_jax.nn.weight import WeightSpec
+from lrkv_jax.distributed.mesh import in_use
+from lrkv_jax.models.weight import WeightSpec
 from lrkv_jax.optim import spread
-from lrkv_jax.sharding import in_use
 
 # Keller Jordan's quintic: the steepest at zero that keeps singular values within [0.68, 1.21].
 # Rounded to bfloat16 it is another one, (3.4375, -4.78125, 2.03125), so it never is.

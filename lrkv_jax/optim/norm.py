@@ -9,7 +9,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from lrkv_jax.sharding import in_use, partition
+from lrkv_jax.distributed.mesh import in_use
+from lrkv_jax.distributed.rules import partition
 
 
 def global_norm(tree: Any, specs: Any) -> Float[Array, ""]:

@@ -18,8 +18,9 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from lrkv_jax.nn.weight import WeightSpec
-from lrkv_jax.sharding import in_use, partition
+from lrkv_jax.distributed.mesh import in_use
+from lrkv_jax.distributed.rules import partition
+from lrkv_jax.models.weight import WeightSpec
 
 Axes = tuple[str, ...]  # mesh axes
 

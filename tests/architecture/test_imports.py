@@ -107,16 +107,16 @@ def test_the_core_and_the_benchmarks_load_without_grain_or_tfds():
 import sys
 for absent in ("grain", "tensorflow_datasets", "tensorflow", "tensorboardX", "pyarrow"):
     sys.modules[absent] = None  # an import of it now fails
-import lrkv_jax.model, lrkv_jax.decode, lrkv_jax.optim, lrkv_jax.sharding
-import lrkv_jax.attention.grouped, lrkv_jax.attention.mla, lrkv_jax.attention.lrkv
+import lrkv_jax.models.transformer, lrkv_jax.inference, lrkv_jax.optim, lrkv_jax.distributed
+import lrkv_jax.models.attention.grouped, lrkv_jax.models.attention.mla, lrkv_jax.models.attention.lrkv
 from lrkv_jax import Transformer, ModelConfig, generate
-from lrkv_jax.bench import train, train_table
+from lrkv_jax.lab.bench import train, train_table
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_public_name_is_there_whatever_was_imported_before():
-    import lrkv_jax.train.state  # noqa: F401  # a room that has a public function's name
+    import lrkv_jax.training.state  # noqa: F401  # a room that has a public function's name
 
     for name in set(lrkv_jax.__all__) - {"__version__"}:
         assert callable(getattr(lrkv_jax, name)), name
@@ -125,15 +125,15 @@ def test_every_public_name_is_there_whatever_was_imported_before():
         lrkv_jax.nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("first", ["lrkv_jax.train.step", "lrkv_jax.run.loop", "lrkv_jax"])
+@pytest.mark.parametrize("first", ["lrkv_jax.training.step", "lrkv_jax.training.loop", "lrkv_jax"])
 def test_the_package_that_has_a_public_function_s_name_is_both(first):
     code = f"""
 import {first}
-import lrkv_jax.train.step as step
+import lrkv_jax.training.step as step
 from lrkv_jax import train
-import inspect, lrkv_jax, lrkv_jax.run.loop
+import inspect, lrkv_jax, lrkv_jax.training.loop
 assert callable(step.make_train_step) and lrkv_jax.train is train
-assert inspect.signature(train) == inspect.signature(lrkv_jax.run.loop.train)
+assert inspect.signature(train) == inspect.signature(lrkv_jax.training.loop.train)
 try:
     train(None, devices=())
 except AttributeError as error:

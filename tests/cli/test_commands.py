@@ -8,12 +8,12 @@ import jax
 import pytest
 from support.command import lrkv
 
-from lrkv_jax import paper
 from lrkv_jax.config import load_config
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.sources import documents
-from lrkv_jax.run.loop import train
-from lrkv_jax.run.metrics import read_metrics
+from lrkv_jax.lab.report import paper
+from lrkv_jax.training.loop import train
+from lrkv_jax.training.metrics import read_metrics
 
 QUICK = "configs/quickstart.yaml"
 
@@ -190,7 +190,7 @@ def test_data_build_prints_where_the_records_are(capsys, monkeypatch, pages, tmp
 
 @pytest.mark.nights
 def test_the_quickstart_model_trains_alike_on_eight_devices(tmp_path, data_directory):
-    """The real shape; tests/train/test_step.py has every variant on every mesh."""
+    """The real shape; tests/training/test_step.py has every variant on every mesh."""
     losses = {}
     for devices, mesh in ((1, ()), (8, ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"))):
         settings = ("train.validate_every=0", "train.sample_tokens=0", "model.unroll=1",

@@ -10,8 +10,8 @@ from support.command import lrkv
 
 from lrkv_jax import __version__
 from lrkv_jax.cli import app, main
+from lrkv_jax.distributed.processes import HERE
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime.processes import HERE
 
 COMMAND = typer.main.get_command(app)
 

@@ -6,7 +6,6 @@ import pickle
 import pydantic
 import pytest
 
-from lrkv_jax.attention import Attention
 from lrkv_jax.config import (
     GQA,
     LRKV,
@@ -21,6 +20,7 @@ from lrkv_jax.config import (
 from lrkv_jax.config.attention import KINDS, AttentionConfig
 from lrkv_jax.config.schema import TrainConfig
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.attention import Attention
 
 SHAPE = {"layers": 2, "width": 24, "heads": 6, "head_width": 4, "vocabulary": 11}
 

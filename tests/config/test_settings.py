@@ -107,7 +107,7 @@ def test_the_list_has_every_setting_and_breaks_no_word():
 def test_a_typo_is_named_before_anything_heavy_is_imported(arguments, code, said):
     """REVIEW A17: it took 3.3 CPU seconds, since the loop was imported first."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "lrkv_jax", *arguments]
+    command = [sys.executable, "-m", "lrkv_jax.cli", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert ended.returncode == code and said in ended.stdout + ended.stderr

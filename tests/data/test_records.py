@@ -32,8 +32,8 @@ from lrkv_jax.data.records.folders import open_dataset
 from lrkv_jax.data.records.jobs import do, run_jobs
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.distributed.child import Child
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime.child import Child
 
 TOKENIZER = load_tokenizer("sotu-4096")
 SPLITS = ("train", "heldout")

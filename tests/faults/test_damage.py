@@ -11,13 +11,13 @@ from rich.console import Console
 from support import damages
 from support.tiny import TINY
 
-from lrkv_jax.checkpoint import Checkpointer
 from lrkv_jax.config import load_config
+from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.run.loop import train
-from lrkv_jax.run.metrics import read_metrics
-from lrkv_jax.sharding import make_mesh
-from lrkv_jax.train.state import abstract_state, checkpoint_items, resolve
+from lrkv_jax.training.checkpointing import Checkpointer
+from lrkv_jax.training.loop import train
+from lrkv_jax.training.metrics import read_metrics
+from lrkv_jax.training.state import abstract_state, checkpoint_items, resolve
 
 pytestmark = pytest.mark.faults
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.fault_runs import ENVIRONMENT, STEPS, command
 
-from lrkv_jax.checkpoint.inspect import entries, verify
-from lrkv_jax.run.metrics import read_metrics
+from lrkv_jax.training.checkpointing.inspect import entries, verify
+from lrkv_jax.training.metrics import read_metrics
 
 LIMIT = 100
 # A file system of its own, that only this process and its children see.
@@ -38,7 +38,7 @@ def script(
     disk = tmp_path / "disk"
     disk.mkdir()
     arguments = command(pages, disk / "run", "attention=mha", "train.validate_every=0")
-    train = [sys.executable, "-m", "lrkv_jax", *arguments]
+    train = [sys.executable, "-m", "lrkv_jax.cli", *arguments]
     quoted = " ".join(f"'{part}'" for part in train)
     lines = f"""
 DISK='{disk}'; RUN='{disk}/run'; LOG='{tmp_path}/log'; ERR='{tmp_path}/err'

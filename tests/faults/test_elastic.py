@@ -1,14 +1,14 @@
-"""A checkpoint of one mesh is the same bits on any other; tests/run/test_processes.py trains on."""
+"""A checkpoint of one mesh is the same bits on any other; tests/training/test_processes.py trains on."""
 
 import jax
 import numpy as np
 import pytest
 
-from lrkv_jax.checkpoint import Checkpointer
-from lrkv_jax.checkpoint.fingerprint import named
 from lrkv_jax.config import MeshConfig
-from lrkv_jax.sharding import make_mesh
-from lrkv_jax.train.state import abstract_state, checkpoint_items, init_state, resolve
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.training.checkpointing import Checkpointer
+from lrkv_jax.training.checkpointing.fingerprint import named
+from lrkv_jax.training.state import abstract_state, checkpoint_items, init_state, resolve
 
 # (data, fsdp, context, tensor) of 1, 2, 4 and 8 devices; each is saved on and restored on the next.
 MESHES = [

@@ -17,7 +17,7 @@ from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.run.metrics import read_metrics
+from lrkv_jax.training.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -302,7 +302,7 @@ def test_nothing_here_reads_what_could_run():
 
     One file may: what the sandbox's walled-off process runs is a model's program.
     """
-    may = {Path("lrkv_jax/evals/sandbox/inside/program.py"): [" exec("]}
+    may = {Path("lrkv_jax/evaluation/sandbox/inside/program.py"): [" exec("]}
     risky = ("pickle.load", "yaml.unsafe", "yaml.full_load", "allow_pickle=True", "torch.load",
              "joblib", " eval(", " exec(")  # fmt: skip
     for path in Path("lrkv_jax").rglob("*.py"):

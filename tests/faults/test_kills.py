@@ -12,7 +12,7 @@ import pytest
 from support.fault_runs import ENVIRONMENT, STEPS, command, learnt
 from support.warm import Warm
 
-from lrkv_jax.run.metrics import read_metrics
+from lrkv_jax.training.metrics import read_metrics
 
 LIMIT = 120  # seconds for one life of a run
 

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.run.loop import train
-from lrkv_jax.run.metrics import read_metrics
-from lrkv_jax.train import step as step_module
+from lrkv_jax.training import step as step_module
+from lrkv_jax.training.loop import train
+from lrkv_jax.training.metrics import read_metrics
 
 pytestmark = pytest.mark.faults
 

@@ -12,8 +12,8 @@ import pytest
 from support.fault_runs import ENVIRONMENT, STEPS, command, learnt
 from support.several import ends, several
 
-from lrkv_jax.checkpoint import Checkpointer
-from lrkv_jax.run.metrics import read_metrics
+from lrkv_jax.training.checkpointing import Checkpointer
+from lrkv_jax.training.metrics import read_metrics
 
 LIMIT = 150
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ OF_TWO = ("attention=mha", "mesh.fsdp=2")
 
 def started(pages, run_dir, *overrides):
     arguments = command(pages, run_dir, *OF_TWO, *overrides)
-    return several(["-m", "lrkv_jax", *arguments], devices=1,
+    return several(["-m", "lrkv_jax.cli", *arguments], devices=1,
                    XLA_FLAGS=ENVIRONMENT["XLA_FLAGS"])  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_a_run_whose_processes_are_killed_stopped_and_raise_is_the_run_whose_do_
 @pytest.mark.faults
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_without_a_launcher_jaxs_service_ends_the_partner(sent):
-    code = "from lrkv_jax.runtime import start; import time; start(); print('up', flush=True); " \
+    code = "from lrkv_jax.distributed import start; import time; start(); print('up', flush=True); " \
            "time.sleep(60)"  # fmt: skip
     with several(["-c", code], devices=1, LRKV_HEARTBEAT_SECONDS="4") as running:
         for process in running:

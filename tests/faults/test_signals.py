@@ -8,8 +8,8 @@ import time
 import pytest
 from support.fault_runs import ENVIRONMENT, command
 
-from lrkv_jax.checkpoint.inspect import entries, verify
-from lrkv_jax.run.metrics import read_metrics
+from lrkv_jax.training.checkpointing.inspect import entries, verify
+from lrkv_jax.training.metrics import read_metrics
 
 pytestmark = pytest.mark.faults
 
@@ -18,7 +18,7 @@ ENDLESS = ("train.steps=100000", "train.save_every=0")
 
 
 def started(pages, run_dir, *more, **environment):
-    arguments = ["-m", "lrkv_jax", *command(pages, run_dir, "attention=mha", *ENDLESS, *more)]
+    arguments = ["-m", "lrkv_jax.cli", *command(pages, run_dir, "attention=mha", *ENDLESS, *more)]
     return subprocess.Popen(
         [sys.executable, *arguments], env=ENVIRONMENT | environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -12,24 +12,24 @@ from support.chat_folders import FOLDERS
 from support.hf_folders import RECORDED, write
 from support.planted_models import drawn, plant
 
-from lrkv_jax.chat import Chat
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.chat_template import ChatTemplate
 from lrkv_jax.data.conversation import Conversation, Message, Part, conversation_from, said
 from lrkv_jax.data.tokenizer import foreign_tokenizer, load_tokenizer
-from lrkv_jax.decode import Sampling
+from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evals.harness_requests import ChatPrompt
-from lrkv_jax.evals.language_model import LanguageModel
-from lrkv_jax.generation import generate_file, streamed
+from lrkv_jax.evaluation.harness_requests import ChatPrompt
+from lrkv_jax.inference import Sampling
+from lrkv_jax.inference.chat import Chat
+from lrkv_jax.inference.generation import generate_file, streamed
+from lrkv_jax.inference.language_model import LanguageModel
 from lrkv_jax.interop import importing
 from lrkv_jax.interop.export import export
 from lrkv_jax.interop.importing import import_model
 from lrkv_jax.interop.tokenizer_files import TEMPLATE
-from lrkv_jax.run import restore
-from lrkv_jax.run.restore import load_run
-from lrkv_jax.serve.asked import Chat as ChatBody
-from lrkv_jax.sharding import make_mesh
+from lrkv_jax.serving.asked import Chat as ChatBody
+from lrkv_jax.training import restore
+from lrkv_jax.training.restore import load_run
 
 CHATS = json.loads((Path(__file__).parent / "recorded_chats.json").read_text())
 OF = CHATS["of"]

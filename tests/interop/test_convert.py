@@ -9,15 +9,15 @@ import pytest
 from support.command import lrkv
 from support.variants import HEAD_WIDTH, error, random_params, small
 
-from lrkv_jax import disk
+from lrkv_jax import files
 from lrkv_jax.config import GQA, LRKV, MHA, MLA, MeshConfig, load_config
 from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.interop.convert import convert, fit_layer, heads_of, placed
 from lrkv_jax.interop.fits import Calibration
 from lrkv_jax.interop.folders import write_run
-from lrkv_jax.model import with_parameters
-from lrkv_jax.run.restore import load_run
-from lrkv_jax.sharding import make_mesh
+from lrkv_jax.models.transformer import with_parameters
+from lrkv_jax.training.restore import load_run
 
 SMALL = (
     "model.layers=2", "model.width=24", "model.heads=4", "model.head_width=8", "model.unroll=1",
@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
         if (variant, settings) not in made:
             config = load_config("nano", [*SMALL, f"attention={variant}", *settings])
             directory = folder / f"{variant}{len(made)}"
-            with disk.whole_folder(directory) as fresh:
+            with files.whole_folder(directory) as fresh:
                 tokenizer = load_tokenizer(config.data.tokenizer)
                 write_run(fresh, directory, config, random_params(config.model), tokenizer)
             made[variant, settings] = directory

@@ -14,10 +14,10 @@ import pytest
 from support.hf_folders import RECORDED, hf_folder, tokenizer_json, write
 from support.planted_models import drawn
 
+from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import importing, shards
 from lrkv_jax.interop.importing import import_model
-from lrkv_jax.sharding import make_mesh
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"

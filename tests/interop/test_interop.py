@@ -14,13 +14,13 @@ from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.data.hub import upload
 from lrkv_jax.data.tokenizer import CHAT_NAMES, foreign_tokenizer, load_tokenizer
+from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import importing, shards
 from lrkv_jax.interop.export import export
 from lrkv_jax.interop.importing import import_model
-from lrkv_jax.run import restore
-from lrkv_jax.run.restore import load_run
-from lrkv_jax.sharding import make_mesh
+from lrkv_jax.training import restore
+from lrkv_jax.training.restore import load_run
 
 FULL = "attention=lrkv"
 

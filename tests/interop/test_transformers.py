@@ -16,13 +16,13 @@ import pytest
 from support.planted_models import IDS, LLAMA, plant
 from support.torch_python import torch_pythons
 
-from lrkv_jax.accounting.counts import cache_bytes_per_token
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import conversation_from
-from lrkv_jax.decode import Sampling
+from lrkv_jax.inference import Sampling
 from lrkv_jax.interop.export import export
 from lrkv_jax.interop.factored import MODELING
-from lrkv_jax.run.restore import load_run
+from lrkv_jax.models.accounting.counts import cache_bytes_per_token
+from lrkv_jax.training.restore import load_run
 
 pytestmark = pytest.mark.torch
 

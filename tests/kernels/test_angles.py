@@ -12,7 +12,7 @@ from support.oracle import rope
 
 from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.kernels import angles
-from lrkv_jax.nn.rope import frequencies
+from lrkv_jax.models.rope import frequencies
 
 WIDTHS, BASES = (2, 16, 64, 128, 256), (100.0, 10_000.0, 500_000.0)
 SCALED = RopeScaling(kind="llama3", factor=8, original_context=64)

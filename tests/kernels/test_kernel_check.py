@@ -16,11 +16,11 @@ from support.engines import PROMPTS, engine_of
 from support.variants import FIVE
 
 from lrkv_jax.config import MeshConfig
+from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch, grouped_decode
 from lrkv_jax.kernels.gpu import kernel_check
 from lrkv_jax.kernels.gpu import plan as plans
-from lrkv_jax.sharding import make_mesh
 
 
 @pytest.fixture(autouse=True)

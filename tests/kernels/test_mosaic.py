@@ -26,7 +26,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch, lrkv_decode
 from lrkv_jax.kernels.gpu import kernel_check, schedule
 from lrkv_jax.kernels.gpu import plan as plans
-from lrkv_jax.nn.rope import frequencies
+from lrkv_jax.models.rope import frequencies
 
 LLAMA3 = RopeScaling(kind="llama3", factor=8, original_context=8192)
 TILE = 64

@@ -7,9 +7,10 @@ import pytest
 from jax.sharding import NamedSharding
 
 from lrkv_jax.config import MeshConfig
-from lrkv_jax.nn.weight import WeightSpec
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.distributed.rules import partition
+from lrkv_jax.models.weight import WeightSpec
 from lrkv_jax.optim import global_norm, scale_by_muon
-from lrkv_jax.sharding import make_mesh, partition
 
 # Five layers divide no mesh: every batch is padded. Query and output share a shape once one of
 # them is flipped, as do the MLP's two; a shared key has no axis for tensor; factors lie in heads.

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from support.variants import random_params, random_tokens, small
 
-from lrkv_jax.decode import Engine, programs
-from lrkv_jax.model import with_parameters
+from lrkv_jax.inference import Engine, programs
+from lrkv_jax.models.transformer import with_parameters
 
 # In pages of 64: one and a half, less than one, more than one, less than one.
 LENGTHS = (97, 5, 66, 18)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from support.tiny import TINY
 
-from lrkv_jax.checkpoint import Checkpointer
-from lrkv_jax.run.metrics import read_metrics
+from lrkv_jax.training.checkpointing import Checkpointer
+from lrkv_jax.training.metrics import read_metrics
 
 STEPS = 60
 # Saves and validations that do not fall together, so that kills find each alone and both.

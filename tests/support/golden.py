@@ -49,7 +49,7 @@ def trained(folder, settings, devices):
     from rich.console import Console
 
     from lrkv_jax.config import load_config
-    from lrkv_jax.run.loop import train
+    from lrkv_jax.training.loop import train
 
     changes = [f"run_dir={folder}", f"train.steps={STEPS}", "train.log_every=1"]
     config = load_config("quickstart", [*settings, *changes])
@@ -62,8 +62,8 @@ def trained(folder, settings, devices):
 
 def counts():
     """Parameters, cached values and training FLOPs of every variant of every scale."""
-    from lrkv_jax.accounting.counts import parameter_counts, training_flops_per_token
     from lrkv_jax.config import load_config
+    from lrkv_jax.models.accounting.counts import parameter_counts, training_flops_per_token
 
     found = {}
     for scale in SCALES:
@@ -83,10 +83,10 @@ def record(folder: Path) -> dict:
     import numpy as np
     from support.tiny import TINY, few_pages
 
-    from lrkv_jax.decode import Sampling
-    from lrkv_jax.evals import evaluate
+    from lrkv_jax.evaluation import evaluate
+    from lrkv_jax.inference import Sampling
     from lrkv_jax.interop.convert import convert
-    from lrkv_jax.run.restore import load_run
+    from lrkv_jax.training.restore import load_run
 
     (folder / "pages").mkdir()
     base = [*TINY, *few_pages(folder / "pages")]

@@ -15,8 +15,8 @@ from support.variants import FIVE, random_params, small
 from lrkv_jax.config import load_config
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
-from lrkv_jax.evals.language_model import LanguageModel
-from lrkv_jax.run.restore import TrainedRun
+from lrkv_jax.inference.language_model import LanguageModel
+from lrkv_jax.training.restore import TrainedRun
 
 WIDTH = 24  # of all of them, so that they share their compiled programs
 

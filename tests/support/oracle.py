@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from lrkv_jax.config import LRKV, MLA
-from lrkv_jax.nn.rope import frequencies, logit_factor
+from lrkv_jax.models.rope import frequencies, logit_factor
 
 EPS = 1e-6
 
@@ -16,7 +16,7 @@ EPS = 1e-6
 def rope(x_TW, positions_T, base=10_000.0, scaling=None):
     """Halves paired as complex numbers, pair j turned by p · base^(−2j/W).
 
-    Scaled frequencies are the package's own: tests/nn/test_rope.py holds them against others.
+    Scaled frequencies are the package's own: tests/models/test_rope.py holds them against others.
     """
     x_TW = np.asarray(x_TW, np.float64)
     W = x_TW.shape[1]

@@ -3,7 +3,7 @@
 from support.written_analyses import write_analysis
 from support.written_runs import write_run
 
-from lrkv_jax.paper import ARTEFACTS
+from lrkv_jax.lab.report.paper import ARTEFACTS
 
 H = 6
 HEADS = (

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lrkv_jax.runtime.compilation import compile_ahead
+from lrkv_jax.distributed.compilation import compile_ahead
 
 TARGET = Path(__file__).with_name("h200.txtpb")
 LAYERS, WIDTH, ROWS = 8, 2048, 8192

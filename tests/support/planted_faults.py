@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from lrkv_jax.doctor.finding import OK, Finding, at
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.doctor.finding import OK, Finding, at
 
 WHO = {"n": 0}
 

@@ -36,8 +36,8 @@ def plant(directory, *overrides):
     """A run whose checkpoint of step 7 holds the weights that `drawn` gives."""
     import jax
 
-    from lrkv_jax.checkpoint import Checkpointer
-    from lrkv_jax.model import abstract_parameters
+    from lrkv_jax.models.transformer import abstract_parameters
+    from lrkv_jax.training.checkpointing import Checkpointer
 
     config = configured(directory, *overrides)
     leaves, tree = jax.tree.flatten_with_path(abstract_parameters(config.model))

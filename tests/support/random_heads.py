@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lrkv_jax.attention.head_weights import HeadWeights, SharedResidual
+from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
 
 H, D, K, R = 4, 24, 8, 3
 

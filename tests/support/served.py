@@ -13,7 +13,7 @@ import time
 from support.hand_built import a_run, calling_run
 from support.variants import random_params
 
-from lrkv_jax.serve.service import Service
+from lrkv_jax.serving.service import Service
 
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
@@ -87,7 +87,7 @@ def asks(body, path="/v1/completions") -> bytes:
 def started(run, *options, before=()):
     """(the process, its port, what it printed) once `lrkv serve` is ready, after `before`."""
     process = subprocess.Popen(
-        [*before, sys.executable, "-m", "lrkv_jax", "serve", str(run), "--port", "0", *options],
+        [*before, sys.executable, "-m", "lrkv_jax.cli", "serve", str(run), "--port", "0", *options],
         env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     printed = ""

@@ -42,7 +42,7 @@ def start(number, fault, arguments):
         "SLURM_PROCID": str(number), "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_ID": os.environ["SLURM_RESTART_COUNT"],
     }  # fmt: skip
-    entry = ["-c", RAISING] if fault == "raise" and number else ["-m", "lrkv_jax"]
+    entry = ["-c", RAISING] if fault == "raise" and number else ["-m", "lrkv_jax.cli"]
     return subprocess.Popen([sys.executable, *entry, *arguments], env={**os.environ, **place})
 
 

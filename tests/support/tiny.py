@@ -51,7 +51,7 @@ def finish(folder: Path) -> FinishedRun:
     from rich.console import Console
 
     from lrkv_jax.config import load_config
-    from lrkv_jax.run.loop import train
+    from lrkv_jax.training.loop import train
 
     texts, printed = folder / "pages", folder / "printed.txt"
     if not printed.exists():

@@ -13,7 +13,7 @@ import numpy as np
 from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig
 from lrkv_jax.config.attention import KINDS
 from lrkv_jax.config.rope import RopeScaling
-from lrkv_jax.model import abstract_parameters, specs, with_parameters
+from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
 
 HEADS, HEAD_WIDTH, WIDTH, VOCABULARY = 4, 8, 24, 40
 MODES = ("full", "shared", "latent")

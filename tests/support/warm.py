@@ -73,7 +73,7 @@ def _child(arguments, output, environment):
 def _serve():
     import lrkv_jax.cli
     import lrkv_jax.config
-    import lrkv_jax.run.loop  # noqa: F401
+    import lrkv_jax.training.loop  # noqa: F401
 
     ended = {}
     for line in sys.stdin:

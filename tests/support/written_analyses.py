@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lrkv_jax.analysis.diversity import Diversity, centred, compensation, spectrum
-from lrkv_jax.analysis.statistics import deviation, mean
 from lrkv_jax.config import load_config
+from lrkv_jax.lab.analysis.diversity import Diversity, centred, compensation, spectrum
+from lrkv_jax.lab.analysis.statistics import deviation, mean
 
 FORMS = ("query_key", "value_output")
 

@@ -57,8 +57,8 @@ from lrkv_jax.data.sources import (
     whole_files,
 )
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
+from lrkv_jax.distributed.device import usable_cores
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime.device import usable_cores
 
 FORMAT = 2  # raise it when records of the same input change
 _PACKAGES = ("numpy", "pyarrow", "tensorflow-datasets", "tiktoken", "tokenizers")

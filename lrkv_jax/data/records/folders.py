@@ -20,8 +20,8 @@ from absl import logging
 from array_record.python import array_record_module
 
 from lrkv_jax.data.sources import Split
-from lrkv_jax.disk import flush
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.files import flush
 
 NAME = "tokens"
 # One record to a chunk, for random access. Token ids hardly compress, and trying halves the speed;

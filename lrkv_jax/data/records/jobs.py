@@ -1,4 +1,4 @@
-"""The processes of a build, of one thread each, that do its jobs (`lrkv_jax.runtime.child`)."""
+"""The processes of a build, of one thread each, that do its jobs (`lrkv_jax.distributed.child`)."""
 
 import functools
 import json
@@ -14,8 +14,8 @@ from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.records.folders import unwritable
 from lrkv_jax.data.records.streams import OnDisk, Piece, Report, build_stream, write_piece
 from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.distributed.child import Child, ChildEnded, answer_jobs
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.runtime.child import Child, ChildEnded, answer_jobs
 
 # One core each: the tokenizers' threads would only wait for one another.
 _ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}

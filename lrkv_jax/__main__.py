@@ -1,5 +1,0 @@
-"""`python -m lrkv_jax` is the command `lrkv`."""
-
-from lrkv_jax.cli import entry
-
-entry()

@@ -1,6 +1,0 @@
-"""Checkpoints that can be trusted: saved through Orbax, sealed, verified, and never half there."""
-
-from lrkv_jax.checkpoint.checkpointer import Checkpointer
-from lrkv_jax.checkpoint.manifest import Damaged
-
-__all__ = ["Checkpointer", "Damaged"]

@@ -1,0 +1,239 @@
+"""What the devices of a training step tell each other, placed by hand.
+
+The loss and its gradient run in a `jax.shard_map` that is manual over data, fsdp and context: each
+device sees its own rows and positions, and its own rows of every weight. Here are the few places
+where devices meet:
+
+- a layer's weights are gathered over fsdp, in the computation's dtype, in the layer's turn: once
+  forward, once backward, and never kept between (`in_turn`); their gradients go back as float32
+  sums, reduce-scattered;
+- tokens travel to the embedding's columns, not the table to the tokens (`look_up`);
+- weights outside the layers are gathered where they are used (`gathered`).
+
+Tensor parallelism stays with the compiler, which cannot split a collective that is placed by hand:
+`over_tensor` makes the region around one manual over `tensor` too.
+
+By hand, because left to itself the compiler sums a gradient over devices once a loss chunk and once
+a microbatch, and gathers activations where it finds them smaller than weights.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Var
+from jax.sharding import Mesh, PartitionSpec
+
+from lrkv_jax.distributed.rules import BATCH, CONTEXT, TENSOR, partition
+
+BY_HAND = (*BATCH, CONTEXT)
+ROWS = "fsdp"  # the mesh axis that splits weights, along their axis of this name:
+EMBED = "embed"
+
+Axes = tuple[str, ...]
+
+
+def in_step() -> bool:
+    """Whether this is traced inside the manual region of a training step."""
+    return ROWS in jax.sharding.get_abstract_mesh().manual_axes
+
+
+def axes_by_hand(mesh: Mesh) -> set[str]:
+    """The mesh axes over which a training step is manual: all, where tensor splits nothing."""
+    return set(BY_HAND if mesh.shape[TENSOR] > 1 else mesh.axis_names)
+
+
+def placed_by_hand(spec: PartitionSpec) -> PartitionSpec:
+    """The part of a placement that the manual region sees."""
+
+    def keep(entry):
+        names = entry if isinstance(entry, tuple) else (entry,)
+        kept = tuple(name for name in names if name in BY_HAND)
+        return kept or None
+
+    return PartitionSpec(*map(keep, spec))
+
+
+def over_tensor(f: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    """`f` with every mesh axis manual, `tensor` included, split as the specs say."""
+    if TENSOR in jax.sharding.get_abstract_mesh().manual_axes:  # a mesh of one tensor shard
+        return f
+    return jax.shard_map(
+        f, in_specs=in_specs, out_specs=out_specs, axis_names={TENSOR}, check_vma=False
+    )
+
+
+def tensor_part(axes: Axes, shape: Sequence[int]) -> PartitionSpec:
+    """How `tensor` splits a weight; `shape` may be that of a device's rows."""
+    mesh = jax.sharding.get_abstract_mesh()
+    places = partition(axes, shape, mesh)
+    return PartitionSpec(*(place if place == TENSOR else None for place in places))
+
+
+def size(axis: str) -> int:
+    return jax.sharding.get_abstract_mesh().shape[axis]
+
+
+def index(axis: str) -> jax.Array | int:
+    """This device's place along a mesh axis."""
+    return jax.lax.axis_index(axis) if size(axis) > 1 else 0
+
+
+def first_position(positions: int) -> jax.Array | int:
+    """Where this device's share of `positions` positions starts in the sequence."""
+    return index(CONTEXT) * positions if in_step() else 0
+
+
+# Weights.
+
+
+def gather(shards: list, axes: Sequence[Axes], dtype: jnp.dtype) -> list:
+    """Whole weights (but for `tensor`) from each device's rows, in the computation's dtype."""
+
+    def local(shards):
+        pairs = zip(shards, axes, strict=True)
+        return [_gather(shard.astype(dtype), names) for shard, names in pairs]
+
+    parts = [tensor_part(names, shard.shape) for names, shard in zip(axes, shards, strict=True)]
+    return over_tensor(local, (parts,), parts)(shards)
+
+
+def _gather(shard, names):
+    if EMBED not in names or size(ROWS) == 1:
+        return shard
+    return jax.lax.all_gather(shard, ROWS, axis=names.index(EMBED), tiled=True)
+
+
+def scatter(gradients: list, axes: Sequence[Axes], *, sums: bool) -> list:
+    """Each device's rows of the gradients, float32, summed over fsdp; with `sums`, over all."""
+
+    def local(gradients):
+        pairs = zip(gradients, axes, strict=True)
+        rows = [_scatter(gradient.astype(jnp.float32), names) for gradient, names in pairs]
+        return sum_rest(rows, axes) if sums else rows
+
+    parts = [tensor_part(names, g.shape) for names, g in zip(axes, gradients, strict=True)]
+    return over_tensor(local, (parts,), parts)(gradients)
+
+
+def _scatter(gradient, names):
+    if EMBED not in names or size(ROWS) == 1:
+        return gradient
+    axis = names.index(EMBED)
+    return jax.lax.psum_scatter(gradient, ROWS, scatter_dimension=axis, tiled=True)
+
+
+def sum_rest(gradients: list, axes: Sequence[Axes]) -> list:
+    """Sums over the mesh axes that no reduce-scatter went over: one all-reduce for each set."""
+    out = list(gradients)
+    for split in (True, False):
+        over = tuple(a for a in BY_HAND if size(a) > 1 and not (split and a == ROWS))
+        which = [i for i, names in enumerate(axes) if (EMBED in names) == split]
+        if over and which:
+            for i, total in zip(which, jax.lax.psum([out[i] for i in which], over), strict=True):
+                out[i] = total
+    return out
+
+
+def gathered(shards: list, axes: Sequence[Axes], dtype: jnp.dtype) -> list:
+    """`gather`, as float32, so that gradients are.
+
+    Those come back scattered, not yet summed over data and context.
+    """
+
+    @jax.custom_vjp
+    def whole(shards):
+        return [weight.astype(jnp.float32) for weight in gather(shards, axes, dtype)]
+
+    whole.defvjp(
+        lambda shards: (whole(shards), None),
+        lambda _, gradients: (scatter(gradients, axes, sums=False),),
+    )
+    return whole(shards)
+
+
+def in_turn(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
+    """`f(x, weights, data)` as a function of the weights' shards, gathered for f's turn alone.
+
+    x goes in and comes out in one shape; `data` (integers, or None) has no gradient. The backward
+    pass gathers again what depends on weights alone, and reads everything else that `f`'s own
+    gradient keeps: no weight outlives its turn, and no activation is computed twice. Gradients of
+    the shards are float32; `sums` says whether also over data and context, or whether a caller that
+    accumulates microbatches will.
+    """
+
+    @jax.custom_vjp
+    def turn(x, shards, data):
+        return f(x, gather(shards, axes, x.dtype), data)
+
+    def residuals(x, weights, data):
+        return jax.vjp(lambda x, weights: f(x, weights, data), x, weights)
+
+    def forward(x, shards, data):
+        weights = gather(shards, axes, x.dtype)
+        out, backward_f = residuals(x, weights, data)
+        leaves = jax.tree.leaves(backward_f)
+        flags = _depend_on_first(lambda *a: residuals(*a)[1], x, weights, data)
+        kept = [leaf for leaf, keep in zip(leaves, flags, strict=True) if keep]
+        return out, (kept, shards, data)
+
+    def backward(saved, gradient):
+        kept, shards, data = saved
+        if size(ROWS) > 1:
+            # Else an unrolled scan finds the forward pass's gather again, and keeps it.
+            shards, gradient = jax.lax.optimization_barrier((shards, gradient))
+        weights = gather(shards, axes, gradient.dtype)
+        # Only what does not depend on x is read from here: the rest is never computed.
+        nowhere = jnp.zeros_like(gradient)
+        backward_f = residuals(nowhere, weights, data)[1]
+        flags = _depend_on_first(lambda *a: residuals(*a)[1], nowhere, weights, data)
+        leaves, tree = jax.tree.flatten(backward_f)
+        rest = iter(kept)
+        leaves = [next(rest) if keep else leaf for leaf, keep in zip(leaves, flags, strict=True)]
+        gradient_x, gradients = tree.unflatten(leaves)(gradient)
+        return gradient_x, scatter(gradients, axes, sums=sums), None
+
+    turn.defvjp(forward, backward)
+    return turn
+
+
+def _depend_on_first(f: Callable, first: Any, *others: Any) -> list[bool]:
+    """Which leaves of f's result depend on its first argument, an array."""
+    jaxpr = jax.make_jaxpr(lambda *a: jax.tree.leaves(f(*a)))(first, *others).jaxpr
+    return _reached(jaxpr, [index == 0 for index in range(len(jaxpr.invars))])
+
+
+INLINE = ("jit", "pjit", "shard_map")  # calls whose inputs are their body's, one by one
+
+
+def _reached(jaxpr, starts: list[bool]) -> list[bool]:
+    reached = {var for var, start in zip(jaxpr.invars, starts, strict=True) if start}
+
+    def is_reached(var):
+        return isinstance(var, Var) and var in reached
+
+    for equation in jaxpr.eqns:
+        inputs = list(map(is_reached, equation.invars))
+        if not any(inputs):
+            continue
+        inner = equation.params.get("jaxpr") if equation.primitive.name in INLINE else None
+        inner = getattr(inner, "jaxpr", inner)
+        outputs = _reached(inner, inputs) if inner else [True] * len(equation.outvars)
+        reached.update(v for v, out in zip(equation.outvars, outputs, strict=True) if out)
+    return list(map(is_reached, jaxpr.outvars))
+
+
+# The embedding.
+
+
+def look_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """Rows of a table whose columns are split over fsdp, for this device's tokens: [B, T, D].
+
+    Every device looks up its columns for all tokens of its fsdp group: what travels is B · T · D
+    values a device, not V · D, and the table's gradient stays where its columns are.
+    """
+    if not in_step() or size(ROWS) == 1:
+        return table_VD[tokens_BT]
+    everyones_BT = jax.lax.all_gather(tokens_BT, ROWS, axis=0, tiled=True)
+    return jax.lax.all_to_all(table_VD[everyones_BT], ROWS, 0, 2, tiled=True)

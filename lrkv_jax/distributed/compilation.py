@@ -1,0 +1,165 @@
+"""Programs compiled ahead of time, and kept on disk for the next start.
+
+The kept programs are JAX's persistent compilation cache, in a directory of this user's own: what
+is in it is run, so nobody else may write there. JAX's key of a program holds the versions, the
+options, and the kind of device; of a CPU its instruction sets too, so a home directory may serve
+many hosts. Process 0 writes and all read. That only works where they read the same directory: on
+GPUs, processes divide the search for the fastest kernels among them, and one that has found its
+program on disk would leave the others waiting for its share.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lrkv_jax.distributed import xla
+from lrkv_jax.distributed.processes import Processes
+from lrkv_jax.errors import LrkvError
+
+# Shorter ones are quicker compiled than found on a network file system.
+MIN_COMPILE_SECONDS = 0.5
+
+_MEND = "set LRKV_COMPILATION_CACHE to a directory of your own, or to off"
+_HIT = "/jax/compilation_cache/cache_hits"
+
+
+def use_cache(processes: Processes) -> Path | None:
+    """Keep compiled programs in this user's cache directory; returns it, None if that is off.
+
+    `LRKV_COMPILATION_CACHE` is another directory, or `off`; `JAX_COMPILATION_CACHE_DIR` is left as
+    it is. To be called before anything is compiled. It is off, with a line on stderr, where the
+    user has no home directory that can be written, and where the processes of a run do not see the
+    same directory.
+
+    Raises `LrkvError` for a directory that others can write, and for a chosen one that cannot be
+    made.
+    """
+    chosen = os.environ.get("LRKV_COMPILATION_CACHE")
+    if chosen == "off":
+        jax.config.update("jax_enable_compilation_cache", False)
+        return None
+    if chosen is None and jax.config.jax_compilation_cache_dir:
+        return Path(jax.config.jax_compilation_cache_dir)
+    with processes.together():
+        directory = Path(os.path.expanduser(chosen)) if chosen else _default_directory()
+        reason = _made(directory)
+        if reason and chosen:
+            raise LrkvError(f"{reason}: {_MEND}")
+    why = ""
+    # Another host may have no home where this one has one.
+    if reasons := [text for text in processes.exchange(reason) if text]:
+        why = f"{reasons[0]}; {_MEND}"
+    elif blind := processes.that_do_not_see(directory):
+        why = (
+            f"{blind[0]} does not see {directory}; set LRKV_COMPILATION_CACHE to a directory that "
+            "all hosts share"
+        )
+    if why:  # all go on without it
+        jax.config.update("jax_enable_compilation_cache", False)
+        if processes.index == 0:
+            print(f"lrkv: compiled programs are not kept: {why}", file=sys.stderr)
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(directory.absolute()))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+    return directory.absolute()
+
+
+def _default_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "lrkv_jax" / "compiled"
+
+
+def _made(directory: Path) -> str:
+    """Make the directory, for this user alone; returns why that cannot be, or "".
+
+    Raises `LrkvError` for one that others can write.
+    """
+    if directory.parts[0] == "~":  # expanduser has left it where it was
+        return "this user has no home directory"
+    try:
+        # Whoever can write to the directory above could put another in its place.
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        return f"{directory} cannot be made ({error.strerror})"
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise LrkvError(f"{directory} can be written by others, and what it holds is run: {_MEND}")
+    return ""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program ready to run: `call` takes the arguments it was compiled for.
+
+    `seconds` it took, tracing included; `cached` is whether it came from the cache.
+    """
+
+    call: Any  # jax.stages.Compiled, or what the cache gave back
+    seconds: float
+    cached: bool
+
+    def __str__(self) -> str:
+        whence = "from the cache" if self.cached else "not in the cache"
+        return f"compiled in {self.seconds:.1f} s, {whence}"
+
+
+def compile_ahead(function: Any, *arguments: Any, mesh: jax.sharding.Mesh) -> Compiled:
+    """Lower and compile a jitted function for abstract arguments on a mesh, with `xla.options`.
+
+    Raises `LrkvError` if this XLA does not know one of them.
+    """
+    began, thread = time.monotonic(), threading.get_ident()
+    hits = 0
+
+    def note(event: str, **_) -> None:
+        nonlocal hits
+        hits += event == _HIT and threading.get_ident() == thread
+
+    jax.monitoring.register_event_listener(note)
+    try:
+        with jax.set_mesh(mesh):
+            lowered = function.lower(*arguments)
+            call = lowered.compile(compiler_options=xla.options(mesh))
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" in str(error):
+            reason = str(error).splitlines()[0]
+            raise LrkvError(f"{reason}: set LRKV_XLA_FLAGS=off to leave it out") from error
+        raise
+    finally:
+        jax.monitoring.unregister_event_listener(note)
+    return Compiled(call, time.monotonic() - began, hits > 0)
+
+
+class Compiling:
+    """`compile_ahead` in a thread of its own, while the caller prepares what it will run on.
+
+    Use as a context manager: leaving it waits for the thread, which the process must outlive.
+    """
+
+    def __init__(self, function: Any, *arguments: Any, mesh: jax.sharding.Mesh):
+        # Not `Thread.join`, which after a Ctrl-C takes a thread that runs for one that has ended.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._program = self._pool.submit(compile_ahead, function, *arguments, mesh=mesh)
+
+    def __enter__(self) -> Compiling:
+        return self
+
+    def __exit__(self, *_) -> None:
+        wait([self._program])
+        self._pool.shutdown()
+
+    def result(self) -> Compiled:
+        """The program, once it is there; raises what compiling it raised."""
+        return self._program.result()

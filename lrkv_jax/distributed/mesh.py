@@ -1,0 +1,86 @@
+"""The mesh: four axes over all devices, and what cannot be split over them.
+
+`data` and `fsdp` split the batch, `fsdp` the parameters too (over the model width), `context` the
+positions of each sequence, `tensor` heads, feed-forward width and vocabulary. All are
+`AxisType.Auto`: outside the training step, which places everything but `tensor` by hand
+(`lrkv_jax.distributed.by_hand`), the compiler places what no rule names.
+"""
+
+import math
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from lrkv_jax.config import MeshConfig, RunConfig
+from lrkv_jax.errors import LrkvError
+
+# Neighbours in the last axes are neighbours among the devices: tensor parallelism talks the most.
+AXES = ("data", "fsdp", "context", "tensor")
+
+
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """A mesh of `AXES` over all devices; a size of −1 takes what the others leave.
+
+    Raises `LrkvError` if the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = {axis: getattr(config, axis) for axis in AXES}
+    named = math.prod(size for size in sizes.values() if size != -1)
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if free:
+        sizes[free[0]] = len(devices) // named
+    if math.prod(sizes.values()) != len(devices):
+        printed = " x ".join(f"mesh.{axis}={getattr(config, axis)}" for axis in AXES)
+        raise LrkvError(
+            f"{printed} must multiply to the number of devices, {len(devices)}: "
+            "set one of them to -1 to take what is left"
+        )
+    return jax.make_mesh(
+        tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices
+    )
+
+
+def in_use() -> jax.sharding.AbstractMesh | None:
+    """The mesh in use, if it is one of `AXES` over several devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if mesh.axis_names == AXES and mesh.size > 1 else None
+
+
+def check_mesh(config: RunConfig, mesh: Mesh | AbstractMesh) -> None:
+    """Raise `LrkvError` where the model or the batch cannot be split over the mesh."""
+    model, shape = config.model, mesh.shape
+    tensor, context = shape["tensor"], shape["context"]
+    check_divides("mesh.tensor", tensor, "model.heads", model.heads)
+    check_divides("mesh.tensor", tensor, "model.feed_forward", model.feed_forward_width)
+    check_divides("mesh.fsdp", shape["fsdp"], "model.width", model.width)
+    rows = config.train.batch // config.train.accumulation
+    batch = shape["data"] * shape["fsdp"]
+    remedy = _batch_remedy(config.train.batch, config.train.accumulation, batch)
+    name = "train.batch / train.accumulation"
+    check_divides("mesh.data x mesh.fsdp", batch, name, rows, remedy)
+    check_divides("mesh.context", context, "train.context", config.train.context)
+    # A device attends over whole sequences with its share of the heads.
+    if tensor == 1:
+        check_divides("mesh.context", context, "model.heads", model.heads)
+    else:
+        check_divides("mesh.context", context, "model.heads / mesh.tensor", model.heads // tensor)
+
+
+def _batch_remedy(batch: int, accumulation: int, shares: int) -> str:
+    """The setting that gives each of so many shares of the devices whole rows of a microbatch."""
+    if batch % shares == 0:
+        fitting = (n for n in range(accumulation, 0, -1) if batch // shares % n == 0)
+        return f"set train.accumulation={next(fitting)}, or "
+    return f"set train.batch={-(-batch // (shares * accumulation)) * shares * accumulation}, or "
+
+
+def check_divides(axis: str, size: int, name: str, whole: int, remedy: str = "") -> None:
+    """Raise `LrkvError` where a mesh axis of this size cannot split what there are `whole` of.
+
+    `remedy` comes before the sizes that would do, and ends in "or ".
+    """
+    if whole % size:
+        choices = ", ".join(str(n) for n in range(1, min(whole, 64) + 1) if whole % n == 0)
+        raise LrkvError(
+            f"{axis} = {size} does not divide {name} = {whole}: {remedy}use one of {choices}"
+        )

@@ -1,5 +1,0 @@
-"""Evaluation of trained runs: held-out loss, decode agreement and benchmarks."""
-
-from lrkv_jax.evals.evaluate import evaluate
-
-__all__ = ["evaluate"]

@@ -1,0 +1,93 @@
+"""Does cached decoding say what the whole-sequence forward says, on real text?
+
+B sequences  T positions  N decoded tokens of each  V vocabulary
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.inference import Engine
+from lrkv_jax.models.transformer import with_parameters
+from lrkv_jax.training.restore import TrainedRun
+
+# A few roundings of float32: a model that has learnt little has many tokens this close.
+TIE = 1e-6
+# The longest prompt is prefilled in this many pieces: the first attends to itself, the next ones
+# to the cache.
+PIECES = 3
+ROWS, STEPS = 4, 64  # of a run's comparison
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How closely decoding agrees with the forward, over `positions` predicted tokens.
+
+    `max_relative_error` is the largest difference of a logit over the largest logit;
+    `same_greedy_token` the share of positions whose likeliest token is the same, or ties with the
+    forward's to within TIE of the largest logit; `loss` the mean nats of the text's own tokens by
+    decoding, and `forward_loss` by the forward.
+    """
+
+    max_relative_error: float
+    same_greedy_token: float
+    positions: int
+    loss: float
+    forward_loss: float
+
+
+def decode_agreement(
+    config: ModelConfig,
+    params: Any,
+    tokens_BT: np.ndarray,
+    prompt_lengths: list[int],
+    *,
+    mesh: Mesh | None = None,
+) -> Agreement:
+    """Compare logits on `tokens_BT`, of which row i's first `prompt_lengths[i]` are its prompt.
+
+    The engine's own programs decode: a ragged prefill in pieces, then several steps a call with a
+    donated cache, fed the text's tokens in place of sampled ones.
+    """
+    (B, T), longest = tokens_BT.shape, max(prompt_lengths)
+    engine = Engine(
+        config, params, batch=B, length=T, mesh=mesh, prefill_chunk=-(-longest // PIECES)
+    )
+    prompts = [row[:n].tolist() for row, n in zip(tokens_BT, prompt_lengths, strict=True)]
+    # Logits at position t choose token t + 1.
+    places_BN = np.array(prompt_lengths)[:, None] + np.arange(T - longest)
+    rows_B1 = np.arange(B)[:, None]
+    cached_BNV = engine.forced_logits(prompts, tokens_BT[rows_B1, places_BN].tolist())
+    whole = jax.jit(lambda model, tokens_BT: model(tokens_BT))
+    whole_BTV = whole(with_parameters(config, params), tokens_BT)
+    whole_BNV = np.asarray(whole_BTV)[rows_B1, places_BN - 1]
+    chosen_BN1 = cached_BNV.argmax(-1)[..., None]
+    behind_BN = whole_BNV.max(-1) - np.take_along_axis(whole_BNV, chosen_BN1, -1)[..., 0]
+    largest = float(np.abs(whole_BNV).max())
+    next_BN = tokens_BT[rows_B1, places_BN]
+    return Agreement(
+        max_relative_error=float(np.abs(cached_BNV - whole_BNV).max()) / largest,
+        same_greedy_token=float((behind_BN <= TIE * largest).mean()),
+        positions=places_BN.size,
+        loss=_loss(cached_BNV, next_BN),
+        forward_loss=_loss(whole_BNV, next_BN),
+    )
+
+
+def agreement_on(run: TrainedRun, tokens_BT: np.ndarray) -> Agreement:
+    """The same of a run: prompts of different lengths, then up to `STEPS` tokens one by one."""
+    tokens_BT = tokens_BT[:ROWS, : 4 * STEPS]
+    T = tokens_BT.shape[1]
+    longest = T - min(STEPS, T // 2)
+    lengths = [max(1, longest - 17 * row) for row in range(len(tokens_BT))]
+    return decode_agreement(run.config.model, run.params, tokens_BT, lengths, mesh=run.mesh)
+
+
+def _loss(logits_BNV, next_BN):
+    log_p_BNV = jax.nn.log_softmax(jnp.asarray(logits_BNV, jnp.float32))
+    return -float(np.take_along_axis(np.asarray(log_p_BNV), next_BN[..., None], -1).mean())

@@ -1,0 +1,133 @@
+"""What the five benchmarks have in common: how they are asked, and what a result holds."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from lrkv_jax.data.tasks.registry import DEMO, fingerprint, load
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference import Sampling
+from lrkv_jax.inference.language_model import Draws, LanguageModel
+
+
+@dataclass(frozen=True)
+class BenchmarkSettings:
+    """How benchmarks are asked: in a chat, zero-shot, as the recipe asks a midtrained model.
+
+    folder: where the sets lie, or "demo". limit: the first so many examples. samples, temperature,
+    top_p, new_tokens, seed: of generated answers. run_model_code: whether programs that the model
+    writes may run, in the sandbox, `workers` at a time (None: as many as CPUs).
+
+    Raises LrkvError for settings that contradict each other.
+    """
+
+    folder: str = "data/tasks"
+    limit: int | None = None
+    samples: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    new_tokens: int = 512
+    seed: int = 0
+    run_model_code: bool = False
+    workers: int | None = None
+
+    def __post_init__(self):
+        for name in ("limit", "samples", "new_tokens", "workers"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise LrkvError(f"{name} = {value}: use 1 or more")
+        self.draws()  # which refuses a temperature or a top_p that cannot be
+        if self.samples > 1 and self.temperature == 0:
+            raise LrkvError(
+                f"samples = {self.samples} at temperature 0 are all the same: give a temperature"
+            )
+
+    def draws(self) -> Draws:
+        """How answers are drawn."""
+        return Draws(Sampling(self.temperature, 0, self.top_p), self.seed, self.samples)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What a benchmark asks, and what identifies it."""
+
+    examples: list[Any]  # of the set's kind
+    dataset: dict[str, Any]
+
+
+@dataclass
+class Result:
+    """A benchmark's outcome.
+
+    score: the value that is compared, 0 to 1; `measure` is its name. records: one per example.
+    more: further measures.
+    """
+
+    measure: str
+    score: float
+    records: list[dict[str, Any]]
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+Benchmark = Callable[[LanguageModel, Questions, BenchmarkSettings], Result]
+
+
+def questions(name: str, split: str, settings: BenchmarkSettings) -> Questions:
+    """Return the examples of a set's split.
+
+    Raises LrkvError as `lrkv_jax.data.tasks.registry.load` does.
+    """
+    everything = load(name, split, settings.folder)
+    examples = everything[: settings.limit]
+    dataset = {
+        "name": name,
+        "split": split,
+        "folder": settings.folder,
+        "demonstration": settings.folder == DEMO,
+        "examples": len(examples),
+        "of": len(everything),
+        "sha256": fingerprint(everything),
+    }
+    return Questions(examples, dataset)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; for bools, the share that is true."""
+    return float(np.mean(np.asarray(values, np.float64)))
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """The standard error of the mean of independent examples: sample deviation over sqrt(n)."""
+    given = np.asarray(values, np.float64)
+    return float(given.std(ddof=1) / np.sqrt(len(given))) if len(given) > 1 else 0.0
+
+
+def measured(name: str, values: Sequence[float]) -> dict[str, float]:
+    """A measure and its standard error."""
+    return {name: mean(values), f"{name}_stderr": standard_error(values)}
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that one of k programs, drawn from n of which c pass, passes.
+
+    The unbiased estimator of Chen et al. (2021), equation 1. Raises LrkvError for k outside 1 .. n
+    and c outside 0 .. n.
+    """
+    if not 1 <= k <= n:
+        raise LrkvError(f"pass@{k} needs at least {max(k, 1)} samples of each problem, not {n}")
+    if not 0 <= c <= n:
+        raise LrkvError(f"pass@{k}: {c} of {n} samples cannot have passed")
+    return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
+
+
+def passed(records: list[dict[str, Any]]) -> Result:
+    """pass@1, and pass@k for powers of two up to the samples, from each record's `correct`."""
+    samples = len(records[0]["correct"])
+    more: dict[str, Any] = {"samples": samples}
+    for k in (2**n for n in range(samples.bit_length())):
+        rates = [pass_at_k(samples, sum(record["correct"]), k) for record in records]
+        more |= measured(f"pass@{k}", rates)
+    return Result("pass@1", more["pass@1"], records, more)

@@ -1,0 +1,208 @@
+"""`lrkv evaluate`: held-out loss of a trained run, its cache's honesty, and the five benchmarks."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lrkv_jax.config import RunConfig
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.docstrings import docstring_rows
+from lrkv_jax.data.loader import heldout_batches
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evaluation import gsm8k, humaneval, multiple_choice
+from lrkv_jax.evaluation.agreement import ROWS, agreement_on
+from lrkv_jax.evaluation.benchmark import Benchmark, BenchmarkSettings, Questions, questions
+from lrkv_jax.files import why_not, write_json
+from lrkv_jax.inference import Engine
+from lrkv_jax.inference.language_model import LanguageModel
+from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
+from lrkv_jax.training.checkpointing.manifest import versions
+from lrkv_jax.training.restore import TrainedRun, load_run
+from lrkv_jax.training.rows import RowFormat
+from lrkv_jax.training.run_dir import read_run
+from lrkv_jax.training.validate import make_validation
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "arc_easy": multiple_choice.multiple_choice,
+    "arc_challenge": multiple_choice.multiple_choice,
+    "mmlu": multiple_choice.multiple_choice,
+    "gsm8k": gsm8k.gsm8k,
+    "humaneval": humaneval.humaneval,
+}
+SPLIT = "test"  # of all five
+
+# A benchmark's name, the examples done, and the examples in all.
+OnProgress = Callable[[str, float, int], None]
+
+
+def evaluate(
+    directory: str | Path,
+    *,
+    tasks: Sequence[str] = ("bpb", "agreement"),
+    batch: int | None = None,
+    step: int | str | None = None,
+    settings: BenchmarkSettings | None = None,
+    overrides: Sequence[str] = (),
+    progress: OnProgress | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Evaluate a run; writes the result to `evaluation.json` in its directory, and each benchmark's
+    records to `evaluations/`.
+
+    `bpb` is cross-entropy and bits per byte over the whole held-out split, the same whatever
+    `batch` (the run's own unless given); `docstrings` is the same on docstrings of Python's
+    standard library, a text unlike the embedded corpus; `agreement` compares cached decoding with
+    the whole-sequence forward on held-out text; the others are benchmarks, asked in a chat as
+    `settings` say, and `combined` the mean of all five where all were asked.
+
+    Where a file cannot be written, `warn` is called (before the work, if that can be known) and the
+    result is returned all the same. Raises `LrkvError`, before anything is computed, for an unknown
+    task, a set that is not there, settings that the run cannot answer to, and a run that cannot be
+    read.
+    """
+    if batch is not None and batch < 1:
+        raise LrkvError(f"batch = {batch}: use 1 or more")
+    asked, settings = ask(read_run(directory), tasks, settings)
+    run = load_run(directory, step=step, overrides=overrides)
+    batch = batch or run.config.train.batch
+    warn = warn or (lambda text: print(f"lrkv: {text}", file=sys.stderr))
+    report = Path(directory) / "evaluation.json"
+    if reason := why_not(report):
+        warn(f"{report} cannot be written ({reason}): the result is printed and not kept")
+    about = _about(run, directory)
+    result = dict(about)
+    how = {"batch": batch, "settings": asdict(settings), "versions": versions()}
+    how |= {"devices": [device.device_kind for device in jax.devices()]}
+    for task in tasks:
+        if task in TASKS:
+            result[task] = TASKS[task](run, batch)
+    for name, questions_ in asked.items():
+        shown = _Report(name, len(questions_.examples), progress)
+        model = LanguageModel.of(run, batch=batch, progress=shown)
+        began = time.monotonic()
+        outcome = asdict(BENCHMARKS[name](model, questions_, settings))
+        records = outcome.pop("records")
+        result[name] = outcome | {
+            "examples": len(records),
+            "truncated_prompts": model.truncated,
+            "seconds": time.monotonic() - began,
+            "dataset": questions_.dataset,
+        }
+        path = Path(directory) / "evaluations" / f"{name}-step{run.step}.json"
+        _keep(path, {**about, **how, **result[name], "records": records}, warn)
+    if asked.keys() == BENCHMARKS.keys():
+        result["combined"] = sum(result[name]["score"] for name in asked) / len(asked)
+    _keep(report, result, warn)
+    return result
+
+
+def ask(
+    config: RunConfig, tasks: Sequence[str], settings: BenchmarkSettings | None = None
+) -> tuple[dict[str, Questions], BenchmarkSettings]:
+    """What the benchmarks among the tasks ask, and the settings: those of such a run unless given.
+
+    Raises `LrkvError` for an unknown task, one that is not permitted, settings that the run cannot
+    answer to, and a set that is not there.
+    """
+    known = {**TASKS, **BENCHMARKS}
+    unknown = [task for task in tasks if task not in known]
+    if unknown or not tasks:
+        raise LrkvError(f"unknown task {', '.join(unknown)}: use {', '.join(known)}")
+    settings = settings or BenchmarkSettings()
+    if "humaneval" in tasks:
+        humaneval.check(settings)
+    context = config.train.context
+    if {"gsm8k", "humaneval"} & set(tasks) and settings.new_tokens >= context:
+        raise LrkvError(f"new_tokens = {settings.new_tokens}: use 1 to {context - 1}")
+    if BENCHMARKS.keys() & set(tasks):
+        chat = ChatFormat(load_tokenizer(config.data.tokenizer))
+        chat.check(config.model.vocabulary)
+        if not chat.trained(config.data.mixture):
+            raise LrkvError(
+                "the run was not trained to chat, and benchmarks are asked in one: midtrain it, or "
+                "use lrkv harness RUN --tasks NAMES"
+            )
+    asked = {name: questions(name, SPLIT, settings) for name in tasks if name in BENCHMARKS}
+    return asked, settings
+
+
+def _keep(path: Path, content: dict[str, Any], warn: Callable[[str], None]) -> None:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, content)
+    except OSError as error:
+        warn(f"{path} cannot be written ({error.strerror}): what it would hold is not kept")
+
+
+class _Report:
+    """Adds up how many examples a benchmark has done."""
+
+    def __init__(self, name: str, total: int, progress: OnProgress | None):
+        self._name, self._total, self._progress = name, total, progress
+        self._done = 0.0
+
+    def __call__(self, more: float) -> None:
+        self._done += more
+        if self._progress:
+            self._progress(self._name, self._done, self._total)
+
+
+def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:
+    """Describe what was evaluated, with the measured size of its cache."""
+    config = run.config
+    engine = Engine(config.model, run.params, batch=1, length=config.train.context, mesh=run.mesh)
+    report, cache = engine.report(), config.model.decode_cache
+    return {
+        "run": str(directory),
+        "attention": config.model.attention.kind,
+        "step": run.step,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
+        "kv_cache_bytes_per_token": report.cache_bytes_per_token,
+        "kv_cache_bytes_per_token_formula": report.cache_bytes_per_token_formula,
+        "kv_cache_dtype": config.model.dtype + " (rows in int8)" * (cache == "int8"),
+        # As the quickstart, the plan and the model card have it.
+        "kv_cache_bytes_per_token_bfloat16": cache_allocated_bytes_per_token(config.model),
+        "dtype": config.model.dtype,
+    }
+
+
+def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
+    config = run.config
+    return _loss_on(run, heldout_batches(config.data, config.train.context, batch))
+
+
+def _docstrings(run: TrainedRun, batch: int) -> dict[str, float]:
+    rows = docstring_rows(run.tokenizer, run.config.train.context)
+    # Filled up with rows of no targets: a last batch of its own size would be a program of its own.
+    filled = np.pad(rows, ((0, -len(rows) % batch), (0, 0)), constant_values=~run.tokenizer.bos)
+    return _loss_on(run, (filled[at : at + batch] for at in range(0, len(filled), batch)))
+
+
+def _loss_on(run: TrainedRun, batches: Iterable[np.ndarray]) -> dict[str, float]:
+    config = run.config
+    token_bytes_V = run.tokenizer.token_bytes_up_to(config.model.vocabulary)
+    validate = make_validation(
+        config.model, run.mesh, token_bytes_V,
+        chunk=config.train.loss_chunk, rows=RowFormat.of(config, run.tokenizer.bos),
+    )  # fmt: skip
+    return validate(run.params, batches).as_dict()
+
+
+def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
+    """Compare on the first held-out records."""
+    del batch
+    config = run.config
+    rows = RowFormat.of(config, run.tokenizer.bos)
+    tokens_BU = next(heldout_batches(config.data, config.train.context, ROWS))
+    tokens_BT = np.asarray(rows.ids(jax.numpy.asarray(tokens_BU[:, : config.train.context])))
+    return asdict(agreement_on(run, tokens_BT))
+
+
+TASKS = {"bpb": _held_out, "docstrings": _docstrings, "agreement": _agreement}

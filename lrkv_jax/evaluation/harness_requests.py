@@ -1,0 +1,117 @@
+"""What the lm-evaluation-harness asks, read without it: groups, settings of texts, chats.
+
+`harness_adapter` answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import conversation_from
+from lrkv_jax.data.tokenizer import CHAT_NAMES
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference import Sampling
+
+# The harness's own default for tasks that name none (models/huggingface.py).
+NEW_TOKENS = 256
+# Its names for one thing, the first one given counts.
+_NEW_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+OPENING = len(CHAT_NAMES[0])  # characters by which a chat's prompt is told from text
+
+
+def grouped(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Group the places of equal keys; groups and places stay in order."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How a text is generated: up to the first of `until`, with at most `new_tokens`."""
+
+    until: tuple[str, ...]
+    new_tokens: int
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any], context: int) -> Generation:
+        """Read a task's generation_kwargs; the model reads up to `context` tokens.
+
+        As the harness reads them: do_sample=false is greedy whatever the temperature; without
+        do_sample a temperature above 0 samples. A task that names no number of tokens gets 256, or
+        half of a context that is shorter than 512.
+
+        Raises LrkvError for settings that the decoder does not have or that contradict each other.
+        """
+        rest = dict(asked)
+        until = rest.pop("until", None) or ()
+        named = [rest.pop(name, None) for name in _NEW_TOKENS_NAMES]
+        given = next((number for number in named if number is not None), None)
+        new_tokens = min(NEW_TOKENS, context // 2) if given is None else int(given)
+        if not 1 <= new_tokens < context:
+            raise LrkvError(
+                f"max_gen_toks = {new_tokens}: the model reads {context} tokens, so give "
+                f"--gen_kwargs max_gen_toks=N of 1 to {context - 1}"
+            )
+        do_sample, temperature = rest.pop("do_sample", None), rest.pop("temperature", None)
+        if do_sample and temperature is not None and float(temperature) == 0:
+            raise LrkvError("do_sample at temperature = 0: give another, or do_sample=False")
+        if temperature is None:
+            temperature = 1.0 if do_sample else 0.0
+        if do_sample is False:
+            temperature = 0.0
+        top_k, top_p = rest.pop("top_k", None) or 0, rest.pop("top_p", None)
+        beams = rest.pop("num_beams", 1)
+        if beams != 1:
+            raise LrkvError(f"num_beams = {beams}: beams are not searched, use num_beams=1")
+        if rest:
+            raise LrkvError(
+                f"generation_kwargs {', '.join(sorted(rest))}: not known here; use until, "
+                "max_gen_toks, do_sample, temperature, top_k, top_p"
+            )
+        sampling = Sampling(float(temperature), int(top_k), 1.0 if top_p is None else float(top_p))
+        stops = (until,) if isinstance(until, str) else tuple(until)
+        return cls(tuple(stop for stop in stops if stop), new_tokens, sampling)
+
+
+class ChatPrompt(str):
+    """A chat up to the start of the assistant's turn, as a string, which the harness expects.
+
+    The tokens that frame a chat cannot be spelt in text, so the ids travel with it, and the text is
+    for logs alone: whatever a user writes, no text becomes a frame. It survives what the harness
+    does with prompts, pickling included; put into another string it is plain text, which
+    `lost_chat` recognises.
+
+    head: the ids up to the start of the assistant's turn. begun: the text that this turn starts
+    with, empty for most.
+    """
+
+    head: tuple[int, ...]
+    begun: str
+
+    @classmethod
+    def of(
+        cls, chat: ChatFormat, history: Sequence[Mapping[str, str]], *, answers: bool = True
+    ) -> ChatPrompt:
+        """From [{"role", "content"}]; unless the model `answers` it, it continues the last
+        message, the assistant's.
+
+        Raises LrkvError as `conversation_from` and `ChatFormat.prompt` do.
+        """
+        turns, begun = list(history), ""
+        if not answers and turns and turns[-1]["role"] == "assistant":
+            begun = turns.pop()["content"]
+        conversation = conversation_from(turns)
+        prompt = cls(chat.shown(conversation) + begun)
+        prompt.head, prompt.begun = tuple(chat.prompt(conversation)), begun
+        return prompt
+
+
+def lost_chat(text: str, opening: str) -> bool:
+    """Whether a string begins as chats do, `opening`, and is a `ChatPrompt` that lost its ids."""
+    return not isinstance(text, ChatPrompt) and text.startswith(opening)

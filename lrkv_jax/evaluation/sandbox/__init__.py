@@ -1,0 +1,43 @@
+"""Runs code that a model wrote, in processes of its own, behind what the kernel offers.
+
+docs/sandbox.md says what it protects from, and from what it does not.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from lrkv_jax.distributed.device import usable_cores
+from lrkv_jax.evaluation.sandbox import launch
+from lrkv_jax.evaluation.sandbox.isolation import Isolation, isolation
+from lrkv_jax.evaluation.sandbox.limits import Limits, Outcome
+
+__all__ = ["Isolation", "Limits", "Outcome", "isolation", "run_programs"]
+
+
+def run_programs(
+    programs: Sequence[str],
+    *,
+    limits: Limits | None = None,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Outcome]:
+    """Run Python programs on the standard library alone, `workers` at a time, in any order.
+
+    Unless given, `workers` are as many as there are cores. Outcomes are in the programs' order.
+    `progress` is called with the number of finished programs.
+    Raises LrkvError where no sandbox works on this machine (`isolation`).
+    """
+    way, limits = isolation().way, limits or Limits()
+    workers = workers or usable_cores()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
+    outcomes = []
+    try:
+        for outcome in pool.map(lambda program: launch.run(program, limits, way), programs):
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(len(outcomes))
+    finally:
+        # Interrupted, it ends after the programs that run, not after all of them.
+        pool.shutdown(cancel_futures=True)
+    return outcomes

@@ -1,0 +1,72 @@
+"""A chat's answers: decoded, with the calculator's output put in where it is called."""
+
+from dataclasses import dataclass, field
+
+from lrkv_jax.data.calculator import calculate
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.inference.engine import Engine
+from lrkv_jax.inference.request import Request
+
+
+@dataclass
+class Answer:
+    """An answer so far.
+
+    ids: what it holds, without what ended it. calls: the calculator's, as (expression, output),
+    output None where it was no sum. ended: whether the model said that it is done.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    calls: list[tuple[str, str | None]] = field(default_factory=list)
+    ended: bool = False
+
+    def text(self, chat: ChatFormat) -> str:
+        """The answer as text, its calls as <<48/2=24>>."""
+        return chat.written(self.ids)
+
+
+class Answering:
+    """An answer that grows as the engine advances, up to `budget` ids.
+
+    `request` ends with the turn that is answered; it was submitted or appended to with the budget
+    as its new tokens, with the chat's stops, and to be kept. over: whether nothing more will come.
+    """
+
+    def __init__(self, engine: Engine, chat: ChatFormat, request: Request, budget: int):
+        self.request, self.answer, self.over = request, Answer(), False
+        self._engine, self._chat, self._budget = engine, chat, budget
+        self._start = len(request.tokens)
+
+    def take(self) -> None:
+        """Add what was decoded since the last time, and answer a call."""
+        request, answer = self.request, self.answer
+        for token in request.tokens[self._start + len(answer.ids) :]:
+            answer.ended = token in self._chat.ends
+            if not answer.ended:
+                answer.ids.append(token)
+        if request.done and not self.over:
+            self.over = answer.ended or not self._goes_on()
+
+    def leave(self, ids: int) -> None:
+        """Stop here; of the answer so many ids stay, in the cache too."""
+        if not self.over or ids < len(self.answer.ids):
+            del self.answer.ids[ids:]
+            self.answer.ended, self.over = False, True
+            self._engine.cancel(self.request, keep=self._start + ids)
+
+    def _goes_on(self):
+        """Whether the answer goes on, behind what the calculator says to a call."""
+        answer, chat = self.answer, self._chat
+        if self.request.reason != "stop":
+            return False
+        expression = chat.call_in(answer.ids)
+        output = None if expression is None else calculate(expression)
+        if expression is not None:
+            answer.calls.append((expression, output))
+        forced = [] if output is None else chat.output(output)
+        left = self._budget - len(answer.ids) - len(forced)
+        if left < 1:
+            return False
+        answer.ids += forced
+        self._engine.append(self.request, forced, left, same_turn=True)
+        return True

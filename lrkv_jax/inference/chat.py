@@ -1,0 +1,173 @@
+"""A conversation with a trained run: answers are streamed, and no turn is read twice."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lrkv_jax import files
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import conversation_from
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference import Engine, Sampling
+from lrkv_jax.inference.answers import Answering
+from lrkv_jax.inference.request import Draw, Request
+from lrkv_jax.training.restore import TrainedRun
+
+
+class Piece(NamedTuple):
+    """A stretch of an answer. kind: text, python (a call) or output (what the calculator said)."""
+
+    kind: str
+    text: str
+
+
+class Chat:
+    """Turns with one run, in one cache.
+
+    sampling, new_tokens: of the answers from now on; they may be set between turns. messages: what
+    was said, as [{role, content}]. Raises `LrkvError` for a model without ids for a chat.
+    """
+
+    def __init__(
+        self, run: TrainedRun, *, sampling: Sampling, seed: int = 0, new_tokens: int = 256
+    ):
+        self.run, self.sampling, self.new_tokens = run, sampling, new_tokens
+        self._format = ChatFormat(run.tokenizer)
+        self._format.check(run.config.model.vocabulary)
+        self.context = run.config.train.context
+        self._engine = Engine(
+            run.config.model, run.params, batch=1, length=self.context, mesh=run.mesh
+        )
+        self._seed = seed
+        self._request: Request | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything that was said."""
+        self.messages: list[dict[str, str]] = []
+        if self._request is not None:
+            self._engine.cancel(self._request)
+        self._request = None
+        self._unfinished = False
+
+    @property
+    def used(self) -> int:
+        """Tokens of the context that the conversation takes."""
+        return len(self._request.tokens) if self._request else 0
+
+    def say(self, text: str) -> Generator[Piece]:
+        """The answer to the user's next message, piece by piece as it is decoded.
+
+        Only the new message is prefilled. Raises `LrkvError`, and leaves the conversation as it is,
+        for an empty message and for one that the context has no room for.
+        """
+        if not text.strip():
+            raise LrkvError("the message is empty: say something")
+        kept, turn = self._turn(text)
+        room = self.context - kept - len(turn)
+        if room < 1:
+            raise LrkvError(
+                f"the context of {self.context} tokens is full ({kept} used, {len(turn)} "
+                "asked): /reset starts anew"
+            )
+        if self._request is not None and kept < self.used:
+            self._engine.cancel(self._request, keep=kept)
+            self._request = self._request if kept else None
+        self.messages.append({"role": "user", "content": text})
+        going = self._answering(turn, min(self.new_tokens, room))
+        reader, shown = _Reader(self._format), 0
+        try:
+            while not going.over or shown < len(going.answer.ids):
+                if shown == len(going.answer.ids):
+                    self._engine.advance()
+                    going.take()
+                    continue
+                shown += 1
+                yield from reader.read(going.answer.ids[:shown])
+            yield from reader.rest()
+        finally:
+            going.leave(shown)
+            self._unfinished = not going.answer.ended
+            content = going.answer.text(self._format)
+            self.messages.append({"role": "assistant", "content": content})
+
+    def _turn(self, text: str) -> tuple[int, list[int]]:
+        """How many of the cached tokens stay, and the ids that go behind them.
+
+        A template writes the whole conversation anew, and may write earlier turns otherwise.
+        """
+        chat = self._format
+        if chat.template is not None:
+            said = [message for message in self.messages if message["content"]]
+            asked = {"role": "user", "content": text}
+            whole = chat.prompt(conversation_from([*said, asked]))
+            held = self._request.tokens if self._request else []
+            pairs = enumerate(zip(held, whole, strict=False))
+            same = next((at for at, (one, other) in pairs if one != other), len(held))
+            same = min(same, len(whole) - 1)
+            return same, whole[same:]
+        turn = chat.turn(text)
+        turn[:0] = chat.between if self.messages else chat.start
+        if self._unfinished:  # an answer that was cut short has no end yet
+            turn.insert(0, chat.ids.assistant_end)
+        return self.used, turn
+
+    def _answering(self, turn: list[int], budget: int) -> Answering:
+        """Put a turn behind what was said, and start its answer."""
+        draw = Draw(self.sampling, self._seed)
+        if self._request is None:
+            stops = frozenset(self._format.stops)
+            self._request = self._engine.submit(turn, budget, draw=draw, stops=stops, keep=True)
+        else:
+            self._request.draw = draw
+            self._engine.append(self._request, turn, budget)
+        return Answering(self._engine, self._format, self._request, budget)
+
+    def save(self, path: str | Path) -> None:
+        """Write what was said as JSON. Raises `LrkvError` where it cannot be written."""
+        config = self.run.config
+        content: dict[str, Any] = {
+            "run": config.directory,
+            "step": self.run.step,
+            "sampling": vars(self.sampling),
+            "seed": self._seed,
+            "messages": self.messages,
+        }
+        try:
+            files.write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise LrkvError(f"{path} cannot be written ({error.strerror}): name another") from None
+
+
+class _Reader:
+    """Ids that keep coming to text: whole characters, with the calculator's parts told apart."""
+
+    def __init__(self, chat: ChatFormat):
+        self._tokenizer = chat.tokenizer
+        ids = chat.ids
+        self._kinds = {
+            ids.python_start: "python", ids.python_end: "text",
+            ids.output_start: "output", ids.output_end: "text",
+        }  # fmt: skip
+        self._kind, self._read = "text", 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self, ids: list[int]) -> Iterator[Piece]:
+        """The pieces that are new since the last call; a cut character waits for its rest."""
+        for token in ids[self._read :]:
+            if token in self._kinds:
+                yield from self.rest()
+                self._kind = self._kinds[token]
+            elif text := self._decoder.decode(self._tokenizer.decode_bytes([token])):
+                yield Piece(self._kind, text)
+        self._read = len(ids)
+
+    def rest(self) -> Iterator[Piece]:
+        """What was left of a cut character."""
+        if text := self._decoder.decode(b"", final=True):
+            yield Piece(self._kind, text)
+        self._decoder.reset()

@@ -1,0 +1,282 @@
+"""A trained run as benchmarks ask it: likelihoods of texts, and texts, in batches.
+
+Every answer is its own example's: what else is decoded beside it changes nothing, and how many
+devices share it nothing beyond the rounding of float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import Conversation
+from lrkv_jax.data.text import cut
+from lrkv_jax.data.tokenizer import Tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference import Engine, Sampling
+from lrkv_jax.inference.answers import Answer, Answering
+from lrkv_jax.inference.request import Draw, Request
+from lrkv_jax.training.restore import TrainedRun
+
+OnExamples = Callable[[float], None]
+Ids = Sequence[int]
+
+_SEEDS = 1 << 63  # what JAX takes
+# Requests that are queued at a time, of each that runs.
+_QUEUED = 2
+
+
+class Score(NamedTuple):
+    """A continuation's log p in nats, and whether greedy decoding would have written it."""
+
+    log_p: float
+    greedy: bool
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How texts are drawn: example i's sample s from (seed, i, s) alone."""
+
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    samples: int = 1
+
+    def __post_init__(self):
+        if not -_SEEDS <= self.seed < _SEEDS:
+            raise LrkvError(f"seed = {self.seed}: use a number below 2^63")
+
+    def of(self, place: int) -> Draw:
+        """How sample s of example i is drawn, `place` = i · samples + s."""
+        return Draw(self.sampling, self.seed, place)
+
+
+class LanguageModel:
+    """A model, its tokenizer, and `context`, the largest number of tokens that it reads.
+
+    A prompt that is too long loses its beginning, but no BOS; `truncated` counts them. `progress`
+    is called with the number of examples that have ended since the last time.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Any,
+        tokenizer: Tokenizer,
+        *,
+        context: int,
+        batch: int,
+        mesh: Mesh | None = None,
+        progress: OnExamples | None = None,
+    ):
+        self.tokenizer, self.context, self.batch = tokenizer, context, batch
+        self.chat = ChatFormat(tokenizer)
+        self.truncated = 0
+        self.progress = progress or (lambda done: None)
+        self._vocabulary = config.vocabulary
+        # The last token of a continuation is predicted and never read.
+        self._make = lambda: Engine(config, params, batch=batch, length=context + 1, mesh=mesh)
+        self._made: Engine | None = None
+
+    @classmethod
+    def of(
+        cls, run: TrainedRun, *, batch: int, progress: OnExamples | None = None
+    ) -> LanguageModel:
+        """A trained run, reading as many tokens as it was trained on."""
+        config = run.config
+        return cls(
+            config.model, run.params, run.tokenizer,
+            context=config.train.context, batch=batch, mesh=run.mesh, progress=progress,
+        )  # fmt: skip
+
+    def prompt(self, text: str) -> list[int]:
+        """Text as the beginning of a document."""
+        return self.tokenizer.prompt(text)
+
+    def check_chat(self) -> None:
+        """Raise `LrkvError` for a model of too few ids to chat."""
+        self.chat.check(self._vocabulary)
+
+    def chat_prompt(self, conversation: Conversation) -> list[int]:
+        """Return the ids of a conversation up to the start of the answer.
+
+        Raises `LrkvError` for a model without ids for a chat, and where nothing is asked.
+        """
+        self.check_chat()
+        return self.chat.prompt(conversation)
+
+    def pair(
+        self, context: str, continuation: str, head: Ids | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Ids of a context and of a continuation, cut where the context's own ids end.
+
+        The lm-evaluation-harness's rule: spaces that end the context go over to the continuation,
+        and both are encoded together. An empty context is the tokenizer's prefix. With `head` the
+        context stands behind these ids, and begins no text.
+        """
+        spaces = len(context) - len(context.rstrip())
+        if spaces:
+            context, continuation = context[:-spaces], context[-spaces:] + continuation
+        if head is None and not context:
+            return self.prompt(""), self._continued(continuation)
+        encode = self.prompt if head is None else self._continued
+        whole, start = encode(context + continuation), len(encode(context))
+        return [*(head or ()), *whole[:start]], whole[start:]
+
+    def _continued(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text).tolist()
+
+    def log_likelihoods(self, asked: Sequence[tuple[Ids, Sequence[Ids]]]) -> list[list[Score]]:
+        """Return, for each (context, continuations), the score of every continuation.
+
+        The context is prefilled once. Raises `LrkvError` for a continuation that is empty or longer
+        than what the model reads.
+        """
+        fitted = []
+        for context, continuations in asked:
+            longest = max(map(len, continuations))
+            if not min(map(len, continuations)) or longest > self.context:
+                raise LrkvError(
+                    f"a continuation of {longest} tokens, another of "
+                    f"{min(map(len, continuations))}: give 1 to {self.context}"
+                )
+            fitted.append(self._fitted(context, self.context + 1 - longest))
+        engine = self._engine()
+
+        def submit(i):
+            return engine.submit(fitted[i], choices=asked[i][1])
+
+        results: list[list[Score]] = [[] for _ in asked]
+        for i, request in self._each(len(asked), submit):
+            parts = iter(zip(request.log_p, request.likeliest, strict=True))
+            for choice in asked[i][1]:
+                own = list(_parts_of(len(choice), parts))
+                total = sum(float(log_p.sum(dtype=np.float64)) for log_p, _ in own)
+                results[i].append(Score(total, all(likeliest.all() for _, likeliest in own)))
+        return results
+
+    def next_log_p(self, prompts: Sequence[Ids], ids: Sequence[Ids]) -> list[np.ndarray]:
+        """Return the log p (float32) of each of an example's `ids` right after its prompt."""
+        fitted = [self._fitted(prompt, self.context) for prompt in prompts]
+        engine = self._engine()
+        results: list[np.ndarray] = [np.empty(0)] * len(prompts)
+        for i, request in self._each(
+            len(prompts), lambda i: engine.submit(fitted[i], nexts=ids[i])
+        ):
+            (results[i],) = request.log_p
+        return results
+
+    def answers(self, prompts: Sequence[Ids], new_tokens: int, draws: Draws) -> list[list[Answer]]:
+        """Return `draws.samples` answers to each chat prompt.
+
+        Each has up to `new_tokens`, the calculator's included; fewer where the context ends.
+        """
+        self.check_chat()
+        fitted = self._with_room(prompts, new_tokens)
+        engine, stops = self._engine(), frozenset(self.chat.stops)
+        growing: dict[Request, Answering] = {}
+
+        def submit(place):
+            prompt = fitted[place // draws.samples]
+            budget = min(new_tokens, self.context - len(prompt))
+            request = engine.submit(prompt, budget, draw=draws.of(place), stops=stops, keep=True)
+            growing[request] = Answering(engine, self.chat, request, budget)
+            return request
+
+        def is_over(request):
+            growing[request].take()
+            return growing[request].over
+
+        results: list[list[Answer]] = [[Answer()] * draws.samples for _ in prompts]
+        for place, request in self._each(
+            len(prompts) * draws.samples, submit, is_over, samples=draws.samples
+        ):
+            i, sample = divmod(place, draws.samples)
+            results[i][sample] = growing.pop(request).answer
+        return results
+
+    def continuations(
+        self, prompts: Sequence[Ids], new_tokens: int, until: Sequence[str], draws: Draws
+    ) -> list[list[str]]:
+        """Return `draws.samples` texts after each prompt, up to the first string of `until`."""
+        fitted = self._with_room(prompts, new_tokens)
+        engine, stops = self._engine(), frozenset(self.tokenizer.ends)
+
+        def submit(place):
+            prompt = fitted[place // draws.samples]
+            budget = min(new_tokens, self.context - len(prompt))
+            return engine.submit(prompt, budget, draw=draws.of(place), stops=stops)
+
+        def is_over(request):
+            if request.done or not until:
+                return request.done
+            text = self.tokenizer.decode(request.said)
+            return text != cut(text, until)
+
+        results = [[""] * draws.samples for _ in prompts]
+        for place, request in self._each(
+            len(prompts) * draws.samples, submit, is_over, samples=draws.samples
+        ):
+            i, sample = divmod(place, draws.samples)
+            results[i][sample] = cut(self.tokenizer.decode(request.said), until)
+        return results
+
+    def _each(
+        self,
+        count: int,
+        submit: Callable[[int], Request],
+        is_over: Callable[[Request], bool] = lambda request: request.done,
+        *,
+        samples: int = 1,
+    ) -> Iterator[tuple[int, Request]]:
+        """Submit requests, a few more than run at a time; yield (number, request) as they end."""
+        engine, following = self._engine(), iter(range(count))
+        going: dict[int, Request] = {}
+        while True:
+            for number in islice(following, max(0, _QUEUED * self.batch - len(going))):
+                going[number] = submit(number)
+            if not going:
+                return
+            engine.advance()
+            for number in [number for number, request in going.items() if is_over(request)]:
+                request = going.pop(number)
+                yield number, request
+                engine.cancel(request)
+                self.progress(1 / samples)
+
+    def _with_room(self, prompts, new_tokens):
+        """The prompts, cut so that each leaves room for an answer."""
+        if new_tokens < 1 or new_tokens >= self.context:
+            raise LrkvError(f"new_tokens = {new_tokens}: use 1 to {self.context - 1}")
+        # A prompt leaves the answer a quarter of the context, or all that it may take.
+        room = min(new_tokens, self.context // 4)
+        return [self._fitted(prompt, self.context - room) for prompt in prompts]
+
+    def _fitted(self, prompt: Ids, limit: int) -> list[int]:
+        """The last `limit` tokens of a prompt; a BOS that it begins with takes the first place."""
+        if len(prompt) <= limit:
+            return list(prompt)
+        self.truncated += 1
+        if prompt[0] != self.tokenizer.bos:
+            return list(prompt[len(prompt) - limit :])
+        return [self.tokenizer.bos, *prompt[len(prompt) - limit + 1 :]][-limit:]
+
+    def _engine(self) -> Engine:
+        """Return the engine that answers everything; it is made when the first question comes."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+
+def _parts_of(tokens: int, parts: Iterator[tuple]) -> Iterator[tuple]:
+    """Those of a request's scored pieces that make up a continuation of so many tokens."""
+    while tokens:
+        part = next(parts)
+        tokens -= len(part[0])
+        yield part

@@ -1,0 +1,1 @@
+"""What measures, compares and reports; nothing that trains, decodes or serves imports it."""

@@ -1,0 +1,180 @@
+"""One layer's decode attention as data: the layer, with random weights, queries and cache.
+
+What is timed is the layer's own `cached`: each head's query in (normed and rotated, where the
+variant rotates it), each head's output out. Products with up-projections that a factored cache
+needs are therefore inside the measurement, for MLA (absorption) as for LRKV.
+
+B batch  T new tokens (1)  S cache slots  H heads  K head width
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.kernels.int8 import Int8Rows
+from lrkv_jax.models.attention import Attention, abstract_layer
+from lrkv_jax.models.attention.cache import Cache, contiguous, padded, slot_axes, slots_of
+from lrkv_jax.models.attention.grouped import GroupedCache
+from lrkv_jax.models.weight import spec_of, variables
+
+
+class Given(NamedTuple):
+    """A program's arguments beside the cache and the lengths.
+
+    `weights` are the layer's leaves, `query` what its `queries` gives, `angles` its `slot_angles`.
+    """
+
+    weights: Any
+    query: Any
+    angles: Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to attend to: arguments, the layer's own kind of cache, and the tokens in it."""
+
+    model: ModelConfig
+    given: Given
+    cache: Cache
+    lengths_B: jax.Array
+
+    def layer(self, weights: Any, impl: str = "xla") -> Attention:
+        """The layer, whose decode kernel is `impl`, around some of its weights."""
+        model = self.model.model_copy(update={"decode_kernel": impl})
+        return jax.tree.unflatten(jax.tree.structure(abstract_layer(model)), weights)
+
+    @property
+    def abstract(self) -> Attention:
+        """The layer without weights."""
+        return abstract_layer(self.model)
+
+    @property
+    def bytes_to_move(self) -> int:
+        """Bytes of the live cache arrays up to each sequence's length, padding included."""
+        return bytes_to_move(self.cache, np.asarray(self.lengths_B))
+
+
+def bytes_to_move(cache: Cache, lengths_B: np.ndarray) -> int:
+    """Bytes of a cache's arrays in slots that hold a token: a decode step reads them once."""
+    total = 0
+    for name, axis in slot_axes(cache).items():
+        leaf = getattr(cache, name)
+        total += nbytes_of(leaf) // (leaf.shape[0] * leaf.shape[axis]) * int(lengths_B.sum())
+    return total
+
+
+def cache_nbytes(model: ModelConfig, batch: int, length: int, dtype: str) -> int:
+    """Bytes of one cache of the problem, before it is made."""
+    return nbytes_of(abstract_layer(model).stored_shapes(batch, length, jnp.dtype(dtype)))
+
+
+def rebuilt(model: ModelConfig, batch: int, length: int, dtype: str) -> int:
+    """Bytes of the heads' keys and values, once rebuilt; 0 where the cache holds them whole."""
+    layer = abstract_layer(model)
+    cache = layer.cache_shapes(batch, length, jnp.dtype(dtype))
+    positions = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    keys_values = _shapes(layer, "materialised", cache, positions)
+    whole = isinstance(cache, GroupedCache) or keys_values[0].shape[2] == 1
+    return 0 if whole else nbytes_of(keys_values)
+
+
+def nbytes_of(arrays: Any) -> int:
+    """Bytes of all arrays of a tree, which may be abstract."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))
+
+
+def lengths_of(batch: int, length: int, *, ragged: bool, seed: int) -> np.ndarray:
+    """Tokens of each sequence: all `length`, or between 1 and that with a mean of half of it.
+
+    Ragged lengths come in pairs that mirror each other around the half, so that the mean is exact
+    in every draw and figures of different seeds compare.
+    """
+    if not ragged:
+        return np.full(batch, length, np.int32)
+    rng = np.random.default_rng(seed)
+    half = rng.integers(1, length, batch // 2, endpoint=True)
+    middle = [-(-length // 2)] * (batch % 2)
+    lengths = np.concatenate([half, np.maximum(length - half, 1), middle])
+    return rng.permutation(lengths).astype(np.int32)
+
+
+def make_problem(
+    model: ModelConfig, lengths_B: np.ndarray, length: int, dtype: str, seed: int
+) -> Problem:
+    """Random arrays of unit variance: logits of standard deviation about 1, weights far from equal.
+
+    LRKV's residual carries half of a key's variance, so that leaving it out cannot go unnoticed.
+    """
+    layer, B, of = abstract_layer(model), len(lengths_B), jnp.dtype(dtype)
+    x_B1D = jax.ShapeDtypeStruct((B, 1, model.width), of)
+    positions_B1 = jax.ShapeDtypeStruct((B, 1), jnp.int32)
+    queries = _shapes(layer, "queries", x_B1D, positions_B1)
+    entries = _shapes(layer, "entries", x_B1D, positions_B1)
+    shapes = layer.stored_shapes(B, length, of)
+    axes = slot_axes(shapes)
+
+    @jax.jit  # one program for all arrays: most of a small sweep is compilation
+    def make(seed):
+        seeds = iter([1000 * seed + i for i in range(64)])
+
+        def stored(name):
+            leaf, width = getattr(shapes, name), getattr(entries, name).shape[-1]
+            if axes[name] == len(leaf.shape) - 1:  # a scalar per token: an inverse norm
+                return 0.7 + 0.1 * noise(leaf.shape, leaf.dtype, next(seeds))
+            rows = noise((*leaf.shape[:-1], width), leaf.dtype, next(seeds))
+            rows = padded(rows, leaf.shape[-1])
+            return Int8Rows.of(rows, leaf.dtype) if isinstance(leaf, Int8Rows) else rows
+
+        cache = type(shapes)(**{name: stored(name) for name in axes})
+        query = jax.tree.map(lambda leaf: noise(leaf.shape, dtype, next(seeds)), queries)
+        return Given(_weights(layer, dtype, seeds), query, layer.slot_angles(length)), cache
+
+    given, cache = make(jnp.uint32(seed))
+    return Problem(model, given, cache, jnp.asarray(lengths_B))
+
+
+def _shapes(layer, method: str, *arguments):
+    """What a method of a layer without weights would give."""
+    return jax.eval_shape(lambda layer, *given: getattr(layer, method)(*given), layer, *arguments)
+
+
+def _weights(layer, dtype, seeds):
+    """The layer's weights, each N(0, 1 / fan-in)."""
+
+    return [
+        noise(leaf.shape, dtype, next(seeds), spec_of(variable).fans(leaf.shape)[0] ** -0.5)
+        for variable, leaf in zip(variables(layer), jax.tree.leaves(layer), strict=True)
+    ]
+
+
+def noise(shape: tuple[int, ...], dtype: str, seed, std: float = 1.0) -> jax.Array:
+    """Uniform numbers of mean 0: murmur3's finaliser over each value's index.
+
+    A large cache is 10⁹ values and a small sweep is mostly compilation: JAX's generators cost
+    several times as much of both.
+    """
+    bits = jax.lax.iota(jnp.uint32, math.prod(shape)) + jnp.uint32(seed) * jnp.uint32(0x9E3779B9)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
+    bits = bits ^ (bits >> 16)
+    unit = (bits >> 8).astype(jnp.float32) * 2.0**-24
+    return (std * 3**0.5 * (2 * unit - 1)).astype(dtype).reshape(shape)
+
+
+def with_kernel(problem: Problem, given: Given, cache: Cache, lengths_B, impl: str):
+    """(outputs [B, T, H, K], log-sum-exp) as the layer decodes, through the kernel `impl`."""
+    layer = problem.layer(given.weights, impl)
+    return layer.cached(given.query, cache, lengths_B[:, None] - 1, given.angles)
+
+
+def materialised(problem: Problem, given: Given, cache: Cache, lengths_B):
+    """Queries, keys and values as whole sequences have them: [B, T, H, W], [B, S, G, ...]."""
+    layer = problem.layer(given.weights)
+    positions_1S = jnp.arange(slots_of(cache))[None]
+    k_BSGW, v_BSGK = layer.materialised(contiguous(cache, None), positions_1S)
+    return layer.expanded(given.query, lengths_B[:, None] - 1), k_BSGW, v_BSGK

@@ -1,0 +1,157 @@
+"""The collectives and matrix products of a compiled program, read from its optimized HLO text.
+
+XLA's `cost_analysis` counts the body of a loop once, however often it runs. Here an instruction in
+the body of a loop of n turns runs n times.
+"""
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from lrkv_jax.models.accounting.timing import Collective, bytes_sent
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+ITEMSIZES = {
+    "pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4,
+    "u32": 4, "f64": 8, "s64": 8, "u64": 8,
+}  # fmt: skip
+_HEAD = re.compile(r"^(?:ENTRY )?%?(\S+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(\S+) = (\(.*?\)|\S+) ([a-z-]+)\((.*)$")
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.-]+)")
+_OPERAND = re.compile(r"(?:\w+\[[\d,]*\]\S* )?%?([\w.-]+)")
+# replica_groups={{0,1},{2,3}}, [2,4]<=[4,2]T(1,0), or mesh['data'=2,'fsdp'=4] {'fsdp'}
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_COUNTED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: `shapes` and `dtypes` are its results', `times` how often a run executes it.
+
+    `rest` is the line after the opening parenthesis: operands, attributes and metadata.
+    """
+
+    name: str
+    kind: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    rest: str
+    computation: str
+    times: int
+
+    @property
+    def scope(self) -> str:
+        """Where in the program it comes from, by JAX's name stack."""
+        found = re.search(r'op_name="([^"]*)"', self.rest)
+        return found.group(1) if found else ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its results."""
+        pairs = zip(self.dtypes, self.shapes, strict=True)
+        return sum(ITEMSIZES.get(dtype, 4) * math.prod(shape) for dtype, shape in pairs)
+
+
+def instructions(text: str) -> list[Instruction]:
+    """Every instruction that a run reaches."""
+    lines, here = [], ""
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            here = "ENTRY" if line.startswith("ENTRY") else head.group(1)
+        elif here and (found := _INSTRUCTION.match(line)):
+            lines.append((here, *found.groups()))
+    times = _times(lines)
+    out = []
+    for where, name, result, kind, rest in lines:
+        if not times[where]:
+            continue
+        results = _SHAPE.findall(result)
+        shapes = tuple(tuple(int(n) for n in dims.split(",") if n) for _, dims in results)
+        dtypes = tuple(dtype for dtype, _ in results)
+        out.append(Instruction(name, kind, shapes, dtypes, rest, where, times[where]))
+    return out
+
+
+def collectives(text: str) -> list[Instruction]:
+    """The collectives among them."""
+    return [i for i in instructions(text) if i.kind in COLLECTIVES]
+
+
+def sent(text: str, devices: int, gathered: int = 4) -> list[Collective]:
+    """What a device sends in a run of a program over `devices` devices, most bytes first.
+
+    A CPU gathers bfloat16 as float32: `gathered` are the bytes of such a value elsewhere, 2 where
+    the model is in bfloat16.
+    """
+    counts: Counter[tuple[str, int, int]] = Counter()
+    total: Counter[tuple[str, int, int]] = Counter()
+    for i in collectives(text):
+        group = _first_group(i.rest, devices)
+        size = len(group)
+        operand = i.bytes
+        if i.kind == "all-gather":
+            operand //= size
+            if "f32" in i.dtypes:
+                operand = operand * gathered // 4
+        elif i.kind == "reduce-scatter":
+            operand *= size
+        key = i.kind, size, max(group) - min(group) + 1
+        counts[key] += i.times
+        total[key] += i.times * round(bytes_sent(i.kind, operand, size))
+    return [Collective(*key, counts[key], size) for key, size in total.most_common()]
+
+
+def product_flops(text: str) -> int:
+    """2 · multiplications of all matrix products that one device executes in a step."""
+    found, total = instructions(text), 0
+    shapes = {(i.computation, i.name): i.shapes[0] for i in found if i.shapes}
+    for i in found:
+        if i.kind != "dot":
+            continue
+        dims = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", i.rest).group(1)
+        left = shapes[i.computation, _OPERAND.match(i.rest).group(1)]
+        contracted = math.prod(left[int(d)] for d in dims.split(",") if d)
+        total += i.times * 2 * math.prod(i.shapes[0]) * contracted
+    return total
+
+
+def _times(lines) -> Counter[str]:
+    """How often each computation runs."""
+    calls: dict[str, list[tuple[str, int]]] = {}
+    for where, _, _, kind, rest in lines:
+        turns = _TURNS.search(rest)
+        count = int(turns.group(1)) if kind == "while" and turns else 1
+        calls.setdefault(where, []).extend((name, count) for name in _CALLED.findall(rest))
+    times: Counter[str] = Counter()
+
+    def visit(computation, count):
+        times[computation] += count
+        for name, turns in calls.get(computation, ()):
+            visit(name, count * turns)
+
+    visit("ENTRY", 1)
+    return times
+
+
+def _first_group(rest: str, devices: int) -> list[int]:
+    """The numbers of the devices of a collective's first group."""
+    if named := _NAMED.search(rest):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", named.group(1)))
+        axes = re.findall(r"'(\w+)'", named.group(2))
+        numbers = np.arange(devices).reshape([int(size) for size in sizes.values()])
+        return numbers[tuple(slice(None) if a in axes else 0 for a in sizes)].ravel().tolist()
+    if counted := _COUNTED.search(rest):
+        groups, size, dims, order = counted.groups()
+        numbers = np.arange(devices).reshape([int(d) for d in dims.split(",")])
+        if order:
+            numbers = numbers.transpose([int(axis) for axis in order.split(",")])
+        return numbers.reshape(int(groups), int(size))[0].tolist()
+    if listed := _LISTED.search(rest):
+        return [int(number) for number in listed.group(1).split(",")]
+    return list(range(devices))

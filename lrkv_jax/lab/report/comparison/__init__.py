@@ -1,0 +1,29 @@
+"""Finished runs beside one another: what they reached, how soon, and whether they differ."""
+
+from lrkv_jax.lab.report.comparison.contrasts import (
+    Contrast,
+    against,
+    combined,
+    contrasts,
+    spread,
+    trend,
+)
+from lrkv_jax.lab.report.comparison.correlation import Correlation, correlation
+from lrkv_jax.lab.report.comparison.files import (
+    keep,
+    kept_by_name,
+    pretraining,
+    read_run_record,
+    read_runs,
+    read_sound_runs,
+)
+from lrkv_jax.lab.report.comparison.rates import Family, Line, families
+from lrkv_jax.lab.report.comparison.runs import (
+    Curve,
+    RunRecord,
+    Setting,
+    every_setting,
+    finished,
+    settings,
+)
+from lrkv_jax.lab.report.comparison.sooner import Sooner, sooner, sooner_over_seeds

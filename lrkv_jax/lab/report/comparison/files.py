@@ -1,0 +1,158 @@
+"""Runs as files: directories of `lrkv train`, and files that keep many runs without checkpoints."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from lrkv_jax import files
+from lrkv_jax.config.load import as_settings, config_from
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.files import read_json
+from lrkv_jax.lab.report.comparison.runs import RunRecord, order
+from lrkv_jax.training.metrics import read_metrics
+from lrkv_jax.training.run_dir import read_history, read_run
+
+
+def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
+    """The runs at these paths: a run's directory, a folder of them, or a file of kept runs.
+
+    A folder may be up to two levels above its runs. Raises `LrkvError` for a path that holds no
+    run, and for a run whose files are damaged.
+    """
+    runs, broken = read_sound_runs(paths)
+    for folder, reason in broken.items():
+        raise LrkvError(f"{folder}: {reason}")
+    return runs
+
+
+def read_sound_runs(paths: Iterable[str | Path]) -> tuple[list[RunRecord], dict[Path, str]]:
+    """The same without the runs whose files are damaged: those are {directory: reason}."""
+    found: dict[Path, None] = {}
+    kept: list[RunRecord] = []
+    for path in map(Path, paths):
+        if path.is_file():
+            kept += read_kept(path)
+            continue
+        here = _runs_in(path)
+        if not here:
+            what = "holds no run" if path.is_dir() else "is not there"
+            raise LrkvError(
+                f"{path} {what}: give a run's directory, a folder of runs, or a file of kept runs"
+            )
+        found |= dict.fromkeys(folder.resolve() for folder in here)
+    sound, broken = list(kept), {}
+    for folder in found:
+        try:
+            sound.append(read_run_record(folder))
+        except LrkvError as error:
+            broken[folder] = str(error).replace(f"{folder}/", "")
+    sound.sort(key=lambda run: (run.scale, order(run), run.seed, str(run.path)))
+    return sound, broken
+
+
+def pretraining(run: RunRecord, known: Mapping[Path, RunRecord]) -> RunRecord:
+    """The run whose loss is of text: this one, or what it was started from.
+
+    `known` are runs by their resolved path; others are read from `init_from`. Raises `LrkvError`
+    where there is none, or it has not finished: it has no bits per byte then.
+    """
+    before = run
+    while before.midtrained:
+        if not before.config.init_from:
+            raise LrkvError(f"no pretraining: {before.path} began with conversations")
+        path = Path(before.config.init_from)
+        if path.resolve() not in known and not (path / "config.yaml").is_file():
+            raise LrkvError(f"no run: {path}, which {before.path} was started from")
+        before = known.get(path.resolve()) or read_runs([path])[0]
+    if before.bits_per_byte is None:
+        raise LrkvError(f"not finished: {before.path}, so no bits per byte of {run.label}")
+    return before
+
+
+def _runs_in(path: Path) -> list[Path]:
+    for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
+        found = sorted(file.parent for file in path.glob(pattern))
+        if found:
+            return found
+    return []
+
+
+def read_run_record(folder: Path) -> RunRecord:
+    """The run in this directory; raises `LrkvError` if there is none, or a file is damaged."""
+    run = RunRecord(
+        folder,
+        read_run(folder),
+        tuple(read_metrics(folder)),
+        read_json(folder / "evaluation.json", "delete it and evaluate the run again"),
+        read_json(folder / "analysis.json", "delete it and analyze the run again"),
+        tuple(read_history(folder)),
+    )
+    try:
+        # What comparisons read of its rows must be there.
+        _ = run.curve, run.training_curve, run.changed
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise LrkvError(
+            f"metrics.jsonl or history.jsonl has a row that `lrkv train` did not write ({what}): "
+            "delete that row"
+        ) from error
+    return run
+
+
+# What comparisons read of a row of metrics.
+_COLUMNS = ("step", "loss", "tokens", "flops", "skipped",
+            "validation_loss", "validation_bpb", "validation_tokens",
+            "sampled_loss", "sampled_bpb")  # fmt: skip
+
+
+def kept_by_name(file: str | Path) -> dict[str, RunRecord]:
+    """The runs of a file that `keep` writes, or none if it is not there yet."""
+    runs = read_kept(file) if Path(file).is_file() else []
+    return {run.path.name: run for run in runs}
+
+
+def read_kept(file: str | Path) -> list[RunRecord]:
+    """The runs that `keep` wrote into a file of JSON lines, in its order.
+
+    Raises `LrkvError` for a file that is not there, and for a line that is not such a run.
+    """
+    runs = []
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LrkvError(f"{file} cannot be read: give a file of kept runs") from error
+    for number, line in enumerate(lines, 1):
+        where = f"{file}, line {number}"
+        try:
+            kept = json.loads(line)
+            rows, history = ([dict(one) for one in kept[name]] for name in ("rows", "history"))
+            config = config_from(kept["config"], where)
+            run = RunRecord(
+                Path(file) / kept["run"], config.model_copy(update={"run_dir": kept["run"]}),
+                tuple(rows), kept["evaluation"], None, tuple(history),
+            )  # fmt: skip
+        except (ValueError, TypeError, KeyError) as error:
+            raise LrkvError(f"{where} is not a kept run: delete it") from error
+        runs.append(run)
+    return runs
+
+
+def keep(runs: Iterable[RunRecord], file: str | Path) -> None:
+    """Add finished runs to a file of JSON lines, one a line, sorted by name.
+
+    Kept are the configuration, each validation, the history and the evaluation: what comparisons
+    read, without checkpoints. A run that the file has under this name is replaced.
+    """
+    known = kept_by_name(file) | {run.path.name: run for run in runs}
+    lines = []
+    for name, run in sorted(known.items()):
+        rows = [r for r in run.rows if r.get("validation_loss") is not None or r is run.rows[-1]]
+        kept = {
+            "run": name,
+            "config": as_settings(run.config.model_copy(update={"run_dir": None})),
+            "rows": [{key: row[key] for key in _COLUMNS if key in row} for row in rows],
+            "history": list(run.history),
+            "evaluation": run.evaluation,
+        }
+        lines.append(json.dumps(kept) + "\n")
+    files.write(file, "".join(lines))

@@ -1,0 +1,365 @@
+"""What finished runs left, and which of them may be compared with which."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lrkv_jax.config import RunConfig
+from lrkv_jax.config.attention import KINDS as ENTRIES
+from lrkv_jax.config.differences import SEEDS, settings_of
+from lrkv_jax.models.accounting.counts import (
+    cache_allocated_bytes_per_token,
+    executed_flops_per_token,
+    training_flops_per_token,
+    training_tokens,
+    with_mha,
+)
+
+# The package's own lines, in the order in which tables and legends have them; others follow.
+KINDS = tuple(entry.name for kind, entry in ENTRIES.items() if ":" not in kind)
+
+# What two runs may differ in and still be compared, beside rhythm and place; how long they are is
+# compared in tokens, and runs that start from others start from different ones.
+_FREE = ("attention", "model.attention", *SEEDS, "train.steps", "train.epochs",
+         "init_from", "init_step")  # fmt: skip
+
+
+_STRETCHES = 40  # of a training curve
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's validations, all of the same held-out text, in the order of training.
+
+    `steps`, `tokens` and `flops` are of training up to each, the last as a device that has the
+    whole batch executes them; `cross_entropy` in nats per token, `bits_per_byte`; `heldout_tokens`
+    that each was measured on.
+    """
+
+    steps: np.ndarray
+    tokens: np.ndarray
+    flops: np.ndarray
+    cross_entropy: np.ndarray
+    bits_per_byte: np.ndarray
+    heldout_tokens: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What one run left: its configuration, `metrics.jsonl`, `history.jsonl`, and two results.
+
+    `evaluation.json` and `analysis.json` are None where the run has none. `path` is its directory,
+    or its name in a file of kept runs (`lrkv_jax.lab.report.comparison.files`).
+    """
+
+    path: Path
+    config: RunConfig
+    rows: tuple[dict[str, Any], ...]
+    evaluation: dict[str, Any] | None
+    analysis: dict[str, Any] | None
+    history: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def scale(self) -> str:
+        """The name in its configuration, as in 128m."""
+        return self.config.name
+
+    @property
+    def variant(self) -> str:
+        """The chosen line of its `variants`, as in lrkv or lrkv_r8."""
+        return self.config.attention
+
+    @property
+    def kind(self) -> str:
+        """The name of its line of the family, as in lrkv."""
+        return self.config.model.attention.name
+
+    @property
+    def mode(self) -> str | None:
+        """How it places positions, if its line has modes."""
+        return self.config.model.attention.mode
+
+    @property
+    def size(self) -> int | None:
+        """What its kind is sized by: key/value heads, latent width or residual rank."""
+        return self.config.model.attention.size
+
+    @property
+    def label(self) -> str:
+        """Kind and size as the paper writes them, as in MHA, MLA-128, LRKV-8."""
+        return self.config.model.attention.label
+
+    @property
+    def form(self) -> tuple[str, str]:
+        """What runs that differ in size alone have in common."""
+        return self.kind, self.config.model.attention.form
+
+    @property
+    def seed(self) -> int:
+        return self.config.train.seed
+
+    @property
+    def midtrained(self) -> bool:
+        """Whether it learnt conversations: its losses are of those, not of text."""
+        return self.config.data.mixture is not None
+
+    @property
+    def cache_allocated_fraction(self) -> float:
+        """Bytes over MHA's of a bfloat16 cache as it is allocated, padding included."""
+        model = self.config.model
+        mha = cache_allocated_bytes_per_token(with_mha(model))
+        return cache_allocated_bytes_per_token(model) / mha
+
+    @property
+    def cache_bytes_measured(self) -> float | None:
+        """Bytes per token in the live cache, summed from its buffers; None if not evaluated."""
+        return self.evaluation["kv_cache_bytes_per_token"] if self.evaluation else None
+
+    @property
+    def steps_done(self) -> int:
+        return self.rows[-1]["step"] if self.rows else 0
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.rows) and self.steps_done >= self.config.train.total_steps
+
+    @property
+    def cross_entropy(self) -> float | None:
+        """Nats per token over the whole held-out split, at the end; None until it is reached."""
+        return self.rows[-1].get("validation_loss") if self.finished else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The same in bits per UTF-8 byte."""
+        return self.rows[-1].get("validation_bpb") if self.finished else None
+
+    @cached_property
+    def curve(self) -> Curve | None:
+        """Its validations; None where there were none.
+
+        A run validates on `train.validation_batches` until its end, which is measured on the whole
+        split and, as `sampled_*`, on those batches: losses of different text. The curve is of the
+        text that the end was measured on if others were too, else of what most were, whose last
+        loss is then the end's `sampled_*`; kept runs may lack it.
+        """
+        measured = [row for row in self.rows if row.get("validation_loss") is not None]
+        if not measured:
+            return None
+        counts = Counter(row["validation_tokens"] for row in measured)
+        tokens = measured[-1]["validation_tokens"]
+        if counts[tokens] == 1:
+            tokens = counts.most_common(1)[0][0]
+        same = [
+            row if row["validation_tokens"] == tokens else _sampled(row)
+            for row in measured
+            if row["validation_tokens"] == tokens or row.get("sampled_loss") is not None
+        ]
+        names = ("step", "tokens", "flops", "validation_loss", "validation_bpb")
+        steps, seen, flops, cross_entropy, bits = (
+            np.asarray([row[name] for row in same], np.float64) for name in names
+        )
+        # Rows have the published count.
+        model, train = self.config.model, self.config.train
+        executed = executed_flops_per_token(model, train.context, train.batch * train.context)
+        flops *= executed / training_flops_per_token(model, train.context)
+        return Curve(steps, seen, flops, cross_entropy, bits, heldout_tokens=tokens)
+
+    @cached_property
+    def training_curve(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Tokens trained on and the training loss, nats per token, in means of equal stretches.
+
+        At most `_STRETCHES` of them, each placed at its last step. None where the rows of single
+        steps are missing, as in files of kept runs: a step's loss alone is mostly noise.
+        """
+        rows = [row for row in self.rows if row.get("loss") is not None]
+        if not rows or len(self.rows) < self.steps_done:
+            return None
+        stretches = np.array_split(np.arange(len(rows)), min(len(rows), _STRETCHES))
+        tokens = np.array([rows[one[-1]]["tokens"] for one in stretches], np.float64)
+        loss = np.array([np.mean([rows[i]["loss"] for i in one]) for one in stretches])
+        return tokens, loss
+
+    @property
+    def changed(self) -> list[str]:
+        """The settings that were changed between its steps, and change what it learns."""
+        keys = [
+            row["key"] for row in self.history
+            if row["event"] == "change" and row["role"] in ("result", "content")
+        ]  # fmt: skip
+        # At a constant rate a run that became longer is the run that was long from the start.
+        same = "train.steps" if self.config.optimizer.schedule == "constant" else None
+        return [key for key in dict.fromkeys(keys) if key != same]
+
+    @cached_property
+    def comparable(self) -> dict[str, Any]:
+        """Equal for runs that differ in variant, seed and machine alone."""
+        settings = settings_of(self.config, ("result", "content"))
+        same = {
+            "tokens": training_tokens(self.config),
+            **{key: value for key, (_, value) in settings.items() if key not in _FREE},
+            "midtrained from": bool(self.config.init_from),
+            "changed while training": ", ".join(self.changed) or "no",
+        }
+        return json.loads(json.dumps(same, default=lambda group: group.model_dump(mode="json")))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in variant and seed alone, under a name: they may be compared."""
+
+    name: str
+    runs: tuple[RunRecord, ...]
+
+    def seeds(self, label: str) -> dict[int, RunRecord]:
+        """A label's runs by seed."""
+        return {run.seed: run for run in self.runs if run.label == label}
+
+    @property
+    def labels(self) -> list[str]:
+        """Its labels, in the order of their kinds and then by size."""
+        return list(dict.fromkeys(run.label for run in self.runs))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that its runs' configurations list, with or without a run, in table order.
+
+        MHA, with which the others are compared, is always one of them.
+        """
+        listed = {
+            entry.name
+            for run in self.runs
+            for entry in (run.config.model.attention, *run.config.variants.values())
+        }
+        return tuple(sorted({"mha"} | listed, key=_kind_order))
+
+    def main(self, kind: str) -> dict[int, RunRecord]:
+        """The runs by seed that stand for a kind beside the other kinds.
+
+        They are those of the line of `variants` that is named as the kind; without a run of it, of
+        a line beside it that is as published or named by its mode (`lrkv_latent`), or of the only
+        line of that kind. An ablation's
+        lines do not stand for it.
+        """
+        main = [run for run in self.runs if run.kind == kind and _standing(run)]
+        return self.seeds(max(main, key=_standing).label) if main else {}
+
+    @property
+    def beside(self) -> dict[str, dict[int, RunRecord]]:
+        """The lines that stand beside one another: {label, or kind without a run: runs by seed}.
+
+        A kind's main line, and each further form that it has in one size; several sizes of a form
+        are an ablation, unless one of them is the size of most other forms.
+        """
+        found: dict[str, dict[int, RunRecord]] = {}
+        for kind in self.kinds:
+            main = self.main(kind)
+            lines: dict[tuple[str, str], dict[str, int | None]] = {}
+            for run in self.runs:
+                if run.kind == kind:
+                    lines.setdefault(run.form, {})[run.label] = run.size
+            if main:
+                first = next(iter(main.values()))
+                lines[first.form] = {first.label: first.size}
+            (usual, forms), *_ = Counter(
+                size for own in lines.values() for size in {*own.values()}
+            ).most_common(1) or [(None, 0)]
+            for own in lines.values():
+                of_usual = [label for label, size in own.items() if size == usual and forms > 1]
+                for label in of_usual if len(own) > 1 else own:
+                    found[label] = self.seeds(label)
+            if not lines:
+                found[kind] = {}
+        return found
+
+
+def _sampled(row: dict[str, Any]) -> dict[str, Any]:
+    """A last row with its losses on the batches that the validations before it had."""
+    return row | {"validation_loss": row["sampled_loss"], "validation_bpb": row["sampled_bpb"]}
+
+
+def finished(runs: Mapping[int, RunRecord]) -> dict[int, RunRecord]:
+    """Those, by seed, that reached their end."""
+    return {seed: run for seed, run in runs.items() if run.finished}
+
+
+def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Setting]:
+    """Runs by what they may be compared with, smallest model first.
+
+    A setting is named as its shortest scale; where two share that, with the first thing that they
+    differ in. The same run twice counts once. Runs of conversations and runs of text are never
+    mixed: `midtrained` says which are meant, and so does the name.
+    """
+    what = ", midtrained" if midtrained else ""
+    found = []
+    for name, members in alike([run for run in runs if run.midtrained == midtrained]):
+        once: dict[tuple, RunRecord] = {}
+        for run in members:
+            # An ablation may name again what has its own line: that line comes first.
+            key = run.label, run.seed
+            if key not in once or _standing(run) > _standing(once[key]):
+                once[key] = run
+        found.append(Setting(name + what, tuple(once.values())))
+    return found
+
+
+def alike(runs: Sequence[RunRecord], free: Sequence[str] = ()) -> list[tuple[str, list[RunRecord]]]:
+    """(name, runs) of those that differ in variant, seed, machine and the `free` settings alone."""
+    groups: dict[str, tuple[dict[str, Any], list[RunRecord]]] = {}
+    for run in runs:
+        same = {key: value for key, value in run.comparable.items() if key not in free}
+        groups.setdefault(json.dumps(same), (same, []))[1].append(run)
+    named = []
+    for text, (same, own) in groups.items():
+        members = sorted(own, key=lambda run: (order(run), run.seed))
+        name = min((run.scale for run in members), key=len)
+        named.append((members[0].config.model.width, name, text, same, members))
+    named.sort(key=lambda one: one[:3])
+    return [
+        (name + _apart(same, [other for _, n, _, other, _ in named if n == name]), members)
+        for _, name, _, same, members in named
+    ]
+
+
+def every_setting(runs: Sequence[RunRecord]) -> list[Setting]:
+    """Those of runs of text, and then those of runs of conversations."""
+    return [*settings(runs), *settings(runs, midtrained=True)]
+
+
+def _apart(own: dict[str, Any], others: list[dict[str, Any]]) -> str:
+    """What sets a setting apart from the others, as ", train.batch 16"; "" of one alone."""
+    differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
+    words, same = "", others
+    for key in differing:
+        fewer = [other for other in same if other.get(key) == own[key]]
+        if len(fewer) < len(same):
+            value = f"{own[key]:,}" if isinstance(own[key], int) else own[key]
+            words, same = f"{words}, {key} {value}", fewer
+    return words
+
+
+def _standing(run: RunRecord) -> int:
+    """2 of the line named as its kind, 1 of one that may stand for it, 0 of an ablation's."""
+    if run.variant == run.kind:
+        return 2
+    if run.variant == f"{run.kind}_{run.mode}":
+        return 1
+    same = [entry for entry in run.config.variants.values() if entry.name == run.kind]
+    published = [entry for entry in same if not entry.form]
+    beside = run.kind in run.config.variants and published == [run.config.model.attention]
+    return int(beside or len(same) == 1)
+
+
+def order(run: RunRecord) -> tuple:
+    """Where tables have it: by kind, then by size."""
+    return *_kind_order(run.kind), run.size or 0, run.label
+
+
+def _kind_order(kind: str) -> tuple[int, str]:
+    """The package's own kinds in their order, then others by name."""
+    return KINDS.index(kind) if kind in KINDS else len(KINDS), kind

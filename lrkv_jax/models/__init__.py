@@ -1,0 +1,1 @@
+"""The Transformer, its layers, and the attention variants."""

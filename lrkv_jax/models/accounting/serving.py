@@ -1,0 +1,78 @@
+"""What decoding needs: the cache at a length, the sequences that fit, and the floor of a step.
+
+A step of decoding reads every weight but the embedding's table once, and every sequence's cache;
+no step is shorter than those bytes over the device's bandwidth.
+"""
+
+from dataclasses import dataclass
+
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.distributed.hardware import Hardware
+from lrkv_jax.models.accounting.counts import (
+    CACHE_ITEMSIZE,
+    cache_allocated_bytes_per_token,
+    parameter_counts,
+)
+
+USABLE = 0.9  # of the memory; the rest is for activations, the kernels and the driver
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Decoding on one device, every sequence `length` tokens long. Bytes and seconds.
+
+    `largest_batch` is 0 where one sequence does not fit. `floor` is a step's at that batch, or at
+    one sequence; `floor_of_one` is that of a single sequence. `flops_per_byte` are attention's, of
+    each cached byte: beyond the device's own ratio, arithmetic takes longer than bytes.
+    """
+
+    length: int
+    weights: int
+    cache_per_sequence: int
+    largest_batch: int
+    floor_of_one: float
+    floor: float
+    flops_per_byte: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """At most, with the largest batch."""
+        return self.largest_batch / self.floor
+
+
+@dataclass(frozen=True)
+class AttentionFlops:
+    """FLOPs of one new token's attention in all layers: `fixed`, and more for each cached token.
+
+    The projections of the new token itself are not in it: they cost twice their parameters.
+    """
+
+    fixed: int
+    per_cached_token: int
+
+    def at(self, length: int) -> int:
+        """With `length` tokens in the cache."""
+        return self.fixed + length * self.per_cached_token
+
+
+def attention_flops(model: ModelConfig) -> AttentionFlops:
+    """What attention to the cache costs a decoding step of one sequence."""
+    entry, layers = model.attention, model.layers
+    each = layers * entry.decode_flops_per_cached_token(model)
+    return AttentionFlops(layers * entry.decode_flops(model), each)
+
+
+def serving(model: ModelConfig, device: Hardware, length: int) -> Serving:
+    """Decoding in bfloat16 on one device; the cache is counted as it is allocated."""
+    counts = parameter_counts(model)
+    weights = counts.total * CACHE_ITEMSIZE
+    looked_up = 0 if model.tied_head else counts.embedding * CACHE_ITEMSIZE
+    per_token = cache_allocated_bytes_per_token(model)
+    cache = per_token * length
+    flops_per_byte = attention_flops(model).per_cached_token / per_token
+    batch = max(0, int((USABLE * device.memory - weights) // cache))
+
+    def floor(sequences: int) -> float:
+        return (weights - looked_up + sequences * cache) / device.memory_bandwidth
+
+    return Serving(length, weights, cache, batch, floor(1), floor(max(1, batch)), flops_per_byte)

@@ -1,0 +1,164 @@
+"""How long a training step should take: a model of few parts, each with its assumption.
+
+Products at a share of the device's peak, Newton–Schulz too; the optimiser's pass over its state at
+a share of the memory's bandwidth; collectives at a share of the link's. Gathers and scatters hide
+behind products, all other collectives do not. Nothing else is counted: no input, no checkpoint, no
+evaluation, no idle device.
+
+L layers  H heads  K value width  T context
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lrkv_jax.config import ModelConfig, RunConfig
+from lrkv_jax.distributed.hardware import Hardware
+from lrkv_jax.models.accounting.counts import (
+    multiplied_parameters,
+    training_flops_per_token,
+    training_tokens,
+)
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Shares of the datasheet's figures that a step is assumed to reach."""
+
+    products: float = 0.6  # of the peak, what lies between products included
+    memory: float = 0.8
+    links: float = 0.8
+    hidden: float = 0.8  # of the products' time, behind which gathers and scatters hide
+
+    def sentences(self, device: Hardware) -> list[str]:
+        return [
+            f"{device.name}: {device.bf16_flops / 1e12:g} TFLOP/s dense bfloat16, "
+            f"{device.memory_bandwidth / 1e12:g} TB/s, {device.link_bandwidth / 1e9:g} GB/s to its "
+            f"node of {device.node}, {device.network_bandwidth / 1e9:g} GB/s beyond "
+            f"({device.source}).",
+            f"Products reach {self.products:.0%} of the peak, with the elementwise work between "
+            "them; attention computes the causal half.",
+            f"The optimiser reads and writes its state at {self.memory:.0%} of the bandwidth.",
+            f"Collectives reach {self.links:.0%} of the link; gathers and scatters hide behind "
+            f"{self.hidden:.0%} of the products' time, no others hide.",
+            "Input, validation, checkpoints and samples are not counted.",
+        ]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Collectives of one kind over groups of one size, in one step of one device.
+
+    `devices` form a group, and their numbers extend over `reach`. `bytes` are what the device sends
+    for all `count` of them.
+    """
+
+    kind: str
+    devices: int
+    reach: int
+    count: int
+    bytes: int
+
+
+def bytes_sent(kind: str, operand_bytes: int, devices: int) -> float:
+    """Bytes that each of n devices sends for one collective of this operand.
+
+    By the bandwidth-optimal algorithms: an all-gather sends each shard to n − 1 others, a
+    reduce-scatter and an all-to-all send (n − 1)/n of the operand, and an all-reduce is a
+    reduce-scatter and an all-gather.
+    """
+    if devices == 1:
+        return 0
+    return {
+        "all-gather": operand_bytes * (devices - 1),
+        "reduce-scatter": operand_bytes * (devices - 1) / devices,
+        "all-to-all": operand_bytes * (devices - 1) / devices,
+        "all-reduce": 2 * operand_bytes * (devices - 1) / devices,
+        "collective-permute": operand_bytes,
+    }[kind]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A step's seconds by part, and what follows for the run."""
+
+    products: float
+    newton_schulz: float
+    optimizer: float
+    hidden_collectives: float  # not in the sum
+    exposed_collectives: float
+    step: float
+    tokens_per_second: float
+    mfu: float
+    hours: float
+    device_hours: float
+    steps: int
+
+
+def step_products(model: ModelConfig, context: int, remat: str) -> float:
+    """FLOPs of one token that a step really executes, forward, backward and again.
+
+    Weights: 6 for each that multiplies. Attention computes half of the T² pairs forward, and two
+    and a half times that backward, where its weights are made again. `full` repeats every layer's
+    forward pass; `minimal` and `offload` the output projection.
+    """
+    multiplied = multiplied_parameters(model)
+    in_layers = multiplied - model.vocabulary * model.width
+    pair = model.attention.logit_width(model) + model.head_width
+    attended = model.layers * model.heads * context * pair  # 2 FLOPs a pair, half of the pairs
+    output = model.layers * model.heads * model.head_width * model.width
+    again = {
+        "none": 0,
+        "minimal": 2 * output,
+        "offload": 2 * output,
+        "full": 2 * in_layers + attended,
+    }
+    return 6 * multiplied + 3.5 * attended + again[remat]
+
+
+def estimate(
+    config: RunConfig,
+    device: Hardware,
+    devices: int,
+    sent: Iterable[Collective],
+    *,
+    muon_flops: float,
+    parameters: int,
+    state: int,
+    assume: Assumptions = Assumptions(),
+) -> Estimate:
+    """The run on so many devices, each of which sends these collectives in a step.
+
+    `muon_flops` are those of the busiest device; `parameters` and `state` its bytes.
+    """
+    train = config.train
+    tokens = train.batch * train.context
+    rate = device.bf16_flops * assume.products
+    products = step_products(config.model, train.context, train.remat) * tokens / devices / rate
+    newton_schulz = muon_flops / rate
+    # Gradients, as large as the parameters, are read twice; parameters and state read and written.
+    moved = 2 * parameters + 2 * parameters + 2 * state
+    update = moved / (device.memory_bandwidth * assume.memory)
+    behind, open_ = 0.0, 0.0
+    for one in sent:
+        seconds = one.bytes / (bandwidth(device, one.reach) * assume.links)
+        if one.kind in ("all-gather", "reduce-scatter"):
+            behind += seconds
+        else:
+            open_ += seconds
+    hidden = min(behind, assume.hidden * products)
+    exposed = open_ + behind - hidden
+    step = products + newton_schulz + update + exposed
+    flops = training_flops_per_token(config.model, train.context) * tokens
+    hours = training_tokens(config) / (tokens / step) / 3600
+    return Estimate(
+        products, newton_schulz, update, hidden, exposed, step, tokens / step,
+        flops / (step * devices * device.bf16_flops), hours, hours * devices, train.total_steps,
+    )  # fmt: skip
+
+
+def bandwidth(device: Hardware, reach: int) -> float:
+    """Bytes/s of a collective whose devices' numbers extend over `reach`; they fill nodes in order.
+
+    The node's link if the group lies in one node, else the network.
+    """
+    return device.link_bandwidth if reach <= device.node else device.network_bandwidth

@@ -1,0 +1,299 @@
+"""The contract of an attention layer: train on whole sequences, decode from a cache.
+
+A variant supplies, in this order in its file:
+
+- its cache, a dataclass (`lrkv_jax.models.attention.cache`), and its parameters;
+- `queries`, each head's query in the form that is multiplied with the cache, and `entries`, what
+  each token leaves there;
+- `cached`, what queries read from the cache as it lies, through a decode kernel;
+- `materialised`, the keys and values of each head that the cache stands for, and `expanded`, the
+  queries that meet those;
+- `cache_shapes`, and `head_weights` for analysis.
+
+`whole` (training) follows from these, and a variant that can do better replaces it. Decoding, also
+of whole prompts, meshes and checks are here, once. Benchmarks time `cached` and hold it against
+`materialised`.
+
+B batch  T new tokens  S cache slots  D model width  H heads  K head width  W width of a logit
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
+from lrkv_jax.models.attention.cache import Cache, Pages, in_int8, lengths_of, slots_of, write
+from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
+from lrkv_jax.models.attention.on_mesh import on_mesh
+from lrkv_jax.models.attention.tiles import attend_tiles
+from lrkv_jax.models.attention.whole_sequences import attend_whole
+from lrkv_jax.models.norm import gained, rms_norm
+from lrkv_jax.models.on_tensor import on_tensor
+from lrkv_jax.models.rope import frequencies, logit_factor, rope_angles, rotate
+from lrkv_jax.models.weight import biased, vector, weight
+
+# Queries as a variant projects them: an array, or a tuple of arrays, [B, T, H, ...].
+Query = Any
+
+
+class Attention(nnx.Module):
+    """One layer of attention: x [B, T, D] → [B, T, D].
+
+    A cache of S slots serves sequences of up to S tokens, each with its own length.
+    """
+
+    def __init__(self, config: ModelConfig):
+        """Make the output projection, zero at the start, and the vectors that variants share."""
+        self.config = config
+        shape = (config.heads, config.head_width, config.width)
+        self.output = weight("heads head_width -> embed", shape, std=0)
+        entry, width = config.attention, config.attention.query_width(config)
+        self.query_gain, self.key_gain = (
+            vector("head_width", (width,), 1.0) if config.qk_gain else None for _ in range(2)
+        )
+        queries, keys = (config.heads, width), (entry.key_heads(config), width)
+        self.query_bias, self.key_bias, self.output_bias = (
+            vector(axes, shape, 0.0) if config.qkv_bias else None
+            for axes, shape in (
+                ("heads head_width", queries), ("kv_heads head_width", keys),
+                ("embed", (config.width,)),
+            )
+        )  # fmt: skip
+
+    # What a variant supplies.
+
+    def queries(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Query:
+        """Each head's query, normed and rotated as the cache's keys are."""
+        raise NotImplementedError
+
+    def entries(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Cache:
+        """What each token leaves in the cache: the cache's own dataclass with T slots."""
+        raise NotImplementedError
+
+    def cached(
+        self,
+        query: Query,
+        cache: Cache,
+        positions_BT: Int[Array, "B T"],
+        angles: Any,
+        pages_BN: Pages = None,
+    ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"] | None]:
+        """Heads' outputs for a few queries at `positions_BT`, the last ones of each sequence.
+
+        The cache holds their tokens already; with `pages_BN` it is a pool of pages. `angles` is
+        `slot_angles` of its slots. Also returns the log-sum-exp of each head's logits if the kernel
+        gives it.
+        """
+        raise NotImplementedError
+
+    def materialised(
+        self, cache: Cache, positions_BT: Int[Array, "1 S"]
+    ) -> tuple[Float[Array, "B S G W"], Float[Array, "B S G K"]]:
+        """The keys and values of the heads (or of groups of heads) that these slots stand for."""
+        raise NotImplementedError
+
+    def expanded(self, query: Query, positions_BT: Int[Array, "B T"]) -> Float[Array, "B T H W"]:
+        """The queries that meet materialised keys."""
+        return query
+
+    def slot_angles(self, slots: int) -> Any:
+        """What `cached` needs of the slots' positions alone, made once for all layers; or None."""
+        return None
+
+    def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
+        """The cache as `jax.ShapeDtypeStruct`s, all of `dtype` but for inverse norms."""
+        raise NotImplementedError
+
+    def head_weights(self) -> HeadWeights:
+        """Each head's matrices in float64, as if it shared none with another."""
+        raise NotImplementedError
+
+    # What every variant then has.
+
+    def whole(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        positions_BT: Int[Array, "B T"],
+        attend: Callable[..., Float[Array, "B T H K"]],
+    ) -> Float[Array, "B T H K"]:
+        """Heads' outputs of causal attention over the sequence itself.
+
+        `attend(q [B, T, H, W], k [B, T, G, W], v [B, T, G, K])` is `causal_attention`, wherever the
+        sequence's positions lie; H and G are what this device has.
+        """
+        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
+        new = self.entries(x_BTD, positions_BT)
+        return attend(q_BTHW, *self.materialised(new, positions_BT))
+
+    def __call__(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        positions_BT: Int[Array, "B T"],
+        segments_BT: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Attend over whole sequences; tokens of different segments never see each other."""
+        return self._project(on_tensor(Attention.heads, self, x_BTD, positions_BT, segments_BT))
+
+    def heads(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        positions_BT: Int[Array, "B T"],
+        segments_BT: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T H K"]:
+        """The heads' outputs that `__call__` projects; in a training step, this device's heads'."""
+        key_heads = self.config.attention.key_heads(self.config)
+        attend = partial(
+            attend_whole, scale=self.scale, segments_BT=segments_BT, key_heads=key_heads,
+            impl=self.config.train_kernel,
+        )  # fmt: skip
+        return self.whole(x_BTD, positions_BT, attend)
+
+    def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
+        """An empty cache for `batch` sequences of up to `length` tokens."""
+        shapes = self.stored_shapes(batch, length, dtype)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def stored_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
+        """The cache as it is stored: some rows in eight bits, if `decode_cache` is int8."""
+        shapes = self.cache_shapes(batch, length, dtype)
+        return in_int8(shapes) if self.config.decode_cache == "int8" else shapes
+
+    def decode(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        cache: Cache,
+        lengths_B: Int[Array, "B"],
+        pages_BN: Pages = None,
+    ) -> tuple[Float[Array, "B T D"], Cache]:
+        """Attend T new tokens per sequence, after `lengths_B` cached ones, and cache them.
+
+        With `pages_BN` the cache is a pool of pages (`lrkv_jax.models.attention.cache`).
+
+        Up to `MOST_QUERIES` of them read the cache as it lies, in the decode kernel. For more, as
+        when a prompt is prefilled in chunks, making each head's keys once costs less than meeting
+        the factors once per query. Raises `LrkvError` for a cache that this layer would not make.
+        """
+        T = x_BTD.shape[1]
+        self._check(cache, x_BTD.shape[0] if pages_BN is None else None)
+        positions_BT = lengths_B[:, None] + jnp.arange(T)
+        attend = Attention._few if T <= MOST_QUERIES else Attention._many
+        out_BTHK, cache = on_mesh(attend, self, x_BTD, positions_BT, cache, pages_BN)
+        return self._project(out_BTHK), cache
+
+    # What variants share.
+
+    @property
+    def scale(self) -> float:
+        """What logits are multiplied by: 1 / sqrt(width), and YaRN's factor."""
+        return self.normed_width**-0.5 * logit_factor(self.config.rope_scaling)
+
+    @property
+    def normed_width(self) -> int:
+        """The width in which queries and keys are normed."""
+        return self.config.head_width
+
+    def normed(self, x: Float[Array, "... K"]) -> Float[Array, "... K"]:
+        """QK-norm, RMSNorm over the last axis, if the model has it; its gain is not in it."""
+        return rms_norm(x, self.config.norm_eps) if self.config.qk_norm else x
+
+    def projected(
+        self, x_BTD: Float[Array, "B T D"], kernel: nnx.Param, bias: nnx.Param | None
+    ) -> Float[Array, "B T H K"]:
+        """x W + b for the kernel [D, H, K] of queries, keys or values."""
+        x_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, kernel[...].astype(x_BTD.dtype))
+        return biased(x_BTHK, bias)
+
+    def placed(
+        self,
+        x_BTHK: Float[Array, "B T H K"],
+        positions_BT: Int[Array, "B T"],
+        gain: nnx.Param | None,
+    ) -> Float[Array, "B T H K"]:
+        """Whole queries or keys as they meet: normed, gained, rotated."""
+        if gain is None:  # then the rotation commutes with the norm
+            return self.normed(self.rotated(x_BTHK, positions_BT))
+        return self.rotated(gained(self.normed(x_BTHK), gain), positions_BT)
+
+    def rotated(
+        self, x_BTHK: Float[Array, "B T H K"], positions_BT: Int[Array, "B T"]
+    ) -> Float[Array, "B T H K"]:
+        """RoPE over the last axis at each token's position."""
+        cos, sin = self.angles_at(positions_BT, x_BTHK.shape[-1])
+        return rotate(x_BTHK, cos[:, :, None], sin[:, :, None])
+
+    def angles_at(
+        self, positions: Int[Array, "..."], width: int
+    ) -> tuple[Float[Array, "... J"], Float[Array, "... J"]]:
+        """cos and sin by which `rotated` turns the J = width // 2 pairs of what is `width` wide."""
+        return rope_angles(positions, width, self.config.rope_base, self.config.rope_scaling)
+
+    @property
+    def frequencies(self) -> tuple[float, ...]:
+        """The angles per position of a head's pairs, for kernels that rotate keys on reading."""
+        model = self.config
+        return frequencies(model.head_width, model.rope_base, model.rope_scaling)
+
+    def table(self, slots: int, width: int) -> Float[Array, "S 2J"]:
+        """The same of each slot's position as one array, [cos, sin], for `slot_angles`."""
+        return jnp.concatenate(self.angles_at(jnp.arange(slots), width), axis=-1)
+
+    def logit_gain(self) -> np.ndarray | None:
+        """What gains multiply each coordinate of a logit's product by, [K], in float64."""
+        if self.query_gain is None:
+            return None
+        return in_float64(self.query_gain) * in_float64(self.key_gain)
+
+    def _check(self, cache, batch):
+        """Raise `LrkvError` unless this layer makes such caches for `batch` sequences, or a pool
+        like this one for None."""
+        if batch is None:
+            batch = next(array for array in vars(cache).values() if array is not None).shape[0]
+        own = self.stored_shapes(batch, 1, jnp.float32)
+        if type(cache) is not type(own):
+            raise LrkvError(
+                f"the cache is a {type(cache).__name__}, and this layer's is a "
+                f"{type(own).__name__}: make it with this model's init_cache"
+            )
+        first = next(array for array in vars(cache).values() if array is not None)
+        for name, leaf in vars(self.stored_shapes(batch, slots_of(cache), first.dtype)).items():
+            ours, theirs = map(_shape, (leaf, vars(cache)[name]))
+            if ours != theirs or not jnp.issubdtype(first.dtype, jnp.floating):
+                raise LrkvError(
+                    f"the cache's {name} is {theirs}, and this layer's is {ours} in its own "
+                    "dtype: make it with this model's init_cache"
+                )
+
+    def _few(self, x_BTD, positions_BT, cache, pages_BN):
+        """Heads' outputs for a few new tokens, and the cache with them in it."""
+        query = self.queries(x_BTD, positions_BT)
+        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT, pages_BN)
+        angles = self.slot_angles(slots_of(cache, pages_BN))
+        out_BTHK, _ = self.cached(query, cache, positions_BT, angles, pages_BN)
+        return out_BTHK.astype(x_BTD.dtype), cache
+
+    def _many(self, x_BTD, positions_BT, cache, pages_BN):
+        """The same for many: keys and values exist for a tile of slots at a time."""
+        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
+        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT, pages_BN)
+        out_BTHK = attend_tiles(
+            q_BTHW, cache, self.materialised, lengths_of(positions_BT),
+            scale=self.scale, pages_BN=pages_BN,
+        )  # fmt: skip
+        return out_BTHK.astype(x_BTD.dtype), cache
+
+    def _project(self, out_BTHK: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
+        out_BTD = jnp.einsum("BTHK,HKD->BTD", out_BTHK, self.output[...].astype(out_BTHK.dtype))
+        return biased(out_BTD, self.output_bias)
+
+
+def _shape(array):
+    parts = jax.tree.leaves(array)  # rows of eight bits have two
+    return " and ".join(f"{part.dtype}{list(part.shape)}" for part in parts) or None

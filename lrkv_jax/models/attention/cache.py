@@ -1,0 +1,98 @@
+"""What every variant's cache has in common: which axis is which, and how new tokens are written.
+
+A cache is a dataclass of arrays, some of them None. Its static `AXES` names the axes of each, as in
+"batch slots head_width"; `lrkv_jax.models.attention.on_mesh` splits them over a mesh by these names. Slot
+s of a sequence holds its token at position s. Its static `INT8` names the arrays whose rows
+`model.decode_cache=int8` keeps in eight bits (`lrkv_jax.kernels.int8`).
+
+With a page table [B, N] the same dataclass is a pool: its batch are P pages, its slots the rows of
+a page, and slot s of sequence b is row s % rows of page `pages_BN`[b, s // rows].
+
+B batch  T new tokens  S slots  H heads  N pages of a sequence
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from lrkv_jax.kernels import online
+from lrkv_jax.kernels.int8 import Int8Rows, whole_rows
+
+Cache = Any
+Pages = Int[Array, "B N"] | None
+
+_NOWHERE = 2**31 - 1  # a page past any pool's last: what is written there is dropped
+
+
+def slot_axes(cache: Cache) -> dict[str, int]:
+    """The axis of slots of each array that the cache has."""
+    there = (name for name, array in vars(cache).items() if array is not None)
+    return {name: cache.AXES[name].split().index("slots") for name in there}
+
+
+def slots_of(cache: Cache, pages_BN: Pages = None) -> int:
+    """S, the tokens that one sequence has room for."""
+    name, axis = next(iter(slot_axes(cache).items()))
+    rows = getattr(cache, name).shape[axis]
+    return rows if pages_BN is None else rows * pages_BN.shape[1]
+
+
+def write(
+    cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"], pages_BN: Pages = None
+) -> Cache:
+    """Put each new token's entries into the slots that `positions_BT` names.
+
+    A position past the last slot writes nothing; callers check lengths before they start.
+    """
+    rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
+    if pages_BN is not None:
+        rows, place_BT = slots_of(cache), positions_BT
+        pages_BT = pages_BN.at[rows_B1, place_BT // rows].get(mode="fill", fill_value=_NOWHERE)
+        rows_B1, positions_BT = pages_BT, place_BT % rows
+
+    def put(name: str, axis: int) -> Array | Int8Rows:
+        old, new = getattr(cache, name), getattr(entries, name).astype(getattr(cache, name).dtype)
+        if axis == old.ndim - 1:
+            # Indices split by a slice move to the front: the update is [B, T, H].
+            return old.at[rows_B1, :, positions_BT].set(new.swapaxes(1, 2))
+        new = padded(new, old.shape[-1])
+        if isinstance(old, Int8Rows):
+            new = Int8Rows.of(new, old.dtype)
+        return jax.tree.map(lambda old, new: old.at[rows_B1, positions_BT].set(new), old, new)
+
+    return type(cache)(**{name: put(name, axis) for name, axis in slot_axes(cache).items()})
+
+
+def contiguous(cache: Cache, pages_BN: Pages) -> Cache:
+    """The cache of each sequence as it would lie without pages: for variants without a kernel."""
+    axes = slot_axes(cache)
+    arrays = {name: online.contiguous(getattr(cache, name), pages_BN, axes[name]) for name in axes}
+    return type(cache)(**{name: whole_rows(array) for name, array in arrays.items()})
+
+
+def in_int8(shapes: Cache) -> Cache:
+    """Abstract arrays as an int8 cache has them."""
+    kept = {
+        name: Int8Rows.shapes(array)
+        for name, array in vars(shapes).items()
+        if name in shapes.INT8 and array is not None
+    }
+    return replace(shapes, **kept)
+
+
+def padded(rows: Float[Array, "*B R"], width: int) -> Float[Array, "*B W"]:
+    """Rows with the zeros behind them that the cache keeps."""
+    return jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, width - rows.shape[-1])])
+
+
+def with_one(rows: Float[Array, "*B R"]) -> Float[Array, "*B Q"]:
+    """Rows and a 1 behind each: what a factor's last row, a bias, is multiplied by."""
+    return jnp.concatenate([rows, jnp.ones_like(rows[..., :1])], axis=-1)
+
+
+def lengths_of(positions_BT: Int[Array, "B T"]) -> Int[Array, "B"]:
+    """Tokens of each sequence, the new ones included: what the decode kernels count."""
+    return positions_BT[:, -1] + 1

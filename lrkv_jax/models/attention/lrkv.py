@@ -1,0 +1,291 @@
+"""LRKV: keys and values of head h are x (W_shared + U_h B_hᵀ), cached as shared part and latents.
+
+B batch  T new tokens  S cache slots  D model width  H heads  K head width
+R residual rank (R_k of keys, R_v of values)  G residuals, one for each H / G query heads
+
+Three rope modes, each decoded exactly as it is trained (`lrkv_jax.kernels.lrkv_decode` has the
+equations): `full` rotates the whole key; `shared` rotates the shared part, and the residual meets
+the unrotated query; `latent` rotates the shared part in K dimensions and the latent in R. In each,
+QK-norm divides by the rms of the whole unrotated key, one scalar n_h per token and head.
+
+The paper's identity RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) B_hᵀ does not hold of a key that is
+rotated whole, `full`; made a model's definition, with queries rotated likewise, it is `latent`.
+LRKV (https://arxiv.org/abs/2601.11471), equations 2 to 7.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.distributed import by_hand
+from lrkv_jax.distributed.rules import TENSOR
+from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
+from lrkv_jax.models.attention.base import Attention
+from lrkv_jax.models.attention.cache import lengths_of, with_one
+from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
+from lrkv_jax.models.norm import gained, inverse_rms
+from lrkv_jax.models.weight import biased, weight
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LowRankCache:
+    """Shared key (gained, rotated) and value, each residual's latents, float32 1/rms of its key.
+
+    Latents are R wide, and of keys with biases R + 1 (the last is 1), zero-padded to the entry's
+    `cached_ranks`. `rk` is unrotated in the
+    modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0 has no latents; a model
+    without QK-norm has no inverse norms.
+    """
+
+    AXES: ClassVar[dict[str, str]] = {
+        "k_shared_BSK": "batch slots head_width",
+        "v_shared_BSK": "batch slots head_width",
+        "rk_BSGR": "batch slots kv_heads rank",
+        "rv_BSGR": "batch slots kv_heads rank",
+        "inverse_norm_BGS": "batch kv_heads slots",
+    }
+    INT8: ClassVar[tuple[str, ...]] = ("rk_BSGR", "rv_BSGR")
+
+    k_shared_BSK: Float[Array, "B S K"]
+    v_shared_BSK: Float[Array, "B S K"]
+    rk_BSGR: Float[Array, "B S G R"] | None = None
+    rv_BSGR: Float[Array, "B S G R"] | None = None
+    inverse_norm_BGS: Float[Array, "B G S"] | None = None
+
+
+class LowRankAttention(Attention):
+    """A shared full-rank projection and low-rank residuals, for keys and for values.
+
+    Each head has a residual of its own, or each group of heads.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        D, H, K = config.width, config.heads, config.head_width
+        (R_k, R_v), self.rope = config.attention.ranks, config.attention.rope
+        self.query = weight("embed -> heads head_width", (D, H, K))
+        self.key = weight("embed -> head_width", (D, K))
+        self.value = weight("embed -> head_width", (D, K))
+        # σ_U = σ_W and σ_B = 0.1/sqrt(R) make ‖U Bᵀ‖ about 0.1 ‖W_shared‖ for every shape, of keys
+        # and of values: E‖U Bᵀ‖² = D K R σ_U² σ_B² and E‖W‖² = D K σ_W².
+        std = min(1.0, (K / D) ** 0.5) * D**-0.5
+        if self.rank:
+            G = config.attention.groups(config)
+            heads = "heads" if G == H else "kv_heads"
+            down, up = f"{heads}: embed -> rank", f"{heads}: rank -> head_width"
+            self.key_down = weight(down, (G, D, R_k), std=std)
+            self.key_up = weight(up, (G, R_k, K), std=0.1 * R_k**-0.5)
+            self.value_down = weight(down, (G, D, R_v), std=std)
+            self.value_up = weight(up, (G, R_v, K), std=0.1 * R_v**-0.5)
+
+    @property
+    def rank(self) -> int:
+        """R; at 0 this layer is MQA."""
+        return self.config.attention.rank
+
+    def queries(self, x_BTD, positions_BT):
+        """The rotated query; in modes `shared` and `latent` also the unrotated one."""
+        q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
+        q_BTHK = gained(self.normed(q_BTHK), self.query_gain)
+        rotated_BTHK = self.rotated(q_BTHK, positions_BT)
+        return (rotated_BTHK, q_BTHK) if self._in_latents else (rotated_BTHK,)
+
+    def entries(self, x_BTD, positions_BT):
+        return self._entries(x_BTD, positions_BT)[0]
+
+    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
+        residual = None
+        if self.rank:
+            residual = Residual(cache.rk_BSGR, cache.rv_BSGR, self.value_up[...])
+            if self._in_latents:
+                residual = residual._replace(q_latent_BTHR=self._latent(query[1], positions_BT))
+            else:
+                residual = residual._replace(
+                    up_key_GRK=self._up_of_rotated_keys[...], angles_SK=angles
+                )
+        return lrkv_decode(
+            query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
+            cache.inverse_norm_BGS, lengths_of(positions_BT),
+            scale=self.scale, pages_BN=pages_BN, frequencies_J=self.frequencies,
+            impl=self.config.decode_kernel, bits=self.config.decode_bits,
+        )  # fmt: skip
+
+    def materialised(self, cache, positions_BT):
+        return self._keys(cache, positions_BT), self._values(cache)
+
+    def expanded(self, query, positions_BT):
+        if not self._in_latents:
+            return query[0]
+        return jnp.concatenate([query[0], self._latent(query[1], positions_BT)], axis=-1)
+
+    def slot_angles(self, slots):
+        """[cos, sin] of each slot's position, [S, K], to rotate keys as they are read."""
+        if not self.rank or self._in_latents:
+            return None
+        return self.table(slots, self.config.head_width)
+
+    def whole(self, x_BTD, positions_BT, attend):
+        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
+        full, formed = self.rank and self.rope == "full", self.rank and self._forms_weights(x_BTD)
+        k_BTGK = None
+        if full and formed:
+            k_BTGK = biased(self._with_whole_weights(x_BTD, "key"), self.key_bias)
+        new, k_BTGK = self._entries(x_BTD, positions_BT, k_BTGK)
+        if full:
+            k_BTGW = self.placed(k_BTGK, positions_BT, self.key_gain)
+        else:
+            k_BTGW = self._keys(new, positions_BT)
+        v_BTGK = self._with_whole_weights(x_BTD, "value") if formed else self._values(new)
+        return attend(q_BTHW, k_BTGW, v_BTGK)
+
+    def cache_shapes(self, batch, length, dtype):
+        G, K = self.config.attention.groups(self.config), self.config.head_width
+        shared = jax.ShapeDtypeStruct((batch, length, K), dtype)
+        latents = [
+            jax.ShapeDtypeStruct((batch, length, G, cached), dtype) if self.rank else None
+            for cached in self.config.attention.cached_ranks(self.config)
+        ]
+        norm = jax.ShapeDtypeStruct((batch, G, length), jnp.float32)
+        return LowRankCache(shared, shared, *latents, norm if self.config.qk_norm else None)
+
+    def head_weights(self):
+        query_HDK, output_HKD = by_head(self.query), in_float64(self.output)
+        if not self.rank:  # MQA: there are no parts
+            shared = (
+                np.broadcast_to(in_float64(w), query_HDK.shape) for w in (self.key, self.value)
+            )
+            return HeadWeights(query_HDK, *shared, output_HKD, gain_K=self.logit_gain())
+        share = len(query_HDK) // self.key_up.shape[0]
+        key, value = (
+            SharedResidual(
+                in_float64(getattr(self, name)),
+                np.repeat(in_float64(getattr(self, f"{name}_down")), share, axis=0),
+                np.repeat(in_float64(getattr(self, f"{name}_up")), share, axis=0),
+            )
+            for name in ("key", "value")
+        )
+        return HeadWeights(
+            query_HDK, key.total_HDK, value.total_HDK, output_HKD,
+            key_parts=key, value_parts=value, gain_K=self.logit_gain(),
+        )  # fmt: skip
+
+    @property
+    def _in_latents(self) -> bool:
+        """Whether queries meet the keys' latents in their own R coordinates."""
+        return bool(self.rank) and self.rope != "full"
+
+    @property
+    def _up_of_keys(self):
+        """B^K; keys' biases are its last row, and latents have a 1 for it: [G, R + 1, K]."""
+        if self.key_bias is None:
+            return self.key_up
+        return jnp.concatenate([self.key_up[...], self.key_bias[...][:, None]], axis=1)
+
+    @property
+    def _up_of_rotated_keys(self):
+        """The same past the norm, where keys have their gain."""
+        if self.key_gain is None:
+            return self._up_of_keys
+        return gained(self._up_of_keys[...], self.key_gain)
+
+    def _latent(self, q_BTHK, positions_BT):
+        """q B_h: the query in the latent's R coordinates, rotated there in mode `latent`."""
+        up_HRK = self._of_heads(self.key_up[...], q_BTHK.shape[2]).astype(q_BTHK.dtype)
+        q_BTHR = jnp.einsum("BTHK,HRK->BTHR", q_BTHK, up_HRK)
+        return self.rotated(q_BTHR, positions_BT) if self.rope == "latent" else q_BTHR
+
+    def _of_heads(self, up_GRK, H):
+        """The factors of this device's H query heads, from those of the residuals that it has."""
+        groups = self.config.attention.groups(self.config)
+        share = self.config.heads // groups
+        if share == 1:
+            return up_GRK
+        # In a training step residuals that `tensor` does not divide are whole on each shard.
+        whole = by_hand.in_step() and len(up_GRK) == groups
+        first = by_hand.index(TENSOR) * H if whole else 0
+        return up_GRK[(first + jnp.arange(H)) // share]
+
+    def _keys(self, cache, positions_BT):
+        """Each residual's keys, rotated and normed.
+
+        In `full` and at rank 0 they are K wide. In the other modes this is one attention of width
+        K + R: [shared, rotated ; residual, as a latent].
+        """
+        k_BSGK, rk_BSGR = cache.k_shared_BSK[:, :, None], cache.rk_BSGR
+        parts = [k_BSGK]
+        if self._in_latents:
+            rk_BSGR = rk_BSGR[..., : self.key_up.shape[1]]
+            parts = [jnp.broadcast_to(parts[0], (*rk_BSGR.shape[:3], k_BSGK.shape[-1])), rk_BSGR]
+        elif self.rank:
+            residual_BSGK = self._raise(rk_BSGR, self._up_of_rotated_keys)
+            parts = [parts[0] + self.rotated(residual_BSGK, positions_BT)]
+        if cache.inverse_norm_BGS is not None:
+            norm_BSG1 = cache.inverse_norm_BGS.swapaxes(1, 2)[..., None]
+            parts = [(part * norm_BSG1).astype(k_BSGK.dtype) for part in parts]
+        return jnp.concatenate(parts, axis=-1)
+
+    def _values(self, cache):
+        """Each residual's values, [B, S, G, K]."""
+        v_BS1K = cache.v_shared_BSK[:, :, None]
+        return v_BS1K + self._raise(cache.rv_BSGR, self.value_up) if self.rank else v_BS1K
+
+    def _raise(self, latent_BTGR, up):
+        """Latent, padded or not → head width: the residual part of a key or value."""
+        up_GRK = up[...].astype(latent_BTGR.dtype)
+        latent_BTGR = latent_BTGR[..., : up_GRK.shape[1]]
+        return jnp.einsum("BTGR,GRK->BTGK", latent_BTGR, up_GRK)
+
+    def _forms_weights(self, x_BTD):
+        """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
+
+        By the entry's rule, of this device's own tokens and residuals.
+        """
+        (B, T, D), (G, _, K) = x_BTD.shape, self.key_up[...].shape
+        return self.config.attention.forms_weights(D, G, K, B * T)
+
+    def _with_whole_weights(self, x_BTD, name):
+        """Keys or values of each residual, unrotated, as x (W_shared + U_g B_gᵀ): [B, T, G, K]."""
+        shared_DK, down_GDR, up_GRK = (
+            getattr(self, weight)[...] for weight in (name, f"{name}_down", f"{name}_up")
+        )
+        residual_DGK = jnp.einsum(
+            "GDR,GRK->DGK", down_GDR, up_GRK, preferred_element_type=jnp.float32
+        )
+        weight_DGK = (shared_DK[:, None] + residual_DGK).astype(x_BTD.dtype)
+        return jnp.einsum("BTD,DGK->BTGK", x_BTD, weight_DGK)
+
+    def _entries(self, x_BTD, positions_BT, k_BTGK=None):
+        """Cache entries of each token, and its whole unrotated keys, never cached: [B, T, G, K].
+
+        The keys are made from the factors unless they are given. At rank 0 all heads have one key,
+        and G is 1.
+        """
+        dtype = x_BTD.dtype
+        k_shared_BTK = x_BTD @ self.key[...].astype(dtype)
+        v_shared_BTK = x_BTD @ self.value[...].astype(dtype)
+        rk_BTGR = rv_BTGR = norm_BGT = None
+        if self.rank:
+            rk_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.key_down[...].astype(dtype))
+            rv_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.value_down[...].astype(dtype))
+        if self.key_bias is not None:
+            if self.rank:
+                rk_BTGR = with_one(rk_BTGR)
+            else:
+                k_shared_BTK = biased(k_shared_BTK, self.key_bias)
+        if k_BTGK is None:
+            k_BTGK = k_shared_BTK[:, :, None]
+            if self.rank:
+                k_BTGK = k_BTGK + self._raise(rk_BTGR, self._up_of_keys)
+        if self.config.qk_norm:
+            norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
+        k_shared_BTK = gained(k_shared_BTK, self.key_gain)
+        k_shared_BTK = self.rotated(k_shared_BTK[:, :, None], positions_BT)[:, :, 0]
+        if self.rank and self.rope == "latent":
+            rk_BTGR = self.rotated(rk_BTGR, positions_BT)
+        return LowRankCache(k_shared_BTK, v_shared_BTK, rk_BTGR, rv_BTGR, norm_BGT), k_BTGK

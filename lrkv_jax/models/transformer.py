@@ -1,0 +1,235 @@
+"""The decoder-only Transformer: blocks stacked over layers and scanned.
+
+B batch  T positions  D model width  V vocabulary  L layers
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.distributed import by_hand
+from lrkv_jax.distributed.rules import constrain_batch
+from lrkv_jax.models.attention import make_attention
+from lrkv_jax.models.attention.cache import Cache, Pages
+from lrkv_jax.models.dtype import resolve_dtype
+from lrkv_jax.models.embedding import Embedding, Head, soft_cap
+from lrkv_jax.models.mlp import MLP
+from lrkv_jax.models.norm import Norm
+from lrkv_jax.models.remat import Remat, rematerialised
+from lrkv_jax.models.weight import draw, spec_of, variables, weight_specs, weights_of
+
+
+class Block(nnx.Module):
+    """Pre-norm attention and MLP, each added to the stream."""
+
+    def __init__(self, config: ModelConfig):
+        gain: dict[str, Any] = {"gain": config.norm_gain, "eps": config.norm_eps}
+        self.norm_attention = Norm(config.width, **gain)
+        self.attention = make_attention(config)
+        self.norm_mlp = Norm(config.width, **gain)
+        self.mlp = MLP(
+            config.width, config.feed_forward_width, config.activation, gated=config.gated
+        )
+
+    def __call__(self, x_BTD, positions_BT, segments_BT=None):
+        x_BTD = x_BTD + self.attention(self.norm_attention(x_BTD), positions_BT, segments_BT)
+        return x_BTD + self.mlp(self.norm_mlp(x_BTD))
+
+    def decode(self, x_BTD, cache, lengths_B, pages_BN=None):
+        x_normed_BTD = self.norm_attention(x_BTD)
+        attended_BTD, cache = self.attention.decode(x_normed_BTD, cache, lengths_B, pages_BN)
+        x_BTD = x_BTD + attended_BTD
+        return x_BTD + self.mlp(self.norm_mlp(x_BTD)), cache
+
+
+class Transformer(nnx.Module):
+    """Tokens → logits. Parameters are float32, the computation `config.dtype`, logits float32.
+
+    `blocks` is one Block whose weights have a leading layers axis, which a forward pass scans.
+    Models of one seed share every weight, layer by layer, that they have in common.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.embedding = Embedding(config.vocabulary, config.width)
+        self.blocks: Any = nnx.vmap(lambda _: Block(config))(jnp.arange(config.layers))
+        self.norm = Norm(config.width, gain=config.norm_gain, eps=config.norm_eps)
+        self.head = None if config.tied_head else Head(config.vocabulary, config.width)
+        draw(self, rngs.params())
+
+    def __call__(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits of the next token at every position, from the whole sequence at once.
+
+        `segments_BT` numbers the documents packed into a sequence: they never see each other.
+        """
+        return self.logits(self.hidden(tokens_BT, positions_BT, segments_BT))
+
+    def hidden(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+        *,
+        remat: Remat = "none",
+        sums: bool = True,
+    ) -> Float[Array, "B T D"]:
+        """The normed stream before the head.
+
+        `remat` names what a gradient computes again (`lrkv_jax.models.remat`). In a training step,
+        `sums` says whether layers' gradients are summed over all devices in their turn.
+        """
+        chex.assert_rank(tokens_BT, 2)
+        if positions_BT is None:
+            T = tokens_BT.shape[1]
+            positions_T = by_hand.first_position(T) + jnp.arange(T)
+            positions_BT = jnp.broadcast_to(positions_T, tokens_BT.shape)
+        chex.assert_equal_shape([tokens_BT, positions_BT])
+        x_BTD = self.embed(tokens_BT)
+        x_BTD = self._through_blocks(x_BTD, (positions_BT, segments_BT), remat, sums)
+        return _whole(self.norm, x_BTD.dtype)(x_BTD)
+
+    def _through_blocks(self, x_BTD, places, remat, sums):
+        stacked, tree = jax.tree.flatten(self.blocks)
+
+        def block(x_BTD, weights, places):
+            return constrain_batch(tree.unflatten(weights)(x_BTD, *places))
+
+        block = rematerialised(block, remat, unrolled=self.config.unroll > 1)
+        if by_hand.in_step():
+            one_layers = [v.get_metadata("spec").axes for v in variables(self.blocks)]
+            block = by_hand.in_turn(block, one_layers, sums=sums)
+
+        def layer(x_BTD, weights):
+            return block(x_BTD, weights, places), None
+
+        return jax.lax.scan(layer, x_BTD, stacked, unroll=self.config.unroll)[0]
+
+    def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Soft-capped float32 logits of hidden states."""
+        logits_BTV = jnp.matmul(
+            x_BTD, self.head_kernel().astype(x_BTD.dtype), preferred_element_type=jnp.float32
+        )
+        return soft_cap(logits_BTV, self.config.softcap)
+
+    def head_kernel(self) -> Float[Array, "D V"]:
+        """The head's matrix: its own, or the embedding's transpose scaled by 1/sqrt(D)."""
+        dtype = resolve_dtype(self.config.dtype)
+        if self.head is not None:
+            return _whole(self.head, dtype).kernel[...]
+        return _whole(self.embedding, dtype).table[...].T * self.config.width**-0.5
+
+    def unstacked(self) -> Unstacked:
+        """The same model, its blocks one by one."""
+        return Unstacked(self)
+
+    def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """The stream before the first block."""
+        x_BTD = self.embedding(tokens_BT, resolve_dtype(self.config.dtype))
+        if self.config.embedding_norm:
+            x_BTD = Norm(self.config.width, gain=False, eps=self.config.norm_eps)(x_BTD)
+        return constrain_batch(x_BTD)
+
+
+class Unstacked(Transformer):
+    """The model with a list of L blocks in place of the stack, and with a cache for each.
+
+    Decoding reads each layer's weights where they lie.
+    """
+
+    def __init__(self, model: Transformer):
+        self.config = model.config
+        self.embedding, self.norm, self.head = model.embedding, model.norm, model.head
+        self.blocks = nnx.List(
+            jax.tree.map(lambda leaf, at=layer: leaf[at], model.blocks)
+            for layer in range(model.config.layers)
+        )
+
+    def _through_blocks(self, x_BTD, places, remat, sums):
+        for block in self.blocks:
+            x_BTD = block(x_BTD, *places)
+        return x_BTD
+
+    def init_cache(self, batch: int, length: int, dtype: jnp.dtype | None = None) -> list[Cache]:
+        """An empty cache a layer, for `batch` sequences of up to `length` tokens.
+
+        `dtype` is the computation's unless given.
+        """
+        dtype = dtype or resolve_dtype(self.config.dtype)
+        return [block.attention.init_cache(batch, length, dtype) for block in self.blocks]
+
+    def decode(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        cache: list[Cache],
+        lengths_B: Int[Array, "B"],
+        pages_BN: Pages = None,
+    ) -> tuple[Float[Array, "B T D"], list[Cache]]:
+        """Hidden states of T new tokens a sequence after `lengths_B` cached ones, and the cache.
+
+        With `pages_BN` each layer's cache is a pool of pages, all of them by one table.
+        """
+        chex.assert_rank([tokens_BT, lengths_B], [2, 1])
+        x_BTD, new = self.embed(tokens_BT), []
+        for block, layer_cache in zip(self.blocks, cache, strict=True):
+            x_BTD, layer_cache = block.decode(x_BTD, layer_cache, lengths_B, pages_BN)
+            new.append(layer_cache)
+        return self.norm(x_BTD), new
+
+
+def _whole[M: nnx.Module](module: M, dtype: jnp.dtype) -> M:
+    """The module with its weights gathered in `dtype`, in a training step; elsewhere, itself."""
+    shards, tree = jax.tree.flatten(module)
+    if not (shards and by_hand.in_step()):
+        return module
+    axes = [spec_of(variable).axes for variable in variables(module)]
+    return jax.tree.unflatten(tree, by_hand.gathered(shards, axes, dtype))
+
+
+def abstract_model(config: ModelConfig) -> Transformer:
+    """The model with shapes in place of arrays; nothing is allocated."""
+    return nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+
+
+# A model's parameters as a nested dict of arrays.
+parameters = weights_of
+
+
+def init_parameters(config: ModelConfig, seed: int) -> Any:
+    """Fresh float32 parameters; a pure function of its arguments, to be jitted or not."""
+    return parameters(Transformer(config, rngs=nnx.Rngs(seed)))
+
+
+def with_parameters(config: ModelConfig, params: Any) -> Transformer:
+    """The model of `config` around a nested dict of arrays, as `parameters` gives it."""
+    return _shape_of(config)[0].unflatten(jax.tree.leaves(params))
+
+
+def abstract_parameters(config: ModelConfig) -> Any:
+    """What `init_parameters` gives, with `jax.ShapeDtypeStruct`s in place of arrays."""
+    return _shape_of(config)[1]
+
+
+def specs(config: ModelConfig) -> Any:
+    """The tree of `WeightSpec` that mirrors `parameters`."""
+    return _shape_of(config)[2]
+
+
+# A training run asks some forty times before its first step, at tens of milliseconds a model.
+@functools.lru_cache
+def _shape_of(config: ModelConfig) -> tuple[Any, Any, Any]:
+    """The model's structure, the shapes of its parameters, and their `WeightSpec`s."""
+    model = abstract_model(config)
+    return jax.tree.structure(model), parameters(model), weight_specs(model)

@@ -1,0 +1,141 @@
+"""A weight that says what it is: the meaning of each axis, its fan-in and fan-out, its group.
+
+One line of layout serves initialisation, sharding, Muon and the counts:
+
+    weight("heads: embed -> rank", (H, D, R))
+
+is a batch of H matrices from D inputs to R outputs. Sharding maps the axis names to mesh axes
+(`lrkv_jax.distributed`); Muon orthogonalises each matrix of the batch (`lrkv_jax.optim`).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Key
+
+# What is `still` stays as it is.
+Group = Literal["matrix", "embedding", "head", "vector", "still"]
+LAYERS = "layers"  # the axis that stacks a block's weights over the model's layers
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """The meaning of an array's axes, in order: batch axes, then inputs, then outputs.
+
+    `axes` names each axis; `batch` and `inputs` count the leading ones; `group` chooses the
+    optimiser. A spec is a static leaf: trees of specs mirror trees of parameters.
+    """
+
+    axes: tuple[str, ...]
+    batch: int
+    inputs: int
+    group: Group
+
+    @classmethod
+    def parse(cls, layout: str, group: Group = "matrix") -> WeightSpec:
+        """Read "batch axes: input axes -> output axes"; the batch part may be absent."""
+        batch, _, matrix = layout.rpartition(":")
+        inputs, _, outputs = matrix.partition("->")
+        parts = [part.split() for part in (batch, inputs, outputs)]
+        return cls(tuple(sum(parts, [])), len(parts[0]), len(parts[1]), group)
+
+    def stacked(self) -> WeightSpec:
+        """The same weight, one for each layer."""
+        return replace(self, axes=(LAYERS, *self.axes), batch=self.batch + 1)
+
+    def fans(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Fan-in and fan-out of one matrix of the batch."""
+        middle = self.batch + self.inputs
+        return math.prod(shape[self.batch : middle]), math.prod(shape[middle:])
+
+
+def weight(
+    layout: str,
+    shape: tuple[int, ...],
+    *,
+    std: float | None = None,
+    group: Group = "matrix",
+) -> nnx.Param:
+    """A float32 parameter, its axes named by `layout`: zeros, and N(0, std²) after `draw`.
+
+    `std=None` is 1/sqrt(fan_in) · min(1, sqrt(fan_out/fan_in)), nanochat's initialisation.
+    """
+    spec = WeightSpec.parse(layout, group)
+    if std is None:
+        fan_in, fan_out = spec.fans(shape)
+        std = min(1.0, math.sqrt(fan_out / fan_in)) / math.sqrt(fan_in)
+    return nnx.Param(jnp.zeros(shape), spec=spec, std=std)
+
+
+def vector(axes: str, shape: tuple[int, ...], value: float) -> nnx.Param:
+    """A float32 parameter that multiplies nothing from the left: gains (1), biases (0)."""
+    names = tuple(axes.split())
+    spec = WeightSpec(names, batch=0, inputs=len(names), group="vector")
+    return nnx.Param(jnp.full(shape, value, jnp.float32), spec=spec)
+
+
+def biased(x: Array, bias: nnx.Param | None) -> Array:
+    """x + bias over the last axes, in x's dtype; x without one."""
+    return x if bias is None else x + bias[...].astype(x.dtype)
+
+
+def draw(module: nnx.Module, key: Key[Array, ""]) -> None:
+    """Give the weights of a module their first numbers, in place.
+
+    Each weight has its own key: `key` folded with the weight's path in the module and, if the
+    weight is stacked, with the layer. A weight therefore depends on `key`, its path, its layer and
+    its shape alone: modules that differ elsewhere, even in depth, share it.
+    """
+    for path, variable in nnx.iter_graph(module):
+        if not isinstance(variable, nnx.Param) or not variable.get_metadata().get("std"):
+            continue
+        spec, std = variable.get_metadata("spec"), variable.get_metadata("std")
+        shape = variable.get_value().shape
+        own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
+        if len(shape) == len(spec.axes):
+            value = jax.random.normal(own, shape)
+        else:
+            keys = jax.vmap(partial(jax.random.fold_in, own))(jnp.arange(shape[0]))
+            value = jax.vmap(lambda key, of=shape[1:]: jax.random.normal(key, of))(keys)
+        variable.set_value(std * value)
+
+
+def variables(module: nnx.Module) -> list[nnx.Param]:
+    """A module's weights with what is known of them, in the order of its leaves."""
+    return jax.tree.leaves(module, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def spec_of(variable: nnx.Param) -> WeightSpec:
+    """A weight's meaning, as it lies here: with its layers axis where it has one."""
+    spec = variable.get_metadata("spec")
+    stacked = variable.get_value().ndim > len(spec.axes)
+    return spec.stacked() if stacked else spec
+
+
+def weights_of(module: nnx.Module) -> Any:
+    """A module's weights as a nested dict of arrays.
+
+    The module itself is a tree of the same leaves in the same order, for jit, grad and tree.map;
+    the dict is what checkpoints, optimisers and people name them by.
+    """
+    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+def with_weights[M: nnx.Module](module: M, weights: Any) -> M:
+    """The module around other weights, given as `weights_of` gives them."""
+    return jax.tree.unflatten(jax.tree.structure(module), jax.tree.leaves(weights))
+
+
+def weight_specs(module: nnx.Module) -> Any:
+    """The tree of `WeightSpec` that mirrors `weights_of(module)`."""
+    tree = jax.tree.structure(weights_of(module))
+    return jax.tree.unflatten(tree, map(spec_of, variables(module)))

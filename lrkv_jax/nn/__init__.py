@@ -1,1 +1,0 @@
-"""Layers that know no attention variant: weights, norm, rotation, MLP, embedding and head."""

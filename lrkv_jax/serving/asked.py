@@ -1,0 +1,343 @@
+"""What clients may ask, field by field: OpenAI's names, and some of ours.
+
+Each class refuses what it does not know. Limits on what a client can make the server hold are here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os.path
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from lrkv_jax.data.conversation import conversation_from
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference import Sampling
+from lrkv_jax.inference.calls import STOPS
+from lrkv_jax.inference.sampling import BIASES, TOPS
+
+MOST_CHOICES = 16
+MOST_STOPS, LONGEST_STOP = 16, 256
+
+# Prompts, or ids of one, and turns; what a server has room for is less.
+MOST_PROMPTS, MOST_IDS, MOST_TURNS = 4096, 1 << 20, 4096
+MOST_FIELDS = 256
+# Lists and objects of a body: each is an object in memory before any field is looked at.
+MOST_NESTED = 4 * MOST_TURNS
+# A string of JSON, up to the end of the body where it is not closed.
+_STRING = re.compile(rb'"(?:[^"\\]+|\\.?)*+(?:"|\Z)', re.DOTALL)
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[Id], Field(fail_fast=True, max_length=MOST_IDS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+
+
+# Fields that change no text, whatever they say: OpenAI's, and vLLM's of its own bookkeeping.
+NO_EFFECT = frozenset({
+    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "parallel_tool_calls", "request_id", "kv_transfer_params",
+})  # fmt: skip
+# Fields that would change the text, with the values of them that do not.
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,), "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"),
+    "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],),
+    "length_penalty": (1.0,), "use_beam_search": (False,), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,),
+    "detokenize": (True,), "bad_words": ([],), "add_generation_prompt": (True,),
+    "continue_final_message": (False,), "add_special_tokens": (False,), "documents": ([],),
+    "response_format": ({"type": "text"},), "structured_outputs": ({},),
+}  # fmt: skip
+
+
+class Asked(BaseModel):
+    """A body whose unknown fields are errors, and whose types are what they say.
+
+    A field that is null is one that is left out.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        if len(body) > MOST_FIELDS:  # each unknown one would be an error of its own
+            raise ValueError(f"{len(body)} fields are more than {MOST_FIELDS}: send those you need")
+        return {name: value for name, value in body.items() if value is not None}
+
+
+class StreamOptions(Asked):
+    """usage: as a last event of the stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # of OpenAI's client; nothing is obfuscated
+
+
+class Generation(Asked):
+    """What asks for texts of either kind have in common."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0  # vLLM's -1 is all tokens, as 0 is
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=BIASES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Id], Field(max_length=STOPS - 3)] = []
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    cache_salt: Annotated[str, Field(max_length=256)] = ""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; the server's is the most
+    user: Annotated[str, Field(max_length=1024)] | None = None  # taken, and of no effect
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_no_ops(cls, body: Any) -> Any:
+        """The fields that are known here; raises for one that would change the text."""
+        if not isinstance(body, dict):
+            return body
+        known = {}
+        for name, value in body.items():
+            if name in cls.model_fields:
+                known[name] = value
+            elif name in WITHOUT_EFFECT and value is not None:
+                if value not in WITHOUT_EFFECT[name]:
+                    right = " or ".join(json.dumps(one) for one in WITHOUT_EFFECT[name])
+                    raise ValueError(f"{name} is not supported here: leave it out, or use {right}")
+            elif name not in NO_EFFECT and name not in WITHOUT_EFFECT:
+                known[name] = value
+        bias = known.get("logit_bias")
+        if isinstance(bias, dict) and len(bias) > BIASES:
+            raise ValueError(f"logit_bias has more than {BIASES} ids: give fewer")
+        return known
+
+    @model_validator(mode="after")
+    def _fewer_than_all(self) -> Self:
+        most = getattr(self, "most", None)
+        if most is not None and self.min_tokens > most:
+            raise ValueError(
+                f"min_tokens = {self.min_tokens} is more than the {most} that may come"
+            )
+        return self
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def choices(self) -> int:
+        """Texts of each prompt."""
+        return self.n or 1
+
+    def sampling(self) -> Sampling:
+        """How tokens are drawn; OpenAI's defaults where nothing is said: temperature 1, top-p 1.
+
+        Raises `LrkvError` for a bias whose keys are no token ids or whose values are not in ±100.
+        """
+        bias = {}
+        for token, value in (self.logit_bias or {}).items():
+            number = token.isascii() and token.isdecimal() and len(token) < 10
+            if not number or not -100 <= value <= 100:
+                raise LrkvError("logit_bias: give token ids, each with a number from -100 to 100")
+            bias[int(token)] = value
+        return Sampling(
+            1.0 if self.temperature is None else self.temperature,
+            max(0, self.top_k),
+            1.0 if self.top_p is None else self.top_p,
+            self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            bias=bias,
+        )
+
+
+class Completion(Generation):
+    """The body of /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True, max_length=MOST_PROMPTS)]
+        | Ids
+        | Annotated[
+            list[Annotated[Ids, Field(min_length=1)]],
+            Field(fail_fast=True, max_length=MOST_PROMPTS),
+        ]
+    )
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=TOPS)] | None = None
+    echo: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_many(cls, body: Any) -> Any:
+        prompt = body.get("prompt") if isinstance(body, dict) else None
+        many = isinstance(prompt, list) and len(prompt) > MOST_PROMPTS
+        if many and not isinstance(prompt[0], int):
+            raise ValueError(f"prompt: {len(prompt)} prompts are more than {MOST_PROMPTS}")
+        return body
+
+    @property
+    def most(self) -> int:
+        """The most new tokens; 16, as OpenAI's, unless it is said."""
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or as ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [list(self.prompt)]  # type: ignore[arg-type]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+    @property
+    def tell(self) -> int | None:
+        """Of how many of the likeliest tokens to tell, at each token."""
+        return self.logprobs
+
+
+class TextPart(Asked):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Asked):
+    """One turn. `name` is taken, and of no effect."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """The message as a conversation has it."""
+        parts = self.content if isinstance(self.content, list) else None
+        text = self.content if parts is None else "".join(part.text for part in parts)
+        return {"role": "system" if self.role == "developer" else self.role, "content": str(text)}
+
+
+class Chat(Generation):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_TURNS)
+    ]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=TOPS)] | None = None
+
+    @model_validator(mode="after")
+    def _told_as_asked(self) -> Chat:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    @property
+    def most(self) -> int | None:
+        """The most new tokens."""
+        named = self.max_completion_tokens
+        return self.max_tokens if named is None else named
+
+    @property
+    def tell(self) -> int | None:
+        """Of how many of the likeliest tokens to tell, at each token."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def conversation(self):
+        """The turns; raises `LrkvError` as `conversation_from` does."""
+        return conversation_from([message.plain for message in self.messages])
+
+
+class Tokenize(Asked):
+    """The body of /tokenize, as vLLM has it."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class Detokenize(Asked):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: Ids
+
+
+def read[Body: Asked](kind: type[Body], body: bytes) -> tuple[Body | None, str, str]:
+    """(what is asked, what is wrong with it, the field that is wrong); either is empty."""
+    if _nested(body) > MOST_NESTED:
+        return None, f"the body has more than {MOST_NESTED} lists and objects: send fewer", ""
+    try:
+        return kind.model_validate_json(body), "", ""
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+    field = found[0]["loc"][:1]
+    found = [wrong for wrong in found if wrong["loc"][:1] == field]
+    # Of a union's branches, those that got furthest say most.
+    deepest = max(len(_place(wrong)) for wrong in found)
+    found = [wrong for wrong in found if len(_place(wrong)) == deepest]
+    place = ".".join(os.path.commonprefix([_place(wrong) for wrong in found]))
+    if found[0]["type"] == "extra_forbidden":
+        return None, f"{place} is not known here", place
+    texts = dict.fromkeys(wrong["msg"].removeprefix("Value error, ") for wrong in found)
+    text = " or ".join(texts)
+    return None, f"{place}: {text}" if place else text, place
+
+
+def read_long[Body: Asked](kind: type[Body], body: bytes) -> tuple[Body | None, str, str]:
+    """As `read`, and the memory that it took is the system's again, not kept for the next one."""
+    try:
+        return read(kind, body)
+    finally:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+        if trim is not None:
+            trim(0)
+
+
+def _nested(body):
+    """Lists and objects of a body; brackets in texts are counted only while there are few."""
+    count = body.count(b"[") + body.count(b"{")
+    if count <= MOST_NESTED:
+        return count
+    outside = _STRING.sub(b"", body)
+    return outside.count(b"[") + outside.count(b"{")
+
+
+_NAMES = {
+    name
+    for kind in (Completion, Chat, ChatMessage, TextPart, StreamOptions, Detokenize)
+    for name in kind.model_fields
+}
+
+
+def _place(wrong: Any) -> list[str]:
+    """Where an error is: fields and numbers, without the names of a union's branches."""
+    above, last = wrong["loc"][:-1], wrong["loc"][-1:]
+    if wrong["type"] != "extra_forbidden":
+        above, last = wrong["loc"], ()
+    return [str(part) for part in above if isinstance(part, int) or part in _NAMES] + list(last)

@@ -1,1 +1,0 @@
-"""Training as functions of arrays: state, step, loss, rows, guard, validation."""

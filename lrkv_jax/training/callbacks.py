@@ -1,0 +1,131 @@
+"""What happens between steps: validation, checkpoints, samples."""
+
+from __future__ import annotations
+
+import jax
+
+from lrkv_jax import files
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import Conversation, said
+from lrkv_jax.data.loader import heldout_batches
+from lrkv_jax.inference import generate
+from lrkv_jax.training.checkpointing import Checkpointer
+from lrkv_jax.training.metrics import MetricsLog
+from lrkv_jax.training.restore import SAMPLING
+from lrkv_jax.training.resume import data_at
+from lrkv_jax.training.screen import Screen
+from lrkv_jax.training.setup import Setup
+from lrkv_jax.training.state import TrainState, checkpoint_items
+from lrkv_jax.training.validate import HeldOut, make_validation
+
+
+class Callbacks:
+    """What the loop stops for after some steps; every process does it, process 0 writes."""
+
+    def __init__(self, setup: Setup, checkpoints: Checkpointer, log: MetricsLog, screen: Screen):
+        self.config, self.loader, self.checkpoints = setup.config, setup.loader, checkpoints
+        self._directory, self._log, self._screen = setup.directory, log, screen
+        self._writes = setup.processes.index == 0
+        self._validate = make_validation(
+            self.config.model, setup.mesh, setup.token_bytes_V,
+            chunk=self.config.train.loss_chunk, rows=setup.rows,
+        )  # fmt: skip
+        self.last_validation: HeldOut | None = None
+        self._losses: dict[int, float] = {}  # of the last validation, by its step
+
+    def comes_after(self, step: int, end: int) -> bool:
+        """Whether the loop pauses after a step."""
+        train = self.config.train
+        every = (train.validate_every, train.save_every, train.sample_every)
+        return step == end or any(self._due(n, step) for n in every)
+
+    def validate(self, state: TrainState, step: int) -> dict[str, float]:
+        """Measure where it is time; returns what the step's row should carry.
+
+        That is `validation_*`, over `train.validation_batches` batches that are the same each time.
+        After the last step it is over the whole split, and `sampled_*` has the same batches as
+        before: those can be compared from step to step.
+        """
+        if not self._due(self.config.train.validate_every, step):
+            return {}
+        config, train = self.config, self.config.train
+        where = config.data, train.context, train.batch
+        some, row = train.validation_batches, {}
+        with self._screen.doing("validation", step):
+            found = self._validate(state.params, heldout_batches(*where, some=some))
+            # The best step is found among losses of the same batches.
+            self._losses = {step: found.cross_entropy}
+            self._say(step, found, "whole split" if some is None else f"{some} batches")
+            if step == train.total_steps and some is not None:
+                row = {"sampled_loss": found.cross_entropy, "sampled_bpb": found.bits_per_byte}
+                found = self._validate(state.params, heldout_batches(*where))
+                self._say(step, found, "whole split")
+        self.last_validation = found
+        return row | {
+            "validation_loss": found.cross_entropy,
+            "validation_bpb": found.bits_per_byte,
+            "validation_tokens": found.tokens,
+        }
+
+    def _say(self, step: int, found: HeldOut, what: str) -> None:
+        self._screen.say(
+            f"{self.config.attention} step {step}  held out, {what}: CE "
+            f"{found.cross_entropy:.4f}  {found.bits_per_byte:.4f} bits per byte"
+        )
+
+    def save_and_sample(self, state: TrainState, step: int) -> None:
+        """Save and sample where it is time; the step's row must be in the log already."""
+        train = self.config.train
+        if self._due(train.save_every, step):
+            self.save(state, step)
+        if self._due(train.sample_every, step) and train.sample_tokens:
+            with self._screen.doing("sampling", step):
+                self._sample(state, step)
+
+    def save(self, state: TrainState, step: int) -> None:
+        """Start a checkpoint of a step, unless it has one."""
+        train = self.config.train
+        about = {
+            "config": self.config.model_dump(mode="json"),
+            "tokens": step * train.batch * train.context,
+            "loader": {"step": step} | data_at(self.loader, step),
+        }
+        loss = self._losses.get(step)
+        with self._screen.doing("save", step):
+            self.checkpoints.save(step, checkpoint_items(state), about, loss, first=self._log.sync)
+
+    def failed_saves(self) -> dict[str, int]:
+        """How many saves have failed since the start, as part of a row; nothing for none."""
+        failures = self.checkpoints.failures
+        return {"failed_saves": failures} if failures else {}
+
+    def _due(self, every: int, step: int) -> bool:
+        return step == self.config.train.total_steps or bool(every and step % every == 0)
+
+    def _sample(self, state: TrainState, step: int) -> None:
+        """Write text from each prompt to samples/."""
+        tokenizer, train = self.loader.tokenizer, self.config.train
+        prompts = [tokenizer.prompt(text) for text in train.sample_prompts]
+        stop: tuple[int, ...] = tokenizer.ends
+        if self.config.data.mixture is not None:
+            chat = ChatFormat(tokenizer)
+            asked = [Conversation((said("user", text),)) for text in train.sample_prompts]
+            prompts = [chat.prompt(one) for one in asked]
+            stop = chat.stops
+        seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
+        continued = generate(
+            self.config.model, state.params, prompts, train.sample_tokens,
+            sampling=SAMPLING, seed=seed, stop=stop,
+        )  # fmt: skip
+        between = "" if self.config.data.mixture is None else "\n"
+        texts = [
+            prompt + between + tokenizer.decode(ids)
+            for prompt, ids in zip(train.sample_prompts, continued, strict=True)
+        ]
+        if self._writes:
+            path = self._directory / "samples" / f"step-{step:08d}.txt"
+            try:
+                path.parent.mkdir(exist_ok=True)
+                files.write(path, "\n\n".join(texts) + "\n")
+            except OSError as error:  # training continues on a full disk
+                self._screen.warn(f"{path} cannot be written ({error.strerror})")

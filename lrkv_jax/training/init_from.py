@@ -1,0 +1,113 @@
+"""The state before a run's first step: fresh, or with the parameters of another run.
+
+V vocabulary  D model width
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from lrkv_jax.config import RunConfig
+from lrkv_jax.config.differences import differences
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.training.checkpointing import Checkpointer
+from lrkv_jax.training.restore import restore_parameters
+from lrkv_jax.training.run_dir import read_run
+from lrkv_jax.training.state import TrainState, init_state, state_shardings
+
+
+def first_state(config: RunConfig, mesh: Mesh) -> TrainState:
+    """The state before the first step, placed on `mesh`.
+
+    With `init_from` the parameters are that run's, the optimiser is fresh. A model of more ids than
+    the run's keeps fresh rows of the embedding and columns of the head for those.
+
+    Raises `LrkvError` for a run of another model or tokenizer, and as `restore_parameters` does.
+    """
+    state = replace(init_state(config, mesh), teacher=teacher_of(config, mesh))
+    if config.init_from is None:
+        return state
+    before = read_run(config.init_from)
+    _check(config, before)
+    _, params = restore_parameters(config.init_from, before.model, mesh, config.init_step)
+    placed = state_shardings(config, mesh).params
+    grown = jax.jit(
+        lambda old, fresh: jax.tree.map(_into, old, fresh),
+        out_shardings=placed, donate_argnums=1,
+    )  # fmt: skip
+    return replace(state, params=grown(params, state.params))
+
+
+def with_teacher(config: RunConfig) -> RunConfig:
+    """The configuration with its teacher's newest step, unless given, and its teacher's model.
+
+    That computes in the run's dtype. Raises `LrkvError` for a teacher of another tokenizer or of
+    other ids, and for one without a checkpoint.
+    """
+    if config.train.teacher is None:
+        return config
+    run = read_run(config.train.teacher)
+    what = f"train.teacher = {config.train.teacher}"
+    if run.model.vocabulary != config.model.vocabulary:
+        raise LrkvError(
+            f"{what} has model.vocabulary = {run.model.vocabulary}, and this run has "
+            f"{config.model.vocabulary}: use a teacher of the same ids"
+        )
+    theirs, ours = (load_tokenizer(one.data.tokenizer) for one in (run, config))
+    if theirs.fingerprint != ours.fingerprint:
+        raise LrkvError(
+            f"{what} was trained with tokenizer {run.data.tokenizer}, and data.tokenizer = "
+            f"{config.data.tokenizer} gives other ids: use that one"
+        )
+    model = run.model.model_copy(update={"dtype": config.model.dtype})
+    step = config.train.teacher_step
+    if step is None:
+        with Checkpointer(Path(config.train.teacher) / "checkpoints") as checkpoints:
+            step = checkpoints.latest()
+    if step is None:
+        raise LrkvError(f"{what} has no checkpoint: train it first")
+    train = config.train.model_copy(update={"teacher_model": model, "teacher_step": step})
+    return config.model_copy(update={"train": train})
+
+
+def teacher_of(config: RunConfig, mesh: Mesh) -> Any:
+    """The teacher's parameters, placed as in training; () without a teacher."""
+    train = config.train
+    if train.teacher is None or train.teacher_model is None:
+        return ()
+    return restore_parameters(train.teacher, train.teacher_model, mesh, train.teacher_step)[1]
+
+
+def _into(old: jax.Array, fresh: jax.Array) -> jax.Array:
+    """`fresh` with `old` in its first rows or columns; all of it, where the shapes are equal."""
+    return jax.lax.dynamic_update_slice(fresh, old.astype(fresh.dtype), (0,) * fresh.ndim)
+
+
+def _check(config: RunConfig, before: RunConfig) -> None:
+    # Parameters mean the same when they are computed with in another type, and in a model of more
+    # ids; nothing else may change.
+    free = ("model.dtype", "model.vocabulary")
+    for change in differences(before, config, ["result"]):
+        if change.key.startswith("model.") and change.key not in free:
+            raise LrkvError(
+                f"init_from = {config.init_from} has {change.key} = {change.old}, and this run has "
+                f"{change.new}: leave it as it was trained"
+            )
+    ours, theirs = config.model.vocabulary, before.model.vocabulary
+    if ours < theirs:
+        raise LrkvError(
+            f"init_from = {config.init_from} has model.vocabulary = {theirs}, and this run has "
+            f"{ours}: use that or more"
+        )
+    tokenizers = [load_tokenizer(run.data.tokenizer) for run in (before, config)]
+    if tokenizers[0].fingerprint != tokenizers[1].fingerprint:
+        raise LrkvError(
+            f"init_from = {config.init_from} was trained with tokenizer {before.data.tokenizer}, "
+            f"and data.tokenizer = {config.data.tokenizer} gives other ids: use that one"
+        )

@@ -1,0 +1,98 @@
+"""What a run starts from: its compiled step, and its state, fresh or from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lrkv_jax.config import RunConfig
+from lrkv_jax.config.differences import Change, covers
+from lrkv_jax.data.loader import Loader
+from lrkv_jax.distributed.compilation import Compiling
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.training.checkpointing import Checkpointer
+from lrkv_jax.training.init_from import first_state, teacher_of
+from lrkv_jax.training.setup import Setup
+from lrkv_jax.training.state import TrainState, checkpoint_items, from_checkpoint_items
+from lrkv_jax.training.step import make_train_step
+
+# Settings outside `data` that decide which tokens are in which batch.
+MAKE_BATCHES = ("train.context", "train.batch", "train.epochs")
+
+
+def compiling(setup: Setup, abstract: TrainState) -> Compiling:
+    """The step over an `abstract_state`'s leaves, on its way to being compiled for a batch."""
+    train = setup.config.train
+    step = make_train_step(setup.config, setup.mesh, setup.token_bytes_V, setup.rows)
+    tokens = jax.ShapeDtypeStruct(
+        (train.batch, train.context + 1), jnp.int32, sharding=setup.placed
+    )
+    return Compiling(step.on_leaves, jax.tree.leaves(abstract), tokens, mesh=setup.mesh)
+
+
+def resumed(
+    setup: Setup,
+    checkpoints: Checkpointer,
+    abstract: TrainState,
+    allow: Collection[str] = (),
+) -> tuple[TrainState, int, list[Change]]:
+    """The state of the newest sound checkpoint, its step, and what is `changed_data` since; or a
+    fresh state, and 0, if nothing was saved.
+
+    Raises `LrkvError` as `Checkpointer.restore_newest` and `changed_data` do.
+    """
+    restored = checkpoints.restore_newest(checkpoint_items(abstract))
+    if restored is None:
+        return first_state(setup.config, setup.mesh), 0, []
+    step, items = restored
+    with setup.processes.together():
+        changes = changed_data(setup.config, setup.loader, checkpoints.manifest(step), allow)
+    teacher = teacher_of(setup.config, setup.mesh)
+    return from_checkpoint_items(abstract, items, teacher), step, changes
+
+
+def data_at(loader: Loader, step: int) -> dict[str, str]:
+    """What a run learns from after a step: fingerprints of tokenizer, sources and next batch."""
+    return {
+        "tokenizer": loader.tokenizer.fingerprint,
+        "sources": loader.fingerprint,
+        "next_batch": loader.hash_at(step),
+    }
+
+
+def changed_data(
+    config: RunConfig, loader: Loader, manifest: dict[str, Any], allow: Collection[str] = ()
+) -> list[Change]:
+    """What the data are now that a checkpoint's were not; `allow` lets it through.
+
+    Folders may have moved: contents are compared. The next batch is compared unless a change is
+    allowed that makes other batches of the same data. Raises `LrkvError` for what is not allowed.
+    """
+    source = "data.source" if config.data.mixture is None else "data.mixture.folder"
+    keys = {"tokenizer": "data.tokenizer", "sources": source, "next_batch": source}
+    saved, now = manifest["loader"], data_at(loader, manifest["step"])
+    if any(covers(allow, key) for key in MAKE_BATCHES) or any(k.startswith("data") for k in allow):
+        del now["next_batch"]
+    changes = []
+    for name, mark in now.items():
+        if saved.get(name, mark) != mark:
+            key = keys[name]
+            old = f"{_value(manifest['config'], key)} ({name} {saved[name][:12]})"
+            new = f"{_value(config.model_dump(), key)} ({name} {mark[:12]})"
+            if not covers(allow, key):
+                raise LrkvError(
+                    f"the run was trained with {key} = {old}, and it is now {new}: give it what it "
+                    f"had, or let the change through with --allow-change {key}"
+                )
+            changes.append(Change(key, "content", old, new))
+    return changes
+
+
+def _value(config: dict[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = (value or {}).get(part)
+    return value

@@ -1,0 +1,151 @@
+"""A run's directory: config.yaml, history.jsonl, metrics.jsonl, events/, checkpoints/, samples/.
+
+config.yaml is what the run does now, history.jsonl how it came to that: each start and each setting
+that was changed, with the step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from lrkv_jax import files
+from lrkv_jax.config import RunConfig, dump_config, load_config
+from lrkv_jax.config.differences import Change, check_keys, covers, differences
+from lrkv_jax.config.frozen import ROLES
+from lrkv_jax.distributed.device import device_name, usable_cores
+from lrkv_jax.distributed.processes import HERE, Processes
+from lrkv_jax.errors import LrkvError
+
+
+def open_run(config: RunConfig, allow: Collection[str] = (), processes: Processes = HERE) -> Path:
+    """Make the run's directory, or accept one that the same run left.
+
+    Writes config.yaml if there is none. Raises `LrkvError`, and writes nothing, if the directory
+    cannot be one, is not a run's, or holds a run with another setting that changes its result and
+    that `allow` does not name; of several processes, if one does not see what process 0 has
+    written.
+    """
+    directory = Path(config.directory)
+    with processes.together():
+        check_keys(config, allow)
+        if processes.index == 0:
+            try:
+                _claim(directory, config, allow)
+            except OSError as error:
+                raise unusable(directory, error) from error
+    blind = processes.that_do_not_see(directory)
+    with processes.together():
+        if blind and processes.index == 0:
+            raise LrkvError(
+                f"{blind[0]} does not see {directory}, where process 0 writes: set run_dir=PATH on "
+                "a file system that all hosts share"
+            )
+    return directory
+
+
+def _claim(directory: Path, config: RunConfig, allow: Collection[str]) -> None:
+    saved = directory / "config.yaml"
+    if saved.is_file():
+        _refuse_another(directory, config, allow)
+        return
+    if directory.exists() and any(directory.iterdir()):
+        raise LrkvError(f"{directory} exists and is not a run: give another run_dir=PATH")
+    directory.mkdir(parents=True, exist_ok=True)
+    files.write(saved, dump_config(config))
+
+
+def unusable(directory: Path, error: OSError) -> LrkvError:
+    """What is raised where a run's directory cannot be made or written."""
+    return LrkvError(
+        f"run_dir = {directory} cannot be written ({error.strerror}): give another run_dir=PATH"
+    )
+
+
+def _refuse_another(directory: Path, config: RunConfig, allow: Collection[str] = ()) -> None:
+    for change in differences(load_config(directory / "config.yaml"), config, ["result"]):
+        longer = change.key == "train.steps" and change.new > change.old
+        if not longer and not covers(allow, change.key):
+            raise LrkvError(
+                f"{directory} was trained with {change.key} = {change.old}, and {change.new} is "
+                "asked for: leave it as it was, give this run its own run_dir=PATH, or let the "
+                f"change through with --allow-change {change.key}"
+            )
+
+
+def note_start(
+    config: RunConfig, step: int, data: Sequence[Change], processes: Processes, asked_dtype: str
+) -> list[str]:
+    """Write into the run's history that it starts at a step, on what, and what changes from there.
+
+    `data` is what has another content, `asked_dtype` is `model.dtype` before auto became another.
+    Makes config.yaml what the run does now. Returns the changes as lines. Raises `LrkvError` where
+    the directory cannot be written.
+    """
+    directory, lines = Path(config.directory), []
+    with processes.together():
+        if processes.index == 0:
+            settings = differences(load_config(directory / "config.yaml"), config, tuple(ROLES))
+            same = {change.key for change in data}
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            begin = {"time": now, "step": step, "event": "start"}
+            begin |= {"device": device_name(), "cores": usable_cores(), "jax": version("jax")}
+            begin |= {"dtype": config.model.dtype, "asked_dtype": asked_dtype}
+            rows = [*read_history(directory), begin]
+            for change in [*settings, *data]:
+                # A folder that moved, and whose content is as it was.
+                moved = change.role == "content" and change.key not in same
+                role = "place" if moved else change.role
+                rows.append({"time": now, "step": step, "event": "change", **vars(change)})
+                rows[-1]["role"] = role
+                lines.append(f"from step {step} on, {change.key} is {change.new}, not {change.old}")
+            try:
+                text = "".join(f"{json.dumps(row, default=_plain)}\n" for row in rows)
+                files.write(directory / "history.jsonl", text)
+                if settings:
+                    files.write(directory / "config.yaml", dump_config(config))
+            except OSError as error:
+                raise unusable(directory, error) from error
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json")
+
+
+def read_history(directory: str | Path) -> list[dict[str, Any]]:
+    """The starts of a run and the changes of its settings, in order.
+
+    Raises `LrkvError` for a row that is none.
+    """
+    path = Path(directory) / "history.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_bytes().splitlines()]
+    except ValueError as error:
+        raise LrkvError(f"{path} is not JSON in lines: delete what is not") from error
+
+
+def asked_dtype(directory: str | Path, config: RunConfig) -> str:
+    """`model.dtype` as the run was last asked for: auto, or what its configuration says."""
+    starts = [row for row in read_history(directory) if row.get("event") == "start"]
+    return starts[-1].get("asked_dtype", config.model.dtype) if starts else config.model.dtype
+
+
+def read_run(directory: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration that a run was trained with; raises `LrkvError` if there is no run."""
+    saved = _saved_config(directory)
+    return load_config(saved, overrides).model_copy(update={"run_dir": str(directory)})
+
+
+def _saved_config(directory: str | Path) -> Path:
+    """The file that makes a directory a run's; raises `LrkvError` if there is none."""
+    saved = Path(directory) / "config.yaml"
+    if not saved.is_file():
+        raise LrkvError(f"{directory} is not a run: it has no config.yaml")
+    return saved

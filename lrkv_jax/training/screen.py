@@ -1,0 +1,168 @@
+"""What a run does at the moment: shown on the screen, and watched lest it hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import IO, Any, cast
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)  # fmt: skip
+
+from lrkv_jax.config.schema import WatchdogConfig
+from lrkv_jax.distributed.processes import Processes
+from lrkv_jax.distributed.watchdog import Watchdog
+
+# What a block is called on the screen, by what the watchdog calls it.
+_SHOWN = {
+    "data": "preparing the data", "restore": "restoring", "init": "making the parameters",
+    "compile": "compiling", "validation": "validating", "save": "saving", "sampling": "sampling",
+}  # fmt: skip
+
+
+class Screen:
+    """A live line on a terminal, plain lines elsewhere; of several `processes`, process 0 shows it.
+
+    `watchdog` has `limits`; what hangs while it is entered is reported and ended, so a build, which
+    may take hours, comes before. Use as a context manager.
+
+    Nothing here ends a run: where the output cannot be written (a full disk, a terminal that was
+    closed, a character that its encoding does not have), that is said once on stderr.
+    """
+
+    def __init__(self, console: Console, limits: WatchdogConfig, processes: Processes):
+        self._console, self._who = console, processes.who()
+        self.watchdog = Watchdog(
+            limits.warn_after, limits.end_after, say=self.warn, leave=processes.leave
+        )
+        self._shows = processes.index == 0
+        self._bar: Progress | None = None
+        self._file = self._console.file
+
+    def __enter__(self) -> Screen:
+        self._console.file = cast(IO[str], _Tolerant(self._file))
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._end_bar()
+        self._console.file = self._file
+
+    def say(self, text: str, *, style: str | None = None) -> None:
+        """One line that stays; a terminal narrower than the line breaks it between words."""
+        if self._shows:
+            narrow = self._console.is_terminal
+            self._console.print(
+                text, style=style, highlight=False, markup=False, soft_wrap=not narrow
+            )
+
+    def warn(self, text: str) -> None:
+        """One line that stays and stands out, from any process and any thread."""
+        if self._shows:
+            self.say(text, style="bold red")
+        else:
+            with contextlib.suppress(OSError):
+                print(f"lrkv: {self._who}{text}", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def doing(self, activity: str, step: int) -> Iterator[None]:
+        """A block that may take long: `watchdog` knows of it, and on a terminal something moves."""
+        with self.watchdog.during(activity, step):
+            if self._bar is not None:
+                before = self._bar.tasks[0].fields["line"]
+                self._bar.update(self._task, line=_SHOWN[activity])
+                yield
+                self._bar.update(self._task, line=before)
+            elif self._shows and self._console.is_terminal:
+                with self._console.status(f"{_SHOWN[activity]} ..."):
+                    yield
+            else:
+                yield
+
+    @contextlib.contextmanager
+    def steps(self, label: str, start: int, total: int, every: int) -> Iterator[None]:
+        """Show the steps from `start` to `total` in this block: a bar, or each `every`-th."""
+        self._label, self._start, self._total, self._every = label, start, total, every
+        self._began = time.monotonic()
+        if self._shows and self._console.is_terminal:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}", style="bold", markup=False),
+                BarColumn(bar_width=None if self._console.width >= 100 else 8),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[line]}", markup=False),
+                TimeRemainingColumn(compact=True),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(label, total=total, completed=start, line="first step")
+            self._bar.start()
+        try:
+            yield
+        finally:
+            self._end_bar()
+
+    def step(self, row: dict[str, Any]) -> None:
+        """Show a row of `metrics.jsonl`."""
+        if not self._shows:
+            return
+        parts = [f"loss {row['loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
+        if row["mfu"] is not None:
+            parts.append(f"MFU {row['mfu']:.0%}" if self._bar else f"MFU {row['mfu']:.1%}")
+        if row["skipped"]:
+            parts.append(f"{row['skipped']} skipped")
+        if self._bar:
+            self._bar.update(self._task, completed=row["step"], line=" ".join(parts))
+        elif row["step"] % self._every == 0 or row["step"] == self._total:
+            per_step = (time.monotonic() - self._began) / max(1, row["step"] - self._start)
+            left = time.strftime("%H:%M:%S", time.gmtime(per_step * (self._total - row["step"])))
+            parts.insert(1, f"bpb {row['bpb']:.3f}  grad {row['grad_norm']:.2f}")
+            line = "  ".join(parts)
+            self.say(f"{self._label} step {row['step']}/{self._total}  {line}  left {left}")
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class _Tolerant:
+    """A text stream whose failures end nothing; what can be written later is written again."""
+
+    def __init__(self, file):
+        self._file, self._failed = file, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        with self._failing():
+            try:
+                self._file.write(text)
+            except UnicodeEncodeError as error:
+                plain = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+                self._file.write(plain)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._failing():
+            self._file.flush()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # ValueError: it was closed
+            if not self._failed:
+                self._failed = True
+                why = getattr(error, "strerror", None) or error
+                with contextlib.suppress(OSError, ValueError):
+                    print(f"lrkv: the output cannot be written ({why}): training continues without "
+                          "it", file=sys.stderr, flush=True)  # fmt: skip

@@ -1,0 +1,125 @@
+"""The launchers say what the code understands, and the Slurm one does what it promises."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lrkv_jax.config import load_config
+from lrkv_jax.distributed.cluster_env import find
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_START_AGAIN
+
+ROOT = Path(__file__).parents[2]
+SBATCH = ROOT / "launch" / "slurm.sbatch"
+ARRAY = ROOT / "launch" / "sweep.sbatch"
+MANIFEST = ROOT / "launch" / "kubernetes.yaml"
+GUIDE = ROOT / "docs" / "clusters.md"
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"\bLRKV_[A-Z_]+\b", text))
+
+
+def test_the_guide_lists_every_variable_that_is_read():
+    package = "".join(path.read_text() for path in (ROOT / "lrkv_jax").rglob("*.py"))
+    listed = names("".join(re.findall(r"^\| `LRKV_.*$", GUIDE.read_text(), re.M)))
+    assert listed == names(package)
+
+
+@pytest.mark.parametrize("path", [SBATCH, ARRAY, MANIFEST, GUIDE], ids=lambda path: path.name)
+def test_every_variable_named_is_one_that_is_listed(path):
+    listed = re.findall(r"^\| `(LRKV_[A-Z_]+)`", GUIDE.read_text(), re.M)
+    assert names(path.read_text()) and names(path.read_text()) <= set(listed)
+
+
+def slurm(tmp_path, code, *arguments, script=SBATCH, **more):
+    """Run a batch script with an `srun` that ends with `code`; (its code, what was called)."""
+    calls = tmp_path / "calls"
+    for name, does in (("srun", f"env | grep ^LRKV_ >> {calls}\nexit {code}"), ("scontrol", "")):
+        stub = tmp_path / name
+        stub.write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\n{does}\n')
+        stub.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "42", **more}
+    if script == ARRAY:
+        environment |= {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
+    run = subprocess.run(
+        ["bash", script, *arguments], env=environment, capture_output=True, text=True, timeout=30
+    )
+    return run.returncode, calls.read_text().splitlines()
+
+
+# A save; an error, a task that was killed, and one that JAX's service ended.
+@pytest.mark.parametrize("ended", [EXIT_START_AGAIN, 1, 137, 134])
+def test_a_job_that_has_not_finished_goes_back_into_the_queue(tmp_path, ended):
+    code, calls = slurm(tmp_path, ended, "configs/128m.yaml", "run_dir=a b")
+    assert code == ended
+    assert calls[0].startswith("srun --kill-on-bad-exit=1 ")
+    assert calls[0].endswith("lrkv train configs/128m.yaml run_dir=a b")
+    assert "LRKV_LOCAL_DEVICES=8" in calls and calls[-1] == "scontrol requeue 42"
+
+
+@pytest.mark.parametrize(
+    ("ended", "before"), [(0, "0"), (EXIT_BAD_INPUT, "0"), (1, "20"), (EXIT_START_AGAIN, "20")]
+)
+def test_a_job_that_finished_or_is_wrong_or_was_started_often_stays_ended(tmp_path, ended, before):
+    code, calls = slurm(tmp_path, ended, "configs/128m.yaml", SLURM_RESTART_COUNT=before)
+    assert code == ended and not any(call.startswith("scontrol") for call in calls)
+
+
+def test_a_task_of_an_array_is_one_run_of_the_sweep(tmp_path):
+    arguments = ("nano", "seed=0,1", "train.sample_prompts=[a b]")
+    code, calls = slurm(tmp_path, EXIT_START_AGAIN, *arguments, script=ARRAY)
+    assert code == EXIT_START_AGAIN and calls[-1] == "scontrol requeue 40_2"
+    assert calls[0] == "srun lrkv sweep nano seed=0,1 train.sample_prompts=[a b] --only 2"
+
+
+@pytest.mark.parametrize("script", [SBATCH, ARRAY], ids=lambda path: path.name)
+def test_the_batch_scripts_ask_for_what_they_explain(script):
+    text = script.read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, re.M))
+    assert asked["ntasks-per-node"] == "1" and asked["gpus-per-node"] == "8"
+    # To the tasks, not to the shell alone, and in time for a step and a checkpoint.
+    assert re.fullmatch(r"TERM@\d{3,}", asked["signal"])
+    assert "requeue" in asked and asked["open-mode"] == "append"
+
+
+def test_the_manifest_makes_a_run_of_as_many_processes_as_pods():
+    service, job = yaml.safe_load_all(MANIFEST.read_text())
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    given = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert all(isinstance(value, str) for value in given.values())
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == int(given["LRKV_PROCESSES"])
+    # A headless service gives each pod the name that the coordinator's address uses.
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    places = [find({**given, "JOB_COMPLETION_INDEX": str(n)}) for n in range(spec["completions"])]
+    assert [place.process for place in places] == list(range(len(places)))
+    host = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert {place.coordinator.partition(":")[0] for place in places} == {host}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == int(given["LRKV_LOCAL_DEVICES"])
+    assert pod["restartPolicy"] == "Never", "podFailurePolicy asks for it"
+    rules = spec["podFailurePolicy"]["rules"]
+    actions = {
+        code: rule["action"]
+        for rule in rules
+        if "onExitCodes" in rule
+        for code in rule["onExitCodes"]["values"]
+    }
+    assert actions == {EXIT_START_AGAIN: "Ignore", EXIT_BAD_INPUT: "FailJob"}
+
+
+def test_the_manifests_command_is_a_run_that_its_devices_can_hold():
+    _, job = yaml.safe_load_all(MANIFEST.read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words = container["args"][0].split()
+    assert words[:3] == ["exec", "lrkv", "train"]
+    mesh = load_config(words[3], words[4:]).mesh
+    devices = job["spec"]["completions"] * container["resources"]["limits"]["nvidia.com/gpu"]
+    assert mesh.data * mesh.fsdp * mesh.context * mesh.tensor == devices

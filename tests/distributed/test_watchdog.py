@@ -1,0 +1,63 @@
+"""What hangs is named with its stacks, and ended after its time."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lrkv_jax.distributed.watchdog import COMPILE, Watchdog
+
+HANG = """
+import os, sys, time
+from lrkv_jax.distributed.watchdog import Watchdog
+def a_batch_that_never_comes():
+    time.sleep(30)
+with Watchdog({warn}, {end}, say=lambda text: print(text, flush=True), leave=os._exit) as watchdog:
+    watchdog.at({activity!r}, 12)
+    a_batch_that_never_comes() if {end} < 20 else time.sleep(1.5)
+"""
+
+
+def hang(activity="data", warn=0.2, end=1.0):
+    code = HANG.format(activity=activity, warn=warn, end=end)
+    began = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return ended, time.monotonic() - began
+
+
+def test_a_hang_is_told_with_stacks_and_ended_with_start_again():
+    ended, seconds = hang()
+    assert ended.returncode == 75 and seconds < 25
+    first, *_, last = ended.stdout.splitlines()
+    assert first.startswith("data of step 12 has taken 0 s: stacks follow")
+    assert "hangs for 1 s: this process ends" in last and "watchdog.end_after" in last
+    assert "in a_batch_that_never_comes" in ended.stderr
+
+
+def test_compiling_is_told_and_never_ended():
+    said = []
+    with Watchdog(0.1, 0.2, say=said.append, leave=said.append) as watchdog:
+        watchdog.at(COMPILE, 0)
+        time.sleep(0.7)
+    assert said and all("compile of step 0 has taken" in text for text in said)
+    assert len(said) <= 3, "again when the time has doubled, not all the time"
+
+
+def test_what_goes_on_is_not_told():
+    said = []
+    with Watchdog(1.0, 2.0, say=said.append, leave=said.append) as watchdog:
+        for step in range(30):
+            watchdog.at("data", step)
+            with watchdog.during("save", step):
+                time.sleep(0.05)
+    assert said == []
+
+
+@pytest.mark.parametrize("limits", [(None, None), (0.2, None)])
+def test_none_is_never(limits):
+    said, left = [], []
+    with Watchdog(*limits, say=said.append, leave=left.append) as watchdog:
+        watchdog.at("step", 1)
+        time.sleep(0.5)
+    assert bool(said) == (limits[0] is not None) and not left

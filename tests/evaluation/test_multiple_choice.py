@@ -1,0 +1,175 @@
+"""A model made to answer B scores what B scores, whatever the batch and the devices."""
+
+import dataclasses
+import importlib
+import json
+
+import jax
+import numpy as np
+import pytest
+from support.hand_built import a_run, follows, language_model
+from support.variants import random_tokens
+
+from lrkv_jax.config import MeshConfig
+from lrkv_jax.config.schema import MixtureConfig, MixturePart
+from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evaluation.benchmark import BenchmarkSettings, questions, standard_error
+from lrkv_jax.evaluation.evaluate import BENCHMARKS, ask
+from lrkv_jax.models.transformer import with_parameters
+
+# The package's name `evaluate` is the function.
+
+TOKENIZER = load_tokenizer("sotu-4096")
+CHAT = ChatFormat(TOKENIZER)
+DEMO = BenchmarkSettings(folder="demo")
+SETS = ("arc_easy", "arc_challenge", "mmlu")
+
+
+def letter(text):
+    (token,) = TOKENIZER.encode(text).tolist()
+    return token
+
+
+# Right after the assistant's turn begins comes B.
+ANSWERS_B = follows(TOKENIZER, {CHAT.ids.assistant_start: letter("B")}, noise=0.3, strength=3.0)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_model_that_answers_b_scores_exactly_what_b_scores(name):
+    asked = questions(name, "test", DEMO)
+    result = BENCHMARKS[name](language_model(TOKENIZER, ANSWERS_B), asked, DEMO)
+    pairs = zip(asked.examples, result.records, strict=True)
+    lettered = [(example, record) for example, record in pairs if "B" in example.labels]
+    assert len(lettered) > 8
+    assert all(record["answer"] == "B" for _, record in lettered)
+    for example, record in zip(asked.examples, result.records, strict=True):
+        assert record["id"] == example.id and record["gold"] == example.labels[example.answer]
+        assert record["correct"] == (record["answer"] == record["gold"])
+        assert max(record["log_p"], key=record["log_p"].get) == record["answer"]
+    right = [record["correct"] for record in result.records]
+    assert result.score == np.mean(right) and result.measure == "accuracy"
+    assert result.more["accuracy_stderr"] == pytest.approx(standard_error(right))
+    b_only = [example.labels[example.answer] == "B" for example, _ in lettered]
+    assert np.mean([record["correct"] for _, record in lettered]) == np.mean(b_only)
+    if name == "mmlu":
+        assert set(result.more["subjects"]) == {example.subject for example in asked.examples}
+
+
+@pytest.mark.slow
+def test_likelihoods_depend_on_neither_batch_nor_devices():
+    """Questions of different lengths: one at a time against 16 on 8 devices."""
+    settings = dataclasses.replace(DEMO, limit=12)
+
+    def log_ps(batch, mesh=None):
+        model = language_model(TOKENIZER, ANSWERS_B, batch=batch, mesh=mesh)
+        result = BENCHMARKS["mmlu"](model, questions("mmlu", "test", settings), settings)
+        return np.array([p for record in result.records for p in record["log_p"].values()])
+
+    alone = log_ps(1)
+    assert np.ptp(alone) > 1, "likelihoods do not depend on the text"
+    eight = make_mesh(MeshConfig(data=8, fsdp=1))
+    np.testing.assert_allclose(log_ps(16, eight), alone, rtol=0, atol=1e-5)
+
+
+def test_likelihoods_are_the_whole_sequence_forwards():
+    model = language_model(TOKENIZER, ANSWERS_B)
+    context, continuations = "Question: what?\nAnswer:", [" blue", " a green one"]
+    pairs = [model.pair(context, text) for text in continuations]
+    (scores,) = model.log_likelihoods([(pairs[0][0], [ids for _, ids in pairs])])
+    forward = jax.jit(with_parameters(*ANSWERS_B))
+    for (prompt, continuation), score in zip(pairs, scores, strict=True):
+        whole = np.zeros((1, 32), np.int32)  # what follows changes nothing: one shape is compiled
+        read = len(prompt) + len(continuation)
+        whole[0, :read] = prompt + continuation
+        log_p = np.asarray(jax.nn.log_softmax(forward(whole)))[0, len(prompt) - 1 : read - 1]
+        own = log_p[np.arange(len(continuation)), continuation]
+        assert score.log_p == pytest.approx(own.sum(), abs=1e-5)
+        assert score.greedy == (log_p.argmax(-1) == continuation).all()
+
+
+def test_spaces_at_a_contexts_end_belong_to_the_continuation():
+    model = language_model(TOKENIZER, ANSWERS_B)
+    assert model.pair("The sky is ", "blue") == model.pair("The sky is", " blue")
+    context, continuation = model.pair("The sky is", " blue")
+    assert context == model.prompt("The sky is")
+    assert context + continuation == model.prompt("The sky is blue")
+
+
+def test_a_prompt_that_is_too_long_loses_its_beginning_and_is_counted():
+    model = language_model(TOKENIZER, ANSWERS_B, context=31)
+    long, short = model.prompt("word " * 60 + "the end"), model.prompt("the end")
+    scores = model.log_likelihoods([(long, [[5, 6]]), (short, [[5, 6]])])
+    assert model.truncated == 1
+    kept = [TOKENIZER.bos, *long[-29:]]  # 32 positions and predictions, two of the continuation
+    (same,) = model.log_likelihoods([(kept, [[5, 6]])])
+    assert model.truncated == 1
+    assert scores[0][0].log_p == pytest.approx(same[0].log_p, abs=1e-5)
+
+
+def test_a_long_context_beside_a_long_continuation_scores_what_it_scores_alone():
+    model = language_model(TOKENIZER, ANSWERS_B, context=31)
+
+    def ids(count):
+        return random_tokens(count, seed=count).tolist()
+
+    asked = [(ids(28), [ids(3)]), (ids(1), [ids(31), ids(2)]), (ids(25), [ids(4)])]
+    done = []
+    model.progress = done.append
+    together = model.log_likelihoods(asked)
+    assert done == [1] * len(asked)
+    for question, row in zip(asked, together, strict=True):
+        (alone,) = model.log_likelihoods([question])
+        log_p = [[score.log_p for score in scores] for scores in (row, alone)]
+        np.testing.assert_allclose(*log_p, rtol=1e-5)
+
+
+def test_what_a_run_cannot_answer_to_is_refused_before_the_work():
+    """A21: after the held-out loss, or every other benchmark, was computed."""
+    config, params = ANSWERS_B
+    few = config.model_copy(update={"vocabulary": 4096})
+    for tasks, settings, message in (
+        (["bpb", "mmlu"], DEMO, "model.vocabulary = 4096 has no ids for the chat's tokens"),
+        (["arc_easy"], DEMO, "not trained to chat, .*: midtrain it, or use lrkv harness RUN"),
+        (["gsm8k"], dataclasses.replace(DEMO, new_tokens=128), "new_tokens = 128: use 1 to 127"),
+        (["humaneval"], DEMO, "--run-model-code"),
+    ):
+        with pytest.raises(LrkvError, match=message):
+            ask(a_run(few if "bpb" in tasks else config, params, 128).config, tasks, settings)
+
+
+def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
+    module = importlib.import_module("lrkv_jax.evaluation.evaluate")
+    run, places = a_run(*ANSWERS_B, context=512), []
+    parts = (MixturePart(task="mmlu", split="test"),)
+    mixture = MixtureConfig(train=parts, heldout=parts)
+    data = run.config.data.model_copy(update={"mixture": mixture})
+    run = dataclasses.replace(run, config=run.config.model_copy(update={"data": data}))
+    monkeypatch.setattr(module, "read_run", lambda directory: run.config)
+    monkeypatch.setattr(module, "load_run", lambda *arguments, **options: run)
+    result = module.evaluate(
+        tmp_path, tasks=["arc_easy"], batch=4, settings=dataclasses.replace(DEMO, limit=6),
+        progress=lambda *place: places.append(place),
+    )  # fmt: skip
+    assert places[-1] == ("arc_easy", 6, 6) and result["arc_easy"]["examples"] == 6
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == result
+    (kept,) = (tmp_path / "evaluations").iterdir()
+    assert kept.name == "arc_easy-step7.json"
+    records = json.loads(kept.read_text())["records"]
+    right = [record["correct"] for record in records]
+    assert len(records) == 6 and result["arc_easy"]["score"] == np.mean(right)
+
+
+def test_settings_that_cannot_be_are_named():
+    for change, message in (
+        ({"samples": 4}, "samples = 4 at temperature 0 are all the same"),
+        ({"limit": 0}, "limit = 0"),
+        ({"workers": -1}, "workers = -1: use 1 or more"),  # A21: refused after the work
+        ({"temperature": -1.0}, "temperature = -1"),
+        ({"top_p": 0.0}, "top_p = 0"),
+        ({"seed": 10**22}, "seed = 1.*: use a number below 2.63"),
+    ):
+        with pytest.raises(LrkvError, match=message):
+            BenchmarkSettings(**change)

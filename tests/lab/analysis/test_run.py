@@ -1,0 +1,156 @@
+"""A run's analysis: whole, readable by others, and about the step that was asked for."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from support.tiny import TINY
+from support.variants import random_params
+
+from lrkv_jax.config import load_config
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.analysis import analyse, analyse_steps, head_diversity
+from lrkv_jax.training.checkpointing import Checkpointer
+from lrkv_jax.training.run_dir import open_run
+
+pytestmark = pytest.mark.slow  # checkpoints are written, read and fingerprinted
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, pages):
+    """An LRKV run of two steps whose parameters are random, the second's queries all one head."""
+    directory = tmp_path_factory.mktemp("runs") / "lrkv"
+    config = load_config("configs/quickstart.yaml", [*TINY, *pages, f"run_dir={directory}"])
+    open_run(config)
+    params = random_params(config.model)
+    alike = jax.tree.map(np.array, params)
+    attention = alike["blocks"]["attention"]
+    attention["query"][:] = attention["query"][:, :, :1]
+    attention["key_up"][:] = 0
+    with Checkpointer(directory / "checkpoints", keep=9) as checkpoints:
+        for step, tree in ((3, params), (5, jax.tree.map(jax.numpy.asarray, alike))):
+            checkpoints.save(step, {"params": tree}, {})
+            checkpoints.wait()
+    return directory, config, {3: params, 5: alike}
+
+
+@pytest.fixture(scope="module")
+def newest(run):
+    return analyse(run[0], null_seeds=2, ranks=(0, 3), batches=2)
+
+
+def leaves(tree):
+    if isinstance(tree, dict | list):
+        for branch in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves(branch)
+    else:
+        yield tree
+
+
+def test_what_is_written_is_what_is_returned_and_json(run, newest):
+    directory, config, _ = run
+    assert json.loads((directory / "analysis.json").read_text()) == newest
+    assert not list(directory.glob("*.tmp"))
+    numbers = [leaf for leaf in leaves(newest) if isinstance(leaf, float)]
+    assert len(numbers) > 200 and all(map(math.isfinite, numbers))
+    assert newest["kind"] == "lrkv" and newest["variant"] == "lrkv_latent" and newest["rank"] == 4
+    assert (newest["layers"], newest["heads"], newest["head_width"]) == (2, 4, 8)
+    assert newest["settings"] == config.model.model_dump(mode="json")
+
+
+def test_the_newest_step_s_heads_are_seen_to_be_alike(newest):
+    """Equal queries and no key residuals: one form. The values' residuals are still there."""
+    assert newest["step"] == 5
+    found = newest["query_key"]
+    assert found["mean"]["uncentred"]["effective_rank"] == pytest.approx(1)
+    assert found["mean"]["centred"]["effective_rank"] == 0
+    assert found["mean"]["mean_off_diagonal"] == pytest.approx(1)
+    assert newest["value_output"]["mean"]["centred"]["percent_of_cap"] > 50
+    assert found["null"]["mean"]["centred"]["percent_of_cap"] > 95
+    assert found["null"]["draws"] == 2
+    assert newest["geometry"]["mean"]["key"]["mean_cosine"] == 0
+    energy = newest["shared_energy"]
+    assert energy["mean"]["key"] == {"raw": pytest.approx(1), "aligned": pytest.approx(1)}
+    assert energy["mean"]["value"]["raw"] < energy["mean"]["value"]["aligned"] < 0.99
+    assert energy["null"]["key"]["raw"] > 0.9, "its residuals are a tenth of its shared part"
+    assert newest["magnitude"]["mean"]["key"]["residual"] == 0
+    assert [fit["rank"] for fit in newest["factorisation"]] == [0, 3]
+    for fit in newest["factorisation"]:
+        assert fit["mean"]["key"]["learned"]["error"] == 0
+    assert newest["factorisation"][0]["mean"]["value"]["learned"]["error"] > 0.1
+
+
+def test_on_text_everything_is_told_again(newest):
+    found = newest["weighted"]
+    assert found["tokens"] == 2 * 8 * 32
+    assert set(found) - {"tokens"} == {
+        "query_key", "value_output", "magnitude", "geometry", "shared_energy", "factorisation",
+    }  # fmt: skip
+    assert found["query_key"]["mean"]["uncentred"]["effective_rank"] == pytest.approx(1)
+    assert found["value_output"]["mean"] != newest["value_output"]["mean"]
+    for name, null in (("cosine_null_sd", (32 * 8) ** -0.5), ("mean_square_null", 8 / 32)):
+        assert found["geometry"]["mean"]["value"][name] is None
+        assert newest["geometry"]["mean"]["value"][name] == pytest.approx(null)
+
+
+def test_on_text_logits_are_compared(newest):
+    """Heads of one query and one key have one logit, in every layer."""
+    found = newest["logits"]
+    assert found["tokens"] == newest["weighted"]["tokens"]
+    assert len(found["per_layer"]) == newest["layers"]
+    for layer in found["per_layer"]:
+        np.testing.assert_allclose(layer["gram"], np.ones((4, 4)), atol=1e-5)
+    assert found["mean"]["mean_off_diagonal"] == pytest.approx(1, abs=1e-5)
+
+
+def test_means_are_of_the_layers_and_compensation_of_the_means(newest):
+    for kind in ("query_key", "value_output"):
+        found = newest[kind]
+        ranks = [layer["centred"]["effective_rank"] for layer in found["per_layer"]]
+        assert found["mean"]["centred"]["effective_rank"] == pytest.approx(np.mean(ranks))
+        change = found["compensation"]
+        mean = found["mean"]
+        for unit in ("cap", "heads"):
+            expected = (
+                mean["centred"][f"percent_of_{unit}"] - mean["uncentred"][f"percent_of_{unit}"]
+            )
+            assert change[f"of_{unit}"] == pytest.approx(expected)
+        assert change["of_heads_by_cap"] == -25
+
+
+def test_another_step_is_analysed_when_it_is_asked_for(run):
+    directory, config, params = run
+    found = analyse(directory, step=3, null_seeds=1)
+    expected = head_diversity(config.model, params[3])
+    assert found["step"] == 3
+    assert [fit["rank"] for fit in found["factorisation"]] == [4]  # LRKV's own
+    for kind, layers in expected.items():
+        for written, layer in zip(found[kind]["per_layer"], layers, strict=True):
+            np.testing.assert_array_equal(written["gram"], layer.gram_HH)
+
+
+def test_steps_are_told_in_order_and_a_damaged_one_by_name(run, newest):
+    directory = run[0]
+    (directory / "checkpoints/4").mkdir()
+    try:
+        found = analyse_steps(directory)
+    finally:
+        (directory / "checkpoints/4").rmdir()
+    assert [moment["step"] for moment in found["steps"]] == [3, 5]
+    assert [skipped["step"] for skipped in found["skipped"]] == [4]
+    last = found["steps"][-1]
+    for name in ("query_key", "value_output", "magnitude", "geometry", "shared_energy"):
+        assert last[name] == newest[name]["mean"]
+    assert found["steps"][0]["query_key"]["centred"]["effective_rank"] > 2
+    assert json.loads((directory / "analysis_steps.json").read_text()) == found
+
+
+def test_what_cannot_be_analysed_is_refused(run, tmp_path):
+    with pytest.raises(LrkvError, match="is not a run"):
+        analyse(tmp_path)
+    with pytest.raises(LrkvError, match="rank = 9: use 0 to 8"):
+        analyse(run[0], ranks=(9,))
+    with pytest.raises(LrkvError, match="is not a run"):
+        analyse_steps(tmp_path)

@@ -1,0 +1,286 @@
+"""A tiny sweep of training steps from end to end: what is written, printed and refused."""
+
+import io
+import json
+import math
+import re
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import jax
+import pytest
+from rich.console import Console
+from support.command import lrkv
+from support.tiny import TINY
+
+from lrkv_jax.distributed.hardware import HARDWARE
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.bench import clock, train, train_step, train_table
+from lrkv_jax.lab.bench.files import replace_between, save
+from lrkv_jax.lab.bench.lines import lines_of
+from lrkv_jax.lab.bench.report import MEASURED, SKIPPED, WRONG, as_json, compare_with_mha
+from lrkv_jax.lab.bench.train import Settings, run
+from lrkv_jax.lab.bench.train_table import Row
+from lrkv_jax.models.accounting.counts import training_flops_per_token
+
+SMALL = Settings(
+    scales=("quickstart",), variants=("mha",), samples=3, depth=1,
+    overrides=(*(text for text in TINY if not text.startswith(("variants.", "model.layers"))),
+               "model.vocabulary=64", "optimizer.muon.iterations=1"),  # less to compile
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_products():
+    """Their rate itself is not tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "SIDE", {"cpu": 64})
+        yield
+
+
+@pytest.fixture(scope="module")
+def swept():
+    """One sweep of one line on one device, shared; what others compile is then in the cache."""
+    steps = []
+    return run_alone(SMALL, lambda *step: steps.append(step)), steps
+
+
+def run_alone(settings, *progress):
+    return run(settings, *progress, devices=jax.devices()[:1])
+
+
+def check_row(row, mesh):
+    """What one row says must follow from its own figures and from the configuration."""
+    assert row.status == MEASURED and row.samples == 3 and row.mesh == mesh
+    assert (row.scale_layers, row.vocabulary, row.tokens) == (4, 64, 8 * 32)
+    assert 0 < row.ms_first_quartile <= row.ms <= row.ms_third_quartile
+    assert row.tokens_per_second == pytest.approx(1e3 * 256 / row.ms)
+    rate = 1e3 * row.flops_per_step / row.ms
+    assert row.mfu_of_ceiling == pytest.approx(rate / row.ceiling_flops_per_second)
+    assert row.mfu_of_datasheet is None  # a CPU
+    assert row.loss == pytest.approx(math.log(64), rel=1e-4)
+    assert 0 < row.state_bytes < row.peak_bytes and row.peak_from == "xla"
+    assert row.compile_seconds > 0
+
+
+def test_a_row_adds_up(swept):
+    (row,) = swept[0]["rows"]
+    check_row(row, {"data": 1, "fsdp": 1, "context": 1, "tensor": 1})
+    assert row.name == "mha" and row.layers == 1 and row.time_over_mha == row.flops_over_mha == 1
+    (line,) = lines_of("quickstart", ("mha",), (), depth=1, overrides=SMALL.overrides)
+    assert row.flops_per_step == 256 * training_flops_per_token(line.config.model, 32)
+    # Parameters, two moments of embedding and head, one of each matrix, and a batch of int32.
+    assert 8 * row.parameters < row.state_bytes < 12 * row.parameters + 4 * 8 * 33 + 100
+
+
+@pytest.mark.slow
+def test_variants_and_modes_on_a_mesh_are_compared_in_one_run():
+    settings = replace(
+        SMALL, variants=("mha", "lrkv"), ropes=("shared",), depth=2,
+        overrides=(*SMALL.overrides, "mesh.data=2", "mesh.tensor=2"),
+    )  # fmt: skip
+    report = run(settings)
+    mha, lrkv = report["rows"]
+    for row in report["rows"]:
+        check_row(row, {"data": 2, "fsdp": 2, "context": 1, "tensor": 2})
+    assert lrkv.name == "lrkv shared"
+    assert lrkv.time_over_mha == pytest.approx(lrkv.ms / mha.ms)
+    assert lrkv.flops_over_mha == pytest.approx(lrkv.flops_per_step / mha.flops_per_step)
+    # Parameters and moments are split over fsdp and tensor; 2 of 8 devices hold the same part.
+    assert mha.state_bytes < 0.5 * 12 * mha.parameters
+    ((title, rows),) = train_table.shapes(report["rows"])
+    assert len(rows) == 2 and "2 of 4 layers" in title and "data 2 x fsdp 2 x tensor 2" in title
+
+
+def test_json_says_where_how_and_what(swept, tmp_path):
+    (path,) = save(swept[0], tmp_path, "-x")
+    assert path.name == "train_cpu-x.json"
+    report = json.loads(path.read_text())
+    assert report == json.loads(json.dumps(as_json(swept[0])))
+    assert set(report) == {
+        "benchmark", "backend", "device", "devices", "cores", "load_average", "versions", "date",
+        "command", "settings", "ceiling", "rows",
+    }  # fmt: skip
+    assert report["settings"]["dtype"] == "float32" and report["devices"] == 1
+    assert report["ceiling"]["side"] == 64
+    assert all(set(row) == {field.name for field in fields(Row)} for row in report["rows"])
+    assert [step[0] for step in swept[1]] == [
+        "quickstart, mha: compiling", "quickstart: timing", "done",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_tables_fit_the_terminal_and_hold_every_row(swept, columns):
+    console = Console(width=columns, record=True, file=io.StringIO())
+    train_table.print_report(swept[0], console)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= columns and not any("…" in line for line in lines)
+    assert len([line for line in lines if line.startswith(" mha ")]) == 1
+    text = " ".join(" ".join(lines).split())
+    assert "quickstart: 1 of 4 layers, vocabulary 64, 8 x 32 tokens per step, float32" in text
+
+
+def test_a_pages_tables_are_replaced_and_nothing_else(swept, tmp_path):
+    report = swept[0]
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n<!-- cpu -->\nold\n<!-- end of cpu -->\nAfter.\n")
+    tables = train_table.markdown(report, report["rows"])
+    for _ in range(2):  # and again: what it writes, it finds
+        replace_between(page, "cpu", tables)
+    text = page.read_text()
+    assert text.startswith("Before.\n<!-- cpu -->\n") and "old" not in text
+    assert text.endswith("<!-- end of cpu -->\nAfter.\n")
+    assert len(re.findall(r"^\| mha ", text, re.M)) == 1
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+    assert widths == {len(train_table.COLUMNS) + 1}
+    with pytest.raises(LrkvError, match="needs one <!-- gpu -->"):
+        replace_between(page, "gpu", tables)
+
+
+class Stub:
+    """A line that is compiled and started in no time; its step takes 3 s."""
+
+    step = SimpleNamespace(seconds=0.1, cached=False)
+    state_bytes, transient_bytes = 4 << 30, 2 << 30
+    device_peak, first_loss = 5 << 30, math.log(64)
+
+    def __init__(self, config, mesh_or_seed):
+        if config == self.fails:
+            raise RuntimeError("RESOURCE_EXHAUSTED: too large\nand a page of details")
+        self.config = getattr(config, "config", config)
+
+    def timer(self):
+        return 3.0
+
+    fails = None
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    monkeypatch.setattr(train, "TrainProgram", Stub)
+    monkeypatch.setattr(train, "Trainer", Stub)
+    monkeypatch.setattr(clock, "memory_limit", lambda: 1 << 40)  # whatever else is running here
+    return monkeypatch
+
+
+def test_the_page_holds_every_sweep_and_says_what_is_missing(swept, tmp_path, experiment):
+    bench_train = experiment("bench_train")
+    save(swept[0], tmp_path, "-24x1536")
+    save(swept[0], tmp_path, "-quickstart")
+    save(swept[0], tmp_path, "-no-such-sweep")
+    names = [path.name for path in bench_train.results(tmp_path)]
+    assert names == ["train_cpu-quickstart.json", "train_cpu-24x1536.json"]
+    tables = bench_train.page_tables(tmp_path)
+    assert tables.startswith("### On a CPU")
+    assert len(re.findall(r"^\| mha ", tables, re.M)) == 2
+    assert train_table.markdown(swept[0], swept[0]["rows"]) in tables
+    page = bench_train.PAGE.read_text()
+    assert f"<!-- {bench_train.BLOCK} -->" in page
+
+
+def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(stubbed):
+    # Both states stay while either steps: 2 · 4 + 2 GiB.
+    settings = replace(SMALL, variants=("mha", "mqa"))
+    stubbed.setattr(clock, "memory_limit", lambda: (10 << 30) - 1)
+    for row in run_alone(settings)["rows"]:
+        assert row.status == SKIPPED and row.ms is None and row.compile_seconds == 0.1
+        assert row.reason.startswith("10.7 GB needed at once, 10.7 GB to be had: fewer variants")
+    stubbed.setattr(clock, "memory_limit", lambda: 10 << 30)
+    for row in run_alone(settings)["rows"]:
+        assert row.status == MEASURED and row.ms == 3e3
+        assert (row.peak_bytes, row.peak_from) == (5 << 30, "device")
+
+
+def test_a_step_that_computes_something_else_is_not_timed(stubbed):
+    stubbed.setattr(Stub, "first_loss", 1.0)
+    (row,) = run_alone(SMALL)["rows"]
+    assert row.status == WRONG and row.ms is None and "not ln V = 4.159" in row.reason
+
+
+def test_one_line_that_cannot_start_does_not_stop_the_rest(stubbed):
+    settings = replace(SMALL, variants=("mqa", "mha"))
+    stubbed.setattr(Stub, "fails", train._lines("quickstart", settings)[0].config)
+    report = run_alone(settings)
+    mqa, mha = report["rows"]
+    assert mqa.status == "failed" and "too large" in mqa.reason and "\n" not in mqa.reason
+    assert mha.status == MEASURED and mqa.time_over_mha is None
+    assert train_table.reasons(report["rows"]) == [f"quickstart, mqa: failed: {mqa.reason}"]
+
+
+def test_mfu_is_of_products_and_sheet(monkeypatch):
+    """Times that are known: 10 s a step; products at 1 TFLOP/s."""
+    monkeypatch.setattr(clock, "matmul_timer", lambda mesh, dtype: (lambda: 0.5, 0.5e12))
+    monkeypatch.setattr(train, "hardware_of", lambda kind: HARDWARE["h200"])
+    row = Row("s", "mha", None, 1, 1, 8, 4, 16, 1, "none", "bfloat16", {}, 1, int(4e12))
+    mesh = SimpleNamespace(devices=jax.make_mesh((2,), ("x",)).devices, size=2)
+    train._time(Settings(samples=1), mesh, [(row, SimpleNamespace(timer=lambda: 10.0))])
+    assert row.ms == 10e3
+    assert row.tokens_per_second == 6.4 and row.flops_per_second == 4e11
+    assert row.mfu_of_ceiling == pytest.approx(0.4)
+    assert row.mfu_of_datasheet == pytest.approx(4e11 / (2 * 989.5e12))
+
+
+def test_products_run_on_every_device_at_once(monkeypatch):
+    monkeypatch.setattr(clock, "SIDE", {"cpu": 16})
+    monkeypatch.setattr(clock, "IN_A_ROW", {"cpu": 3})
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4])
+    timer, flops = clock.matmul_timer(mesh, "float32")
+    assert flops == 4 * 2 * 16**3 and timer() > 0
+
+
+def test_ratios_are_to_mha_of_the_same_shape():
+    def row(variant, ms, batch=4, status=MEASURED):
+        row = Row("s", variant, None, 1, 1, 8, batch, 16, 1, "none", "float32", {}, 1, 100)
+        row.ms, row.status = ms, status
+        return row
+
+    mha, lrkv, other = row("mha", 8.0), row("lrkv", 6.0), row("lrkv", 6.0, batch=8)
+    failed = row("mha", None, batch=8, status=SKIPPED)
+    compare_with_mha([mha, lrkv, other, failed], time_over_mha="ms")
+    assert [r.time_over_mha for r in (mha, lrkv, other, failed)] == [1.0, 0.75, None, None]
+
+
+def test_an_allocators_peak_counts_where_it_is_this_lines_own():
+    own = train_step._peak_of_this
+    assert own([(10, 20), (10, 20)], [(15, 50), (15, 45)]) == 40
+    assert own([(10, 60)], [(15, 60)]) is None  # an earlier program's
+    assert own(None, None) is None
+    assert train_step._device_bytes(SimpleNamespace(local_devices=jax.devices())) is None  # a CPU
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--variants", "mha,foo"), "attention = foo is not a variant: use one of mha, gqa"),
+        (("--rope", "none"), "ropes: none is unknown"),
+        (("--variants", ","), "variants: nothing is listed"),
+        (("--scale", "3b"), "3b: did you mean"),
+        (("--samples", "0"), "samples and depth: use 1 or more"),
+        (("--depth", "0"), "samples and depth: use 1 or more"),
+        (("mesh.fsdp=3",), "must multiply to the number of devices, 8"),
+        (("train.batch=4",), "does not divide train.batch"),
+        (("train.wdith=4",), "unknown key train.wdith"),
+    ],
+)
+def test_bad_questions_are_one_line(capsys, monkeypatch, arguments, message):
+    code, _, err = lrkv(capsys, monkeypatch, "bench", "train", *arguments)
+    assert code == 2
+    assert err.count("\n") == 1 and err.startswith("lrkv: ") and message in err
+
+
+@pytest.mark.parametrize(("depth", "unroll"), [(1, 1), (2, 2), (3, 1), (8, 4), (None, 4)])
+def test_a_cut_model_unrolls_what_divides_it(depth, unroll):
+    (line,) = lines_of("quickstart", ("mha",), (), depth=depth)
+    assert (line.config.model.layers, line.config.model.unroll) == (depth or 4, unroll)
+
+
+def test_the_command_prints_json_and_leaves_a_file(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(train, "run", run_alone)
+    how = ("--variants", "mha", "--samples", "2", "--depth", "1", "--json",
+           "--out", str(tmp_path), *SMALL.overrides)  # fmt: skip
+    code, out, err = lrkv(capsys, monkeypatch, "bench", "train", *how)
+    assert code == 0
+    (row,) = json.loads(out)["rows"]
+    assert row["scale"] == "quickstart" and row["status"] == "measured" and row["samples"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["train_cpu.json"]
+    assert "0/1 quickstart, mha: compiling" in err  # plain lines: this is no terminal

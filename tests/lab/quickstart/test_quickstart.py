@@ -1,0 +1,96 @@
+"""What the README promises of the quickstart and its chat, run as they stand."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from support.bigram import kneser_ney_bits_per_byte, token_stream
+
+from lrkv_jax.config import load_config
+from lrkv_jax.data.loader import make_loader
+from lrkv_jax.training.metrics import read_metrics
+
+ENVIRONMENT = {**os.environ, "XLA_FLAGS": "", "COLUMNS": "110"}
+BENCHMARKS = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
+
+
+def lrkv(*arguments, folder=None):
+    command = [sys.executable, "-m", "lrkv_jax.cli", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, check=True, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """(folder of the runs, what `lrkv quickstart` printed, its seconds)."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    began = time.monotonic()
+    printed = lrkv("quickstart", folder=folder).stdout
+    return folder, printed, time.monotonic() - began
+
+
+@pytest.mark.timed
+def test_quickstart_compares_two_good_models_in_four_minutes(compared):
+    folder, printed, seconds = compared
+    print(printed)
+    assert seconds < 240
+    for name, share in (("mha", "100.0%"), ("lrkv_latent", "53.1%")):
+        assert f"{name}, decoded from its cache" in printed and share in printed
+        result = json.loads((folder / f"runs/quickstart-{name}/evaluation.json").read_text())
+        assert result["bpb"]["bits_per_byte"] <= 2.10
+        assert result["agreement"]["max_relative_error"] <= 1e-5
+        rows = read_metrics(folder / f"runs/quickstart-{name}")
+        # The first step compiles; the medians of the rest are the steady state.
+        assert np.median([row["outside_step"] for row in rows[1:]]) <= 0.03
+
+
+@pytest.mark.timed
+def test_pretraining_midtraining_evaluation_and_chat_take_less_than_eight_minutes(compared):
+    """The pretrained run is the comparison's, whose seconds are counted whole."""
+    folder, _, seconds = compared
+    began = time.monotonic()
+    printed = lrkv("quickstart", "--chat", "--run-model-code", folder=folder).stdout
+    print(printed)
+    assert seconds + time.monotonic() - began < 480
+    run = folder / "runs/quickstart-midtrain-lrkv_latent"
+    summary = json.loads((run / "evaluation.json").read_text())
+    assert summary["agreement"]["max_relative_error"] <= 1e-5
+    scores = [summary[name]["score"] for name in BENCHMARKS]
+    assert summary["combined"] == pytest.approx(sum(scores) / 5)
+    for name in BENCHMARKS:
+        (path,) = (run / "evaluations").glob(f"{name}-step*.json")
+        result = json.loads(path.read_text())
+        assert len(result["records"]) == result["examples"] == result["dataset"]["examples"]
+        assert result["dataset"]["demonstration"] and len(result["dataset"]["sha256"]) == 64
+        assert {"settings", "versions", "seconds", "devices", "batch"} <= result.keys()
+        assert f"{result['measure']}_stderr" in result["more"]
+    assert "DEMONSTRATION SETS" in printed
+    # Later turns bring their own tokens alone.
+    assert (
+        "(0 tokens were in the cache" in printed and printed.count("tokens were in the cache") == 3
+    )
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["validation_bpb"] < 1.5, "midtraining taught nothing"
+
+
+@pytest.mark.nights
+def test_more_steps_beat_a_bigram_counted_on_the_same_tokens(compared, monkeypatch):
+    """The comparison's run trains on from its last step."""
+    monkeypatch.chdir(compared[0])
+    config = load_config("quickstart")
+    context, data = config.train.context, config.data
+    bigram = kneser_ney_bits_per_byte(
+        token_stream(data, context, "train"),
+        token_stream(data, context, "heldout"),
+        make_loader(data, context, 1).token_bytes,
+    )
+    printed = lrkv("train", "quickstart", "attention=lrkv_latent", "train.steps=260").stdout
+    assert "resuming from step 200" in printed
+    ours = read_metrics("runs/quickstart-lrkv_latent")[-1]["validation_bpb"]
+    print(f"bigram {bigram:.4f}, LRKV after 260 steps {ours:.4f}")
+    assert ours < bigram

@@ -1,0 +1,203 @@
+"""Run directories are read as they are, and only what may be compared is put together."""
+
+import json
+
+import numpy as np
+import pytest
+from support.written_runs import write_run, write_sweep
+
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.report.comparison import keep, read_runs, read_sound_runs, settings
+from lrkv_jax.models.accounting.counts import cache_fraction
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return write_sweep(tmp_path_factory.mktemp("sweep") / "runs", seeds=(0, 1))
+
+
+def test_a_folder_of_runs_is_searched_two_levels_deep(sweep):
+    runs = read_runs([sweep.parent])
+    assert len(runs) == 14
+    assert [run.path for run in read_runs([sweep])] == [run.path for run in runs]
+    assert [run.path for run in read_runs([sweep / "mla-seed1"])] == [sweep / "mla-seed1"]
+
+
+def test_a_run_named_twice_is_read_once(sweep):
+    assert len(read_runs([sweep, sweep / "mha-seed0", sweep.parent])) == 14
+
+
+@pytest.mark.parametrize("path, said", [("empty", "holds no run"), ("absent", "is not there")])
+def test_a_path_without_a_run_is_one_line(tmp_path, path, said):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LrkvError, match=said):
+        read_runs([tmp_path / path])
+
+
+def test_a_damaged_evaluation_is_named(tmp_path):
+    run = write_run(tmp_path / "run", evaluation={})
+    (run / "evaluation.json").write_text('{"kv_cache')
+    with pytest.raises(LrkvError, match="evaluation.json cannot be read as JSON"):
+        read_runs([run])
+
+
+def test_kept_runs_compare_as_their_directories_do(sweep, tmp_path):
+    runs, file = read_runs([sweep]), tmp_path / "kept.jsonl"
+    for some in (runs[::2], runs[1::2], runs[:3]):  # added in any order, and again
+        keep(some, file)
+    kept = read_runs([file])
+    assert len(kept) == len(runs) and file.stat().st_size < 6_000 * len(runs)
+    for ours, theirs in zip(kept, runs, strict=True):
+        assert ours.path.name == theirs.path.name and ours.comparable == theirs.comparable
+        assert ours.evaluation == theirs.evaluation and ours.history == theirs.history
+        assert ours.finished and ours.bits_per_byte == theirs.bits_per_byte
+        for name in ("steps", "flops", "bits_per_byte"):
+            np.testing.assert_array_equal(getattr(ours.curve, name), getattr(theirs.curve, name))
+
+
+@pytest.mark.parametrize("line", ["{", "3", "{}", '{"run": "a", "rows": [], "history": 3}'])
+def test_a_line_that_is_no_kept_run_is_named(tmp_path, line):
+    file = tmp_path / "kept.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(LrkvError, match="kept.jsonl, line 1 is not a kept run: delete it"):
+        read_runs([file])
+
+
+def test_a_record_says_what_the_run_is(sweep):
+    (run,) = read_runs([sweep / "lrkv_r4-seed1"])
+    assert (run.scale, run.variant, run.kind, run.size, run.label, run.seed) == (
+        "quickstart", "lrkv_r4", "lrkv", 4, "LRKV-4", 1,
+    )  # fmt: skip
+    # (K + H·R) / (H·K) of H = 4, K = 32.
+    assert cache_fraction(run.config.model) == (32 + 4 * 4) / (4 * 32)
+    # Float32, 4 layers: shared and latents of both, padded to 8 of them, and 4 inverse norms.
+    assert run.cache_bytes_measured == 4 * (4 * 2 * (32 + 4 * 8) + 4 * 4)
+    assert run.finished and run.evaluation is not None and run.analysis is None
+
+
+def test_a_run_that_has_not_ended_has_no_final_loss(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", until=25)])
+    assert not run.finished and run.cross_entropy is None and run.bits_per_byte is None
+    np.testing.assert_array_equal(run.curve.steps, [10, 20])
+
+
+def test_a_run_that_has_only_begun_has_no_curve(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "run", until=3)])
+    assert run.curve is None and not run.finished
+
+
+def test_a_curve_is_of_one_held_out_text(tmp_path):
+    """The end is measured on the whole split, what comes before on a part of it."""
+    part = write_run(tmp_path / "part", heldout=(1000, 9000))
+    whole = write_run(tmp_path / "whole", heldout=(9000, 9000))
+    ended, alike = (read_runs([path])[0] for path in (part, whole))
+    np.testing.assert_array_equal(ended.curve.steps, [10, 20, 30])
+    assert ended.curve.heldout_tokens == 1000
+    np.testing.assert_array_equal(alike.curve.steps, [10, 20, 30, 40])
+    assert ended.cross_entropy == alike.cross_entropy == 4.0
+
+
+def test_a_curve_ends_with_the_last_row_s_losses_of_the_same_batches(tmp_path):
+    """`sampled_*` of the last row are of the batches that the validations before it had."""
+    folder = write_run(tmp_path / "run", heldout=(1000, 9000))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows[-1] |= {"sampled_loss": 4.25, "sampled_bpb": 1.5}
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (run,) = read_runs([folder])
+    keep([run], tmp_path / "kept.jsonl")
+    for one in (run, *read_runs([tmp_path / "kept.jsonl"])):
+        np.testing.assert_array_equal(one.curve.steps, [10, 20, 30, 40])
+        assert one.curve.cross_entropy[-1] == 4.25 and one.curve.bits_per_byte[-1] == 1.5
+        assert one.curve.heldout_tokens == 1000 and one.cross_entropy == 4.0
+    assert len(run.training_curve[0]) == 40
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.yaml", "attention: nothing\n"),
+        ("metrics.jsonl", "{\n"),
+        ("metrics.jsonl", '{"step": 40, "validation_loss": 3.0}\n'),
+        ("history.jsonl", '{"event": "change"}\n'),
+    ],
+)
+def test_a_broken_run_is_named_with_its_reason_and_others_are_read(tmp_path, file, text):
+    sound, broken = (write_run(tmp_path / name) for name in ("sound", "broken"))
+    (broken / file).write_text(text)
+    runs, left_out = read_sound_runs([tmp_path])
+    assert [run.path for run in runs] == [sound]
+    ((folder, reason),) = left_out.items()
+    assert folder == broken and reason and "\n" not in reason
+    with pytest.raises(LrkvError, match=f"^{broken}: "):
+        read_runs([tmp_path])
+
+
+def test_variants_and_seeds_are_compared(sweep):
+    (setting,) = settings(read_runs([sweep]))
+    assert setting.name == "quickstart"
+    assert setting.labels == ["MHA", "GQA-2", "MQA", "MLA-32", "LRKV-2", "LRKV-4", "LRKV-8"]
+    assert sorted(setting.seeds("LRKV-2")) == sorted(setting.main("lrkv")) == [0, 1]
+    assert {run.label for run in setting.main("lrkv").values()} == {"LRKV-8"}
+
+
+@pytest.mark.parametrize(
+    "override, told",
+    [
+        ("train.batch=16", "tokens 163,840"),
+        ("optimizer.matrix_lr=0.01", "optimizer.matrix_lr 0.01"),
+        ("model.layers=8", "model.layers 8"),
+        ("train.steps=50", "tokens 102,400"),
+    ],
+)
+def test_what_was_trained_otherwise_is_not(tmp_path, override, told):
+    write_run(tmp_path / "one", "attention=mha")
+    write_run(tmp_path / "other", "attention=lrkv", "train.steps=40", override)
+    names = [setting.name for setting in settings(read_runs([tmp_path]))]
+    assert len(names) == 2 and any(told in name for name in names)
+
+
+@pytest.mark.parametrize("key, schedule, apart", [
+    ("train.batch", "cosine", True), ("train.steps", "cosine", True),
+    ("train.steps", "constant", False), ("train.keep", "cosine", False),
+])  # fmt: skip
+def test_a_run_whose_result_was_changed_on_the_way_is_not(tmp_path, key, schedule, apart):
+    for name in ("mha", "lrkv"):
+        write_run(tmp_path / name, f"attention={name}", f"optimizer.schedule={schedule}")
+    role = "rhythm" if key == "train.keep" else "result"
+    row = {"step": 20, "event": "change", "key": key, "role": role, "old": 1, "new": 2}
+    (tmp_path / "mha" / "history.jsonl").write_text(json.dumps(row) + "\n")
+    names = [setting.name for setting in settings(read_runs([tmp_path]))]
+    assert [f"changed while training {key}" in name for name in names].count(True) == apart
+    assert len(names) == 1 + apart
+
+
+def test_how_a_run_was_carried_out_sets_nothing_apart(tmp_path):
+    write_run(tmp_path / "one", "attention=mha")
+    write_run(
+        tmp_path / "other", "attention=lrkv", "train.accumulation=2", "train.save_every=7",
+        "model.unroll=1", "mesh.data=2", "data.directory=elsewhere", "name=quickstart_ranks",
+    )  # fmt: skip
+    (setting,) = settings(read_runs([tmp_path]))
+    assert setting.name == "quickstart" and len(setting.runs) == 2
+
+
+def test_an_ablation_that_names_a_size_again_counts_it_once(tmp_path):
+    write_run(tmp_path / "a", rank=8)
+    write_run(tmp_path / "b", "attention=lrkv")
+    (setting,) = settings(read_runs([tmp_path]))
+    assert [run.variant for run in setting.runs] == ["lrkv"]
+
+
+def test_the_line_named_as_its_kind_stands_for_it_and_else_one_named_by_its_mode(tmp_path):
+    for number, name in enumerate(("lrkv_latent", "lrkv")):
+        write_run(tmp_path / str(number), f"attention={name}")
+        write_run(tmp_path / f"rank {number}", f"train.seed={number}", rank=2)
+        (setting,) = settings(read_runs([tmp_path]))
+        assert {run.variant for run in setting.main("lrkv").values()} == {name}
+    assert list(setting.beside) == ["mha", "gqa", "mqa", "mla", "LRKV-8", "LRKV-8 rope latent"]
+
+
+def test_the_analysis_is_read_where_there_is_one(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "analysis.json").write_text(json.dumps({"layers": []}))
+    assert read_runs([run])[0].analysis == {"layers": []}

@@ -1,0 +1,300 @@
+"""Every table and figure: what it is made of, which files it leaves, and the page they stand on."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from support.paper_cases import artefact, cells
+from support.planted_runs import planted
+from support.written_analyses import scattered, write_analysis
+from support.written_runs import write_run
+from typer.testing import CliRunner
+
+import lrkv_jax
+from lrkv_jax.cli.shared import app
+from lrkv_jax.config import MQA
+from lrkv_jax.config.attention import KINDS
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.report.artefact import artefact as register
+from lrkv_jax.lab.report.comparison import read_runs
+from lrkv_jax.lab.report.figure import Picture, panels, style
+from lrkv_jax.lab.report.losses import headline
+from lrkv_jax.lab.report.page import Section, page, write_page
+from lrkv_jax.lab.report.paper import ARTEFACTS
+
+ROOT = Path(lrkv_jax.__file__).parents[1]
+# What each reads, and what it leaves of the sweep and of analysed heads: T a table, P a picture.
+EXPECTED = {
+    "table01_pretraining": ("runs", "T printed=T"),
+    "table02_downstream": ("runs", "printed=T"),
+    "table03_effective_rank": ("analyses", "T value_output=T printed=T"),
+    "table04_mechanisms": ("configurations", "T"),
+    "table05_architectures": ("configurations", "T"),
+    "table06_training": ("configurations", "T"),
+    "table07_attention_configs": ("configurations", "T"),
+    "table08_rank_ablation": ("runs", "T printed=T"),
+    "table09_long_context": ("runs", "printed=T"),
+    "table10_memory_latency": ("benches", "T"),
+    "table11_cache_shapes": ("configurations", "T formulas=T"),
+    "table12_cache_bytes": ("configurations", "T"),
+    "fig01_family": ("configurations", "P"),
+    "fig02_loss_curves": ("runs", "P"),
+    "fig03_training_efficiency": ("runs", "P b=P"),
+    "fig04_long_context_curves": ("runs", ""),
+    "fig05_rank_ablation": ("runs", "P b=P"),
+    "fig06_head_similarity": ("analyses", "P"),
+    "fig07_effective_rank": ("analyses", "P"),
+    "fig08_key_norms": ("analyses", "P"),
+    "fig10_pca_spectra": ("analyses", "P"),
+    "fig12_cumulative_variance": ("analyses", "P"),
+    "fig14_rank_by_layer": ("analyses", "P"),
+    "fig16_uncentred_spectra": ("analyses", "P"),
+    "fig19_downstream_correlation": ("runs", "printed=P"),
+    "choosing": ("runs and benches", "T figure=P"),
+    "evolution": ("analyses", ""),
+    "family": ("runs", "T"),
+    "learning_rates": ("runs", ""),
+    "weighted_ranks": ("analyses", ""),
+    "factorisation": ("analyses", "mha=P lrkv-4=P table=T learnt=T shared_energy=T"),
+    "overlap": ("analyses", "P table=T"),
+    "similarity_gap": ("analyses", "P table=T"),
+}
+WITHOUT_RUNS = (
+    "fig01",
+    "table04",
+    "table05",
+    "table06",
+    "table07",
+    "table10",
+    "table11",
+    "table12",
+)
+SLOW = {"table12_cache_bytes"}  # fills 1.2 GB, in test_tables.py alone
+
+
+def test_the_table_above_has_every_artefact_in_the_order_of_the_page():
+    assert [one.name for one in ARTEFACTS] == list(EXPECTED)
+    with pytest.raises(ValueError, match="two artefacts are named overlap"):
+
+        @register("Table 1", "again")
+        def overlap(runs): ...
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name not in SLOW])
+def test_each_is_made_of_what_it_reads_and_names_what_is_missing(name, of_sweep, of_heads):
+    one = artefact(name)
+    reads, expected = EXPECTED[name]
+    assert one.reads == reads
+    made = (of_heads if reads == "analyses" else of_sweep)(name)
+    kinds = {
+        each.name: "P" if isinstance(each, Picture) else "T" for each in made if not each.empty
+    }
+    parts = [part.rpartition("=") for part in expected.split()]
+    assert kinds == {name: kind for name, _, kind in parts}
+    assert len({each.name for each in made}) == len(made), "no file is written twice"
+    without = [each for each in one.made([]) if each.name != "printed"]
+    if not name.startswith(WITHOUT_RUNS):
+        assert all(each.empty and each.gaps for each in without)
+    assert all(each.gaps for each in made if each.empty)
+
+
+def test_runs_without_an_analysis_are_named_as_such(runs):
+    for one in ARTEFACTS:
+        if one.reads == "analyses":
+            made = one.made(runs)
+            assert made[0].empty and re.match("not analysed|no analysis", made[0].gaps[0])
+
+
+class Sixth(MQA):
+    """A line that the package does not have, as an outside module would bring it."""
+
+    name: ClassVar[str] = "sixth"
+    looks: ClassVar[dict] = {}
+
+
+KINDS.pop(Sixth.own_kind())  # of this file alone: a test registers it again for itself
+
+
+def sixth(losses, seed=0):
+    run = planted("mqa", losses, seed=seed)
+    model = run.config.model.model_copy(update={"attention": Sixth()})
+    variants = {"mha": run.config.variants["mha"], "mine": Sixth()}
+    new = {"model": model, "attention": "mine", "variants": variants}
+    return replace(run, config=run.config.model_copy(update=new), path=Path(f"/planted/6-{seed}"))
+
+
+def test_a_run_of_a_sixth_kind_passes_through_every_table_and_figure(monkeypatch):
+    """A18: five names stood in Table 1, in the paper's scales and in the order of runs."""
+    monkeypatch.setitem(KINDS, Sixth.own_kind(), Sixth)
+    runs = [planted("mha", [4.0 + 0.01 * seed, 3.0], seed=seed) for seed in range(2)]
+    runs += [sixth([4.1 + 0.01 * seed, 3.1], seed) for seed in range(2)]
+    for one in ARTEFACTS:
+        if one.name not in SLOW:
+            one.made(runs)
+    ours, _ = artefact("table01").made(runs)
+    assert [row.cells[0].value for row in ours.rows][-1] == "SIXTH"
+    assert cells(ours, "SIXTH")["CE"].value == pytest.approx(3.1)
+    (curves,) = artefact("fig02").made(runs)
+    assert "SIXTH" in {line.get_label() for line in curves.figure.axes[0].lines}
+    assert headline(runs).rows[-1].cells[2].value == pytest.approx(100 / 6)
+
+
+# The page.
+
+
+class Reading(HTMLParser):
+    """Ids, links and text of a page; raises where tags do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.links, self.text = [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.links += [attributes[key] for key in ("href", "src") if key in attributes]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_begins_with_a_summary_ends_with_what_is_missing_and_needs_no_other_file(runs):
+    with style():
+        figure, _ = panels()
+    drawn = Picture("Nothing <yet>", figure, gaps=["no run: x"])
+    absent = Picture("Never", None, gaps=["no run: y"])
+    table = artefact("table01")
+    sections = [
+        Section(artefact("fig04"), [absent]),
+        Section(table, table.made(runs[:1])),
+        Section(artefact("fig02"), [drawn, absent]),
+    ]
+    text = page("Runs <of> ours", sections, runs[:1], headline(runs))
+    read = Reading(text)
+    assert not read.open and "Runs <of> ours" in read.text and "tab:" not in read.text
+    assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in read.links)
+    assert {link[1:] for link in read.links if link[0] == "#"} <= set(read.ids)
+    assert "no run: quickstart" in read.text and "jax" in read.text
+    assert not re.search(r"url\(|@import|<script|http", text)
+    parts = ("LRKV-8", "1 run with 1 seed: quickstart", "<nav>", "Table 1: ", "Figure 2: ")
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places) and text.index('id="missing"') > text.index("Nothing &lt;yet")
+    assert text.count("<img") == 1 and text.count("no run: y") == 2, "no empty frames"
+
+
+def test_the_summary_and_table_1_agree_on_every_difference(of_sweep, runs):
+    ours, top = of_sweep("table01")[0], headline(runs)
+    names = [row.cells[0].value for row in top.rows]
+    assert names == [row.cells[0].value for row in ours.rows]
+    for name in names:
+        assert cells(top, name)["difference"] == cells(ours, name)["difference from MHA"]
+
+
+def test_lrkv_report_writes_what_is_asked_for_and_says_what_is_missing(sweep, tmp_path):
+    arguments = ["report", str(sweep), "--only", "table01,fig04", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0 and "2 tables" not in result.output
+    assert "report.html: 1 tables and figures; 1 without data" in result.output.replace("\n", "")
+    table = json.loads((tmp_path / "table01_pretraining.json").read_text())
+    assert table["title"] == "Pretraining" and not list(tmp_path.glob("fig04*"))
+    assert "no run: a context of 8,192" in (tmp_path / "report.html").read_text()
+
+
+def test_lrkv_report_lists_a_broken_run_and_leaves_it_out(tmp_path):
+    sound, broken = (write_run(tmp_path / "runs" / name) for name in ("sound", "broken"))
+    (broken / "metrics.jsonl").write_text("{\n")
+    out = tmp_path / "out"
+    result = CliRunner().invoke(
+        app, ["report", str(tmp_path), "--only", "fig02", "--out", str(out)]
+    )
+    assert result.exit_code == 0
+    assert f"left out: {broken}: metrics.jsonl:1 is not a row" in result.stderr
+    html = (out / "report.html").read_text()
+    assert "1 run left out" in html and f"<dt>{broken}</dt>" in html
+    assert sound.name in result.output  # the table names the run of each row
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "fig99"], "--only fig99: no table or figure begins so"),
+        (["--only", ","], "--only: name a table or figure"),
+        (["--bench", "absent.json"], "absent.json: No such file"),
+        (["--bench", str(ROOT / "experiments/results/plan_cpu.json")], "is not a decode benchmark"),
+    ],
+)
+def test_lrkv_report_refuses_in_one_line(arguments, said):
+    result = CliRunner().invoke(app, ["report", *arguments])
+    assert isinstance(result.exception, LrkvError) and said in str(result.exception)
+    assert not Path("out").exists()
+
+
+def test_a_picture_s_bytes_are_the_same_each_time(runs, tmp_path):
+    one = artefact("fig02")
+    first, again = (one.write(one.made(runs[:2]), tmp_path / name) for name in ("one", "two"))
+    assert [path.suffix for path in first] == [".png", ".svg"]
+    for one, two in zip(first, again, strict=True):
+        assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.slow
+def test_every_artefact_is_written_at_the_paper_s_size(sweep, tmp_path):
+    """Also what is left of Unicode, which LaTeX's default fonts do not have."""
+    folder = shutil.copytree(sweep, tmp_path / "runs")
+    for number, kind in enumerate(("mha", "gqa", "mqa", "mla", "lrkv")):
+        run = write_run(folder / kind, f"attention={kind}", scale="2.5b", steps=None)
+        write_analysis(
+            run, lambda layer, n=number: scattered(18, 0.1 + 0.1 * n, 50 * n + layer), ranks=(8, 32)
+        )
+    runs, out = read_runs([folder]), tmp_path / "out"
+    every = [one for one in ARTEFACTS if one.name not in SLOW]
+    sections = write_page(out / "report.html", "All", every, runs, headline(runs))
+    assert not Reading((out / "report.html").read_text()).open
+    for section in sections:
+        written = list(out.glob(f"{section.artefact.name}*"))
+        assert bool(written) == bool(section.shown)
+        assert all(file.stat().st_size > 100 for file in written)
+        assert all(file.read_text().isascii() for file in written if file.suffix == ".tex")
+    if shutil.which("pdflatex"):
+        inputs = "\\clearpage ".join(rf"\input{{{path.name}}}" for path in out.glob("*.tex"))
+        (out / "all.tex").write_text(
+            "\\documentclass{article}\\begin{document}"
+            + inputs + "\\end{document}"
+        )  # fmt: skip
+        halt = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "all.tex"]
+        subprocess.run(halt, cwd=out, check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_lrkv_report_of_an_installed_wheel_writes_the_page(sweep, tmp_path):
+    """The configurations and the printed values are in it: the checkout is not on the path."""
+    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT]
+    subprocess.run(wheel, check=True, timeout=300)
+    (built,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(built).extractall(tmp_path / "site")
+    few = ["--only", "table0,fig01", "--out", "out"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "lrkv_jax.cli", "report", str(sweep), *few],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, timeout=300,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "report.html" in done.stdout
+    text = (tmp_path / "out/report.html").read_text()
+    tables = [name for name in EXPECTED if name.startswith("table0")]
+    assert all(f'id="{name}"' in text for name in (*tables, "fig01_family"))
+    assert (tmp_path / "site/lrkv_jax/lab/report/paper").is_dir() and not Reading(text).open

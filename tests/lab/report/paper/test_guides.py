@@ -1,0 +1,116 @@
+"""docs/paper.md names every artefact, and docs/results.md shows what the runs gave."""
+
+import json
+import re
+import runpy
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lrkv_jax.config.attention import RETIRED
+from lrkv_jax.config.differences import differences
+from lrkv_jax.lab.report.comparison import read_runs
+from lrkv_jax.lab.report.paper import ARTEFACTS
+from lrkv_jax.lab.sweep.grid import grid
+
+ROOT = Path(__file__).parents[4]
+PAPER = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+KEPT = ROOT / "experiments/results"
+
+
+def test_the_guide_to_the_paper_names_tests_and_every_artefact():
+    assert len(set(re.findall(r"`(test_\w+)`", PAPER))) > 30  # test_docs.py: they exist
+    assert [one.name for one in ARTEFACTS if f"`{one.name}`" not in PAPER] == []
+
+
+def test_every_row_of_the_results_is_in_a_file_that_the_report_wrote():
+    written = {line for path in KEPT.rglob("*.md") for line in path.read_text().splitlines()}
+    marked = re.sub(r"<!-- (\w+) -->.*?<!-- end of \1 -->", "", RESULTS, flags=re.S)  # see below
+    shown = marked.split("## What holds")[0]  # what follows is read, not written
+    rows = [line for line in shown.splitlines() if line.startswith("|")]
+    assert len(rows) > 20
+    assert [row for row in rows if row not in written] == []
+
+
+def test_means_and_spreads_are_those_of_the_seeds_beside_them():
+    for name, title, seeds in (
+        ("nano/table08_rank_ablation", "BPB", ["0", "1", "2"]),
+        ("family/family", "held-out text", None),
+    ):  # fmt: skip
+        table = json.loads((KEPT / f"{name}.json").read_text())
+        names = [each["name"] for each in table["columns"]]
+        for row in table["rows"]:
+            cell = row["cells"][names.index(title)]
+            each = list(cell["seeds"].values())
+            if seeds is None:
+                assert len(each) == row["cells"][names.index("seeds")]["value"]
+            else:
+                assert sorted(cell["seeds"]) == seeds
+            moments = [np.mean(each), np.std(each, ddof=1)]
+            assert [cell["value"], cell["sd"]] == pytest.approx(moments)
+            assert f"{cell['value']:.4f} ± {cell['sd']:.4f}" in RESULTS
+
+
+def test_lrkv_full_has_a_lower_loss_than_mha_with_less_diverse_heads():
+    """Against the paper's mechanism: by what text shows of the heads, at three seeds."""
+
+    def column(name, place):
+        rows = json.loads((KEPT / f"family/{name}.json").read_text())["rows"]
+        return {
+            row["cells"][0]["value"]: row["cells"][place]["value"]
+            for row in rows
+            if "value" not in row["block"]  # query–key forms alone
+        }
+
+    bits = column("family", 5)
+    diversity, cosine = (column("heads/weighted_ranks", place) for place in (5, 7))
+    full, mha = "LRKV-8", "MHA"
+    assert bits[full] < bits[mha]
+    assert diversity[full] < diversity[mha] and cosine[full] > cosine[mha]
+    for value in (diversity[full], diversity[mha]):
+        assert f"{value:.1f}" in PAPER and f"{value:.1f}" in RESULTS
+
+
+def test_its_sweeps_are_the_runs_that_it_is_about():
+    commands = re.findall(r"^lrkv sweep (.*) --jobs 2$", RESULTS, re.M)
+    points = [point for words in map(str.split, commands) for point in grid(words[0], words[1:])]
+    labels = {(point.config.attention, point.config.train.seed) for point in points}
+    assert len(points) == len(labels) == 33
+
+
+def test_the_family_s_pages_are_what_the_kept_runs_and_the_benchmark_give(tmp_path, monkeypatch):
+    """One command writes their tables, JSON and pictures again, and nothing changes."""
+    docs, results = tmp_path / "docs", tmp_path / "results"
+    for folder in ("family", "nano"):
+        shutil.copytree(ROOT / "experiments/results" / folder, results / folder)
+    shutil.copy(ROOT / "experiments/results/decode_cpu-family.json", results)
+    docs.mkdir()
+    for page in ("results.md", "choosing.md"):
+        shutil.copy(ROOT / "docs" / page, docs)
+    monkeypatch.setattr("sys.argv", ["", "--docs", str(docs), "--results", str(results)])
+    runpy.run_path(str(ROOT / "experiments/family_pages.py"), run_name="__main__")
+    for page in ("results.md", "choosing.md"):
+        assert (docs / page).read_text() == (ROOT / "docs" / page).read_text()
+    for path in (ROOT / "experiments/results/family").glob("*.json"):
+        assert (results / "family" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_the_family_s_kept_runs_are_of_its_sweeps_and_name_their_processor():
+    commands = re.findall(r"^lrkv sweep (configs/nano_family[^-]*)--tasks", RESULTS, re.M)
+    asked = [words.replace("\\\n", " ").split() for words in commands]
+    points = [point for config, *settings in asked for point in grid(config, settings)]
+    by_line = {}
+    for point in points:
+        by_line.setdefault((point.config.attention, point.config.train.seed), []).append(point)
+    runs = read_runs([ROOT / "experiments/results/family/runs.jsonl"])
+    assert runs
+    for run in runs:
+        if run.kind in RETIRED:  # it cannot be made again
+            continue
+        alike = by_line[run.variant, run.seed]
+        assert run.finished and any(not differences(run.config, one.config) for one in alike)
+        assert run.history[0]["device"] and run.history[0]["cores"] == 1
+        assert run.evaluation["bpb"]["bits_per_byte"] == pytest.approx(run.bits_per_byte, rel=1e-6)

@@ -1,0 +1,67 @@
+"""The commands of docs/results.md name the runs that it publishes: each of them, and no others."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from lrkv_jax.config.attention import KINDS, RETIRED
+from lrkv_jax.config.differences import differences
+from lrkv_jax.lab.report.comparison import kept_by_name
+from lrkv_jax.lab.sweep.grid import grid
+from lrkv_jax.lab.sweep.state import state_of
+
+ROOT = Path(__file__).parents[3]
+
+
+def sweeps():
+    """(kept runs' file, points, tasks) of each `lrkv sweep` in docs/results.md that keeps its runs.
+
+    The sweeps of earlier runs keep none, and the page says that they give other numbers today.
+    """
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(r"^(?:\w+=\S+ )?lrkv sweep (.*)$", text, re.MULTILINE):
+        words = shlex.split(line, comments=True)
+        options = {name: words[words.index(name) + 1] for name in ("--keep", "--tasks")
+                   if name in words}  # fmt: skip
+        config, *settings = [
+            word for at, word in enumerate(words)
+            if not word.startswith("--") and words[at - 1] not in options
+        ]  # fmt: skip
+        if "--keep" in options:
+            points = grid(str(ROOT / config), settings)
+            yield ROOT / options["--keep"], points, options["--tasks"].split(",")
+
+
+@pytest.fixture
+def controls(monkeypatch):
+    """The variants of experiments/controls.py, which the page's PYTHONPATH finds."""
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    monkeypatch.delitem(sys.modules, "controls", raising=False)
+    before = dict(KINDS)
+    yield
+    sys.modules.pop("controls", None)
+    KINDS.clear()
+    KINDS.update(before)
+
+
+@pytest.mark.usefixtures("controls")
+def test_the_published_commands_name_the_published_runs():
+    named: dict[Path, set[str]] = {}
+    for file, points, tasks in sweeps():
+        kept = kept_by_name(file)
+        new = [point.name for point in points if state_of(point, tasks, kept).name != "done"]
+        assert not new, f"lrkv sweep --keep {file.name} would train {', '.join(new)}"
+        for name, run in kept.items():
+            same = (p for p in points if p.config.attention == run.config.attention
+                    and p.config.train.seed == run.config.train.seed
+                    and not differences(run.config, p.config))  # fmt: skip
+            if any(same):
+                named.setdefault(file, set()).add(name)
+    assert len(named) == 2
+    for file, names in named.items():
+        kept = kept_by_name(file)
+        # Those of variants that were given up cannot be made again.
+        assert names == {n for n, run in kept.items() if run.kind not in RETIRED}, file

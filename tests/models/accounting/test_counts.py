@@ -1,0 +1,505 @@
+"""Accounting from configuration alone against the model itself, and against the paper's tables."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, AttentionConfig, ModelConfig, load_config
+from lrkv_jax.config.schema import TrainConfig
+from lrkv_jax.distributed.hardware import hardware
+from lrkv_jax.lab.plan import hlo
+from lrkv_jax.models.accounting import counts as accounting
+from lrkv_jax.models.accounting.muon import (
+    Matrices,
+    muon_flops,
+    muon_flops_per_device,
+    newton_schulz_flops,
+)
+from lrkv_jax.models.accounting.serving import serving
+from lrkv_jax.models.accounting.timing import Assumptions, Collective, bandwidth, estimate
+from lrkv_jax.models.attention.cache import in_int8
+from lrkv_jax.models.transformer import (
+    abstract_model,
+    abstract_parameters,
+    parameters,
+    with_parameters,
+)
+
+PAPER_SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b"]
+SCALES = [*PAPER_SCALES, "quickstart"]
+VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"]
+
+
+@functools.cache
+def config_of(scale, variant, *overrides):
+    return load_config(scale, [f"attention={variant}", *overrides])
+
+
+def size(tree):
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def check_against_the_model(model):
+    """Every count equals a sum over the real model's weights and the real cache's arrays."""
+    real = abstract_model(model)
+    params = parameters(real)
+    counts = accounting.parameter_counts(model)
+    attention = params["blocks"]["attention"]
+    vectors = {"query_gain", "key_gain", "query_bias", "key_bias", "output_bias"}
+    made_by_queries = {"query", "query_rope", "output", *vectors}
+    assert counts.total == size(params)
+    assert counts.embedding == size(params["embedding"])
+    assert counts.head == size(params.get("head", {}))
+    assert counts.attention == size(attention)
+    assert counts.kv == size({k: v for k, v in attention.items() if k not in made_by_queries})
+    assert counts.mlp == size(params["blocks"]["mlp"])
+
+    for dtype in (jnp.bfloat16, jnp.float32):
+        itemsize = dtype.dtype.itemsize
+        # Really allocated; the stack's own module, as a layer's cache does not need its weights.
+        batch, length = 2, 3
+        cache = there(real.blocks.attention.init_cache(batch, length, dtype))
+        live = model.layers * sum(leaf.nbytes for leaf in cache.values()) / (batch * length)
+        assert accounting.cache_allocated_bytes_per_token(model, itemsize) == live
+        padding = model.layers * padding_values(real.blocks.attention, cache)
+        assert accounting.cache_bytes_per_token(model, itemsize) == live - padding * itemsize
+        if not model.attention.int8_rows(model):
+            continue
+        smaller = in_int8(real.blocks.attention.cache_shapes(batch, length, dtype))
+        nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(smaller))
+        in_bytes = model.model_copy(update={"decode_cache": "int8"})
+        allocated = accounting.cache_allocated_bytes_per_token(in_bytes, itemsize)
+        assert allocated == model.layers * nbytes / (batch * length)
+    # With a cache in bfloat16, what is float32 is a scalar and the rest are values or padding.
+    cache = there(real.blocks.attention.cache_shapes(1, 1, jnp.bfloat16))
+    values = sum(size(leaf) for leaf in cache.values() if leaf.dtype == jnp.bfloat16)
+    values -= padding_values(real.blocks.attention, cache)
+    assert accounting.cache_values_per_token(model) == model.layers * values
+
+
+def there(cache):
+    """A cache's arrays by name, those that it has."""
+    return {name: leaf for name, leaf in vars(cache).items() if leaf is not None}
+
+
+def padding_values(layer, cache):
+    """Columns of a layer's cached latents, the [B, S, H, R] arrays, past those its weights fill.
+
+    Keys' biases fill one more of keys' latents.
+    """
+    downs = {"rk_BSGR": "key_down", "rv_BSGR": "value_down", "private_BSGR": "private_down"}
+    total = 0
+    for name, down in downs.items():
+        if name in cache:
+            heads, _, rank = getattr(layer, down).get_value().shape[-3:]
+            rank += name == "rk_BSGR" and layer.key_bias is not None
+            total += heads * (cache[name].shape[-1] - rank)
+    return total
+
+
+# The model itself.
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_counts_equal_the_model_of_every_shipped_yaml(scale, variant):
+    check_against_the_model(config_of(scale, variant).model)
+
+
+@st.composite
+def models(draw):
+    heads = draw(st.sampled_from([1, 2, 3, 6]))
+    head_width = draw(st.sampled_from([2, 4, 8]))
+    attention = draw(
+        st.one_of(
+            st.builds(MHA),
+            st.builds(MQA),
+            st.sampled_from([GQA(kv_heads=g) for g in range(1, heads + 1) if heads % g == 0]),
+            st.builds(MLA, latent=st.integers(1, 12), rope_width=st.sampled_from([0, 2, 6])),
+            st.builds(
+                MLA,
+                latent=st.integers(1, 12),
+                rope=st.just("full"),
+                rank=st.integers(0, head_width),
+            ),
+            st.builds(
+                LRKV,
+                rank=st.integers(1, head_width),
+                rope=st.sampled_from(["full", "latent"]),
+                kv_heads=st.sampled_from([g for g in range(1, heads + 1) if heads % g == 0]),
+            ),
+            st.builds(
+                LRKV,
+                rank=st.integers(0, head_width) | st.sampled_from([0, head_width]),
+                rope=st.sampled_from(["full", "shared", "latent"]),
+            ),
+        )
+    )
+    qk_norm = draw(st.booleans())
+    return ModelConfig(
+        layers=draw(st.integers(1, 3)),
+        width=draw(st.integers(1, 24)),
+        heads=heads,
+        head_width=head_width,
+        feed_forward=draw(st.none() | st.integers(1, 40)),
+        gated=draw(st.booleans()),
+        vocabulary=draw(st.integers(2, 60)),
+        attention=attention,
+        qk_norm=qk_norm,
+        qk_gain=qk_norm and attention.whole_keys and draw(st.booleans()),
+        qkv_bias=attention.whole_keys and draw(st.booleans()),
+        norm_gain=draw(st.booleans()),
+        tied_head=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(models())
+def test_counts_equal_the_model_of_any_shape(model):
+    check_against_the_model(model)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "attention",
+    [LRKV(rank=0), LRKV(rank=8), LRKV(rank=0, rope="shared"), MLA(latent=5, rope_width=0)],
+    ids=["lrkv-rank0", "lrkv-rankK", "lrkv-rank0-shared", "mla-no_rope_key"],
+)
+def test_counts_equal_the_model_at_the_edges(attention, tied):
+    shape = {"layers": 2, "width": 12, "heads": 3, "head_width": 8, "vocabulary": 20}
+    check_against_the_model(
+        ModelConfig(**shape, attention=attention, tied_head=tied, norm_gain=True)
+    )
+
+
+def test_rank_zero_costs_what_mqa_costs_but_for_one_inverse_norm():
+    mqa = config_of("128m", "mqa").model
+    rank0 = config_of("128m", "lrkv", "attention.rank=0").model
+    assert accounting.parameter_counts(rank0) == accounting.parameter_counts(mqa)
+    flops = accounting.training_flops_per_token
+    assert flops(rank0, 2048) == flops(mqa, 2048)
+    extra = accounting.cache_bytes_per_token(rank0) - accounting.cache_bytes_per_token(mqa)
+    assert extra == 12 * 4  # one key for all heads: one float32 a layer
+
+
+@pytest.mark.parametrize(
+    ("scale", "rank", "row"),
+    [("128m", 46, 48), ("1.2b", 51, 56), ("2.5b", 55, 56), ("6.3b", 54, 56)],
+)
+def test_padding_is_what_the_kernels_ask_for(scale, rank, row):
+    """Rows of latents of a multiple of 8 values: 16 bytes in bfloat16."""
+    model = config_of(scale, "lrkv").model
+    allocated = accounting.cache_allocated_bytes_per_token(model)
+    extra = allocated - accounting.cache_bytes_per_token(model)
+    assert model.attention.rank == rank
+    assert extra == model.layers * 2 * model.heads * (row - rank) * 2
+    # Widths that need none have none.
+    even = model.model_copy(update={"attention": LRKV(rank=64)})
+    allocated = accounting.cache_allocated_bytes_per_token(even)
+    assert allocated == accounting.cache_bytes_per_token(even)
+
+
+# The paper's and the audit's figures. Counts to the precision they are printed in.
+
+
+@pytest.mark.parametrize(
+    ("scale", "variant", "overrides", "printed"),
+    [
+        ("128m", "mha", ["model.tied_head=true"], "0.124"),
+        ("128m", "mha", [], "0.162"),
+        ("512m_8k", "mha", ["model.tied_head=true"], "0.757"),
+        ("512m_8k", "mha", [], "0.834"),
+        ("1.2b", "mha", ["model.tied_head=true"], "0.757"),
+        ("1.2b", "mha", [], "0.834"),
+        ("1.2b", "mha", ["model.layers=36"], "1.17"),
+        ("2.5b", "mha", ["model.tied_head=true"], "2.41"),
+        ("2.5b", "mha", [], "2.53"),
+        ("2.5b", "mha", ["model.layers=18"], "1.38"),
+        ("6.3b", "mha", ["model.tied_head=true"], "6.65"),
+        ("6.3b", "mha", [], "6.85"),
+        ("6.3b", "lrkv", [], "6.28"),
+        ("6.3b", "lrkv", [], "6.3"),
+    ],
+)
+def test_parameters_are_the_audits(scale, variant, overrides, printed):
+    total = accounting.parameter_counts(config_of(scale, variant, *overrides).model).total
+    decimals = len(printed.partition(".")[2])
+    assert f"{total / 1e9:.{decimals}f}" == printed
+
+
+@pytest.mark.parametrize(
+    ("variant", "printed"),
+    [
+        ("mha", [100.0] * 5),
+        ("gqa", [50.0, 33.3, 33.3, 33.3, 6.3]),
+        ("mqa", [16.7, 8.3, 8.3, 5.6, 3.1]),
+        ("mla", [8.3, 8.3, 8.3, 8.3, 12.5]),
+        ("lrkv", [52.6, 48.2, 48.2, 48.5, 45.3]),
+    ],
+)
+def test_cache_shares_are_the_papers(variant, printed):
+    for scale, percent in zip(PAPER_SCALES, printed, strict=True):
+        share = 100 * accounting.cache_fraction_published(config_of(scale, variant).model)
+        assert share == pytest.approx(percent, abs=0.0501), scale
+
+
+def test_cache_shares_with_the_rope_key_are_the_audits():
+    printed = {"128m": 12.5, "1.2b": 10.4, "2.5b": 9.72, "6.3b": 13.3}
+    for scale, percent in printed.items():
+        share = 100 * accounting.cache_fraction(config_of(scale, "mla").model)
+        assert share == pytest.approx(percent, abs=0.05), scale
+
+
+def test_cache_bytes_with_float32_norms_are_the_audits():
+    printed = {"128m": 53.4, "1.2b": 49.0, "2.5b": 49.3, "6.3b": 46.1}
+    for scale, percent in printed.items():
+        share = 100 * accounting.cache_bytes_fraction(config_of(scale, "lrkv").model)
+        assert share == pytest.approx(percent, abs=0.05), scale
+
+
+@pytest.mark.parametrize(
+    ("scale", "printed"),
+    [("128m", 96.8), ("512m_8k", 408), ("1.2b", 272), ("2.5b", 825), ("6.3b", 2156)],
+)
+def test_exaflops_are_the_audits(scale, printed):
+    exaflops = accounting.training_exaflops(config_of(scale, "mha"))
+    assert exaflops == pytest.approx(printed, abs=0.5 if printed > 100 else 0.05)
+
+
+def test_flops_are_six_n_and_twelve_lhkt():
+    """By hand for 1 layer, D 4, H 2, K 2, F 16, V 10 at context 8."""
+    model = ModelConfig(layers=1, width=4, heads=2, head_width=2, vocabulary=10, attention=MHA())
+    matrices = 4 * (4 * 2 * 2) + 2 * (4 * 16) + 10 * 4  # q, k, v, output; MLP; head
+    assert accounting.training_flops_per_token(model, 8) == 6 * matrices + 12 * 1 * 2 * 2 * 8
+    tied = model.model_copy(update={"tied_head": True})
+    assert accounting.training_flops_per_token(tied, 8) == 6 * matrices + 12 * 1 * 2 * 2 * 8
+    # MLA's logits are K + P wide, its values K; a latent query of LRKV is K + R wide.
+    mla = model.model_copy(update={"attention": MLA(latent=3, rope_width=2)})
+    attention = 4 * 2 * (2 + 2) + 4 * (3 + 2) + 2 * 3 * 2 * 2 + 2 * 2 * 4
+    matrices = attention + 2 * (4 * 16) + 10 * 4
+    assert accounting.training_flops_per_token(mla, 8) == 6 * matrices + 6 * 2 * 8 * (4 + 2)
+
+
+COUNTED = {
+    "gqa": GQA(kv_heads=2),
+    "mla": MLA(latent=24, rope_width=4),
+    "mla-full": MLA(latent=24, rope="full"),
+    **{f"lrkv-{rope}": LRKV(rank=2, rope=rope) for rope in ("full", "shared", "latent")},
+}
+GROUPED = {
+    "mla-full": MLA(latent=24, rope="full", kv_heads=2),
+    **{f"lrkv-{rope}": LRKV(rank=2, rope=rope, kv_heads=2) for rope in LRKV.modes()},
+}
+
+
+# A narrow model's LRKV forms its heads' weights (A15); a wide one's keeps the factors.
+NARROW = {name: entry for name, entry in COUNTED.items() if name.startswith("lrkv")}
+
+
+@pytest.mark.parametrize(
+    ("attention", "qk_norm", "width"),
+    [
+        (MHA(), True, 512),
+        *((entry, norm, 512) for entry in COUNTED.values() for norm in (True, False)),
+        *((entry, True, 64) for entry in NARROW.values()),
+        *((entry, norm, 1024) for entry in GROUPED.values() for norm in (True, False)),
+    ],
+    ids=[
+        "mha", *(f"{name}-{norm}" for name in COUNTED for norm in ("norm", "no_norm")),
+        *(f"{name}-formed" for name in NARROW),
+        *(f"{name}-groups-{norm}" for name in GROUPED for norm in ("norm", "no_norm")),
+    ],
+)  # fmt: skip
+def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm, width):
+    """In `shared` and `latent`, B^K multiplies each of H queries and, for the norm, G keys."""
+    context = 16
+    model = ModelConfig(
+        layers=2, width=width, heads=4, head_width=8, vocabulary=48, attention=attention,
+        qk_norm=qk_norm, dtype="float32", unroll=2, gated=isinstance(attention, GQA),
+    )  # fmt: skip
+    params = abstract_parameters(model)
+    tokens_BT = jax.ShapeDtypeStruct((3, context), jnp.int32)
+    forward = jax.jit(lambda params, tokens_BT: with_parameters(model, params)(tokens_BT))
+    text = forward.lower(params, tokens_BT).compile().as_text()
+    executed = accounting.executed_flops_per_token(model, context, 3 * context)
+    assert executed * 3 * context == pytest.approx(3 * hlo.product_flops(text), rel=1e-12)
+    formed = executed != accounting.training_flops_per_token(model, context)
+    assert formed == (width == 64 and isinstance(attention, LRKV))
+
+
+@given(
+    context=st.integers(1, 10_000),
+    rank=st.integers(0, 127),
+    grown=st.sampled_from(["layers", "width", "vocabulary", "heads", "feed_forward"]),
+)
+@settings(deadline=None)
+def test_flops_grow_with_context_rank_and_every_size(context, rank, grown):
+    base = config_of("128m", "lrkv").model.model_copy(update={"feed_forward": 3072})
+
+    def flops(rank, context, **sizes):
+        sized = base.model_copy(update={"attention": LRKV(rank=rank), **sizes})
+        return accounting.training_flops_per_token(sized, context)
+
+    assert flops(rank, context) < flops(rank, context + 1)
+    assert flops(rank, context) < flops(rank + 1, context)
+    assert flops(rank, context) < flops(rank, context, **{grown: getattr(base, grown) + 1})
+
+
+def test_the_budget_is_the_tokens_asked_or_the_steps_taken():
+    config = config_of("quickstart", "mha")
+    assert accounting.training_tokens(config) == config.train.steps * 8 * 256
+    train = TrainConfig(context=256, batch=8, tokens=1_000_000)  # 488.28 steps
+    asked = config.model_copy(update={"train": train})
+    assert accounting.training_tokens(asked) == 1_000_000
+
+
+# A sixth variant.
+
+
+class Toy(AttentionConfig):
+    """One key and value of a single number a layer, and a scalar beside them."""
+
+    def kv_parameters(self, model):
+        return 2 * model.width
+
+    def cache_values(self, model):
+        return 2
+
+    def cache_scalars(self, model):
+        return 1
+
+
+def test_a_new_variant_is_counted_from_its_entry_alone():
+    model = config_of("128m", "mha").model
+    toy = model.model_copy(update={"attention": Toy()})
+    saved = accounting.parameter_counts(model).total - accounting.parameter_counts(toy).total
+    assert saved == 12 * (2 * 768 * 768 - 2 * 768)
+    assert accounting.cache_values_per_token(toy) == 12 * 2
+    assert accounting.cache_bytes_per_token(toy, 1) == 12 * (2 + 4)
+    assert accounting.cache_allocated_bytes_per_token(toy, 1) == 12 * (2 + 4)
+    assert accounting.cache_fraction(toy) == 1 / 768
+
+
+# Muon's share, the step's time, decoding.
+
+
+def matrices_of(scale, variant):
+    """Muon's matrices from the shapes alone: (rows, columns, how many)."""
+    model = config_of(scale, variant).model
+    L, D, HK = model.layers, model.width, model.heads * model.head_width
+    assert variant == "mha"
+    return [
+        Matrices(D, HK, 4 * L),
+        Matrices(D, model.feed_forward_width, 2 * L),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scale", "small", "large"),
+    [("128m", 5, 0.3), ("1.2b", 15, 0.9), ("2.5b", 24, 1.5), ("6.3b", 47, 2.9)],
+)
+def test_newton_schulz_is_the_measured_share_of_a_step(scale, small, large):
+    """Percent of the forward and backward FLOPs at 32,768 and at 524,288 tokens a step."""
+    model = config_of(scale, "mha").model
+    flops = muon_flops(matrices_of(scale, "mha"), 5)
+    per_token = accounting.training_flops_per_token(model, 2048)
+    assert round(100 * flops / (per_token * 32_768)) == small
+    assert round(100 * flops / (per_token * 524_288), 1) == large
+
+
+def test_newton_schulz_counts_the_products_of_an_iteration():
+    """X Xᵀ, its square, and their sum times X, of a 3 × 5 matrix and of its transpose."""
+    gram, square, update = 2 * 3 * 5 * 3, 2 * 3 * 3 * 3, 2 * 3 * 3 * 5
+    for shape in ((3, 5), (5, 3)):
+        assert newton_schulz_flops(*shape, 1) == gram + square + update
+        assert newton_schulz_flops(*shape, 5) == 5 * (gram + square + update)
+
+
+@given(
+    count=st.integers(1, 60), split=st.sampled_from([1, 2]), shares=st.sampled_from([1, 2, 3, 8])
+)
+def test_matrices_are_dealt_out_whole_within_their_share(count, split, shares):
+    group = Matrices(4, 6, count * split, split)
+    busiest = muon_flops_per_device([group], 1, shares * split) // newton_schulz_flops(4, 6, 1)
+    assert busiest == math.ceil(count / shares)
+
+
+def test_decoding_reads_weights_once_and_every_cache():
+    """By hand for MHA at 128M on an H200, 2,048 tokens: 75.5 MB a sequence."""
+    model, device = config_of("128m", "mha").model, hardware("h200")
+    found = serving(model, device, 2048)
+    cache = 12 * 2 * 6 * 128 * 2 * 2048
+    parameters, table = accounting.parameter_counts(model).total, 50304 * 768
+    assert (found.weights, found.cache_per_sequence) == (2 * parameters, cache)
+    assert found.largest_batch == int((0.9 * 141e9 - 2 * parameters) // cache)
+    assert found.floor_of_one == pytest.approx((2 * (parameters - table) + cache) / 4.8e12)
+    step = (2 * (parameters - table) + found.largest_batch * cache) / 4.8e12
+    assert found.floor == pytest.approx(step)
+    assert found.tokens_per_second == pytest.approx(found.largest_batch / step)
+    assert found.flops_per_byte == 1.0  # a key and a value: 4 FLOPs for 4 bytes
+    # Half of the cache, twice the batch.
+    gqa = serving(config_of("128m", "gqa").model, device, 2048)
+    assert gqa.largest_batch == pytest.approx(2 * found.largest_batch, abs=2)
+
+
+def test_a_model_that_no_sequence_fits_beside_has_no_batch():
+    tiny = dataclasses.replace(hardware("a100"), memory=10**9)
+    found = serving(config_of("6.3b", "mha").model, tiny, 2048)
+    assert found.largest_batch == 0 and found.tokens_per_second == 0
+
+
+def timed(sent=(), *overrides, **counts):
+    config = config_of("128m", "mha", *overrides)
+    counts = {"muon_flops": 0, "parameters": 0, "state": 0, **counts}
+    assume = Assumptions(products=0.5, memory=0.5, links=0.5, hidden=0.5)
+    return estimate(config, hardware("h200"), 8, sent, **counts, assume=assume)
+
+
+def test_a_step_is_its_products_at_the_assumed_share():
+    found = timed()
+    model = config_of("128m", "mha").model
+    weights = 6 * (accounting.parameter_counts(model).total - 50304 * 768)
+    attention = 3.5 * 12 * 6 * 2048 * 256
+    flops = (weights + attention) * 32_768
+    assert found.step == found.products == pytest.approx(flops / 8 / (0.5 * 989.5e12))
+    assert found.tokens_per_second == pytest.approx(32_768 / found.step)
+    published = accounting.training_flops_per_token(model, 2048) * 32_768
+    assert found.mfu == pytest.approx(published / (found.step * 8 * 989.5e12))
+    assert found.hours == pytest.approx(found.step * 100e9 / 32_768 / 3600)
+    assert found.device_hours == pytest.approx(8 * found.hours)
+
+
+def test_parts_of_a_step_add_up():
+    bare = timed()
+    rate = 0.5 * 989.5e12
+    found = timed(muon_flops=rate, parameters=int(1.2e12), state=int(0.6e12))
+    assert found.newton_schulz == pytest.approx(1)
+    # Gradients twice, parameters and state there and back: 6 TB at 2.4 TB/s.
+    assert found.optimizer == pytest.approx(2.5)
+    assert found.step == pytest.approx(bare.step + 3.5)
+    again = timed((), "train.remat=full")
+    assert again.products > timed((), "train.remat=minimal").products > bare.products
+
+
+def test_gathers_hide_behind_half_of_the_products_and_sums_do_not():
+    bare = timed()
+    link = 0.5 * 450e9
+    small = Collective("all-gather", 8, 8, 1, int(0.25 * bare.products * link))
+    assert timed([small]).step == pytest.approx(bare.step)
+    large = dataclasses.replace(small, bytes=int(2 * bare.products * link))
+    assert timed([large]).step == pytest.approx(bare.step + 1.5 * bare.products, rel=1e-6)
+    summed = dataclasses.replace(small, kind="all-reduce")
+    assert timed([summed]).exposed_collectives == pytest.approx(0.25 * bare.products)
+
+
+@pytest.mark.parametrize("reach", [2, 8, 9, 16])
+def test_a_collective_runs_on_the_link_if_its_devices_fill_one_node(reach):
+    device = hardware("h100")
+    expected = device.link_bandwidth if reach <= 8 else device.network_bandwidth
+    assert bandwidth(device, reach) == expected

@@ -1,0 +1,182 @@
+"""What a decoding step costs: FLOPs against the programs themselves, bytes against live buffers."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig, load_config
+from lrkv_jax.kernels import angles, online
+from lrkv_jax.lab.bench.problems import make_problem, with_kernel
+from lrkv_jax.lab.plan.live_cache import measure_cache
+from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
+from lrkv_jax.models.accounting.serving import attention_flops
+
+H, K = 4, 16
+ENTRIES = {
+    "mha": MHA(),
+    "gqa": GQA(kv_heads=2),
+    "mqa": MQA(),
+    "mla": MLA(latent=24, rope_width=8),
+    "mla-no_rope_key": MLA(latent=24, rope_width=0),
+    "mla-full": MLA(latent=24, rope="full"),
+    # A multiple of 8 is cached without padding, which a program multiplies like anything else.
+    "lrkv-shared": LRKV(rank=8, rope="shared"),
+    "lrkv-latent": LRKV(rank=8, rope="latent"),
+    "lrkv-full": LRKV(rank=8, rope="full"),
+    "lrkv-rank0": LRKV(rank=0),
+    "mla-rank": MLA(latent=24, rope_width=8, rank=8),
+}
+
+
+def equations(jaxpr):
+    """Every equation, inner programs included; each loop's body once."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+
+
+def products(program, *arguments) -> int:
+    """2 · multiplications of all matrix products of a program."""
+    total = 0
+    for equation in equations(jax.make_jaxpr(program)(*arguments).jaxpr):
+        if equation.primitive.name == "dot_general":
+            contracted, _ = equation.params["dimension_numbers"][0]
+            left = equation.invars[0].aval.shape
+            size = math.prod(equation.outvars[0].aval.shape)
+            total += 2 * size * math.prod(left[axis] for axis in contracted)
+    return total
+
+
+def abstract_problem(model, length):
+    """A problem of one sequence, and its arrays as shapes: nothing is compiled."""
+    made = []
+
+    def arrays():
+        made.append(make_problem(model, np.array([length], np.int32), length, "float32", 0))
+        return made[0].given, made[0].cache, made[0].lengths_B
+
+    shapes = jax.eval_shape(arrays)
+    return made[0], shapes
+
+
+def elementwise(program, *arguments) -> int:
+    """Multiplications, additions and subtractions of whole arrays."""
+    found = equations(jax.make_jaxpr(program)(*arguments).jaxpr)
+    kinds = ("mul", "add", "sub")
+    return sum(math.prod(e.outvars[0].aval.shape) for e in found if e.primitive.name in kinds)
+
+
+def mix_query(q_BTHK, up_HRK):
+    """M_h(q) [B, T, H, K, R]: rows for cos, then rows for sin."""
+    a, b = jnp.split(q_BTHK[..., None], 2, axis=-2)
+    first_HJR, second_HJR = jnp.split(up_HRK.swapaxes(1, 2), 2, axis=1)
+    cos_sin = a * first_HJR + b * second_HJR, b * first_HJR - a * second_HJR
+    return jnp.concatenate(cos_sin, axis=-2)
+
+
+def as_defined(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base, pages_BN):
+    """[cos sΘ, sin sΘ] · M_h(q) · rk_h as it stands."""
+    view_BTHSR = jnp.einsum("SK,BTHKR->BTHSR", angles_SK, mix_query(q_BTHK, up_HRK))
+    if rk_BSHR.shape[2] == 1:  # one latent for all heads
+        return jnp.einsum("BTHSR,BSR->SBTH", view_BTHSR, rk_BSHR[:, :, 0])
+    return jnp.einsum("BTHSR,BSHR->SBTH", view_BTHSR, rk_BSHR)
+
+
+def factors_of(problem, given):
+    """The rotated query, and the factors [H, R, K] that take the latents to keys."""
+    layer = problem.layer(given.weights)
+    if hasattr(layer, "up_key"):
+        C, heads, width = layer.up_key.get_value().shape
+        return given.query, jax.ShapeDtypeStruct((heads, C, width), "float32")
+    return given.query[0], layer.key_up.get_value()
+
+
+# The rest differs from these by a number.
+QUICK = {"mha", "mla", "lrkv-shared", "lrkv-full"}
+MARKED = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ENTRIES]
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_flops_of_a_step_are_the_products_of_its_program(name, monkeypatch):
+    # Products and sums of a single query on a CPU are as many as those of the matrix products.
+    monkeypatch.setattr(online, "few", lambda queries: False)
+    entry = ENTRIES[name]
+    shape = {"layers": 1, "width": H * K, "heads": H, "head_width": K, "vocabulary": 8}
+    model = ModelConfig(**shape, attention=entry, dtype="float32")
+    flops = attention_flops(model)
+    for length in (16, 48):  # fewer than a chunk: the program's loop turns once
+        problem, arguments = abstract_problem(model, length)
+
+        def program(given, cache, lengths_B, problem=problem):
+            return with_kernel(problem, given, cache, lengths_B, "xla")
+
+        made = 0
+        if name.endswith("-full"):
+            # The formula is the definition's, M_h(q) · rk_h; XLA's program compresses the angles.
+            monkeypatch.setattr(angles, "logits", as_defined)
+            made = elementwise(mix_query, *factors_of(problem, arguments[0]))
+        assert flops.at(length) == products(program, *arguments) + made
+    three = model.model_copy(update={"layers": 3})
+    assert attention_flops(three).at(48) == 3 * flops.at(48)
+
+
+def test_compressed_angles_take_a_third_of_the_products(monkeypatch):
+    """Of a layer of 128M at 1,024 tokens, in mode `full`, by XLA."""
+    model = load_config("128m", ["attention.rope=full", "model.dtype=float32"]).model
+    problem, arguments = abstract_problem(model, 1024)
+
+    def program(*arrays):
+        return products(lambda *arrays: with_kernel(problem, *arrays, "xla"), *arrays)
+
+    ours = program(*arguments)
+    monkeypatch.setattr(angles, "logits", as_defined)
+    assert ours < 0.35 * program(*arguments)
+
+
+def test_lrkv_s_extra_work_grows_with_the_cache():
+    """The paper's Table 10 says "T-dependence: none"; its own section on decoding says O(T r)."""
+    for rope, share in (("shared", 46 / 128), ("full", 46 / 128 + 46 / 2)):
+        model = load_config("128m", [f"attention.rope={rope}"]).model
+        mha = attention_flops(load_config("128m", ["attention=mha"]).model)
+        ours = attention_flops(model)
+        assert ours.per_cached_token / mha.per_cached_token == pytest.approx(1 + share)
+
+
+@pytest.mark.parametrize("variant", ["mha", "mla", "lrkv"])
+def test_a_whole_models_cache_weighs_what_the_closed_form_says(variant):
+    model = load_config("128m", [f"attention={variant}", "model.layers=3"]).model
+    measured = measure_cache(model, 2, 96)
+    assert measured.nbytes == measured.live == 2 * 96 * cache_allocated_bytes_per_token(model)
+    assert measured.bytes_per_token == cache_allocated_bytes_per_token(model)
+    arrays = {name: a for name, a in vars(measured.shapes).items() if a is not None}
+    sizes = [math.prod(a.shape) * (4 if a.dtype == "float32" else 2) for a in arrays.values()]
+    assert measured.layers * sum(sizes) == measured.nbytes
+    assert all(len(measured.shapes.AXES[n].split()) == len(a.shape) for n, a in arrays.items())
+
+
+def test_a_measured_cache_is_freed():
+    model = load_config("128m", ["attention=mqa", "model.layers=2"]).model
+    before = sum(array.nbytes for array in jax.live_arrays())
+    assert measure_cache(model, 1, 64).nbytes > 0
+    assert sum(array.nbytes for array in jax.live_arrays()) == before
+
+
+def test_buffers_that_arrays_share_are_weighed_once(monkeypatch):
+    import jax.numpy as jnp
+
+    from lrkv_jax.models.attention.base import Attention
+
+    def shares(self, batch, length, dtype):
+        one = jnp.zeros((batch, length, 5), dtype)
+        return [one, one]
+
+    monkeypatch.setattr(Attention, "init_cache", shares)
+    model = load_config("128m", ["attention=mha", "model.layers=2"]).model
+    assert measure_cache(model, 1, 64, "float32").nbytes == 2 * 64 * 5 * 4

@@ -1,0 +1,147 @@
+"""experiments/mechanism: the factorial's variants, its plan of runs, and its text."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support.variants import HEAD_WIDTH, HEADS, WIDTH, error, random_model, small
+
+from lrkv_jax.config import LRKV, load_config
+from lrkv_jax.config.attention import KINDS, entry_class
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.optim.muon import scale_by_muon
+
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
+KIND = "mechanism.variants:PerHead"
+
+
+@pytest.fixture(scope="module")
+def experiments():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXPERIMENTS)
+        yield entry_class(KIND)
+    KINDS.pop(KIND, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mechanism"]:
+        sys.modules.pop(name)
+
+
+def layer_of(attention):
+    return random_model(small(attention, layers=1)).blocks[0].attention
+
+
+def outputs(layer, x_BTD):
+    """The forward of all tokens, and the last three decoded from the cache."""
+
+    @jax.jit
+    def both(layer, x_BTD):
+        B, T, _ = x_BTD.shape
+        whole_BTD = layer(x_BTD, jnp.broadcast_to(jnp.arange(T), (B, T)))
+        cache = layer.init_cache(B, T, jnp.float32)
+        _, cache = layer.decode(x_BTD[:, :-3], cache, jnp.zeros(B, int))
+        return whole_BTD, layer.decode(x_BTD[:, -3:], cache, jnp.full(B, T - 3))[0]
+
+    return both(layer, x_BTD)
+
+
+X_BTD = np.float32(np.random.default_rng(0).standard_normal((2, 12, WIDTH)))
+
+
+@pytest.mark.parametrize("how", [{}, {"shared": True}, {"factored": True}, {"rate": 2.0}])
+def test_each_way_decodes_what_its_forward_says(experiments, how):
+    whole_BTD, decoded_BTD = outputs(layer_of(experiments(**how)), X_BTD)
+    assert error(decoded_BTD, whole_BTD[:, -3:]) <= 1e-5
+
+
+def test_both_of_the_factorial_is_lrkv_of_rank_k(experiments):
+    """The same weights give the same outputs, and both start at the same sizes."""
+    lrkv = layer_of(LRKV(rank=HEAD_WIDTH, rope="full"))
+    both = layer_of(experiments(shared=True, factored=True))
+    both.query, both.output = lrkv.query, lrkv.output
+    for name in ("key", "value"):
+        setattr(both, f"{name}_shared", getattr(lrkv, name))
+        for part in ("down", "up"):
+            ours, theirs = (getattr(layer, f"{name}_{part}") for layer in (both, lrkv))
+            own, given = ours.get_metadata(), theirs.get_metadata()
+            assert (own["std"], own["spec"].batch) == (given["std"], given["spec"].batch)
+            setattr(both, f"{name}_{part}", theirs)
+    expected_BTD = outputs(lrkv, X_BTD)[0]
+    assert error(outputs(both, X_BTD)[0], expected_BTD) <= 1e-5
+
+
+def test_a_doubled_rate_moves_a_head_s_matrix_twice_as_far(experiments):
+    plain, doubled = (layer_of(experiments(rate=rate)) for rate in (1.0, 2.0))
+    before_HDK = 0.1 * np.float32(np.random.default_rng(1).standard_normal((HEADS, WIDTH, 8)))
+    target_HDK = np.float32(np.random.default_rng(2).standard_normal((HEADS, WIDTH, 8)))
+
+    def moved(layer):
+        layer.key[...] = jnp.asarray(before_HDK / layer.config.attention.rate)
+        spec = layer.key.get_metadata()["spec"]
+        muon = scale_by_muon({"key": spec})
+
+        def loss(layer):
+            return jnp.sum((layer.matrices("key") - target_HDK) ** 2)
+
+        params, gradients = ({"key": at.key[...]} for at in (layer, jax.grad(loss)(layer)))
+        updates, _ = muon.update(gradients, muon.init(params))
+        layer.key[...] = optax.apply_updates(params, {"key": -0.01 * updates["key"]})["key"]
+        return np.asarray(layer.matrices("key")) - before_HDK
+
+    np.testing.assert_allclose(moved(doubled), 2 * moved(plain), rtol=1e-3, atol=1e-5)
+
+
+def test_a_rate_beside_a_product_is_refused(experiments):
+    with pytest.raises(LrkvError, match="attention.rate = 2.0 is of whole matrices"):
+        small(experiments(factored=True, rate=2.0))
+
+
+def test_rates_come_first_and_grow_at_an_edge_until_the_best_is_inside(experiments):
+    from mechanism import design
+
+    config = load_config(EXPERIMENTS / "mechanism/mechanism.yaml", ["attention=mha"])
+    assert set(design.VARIANTS) == set(config.variants)
+    assert config.train.total_steps == design.STEPS
+
+    def tuned(best):
+        rates = (*design.RATES, 0.0071, 0.028)
+        return {
+            (variant, rate, seed): abs(np.log(rate / best))
+            for variant in design.VARIANTS for rate in rates for seed in design.RATE_SEEDS
+        }  # fmt: skip
+
+    first = design.planned({})
+    assert len(first) == 9 * 3 * 2 and {run.steps for run in first} == {design.RATE_STEPS}
+    main = [run for run in design.planned(tuned(0.014)) if run.steps == design.STEPS]
+    assert len(main) == 54 and {run.rate for run in main} == {0.014}
+    # The best is the lowest rate: 0.0071 is asked for, and then the run's own rate is inside.
+    missing = {key: loss for key, loss in tuned(0.0101).items() if key[1] != 0.0071}
+    assert {run.rate for run in design.planned(missing)} == {*design.RATES, 0.0071}
+    assert {r.rate for r in design.planned(tuned(0.0101)) if r.steps == design.STEPS} == {0.01}
+    assert not {run.seed for run in main} & set(design.RATE_SEEDS)
+    for weights in design.CONTRASTS.values():
+        assert not sum(weights.values()) and set(weights) <= set(design.VARIANTS)
+
+
+def test_text_is_split_by_document_and_a_build_repeats_itself(experiments, tmp_path):
+    from mechanism import text
+
+    rng = np.random.default_rng(0)
+    words = [bytes(rng.integers(97, 123, 6)).decode() for _ in range(3000)]
+    kinds = {
+        kind: {f"{kind}-{n}": " ".join(rng.choice(words, 40)) for n in range(200)}
+        for kind in ("a", "b")
+    }
+    counts = text.build(kinds, tmp_path / "one", 290)
+    assert counts == text.build(kinds, tmp_path / "two", 290)
+    assert counts["a tune"]["documents"] == counts["b test"]["documents"] == 30
+    files = ["corpus/a-train.jsonl", "corpus/z-tune.jsonl", "test.jsonl", "tokenizer.json"]
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    more = kinds["a"] | {"new": "text"}
+    before, after = (text.held_out(names) for names in (kinds["a"], more))
+    assert len(set(before) ^ set(after)) <= 2  # a new document moves one at most
+    with pytest.raises(LrkvError, match="a has 90 documents: give twice 60"):
+        text.build({"a": dict(list(kinds["a"].items())[:90])}, tmp_path / "three")

@@ -1,0 +1,145 @@
+"""A line of the family from outside the package: docs/new_variant.md's own example, end to end."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from support.tiny import TINY, few_pages
+
+from lrkv_jax.cli import main
+from lrkv_jax.config import load_config
+from lrkv_jax.config.attention import KINDS
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.bench import clock, decode
+from lrkv_jax.lab.bench import train as train_bench
+from lrkv_jax.lab.bench.report import MEASURED
+from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, parameter_counts
+from lrkv_jax.models.transformer import abstract_parameters
+from lrkv_jax.training.loop import train
+
+PAGE = Path(__file__).parents[3] / "docs" / "new_variant.md"
+KIND = "tied_groups:Tied"
+SMALL = tuple(text for text in TINY if not text.startswith("variants."))
+
+
+def block(language):
+    """The page's one code block in a language."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder that holds what the page tells its reader to save, on the path and entered."""
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "tied_groups.py").write_text(block("python"))
+    (folder / "tied.yaml").write_text(block("yaml"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        yield folder
+    KINDS.pop(KIND, None)
+    sys.modules.pop("tied_groups", None)
+
+
+@pytest.fixture(scope="module")
+def lrkv(folder):
+    """A function (arguments of the command line) → nothing, in this process."""
+
+    def command(*arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["lrkv", *map(str, arguments)])
+            try:
+                main()
+            except SystemExit as stop:
+                assert not stop.code, arguments
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    """Its run, of a few steps on one device."""
+    settings = (*SMALL, *few_pages(folder), "train.steps=3", "optimizer.muon.iterations=1")
+    result = train(load_config("tied.yaml", settings), devices=jax.devices()[:1])
+    assert result.step == 3
+    return folder / "runs" / "quickstart-tied"
+
+
+def test_it_is_planned_beside_the_others(lrkv, capsys):
+    lrkv("plan", "tied.yaml", "--all", "--json")
+    plan = json.loads(capsys.readouterr().out)
+    assert "tied" in json.dumps(plan)
+    model = load_config("tied.yaml").model
+    lrkv("plan", "tied.yaml", "--all")
+    assert "tied" in capsys.readouterr().out
+    # 2 groups of one vector, where MHA's 4 heads leave two each.
+    assert cache_allocated_bytes_per_token(model, 2) == model.layers * 2 * model.head_width * 2
+    leaves = jax.tree.leaves(abstract_parameters(model))
+    assert parameter_counts(model).total == sum(leaf.size for leaf in leaves)
+
+
+@pytest.mark.slow
+def test_it_trains_evaluates_and_decodes_as_it_was_trained(run, lrkv):
+    config = load_config(run / "config.yaml")
+    assert config.model.attention.kind == KIND and config.model.attention.label == "TIED-2"
+    lrkv("evaluate", run, "--tasks", "bpb,agreement")
+    result = json.loads((run / "evaluation.json").read_text())
+    assert result["attention"] == KIND and 0 < result["bpb"]["bits_per_byte"] < 20
+    assert result["agreement"]["max_relative_error"] < 1e-5
+    assert result["agreement"]["same_greedy_token"] == 1
+    assert result["kv_cache_bytes_per_token"] == result["kv_cache_bytes_per_token_formula"]
+
+
+@pytest.mark.slow
+def test_it_stands_in_tables_and_figures(run, folder, lrkv):
+    lrkv("report", run, "--only", "table01,fig02", "--out", folder / "out")
+    (table,) = (folder / "out").rglob("table01*[!d].md")
+    assert "TIED-2" in table.read_text() and "25.0" in table.read_text()
+    assert "TIED" in (folder / "out" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_its_decoding_is_measured(run, monkeypatch):
+    monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(clock, "last_level_cache", lambda: 1 << 14)
+    settings = decode.Settings(
+        scales=("tied.yaml",), batches=(2,), lengths=(32,), implementations=("xla", "naive"),
+        samples=2,
+    )  # fmt: skip
+    rows = decode.run(settings)["rows"]
+    assert [row.name for row in rows if row.status == MEASURED] == ["mha", "tied", "tied"]
+    assert rows[-1].bytes_over_mha == 0.25 and rows[-1].error < 1e-5
+
+
+@pytest.mark.slow
+def test_its_training_step_is_measured(folder, monkeypatch):
+    monkeypatch.setattr(clock, "SIDE", {"cpu": 16})
+    settings = train_bench.Settings(
+        scales=("tied.yaml",), variants=("tied",), samples=1, depth=1,
+        overrides=(*(s for s in SMALL if "layers" not in s), "model.vocabulary=64"),
+    )  # fmt: skip
+    (row,) = train_bench.run(settings, devices=jax.devices()[:1])["rows"]
+    assert row.status == MEASURED and row.name == "tied"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("tied_groups:Tide", "tied_groups has no entry Tide: did you mean Tied?"),
+        ("tied_gruops:Tied", "there is no module tied_gruops: install it, or put its folder on"),
+        ("broken_line:Any", "importing broken_line raises ZeroDivisionError: division by zero"),
+        ("json:Any", "json has no entry Any: it defines no AttentionConfig with a name"),
+        ("tide", "kind tide is unknown: use one of mha, gqa, mqa, mla, lrkv"),
+    ],
+)
+def test_a_kind_that_is_not_there_is_one_line(folder, kind, message):
+    (folder / "broken_line.py").write_text("1 / 0")
+    with pytest.raises(LrkvError, match=re.escape(message)) as error:
+        load_config("tied.yaml", [f"variants.tied.kind={kind}"])
+    assert "\n" not in str(error.value)
+    with pytest.raises(LrkvError, match="unknown key attention.group: did you mean groups?"):
+        load_config("tied.yaml", ["attention.group=2"])

@@ -1,0 +1,50 @@
+"""RMSNorm against its formula in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lrkv_jax.models.norm import Norm, inverse_rms, rms_norm
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_rms_norm_equals_float64(eps):
+    x = np.random.default_rng(0).standard_normal((3, 5, 8))
+    inverse = 1 / np.sqrt((x**2).mean(-1) + eps)
+    np.testing.assert_allclose(inverse_rms(np.float32(x), eps), inverse, rtol=1e-6)
+    np.testing.assert_allclose(rms_norm(np.float32(x), eps), x * inverse[..., None], rtol=2e-6)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_the_gradient_equals_the_formulas(eps):
+    rng = np.random.default_rng(1)
+    x, dy = rng.standard_normal((2, 3, 5, 8))
+    # d(x/r)ᵢ/dxⱼ = δᵢⱼ/r − xᵢ xⱼ/(D r³), r² = mean(x²) + eps
+    r = np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+    truth = dy / r - x * (x * dy).mean(-1, keepdims=True) / r**3
+    pull = jax.vjp(lambda x: rms_norm(x, eps), np.float32(x))[1]
+    np.testing.assert_allclose(pull(np.float32(dy))[0], truth, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_keeps_x_as_it_is_and_a_number_a_row():
+    x = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
+    pull = jax.eval_shape(lambda x: jax.vjp(lambda x: rms_norm(x, 1e-6), x)[1], x)
+    kept = sorted((leaf.dtype.name, leaf.shape) for leaf in jax.tree.leaves(pull))
+    assert kept == [("bfloat16", (4, 8)), ("float32", (4,))]
+
+
+def test_zeros_stay_zeros_and_the_dtype_stays():
+    assert not np.any(rms_norm(jnp.zeros((2, 4)), 1e-6))
+    x = jnp.full((2, 4), 3e19, jnp.bfloat16)  # its square overflows float32's neighbour, float16
+    assert rms_norm(x / 1e10, 1e-6).dtype == jnp.bfloat16
+    assert inverse_rms(x / 1e10, 1e-6).dtype == jnp.float32
+
+
+def test_gain_multiplies_each_coordinate_and_exists_only_if_asked_for():
+    x = np.float32(np.random.default_rng(0).standard_normal((2, 4)))
+    plain, gained = Norm(4, gain=False, eps=1e-6), Norm(4, gain=True, eps=1e-6)
+    assert plain.gain is None
+    np.testing.assert_array_equal(gained(x), plain(x))
+    gained.gain[...] = jnp.array([1.0, 2.0, -3.0, 0.0])
+    np.testing.assert_allclose(gained(x), np.asarray(plain(x)) * [1, 2, -3, 0], rtol=1e-6)

@@ -1,0 +1,55 @@
+"""What a rematerialised layer keeps of cuDNN's attention; traced as if an H200 were here."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lrkv_jax.kernels.flash import cudnn
+from lrkv_jax.models.remat import CUDNN_FORWARD, rematerialised
+
+beneath = cudnn._beneath
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    version = SimpleNamespace(cudnn_get_version=lambda: 91800)
+    monkeypatch.setattr(beneath, "cuda_versions", version)
+    monkeypatch.setattr(beneath, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(beneath, "is_cuda_compute_capability_equal", lambda c: c == "9.0")
+    monkeypatch.setattr(cudnn, "gpu", lambda: cudnn.Gpu((9, 0), 91800))
+
+
+def primitives(jaxpr):
+    """The names of all primitives, those of inner programs too."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from primitives(inner)
+
+
+@pytest.mark.parametrize(
+    ("remat", "runs"), [("none", 1), ("minimal", 1), ("offload", 1), ("full", 2)]
+)
+@pytest.mark.parametrize("widths", [(64, 64), (192, 128)], ids=str)
+def test_cudnn_runs_once_unless_the_whole_layer_is_computed_again(h200, remat, runs, widths):
+    key, value = widths
+
+    def layer(x_BTHK):
+        # Something on either side that a policy may compute again.
+        q_BTHK = jnp.sin(x_BTHK)
+        out_BTHW = cudnn.causal_attention(
+            q_BTHK, 2 * q_BTHK, q_BTHK[..., :value], scale=0.1, segments_BT=None
+        )
+        return jnp.cos(out_BTHW).sum()
+
+    x_BTHK = jax.ShapeDtypeStruct((2, 128, 4, key), jnp.bfloat16)
+    traced = jax.make_jaxpr(jax.grad(rematerialised(layer, remat, unrolled=False)))(x_BTHK)
+    names = list(primitives(traced.jaxpr))
+    assert names.count(CUDNN_FORWARD) == runs
+    assert names.count(CUDNN_FORWARD.replace("fwd", "bwd")) == 1

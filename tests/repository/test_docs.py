@@ -1,0 +1,170 @@
+"""What the pages name exists: commands, options, settings, links, pictures and rooms."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from support.tiny import TINY
+
+import lrkv_jax
+from lrkv_jax.cli import app
+from lrkv_jax.config import load_config
+from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+COMMAND = typer.main.get_command(app)
+# What stands for something of the reader's: a configuration of his, or the rest of a line.
+LEFT_OUT = re.compile(r"\.\.\.|…|\bCONFIG\b|\bSETTINGS\b|\bMY_FOLDER\b")
+
+PATH = r"(?<![\w/.])(?:experiments|tests|configs|lrkv_jax|launch|docs)/[\w/.-]+\.\w+"
+TESTS = {
+    name
+    for path in (ROOT / "tests").rglob("test_*.py")
+    for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.M)
+}
+
+
+def blocks(page, *languages):
+    """The fenced blocks of a page that are in one of these languages; "" is none."""
+    text = page.read_text(encoding="utf-8")
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [body for language, body in fences if language in languages]
+
+
+def prose(page):
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def commands(page):
+    """(words after `lrkv`, whether it is a whole line) of a page's commands."""
+    for block in blocks(page, "sh", "bash", ""):
+        for line in block.replace("\\\n", " ").splitlines():
+            if re.match(r"(\S+ )*(\S*/)?lrkv ", line):
+                yield from ((words, True) for words in parts(shlex.split(line, comments=True)))
+    for code in re.findall(r"`((?:\.venv/bin/)?lrkv [^`]*)`", prose(page).replace("\n", " ")):
+        yield from ((words, False) for words in parts(shlex.split(code)))
+
+
+def parts(words):
+    """Each command line of a list of words, without redirections and environment."""
+    while words:
+        cut = next((i for i, w in enumerate(words) if w in (";", "&&", "|", ">")), len(words))
+        one, words = [w.removesuffix(";") for w in words[:cut]], words[cut + 1 :]
+        for place, word in enumerate(one):
+            if word == "lrkv" or word.endswith("/bin/lrkv"):
+                yield one[place + 1 :]
+                break
+
+
+def parsed(words):
+    """The context of a command line; fails as the command does for an unknown verb or option."""
+    command = COMMAND
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"lrkv {' '.join(words)}: no such command"
+        command, words = command.commands[words[0]], words[1:]
+    if not hasattr(command, "commands") and not command.context_settings:
+        context = COMMAND.make_context("lrkv", [], resilient_parsing=True)
+        command.make_parser(type(context)(command)).parse_args(list(words))
+    return command, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_commands_in_the_pages_exist_with_their_options_and_settings(page):
+    for words, whole in commands(page):
+        command, rest = parsed([w for w in words if w != "--debug"])
+        line = " ".join(words)
+        if not whole or words[0] not in ("train", "plan") or LEFT_OUT.search(line):
+            continue
+        config, *more = [w for w in rest if not w.startswith("-")] or [""]
+        if not config:
+            continue
+        settings = [w for w in more if "=" in w]
+        if not any(w.startswith("init_from=") for w in settings):  # its model is that of a run
+            load_config(ROOT / config if "/" in config else config, settings)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not target.startswith(("http", "#")):
+            assert (page.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_files_and_tests_that_the_pages_name_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for name in set(re.findall(PATH, text)):
+        assert (ROOT / name).exists(), name
+    for name in set(re.findall(r"`(test_\w+\.py)`", text)):
+        assert any((ROOT / "tests").rglob(name)), name
+    assert set(re.findall(r"`(test_\w+)`", text)) <= TESTS
+
+
+def test_the_first_pages_result_is_that_of_the_runs():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    tables = [(ROOT / "docs" / name).read_text() for name in ("results.md", "choosing.md")]
+    found = r"1\.\d{4} ± 0\.\d{4}|[+-]0\.\d{4} \([+-]0\.\d{4} to [+-]0\.\d{4}\)"
+    shown = re.findall(found, page.split("## Two commands")[0])
+    assert len(shown) == 9 and all(any(figure in table for table in tables) for figure in shown)
+    lrkv, mha = (
+        cache_allocated_bytes_per_token(load_config("nano_family", [f"attention={name}"]).model)
+        for name in ("lrkv_latent", "mha")
+    )
+    assert f"| `lrkv_latent`: LRKV, latents rotated (ours) | {100 * lrkv / mha:.1f} |" in page
+
+
+def test_the_index_lists_every_page():
+    linked = set(re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs/README.md").read_text()))
+    assert {path.name for path in ROOT.glob("docs/*.md")} - {"README.md"} == linked
+
+
+def test_the_first_page_fits_on_120_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_pictures_are_what_their_script_draws():
+    path = ROOT / "docs/pictures/draw.py"
+    spec = importlib.util.spec_from_file_location("draw", path)
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    for name, make in draw.PICTURES.items():
+        assert (path.parent / name).read_text(encoding="utf-8") == make()
+    drawn = {room for floor in (*draw.UPPER, *draw.LOWER) for room in floor}
+    assert drawn == rooms()
+
+
+def test_the_architecture_page_and_the_map_name_every_room():
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert {w for w in re.findall(r"`(\w+)/?`", page) if w in rooms()} == rooms()
+    (map_,) = (block for block in blocks(ROOT / "README.md", "") if block.startswith("cli "))
+    assert rooms() <= set(re.findall(r"\w+", map_))
+
+
+def rooms():
+    package = Path(lrkv_jax.__file__).parent
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    files = {path.stem for path in package.glob("*.py")}
+    return (folders | files) - {"__init__", "__main__"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_the_pages_on_python_and_on_the_engine_run(tmp_path, monkeypatch, pages):
+    monkeypatch.chdir(tmp_path)
+    settings = [*TINY, *pages, "attention=lrkv", "train.context=128"]
+    both = (ROOT / "docs" / page for page in ("python.md", "engine.md"))
+    code = "\n".join(block for page in both for block in blocks(page, "python"))
+    # Both engines of one small shape, so that the second finds the first one's programs.
+    for page, here in (
+        ('["attention=lrkv"]', repr(settings)),
+        ("length=256", "length=128"),
+        ("batch=8, length=1024, pages=64", "batch=2, length=128, pages=4"),
+    ):
+        assert page in code
+        code = code.replace(page, here)
+    exec(compile(code, "docs", "exec"), {})

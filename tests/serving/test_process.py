@@ -1,0 +1,88 @@
+"""`lrkv serve` as a process: it is told to end, it is killed, and it says what is wrong."""
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from support.command import lrkv
+from support.planted_models import plant
+from support.served import ENVIRONMENT, asks, get, post, raw, started, wait_until
+
+LONG = {"prompt": "We", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("served") / "run"
+    plant(directory, "train.context=256")
+    return directory
+
+
+@pytest.mark.faults
+def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run):
+    process, port, _ = started(run, "--batch", "2")
+    other = [sys.executable, "-m", "lrkv_jax.cli", "serve", str(run), "--port", str(port)]
+    taken = subprocess.run(other, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert taken.returncode == 2 and "Address already in use; use another --port" in taken.stderr
+
+    whole = post(port, "/v1/completions", LONG)[1]["choices"][0]["text"]
+    texts, connections = [], [raw(port, asks(LONG)) for _ in range(8)]
+    readers = [threading.Thread(target=lambda c=c: texts.append(text_of(c))) for c in connections]
+    for reader in readers:
+        reader.start()
+    wait_until(lambda: "texts_open 8.0" in get(port, "/metrics")[1])
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    for reader in readers:
+        reader.join(60)
+    assert process.returncode == 0 and texts == [whole] * 8, errors
+    with pytest.raises(ConnectionRefusedError):
+        raw(port, b"")
+
+    process, port, printed = started(run, "model.decode_cache=int8")
+    said = re.search(
+        r"int8 cache, 256 tokens .*: (\S+) nats a token \(the forward: (\S+)\)", printed
+    )
+    assert float(said[1]) == pytest.approx(float(said[2]), rel=0.01)
+    with raw(port, asks({**LONG, "stream": True})) as there:
+        assert there.recv(100).startswith(b"HTTP/1.1 200")
+        process.kill()
+        process.communicate(timeout=60)
+    process, port, _ = started(run, "--drafts", "7")
+    assert post(port, "/v1/completions", LONG)[1]["choices"][0]["text"] == whole
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert re.search(r"of \d+ tokens that were looked up \d+% were right", printed)
+
+
+def text_of(connection):
+    with connection:
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 200
+        return json.loads(answer.read())["choices"][0]["text"]
+
+
+WRONG = [
+    (["--host", "0.0.0.0"], "lets others in: give --key-file FILE"),
+    (["--key-file", "{run}"], "cannot be read as a key"),
+    (["--key-file", "/dev/null"], "is empty: write a key into it"),
+    (["--cache", "1x"], "--cache 1x: use a size, as in 512M or 2G"),
+    (["--cache", "20k"], "a request of 256 tokens needs .* bytes of cache"),
+    (["--host", "nowhere.invalid"], "no such address"),
+    (["--port", "99999"], "is not in the range 0<=x<=65535|less than or equal to 65535"),
+    (["--context", "1"], "2"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_what_cannot_be_served_is_one_line(options, message, run, capsys, monkeypatch):
+    options = [option.format(run=run) for option in options]
+    code, _, errors = lrkv(capsys, monkeypatch, "serve", run, "--port", "0", *options)
+    assert code == 2 and re.search(message, errors) and errors.count("\n") == 1

@@ -1,0 +1,520 @@
+"""What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import openai
+import pytest
+from support.command import lrkv
+from support.hand_built import calling_run
+from support.served import asks, get, idle, late, post, random_run, raw, served, wait_until
+
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference import Sampling
+from lrkv_jax.lab.bench import load as loads
+from lrkv_jax.lab.bench.load import Load
+from lrkv_jax.serving import guards
+from lrkv_jax.serving.connections import ConnectionLimits
+from lrkv_jax.serving.metrics import COMPILED
+from lrkv_jax.serving.server import serving
+from lrkv_jax.serving.service import Limits
+
+TOKENIZER = load_tokenizer("sotu-4096")
+SPEECH = "We the people of the United States have a duty to the world and to our children"
+WORDS = SPEECH.split()
+
+
+@pytest.fixture(scope="module")
+def service():
+    return served(random_run())
+
+
+@pytest.fixture(scope="module")
+def port(service):
+    with serving(service) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def client(port):
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+    ) as client:
+        yield client
+
+
+def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, service):
+    run = service.run
+    asked = {"model": "tiny", "prompt": "My fellow", "max_tokens": 40, "temperature": 0}
+    whole = client.completions.create(**asked, logprobs=2, echo=True)
+    (choice,) = whole.choices
+    assert choice.text == "My fellow" + run.generate("My fellow", 40, sampling=Sampling())
+    assert choice.finish_reason == "length" and whole.usage.completion_tokens == 40
+
+    told = choice.logprobs
+    ids = [*run.ids("My fellow"), *told_ids(client, asked)]
+    logits_TV = np.asarray(run.model(ids), np.float64)
+    log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
+    expected = log_p_TV[np.arange(len(ids) - 1), ids[1:]]
+    np.testing.assert_allclose(told.token_logprobs, expected, atol=1e-5)
+    assert all(len(tops) == 2 for tops in told.top_logprobs)
+    for token, start in zip(told.tokens, told.text_offset, strict=True):
+        assert token.startswith(("token_id:", "bytes:")) or choice.text[start:].startswith(token)
+
+    events = list(
+        client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    assert "My fellow" + "".join(e.choices[0].text for e in events[:-1]) == choice.text
+    assert len(events) > 3 and events[-1].usage == whole.usage
+    assert sum(event.choices[0].tokens for event in events[:-1]) == 40
+    stop = choice.text[30:34]
+    cut = client.completions.create(**asked, stop=[stop, "\u0000"])
+    assert "My fellow" + cut.choices[0].text == choice.text[: choice.text.index(stop, 9)]
+    assert cut.choices[0].finish_reason == "stop" and cut.choices[0].stop_reason == stop
+    assert cut.usage.completion_tokens < 40
+
+    seeded = client.completions.create(model="tiny", prompt="We", max_tokens=9, n=3, seed=5)
+    assert len({c.text for c in seeded.choices}) == 3 and [c.index for c in seeded.choices] == [
+        0,
+        1,
+        2,
+    ]
+    same = client.completions.create(model="tiny", prompt="We", max_tokens=9, n=2, seed=seeded.seed)
+    assert [c.text for c in same.choices] == [c.text for c in seeded.choices[:2]]
+
+
+def told_ids(client, asked):
+    reply = client.completions.create(**asked, extra_body={"return_token_ids": True})
+    return reply.choices[0].token_ids
+
+
+def test_a_chat_is_answered_with_the_calculator():
+    service = served(calling_run(), "calls")
+    with (
+        serving(service, "secret") as port,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="secret") as client,
+    ):
+        asked = {"model": "calls", "messages": [{"role": "user", "content": "How much?"}]}
+        answer = client.chat.completions.create(
+            **asked, temperature=0, logprobs=True, top_logprobs=1
+        )
+        (choice,) = answer.choices
+        assert choice.message.content == "<<4*5=20>>." and choice.finish_reason == "stop"
+        tokens = [entry.token for entry in choice.logprobs.content]
+        assert tokens[0].startswith("token_id:") and tokens[1:4] == ["4", "*", "5"]
+        # The calculator's tokens are certain; the model's own are likely.
+        log_p = [entry.logprob for entry in choice.logprobs.content]
+        assert all(p == 0.0 for p in log_p[5:8]) and all(-0.1 < p <= 0 for p in log_p)
+        events = list(client.chat.completions.create(**asked, temperature=0, stream=True))
+        assert events[0].choices[0].delta.role == "assistant"
+        assert "".join(e.choices[0].delta.content or "" for e in events) == "<<4*5=20>>."
+        said = [
+            {"role": "assistant", "content": "<<4*5=20>>."},
+            {"role": "user", "content": "And?"},
+        ]
+        more = {
+            **asked,
+            "messages": [{"role": "system", "content": "Count."}, *asked["messages"], *said],
+        }
+        assert client.chat.completions.create(**more).choices[0].message.content == "<<4*5=20>>."
+        for key in ("", "wrong", "sécret"):
+            status, body, _ = post(
+                port, "/v1/completions", {}, authorization=f"Bearer {key}".encode()
+            )
+            assert status == 401 and body["error"]["code"] == "invalid_api_key"
+        assert (
+            get(port, "/health")[0] == get(port, "/")[0] == 200 and get(port, "/metrics")[0] == 401
+        )
+
+
+WRONG = [
+    ("/v1/completions", {"prompt": "a", "max_token": 3}, 400, "max_token"),
+    ("/v1/completions", {"prompt": "a", "model": "gpt-5"}, 404, "model"),
+    ("/v1/completions", {"prompt": {"a": 1}}, 400, "prompt"),
+    ("/v1/completions", {"prompt": [[1], []]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": [1, 99999]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 300}, 400, "prompt"),
+    ("/v1/completions", {"prompt": "a " * 5000}, 400, "prompt"),
+    ("/v1/completions", {"prompt": "a", "stop": ["x"] * 1_000_000}, 413, None),
+    ("/v1/completions", {"prompt": "a", "stop": ["x"] * 100}, 400, "stop"),
+    ("/v1/completions", {"prompt": "a", "temperature": "warm"}, 400, "temperature"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, None),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"5000": 1}}, 400, None),
+    ("/v1/completions", {"prompt": ["a"] * 65, "max_tokens": 1}, 400, "prompt"),
+    ("/v1/completions", {"prompt": ["a"] * 33, "n": 2, "max_tokens": 1}, 400, "prompt"),
+    ("/v1/completions", {"prompt": [[1]] * 400_000, "n": 16}, 400, None),
+    ("/v1/completions", {"prompt": "a" * 1_000_000}, 400, "prompt"),
+    ("/v1/completions", {"prompt": ["a", 3]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": None}, 400, "prompt"),
+    ("/v1/completions", {"prompt": "a", "min_tokens": 2**31}, 400, "min_tokens"),
+    ("/v1/completions", {"prompt": "a", "min_tokens": 2**31 - 1}, 400, None),
+    ("/v1/completions", {"prompt": "a", "min_tokens": 17}, 400, None),
+    ("/v1/completions", {"prompt": "a", "top_k": 2**31}, 400, "top_k"),
+    ("/v1/completions", {"prompt": "a", "seed": 2**63}, 400, "seed"),
+    ("/v1/completions", {"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, None),
+    ("/v1/completions", {"prompt": "a", "logit_bias": dict.fromkeys(range(301), 1)}, 400, None),
+    ("/v1/completions", {"prompt": "a", "best_of": 2}, 400, None),
+    ("/v1/completions", {"prompt": "a", "use_beam_search": True}, 400, None),
+    ("/v1/completions", {"prompt": "a", "guided_regex": "a+"}, 400, "guided_regex"),
+    ("/v1/completions", {"prompt": "a", "stop_token_ids": ["x"] * 500_000}, 400, "stop_token_ids"),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}] * 5000}, 400, "messages.0.content"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": 3}]},
+        400,
+        "messages.0.content",
+    ),
+    ("/v1/chat/completions", {"messages": "x", "tools": [{"type": "function"}]}, 400, None),
+    ("/detokenize", {"tokens": ["x"] * 500_000}, 400, "tokens.0"),
+    ("/v1/chat/completions", {"messages": []}, 400, "messages"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "tool", "content": "a"}]},
+        400,
+        "messages.0.role",
+    ),
+    ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, None),
+    ("/v1/chat/completions", {"messages": 7, "tools": []}, 400, "messages"),
+    ("/v1/completions", b'{"prompt": "\xff"}', 400, None),
+    ("/v1/completions", b"[" * 100_000, 400, None),
+    ("/v1/completions", b"[" * 10_000, 400, None),
+    ("/v1/completions", {"prompt": "a", "logit_bias": 3}, 400, "logit_bias"),
+    ("/v1/completions", {"prompt": "a", **{str(i): 1 for i in range(100_000)}}, 400, None),
+    # Brackets in a text are text.
+    ("/v1/completions", {"prompt": "a", "stop": "[{" * 100_000}, 400, "stop"),
+    ("/v1/completions", b"", 400, None),
+    ("/v1/nothing", {}, 404, None),
+    ("/v1/models", {}, 405, None),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), WRONG)
+def test_what_is_wrong_is_told_in_openais_form(path, body, status, param, port):
+    got, answer, headers = post(port, path, body)
+    assert got == status and answer["error"]["message"]
+    assert answer["error"]["param"] == param
+    assert ("retry-after" in headers) == (status == 429)
+
+
+NO_OPS = [
+    dict.fromkeys(("stop", "top_k", "min_p", "logit_bias", "min_tokens", "ignore_eos", "best_of")),
+    dict.fromkeys(("tools", "response_format", "stream", "stream_options", "timeout", "suffix")),
+    {"repetition_penalty": 1.0, "best_of": 1, "top_k": -1, "min_p": 0, "ignore_eos": False},
+    {"tools": [], "tool_choice": "none", "user": "me", "store": False, "metadata": {"a": "b"}},
+    {"response_format": {"type": "text"}, "skip_special_tokens": True, "length_penalty": 1},
+    {"service_tier": "auto", "request_id": "x", "use_beam_search": False, "n": 1, "bad_words": []},
+]
+
+
+@pytest.mark.parametrize("more", NO_OPS)
+def test_what_clients_send_without_effect_has_none(more, port):
+    body = {"prompt": "We the people", "max_tokens": 8, "temperature": 0}
+    plain, given = (post(port, "/v1/completions", {**body, **extra}) for extra in ({}, more))
+    assert given[0] == 200 and told(given[1]) == told(plain[1])
+
+
+def test_a_repetition_penalty_is_that_of_vllm(port, service):
+    """Logits above 0 of a token that the prompt or the text has are divided, others multiplied."""
+    run, penalty = service.run, 1.7
+    body = {"prompt": "We the people of the people", "max_tokens": 12, "temperature": 0}
+    body |= {"repetition_penalty": penalty, "return_token_ids": True, "ignore_eos": True}
+    status, answer, _ = post(port, "/v1/completions", body)
+    assert status == 200
+    ids = run.ids(body["prompt"])
+    for token in answer["choices"][0]["token_ids"]:
+        logits_V = np.array(run.model(ids)[-1], np.float64)
+        seen = logits_V[sorted(set(ids))]
+        logits_V[sorted(set(ids))] = np.where(seen > 0, seen / penalty, seen * penalty)
+        assert token == logits_V.argmax()
+        ids.append(token)
+    plain = post(port, "/v1/completions", {**body, "repetition_penalty": 1})[1]
+    assert plain["choices"][0]["token_ids"] != answer["choices"][0]["token_ids"]
+
+
+def test_a_full_server_says_so_before_an_echo_begins(port, service):
+    was = service.limits
+    try:
+        service.limits = Limits(texts=1, tokens=10**6)
+        body = {"prompt": "We", "max_tokens": 2, "n": 2}
+        body = {**body, "n": 1, "echo": True, "stream": True}
+        service.texts += 1
+        status, answer, headers = post(port, "/v1/completions", body)
+        assert status == 429 and answer["error"]["code"] == "overloaded"
+        assert headers["retry-after"] == "1"
+    finally:
+        service.texts -= 1
+        service.limits = was
+
+
+def test_one_address_shuts_no_other_out(service):
+    """It may have three quarters of what is open; another's text comes after its present one."""
+    with serving(served(service.run)) as port:
+        long = {"prompt": "We", "max_tokens": 60, "n": 16, "ignore_eos": True, "priority": -9}
+        many = [raw(port, asks(long)) for _ in range(3)]
+        wait_until(lambda: "texts_open 48.0" in get(port, "/metrics")[1])
+        short = {"prompt": "We", "max_tokens": 2}
+        status, answer, _ = post(port, "/v1/completions", short)
+        assert status == 429 and "48 texts of yours are open" in answer["error"]["message"]
+        with raw(port, asks(short), source="127.0.0.2") as other:
+            assert other.recv(100).startswith(b"HTTP/1.1 200")
+            # Of 48 texts 4 are decoded together, and the other's came among the next ones.
+            assert float(value(port, "texts_open")) >= 32
+        for one in many:
+            one.close()
+
+
+def value(port, name):
+    return re.search(rf"^lrkv_{name} (\S+)$", get(port, "/metrics")[1], re.MULTILINE)[1]
+
+
+def test_a_host_that_is_not_this_server_is_refused_and_every_answer_has_an_id(service):
+    hosts = guards.allowed_hosts("127.0.0.1", "127.0.0.1", "models.lab")
+    with serving(served(service.run), hosts=hosts, origins=["https://a.org"]) as port:
+        for host in (f"127.0.0.1:{port}", "localhost", "[::1]:80", "MODELS.lab:99"):
+            assert get(port, "/live", host=host)[0] == 200
+        for host in ("evil.org", f"evil.org:{port}", "", "127.0.0.1.evil.org"):
+            assert get(port, "/live", host=host)[0] == 421
+        status, answer, headers = post(port, "/v1/completions", {}, host="evil.org")
+        assert status == 421 and "--allowed-hosts" in answer["error"]["message"]
+        for given, right in (("abc-1", "abc-1"), ("a b", None), ("x" * 129, None)):
+            _, _, headers = post(port, "/v1/completions", {}, **{"x-request-id": given})
+            assert headers["x-request-id"] == right or (right is None and headers["x-request-id"])
+        headers = post(port, "/v1/completions", {}, origin="https://a.org")[2]
+        assert headers["access-control-allow-origin"] == "https://a.org"
+        headers = post(port, "/v1/completions", {}, origin="https://b.org")[2]
+        assert "access-control-allow-origin" not in headers
+    assert guards.allowed_hosts("0.0.0.0", "0.0.0.0", None) is None
+    # No address of this machine needs a key, so that each has the check.
+    assert "127.0.0.2" in guards.allowed_hosts("127.0.0.2", "127.0.0.2", None)
+    assert guards.allowed_hosts("127.0.0.1", "localhost", "*") is None
+
+
+def test_idle_connections_make_room_and_end(service):
+    limits = ConnectionLimits(total=40, each=30, head=1.5)
+    with serving(served(service.run), limits=limits) as port:
+        idle_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        idle_ones += [raw(port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")]
+        began = time.monotonic()
+        for source in ("127.0.0.1", "127.0.0.2"):
+            with socket.create_connection(
+                ("127.0.0.1", port), timeout=5, source_address=(source, 0)
+            ) as other:
+                other.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert other.recv(100).startswith(b"HTTP/1.1 200")
+        assert time.monotonic() < began + 1
+        assert post(port, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+        for one in idle_ones:
+            one.settimeout(10)
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(100) == b""
+            one.close()
+        assert time.monotonic() < began + 8
+
+
+def test_openais_client_raises_what_it_has_for_each(client):
+    with pytest.raises(openai.BadRequestError, match="max_token is not known here"):
+        client.completions.create(model="tiny", prompt="a", extra_body={"max_token": 3})
+    with pytest.raises(openai.NotFoundError, match="use tiny"):
+        client.completions.create(model="gpt-5", prompt="a")
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_connections_that_never_say_all_cost_nothing(port):
+    there = [raw(port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n") for _ in range(20)]
+    there += [raw(port, asks({"prompt": "a"})[:-3]) for _ in range(20)]
+    odd = [b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"a" * 200_000, b"\x16\x03\x01\x02"]
+    for data in odd:
+        with raw(port, data) as one:
+            assert one.recv(100).startswith((b"HTTP/1.1 4", b""))
+    assert post(port, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+    for one in there:
+        one.close()
+
+
+def test_a_client_that_goes_away_leaves_its_pages_in_whatever_phase(port, service):
+    long = {
+        "prompt": "the people " * 60,
+        "max_tokens": 100,
+        "n": 4,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    for whole in (False, True):
+        # Four decode; the others wait for a row.
+        there = [raw(port, asks({**long, "stream": not whole})) for _ in range(5)]
+        wait_until(lambda: service.texts == 20)
+        there.pop().close()  # in the queue
+        wait_until(lambda: service.texts == 16)
+        if not whole:
+            while b"data:" not in there[0].recv(4096):
+                pass
+        for one in there:
+            one.close()
+        wait_until(lambda: idle(service))
+    reset = raw(port, asks(long))  # while its prompt is read, at the latest
+    reset.close()
+    wait_until(lambda: idle(service))
+    aborted = [line for line in get(port, "/metrics")[1].splitlines() if "aborted_total" in line]
+    assert float(aborted[-1].split()[1]) >= 10
+
+
+def asked(number):
+    """A request of any kind; a third of them begin alike, a third draw."""
+    rng = np.random.default_rng(number)
+    words = " ".join(rng.choice(WORDS, rng.integers(1, 60)))
+    body = {
+        "prompt": words,
+        "max_tokens": int(rng.integers(1, 60)),
+        "temperature": 0,
+        "seed": number,
+    }
+    if number % 3 == 0:
+        body["prompt"] = " ".join(WORDS * 6) + words
+    if number % 3 == 1:
+        body |= {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.5, "n": 2}
+    if number % 4 == 0:
+        body["logprobs"] = 2
+    if number % 5 == 0:
+        body["stop"] = ["the", "a b"]
+    return body
+
+
+def told(body):
+    return [(c["text"], c["logprobs"], c["finish_reason"]) for c in body["choices"]]
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [pytest.param(30, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.nights)],
+)
+def test_a_crowd_gets_what_each_gets_alone_and_nothing_is_left(requests, port, service):
+    """Some are cancelled, some malformed, and some readers are slow."""
+    crowd(requests, port, service)
+
+
+@pytest.mark.nights
+def test_a_crowd_of_texts_with_drafts_gets_what_each_gets_alone_and_nothing_is_left():
+    service = served(random_run(), drafts=7)
+    with serving(service) as port:
+        crowd(2000, port, service)
+    assert service.runner.engine.calls.accepted > 1000
+
+
+def crowd(requests, port, service):
+    alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
+    before = COMPILED.count, threading.active_count(), open_files()
+
+    def one(number):
+        rng = np.random.default_rng([7, number])
+        if number % 20 == 9:
+            with raw(port, asks({**asked(number % 12), "stream": True})) as there:
+                while there.recv(int(rng.integers(1, 100))):
+                    time.sleep(0.01)
+            return None
+        if number % 10 == 3:
+            there = raw(port, asks({**asked(number % 12), "stream": True}))
+            time.sleep(rng.uniform(0, 0.2))
+            return there.close()
+        if number % 10 == 6:
+            assert post(port, "/v1/completions", {"prompt": 3})[0] == 400
+            return None
+        if number % 10 == 8:  # whatever the engine's call has taken, and not given back yet
+            assert {get(port, "/metrics")[0] for _ in range(40)} == {200}
+            return None
+        return number % 12, told(post(port, "/v1/completions", asked(number % 12))[1])
+
+    with ThreadPoolExecutor(12) as pool:
+        for answer in pool.map(one, range(requests)):
+            if isinstance(answer, tuple):
+                assert answer[1] == alone[answer[0]]
+    wait_until(lambda: idle(service))
+    assert COMPILED.count == before[0], "something was compiled after the warm-up"
+    encoders = min(32, os.cpu_count() + 4)  # asyncio's own
+    assert threading.active_count() <= before[1] + encoders and open_files() <= before[2] + 2
+    assert service.runner.faults == 0
+
+
+def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(service, port):
+    was, slow = service.limits, {"prompt": "We", "max_tokens": 250, "ignore_eos": True}
+    try:
+        service.limits = Limits(texts=1, tokens=10**6, seconds=0.8)
+        # A request's own time counts if it is shorter.
+        began = time.monotonic()
+        status, body, _ = post(port, "/v1/completions", {**slow, "timeout": 1e-3})
+        assert status == 504 and time.monotonic() < began + 0.7
+        service.texts += 1
+        status, body, _ = post(port, "/v1/completions", {"prompt": "We"})
+        service.texts -= 1
+        assert status == 429 and body["error"]["code"] == "overloaded"
+        service.runner.engine.calls.read, read = late(service.runner.engine.calls.read)
+        status, body, _ = post(port, "/v1/completions", slow)
+        assert status == 504 and body["error"]["code"] == "timeout"
+        # A step seems to take a sixteenth of 0.1 s: a call of 0.05 s has half as many.
+        assert 1 <= service.runner.engine.scheduler.steps <= 10
+        service.runner.engine.calls.read = read
+    finally:
+        service.limits = was
+    wait_until(lambda: idle(service))
+
+
+def test_calls_that_fail_are_made_again_and_an_engine_that_always_does_is_given_up():
+    service = served(random_run())
+    calls, failures = service.runner.engine.calls, []
+    start, short = calls.start, {"prompt": "We", "max_tokens": 9, "temperature": 0}
+
+    def failing(*plan):
+        if failures:
+            raise failures.pop()
+        return start(*plan)
+
+    def planted(count):
+        failures[:] = [RuntimeError("planted")] * count
+
+    with pytest.raises(Exception, match="3 times in a row"), serving(service) as port:
+        right = post(port, "/v1/completions", short)
+        calls.start = failing
+        planted(1)
+        again = post(port, "/v1/completions", short)
+        assert again[0] == 200 and told(again[1]) == told(right[1]) and service.runner.faults == 1
+        # What no call can do is given up, and others are served.
+        planted(3)
+        status, body, _ = post(port, "/v1/completions", short)
+        assert status == 500 and "3 times in a row" in body["error"]["message"]
+        again = post(port, "/v1/completions", short)
+        assert again[0] == 200 and told(again[1]) == told(right[1])
+        wait_until(lambda: idle(service))
+        # An engine that fails whatever is asked is given up.
+        planted(100)
+        statuses = [post(port, "/v1/completions", short)[0] for _ in range(2)]
+        assert statuses[0] == 500 and statuses[1] >= 500
+
+
+def test_a_load_from_outside_is_measured(port, service, tmp_path, capsys, monkeypatch):
+    load = Load(requests=12, clients=3, prompt=20, new_tokens=20, longest=200, model="tiny")
+    for shape in (load, dataclasses.replace(load, rate=200.0)):
+        found = loads.run(f"http://127.0.0.1:{port}", shape)
+        assert found["tokens"] == sum(new for _, new in loads.trace(load))
+        assert 0 < found["ttft_p50"] <= found["e2e_p50"] and found["requests"] == 12
+    url = f"http://127.0.0.1:{port}"
+    asked = ["--url", url, "--requests", 5, "--context", 256, "--rate", 100, "--out", tmp_path]
+    code, printed, _ = lrkv(capsys, monkeypatch, "bench", "serve", *asked)
+    kept = json.loads((tmp_path / "serve_load.json").read_text())
+    assert code == 0 and "first token, ms" in printed
+    assert kept["url"] == url and kept["load"]["rate"] == 100 and kept["requests"] == 5
+    assert "key" not in kept["load"]
+    with pytest.raises(LrkvError, match="12 of 12 requests failed: 404"):
+        loads.run(f"127.0.0.1:{port}", dataclasses.replace(load, model="other"))

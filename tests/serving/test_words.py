@@ -1,0 +1,59 @@
+"""Text that comes in pieces is the text that comes at once."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrkv_jax.data.chat import ChatFormat, Writer
+from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.serving.words import Words
+
+PIECES = [b"a", b"b", b"ab", b"ba", b"", "é".encode(), b"\xe6\x97", b"\xa5", b"\xf0\x9f", b"\xff"]
+
+
+def of(ids, stops=()):
+    """(the pieces of a text, the stop that ended it, the ids that were read until then)."""
+    words, pieces, read = Words(PIECES.__getitem__, stops=stops), [], 0
+    for token in ids:
+        pieces.append(words.read(token))
+        read += 1
+        if words.stopped is not None:
+            break
+        assert words.handed == len("".join(pieces)) <= words.length
+    return [*pieces, words.end()], words.stopped, read
+
+
+@given(
+    st.lists(st.integers(0, len(PIECES) - 1), max_size=30),
+    st.lists(st.text("ab\ufffdé日", min_size=1, max_size=4), max_size=3),
+)
+def test_pieces_make_the_whole_up_to_the_stop_that_is_complete_first(ids, stops):
+    whole = b"".join(PIECES[i] for i in ids).decode("utf-8", "replace")
+    ends = [
+        (whole.find(stop) + len(stop), whole.find(stop), stop) for stop in stops if stop in whole
+    ]
+    pieces, stopped, read = of(ids, stops)
+    assert "".join(pieces) == (whole[: min(ends)[1]] if ends else whole)
+    assert (stopped is None) == (not ends)
+    if stopped is not None:
+        # Nothing after the id that completed it was needed.
+        before = b"".join(PIECES[i] for i in ids[: read - 1])
+        assert not any(stop in before.decode("utf-8", "ignore") for stop in stops)
+
+
+def test_what_cannot_begin_a_stop_string_is_not_held_back():
+    words = Words(PIECES.__getitem__, stops=("abba",))
+    assert [words.read(token) for token in (0, 0, 1, 0, 1, 1)] == ["", "a", "", "ab", "", ""]
+    assert words.read(5) == "abbé" and words.end() == ""
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_call_is_written_as_it_is_when_read_at_once(answered):
+    chat = ChatFormat(load_tokenizer("sotu-4096"))
+    ids = [*chat.tokenizer.encode("So ").tolist(), chat.ids.python_start]
+    ids += [*chat.tokenizer.encode("4*5").tolist(), chat.ids.python_end]
+    ids += chat.output("20") if answered else chat.tokenizer.encode(" is").tolist()
+    writer = Writer(chat)
+    words = Words(writer.piece, writer.rest)
+    text = "".join([words.read(token) for token in ids]) + words.end()
+    assert text == chat.written(ids) == ("So <<4*5=20>>" if answered else "So <<4*5>> is")

@@ -1,0 +1,92 @@
+"""An array's fingerprint depends on its bits and their places alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprints, named
+
+# Each way of taking bits is fast once: by width, and a boolean's.
+DTYPES = [
+    "float32", "bfloat16", "uint8", "bool",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("int32", "uint32", "float16")),
+]  # fmt: skip
+
+
+def of(x) -> str:
+    return as_hex(fingerprints([jnp.asarray(x)]))[0]
+
+
+def mix(x):
+    """MurmurHash3's finaliser in Python's integers."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = (x ^ (x >> shift)) * factor % 2**32
+    return x ^ (x >> 16)
+
+
+def by_hand(values) -> str:
+    """The two sums of an array of 32 bits, in Python's integers."""
+    mixed = [mix(int(v) ^ i * 0x9E3779B1 % 2**32) for i, v in enumerate(np.ravel(values))]
+    second = [(m ^ (m >> 15)) * (m | 1) % 2**32 for m in mixed]
+    return f"{sum(mixed) % 2**32:08x}{sum(second) % 2**32:08x}"
+
+
+def test_it_is_the_sums_that_the_module_describes():
+    values = np.random.default_rng(0).integers(0, 2**32, (3, 5, 7), np.uint32)
+    assert of(values) == by_hand(values)
+    assert of(values.view(np.float32)) == by_hand(values), "a float is its bits"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_sharding_changes_it(dtype):
+    values = np.random.default_rng(1).normal(size=(8, 4, 6)) * 50
+    x = jnp.asarray(values > 0 if dtype == "bool" else values).astype(dtype)
+    expected = of(x)
+    mesh = jax.make_mesh((2, 4), ("a", "b"))
+    for spec in (P("a"), P("b", "a")):
+        placed = jax.device_put(x, NamedSharding(mesh, spec))
+        assert as_hex(fingerprints([placed])) == [expected], spec
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 31), st.integers(0, 6 * 9 - 1))
+def test_one_flipped_bit_changes_both_halves(bit, where):
+    values = np.random.default_rng(2).integers(0, 2**32, 6 * 9, np.uint32)
+    flipped = values.copy()
+    flipped[where] ^= np.uint32(1 << bit)
+    before, after = of(values.reshape(6, 9)), of(flipped.reshape(6, 9))
+    assert before[:8] != after[:8] and before[8:] != after[8:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x[::-1],
+        lambda x: np.roll(x, 1),
+        lambda x: np.roll(x, 16),
+        lambda x: np.concatenate([x[32:64], x[:32], x[64:]]),
+        lambda x: np.where(np.arange(len(x)) < 8, 0, x),
+        lambda x: x * np.where(np.arange(len(x)) == 5, -1, 1),
+    ],
+    ids=["reversed", "shifted", "shifted by a block", "swapped blocks", "zeroed", "sign"],
+)
+def test_what_moves_or_vanishes_changes_it(change):
+    values = np.random.default_rng(3).normal(size=96).astype(np.float32)
+    assert of(values) != of(change(values).astype(np.float32))
+
+
+def test_zeros_and_nothing_have_fingerprints_too():
+    # Moments start at zero, and LRKV of rank 0 has empty residuals.
+    assert of(np.zeros(4, np.float32)) != of(np.zeros(5, np.float32))
+    assert of(np.zeros((0, 3), np.float32)) == "0" * 16
+    assert of(np.float32(0.0)) != of(np.float32(-0.0))
+
+
+def test_arrays_are_named_by_their_paths():
+    tree = {"params": {"w": 1, "v": [2, 3]}, "run": {"step": 4}}
+    assert named(tree) == {"params/v/0": 2, "params/v/1": 3, "params/w": 1, "run/step": 4}

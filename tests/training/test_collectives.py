@@ -1,0 +1,221 @@
+"""The compiled step says what `docs/parallelism.md` predicts, kind by kind, and computes once.
+
+Read from the optimised HLO of the whole step on eight simulated devices.
+"""
+
+import functools
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.tiny import TINY
+
+from lrkv_jax.config import MeshConfig, load_config
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.distributed.rules import batch_sharding
+from lrkv_jax.lab.plan import hlo
+from lrkv_jax.models.transformer import with_parameters
+from lrkv_jax.training.loss import make_gradient, make_loss
+from lrkv_jax.training.state import abstract_state, resolve
+from lrkv_jax.training.step import make_train_step
+
+LAYERS = 3
+# No other axis of any array is as long as one of these.
+WIDTH, RANK = 72, 5
+SHAPE = (
+    f"model.layers={LAYERS}", f"model.width={WIDTH}", "model.vocabulary=48",
+    f"variants.lrkv.rank={RANK}", f"variants.lrkv_latent.rank={RANK}", "run_dir=unused",
+)  # fmt: skip
+
+
+def meshed(data=1, fsdp=1, context=1, tensor=1):
+    mesh = MeshConfig(data=data, fsdp=fsdp, context=context, tensor=tensor)
+    return make_mesh(mesh, jax.devices()[: data * fsdp * context * tensor])
+
+
+def configured(*overrides):
+    return resolve(load_config("configs/quickstart.yaml", [*TINY, *SHAPE, *overrides]))
+
+
+def batch_shape(config, mesh):
+    shape = (config.train.batch, config.train.context + 1)
+    return jax.ShapeDtypeStruct(shape, np.int32, sharding=batch_sharding(mesh))
+
+
+@functools.cache
+def step_text(variant, mesh_sizes, *overrides):
+    """The optimised HLO of a step."""
+    config, mesh = configured(f"attention={variant}", *overrides), meshed(*mesh_sizes)
+    with jax.set_mesh(mesh):
+        step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32))
+        lowered = step.on_leaves.lower(
+            jax.tree.leaves(abstract_state(config, mesh)), batch_shape(config, mesh)
+        )
+        return lowered.compile().as_text()
+
+
+def counted(text):
+    """Collectives of a layer's forward and backward turn, and outside the layers.
+
+    All-reduces are counted by what they sum: the compiler joins several into one.
+    """
+    counts = {"forward": Counter(), "backward": Counter(), "once": Counter()}
+    for i in hlo.collectives(text):
+        if "while/body" in i.scope and i.times == LAYERS:
+            where = "backward" if "transpose(" in i.scope else "forward"
+        else:
+            where = "once"
+        counts[where][i.kind] += 1 if i.kind != "all-reduce" else len(i.shapes)
+    return {where: dict(kinds) for where, kinds in counts.items()}
+
+
+SLOW = pytest.mark.slow
+# Weights of a layer that fsdp splits: queries, keys, values, output and two of the MLP; LRKV has
+# two more for its residuals, and two factors that are whole; MLA has its latent and rope key in
+# place of keys and values, a second query, and two whole factors.
+EXPECTED = {
+    ("mha", (1, 8, 1, 1)): {
+        "forward": {"all-gather": 6},
+        "backward": {"all-gather": 6, "reduce-scatter": 6},
+    },
+    ("lrkv_latent", (1, 2, 2, 2)): {
+        # Queries, keys, values and outputs change between heads and positions: 4 all-to-alls.
+        "forward": {"all-gather": 8, "all-to-all": 4, "all-reduce": 2},
+        # Over context the 8 and the 2 whole factors; over tensor the gradients of the attention's
+        # and the MLP's input, and those of the shared key and value.
+        "backward": {
+            "all-gather": 8, "reduce-scatter": 8, "all-to-all": 4, "all-reduce": 8 + 2 + 2 + 2,
+        },
+    },
+    ("mqa", (2, 2, 2, 1)): {
+        # One key head cannot change places: it is gathered over context, its gradient scattered.
+        "forward": {"all-gather": 6 + 2, "all-to-all": 2},
+        "backward": {"all-gather": 6, "reduce-scatter": 6 + 2, "all-to-all": 2, "all-reduce": 6},
+    },
+    # The MLP's gate is a further weight, and its two products' gradients are one sum.
+    ("mla", (1, 4, 1, 2), "model.gated=true"): {
+        "forward": {"all-gather": 8, "all-reduce": 2},
+        # The latent's and the rope key's weights are whole on every tensor shard.
+        "backward": {"all-gather": 8, "reduce-scatter": 8, "all-reduce": 2 + 2 + 2},
+    },
+    ("gqa", (2, 1, 2, 2)): {
+        # Two key heads over four shares of the query heads.
+        "forward": {"all-gather": 2, "all-to-all": 2, "all-reduce": 2},
+        "backward": {"reduce-scatter": 2, "all-to-all": 2, "all-reduce": 6 + 2},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(key, marks=() if key[0] == "mha" else SLOW, id=f"{key[0]}-{key[1]}")
+        for key in EXPECTED
+    ],
+)
+def test_a_layer_says_what_the_table_predicts(key):
+    counts = counted(step_text(*key))
+    for turn, expected in EXPECTED[key].items():
+        assert counts[turn] == expected, turn
+
+
+def test_outside_the_layers_only_tokens_the_head_and_muon_travel():
+    once = counted(step_text("mha", (1, 8, 1, 1)))["once"]
+    # All-gathers: tokens for the embedding, and the head. All-to-alls: the embedding's columns
+    # forward and backward; Muon's two shapes (D × D and D × 4D) there and back.
+    assert once["all-gather"] == 2
+    assert once["all-to-all"] == 2 + 2 * 2
+    assert once["reduce-scatter"] == 1  # of the head's gradient
+    assert "collective-permute" not in once
+    # The rest are numbers: the loss, its text's nats and bytes, the gradient's norm, the batch's
+    # fingerprint, and a norm for each of Muon's matrices.
+    sums = [i for i in hlo.collectives(step_text("mha", (1, 8, 1, 1))) if i.kind == "all-reduce"]
+    assert all(len(shape) <= 1 for i in sums for shape in i.shapes)
+
+
+@pytest.mark.parametrize(
+    ("variant", "mesh_sizes"),
+    [
+        pytest.param("mha", (1, 8, 1, 1), id="mha"),
+        pytest.param("lrkv_latent", (1, 2, 2, 2), id="lrkv", marks=SLOW),
+    ],
+)
+def test_no_weight_is_whole_outside_its_layers_turn(variant, mesh_sizes):
+    found = hlo.instructions(step_text(variant, mesh_sizes))
+    # A weight's rows are split: an axis of the whole width beside the layers' axis would be a
+    # gathered stack. Activations have both, beside the batch's axes.
+    rows, positions = 8 // (mesh_sizes[0] * mesh_sizes[1]), 32 // mesh_sizes[2]
+    stacks = {
+        shape
+        for i in found
+        for shape in i.shapes
+        # Muon's share of the residuals' factors is as many matrices as there are layers.
+        if shape[:1] == (LAYERS,) and WIDTH in shape[1:] and RANK not in shape
+    }
+    assert stacks, "the stream itself is kept for the backward pass"
+    assert all(shape[1:3] == (rows, positions) for shape in stacks), stacks
+    gathered = [i for i in found if i.kind == "all-gather" and WIDTH in i.shapes[0]]
+    assert len(gathered) > 10
+    assert {i.times for i in gathered if "head" not in i.scope} <= {LAYERS, 1}
+
+
+def flops(f, config):
+    """Of the matrix products of f(params, tokens) on one device."""
+    mesh = meshed()
+    with jax.set_mesh(mesh):
+        params = abstract_state(config, mesh).params
+        compiled = jax.jit(f).lower(params, batch_shape(config, mesh)).compile()
+    return hlo.product_flops(compiled.as_text())
+
+
+@functools.cache
+def gradient_flops(*overrides, variant="lrkv_latent"):
+    config = configured(f"attention={variant}", *overrides)
+    return flops(make_gradient(config, meshed(), np.ones(config.model.vocabulary)), config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "parts"), [("lrkv_latent", 1), ("lrkv", 2)])
+def test_nothing_is_computed_twice_unasked(variant, parts):
+    config = configured(f"attention={variant}")
+
+    def plain(params, tokens_BU):
+        model = with_parameters(config.model, params)
+        logits_BTV = model(tokens_BU[:, :-1])
+        return -jnp.mean(
+            jax.nn.log_softmax(logits_BTV) * jax.nn.one_hot(tokens_BU[:, 1:], logits_BTV.shape[-1])
+        )
+
+    D, H, K = config.model.width, config.model.heads, config.model.head_width
+    # LRKV forms each head's weights at this shape. They depend on weights alone, and are made again
+    # from the second gather: values', and keys' where they are rotated whole, 2 · D · R · K a head.
+    formed = parts * LAYERS * 2 * D * RANK * H * K
+    assert gradient_flops(variant=variant) - formed == flops(jax.grad(plain), config) > 1e8
+
+
+@pytest.mark.slow
+def test_full_rematerialisation_computes_the_layers_forward_pass_once_more():
+    config = configured("attention=mha")
+    tokens, model = config.train.batch * config.train.context, config.model
+    forward = flops(make_loss(model, meshed(), chunk=tokens), config)
+    forward -= 2 * tokens * model.width * model.vocabulary  # the head
+    # The block's last product is not needed to differentiate it.
+    forward -= 2 * tokens * model.layers * model.width * model.feed_forward_width
+    again, once = gradient_flops("train.remat=full", variant="mha"), gradient_flops(variant="mha")
+    assert again == once + forward
+
+
+def test_eight_devices_share_the_products_of_newton_schulz():
+    config = configured("attention=mha")
+    text = step_text("mha", (1, 8, 1, 1))
+    products = [i for i in hlo.instructions(text) if "muon" in i.scope and i.kind == "dot"]
+    # Three products an iteration for each of the two shapes, D × HK and D × 4D.
+    assert len(products) == 2 * 3 * config.optimizer.muon.iterations
+    # 12 matrices of attention and 6 of the MLP: 2 and 1 on each of 8 devices. The compiler drops
+    # the batch axis of the latter.
+    inner = config.model.heads * config.model.head_width
+    batches = {i.shapes[0][0] for i in products if i.shapes[0][-1] == inner}
+    assert batches == {2}
+    assert all(len(i.shapes[0]) == 2 or i.shapes[0][0] <= 2 for i in products)

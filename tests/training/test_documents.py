@@ -1,0 +1,149 @@
+"""Documents packed into one row never see each other, and targets that do not count do not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.variants import FIVE, VOCABULARY, random_params, small
+
+from lrkv_jax.config import MeshConfig
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.distributed.rules import batch_sharding
+from lrkv_jax.models.transformer import with_parameters
+from lrkv_jax.training.loss import make_gradient, make_loss
+from lrkv_jax.training.rows import RowFormat, Rows
+from lrkv_jax.training.state import resolve
+
+BOS = 0
+TWO_FAST = [
+    name if name in ("mla", "lrkv") else pytest.param(name, marks=pytest.mark.slow) for name in FIVE
+]
+LENGTHS = (7, 1, 9)  # of the documents in a row, BOS included; one is nothing but its BOS
+
+
+def one_device():
+    return make_mesh(MeshConfig(), jax.devices()[:1])
+
+
+def documents(rows=2):
+    """Rows of LENGTHS' documents: the parts of each row."""
+    rng = np.random.default_rng(3)
+    return [
+        [np.append(BOS, rng.integers(1, VOCABULARY, n - 1)) for n in LENGTHS] for _ in range(rows)
+    ]
+
+
+def nats(config, mesh, tokens, rows):
+    with jax.set_mesh(mesh):
+        loss = jax.jit(make_loss(config, mesh, chunk=16, rows=rows))
+        tokens = jax.device_put(np.asarray(tokens, np.int32), batch_sharding(mesh))
+        return np.asarray(loss(jax.tree.map(np.asarray, random_params(config)), tokens))
+
+
+@pytest.mark.parametrize("name", TWO_FAST)
+def test_a_packed_document_has_the_losses_it_has_alone(name):
+    config = small(FIVE[name], layers=2)
+    parts = documents()
+    packed = np.stack([np.concatenate(row) for row in parts])
+    how = RowFormat(bos=BOS, apart=True, restart=True)
+    got = nats(config, one_device(), packed, how)
+    model = with_parameters(config, random_params(config))
+    log_p = jax.jit(lambda model, tokens: jax.nn.log_softmax(model(tokens)))
+    start = 0
+    for length, *pair in zip(LENGTHS, *parts, strict=True):
+        # What follows a document cannot matter to it: one program for all lengths.
+        padded = np.pad(np.stack(pair), ((0, 0), (0, max(LENGTHS) - length)))
+        # Predictions within the document; its last token predicts the next one's BOS.
+        alone = np.asarray(log_p(model, padded))[:, : length - 1]
+        expected = -np.take_along_axis(alone, padded[:, 1:length, None], -1)[..., 0]
+        within = slice(start, start + length - 1)
+        np.testing.assert_allclose(got[:, within], expected, rtol=2e-5, atol=2e-5)
+        start += length
+
+
+def test_joined_documents_see_each_other():
+    config = small(FIVE["mqa"], layers=2)
+    packed = np.stack([np.concatenate(row) for row in documents()])
+    apart = nats(config, one_device(), packed, RowFormat(bos=BOS, apart=True))
+    joined = nats(config, one_device(), packed, RowFormat(bos=BOS))
+    np.testing.assert_allclose(joined[:, :6], apart[:, :6], atol=2e-5)
+    assert np.abs(joined - apart)[:, 8:].max() > 0.1
+
+
+def test_documents_stay_apart_on_a_mesh_that_splits_their_positions():
+    config = small(FIVE["lrkv"], layers=2)
+    packed = np.stack([np.concatenate(row) for row in documents(2)])
+    how = RowFormat(bos=BOS, apart=True, restart=True)
+    mesh = make_mesh(MeshConfig(data=1, fsdp=2, context=2, tensor=2))
+    np.testing.assert_allclose(
+        nats(config, mesh, packed, how), nats(config, one_device(), packed, how), atol=2e-5
+    )
+
+
+def test_rows_say_where_documents_start_and_what_counts():
+    how = RowFormat(bos=9, apart=True, restart=True, masked=True)
+    row = jnp.array([[4, 5, ~9, 6, ~7, 9, ~9, 1]])
+    here = Rows.read(row, how, 0, 7)
+    assert here.inputs_bt.tolist() == [[4, 5, 9, 6, 7, 9, 9]]
+    assert here.targets_bt.tolist() == [[5, 9, 6, 7, 9, 9, 1]]
+    assert here.counted_bt.tolist() == [[True, False, True, False, True, False, True]]
+    assert here.positions_bt.tolist() == [[0, 1, 0, 1, 2, 0, 0]]
+    assert here.segments_bt.tolist() == [[0, 0, 1, 1, 1, 2, 3]]
+    second = Rows.read(row, how, 4, 3)  # another device's share of the same row
+    assert second.positions_bt.tolist() == [[2, 0, 0]] and second.segments_bt.tolist() == [
+        [1, 2, 3]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "accumulation"),
+    [
+        ({}, 1),
+        pytest.param({"data": 2, "fsdp": 2, "context": 2}, 2, marks=pytest.mark.slow),
+    ],
+    ids=["one device", "a mesh, microbatches"],
+)
+def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny, sizes, accumulation):
+    """On a mesh and in microbatches too, where some hold fewer targets than others."""
+    config = resolve(tiny("attention=lrkv", "model.vocabulary=40", "train.context=16"))
+    rng = np.random.default_rng(5)
+    tokens = rng.integers(0, 40, (8, 17)).astype(np.int32)
+    counted = rng.random((8, 17)) < np.linspace(0, 1, 8)[:, None]  # the first row has none
+    batch = np.where(counted, tokens, ~tokens)
+    params = jax.tree.map(np.asarray, random_params(config.model))
+    token_bytes = np.arange(40)  # token 0 stands for no bytes
+
+    def plain(params):
+        log_p = jax.nn.log_softmax(with_parameters(config.model, params)(tokens[:, :-1]))
+        nll = -jnp.take_along_axis(log_p, jnp.asarray(tokens[:, 1:, None]), -1)[..., 0]
+        return jnp.sum(nll * counted[:, 1:]) / counted[:, 1:].sum(), nll
+
+    (loss, nll), grads = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
+    in_bytes = counted[:, 1:] & (tokens[:, 1:] > 0)
+    devices = jax.devices()[: 8 if sizes else 1]
+    mesh = make_mesh(MeshConfig(**sizes), devices)
+    train = config.train.model_copy(update={"accumulation": accumulation})
+    run = config.model_copy(update={"train": train})
+    with jax.set_mesh(mesh):
+        gradient = make_gradient(run, mesh, token_bytes, RowFormat(bos=BOS, masked=True))
+        (value, nats, num_bytes), got = jax.jit(gradient)(
+            params, jax.device_put(batch, batch_sharding(mesh))
+        )
+    np.testing.assert_allclose(value, loss, rtol=1e-5)
+    np.testing.assert_allclose(nats, np.sum(np.asarray(nll) * in_bytes), rtol=1e-5)
+    assert int(num_bytes) == int((tokens[:, 1:] * counted[:, 1:]).sum())
+    jax.tree.map(
+        lambda mine, exact: np.testing.assert_allclose(mine, exact, rtol=1e-3, atol=1e-5),
+        got, grads,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_batch_without_a_target_moves_nothing(tiny):
+    config = resolve(tiny("attention=mqa", "model.vocabulary=40", "train.context=16"))
+    batch = ~np.random.default_rng(5).integers(0, 40, (8, 17)).astype(np.int32)
+    mesh = one_device()
+    with jax.set_mesh(mesh):
+        gradient = make_gradient(config, mesh, np.ones(40, int), RowFormat(bos=BOS, masked=True))
+        (value, *_), grads = jax.jit(gradient)(random_params(config.model), batch)
+    assert value == 0 and all(not np.any(g) for g in jax.tree.leaves(grads))

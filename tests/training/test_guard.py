@@ -1,0 +1,127 @@
+"""No number that is not one reaches the parameters, and spikes are told by their distance."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrkv_jax.config.schema import GuardConfig
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.training import step as step_module
+from lrkv_jax.training.guard import WINDOW, GuardState, judge
+from lrkv_jax.training.state import init_state, resolve
+
+judge = jax.jit(judge, static_argnums=0)
+WATCH, SKIP = GuardConfig(spike=6.0), GuardConfig(spike=6.0, skip_spikes=True)
+
+
+def after(losses, config=WATCH, norms=None):
+    """The guard's last word, its state, and how many steps each verdict was given."""
+    state = GuardState.fresh()
+    taken = []
+    for step, loss in enumerate(losses):
+        norm = 1.0 if norms is None else norms[step]
+        take, state, height = judge(
+            config, state, jnp.int32(step), jnp.float32(loss), jnp.float32(norm)
+        )
+        taken.append(bool(take))
+    return taken, state, float(height)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.floats(0.125, 100, width=32), min_size=WINDOW, max_size=WINDOW),
+    st.floats(0, 200, width=32),
+)
+def test_a_spikes_height_is_numpys(losses, loss):
+    state = GuardState(jnp.float32(losses), jnp.int32(0), jnp.int32(0))
+    _, _, height = judge(WATCH, state, jnp.int32(WINDOW), jnp.float32(loss), jnp.float32(1))
+    median = np.median(np.float64(losses))
+    deviation = 1.4826 * np.median(np.abs(np.float64(losses) - median))
+    expected = (loss - median) / max(deviation, 1e-3 * median)
+    assert float(height) == pytest.approx(expected, rel=2e-3, abs=1e-3 * (1 + abs(expected)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_never_taken_and_counted(bad):
+    losses = [3.0, bad, 3.0, bad, bad]
+    taken, state, _ = after(losses)
+    assert taken == [True, False, True, False, False]
+    assert (int(state.skipped), int(state.in_a_row)) == (3, 2)
+    taken, state, _ = after([3.0] * 4, norms=[1.0, bad, bad, 1.0])
+    assert taken == [True, False, False, True] and int(state.in_a_row) == 0
+
+
+def test_there_is_no_spike_before_a_window_of_losses():
+    losses = [2.0] * (WINDOW - 1) + [1e9]
+    taken, _, height = after(losses, SKIP)
+    assert all(taken) and np.isnan(height)
+
+
+def test_a_spike_is_told_and_left_out_if_asked():
+    noise = 3 + 0.05 * np.random.default_rng(0).normal(size=WINDOW)
+    for config, expected in ((WATCH, True), (SKIP, False)):
+        taken, state, height = after([*noise, 4.0], config)
+        assert taken[-1] is expected and height > 6
+        assert int(state.skipped) == (not expected)
+    # What is low is no spike, however far.
+    assert after([*noise, 0.1], SKIP)[0][-1]
+
+
+def test_spikes_do_not_hide_each_other_and_a_new_level_becomes_the_normal():
+    noise = 3 + 0.05 * np.random.default_rng(1).normal(size=WINDOW)
+    taken, _, height = after([*noise, *[9.0] * 10], SKIP)
+    assert taken[-10:] == [False] * 10 and height > 50
+    taken, _, _ = after([*noise, *[9.0 + 0.01 * i for i in range(WINDOW)]], SKIP)
+    assert not taken[WINDOW] and taken[-1]
+
+
+@pytest.mark.slow
+def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was(tiny, monkeypatch):
+    """Infinite, on a mesh; tests/faults/test_numbers.py has batches of NaN on one device."""
+    axes = "mesh.fsdp=2", "mesh.tensor=2", "mesh.data=2"
+    config = resolve(tiny("model.layers=1", "model.vocabulary=64", "attention=lrkv", *axes))
+    mesh = make_mesh(config.mesh)
+    honest = step_module.make_gradient
+
+    def poisoned(*arguments):
+        gradient = honest(*arguments)
+
+        def run(params, tokens_BU, teacher):
+            value, grads = gradient(params, tokens_BU, teacher)
+            # One entry of one gradient, where the batch begins with 63.
+            leaves, tree = jax.tree.flatten(grads)
+            at = (0,) * leaves[-1].ndim
+            worst = jnp.where(tokens_BU[0, 0] == 63, np.inf, leaves[-1][at])
+            leaves[-1] = leaves[-1].at[at].set(worst)
+            return value, jax.tree.unflatten(tree, leaves)
+
+        return run
+
+    monkeypatch.setattr(step_module, "make_gradient", poisoned)
+    with jax.set_mesh(mesh):
+        step = step_module.make_train_step(config, mesh, np.ones(64, np.int32))
+        rng = np.random.default_rng(0)
+        batches = rng.integers(0, 63, (3, 8, 33), np.int32)
+        worse = batches[1].copy()
+        worse[0, 0] = 63
+
+        def run(*tokens):
+            state, seen = init_state(config, mesh), []
+            for batch in tokens:
+                state, metrics = step(state, batch)
+                kept = jax.tree.map(np.asarray, (state.params, state.opt_state))
+                seen.append((kept, metrics.floats()))
+            return seen
+
+        without, with_bad = run(batches[0], batches[2]), run(batches[0], worse, batches[2])
+    for one, other in ((with_bad[0], with_bad[1]), (without[1], with_bad[2])):
+        for a, b in zip(jax.tree.leaves(one[0]), jax.tree.leaves(other[0]), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert [m["skipped"] for _, m in with_bad] == [0, 1, 1]
+    assert np.isfinite(with_bad[1][1]["loss"]) and not np.isfinite(with_bad[1][1]["grad_norm"])
+    # The schedule, too, goes on from where it was.
+    assert with_bad[2][1]["lr_matrix"] == without[1][1]["lr_matrix"]
+    assert with_bad[2][1]["loss"] == without[1][1]["loss"]

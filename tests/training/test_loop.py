@@ -1,0 +1,197 @@
+"""A run goes on where it stopped, writes what it did, and touches nobody else's directory."""
+
+import hashlib
+import io
+import json
+import shutil
+import sys
+from types import SimpleNamespace
+
+import chex
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from support.full import full_output
+
+from lrkv_jax.config import load_config
+from lrkv_jax.distributed.stopping import Stopping
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evaluation import evaluate
+from lrkv_jax.training.checkpointing import Checkpointer
+from lrkv_jax.training.loop import train
+from lrkv_jax.training.metrics import read_metrics
+from lrkv_jax.training.restore import load_run
+from lrkv_jax.training.setup import memory_warning
+
+ONE = {"devices": jax.devices()[:1]}
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=200)
+
+
+def learnt(rows):
+    """What must be equal bit for bit: no clocks."""
+    keys = ("step", "loss", "bpb", "grad_norm", "lr_matrix", "validation_loss", "validation_bpb")
+    return [{key: row.get(key) for key in keys} for row in rows]
+
+
+def digest(directory):
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, finished_run):
+    """(configuration, directory, printed text) of a run that nothing interrupts."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    shutil.copytree(finished_run.directory, directory)
+    config = finished_run.config.model_copy(update={"run_dir": str(directory)})
+    return config, directory, finished_run.printed
+
+
+def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, whole):
+    """Also where a kill left rows past the checkpoint and a torn one, and stdout is full (A5)."""
+    stopping = Stopping()
+    stopping.due = iter([False, False, True]).__next__  # in the last step: it cuts nothing short
+    half = tiny("train.log_every=2", "train.validate_every=3", "train.profile=2:3")
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
+    stopped = train(half, until=3, stopping=stopping, console=terminal, **ONE)
+    assert (stopped.step, stopped.finished, stopped.stopped) == (3, False, False)
+    shown = terminal.file.getvalue()  # A19: "compiling" came after "compiled in"
+    assert "making the parameters ..." in shown and "restoring" not in shown
+    assert -1 < shown.find("compiling ...") < shown.find("compiled in")
+    # What TensorBoard's profile tab reads, of this start's steps alone.
+    (trace,) = (stopped.run_dir / "profile").rglob("*.xplane.pb")
+    assert trace.stat().st_size > 10_000
+    metrics = stopped.run_dir / "metrics.jsonl"
+    stray = json.dumps({**read_metrics(stopped.run_dir)[-1], "step": 4})
+    metrics.write_text(metrics.read_text() + stray + "\n" + '{"step": 5, "lo')
+    with full_output() as full:
+        resumed = train(half, console=Console(file=full), **ONE)
+    assert (resumed.step, resumed.finished) == (6, True)
+    a, b = read_metrics(whole[1]), read_metrics(resumed.run_dir)
+    assert [row["step"] for row in b] == [1, 2, 3, 4, 5, 6]
+    assert learnt(a) == learnt(b)
+    chex.assert_trees_all_equal(load_run(whole[1]).params, load_run(resumed.run_dir).params)
+
+
+def test_a_run_directory_holds_what_the_readme_says(whole):
+    config, directory, printed = whole
+    rows = read_metrics(directory)
+    assert {p.name for p in directory.iterdir()} == {
+        "config.yaml", "history.jsonl", "metrics.jsonl", "events", "checkpoints", "samples",
+    }  # fmt: skip
+    assert [r["step"] for r in rows if "validation_loss" in r] == [3, 6]
+    for row in rows:
+        assert row["tokens"] == row["step"] * 8 * 32
+        assert row["flops"] > 0 and row["tokens_per_second"] > 0 and row["mfu"] is None
+        assert 0 <= row["outside_step"] <= 1
+        assert row["lr_embedding"] == pytest.approx(15 * row["lr_matrix"])
+    assert rows[0]["loss"] == pytest.approx(np.log(4096), rel=1e-5)  # the head starts at zero
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    startup = {key: value for key, value in rows[0].items() if key.startswith("startup_")}
+    seconds = startup.pop("startup_seconds")
+    assert sum(startup.values()) == pytest.approx(seconds) and startup["startup_compile"] > 0
+    assert all("startup_seconds" not in row for row in rows[1:])
+    # The last step's whole split, and the batches of before, which can be compared (A20).
+    assert rows[-1]["validation_tokens"] > rows[2]["validation_tokens"]
+    assert rows[-1]["sampled_loss"] != rows[-1]["validation_loss"] and "sampled_loss" not in rows[2]
+    saved = load_config(directory / "config.yaml")
+    assert saved.model.dtype == "float32"
+    assert saved.model.attention == config.model.attention
+    assert (directory / "samples/step-00000006.txt").read_text().startswith("My fellow")
+    assert "step 2/6" in printed and "held out, 2 batches: CE" in printed
+    assert "held out, whole split: CE" in printed
+    with Checkpointer(directory / "checkpoints") as checkpoints:
+        manifest = checkpoints.manifest()
+    assert manifest["step"] == 6 and manifest["tokens"] == 6 * 256
+    assert manifest["config"]["model"]["width"] == 32 and "jax" in manifest["versions"]
+
+
+def test_without_wandb_its_logging_is_refused_before_anything_is_written(
+    tiny, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(LrkvError, match="pip install 'lrkv-jax.wandb.'"):
+        train(tiny("logging.wandb=true"), console=quiet(), **ONE)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_is_left_as_it_is(whole):
+    config, directory, _ = whole
+    rows = (directory / "metrics.jsonl").read_bytes()
+    console = quiet()
+    again = train(config, console=console, **ONE)
+    assert again.finished and again.step == 6
+    assert "already at step 6 of 6" in console.file.getvalue()
+    assert (directory / "metrics.jsonl").read_bytes() == rows
+
+
+def test_an_evaluation_that_cannot_be_kept_is_returned_all_the_same(whole, tmp_path):
+    """A11: it was a traceback after the work."""
+    run = shutil.copytree(whole[1], tmp_path / "copy")
+    (run / "evaluation.json").mkdir()
+    said = []
+    result = evaluate(run, tasks=["bpb"], warn=said.append)
+    last = read_metrics(run)[-1]["validation_loss"]
+    assert result["bpb"]["cross_entropy"] == pytest.approx(last)
+    before, after = said
+    assert "evaluation.json cannot be written (Is a directory): the result is printed" in before
+    assert "evaluation.json cannot be written" in after
+
+
+def test_a_directory_that_is_no_run_is_refused_and_untouched(tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.txt").write_text("years of work")
+    with pytest.raises(LrkvError, match="not a run"):
+        train(tiny(), console=quiet(), **ONE)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("mesh.data=3", "mesh.fsdp=1"), "must multiply to the number of devices, 8"),
+        (("mesh.tensor=8", "mesh.fsdp=1"), "does not divide model.heads = 4"),
+        (("model.vocabulary=512",), "set model.vocabulary=4096"),
+        (("optimizer.warmup=6",), "optimizer.warmup = 6"),
+        (("train.profile=3:2",), "train.profile = 3:2: write the first step, then the last"),
+        (("train.profile=all",), "train.profile"),
+        (("train.context=1000000",), "longer than the data"),
+        (("data.source=/nowhere/at/all",), "/nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_trained_stops_before_anything_is_written(
+    tiny, tmp_path, overrides, message
+):
+    with pytest.raises(LrkvError, match=message) as error:
+        train(tiny(*overrides), console=quiet())
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_step_that_the_memory_may_not_hold_is_warned_of_and_tried(tiny, monkeypatch):
+    monkeypatch.setattr(
+        "lrkv_jax.training.loop.memory_warning", lambda program, mesh: "it is tight"
+    )
+    console = quiet()
+    assert train(tiny(), until=1, console=console, **ONE).step == 1
+    assert "it is tight" in console.file.getvalue()
+
+
+def test_the_warning_is_of_more_bytes_than_jax_may_take():
+    N = 512
+    step = jax.jit(lambda x: (x @ x) @ x).lower(jax.ShapeDtypeStruct((N, N), np.float32)).compile()
+    needs = 3 * 4 * N * N  # what goes in, a product, what comes out
+
+    def warning(limit):
+        stats = {"bytes_limit": limit} if limit else None
+        device = SimpleNamespace(memory_stats=lambda: stats)
+        return memory_warning(step, SimpleNamespace(local_devices=[device]))
+
+    assert warning(None) is None and warning(needs + 4 * N * N) is None
+    line = warning(needs - 1)
+    assert "of each device, and JAX may take 0.00315 GB: it may run out" in line
+    assert "\n" not in line

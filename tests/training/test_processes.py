@@ -1,0 +1,126 @@
+"""A run of two processes with four devices each is the run of one process with eight."""
+
+import io
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from support.several import ends, several
+from support.tiny import TINY
+
+from lrkv_jax.config import load_config
+from lrkv_jax.training.loop import train
+from lrkv_jax.training.metrics import read_metrics
+from lrkv_jax.training.restore import load_run
+
+# Minutes each: every process traces and compiles the whole step, on the same two cores.
+pytestmark = pytest.mark.slow
+
+LIMIT = 300
+
+
+def settings(pages, run_dir, *overrides):
+    return [*TINY, "model.dtype=float32", "train.steps=10", "train.log_every=5",
+            "model.heads=8", "model.head_width=4", "train.validate_every=4", "train.save_every=4",
+            "train.keep=3", "optimizer.muon.iterations=1", *pages, f"run_dir={run_dir}",
+            *overrides]  # fmt: skip
+
+
+def train_in_one(pages, run_dir, *overrides):
+    config = load_config("configs/quickstart.yaml", settings(pages, run_dir, *overrides))
+    train(config, console=Console(file=io.StringIO()))  # on the eight devices of the tests
+    return read_metrics(run_dir)
+
+
+def in_two(pages, run_dir, *overrides):
+    arguments = settings(pages, run_dir, *overrides)
+    with several(["-m", "lrkv_jax.cli", "train", "configs/quickstart.yaml", *arguments]) as running:
+        return ends(running, LIMIT)
+
+
+def column(rows, name):
+    return np.array([row[name] for row in rows])
+
+
+def assert_alike(rows, alone):
+    """The rows of two processes are those that one process wrote first, of the same batches."""
+    assert [row["batch"] for row in rows] == [row["batch"] for row in alone][: len(rows)]
+    for name in ("loss", "bpb", "grad_norm"):
+        got, expected = column(rows, name), column(alone, name)[: len(rows)]
+        np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
+        np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+def assert_near(params, others):
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
+        # As a whole: Adam turns a rounding of an entry that has no gradient into a whole step.
+        assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, pages):
+    """The directory of a run of one process, which two repeat."""
+    folder = tmp_path_factory.mktemp("alone")
+    train_in_one(pages, folder / "run", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    return folder / "run"
+
+
+def test_two_processes_learn_what_one_learns(tmp_path, pages, alone):
+    """Both hold parts of the same sequences, and read the same rows."""
+    mesh = "mesh.fsdp=1", "mesh.tensor=8"
+    first, second = in_two(pages, tmp_path, *mesh, "train.sample_tokens=8", "train.save_every=0")
+    assert (first.code, second.code) == (0, 0), (first, second)
+    rows, expected = read_metrics(tmp_path), read_metrics(alone)
+    assert list(column(rows, "step")) == list(range(1, 11))
+    assert_alike(rows, expected)
+    assert np.ptp(column(rows, "loss")) > 1e-2, "nothing was learnt"
+    ends_at = rows[-1]["validation_loss"], expected[-1]["validation_loss"]
+    np.testing.assert_allclose(*ends_at, rtol=1e-5)
+    assert rows[-1]["validation_tokens"] == expected[-1]["validation_tokens"]
+    # Text is process 0's: the other said nothing, and nothing is there twice.
+    assert second.out == "" and second.err == ""
+    assert "2 processes" in first.out and first.out.count("step 10/10") == 1
+    assert first.out.count("first step after") == 1
+    assert len(list((tmp_path / "events").iterdir())) == 1
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["step-00000010.txt"]
+    # What two have written, one reads.
+    assert_near(load_run(tmp_path).params, load_run(alone).params)
+
+
+def test_one_process_goes_on_from_the_checkpoint_of_two(tmp_path, pages, alone):
+    """Each of the two reads rows of its own."""
+    both = in_two(pages, tmp_path, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "--until", "4")
+    assert [ended.code for ended in both] == [0, 0], both
+    rows, expected = read_metrics(tmp_path), read_metrics(alone)
+    assert len(rows) == 4
+    assert_alike(rows, expected)
+    at_4 = rows[3]["validation_loss"], expected[3]["validation_loss"]
+    np.testing.assert_allclose(*at_4, rtol=1e-5)
+    assert_near(load_run(tmp_path).params, load_run(alone, step=4).params)
+    rows = train_in_one(pages, tmp_path, "mesh.data=4", "mesh.fsdp=2")
+    assert list(column(rows, "step")) == list(range(1, 11))
+    assert_alike(rows, expected)
+
+
+def test_a_run_directory_that_is_not_shared_is_named(tmp_path, pages):
+    first, second = in_two(pages, tmp_path / "run-{process}")
+    assert (first.code, second.code) == (2, 2)
+    assert first.err.count("\n") == 1 and first.err.startswith("lrkv: process 1 on ")
+    assert str(tmp_path / "run-0") in first.err and "file system that all hosts share" in first.err
+    assert second.err == "" and first.out == second.out == ""
+
+
+def test_what_is_wrong_in_all_is_said_once(tmp_path, pages):
+    first, second = in_two(pages, tmp_path / "run", "mesh.data=3")
+    assert (first.code, second.code) == (2, 2)
+    assert first.err.count("\n") == 1 and "must multiply to the number of devices, 8" in first.err
+    assert second.err == "" and not (tmp_path / "run").exists()
+
+
+def test_a_command_of_one_process_refuses_to_be_several(tmp_path):
+    with several(["-m", "lrkv_jax.cli", "evaluate", tmp_path]) as running:
+        both = ends(running, LIMIT)
+    for ended in both:
+        assert ended.code == 2 and "lrkv evaluate runs in one process" in ended.err
+        assert ended.err.count("\n") == 1

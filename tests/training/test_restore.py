@@ -1,0 +1,87 @@
+"""A trained run answers from Python: logits of ids and of text, and text."""
+
+import contextlib
+import io
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference import Sampling
+from lrkv_jax.training import restore
+
+TEXT = "Mr. Speaker"  # after it one token is much the likeliest
+
+
+@pytest.fixture(scope="module")
+def snippet(finished_run, tmp_path_factory):
+    """(names, printed text) of the first page's snippet, run where the finished run is."""
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    folder, names, printed = tmp_path_factory.mktemp("snippet"), {}, io.StringIO()
+    (folder / "runs").mkdir()
+    (folder / "runs/quickstart-lrkv_latent").symlink_to(finished_run.directory)
+    with pytest.MonkeyPatch.context() as patch:
+        # On one device, as it was trained: its programs are training's.
+        patch.setattr(restore, "make_mesh", partial(make_mesh, devices=jax.devices()[:1]))
+        with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
+            exec(source, names)
+    return names, printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def run(snippet):
+    """The run that the snippet loaded."""
+    return snippet[0]["run"]
+
+
+def test_logits_of_text_are_those_of_its_ids_after_the_beginning_of_sequence(run):
+    ids = [run.tokenizer.bos, *run.tokenizer.encode(TEXT).tolist()]
+    logits_TV = np.asarray(run.logits(TEXT))
+    assert logits_TV.shape == (len(ids), run.config.model.vocabulary)
+    assert logits_TV.dtype == np.float32
+    np.testing.assert_array_equal(run.model(ids), logits_TV)
+    batch_BTV = np.asarray(run.model([ids, ids[:1] * len(ids)]))
+    np.testing.assert_allclose(batch_BTV[0], logits_TV, atol=1e-5)
+    # Position 0 has seen the beginning of sequence alone, in both rows.
+    np.testing.assert_allclose(batch_BTV[1, 0], logits_TV[0], atol=1e-5)
+
+
+def test_greedy_text_is_the_likeliest_token_after_the_prompt_and_seeds_draw_texts(run):
+    first = run.tokenizer.decode([int(run.logits(TEXT)[-1].argmax())])
+    assert run.generate(TEXT, 8, sampling=Sampling()).startswith(first)
+    drawn = [run.generate(TEXT, 8, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_ids_that_the_model_does_not_have_are_refused(run):
+    with pytest.raises(LrkvError, match="ids has the token id 4096"):
+        run.model([[0, 4096]])
+    with pytest.raises(LrkvError, match="ids holds float64 values"):
+        run.model([0.5])
+
+
+def test_the_first_pages_snippet_prints_text(run, snippet):
+    text, shape = snippet[1].rsplit("\n", 2)[:2]
+    assert len(text) > 20 and shape.endswith(f", {run.config.model.vocabulary})")
+
+
+def test_auto_is_what_suits_this_machine_whatever_trained_the_run(finished_run, tmp_path):
+    """A GPU's run says bfloat16 and that auto was asked for: a CPU reads it in float32."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run.directory, folder)
+    config, history = folder / "config.yaml", folder / "history.jsonl"
+    auto = '"dtype": "float32", "asked_dtype": "auto"'
+    assert auto in history.read_text()
+    config.write_text(config.read_text().replace("dtype: float32", "dtype: bfloat16", 1))
+    assert restore.load_run(folder).config.model.dtype == "float32"
+    overrides = ["model.dtype=bfloat16"]
+    assert restore.load_run(folder, overrides=overrides).config.model.dtype == "bfloat16"
+    history.write_text(history.read_text().replace(auto, auto.replace("auto", "bfloat16")))
+    assert restore.load_run(folder).config.model.dtype == "bfloat16"

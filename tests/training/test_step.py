@@ -1,0 +1,156 @@
+"""One step is the same whatever the mesh, the microbatches and the placement."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from lrkv_jax.config import MeshConfig
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.distributed.rules import batch_sharding
+from lrkv_jax.models.transformer import init_parameters, with_parameters
+from lrkv_jax.training.loss import make_loss
+from lrkv_jax.training.state import init_state, new_state, resolve, state_shardings
+from lrkv_jax.training.step import make_train_step
+
+VARIANTS = ("mha", "gqa", "mqa", "mla", "lrkv")
+MESHES = {
+    "1x8x1x1": {"data": 1, "fsdp": 8},
+    "2x2x2x1": {"data": 2, "fsdp": 2, "context": 2},
+    "1x2x2x2": {"data": 1, "fsdp": 2, "context": 2, "tensor": 2},
+}
+
+LONG = "model.vocabulary=64", "train.steps=20"  # whoever stops sooner finds its program compiled
+
+
+def batch(config, step=0):
+    """Tokens that count up by one to five: there is something to learn."""
+    rng = np.random.default_rng(step)
+    first, by = rng.integers(1, 60, (2, config.train.batch, 1))
+    places = np.arange(config.train.context + 1)
+    return ((first + (1 + by % 5) * places) % config.model.vocabulary).astype(np.int32)
+
+
+def losses(config, mesh, steps=5):
+    """Losses and gradient norms of the first steps, and the state after them."""
+    token_bytes_V = np.ones(config.model.vocabulary, np.int32)
+    rows = []
+    # By one program for all meshes; tests/training/test_processes.py makes a state on several devices.
+    with jax.set_mesh(alone := one_device()):
+        first = init_state(config, alone)
+    with jax.set_mesh(mesh):
+        state = jax.device_put(first, state_shardings(config, mesh))
+        step = make_train_step(config, mesh, token_bytes_V)
+        for number in range(steps):
+            tokens = jax.device_put(batch(config, number), batch_sharding(mesh))
+            state, metrics = step(state, tokens)
+            rows.append([float(metrics["loss"]), float(metrics["grad_norm"])])
+    return np.array(rows), state
+
+
+def one_device():
+    return make_mesh(MeshConfig(), jax.devices()[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
+    """LRKV on all of these meshes; tests/cli/test_commands.py has 2x2x1x2 at the real shape, and
+    tests/training/test_processes.py those of data or tensor alone. The others on one that splits by
+    every axis but data.
+
+    MLA with latents of single heads, which tensor splits, beside the common one; GQA in
+    the block of pretrained models.
+    """
+    pretrained = ["model.gated=true", "model.qk_gain=true", "model.qkv_bias=true"]
+    own = {"mla": ["attention.rank=2"], "gqa": pretrained}
+    config = resolve(tiny(*LONG, f"attention={variant}", *own.get(variant, ())))
+    alone, _ = losses(config, one_device(), 20)
+    assert alone[0, 0] - alone[-1, 0] > 0.2
+    for name in MESHES if variant == "lrkv" else ("1x2x2x2",):
+        meshed, state = losses(config, make_mesh(MeshConfig(**MESHES[name])), 20)
+        # Float32 sums in another order; the losses are about ln 64 = 4.2.
+        np.testing.assert_allclose(meshed[:5], alone[:5], rtol=2e-5, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(meshed[:, 0], alone[:, 0], rtol=1e-4, err_msg=name)
+    query = state.params["blocks"]["attention"]["query"]  # on 1x2x2x2
+    assert query.sharding.spec[1:3] == ("fsdp", "tensor")
+    assert query.addressable_shards[0].data.size == query.size // 4
+
+
+@pytest.mark.slow
+def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny):
+    """Two groups of two heads over four tensor shards: each takes its own heads' residual."""
+    groups = "attention=lrkv", "attention.kv_heads=2"
+    config = resolve(tiny(*groups, "model.vocabulary=64"))
+    alone, _ = losses(config, one_device(), 3)
+    meshed, state = losses(config, make_mesh(MeshConfig(data=2, fsdp=1, tensor=4)), 3)
+    np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
+    up = state.params["blocks"]["attention"]["key_up"]
+    assert up.addressable_shards[0].data.shape == up.shape  # whole on each
+
+
+@pytest.mark.slow
+def test_microbatches_on_a_mesh_average_to_the_whole_batch_of_one_device(tiny):
+    """Accumulated, gradients are summed over data and context once, after the last."""
+    config = *LONG, "attention=mqa"
+    alone, _ = losses(resolve(tiny(*config)), one_device(), 3)
+    mesh = make_mesh(MeshConfig(**MESHES["2x2x2x1"]))
+    meshed, _ = losses(resolve(tiny(*config, "train.accumulation=2")), mesh, 3)
+    np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_microbatches_average_to_the_whole_batch(tiny):
+    config = *LONG, "attention=mha"
+    first, _ = losses(resolve(tiny(*config)), one_device(), steps=3)
+    second, _ = losses(resolve(tiny(*config, "train.accumulation=4")), one_device(), steps=3)
+    np.testing.assert_allclose(second, first, rtol=2e-5)
+
+
+def test_the_loss_is_the_mean_over_tokens_of_the_models_own_log_probability(tiny):
+    config = resolve(tiny("model.vocabulary=64"))
+    params = jax.jit(lambda: init_parameters(config.model, 3))()
+    params = jax.tree.map(
+        lambda p: np.float32(p + 0.05 * np.cos(np.arange(p.size)).reshape(p.shape)), params
+    )
+    tokens = batch(config)
+    model = with_parameters(config.model, params)
+    logits = np.float64(jax.jit(lambda model, tokens: model(tokens))(model, tokens[:, :-1]))
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = -np.take_along_axis(log_p, tokens[:, 1:, None], -1)[..., 0]
+    mesh = one_device()
+    with jax.set_mesh(mesh):
+        got = jax.jit(make_loss(config.model, mesh, chunk=16))(params, tokens)
+    chex.assert_shape(got, (config.train.batch, config.train.context))
+    np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_moments_live_beside_their_parameter(tiny):
+    config = resolve(tiny())
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    placed = state_shardings(config, mesh)
+    state = jax.eval_shape(lambda: new_state(config))
+    chex.assert_trees_all_equal_structs(
+        jax.tree.map(lambda _: 0, placed), jax.tree.map(lambda _: 0, state)
+    )
+    by_name = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree.leaves_with_path(placed.opt_state)
+    }
+    muon = [s for n, s in by_name.items() if n.endswith("momentum.blocks.mlp.up")]
+    adam = [s for n, s in by_name.items() if n.endswith("mu.embedding.table")]
+    assert muon == [placed.params["blocks"]["mlp"]["up"]]
+    assert adam == [placed.params["embedding"]["table"]]
+    assert muon[0].spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
+
+
+@pytest.mark.slow
+def test_a_step_consumes_its_state(tiny):
+    config = resolve(tiny(*LONG, "attention=mha"))
+    mesh = one_device()
+    with jax.set_mesh(mesh):
+        state = init_state(config, mesh)
+        step = make_train_step(config, mesh, np.ones(64, np.int32))
+        after, _ = step(state, batch(config))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+    assert int(after.step) == 1

@@ -1,0 +1,143 @@
+"""On a GPU: a training step of every variant, against the same step on the CPU.
+
+`pytest -m gpu tests/training`. The CPU's step attends in float32 by another kernel (`chunked`), and is
+compiled without LLVM's optimizations. Weights are random, none zero: at initialization the output
+projections are zero, and whatever attention computes would change nothing.
+"""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from lrkv_jax.config import MeshConfig, load_config
+from lrkv_jax.distributed import xla
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.distributed.rules import batch_sharding
+from lrkv_jax.kernels import flash
+from lrkv_jax.kernels.flash import whole
+from lrkv_jax.lab.bench.lines import OWN, lines_of
+from lrkv_jax.models.transformer import abstract_parameters, specs
+from lrkv_jax.training.guard import GuardState
+from lrkv_jax.training.state import new_state, resolve, state_shardings
+from lrkv_jax.training.step import make_train_step
+
+SCALE = "128m"
+WIDTH = 192
+SMALL = (
+    "model.layers=2", f"model.width={WIDTH}", "model.heads=6", "model.head_width=64",
+    "model.feed_forward=256", "model.vocabulary=512", "model.unroll=1", "train.context=64",
+    "optimizer.warmup=0",
+)  # fmt: skip
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
+
+# Norm of a difference over the norm, the worst array. Moments are linear in the gradient: float32
+# gives 1e-6, bfloat16 2.5e-2. Newton–Schulz lifts a gradient's small directions, rounding and
+# all: the changes of the weights are 2e-4 and 0.16 apart (five variants, on a CPU).
+ALLOWED = {
+    "float32": {"loss": 1e-5, "moments": 1e-4, "changes": 2e-2},
+    "bfloat16": {"loss": 1e-2, "moments": 0.1, "changes": 0.5},
+}
+
+
+def differences(variant):
+    """(what one step here and one on the CPU differ by, what is allowed)."""
+    here = jax.local_devices()
+    if WIDTH % len(here) or here[0].platform == "cpu":  # simulated devices say nothing more
+        here = here[:1]
+    rows = f"train.batch={2 * len(here)}"
+    (line,) = lines_of(SCALE, [variant], [OWN], overrides=(*SMALL, rows))
+    subject = resolve(line.config)
+    cpu = make_mesh(MeshConfig(), jax.devices("cpu")[:1])
+    meshes = [make_mesh(MeshConfig(data=1, fsdp=len(here)), here), cpu]
+    with ThreadPoolExecutor(2) as both:
+        ours, truth = both.map(after_a_step, [subject, exact(line.config)], meshes)
+    allowed = ALLOWED[subject.model.dtype]
+    return {part: apart(ours[part], truth[part]) for part in allowed}, allowed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", load_config(SCALE).variants)
+def test_a_step_is_the_cpus(variant):
+    if jax.default_backend() != "gpu":
+        pytest.skip(f"it compares a GPU, and the backend is {jax.default_backend()}")
+    found, allowed = differences(variant)
+    assert all(found[part] <= allowed[part] for part in allowed), found
+
+
+@pytest.mark.slow
+def test_the_check_of_a_step_passes_on_a_cpu_and_finds_attention_that_is_wrong(monkeypatch):
+    found, allowed = differences("lrkv")
+    assert all(found[part] <= allowed[part] for part in allowed), found
+
+    def wrong(q, k, v, **how):
+        return whole.causal_attention(q, k * 1.01, v, **how)
+
+    monkeypatch.setitem(flash._RUN, "whole", wrong)
+    found, allowed = differences("lrkv")
+    assert found["moments"] > allowed["moments"]
+
+
+def exact(config):
+    """The run in float32, by a kernel that is plain XLA."""
+    model = config.model.model_copy(update={"dtype": "float32", "train_kernel": "chunked"})
+    muon = config.optimizer.muon.model_copy(update={"dtype": "float32"})
+    optimizer = config.optimizer.model_copy(update={"muon": muon})
+    return config.model_copy(update={"model": model, "optimizer": optimizer})
+
+
+def after_a_step(config, mesh):
+    """The loss, moments and changed weights of a step from random weights, on the host."""
+    vocabulary, train = config.model.vocabulary, config.train
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    shape = (train.batch, train.context + 1)
+    tokens_BU = np.random.default_rng(1).integers(0, vocabulary, shape, np.int32)
+    step = make_train_step(config, mesh, np.ones(vocabulary, np.int32))
+    with jax.set_mesh(mesh):
+        state = random_state(config)
+        arguments = (
+            jax.tree.leaves(jax.device_put(state, state_shardings(config, mesh))),
+            jax.device_put(tokens_BU, batch_sharding(mesh)),
+        )
+        lowered = step.on_leaves.lower(*arguments)
+        leaves, metrics = lowered.compile(FAST_COMPILE if on_cpu else xla.options(mesh))(*arguments)
+    new = step.tree.unflatten(leaves)
+    changes = jax.tree.map(lambda a, b: np.asarray(a) - b, new.params, state.params)
+    moments = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(new.opt_state)]
+    loss = np.array([metrics.floats()["loss"]])
+    return {"loss": loss, "moments": moments, "changes": jax.tree.leaves(changes)}
+
+
+def random_state(config):
+    """The state before the first step on the host, its weights N(0, 1 / fan-in)."""
+    rng = np.random.default_rng(0)
+
+    def draw(spec, leaf):
+        if spec.group == "vector":
+            return np.float32(1 + 0.3 * rng.standard_normal(leaf.shape))
+        std = 1.0 if spec.group == "embedding" else spec.fans(leaf.shape)[0] ** -0.5
+        return np.float32(std * rng.standard_normal(leaf.shape))
+
+    def zeros(leaf):
+        key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return jax.random.key(0) if key else np.zeros(leaf.shape, leaf.dtype)
+
+    state = jax.tree.map(zeros, jax.eval_shape(lambda: new_state(config)))
+    params = jax.tree.map(draw, specs(config.model), abstract_parameters(config.model))
+    # Arrays of their own: the step consumes each of them.
+    return replace(state, params=params, guard=jax.tree.map(np.array, GuardState.fresh()))
+
+
+def apart(ours, truth):
+    """The largest norm of a difference over the norm; infinite for what is not finite."""
+    worst = 0.0
+    for a, b in zip(ours, truth, strict=True):
+        a, b = np.float64(a), np.float64(b)
+        if not np.isfinite(a).all():
+            return math.inf
+        off, size = float(np.linalg.norm(a - b)), float(np.linalg.norm(b))
+        worst = max(worst, off / max(size, 1e-30))
+    return worst
