@@ -2,9 +2,9 @@
 
     python experiments/predicting.py runs/smollm2
 
-Keys and values of a run are replaced by approximations (`lrkv_jax.lab.analysis.factorisation`), fitted
-to the weights alone or to what text shows of the inputs. Each one's errors in three metrics, and
-the loss of the run's held-out texts with it, go into `--results`, a line of JSON each; what is
+Keys and values of a run are replaced by approximations (`lrkv_jax.lab.analysis.factorisation`),
+fitted to the weights alone or to what text shows of the inputs. Each one's errors in three metrics,
+and the loss of the run's held-out texts with it, go into `--results`, a line of JSON each; what is
 there is not measured again. Then two tables: how well the order of each metric's errors is that of
 the losses, and the error of one latent as wide in each layer as serves all best.
 """

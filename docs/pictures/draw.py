@@ -1,7 +1,7 @@
-"""Draw the documentation's pictures, as SVG: `python docs/pictures/draw.py` writes them beside it.
+"""Draw the documentation's picture, as SVG: `python docs/pictures/draw.py` writes it beside it.
 
 `method.svg` shows how LRKV makes a head's key and what each variant caches; its bars are computed
-from the configurations. `house.svg` shows the package's rooms, floor by floor.
+from the configurations.
 """
 
 from __future__ import annotations
@@ -15,30 +15,6 @@ HERE = Path(__file__).parent
 INK, GREY, LINE = "#1f2328", "#59636e", "#8c959f"
 SHARED, PRIVATE, PLAIN = "#0969da", "#bc4c00", "#d1d9e0"
 FONT = "font-family='Helvetica, Arial, sans-serif'"
-
-# From the top of the house to its ground: who may import whom. Each room imports from lower floors.
-UPPER = (
-    ("cli",),
-    ("quickstart", "paper", "doctor"),
-    ("bench", "plan", "sweep"),
-    ("chat", "generation", "serve"),
-    ("artefacts",),
-    ("comparison",),
-    ("evals", "analysis"),
-)
-LOWER = (
-    ("interop",),
-    ("run",),
-    ("decode", "train"),
-    ("optim", "data", "checkpoint"),
-    ("model",),
-    ("attention",),
-    ("nn",),
-    ("accounting", "sharding", "kernels"),
-    ("config", "hardware", "runtime"),
-    ("disk",),
-    ("errors",),
-)
 
 
 def text(x, y, words, *, size=14, fill=INK, anchor="start", weight="normal", style="normal"):
@@ -156,33 +132,7 @@ def method() -> str:
     return picture(860, 500, "How LRKV makes and caches the keys of a layer", parts)
 
 
-def house() -> str:
-    width, high, gap = 860, 32, 8
-    y, parts = 20, []
-    for name, floors, fill, stroke in (
-        ("upper: serves, measures and compares", UPPER, "#fff8c5", "#d4a72c"),
-        ("lower: trains and decodes", LOWER, "#ddf4ff", SHARED),
-    ):
-        height = len(floors) * (high + gap) + 34
-        parts.append(box(12, y, width - 24, height, fill="none", stroke=stroke, radius=8))
-        parts.append(text(28, y + 21, name, size=14, weight="bold", fill=INK))
-        y += 30
-        for rooms in floors:
-            each = (width - 56 - gap * (len(rooms) - 1)) / len(rooms)
-            for place, room in enumerate(rooms):
-                x = 28 + place * (each + gap)
-                parts.append(box(x, y, each, high, fill=fill, stroke=stroke))
-                parts.append(text(x + each / 2, y + 21, room, anchor="middle"))
-            y += high + gap
-        y += 14
-    parts.append(
-        text(width / 2, y + 6, "A room imports from the floors below it, never from above.",
-             size=12, anchor="middle", fill=GREY)
-    )  # fmt: skip
-    return picture(width, y + 20, "The rooms of the package, floor by floor", parts)
-
-
-PICTURES = {"method.svg": method, "house.svg": house}
+PICTURES = {"method.svg": method}
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ gain is in how a factored projection trains. Two things are added to MHA there, 
 factors; the factorial has each alone, both and neither, Muon's matrix being a head's in all four.
 
 Value of a run: bits per byte of `test`, the mean over three kinds of text (`bits_per_byte`). Seeds
-are blocks, and one model of variant and seed takes all variants (`lrkv_jax.lab.report.comparison`). With a
+are blocks, and one model of variant and seed takes all variants (`lrkv_jax.lab.report.comparison`).
+With a
 standard deviation of 0.0020 over seeds within a pair, six seeds find 0.005 with probability 0.92.
 """
 

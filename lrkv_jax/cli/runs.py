@@ -14,7 +14,7 @@ from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_b
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
 if TYPE_CHECKING:
-    from lrkv_jax.training.restore import TrainedRun
+    from lrkv_jax.inference.trained_run import TrainedRun
 
 Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")]

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.inference import Engine
+from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.models.transformer import with_parameters
-from lrkv_jax.training.restore import TrainedRun
 
 # A few roundings of float32: a model that has learnt little has many tokens this close.
 TIE = 1e-6

@@ -22,9 +22,10 @@ from lrkv_jax.evaluation.benchmark import Benchmark, BenchmarkSettings, Question
 from lrkv_jax.files import why_not, write_json
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.language_model import LanguageModel
+from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.training.checkpointing.manifest import versions
-from lrkv_jax.training.restore import TrainedRun, load_run
+from lrkv_jax.training.restore import load_run
 from lrkv_jax.training.rows import RowFormat
 from lrkv_jax.training.run_dir import read_run
 from lrkv_jax.training.validate import make_validation

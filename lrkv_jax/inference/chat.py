@@ -15,7 +15,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.answers import Answering
 from lrkv_jax.inference.request import Draw, Request
-from lrkv_jax.training.restore import TrainedRun
+from lrkv_jax.inference.trained_run import TrainedRun
 
 
 class Piece(NamedTuple):

@@ -344,8 +344,8 @@ def generate(
 ) -> list[list[int]]:
     """New token ids for each prompt of token ids, decoded together from one cache.
 
-    `params` is the nested dict of `lrkv_jax.models.transformer.parameters`. Stop tokens end a sequence and are
-    not returned. `mesh` and what is raised are as for `Engine`.
+    `params` is the nested dict of `lrkv_jax.models.transformer.parameters`. Stop tokens end a
+    sequence and are not returned. `mesh` and what is raised are as for `Engine`.
     """
     length = max((len(prompt) for prompt in prompts), default=0) + new_tokens
     engine = Engine(config, params, batch=max(1, len(prompts)), length=max(1, length), mesh=mesh)

@@ -15,7 +15,7 @@ from lrkv_jax.data.tables import read_json_lines
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.language_model import Draws, LanguageModel
-from lrkv_jax.training.restore import TrainedRun
+from lrkv_jax.inference.trained_run import TrainedRun
 
 
 def streamed(

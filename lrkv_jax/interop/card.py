@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from lrkv_jax.files import read_json
+from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.models.accounting.counts import cache_bytes_per_token, parameter_counts, with_mha
-from lrkv_jax.training.restore import TrainedRun
 
 WHOLE = """\
 The keys and values of every head are materialised in these weights. A server keeps those keys and

@@ -24,6 +24,7 @@ from lrkv_jax.config.attention import AttentionConfig
 from lrkv_jax.config.load import as_settings, config_from
 from lrkv_jax.distributed.rules import parameter_shardings
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.interop import fits
 from lrkv_jax.interop.calibration import calibrations
 from lrkv_jax.interop.fits import Calibration
@@ -32,7 +33,7 @@ from lrkv_jax.interop.texts import OWN, SECOND, Text, texts
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
-from lrkv_jax.training.restore import TrainedRun, load_run
+from lrkv_jax.training.restore import load_run
 from lrkv_jax.training.rows import RowFormat
 from lrkv_jax.training.validate import make_validation
 

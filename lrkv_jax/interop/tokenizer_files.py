@@ -20,7 +20,7 @@ from lrkv_jax.data.tokenizer import (
     make_reversible,
 )
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.training.restore import TrainedRun
+from lrkv_jax.inference.trained_run import TrainedRun
 
 # What an imported run keeps of the folder that it came from.
 KEPT = (

@@ -15,12 +15,12 @@ from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.request import Draw, check_tokens
+from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.serving.asked import Chat, Completion, Generation
 from lrkv_jax.serving.metrics import Metrics
 from lrkv_jax.serving.runner import Runner, Work
 from lrkv_jax.serving.texts import Piece, Scored, Text
 from lrkv_jax.serving.turns import SHARE, Turns
-from lrkv_jax.training.restore import TrainedRun
 
 # Seconds after which a call that has not ended is called a hang.
 HANGS = 120.0

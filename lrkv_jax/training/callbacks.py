@@ -9,9 +9,9 @@ from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import Conversation, said
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.inference import generate
+from lrkv_jax.inference.trained_run import SAMPLING
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.metrics import MetricsLog
-from lrkv_jax.training.restore import SAMPLING
 from lrkv_jax.training.resume import data_at
 from lrkv_jax.training.screen import Screen
 from lrkv_jax.training.setup import Setup

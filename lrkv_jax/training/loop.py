@@ -65,8 +65,8 @@ def train(
     `allow` names settings, or groups of them, that may be others than the run was trained with,
     though they change its result.
 
-    In a run of several processes (`lrkv_jax.distributed.start` returns `processes`) each makes the same
-    call; process 0 builds the data, and all text is written by it.
+    In a run of several processes (`lrkv_jax.distributed.start` returns `processes`) each makes the
+    same call; process 0 builds the data, and all text is written by it.
 
     Raises `LrkvError`, before anything is written, for a mesh, a model or data that do not fit,
     and for a run directory that holds another run or that another process trains in.

@@ -1,6 +1,7 @@
 """The loss of a batch and its gradient, each device with its own rows and positions.
 
-Both run in one `jax.shard_map`, manual over data, fsdp and context (`lrkv_jax.distributed.by_hand`).
+Both run in one `jax.shard_map`, manual over data, fsdp and context
+(`lrkv_jax.distributed.by_hand`).
 
 B sequences  T positions  b, t a device's  M microbatches  V vocabulary
 """

@@ -12,36 +12,21 @@ import lrkv_jax
 
 PACKAGE = Path(lrkv_jax.__file__).parent
 ROOT = PACKAGE.parent
-# What a package may have when the restructuring is done, and what of today's code becomes it.
+# The lines that each package may have when the restructuring is done.
 GOAL = {
-    "config": (1500, ["config"]),
-    "models": (2500, ["model", "nn", "attention"]),
-    "kernels": (2300, ["kernels"]),
-    "optim": (500, ["optim"]),
-    "distributed": (1500, ["sharding", "runtime"]),
-    "training": (2900, ["train", "run", "checkpoint"]),
-    "data": (3200, ["data"]),
-    "inference": (2400, ["decode", "generation", "chat"]),
-    "serving": (1600, ["serve"]),
-    "evaluation": (1700, ["evals"]),
-    "interop": (2300, ["interop"]),
-    "cli": (1300, ["cli", "__main__"]),
-    "lab": (
-        7400,
-        ["bench", "plan", "foresight", "doctor", "analysis", "artefacts", "paper", "comparison",
-         "sweep", "quickstart", "accounting", "hardware"],
-    ),
-    "": (400, ["__init__", "errors", "disk"]),
+    "config": 1500, "models": 2500, "kernels": 2300, "optim": 500, "distributed": 1500,
+    "training": 2900, "data": 3200, "inference": 2700, "serving": 1600, "evaluation": 1400,
+    "interop": 2300, "cli": 1300, "lab": 7400, "": 400,
 }  # fmt: skip
 # Today's lines; each is its goal in the end.
 NOW = {
-    "config": 2050, "models": 2147, "kernels": 2959, "optim": 475, "distributed": 1610,
-    "training": 3411, "data": 4144, "inference": 2541, "serving": 2212, "evaluation": 2164,
-    "interop": 2253, "cli": 1812, "lab": 12026, "": 236,
+    "config": 2050, "models": 2631, "kernels": 2959, "optim": 477, "distributed": 1664,
+    "training": 3345, "data": 4145, "inference": 2905, "serving": 2212, "evaluation": 1883,
+    "interop": 2255, "cli": 1812, "lab": 11498, "": 206,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
 # 20,000 and 2,000 in the end.
-ENTRIES, FILES, TESTS, EXPERIMENTS = 34, 291, 29_700, 3_400
+ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 291, 29_650, 3_450
 # Class names that stand for two or more things; none in the end.
 TWICE = {
     "Chat", "Generation", "Given", "Group", "Layout", "Limits", "Line", "Outcome", "Piece",
@@ -54,17 +39,10 @@ def lines_of(path):
     return sum(len(file.read_text().splitlines()) for file in files)
 
 
-def place(name):
-    folder = PACKAGE / name
-    return folder if folder.is_dir() else folder.with_suffix(".py")
-
-
 def test_each_package_is_within_its_budget():
-    found = {
-        name: sum(lines_of(place(part)) for part in parts if place(part).exists())
-        for name, (_, parts) in GOAL.items()
-    }
-    for name, (goal, _) in GOAL.items():
+    found = {name: lines_of(PACKAGE / name) for name in GOAL if name}
+    found[""] = sum(map(lines_of, PACKAGE.glob("*.py")))
+    for name, goal in GOAL.items():
         print(f"{name or 'top':12} {found[name]:6} of {NOW[name]:6}, in the end {goal:6}")
     assert sum(found.values()) == lines_of(PACKAGE)
     over = {name: found[name] - NOW[name] for name in GOAL if found[name] > NOW[name]}

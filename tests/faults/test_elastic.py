@@ -1,4 +1,7 @@
-"""A checkpoint of one mesh is the same bits on any other; tests/training/test_processes.py trains on."""
+"""A checkpoint of one mesh is the same bits on any other.
+
+`tests/training/test_processes.py` trains on from it.
+"""
 
 import jax
 import numpy as np

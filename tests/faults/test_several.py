@@ -87,8 +87,10 @@ def test_a_run_whose_processes_are_killed_stopped_and_raise_is_the_run_whose_do_
 @pytest.mark.faults
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_without_a_launcher_jaxs_service_ends_the_partner(sent):
-    code = "from lrkv_jax.distributed import start; import time; start(); print('up', flush=True); " \
-           "time.sleep(60)"  # fmt: skip
+    code = (
+        "import time; from lrkv_jax.distributed import start; "
+        "start(); print('up', flush=True); time.sleep(60)"
+    )
     with several(["-c", code], devices=1, LRKV_HEARTBEAT_SECONDS="4") as running:
         for process in running:
             while process.stdout.readline() != "up\n":

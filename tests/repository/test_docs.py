@@ -1,4 +1,4 @@
-"""What the pages name exists: commands, options, settings, links, pictures and rooms."""
+"""What the pages name exists: commands, options, settings, links, pictures and packages."""
 
 import importlib.util
 import re
@@ -134,22 +134,13 @@ def test_the_pictures_are_what_their_script_draws():
     spec.loader.exec_module(draw)
     for name, make in draw.PICTURES.items():
         assert (path.parent / name).read_text(encoding="utf-8") == make()
-    drawn = {room for floor in (*draw.UPPER, *draw.LOWER) for room in floor}
-    assert drawn == rooms()
 
 
-def test_the_architecture_page_and_the_map_name_every_room():
-    page = (ROOT / "docs/architecture.md").read_text()
-    assert {w for w in re.findall(r"`(\w+)/?`", page) if w in rooms()} == rooms()
-    (map_,) = (block for block in blocks(ROOT / "README.md", "") if block.startswith("cli "))
-    assert rooms() <= set(re.findall(r"\w+", map_))
-
-
-def rooms():
+def test_the_architecture_page_names_every_package():
     package = Path(lrkv_jax.__file__).parent
-    folders = {path.parent.name for path in package.glob("*/__init__.py")}
-    files = {path.stem for path in package.glob("*.py")}
-    return (folders | files) - {"__init__", "__main__"}
+    packages = {path.parent.name for path in package.glob("*/__init__.py")}
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert packages == {w for w in re.findall(r"^\| `(\w+)/`", page, re.M)}
 
 
 @pytest.mark.slow

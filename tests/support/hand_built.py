@@ -16,7 +16,7 @@ from lrkv_jax.config import load_config
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.inference.language_model import LanguageModel
-from lrkv_jax.training.restore import TrainedRun
+from lrkv_jax.inference.trained_run import TrainedRun
 
 WIDTH = 24  # of all of them, so that they share their compiled programs
 

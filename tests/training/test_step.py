@@ -35,7 +35,8 @@ def losses(config, mesh, steps=5):
     """Losses and gradient norms of the first steps, and the state after them."""
     token_bytes_V = np.ones(config.model.vocabulary, np.int32)
     rows = []
-    # By one program for all meshes; tests/training/test_processes.py makes a state on several devices.
+    # By one program for all meshes; tests/training/test_processes.py makes a state on several
+    # devices.
     with jax.set_mesh(alone := one_device()):
         first = init_state(config, alone)
     with jax.set_mesh(mesh):

@@ -1,8 +1,8 @@
 """On a GPU: a training step of every variant, against the same step on the CPU.
 
-`pytest -m gpu tests/training`. The CPU's step attends in float32 by another kernel (`chunked`), and is
-compiled without LLVM's optimizations. Weights are random, none zero: at initialization the output
-projections are zero, and whatever attention computes would change nothing.
+`pytest -m gpu tests/training`. The CPU's step attends in float32 by another kernel (`chunked`), and
+is compiled without LLVM's optimizations. Weights are random, none zero: at initialization the
+output projections are zero, and whatever attention computes would change nothing.
 """
 
 import math

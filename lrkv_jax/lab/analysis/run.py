@@ -9,6 +9,7 @@ from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.files import write_json
+from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.interop.fits import freedom, root
 from lrkv_jax.lab.analysis.activations import OnText, on_text, weighted
 from lrkv_jax.lab.analysis.diversity import (
@@ -26,7 +27,7 @@ from lrkv_jax.lab.analysis.statistics import mean
 from lrkv_jax.lab.analysis.weights import head_weights
 from lrkv_jax.models.attention.head_weights import HeadWeights
 from lrkv_jax.training.checkpointing.inspect import entries
-from lrkv_jax.training.restore import TrainedRun, load_run
+from lrkv_jax.training.restore import load_run
 from lrkv_jax.training.rows import RowFormat
 from lrkv_jax.training.run_dir import read_run
 

@@ -1,7 +1,8 @@
 """Load on an OpenAI-compatible server, from outside: how long clients wait, and what comes out.
 
-`python -m lrkv_jax.lab.bench.load URL '{"requests": 64, ...}'` prints JSON. It is a process of its own,
-so that clients take no time from the server's interpreter. Times are those of `vllm bench serve`.
+`python -m lrkv_jax.lab.bench.load URL '{"requests": 64, ...}'` prints JSON. It is a process of its
+own, so that clients take no time from the server's interpreter. Times are those of `vllm bench
+serve`.
 """
 
 from __future__ import annotations

@@ -315,9 +315,9 @@ def _waits(engine, asked, rate, seed) -> list[float]:
 
 def _http(settings, variant, of, B, config) -> list[Ratio]:
     """Tokens/s of streams over the same requests in process; in both somebody always waits."""
+    from lrkv_jax.inference.trained_run import TrainedRun
     from lrkv_jax.serving.server import serving
     from lrkv_jax.serving.service import Limits, Service
-    from lrkv_jax.training.restore import TrainedRun
 
     engine = of(B)
     clients = 2 * B

@@ -31,9 +31,10 @@ def state_of(
 ) -> State:
     """How far a point is; it is done when its last step has been evaluated on all `tasks`.
 
-    `kept` are finished runs by name that have no directory here (`lrkv_jax.lab.report.comparison.files`); one
-    of these settings counts, whatever grid named it. Raises `LrkvError` where its directory, or the
-    kept run of its name, is a run with other settings.
+    `kept` are finished runs by name that have no directory here
+    (`lrkv_jax.lab.report.comparison.files`); one of these settings counts, whatever grid named it.
+    Raises `LrkvError` where its directory, or the kept run of its name, is a run with other
+    settings.
     """
     last = point.config.train.total_steps
     if kept and point.name in kept:

@@ -82,8 +82,9 @@ def work(
 
     Jobs that run side by side share this process's cores evenly, each on its own. What a point's
     processes print goes to a file of its name in `logs`. Runs that the file `kept` holds are done,
-    and a run that ends is added to it (`lrkv_jax.lab.report.comparison.files`). On SIGINT or SIGTERM running
-    points save and end; False is then returned, and the same call resumes them later.
+    and a run that ends is added to it (`lrkv_jax.lab.report.comparison.files`). On SIGINT or
+    SIGTERM running points save and end; False is then returned, and the same call resumes them
+    later.
 
     Raises `LrkvError` before anything starts if a directory holds another run, a task is none that
     its runs can be evaluated on, or `jobs` is not from 1 to the number of cores.

@@ -1,8 +1,8 @@
 """What every variant's cache has in common: which axis is which, and how new tokens are written.
 
 A cache is a dataclass of arrays, some of them None. Its static `AXES` names the axes of each, as in
-"batch slots head_width"; `lrkv_jax.models.attention.on_mesh` splits them over a mesh by these names. Slot
-s of a sequence holds its token at position s. Its static `INT8` names the arrays whose rows
+"batch slots head_width"; `on_mesh` splits them over a mesh by these names. Slot s of a sequence
+holds its token at position s. Its static `INT8` names the arrays whose rows
 `model.decode_cache=int8` keeps in eight bits (`lrkv_jax.kernels.int8`).
 
 With a page table [B, N] the same dataclass is a pool: its batch are P pages, its slots the rows of

@@ -1,9 +1,9 @@
 """Attention over whole sequences in a training step, wherever their positions and heads lie.
 
-Heads are split over `tensor` (`lrkv_jax.models.on_tensor`). Under context parallelism a device holds
-some positions of those heads; it exchanges them for all positions of some heads (DeepSpeed Ulysses,
-https://arxiv.org/abs/2309.14509), attends, and exchanges back. Each device then does the same work
-under the causal mask. Keys and values of fewer heads than devices are gathered instead.
+Heads are split over `tensor` (`lrkv_jax.models.on_tensor`). Under context parallelism a device
+holds some positions of those heads; it exchanges them for all positions of some heads (DeepSpeed
+Ulysses, https://arxiv.org/abs/2309.14509), attends, and exchanges back. Each device then does the
+same work under the causal mask. Keys and values of fewer heads than devices are gathered instead.
 
 B batch  T positions here  H query heads  S all positions  G key/value heads  h heads here
 W logit width  K value width

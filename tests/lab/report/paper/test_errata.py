@@ -1,8 +1,8 @@
 """The paper's figures against each other and against the accounting; docs/paper.md lists each.
 
-What is printed comes from `lrkv_jax/lab/report/printed.yaml`, with a verdict where it does not hold;
-what is true is recomputed here, and a value has a verdict exactly where the two disagree. A test
-that fails because a printed value was mistyped is right to fail.
+What is printed comes from `lrkv_jax/lab/report/printed.yaml`, with a verdict where it does not
+hold; what is true is recomputed here, and a value has a verdict exactly where the two disagree. A
+test that fails because a printed value was mistyped is right to fail.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """Where the paper's mathematics does not hold, at its own shapes; docs/paper.md lists each.
 
 Everything is float64 numpy, and nothing of the package takes part: these are facts about formulas.
-What this project does in their place is tested where it is (`tests/models/attention/test_lrkv.py`), and
-what does not hold of heads and their ranks with the statistics (`tests/lab/analysis/`).
+What this project does in their place is tested where it is (`tests/models/attention/test_lrkv.py`),
+and what does not hold of heads and their ranks with the statistics (`tests/lab/analysis/`).
 
 T positions  H heads  D width  K head width  R residual rank
 """
