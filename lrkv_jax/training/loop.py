@@ -77,7 +77,7 @@ def train(
         check_wandb()
     with contextlib.ExitStack() as stack:
         screen = stack.enter_context(Screen(console, config.watchdog, processes))
-        lock = stack.enter_context(RunLock(config.directory, screen.warn, processes))
+        lock = stack.enter_context(RunLock(config.directory, processes))
         setup = _set_up(config, devices, startup, screen, processes)
         lock.take(if_there=True)  # before anything of another's is touched
         open_run(setup.config, allow, processes)
