@@ -1,4 +1,4 @@
-"""What promises cost: the guard in a step, fingerprints and seals in a save, checks in a restore.
+"""What promises cost: the guard in a step, checksums in a save, checks in a restore.
 
     python experiments/reliability_cost.py [--scale quickstart] [--out FILE.json] [KEY=VALUE ...]
 
@@ -24,7 +24,7 @@ from orbax.checkpoint import v1 as ocp
 
 from lrkv_jax.config import load_config
 from lrkv_jax.distributed.mesh import make_mesh
-from lrkv_jax.training.checkpointing import Checkpointer, manifest
+from lrkv_jax.training.checkpointing import Checkpointer, layout
 from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprint, fingerprints
 from lrkv_jax.training.guard import judge, unless
 from lrkv_jax.training.state import (
@@ -142,13 +142,13 @@ def save_times(config, mesh, samples: int) -> tuple[dict[str, list[float]], int]
 
     try:
         orbax()
-        files = manifest.seal(folder / "orbax")
+        files = layout.checksums(folder / "orbax")
         saves = {
             "save": ours,
             "save_orbax": orbax,
             "fingerprints": lambda: as_hex(fingerprints(items)),
-            "seal": lambda: manifest.seal(folder / "orbax"),
-            "manifest": lambda: manifest.write(folder / "orbax", about | {"files": files}),
+            "seal": lambda: layout.checksums(folder / "orbax"),
+            "manifest": lambda: layout.write_manifest(folder / "orbax", about | {"files": files}),
         }
         times = in_turns(saves, samples) | {"blocked": blocked[1:]}
         orbax()  # without a manifest

@@ -1,4 +1,4 @@
-"""`lrkv checkpoint`: what a run has saved, whether it is sound, and what may be deleted."""
+"""`lrkv checkpoint`: what a run has saved, and whether it is sound."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from rich.table import Table
 from lrkv_jax.cli.shared import Json, Run, group, step_named
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
-checkpoint_app = group("checkpoint", "List, verify and prune a run's checkpoints.")
+checkpoint_app = group("checkpoint", "List and verify a run's checkpoints.")
 
 
 def _on_the_host() -> None:
@@ -59,26 +59,6 @@ def checkpoint_verify(
     _print(checked, as_json, checked=True)
     if not checked or any(entry.damage for entry in checked):
         sys.exit(EXIT_BAD_INPUT)
-
-
-@checkpoint_app.command("prune")
-def checkpoint_prune(
-    run: Run,
-    keep: Annotated[
-        int, typer.Option(help="How many of the newest sound steps to keep, beside the best")
-    ] = 1,
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
-    ] = False,
-) -> None:
-    """Delete old steps, after newer ones have been verified."""
-    _on_the_host()
-    from lrkv_jax.training.checkpointing.inspect import prune
-
-    gone = prune(run, keep, dry=dry)
-    verb = "would delete" if dry else "deleted"
-    steps = ", ".join(str(entry.step) for entry in gone) or "none"
-    print(f"{verb} {len(gone)} of {run}'s checkpoints: {steps}")
 
 
 def _print(entries, as_json: bool, *, checked: bool = False) -> None:

@@ -23,7 +23,7 @@ from lrkv_jax.files import why_not, write_json
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.language_model import LanguageModel
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
-from lrkv_jax.training.checkpointing.manifest import versions
+from lrkv_jax.training.checkpointing.layout import versions
 from lrkv_jax.training.restore import TrainedRun, load_run
 from lrkv_jax.training.rows import RowFormat
 from lrkv_jax.training.run_dir import read_run

@@ -85,7 +85,7 @@ def train(
         stack.enter_context(jax.set_mesh(setup.mesh))
         stack.enter_context(screen.watchdog)
         checkpoints = stack.enter_context(Checkpointer(
-            setup.directory / "checkpoints", keep=setup.config.train.keep, say=screen.warn,
+            setup.directory / "checkpoints", max_to_keep=setup.config.train.keep, warn=screen.warn,
             processes=processes,
         ))  # fmt: skip
         total = setup.config.train.total_steps
