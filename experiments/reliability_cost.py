@@ -54,12 +54,12 @@ def step_times(config, mesh, samples: int) -> list[float]:
     shape = config.train.batch, config.train.context + 1
     tokens = np.random.default_rng(0).integers(0, config.model.vocabulary, shape, np.int32)
     with jax.set_mesh(mesh):
-        leaves = jax.tree.leaves(init_state(config, mesh))
-        step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32)).on_leaves
+        state = init_state(config, mesh)
+        step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32))
 
         def run():
-            nonlocal leaves
-            leaves, metrics = step(leaves, tokens)
+            nonlocal state
+            state, metrics = step(state, tokens)
             jax.block_until_ready(metrics)
 
         return in_turns({"step": run}, samples)["step"]

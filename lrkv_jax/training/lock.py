@@ -49,7 +49,7 @@ class RunLock:
         with self._processes.together():
             if self._processes.index or self._file is not None:
                 return
-            if if_there and not self.path.exists():
+            if if_there and not os.path.exists(self.path):
                 return
             try:
                 self._file = self._locked()

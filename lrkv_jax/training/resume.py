@@ -1,4 +1,7 @@
-"""What a run starts from: its compiled step, and its state, fresh or from a checkpoint."""
+"""What a run starts from: its compiled step, and its state.
+
+The state is from a checkpoint, or fresh, or fresh with the parameters of another run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import jax.numpy as jnp
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import Change, covers
 from lrkv_jax.data.loader import Loader
-from lrkv_jax.distributed.compilation import Compiling
+from lrkv_jax.distributed.compilation import Compiled, compile_ahead
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.init_from import first_state, teacher_of
@@ -23,14 +26,14 @@ from lrkv_jax.training.step import make_train_step
 MAKE_BATCHES = ("train.context", "train.batch", "train.epochs")
 
 
-def compiling(setup: Setup, abstract: TrainState) -> Compiling:
-    """The step over an `abstract_state`'s leaves, on its way to being compiled for a batch."""
+def compiled_step(setup: Setup, abstract: TrainState) -> Compiled:
+    """The step, compiled for an `abstract_state` and a batch."""
     train = setup.config.train
     step = make_train_step(setup.config, setup.mesh, setup.token_bytes_V, setup.rows)
     tokens = jax.ShapeDtypeStruct(
         (train.batch, train.context + 1), jnp.int32, sharding=setup.placed
     )
-    return Compiling(step.on_leaves, jax.tree.leaves(abstract), tokens, mesh=setup.mesh)
+    return compile_ahead(step, abstract, tokens, mesh=setup.mesh)
 
 
 def resumed(

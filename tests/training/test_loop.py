@@ -87,7 +87,7 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
     for row in rows:
         assert row["tokens"] == row["step"] * 8 * 32
         assert row["flops"] > 0 and row["tokens_per_second"] > 0 and row["mfu"] is None
-        assert 0 <= row["outside_step"] <= 1
+        assert 0 <= row["host_share"] <= 1
         assert row["lr_embedding"] == pytest.approx(15 * row["lr_matrix"])
     assert rows[0]["loss"] == pytest.approx(np.log(4096), rel=1e-5)  # the head starts at zero
     assert rows[-1]["loss"] < rows[0]["loss"]
@@ -97,7 +97,8 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
     assert all("startup_seconds" not in row for row in rows[1:])
     # The last step's whole split, and the batches of before, which can be compared (A20).
     assert rows[-1]["validation_tokens"] > rows[2]["validation_tokens"]
-    assert rows[-1]["sampled_loss"] != rows[-1]["validation_loss"] and "sampled_loss" not in rows[2]
+    assert rows[-1]["val_loss_subset"] != rows[-1]["validation_loss"]
+    assert "val_loss_subset" not in rows[2]
     saved = load_config(directory / "config.yaml")
     assert saved.model.dtype == "float32"
     assert saved.model.attention == config.model.attention

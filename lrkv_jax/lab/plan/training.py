@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from lrkv_jax.config import MeshConfig, ModelConfig, RunConfig
+from lrkv_jax.distributed.compilation import MEMORY_FRACTION
 from lrkv_jax.distributed.hardware import Hardware
-from lrkv_jax.distributed.xla import MEMORY_FRACTION
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.plan.compiled import CompiledStep, compiled_step, simulate
 from lrkv_jax.lab.plan.estimate import StateBytes, collectives, memory, sizes_of, state_bytes
