@@ -74,15 +74,16 @@ class Processes:
         jax.config.update("jax_enable_preemption_service", False)
         if place.process == 0:
             _check_port(place.coordinator)
-        with _waiting(place, seconds):
-            jax.distributed.initialize(
-                coordinator_address=place.coordinator,
-                num_processes=place.processes,
-                process_id=place.process,
-                cluster_detection_method="deactivate",
-                initialization_timeout=seconds,
-                heartbeat_timeout_seconds=heartbeat,
-            )
+        timer = _warn_later(place, seconds)
+        jax.distributed.initialize(
+            coordinator_address=place.coordinator,
+            num_processes=place.processes,
+            process_id=place.process,
+            cluster_detection_method="deactivate",
+            initialization_timeout=seconds,
+            heartbeat_timeout_seconds=heartbeat,
+        )
+        timer.cancel()
         self.as_jax_knows()
         self._hosts = self.exchange(socket.gethostname())
 
@@ -233,9 +234,8 @@ def _check_port(coordinator: str) -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def _waiting(place: cluster_env.ClusterEnv, seconds: int) -> Iterator[None]:
-    """Say on stderr what this process waits for, where it waits for long."""
+def _warn_later(place: cluster_env.ClusterEnv, seconds: int) -> threading.Timer:
+    """A timer that writes on stderr what this process waits for, unless it is cancelled before."""
     text = (
         f"lrkv: process {place.process} of {place.processes} ({place.launcher}) waits for the "
         f"others at {place.coordinator}, up to {seconds} s (LRKV_JOIN_SECONDS)"
@@ -243,10 +243,7 @@ def _waiting(place: cluster_env.ClusterEnv, seconds: int) -> Iterator[None]:
     timer = threading.Timer(_WAIT_SECONDS, print, [text], {"file": sys.stderr})
     timer.daemon = True
     timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return timer
 
 
 def _one_line(error: Exception) -> str:

@@ -169,16 +169,32 @@ class MetricsLog:
         self._failing = False
 
 
-class TensorBoard:
+class _Optional:
+    """What training continues without: a failure is warned of once, and then it is left alone."""
+
+    def __init__(self, name: str, warn: Callable[[str], None]):
+        self._name, self._warn = name, warn
+        self._failed = False
+
+    @contextlib.contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a disk, a network, a quota, a version: none of it ends a run
+            self._failed = True
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            self._warn(f"{self._name} fails ({why}): training continues without it")
+
+
+class TensorBoard(_Optional):
     """Scalars in an event file of `directory`; those of other files are void from `purge_step` on.
 
     They are written in the calling thread: tensorboardX's `SummaryWriter` hands them to a thread,
-    and where that dies of a full disk the next scalar waits for ever. Where the disk takes nothing,
-    `warn` says so, once, and training continues without it.
+    and where that dies of a full disk the next scalar waits for ever.
     """
 
     def __init__(self, directory: Path, warn: Callable[[str], None], *, purge_step: int):
-        self._directory, self._warn, self._writer = directory, warn, None
+        super().__init__(f"TensorBoard's {directory}", warn)
         self._flushed = time.monotonic()
         with self._tolerant():
             directory.mkdir(parents=True, exist_ok=True)
@@ -191,7 +207,7 @@ class TensorBoard:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Several scalars of one step."""
-        if self._writer is None:
+        if self._failed:
             return
         summary = Summary(value=[Summary.Value(tag=n, simple_value=v) for n, v in values.items()])
         with self._tolerant():
@@ -201,17 +217,9 @@ class TensorBoard:
                 self._flushed = time.monotonic()
 
     def close(self) -> None:
-        if self._writer is not None:
+        if not self._failed:
             with self._tolerant():
                 self._writer.close()
-
-    @contextlib.contextmanager
-    def _tolerant(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._writer = None
-            self._warn(f"{self._directory} gets no events ({error.strerror}): training continues")
 
 
 def check_wandb() -> None:
@@ -222,16 +230,13 @@ def check_wandb() -> None:
         raise LrkvError("logging.wandb=true needs wandb: pip install 'lrkv-jax[wandb]'") from None
 
 
-class WandB:
-    """The same scalars for Weights & Biases: one run of it for all starts of a run directory.
-
-    What fails is said by `warn`, once, and training continues without it.
-    """
+class WandB(_Optional):
+    """The same scalars for Weights & Biases: one run of it for all starts of a run directory."""
 
     def __init__(self, setup: Setup, warn: Callable[[str], None]):
+        super().__init__("Weights & Biases", warn)
         import wandb
 
-        self._warn, self._run = warn, None
         with self._tolerant():
             folder = setup.directory / "wandb"  # where wandb puts its own files
             folder.mkdir(exist_ok=True)
@@ -251,38 +256,29 @@ class WandB:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Several scalars of one step."""
-        if self._run is not None:
+        if not self._failed:
             with self._tolerant():
                 self._run.log({"step": step, **values})
 
     def close(self) -> None:
-        if self._run is not None:
+        if not self._failed:
             with self._tolerant():
                 self._run.finish()
 
-    @contextlib.contextmanager
-    def _tolerant(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # a network, a quota, a version: none of it ends a run
-            self._run = None
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            self._warn(f"Weights & Biases fails ({why}): training continues without it")
 
-
-class Profile:
-    """A jax.profiler trace of the steps that `train.profile` names, for TensorBoard's profile tab.
-
-    What fails is said by `warn`; the run does not depend on it.
-    """
+class Profile(_Optional):
+    """A jax.profiler trace of the steps that `train.profile` names, for TensorBoard."""
 
     def __init__(self, setup: Setup, warn: Callable[[str], None], *, first: int, last: int):
-        wanted, self._warn = setup.config.train.profiled, warn
+        super().__init__("the profiler", warn)
+        steps = setup.config.train.profiled
         self._directory, self._runs = setup.directory / "profile", False
-        self._first, self._last = max(first, wanted.start), min(last, wanted.stop - 1)
-        if wanted and self._first > self._last:
-            warn(f"train.profile = {setup.config.train.profile}: this start takes the steps "
-                 f"{first} to {last}, so nothing is traced")  # fmt: skip
+        self._first, self._last = max(first, steps.start), min(last, steps.stop - 1)
+        if steps and self._first > self._last:
+            warn(
+                f"train.profile = {setup.config.train.profile}: this start takes the steps "
+                f"{first} to {last}, so nothing is traced"
+            )
 
     def before(self, step: int) -> None:
         """Start the trace if this is its first step."""
@@ -303,14 +299,6 @@ class Profile:
             with self._tolerant():
                 jax.profiler.stop_trace()
                 self._warn(f"traced: tensorboard --logdir {self._directory} shows it")
-
-    @contextlib.contextmanager
-    def _tolerant(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError, ValueError) as error:
-            self._runs = False
-            self._warn(f"{self._directory} gets no trace ({error}): training continues")
 
 
 def scalars_of(row: dict[str, Any]) -> dict[str, float]:

@@ -65,11 +65,6 @@ def test_the_cache_can_be_elsewhere_or_off(settings, monkeypatch, tmp_path):
     assert use_cache(Processes()) is None and not jax.config.jax_enable_compilation_cache
 
 
-def test_jaxs_own_variable_is_left_as_it_is(settings):
-    chosen = jax.config.jax_compilation_cache_dir
-    assert chosen and str(use_cache(Processes())) == chosen
-
-
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_a_directory_that_others_can_write_is_refused(settings, monkeypatch, tmp_path, mode):
     shared = tmp_path / "shared"
@@ -79,13 +74,6 @@ def test_a_directory_that_others_can_write_is_refused(settings, monkeypatch, tmp
     with pytest.raises(LrkvError, match="can be written by others") as error:
         use_cache(Processes())
     assert str(shared) in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_directory_that_cannot_be_made_is_named(settings, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("LRKV_COMPILATION_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(LrkvError, match="cannot be made"):
-        use_cache(Processes())
 
 
 def test_a_program_compiled_ahead_is_traced_once_and_consumes_its_arguments(settings, mesh):

@@ -191,16 +191,3 @@ def test_a_port_in_use_is_one_line(monkeypatch):
         monkeypatch.setenv("LRKV_PROCESS", "0")
         with pytest.raises(LrkvError, match=f"cannot listen at port {port} .*LRKV_COORDINATOR"):
             Processes().join()
-
-
-def test_a_process_that_waits_for_others_says_where():
-    code = (
-        "from lrkv_jax.distributed import processes, start; processes._WAIT_SECONDS = 0.1; start()"
-    )
-    with several(["-c", code], count=1, LRKV_PROCESSES="2", LRKV_JOIN_SECONDS="3") as running:
-        _, err = running[0].communicate(timeout=60)
-    assert running[0].returncode == -signal.SIGABRT
-    said = err.splitlines()[0]
-    assert said.startswith(
-        "lrkv: process 0 of 2 (LRKV_PROCESSES) waits for the others at 127.0.0.1:"
-    )

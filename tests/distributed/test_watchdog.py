@@ -44,16 +44,6 @@ def test_compiling_is_told_and_never_ended():
     assert len(said) <= 3, "again when the time has doubled, not all the time"
 
 
-def test_what_goes_on_is_not_told():
-    said = []
-    with Watchdog(1.0, 2.0, warn=said.append, leave=said.append) as watchdog:
-        for step in range(30):
-            watchdog.at("data", step)
-            with watchdog.during("save", step):
-                time.sleep(0.05)
-    assert said == []
-
-
 @pytest.mark.parametrize("limits", [(None, None), (0.2, None)])
 def test_none_is_never(limits):
     said, left = [], []

@@ -17,7 +17,6 @@ from support.full import full_output
 from lrkv_jax.config import load_config
 from lrkv_jax.distributed.stopping import Stopping
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evaluation import evaluate
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.loop import train
 from lrkv_jax.training.metrics import read_metrics
@@ -130,19 +129,6 @@ def test_a_finished_run_is_left_as_it_is(whole):
     assert (directory / "metrics.jsonl").read_bytes() == rows
 
 
-def test_an_evaluation_that_cannot_be_kept_is_returned_all_the_same(whole, tmp_path):
-    """A11: it was a traceback after the work."""
-    run = shutil.copytree(whole[1], tmp_path / "copy")
-    (run / "evaluation.json").mkdir()
-    said = []
-    result = evaluate(run, tasks=["bpb"], warn=said.append)
-    last = read_metrics(run)[-1]["validation_loss"]
-    assert result["bpb"]["cross_entropy"] == pytest.approx(last)
-    before, after = said
-    assert "evaluation.json cannot be written (Is a directory): the result is printed" in before
-    assert "evaluation.json cannot be written" in after
-
-
 def test_a_directory_that_is_no_run_is_refused_and_untouched(tiny, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/thesis.txt").write_text("years of work")
@@ -171,15 +157,6 @@ def test_what_cannot_be_trained_stops_before_anything_is_written(
         train(tiny(*overrides), console=quiet())
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_step_that_the_memory_may_not_hold_is_warned_of_and_tried(tiny, monkeypatch):
-    monkeypatch.setattr(
-        "lrkv_jax.training.loop.memory_warning", lambda program, mesh: "it is tight"
-    )
-    console = quiet()
-    assert train(tiny(), until=1, console=console, **ONE).step == 1
-    assert "it is tight" in console.file.getvalue()
 
 
 def test_the_warning_is_of_more_bytes_than_jax_may_take():

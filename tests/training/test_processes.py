@@ -111,13 +111,6 @@ def test_a_run_directory_that_is_not_shared_is_named(tmp_path, pages):
     assert second.err == "" and first.out == second.out == ""
 
 
-def test_what_is_wrong_in_all_is_said_once(tmp_path, pages):
-    first, second = in_two(pages, tmp_path / "run", "mesh.data=3")
-    assert (first.code, second.code) == (2, 2)
-    assert first.err.count("\n") == 1 and "must multiply to the number of devices, 8" in first.err
-    assert second.err == "" and not (tmp_path / "run").exists()
-
-
 def test_a_command_of_one_process_refuses_to_be_several(tmp_path):
     with several(["-m", "lrkv_jax.cli", "evaluate", tmp_path]) as running:
         both = ends(running, LIMIT)

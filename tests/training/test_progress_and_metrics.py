@@ -129,8 +129,10 @@ def test_weights_and_biases_that_fails_ends_nothing(setup, monkeypatch, broken):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandB([broken]))
     said = []
     logged(setup, said.append)
-    assert said == ["Weights & Biases fails (ConnectionError: no route): training continues "
-                    "without it"] * 2  # fmt: skip
+    assert (
+        said
+        == ["Weights & Biases fails (ConnectionError: no route): training continues without it"] * 2
+    )
     assert [row["step"] for row in read_metrics(setup.directory)] == [1, 2]
 
 
