@@ -53,7 +53,7 @@ def momentum_schedule(config: MuonConfig) -> optax.Schedule:
 def learning_rates(
     config: OptimizerConfig, total_steps: int
 ) -> Callable[[chex.Numeric], dict[str, chex.Numeric]]:
-    """The learning rate of each group at a step, for the logs and for the optimiser itself."""
+    """The learning rate of each group at a step, for the logs and for the optimizer itself."""
     factor = schedule(config, total_steps)
     peaks = {
         "matrix": config.matrix_lr,

@@ -34,7 +34,7 @@ class Callbacks:
         self._writes = setup.processes.index == 0
         self._validate = make_validation(
             self.config.model, setup.mesh, setup.token_bytes_V,
-            chunk=self.config.train.loss_chunk, rows=setup.rows,
+            chunk=self.config.train.loss_chunk, batch_format=setup.batch_format,
         )  # fmt: skip
         self.last_validation: HeldOut | None = None
         self._losses: dict[int, float] = {}  # of the last validation, by its step

@@ -1,6 +1,6 @@
 """The guard on the numbers: which steps may reach the parameters, decided on the devices.
 
-A step whose loss or gradient norm is not finite leaves parameters and optimiser state as they
+A step whose loss or gradient norm is not finite leaves parameters and optimizer state as they
 were. A loss far above the last ones is a spike: told, and with `guard.skip_spikes` left out as
 well. Far is measured in robust deviations of the last losses, so that a spike among them does not
 hide the next: (loss - median) / (1.4826 * median absolute deviation).

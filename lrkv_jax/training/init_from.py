@@ -25,7 +25,7 @@ from lrkv_jax.training.state import TrainState, init_state, state_shardings
 def first_state(config: RunConfig, mesh: Mesh) -> TrainState:
     """The state before the first step, placed on `mesh`.
 
-    With `init_from` the parameters are that run's, the optimiser is fresh. A model of more ids than
+    With `init_from` the parameters are that run's, the optimizer is fresh. A model of more ids than
     the run's keeps fresh rows of the embedding and columns of the head for those.
 
     Raises `LrkvError` for a run of another model or tokenizer, and as `restore_parameters` does.

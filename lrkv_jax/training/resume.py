@@ -29,7 +29,7 @@ MAKE_BATCHES = ("train.context", "train.batch", "train.epochs")
 def compiled_step(setup: Setup, abstract: TrainState) -> Compiled:
     """The step, compiled for an `abstract_state` and a batch."""
     train = setup.config.train
-    step = make_train_step(setup.config, setup.mesh, setup.token_bytes_V, setup.rows)
+    step = make_train_step(setup.config, setup.mesh, setup.token_bytes_V, setup.batch_format)
     tokens = jax.ShapeDtypeStruct(
         (train.batch, train.context + 1), jnp.int32, sharding=setup.placed
     )

@@ -22,8 +22,8 @@ from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.optim import learning_rates
 from lrkv_jax.training.init_from import with_teacher
-from lrkv_jax.training.rows import RowFormat
 from lrkv_jax.training.state import resolve
+from lrkv_jax.training.token_batch import BatchFormat
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Setup:
         return batch_sharding(self.mesh)
 
     @cached_property
-    def rows(self) -> RowFormat:
-        return RowFormat.of(self.config, self.loader.tokenizer.bos)
+    def batch_format(self) -> BatchFormat:
+        return BatchFormat.of(self.config, self.loader.tokenizer.bos)
 
     @cached_property
     def token_bytes_V(self) -> np.ndarray:

@@ -19,15 +19,15 @@ from lrkv_jax.optim import global_norm, learning_rates
 from lrkv_jax.training.checkpointing.fingerprint import fingerprint
 from lrkv_jax.training.guard import judge, unless
 from lrkv_jax.training.loss import bits_per_byte, make_gradient
-from lrkv_jax.training.rows import PLAIN, RowFormat
 from lrkv_jax.training.state import TrainState, learning_specs, optimizer_of, state_shardings
+from lrkv_jax.training.token_batch import PLAIN, BatchFormat
 
 
 def make_train_step(
     config: RunConfig,
     mesh: Mesh | AbstractMesh,
     token_bytes_V: np.ndarray,
-    rows: RowFormat = PLAIN,
+    batch_format: BatchFormat = PLAIN,
 ) -> Any:
     """The run's step on a mesh, jitted: (state, tokens [B, T + 1]) → (state, metrics).
 
@@ -37,7 +37,7 @@ def make_train_step(
     (`spike`, `skipped`, `in_a_row`), and a fingerprint of the `batch`.
     """
     optimizer = optimizer_of(config)
-    gradient = make_gradient(config, mesh, token_bytes_V, rows)
+    gradient = make_gradient(config, mesh, token_bytes_V, batch_format)
     weights = learning_specs(config)
     rates = learning_rates(config.optimizer, config.train.total_steps)
     placed = state_shardings(config, mesh)

@@ -18,7 +18,7 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.distributed.batches import whole_on_devices
 from lrkv_jax.distributed.rules import batch_sharding, replicated
 from lrkv_jax.training.loss import bits_per_byte, make_loss
-from lrkv_jax.training.rows import PLAIN, RowFormat
+from lrkv_jax.training.token_batch import PLAIN, BatchFormat
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def make_validation(
     token_bytes_V: np.ndarray,
     *,
     chunk: int,
-    rows: RowFormat = PLAIN,
+    batch_format: BatchFormat = PLAIN,
 ) -> Callable[[Any, Iterable[np.ndarray]], HeldOut]:
     """A function (params, batches of int32 [B, T + 1]) → `HeldOut`.
 
@@ -55,7 +55,7 @@ def make_validation(
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     bytes_of = jnp.asarray(token_bytes_V)
 
-    losses = make_loss(config, mesh, chunk=chunk, rows=rows)
+    losses = make_loss(config, mesh, chunk=chunk, batch_format=batch_format)
 
     def bytes_at(tokens_BT, bytes_V):
         # A complemented id, which is no target, is negative: it stands for no bytes.

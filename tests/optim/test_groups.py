@@ -1,4 +1,4 @@
-"""The optimiser of a whole model: which rule meets which weight, and with what rate and decay.
+"""The optimizer of a whole model: which rule meets which weight, and with what rate and decay.
 
 A stand-in for a model's parameters, stacked over two layers: an MLP kernel, LRKV's per-head
 factors U and B, a norm's gain; the embedding and the head.
@@ -60,7 +60,7 @@ def zeros():
 
 @functools.cache
 def optimizer_of(**options):
-    """The optimiser, its update compiled once for each set of options."""
+    """The optimizer, its update compiled once for each set of options."""
     config = OptimizerConfig(**{**PLAIN, **options})
     optimizer = make_optimizer(config, SPECS, TOTAL, muon_dtype="float32")
     return optimizer._replace(update=jax.jit(optimizer.update))
