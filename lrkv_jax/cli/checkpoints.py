@@ -1,7 +1,6 @@
 """`lrkv checkpoint`: what a run has saved, and whether it is sound."""
 
 import json
-import os
 import sys
 import time
 from typing import Annotated
@@ -17,18 +16,12 @@ from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 checkpoint_app = group("checkpoint", "List and verify a run's checkpoints.")
 
 
-def _on_the_host() -> None:
-    """Use the host as the device that Orbax and fingerprints need: a GPU may be training."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-
 @checkpoint_app.command("list")
 def checkpoint_list(run: Run, as_json: Json = False) -> None:
     """List every saved step with its tokens, loss and size.
 
     Only manifests are read.
     """
-    _on_the_host()
     from lrkv_jax.training.checkpointing.inspect import entries
 
     _print(entries(run), as_json)
@@ -42,11 +35,10 @@ def checkpoint_verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read every file and array and compare them with what was saved.
+    """Read every file and compare it with what was saved.
 
     Exits with 2 if anything is damaged.
     """
-    _on_the_host()
     from lrkv_jax.training.checkpointing.inspect import entries, verify
 
     there = entries(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,11 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.callbacks import Callbacks
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.lock import RunLock
-from lrkv_jax.training.metrics import (
-    Meter,
-    MetricsLog,
-    Profile,
-    StartupTimes,
-    WandB,
-    check_wandb,
-    read_metrics,
-)
+from lrkv_jax.training.metrics import Meter, MetricsLog, Profile, WandB, check_wandb, read_metrics
 from lrkv_jax.training.progress import ProgressDisplay
 from lrkv_jax.training.resume import compiled_step, resumed
 from lrkv_jax.training.run_dir import note_start, open_run
-from lrkv_jax.training.setup import Setup, memory_warning, mesh_of, with_data
+from lrkv_jax.training.setup import Setup, mesh_of, with_data
 from lrkv_jax.training.skipped_steps import SkippedSteps
 from lrkv_jax.training.state import TrainState, abstract_state
 from lrkv_jax.training.validate import HeldOut
@@ -67,9 +59,9 @@ def train(
     run's. The mesh is made of `devices`, all unless given. While steps are taken, a signal or the
     deadline of `stopping` ends the run after the step, which is saved; returns with `stopped`. A
     second signal ends the process at once. Before the first step a signal ends the process if
-    `stopping` is given, and is the caller's otherwise. `allow` names
-    settings, or groups of them, that may be others than the run was trained with, though they
-    change its result.
+    `stopping` is given, and is the caller's otherwise. `allow` names settings, or
+    groups of them, that may differ from what the run was trained with, though they change its
+    result.
 
     In a run of several processes (`lrkv_jax.distributed.start` returns `processes`) each makes the same
     call; process 0 builds the data, and all text is written by it.
@@ -77,14 +69,15 @@ def train(
     Raises `LrkvError`, before anything is written, for a mesh, a model or data that do not fit,
     and for a run directory that holds another run or that another process trains in.
     """
-    startup, processes = StartupTimes(), processes or HERE.as_jax_knows()
-    console = console or Console(markup=False)
+    processes, console = processes or HERE.as_jax_knows(), console or Console(markup=False)
     if config.logging.wandb:
         check_wandb()
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(ProgressDisplay(console, config.watchdog, processes))
         lock = stack.enter_context(RunLock(config.directory, processes))
-        setup = _set_up(config, devices, startup, progress, processes)
+        resolved, mesh = mesh_of(config, devices, processes)
+        with progress.doing("data", 0):
+            setup = with_data(resolved, mesh, processes)
         lock.take(if_there=True)  # before anything of another's is touched
         open_run(setup.config, allow, processes)
         lock.take()
@@ -97,7 +90,7 @@ def train(
         total = setup.config.train.total_steps
         end = min(total, until or total)
         state, start, program = _prepare(
-            setup, checkpoints, end, startup, progress, allow, config.model.dtype
+            setup, checkpoints, end, progress, allow, config.model.dtype
         )
         if program is None:
             more = "train.steps" if start >= total else "--until"
@@ -119,14 +112,8 @@ def train(
             progress.steps(setup.config.attention, start, end, setup.config.train.log_every)
         )
 
-        def first() -> dict[str, float]:
-            startup.phase("step")
-            progress.info(str(startup))
-            compiled = {"compile_seconds": program.seconds, "compile_cached": program.cached}
-            return startup.row() | compiled
-
         callbacks = Callbacks(setup, checkpoints, log, progress)
-        reports = _Reports(setup, log, progress, profile, callbacks, first)
+        reports = _Reports(setup, program, log, progress, profile, callbacks)
         step, stopped = _steps(
             setup, program, reports, callbacks, state, start, end, stop_requested
         )
@@ -137,27 +124,10 @@ def train(
     return TrainResult(setup.directory, step, step >= total, callbacks.last_validation, stopped)
 
 
-def _set_up(
-    config: RunConfig,
-    devices: list[jax.Device] | None,
-    startup: StartupTimes,
-    progress: ProgressDisplay,
-    processes: Processes,
-) -> Setup:
-    """The run with its mesh and data."""
-    config, mesh = mesh_of(config, devices, processes)
-    startup.phase("devices")
-    with progress.doing("data", 0):
-        setup = with_data(config, mesh, processes)
-    startup.phase("data")
-    return setup
-
-
 def _prepare(
     setup: Setup,
     checkpoints: Checkpointer,
     end: int,
-    startup: StartupTimes,
     progress: ProgressDisplay,
     allow: Collection[str],
     asked_dtype: str,
@@ -177,13 +147,9 @@ def _prepare(
     _introduce(setup, start, progress)
     for line in note_start(setup.config, start, data, setup.processes, asked_dtype):
         progress.info(line)
-    startup.phase("state")
     with progress.doing(COMPILE, start):
         program = compiled_step(setup, abstract)
-    startup.phase("compile")
     progress.info(str(program))
-    if warning := memory_warning(program.call, setup.mesh):
-        progress.info(warning)
     return state, start, program
 
 
@@ -220,23 +186,22 @@ def _check_saved(
 
 
 class _Reports:
-    """From a step's metrics to its row in the log and its line on the display.
-
-    `first` says how the start went; it is called once the first step is done.
-    """
+    """From a step's metrics to its row in the log and its line on the display."""
 
     def __init__(
         self,
         setup: Setup,
+        program: Compiled,
         log: MetricsLog,
         progress: ProgressDisplay,
         profile: Profile,
         callbacks: Callbacks,
-        first: Callable[[], dict[str, float]],
     ):
-        self._log, self._progress, self._profile, self._first = log, progress, profile, first
+        self._log, self._progress, self._profile = log, progress, profile
         self._callbacks = callbacks
         self._skipped_steps, self._meter = SkippedSteps(setup, progress), Meter(setup)
+        # In the first row alone.
+        self._more = {"compile_seconds": program.seconds, "compile_cached": program.cached}
 
     def restart(self) -> None:
         """Leave out of the next row's time what happened since the last."""
@@ -250,9 +215,9 @@ class _Reports:
 
     def row(self, step: int, metrics: dict[str, Array]) -> dict[str, Any]:
         """The row of a step, which this waits for."""
-        row = self._meter.row(step, metrics) | self._callbacks.failed_saves()
+        row = self._meter.row(step, metrics) | self._callbacks.failed_saves() | self._more
         self._profile.after(step)
-        row, self._first = row | self._first(), dict
+        self._more = {}
         return row
 
     def report(self, row: dict[str, Any]) -> None:

@@ -34,29 +34,6 @@ def peak_flops(devices: list[jax.Device]) -> float | None:
     return one.bf16_flops * len(devices) if one else None
 
 
-class StartupTimes:
-    """Seconds of the phases before the first finished step, which follow each other."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self.phases: dict[str, float] = {}
-
-    def phase(self, name: str) -> None:
-        """The time since the last phase was this one."""
-        now = time.monotonic()
-        self.phases[name] = now - self._last
-        self._last = now
-
-    def __str__(self) -> str:
-        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.phases.items())
-        return f"first step after {sum(self.phases.values()):.1f} s: {parts}"
-
-    def row(self) -> dict[str, float]:
-        """The same for a row of metrics."""
-        phases = {f"startup_{name}": seconds for name, seconds in self.phases.items()}
-        return {"startup_seconds": sum(self.phases.values()), **phases}
-
-
 class Meter:
     """Turns a step's metrics into a row: adds counts, and the wall time since the row before."""
 

@@ -110,17 +110,3 @@ def _check_vocabulary(config: RunConfig) -> None:
         )
     if config.data.mixture is not None:
         ChatFormat(tokenizer).check(have)
-
-
-def memory_warning(step: jax.stages.Compiled, mesh: Mesh) -> str | None:
-    """A line if a step needs more bytes of a device than JAX may take, where that is known."""
-    limits = [(d.memory_stats() or {}).get("bytes_limit") for d in mesh.local_devices]
-    limit, memory = min(filter(None, limits), default=None), step.memory_analysis()
-    needs = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    needs += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    if limit is None or needs <= limit:
-        return None
-    return (
-        f"a training step needs {needs / 1e9:.3g} GB of each device, and JAX may take "
-        f"{limit / 1e9:.3g} GB: it may run out of memory; `lrkv plan` says what would fit"
-    )

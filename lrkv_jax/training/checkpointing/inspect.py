@@ -9,14 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-from jax.sharding import SingleDeviceSharding
-from orbax.checkpoint import v1 as ocp
-
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import layout
-from lrkv_jax.training.checkpointing.checkpointer import best_of, one_line
-from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprints, named
+from lrkv_jax.training.checkpointing.checkpointer import best_of
 from lrkv_jax.training.checkpointing.layout import Damaged
 
 
@@ -59,39 +54,17 @@ def _entry(path: Path, step: int, best: bool) -> Entry | None:
 
 
 def verify(entry: Entry) -> Entry | None:
-    """The entry with what is wrong with its files or arrays, all of which are read.
+    """The entry with what is wrong with its files, all of which are read.
 
-    None if it was deleted meanwhile, by a run that is training. Arrays are read by this process
-    alone, one item at a time, onto its first device.
+    None if it was deleted meanwhile, by a run that is training.
     """
     if entry.damage is not None:
         return entry
     try:
         files = entry.manifest["files"]
         layout.check_files(entry.path, files, files)
-        _check_arrays(entry.path, entry.manifest["arrays"])
     except Damaged as damage:
         if not entry.path.exists():
             return None
         return Entry(entry.path, entry.step, entry.manifest, str(damage), entry.best)
     return entry
-
-
-def _check_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    here = SingleDeviceSharding(jax.local_devices()[0])
-    try:
-        saved = ocp.checkpointables_metadata(path).metadata
-        unread = set(arrays)
-        for item, tree in saved.items():
-            abstract = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), tree
-            )
-            loaded = ocp.load_checkpointables(path, {item: abstract})
-            for name, found in zip(named(loaded), as_hex(fingerprints(loaded)), strict=True):
-                if arrays[name]["fingerprint"] != found:
-                    raise Damaged(f"{name} does not have the bits that were saved")
-                unread.discard(name)
-    except (ValueError, KeyError, FileNotFoundError, AttributeError) as error:
-        raise Damaged(f"Orbax cannot read it ({one_line(error)})") from error
-    if unread:
-        raise Damaged(f"{min(unread)} is missing")

@@ -75,17 +75,6 @@ def test_verify_finds_a_byte_that_the_list_cannot_see(run, monkeypatch, capsys):
     assert lrkv(capsys, monkeypatch, "checkpoint", "verify", run, "--step", "4")[0] == 0
 
 
-def test_verify_reads_the_arrays_themselves(run):
-    """Also where the checksums are those of damaged files, or of another array."""
-    path = run / "checkpoints/2"
-    content = layout.read_manifest(path)
-    content["arrays"]["params/w"]["fingerprint"] = "0" * 16
-    layout.write_manifest(path, {k: v for k, v in content.items() if k != "format"})
-    (entry,) = [e for e in entries(run) if e.step == 2]
-    assert entry.damage is None
-    assert verify(entry).damage == "params/w does not have the bits that were saved"
-
-
 def test_what_is_no_run_is_named(tmp_path, monkeypatch, capsys):
     for arguments in (("list", tmp_path), ("verify", tmp_path)):
         code, _, err = lrkv(capsys, monkeypatch, "checkpoint", *arguments)
