@@ -26,7 +26,7 @@ from lrkv_jax.config import load_config
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.training.checkpointing import Checkpointer, layout
 from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprint, fingerprints
-from lrkv_jax.training.guard import judge, unless
+from lrkv_jax.training.guard import check_step, select
 from lrkv_jax.training.state import (
     abstract_state,
     checkpoint_items,
@@ -73,11 +73,11 @@ def update_times(config, mesh, samples: int) -> dict[str, list[float]]:
         def update(params, opt_state, guard, step, grads, loss, norm, tokens):
             take, told = True, (loss, norm)
             if guarded:
-                take, guard, height = judge(config.guard, guard, step, loss, norm)
+                take, guard, height = check_step(config.guard, guard, step, loss, norm)
                 told = height, fingerprint(tokens)
             updates, moments = optimizer.update(grads, opt_state, params)
             new = optax.apply_updates(params, updates), moments
-            new = unless(take, new, (params, opt_state)) if guarded else new
+            new = select(take, new, (params, opt_state)) if guarded else new
             return *new, guard, step + 1, told
 
         return jax.jit(update, donate_argnums=(0, 1))

@@ -44,6 +44,6 @@ def as_argument(
     return jax.make_array_from_process_local_data(rows, tokens_bU, shape)
 
 
-def whole_on_devices(rows: NamedSharding, tokens_BU: np.ndarray) -> Int[Array, "B U"]:
+def global_batch(rows: NamedSharding, tokens_BU: np.ndarray) -> Int[Array, "B U"]:
     """The same for a batch that every process has read whole; each gives its devices their part."""
     return jax.make_array_from_callback(tokens_BU.shape, rows, lambda index: tokens_BU[index])

@@ -68,7 +68,7 @@ def use_cache(processes: Processes) -> Path | None:
     # Another host may have no home where this one has one.
     if reasons := [text for text in processes.exchange(reason) if text]:
         why = f"{reasons[0]}; {_FIX}"
-    elif blind := processes.that_do_not_see(directory):
+    elif blind := processes.without_access_to(directory):
         why = (
             f"{blind[0]} does not see {directory}; set LRKV_COMPILATION_CACHE to a directory that "
             "all hosts share"

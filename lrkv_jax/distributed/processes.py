@@ -192,7 +192,7 @@ class Processes:
                     f"{whence} {wanted}: mend or leave out the host, or plan for what it has"
                 )
 
-    def that_do_not_see(self, directory: Path) -> list[str]:
+    def without_access_to(self, directory: Path) -> list[str]:
         """The names of the processes that do not see what process 0 writes in a directory."""
         if self.count == 1:
             return []

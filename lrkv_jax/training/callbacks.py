@@ -13,10 +13,10 @@ from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.metrics import MetricsLog
 from lrkv_jax.training.progress import ProgressDisplay
 from lrkv_jax.training.restore import SAMPLING
-from lrkv_jax.training.resume import data_at
+from lrkv_jax.training.resume import data_fingerprints
 from lrkv_jax.training.setup import Setup
 from lrkv_jax.training.state import TrainState, checkpoint_items
-from lrkv_jax.training.validate import HeldOut, make_validation
+from lrkv_jax.training.validate import HeldOutLoss, make_validation
 
 
 class Callbacks:
@@ -36,7 +36,7 @@ class Callbacks:
             self.config.model, setup.mesh, setup.token_bytes_V,
             chunk=self.config.train.loss_chunk, batch_format=setup.batch_format,
         )  # fmt: skip
-        self.last_validation: HeldOut | None = None
+        self.last_validation: HeldOutLoss | None = None
         self._losses: dict[int, float] = {}  # of the last validation, by its step
 
     def comes_after(self, step: int, end: int) -> bool:
@@ -76,7 +76,7 @@ class Callbacks:
             "validation_tokens": found.tokens,
         }
 
-    def _report(self, step: int, found: HeldOut, what: str) -> None:
+    def _report(self, step: int, found: HeldOutLoss, what: str) -> None:
         self._progress.info(
             f"{self.config.attention} step {step}  held out, {what}: CE "
             f"{found.cross_entropy:.4f}  {found.bits_per_byte:.4f} bits per byte"
@@ -97,7 +97,7 @@ class Callbacks:
         about = {
             "config": self.config.model_dump(mode="json"),
             "tokens": step * train.batch * train.context,
-            "loader": {"step": step} | data_at(self.loader, step),
+            "loader": {"step": step} | data_fingerprints(self.loader, step),
         }
         loss = self._losses.get(step)
         with self._progress.doing("save", step):

@@ -22,7 +22,7 @@ from lrkv_jax.training.run_dir import read_run
 from lrkv_jax.training.state import TrainState, init_state, state_shardings
 
 
-def first_state(config: RunConfig, mesh: Mesh) -> TrainState:
+def initial_state(config: RunConfig, mesh: Mesh) -> TrainState:
     """The state before the first step, placed on `mesh`.
 
     With `init_from` the parameters are that run's, the optimizer is fresh. A model of more ids than

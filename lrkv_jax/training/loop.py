@@ -24,12 +24,12 @@ from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.lock import RunLock
 from lrkv_jax.training.metrics import Meter, MetricsLog, Profile, WandB, check_wandb, read_metrics
 from lrkv_jax.training.progress import ProgressDisplay
-from lrkv_jax.training.resume import compiled_step, resumed
-from lrkv_jax.training.run_dir import note_start, open_run
-from lrkv_jax.training.setup import Setup, mesh_of, with_data
+from lrkv_jax.training.resume import compiled_step, restore_or_init
+from lrkv_jax.training.run_dir import open_run, record_start
+from lrkv_jax.training.setup import Setup, prepare_data, resolve_with_mesh
 from lrkv_jax.training.skipped_steps import SkippedSteps
 from lrkv_jax.training.state import TrainState, abstract_state
-from lrkv_jax.training.validate import HeldOut
+from lrkv_jax.training.validate import HeldOutLoss
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TrainResult:
     run_dir: Path
     step: int
     finished: bool
-    validation: HeldOut | None
+    validation: HeldOutLoss | None
     stopped: bool
 
 
@@ -75,9 +75,9 @@ def train(
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(ProgressDisplay(console, config.watchdog, processes))
         lock = stack.enter_context(RunLock(config.directory, processes))
-        resolved, mesh = mesh_of(config, devices, processes)
+        resolved, mesh = resolve_with_mesh(config, devices, processes)
         with progress.doing("data", 0):
-            setup = with_data(resolved, mesh, processes)
+            setup = prepare_data(resolved, mesh, processes)
         lock.take(if_there=True)  # before anything of another's is touched
         open_run(setup.config, allow, processes)
         lock.take()
@@ -141,11 +141,11 @@ def _prepare(
     saved = checkpoints.agreed()
     done = max(saved, default=0) >= end
     with progress.doing("restore" if saved else "init", end if done else 0):
-        state, start, data = resumed(setup, checkpoints, abstract, allow)
+        state, start, data = restore_or_init(setup, checkpoints, abstract, allow)
     if start >= end:
         return state, start, None
     _introduce(setup, start, progress)
-    for line in note_start(setup.config, start, data, setup.processes, asked_dtype):
+    for line in record_start(setup.config, start, data, setup.processes, asked_dtype):
         progress.info(line)
     with progress.doing(COMPILE, start):
         program = compiled_step(setup, abstract)

@@ -17,7 +17,7 @@ from lrkv_jax.data.loader import Loader
 from lrkv_jax.distributed.compilation import Compiled, compile_ahead
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import Checkpointer
-from lrkv_jax.training.init_from import first_state, teacher_of
+from lrkv_jax.training.init_from import initial_state, teacher_of
 from lrkv_jax.training.setup import Setup
 from lrkv_jax.training.state import TrainState, checkpoint_items, from_checkpoint_items
 from lrkv_jax.training.step import make_train_step
@@ -36,7 +36,7 @@ def compiled_step(setup: Setup, abstract: TrainState) -> Compiled:
     return compile_ahead(step, abstract, tokens, mesh=setup.mesh)
 
 
-def resumed(
+def restore_or_init(
     setup: Setup,
     checkpoints: Checkpointer,
     abstract: TrainState,
@@ -49,7 +49,7 @@ def resumed(
     """
     restored = checkpoints.restore_newest(checkpoint_items(abstract))
     if restored is None:
-        return first_state(setup.config, setup.mesh), 0, []
+        return initial_state(setup.config, setup.mesh), 0, []
     step, items = restored
     with setup.processes.together():
         changes = changed_data(setup.config, setup.loader, checkpoints.manifest(step), allow)
@@ -57,7 +57,7 @@ def resumed(
     return from_checkpoint_items(abstract, items, teacher), step, changes
 
 
-def data_at(loader: Loader, step: int) -> dict[str, str]:
+def data_fingerprints(loader: Loader, step: int) -> dict[str, str]:
     """What a run learns from after a step: fingerprints of tokenizer, sources and next batch."""
     return {
         "tokenizer": loader.tokenizer.fingerprint,
@@ -76,7 +76,7 @@ def changed_data(
     """
     source = "data.source" if config.data.mixture is None else "data.mixture.folder"
     keys = {"tokenizer": "data.tokenizer", "sources": source, "next_batch": source}
-    saved, now = manifest["loader"], data_at(loader, manifest["step"])
+    saved, now = manifest["loader"], data_fingerprints(loader, manifest["step"])
     if any(covers(allow, key) for key in MAKE_BATCHES) or any(k.startswith("data") for k in allow):
         del now["next_batch"]
     changes = []

@@ -38,7 +38,7 @@ def open_run(config: RunConfig, allow: Collection[str] = (), processes: Processe
                 _claim(directory, config, allow)
             except OSError as error:
                 raise unusable(directory, error) from error
-    blind = processes.that_do_not_see(directory)
+    blind = processes.without_access_to(directory)
     with processes.together():
         if blind and processes.index == 0:
             raise LrkvError(
@@ -77,7 +77,7 @@ def _refuse_another(directory: Path, config: RunConfig, allow: Collection[str] =
             )
 
 
-def note_start(
+def record_start(
     config: RunConfig, step: int, data: Sequence[Change], processes: Processes, asked_dtype: str
 ) -> list[str]:
     """Write into the run's history that it starts at a step, on what, and what changes from there.

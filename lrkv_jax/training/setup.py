@@ -60,7 +60,7 @@ class Setup:
         return self.loader.tokenizer.token_bytes_up_to(self.config.model.vocabulary)
 
 
-def mesh_of(
+def resolve_with_mesh(
     config: RunConfig, devices: list[jax.Device] | None, processes: Processes
 ) -> tuple[RunConfig, Mesh]:
     """The configuration without `auto`, and the mesh it asks for, of all devices unless given.
@@ -76,7 +76,7 @@ def mesh_of(
     return config, mesh
 
 
-def with_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
+def prepare_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
     """The run with its data, built if need be by process 0 while the others wait.
 
     `train.epochs` becomes `train.steps`. Raises `LrkvError`, in all processes, as

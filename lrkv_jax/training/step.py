@@ -17,7 +17,7 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.distributed.rules import batch_sharding, replicated
 from lrkv_jax.optim import global_norm, learning_rates
 from lrkv_jax.training.checkpointing.fingerprint import fingerprint
-from lrkv_jax.training.guard import judge, unless
+from lrkv_jax.training.guard import check_step, select
 from lrkv_jax.training.loss import bits_per_byte, make_gradient
 from lrkv_jax.training.state import TrainState, learning_specs, optimizer_of, state_shardings
 from lrkv_jax.training.token_batch import PLAIN, BatchFormat
@@ -46,7 +46,7 @@ def make_train_step(
         (loss, nats, num_bytes), grads = gradient(state.params, tokens_BU, state.teacher)
         grads = jax.tree.map(_still, grads, weights)
         grad_norm = global_norm(grads, weights)
-        take, guard, height = judge(config.guard, state.guard, state.step, loss, grad_norm)
+        take, guard, deviations = check_step(config.guard, state.guard, state.step, loss, grad_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {
@@ -55,15 +55,15 @@ def make_train_step(
             "grad_norm": grad_norm,
             # The optimizer counts the steps that it has taken.
             **{f"lr_{g}": r for g, r in rates(state.step - state.guard.skipped).items()},
-            "spike": height,
+            "spike": deviations,
             "skipped": guard.skipped,
             "in_a_row": guard.in_a_row,
             "batch": fingerprint(tokens_BU)[0],
         }
         state = TrainState(
             state.step + 1,
-            unless(take, params, state.params),
-            unless(take, opt_state, state.opt_state),
+            select(take, params, state.params),
+            select(take, opt_state, state.opt_state),
             state.rng,
             guard,
             state.teacher,

@@ -1,11 +1,8 @@
 """Programs are compiled once, ahead of time, and kept where only their user can write."""
 
-import importlib.util
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -194,26 +191,6 @@ def test_this_xla_knows_the_options():
     program.compile(compiler_options=BETWEEN_GPUS)
     with pytest.raises(Exception, match="No such compile option"):
         program.compile(compiler_options={"xla_gpu_no_such_option": True})
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda13_plugin") is None,
-    reason="compiling for an H200 needs the wheels jax-cuda13-plugin and jax-cuda13-pjrt",
-)
-@pytest.mark.parametrize(("chosen", "overlapped"), [("on", True), ("off", False)])
-def test_a_layers_weights_arrive_while_another_computes(chosen, overlapped):
-    program = Path(__file__).parents[1] / "support/pipelined.py"
-    run = subprocess.run(
-        [sys.executable, program],
-        env={**os.environ, "LRKV_XLA_FLAGS": chosen},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    between = json.loads(run.stdout.splitlines()[-1])
-    assert between and all((count > 0) == overlapped for count in between)
 
 
 def test_memory_is_taken_unless_the_user_says_how_much():

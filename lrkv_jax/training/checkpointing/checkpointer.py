@@ -201,7 +201,7 @@ class Checkpointer:
             return newest
         path = self._path(step)
         try:
-            return step, read_sound(path, abstract, self._processes)
+            return step, read_verified(path, abstract, self._processes)
         except Damaged as damage:
             there = ", ".join(map(str, self.steps()))
             raise LrkvError(
@@ -218,7 +218,7 @@ class Checkpointer:
         unsound: dict[int, str] = {}
         for step in reversed(self.agreed(whole=False)):
             try:
-                items = read_sound(self.directory / str(step), abstract, self._processes)
+                items = read_verified(self.directory / str(step), abstract, self._processes)
             except Damaged as damage:
                 if self._is_gone(step):  # a run that trains meanwhile has deleted it: look again
                     return self.restore_newest(abstract)
@@ -318,7 +318,7 @@ def best_of(directory: Path, steps: list[int]) -> int | None:
     return min(losses, key=losses.get, default=None)
 
 
-def read_sound(path: Path, abstract: dict[str, Any], processes: Processes) -> dict[str, Any]:
+def read_verified(path: Path, abstract: dict[str, Any], processes: Processes) -> dict[str, Any]:
     """The items that `abstract` names, when every check has passed in every process.
 
     `abstract` holds `jax.ShapeDtypeStruct`s with shardings, of any mesh. First the checksums

@@ -13,7 +13,7 @@ from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import Checkpointer, layout
-from lrkv_jax.training.checkpointing.checkpointer import read_sound
+from lrkv_jax.training.checkpointing.checkpointer import read_verified
 from lrkv_jax.training.state import (
     abstract_state,
     checkpoint_items,
@@ -81,9 +81,9 @@ def test_a_step_that_a_training_run_deletes_meanwhile_is_not_damage(tmp_path, mo
         def late(path, abstract, processes):
             if path.name == "2":
                 layout.delete(path)
-            return read_sound(path, abstract, processes)
+            return read_verified(path, abstract, processes)
 
-        monkeypatch.setattr("lrkv_jax.training.checkpointing.checkpointer.read_sound", late)
+        monkeypatch.setattr("lrkv_jax.training.checkpointing.checkpointer.read_verified", late)
         assert checkpoints.restore_newest(ABSTRACT)[0] == 1
 
 
