@@ -1,6 +1,6 @@
 """Programs compiled ahead of time with XLA's options, and kept on disk for the next start.
 
-The kept programs are JAX's persistent compilation cache, in a directory of this user's own: what
+The stored programs are JAX's persistent compilation cache, in a directory of this user's own: what
 is in it is run, so nobody else may write there. JAX's key of a program holds the versions, the
 options, and the kind of device; of a CPU its instruction sets too, so a home directory may serve
 many hosts. Process 0 writes and all read. That only works where they read the same directory: on
@@ -76,7 +76,7 @@ def use_cache(processes: Processes) -> Path | None:
     if why:  # all go on without it
         jax.config.update("jax_enable_compilation_cache", False)
         if processes.index == 0:
-            print(f"lrkv: compiled programs are not kept: {why}", file=sys.stderr)
+            print(f"lrkv: compiled programs are not cached: {why}", file=sys.stderr)
         return None
     jax.config.update("jax_compilation_cache_dir", str(directory.absolute()))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
@@ -120,8 +120,8 @@ class Compiled:
     cached: bool
 
     def __str__(self) -> str:
-        whence = "from the cache" if self.cached else "not in the cache"
-        return f"compiled in {self.seconds:.1f} s, {whence}"
+        source = "from the cache" if self.cached else "not in the cache"
+        return f"compiled in {self.seconds:.1f} s, {source}"
 
 
 def compile_ahead(function: Any, *arguments: Any, mesh: jax.sharding.Mesh) -> Compiled:

@@ -1,4 +1,4 @@
-"""What the devices of a training step tell each other, placed by hand.
+"""The collectives of a training step, placed manually.
 
 The loss and its gradient run in a `jax.shard_map` that is manual over data, fsdp and context: each
 device sees its own rows and positions, and its own rows of every weight. Here are the few places
@@ -10,11 +10,11 @@ where devices meet:
 - tokens travel to the embedding's columns, not the table to the tokens (`look_up`);
 - weights outside the layers are gathered where they are used (`gathered`).
 
-Tensor parallelism stays with the compiler, which cannot split a collective that is placed by hand:
+Tensor parallelism stays with the compiler, which cannot split a collective that is placed manually:
 `over_tensor` makes the region around one manual over `tensor` too.
 
-By hand, because left to itself the compiler sums a gradient over devices once a loss chunk and once
-a microbatch, and gathers activations where it finds them smaller than weights.
+Left to itself the compiler would sum a gradient over devices once a loss chunk and once a
+microbatch, and gather activations where it finds them smaller than weights.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,7 @@
 
 `data` and `fsdp` split the batch, `fsdp` the parameters too (over the model width), `context` the
 positions of each sequence, `tensor` heads, feed-forward width and vocabulary. All are
-`AxisType.Auto`: outside the training step, which places everything but `tensor` by hand
+`AxisType.Auto`: outside the training step, which places everything but `tensor` manually
 (`lrkv_jax.distributed.manual_sharding`), the compiler places what no rule names.
 """
 

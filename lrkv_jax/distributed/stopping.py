@@ -65,8 +65,8 @@ class Stopping:
     ) -> Iterator[StopRequest]:
         """Note signals for the loop instead; in several processes around the same one.
 
-        Yields an object whose `after(step)` says whether the run stops after this step, to be asked
-        after every step. `warn` is called once with what a signal leads to, from any thread.
+        Yields an object whose `after(step)`, to be called after every step, is true for the last
+        one. `warn` is called once with what a signal leads to, from any thread.
         """
         request = self._request = StopRequest(self, start_step, warn)
         try:
@@ -184,8 +184,8 @@ class StopRequest:
             if stopping.due() and not published:
                 published = True
                 number = int(stopping.signal or 0)  # 0: the time is over
-                client.key_value_set(f"{self._name}/told/{self._processes.index}", str(number))
-            answers = client.key_value_dir_get(f"{self._name}/told/")
+                client.key_value_set(f"{self._name}/signals/{self._processes.index}", str(number))
+            answers = client.key_value_dir_get(f"{self._name}/signals/")
             if answers:
                 # The loop cannot pass a step while this is held, here or in any process.
                 with self._lock:

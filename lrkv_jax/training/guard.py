@@ -28,7 +28,7 @@ _MIN_DEVIATION = 1e-3  # of the median
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GuardState:
-    """The last W finite losses (NaN: none yet), and the steps skipped in all and of late."""
+    """The last W finite losses (NaN: none yet), and the steps skipped in all and in a row."""
 
     losses_W: Float[Array, "W"]
     skipped: Int[Array, ""]
@@ -57,8 +57,8 @@ def check_step(
     if config.skip_spikes and config.spike is not None:
         take &= ~(deviations > config.spike)
     # A skipped spike is remembered too: after half a window of such losses, they are the normal.
-    kept = jnp.where(jnp.isfinite(loss), loss, state.losses_W[step % WINDOW])
-    losses_W = state.losses_W.at[step % WINDOW].set(kept)
+    remembered = jnp.where(jnp.isfinite(loss), loss, state.losses_W[step % WINDOW])
+    losses_W = state.losses_W.at[step % WINDOW].set(remembered)
     new = GuardState(
         losses_W,
         jnp.where(take, state.skipped, state.skipped + 1),
@@ -74,7 +74,7 @@ def _deviations(losses_W: Float[Array, "W"], loss: Float[Array, ""]) -> Float[Ar
 
 
 def _median(values_W: Float[Array, "W"]) -> Float[Array, ""]:
-    """NaN if one is: they sort to the end, and `jnp.median` would look for them apart."""
+    """NaN if one is: they sort to the end, and `jnp.median` would search for them separately."""
     ordered_W = jnp.sort(values_W)
     middle = (ordered_W[WINDOW // 2 - 1] + ordered_W[WINDOW // 2]) / 2
     return jnp.where(jnp.isnan(ordered_W[-1]), jnp.nan, middle)

@@ -64,7 +64,7 @@ def train(
     result.
 
     In a run of several processes (`lrkv_jax.distributed.start` returns `processes`) each makes the same
-    call; process 0 builds the data, and all text is written by it.
+    call; process 0 builds the data and prints all text.
 
     Raises `LrkvError`, before anything is written, for a mesh, a model or data that do not fit,
     and for a run directory that holds another run or that another process trains in.
@@ -181,7 +181,7 @@ def _check_saved(
     if stopped:
         progress.info(lost)
         return
-    with setup.processes.together():  # it is so in all: process 0 says it
+    with setup.processes.together():  # all have failed: process 0 reports it
         raise LrkvError(f"{lost}, once {setup.directory} has space and can be written")
 
 

@@ -1,4 +1,4 @@
-"""The loss of a batch and its gradient, each device with its own rows and positions.
+"""The loss of a batch and its gradient, computed by each device for its rows and positions.
 
 Both run in one `jax.shard_map`, manual over data, fsdp and context
 (`lrkv_jax.distributed.manual_sharding`).
@@ -40,7 +40,7 @@ def make_loss(
     """(params, tokens [B, U]) → −log p in nats of each token after the first, U = T + 1.
 
     A pure function, to be jitted; it makes no logits for more than about `chunk` tokens a device.
-    Tokens that are no targets have their nats too: whoever sums leaves them out.
+    Tokens that are no targets have their nats too: the caller leaves them out of its sum.
     """
 
     def local(params, tokens_bU):

@@ -75,8 +75,8 @@ class MetricsLog:
     """The rows of a run in `metrics.jsonl`, and their scalars for TensorBoard.
 
     Opening it for a run that resumes at `start_step` drops the rows past that step and keeps each
-    step once, in order. Rows that the disk does not take are kept and tried again with the next
-    one; `warn` says when that begins. `also` gets the same scalars as TensorBoard. A process that
+    step once, in order. Rows that cannot be written are tried again with the next one; `warn` says
+    so once. `also` gets the same scalars as TensorBoard. A process that
     does not `write` logs nothing. Use as a context manager.
     """
 
@@ -96,7 +96,7 @@ class MetricsLog:
         rows = {row["step"]: row for row in read_metrics(run_dir) if row["step"] <= start_step}
         # Replaced in one move, so that a kill leaves the old file or the new one.
         files.write(self._path, "".join(f"{json.dumps(rows[step])}\n" for step in sorted(rows)))
-        # Unbuffered: what is not written is known, and is in `_unwritten`.
+        # Unbuffered: what could not be written is in `_unwritten`.
         self._file = self._path.open("ab", buffering=0)
         self._unwritten = b""
         self._failing = False

@@ -41,7 +41,7 @@ class SkippedSteps:
     def stop_if_hopeless(self, row: dict[str, Any]) -> None:
         """Raise `LrkvError` after `guard.stop_after` skipped steps in a row."""
         if row.get("skipped_in_a_row", 0) >= self._config.stop_after:
-            with self._processes.together():  # all have come to the same end: process 0 says it
+            with self._processes.together():  # all stop here: process 0 reports it
                 raise LrkvError(
                     f"{row['skipped_in_a_row']} steps in a row were skipped, up to step "
                     f"{row['step']}: a lower learning rate or a higher guard.stop_after resumes "

@@ -57,9 +57,9 @@ def learning_specs(config: RunConfig) -> Any:
         return every
 
     def of(path, spec):
-        *_, room, name = (step.key for step in path)
+        *_, module, name = (step.key for step in path)
         read = name.startswith(("query", "output"))
-        return spec if room == "attention" and not read else replace(spec, group="still")
+        return spec if module == "attention" and not read else replace(spec, group="still")
 
     return jax.tree.map_with_path(of, every)
 

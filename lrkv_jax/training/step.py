@@ -33,7 +33,7 @@ def make_train_step(
 
     It consumes the state. Gradients of `accumulation` microbatches are averaged before the
     optimizer sees them. Metrics are scalars by name: `loss` (nats per target), `bpb` (specials
-    excluded), `grad_norm` before clipping, each group's learning rate, what the guard says
+    excluded), `grad_norm` before clipping, each group's learning rate, what the guard found
     (`spike`, `skipped`, `in_a_row`), and a fingerprint of the `batch`.
     """
     optimizer = optimizer_of(config)

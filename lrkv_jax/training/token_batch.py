@@ -1,7 +1,7 @@
 """What a batch of token ids holds beside its ids: documents, positions, and which are targets.
 
-Documents start with BOS, so a row needs no second array to tell them apart. An id that is no target
-(padding, or what the user said, under an assistant's loss) is stored as its complement ~id, which
+Documents start with BOS, so a row needs no second array to separate them. An id that is no target
+(padding, or a user's turn, under an assistant's loss) is stored as its complement ~id, which
 is negative: rows stay one int32 array from the file to the device.
 
 B rows  U tokens of a row  T = U − 1 positions of inputs
@@ -34,7 +34,7 @@ class BatchFormat:
 
     @classmethod
     def of(cls, config: RunConfig, bos: int) -> BatchFormat:
-        """The format of a run's records, read as its `train` says; `bos` is its tokenizer's."""
+        """The format of a run's records under its `train` settings; `bos` is its tokenizer's."""
         train = config.train
         # A mixture names its targets; the last of the epochs fills its batch with what is none.
         masked = config.data.mixture is not None or train.epochs is not None

@@ -124,7 +124,7 @@ def test_without_a_home_directory_programs_are_not_kept_and_everything_runs(
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert use_cache(Processes()) is None and not jax.config.jax_enable_compilation_cache
     said = capsys.readouterr().err
-    assert said.startswith("lrkv: compiled programs are not kept: ") and said.count("\n") == 1
+    assert said.startswith("lrkv: compiled programs are not cached: ") and said.count("\n") == 1
     assert "LRKV_COMPILATION_CACHE" in said
 
 

@@ -72,16 +72,16 @@ class Checkpointer:
             layout.sweep(self.directory)
 
     def steps(self) -> list[int]:
-        """The steps that were saved whole, in order; `restore` says whether they still are."""
+        """The steps whose save was completed, in order; `restore` finds out if one is damaged."""
         there = layout.numbered(self.directory).items()
         return [step for step, path in there if (path / layout.MANIFEST).is_file()]
 
-    def agreed(self, *, whole: bool = True) -> list[int]:
-        """The steps, or with `whole` False all that claim to be, as process 0 sees them.
+    def agreed(self, *, complete: bool = True) -> list[int]:
+        """The steps as process 0 sees them; or all that claim to be steps.
 
         Two hosts may see a network file system differently, and would then wait for each other.
         """
-        seen = self.steps() if whole else list(layout.numbered(self.directory))
+        seen = self.steps() if complete else list(layout.numbered(self.directory))
         return self._processes.exchange(seen)[0]
 
     def latest(self) -> int | None:
@@ -93,7 +93,7 @@ class Checkpointer:
         return best_of(self.directory, self.steps())
 
     def manifest(self, step: int | None = None) -> dict[str, Any]:
-        """What a step (the newest, unless given) says about itself: configuration, tokens, arrays.
+        """The manifest of a step (by default the newest): configuration, tokens, arrays.
 
         Raises `LrkvError` if there is no such step or its manifest is damaged.
         """
@@ -216,7 +216,7 @@ class Checkpointer:
         nothing starts from scratch unasked.
         """
         unsound: dict[int, str] = {}
-        for step in reversed(self.agreed(whole=False)):
+        for step in reversed(self.agreed(complete=False)):
             try:
                 items = read_verified(self.directory / str(step), abstract, self._processes)
             except Damaged as damage:
@@ -260,7 +260,7 @@ class Checkpointer:
         self._warn(f"checkpoint {path} is damaged: {reason}; {outcome}")
 
     def _publish(self, written: Path, content: dict[str, Any], words: list[str]) -> None:
-        """Read back what was written, note what it is, and make it a step."""
+        """Checksum the files, write the manifest, and make it a step."""
         for array, word in zip(content["arrays"].values(), words, strict=True):
             array["fingerprint"] = word
         files = layout.checksums(written)
@@ -378,7 +378,7 @@ def _check_fits(path: Path, saved: dict[str, Any], abstract: dict[str, Any]) -> 
 
 
 def one_line(error: Exception, directory: Path | None = None) -> str:
-    """What a library says went wrong, short; paths are relative to `directory`."""
+    """A library's error message, shortened; paths are relative to `directory`."""
     text = " ".join(str(error).split())
     if directory is not None:
         text = text.replace(f"{directory}/", "")

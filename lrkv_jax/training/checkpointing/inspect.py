@@ -1,6 +1,6 @@
 """A run's checkpoints from outside: which there are, and whether each is sound.
 
-Works on a run in progress: a step is there whole or not at all.
+Works on a run in progress too.
 """
 
 from __future__ import annotations
