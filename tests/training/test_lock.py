@@ -11,9 +11,8 @@ import pytest
 
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.training.lock import RunLock
 from lrkv_jax.training.loop import train
-from lrkv_jax.training.run_dir import open_run
+from lrkv_jax.training.run_dir import RunLock, open_run
 from lrkv_jax.training.state import resolve
 
 # A holder without the package, whose imports take seconds: locks, writes who it is, and waits.
