@@ -40,11 +40,8 @@ def _serving(x_BTGK, H, key_heads):
 
     Where `tensor` does not divide the model's key/value heads, each shard holds them all.
     """
-    G, tensor, context = (
-        x_BTGK.shape[2],
-        manual_sharding.size(TENSOR),
-        manual_sharding.size(CONTEXT),
-    )
+    tensor, context = manual_sharding.size(TENSOR), manual_sharding.size(CONTEXT)
+    G = x_BTGK.shape[2]
     share = H * tensor // key_heads  # query heads that one key head serves
     h = H // context
     here = max(1, h // share)
