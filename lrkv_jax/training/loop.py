@@ -112,10 +112,8 @@ def train(
         )
 
         callbacks = Callbacks(setup, checkpoints, log, progress)
-        reports = _Reports(setup, program, log, progress, profile, callbacks)
-        step, stopped = _steps(
-            setup, program, reports, callbacks, state, start, end, stop_requested
-        )
+        loop = _Loop(setup, program, log, progress, profile, callbacks)
+        step, stopped = loop.run(state, start, end, stop_requested)
         # Under `hold`: a signal that comes twice must not end what the first one saves.
         with progress.doing("save", step):
             checkpoints.wait()
@@ -184,8 +182,8 @@ def _check_saved(
         raise LrkvError(f"{lost}, once {setup.directory} has space and can be written")
 
 
-class _Reports:
-    """From a step's metrics to its row in the log and its line on the display."""
+class _Loop:
+    """Takes the steps; the row of each goes to the log and the display while the next one runs."""
 
     def __init__(
         self,
@@ -196,74 +194,58 @@ class _Reports:
         profile: Profile,
         callbacks: Callbacks,
     ):
+        self._setup, self._program, self._callbacks = setup, program, callbacks
         self._log, self._progress, self._profile = log, progress, profile
-        self._callbacks = callbacks
         self._skipped_steps, self._meter = SkippedSteps(setup, progress), Meter(setup)
         # In the first row alone.
         self._more = {"compile_seconds": program.seconds, "compile_cached": program.cached}
 
-    def restart(self) -> None:
-        """Leave out of the next row's time what happened since the last."""
+    def run(
+        self, state: TrainState, start: int, end: int, stop_requested: StopRequest
+    ) -> tuple[int, bool]:
+        """Run steps start + 1 to end; return the last one done, and whether a signal stopped it."""
+        setup, callbacks, watchdog = self._setup, self._callbacks, self._progress.watchdog
+        pending, step, stopped = None, start, False
         self._meter.restart()
+        watchdog.at("data", step + 1)
+        for tokens_bU in setup.loader.iterate(start, end):
+            watchdog.at("step", step + 1)
+            self._profile.before(step + 1)
+            batch = as_argument(setup.placed, setup.config.train.batch, tokens_bU)
+            state, metrics = self._program.call(state, batch)
+            step += 1
+            if pending:
+                # The device is already busy with the next step while we wait for this one.
+                self._report(self._row(*pending))
+            pending = (step, metrics)
+            if callbacks.comes_after(step, end):
+                row = self._row(step, metrics)
+                row |= callbacks.validate(state, step)
+                # Before the save: what a checkpoint has behind it must stand in the log.
+                self._report(row)
+                callbacks.save_and_sample(state, step)
+                pending = None
+                self._meter.restart()
+            if stop_requested.after(step) and step < end:
+                stopped = True
+                break
+            watchdog.at("data", step + 1)
+        if pending:
+            self._report(self._row(*pending))
+        if step > start:
+            callbacks.save(state, step)
+        return step, stopped
 
-    def at(self, activity: str, step: int) -> None:
-        """The loop waits for a step's data, or dispatches it."""
-        self._progress.watchdog.at(activity, step)
-        if activity == "step":
-            self._profile.before(step)
-
-    def row(self, step: int, metrics: dict[str, Array]) -> dict[str, Any]:
+    def _row(self, step: int, metrics: dict[str, Array]) -> dict[str, Any]:
         """The row of a step, which this waits for."""
         row = self._meter.row(step, metrics) | self._callbacks.failed_saves() | self._more
         self._profile.after(step)
         self._more = {}
         return row
 
-    def report(self, row: dict[str, Any]) -> None:
+    def _report(self, row: dict[str, Any]) -> None:
         """Log and show a row; raises `LrkvError` where the guard has skipped too many steps."""
         row = self._skipped_steps.check(row)
         self._log.row(row)
         self._progress.step(row)
         self._skipped_steps.stop_if_hopeless(row)
-
-
-def _steps(
-    setup: Setup,
-    program: Compiled,
-    reports: _Reports,
-    callbacks: Callbacks,
-    state: TrainState,
-    start: int,
-    end: int,
-    stop_requested: StopRequest,
-) -> tuple[int, bool]:
-    """Run steps start + 1 to end; return the last one done, and whether a signal stopped it."""
-    pending, step, stopped = None, start, False
-    reports.restart()
-    reports.at("data", step + 1)
-    for tokens_bU in setup.loader.iterate(start, end):
-        reports.at("step", step + 1)
-        batch = as_argument(setup.placed, setup.config.train.batch, tokens_bU)
-        state, metrics = program.call(state, batch)
-        step += 1
-        if pending:
-            # The device is already busy with the next step while we wait for this one.
-            reports.report(reports.row(*pending))
-        pending = (step, metrics)
-        if callbacks.comes_after(step, end):
-            row = reports.row(step, metrics)
-            row |= callbacks.validate(state, step)
-            # Before the save: what a checkpoint has behind it must stand in the log.
-            reports.report(row)
-            callbacks.save_and_sample(state, step)
-            pending = None
-            reports.restart()
-        if stop_requested.after(step) and step < end:
-            stopped = True
-            break
-        reports.at("data", step + 1)
-    if pending:
-        reports.report(reports.row(*pending))
-    if step > start:
-        callbacks.save(state, step)
-    return step, stopped
