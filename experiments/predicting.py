@@ -39,13 +39,13 @@ class Seen:
         from lrkv_jax.interop.convert import OWN, SECOND, heads_of
         from lrkv_jax.interop.texts import texts
         from lrkv_jax.training.restore import load_run
-        from lrkv_jax.training.rows import RowFormat
+        from lrkv_jax.training.token_batch import BatchFormat
 
         self.run = run = load_run(source)
         self.model = model = run.config.model
         self.groups = model.attention.key_heads(model)
         self.heads = [heads for heads, _ in heads_of(model, run.params)]
-        names, how = (OWN, SECOND), RowFormat.of(run.config, run.tokenizer.bos)
+        names, how = (OWN, SECOND), BatchFormat.of(run.config, run.tokenizer.bos)
         self.texts = list(texts(
             names, run.config, run.tokenizer, context=context, learnt=tokens, heldout=tokens
         ))  # fmt: skip

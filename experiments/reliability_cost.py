@@ -1,4 +1,4 @@
-"""What promises cost: the guard in a step, fingerprints and seals in a save, checks in a restore.
+"""What promises cost: the guard in a step, checksums in a save, checks in a restore.
 
     python experiments/reliability_cost.py [--scale quickstart] [--out FILE.json] [KEY=VALUE ...]
 
@@ -24,9 +24,9 @@ from orbax.checkpoint import v1 as ocp
 
 from lrkv_jax.config import load_config
 from lrkv_jax.distributed.mesh import make_mesh
-from lrkv_jax.training.checkpointing import Checkpointer, manifest
+from lrkv_jax.training.checkpointing import Checkpointer, layout
 from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprint, fingerprints
-from lrkv_jax.training.guard import judge, unless
+from lrkv_jax.training.guard import check_step, select
 from lrkv_jax.training.state import (
     abstract_state,
     checkpoint_items,
@@ -54,12 +54,12 @@ def step_times(config, mesh, samples: int) -> list[float]:
     shape = config.train.batch, config.train.context + 1
     tokens = np.random.default_rng(0).integers(0, config.model.vocabulary, shape, np.int32)
     with jax.set_mesh(mesh):
-        leaves = jax.tree.leaves(init_state(config, mesh))
-        step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32)).on_leaves
+        state = init_state(config, mesh)
+        step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32))
 
         def run():
-            nonlocal leaves
-            leaves, metrics = step(leaves, tokens)
+            nonlocal state
+            state, metrics = step(state, tokens)
             jax.block_until_ready(metrics)
 
         return in_turns({"step": run}, samples)["step"]
@@ -73,11 +73,11 @@ def update_times(config, mesh, samples: int) -> dict[str, list[float]]:
         def update(params, opt_state, guard, step, grads, loss, norm, tokens):
             take, told = True, (loss, norm)
             if guarded:
-                take, guard, height = judge(config.guard, guard, step, loss, norm)
+                take, guard, height = check_step(config.guard, guard, step, loss, norm)
                 told = height, fingerprint(tokens)
             updates, moments = optimizer.update(grads, opt_state, params)
             new = optax.apply_updates(params, updates), moments
-            new = unless(take, new, (params, opt_state)) if guarded else new
+            new = select(take, new, (params, opt_state)) if guarded else new
             return *new, guard, step + 1, told
 
         return jax.jit(update, donate_argnums=(0, 1))
@@ -142,13 +142,13 @@ def save_times(config, mesh, samples: int) -> tuple[dict[str, list[float]], int]
 
     try:
         orbax()
-        files = manifest.seal(folder / "orbax")
+        files = layout.checksums(folder / "orbax")
         saves = {
             "save": ours,
             "save_orbax": orbax,
             "fingerprints": lambda: as_hex(fingerprints(items)),
-            "seal": lambda: manifest.seal(folder / "orbax"),
-            "manifest": lambda: manifest.write(folder / "orbax", about | {"files": files}),
+            "seal": lambda: layout.checksums(folder / "orbax"),
+            "manifest": lambda: layout.write_manifest(folder / "orbax", about | {"files": files}),
         }
         times = in_turns(saves, samples) | {"blocked": blocked[1:]}
         orbax()  # without a manifest

@@ -148,7 +148,7 @@ def record(run: design.Planned) -> dict:
         "finished": time.strftime("%Y-%m-%d"),
         # The last row has the whole split's beside that of the batches that others have.
         "validation": [
-            (row["step"], row.get("sampled_bpb", row["validation_bpb"]))
+            (row["step"], row.get("val_bpb_subset", row["validation_bpb"]))
             for row in rows
             if "validation_bpb" in row
         ],

@@ -1,7 +1,6 @@
-"""`lrkv checkpoint`: what a run has saved, whether it is sound, and what may be deleted."""
+"""`lrkv checkpoint`: what a run has saved, and whether it is sound."""
 
 import json
-import os
 import sys
 import time
 from typing import Annotated
@@ -14,12 +13,7 @@ from rich.table import Table
 from lrkv_jax.cli.shared import Json, Run, group, step_named
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
-checkpoint_app = group("checkpoint", "List, verify and prune a run's checkpoints.")
-
-
-def _on_the_host() -> None:
-    """Use the host as the device that Orbax and fingerprints need: a GPU may be training."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+checkpoint_app = group("checkpoint", "List and verify a run's checkpoints.")
 
 
 @checkpoint_app.command("list")
@@ -28,7 +22,6 @@ def checkpoint_list(run: Run, as_json: Json = False) -> None:
 
     Only manifests are read.
     """
-    _on_the_host()
     from lrkv_jax.training.checkpointing.inspect import entries
 
     _print(entries(run), as_json)
@@ -42,11 +35,10 @@ def checkpoint_verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read every file and array and compare them with what was saved.
+    """Read every file and compare it with what was saved.
 
     Exits with 2 if anything is damaged.
     """
-    _on_the_host()
     from lrkv_jax.training.checkpointing.inspect import entries, verify
 
     there = entries(run)
@@ -59,26 +51,6 @@ def checkpoint_verify(
     _print(checked, as_json, checked=True)
     if not checked or any(entry.damage for entry in checked):
         sys.exit(EXIT_BAD_INPUT)
-
-
-@checkpoint_app.command("prune")
-def checkpoint_prune(
-    run: Run,
-    keep: Annotated[
-        int, typer.Option(help="How many of the newest sound steps to keep, beside the best")
-    ] = 1,
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
-    ] = False,
-) -> None:
-    """Delete old steps, after newer ones have been verified."""
-    _on_the_host()
-    from lrkv_jax.training.checkpointing.inspect import prune
-
-    gone = prune(run, keep, dry=dry)
-    verb = "would delete" if dry else "deleted"
-    steps = ", ".join(str(entry.step) for entry in gone) or "none"
-    print(f"{verb} {len(gone)} of {run}'s checkpoints: {steps}")
 
 
 def _print(entries, as_json: bool, *, checked: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from typing import Annotated
 
 import typer
@@ -9,7 +10,6 @@ from rich.console import Console
 
 from lrkv_jax.cli.shared import Config, Json, Overrides, app, seconds_of, start_alone, working
 from lrkv_jax.distributed import cluster_env
-from lrkv_jax.distributed.startup import Startup
 from lrkv_jax.distributed.stopping import Stopping
 from lrkv_jax.errors import EXIT_START_AGAIN
 
@@ -76,8 +76,7 @@ def train(
     A run that exists resumes from its newest sound checkpoint. Ctrl-C and SIGTERM finish the step,
     save, and exit with 75: start the same command again.
     """
-    startup = Startup.of_the_process()
-    deadline = None if time_limit is None else startup.began + seconds_of(time_limit)
+    deadline = None if time_limit is None else time.monotonic() + seconds_of(time_limit)
     from lrkv_jax.config import load_config
 
     with Stopping(deadline=deadline) as stopping:
@@ -87,15 +86,12 @@ def train(
             from lrkv_jax.distributed import start
             from lrkv_jax.training.loop import train as run_training
 
-            startup.phase("imports")
             processes = start()
-            startup.phase("processes")
             with processes.together():
                 run = run or load_config(config, overrides or [])
         result = run_training(
-            run, until=until, stopping=stopping, startup=startup, allow=allow_change or (),
-            processes=processes,
-        )  # fmt: skip
+            run, until=until, stopping=stopping, allow=allow_change or (), processes=processes
+        )
     sys.exit(EXIT_START_AGAIN if result.stopped else 0)
 
 

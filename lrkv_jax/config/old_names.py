@@ -7,6 +7,13 @@ from typing import Any
 # Groups of settings that changed no result: whether a plan may refuse a run.
 GONE = ("plan",)
 
+# Metrics in the rows of `metrics.jsonl` and of archived runs.
+METRICS = {
+    "sampled_loss": "val_loss_subset",
+    "sampled_bpb": "val_bpb_subset",
+    "outside_step": "host_share",
+}
+
 
 def of_today(raw: dict[str, Any]) -> dict[str, Any]:
     """Settings of a configuration as they are called today; the argument stays as it is."""
@@ -32,3 +39,8 @@ def _variant(name: str, entry: Any) -> Any:
     if kind == "mla" and entry.get("rope") == "latent":
         return {**entry, "kind": "mla_latent"}
     return entry
+
+
+def metrics_of_today(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of metrics with its columns as they are called today."""
+    return {METRICS.get(name, name): value for name, value in row.items()}

@@ -22,7 +22,7 @@ def docstring_rows(tokenizer: Tokenizer, context: int) -> np.ndarray:
     """The text as records: int32 [rows, context + 1], each from the last id of the one before.
 
     Each module's docstrings begin with BOS. The last row is filled up with complemented ids, which
-    are no targets (`lrkv_jax.training.rows`).
+    are no targets (`lrkv_jax.training.token_batch`).
     """
     ids = [i for one in tokenizer.encode_batch(docstrings()) for i in (tokenizer.bos, *one)]
     rows = -(-(len(ids) - 1) // context)

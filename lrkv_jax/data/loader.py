@@ -127,7 +127,7 @@ class Loader:
     def _read(self, step: int, rows: range) -> np.ndarray:
         there = self._records.read(self._indices(step, rows))
         missing = len(rows) - len(there)
-        # Complemented ids are no targets (`lrkv_jax.training.rows`).
+        # Complemented ids are no targets (`lrkv_jax.training.token_batch`).
         return np.pad(there, ((0, missing), (0, 0)), constant_values=~self.tokenizer.bos)
 
     def _indices(self, step: int, rows: range) -> list[int]:

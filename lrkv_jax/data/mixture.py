@@ -28,10 +28,10 @@ OnSet = Callable[[int], None]  # how many sets are done
 class Packed:
     """A split's records, and what is in them.
 
-    records: int32, ids that are no targets complemented (`lrkv_jax.training.rows`). counts: what
-    `Records.counts` has (documents, tokens, bytes), `targets`, `cut` (conversations longer than a
-    record, which lose their end), `filled` (share of the records' tokens that are no padding).
-    parts: for each set its conversations and the sha256 of its examples.
+    records: int32, ids that are no targets complemented (`lrkv_jax.training.token_batch`). counts:
+    what `Records.counts` has (documents, tokens, bytes), `targets`, `cut` (conversations longer
+    than a record, which lose their end), `filled` (share of the records' tokens that are no
+    padding). parts: for each set its conversations and the sha256 of its examples.
     """
 
     records: Int[np.ndarray, "N U"]

@@ -29,9 +29,9 @@ def start(*, alone: str | None = None) -> Processes:
     if place is None and (note := cluster_env.left_out(os.environ)) and alone is None:
         print(f"lrkv: {note}", file=sys.stderr)
     # These load JAX.
-    from lrkv_jax.distributed import compilation, xla
+    from lrkv_jax.distributed import compilation
 
-    xla.take_memory(os.environ)
+    compilation.take_memory(os.environ)
     HERE.join()
     HERE.check_devices()
     compilation.use_cache(HERE)

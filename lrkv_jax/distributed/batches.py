@@ -20,13 +20,13 @@ def local_rows(rows: NamedSharding, batch: int) -> range:
 
     Raises `LrkvError` where they are not one run of rows, so that a host would read scattered ones.
     """
-    held: set[int] = set()
+    ours: set[int] = set()
     for index in rows.addressable_devices_indices_map((batch,)).values():
-        held.update(range(*index[0].indices(batch)))
-    first, last = min(held), max(held)
-    if len(held) != last - first + 1:
+        ours.update(range(*index[0].indices(batch)))
+    first, last = min(ours), max(ours)
+    if len(ours) != last - first + 1:
         raise LrkvError(
-            f"the mesh gives process {jax.process_index()} {len(held)} scattered rows of the batch "
+            f"the mesh gives process {jax.process_index()} {len(ours)} scattered rows of the batch "
             f"from {first} to {last}: order the devices by process"
         )
     return range(first, last + 1)
@@ -44,6 +44,6 @@ def as_argument(
     return jax.make_array_from_process_local_data(rows, tokens_bU, shape)
 
 
-def whole_on_devices(rows: NamedSharding, tokens_BU: np.ndarray) -> Int[Array, "B U"]:
+def global_batch(rows: NamedSharding, tokens_BU: np.ndarray) -> Int[Array, "B U"]:
     """The same for a batch that every process has read whole; each gives its devices their part."""
     return jax.make_array_from_callback(tokens_BU.shape, rows, lambda index: tokens_BU[index])

@@ -1,9 +1,9 @@
-"""Which process of how many this one is, as its launcher's environment says.
+"""The place of this process among the others, from its launcher's environment.
 
 A run of several processes needs three facts before JAX starts: where process 0 listens,
 how many processes there are, and which of them this is. Slurm leaves them in the
 environment of a step's tasks, and an indexed Kubernetes Job leaves the number. Under any
-other launcher `LRKV_COORDINATOR`, `LRKV_PROCESSES` and `LRKV_PROCESS` say them.
+other launcher `LRKV_COORDINATOR`, `LRKV_PROCESSES` and `LRKV_PROCESS` give them.
 
 The detection of `jax.distributed.initialize` is not used. Under Slurm it leaves each
 process one device, whatever the node holds, and reads the job's `SLURM_NTASKS` instead of
@@ -31,7 +31,7 @@ class ClusterEnv:
 
 
 def find(environment: Mapping[str, str]) -> ClusterEnv | None:
-    """What the environment says of this process, or None if it is alone.
+    """The place of this process, or None if it is alone.
 
     Raises `LrkvError` for values that are not numbers or of which one is missing.
     """

@@ -1,35 +1,44 @@
-"""Programs compiled ahead of time, and kept on disk for the next start.
+"""Programs compiled ahead of time with XLA's options, and kept on disk for the next start.
 
-The kept programs are JAX's persistent compilation cache, in a directory of this user's own: what
+The stored programs are JAX's persistent compilation cache, in a directory of this user's own: what
 is in it is run, so nobody else may write there. JAX's key of a program holds the versions, the
 options, and the kind of device; of a CPU its instruction sets too, so a home directory may serve
 many hosts. Process 0 writes and all read. That only works where they read the same directory: on
 GPUs, processes divide the search for the fastest kernels among them, and one that has found its
 program on disk would leave the others waiting for its share.
+
+Options are given to the compiler with the program, not through `XLA_FLAGS`: a name that this XLA
+does not know is then an error in one line, where `XLA_FLAGS` would end the process, and no other
+program of the process changes. docs/clusters.md has what was considered and left out.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from lrkv_jax.distributed import xla
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.errors import LrkvError
 
 # Shorter ones are quicker compiled than found on a network file system.
 MIN_COMPILE_SECONDS = 0.5
 
-_MEND = "set LRKV_COMPILATION_CACHE to a directory of your own, or to off"
+# What is left is for the collectives' buffers, the libraries' workspaces and CUDA's context.
+MEMORY_FRACTION = "0.92"
+# A layer's weights arrive while the layer before it computes.
+BETWEEN_GPUS = {"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_ON"}
+
+_FIX = "set LRKV_COMPILATION_CACHE to a directory of your own, or to off"
 _HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -54,12 +63,12 @@ def use_cache(processes: Processes) -> Path | None:
         directory = Path(os.path.expanduser(chosen)) if chosen else _default_directory()
         reason = _made(directory)
         if reason and chosen:
-            raise LrkvError(f"{reason}: {_MEND}")
+            raise LrkvError(f"{reason}: {_FIX}")
     why = ""
     # Another host may have no home where this one has one.
     if reasons := [text for text in processes.exchange(reason) if text]:
-        why = f"{reasons[0]}; {_MEND}"
-    elif blind := processes.that_do_not_see(directory):
+        why = f"{reasons[0]}; {_FIX}"
+    elif blind := processes.without_access_to(directory):
         why = (
             f"{blind[0]} does not see {directory}; set LRKV_COMPILATION_CACHE to a directory that "
             "all hosts share"
@@ -67,7 +76,7 @@ def use_cache(processes: Processes) -> Path | None:
     if why:  # all go on without it
         jax.config.update("jax_enable_compilation_cache", False)
         if processes.index == 0:
-            print(f"lrkv: compiled programs are not kept: {why}", file=sys.stderr)
+            print(f"lrkv: compiled programs are not cached: {why}", file=sys.stderr)
         return None
     jax.config.update("jax_compilation_cache_dir", str(directory.absolute()))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
@@ -95,7 +104,7 @@ def _made(directory: Path) -> str:
     except OSError as error:
         return f"{directory} cannot be made ({error.strerror})"
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
-        raise LrkvError(f"{directory} can be written by others, and what it holds is run: {_MEND}")
+        raise LrkvError(f"{directory} can be written by others, and what it holds is run: {_FIX}")
     return ""
 
 
@@ -111,12 +120,12 @@ class Compiled:
     cached: bool
 
     def __str__(self) -> str:
-        whence = "from the cache" if self.cached else "not in the cache"
-        return f"compiled in {self.seconds:.1f} s, {whence}"
+        source = "from the cache" if self.cached else "not in the cache"
+        return f"compiled in {self.seconds:.1f} s, {source}"
 
 
 def compile_ahead(function: Any, *arguments: Any, mesh: jax.sharding.Mesh) -> Compiled:
-    """Lower and compile a jitted function for abstract arguments on a mesh, with `xla.options`.
+    """Lower and compile a jitted function for abstract arguments on a mesh, with `xla_options`.
 
     Raises `LrkvError` if this XLA does not know one of them.
     """
@@ -131,7 +140,7 @@ def compile_ahead(function: Any, *arguments: Any, mesh: jax.sharding.Mesh) -> Co
     try:
         with jax.set_mesh(mesh):
             lowered = function.lower(*arguments)
-            call = lowered.compile(compiler_options=xla.options(mesh))
+            call = lowered.compile(compiler_options=xla_options(mesh))
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" in str(error):
             reason = str(error).splitlines()[0]
@@ -142,24 +151,24 @@ def compile_ahead(function: Any, *arguments: Any, mesh: jax.sharding.Mesh) -> Co
     return Compiled(call, time.monotonic() - began, hits > 0)
 
 
-class Compiling:
-    """`compile_ahead` in a thread of its own, while the caller prepares what it will run on.
+def xla_options(mesh: jax.sharding.Mesh) -> dict[str, str]:
+    """The compiler's options for a program on this mesh; empty except between GPUs.
 
-    Use as a context manager: leaving it waits for the thread, which the process must outlive.
+    `LRKV_XLA_FLAGS=off` leaves all of them out, and `XLA_FLAGS` those that it names.
     """
+    chosen = os.environ.get("LRKV_XLA_FLAGS", "on")
+    if chosen not in ("on", "off"):
+        raise LrkvError(f"LRKV_XLA_FLAGS = {chosen}: use on or off")
+    if chosen == "off" or mesh.size == 1 or mesh.devices.flat[0].platform != "gpu":
+        return {}
+    named = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
+    return {name: value for name, value in BETWEEN_GPUS.items() if name not in named}
 
-    def __init__(self, function: Any, *arguments: Any, mesh: jax.sharding.Mesh):
-        # Not `Thread.join`, which after a Ctrl-C takes a thread that runs for one that has ended.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-        self._program = self._pool.submit(compile_ahead, function, *arguments, mesh=mesh)
 
-    def __enter__(self) -> Compiling:
-        return self
+def take_memory(environment: MutableMapping[str, str]) -> None:
+    """Let JAX take `MEMORY_FRACTION` of a GPU's memory, where it takes 0.75 by itself.
 
-    def __exit__(self, *_) -> None:
-        wait([self._program])
-        self._pool.shutdown()
-
-    def result(self) -> Compiled:
-        """The program, once it is there; raises what compiling it raised."""
-        return self._program.result()
+    Read when the backend starts. The older name still works, but not beside the newer one.
+    """
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in environment:
+        environment.setdefault("XLA_CLIENT_MEM_FRACTION", MEMORY_FRACTION)

@@ -2,8 +2,8 @@
 
 `data` and `fsdp` split the batch, `fsdp` the parameters too (over the model width), `context` the
 positions of each sequence, `tensor` heads, feed-forward width and vocabulary. All are
-`AxisType.Auto`: outside the training step, which places everything but `tensor` by hand
-(`lrkv_jax.distributed.by_hand`), the compiler places what no rule names.
+`AxisType.Auto`: outside the training step, which places everything but `tensor` manually
+(`lrkv_jax.distributed.manual_sharding`), the compiler places what no rule names.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The processes of a run as one: joining, failing together, and looking at the same files.
 
-What they say to each other here goes through the key-value store of JAX's coordination service:
+Their messages go through the key-value store of JAX's coordination service:
 no device takes part, so it works while devices differ, and may wait for hours. A process alone
 needs none of it, and every method is then as cheap as a comparison.
 
@@ -27,7 +27,7 @@ from lrkv_jax.errors import LrkvError
 JOIN_SECONDS = 300
 # JAX's service ends the processes of a run this long after one of them was last alive.
 HEARTBEAT_SECONDS = 60
-# A process that waits this long for the others says so: JAX ends it without a word of where.
+# A process that waits this long for the others prints where: JAX ends it without that.
 _WAIT_SECONDS = 10
 # Process 0 may build a dataset while the others wait.
 _PATIENCE_MS = 7 * 24 * 3600 * 1000
@@ -36,7 +36,7 @@ _APPEAR_SECONDS = 30
 
 
 class StoppedElsewhere(LrkvError):
-    """Another process says what is wrong; this one's message is empty."""
+    """Another process reports what is wrong; this one's message is empty."""
 
 
 class Processes:
@@ -74,15 +74,16 @@ class Processes:
         jax.config.update("jax_enable_preemption_service", False)
         if place.process == 0:
             _check_port(place.coordinator)
-        with _waiting(place, seconds):
-            jax.distributed.initialize(
-                coordinator_address=place.coordinator,
-                num_processes=place.processes,
-                process_id=place.process,
-                cluster_detection_method="deactivate",
-                initialization_timeout=seconds,
-                heartbeat_timeout_seconds=heartbeat,
-            )
+        timer = _warn_later(place, seconds)
+        jax.distributed.initialize(
+            coordinator_address=place.coordinator,
+            num_processes=place.processes,
+            process_id=place.process,
+            cluster_detection_method="deactivate",
+            initialization_timeout=seconds,
+            heartbeat_timeout_seconds=heartbeat,
+        )
+        timer.cancel()
         self.as_jax_knows()
         self._hosts = self.exchange(socket.gethostname())
 
@@ -100,7 +101,7 @@ class Processes:
         return f"process {process}" + (f" on {self._hosts[process]}" if self._hosts else "")
 
     def who(self) -> str:
-        """How a line begins that one of several says for itself; nothing in process 0."""
+        """The beginning of a line from one of several processes; empty in process 0."""
         return f"{self.name(self.index)}: " if self.index else ""
 
     def must_leave(self) -> bool:
@@ -131,11 +132,11 @@ class Processes:
         """What every process gave to this call, in order; it ends when all have. JSON's types."""
         if self.count == 1:
             return [value]
-        talk = self.topic("talk")
-        self.client.key_value_set(f"{talk}/{self.index}", json.dumps(value))
-        self.wait_for_all(talk)
-        said = dict(self.client.key_value_dir_get(f"{talk}/"))
-        return [json.loads(said[f"{talk}/{process}"]) for process in range(self.count)]
+        topic = self.topic("exchange")
+        self.client.key_value_set(f"{topic}/{self.index}", json.dumps(value))
+        self.wait_for_all(topic)
+        values = dict(self.client.key_value_dir_get(f"{topic}/"))
+        return [json.loads(values[f"{topic}/{process}"]) for process in range(self.count)]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -182,16 +183,16 @@ class Processes:
             except RuntimeError as error:
                 raise LrkvError(f"the devices do not start: {_one_line(error)}") from error
             seen = Counter(device.process_index for device in all_devices)
-            wanted, whence = max(seen.values()), "another process sees"
+            wanted, source = max(seen.values()), "another process sees"
             if planned is not None:
-                wanted, whence = int(planned), "LRKV_LOCAL_DEVICES plans"
+                wanted, source = int(planned), "LRKV_LOCAL_DEVICES plans"
             if len(here) != wanted:
                 raise LrkvError(
                     f"{socket.gethostname()} sees {len(here)} {here[0].device_kind} devices, and "
-                    f"{whence} {wanted}: mend or leave out the host, or plan for what it has"
+                    f"{source} {wanted}: repair or leave out the host, or plan for what it has"
                 )
 
-    def that_do_not_see(self, directory: Path) -> list[str]:
+    def without_access_to(self, directory: Path) -> list[str]:
         """The names of the processes that do not see what process 0 writes in a directory."""
         if self.count == 1:
             return []
@@ -211,7 +212,7 @@ class Processes:
         return [self.name(process) for process, saw in enumerate(seen) if not saw]
 
 
-# The one of this process: who is not given it, and a command's entry after an error, finds it here.
+# This process's place, for callers that are not passed it.
 HERE = Processes()
 
 
@@ -233,9 +234,8 @@ def _check_port(coordinator: str) -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def _waiting(place: cluster_env.ClusterEnv, seconds: int) -> Iterator[None]:
-    """Say on stderr what this process waits for, where it waits for long."""
+def _warn_later(place: cluster_env.ClusterEnv, seconds: int) -> threading.Timer:
+    """A timer that writes on stderr what this process waits for, unless it is cancelled before."""
     text = (
         f"lrkv: process {place.process} of {place.processes} ({place.launcher}) waits for the "
         f"others at {place.coordinator}, up to {seconds} s (LRKV_JOIN_SECONDS)"
@@ -243,10 +243,7 @@ def _waiting(place: cluster_env.ClusterEnv, seconds: int) -> Iterator[None]:
     timer = threading.Timer(_WAIT_SECONDS, print, [text], {"file": sys.stderr})
     timer.daemon = True
     timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return timer
 
 
 def _one_line(error: Exception) -> str:

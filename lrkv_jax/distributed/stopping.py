@@ -61,14 +61,14 @@ class Stopping:
 
     @contextlib.contextmanager
     def hold(
-        self, start_step: int, tell: Callable[[str], None] = lambda text: None
+        self, start_step: int, warn: Callable[[str], None] = lambda text: None
     ) -> Iterator[StopRequest]:
         """Note signals for the loop instead; in several processes around the same one.
 
-        Yields an object whose `after(step)` says whether the run stops after this step, to be asked
-        after every step. `tell` is called once with what a signal leads to, from any thread.
+        Yields an object whose `after(step)`, to be called after every step, is true for the last
+        one. `warn` is called once with what a signal leads to, from any thread.
         """
-        request = self._request = StopRequest(self, start_step, tell)
+        request = self._request = StopRequest(self, start_step, warn)
         try:
             with request:
                 yield request
@@ -113,11 +113,11 @@ class Stopping:
                 request, now = self._request, time.monotonic()
                 if request is None:
                     name = signal.Signals(number[0]).name
-                    said = f"ended by {name} with nothing to save: the same command resumes"
-                    self._end_now(EXIT_START_AGAIN, said)
+                    text = f"ended by {name} with nothing to save: the same command resumes"
+                    self._end_now(EXIT_START_AGAIN, text)
                 if first is None:
                     first, self.signal = now, number[0]
-                    request.tell_once(number[0])
+                    request.announce(number[0])
                 elif now - first > BOUNCE_SECONDS:
                     self._end_now(128 + number[0], "second signal: ended at once, nothing saved")
 
@@ -139,14 +139,14 @@ def _ignore(number, frame) -> None:
 class StopRequest:
     """The agreement of a run's processes on its last step."""
 
-    def __init__(self, stopping: Stopping, start_step: int, tell: Callable[[str], None]):
-        self._processes, self._stopping, self._tell = stopping.processes, stopping, tell
+    def __init__(self, stopping: Stopping, start_step: int, warn: Callable[[str], None]):
+        self._processes, self._stopping, self._warn = stopping.processes, stopping, warn
         self._step = start_step
         self._last: int | None = None
         self._alone = self._processes.count == 1
         self._name = self._processes.topic("stopping")
         self._lock = threading.Lock()
-        self._over, self._told = threading.Event(), threading.Event()
+        self._over, self._announced = threading.Event(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> StopRequest:
@@ -170,13 +170,13 @@ class StopRequest:
             self._step = step
             return self._last == step
 
-    def tell_once(self, number: int) -> None:
-        """Say that a signal was noticed; it may take a step of minutes until more happens."""
-        if self._told.is_set():
+    def announce(self, number: int) -> None:
+        """Warn that a signal was noticed; it may take a step of minutes until more happens."""
+        if self._announced.is_set():
             return
-        self._told.set()
+        self._announced.set()
         what = f"{signal.Signals(number).name}: " if number else "the time is over: "
-        self._tell(f"{what}finishing the step, then saving (a second signal ends at once)")
+        self._warn(f"{what}finishing the step, then saving (a second signal ends at once)")
 
     def _watch(self) -> None:
         client, stopping, published = self._processes.client, self._stopping, False
@@ -184,15 +184,15 @@ class StopRequest:
             if stopping.due() and not published:
                 published = True
                 number = int(stopping.signal or 0)  # 0: the time is over
-                client.key_value_set(f"{self._name}/told/{self._processes.index}", str(number))
-            answers = client.key_value_dir_get(f"{self._name}/told/")
+                client.key_value_set(f"{self._name}/signals/{self._processes.index}", str(number))
+            answers = client.key_value_dir_get(f"{self._name}/signals/")
             if answers:
                 # The loop cannot pass a step while this is held, here or in any process.
                 with self._lock:
                     self._last = self._agree(client)
                 number = int(answers[0][1])
                 stopping.signal = stopping.signal or number or None
-                self.tell_once(number)
+                self.announce(number)
                 return
 
     def _agree(self, client) -> int:

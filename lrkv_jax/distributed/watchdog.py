@@ -23,7 +23,7 @@ COMPILE = "compile"
 class Watchdog:
     """Knows what the main thread does, and since when; use as a context manager around it.
 
-    After `warn_after` seconds of one activity, `say` gets a line and stderr the stacks, and again
+    After `warn_after` seconds of one activity, `warn` gets a line and stderr the stacks, and again
     when the time has doubled. After `end_after` it calls `leave` with 75. None is never.
     """
 
@@ -31,12 +31,12 @@ class Watchdog:
         self,
         warn_after: float | None,
         end_after: float | None,
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
         leave: Callable[[int], None],
     ):
         limits = (math.inf if limit is None else limit for limit in (warn_after, end_after))
         self._warn_after, self._end_after = limits
-        self._say, self._leave = say, leave
+        self._warn, self._leave = warn, leave
         self._doing = ("start", 0, time.monotonic())
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -78,10 +78,10 @@ class Watchdog:
                 again = self._warn_after
             if seconds > again:
                 reported, again = doing, 2 * seconds
-                self._say(f"{activity} of step {step} has taken {seconds:.0f} s: stacks follow")
+                self._warn(f"{activity} of step {step} has taken {seconds:.0f} s: stacks follow")
                 _stacks()
             if seconds > self._end_after and activity != COMPILE:
-                self._say(
+                self._warn(
                     f"{activity} of step {step} hangs for {seconds:.0f} s: this process ends, and "
                     "the same command resumes from the last checkpoint (watchdog.end_after)"
                 )

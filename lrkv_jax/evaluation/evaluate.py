@@ -24,10 +24,10 @@ from lrkv_jax.inference import Engine
 from lrkv_jax.inference.language_model import LanguageModel
 from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
-from lrkv_jax.training.checkpointing.manifest import versions
+from lrkv_jax.training.checkpointing.layout import versions
 from lrkv_jax.training.restore import load_run
-from lrkv_jax.training.rows import RowFormat
 from lrkv_jax.training.run_dir import read_run
+from lrkv_jax.training.token_batch import BatchFormat
 from lrkv_jax.training.validate import make_validation
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -191,7 +191,7 @@ def _loss_on(run: TrainedRun, batches: Iterable[np.ndarray]) -> dict[str, float]
     token_bytes_V = run.tokenizer.token_bytes_up_to(config.model.vocabulary)
     validate = make_validation(
         config.model, run.mesh, token_bytes_V,
-        chunk=config.train.loss_chunk, rows=RowFormat.of(config, run.tokenizer.bos),
+        chunk=config.train.loss_chunk, batch_format=BatchFormat.of(config, run.tokenizer.bos),
     )  # fmt: skip
     return validate(run.params, batches).as_dict()
 
@@ -200,7 +200,7 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
     """Compare on the first held-out records."""
     del batch
     config = run.config
-    rows = RowFormat.of(config, run.tokenizer.bos)
+    rows = BatchFormat.of(config, run.tokenizer.bos)
     tokens_BU = next(heldout_batches(config.data, config.train.context, ROWS))
     tokens_BT = np.asarray(rows.ids(jax.numpy.asarray(tokens_BU[:, : config.train.context])))
     return asdict(agreement_on(run, tokens_BT))

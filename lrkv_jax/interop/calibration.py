@@ -20,14 +20,14 @@ from jaxtyping import Int
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.interop.fits import Calibration
 from lrkv_jax.models.transformer import with_parameters
-from lrkv_jax.training.rows import RowFormat
+from lrkv_jax.training.token_batch import BatchFormat
 
 
 def calibrations(
     config: ModelConfig,
     params: Any,
     rows_NU: Int[np.ndarray, "N T+1"],
-    how: RowFormat,
+    how: BatchFormat,
     *,
     batch: int = 8,
 ) -> Iterator[Calibration]:

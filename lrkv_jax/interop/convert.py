@@ -34,7 +34,7 @@ from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
 from lrkv_jax.training.restore import load_run
-from lrkv_jax.training.rows import RowFormat
+from lrkv_jax.training.token_batch import BatchFormat
 from lrkv_jax.training.validate import make_validation
 
 # Per unit of relative square error, logits cost this times as much as what heads write, squared:
@@ -96,7 +96,7 @@ def convert(
     context = context or min(CONTEXT, config.train.context)
     found = texts(names, config, run.tokenizer, context=context, learnt=tokens, heldout=heldout)
     learnt = list(found)
-    how = RowFormat.of(config, run.tokenizer.bos)
+    how = BatchFormat.of(config, run.tokenizer.bos)
     rows_NU = np.concatenate([text.learnt_NU for text in learnt])
     seen: Iterable[Calibration] = calibrations(model, run.params, rows_NU, how)
     if share is not None:
@@ -317,7 +317,7 @@ def losses(found: Sequence[Text], run: TrainedRun) -> dict[str, float]:
     config = run.config
     validate = make_validation(
         config.model, run.mesh, run.tokenizer.token_bytes_up_to(config.model.vocabulary),
-        chunk=config.train.loss_chunk, rows=RowFormat.of(config, run.tokenizer.bos),
+        chunk=config.train.loss_chunk, batch_format=BatchFormat.of(config, run.tokenizer.bos),
     )  # fmt: skip
     measured = {}
     for text in found:

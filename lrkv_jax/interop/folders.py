@@ -1,4 +1,4 @@
-"""A run's folder from parameters that no training here has made: at step 0, sealed like others."""
+"""A run's folder from parameters that no training here has made: at step 0, saved like others."""
 
 from __future__ import annotations
 

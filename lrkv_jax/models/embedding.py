@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from lrkv_jax.distributed.by_hand import look_up
+from lrkv_jax.distributed.manual_sharding import look_up
 from lrkv_jax.models.weight import weight
 
 

@@ -13,7 +13,7 @@ import jax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from lrkv_jax.distributed import by_hand
+from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import TENSOR
 from lrkv_jax.models.weight import spec_of, variables
 
@@ -23,13 +23,15 @@ def on_tensor(f: Callable, layer: nnx.Module, x_BTD, *data: Any):
 
     Outside a training step this is the call itself.
     """
-    if not by_hand.in_step():
+    if not manual_sharding.in_train_step():
         return f(layer, x_BTD, *data)
     weights, tree = jax.tree.flatten(layer)
-    parts = [by_hand.tensor_part(spec_of(v).axes, v.get_value().shape) for v in variables(layer)]
+    parts = [
+        manual_sharding.tensor_part(spec_of(v).axes, v.get_value().shape) for v in variables(layer)
+    ]
 
     def local(weights, x_BTD, data):
         return f(tree.unflatten(weights), x_BTD, *data)
 
     heads = P(None, None, TENSOR)
-    return by_hand.over_tensor(local, (parts, P(), P()), heads)(weights, x_BTD, data)
+    return manual_sharding.over_tensor(local, (parts, P(), P()), heads)(weights, x_BTD, data)

@@ -8,7 +8,7 @@
 | full    | the layer's input                                      | the whole layer              |
 | offload | the layer's input; `NAMED` in the host's memory        | as minimal                   |
 
-In every policy weights are gathered again (`lrkv_jax.distributed.by_hand.in_turn`).
+In every policy weights are gathered again (`lrkv_jax.distributed.manual_sharding.fsdp_layer`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.distributed import by_hand
+from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import constrain_batch
 from lrkv_jax.models.attention import make_attention
 from lrkv_jax.models.attention.cache import Cache, Pages
@@ -94,7 +94,7 @@ class Transformer(nnx.Module):
         chex.assert_rank(tokens_BT, 2)
         if positions_BT is None:
             T = tokens_BT.shape[1]
-            positions_T = by_hand.first_position(T) + jnp.arange(T)
+            positions_T = manual_sharding.first_position(T) + jnp.arange(T)
             positions_BT = jnp.broadcast_to(positions_T, tokens_BT.shape)
         chex.assert_equal_shape([tokens_BT, positions_BT])
         x_BTD = self.embed(tokens_BT)
@@ -108,9 +108,9 @@ class Transformer(nnx.Module):
             return constrain_batch(tree.unflatten(weights)(x_BTD, *places))
 
         block = rematerialised(block, remat, unrolled=self.config.unroll > 1)
-        if by_hand.in_step():
+        if manual_sharding.in_train_step():
             one_layers = [v.get_metadata("spec").axes for v in variables(self.blocks)]
-            block = by_hand.in_turn(block, one_layers, sums=sums)
+            block = manual_sharding.fsdp_layer(block, one_layers, sums=sums)
 
         def layer(x_BTD, weights):
             return block(x_BTD, weights, places), None
@@ -192,10 +192,10 @@ class Unstacked(Transformer):
 def _whole[M: nnx.Module](module: M, dtype: jnp.dtype) -> M:
     """The module with its weights gathered in `dtype`, in a training step; elsewhere, itself."""
     shards, tree = jax.tree.flatten(module)
-    if not (shards and by_hand.in_step()):
+    if not (shards and manual_sharding.in_train_step()):
         return module
     axes = [spec_of(variable).axes for variable in variables(module)]
-    return jax.tree.unflatten(tree, by_hand.gathered(shards, axes, dtype))
+    return jax.tree.unflatten(tree, manual_sharding.gathered(shards, axes, dtype))
 
 
 def abstract_model(config: ModelConfig) -> Transformer:

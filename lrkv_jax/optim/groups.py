@@ -1,4 +1,4 @@
-"""The optimiser of a model: each weight's `spec.group` chooses its rule.
+"""The optimizer of a model: each weight's `spec.group` chooses its rule.
 
 | group     | rule                          | learning rate | decay             |
 |-----------|-------------------------------|---------------|-------------------|

@@ -1,4 +1,4 @@
-"""Muon: momentum, orthogonalised matrix by matrix (https://kellerjordan.github.io/posts/muon/).
+"""Muon: momentum, orthogonalized matrix by matrix (https://kellerjordan.github.io/posts/muon/).
 
 The update of a matrix with momentum U S Vᵀ is about U Vᵀ: every direction moves equally. What is a
 matrix, and what only stacks matrices, is the weight's `WeightSpec`: [layers, heads, D, R] is
@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from lrkv_jax.distributed.mesh import in_use
 from lrkv_jax.models.weight import WeightSpec
-from lrkv_jax.optim import spread
+from lrkv_jax.optim.sharded_newton_schulz import orthogonalize_on_mesh
 
 # Keller Jordan's quintic: the steepest at zero that keeps singular values within [0.68, 1.21].
 # Rounded to bfloat16 it is another one, (3.4375, -4.78125, 2.03125), so it never is.
@@ -85,10 +85,10 @@ def scale_by_muon(
     momentum_dtype: DTypeLike = jnp.float32,
     eps: float = 1e-7,
 ) -> optax.GradientTransformation:
-    """Replace each gradient by its orthogonalised Nesterov momentum · sqrt(max(1, O/I)).
+    """Replace each gradient by its orthogonalized Nesterov momentum · sqrt(max(1, O/I)).
 
     `specs` mirrors the parameters with a `WeightSpec` a leaf. On a training mesh each matrix is
-    orthogonalised once, on one device (`lrkv_jax.optim.spread`). The momentum is kept in
+    orthogonalized once, on one device (`orthogonalize_on_mesh`). The momentum is kept in
     `momentum_dtype`; it is an average without bias correction, as in nanochat: optax.contrib.muon
     corrects it, which leaves the first update alone and changes the next five by 12 to 5 %
     (momentum 0.95, random gradients). `momentum` may be a schedule of the number of updates made.
@@ -104,7 +104,7 @@ def scale_by_muon(
         chex.assert_rank(us, [len(spec.axes) for spec in specs])
         if in_use() is not None:
             steps = partial(newton_schulz, iterations=iterations)
-            out = spread.on_mesh(steps, us, specs, dtype=dtype, eps=eps)
+            out = orthogonalize_on_mesh(steps, us, specs, dtype=dtype, eps=eps)
         else:
             out = list(map(orthogonal, us, specs))
         fans = [spec.fans(u.shape) for u, spec in zip(us, specs, strict=True)]

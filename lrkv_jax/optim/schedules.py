@@ -26,8 +26,8 @@ def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     rise = optax.constant_schedule(1.0)
     if warmup > 1:  # and stays at 1 when it is there
         rise = optax.linear_schedule(1 / warmup, 1.0, warmup - 1)
-    held = round(config.constant * (total_steps - warmup))
-    last_at_peak = max(warmup + held - 1, 0)
+    constant = round(config.constant * (total_steps - warmup))
+    last_at_peak = max(warmup + constant - 1, 0)
     falling = total_steps - 1 - last_at_peak
     if config.schedule == "constant" or falling == 0:
         return rise
@@ -53,7 +53,7 @@ def momentum_schedule(config: MuonConfig) -> optax.Schedule:
 def learning_rates(
     config: OptimizerConfig, total_steps: int
 ) -> Callable[[chex.Numeric], dict[str, chex.Numeric]]:
-    """The learning rate of each group at a step, for the logs and for the optimiser itself."""
+    """The learning rate of each group at a step, for the logs and for the optimizer itself."""
     factor = schedule(config, total_steps)
     peaks = {
         "matrix": config.matrix_lr,

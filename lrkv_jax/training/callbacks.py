@@ -12,25 +12,31 @@ from lrkv_jax.inference import generate
 from lrkv_jax.inference.trained_run import SAMPLING
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.metrics import MetricsLog
-from lrkv_jax.training.resume import data_at
-from lrkv_jax.training.screen import Screen
+from lrkv_jax.training.progress import ProgressDisplay
+from lrkv_jax.training.resume import data_fingerprints
 from lrkv_jax.training.setup import Setup
 from lrkv_jax.training.state import TrainState, checkpoint_items
-from lrkv_jax.training.validate import HeldOut, make_validation
+from lrkv_jax.training.validate import HeldOutLoss, make_validation
 
 
 class Callbacks:
     """What the loop stops for after some steps; every process does it, process 0 writes."""
 
-    def __init__(self, setup: Setup, checkpoints: Checkpointer, log: MetricsLog, screen: Screen):
+    def __init__(
+        self,
+        setup: Setup,
+        checkpoints: Checkpointer,
+        log: MetricsLog,
+        progress: ProgressDisplay,
+    ):
         self.config, self.loader, self.checkpoints = setup.config, setup.loader, checkpoints
-        self._directory, self._log, self._screen = setup.directory, log, screen
+        self._directory, self._log, self._progress = setup.directory, log, progress
         self._writes = setup.processes.index == 0
         self._validate = make_validation(
             self.config.model, setup.mesh, setup.token_bytes_V,
-            chunk=self.config.train.loss_chunk, rows=setup.rows,
+            chunk=self.config.train.loss_chunk, batch_format=setup.batch_format,
         )  # fmt: skip
-        self.last_validation: HeldOut | None = None
+        self.last_validation: HeldOutLoss | None = None
         self._losses: dict[int, float] = {}  # of the last validation, by its step
 
     def comes_after(self, step: int, end: int) -> bool:
@@ -43,7 +49,7 @@ class Callbacks:
         """Measure where it is time; returns what the step's row should carry.
 
         That is `validation_*`, over `train.validation_batches` batches that are the same each time.
-        After the last step it is over the whole split, and `sampled_*` has the same batches as
+        After the last step it is over the whole split, and `val_*_subset` has the same batches as
         before: those can be compared from step to step.
         """
         if not self._due(self.config.train.validate_every, step):
@@ -51,15 +57,18 @@ class Callbacks:
         config, train = self.config, self.config.train
         where = config.data, train.context, train.batch
         some, row = train.validation_batches, {}
-        with self._screen.doing("validation", step):
+        with self._progress.doing("validation", step):
             found = self._validate(state.params, heldout_batches(*where, some=some))
             # The best step is found among losses of the same batches.
             self._losses = {step: found.cross_entropy}
-            self._say(step, found, "whole split" if some is None else f"{some} batches")
+            self._report(step, found, "whole split" if some is None else f"{some} batches")
             if step == train.total_steps and some is not None:
-                row = {"sampled_loss": found.cross_entropy, "sampled_bpb": found.bits_per_byte}
+                row = {
+                    "val_loss_subset": found.cross_entropy,
+                    "val_bpb_subset": found.bits_per_byte,
+                }
                 found = self._validate(state.params, heldout_batches(*where))
-                self._say(step, found, "whole split")
+                self._report(step, found, "whole split")
         self.last_validation = found
         return row | {
             "validation_loss": found.cross_entropy,
@@ -67,8 +76,8 @@ class Callbacks:
             "validation_tokens": found.tokens,
         }
 
-    def _say(self, step: int, found: HeldOut, what: str) -> None:
-        self._screen.say(
+    def _report(self, step: int, found: HeldOutLoss, what: str) -> None:
+        self._progress.info(
             f"{self.config.attention} step {step}  held out, {what}: CE "
             f"{found.cross_entropy:.4f}  {found.bits_per_byte:.4f} bits per byte"
         )
@@ -79,7 +88,7 @@ class Callbacks:
         if self._due(train.save_every, step):
             self.save(state, step)
         if self._due(train.sample_every, step) and train.sample_tokens:
-            with self._screen.doing("sampling", step):
+            with self._progress.doing("sampling", step):
                 self._sample(state, step)
 
     def save(self, state: TrainState, step: int) -> None:
@@ -88,10 +97,10 @@ class Callbacks:
         about = {
             "config": self.config.model_dump(mode="json"),
             "tokens": step * train.batch * train.context,
-            "loader": {"step": step} | data_at(self.loader, step),
+            "loader": {"step": step} | data_fingerprints(self.loader, step),
         }
         loss = self._losses.get(step)
-        with self._screen.doing("save", step):
+        with self._progress.doing("save", step):
             self.checkpoints.save(step, checkpoint_items(state), about, loss, first=self._log.sync)
 
     def failed_saves(self) -> dict[str, int]:
@@ -109,8 +118,8 @@ class Callbacks:
         stop: tuple[int, ...] = tokenizer.ends
         if self.config.data.mixture is not None:
             chat = ChatFormat(tokenizer)
-            asked = [Conversation((said("user", text),)) for text in train.sample_prompts]
-            prompts = [chat.prompt(one) for one in asked]
+            conversations = [Conversation((said("user", text),)) for text in train.sample_prompts]
+            prompts = [chat.prompt(one) for one in conversations]
             stop = chat.stops
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
         continued = generate(
@@ -128,4 +137,4 @@ class Callbacks:
                 path.parent.mkdir(exist_ok=True)
                 files.write(path, "\n\n".join(texts) + "\n")
             except OSError as error:  # training continues on a full disk
-                self._screen.warn(f"{path} cannot be written ({error.strerror})")
+                self._progress.warn(f"{path} cannot be written ({error.strerror})")

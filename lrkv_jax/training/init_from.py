@@ -22,10 +22,10 @@ from lrkv_jax.training.run_dir import read_run
 from lrkv_jax.training.state import TrainState, init_state, state_shardings
 
 
-def first_state(config: RunConfig, mesh: Mesh) -> TrainState:
+def initial_state(config: RunConfig, mesh: Mesh) -> TrainState:
     """The state before the first step, placed on `mesh`.
 
-    With `init_from` the parameters are that run's, the optimiser is fresh. A model of more ids than
+    With `init_from` the parameters are that run's, the optimizer is fresh. A model of more ids than
     the run's keeps fresh rows of the embedding and columns of the head for those.
 
     Raises `LrkvError` for a run of another model or tokenizer, and as `restore_parameters` does.
@@ -59,12 +59,7 @@ def with_teacher(config: RunConfig) -> RunConfig:
             f"{what} has model.vocabulary = {run.model.vocabulary}, and this run has "
             f"{config.model.vocabulary}: use a teacher of the same ids"
         )
-    theirs, ours = (load_tokenizer(one.data.tokenizer) for one in (run, config))
-    if theirs.fingerprint != ours.fingerprint:
-        raise LrkvError(
-            f"{what} was trained with tokenizer {run.data.tokenizer}, and data.tokenizer = "
-            f"{config.data.tokenizer} gives other ids: use that one"
-        )
+    _check_tokenizer(what, config, run)
     model = run.model.model_copy(update={"dtype": config.model.dtype})
     step = config.train.teacher_step
     if step is None:
@@ -105,9 +100,13 @@ def _check(config: RunConfig, before: RunConfig) -> None:
             f"init_from = {config.init_from} has model.vocabulary = {theirs}, and this run has "
             f"{ours}: use that or more"
         )
-    tokenizers = [load_tokenizer(run.data.tokenizer) for run in (before, config)]
-    if tokenizers[0].fingerprint != tokenizers[1].fingerprint:
+    _check_tokenizer(f"init_from = {config.init_from}", config, before)
+
+
+def _check_tokenizer(what: str, config: RunConfig, before: RunConfig) -> None:
+    old, new = before.data.tokenizer, config.data.tokenizer
+    if load_tokenizer(old).fingerprint != load_tokenizer(new).fingerprint:
         raise LrkvError(
-            f"init_from = {config.init_from} was trained with tokenizer {before.data.tokenizer}, "
-            f"and data.tokenizer = {config.data.tokenizer} gives other ids: use that one"
+            f"{what} was trained with tokenizer {old}, and data.tokenizer = {new} gives other ids: "
+            "use that one"
         )

@@ -1,36 +1,34 @@
-"""The training loop: dispatch a step, then look at the metrics of the one before."""
+"""The training loop: dispatch a step, then report the metrics of the one before."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+from jaxtyping import Array
 from rich.console import Console
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.distributed.batches import as_argument
 from lrkv_jax.distributed.compilation import Compiled
 from lrkv_jax.distributed.processes import HERE, Processes
-from lrkv_jax.distributed.startup import Startup
 from lrkv_jax.distributed.stopping import Stopping, StopRequest
 from lrkv_jax.distributed.watchdog import COMPILE
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.callbacks import Callbacks
 from lrkv_jax.training.checkpointing import Checkpointer
-from lrkv_jax.training.lock import RunLock
 from lrkv_jax.training.metrics import Meter, MetricsLog, Profile, WandB, check_wandb, read_metrics
-from lrkv_jax.training.resume import compiling, resumed
-from lrkv_jax.training.run_dir import note_start, open_run
-from lrkv_jax.training.screen import Screen
-from lrkv_jax.training.setup import Setup, memory_warning, mesh_of, with_data
+from lrkv_jax.training.progress import ProgressDisplay
+from lrkv_jax.training.resume import compiled_step, restore_or_init
+from lrkv_jax.training.run_dir import RunLock, open_run, record_start
+from lrkv_jax.training.setup import Setup, prepare_data, resolve_with_mesh
 from lrkv_jax.training.skipped_steps import SkippedSteps
 from lrkv_jax.training.state import TrainState, abstract_state
-from lrkv_jax.training.step import StepMetrics
-from lrkv_jax.training.validate import HeldOut
+from lrkv_jax.training.validate import HeldOutLoss
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class TrainResult:
     run_dir: Path
     step: int
     finished: bool
-    validation: HeldOut | None
+    validation: HeldOutLoss | None
     stopped: bool
 
 
@@ -51,7 +49,6 @@ def train(
     stopping: Stopping | None = None,
     console: Console | None = None,
     devices: list[jax.Device] | None = None,
-    startup: Startup | None = None,
     allow: Collection[str] = (),
     processes: Processes | None = None,
 ) -> TrainResult:
@@ -61,247 +58,194 @@ def train(
     run's. The mesh is made of `devices`, all unless given. While steps are taken, a signal or the
     deadline of `stopping` ends the run after the step, which is saved; returns with `stopped`. A
     second signal ends the process at once. Before the first step a signal ends the process if
-    `stopping` is given, and is the caller's otherwise. `startup` has the time before this call.
-    `allow` names settings, or groups of them, that may be others than the run was trained with,
-    though they change its result.
+    `stopping` is given, and is the caller's otherwise. `allow` names settings, or
+    groups of them, that may differ from what the run was trained with, though they change its
+    result.
 
     In a run of several processes (`lrkv_jax.distributed.start` returns `processes`) each makes the
-    same call; process 0 builds the data, and all text is written by it.
+    same call; process 0 builds the data and prints all text.
 
     Raises `LrkvError`, before anything is written, for a mesh, a model or data that do not fit,
     and for a run directory that holds another run or that another process trains in.
     """
-    startup, processes = startup or Startup(), processes or HERE.as_jax_knows()
-    console = console or Console(markup=False)
+    processes, console = processes or HERE.as_jax_knows(), console or Console(markup=False)
     if config.logging.wandb:
         check_wandb()
     with contextlib.ExitStack() as stack:
-        screen = stack.enter_context(Screen(console, config.watchdog, processes))
-        lock = stack.enter_context(RunLock(config.directory, screen.warn, processes))
-        setup = _set_up(config, devices, startup, screen, processes)
+        progress = stack.enter_context(ProgressDisplay(console, config.watchdog, processes))
+        lock = stack.enter_context(RunLock(config.directory, processes))
+        resolved, mesh = resolve_with_mesh(config, devices, processes)
+        with progress.doing("data", 0):
+            setup = prepare_data(resolved, mesh, processes)
         lock.take(if_there=True)  # before anything of another's is touched
         open_run(setup.config, allow, processes)
         lock.take()
         stack.enter_context(jax.set_mesh(setup.mesh))
-        stack.enter_context(screen.watchdog)
+        stack.enter_context(progress.watchdog)
         checkpoints = stack.enter_context(Checkpointer(
-            setup.directory / "checkpoints", keep=setup.config.train.keep, say=screen.warn,
-            processes=processes,
+            setup.directory / "checkpoints", max_to_keep=setup.config.train.keep,
+            warn=progress.warn, processes=processes,
         ))  # fmt: skip
         total = setup.config.train.total_steps
         end = min(total, until or total)
         state, start, program = _prepare(
-            setup, checkpoints, end, startup, screen, allow, config.model.dtype
+            setup, checkpoints, end, progress, allow, config.model.dtype
         )
         if program is None:
             more = "train.steps" if start >= total else "--until"
-            screen.say(
+            progress.info(
                 f"{setup.directory}: already at step {start} of {total}; raise {more} to train "
                 "longer"
             )
             return TrainResult(setup.directory, start, start >= total, None, False)
         stopping = stopping or stack.enter_context(Stopping(processes=processes))
-        stop_requested = stack.enter_context(stopping.hold(start, screen.warn))
+        stop_requested = stack.enter_context(stopping.hold(start, progress.warn))
         writes = processes.index == 0
-        also = WandB(setup, screen.warn) if setup.config.logging.wandb and writes else None
+        also = WandB(setup, progress.warn) if setup.config.logging.wandb and writes else None
         log = stack.enter_context(MetricsLog(
-            setup.directory, start_step=start, warn=screen.warn, also=also, writes=writes
+            setup.directory, start_step=start, warn=progress.warn, also=also, writes=writes
         ))  # fmt: skip
-        profile = Profile(setup, screen.warn, first=start + 1, last=end)
+        profile = Profile(setup, progress.warn, first=start + 1, last=end)
         stack.callback(profile.close)
         stack.enter_context(
-            screen.steps(setup.config.attention, start, end, setup.config.train.log_every)
+            progress.steps(setup.config.attention, start, end, setup.config.train.log_every)
         )
 
-        def first() -> dict[str, float]:
-            startup.phase("step")
-            screen.say(str(startup))
-            compiled = {"compile_seconds": program.seconds, "compile_cached": program.cached}
-            return startup.row() | compiled
-
-        callbacks = Callbacks(setup, checkpoints, log, screen)
-        reports = _Reports(setup, log, screen, profile, callbacks, first)
-        step, stopped = _steps(
-            setup, program, reports, callbacks, state, start, end, stop_requested
-        )
+        callbacks = Callbacks(setup, checkpoints, log, progress)
+        loop = _Loop(setup, program, log, progress, profile, callbacks)
+        step, stopped = loop.run(state, start, end, stop_requested)
         # Under `hold`: a signal that comes twice must not end what the first one saves.
-        with screen.doing("save", step):
+        with progress.doing("save", step):
             checkpoints.wait()
-        _check_saved(setup, checkpoints, step, stopped, screen)
+        _check_saved(setup, checkpoints, step, stopped, progress)
     return TrainResult(setup.directory, step, step >= total, callbacks.last_validation, stopped)
-
-
-def _set_up(
-    config: RunConfig,
-    devices: list[jax.Device] | None,
-    startup: Startup,
-    screen: Screen,
-    processes: Processes,
-) -> Setup:
-    """The run with its mesh and data."""
-    config, mesh = mesh_of(config, devices, processes)
-    startup.phase("devices")
-    with screen.doing("data", 0):
-        setup = with_data(config, mesh, processes)
-    startup.phase("data")
-    return setup
 
 
 def _prepare(
     setup: Setup,
     checkpoints: Checkpointer,
     end: int,
-    startup: Startup,
-    screen: Screen,
+    progress: ProgressDisplay,
     allow: Collection[str],
     asked_dtype: str,
 ) -> tuple[TrainState, int, Compiled | None]:
-    """The state to start from, its step, and the step's program, compiled meanwhile.
+    """The state to start from, its step, and the step's program.
 
     The program is None where the run is at its `end` already. `asked_dtype` is the dtype that was
     asked for, auto or not.
     """
     abstract = abstract_state(setup.config, setup.mesh)
-    with contextlib.ExitStack() as threads:
-        # A run that seems done is not compiled for, unless its last checkpoint is damaged.
-        saved = checkpoints.agreed()
-        done = max(saved, default=0) >= end
-        program = None if done else threads.enter_context(compiling(setup, abstract))
-        with screen.doing("restore" if saved else "init", end if done else 0):
-            state, start, data = resumed(setup, checkpoints, abstract, allow)
-        if start >= end:
-            return state, start, None
-        _introduce(setup, start, screen)
-        for line in note_start(setup.config, start, data, setup.processes, asked_dtype):
-            screen.say(line)
-        startup.phase("state")
-        with screen.doing(COMPILE, start):
-            program = program or threads.enter_context(compiling(setup, abstract))
-            compiled = program.result()
-        startup.phase("compile")
-        screen.say(str(compiled))
-        if tight := memory_warning(compiled.call, setup.mesh):
-            screen.say(tight)
-    return state, start, compiled
+    saved = checkpoints.agreed()
+    done = max(saved, default=0) >= end
+    with progress.doing("restore" if saved else "init", end if done else 0):
+        state, start, data = restore_or_init(setup, checkpoints, abstract, allow)
+    if start >= end:
+        return state, start, None
+    _introduce(setup, start, progress)
+    for line in record_start(setup.config, start, data, setup.processes, asked_dtype):
+        progress.info(line)
+    with progress.doing(COMPILE, start):
+        program = compiled_step(setup, abstract)
+    progress.info(str(program))
+    return state, start, program
 
 
-def _introduce(setup: Setup, start: int, screen: Screen) -> None:
+def _introduce(setup: Setup, start: int, progress: ProgressDisplay) -> None:
     sizes = ", ".join(f"{axis} {size}" for axis, size in setup.mesh.shape.items())
     model, hosts = setup.config.model, setup.processes.count
-    screen.say(
+    progress.info(
         f"{setup.directory}: {model.attention.kind}, {setup.config.train.total_steps} steps of "
         f"{setup.tokens_per_step:,} tokens, mesh {sizes}, {model.dtype} on "
         f"{setup.mesh.devices.flat[0].device_kind}" + (f", {hosts} processes" if hosts > 1 else "")
     )
     if not start and model.attention.remark:
-        screen.say(model.attention.remark)
+        progress.info(model.attention.remark)
     if start:
-        screen.say(f"resuming from step {start}")
+        progress.info(f"resuming from step {start}")
     elif read_metrics(setup.directory):
-        screen.say("no step was saved before: starting again from step 0")
+        progress.info("no step was saved before: starting again from step 0")
 
 
 def _check_saved(
-    setup: Setup, checkpoints: Checkpointer, step: int, stopped: bool, screen: Screen
+    setup: Setup, checkpoints: Checkpointer, step: int, stopped: bool, progress: ProgressDisplay
 ) -> None:
     saved = max(checkpoints.agreed(), default=0)
     if saved == step:
         if stopped:
-            screen.say(f"stopped at step {step}, saved: the same command resumes from there")
+            progress.info(f"stopped at step {step}, saved: the same command resumes from there")
         return
     lost = f"step {step} could not be saved: the same command resumes from step {saved}"
     if stopped:
-        screen.say(lost)
+        progress.info(lost)
         return
-    with setup.processes.together():  # it is so in all: process 0 says it
+    with setup.processes.together():  # all have failed: process 0 reports it
         raise LrkvError(f"{lost}, once {setup.directory} has space and can be written")
 
 
-class _Reports:
-    """From a step's metrics to its row in the log and its line on the screen.
-
-    `first` says how the start went; it is called once the first step is done.
-    """
+class _Loop:
+    """Takes the steps; the row of each goes to the log and the display while the next one runs."""
 
     def __init__(
         self,
         setup: Setup,
+        program: Compiled,
         log: MetricsLog,
-        screen: Screen,
+        progress: ProgressDisplay,
         profile: Profile,
         callbacks: Callbacks,
-        first: Callable[[], dict[str, float]],
     ):
-        self._log, self._screen, self._profile, self._first = log, screen, profile, first
-        self._callbacks = callbacks
-        self._skipped_steps, self._meter = SkippedSteps(setup, screen), Meter(setup)
+        self._setup, self._program, self._callbacks = setup, program, callbacks
+        self._log, self._progress, self._profile = log, progress, profile
+        self._skipped_steps, self._meter = SkippedSteps(setup, progress), Meter(setup)
+        # In the first row alone.
+        self._more = {"compile_seconds": program.seconds, "compile_cached": program.cached}
 
-    def restart(self) -> None:
-        """Leave out of the next row's time what happened since the last."""
+    def run(
+        self, state: TrainState, start: int, end: int, stop_requested: StopRequest
+    ) -> tuple[int, bool]:
+        """Run steps start + 1 to end; return the last one done, and whether a signal stopped it."""
+        setup, callbacks, watchdog = self._setup, self._callbacks, self._progress.watchdog
+        pending, step, stopped = None, start, False
         self._meter.restart()
+        watchdog.at("data", step + 1)
+        for tokens_bU in setup.loader.iterate(start, end):
+            watchdog.at("step", step + 1)
+            self._profile.before(step + 1)
+            batch = as_argument(setup.placed, setup.config.train.batch, tokens_bU)
+            state, metrics = self._program.call(state, batch)
+            step += 1
+            if pending:
+                # The device is already busy with the next step while we wait for this one.
+                self._report(self._row(*pending))
+            pending = (step, metrics)
+            if callbacks.comes_after(step, end):
+                row = self._row(step, metrics)
+                row |= callbacks.validate(state, step)
+                # Before the save: what a checkpoint has behind it must stand in the log.
+                self._report(row)
+                callbacks.save_and_sample(state, step)
+                pending = None
+                self._meter.restart()
+            if stop_requested.after(step) and step < end:
+                stopped = True
+                break
+            watchdog.at("data", step + 1)
+        if pending:
+            self._report(self._row(*pending))
+        if step > start:
+            callbacks.save(state, step)
+        return step, stopped
 
-    def at(self, activity: str, step: int) -> None:
-        """The loop waits for a step's data, or dispatches it."""
-        self._screen.watchdog.at(activity, step)
-        if activity == "step":
-            self._profile.before(step)
-
-    def row(self, step: int, metrics: StepMetrics) -> dict[str, Any]:
+    def _row(self, step: int, metrics: dict[str, Array]) -> dict[str, Any]:
         """The row of a step, which this waits for."""
-        row = self._meter.row(step, metrics) | self._callbacks.failed_saves()
+        row = self._meter.row(step, metrics) | self._callbacks.failed_saves() | self._more
         self._profile.after(step)
-        row, self._first = row | self._first(), dict
+        self._more = {}
         return row
 
-    def report(self, row: dict[str, Any]) -> None:
+    def _report(self, row: dict[str, Any]) -> None:
         """Log and show a row; raises `LrkvError` where the guard has skipped too many steps."""
-        row = self._skipped_steps.look(row)
+        row = self._skipped_steps.check(row)
         self._log.row(row)
-        self._screen.step(row)
+        self._progress.step(row)
         self._skipped_steps.stop_if_hopeless(row)
-
-
-def _steps(
-    setup: Setup,
-    program: Compiled,
-    reports: _Reports,
-    callbacks: Callbacks,
-    state: TrainState,
-    start: int,
-    end: int,
-    stop_requested: StopRequest,
-) -> tuple[int, bool]:
-    """Run steps start + 1 to end; return the last one done, and whether a signal stopped it."""
-    pending, step, stopped = None, start, False
-    leaves, tree = jax.tree.flatten(state)
-    del state  # each step consumes the leaves of the one before
-    reports.restart()
-    reports.at("data", step + 1)
-    for tokens_bU in setup.loader.iterate(start, end):
-        reports.at("step", step + 1)
-        batch = as_argument(setup.placed, setup.config.train.batch, tokens_bU)
-        leaves, metrics = program.call(leaves, batch)
-        step += 1
-        if pending:
-            # The device is already busy with the next step while we wait for this one.
-            reports.report(reports.row(*pending))
-        pending = (step, metrics)
-        if callbacks.comes_after(step, end):
-            row = reports.row(step, metrics)
-            state = jax.tree.unflatten(tree, leaves)
-            row |= callbacks.validate(state, step)
-            # Before the save: what a checkpoint has behind it must stand in the log.
-            reports.report(row)
-            callbacks.save_and_sample(state, step)
-            del state
-            pending = None
-            reports.restart()
-        if stop_requested.after(step) and step < end:
-            stopped = True
-            break
-        reports.at("data", step + 1)
-    if pending:
-        reports.report(reports.row(*pending))
-    if step > start:
-        callbacks.save(jax.tree.unflatten(tree, leaves), step)
-    return step, stopped

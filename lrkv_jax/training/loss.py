@@ -1,7 +1,7 @@
-"""The loss of a batch and its gradient, each device with its own rows and positions.
+"""The loss of a batch and its gradient, computed by each device for its rows and positions.
 
 Both run in one `jax.shard_map`, manual over data, fsdp and context
-(`lrkv_jax.distributed.by_hand`).
+(`lrkv_jax.distributed.manual_sharding`).
 
 B sequences  T positions  b, t a device's  M microbatches  V vocabulary
 """
@@ -19,12 +19,12 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from lrkv_jax.config import ModelConfig, RunConfig
-from lrkv_jax.distributed import by_hand
+from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import BATCH, CONTEXT, TENSOR, partition
 from lrkv_jax.kernels.cross_entropy import Teacher, chunked_cross_entropy, mean_cross_entropy
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
 from lrkv_jax.models.weight import LAYERS
-from lrkv_jax.training.rows import PLAIN, RowFormat, Rows
+from lrkv_jax.training.token_batch import PLAIN, BatchFormat, TokenBatch
 
 HERE = PartitionSpec()  # tensor does not split it
 
@@ -35,16 +35,16 @@ def bits_per_byte(nats, num_bytes):
 
 
 def make_loss(
-    config: ModelConfig, mesh: Mesh | AbstractMesh, *, chunk: int, rows: RowFormat = PLAIN
+    config: ModelConfig, mesh: Mesh | AbstractMesh, *, chunk: int, batch_format: BatchFormat = PLAIN
 ) -> Callable[..., Float[Array, "B T"]]:
     """(params, tokens [B, U]) → −log p in nats of each token after the first, U = T + 1.
 
     A pure function, to be jitted; it makes no logits for more than about `chunk` tokens a device.
-    Tokens that are no targets have their nats too: whoever sums leaves them out.
+    Tokens that are no targets have their nats too: the caller leaves them out of its sum.
     """
 
     def local(params, tokens_bU):
-        here = _own_positions(tokens_bU, rows)
+        here = _own_positions(tokens_bU, batch_format)
         model = with_parameters(config, params)
         x_btD = model.hidden(here.inputs_bt, here.positions_bt, here.segments_bt)
         return _on_vocabulary(chunked_cross_entropy, config, chunk, HERE)(
@@ -56,7 +56,10 @@ def make_loss(
 
 
 def make_gradient(
-    config: RunConfig, mesh: Mesh | AbstractMesh, token_bytes_V: np.ndarray, rows: RowFormat = PLAIN
+    config: RunConfig,
+    mesh: Mesh | AbstractMesh,
+    token_bytes_V: np.ndarray,
+    batch_format: BatchFormat = PLAIN,
 ) -> Callable[..., tuple[tuple[Array, Array, Array], Any]]:
     """(params, tokens [B, U], teacher = ()) → ((loss, nats, bytes), gradients), to be jitted.
 
@@ -69,7 +72,7 @@ def make_gradient(
     model, train = config.model, config.train
     microbatches = train.accumulation
     token_bytes_V = np.asarray(token_bytes_V)
-    parts = math.prod(mesh.shape[axis] for axis in by_hand.BY_HAND) * microbatches
+    parts = math.prod(mesh.shape[axis] for axis in manual_sharding.MANUAL_AXES) * microbatches
     axes = [spec.axes for spec in jax.tree.leaves(specs(model))]
     in_layers = [names[0] == LAYERS for names in axes]
     sums_in_turn = microbatches == 1  # else once, after the last microbatch
@@ -89,20 +92,25 @@ def make_gradient(
             read_btE = other.hidden(here.inputs_bt, here.positions_bt, here.segments_bt)
             teacher = Teacher(read_btE, other.head_kernel(), taught.softcap)
         mean, nll_bt = _on_vocabulary(mean_cross_entropy, model, train.loss_chunk, (HERE, HERE))(
-            x_btD, transformer.head_kernel(), *targets[: 3 if rows.masked else 1], teacher=teacher
+            x_btD,
+            transformer.head_kernel(),
+            *targets[: 3 if batch_format.masked else 1],
+            teacher=teacher,
         )
         bytes_bt = jnp.asarray(token_bytes_V)[here.targets_bt]  # an array has its own mesh
-        if rows.masked:  # the mean is over all devices' and microbatches' targets already
+        if batch_format.masked:  # the mean is over all devices' and microbatches' targets already
             bytes_bt = bytes_bt * here.counted_bt
         else:
             mean = mean / parts
         return mean, (jnp.sum(nll_bt * (bytes_bt > 0)), jnp.sum(bytes_bt))
 
     def local(params, tokens_bU, theirs):
-        here, count = _own_positions(tokens_bU, rows), None
-        if rows.masked:
+        here, count = _own_positions(tokens_bU, batch_format), None
+        if batch_format.masked:
             # One, where a batch has no target: its loss is then 0, not a NaN.
-            count = jnp.maximum(1, jax.lax.psum(jnp.sum(here.counted_bt), by_hand.BY_HAND))
+            count = jnp.maximum(
+                1, jax.lax.psum(jnp.sum(here.counted_bt), manual_sharding.MANUAL_AXES)
+            )
         differentiate = jax.value_and_grad(loss, has_aux=True)
         if microbatches == 1:
             (value, aux), grads = differentiate(params, here, count, theirs)
@@ -120,13 +128,13 @@ def make_gradient(
             shapes = jax.eval_shape(differentiate, params, one, count, theirs)
             zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             ((value, aux), grads), _ = jax.lax.scan(add, zero, some)
-        value, aux = jax.lax.psum((value, aux), by_hand.BY_HAND)
+        value, aux = jax.lax.psum((value, aux), manual_sharding.MANUAL_AXES)
         return (value, *aux), _sum_rest(grads)
 
     def _sum_rest(grads):
         leaves, tree = jax.tree.flatten(grads)
         late = [i for i, stacked in enumerate(in_layers) if not (stacked and sums_in_turn)]
-        sums = by_hand.sum_rest([leaves[i] for i in late], [axes[i] for i in late])
+        sums = manual_sharding.sum_rest([leaves[i] for i in late], [axes[i] for i in late])
         for i, total in zip(late, sums, strict=True):
             leaves[i] = total
         return tree.unflatten(leaves)
@@ -137,10 +145,10 @@ def make_gradient(
     return lambda params, tokens_BU, teacher=(): mapped(params, tokens_BU, teacher)
 
 
-def _own_positions(tokens_bU, rows):
+def _own_positions(tokens_bU, batch_format):
     """This device's positions of its rows of the batch."""
-    t = (tokens_bU.shape[1] - 1) // by_hand.size(CONTEXT)
-    return Rows.read(tokens_bU, rows, by_hand.first_position(t), t)
+    t = (tokens_bU.shape[1] - 1) // manual_sharding.size(CONTEXT)
+    return TokenBatch.read(tokens_bU, batch_format, manual_sharding.first_position(t), t)
 
 
 def _mapped(local, mesh, in_specs, out_specs):
@@ -149,7 +157,7 @@ def _mapped(local, mesh, in_specs, out_specs):
         mesh=mesh,
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names=by_hand.axes_by_hand(mesh),
+        axis_names=manual_sharding.manual_axes(mesh),
         check_vma=False,
     )
 
@@ -157,7 +165,7 @@ def _mapped(local, mesh, in_specs, out_specs):
 def _parameter_parts(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
     """How the manual region sees each parameter."""
     return jax.tree.map(
-        lambda spec, leaf: by_hand.placed_by_hand(partition(spec.axes, leaf.shape, mesh)),
+        lambda spec, leaf: manual_sharding.manual_part(partition(spec.axes, leaf.shape, mesh)),
         specs(config),
         abstract_parameters(config),
     )
@@ -165,7 +173,9 @@ def _parameter_parts(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
 
 def _on_vocabulary(cross_entropy, config, chunk, out_specs):
     """The loss of (x, kernel [D, V], targets), each tensor shard with its columns."""
-    split = config.vocabulary % by_hand.size(TENSOR) == 0 and by_hand.size(TENSOR) > 1
+    split = (
+        config.vocabulary % manual_sharding.size(TENSOR) == 0 and manual_sharding.size(TENSOR) > 1
+    )
     axis = TENSOR if split else None
 
     def on(x_btD, kernel_DV, *targets, teacher=None):
@@ -177,7 +187,7 @@ def _on_vocabulary(cross_entropy, config, chunk, out_specs):
                 return cross_entropy(x_btD, kernel_DV, *targets, **how)
 
             parts = HERE, columns, HERE
-            return by_hand.over_tensor(local, parts, out_specs)(x_btD, kernel_DV, targets)
+            return manual_sharding.over_tensor(local, parts, out_specs)(x_btD, kernel_DV, targets)
 
         def local_of_teacher(x_btD, kernel_DV, targets, x_btE, kernel_EV):
             one = Teacher(x_btE, kernel_EV, teacher.softcap)
@@ -185,6 +195,6 @@ def _on_vocabulary(cross_entropy, config, chunk, out_specs):
 
         parts = HERE, columns, HERE, HERE, columns
         arrays = x_btD, kernel_DV, targets, teacher.x_BTE, teacher.kernel_EV
-        return by_hand.over_tensor(local_of_teacher, parts, out_specs)(*arrays)
+        return manual_sharding.over_tensor(local_of_teacher, parts, out_specs)(*arrays)
 
     return on

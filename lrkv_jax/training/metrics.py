@@ -7,25 +7,25 @@ import json
 import math
 import os
 import secrets
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+from jaxtyping import Array
+from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import masked_crc32c
 
 from lrkv_jax import files
+from lrkv_jax.config.old_names import metrics_of_today
 from lrkv_jax.distributed.hardware import hardware_of
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.training.setup import Setup
-from lrkv_jax.training.step import StepMetrics
+
+FLUSH_SECONDS = 10.0  # how far behind TensorBoard's curves may be
 
 
 def peak_flops(devices: list[jax.Device]) -> float | None:
@@ -48,8 +48,11 @@ class Meter:
         """Leave out what happened since the last row."""
         self._last = time.perf_counter()
 
-    def row(self, step: int, metrics: StepMetrics) -> dict[str, Any]:
-        """The row of a step, which this waits for; `outside_step` is the share not waited."""
+    def row(self, step: int, metrics: dict[str, Array]) -> dict[str, Any]:
+        """The row of a step, which this waits for.
+
+        `host_share` is the part of its time in which the host was not waiting for the devices.
+        """
         before = time.perf_counter()
         jax.block_until_ready(metrics)
         now = time.perf_counter()
@@ -58,23 +61,23 @@ class Meter:
         rate, tokens = self._tokens / seconds, step * self._tokens
         return {
             "step": step,
-            **metrics.floats(),
+            **{name: value.item() for name, value in jax.device_get(metrics).items()},
             "tokens": tokens,
             "flops": tokens * self._flops,
             "tokens_per_second": rate,
             "mfu": rate * self._flops / self._peak if self._peak else None,
             "seconds": seconds,
-            "outside_step": 1 - waited / seconds,
+            "host_share": 1 - waited / seconds,
         }
 
 
 class MetricsLog:
-    """Appends rows to `metrics.jsonl` and scalars to TensorBoard; nothing unless it `writes`.
+    """The rows of a run in `metrics.jsonl`, and their scalars for TensorBoard.
 
     Opening it for a run that resumes at `start_step` drops the rows past that step and keeps each
-    step once, in order. Rows that the disk does not take are kept and tried again with the next
-    one; `warn` says when that begins. `also` takes the same scalars
-    as TensorBoard. Use as a context manager.
+    step once, in order. Rows that cannot be written are tried again with the next one; `warn` says
+    so once. `also` gets the same scalars as TensorBoard. A process that
+    does not `write` logs nothing. Use as a context manager.
     """
 
     def __init__(
@@ -89,39 +92,36 @@ class MetricsLog:
         self._writes = writes
         if not writes:
             return
-        self._path, self._warn, self._also = run_dir / "metrics.jsonl", warn, also
-        kept = {row["step"]: row for row in read_metrics(run_dir) if row["step"] <= start_step}
+        self._path, self._warn = run_dir / "metrics.jsonl", warn
+        rows = {row["step"]: row for row in read_metrics(run_dir) if row["step"] <= start_step}
         # Replaced in one move, so that a kill leaves the old file or the new one.
-        files.write(self._path, "".join(f"{json.dumps(kept[step])}\n" for step in sorted(kept)))
-        # Unbuffered: what is not written is known, and is in `_unwritten`.
+        files.write(self._path, "".join(f"{json.dumps(rows[step])}\n" for step in sorted(rows)))
+        # Unbuffered: what could not be written is in `_unwritten`.
         self._file = self._path.open("ab", buffering=0)
         self._unwritten = b""
-        self._failing: set[str] = set()
-        self._events = Events(run_dir / "events", purge_step=start_step + 1)
+        self._failing = False
+        events = TensorBoard(run_dir / "events", warn, purge_step=start_step + 1)
+        self._others: list[TensorBoard | WandB] = [events] if also is None else [events, also]
 
     def row(self, row: dict[str, Any]) -> None:
         """Append one step's row; its numbers go to TensorBoard too (`scalars_of`)."""
         if not self._writes:
             return
         self._unwritten += json.dumps(_strict(row)).encode() + b"\n"
-        scalars = scalars_of(row)
-        for write in (self._write, partial(self._events.scalars, row["step"], scalars)):
-            try:
-                write()
-            except OSError as error:
-                name = error.filename or str(self._path)
-                if name not in self._failing:  # of each file once, until all is written
-                    self._warn(f"{name} CANNOT BE WRITTEN ({error.strerror}): training continues")
-                self._failing.add(name)
-        if self._also is not None:
-            self._also.scalars(row["step"], scalars)
+        try:
+            self._write()
+        except OSError as error:
+            if not self._failing:  # once, until all is written
+                self._warn(f"{self._path} CANNOT BE WRITTEN ({error.strerror}): training continues")
+            self._failing = True
+        for other in self._others:
+            other.scalars(row["step"], scalars_of(row))
 
     def sync(self) -> None:
         """Have every row on the disk when this returns. Raises `OSError` if that cannot be."""
         if self._writes:
             self._write()
             os.fsync(self._file.fileno())
-            self._failing.clear()
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -133,17 +133,70 @@ class MetricsLog:
         with contextlib.suppress(OSError):
             self._write()
         self._file.close()
-        self._events.close()
-        if self._also is not None:
-            self._also.close()
+        for other in self._others:
+            other.close()
 
     def _write(self) -> None:
         while self._unwritten:
             try:
-                written = self._file.write(self._unwritten)  # on a full disk, some of it
+                count = self._file.write(self._unwritten)  # on a full disk, some of it
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self._path)) from error
-            self._unwritten = self._unwritten[written:]
+            self._unwritten = self._unwritten[count:]
+        self._failing = False
+
+
+class _Optional:
+    """What training continues without: a failure is warned of once, and then it is left alone."""
+
+    def __init__(self, name: str, warn: Callable[[str], None]):
+        self._name, self._warn = name, warn
+        self._failed = False
+
+    @contextlib.contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a disk, a network, a quota, a version: none of it ends a run
+            self._failed = True
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            self._warn(f"{self._name} fails ({why}): training continues without it")
+
+
+class TensorBoard(_Optional):
+    """Scalars in an event file of `directory`; those of other files are void from `purge_step` on.
+
+    They are written in the calling thread: tensorboardX's `SummaryWriter` hands them to a thread,
+    and where that dies of a full disk the next scalar waits for ever.
+    """
+
+    def __init__(self, directory: Path, warn: Callable[[str], None], *, purge_step: int):
+        super().__init__(f"TensorBoard's {directory}", warn)
+        self._flushed = time.monotonic()
+        with self._tolerant():
+            directory.mkdir(parents=True, exist_ok=True)
+            # Two starts within a second are two files.
+            self._writer = EventsWriter(str(directory / "events"), f".{time.time_ns()}")
+            start = SessionLog(status=SessionLog.START)
+            self._writer.write_event(
+                Event(wall_time=time.time(), step=purge_step, session_log=start)
+            )
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Several scalars of one step."""
+        if self._failed:
+            return
+        summary = Summary(value=[Summary.Value(tag=n, simple_value=v) for n, v in values.items()])
+        with self._tolerant():
+            self._writer.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+            if time.monotonic() - self._flushed > FLUSH_SECONDS:
+                self._writer.flush()
+                self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        if not self._failed:
+            with self._tolerant():
+                self._writer.close()
 
 
 def check_wandb() -> None:
@@ -154,16 +207,13 @@ def check_wandb() -> None:
         raise LrkvError("logging.wandb=true needs wandb: pip install 'lrkv-jax[wandb]'") from None
 
 
-class WandB:
-    """The same scalars for Weights & Biases: one run of it for all starts of a run directory.
-
-    What fails is said by `warn`, once, and training continues without it.
-    """
+class WandB(_Optional):
+    """The same scalars for Weights & Biases: one run of it for all starts of a run directory."""
 
     def __init__(self, setup: Setup, warn: Callable[[str], None]):
+        super().__init__("Weights & Biases", warn)
         import wandb
 
-        self._warn, self._run = warn, None
         with self._tolerant():
             folder = setup.directory / "wandb"  # where wandb puts its own files
             folder.mkdir(exist_ok=True)
@@ -183,38 +233,29 @@ class WandB:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Several scalars of one step."""
-        if self._run is not None:
+        if not self._failed:
             with self._tolerant():
                 self._run.log({"step": step, **values})
 
     def close(self) -> None:
-        if self._run is not None:
+        if not self._failed:
             with self._tolerant():
                 self._run.finish()
 
-    @contextlib.contextmanager
-    def _tolerant(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # a network, a quota, a version: none of it ends a run
-            self._run = None
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            self._warn(f"Weights & Biases fails ({why}): training continues without it")
 
-
-class Profile:
-    """A jax.profiler trace of the steps that `train.profile` names, for TensorBoard's profile tab.
-
-    What fails is said by `warn`; the run does not depend on it.
-    """
+class Profile(_Optional):
+    """A jax.profiler trace of the steps that `train.profile` names, for TensorBoard."""
 
     def __init__(self, setup: Setup, warn: Callable[[str], None], *, first: int, last: int):
-        wanted, self._warn = setup.config.train.profiled, warn
+        super().__init__("the profiler", warn)
+        steps = setup.config.train.profiled
         self._directory, self._runs = setup.directory / "profile", False
-        self._first, self._last = max(first, wanted.start), min(last, wanted.stop - 1)
-        if wanted and self._first > self._last:
-            warn(f"train.profile = {setup.config.train.profile}: this start takes the steps "
-                 f"{first} to {last}, so nothing is traced")  # fmt: skip
+        self._first, self._last = max(first, steps.start), min(last, steps.stop - 1)
+        if steps and self._first > self._last:
+            warn(
+                f"train.profile = {setup.config.train.profile}: this start takes the steps "
+                f"{first} to {last}, so nothing is traced"
+            )
 
     def before(self, step: int) -> None:
         """Start the trace if this is its first step."""
@@ -236,76 +277,19 @@ class Profile:
                 jax.profiler.stop_trace()
                 self._warn(f"traced: tensorboard --logdir {self._directory} shows it")
 
-    @contextlib.contextmanager
-    def _tolerant(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError, ValueError) as error:
-            self._runs = False
-            self._warn(f"{self._directory} gets no trace ({error}): training continues")
-
-
-class Events:
-    """Scalars for TensorBoard: one file in `directory`; from `purge_step` on, older ones are void.
-
-    They are written in the calling thread. tensorboardX's own writer hands them to a thread through
-    a short queue; when that thread dies of a full disk, the queue fills and the next scalar waits
-    for ever, and the run with it. Its message formats and checksum are used, its threads are not.
-    Raises `OSError` where the disk takes nothing; a torn record ends the file for its readers, so
-    the writer stays closed after that.
-    """
-
-    def __init__(self, directory: Path, *, purge_step: int):
-        directory.mkdir(parents=True, exist_ok=True)
-        stamp = time.time_ns()  # two starts within a second are two files
-        name = f"events.out.tfevents.{stamp // 10**9}.{stamp % 10**9:09d}.{socket.gethostname()}"
-        self._file = (directory / name).open("ab", buffering=0)
-        start = SessionLog(status=SessionLog.START)
-        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        self._write(Event(wall_time=time.time(), step=purge_step, session_log=start))
-
-    def scalars(self, step: int, values: dict[str, float]) -> None:
-        """Several scalars of one step."""
-        if self._file.closed:
-            return
-        summary = Summary(value=[Summary.Value(tag=n, simple_value=v) for n, v in values.items()])
-        self._write(Event(wall_time=time.time(), step=step, summary=summary))
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, event: Event) -> None:
-        data = event.SerializeToString()
-        header = struct.pack("<Q", len(data))
-        sums = (struct.pack("<I", masked_crc32c(part)) for part in (header, data))
-        record = header + next(sums) + data + next(sums)
-        try:
-            whole = self._file.write(record) == len(record)
-        except OSError:
-            self._file.close()
-            raise
-        if not whole:
-            self._file.close()
-            raise OSError(28, "No space left on device", self._file.name)
-
 
 def scalars_of(row: dict[str, Any]) -> dict[str, float]:
     """A row's numbers by the curve that each is a point of.
 
-    A curve is of one text: the last row's losses of the batches that were validated on before
-    (`sampled_*`) continue `validation_*`, and those of the whole split are `final_validation_*`.
+    A curve is of one text: `val_*_subset` of the last row, over the batches that were validated on
+    before, continues `validation_*`; what is over the whole split is `final_validation_*`.
     """
     numbers = {n: v for n, v in row.items() if isinstance(v, int | float) and n != "step"}
-    if "sampled_loss" not in numbers:
+    if "val_loss_subset" not in numbers:
         return numbers
-    curves = {}
-    for name, value in numbers.items():
-        if name.startswith("validation_"):
-            name = f"final_{name}"
-        elif name.startswith("sampled_"):
-            name = f"validation_{name.removeprefix('sampled_')}"
-        curves[name] = value
-    return curves
+    subset = {f"validation_{n}": numbers.pop(f"val_{n}_subset") for n in ("loss", "bpb")}
+    names = {n: f"final_{n}" if n.startswith("validation_") else n for n in numbers}
+    return {names[name]: value for name, value in numbers.items()} | subset
 
 
 def _strict(row: dict[str, Any]) -> dict[str, Any]:
@@ -328,9 +312,10 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            rows.append(json.loads(line))
-            if type(rows[-1]["step"]) is not int:
+            row = json.loads(line)
+            if type(row["step"]) is not int:
                 raise TypeError
+            rows.append(metrics_of_today(row))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise LrkvError(
                 f"{path}:{number} is not a row of metrics: delete that line, or those from it on"

@@ -1,4 +1,7 @@
-"""What a run starts from: its compiled step, and its state, fresh or from a checkpoint."""
+"""What a run starts from: its compiled step, and its state.
+
+The state is from a checkpoint, or fresh, or fresh with the parameters of another run.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ import jax.numpy as jnp
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import Change, covers
 from lrkv_jax.data.loader import Loader
-from lrkv_jax.distributed.compilation import Compiling
+from lrkv_jax.distributed.compilation import Compiled, compile_ahead
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import Checkpointer
-from lrkv_jax.training.init_from import first_state, teacher_of
+from lrkv_jax.training.init_from import initial_state, teacher_of
 from lrkv_jax.training.setup import Setup
 from lrkv_jax.training.state import TrainState, checkpoint_items, from_checkpoint_items
 from lrkv_jax.training.step import make_train_step
@@ -23,17 +26,17 @@ from lrkv_jax.training.step import make_train_step
 MAKE_BATCHES = ("train.context", "train.batch", "train.epochs")
 
 
-def compiling(setup: Setup, abstract: TrainState) -> Compiling:
-    """The step over an `abstract_state`'s leaves, on its way to being compiled for a batch."""
+def compiled_step(setup: Setup, abstract: TrainState) -> Compiled:
+    """The step, compiled for an `abstract_state` and a batch."""
     train = setup.config.train
-    step = make_train_step(setup.config, setup.mesh, setup.token_bytes_V, setup.rows)
+    step = make_train_step(setup.config, setup.mesh, setup.token_bytes_V, setup.batch_format)
     tokens = jax.ShapeDtypeStruct(
         (train.batch, train.context + 1), jnp.int32, sharding=setup.placed
     )
-    return Compiling(step.on_leaves, jax.tree.leaves(abstract), tokens, mesh=setup.mesh)
+    return compile_ahead(step, abstract, tokens, mesh=setup.mesh)
 
 
-def resumed(
+def restore_or_init(
     setup: Setup,
     checkpoints: Checkpointer,
     abstract: TrainState,
@@ -46,7 +49,7 @@ def resumed(
     """
     restored = checkpoints.restore_newest(checkpoint_items(abstract))
     if restored is None:
-        return first_state(setup.config, setup.mesh), 0, []
+        return initial_state(setup.config, setup.mesh), 0, []
     step, items = restored
     with setup.processes.together():
         changes = changed_data(setup.config, setup.loader, checkpoints.manifest(step), allow)
@@ -54,7 +57,7 @@ def resumed(
     return from_checkpoint_items(abstract, items, teacher), step, changes
 
 
-def data_at(loader: Loader, step: int) -> dict[str, str]:
+def data_fingerprints(loader: Loader, step: int) -> dict[str, str]:
     """What a run learns from after a step: fingerprints of tokenizer, sources and next batch."""
     return {
         "tokenizer": loader.tokenizer.fingerprint,
@@ -73,7 +76,7 @@ def changed_data(
     """
     source = "data.source" if config.data.mixture is None else "data.mixture.folder"
     keys = {"tokenizer": "data.tokenizer", "sources": source, "next_batch": source}
-    saved, now = manifest["loader"], data_at(loader, manifest["step"])
+    saved, now = manifest["loader"], data_fingerprints(loader, manifest["step"])
     if any(covers(allow, key) for key in MAKE_BATCHES) or any(k.startswith("data") for k in allow):
         del now["next_batch"]
     changes = []

@@ -6,7 +6,12 @@ that was changed, with the step.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
+import os
+import socket
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,6 +25,9 @@ from lrkv_jax.config.frozen import ROLES
 from lrkv_jax.distributed.device import device_name, usable_cores
 from lrkv_jax.distributed.processes import HERE, Processes
 from lrkv_jax.errors import LrkvError
+
+# What `fcntl.lockf` raises while another process has the lock.
+_IS_HELD = (errno.EACCES, errno.EAGAIN)
 
 
 def open_run(config: RunConfig, allow: Collection[str] = (), processes: Processes = HERE) -> Path:
@@ -38,7 +46,7 @@ def open_run(config: RunConfig, allow: Collection[str] = (), processes: Processe
                 _claim(directory, config, allow)
             except OSError as error:
                 raise unusable(directory, error) from error
-    blind = processes.that_do_not_see(directory)
+    blind = processes.without_access_to(directory)
     with processes.together():
         if blind and processes.index == 0:
             raise LrkvError(
@@ -77,7 +85,7 @@ def _refuse_another(directory: Path, config: RunConfig, allow: Collection[str] =
             )
 
 
-def note_start(
+def record_start(
     config: RunConfig, step: int, data: Sequence[Change], processes: Processes, asked_dtype: str
 ) -> list[str]:
     """Write into the run's history that it starts at a step, on what, and what changes from there.
@@ -149,3 +157,70 @@ def _saved_config(directory: str | Path) -> Path:
     if not saved.is_file():
         raise LrkvError(f"{directory} is not a run: it has no config.yaml")
     return saved
+
+
+class RunLock:
+    """The right to train in a directory; use as a context manager around `take`.
+
+    The file `lock` names its holder and is locked by it (`fcntl.lockf`: the kernel, or an NFS
+    server, frees it when the process ends; children do not inherit it). On a file system that
+    passes no locks between hosts, a second trainer is only seen on the same host. Of several
+    `processes`, process 0 holds it for all.
+    """
+
+    def __init__(self, run_dir: str | Path, processes: Processes):
+        self.path, self._processes = Path(run_dir) / "lock", processes
+        self._file: int | None = None
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            os.close(self._file)  # frees it
+            self._file = None
+
+    def take(self, *, if_there: bool = False) -> None:
+        """Take the lock, unless this process has it; with `if_there` only where its file exists.
+
+        Raises `LrkvError`, in all processes, while somebody else holds it.
+        """
+        with self._processes.together():
+            if self._processes.index or self._file is not None:
+                return
+            if if_there and not os.path.exists(self.path):
+                return
+            try:
+                self._file = self._locked()
+            except OSError as error:
+                raise unusable(self.path.parent, error) from error
+
+    def _locked(self) -> int:
+        """A descriptor of the file, locked by this process where the file system has locks."""
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _IS_HELD:
+                holder = os.pread(file, 4096, 0).decode(errors="replace").strip()
+                os.close(file)
+                raise LrkvError(
+                    f"{self.path.parent} is being trained by {holder or 'another process'}: wait "
+                    "for it to end, or give this run its own run_dir=PATH"
+                ) from None
+            # The file system has no locks: nothing keeps a second trainer away.
+        if not self._is_at_its_path(file):  # its holder has ended, and removed it, meanwhile
+            os.close(file)
+            return self._locked()
+        with contextlib.suppress(OSError):  # a full disk: the kernel's lock remains
+            os.truncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        return file
+
+    def _is_at_its_path(self, file: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file), self.path.stat())
+        except FileNotFoundError:
+            return False

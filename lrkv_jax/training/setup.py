@@ -22,8 +22,8 @@ from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.optim import learning_rates
 from lrkv_jax.training.init_from import with_teacher
-from lrkv_jax.training.rows import RowFormat
 from lrkv_jax.training.state import resolve
+from lrkv_jax.training.token_batch import BatchFormat
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Setup:
         return batch_sharding(self.mesh)
 
     @cached_property
-    def rows(self) -> RowFormat:
-        return RowFormat.of(self.config, self.loader.tokenizer.bos)
+    def batch_format(self) -> BatchFormat:
+        return BatchFormat.of(self.config, self.loader.tokenizer.bos)
 
     @cached_property
     def token_bytes_V(self) -> np.ndarray:
         return self.loader.tokenizer.token_bytes_up_to(self.config.model.vocabulary)
 
 
-def mesh_of(
+def resolve_with_mesh(
     config: RunConfig, devices: list[jax.Device] | None, processes: Processes
 ) -> tuple[RunConfig, Mesh]:
     """The configuration without `auto`, and the mesh it asks for, of all devices unless given.
@@ -76,7 +76,7 @@ def mesh_of(
     return config, mesh
 
 
-def with_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
+def prepare_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
     """The run with its data, built if need be by process 0 while the others wait.
 
     `train.epochs` becomes `train.steps`. Raises `LrkvError`, in all processes, as
@@ -110,17 +110,3 @@ def _check_vocabulary(config: RunConfig) -> None:
         )
     if config.data.mixture is not None:
         ChatFormat(tokenizer).check(have)
-
-
-def memory_warning(step: jax.stages.Compiled, mesh: Mesh) -> str | None:
-    """A line if a step needs more bytes of a device than JAX may take, where that is known."""
-    limits = [(d.memory_stats() or {}).get("bytes_limit") for d in mesh.local_devices]
-    limit, memory = min(filter(None, limits), default=None), step.memory_analysis()
-    needs = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    needs += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    if limit is None or needs <= limit:
-        return None
-    return (
-        f"a training step needs {needs / 1e9:.3g} GB of each device, and JAX may take "
-        f"{limit / 1e9:.3g} GB: it may run out of memory; `lrkv plan` says what would fit"
-    )

@@ -36,7 +36,7 @@ def resolve(config: RunConfig) -> RunConfig:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Parameters, optimiser state, and the number of steps done, skipped ones included.
+    """Parameters, optimizer state, and the number of steps done, skipped ones included.
 
     `rng` is the key that samples draw from, `guard` what the guard remembers. `teacher` are the
     parameters of `train.teacher`, () without one: a step passes them on, no checkpoint has them.
@@ -57,15 +57,15 @@ def learning_specs(config: RunConfig) -> Any:
         return every
 
     def of(path, spec):
-        *_, room, name = (step.key for step in path)
+        *_, module, name = (step.key for step in path)
         read = name.startswith(("query", "output"))
-        return spec if room == "attention" and not read else replace(spec, group="still")
+        return spec if module == "attention" and not read else replace(spec, group="still")
 
     return jax.tree.map_with_path(of, every)
 
 
 def optimizer_of(config: RunConfig) -> optax.GradientTransformation:
-    """The run's optimiser, its Newton–Schulz dtype resolved for this platform."""
+    """The run's optimizer, its Newton–Schulz dtype resolved for this platform."""
     return make_optimizer(
         config.optimizer,
         learning_specs(config),
@@ -134,7 +134,7 @@ def init_state(config: RunConfig, mesh: Mesh) -> TrainState:
 
 
 def checkpoint_items(state: TrainState) -> dict[str, Any]:
-    """The state as the items of a checkpoint; the optimiser's arrays are named by their paths.
+    """The state as the items of a checkpoint; the optimizer's arrays are named by their paths.
 
     `state` holds arrays, or `jax.ShapeDtypeStruct`s to restore into.
     """

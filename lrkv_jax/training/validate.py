@@ -15,14 +15,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.distributed.batches import whole_on_devices
+from lrkv_jax.distributed.batches import global_batch
 from lrkv_jax.distributed.rules import batch_sharding, replicated
 from lrkv_jax.training.loss import bits_per_byte, make_loss
-from lrkv_jax.training.rows import PLAIN, RowFormat
+from lrkv_jax.training.token_batch import PLAIN, BatchFormat
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutLoss:
     """Means over held-out tokens that stand for text: specials and padding count nowhere.
 
     `cross_entropy` is nats a token, `bits_per_byte` bits per UTF-8 byte of the text.
@@ -43,9 +43,9 @@ def make_validation(
     token_bytes_V: np.ndarray,
     *,
     chunk: int,
-    rows: RowFormat = PLAIN,
-) -> Callable[[Any, Iterable[np.ndarray]], HeldOut]:
-    """A function (params, batches of int32 [B, T + 1]) → `HeldOut`.
+    batch_format: BatchFormat = PLAIN,
+) -> Callable[[Any, Iterable[np.ndarray]], HeldOutLoss]:
+    """A function (params, batches of int32 [B, T + 1]) → `HeldOutLoss`.
 
     Each row is summed on device in float32 and the rows on the host in float64, so the result
     does not depend on how records are batched. Batches that the mesh's batch axes do not divide
@@ -55,7 +55,7 @@ def make_validation(
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     bytes_of = jnp.asarray(token_bytes_V)
 
-    losses = make_loss(config, mesh, chunk=chunk, rows=rows)
+    losses = make_loss(config, mesh, chunk=chunk, batch_format=batch_format)
 
     def bytes_at(tokens_BT, bytes_V):
         # A complemented id, which is no target, is negative: it stands for no bytes.
@@ -69,18 +69,18 @@ def make_validation(
         row_nats, in_shardings=(None, batch_sharding(mesh)), out_shardings=replicated(mesh)
     )
 
-    def validate(params: Any, batches: Iterable[np.ndarray]) -> HeldOut:
+    def validate(params: Any, batches: Iterable[np.ndarray]) -> HeldOutLoss:
         nats, tokens, num_bytes = 0.0, 0, 0
         with jax.set_mesh(mesh):
             for tokens_BU in batches:
                 bytes_BT = bytes_at(tokens_BU[:, 1:], token_bytes_V)
                 here = len(tokens_BU)
                 padded = np.pad(tokens_BU, ((0, -here % devices), (0, 0)))
-                sums_B = row_nats(params, whole_on_devices(batch_sharding(mesh), padded))
+                sums_B = row_nats(params, global_batch(batch_sharding(mesh), padded))
                 nats += float(np.asarray(sums_B, np.float64)[:here].sum())
                 tokens += int((bytes_BT > 0).sum())
                 num_bytes += int(bytes_BT.sum())
-        return HeldOut(
+        return HeldOutLoss(
             cross_entropy=nats / tokens,
             bits_per_byte=float(bits_per_byte(nats, num_bytes)),
             tokens=tokens,

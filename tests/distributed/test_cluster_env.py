@@ -80,13 +80,6 @@ def test_a_kubernetes_pod_knows_its_number_and_the_manifest_the_rest():
         assert place == ClusterEnv("Kubernetes", int(index), 2, "lrkv-0.lrkv:8476")
 
 
-def test_plain_variables_override_the_launcher():
-    plain = {"LRKV_COORDINATOR": "here:5", "LRKV_PROCESSES": "2", "LRKV_PROCESS": "1"}
-    place = find({**SLURM, **plain})
-    assert (place.process, place.processes, place.coordinator) == (1, 2, "here:5")
-    assert find({**SLURM, "LRKV_COORDINATOR": "here:5"}).coordinator == "here:5"
-
-
 @pytest.mark.parametrize(
     ("environment", "message"),
     [

@@ -48,20 +48,20 @@ attempt("first", failing([0]))
 attempt("second", failing([1]))
 attempt("both", failing([0, 1]))
 attempt("bug", failing([1], ValueError))
-print(json.dumps(["shared", processes.that_do_not_see(Path(sys.argv[1]))]))
+print(json.dumps(["shared", processes.without_access_to(Path(sys.argv[1]))]))
 module._APPEAR_SECONDS = 0.3
 own = Path(sys.argv[1]) / str(me)
 own.mkdir()
-print(json.dumps(["own", processes.that_do_not_see(own)]))
+print(json.dumps(["own", processes.without_access_to(own)]))
 
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from lrkv_jax.distributed.batches import as_argument, local_rows, whole_on_devices
+from lrkv_jax.distributed.batches import as_argument, local_rows, global_batch
 whole = np.arange(8 * 3, dtype=np.int32).reshape(8, 3)
 for shape in ((2, 4, 1), (1, 8, 1), (4, 1, 2), (2, 1, 4), (1, 1, 8)):
     mesh = jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
     split = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     rows = local_rows(split, 8)
-    for array in (as_argument(split, 8, whole[rows]), whole_on_devices(split, whole)):
+    for array in (as_argument(split, 8, whole[rows]), global_batch(split, whole)):
         assert array.shape == (8, 3) and array.sharding == split
         for shard in array.addressable_shards:
             np.testing.assert_array_equal(shard.data, whole[shard.index])
@@ -191,16 +191,3 @@ def test_a_port_in_use_is_one_line(monkeypatch):
         monkeypatch.setenv("LRKV_PROCESS", "0")
         with pytest.raises(LrkvError, match=f"cannot listen at port {port} .*LRKV_COORDINATOR"):
             Processes().join()
-
-
-def test_a_process_that_waits_for_others_says_where():
-    code = (
-        "from lrkv_jax.distributed import processes, start; processes._WAIT_SECONDS = 0.1; start()"
-    )
-    with several(["-c", code], count=1, LRKV_PROCESSES="2", LRKV_JOIN_SECONDS="3") as running:
-        _, err = running[0].communicate(timeout=60)
-    assert running[0].returncode == -signal.SIGABRT
-    said = err.splitlines()[0]
-    assert said.startswith(
-        "lrkv: process 0 of 2 (LRKV_PROCESSES) waits for the others at 127.0.0.1:"
-    )

@@ -39,19 +39,6 @@ with Stopping() as stopping:
     print("ready", flush=True)
     threading.Lock().acquire() and threading.Event().wait(60)
 """
-# A signal in the middle of `__enter__`, and then what would be a long preparation.
-WHILE_IT_BEGINS = """
-import os, signal, time
-from lrkv_jax.distributed.stopping import Stopping
-real = signal.set_wakeup_fd
-def set_wakeup_fd(*given, **how):
-    print("ready", flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    return real(*given, **how)
-signal.set_wakeup_fd = set_wakeup_fd
-with Stopping():
-    time.sleep(1)
-"""
 
 
 def started(code, *before):
@@ -82,13 +69,6 @@ def test_before_the_steps_a_signal_ends_the_process_in_one_line(name):
     out, err = process.communicate(timeout=30)
     assert process.returncode == 75 and out == ""
     assert err == f"lrkv: ended by {name} with nothing to save: the same command resumes\n"
-
-
-def test_no_signal_is_lost_while_they_begin_to_be_caught():
-    """Those that came between the handlers and the pipe were ignored for good."""
-    process = started(WHILE_IT_BEGINS)
-    process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGTERM
 
 
 def test_what_nohup_has_set_to_be_ignored_stays_ignored():

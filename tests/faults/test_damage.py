@@ -65,7 +65,7 @@ def test_a_damaged_checkpoint_is_named_and_the_newest_sound_one_used(run, truth,
         for step in reversed(broken):
             kind(there / str(step), rng)
         said = []
-        with Checkpointer(there, say=said.append) as checkpoints:
+        with Checkpointer(there, warn=said.append) as checkpoints:
             step, items = checkpoints.restore_newest(truth[1])
             assert checkpoints.steps() == [s for s in STEPS if s not in broken]
         assert step == max(s for s in STEPS if s not in broken)

@@ -4,7 +4,6 @@ import io
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +14,6 @@ from support.full import full_output
 from lrkv_jax.cli import commands, main
 from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.data.sources import documents
-from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.metrics import read_metrics
 
@@ -179,31 +177,6 @@ def test_a_column_that_is_no_text_is_named(tmp_path, column):
     pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet")
     found = read(tmp_path)
     assert isinstance(found, str) and "column 'text' is" in found
-
-
-def test_one_enormous_document_is_a_document(tmp_path):
-    text = "all work and no play " * 500_000  # 10 MB in one line
-    (tmp_path / "x.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    assert read(tmp_path) == [text]
-
-
-@pytest.mark.parametrize("name", ["sotu-4096", "gpt2"])
-@fuzz
-@given(ODD)
-def test_any_prompt_comes_back_from_the_tokenizer(name, text):
-    tokenizer = load_tokenizer(name)
-    ids = tokenizer.encode(text)
-    assert tokenizer.bos not in np.asarray(ids).tolist(), "text is never a special token"
-    valid = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    assert tokenizer.decode(np.asarray(ids).tolist()) == valid
-
-
-@pytest.mark.parametrize("special", ["<|bos|>", "<|endoftext|>", "<|im_start|>"])
-def test_a_special_token_that_is_typed_is_text(special):
-    for name in ("sotu-4096", "gpt2"):
-        tokenizer = load_tokenizer(name)
-        ids = np.asarray(tokenizer.encode(special)).tolist()
-        assert tokenizer.bos not in ids and tokenizer.decode(ids) == special
 
 
 @fuzz

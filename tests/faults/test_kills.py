@@ -35,7 +35,7 @@ def instant(rng: random.Random, run_dir: Path, ended) -> str:
     def rows() -> int:
         return len(read_metrics(run_dir))
 
-    kind = rng.choice(["time", "step", "save", "sealed"])
+    kind = rng.choice(["time", "step", "save", "saved"])
     checkpoints = run_dir / "checkpoints"
     if kind == "time":  # mostly while it starts
         time.sleep(rng.uniform(0, 4))
@@ -47,7 +47,7 @@ def instant(rng: random.Random, run_dir: Path, ended) -> str:
     if kind == "save":
         until(lambda: any(checkpoints.glob(".saving-*")))
         time.sleep(rng.uniform(0, 0.25))
-    elif kind == "sealed":
+    elif kind == "saved":
         there = {path.name for path in checkpoints.glob("[0-9]*")}
         until(lambda: {path.name for path in checkpoints.glob("[0-9]*")} - there)
         time.sleep(rng.uniform(0, 0.01))

@@ -50,9 +50,7 @@ def step_text(variant, mesh_sizes, *overrides):
     config, mesh = configured(f"attention={variant}", *overrides), meshed(*mesh_sizes)
     with jax.set_mesh(mesh):
         step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32))
-        lowered = step.on_leaves.lower(
-            jax.tree.leaves(abstract_state(config, mesh)), batch_shape(config, mesh)
-        )
+        lowered = step.lower(abstract_state(config, mesh), batch_shape(config, mesh))
         return lowered.compile().as_text()
 
 

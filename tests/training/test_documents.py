@@ -11,8 +11,8 @@ from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.models.transformer import with_parameters
 from lrkv_jax.training.loss import make_gradient, make_loss
-from lrkv_jax.training.rows import RowFormat, Rows
 from lrkv_jax.training.state import resolve
+from lrkv_jax.training.token_batch import BatchFormat, TokenBatch
 
 BOS = 0
 TWO_FAST = [
@@ -35,7 +35,7 @@ def documents(rows=2):
 
 def nats(config, mesh, tokens, rows):
     with jax.set_mesh(mesh):
-        loss = jax.jit(make_loss(config, mesh, chunk=16, rows=rows))
+        loss = jax.jit(make_loss(config, mesh, chunk=16, batch_format=rows))
         tokens = jax.device_put(np.asarray(tokens, np.int32), batch_sharding(mesh))
         return np.asarray(loss(jax.tree.map(np.asarray, random_params(config)), tokens))
 
@@ -45,7 +45,7 @@ def test_a_packed_document_has_the_losses_it_has_alone(name):
     config = small(FIVE[name], layers=2)
     parts = documents()
     packed = np.stack([np.concatenate(row) for row in parts])
-    how = RowFormat(bos=BOS, apart=True, restart=True)
+    how = BatchFormat(bos=BOS, separate_documents=True, restart_positions=True)
     got = nats(config, one_device(), packed, how)
     model = with_parameters(config, random_params(config))
     log_p = jax.jit(lambda model, tokens: jax.nn.log_softmax(model(tokens)))
@@ -64,8 +64,8 @@ def test_a_packed_document_has_the_losses_it_has_alone(name):
 def test_joined_documents_see_each_other():
     config = small(FIVE["mqa"], layers=2)
     packed = np.stack([np.concatenate(row) for row in documents()])
-    apart = nats(config, one_device(), packed, RowFormat(bos=BOS, apart=True))
-    joined = nats(config, one_device(), packed, RowFormat(bos=BOS))
+    apart = nats(config, one_device(), packed, BatchFormat(bos=BOS, separate_documents=True))
+    joined = nats(config, one_device(), packed, BatchFormat(bos=BOS))
     np.testing.assert_allclose(joined[:, :6], apart[:, :6], atol=2e-5)
     assert np.abs(joined - apart)[:, 8:].max() > 0.1
 
@@ -73,7 +73,7 @@ def test_joined_documents_see_each_other():
 def test_documents_stay_apart_on_a_mesh_that_splits_their_positions():
     config = small(FIVE["lrkv"], layers=2)
     packed = np.stack([np.concatenate(row) for row in documents(2)])
-    how = RowFormat(bos=BOS, apart=True, restart=True)
+    how = BatchFormat(bos=BOS, separate_documents=True, restart_positions=True)
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, context=2, tensor=2))
     np.testing.assert_allclose(
         nats(config, mesh, packed, how), nats(config, one_device(), packed, how), atol=2e-5
@@ -81,15 +81,15 @@ def test_documents_stay_apart_on_a_mesh_that_splits_their_positions():
 
 
 def test_rows_say_where_documents_start_and_what_counts():
-    how = RowFormat(bos=9, apart=True, restart=True, masked=True)
+    how = BatchFormat(bos=9, separate_documents=True, restart_positions=True, masked=True)
     row = jnp.array([[4, 5, ~9, 6, ~7, 9, ~9, 1]])
-    here = Rows.read(row, how, 0, 7)
+    here = TokenBatch.read(row, how, 0, 7)
     assert here.inputs_bt.tolist() == [[4, 5, 9, 6, 7, 9, 9]]
     assert here.targets_bt.tolist() == [[5, 9, 6, 7, 9, 9, 1]]
     assert here.counted_bt.tolist() == [[True, False, True, False, True, False, True]]
     assert here.positions_bt.tolist() == [[0, 1, 0, 1, 2, 0, 0]]
     assert here.segments_bt.tolist() == [[0, 0, 1, 1, 1, 2, 3]]
-    second = Rows.read(row, how, 4, 3)  # another device's share of the same row
+    second = TokenBatch.read(row, how, 4, 3)  # another device's share of the same row
     assert second.positions_bt.tolist() == [[2, 0, 0]] and second.segments_bt.tolist() == [
         [1, 2, 3]
     ]
@@ -125,7 +125,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny, size
     train = config.train.model_copy(update={"accumulation": accumulation})
     run = config.model_copy(update={"train": train})
     with jax.set_mesh(mesh):
-        gradient = make_gradient(run, mesh, token_bytes, RowFormat(bos=BOS, masked=True))
+        gradient = make_gradient(run, mesh, token_bytes, BatchFormat(bos=BOS, masked=True))
         (value, nats, num_bytes), got = jax.jit(gradient)(
             params, jax.device_put(batch, batch_sharding(mesh))
         )
@@ -144,6 +144,6 @@ def test_a_batch_without_a_target_moves_nothing(tiny):
     batch = ~np.random.default_rng(5).integers(0, 40, (8, 17)).astype(np.int32)
     mesh = one_device()
     with jax.set_mesh(mesh):
-        gradient = make_gradient(config, mesh, np.ones(40, int), RowFormat(bos=BOS, masked=True))
+        gradient = make_gradient(config, mesh, np.ones(40, int), BatchFormat(bos=BOS, masked=True))
         (value, *_), grads = jax.jit(gradient)(random_params(config.model), batch)
     assert value == 0 and all(not np.any(g) for g in jax.tree.leaves(grads))

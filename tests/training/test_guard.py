@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from lrkv_jax.config.schema import GuardConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.training import step as step_module
-from lrkv_jax.training.guard import WINDOW, GuardState, judge
+from lrkv_jax.training.guard import WINDOW, GuardState, check_step
 from lrkv_jax.training.state import init_state, resolve
 
-judge = jax.jit(judge, static_argnums=0)
+check_step = jax.jit(check_step, static_argnums=0)
 WATCH, SKIP = GuardConfig(spike=6.0), GuardConfig(spike=6.0, skip_spikes=True)
 
 
@@ -23,7 +23,7 @@ def after(losses, config=WATCH, norms=None):
     taken = []
     for step, loss in enumerate(losses):
         norm = 1.0 if norms is None else norms[step]
-        take, state, height = judge(
+        take, state, height = check_step(
             config, state, jnp.int32(step), jnp.float32(loss), jnp.float32(norm)
         )
         taken.append(bool(take))
@@ -37,7 +37,7 @@ def after(losses, config=WATCH, norms=None):
 )
 def test_a_spikes_height_is_numpys(losses, loss):
     state = GuardState(jnp.float32(losses), jnp.int32(0), jnp.int32(0))
-    _, _, height = judge(WATCH, state, jnp.int32(WINDOW), jnp.float32(loss), jnp.float32(1))
+    _, _, height = check_step(WATCH, state, jnp.int32(WINDOW), jnp.float32(loss), jnp.float32(1))
     median = np.median(np.float64(losses))
     deviation = 1.4826 * np.median(np.abs(np.float64(losses) - median))
     expected = (loss - median) / max(deviation, 1e-3 * median)
@@ -113,7 +113,7 @@ def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was
             for batch in tokens:
                 state, metrics = step(state, batch)
                 kept = jax.tree.map(np.asarray, (state.params, state.opt_state))
-                seen.append((kept, metrics.floats()))
+                seen.append((kept, jax.device_get(metrics)))
             return seen
 
         without, with_bad = run(batches[0], batches[2]), run(batches[0], worse, batches[2])

@@ -11,7 +11,7 @@ from lrkv_jax.config import load_config
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import Checkpointer
-from lrkv_jax.training.init_from import first_state
+from lrkv_jax.training.init_from import initial_state
 from lrkv_jax.training.loop import train
 from lrkv_jax.training.metrics import read_metrics
 from lrkv_jax.training.restore import load_run
@@ -49,7 +49,7 @@ def test_the_parameters_are_the_runs_and_the_vocabulary_grows(pretrained, tmp_pa
     assert config.data.tokenizer == "sotu-4096" and config.train.total_steps == 4
     for mesh in (make_mesh(config.mesh, **ONE), make_mesh(config.mesh)):
         with jax.set_mesh(mesh):
-            state = first_state(config, mesh)
+            state = initial_state(config, mesh)
             fresh = init_state(config, mesh)
         old, new = pretrained[1], state.params
         np.testing.assert_array_equal(new["embedding"]["table"][:4096], old["embedding"]["table"])
@@ -75,7 +75,7 @@ def test_another_model_or_tokenizer_is_refused(pretrained, tmp_path):
         config = resolve(midtraining(pretrained, tmp_path, "train.steps=4", override))
         mesh = make_mesh(config.mesh, **ONE)
         with jax.set_mesh(mesh), pytest.raises(LrkvError, match=message):
-            first_state(config, mesh)
+            initial_state(config, mesh)
     with pytest.raises(LrkvError, match="nowhere is not a run: it has no config.yaml"):
         load_config("configs/quickstart_midtrain.yaml", ["init_from=nowhere"])
     with pytest.raises(LrkvError, match="lists no variants.*init_from=RUN"):

@@ -100,14 +100,6 @@ def test_microbatches_on_a_mesh_average_to_the_whole_batch_of_one_device(tiny):
     np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.slow
-def test_microbatches_average_to_the_whole_batch(tiny):
-    config = *LONG, "attention=mha"
-    first, _ = losses(resolve(tiny(*config)), one_device(), steps=3)
-    second, _ = losses(resolve(tiny(*config, "train.accumulation=4")), one_device(), steps=3)
-    np.testing.assert_allclose(second, first, rtol=2e-5)
-
-
 def test_the_loss_is_the_mean_over_tokens_of_the_models_own_log_probability(tiny):
     config = resolve(tiny("model.vocabulary=64"))
     params = jax.jit(lambda: init_parameters(config.model, 3))()

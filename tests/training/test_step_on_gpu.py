@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lrkv_jax.config import MeshConfig, load_config
-from lrkv_jax.distributed import xla
+from lrkv_jax.distributed.compilation import xla_options
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.kernels import flash
@@ -99,15 +99,14 @@ def after_a_step(config, mesh):
     with jax.set_mesh(mesh):
         state = random_state(config)
         arguments = (
-            jax.tree.leaves(jax.device_put(state, state_shardings(config, mesh))),
+            jax.device_put(state, state_shardings(config, mesh)),
             jax.device_put(tokens_BU, batch_sharding(mesh)),
         )
-        lowered = step.on_leaves.lower(*arguments)
-        leaves, metrics = lowered.compile(FAST_COMPILE if on_cpu else xla.options(mesh))(*arguments)
-    new = step.tree.unflatten(leaves)
+        lowered = step.lower(*arguments)
+        new, metrics = lowered.compile(FAST_COMPILE if on_cpu else xla_options(mesh))(*arguments)
     changes = jax.tree.map(lambda a, b: np.asarray(a) - b, new.params, state.params)
     moments = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(new.opt_state)]
-    loss = np.array([metrics.floats()["loss"]])
+    loss = np.array([float(metrics["loss"])])
     return {"loss": loss, "moments": moments, "changes": jax.tree.leaves(changes)}
 
 

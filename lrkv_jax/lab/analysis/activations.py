@@ -21,7 +21,7 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
 from lrkv_jax.models.transformer import with_parameters
-from lrkv_jax.training.rows import PLAIN, RowFormat
+from lrkv_jax.training.token_batch import PLAIN, BatchFormat
 
 
 class _Recorder:
@@ -45,7 +45,7 @@ class OnText(NamedTuple):
 
 
 def on_text(
-    config: ModelConfig, params: Any, batches: Iterable[np.ndarray], rows: RowFormat = PLAIN
+    config: ModelConfig, params: Any, batches: Iterable[np.ndarray], rows: BatchFormat = PLAIN
 ) -> OnText:
     """What one forward pass over each of `batches` shows of every layer.
 

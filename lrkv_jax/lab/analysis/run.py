@@ -28,8 +28,8 @@ from lrkv_jax.lab.analysis.weights import head_weights
 from lrkv_jax.models.attention.head_weights import HeadWeights
 from lrkv_jax.training.checkpointing.inspect import entries
 from lrkv_jax.training.restore import load_run
-from lrkv_jax.training.rows import RowFormat
 from lrkv_jax.training.run_dir import read_run
+from lrkv_jax.training.token_batch import BatchFormat
 
 FORMS = {"query_key": HeadWeights.query_key, "value_output": HeadWeights.value_output}
 
@@ -162,7 +162,7 @@ def _described(
 def _on_text(run: TrainedRun, batches: int) -> OnText:
     """The model's layers on the first `batches` of its run's held-out records."""
     config = run.config
-    rows = RowFormat.of(config, run.tokenizer.bos)
+    rows = BatchFormat.of(config, run.tokenizer.bos)
     texts = heldout_batches(config.data, config.train.context, config.train.batch)
     return on_text(config.model, run.params, islice(texts, batches), rows)
 

@@ -19,9 +19,9 @@ from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.plan import hlo
 from lrkv_jax.models.accounting.timing import Collective
-from lrkv_jax.training.rows import RowFormat
 from lrkv_jax.training.state import abstract_state
 from lrkv_jax.training.step import make_train_step
+from lrkv_jax.training.token_batch import BatchFormat
 
 # The scheduler that a CPU runs by default orders a program for parallel threads: the stacks of all
 # loops then exist from the start. A GPU's program is ordered for memory.
@@ -83,11 +83,10 @@ def compiled_step(config: RunConfig, devices: int) -> CompiledStep:
 
 
 def _compile(config: RunConfig, mesh: Mesh) -> jax.stages.Compiled:
-    rows = RowFormat.of(config, bos=0)  # which token it is changes no shape
+    rows = BatchFormat.of(config, bos=0)  # which token it is changes no shape
     token_bytes = np.ones(config.model.vocabulary, np.int32)
     step = make_train_step(config, mesh, token_bytes, rows)
     shape = (config.train.batch, config.train.context + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        leaves = jax.tree.leaves(abstract_state(config, mesh))
-        return step.on_leaves.lower(leaves, tokens).compile()
+        return step.lower(abstract_state(config, mesh), tokens).compile()

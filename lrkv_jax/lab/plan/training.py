@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from lrkv_jax.config import MeshConfig, ModelConfig, RunConfig
+from lrkv_jax.distributed.compilation import MEMORY_FRACTION
 from lrkv_jax.distributed.hardware import Hardware
-from lrkv_jax.distributed.xla import MEMORY_FRACTION
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.plan.compiled import CompiledStep, compiled_step, simulate
 from lrkv_jax.lab.plan.estimate import StateBytes, collectives, memory, sizes_of, state_bytes
@@ -20,7 +20,7 @@ from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.models.accounting.muon import Matrices, muon_flops, muon_flops_per_device
 from lrkv_jax.models.accounting.timing import Assumptions, Collective, Estimate, estimate
 from lrkv_jax.models.transformer import abstract_parameters, specs
-from lrkv_jax.optim.spread import layout_of
+from lrkv_jax.optim.sharded_newton_schulz import layout_of
 
 # Of a device's memory: what `lrkv train` lets JAX take.
 USABLE = float(MEMORY_FRACTION)
@@ -131,7 +131,7 @@ def muon(config: RunConfig) -> dict[str, Any]:
 
 
 def matrices(model: ModelConfig, sizes: dict[str, int]) -> list[Matrices]:
-    """What Muon orthogonalises, in the groups that the step shares out (`optim.spread`)."""
+    """What Muon orthogonalizes, in the groups of `optim.sharded_newton_schulz`."""
     mesh = SimpleNamespace(shape=sizes)
     groups: dict[Any, int] = {}
     for spec, leaf in _weights(model):

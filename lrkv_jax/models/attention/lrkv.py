@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.distributed import by_hand
+from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import TENSOR
 from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
 from lrkv_jax.models.attention.base import Attention
@@ -207,8 +207,8 @@ class LowRankAttention(Attention):
         if share == 1:
             return up_GRK
         # In a training step residuals that `tensor` does not divide are whole on each shard.
-        whole = by_hand.in_step() and len(up_GRK) == groups
-        first = by_hand.index(TENSOR) * H if whole else 0
+        whole = manual_sharding.in_train_step() and len(up_GRK) == groups
+        first = manual_sharding.index(TENSOR) * H if whole else 0
         return up_GRK[(first + jnp.arange(H)) // share]
 
     def _keys(self, cache, positions_BT):

@@ -12,7 +12,7 @@ W logit width  K value width
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from lrkv_jax.distributed import by_hand
+from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import CONTEXT, TENSOR
 from lrkv_jax.kernels.flash import causal_attention
 
@@ -22,7 +22,7 @@ def attend_whole(q_BTHW, k_BTGW, v_BTGK, *, key_heads, segments_BT=None, **how):
 
     `key_heads` counts the model's key/value heads; `how` is passed on.
     """
-    if not by_hand.in_step():
+    if not manual_sharding.in_train_step():
         return causal_attention(q_BTHW, k_BTGW, v_BTGK, segments_BT=segments_BT, **how)
     k_BSgW, v_BSgK = (_serving(x, q_BTHW.shape[2], key_heads) for x in (k_BTGW, v_BTGK))
     out_BShK = causal_attention(
@@ -40,7 +40,8 @@ def _serving(x_BTGK, H, key_heads):
 
     Where `tensor` does not divide the model's key/value heads, each shard holds them all.
     """
-    G, tensor, context = x_BTGK.shape[2], by_hand.size(TENSOR), by_hand.size(CONTEXT)
+    tensor, context = manual_sharding.size(TENSOR), manual_sharding.size(CONTEXT)
+    G = x_BTGK.shape[2]
     share = H * tensor // key_heads  # query heads that one key head serves
     h = H // context
     here = max(1, h // share)
@@ -50,7 +51,7 @@ def _serving(x_BTGK, H, key_heads):
     x_BSGK = _all_positions(x_BTGK)
     if here == G:
         return x_BSGK
-    first = by_hand.index(CONTEXT) * h + (0 if split else by_hand.index(TENSOR) * H)
+    first = manual_sharding.index(CONTEXT) * h + (0 if split else manual_sharding.index(TENSOR) * H)
     if h % share == 0 or share % h == 0:
         return lax.dynamic_slice_in_dim(x_BSGK, first // share, here, axis=2)
     # Query heads here share key heads unevenly: each takes its own.
@@ -59,18 +60,18 @@ def _serving(x_BTGK, H, key_heads):
 
 def _to_heads(x_BTHK):
     """All positions of this device's share of the heads."""
-    if by_hand.size(CONTEXT) == 1:
+    if manual_sharding.size(CONTEXT) == 1:
         return x_BTHK
     return lax.all_to_all(x_BTHK, CONTEXT, 2, 1, tiled=True)
 
 
 def _to_positions(x_BShK):
-    if by_hand.size(CONTEXT) == 1:
+    if manual_sharding.size(CONTEXT) == 1:
         return x_BShK
     return lax.all_to_all(x_BShK, CONTEXT, 1, 2, tiled=True)
 
 
 def _all_positions(x_BT):
-    if by_hand.size(CONTEXT) == 1:
+    if manual_sharding.size(CONTEXT) == 1:
         return x_BT
     return lax.all_gather(x_BT, CONTEXT, axis=1, tiled=True)

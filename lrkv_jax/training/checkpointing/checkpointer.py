@@ -3,7 +3,7 @@
 A checkpoint holds named items, each a tree of arrays that can be read alone (a training state is
 `params`, `optimizer` and `run`). Orbax writes and reads the arrays, sharded, on any mesh. It loads
 a flipped byte silently and takes an empty directory for the newest step, so a step here is
-what has a manifest whose seal fits its files, and whose arrays have the fingerprints that the
+what has a manifest whose checksums fit its files, and whose arrays have the fingerprints that the
 devices computed when it was saved.
 """
 
@@ -22,10 +22,9 @@ from orbax.checkpoint import v1 as ocp
 
 from lrkv_jax.distributed.processes import HERE, Processes
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.training.checkpointing import manifest, shelf
+from lrkv_jax.training.checkpointing import layout
 from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprints, named
-from lrkv_jax.training.checkpointing.manifest import Damaged
-from lrkv_jax.training.checkpointing.reading import one_line, read_sound
+from lrkv_jax.training.checkpointing.layout import Damaged
 
 # For Orbax's processes to wait for each other in a save before it counts as failed.
 SAVE_SECONDS = 600
@@ -36,26 +35,26 @@ PROBE_BYTES = 64 << 10
 class Checkpointer:
     """The checkpoints of one run directory.
 
-    Keeps the newest `keep` and the one with the lowest validation loss; an older one goes only
-    when a newer one is sealed. `say` gets a line for what fails, from any thread. All `processes`
-    of the run make the same calls. Use as a context manager: leaving it waits for the save in
-    progress.
+    Keeps the newest `max_to_keep` and the one with the lowest validation loss; an older one is
+    deleted only when a newer one is complete. `warn` gets a line for what fails, from any thread.
+    All `processes` of the run make the same calls. Use as a context manager: leaving it waits for
+    the save in progress.
     """
 
     def __init__(
         self,
         directory: str | Path,
         *,
-        keep: int = 2,
-        say: Callable[[str], None] | None = None,
+        max_to_keep: int = 2,
+        warn: Callable[[str], None] | None = None,
         processes: Processes | None = None,
     ):
         for noisy in ("absl", "orbax"):  # what fails is raised too, and reported in one line
             logging.getLogger(noisy).setLevel(logging.CRITICAL)
         self.directory = Path(directory).absolute()
         self.failures = 0  # saves that failed since the run was started
-        self._keep, self._processes = keep, processes or HERE.as_jax_knows()
-        self._say = say or (
+        self._max_to_keep, self._processes = max_to_keep, processes or HERE.as_jax_knows()
+        self._warn = warn or (
             lambda text: print(f"lrkv: {self._processes.who()}{text}", file=sys.stderr)
         )
         self._saving: threading.Thread | None = None
@@ -70,19 +69,19 @@ class Checkpointer:
         elif self._saving is not None:  # the others may not come any more
             self._saving.join()
         if self.failures and self._processes.index == 0:
-            shelf.sweep(self.directory)
+            layout.sweep(self.directory)
 
     def steps(self) -> list[int]:
-        """The steps that were saved whole, in order; `restore` says whether they still are."""
-        there = shelf.numbered(self.directory).items()
-        return [step for step, path in there if (path / manifest.NAME).is_file()]
+        """The steps whose save was completed, in order; `restore` finds out if one is damaged."""
+        there = layout.numbered(self.directory).items()
+        return [step for step, path in there if (path / layout.MANIFEST).is_file()]
 
-    def agreed(self, *, whole: bool = True) -> list[int]:
-        """The steps, or with `whole` False all that claim to be, as process 0 sees them.
+    def agreed(self, *, complete: bool = True) -> list[int]:
+        """The steps as process 0 sees them; or all that claim to be steps.
 
         Two hosts may see a network file system differently, and would then wait for each other.
         """
-        seen = self.steps() if whole else list(shelf.numbered(self.directory))
+        seen = self.steps() if complete else list(layout.numbered(self.directory))
         return self._processes.exchange(seen)[0]
 
     def latest(self) -> int | None:
@@ -94,13 +93,13 @@ class Checkpointer:
         return best_of(self.directory, self.steps())
 
     def manifest(self, step: int | None = None) -> dict[str, Any]:
-        """What a step (the newest, unless given) says about itself: configuration, tokens, arrays.
+        """The manifest of a step (by default the newest): configuration, tokens, arrays.
 
         Raises `LrkvError` if there is no such step or its manifest is damaged.
         """
         path = self._path(self._newest() if step is None else step)
         try:
-            return manifest.read(path)
+            return layout.read_manifest(path)
         except Damaged as damage:
             raise LrkvError(f"checkpoint {path} is damaged: {damage}") from damage
 
@@ -132,11 +131,11 @@ class Checkpointer:
             "step": step,
             **about,
             "validation_loss": validation_loss,
-            "versions": manifest.versions(),
+            "versions": layout.versions(),
             "arrays": arrays,
         }
         words = fingerprints(items)
-        written = shelf.saving(self.directory, step)
+        written = layout.saving(self.directory, step)
         try:
             context = ocp.Context()
             context.asynchronous.timeout_secs = SAVE_SECONDS
@@ -150,7 +149,7 @@ class Checkpointer:
             try:
                 response.result()
                 if self._processes.index == 0:
-                    self._seal(written, content, as_hex(words))
+                    self._publish(written, content, as_hex(words))
             except Exception as error:
                 self._failed(step, error)
 
@@ -164,12 +163,12 @@ class Checkpointer:
             first()
             if self._processes.index == 0:
                 # Also what threads of Orbax have written since the last save failed.
-                shelf.sweep(self.directory)
+                layout.sweep(self.directory)
                 # Orbax, refused this, leaves threads that wait for minutes, or go on writing.
-                probe = shelf.saving(self.directory, step)
+                probe = layout.saving(self.directory, step)
                 probe.mkdir(parents=True)
                 (probe / "probe").write_bytes(bytes(PROBE_BYTES))
-                shelf.sweep(self.directory)
+                layout.sweep(self.directory)
         except OSError as error:
             reason = one_line(error)
         if reasons := [text for text in self._processes.exchange(reason) if text]:
@@ -177,13 +176,13 @@ class Checkpointer:
         return bool(reasons)
 
     def wait(self) -> None:
-        """Return when the save in progress is sealed, or has failed."""
+        """Return when the save in progress is complete, or has failed."""
         if self._saving is not None:
             self._saving.join()
             self._saving = None
         if self._started:
             self._started = False
-            # Process 0 has sealed it: all see the same steps from here.
+            # Process 0 has published it: all see the same steps from here.
             self._processes.exchange(None)
 
     def restore(
@@ -202,7 +201,7 @@ class Checkpointer:
             return newest
         path = self._path(step)
         try:
-            return step, read_sound(path, abstract, self._processes)
+            return step, read_verified(path, abstract, self._processes)
         except Damaged as damage:
             there = ", ".join(map(str, self.steps()))
             raise LrkvError(
@@ -217,9 +216,9 @@ class Checkpointer:
         nothing starts from scratch unasked.
         """
         unsound: dict[int, str] = {}
-        for step in reversed(self.agreed(whole=False)):
+        for step in reversed(self.agreed(complete=False)):
             try:
-                items = read_sound(self.directory / str(step), abstract, self._processes)
+                items = read_verified(self.directory / str(step), abstract, self._processes)
             except Damaged as damage:
                 if self._is_gone(step):  # a run that trains meanwhile has deleted it: look again
                     return self.restore_newest(abstract)
@@ -229,7 +228,7 @@ class Checkpointer:
                 self._pass_over(damaged, reason)
             self._sweep()
             return step, items
-        aside = shelf.set_aside_there(self.directory)
+        aside = layout.damaged_steps(self.directory)
         if not unsound and not aside:
             self._sweep()
             return None
@@ -248,36 +247,36 @@ class Checkpointer:
 
     def _sweep(self) -> None:
         if self._processes.index == 0:
-            shelf.sweep(self.directory)
+            layout.sweep(self.directory)
 
     def _pass_over(self, step: int, reason: str) -> None:
         if self._processes.index != 0:
             return
         path = self.directory / str(step)
         try:
-            outcome = f"set aside as {shelf.set_aside(path)}"
+            outcome = f"set aside as {layout.set_aside(path)}"
         except OSError as error:
             outcome = f"passed over and left there ({error.strerror})"
-        self._say(f"checkpoint {path} is damaged: {reason}; {outcome}")
+        self._warn(f"checkpoint {path} is damaged: {reason}; {outcome}")
 
-    def _seal(self, written: Path, content: dict[str, Any], words: list[str]) -> None:
-        """Read back what was written, note what it is, and make it a step."""
+    def _publish(self, written: Path, content: dict[str, Any], words: list[str]) -> None:
+        """Checksum the files, write the manifest, and make it a step."""
         for array, word in zip(content["arrays"].values(), words, strict=True):
             array["fingerprint"] = word
-        files = manifest.seal(written)
-        manifest.write(written, {**content, "saved": time.time(), "files": files})
-        shelf.publish(written, content["step"])
+        files = layout.checksums(written)
+        layout.write_manifest(written, {**content, "saved": time.time(), "files": files})
+        layout.publish(written, content["step"])
         try:
             self._prune()
         except OSError as error:
-            self._say(f"an old checkpoint cannot be deleted ({one_line(error)})")
+            self._warn(f"an old checkpoint cannot be deleted ({one_line(error)})")
 
     def _prune(self) -> None:
         steps = self.steps()
-        stays = {*steps[-self._keep :], best_of(self.directory, steps)}
+        stays = {*steps[-self._max_to_keep :], best_of(self.directory, steps)}
         for step in steps:
             if step not in stays:
-                shelf.delete(self.directory / str(step))
+                layout.delete(self.directory / str(step))
 
     def _failed(self, step: int, error: Exception) -> None:
         self.failures += 1
@@ -288,9 +287,9 @@ class Checkpointer:
             f"CHECKPOINT OF STEP {step} FAILED ({one_line(error, self.directory)}): training "
             f"continues, {left}; {self.failures} failed so far"
         )
-        self._say(text)
+        self._warn(text)
         if self._processes.index == 0:
-            shelf.sweep(self.directory)
+            layout.sweep(self.directory)
 
     def _newest(self) -> int:
         newest = self.latest()
@@ -311,9 +310,76 @@ def best_of(directory: Path, steps: list[int]) -> int | None:
     losses = {}
     for step in steps:
         try:
-            loss = manifest.read(directory / str(step))["validation_loss"]
+            loss = layout.read_manifest(directory / str(step))["validation_loss"]
         except (Damaged, KeyError):
             continue
         if loss is not None and math.isfinite(loss):
             losses[step] = loss
     return min(losses, key=losses.get, default=None)
+
+
+def read_verified(path: Path, abstract: dict[str, Any], processes: Processes) -> dict[str, Any]:
+    """The items that `abstract` names, when every check has passed in every process.
+
+    `abstract` holds `jax.ShapeDtypeStruct`s with shardings, of any mesh. First the checksums
+    are compared with the files, which the processes share out; then the arrays' fingerprints with
+    the bits that came to the devices.
+
+    Raises `Damaged`, in all, if one differs, and `LrkvError` for a sound step of other arrays: a
+    wrong configuration is not damage.
+    """
+    content = _together(lambda: _checked(path, set(abstract), processes), processes)
+    _check_fits(path, content["arrays"], abstract)
+    items = _together(lambda: _loaded(path, abstract), processes)
+    for name, found in zip(named(items), as_hex(fingerprints(items)), strict=True):
+        if found != content["arrays"][name]["fingerprint"]:
+            raise Damaged(f"{name} does not have the bits that were saved")
+    return items
+
+
+def _together(work: Callable[[], Any], processes: Processes) -> Any:
+    """What `work` returns here; raises `Damaged` in every process if it does in one."""
+    result, reason = None, None
+    try:
+        result = work()
+    except Damaged as damage:
+        reason = str(damage)
+    if reasons := [text for text in processes.exchange(reason) if text is not None]:
+        raise Damaged(reasons[0])
+    return result
+
+
+def _checked(path: Path, items: set[str], processes: Processes) -> dict[str, Any]:
+    """The manifest, when this process's share of the files that `items` need are unchanged."""
+    content = layout.read_manifest(path)
+    needed = [f for f in content["files"] if "/" not in f or f.partition("/")[0] in items]
+    share = needed[processes.index :: processes.count]
+    layout.check_files(path, content["files"], share)
+    return content
+
+
+def _loaded(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return ocp.load_checkpointables(path, abstract)
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        raise Damaged(f"Orbax cannot read it ({one_line(error)})") from error
+
+
+def _check_fits(path: Path, saved: dict[str, Any], abstract: dict[str, Any]) -> None:
+    for name, leaf in named(abstract).items():
+        there = saved.get(name)
+        if there is None:
+            raise LrkvError(f"checkpoint {path} cannot be read as this model: it has no {name}")
+        if there["shape"] != list(leaf.shape) or there["dtype"] != str(leaf.dtype):
+            raise LrkvError(
+                f"checkpoint {path} cannot be read as this model: {name} is {there['dtype']} "
+                f"{there['shape']} there and {leaf.dtype} {list(leaf.shape)} here"
+            )
+
+
+def one_line(error: Exception, directory: Path | None = None) -> str:
+    """A library's error message, shortened; paths are relative to `directory`."""
+    text = " ".join(str(error).split())
+    if directory is not None:
+        text = text.replace(f"{directory}/", "")
+    return text[:240] or type(error).__name__

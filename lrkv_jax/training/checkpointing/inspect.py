@@ -1,6 +1,6 @@
-"""Looking after a run's checkpoints from outside: what is there, is it sound, what may go.
+"""A run's checkpoints from outside: which there are, and whether each is sound.
 
-Works on a run in progress: a step is there whole or not at all.
+Works on a run in progress too.
 """
 
 from __future__ import annotations
@@ -9,16 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-from jax.sharding import SingleDeviceSharding
-from orbax.checkpoint import v1 as ocp
-
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.training.checkpointing import manifest, shelf
+from lrkv_jax.training.checkpointing import layout
 from lrkv_jax.training.checkpointing.checkpointer import best_of
-from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprints, named
-from lrkv_jax.training.checkpointing.manifest import Damaged
-from lrkv_jax.training.checkpointing.reading import one_line
+from lrkv_jax.training.checkpointing.layout import Damaged
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,7 @@ def entries(run: str | Path) -> list[Entry]:
     directory = Path(run).absolute() / "checkpoints"
     if not directory.is_dir():
         raise LrkvError(f"{run} has no checkpoints: give a run's directory")
-    there = shelf.numbered(directory)
+    there = layout.numbered(directory)
     best = best_of(directory, list(there))
     found = (_entry(path, step, step == best) for step, path in there.items())
     return [entry for entry in found if entry is not None]
@@ -54,72 +48,23 @@ def entries(run: str | Path) -> list[Entry]:
 def _entry(path: Path, step: int, best: bool) -> Entry | None:
     """None for a step that was deleted since it was listed: a run may be training."""
     try:
-        return Entry(path, step, manifest.read(path), best=best)
+        return Entry(path, step, layout.read_manifest(path), best=best)
     except Damaged as damage:
         return Entry(path, step, None, str(damage)) if path.exists() else None
 
 
 def verify(entry: Entry) -> Entry | None:
-    """The entry with what is wrong with its files or arrays, all of which are read.
+    """The entry with what is wrong with its files, all of which are read.
 
-    None if it was deleted meanwhile, by a run that is training. Arrays are read by this process
-    alone, one item at a time, onto its first device.
+    None if it was deleted meanwhile, by a run that is training.
     """
     if entry.damage is not None:
         return entry
     try:
         files = entry.manifest["files"]
-        manifest.check_files(entry.path, files, files)
-        _check_arrays(entry.path, entry.manifest["arrays"])
+        layout.check_files(entry.path, files, files)
     except Damaged as damage:
         if not entry.path.exists():
             return None
         return Entry(entry.path, entry.step, entry.manifest, str(damage), entry.best)
     return entry
-
-
-def _check_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    here = SingleDeviceSharding(jax.local_devices()[0])
-    try:
-        saved = ocp.checkpointables_metadata(path).metadata
-        unread = set(arrays)
-        for item, tree in saved.items():
-            abstract = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), tree
-            )
-            loaded = ocp.load_checkpointables(path, {item: abstract})
-            for name, found in zip(named(loaded), as_hex(fingerprints(loaded)), strict=True):
-                if arrays[name]["fingerprint"] != found:
-                    raise Damaged(f"{name} does not have the bits that were saved")
-                unread.discard(name)
-    except (ValueError, KeyError, FileNotFoundError, AttributeError) as error:
-        raise Damaged(f"Orbax cannot read it ({one_line(error)})") from error
-    if unread:
-        raise Damaged(f"{min(unread)} is missing")
-
-
-def prune(run: str | Path, keep: int, *, dry: bool = False) -> list[Entry]:
-    """Delete all but the newest `keep` sound steps and the best; returns what went, or would.
-
-    The steps that stay are verified first, so that nothing goes for the sake of a damaged one;
-    damaged steps themselves stay where they are. Raises `LrkvError` if none is sound.
-    """
-    if keep < 1:
-        raise LrkvError(f"--keep {keep}: use 1 or more")
-    there = entries(run)
-    sound: list[Entry] = []
-    for entry in reversed(there):
-        found = verify(entry) if len(sound) < keep else None
-        if found is not None and found.damage is None:
-            sound.append(entry)
-    if not sound:
-        raise LrkvError(f"no checkpoint of {run} is sound: nothing was deleted")
-    steps = [entry.step for entry in there if entry.damage is None]
-    newest = [entry.step for entry in sound]
-    best = [entry.step for entry in there if entry.best]
-    stays = {*newest, *best, *(s for s in steps if s > min(newest))}
-    gone = [entry for entry in there if entry.damage is None and entry.step not in stays]
-    if not dry:
-        for entry in gone:
-            shelf.delete(entry.path)
-    return gone

@@ -20,7 +20,7 @@ from lrkv_jax.interop.fits import root
 from lrkv_jax.lab.analysis.activations import logit_grams, on_text, weighted
 from lrkv_jax.lab.analysis.diversity import diversity, gram, normalised
 from lrkv_jax.models.weight import weights_of
-from lrkv_jax.training.rows import RowFormat
+from lrkv_jax.training.token_batch import BatchFormat
 
 
 def test_weighted_products_are_mean_products_of_logits_over_pairs_of_tokens():
@@ -150,7 +150,7 @@ def test_text_is_met_as_attention_reads_it():
     config = small(FIVE["lrkv"], norm_gain=True)
     model = random_model(config)
     batches = [random_tokens(3, 9, seed=seed) for seed in (0, 1)]
-    rows = RowFormat(bos=5, apart=True, restart=True)
+    rows = BatchFormat(bos=5, separate_documents=True, restart_positions=True)
     found = on_text(config, random_params(config), batches, rows)
     moments_LDD, tokens = found.moments_LDD, found.tokens
     assert tokens == 2 * 3 * 8 and moments_LDD.shape == (2, config.width, config.width)

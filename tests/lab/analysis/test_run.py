@@ -29,7 +29,7 @@ def run(tmp_path_factory, pages):
     attention = alike["blocks"]["attention"]
     attention["query"][:] = attention["query"][:, :, :1]
     attention["key_up"][:] = 0
-    with Checkpointer(directory / "checkpoints", keep=9) as checkpoints:
+    with Checkpointer(directory / "checkpoints", max_to_keep=9) as checkpoints:
         for step, tree in ((3, params), (5, jax.tree.map(jax.numpy.asarray, alike))):
             checkpoints.save(step, {"params": tree}, {})
             checkpoints.wait()

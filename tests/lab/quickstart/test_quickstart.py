@@ -46,7 +46,7 @@ def test_quickstart_compares_two_good_models_in_four_minutes(compared):
         assert result["agreement"]["max_relative_error"] <= 1e-5
         rows = read_metrics(folder / f"runs/quickstart-{name}")
         # The first step compiles; the medians of the rest are the steady state.
-        assert np.median([row["outside_step"] for row in rows[1:]]) <= 0.03
+        assert np.median([row["host_share"] for row in rows[1:]]) <= 0.03
 
 
 @pytest.mark.timed

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from lrkv_jax.config import MeshConfig
-from lrkv_jax.distributed import by_hand
+from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.models.attention.whole_sequences import attend_whole
@@ -45,14 +45,14 @@ def test_attention_over_a_mesh_is_attention(heads, key_heads, context, tensor):
     def step(q, k, v, segments):
         split = P(None, None, "tensor")
         groups = split if key_heads % tensor == 0 else P()
-        return by_hand.over_tensor(
+        return manual_sharding.over_tensor(
             lambda q, k, v, s: attend(q, k, v, segments_BT=s), (split, groups, groups, P()), split
         )(q, k, v, segments)
 
     rows = P(None, "context")
     mapped = jax.shard_map(
         step, mesh=mesh, in_specs=(rows,) * 4, out_specs=rows,
-        axis_names=by_hand.axes_by_hand(mesh), check_vma=False,
+        axis_names=manual_sharding.manual_axes(mesh), check_vma=False,
     )  # fmt: skip
 
     def both(f):

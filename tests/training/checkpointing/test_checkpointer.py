@@ -12,8 +12,8 @@ from orbax.checkpoint import v1 as ocp
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.training.checkpointing import Checkpointer, shelf
-from lrkv_jax.training.checkpointing.reading import read_sound
+from lrkv_jax.training.checkpointing import Checkpointer, layout
+from lrkv_jax.training.checkpointing.checkpointer import read_verified
 from lrkv_jax.training.state import (
     abstract_state,
     checkpoint_items,
@@ -63,7 +63,7 @@ def test_a_state_restores_onto_another_mesh_bit_for_bit(tiny, tmp_path):
 def test_the_newest_and_the_best_are_kept(tmp_path):
     """A21: a validation loss of NaN, once the first of those kept, stayed the best for ever."""
     losses = [float("nan"), 1.0, 3.0, 2.5, None]
-    with Checkpointer(tmp_path / "c", keep=2) as checkpoints:
+    with Checkpointer(tmp_path / "c", max_to_keep=2) as checkpoints:
         for step, loss in enumerate(losses, 1):
             checkpoints.save(step, SMALL, {}, loss)
             checkpoints.wait()
@@ -73,17 +73,17 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 
 def test_a_step_that_a_training_run_deletes_meanwhile_is_not_damage(tmp_path, monkeypatch):
     """A21."""
-    with Checkpointer(tmp_path / "c", say=pytest.fail) as checkpoints:
+    with Checkpointer(tmp_path / "c", warn=pytest.fail) as checkpoints:
         for step in (1, 2):
             checkpoints.save(step, SMALL, {})
         checkpoints.wait()
 
         def late(path, abstract, processes):
             if path.name == "2":
-                shelf.delete(path)
-            return read_sound(path, abstract, processes)
+                layout.delete(path)
+            return read_verified(path, abstract, processes)
 
-        monkeypatch.setattr("lrkv_jax.training.checkpointing.checkpointer.read_sound", late)
+        monkeypatch.setattr("lrkv_jax.training.checkpointing.checkpointer.read_verified", late)
         assert checkpoints.restore_newest(ABSTRACT)[0] == 1
 
 
@@ -95,7 +95,7 @@ def test_what_a_failed_save_goes_on_writing_is_removed(tmp_path, monkeypatch):
 
     directory, save = tmp_path / "c", ocp.save_checkpointables_async
     late = directory / ".saving-1.orbax-checkpoint-tmp" / "params"
-    with Checkpointer(directory, say=lambda text: None) as checkpoints:
+    with Checkpointer(directory, warn=lambda text: None) as checkpoints:
         monkeypatch.setattr(ocp, "save_checkpointables_async", full)
         checkpoints.save(1, SMALL, {})
         late.mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_nothing_starts_from_scratch_where_a_step_was_set_aside(tmp_path):
     with Checkpointer(tmp_path / "c") as checkpoints:
         checkpoints.save(4, SMALL, {})
         checkpoints.wait()
-        shelf.set_aside(tmp_path / "c/4")
+        layout.set_aside(tmp_path / "c/4")
         with pytest.raises(LrkvError, match="set aside before: 4"):
             checkpoints.restore_newest({})
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprints, named
+from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprints
 
 # Each way of taking bits is fast once: by width, and a boolean's.
 DTYPES = [
@@ -85,8 +85,3 @@ def test_zeros_and_nothing_have_fingerprints_too():
     assert of(np.zeros(4, np.float32)) != of(np.zeros(5, np.float32))
     assert of(np.zeros((0, 3), np.float32)) == "0" * 16
     assert of(np.float32(0.0)) != of(np.float32(-0.0))
-
-
-def test_arrays_are_named_by_their_paths():
-    tree = {"params": {"w": 1, "v": [2, 3]}, "run": {"step": 4}}
-    assert named(tree) == {"params/v/0": 2, "params/v/1": 3, "params/w": 1, "run/step": 4}

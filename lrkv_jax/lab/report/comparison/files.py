@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lrkv_jax import files
 from lrkv_jax.config.load import as_settings, config_from
+from lrkv_jax.config.old_names import metrics_of_today
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.files import read_json
 from lrkv_jax.lab.report.comparison.runs import RunRecord, order
@@ -102,7 +103,7 @@ def read_run_record(folder: Path) -> RunRecord:
 # What comparisons read of a row of metrics.
 _COLUMNS = ("step", "loss", "tokens", "flops", "skipped",
             "validation_loss", "validation_bpb", "validation_tokens",
-            "sampled_loss", "sampled_bpb")  # fmt: skip
+            "val_loss_subset", "val_bpb_subset")  # fmt: skip
 
 
 def kept_by_name(file: str | Path) -> dict[str, RunRecord]:
@@ -125,7 +126,8 @@ def read_kept(file: str | Path) -> list[RunRecord]:
         where = f"{file}, line {number}"
         try:
             kept = json.loads(line)
-            rows, history = ([dict(one) for one in kept[name]] for name in ("rows", "history"))
+            rows = [metrics_of_today(row) for row in kept["rows"]]
+            history = [dict(one) for one in kept["history"]]
             config = config_from(kept["config"], where)
             run = RunRecord(
                 Path(file) / kept["run"], config.model_copy(update={"run_dir": kept["run"]}),

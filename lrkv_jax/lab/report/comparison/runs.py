@@ -144,9 +144,9 @@ class RunRecord:
         """Its validations; None where there were none.
 
         A run validates on `train.validation_batches` until its end, which is measured on the whole
-        split and, as `sampled_*`, on those batches: losses of different text. The curve is of the
-        text that the end was measured on if others were too, else of what most were, whose last
-        loss is then the end's `sampled_*`; kept runs may lack it.
+        split and, as `val_*_subset`, on those batches: losses of different text. The curve is of
+        the text that the end was measured on if others were too, else of what most were, whose last
+        loss is then the end's `val_*_subset`; kept runs may lack it.
         """
         measured = [row for row in self.rows if row.get("validation_loss") is not None]
         if not measured:
@@ -156,9 +156,9 @@ class RunRecord:
         if counts[tokens] == 1:
             tokens = counts.most_common(1)[0][0]
         same = [
-            row if row["validation_tokens"] == tokens else _sampled(row)
+            row if row["validation_tokens"] == tokens else _on_subset(row)
             for row in measured
-            if row["validation_tokens"] == tokens or row.get("sampled_loss") is not None
+            if row["validation_tokens"] == tokens or row.get("val_loss_subset") is not None
         ]
         names = ("step", "tokens", "flops", "validation_loss", "validation_bpb")
         steps, seen, flops, cross_entropy, bits = (
@@ -278,9 +278,12 @@ class Setting:
         return found
 
 
-def _sampled(row: dict[str, Any]) -> dict[str, Any]:
+def _on_subset(row: dict[str, Any]) -> dict[str, Any]:
     """A last row with its losses on the batches that the validations before it had."""
-    return row | {"validation_loss": row["sampled_loss"], "validation_bpb": row["sampled_bpb"]}
+    return row | {
+        "validation_loss": row["val_loss_subset"],
+        "validation_bpb": row["val_bpb_subset"],
+    }
 
 
 def finished(runs: Mapping[int, RunRecord]) -> dict[int, RunRecord]:

@@ -98,10 +98,10 @@ def test_a_curve_is_of_one_held_out_text(tmp_path):
 
 
 def test_a_curve_ends_with_the_last_row_s_losses_of_the_same_batches(tmp_path):
-    """`sampled_*` of the last row are of the batches that the validations before it had."""
+    """`val_*_subset` of the last row are of the batches that the validations before it had."""
     folder = write_run(tmp_path / "run", heldout=(1000, 9000))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    rows[-1] |= {"sampled_loss": 4.25, "sampled_bpb": 1.5}
+    rows[-1] |= {"val_loss_subset": 4.25, "val_bpb_subset": 1.5}
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (run,) = read_runs([folder])
     keep([run], tmp_path / "kept.jsonl")

@@ -1,8 +1,8 @@
-"""Newton–Schulz on a mesh: each matrix is orthogonalised once, on one device, whole.
+"""Newton–Schulz on a mesh: each matrix is orthogonalized once, on one device, whole.
 
 A weight lies in pieces: rows over fsdp, heads or columns over tensor, copies over data and context.
 Weights of one shape form one long batch of matrices, which all devices share out among themselves
-by all-to-all, orthogonalise, and bring back. What travels is the matrix divided by its norm, in the
+by all-to-all, orthogonalize, and bring back. What travels is the matrix divided by its norm, in the
 dtype of the iterations, and the result, which has that dtype: both ways lose nothing.
 
 N matrices  A × B one matrix, A the side that fsdp splits  (a lower-case letter: a device's part)
@@ -25,7 +25,7 @@ from lrkv_jax.models.weight import WeightSpec
 Axes = tuple[str, ...]  # mesh axes
 
 
-class Layout(NamedTuple):
+class MatrixLayout(NamedTuple):
     """How a weight is a batch of matrices, and which mesh axes split each of their axes.
 
     `flip` says that A is the weight's output side.
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     column_axes: Axes
 
 
-def layout_of(spec: WeightSpec, shape: Sequence[int], mesh) -> Layout:
+def layout_of(spec: WeightSpec, shape: Sequence[int], mesh) -> MatrixLayout:
     """The layout of a weight of this global shape on the mesh."""
     places = partition(spec.axes, shape, mesh)
     middle = spec.batch + spec.inputs
@@ -52,12 +52,12 @@ def layout_of(spec: WeightSpec, shape: Sequence[int], mesh) -> Layout:
     fan_in, fan_out = spec.fans(shape)
     flip = "embed" in spec.axes[middle:]
     if flip:
-        return Layout(flip, fan_out, fan_in, axes(batch), axes(outputs), axes(inputs))
-    return Layout(flip, fan_in, fan_out, axes(batch), axes(inputs), axes(outputs))
+        return MatrixLayout(flip, fan_out, fan_in, axes(batch), axes(outputs), axes(inputs))
+    return MatrixLayout(flip, fan_in, fan_out, axes(batch), axes(inputs), axes(outputs))
 
 
-def on_mesh(
-    normalised_to_orthogonal: Callable[[jax.Array], jax.Array],
+def orthogonalize_on_mesh(
+    iterate: Callable[[jax.Array], jax.Array],
     weights: Sequence[jax.Array],
     specs: Sequence[WeightSpec],
     *,
@@ -66,12 +66,12 @@ def on_mesh(
 ) -> list[jax.Array]:
     """Orthogonalises each matrix of each weight, float32, placed as `partition` places them.
 
-    `normalised_to_orthogonal` takes and gives [N, A, B] in `dtype`.
+    `iterate` takes and gives [N, A, B] in `dtype`.
     """
     mesh = in_use()
     places = [partition(s.axes, w.shape, mesh) for s, w in zip(specs, weights, strict=True)]
     layouts = [layout_of(s, w.shape, mesh) for s, w in zip(specs, weights, strict=True)]
-    groups: dict[Layout, list[int]] = {}  # weights whose pieces have one shape, once A × B
+    groups: dict[MatrixLayout, list[int]] = {}  # weights whose pieces have one shape, once A × B
     for i, layout in enumerate(layouts):
         groups.setdefault(layout._replace(flip=False), []).append(i)
 
@@ -81,10 +81,10 @@ def on_mesh(
         batches = [jnp.concatenate([parts[i] for i in members]) for members in groups.values()]
         out = list(weights)
         for x_nab, (layout, members) in zip(
-            _normalised(batches, list(groups), dtype, eps), groups.items(), strict=True
+            _normalized(batches, list(groups), dtype, eps), groups.items(), strict=True
         ):
             ends = np.cumsum([len(parts[i]) for i in members])[:-1]
-            done = jnp.split(_shared_out(normalised_to_orthogonal, x_nab, layout, mesh), ends)
+            done = jnp.split(_distributed(iterate, x_nab, layout, mesh), ends)
             for i, piece in zip(members, done, strict=True):
                 piece = piece.mT if layouts[i].flip else piece
                 out[i] = piece.reshape(weights[i].shape).astype(jnp.float32)
@@ -102,7 +102,7 @@ def _matrices(weight, spec, layout):
     return x.mT if layout.flip else x
 
 
-def _normalised(batches, layouts, dtype, eps):
+def _normalized(batches, layouts, dtype, eps):
     """Each matrix over its Frobenius norm, rounded to `dtype`."""
     squares = [jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(1, 2)) for x in batches]
     splits = [layout.row_axes + layout.column_axes for layout in layouts]
@@ -114,7 +114,7 @@ def _normalised(batches, layouts, dtype, eps):
     return [(x / (norm + eps)).astype(dtype) for x, norm in zip(batches, norms, strict=True)]
 
 
-def _shared_out(f, x_nab, layout, mesh):
+def _distributed(f, x_nab, layout, mesh):
     """`f` of whole matrices, each on one device; `x_nab` and the result are split as `layout`."""
     split = layout.row_axes + layout.column_axes
     copies = tuple(

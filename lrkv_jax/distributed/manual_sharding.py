@@ -1,20 +1,20 @@
-"""What the devices of a training step tell each other, placed by hand.
+"""The collectives of a training step, placed manually.
 
 The loss and its gradient run in a `jax.shard_map` that is manual over data, fsdp and context: each
 device sees its own rows and positions, and its own rows of every weight. Here are the few places
 where devices meet:
 
 - a layer's weights are gathered over fsdp, in the computation's dtype, in the layer's turn: once
-  forward, once backward, and never kept between (`in_turn`); their gradients go back as float32
+  forward, once backward, and never kept between (`fsdp_layer`); their gradients go back as float32
   sums, reduce-scattered;
 - tokens travel to the embedding's columns, not the table to the tokens (`look_up`);
 - weights outside the layers are gathered where they are used (`gathered`).
 
-Tensor parallelism stays with the compiler, which cannot split a collective that is placed by hand:
+Tensor parallelism stays with the compiler, which cannot split a collective that is placed manually:
 `over_tensor` makes the region around one manual over `tensor` too.
 
-By hand, because left to itself the compiler sums a gradient over devices once a loss chunk and once
-a microbatch, and gathers activations where it finds them smaller than weights.
+Left to itself the compiler would sum a gradient over devices once a loss chunk and once a
+microbatch, and gather activations where it finds them smaller than weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,29 +27,29 @@ from jax.sharding import Mesh, PartitionSpec
 
 from lrkv_jax.distributed.rules import BATCH, CONTEXT, TENSOR, partition
 
-BY_HAND = (*BATCH, CONTEXT)
-ROWS = "fsdp"  # the mesh axis that splits weights, along their axis of this name:
+MANUAL_AXES = (*BATCH, CONTEXT)
+FSDP = "fsdp"  # the mesh axis that splits weights, along their axis of this name:
 EMBED = "embed"
 
 Axes = tuple[str, ...]
 
 
-def in_step() -> bool:
+def in_train_step() -> bool:
     """Whether this is traced inside the manual region of a training step."""
-    return ROWS in jax.sharding.get_abstract_mesh().manual_axes
+    return FSDP in jax.sharding.get_abstract_mesh().manual_axes
 
 
-def axes_by_hand(mesh: Mesh) -> set[str]:
+def manual_axes(mesh: Mesh) -> set[str]:
     """The mesh axes over which a training step is manual: all, where tensor splits nothing."""
-    return set(BY_HAND if mesh.shape[TENSOR] > 1 else mesh.axis_names)
+    return set(MANUAL_AXES if mesh.shape[TENSOR] > 1 else mesh.axis_names)
 
 
-def placed_by_hand(spec: PartitionSpec) -> PartitionSpec:
+def manual_part(spec: PartitionSpec) -> PartitionSpec:
     """The part of a placement that the manual region sees."""
 
     def keep(entry):
         names = entry if isinstance(entry, tuple) else (entry,)
-        kept = tuple(name for name in names if name in BY_HAND)
+        kept = tuple(name for name in names if name in MANUAL_AXES)
         return kept or None
 
     return PartitionSpec(*map(keep, spec))
@@ -82,7 +82,7 @@ def index(axis: str) -> jax.Array | int:
 
 def first_position(positions: int) -> jax.Array | int:
     """Where this device's share of `positions` positions starts in the sequence."""
-    return index(CONTEXT) * positions if in_step() else 0
+    return index(CONTEXT) * positions if in_train_step() else 0
 
 
 # Weights.
@@ -100,9 +100,9 @@ def gather(shards: list, axes: Sequence[Axes], dtype: jnp.dtype) -> list:
 
 
 def _gather(shard, names):
-    if EMBED not in names or size(ROWS) == 1:
+    if EMBED not in names or size(FSDP) == 1:
         return shard
-    return jax.lax.all_gather(shard, ROWS, axis=names.index(EMBED), tiled=True)
+    return jax.lax.all_gather(shard, FSDP, axis=names.index(EMBED), tiled=True)
 
 
 def scatter(gradients: list, axes: Sequence[Axes], *, sums: bool) -> list:
@@ -118,17 +118,17 @@ def scatter(gradients: list, axes: Sequence[Axes], *, sums: bool) -> list:
 
 
 def _scatter(gradient, names):
-    if EMBED not in names or size(ROWS) == 1:
+    if EMBED not in names or size(FSDP) == 1:
         return gradient
     axis = names.index(EMBED)
-    return jax.lax.psum_scatter(gradient, ROWS, scatter_dimension=axis, tiled=True)
+    return jax.lax.psum_scatter(gradient, FSDP, scatter_dimension=axis, tiled=True)
 
 
 def sum_rest(gradients: list, axes: Sequence[Axes]) -> list:
     """Sums over the mesh axes that no reduce-scatter went over: one all-reduce for each set."""
     out = list(gradients)
     for split in (True, False):
-        over = tuple(a for a in BY_HAND if size(a) > 1 and not (split and a == ROWS))
+        over = tuple(a for a in MANUAL_AXES if size(a) > 1 and not (split and a == FSDP))
         which = [i for i, names in enumerate(axes) if (EMBED in names) == split]
         if over and which:
             for i, total in zip(which, jax.lax.psum([out[i] for i in which], over), strict=True):
@@ -153,7 +153,7 @@ def gathered(shards: list, axes: Sequence[Axes], dtype: jnp.dtype) -> list:
     return whole(shards)
 
 
-def in_turn(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
+def fsdp_layer(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
     """`f(x, weights, data)` as a function of the weights' shards, gathered for f's turn alone.
 
     x goes in and comes out in one shape; `data` (integers, or None) has no gradient. The backward
@@ -180,7 +180,7 @@ def in_turn(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
 
     def backward(saved, gradient):
         kept, shards, data = saved
-        if size(ROWS) > 1:
+        if size(FSDP) > 1:
             # Else an unrolled scan finds the forward pass's gather again, and keeps it.
             shards, gradient = jax.lax.optimization_barrier((shards, gradient))
         weights = gather(shards, axes, gradient.dtype)
@@ -233,7 +233,7 @@ def look_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     Every device looks up its columns for all tokens of its fsdp group: what travels is B · T · D
     values a device, not V · D, and the table's gradient stays where its columns are.
     """
-    if not in_step() or size(ROWS) == 1:
+    if not in_train_step() or size(FSDP) == 1:
         return table_VD[tokens_BT]
-    everyones_BT = jax.lax.all_gather(tokens_BT, ROWS, axis=0, tiled=True)
-    return jax.lax.all_to_all(table_VD[everyones_BT], ROWS, 0, 2, tiled=True)
+    everyones_BT = jax.lax.all_gather(tokens_BT, FSDP, axis=0, tiled=True)
+    return jax.lax.all_to_all(table_VD[everyones_BT], FSDP, 0, 2, tiled=True)

@@ -1,7 +1,7 @@
-"""What a row of token ids says beside its ids: documents, positions, and which ids are targets.
+"""What a batch of token ids holds beside its ids: documents, positions, and which are targets.
 
-Documents start with BOS, so a row needs no second array to tell them apart. An id that is no target
-(padding, or what the user said, under an assistant's loss) is stored as its complement ~id, which
+Documents start with BOS, so a row needs no second array to separate them. An id that is no target
+(padding, or a user's turn, under an assistant's loss) is stored as its complement ~id, which
 is negative: rows stay one int32 array from the file to the device.
 
 B rows  U tokens of a row  T = U − 1 positions of inputs
@@ -19,21 +19,22 @@ from lrkv_jax.config import RunConfig
 
 
 @dataclass(frozen=True)
-class RowFormat:
-    """How to read rows; the default reads ids alone.
+class BatchFormat:
+    """How to read a batch; the default reads ids alone.
 
-    bos: the id that starts a document. apart: documents never see each other. restart: positions
-    count from a document's start, not from the row's. masked: ids may be complemented.
+    bos: the id that starts a document. separate_documents: documents never see each other.
+    restart_positions: positions count from a document's start, not from the row's. masked: ids may
+    be complemented.
     """
 
     bos: int = -1
-    apart: bool = False
-    restart: bool = False
+    separate_documents: bool = False
+    restart_positions: bool = False
     masked: bool = False
 
     @classmethod
-    def of(cls, config: RunConfig, bos: int) -> RowFormat:
-        """The format of a run's records, read as its `train` says; `bos` is its tokenizer's."""
+    def of(cls, config: RunConfig, bos: int) -> BatchFormat:
+        """The format of a run's records under its `train` settings; `bos` is its tokenizer's."""
         train = config.train
         # A mixture names its targets; the last of the epochs fills its batch with what is none.
         masked = config.data.mixture is not None or train.epochs is not None
@@ -49,23 +50,23 @@ class RowFormat:
 
     def segments(self, ids_BU: Int[Array, "B U"]) -> Int[Array, "B U"] | None:
         """The number of each token's document in its row; None where documents are joined."""
-        return jnp.cumsum(ids_BU == self.bos, axis=1) if self.apart else None
+        return jnp.cumsum(ids_BU == self.bos, axis=1) if self.separate_documents else None
 
     def positions(self, ids_BU: Int[Array, "B U"]) -> Int[Array, "B U"] | None:
         """Each token's position in its document; None where the row's positions are meant."""
-        if not self.restart:
+        if not self.restart_positions:
             return None
         places_BU = jnp.broadcast_to(jnp.arange(ids_BU.shape[1]), ids_BU.shape)
         starts_BU = jnp.where(ids_BU == self.bos, places_BU, 0)
         return places_BU - jax.lax.cummax(starts_BU, axis=1)
 
 
-PLAIN = RowFormat()
+PLAIN = BatchFormat()
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Rows:
+class TokenBatch:
     """A device's share of a batch: its rows b, its positions t of them."""
 
     inputs_bt: Int[Array, "b t"]
@@ -76,8 +77,8 @@ class Rows:
 
     @classmethod
     def read(
-        cls, tokens_bU: Int[Array, "b U"], how: RowFormat, first: Array | int, size: int
-    ) -> Rows:
+        cls, tokens_bU: Int[Array, "b U"], batch_format: BatchFormat, first: Array | int, size: int
+    ) -> TokenBatch:
         """Positions `first` to first + size − 1 of whole rows."""
 
         def here(x_bU, offset=0):
@@ -85,11 +86,11 @@ class Rows:
                 return None
             return jax.lax.dynamic_slice_in_dim(x_bU, first + offset, size, axis=1)
 
-        ids_bU = how.ids(tokens_bU)
+        ids_bU = batch_format.ids(tokens_bU)
         return cls(
             here(ids_bU),
             here(ids_bU, 1),
-            here(how.counted(tokens_bU), 1),
-            here(how.positions(ids_bU)),
-            here(how.segments(ids_bU)),
+            here(batch_format.counted(tokens_bU), 1),
+            here(batch_format.positions(ids_bU)),
+            here(batch_format.segments(ids_bU)),
         )

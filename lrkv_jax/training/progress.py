@@ -1,4 +1,4 @@
-"""What a run does at the moment: shown on the screen, and watched lest it hangs."""
+"""What a run does at the moment: a progress bar or lines, and a watchdog for what hangs."""
 
 from __future__ import annotations
 
@@ -22,33 +22,31 @@ from lrkv_jax.config.schema import WatchdogConfig
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.distributed.watchdog import Watchdog
 
-# What a block is called on the screen, by what the watchdog calls it.
-_SHOWN = {
+# What an activity is called, by its name in the watchdog.
+_LABELS = {
     "data": "preparing the data", "restore": "restoring", "init": "making the parameters",
     "compile": "compiling", "validation": "validating", "save": "saving", "sampling": "sampling",
 }  # fmt: skip
 
 
-class Screen:
-    """A live line on a terminal, plain lines elsewhere; of several `processes`, process 0 shows it.
+class ProgressDisplay:
+    """A bar on a terminal, plain lines elsewhere; of several `processes`, process 0 shows it.
 
     `watchdog` has `limits`; what hangs while it is entered is reported and ended, so a build, which
-    may take hours, comes before. Use as a context manager.
-
-    Nothing here ends a run: where the output cannot be written (a full disk, a terminal that was
-    closed, a character that its encoding does not have), that is said once on stderr.
+    may take hours, comes before. An output that cannot be written (a full disk, a closed terminal)
+    ends no run. Use as a context manager.
     """
 
     def __init__(self, console: Console, limits: WatchdogConfig, processes: Processes):
         self._console, self._who = console, processes.who()
         self.watchdog = Watchdog(
-            limits.warn_after, limits.end_after, say=self.warn, leave=processes.leave
+            limits.warn_after, limits.end_after, warn=self.warn, leave=processes.leave
         )
         self._shows = processes.index == 0
         self._bar: Progress | None = None
         self._file = self._console.file
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> ProgressDisplay:
         self._console.file = cast(IO[str], _Tolerant(self._file))
         return self
 
@@ -56,7 +54,7 @@ class Screen:
         self._end_bar()
         self._console.file = self._file
 
-    def say(self, text: str, *, style: str | None = None) -> None:
+    def info(self, text: str, *, style: str | None = None) -> None:
         """One line that stays; a terminal narrower than the line breaks it between words."""
         if self._shows:
             narrow = self._console.is_terminal
@@ -67,7 +65,7 @@ class Screen:
     def warn(self, text: str) -> None:
         """One line that stays and stands out, from any process and any thread."""
         if self._shows:
-            self.say(text, style="bold red")
+            self.info(text, style="bold red")
         else:
             with contextlib.suppress(OSError):
                 print(f"lrkv: {self._who}{text}", file=sys.stderr)
@@ -78,11 +76,11 @@ class Screen:
         with self.watchdog.during(activity, step):
             if self._bar is not None:
                 before = self._bar.tasks[0].fields["line"]
-                self._bar.update(self._task, line=_SHOWN[activity])
+                self._bar.update(self._task, line=_LABELS[activity])
                 yield
                 self._bar.update(self._task, line=before)
             elif self._shows and self._console.is_terminal:
-                with self._console.status(f"{_SHOWN[activity]} ..."):
+                with self._console.status(f"{_LABELS[activity]} ..."):
                     yield
             else:
                 yield
@@ -125,7 +123,7 @@ class Screen:
             left = time.strftime("%H:%M:%S", time.gmtime(per_step * (self._total - row["step"])))
             parts.insert(1, f"bpb {row['bpb']:.3f}  grad {row['grad_norm']:.2f}")
             line = "  ".join(parts)
-            self.say(f"{self._label} step {row['step']}/{self._total}  {line}  left {left}")
+            self.info(f"{self._label} step {row['step']}/{self._total}  {line}  left {left}")
 
     def _end_bar(self) -> None:
         if self._bar is not None:
@@ -134,35 +132,21 @@ class Screen:
 
 
 class _Tolerant:
-    """A text stream whose failures end nothing; what can be written later is written again."""
+    """A text stream whose failures end nothing: what it does not take is not shown."""
 
     def __init__(self, file):
-        self._file, self._failed = file, False
+        self._file = file
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
     def write(self, text: str) -> int:
-        with self._failing():
-            try:
-                self._file.write(text)
-            except UnicodeEncodeError as error:
-                plain = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
-                self._file.write(plain)
+        encoding = self._file.encoding or "utf-8"
+        shown = text.encode(encoding, "backslashreplace").decode(encoding)
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed
+            self._file.write(shown)
         return len(text)
 
     def flush(self) -> None:
-        with self._failing():
+        with contextlib.suppress(OSError, ValueError):
             self._file.flush()
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError) as error:  # ValueError: it was closed
-            if not self._failed:
-                self._failed = True
-                why = getattr(error, "strerror", None) or error
-                with contextlib.suppress(OSError, ValueError):
-                    print(f"lrkv: the output cannot be written ({why}): training continues without "
-                          "it", file=sys.stderr, flush=True)  # fmt: skip
