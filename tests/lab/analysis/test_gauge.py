@@ -8,8 +8,8 @@ from support.random_heads import lrkv_heads, mha_heads
 from support.variants import error
 
 from lrkv_jax.lab.analysis.diversity import diversity, gram
-from lrkv_jax.lab.analysis.factorisation import shared_energy, turned_keys
-from lrkv_jax.lab.analysis.geometry import cosines, principal_cosines
+from lrkv_jax.lab.analysis.factorization import shared_energy, turned_keys
+from lrkv_jax.lab.analysis.parts import cosines, principal_cosines
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
 from lrkv_jax.models.rope import rope_angles, rotate
 

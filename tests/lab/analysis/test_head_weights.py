@@ -9,7 +9,7 @@ from support.variants import ALL, FIVE, MODES, WIDTH, error, random_params, smal
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.analysis import head_weights
-from lrkv_jax.lab.analysis.null import random_heads
+from lrkv_jax.lab.analysis.heads import random_heads
 from lrkv_jax.models.attention.grouped import GroupedAttention
 from lrkv_jax.models.attention.head_weights import HeadWeights
 from lrkv_jax.models.transformer import with_parameters
@@ -121,5 +121,5 @@ def test_a_variant_without_head_weights_is_refused_in_one_line(monkeypatch):
     monkeypatch.delattr(GroupedAttention, "head_weights")
     config = small(FIVE["mha"], layers=1)
     for heads in (head_weights(config, random_params(config)), random_heads(config, 1)):
-        with pytest.raises(LrkvError, match="^attention.kind = mha cannot be analysed: give its"):
+        with pytest.raises(LrkvError, match="^attention.kind = mha cannot be analyzed: give its"):
             next(heads)

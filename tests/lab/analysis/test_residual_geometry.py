@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from support.random_heads import D, H, K, lrkv_heads, mha_heads, parts
 
-from lrkv_jax.lab.analysis.geometry import cosines, geometry, principal_cosines
-from lrkv_jax.lab.analysis.magnitude import magnitude
+from lrkv_jax.lab.analysis.parts import cosines, geometry, magnitude, principal_cosines
 from lrkv_jax.models.attention.head_weights import SharedResidual
 
 
@@ -70,8 +69,9 @@ def test_geometry_of_a_layer():
     for name, family in (("key", heads.key_parts), ("value", heads.value_parts)):
         one = found[name]
         np.testing.assert_allclose(one["cosine"], cosines(family))
-        assert [len(row) for row in one["principal_cosines"]] == [3] * H
-        assert one["mean_square"] == pytest.approx(np.mean(np.square(one["principal_cosines"])))
+        angles = [principal_cosines(family.shared_DK, down_DR) for down_DR in family.down_HDR]
+        assert [len(row) for row in angles] == [3] * H
+        assert one["mean_square"] == pytest.approx(np.mean(np.square(angles)))
         assert one["mean_square_null"] == pytest.approx(K / D)
         assert one["cosine_null_sd"] == pytest.approx((D * K) ** -0.5)
 

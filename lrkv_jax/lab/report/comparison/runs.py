@@ -30,9 +30,6 @@ _FREE = ("attention", "model.attention", *SEEDS, "train.steps", "train.epochs",
          "init_from", "init_step")  # fmt: skip
 
 
-_STRETCHES = 40  # of a training curve
-
-
 @dataclass(frozen=True)
 class Curve:
     """A run's validations, all of the same held-out text, in the order of training.
@@ -170,21 +167,6 @@ class RunRecord:
         flops *= executed / training_flops_per_token(model, train.context)
         return Curve(steps, seen, flops, cross_entropy, bits, heldout_tokens=tokens)
 
-    @cached_property
-    def training_curve(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Tokens trained on and the training loss, nats per token, in means of equal stretches.
-
-        At most `_STRETCHES` of them, each placed at its last step. None where the rows of single
-        steps are missing, as in files of kept runs: a step's loss alone is mostly noise.
-        """
-        rows = [row for row in self.rows if row.get("loss") is not None]
-        if not rows or len(self.rows) < self.steps_done:
-            return None
-        stretches = np.array_split(np.arange(len(rows)), min(len(rows), _STRETCHES))
-        tokens = np.array([rows[one[-1]]["tokens"] for one in stretches], np.float64)
-        loss = np.array([np.mean([rows[i]["loss"] for i in one]) for one in stretches])
-        return tokens, loss
-
     @property
     def changed(self) -> list[str]:
         """The settings that were changed between its steps, and change what it learns."""
@@ -226,56 +208,39 @@ class Setting:
         return list(dict.fromkeys(run.label for run in self.runs))
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds that its runs' configurations list, with or without a run, in table order.
-
-        MHA, with which the others are compared, is always one of them.
-        """
-        listed = {
-            entry.name
-            for run in self.runs
-            for entry in (run.config.model.attention, *run.config.variants.values())
-        }
-        return tuple(sorted({"mha"} | listed, key=_kind_order))
+    def kinds(self) -> list[str]:
+        """Its kinds, in table order."""
+        return list(dict.fromkeys(run.kind for run in self.runs))
 
     def main(self, kind: str) -> dict[int, RunRecord]:
-        """The runs by seed that stand for a kind beside the other kinds.
+        """The runs by seed that stand for a kind beside the other kinds; {} without one.
 
-        They are those of the line of `variants` that is named as the kind; without a run of it, of
-        a line beside it that is as published or named by its mode (`lrkv_latent`), or of the only
-        line of that kind. An ablation's
-        lines do not stand for it.
+        They are those of the variant that is named as the kind; without a run of it, of one that is
+        as published or named by its mode (`lrkv_latent`), or of the only variant of that kind. An
+        ablation's variants do not stand for it.
         """
-        main = [run for run in self.runs if run.kind == kind and _standing(run)]
-        return self.seeds(max(main, key=_standing).label) if main else {}
+        runs = [run for run in self.runs if run.kind == kind and _standing(run)]
+        return self.seeds(max(runs, key=_standing).label) if runs else {}
 
     @property
     def beside(self) -> dict[str, dict[int, RunRecord]]:
-        """The lines that stand beside one another: {label, or kind without a run: runs by seed}.
+        """The variants that stand beside one another: {label: runs by seed}.
 
-        A kind's main line, and each further form that it has in one size; several sizes of a form
-        are an ablation, unless one of them is the size of most other forms.
+        They are one size of each form of a kind; several sizes of a form are an ablation, of which
+        only the one that stands for the form is here.
         """
-        found: dict[str, dict[int, RunRecord]] = {}
-        for kind in self.kinds:
-            main = self.main(kind)
-            lines: dict[tuple[str, str], dict[str, int | None]] = {}
-            for run in self.runs:
-                if run.kind == kind:
-                    lines.setdefault(run.form, {})[run.label] = run.size
-            if main:
-                first = next(iter(main.values()))
-                lines[first.form] = {first.label: first.size}
-            (usual, forms), *_ = Counter(
-                size for own in lines.values() for size in {*own.values()}
-            ).most_common(1) or [(None, 0)]
-            for own in lines.values():
-                of_usual = [label for label, size in own.items() if size == usual and forms > 1]
-                for label in of_usual if len(own) > 1 else own:
-                    found[label] = self.seeds(label)
-            if not lines:
-                found[kind] = {}
-        return found
+        found: dict[tuple[str, str], RunRecord] = {}
+        alone = {form: len(labels) == 1 for form, labels in self._labels_by_form().items()}
+        for run in self.runs:
+            if alone[run.form] or _standing(run):
+                found[run.form] = max(found.get(run.form, run), run, key=_standing)
+        return {run.label: self.seeds(run.label) for run in found.values()}
+
+    def _labels_by_form(self) -> dict[tuple[str, str], set[str]]:
+        labels: dict[tuple[str, str], set[str]] = {}
+        for run in self.runs:
+            labels.setdefault(run.form, set()).add(run.label)
+        return labels
 
 
 def _sampled(row: dict[str, Any]) -> dict[str, Any]:

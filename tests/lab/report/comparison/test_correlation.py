@@ -8,7 +8,7 @@ from lrkv_jax.lab.report.comparison import correlation
 
 def test_points_on_a_line_are_certain():
     one = correlation([1, 2, 3, 4], [8, 6, 4, 2])
-    assert (one.r, one.r_squared, one.interval) == (-1.0, 1.0, (1.0, 1.0))
+    assert (one.r_squared, one.interval) == (1.0, (1.0, 1.0))
 
 
 def test_r_squared_is_the_share_of_variance_that_least_squares_explains():
@@ -18,13 +18,13 @@ def test_r_squared_is_the_share_of_variance_that_least_squares_explains():
     left = y - np.polyval(np.polyfit(x, y, 1), x)
     one = correlation(x, y)
     assert one.r_squared == pytest.approx(1 - (left @ left) / ((y - y.mean()) @ (y - y.mean())))
-    assert one.r == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert one.r_squared == pytest.approx(np.corrcoef(x, y)[0, 1] ** 2)
 
 
 def test_the_interval_is_fisher_s():
     # r = 1/2 exactly; artanh 1/2 = ln(3)/2, and tanh z = (e^2z − 1)/(e^2z + 1).
     one = correlation([1, -1, 0, 0, 0], [1, 0, -1, 0, 0])
-    assert one.r == pytest.approx(0.5)
+    assert one.r_squared == pytest.approx(0.25)
     top = 3 * np.exp(2 * 1.959964 / 2**0.5)
     # r's own interval holds 0, and so does its square's.
     assert one.interval == pytest.approx((0.0, ((top - 1) / (top + 1)) ** 2), abs=1e-6)

@@ -109,7 +109,6 @@ def test_a_curve_ends_with_the_last_row_s_losses_of_the_same_batches(tmp_path):
         np.testing.assert_array_equal(one.curve.steps, [10, 20, 30, 40])
         assert one.curve.cross_entropy[-1] == 4.25 and one.curve.bits_per_byte[-1] == 1.5
         assert one.curve.heldout_tokens == 1000 and one.cross_entropy == 4.0
-    assert len(run.training_curve[0]) == 40
 
 
 @pytest.mark.parametrize(
@@ -194,7 +193,7 @@ def test_the_line_named_as_its_kind_stands_for_it_and_else_one_named_by_its_mode
         write_run(tmp_path / f"rank {number}", f"train.seed={number}", rank=2)
         (setting,) = settings(read_runs([tmp_path]))
         assert {run.variant for run in setting.main("lrkv").values()} == {name}
-    assert list(setting.beside) == ["mha", "gqa", "mqa", "mla", "LRKV-8", "LRKV-8 rope latent"]
+    assert list(setting.beside) == ["LRKV-8", "LRKV-8 rope latent"]
 
 
 def test_the_analysis_is_read_where_there_is_one(tmp_path):
