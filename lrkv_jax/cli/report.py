@@ -31,7 +31,7 @@ def report(
     bench: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="JSON of lrkv bench decode, for Table 10; may be repeated."
+            metavar="FILE", help="JSON of lrkv bench decode, for choosing; may be repeated."
         ),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the page")] = (

@@ -122,9 +122,7 @@ def _fits(model, own, rank):
     names = {"svd": 0.8, "mean_svd": 0.7, "alternating": 0.6}
     if own["kind"] == "lrkv":
         left = max(0.0, 1 - rank / own["rank"]) if own["rank"] else 0.0
-        names |= {"learned": 0.65}
     return {
-        name: {"error": share * left, "form_error": 0.9 * share * left, "shared_share": 0.6,
-               "residual_share": 0.3, "shared_mean_cosine": 0.9}
+        name: {"error": share * left, "form_error": 0.9 * share * left}
         for name, share in names.items()
     }  # fmt: skip

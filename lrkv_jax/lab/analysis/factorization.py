@@ -148,42 +148,24 @@ def _phase(z):
 def factorization(heads: HeadWeights, rank: int) -> dict[str, Any]:
     """{"key", "value"}: each of a layer's families against its approximations at rank R.
 
-    `svd`, `mean_svd` and `alternating`; and, of LRKV, `learned`: its shared part, and residuals cut
-    to rank R, with no error at its trained rank. For each: the relative error, the error of the
-    forms (of the logits, for keys without MLA's rope part; of what heads write, for values), what
-    shares of Σ ‖W_h‖² the shared part, as each head has it, and the residuals hold (not 1 together
-    unless they are orthogonal), and the cosine of the shared part with the heads' mean.
+    `svd`, `mean_svd` and `alternating`. For each: the relative error, and the error of the forms
+    (of the logits, for keys without MLA's rope part; of what heads write, for values).
     """
     return {
-        "key": _fits(heads.key_HDK, heads.query_HDK, heads.key_parts, rank),
-        "value": _fits(heads.value_HDK, heads.value_output()[1], heads.value_parts, rank),
+        "key": _errors(heads.key_HDK, heads.query_HDK, rank),
+        "value": _errors(heads.value_HDK, heads.value_output()[1], rank),
     }
 
 
-def _fits(
-    family_HDK: np.ndarray, left_HDK: np.ndarray, parts: SharedResidual | None, rank: int
-) -> dict[str, Any]:
-    fitted = {
-        "svd": truncated_svd(family_HDK, rank),
-        "mean_svd": mean_and_svd(family_HDK, rank),
-        "alternating": alternating(family_HDK, rank),
-    }
-    if parts is not None:
-        fitted["learned"] = around(parts.shared_DK, family_HDK, rank)
-    return {name: _figures(family_HDK, left_HDK, fit) for name, fit in fitted.items()}
-
-
-def _figures(family_HDK: np.ndarray, left_HDK: np.ndarray, fit: SharedResidual) -> dict[str, Any]:
-    total_HDK, whole = fit.total_HDK, float(np.sum(family_HDK**2))
-    return {
-        "error": relative_error(family_HDK, total_HDK),
-        "form_error": form_error(left_HDK, family_HDK, total_HDK),
-        "shared_share": len(family_HDK) * float(np.sum(fit.shared_DK**2)) / whole,
-        "residual_share": float(np.sum(fit.residual_HDK**2)) / whole,
-        "shared_mean_cosine": _cosine(fit.shared_DK, family_HDK.mean(axis=0)),
-    }
-
-
-def _cosine(a: np.ndarray, b: np.ndarray) -> float | None:
-    norms = np.linalg.norm(a) * np.linalg.norm(b)
-    return float(np.sum(a * b) / norms) if norms else None
+def _errors(
+    family_HDK: Float[np.ndarray, "H D K"], left_HDK: Float[np.ndarray, "H D K"], rank: int
+) -> dict[str, dict[str, float]]:
+    fits = {"svd": truncated_svd, "mean_svd": mean_and_svd, "alternating": alternating}
+    found = {}
+    for name, fit in fits.items():
+        total_HDK = fit(family_HDK, rank).total_HDK
+        found[name] = {
+            "error": relative_error(family_HDK, total_HDK),
+            "form_error": form_error(left_HDK, family_HDK, total_HDK),
+        }
+    return found

@@ -13,12 +13,11 @@ from lrkv_jax.lab.report.renderers import write_table
 from lrkv_jax.lab.report.tables import Table
 
 Made = Table | Picture
-Reads = Literal["configurations", "runs", "analyses", "benches", "runs and benches"]
+Reads = Literal["configurations", "runs", "analyses", "runs and benches"]
 NEEDS = {
     "configurations": "nothing",
     "runs": "finished runs: lrkv report RUN",
     "analyses": "analyzed runs: lrkv analyze RUN",
-    "benches": "a benchmark: lrkv bench decode --out FILE, lrkv report --bench FILE",
     "runs and benches": "finished runs of these variants, with MHA: lrkv report RUN --bench FILE",
 }
 GROUPS = ("Tables", "Figures", "Beside the paper's tables and figures")
@@ -30,9 +29,9 @@ class ReportItem:
     """A table or figure of the paper, or one beside it.
 
     `name` is that of its files; `paper` says where it stands there, as in "Figure 2". `make` turns
-    what it `reads` into tables and pictures, or none: runs (of any number), analyzed runs, reports
-    of decode benchmarks, or both in this order. One that reads configurations alone is given the
-    runs too. `needs` says what it takes to make any.
+    what it `reads` into tables and pictures, or none: runs, analyzed runs, or runs and reports of
+    decode benchmarks. One that reads configurations alone is given the runs too. `needs` says what
+    it takes to make any.
     """
 
     name: str
@@ -45,8 +44,8 @@ class ReportItem:
     def made(self, runs: Sequence[Any], benches: Sequence[dict[str, Any]] = ()) -> list[Made]:
         """Its tables and pictures of these runs and benchmarks."""
         with style():
-            reads = {"benches": [benches], "runs and benches": [runs, benches]}
-            result = self.make(*reads.get(self.reads, [runs]))
+            more = [benches] if self.reads == "runs and benches" else []
+            result = self.make(runs, *more)
             return [result] if isinstance(result, Table | Picture) else list(result)
 
     def write(self, made: Sequence[Made], out: Path) -> list[Path]:

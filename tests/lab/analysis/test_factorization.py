@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.random_heads import H, lrkv_heads, mha_heads, mqa_heads
+from support.random_heads import lrkv_heads, mqa_heads
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.analysis.factorization import (
@@ -113,35 +113,12 @@ def test_lrkv_fits_itself_at_its_own_rank_and_not_below():
     heads = lrkv_heads()  # rank 3
     for family in ("key", "value"):
         own = factorization(heads, 3)[family]
-        assert own["learned"]["error"] < 1e-12 and own["learned"]["form_error"] < 1e-12
         assert own["alternating"]["error"] < 1e-6
         assert 0.05 < own["mean_svd"]["error"] < own["svd"]["error"]
         below = factorization(heads, 1)[family]
-        assert below["learned"]["error"] >= below["alternating"]["error"] > 0.1
-
-
-def test_shares_are_of_the_whole_family():
-    heads = lrkv_heads()
-    found, parts = factorization(heads, 3)["key"]["learned"], heads.key_parts
-    whole = sum(np.linalg.norm(w) ** 2 for w in heads.key_HDK)
-    shared = H * np.linalg.norm(parts.shared_DK) ** 2
-    assert found["shared_share"] == pytest.approx(shared / whole)
-    residual = sum(np.linalg.norm(w) ** 2 for w in parts.residual_HDK)
-    assert found["residual_share"] == pytest.approx(residual / whole)
-    mean_DK = heads.key_HDK.mean(axis=0)
-    cosine = np.vdot(parts.shared_DK, mean_DK) / (
-        np.linalg.norm(parts.shared_DK) * np.linalg.norm(mean_DK)
-    )
-    assert found["shared_mean_cosine"] == pytest.approx(cosine)
-
-
-def test_heads_without_parts_have_no_learned_split():
-    found = factorization(mha_heads(), 2)["value"]
-    assert list(found) == ["svd", "mean_svd", "alternating"]
-    assert 0.1 < found["alternating"]["error"] < found["mean_svd"]["error"]
+        assert below["mean_svd"]["error"] > below["alternating"]["error"] > 0.1
 
 
 def test_heads_that_share_everything_need_no_residual():
     found = factorization(mqa_heads(), 2)["key"]
     assert found["mean_svd"]["error"] < 1e-12 and found["alternating"]["error"] < 1e-12
-    assert found["alternating"]["shared_share"] == pytest.approx(1)

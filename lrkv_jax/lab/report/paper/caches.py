@@ -1,14 +1,11 @@
 """What is cached, and what decoding from it costs: Figure 1, Tables 10 to 12."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from lrkv_jax.config import LRKV, MLA, ModelConfig, RunConfig, load_config
-from lrkv_jax.lab.bench.decode import OURS
 from lrkv_jax.lab.plan.live_cache import measure_cache
 from lrkv_jax.lab.report.figures import Picture, panels
 from lrkv_jax.lab.report.items import report_item
@@ -25,7 +22,6 @@ from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, cache_bytes_per_token
 from lrkv_jax.models.accounting.serving import attention_flops
 from lrkv_jax.models.attention import make_attention
-from lrkv_jax.models.attention.cache import slot_axes
 
 FAMILY_SCALE = "128m"
 OF_ALL, OF_SOME, NORM = "#0072B2", "#D55E00", "#777777"
@@ -162,19 +158,12 @@ VARIANTS = (
 )  # fmt: skip
 
 
-@report_item("Table 10", "Memory and latency of decoding", reads="benches")
-def table10_memory_latency(benches):
-    """Memory and latency of decoding.
+@report_item("Table 10", "Memory and latency of decoding", reads="configurations")
+def table10_memory_latency(runs):
+    """Cache and attention FLOPs of one decoded token, over all layers.
 
-    Bytes and FLOPs are counted from the configurations. Times are only ever measured: they are read
-    from decode benchmarks, `lrkv report --bench FILE.json`, as `lrkv bench decode --out` writes
-    them.
+    Both are counted from the configurations. Times are measured by `lrkv bench decode`.
     """
-    return [costs(), *(times(bench, str(n)) for n, bench in enumerate(benches, 1))]
-
-
-def costs() -> Table:
-    """Cache and attention FLOPs of one decoded token, over all layers."""
     columns = [
         Column("variant"), Column("cache per token", "KiB", digits=1),
         Column("fixed", "MFLOP", digits=2, group="attention:"),
@@ -229,41 +218,6 @@ def _name(variant: str, rope: str | None) -> str:
     return f"{variant_name(variant)}, rope {rope}" if rope else variant_name(variant)
 
 
-def times(bench: dict[str, Any], number: str) -> Table:
-    """The fastest of our implementations at each shape and length; a row is a variant and mode."""
-    best: dict[tuple, dict[int, dict[str, Any]]] = {}
-    for row in bench["rows"]:
-        if row["implementation"] in OURS and row["status"] == "measured":
-            block = f"{row['level']}, {row['scale']}, batch {row['batch']}, {row['dtype']}"
-            block += f", {row['layers']} layers" * (row["level"] == "step")
-            block += ", ragged" * row["ragged"]
-            lengths = best.setdefault((block, _name(row["variant"], row["rope"])), {})
-            known = lengths.setdefault(row["length"], row)
-            lengths[row["length"]] = min(known, row, key=lambda one: one["us"])
-    columns = sorted({length for lengths in best.values() for length in lengths})
-    rows = [
-        TableRow.of(name, *(_time(lengths.get(length)) for length in columns), block=block)
-        for (block, name), lengths in best.items()
-    ]
-    return Table(
-        f"Time of decoding, {bench['device']} ({bench['backend']})",
-        [Column("variant"), *(Column(f"{length:,}", "ms", group="tokens") for length in columns)],
-        rows, name=f"ms_{number}",
-        caption="Milliseconds per step with so many tokens in each cache: median [quartiles]; "
-        f"{bench['cores']} cores, load {bench['load_average']:.1f}, "
-        f"jax {bench['versions']['jax']}, {bench['date'][:10]}.",
-    )  # fmt: skip
-
-
-def _time(row: dict[str, Any] | None) -> str | None:
-    if row is None:
-        return None
-    low, high = (row[f"us_{which}_quartile"] / 1e3 for which in ("first", "third"))
-    return f"{row['us'] / 1e3:.3g} [{low:.3g}, {high:.3g}]"
-
-
-SHAPE_SCALE, TOKENS = "128m", 2048
-SHAPE_SCALES = ("128m", "1.2b", "2.5b", "6.3b")
 # Bytes per token and layer in bfloat16: H heads, G key/value heads, K head width, C latent, P rope
 # key, R rank, R' the rank padded to whole rows. The paper's counts come first.
 FORMULAS = {
@@ -277,59 +231,29 @@ FORMULAS = {
 
 @report_item("Table 11", "KV cache structure", reads="configurations")
 def table11_cache_shapes(runs):
-    """The arrays of a layer's cache at the 128M shape, and bytes per token beside the paper's."""
-    return [arrays(), formulas()]
-
-
-def arrays() -> Table:
-    """The arrays that one layer allocates."""
-    columns = [
-        Column("variant"), Column("array"), Column("axes"), Column("shape"), Column("dtype"),
-    ]  # fmt: skip
-    rows = []
-    for variant in FORMULAS:
-        model = of_paper(SHAPE_SCALE, variant).model.model_copy(update={"layers": 1})
-        shapes = measure_cache(model, 1, TOKENS).shapes
-        for name in slot_axes(shapes):
-            array, axes = getattr(shapes, name), ", ".join(shapes.AXES[name].split())
-            shape = " × ".join(f"{size:,}" for size in array.shape)
-            name = name.rpartition("_")[0]  # without the shape's letters
-            rows.append(TableRow.of(variant_name(variant), name, axes, shape, str(array.dtype)))
-    return Table(
-        f"Arrays of a layer's cache, {SHAPE_SCALE}, one sequence of {TOKENS:,} tokens",
-        columns, rows,
-        caption="A layer has arrays of its own: there is no axis of layers. LRKV's latents are "
-        "padded to rows of 16 bytes, and its inverse norms stay float32.",
-        notes=[
-            "The paper's Table 11 writes H/G for the key/value heads of GQA, its Table 10 G: here "
-            "G is their number.",
-            "The paper's caches have neither rope keys nor norms: without a rope key MLA's keys "
-            "have no positions, without norms LRKV's factored logits are not of normed keys.",
-        ],
-    )  # fmt: skip
-
-
-def formulas() -> Table:
-    """Bytes per token and layer, by formula and by number."""
+    """Bytes that a token leaves in a layer's cache, by formula and by number."""
     columns = [
         Column("variant"), Column("the paper's formula"), Column("gives", "B"),
         Column("as allocated"), Column("gives", "B"),
     ]  # fmt: skip
     rows = []
-    for scale in SHAPE_SCALES:
-        for variant in FORMULAS:
+    for scale in DECODE_SCALES:
+        for variant, (paper, ours) in FORMULAS.items():
             model = of_paper(scale, variant).model
-            paper, ours = FORMULAS[variant]
             rows.append(
                 TableRow.of(
                     variant_name(variant),
                     paper, 2 * model.attention.cache_values_published(model),
-                    ours, cache_allocated_bytes_per_token(model) // model.layers,
-                    block=scale,
+                    ours, cache_allocated_bytes_per_token(model) // model.layers, block=scale,
                 )
             )  # fmt: skip
+    note = (
+        "The paper's Table 11 writes H/G for the key/value heads of GQA, its Table 10 G: here G is "
+        "their number. Its caches have neither rope keys nor norms: without a rope key MLA's keys "
+        "have no positions, without norms LRKV's factored logits are not of normed keys."
+    )
     return Table(
-        "Bytes that a token leaves in a layer's cache", columns, rows, name="formulas",
+        "Bytes that a token leaves in a layer's cache", columns, rows, [note],
         caption="bfloat16. H heads, G key/value heads, K head width, C latent, P rope key, R rank, "
         "R' the rank padded to a multiple of 8.",
     )  # fmt: skip
