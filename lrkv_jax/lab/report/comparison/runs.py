@@ -213,34 +213,23 @@ class Setting:
         return list(dict.fromkeys(run.kind for run in self.runs))
 
     def main(self, kind: str) -> dict[int, RunRecord]:
-        """The runs by seed that stand for a kind beside the other kinds; {} without one.
-
-        They are those of the variant that is named as the kind; without a run of it, of one that is
-        as published or named by its mode (`lrkv_latent`), or of the only variant of that kind. An
-        ablation's variants do not stand for it.
-        """
-        runs = [run for run in self.runs if run.kind == kind and _standing(run)]
+        """The runs by seed that stand for a kind, of those `beside` one another; {} without one."""
+        runs = [run for seeds in self.beside.values() for run in seeds.values() if run.kind == kind]
         return self.seeds(max(runs, key=_standing).label) if runs else {}
 
     @property
     def beside(self) -> dict[str, dict[int, RunRecord]]:
         """The variants that stand beside one another: {label: runs by seed}.
 
-        They are one size of each form of a kind; several sizes of a form are an ablation, of which
-        only the one that stands for the form is here.
+        They are one size of each form of a kind: the only one, or that of the variant named as the
+        kind, or else by its mode (`lrkv_latent`). Other sizes are an ablation's.
         """
         found: dict[tuple[str, str], RunRecord] = {}
-        alone = {form: len(labels) == 1 for form, labels in self._labels_by_form().items()}
+        sizes = Counter(form for form, _ in {(run.form, run.label) for run in self.runs})
         for run in self.runs:
-            if alone[run.form] or _standing(run):
+            if sizes[run.form] == 1 or _standing(run):
                 found[run.form] = max(found.get(run.form, run), run, key=_standing)
         return {run.label: self.seeds(run.label) for run in found.values()}
-
-    def _labels_by_form(self) -> dict[tuple[str, str], set[str]]:
-        labels: dict[tuple[str, str], set[str]] = {}
-        for run in self.runs:
-            labels.setdefault(run.form, set()).add(run.label)
-        return labels
 
 
 def _sampled(row: dict[str, Any]) -> dict[str, Any]:
@@ -309,15 +298,8 @@ def _apart(own: dict[str, Any], others: list[dict[str, Any]]) -> str:
 
 
 def _standing(run: RunRecord) -> int:
-    """2 of the line named as its kind, 1 of one that may stand for it, 0 of an ablation's."""
-    if run.variant == run.kind:
-        return 2
-    if run.variant == f"{run.kind}_{run.mode}":
-        return 1
-    same = [entry for entry in run.config.variants.values() if entry.name == run.kind]
-    published = [entry for entry in same if not entry.form]
-    beside = run.kind in run.config.variants and published == [run.config.model.attention]
-    return int(beside or len(same) == 1)
+    """2 of the variant named as its kind, 1 of one named by its mode, 0 of others."""
+    return 2 * (run.variant == run.kind) or int(run.variant == f"{run.kind}_{run.mode}")
 
 
 def order(run: RunRecord) -> tuple:

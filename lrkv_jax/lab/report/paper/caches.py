@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from lrkv_jax.config import LRKV, MLA, ModelConfig, RunConfig, load_config
+from lrkv_jax.config import LRKV, MLA, ModelConfig, load_config
 from lrkv_jax.lab.plan.live_cache import measure_cache
 from lrkv_jax.lab.report.figures import Picture, panels
 from lrkv_jax.lab.report.items import report_item
@@ -166,13 +166,10 @@ def table10_memory_latency(runs):
     """
     columns = [
         Column("variant"), Column("cache per token", "KiB", digits=1),
-        Column("fixed", "MFLOP", digits=2, group="attention:"),
         Column("each cached token", "kFLOP", digits=1, group="attention:"),
         Column(f"at {LENGTH:,}", "MFLOP", digits=1, group="attention:"),
         Column("over MHA", "×", digits=2, group="attention:"),
-        Column("more than MHA", "MFLOP", digits=1, group="attention:"),
-        Column("extra cost", group="paper:"), Column("or", "M", digits=2, group="paper:"),
-        Column("grows with T", group="paper:"),
+        Column("extra cost", group="paper:"), Column("grows with T", group="paper:"),
     ]  # fmt: skip
     rows = []
     for scale in DECODE_SCALES:
@@ -182,40 +179,20 @@ def table10_memory_latency(runs):
             if rope:
                 entry = model.attention.in_mode(rope)
                 model = model.model_copy(update={"attention": entry})
-            flops = attention_flops(model)
-            paper = paper_table("table10")[variant]
+            flops, paper = attention_flops(model), paper_table("table10")[variant]
             rows.append(
                 TableRow.of(
-                    _name(variant, rope),
-                    cache_allocated_bytes_per_token(model) / 1024,
-                    flops.fixed / 1e6, flops.per_cached_token / 1e3, flops.at(LENGTH) / 1e6,
-                    flops.at(LENGTH) / mha, (flops.at(LENGTH) - mha) / 1e6,
-                    paper["extra"], _extra_as_printed(model) / 1e6,
-                    Cell(paper["dependence"], note=verdict("table10", variant)),
+                    model.attention.label, cache_allocated_bytes_per_token(model) / 1024,
+                    flops.per_cached_token / 1e3, flops.at(LENGTH) / 1e6, flops.at(LENGTH) / mha,
+                    paper["extra"], Cell(paper["dependence"], note=verdict("table10", variant)),
                     block=f"{scale}, {model.layers} layers",
                 )
             )  # fmt: skip
     return Table(
         "Cache and attention of one decoded token", columns, rows,
         caption="All layers; the cache bfloat16, as allocated; two FLOPs per multiplication. "
-        "MLA is absorbed. LRKV reads its factors, with the whole key rotated (full) or its shared "
-        "part. The paper's extra cost is in numbers with a constant of one, over all layers.",
+        "MLA is absorbed; LRKV reads its factors, with the whole key rotated or its shared part.",
     )  # fmt: skip
-
-
-def _extra_as_printed(model: ModelConfig) -> int:
-    """The paper's extra cost of a step without its O: T·C·K for MLA, H·R·K for LRKV."""
-    entry = model.attention
-    per_layer = {
-        "mla": lambda: LENGTH * entry.latent * model.head_width,
-        "lrkv": lambda: model.heads * entry.rank * model.head_width,
-    }.get(entry.kind, lambda: 0)
-    return model.layers * per_layer()
-
-
-def _name(variant: str, rope: str | None) -> str:
-    """What a row is called."""
-    return f"{variant_name(variant)}, rope {rope}" if rope else variant_name(variant)
 
 
 # Bytes per token and layer in bfloat16: H heads, G key/value heads, K head width, C latent, P rope
@@ -264,18 +241,12 @@ MIB = 2**20
 
 @report_item("Table 12", "KV cache as it is allocated", reads="configurations")
 def table12_cache_bytes(runs):
-    """Caches as they are allocated.
+    """Caches of every variant and scale, allocated on this machine, weighed and freed.
 
-    For every variant of every scale (batch 1, bfloat16, the context it is trained with) the whole
-    cache is allocated on this machine, layer by layer as a decoder does, weighed by its device
-    buffers, and freed. No weight is made, so 1.2 GB of memory suffice.
-
-    The paper's figures stand beside: its megabytes are those of rank 64 (and, at 6.3B, of 36
-    layers), its percentages those of ranks 46 to 55.
+    No weight is made, so 1.2 GB of memory suffice.
     """
     columns = [
-        Column("variant"), Column("layers"), Column("setting"),
-        Column("by the paper's formula", "MiB", digits=1),
+        Column("variant"), Column("layers"), Column("by the paper's formula", "MiB", digits=1),
         Column("all that is cached", "MiB", digits=1),
         Column("as allocated", "MiB", digits=1),
         Column("measured", "MiB", digits=1),
@@ -293,8 +264,8 @@ def table12_cache_bytes(runs):
             paper_share = paper_value("table12", scale, variant, "share")
             rows.append(
                 TableRow.of(
-                    variant_name(variant), model.layers, _setting(config),
-                    _published_bytes(model, tokens) / MIB,
+                    model.attention.label, model.layers,
+                    tokens * _published_bytes(model) / MIB,
                     cache_bytes_per_token(model) * tokens / MIB,
                     cache_allocated_bytes_per_token(model) * tokens / MIB,
                     Cell(cache.nbytes / MIB, paper=paper_mb),
@@ -310,17 +281,6 @@ def table12_cache_bytes(runs):
     )  # fmt: skip
 
 
-def _published_bytes(model: ModelConfig, tokens: int) -> int:
-    """The paper's Table 11 in bytes: bfloat16 values, without rope key and norms."""
-    return 2 * tokens * model.layers * model.attention.cache_values_published(model)
-
-
-def _setting(config: RunConfig) -> str:
-    """The variant's own size: key/value heads, latent and rope key, or rank."""
-    entry = config.model.attention
-    match entry.kind:
-        case "mla":
-            return f"latent {entry.latent}, rope key {entry.rope_width}"
-        case "lrkv":
-            return f"rank {entry.rank}, rope {entry.rope}"
-    return f"{entry.groups(config.model)} of {config.model.heads} heads"
+def _published_bytes(model: ModelConfig) -> int:
+    """The paper's count of a token's bytes: bfloat16 values, without rope key and norms."""
+    return 2 * model.layers * model.attention.cache_values_published(model)

@@ -37,10 +37,9 @@ RANKS = [
     Column("components for 90 %", group="centered (PCA)", digits=1),
 ]
 RANKS_NOTE = (
-    "Mean over layers ± standard deviation over seeds. Null: the same variant with random weights. "
-    "Cap: H heads less their mean span H − 1 dimensions, so that centering alone takes 100 / H "
-    "points of heads from any model. Components: the fewest that hold 90 % of the centered "
-    "variance."
+    "Mean over layers ± standard deviation over seeds. Null: random weights. Cap: centering "
+    "leaves H − 1 dimensions, which takes 100 / H points of heads from any model. Components: the "
+    "fewest that hold 90 % of the centered variance."
 )
 PRINTED_RANKS = [
     Column("variant"),
@@ -137,9 +136,9 @@ WEIGHTED_COLUMNS = [
     Column("mean cosine of two heads, weighted"),
 ]
 WEIGHTED_NOTE = (
-    "Means over layers ± standard deviation over seeds. Weighted: forms meet inputs with the "
-    "second moment C of the layer's inputs on held-out text, ⟨A, A'⟩ = tr(Aᵀ C A' C). Random "
-    "weights meet the same inputs; ± is the deviation of a mean over as many layers."
+    "Means over layers ± standard deviation over seeds. Weighted: by the second moment of the "
+    "layer's inputs on held-out text; random weights meet the same inputs, and their ± is that of "
+    "a mean over as many layers."
 )
 
 
@@ -225,9 +224,8 @@ OVERLAP_COLUMNS = [
     Column("random", group="mean squared cosine of angles"),
 ]
 OVERLAP_NOTE = (
-    "Cosine of W_shared and U_h B_hᵀ, mean over heads and layers; lowest and highest are layers' "
-    "means over heads and seeds. Angles: between the columns of U_h and of W_shared, random K / D. "
-    "The paper gives the cosines without a table, and does not say of keys or of values."
+    "Cosine of W_shared and U_h B_hᵀ, mean over heads and layers; angles between the columns of "
+    "U_h and of W_shared. The paper does not say whether its cosines are of keys or of values."
 )
 
 
@@ -277,11 +275,9 @@ FIT_COLUMNS = [
     Column("random", "%", digits=1, group="alternating, of a random layer's weights"),
 ]
 FIT_NOTE = (
-    "Relative Frobenius errors over a layer's heads. SVD: each W_h alone at rank R. Mean + SVD and "
-    "alternating: one shared matrix and rank-R residuals; the second is a stationary point of "
-    "least squares. At LRKV's trained rank its heads are of this shape, and what is left is "
-    "rounding. MHA's random layer shares nothing: an error no lower than its is no sign that heads "
-    "share anything. LRKV's begins with residuals of a tenth of its shared part."
+    "Relative Frobenius errors over a layer's heads. SVD: each W_h alone at rank R. Mean + SVD "
+    "and alternating: one shared matrix and rank-R residuals. An error no lower than a random "
+    "layer's is no sign that heads share anything."
 )
 SHARE = "% of Σ‖W_h‖²"
 ENERGY = [
@@ -296,9 +292,7 @@ ENERGY = [
 ENERGY_NOTE = (
     "The share of a layer's Σ‖W_h‖² that one matrix for all heads explains. Raw: the heads' mean. "
     "Aligned: heads are first moved to be most alike, as far as the model's outputs do not depend "
-    "on it: each rope pair of a key by an angle, values by any matrix. Alignment fits random heads "
-    "too: compare a trained run with its random layer, the same variant as initialized. MQA is 100 "
-    "by definition, as are values of MLA whose latent is no wider than a head."
+    "on it, which fits random heads too."
 )
 
 
