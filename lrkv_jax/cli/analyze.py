@@ -50,9 +50,8 @@ def analyze(
     """
     start_alone("analyze")
     from lrkv_jax.lab.analysis import analyze as analyze_run
-    from lrkv_jax.lab.report.analyzed import headline
     from lrkv_jax.lab.report.comparison import read_runs
-    from lrkv_jax.lab.report.page import write_page
+    from lrkv_jax.lab.report.page import first_table, write_page
     from lrkv_jax.lab.report.paper import REPORT_ITEMS
     from lrkv_jax.lab.report.renderers import terminal
 
@@ -72,11 +71,12 @@ def analyze(
                 )  # fmt: skip
         progress("analyzing", len(records), len(records))
     records = read_runs(runs)
-    about, page = headline(records), folder / "index.html"
+    page = folder / "index.html"
     heads = [one for one in REPORT_ITEMS if one.reads == "analyses"]
     with batches_bar() as progress:
-        write_page(page, "Heads of trained models", heads, records, about, progress=progress)
-    print(terminal(about))
+        sections = write_page(page, "Heads of trained models", heads, records, progress=progress)
+    if table := first_table(sections):
+        print(terminal(table))
     print(page)
 
 

@@ -47,9 +47,8 @@ def report(
     start_alone("report")
     from lrkv_jax.lab.bench.files import read_decode
     from lrkv_jax.lab.report.comparison import read_sound_runs
-    from lrkv_jax.lab.report.page import write_page
+    from lrkv_jax.lab.report.page import first_table, write_page
     from lrkv_jax.lab.report.paper import REPORT_ITEMS
-    from lrkv_jax.lab.report.paper.pretraining import headline
     from lrkv_jax.lab.report.renderers import terminal
 
     chosen = _chosen(REPORT_ITEMS, only)
@@ -58,14 +57,13 @@ def report(
     if broken and not records:
         folder, reason = next(iter(broken.items()))
         raise LrkvError(f"{folder}: {reason}")
-    top = headline(records)
     path = out / "report.html"
     with batches_bar() as progress:
         sections = write_page(
-            path, title, chosen, records, top, broken=broken, benches=benches, progress=progress
+            path, title, chosen, records, broken=broken, benches=benches, progress=progress
         )
-    if top.rows:
-        print(terminal(top))
+    if table := first_table(sections):
+        print(terminal(table))
     for folder, reason in broken.items():
         print(f"left out: {folder}: {reason}", file=sys.stderr)
     shown = sum(bool(section.made) for section in sections)

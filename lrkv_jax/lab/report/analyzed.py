@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from lrkv_jax.lab.report.comparison import RunRecord, Setting, every_setting
 from lrkv_jax.lab.report.figures import Picture, draw_mean, mean_and_sd
 from lrkv_jax.lab.report.styles import VariantStyle, distinct, run_style
-from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
+from lrkv_jax.lab.report.tables import Cell
 
 FORMS = {"query_key": "query–key forms", "value_output": "value–output forms"}
 FAMILIES = {"key": "keys", "value": "values"}
@@ -119,38 +119,6 @@ def _analyzed(setting: Setting) -> AnalyzedSetting:
     ]
     shown = [one for one in every if one.label in setting.beside]
     return AnalyzedSetting(setting.name, shown or every, every)
-
-
-def headline(runs: Sequence[RunRecord]) -> Table:
-    """One row for each analyzed run: how different its heads are, and what random weights give."""
-    columns = [Column(name) for name in (
-        "run", "uncentered", "centered", "90 % of variance in", "mean cosine",
-    )]  # fmt: skip
-    rows = []
-    for run in runs:
-        if run.analysis:
-            forms = run.analysis["query_key"]
-            mean, null = forms["mean"], forms["null"]["mean"]
-            ranks = (
-                f"{_number(mean[view]['percent_of_cap'])} ({_number(null[view]['percent_of_cap'])})"
-                for view in VIEWS
-            )
-            components = mean["centred"]["components_90"]
-            rows.append(
-                TableRow.of(
-                    run.path.name, *ranks, f"{components:.1f} of {run.analysis['heads'] - 1}",
-                    _number(mean["mean_off_diagonal"], "+.3f"),
-                )
-            )  # fmt: skip
-    return Table(
-        "Effective rank of the heads' query-key forms, means over layers", columns, rows,
-        caption="% of the cap, H uncentered and H − 1 centered; in brackets, random weights.",
-    )  # fmt: skip
-
-
-def _number(value: float | None, digits: str = ".1f") -> str:
-    """A model of one head has no pairs of heads, and no dimension once their mean is taken out."""
-    return "none" if value is None else format(value, digits)
 
 
 def pictures(

@@ -1,4 +1,4 @@
-"""One HTML page that needs no other file: a summary, tables, pictures, and what is missing."""
+"""One HTML page that needs no other file: runs, tables, pictures, and what is missing."""
 
 import base64
 import platform
@@ -35,7 +35,6 @@ def write_page(
     title: str,
     items: Sequence[ReportItem],
     runs: Sequence[RunRecord],
-    headline: Table,
     *,
     broken: Mapping[Path, str] = MappingProxyType({}),
     benches: Sequence[dict[str, Any]] = (),
@@ -43,8 +42,8 @@ def write_page(
 ) -> list[Section]:
     """Make items of runs and decode benchmarks: their files, and the page, beside one another.
 
-    `headline` stands first, without a section. `broken` are {directory: reason} of runs that were
-    left out. `progress` is called with a description, the number done and the number of all.
+    `broken` are {directory: reason} of runs that were left out. `progress` is called with a
+    description, the number done and the number of all.
     """
     sections = []
     for done, item in enumerate(items):
@@ -53,7 +52,7 @@ def write_page(
         item.write(made, path.parent)
         sections.append(Section(item, made))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(title, sections, runs, headline, broken), encoding="utf-8")
+    path.write_text(page(title, sections, runs, broken), encoding="utf-8")
     progress("tables and figures", len(items), len(items))
     return sections
 
@@ -62,7 +61,6 @@ def page(
     title: str,
     sections: Sequence[Section],
     runs: Sequence[RunRecord],
-    headline: Table,
     broken: Mapping[Path, str] = MappingProxyType({}),
 ) -> str:
     """The page as HTML: pictures inlined as SVG, no link that leaves it, readable when printed."""
@@ -71,7 +69,6 @@ def page(
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html.jinja").render(
         title=title,
-        headline=headline if headline.rows else None,
         runs=runs_table(runs),
         seeds=len({run.seed for run in runs}),
         broken=broken,
@@ -84,6 +81,13 @@ def page(
         versions=", ".join(f"{name} {version(name)}" for name in _PACKAGES),
         package=f"lrkv_jax {__version__}; Python {platform.python_version()}",
     )
+
+
+def first_table(sections: Sequence[Section]) -> Table | None:
+    """The first table of runs, for a terminal, or None."""
+    of_runs = (one.made for one in sections if one.item.reads in ("runs", "analyses"))
+    tables = (made for every in of_runs for made in every if isinstance(made, Table))
+    return next((table for table in tables if table.name != "printed"), None)
 
 
 def runs_table(runs: Sequence[RunRecord]) -> Table:

@@ -41,12 +41,6 @@ def test_weighted_values_are_what_tokens_write():
     np.testing.assert_allclose(gram(*moved.value_output()), flat @ flat.T / 40, rtol=1e-9)
 
 
-def test_weighting_moves_parts_and_whole_alike():
-    moved = weighted(lrkv_heads(), np.diag(np.linspace(0, 2, D)))
-    np.testing.assert_allclose(moved.key_parts.total_HDK, moved.key_HDK, atol=1e-12)
-    np.testing.assert_allclose(moved.value_parts.total_HDK, moved.value_HDK, atol=1e-12)
-
-
 class Constant:
     """A layer of the queries [B, T, H, W] and keys [B, S, G, W] that it was given."""
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.random_heads import lrkv_heads, mqa_heads
+from support.random_heads import lrkv_heads
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.analysis.factorization import (
@@ -87,12 +87,6 @@ def test_where_residuals_span_everything_any_family_fits(rank):
     assert np.linalg.norm(fit.shared_DK) < 100 * np.linalg.norm(family_HDK)
 
 
-def test_rank_zero_shares_the_mean():
-    family_HDK = np.random.default_rng(0).standard_normal((4, 10, 6))
-    for fit in (alternating(family_HDK, 0), mean_and_svd(family_HDK, 0)):
-        np.testing.assert_allclose(fit.total_HDK, np.tile(family_HDK.mean(axis=0), (4, 1, 1)))
-
-
 def test_form_error_is_that_of_forms_really_made():
     rng = np.random.default_rng(0)
     left, family, guess = rng.standard_normal((3, 4, 12, 5))
@@ -117,8 +111,3 @@ def test_lrkv_fits_itself_at_its_own_rank_and_not_below():
         assert 0.05 < own["mean_svd"]["error"] < own["svd"]["error"]
         below = factorization(heads, 1)[family]
         assert below["mean_svd"]["error"] > below["alternating"]["error"] > 0.1
-
-
-def test_heads_that_share_everything_need_no_residual():
-    found = factorization(mqa_heads(), 2)["key"]
-    assert found["mean_svd"]["error"] < 1e-12 and found["alternating"]["error"] < 1e-12

@@ -11,7 +11,6 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.analysis import head_weights
 from lrkv_jax.lab.analysis.heads import random_heads
 from lrkv_jax.models.attention.grouped import GroupedAttention
-from lrkv_jax.models.attention.head_weights import HeadWeights
 from lrkv_jax.models.transformer import with_parameters
 
 NAMES = (
@@ -89,19 +88,6 @@ def test_lrkv_keeps_its_parts():
                 np.testing.assert_allclose(parts.residual_HDK[h], residual, atol=1e-14)
                 total = getattr(heads, f"{family}_HDK")[h]
                 np.testing.assert_allclose(total, weights[family] + residual, atol=1e-14)
-
-
-def test_layers_come_in_order_in_float64():
-    config = small(FIVE["gqa"], layers=3)
-    params = random_params(config)
-    layers = list(head_weights(config, params))
-    assert len(layers) == 3
-    for at, heads in enumerate(layers):
-        assert isinstance(heads, HeadWeights)
-        np.testing.assert_array_equal(
-            heads.output_HKD, np.float64(_attention(params)["output"][at])
-        )
-        assert all(a.dtype == np.float64 for a in (*heads.query_key(), *heads.value_output()))
 
 
 def test_weights_that_are_not_finite_are_refused_by_name():

@@ -48,10 +48,6 @@ def test_what_is_no_number_is_never_best(cell):
     assert table(row("a", cell), row("b", 2.1), row("c", 2.2)).best() == {(1, 1)}
 
 
-def test_a_single_value_is_not_the_best_of_anything():
-    assert table(row("a", Cell()), row("b", 2.1)).best() == set()
-
-
 def test_a_printed_value_stands_beside_ours_with_its_verdict():
     printed = PaperValue(0.872, "0.872", "CE implies 0.875")
     made = table(row("a", Cell(0.8712, paper=printed)), row("b", Cell(0.9, paper=printed)))
@@ -95,13 +91,6 @@ def test_latex_is_balanced_and_has_its_rules():
     assert text.count("{") == text.count("}")
 
 
-def test_markdown_cells_stay_in_their_columns():
-    made = table(row("a|b", 1.0, block="x|y"), row("c", 2.0, block="x|y"))
-    for line in markdown(made).splitlines():
-        if line.startswith("|"):
-            assert line.replace("\\|", "").count("|") == 3
-
-
 def test_a_terminal_shows_blocks_and_marks_the_best():
     rows = [row("a|b", 1.0, block="x"), row("c", 2.0, block="x")]
     lines = terminal(table(*rows)).splitlines()
@@ -111,7 +100,7 @@ def test_a_terminal_shows_blocks_and_marks_the_best():
 def test_a_terminal_s_table_is_no_wider_than_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     columns = [Column("variant"), *(Column(f"a long heading of {n} words") for n in range(6))]
-    made = table(row("LRKV-8 latent", *["1.2345 (0.1 to 0.2)"] * 6), columns=columns)
+    made = table(row("LRKV-8 latent", 4096, *["1.2345 (0.1 to 0.2)"] * 5), columns=columns)
     assert max(map(len, terminal(made).splitlines())) <= 80
 
 
@@ -128,8 +117,3 @@ def test_json_has_the_numbers_whole_and_by_seed(tmp_path):
     cell = read["rows"][0]["cells"][1]
     assert cell["seeds"] == {"0": 2.0, "1": 2.123456789}
     assert cell["value"] == pytest.approx(2.0617283945)
-
-
-def test_a_row_of_another_width_is_refused():
-    with pytest.raises(ValueError):
-        markdown(table(row("a", 1.0, 2.0)))

@@ -123,6 +123,8 @@ def _draw_curves(
             _draw_line(below, variant.style, _differences(own, reference))
         if reference:
             _flops_axis(above, next(iter(reference.values())))
+        else:
+            below.text(0.5, 0.5, "no MHA run", transform=below.transAxes, ha="center")
     legend_below(figure)
     return [Picture(title, figure, CURVES_NOTE, name=name)]
 

@@ -1,8 +1,8 @@
-"""Held-out loss over scales, ranks and contexts as tables: Tables 1, 8 and 9, and a headline."""
+"""Held-out loss over scales, ranks and contexts as tables: Tables 1, 8 and 9."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from lrkv_jax.lab.report.comparison import Contrast, RunRecord, against, finished, settings
+from lrkv_jax.lab.report.comparison import RunRecord, against, finished, settings
 from lrkv_jax.lab.report.items import report_item
 from lrkv_jax.lab.report.paper_values import beside
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper
@@ -33,39 +33,31 @@ def _loss_rows(
     block: str, variants: Mapping[str, Mapping[int, RunRecord]], paper: str
 ) -> list[TableRow]:
     """A row of `COLUMNS` for each label's finished runs by seed, beside the paper's table."""
-    done, tests = _compared(variants)
+    done = {label: found for label, runs in variants.items() if (found := finished(runs))}
+    bits = {
+        label: {seed: run.bits_per_byte for seed, run in runs.items()}
+        for label, runs in done.items()
+    }
+    rivals = {label: seeds for label, seeds in bits.items() if label != "MHA"}
+    tests = against(bits["MHA"], rivals) if "MHA" in bits else {}
     rows = []
     for label, runs in done.items():
         one, test = next(iter(runs.values())), tests.get(label)
         words = test.in_words if test else "" if label == "MHA" else "no MHA to compare with"
         losses = {seed: run.cross_entropy for seed, run in runs.items()}
-        bits = {seed: run.bits_per_byte for seed, run in runs.items()}
         rows.append(
             TableRow.of(
                 label,
                 Cell(100 * cache_fraction(one.config.model), paper=beside(paper, one, "cache")),
                 _live_cache(one),
                 Cell.over(losses, paper=beside(paper, one, "ce")),
-                Cell.over(bits, paper=beside(paper, one, "bpb")),
+                Cell.over(bits[label], paper=beside(paper, one, "bpb")),
                 test.with_interval(4) if test else "",
                 words,
                 block=block,
             )
         )
     return rows
-
-
-def _compared(
-    variants: Mapping[str, Mapping[int, RunRecord]],
-) -> tuple[dict[str, dict[int, RunRecord]], dict[str, Contrast]]:
-    """The finished runs by label and seed, and each label's difference from MHA, if MHA is one."""
-    done = {label: found for label, runs in variants.items() if (found := finished(runs))}
-    bits = {
-        label: {seed: run.bits_per_byte for seed, run in runs.items()}
-        for label, runs in done.items()
-    }
-    baseline = bits.pop("MHA", None)
-    return done, against(baseline, bits) if baseline else {}
 
 
 def _live_cache(run: RunRecord) -> Cell:
@@ -119,39 +111,3 @@ def table09_long_context(runs):
     rows = [row for setting in long for row in _loss_rows(setting.name, setting.beside, "table09")]
     over = Column("CE over MHA's", "%")
     return _with_the_paper_s("Long context", rows, "table09", loss_over_mha=over)
-
-
-def headline(runs: Sequence[RunRecord]) -> Table:
-    """One row for each variant of each setting: its cache, its loss, and whether that differs."""
-    columns = [
-        Column("variant"), Column("run"), Column("cache", "% of MHA's bytes", digits=1),
-        Column("bits per byte", "", "lower", 4), Column("over MHA's"), Column("difference"),
-        Column("benchmarks", "%", "higher", 1),
-    ]  # fmt: skip
-    rows = []
-    for setting in settings(runs):
-        # As in Table 1, whose p-values are then these; an ablation alone is shown as a whole.
-        every = {label: setting.seeds(label) for label in setting.labels}
-        done, tests = _compared(setting.beside or every)
-        for label, seeds in done.items():
-            test, first = tests.get(label), next(iter(seeds.values()))
-            more = f" and {len(seeds) - 1} more" if len(seeds) > 1 else ""
-            scores = {
-                seed: 100 * run.evaluation["combined"]
-                for seed, run in seeds.items()
-                if (run.evaluation or {}).get("combined") is not None
-            }
-            rows.append(
-                TableRow.of(
-                    label, f"{first.path.name}{more}", 100 * first.cache_allocated_fraction,
-                    Cell.over({seed: run.bits_per_byte for seed, run in seeds.items()}),
-                    test.with_interval(4) if test else "", test.in_words if test else "",
-                    Cell.over(scores), block=setting.name,
-                )
-            )  # fmt: skip
-    if all(row.cells[-1].value is None for row in rows):
-        columns, rows = columns[:-1], [TableRow(row.cells[:-1], row.block) for row in rows]
-    return Table(
-        "Held-out loss and cache of every variant", columns, rows,
-        caption="Mean ± standard deviation over seeds. Cache: bfloat16, as allocated.",
-    )  # fmt: skip

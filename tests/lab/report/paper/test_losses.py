@@ -46,11 +46,6 @@ def test_lrkv_at_a_baseline_s_loss_after_three_quarters_is_there_25_percent_soon
     assert mqa == "never"  # it ends lower in each seed
 
 
-def test_one_seed_is_never_a_difference(straight):
-    _, picture = report_item("fig03").made([r for r in straight if r.seed == 0])
-    assert "one seed: cannot tell" in texts_of(picture)
-
-
 def test_losses_stand_over_their_cache_with_the_spread_of_seeds():
     runs = [planted("mha", [3.0 + 0.3 * seed], seed=seed) for seed in range(3)]
     runs += [planted("gqa", [3.0], seed=0)]

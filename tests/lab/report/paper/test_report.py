@@ -29,7 +29,6 @@ from lrkv_jax.lab.report.figures import Picture, panels, style
 from lrkv_jax.lab.report.items import report_item as register
 from lrkv_jax.lab.report.page import Section, page, write_page
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
-from lrkv_jax.lab.report.paper.pretraining import headline
 
 ROOT = Path(lrkv_jax.__file__).parents[1]
 # What each reads, and what it leaves of the sweep and of analyzed heads: T a table, P a picture.
@@ -129,7 +128,6 @@ def test_a_run_of_a_sixth_kind_passes_through_every_table_and_figure(monkeypatch
     assert cells(ours, "SIXTH")["CE"].value == pytest.approx(3.1)
     (curves,) = report_item("fig02").made(runs)
     assert "SIXTH" in {line.get_label() for line in curves.figure.axes[0].lines}
-    assert headline(runs).rows[-1].cells[2].value == pytest.approx(100 / 6)
 
 
 # The page.
@@ -157,7 +155,7 @@ class Reading(HTMLParser):
         self.text += data
 
 
-def test_the_page_begins_with_a_summary_ends_with_what_is_missing_and_needs_no_other_file(runs):
+def test_the_page_begins_with_its_runs_ends_with_what_is_missing_and_needs_no_other_file(runs):
     with style():
         figure, _ = panels()
     table = report_item("table01")
@@ -166,15 +164,15 @@ def test_the_page_begins_with_a_summary_ends_with_what_is_missing_and_needs_no_o
         Section(table, table.made(runs[:1])),
         Section(report_item("fig02"), [Picture("Nothing <yet>", figure)]),
     ]
-    text = page("Runs <of> ours", sections, runs[:1], headline(runs))
+    text = page("Runs <of> ours", sections, runs[:1])
     read = Reading(text)
     assert not read.open and "Runs <of> ours" in read.text
     assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in read.links)
     assert {link[1:] for link in read.links if link[0] == "#"} <= set(read.ids)
     assert not re.search(r"url\(|@import|<script|http", text)
     parts = (
-        "LRKV-8",
         "Runs: 1; seeds: 1; settings: quickstart",
+        runs[0].path.name,
         "<nav>",
         "Table 1: ",
         "Figure 2: ",
@@ -184,27 +182,17 @@ def test_the_page_begins_with_a_summary_ends_with_what_is_missing_and_needs_no_o
     assert text.count("<img") == 1 and "needs runs at a context of 8,192 tokens" in text
 
 
-def test_the_summary_and_table_1_agree_on_every_difference(of_sweep, runs):
-    ours, top = of_sweep("table01")[0], headline(runs)
-    names = [row.cells[0].value for row in top.rows]
-    assert names == [row.cells[0].value for row in ours.rows]
-    for name in names:
-        assert cells(top, name)["over MHA's"] == cells(ours, name)["BPB over MHA's"]
-        if name != "MHA":
-            assert cells(top, name)["difference"] == cells(ours, name)["difference from MHA"]
-
-
 def test_lrkv_report_writes_what_is_asked_for_and_says_what_is_missing(sweep, tmp_path):
     arguments = ["report", str(sweep), "--only", "table01,fig04", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0
+    assert result.exit_code == 0 and "LRKV-8" in result.output
     assert "report.html: 1 tables and figures; 1 without data" in result.output.replace("\n", "")
     table = json.loads((tmp_path / "table01_pretraining.json").read_text())
     assert table["title"] == "Pretraining" and not list(tmp_path.glob("fig04*"))
 
 
 def test_lrkv_report_lists_a_broken_run_and_leaves_it_out(tmp_path):
-    sound, broken = (write_run(tmp_path / "runs" / name) for name in ("sound", "broken"))
+    _, broken = (write_run(tmp_path / "runs" / name) for name in ("sound", "broken"))
     (broken / "metrics.jsonl").write_text("{\n")
     out = tmp_path / "out"
     result = CliRunner().invoke(
@@ -214,7 +202,6 @@ def test_lrkv_report_lists_a_broken_run_and_leaves_it_out(tmp_path):
     assert f"left out: {broken}: metrics.jsonl:1 is not a row" in result.stderr
     html = (out / "report.html").read_text()
     assert "Runs left out: 1" in html and f"<dt>{broken}</dt>" in html
-    assert sound.name in result.output  # the table names the run of each row
 
 
 @pytest.mark.parametrize(
@@ -250,7 +237,7 @@ def test_every_item_is_written_at_the_paper_s_size(sweep, tmp_path):
         )
     runs, out = read_runs([folder]), tmp_path / "out"
     every = [one for one in REPORT_ITEMS if one.name not in SLOW]
-    sections = write_page(out / "report.html", "All", every, runs, headline(runs))
+    sections = write_page(out / "report.html", "All", every, runs)
     assert not Reading((out / "report.html").read_text()).open
     for section in sections:
         written = list(out.glob(f"{section.item.name}*"))
