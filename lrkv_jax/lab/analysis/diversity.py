@@ -97,7 +97,7 @@ class Spectrum:
 
     @property
     def percent_of_cap(self) -> float | None:
-        """None where the cap is 0: one head, centred."""
+        """None where the cap is 0: one head, centered."""
         return 100 * self.effective_rank / self.cap if self.cap else None
 
     @property
@@ -126,7 +126,7 @@ class Spectrum:
 
 
 def spectrum(gram_HH: Float[np.ndarray, "H H"], *, cap: int) -> Spectrum:
-    """The eigenvalues of a normalized Gram matrix, or of a centred one.
+    """The eigenvalues of a normalized Gram matrix, or of a centered one.
 
     None is negative but by rounding: those within `ROUNDING` of zero, on either side, are set to
     it, so that what is not there adds no entropy. Raises `LrkvError` for a matrix with others.

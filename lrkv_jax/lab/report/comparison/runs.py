@@ -21,7 +21,7 @@ from lrkv_jax.models.accounting.counts import (
     with_mha,
 )
 
-# The package's own lines, in the order in which tables and legends have them; others follow.
+# The package's variants, in the order in which tables and legends have them; others follow.
 KINDS = tuple(entry.name for kind, entry in ENTRIES.items() if ":" not in kind)
 
 # What two runs may differ in and still be compared, beside rhythm and place; how long they are is
@@ -69,17 +69,17 @@ class RunRecord:
 
     @property
     def variant(self) -> str:
-        """The chosen line of its `variants`, as in lrkv or lrkv_r8."""
+        """The chosen name of its `variants`, as in lrkv or lrkv_r8."""
         return self.config.attention
 
     @property
     def kind(self) -> str:
-        """The name of its line of the family, as in lrkv."""
+        """The kind of its variant, as in lrkv."""
         return self.config.model.attention.name
 
     @property
     def mode(self) -> str | None:
-        """How it places positions, if its line has modes."""
+        """How it places positions, if its variant has modes."""
         return self.config.model.attention.mode
 
     @property
@@ -103,7 +103,7 @@ class RunRecord:
 
     @property
     def midtrained(self) -> bool:
-        """Whether it learnt conversations: its losses are of those, not of text."""
+        """Whether it learned conversations: its losses are of those, not of text."""
         return self.config.data.mixture is not None
 
     @property
@@ -254,7 +254,7 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
     for name, members in alike([run for run in runs if run.midtrained == midtrained]):
         once: dict[tuple, RunRecord] = {}
         for run in members:
-            # An ablation may name again what has its own line: that line comes first.
+            # An ablation may name again what has a name already: that one comes first.
             key = run.label, run.seed
             if key not in once or _standing(run) > _standing(once[key]):
                 once[key] = run
@@ -308,5 +308,5 @@ def order(run: RunRecord) -> tuple:
 
 
 def _kind_order(kind: str) -> tuple[int, str]:
-    """The package's own kinds in their order, then others by name."""
+    """The package's kinds in their order, then others by name."""
     return KINDS.index(kind) if kind in KINDS else len(KINDS), kind
