@@ -1,12 +1,11 @@
-"""The tables and pictures of docs/results.md's family and docs/choosing.md, from what is kept.
+"""The tables of docs/results.md's family and docs/choosing.md, from what is kept.
 
     python experiments/family_pages.py [--docs docs] [--results experiments/results]
 
-Runs: results/family/runs.jsonl, which `lrkv sweep ... --keep` writes, and controls.jsonl beside it,
-of `controls.yaml`. Times of decoding:
-results/decode_cpu-family.json, which `bench_decode.py --only family` writes. Ranks and latents:
-results/nano/table08_rank_ablation.json, with each seed's value. Tables go between the marks of the
-pages, JSON and pictures into results/family.
+Runs: results/family/runs.jsonl, which `lrkv sweep ... --keep` writes, and controls.jsonl beside it.
+Times of decoding: results/decode_cpu-family.json. Ranks and latents: each seed's value in
+results/nano/table08_rank_ablation.json. Tables go between the marks of the pages, JSON into
+results/family.
 """
 
 import argparse
@@ -23,7 +22,6 @@ BLOCKS = {
     "results.md": ("learning_rates", "family", "family_contrasts"),
     "choosing.md": ("choosing",),
 }
-PICTURES = ("choosing_figure.png",)
 # First less second, and what a difference would say.
 CONTROLS = {
     ("mha_wide", "mha"): "wider logits alone",
@@ -37,22 +35,20 @@ def write(docs: Path, results: Path) -> None:
     """Write both pages' blocks, and the files beside them."""
     from lrkv_jax.lab.bench.files import read_decode, replace_between
     from lrkv_jax.lab.report.comparison import read_runs
-    from lrkv_jax.lab.report.paper import ARTEFACTS
+    from lrkv_jax.lab.report.paper import REPORT_ITEMS
 
     runs = read_runs([results / "family" / "runs.jsonl"])
     bench = read_decode(results / "decode_cpu-family.json")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder)
-        for artefact in ARTEFACTS:
-            if artefact.name in ("learning_rates", "family", "choosing"):
-                artefact.write(artefact.made(runs, [bench]), made)
+        for item in REPORT_ITEMS:
+            if item.name in ("learning_rates", "family", "choosing"):
+                item.write(item.made(runs, [bench]), made)
         for page, names in BLOCKS.items():
             for name in names:
                 _, _, table = (made / f"{name}.md").read_text().partition("\n")  # but its heading
                 replace_between(docs / page, name, table)
                 shutil.copy(made / f"{name}.json", results / "family")
-        for name in PICTURES:
-            shutil.copy(made / name, results / "family")
     # A kind from outside the package is known by its module.
     sys.path.insert(0, str(HERE))
     controlled = read_runs([results / "family" / "controls.jsonl"])
@@ -70,10 +66,8 @@ def _controls(runs) -> str:
     for run in runs:
         if run.config.optimizer.matrix_lr == 0.014:
             values.setdefault(run.variant, {})[run.seed] = run.bits_per_byte
-    heads = (
-        "first − second", "what it holds apart", "seeds", "bits/byte of the first",
-        "difference, bits/byte", "verdict",
-    )  # fmt: skip
+    heads = ("first − second", "what it holds apart", "seeds", "bits/byte of the first",
+             "difference, bits/byte", "verdict")  # fmt: skip
     rows = []
     for (first, second), found in contrasts(values, CONTROLS).items():
         own = spread(list(values[first].values()))
@@ -89,9 +83,8 @@ def _ranks(table) -> str:
     from lrkv_jax.lab.report.comparison.contrasts import against, trend
     from lrkv_jax.lab.report.tabulated import tabulated
 
-    titles = [column["name"] for column in table["columns"]]
-    rows = {row["cells"][0]["value"]: dict(zip(titles, row["cells"], strict=True))
-            for row in table["rows"]}  # fmt: skip
+    titles, cells = [one["name"] for one in table["columns"]], [r["cells"] for r in table["rows"]]
+    rows = {row[0]["value"]: dict(zip(titles, row, strict=True)) for row in cells}
     values = {name: row["BPB"]["seeds"] for name, row in rows.items()}
     tests = against(values["MHA"], {name: one for name, one in values.items() if name != "MHA"})
     heads = (

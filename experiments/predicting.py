@@ -2,9 +2,9 @@
 
     python experiments/predicting.py runs/smollm2
 
-Keys and values of a run are replaced by approximations (`lrkv_jax.lab.analysis.factorisation`),
-fitted to the weights alone or to what text shows of the inputs. Each one's errors in three metrics,
-and the loss of the run's held-out texts with it, go into `--results`, a line of JSON each; what is
+Keys and values of a run are replaced by approximations (`lrkv_jax.lab.analysis`), fitted
+to the weights alone or to what text shows of the inputs. Each one's errors in three metrics, and
+the loss of the run's held-out texts with it, go into `--results`, a line of JSON each; what is
 there is not measured again. Then two tables: how well the order of each metric's errors is that of
 the losses, and the error of one latent as wide in each layer as serves all best.
 """
@@ -99,17 +99,37 @@ def measure(seen: Seen, ranks: Sequence[int], results: Path) -> None:
 
 def approximated(seen: Seen, at: int, rank: int, to: str) -> dict[str, list[np.ndarray]]:
     """A layer's keys and values [G, D, K] in each approximation, fitted to weights or on text."""
-    from lrkv_jax.interop.fits import freedom
+    from lrkv_jax.lab.analysis import factorization
     from lrkv_jax.lab.analysis.activations import weighted
-    from lrkv_jax.lab.analysis.factorisation import approximations
 
     heads, back_DD, each = seen.heads[at], np.eye(seen.model.width), seen.model.heads // seen.groups
     if to == "text":
         heads, back_DD = weighted(heads, seen.roots[at]), np.linalg.inv(seen.roots[at])
-    found = approximations(heads, rank, free=freedom(seen.model), groups=seen.groups)
-    return {
-        fit: [back_DD @ sum(found[name][fit])[::each] for name in ("key", "value")] for fit in FITS
-    }
+    both = heads.key_HDK, heads.value_HDK
+    fits = (factorization.truncated_svd, factorization.mean_and_svd, factorization.alternating)
+    made = [[fit(one, rank).total_HDK[::each] for one in both] for fit in fits]
+    made.append(gauged(seen, heads, rank))
+    return {name: [back_DD @ one for one in of] for name, of in zip(FITS, made, strict=True)}
+
+
+def gauged(seen: Seen, heads, rank: int) -> list[np.ndarray]:
+    """Keys and values [G, D, K] as `lrkv convert` fits them, in the gauge that suits them best."""
+    from lrkv_jax.interop import fits
+
+    G, K, free = seen.groups, seen.model.head_width, fits.freedom(seen.model)
+    energy_HJ = np.sum(heads.query_HDK**2, axis=1).reshape(-1, 2, K // 2).sum(axis=1)
+    reader_GK = fits.Calibration(np.eye(0), energy_HJ, heads.gain_K).of_keys(G)
+    reader_GKK = fits.reader_of_values(heads.output_HKD, G)
+    # What nothing reads, as all values at initialization, is still fitted.
+    reader_GK += fits.FLOOR * (reader_GK.max() or 1.0)
+    reader_GKK += fits.FLOOR * (np.abs(reader_GKK).max() or 1.0) * np.eye(K)
+    each, both = seen.model.heads // G, (heads.key_HDK, heads.value_HDK)
+    keys, values = (fits.Reduced.of(None, one[::each]) for one in both)
+    made = (
+        fits.shared_keys(keys.parts[0], keys.back_DM, reader_GK, rank, free=free),
+        fits.shared_values(values.parts[0], values.back_DM, reader_GKK, rank),
+    )
+    return [(fit.shared_DK + fit.down_GDR @ fit.up_GRK) @ fit.gauge_GKK for fit in made]
 
 
 def errors(seen: Seen, made: list[list[np.ndarray]]) -> dict[str, float]:

@@ -95,7 +95,7 @@ def measure_int8(directory: str, groups: int) -> dict:
 def scales() -> list[dict]:
     """Bytes of a token at the paper's scales, of a bfloat16 cache and of its int8 form."""
     from lrkv_jax.config import load_config
-    from lrkv_jax.lab.report.printed import SCALES
+    from lrkv_jax.lab.report.paper_values import SCALES
     from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 
     def nbytes(scale, variant, how):

@@ -24,7 +24,7 @@ def analyze(
     ranks: Annotated[
         str | None,
         typer.Option(
-            metavar="R,...", help="Ranks to fit factorisations at (default: that of an LRKV run)."
+            metavar="R,...", help="Ranks to fit factorizations at (default: that of an LRKV run)."
         ),
     ] = None,
     null_seeds: Annotated[
@@ -34,30 +34,26 @@ def analyze(
         int,
         typer.Option(
             min=0,
-            help="Batches of held-out text to compare heads' logits on, and to weight every "
-            "statistic by; 0 leaves both out",
+            help="Batches of held-out text to compare heads' logits on, and to weight "
+            "heads' forms by; 0 leaves both out",
         ),
     ] = 0,
-    steps: Annotated[
-        bool, typer.Option("--steps", help="Analyse every kept checkpoint as well.")
-    ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Analyse runs again that have been analysed.")
+        bool, typer.Option("--fresh", help="Analyze runs again that have been analyzed.")
     ] = False,
 ) -> None:
     """Describe the heads of runs.
 
-    This covers diversity, norms, geometry and optimal factorisations. It writes plots and an HTML
-    page, and analysis.json into each run. A run that has one of the same step is not analysed
+    This covers diversity, norms, geometry and optimal factorizations. It writes plots and an HTML
+    page, and analysis.json into each run. A run that has one of the same step is not analyzed
     again.
     """
     start_alone("analyze")
-    from lrkv_jax.lab.analysis import analyse, analyse_steps
-    from lrkv_jax.lab.report.analysed import headline
+    from lrkv_jax.lab.analysis import analyze as analyze_run
     from lrkv_jax.lab.report.comparison import read_runs
-    from lrkv_jax.lab.report.page import write_page
-    from lrkv_jax.lab.report.paper import ARTEFACTS
-    from lrkv_jax.lab.report.written import terminal
+    from lrkv_jax.lab.report.page import first_table, write_page
+    from lrkv_jax.lab.report.paper import REPORT_ITEMS
+    from lrkv_jax.lab.report.renderers import terminal
 
     wanted = step_named(step)
     records = read_runs(runs)
@@ -67,25 +63,24 @@ def analyze(
     fitted = None if ranks is None else sizes("--ranks", ranks)
     with batches_bar() as progress:
         for done, record in enumerate(records):
-            progress("analysing", done, len(records))
-            if fresh or not _analysed(record, wanted, fitted, on_text=batches > 0):
-                analyse(
+            progress("analyzing", done, len(records))
+            if fresh or not _analyzed(record, wanted, fitted, on_text=batches > 0):
+                analyze_run(
                     record.path, step=wanted, null_seeds=null_seeds, ranks=fitted,
                     batches=batches,
                 )  # fmt: skip
-            if steps:
-                analyse_steps(record.path)
-        progress("analysing", len(records), len(records))
+        progress("analyzing", len(records), len(records))
     records = read_runs(runs)
-    about, page = headline(records), folder / "index.html"
-    heads = [one for one in ARTEFACTS if one.reads == "analyses"]
+    page = folder / "index.html"
+    heads = [one for one in REPORT_ITEMS if one.reads == "analyses"]
     with batches_bar() as progress:
-        write_page(page, "Heads of trained models", heads, records, about, progress=progress)
-    print(terminal(about))
+        sections = write_page(page, "Heads of trained models", heads, records, progress=progress)
+    if table := first_table(sections):
+        print(terminal(table))
     print(page)
 
 
-def _analysed(
+def _analyzed(
     record, step: int | str | None, ranks: tuple[int, ...] | None, *, on_text: bool
 ) -> bool:
     """Whether `analysis.json` has what is asked for: the step, any ranks, and the text."""

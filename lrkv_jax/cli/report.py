@@ -12,7 +12,7 @@ from lrkv_jax.cli.shared import app, batches_bar, names, start_alone
 from lrkv_jax.errors import LrkvError
 
 if TYPE_CHECKING:
-    from lrkv_jax.lab.report.artefact import Artefact
+    from lrkv_jax.lab.report.items import ReportItem
 
 
 @app.command()
@@ -31,7 +31,7 @@ def report(
     bench: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="JSON of lrkv bench decode, for Table 10; may be repeated."
+            metavar="FILE", help="JSON of lrkv bench decode, for choosing; may be repeated."
         ),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the page")] = (
@@ -47,41 +47,39 @@ def report(
     start_alone("report")
     from lrkv_jax.lab.bench.files import read_decode
     from lrkv_jax.lab.report.comparison import read_sound_runs
-    from lrkv_jax.lab.report.losses import headline
-    from lrkv_jax.lab.report.page import write_page
-    from lrkv_jax.lab.report.paper import ARTEFACTS
-    from lrkv_jax.lab.report.written import terminal
+    from lrkv_jax.lab.report.page import first_table, write_page
+    from lrkv_jax.lab.report.paper import REPORT_ITEMS
+    from lrkv_jax.lab.report.renderers import terminal
 
-    chosen = _chosen(ARTEFACTS, only)
+    chosen = _chosen(REPORT_ITEMS, only)
     benches = [read_decode(path) for path in bench or []]
     records, broken = read_sound_runs(runs or [])
     if broken and not records:
         folder, reason = next(iter(broken.items()))
         raise LrkvError(f"{folder}: {reason}")
-    top = headline(records)
     path = out / "report.html"
     with batches_bar() as progress:
         sections = write_page(
-            path, title, chosen, records, top, broken=broken, benches=benches, progress=progress
+            path, title, chosen, records, broken=broken, benches=benches, progress=progress
         )
-    if not top.empty:
-        print(terminal(top))
+    if table := first_table(sections):
+        print(terminal(table))
     for folder, reason in broken.items():
         print(f"left out: {folder}: {reason}", file=sys.stderr)
-    shown = sum(bool(section.shown) for section in sections)
+    shown = sum(bool(section.made) for section in sections)
     absent = f"; {len(sections) - shown} without data, listed there" * (shown < len(sections))
     print(f"{path}: {shown} tables and figures{absent}")
 
 
-def _chosen(artefacts: tuple[Artefact, ...], only: str | None) -> list[Artefact]:
-    """The artefacts whose names begin with one of the words of `only`, or all without it."""
+def _chosen(items: tuple[ReportItem, ...], only: str | None) -> list[ReportItem]:
+    """The items whose names begin with one of the words of `only`, or all without it."""
     if only is None:
-        return list(artefacts)
+        return list(items)
     words = names(only)
     for word in words:
-        if not any(one.name.startswith(word) for one in artefacts):
-            known = ", ".join(one.name for one in artefacts)
+        if not any(one.name.startswith(word) for one in items):
+            known = ", ".join(one.name for one in items)
             raise LrkvError(f"--only {word}: no table or figure begins so; use one of {known}")
     if not words:
         raise LrkvError("--only: name a table or figure, as in fig05,table01")
-    return [one for one in artefacts if one.name.startswith(words)]
+    return [one for one in items if one.name.startswith(words)]

@@ -107,16 +107,18 @@ def test_evaluate_gives_the_same_numbers_whatever_the_batch(capsys, monkeypatch,
 def test_analyze_writes_json_plots_and_a_page_and_does_not_repeat_itself(
     capsys, monkeypatch, trained, one_device
 ):
-    arguments = ("analyze", trained, "--null-seeds", 2, "--batches", 1, "--steps")
+    arguments = ("analyze", trained, "--null-seeds", 2, "--batches", 1)
     code, out, _ = lrkv(capsys, monkeypatch, *arguments)
     report = trained / "analysis" / "index.html"
     assert code == 0 and "Effective rank" in out and out.split()[-1] == str(report)
     assert "<img" in report.read_text() and "http" not in report.read_text().split("<body>")[1]
     assert {p.suffix for p in report.parent.iterdir()} >= {".png", ".svg", ".md", ".tex", ".json"}
     analysis = json.loads((trained / "analysis.json").read_text())
-    assert analysis["weighted"] and (trained / "analysis_steps.json").is_file()
+    assert analysis["weighted"] and analysis["logits"]
     before = (trained / "analysis.json").stat().st_mtime_ns
-    monkeypatch.setattr(paper, "ARTEFACTS", paper.ARTEFACTS[:1])  # what was drawn is drawn alike
+    monkeypatch.setattr(
+        paper, "REPORT_ITEMS", paper.REPORT_ITEMS[:1]
+    )  # what was drawn is drawn alike
     for more, again in (((), False), (("--ranks", "1,2"), True), (("--fresh",), True)):
         assert lrkv(capsys, monkeypatch, "analyze", trained, "--null-seeds", 2, *more)[0] == 0
         after = (trained / "analysis.json").stat().st_mtime_ns

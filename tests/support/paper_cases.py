@@ -1,9 +1,9 @@
-"""Finding an artefact and reading its tables and pictures; analysed runs of known heads."""
+"""Items of the report, what their tables and pictures hold, and analyzed runs of known heads."""
 
 from support.written_analyses import write_analysis
 from support.written_runs import write_run
 
-from lrkv_jax.lab.report.paper import ARTEFACTS
+from lrkv_jax.lab.report.paper import REPORT_ITEMS
 
 H = 6
 HEADS = (
@@ -12,8 +12,8 @@ HEADS = (
 )  # fmt: skip
 
 
-def artefact(name):
-    (found,) = (one for one in ARTEFACTS if one.name.startswith(name))
+def report_item(name):
+    (found,) = (one for one in REPORT_ITEMS if one.name.startswith(name))
     return found
 
 
@@ -26,7 +26,7 @@ def cells(table, name, block=None):
     }
 
 
-def said(picture) -> str:
+def texts_of(picture) -> str:
     """All that is written in a picture's panels."""
     return "\n".join(
         text for axis in picture.figure.axes
@@ -34,7 +34,7 @@ def said(picture) -> str:
     )  # fmt: skip
 
 
-def analysed(folder, kind, cosines, *, seed=0, norm=2.0, ranks=(), weighted=None, **written):
+def analyzed(folder, kind, cosines, *, seed=0, norm=2.0, ranks=(), weighted=None, **written):
     """A finished run of six heads whose cosines at each layer are `cosines(layer)`."""
     run = write_run(
         folder / f"{kind}{written.get('rank') or ''}-{seed}",

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lrkv_jax.config import load_config
-from lrkv_jax.lab.analysis.diversity import Diversity, centred, compensation, spectrum
-from lrkv_jax.lab.analysis.statistics import deviation, mean
+from lrkv_jax.lab.analysis.diversity import Diversity, centered, deviation, mean, spectrum
 
 FORMS = ("query_key", "value_output")
 
@@ -52,10 +51,9 @@ def write_analysis(
             "draws": len(random)}  # fmt: skip
     for form in FORMS:
         found = [_diversity(cosines(layer)) for layer in layers]
-        average = mean([one.summary() for one in found])
         result[form] = {
-            "per_layer": [one.as_dict() for one in found], "mean": average, "null": null,
-            "compensation": compensation(average, null["mean"], model.heads),
+            "per_layer": [one.as_dict() for one in found],
+            "mean": mean([one.summary() for one in found]), "null": null,
         }  # fmt: skip
     magnitudes = [_each_family(lambda _: _norms(has_parts, norm)) for _ in layers]
     result["magnitude"] = {"per_layer": magnitudes}
@@ -91,7 +89,7 @@ def write_analysis(
 
 def _diversity(gram):
     heads = len(gram)
-    return Diversity(gram, spectrum(gram, cap=heads), spectrum(centred(gram), cap=heads - 1))
+    return Diversity(gram, spectrum(gram, cap=heads), spectrum(centered(gram), cap=heads - 1))
 
 
 def _each_family(make):
@@ -106,11 +104,11 @@ def _norms(has_parts, norm):
 def _angles(model, rank, layer, family):
     rng = np.random.default_rng((layer, family == "key"))
     cosine = rng.normal(0.25, 0.05, model.heads)
-    principal = np.sort(rng.uniform(0, 0.9, (model.heads, rank)), axis=1)[:, ::-1]
+    principal = rng.uniform(0, 0.9, (model.heads, rank))
     return {
         "cosine": cosine.tolist(), "mean_cosine": float(cosine.mean()),
         "cosine_null_sd": (model.width * model.head_width) ** -0.5,
-        "principal_cosines": principal.tolist(), "mean_square": float((principal**2).mean()),
+        "mean_square": float((principal**2).mean()),
         "mean_square_null": model.head_width / model.width,
     }  # fmt: skip
 
@@ -124,9 +122,7 @@ def _fits(model, own, rank):
     names = {"svd": 0.8, "mean_svd": 0.7, "alternating": 0.6}
     if own["kind"] == "lrkv":
         left = max(0.0, 1 - rank / own["rank"]) if own["rank"] else 0.0
-        names |= {"learned": 0.65}
     return {
-        name: {"error": share * left, "form_error": 0.9 * share * left, "shared_share": 0.6,
-               "residual_share": 0.3, "shared_mean_cosine": 0.9}
+        name: {"error": share * left, "form_error": 0.9 * share * left}
         for name, share in names.items()
     }  # fmt: skip

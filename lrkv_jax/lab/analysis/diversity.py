@@ -8,14 +8,18 @@ H heads  D model width  W width of a head's factors
 LRKV (https://arxiv.org/abs/2601.11471), appendix on head diversity; `docs/analysis.md`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.attention.head_weights import HeadWeights
+
+FORMS = {"query_key": HeadWeights.query_key, "value_output": HeadWeights.value_output}
 
 # Cosines are sums of D·W² products: exact to about 1e-14, and eigenvalues with them. What is below
 # this share of the heads is rounding; two heads a millionth apart count as one.
@@ -40,14 +44,14 @@ def gram(left_HDW: Float[np.ndarray, "H D W"], right_HDW: Float[np.ndarray, "H D
     return gram_HH
 
 
-def normalised(gram_HH: Float[np.ndarray, "H H"]) -> Float[np.ndarray, "H H"]:
+def normalized(gram_HH: Float[np.ndarray, "H H"]) -> Float[np.ndarray, "H H"]:
     """Cosines of forms, in [−1, 1]. A zero form is like nothing, itself included: its row is 0."""
     norms_H = np.sqrt(np.diag(gram_HH))
     inverse_H = np.divide(1.0, norms_H, out=np.zeros_like(norms_H), where=norms_H > 0)
     return gram_HH * inverse_H[:, None] * inverse_H
 
 
-def centred(gram_HH: Float[np.ndarray, "H H"]) -> Float[np.ndarray, "H H"]:
+def centered(gram_HH: Float[np.ndarray, "H H"]) -> Float[np.ndarray, "H H"]:
     """The Gram matrix of the same vectors less their mean (kernel PCA: Schölkopf et al. 1998)."""
     rows_H = gram_HH.mean(axis=0)
     return gram_HH - rows_H - rows_H[:, None] + rows_H.mean()
@@ -93,7 +97,7 @@ class Spectrum:
 
     @property
     def percent_of_cap(self) -> float | None:
-        """None where the cap is 0: one head, centred."""
+        """None where the cap is 0: one head, centered."""
         return 100 * self.effective_rank / self.cap if self.cap else None
 
     @property
@@ -122,7 +126,7 @@ class Spectrum:
 
 
 def spectrum(gram_HH: Float[np.ndarray, "H H"], *, cap: int) -> Spectrum:
-    """The eigenvalues of a normalised Gram matrix, or of a centred one.
+    """The eigenvalues of a normalized Gram matrix, or of a centered one.
 
     None is negative but by rounding: those within `ROUNDING` of zero, on either side, are set to
     it, so that what is not there adds no entropy. Raises `LrkvError` for a matrix with others.
@@ -171,32 +175,46 @@ def diversity(
     left_HDW: Float[np.ndarray, "H D W"], right_HDW: Float[np.ndarray, "H D W"]
 ) -> Diversity:
     """Compare the forms A_h = L_h R_hᵀ of one layer's heads."""
-    cosines_HH = normalised(gram(left_HDW, right_HDW))
+    cosines_HH = normalized(gram(left_HDW, right_HDW))
     H = len(cosines_HH)
     return Diversity(
-        cosines_HH, spectrum(cosines_HH, cap=H), spectrum(centred(cosines_HH), cap=H - 1)
+        cosines_HH, spectrum(cosines_HH, cap=H), spectrum(centered(cosines_HH), cap=H - 1)
     )
 
 
-def compensation(
-    measured: Mapping[str, Any], null: Mapping[str, Any], heads: int
-) -> dict[str, float | None]:
-    """How the effective rank changes when the mean is taken out, in percentage points.
+def null(layers: Iterable[HeadWeights], depth: int) -> dict[str, Any]:
+    """Mean and standard deviation of each number of `Diversity.summary` over random layers.
 
-    `measured` and `null` are (means of) `Diversity.summary`. `of_cap` is the change as a share of
-    what is possible: positive where the heads have a direction in common, as where they share keys,
-    and differ in all others. `of_heads` is the paper's; centring takes `of_heads_by_cap` =
-    −100 / H points from any model, a random one too.
+    {"query_key": {"mean", "sd", "sd_of_mean", "draws"}, "value_output": the same}: `sd` is of one
+    layer, `sd_of_mean` of the mean over a model's `depth` layers, which are independent at the
+    start.
     """
+    found: dict[str, list[dict[str, Any]]] = {form: [] for form in FORMS}
+    for heads in layers:
+        for form, factors in FORMS.items():
+            found[form].append(diversity(*factors(heads)).summary())
+    return {form: _spread(summaries, depth) for form, summaries in found.items()}
 
-    def change(summary: Mapping[str, Any], unit: str) -> float | None:
-        after, before = summary["centred"][unit], summary["uncentred"][unit]
-        return None if after is None or before is None else after - before
 
-    return {
-        "of_cap": change(measured, "percent_of_cap"),
-        "of_cap_null": change(null, "percent_of_cap"),
-        "of_heads": change(measured, "percent_of_heads"),
-        "of_heads_null": change(null, "percent_of_heads"),
-        "of_heads_by_cap": -100 / heads,
-    }
+def _spread(summaries: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:
+    sd = deviation(summaries)
+    of_mean = jax.tree.map(lambda number: number * depth**-0.5, sd)
+    return {"mean": mean(summaries), "sd": sd, "sd_of_mean": of_mean, "draws": len(summaries)}
+
+
+def mean(dicts: Sequence[dict[str, Any]]) -> Any:
+    """Mean of each number of nested dicts; None where one of them is None."""
+    return _leafwise(np.mean, dicts)
+
+
+def deviation(dicts: Sequence[dict[str, Any]]) -> Any:
+    """Standard deviation of each number, of a sample (n − 1); None for one."""
+    return _leafwise(lambda values: np.std(values, ddof=1) if len(values) > 1 else None, dicts)
+
+
+def _leafwise(reduce: Callable[[Any], Any], dicts: Sequence[dict[str, Any]]) -> Any:
+    def one(*values):
+        found = None if None in values else reduce(values)
+        return None if found is None else float(found)
+
+    return jax.tree.map(one, *dicts, is_leaf=lambda leaf: leaf is None)

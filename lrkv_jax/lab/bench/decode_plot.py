@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench.decode_table import Row
 from lrkv_jax.lab.bench.report import MEASURED
-from lrkv_jax.lab.report.figure import legend_below, panels, style
-from lrkv_jax.lab.report.looks import look
+from lrkv_jax.lab.report.figures import legend_below, panels, style
+from lrkv_jax.lab.report.styles import variant_style
 
 NAIVE = "naive"
 
@@ -82,9 +82,9 @@ def _named(variant: str, mode: str | None) -> str:
 
 def _against_length(axis, rows: list[Row]) -> None:
     for variant, mode, kind in dict.fromkeys((row.variant, row.rope, row.kind) for row in rows):
-        line = look(kind, mode)
+        line = variant_style(kind, mode)
         for naive in (False, True):
-            if naive and line != look(kind):  # the rebuilt bound of one mode is enough
+            if naive and line != variant_style(kind):  # the rebuilt bound of one mode is enough
                 continue
             best = _fastest(rows, variant, mode, naive=naive)
             if not best:
@@ -103,7 +103,7 @@ def _against_length(axis, rows: list[Row]) -> None:
             axis.errorbar(
                 list(best), [row.time_over_mha for row in best.values()], spread, elinewidth=0.9,
                 capsize=2, label=_named(variant, mode) + ", rebuilt in memory" * naive,
-                **line.style, **weight,
+                **line.plot, **weight,
             )  # fmt: skip
 
 
@@ -111,11 +111,12 @@ def _beside_bytes(axis, rows: list[Row], lines: list[tuple[str, str | None, str]
     """A row for each variant: a full marker at its time, an empty one at its bytes."""
     for place, (variant, mode, kind) in enumerate(lines):
         for row in _fastest(rows, variant, mode, naive=False).values():
-            colour, marker = look(kind, mode).colour, look(kind, mode).style["marker"]
+            style = variant_style(kind, mode)
+            color, marker = style.color, style.marker
             both = [row.bytes_over_mha, row.time_over_mha]
-            axis.plot(both, [place, place], color=colour, linewidth=1.2, zorder=1)
-            axis.plot(both[:1], [place], marker, color=colour, markersize=7, mfc="white")
-            axis.plot(both[1:], [place], marker, color=colour, markersize=7)
+            axis.plot(both, [place, place], color=color, linewidth=1.2, zorder=1)
+            axis.plot(both[:1], [place], marker, color=color, markersize=7, mfc="white")
+            axis.plot(both[1:], [place], marker, color=color, markersize=7)
             side = 1 if row.time_over_mha >= row.bytes_over_mha else -1
             axis.annotate(
                 f"{row.time_over_mha:.2f}", (row.time_over_mha, place), xytext=(7 * side, 0),

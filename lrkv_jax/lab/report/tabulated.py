@@ -1,5 +1,6 @@
 """Texts in rows and columns, through tabulate: each written table of the package is made here."""
 
+import textwrap
 from collections.abc import Sequence
 
 from tabulate import tabulate
@@ -19,7 +20,8 @@ def tabulated(
     lines are broken.
     """
     align = ["left"] * left + ["right"] * (len(headers) - left)
+    if widest:  # tabulate's own maxcolwidths fails on numbers like 4,096
+        headers, *rows = [[textwrap.fill(cell, widest) for cell in row] for row in (headers, *rows)]
     return tabulate(
-        rows, headers, tablefmt=form, disable_numparse=True, colalign=align if rows else None,
-        maxcolwidths=widest, maxheadercolwidths=widest,
-    )  # fmt: skip
+        rows, headers, tablefmt=form, disable_numparse=True, colalign=align if rows else None
+    )

@@ -9,9 +9,8 @@ from support.variants import ALL, FIVE, MODES, WIDTH, error, random_params, smal
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.analysis import head_weights
-from lrkv_jax.lab.analysis.null import random_heads
+from lrkv_jax.lab.analysis.heads import random_heads
 from lrkv_jax.models.attention.grouped import GroupedAttention
-from lrkv_jax.models.attention.head_weights import HeadWeights
 from lrkv_jax.models.transformer import with_parameters
 
 NAMES = (
@@ -91,19 +90,6 @@ def test_lrkv_keeps_its_parts():
                 np.testing.assert_allclose(total, weights[family] + residual, atol=1e-14)
 
 
-def test_layers_come_in_order_in_float64():
-    config = small(FIVE["gqa"], layers=3)
-    params = random_params(config)
-    layers = list(head_weights(config, params))
-    assert len(layers) == 3
-    for at, heads in enumerate(layers):
-        assert isinstance(heads, HeadWeights)
-        np.testing.assert_array_equal(
-            heads.output_HKD, np.float64(_attention(params)["output"][at])
-        )
-        assert all(a.dtype == np.float64 for a in (*heads.query_key(), *heads.value_output()))
-
-
 def test_weights_that_are_not_finite_are_refused_by_name():
     config = small(FIVE["gqa"])
     params = random_params(config)
@@ -121,5 +107,5 @@ def test_a_variant_without_head_weights_is_refused_in_one_line(monkeypatch):
     monkeypatch.delattr(GroupedAttention, "head_weights")
     config = small(FIVE["mha"], layers=1)
     for heads in (head_weights(config, random_params(config)), random_heads(config, 1)):
-        with pytest.raises(LrkvError, match="^attention.kind = mha cannot be analysed: give its"):
+        with pytest.raises(LrkvError, match="^attention.kind = mha cannot be analyzed: give its"):
             next(heads)

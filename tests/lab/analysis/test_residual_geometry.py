@@ -1,13 +1,10 @@
 """Angles and norms of LRKV's parts, against planted ones and random ones."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from support.random_heads import D, H, K, lrkv_heads, mha_heads, parts
 
-from lrkv_jax.lab.analysis.geometry import cosines, geometry, principal_cosines
-from lrkv_jax.lab.analysis.magnitude import magnitude
+from lrkv_jax.lab.analysis.parts import cosines, geometry, magnitude, principal_cosines
 from lrkv_jax.models.attention.head_weights import SharedResidual
 
 
@@ -20,12 +17,6 @@ def test_principal_cosines_are_those_that_were_planted():
     np.testing.assert_allclose(found, np.cos(angles), atol=1e-12)
 
 
-def test_columns_that_repeat_span_nothing_more():
-    rng = np.random.default_rng(0)
-    two = rng.standard_normal((12, 2))
-    assert len(principal_cosines(rng.standard_normal((12, 5)), two @ np.ones((2, 4)))) == 1
-
-
 def test_a_residual_along_the_shared_part_has_cosine_one():
     """U = ±W_shared C, B = C⁻¹: the residual is the shared part itself, or its negative."""
     rng = np.random.default_rng(0)
@@ -34,14 +25,6 @@ def test_a_residual_along_the_shared_part_has_cosine_one():
     both = SharedResidual(shared_DK, down, np.stack([np.linalg.inv(mix_KK)] * 2))
     np.testing.assert_allclose(cosines(both), [1, -1], atol=1e-12)
     np.testing.assert_allclose(principal_cosines(shared_DK, down[0]), np.ones(4), atol=1e-12)
-
-
-def test_orthogonal_columns_have_cosine_zero():
-    shared_DK, down_HDR = np.zeros((12, 4)), np.zeros((1, 12, 3))
-    shared_DK[:4], down_HDR[0, 4:7] = np.eye(4), np.eye(3)
-    apart = SharedResidual(shared_DK, down_HDR, np.ones((1, 3, 4)))
-    assert cosines(apart) == pytest.approx(0, abs=1e-15)
-    np.testing.assert_allclose(principal_cosines(shared_DK, down_HDR[0]), 0, atol=1e-15)
 
 
 def test_cosines_are_frobenius_products():
@@ -70,8 +53,9 @@ def test_geometry_of_a_layer():
     for name, family in (("key", heads.key_parts), ("value", heads.value_parts)):
         one = found[name]
         np.testing.assert_allclose(one["cosine"], cosines(family))
-        assert [len(row) for row in one["principal_cosines"]] == [3] * H
-        assert one["mean_square"] == pytest.approx(np.mean(np.square(one["principal_cosines"])))
+        angles = [principal_cosines(family.shared_DK, down_DR) for down_DR in family.down_HDR]
+        assert [len(row) for row in angles] == [3] * H
+        assert one["mean_square"] == pytest.approx(np.mean(np.square(angles)))
         assert one["mean_square_null"] == pytest.approx(K / D)
         assert one["cosine_null_sd"] == pytest.approx((D * K) ** -0.5)
 
@@ -82,13 +66,3 @@ def test_heads_without_residuals_have_no_geometry():
     found = magnitude(heads)["key"]
     assert found["shared"] is None and found["residual"] is None
     assert found["total"] == pytest.approx(np.mean([np.linalg.norm(w) for w in heads.key_HDK]))
-
-
-def test_magnitudes_of_orthogonal_parts_add_in_squares():
-    shared_DK, down_HDR = np.zeros((12, 4)), np.zeros((2, 12, 3))
-    shared_DK[:4], down_HDR[0, 4:7], down_HDR[1, 5:8] = np.eye(4), 3 * np.eye(3), 3 * np.eye(3)
-    apart = SharedResidual(shared_DK, down_HDR, np.stack([np.eye(3, 4)] * 2))
-    heads = replace(lrkv_heads(), key_HDK=apart.total_HDK, key_parts=apart)
-    found = magnitude(heads)["key"]
-    assert found["shared"] == pytest.approx(2) and found["residual"] == pytest.approx(27**0.5)
-    assert found["total"] == pytest.approx(31**0.5)

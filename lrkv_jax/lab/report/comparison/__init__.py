@@ -5,10 +5,10 @@ from lrkv_jax.lab.report.comparison.contrasts import (
     against,
     combined,
     contrasts,
+    correlation,
     spread,
     trend,
 )
-from lrkv_jax.lab.report.comparison.correlation import Correlation, correlation
 from lrkv_jax.lab.report.comparison.files import (
     keep,
     kept_by_name,
@@ -17,7 +17,7 @@ from lrkv_jax.lab.report.comparison.files import (
     read_runs,
     read_sound_runs,
 )
-from lrkv_jax.lab.report.comparison.rates import Family, Line, families
+from lrkv_jax.lab.report.comparison.rates import TunedFamily, TunedVariant, families
 from lrkv_jax.lab.report.comparison.runs import (
     Curve,
     RunRecord,
@@ -26,4 +26,9 @@ from lrkv_jax.lab.report.comparison.runs import (
     finished,
     settings,
 )
-from lrkv_jax.lab.report.comparison.sooner import Sooner, sooner, sooner_over_seeds
+from lrkv_jax.lab.report.comparison.steps_to_loss import (
+    Savings,
+    SavingsOverSeeds,
+    savings,
+    savings_over_seeds,
+)

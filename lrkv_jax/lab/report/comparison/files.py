@@ -90,7 +90,7 @@ def read_run_record(folder: Path) -> RunRecord:
     )
     try:
         # What comparisons read of its rows must be there.
-        _ = run.curve, run.training_curve, run.changed
+        _ = run.curve, run.changed
     except (KeyError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise LrkvError(

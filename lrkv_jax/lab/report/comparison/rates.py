@@ -1,7 +1,7 @@
-"""Lines of the family each at its own learning rate: at one rate for all, a line may gain from it.
+"""Variants each at its best learning rate: at one rate for all, a variant may gain from it.
 
-A line's rate is that of the lowest mean loss over the seeds that all its rates have run. It is
-chosen by some of the runs that are then compared, for every line alike.
+A variant's rate is that of the lowest mean loss over the seeds that all its rates have run. It is
+chosen by some of the runs that are then compared, for every variant alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ RATE = "optimizer.matrix_lr"
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line's finished runs at each rate that it was trained at: {rate: {seed: run}}."""
+class TunedVariant:
+    """One variant's finished runs at each rate that it was trained at: {rate: {seed: run}}."""
 
     label: str
     by_rate: Mapping[float, Mapping[int, RunRecord]]
@@ -32,7 +32,7 @@ class Line:
 
     @cached_property
     def rate(self) -> float:
-        """Its own: the best of those that were tried."""
+        """The best of those that were tried."""
         means = {rate: spread(list(bits.values())).mean for rate, bits in self.bits.items()}
         return min(means, key=means.__getitem__)
 
@@ -40,7 +40,7 @@ class Line:
     def at_edge(self) -> bool:
         """Whether its rate is the smallest or the largest tried, so that a better may lie beyond.
 
-        Of a line that was trained at one rate alone nothing was chosen.
+        Of a variant that was trained at one rate alone nothing was chosen.
         """
         return self.swept and self.rate in (min(self.by_rate), max(self.by_rate))
 
@@ -51,33 +51,33 @@ class Line:
 
     @property
     def runs(self) -> Mapping[int, RunRecord]:
-        """Those at its own rate, by seed."""
+        """Those at its rate, by seed."""
         return self.by_rate[self.rate]
 
 
 @dataclass(frozen=True)
-class Family:
-    """Lines that differ in variant, seed and learning rate alone, under their setting's name."""
+class TunedFamily:
+    """Variants that differ in variant, seed and learning rate alone, under their setting's name."""
 
     name: str
-    lines: Mapping[str, Line]
+    variants: Mapping[str, TunedVariant]
 
     @property
     def choosing(self) -> set[int]:
-        """The seeds by which some line's rate was chosen."""
-        swept = [line for line in self.lines.values() if line.swept]
-        return {seed for line in swept for bits in line.bits.values() for seed in bits}
+        """The seeds by which some variant's rate was chosen."""
+        swept = [variant for variant in self.variants.values() if variant.swept]
+        return {seed for variant in swept for bits in variant.bits.values() for seed in bits}
 
-    def named(self, variant: str) -> Line | None:
-        """The line that configurations list under this name."""
-        for line in self.lines.values():
-            if any(run.variant == variant for run in line.runs.values()):
-                return line
+    def named(self, name: str) -> TunedVariant | None:
+        """The variant that configurations list under this name."""
+        for variant in self.variants.values():
+            if any(run.variant == name for run in variant.runs.values()):
+                return variant
         return None
 
 
-def families(runs: Sequence[RunRecord]) -> list[Family]:
-    """Finished runs of text by what they may be compared with, once each has its own rate."""
+def families(runs: Sequence[RunRecord]) -> list[TunedFamily]:
+    """Finished runs of text by what they may be compared with, each variant with its rate."""
     found = []
     for name, members in alike([run for run in runs if not run.midtrained], free=(RATE,)):
         by_label: dict[str, dict[float, dict[int, RunRecord]]] = {}
@@ -86,6 +86,6 @@ def families(runs: Sequence[RunRecord]) -> list[Family]:
                 rate = run.config.optimizer.matrix_lr
                 by_label.setdefault(run.label, {}).setdefault(rate, {}).setdefault(run.seed, run)
         if by_label:
-            lines = {label: Line(label, by_rate) for label, by_rate in by_label.items()}
-            found.append(Family(name, lines))
+            variants = {label: TunedVariant(label, by_rate) for label, by_rate in by_label.items()}
+            found.append(TunedFamily(name, variants))
     return found

@@ -21,16 +21,13 @@ from lrkv_jax.models.accounting.counts import (
     with_mha,
 )
 
-# The package's own lines, in the order in which tables and legends have them; others follow.
+# The package's variants, in the order in which tables and legends have them; others follow.
 KINDS = tuple(entry.name for kind, entry in ENTRIES.items() if ":" not in kind)
 
 # What two runs may differ in and still be compared, beside rhythm and place; how long they are is
 # compared in tokens, and runs that start from others start from different ones.
 _FREE = ("attention", "model.attention", *SEEDS, "train.steps", "train.epochs",
          "init_from", "init_step")  # fmt: skip
-
-
-_STRETCHES = 40  # of a training curve
 
 
 @dataclass(frozen=True)
@@ -72,17 +69,17 @@ class RunRecord:
 
     @property
     def variant(self) -> str:
-        """The chosen line of its `variants`, as in lrkv or lrkv_r8."""
+        """The chosen name of its `variants`, as in lrkv or lrkv_r8."""
         return self.config.attention
 
     @property
     def kind(self) -> str:
-        """The name of its line of the family, as in lrkv."""
+        """The kind of its variant, as in lrkv."""
         return self.config.model.attention.name
 
     @property
     def mode(self) -> str | None:
-        """How it places positions, if its line has modes."""
+        """How it places positions, if its variant has modes."""
         return self.config.model.attention.mode
 
     @property
@@ -106,7 +103,7 @@ class RunRecord:
 
     @property
     def midtrained(self) -> bool:
-        """Whether it learnt conversations: its losses are of those, not of text."""
+        """Whether it learned conversations: its losses are of those, not of text."""
         return self.config.data.mixture is not None
 
     @property
@@ -170,21 +167,6 @@ class RunRecord:
         flops *= executed / training_flops_per_token(model, train.context)
         return Curve(steps, seen, flops, cross_entropy, bits, heldout_tokens=tokens)
 
-    @cached_property
-    def training_curve(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Tokens trained on and the training loss, nats per token, in means of equal stretches.
-
-        At most `_STRETCHES` of them, each placed at its last step. None where the rows of single
-        steps are missing, as in files of kept runs: a step's loss alone is mostly noise.
-        """
-        rows = [row for row in self.rows if row.get("loss") is not None]
-        if not rows or len(self.rows) < self.steps_done:
-            return None
-        stretches = np.array_split(np.arange(len(rows)), min(len(rows), _STRETCHES))
-        tokens = np.array([rows[one[-1]]["tokens"] for one in stretches], np.float64)
-        loss = np.array([np.mean([rows[i]["loss"] for i in one]) for one in stretches])
-        return tokens, loss
-
     @property
     def changed(self) -> list[str]:
         """The settings that were changed between its steps, and change what it learns."""
@@ -226,56 +208,28 @@ class Setting:
         return list(dict.fromkeys(run.label for run in self.runs))
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds that its runs' configurations list, with or without a run, in table order.
-
-        MHA, with which the others are compared, is always one of them.
-        """
-        listed = {
-            entry.name
-            for run in self.runs
-            for entry in (run.config.model.attention, *run.config.variants.values())
-        }
-        return tuple(sorted({"mha"} | listed, key=_kind_order))
+    def kinds(self) -> list[str]:
+        """Its kinds, in table order."""
+        return list(dict.fromkeys(run.kind for run in self.runs))
 
     def main(self, kind: str) -> dict[int, RunRecord]:
-        """The runs by seed that stand for a kind beside the other kinds.
-
-        They are those of the line of `variants` that is named as the kind; without a run of it, of
-        a line beside it that is as published or named by its mode (`lrkv_latent`), or of the only
-        line of that kind. An ablation's
-        lines do not stand for it.
-        """
-        main = [run for run in self.runs if run.kind == kind and _standing(run)]
-        return self.seeds(max(main, key=_standing).label) if main else {}
+        """The runs by seed that stand for a kind, of those `beside` one another; {} without one."""
+        runs = [run for seeds in self.beside.values() for run in seeds.values() if run.kind == kind]
+        return self.seeds(max(runs, key=_standing).label) if runs else {}
 
     @property
     def beside(self) -> dict[str, dict[int, RunRecord]]:
-        """The lines that stand beside one another: {label, or kind without a run: runs by seed}.
+        """The variants that stand beside one another: {label: runs by seed}.
 
-        A kind's main line, and each further form that it has in one size; several sizes of a form
-        are an ablation, unless one of them is the size of most other forms.
+        They are one size of each form of a kind: the only one, or that of the variant named as the
+        kind, or else by its mode (`lrkv_latent`). Other sizes are an ablation's.
         """
-        found: dict[str, dict[int, RunRecord]] = {}
-        for kind in self.kinds:
-            main = self.main(kind)
-            lines: dict[tuple[str, str], dict[str, int | None]] = {}
-            for run in self.runs:
-                if run.kind == kind:
-                    lines.setdefault(run.form, {})[run.label] = run.size
-            if main:
-                first = next(iter(main.values()))
-                lines[first.form] = {first.label: first.size}
-            (usual, forms), *_ = Counter(
-                size for own in lines.values() for size in {*own.values()}
-            ).most_common(1) or [(None, 0)]
-            for own in lines.values():
-                of_usual = [label for label, size in own.items() if size == usual and forms > 1]
-                for label in of_usual if len(own) > 1 else own:
-                    found[label] = self.seeds(label)
-            if not lines:
-                found[kind] = {}
-        return found
+        found: dict[tuple[str, str], RunRecord] = {}
+        sizes = Counter(form for form, _ in {(run.form, run.label) for run in self.runs})
+        for run in self.runs:
+            if sizes[run.form] == 1 or _standing(run):
+                found[run.form] = max(found.get(run.form, run), run, key=_standing)
+        return {run.label: self.seeds(run.label) for run in found.values()}
 
 
 def _on_subset(row: dict[str, Any]) -> dict[str, Any]:
@@ -303,7 +257,7 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
     for name, members in alike([run for run in runs if run.midtrained == midtrained]):
         once: dict[tuple, RunRecord] = {}
         for run in members:
-            # An ablation may name again what has its own line: that line comes first.
+            # An ablation may name again what has a name already: that one comes first.
             key = run.label, run.seed
             if key not in once or _standing(run) > _standing(once[key]):
                 once[key] = run
@@ -347,15 +301,8 @@ def _apart(own: dict[str, Any], others: list[dict[str, Any]]) -> str:
 
 
 def _standing(run: RunRecord) -> int:
-    """2 of the line named as its kind, 1 of one that may stand for it, 0 of an ablation's."""
-    if run.variant == run.kind:
-        return 2
-    if run.variant == f"{run.kind}_{run.mode}":
-        return 1
-    same = [entry for entry in run.config.variants.values() if entry.name == run.kind]
-    published = [entry for entry in same if not entry.form]
-    beside = run.kind in run.config.variants and published == [run.config.model.attention]
-    return int(beside or len(same) == 1)
+    """2 of the variant named as its kind, 1 of one named by its mode, 0 of others."""
+    return 2 * (run.variant == run.kind) or int(run.variant == f"{run.kind}_{run.mode}")
 
 
 def order(run: RunRecord) -> tuple:
@@ -364,5 +311,5 @@ def order(run: RunRecord) -> tuple:
 
 
 def _kind_order(kind: str) -> tuple[int, str]:
-    """The package's own kinds in their order, then others by name."""
+    """The package's kinds in their order, then others by name."""
     return KINDS.index(kind) if kind in KINDS else len(KINDS), kind

@@ -1,24 +1,27 @@
 """What is cached, and what decoding from it costs: Figure 1, Tables 10 to 12."""
 
-from collections.abc import Sequence
-from operator import itemgetter
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from lrkv_jax.config import LRKV, MLA, ModelConfig, RunConfig, load_config
-from lrkv_jax.lab.plan.live_cache import live_cache_bytes_per_token, measure_cache
-from lrkv_jax.lab.report.artefact import artefact
-from lrkv_jax.lab.report.figure import Picture, panels
-from lrkv_jax.lab.report.looks import name_of
-from lrkv_jax.lab.report.printed import KINDS, SCALES, of_paper, printed, printed_table, verdict
-from lrkv_jax.lab.report.table import Cell, Column, Row, Table
+from lrkv_jax.config import LRKV, MLA, ModelConfig, load_config
+from lrkv_jax.lab.plan.live_cache import measure_cache
+from lrkv_jax.lab.report.figures import Picture, panels
+from lrkv_jax.lab.report.items import report_item
+from lrkv_jax.lab.report.paper_values import (
+    KINDS,
+    SCALES,
+    of_paper,
+    paper_table,
+    paper_value,
+    verdict,
+)
+from lrkv_jax.lab.report.styles import variant_name
+from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, cache_bytes_per_token
 from lrkv_jax.models.accounting.serving import attention_flops
 from lrkv_jax.models.attention import make_attention
-from lrkv_jax.models.attention.cache import slot_axes
 
 FAMILY_SCALE = "128m"
 OF_ALL, OF_SOME, NORM = "#0072B2", "#D55E00", "#777777"
@@ -52,47 +55,31 @@ FORMS = {
 
 
 LOGIT, VALUE = 120, 210  # where formulas begin, right of the bars' 100 %
+FIG01 = "What a token leaves in each variant's cache, and how a query meets it"
 
 
-@artefact(
-    "Figure 1", "The family: what is cached, and how a query meets it", reads="configurations"
-)
+@report_item("Figure 1", FIG01, reads="configurations")
 def fig01_family(runs):
-    """What a token leaves in each line's cache, and how a query meets it.
+    """What a token leaves in each variant's cache, and how a query meets it.
 
     The boxes are the arrays that one layer allocates at the 128M shape, in proportion to their
     bytes in bfloat16; inverse norms are float32.
     """
-    lines = _lines()
-    figure, [[axis]] = panels(panel=(8.2, 0.42 * len(lines) + 0.6))
-    whole = None
-    for place, (model, entry) in enumerate(lines):
-        arrays = _arrays(model, entry)
-        total = sum(size for *_, size in arrays)
-        whole = whole or total  # MHA's, the first
-        left = 0.0
-        for name, colour, size in arrays:
-            width = 100 * size / whole
-            edge = 0.8 if width > 2.5 else 0  # a white edge would hide the norms
-            bar = (left, place - 0.36), width, 0.72
-            axis.add_patch(Rectangle(*bar, fc=colour, ec="white", lw=edge))
-            if width > 2.5:
-                axis.text(
-                    left + width / 2, place, name, ha="center", va="center", color="white",
-                    fontsize=9 if width > 5 else 7,
-                )  # fmt: skip
-            left += width
-        axis.text(left + 1, place, f"{100 * total / whole:.0f} %", va="center", fontsize=8)
-        logit, value = FORMS[entry.name, entry.form]
-        axis.text(LOGIT, place, logit, va="center")
-        axis.text(VALUE, place, value, va="center")
+    models = _family()
+    figure, [[axis]] = panels(panel=(8.2, 0.42 * len(models) + 0.6))
+    mha = sum(size for *_, size in _arrays(models[0]))
+    for place, model in enumerate(models):
+        _draw_cache(axis, place, model, mha)
+        entry = model.attention
+        for x, formula in zip((LOGIT, VALUE), FORMS[entry.name, entry.form], strict=True):
+            axis.text(x, place, formula, va="center")
     axis.text(LOGIT, -0.8, "logit", fontweight="bold")
     axis.text(VALUE, -0.8, "value", fontweight="bold")
     axis.set_xlim(0, 252)
-    axis.set_ylim(len(lines) - 0.4, -1.2)
+    axis.set_ylim(len(models) - 0.4, -1.2)
     axis.set_xticks([0, 25, 50, 75, 100])
     axis.set_xlabel("bytes per cached token, % of MHA's", loc="left")
-    axis.set_yticks(range(len(lines)), [entry.label for _, entry in lines])
+    axis.set_yticks(range(len(models)), [model.attention.label for model in models])
     axis.grid(visible=False)
     figure.legend(
         handles=[
@@ -103,43 +90,53 @@ def fig01_family(runs):
         loc="outside lower center", ncols=3,
     )  # fmt: skip
     return Picture(
-        "What a token leaves in each line's cache, and how a query meets it", figure,
+        FIG01, figure,
         "Arrays of one layer at the 128M shape, padding included. A query rotated at its own "
         "position m is written so, P(s) is RoPE's rotation at the key's, and P_R is the "
         "same in R dimensions. Where n stands, QK-norm divides by the whole key; MHA's, "
-        "GQA's and MQA's keys are cached normed. Each line decodes from this cache what it was "
+        "GQA's and MQA's keys are cached normed. Each variant decodes from this cache what it was "
         "trained to be, exactly.",
     )  # fmt: skip
 
 
-def _lines():
-    """(model, entry) of each line, at the scale's own sizes."""
-    found = []
-    of = {
-        name: load_config(FAMILY_SCALE, [f"attention={name}"]).model
-        for name in ("mha", "gqa", "mqa")
-    }
-    mla, lrkv = (load_config(FAMILY_SCALE, [f"attention={name}"]).model for name in ("mla", "lrkv"))
-    C, R, groups = mla.attention.latent, lrkv.attention.rank, of["gqa"].attention.kv_heads
+def _draw_cache(axis: Axes, place: int, model: ModelConfig, mha: int) -> None:
+    """Draw a box for each array of a layer's cache, beside one another, 100 wide for MHA's."""
+    left = 0.0
+    for name, color, size in _arrays(model):
+        width = 100 * size / mha
+        wide = width > 2.5  # a white edge would hide the norms, and a name has no room there
+        axis.add_patch(
+            Rectangle((left, place - 0.36), width, 0.72, fc=color, ec="white", lw=0.8 * wide)
+        )
+        if wide:
+            axis.text(
+                left + width / 2, place, name, ha="center", va="center", color="white",
+                fontsize=9 if width > 5 else 7,
+            )  # fmt: skip
+        left += width
+    axis.text(left + 1, place, f"{left:.0f} %", va="center", fontsize=8)
+
+
+def _family() -> list[ModelConfig]:
+    """The model of each variant, at the scale's sizes; MHA's first."""
+    config = load_config(FAMILY_SCALE)
+    mha, gqa, mqa, mla, lrkv = (config.variant(kind).model for kind in KINDS)
+    C, R = mla.attention.latent, lrkv.attention.rank
     entries = [
-        *(model.attention for model in of.values()),
-        mla.attention,
+        *(model.attention for model in (mha, gqa, mqa, mla)),
         MLA(latent=C, rope="full"),
         MLA(latent=C, rope="full", rank=R),
         *(LRKV(rank=R, rope=rope) for rope in LRKV.modes()),
-        LRKV(rank=R, rope="latent", kv_heads=groups),
+        LRKV(rank=R, rope="latent", kv_heads=gqa.attention.kv_heads),
     ]
-    for entry in entries:
-        found.append((of["mha"].model_copy(update={"attention": entry}), entry))
-    return found
+    return [mha.model_copy(update={"attention": entry}) for entry in entries]
 
 
-def _arrays(model, entry):
-    """(name, colour, bytes) of each array of a layer's cache of one token."""
+def _arrays(model: ModelConfig) -> list[tuple[str, str, int]]:
+    """(name, color, bytes) of each array of a layer's cache of one token."""
     layer = jax.eval_shape(lambda: make_attention(model))
-    shapes = layer.cache_shapes(1, 1, jnp.bfloat16)
     found = []
-    for field, array in vars(shapes).items():
+    for field, array in vars(layer.cache_shapes(1, 1, jnp.bfloat16)).items():
         if array is None or not array.size:
             continue
         name, _, letters = field.rpartition("_")
@@ -148,141 +145,56 @@ def _arrays(model, entry):
         else:
             heads = array.shape[2] if {"G", "H"} & set(letters) else 1
             of = {1: "", model.heads: "_h"}.get(heads, "_g")
-            colour = OF_SOME if heads > 1 else OF_ALL
-            found.append((NAMES[name].replace("_h", of), colour, array.size * 2))
+            color = OF_SOME if heads > 1 else OF_ALL
+            found.append((NAMES[name].replace("_h", of), color, array.size * 2))
     return found
 
 
 DECODE_SCALES = ("128m", "1.2b", "2.5b", "6.3b")
 LENGTH = 2048
-SHAPE = ("level", "scale", "batch", "ragged", "dtype", "layers")  # of what one table times
-LINES = (
+VARIANTS = (
     ("mha", None), ("mqa", None), ("gqa", None), ("mla", None), ("lrkv", "full"),
     ("lrkv", "shared"),
 )  # fmt: skip
 
 
-@artefact("Table 10", "Memory and latency of decoding", reads="benches")
-def table10_memory_latency(benches):
-    """Memory and latency of decoding.
+@report_item("Table 10", "Memory and latency of decoding", reads="configurations")
+def table10_memory_latency(runs):
+    """Cache and attention FLOPs of one decoded token, over all layers.
 
-    Bytes and FLOPs are counted from the configurations. Times are only ever measured: they are read
-    from decode benchmarks, `lrkv report --bench FILE.json`, as `lrkv bench decode --out` writes
-    them.
+    Both are counted from the configurations. Times are measured by `lrkv bench decode`.
     """
-    return [costs(), *times(benches)]
-
-
-def costs() -> Table:
-    """Cache and attention FLOPs of one decoded token, over all layers."""
     columns = [
         Column("variant"), Column("cache per token", "KiB", digits=1),
-        Column("fixed", "MFLOP", digits=2, group="attention:"),
         Column("each cached token", "kFLOP", digits=1, group="attention:"),
         Column(f"at {LENGTH:,}", "MFLOP", digits=1, group="attention:"),
         Column("over MHA", "×", digits=2, group="attention:"),
-        Column("more than MHA", "MFLOP", digits=1, group="attention:"),
-        Column("extra cost", group="paper:"), Column("or", "M", digits=2, group="paper:"),
-        Column("grows with T", group="paper:"),
+        Column("extra cost", group="paper:"), Column("grows with T", group="paper:"),
     ]  # fmt: skip
     rows = []
     for scale in DECODE_SCALES:
         mha = attention_flops(of_paper(scale, "mha").model).at(LENGTH)
-        for variant, rope in LINES:
+        for variant, rope in VARIANTS:
             model = of_paper(scale, variant).model
             if rope:
                 entry = model.attention.in_mode(rope)
                 model = model.model_copy(update={"attention": entry})
-            flops = attention_flops(model)
-            paper = printed_table("table10")[variant]
+            flops, paper = attention_flops(model), paper_table("table10")[variant]
             rows.append(
-                Row.of(
-                    _line(variant, rope),
-                    cache_allocated_bytes_per_token(model) / 1024,
-                    flops.fixed / 1e6, flops.per_cached_token / 1e3, flops.at(LENGTH) / 1e6,
-                    flops.at(LENGTH) / mha, (flops.at(LENGTH) - mha) / 1e6,
-                    paper["extra"], _extra_as_printed(model) / 1e6,
-                    Cell(paper["dependence"], note=verdict("table10", variant)),
+                TableRow.of(
+                    model.attention.label, cache_allocated_bytes_per_token(model) / 1024,
+                    flops.per_cached_token / 1e3, flops.at(LENGTH) / 1e6, flops.at(LENGTH) / mha,
+                    paper["extra"], Cell(paper["dependence"], note=verdict("table10", variant)),
                     block=f"{scale}, {model.layers} layers",
                 )
             )  # fmt: skip
     return Table(
         "Cache and attention of one decoded token", columns, rows,
         caption="All layers; the cache bfloat16, as allocated; two FLOPs per multiplication. "
-        "MLA is absorbed. LRKV reads its factors, with the whole key rotated (full) or its shared "
-        "part. The paper's extra cost is in numbers with a constant of one, over all layers.",
+        "MLA is absorbed; LRKV reads its factors, with the whole key rotated or its shared part.",
     )  # fmt: skip
 
 
-def _extra_as_printed(model: ModelConfig) -> int:
-    """The paper's extra cost of a step without its O: T·C·K for MLA, H·R·K for LRKV."""
-    entry = model.attention
-    per_layer = {
-        "mla": lambda: LENGTH * entry.latent * model.head_width,
-        "lrkv": lambda: model.heads * entry.rank * model.head_width,
-    }.get(entry.kind, lambda: 0)
-    return model.layers * per_layer()
-
-
-def _line(variant: str, rope: str | None) -> str:
-    """What a row is called."""
-    return f"{name_of(variant)}, rope {rope}" if rope else name_of(variant)
-
-
-def times(benches: Sequence[dict[str, Any]]) -> list[Table]:
-    """A table for each shape that the benchmarks measured; a gap for a GPU if none did."""
-    tables: list[Table] = []
-    for bench in benches:
-        shapes: dict[tuple, list[dict[str, Any]]] = {}
-        for row in bench["rows"]:
-            if row["implementation"] in ("xla", "mosaic"):
-                shapes.setdefault(itemgetter(*SHAPE)(row), []).append(row)
-        for shape, rows in shapes.items():
-            tables.append(_times(bench, rows, shape, f"ms_{len(tables) + 1}"))
-    if not any(bench["backend"] == "gpu" for bench in benches):
-        gap = "no GPU measurement: run lrkv bench decode there, then lrkv report --bench FILE.json"
-        tables.append(Table("Time on a GPU", [Column("variant")], [], name="ms_gpu", missing=[gap]))
-    return tables
-
-
-def _times(bench: dict[str, Any], rows: list[dict[str, Any]], shape: tuple, name: str) -> Table:
-    """The fastest of our implementations at each length; a row is a variant and rope mode."""
-    level, scale, batch, ragged, dtype, layers = shape
-    lengths = sorted({row["length"] for row in rows})
-    made = []
-    for variant, rope in dict.fromkeys((row["variant"], row["rope"]) for row in rows):
-        cells = []
-        for length in lengths:
-            here = [
-                row for row in rows
-                if (row["variant"], row["rope"], row["length"]) == (variant, rope, length)
-            ]  # fmt: skip
-            done = [row for row in here if row["status"] == "measured"]
-            if done:
-                best = min(done, key=lambda row: row["us"])
-                low, high = best["us_first_quartile"] / 1e3, best["us_third_quartile"] / 1e3
-                cells.append(Cell(f"{best['us'] / 1e3:.3g} [{low:.3g}, {high:.3g}]"))
-            else:
-                gap = here[0]["reason"] if here else f"not measured: {length} tokens"
-                cells.append(Cell(gap=gap))
-        made.append(Row.of(_line(variant, rope), *cells))
-    what = {
-        "attention": "Attention of one layer", "layer": "An attention layer",
-        "step": f"A step of {layers} layers",
-    }[level]  # fmt: skip
-    tokens = "up to T tokens" if ragged else "T tokens"
-    return Table(
-        f"{what}: {scale}, batch {batch}, {dtype}, {bench['device']} ({bench['backend']})",
-        [Column("variant"), *(Column(f"{length:,}", "ms") for length in lengths)], made,
-        caption=f"Milliseconds per step with {tokens} in each cache: median [quartiles] of "
-        f"{max(row['samples'] for row in rows)} samples, interleaved; {bench['cores']} cores, "
-        f"load {bench['load_average']:.1f}, jax {bench['versions']['jax']}, "
-        f"{bench['date'][:10]}.", name=name,
-    )  # fmt: skip
-
-
-SHAPE_SCALE, TOKENS = "128m", 2048
-SHAPE_SCALES = ("128m", "1.2b", "2.5b", "6.3b")
 # Bytes per token and layer in bfloat16: H heads, G key/value heads, K head width, C latent, P rope
 # key, R rank, R' the rank padded to whole rows. The paper's counts come first.
 FORMULAS = {
@@ -294,66 +206,31 @@ FORMULAS = {
 }
 
 
-@artefact("Table 11", "KV cache structure", reads="configurations")
+@report_item("Table 11", "KV cache structure", reads="configurations")
 def table11_cache_shapes(runs):
-    """What a cache is made of.
-
-    The arrays of a layer's cache as they are allocated, at the 128M shape with one sequence of
-    2,048 tokens, and each variant's bytes per token beside the paper's formula.
-    """
-    return [arrays(), formulas()]
-
-
-def arrays() -> Table:
-    """The arrays that one layer allocates."""
-    columns = [
-        Column("variant"), Column("array"), Column("axes"), Column("shape"), Column("dtype"),
-    ]  # fmt: skip
-    rows = []
-    for variant in FORMULAS:
-        model = of_paper(SHAPE_SCALE, variant).model.model_copy(update={"layers": 1})
-        shapes = measure_cache(model, 1, TOKENS).shapes
-        for name in slot_axes(shapes):
-            array, axes = getattr(shapes, name), ", ".join(shapes.AXES[name].split())
-            shape = " × ".join(f"{size:,}" for size in array.shape)
-            name = name.rpartition("_")[0]  # without the shape's letters
-            rows.append(Row.of(name_of(variant), name, axes, shape, str(array.dtype)))
-    return Table(
-        f"Arrays of a layer's cache, {SHAPE_SCALE}, one sequence of {TOKENS:,} tokens",
-        columns, rows,
-        caption="A layer has arrays of its own: there is no axis of layers. LRKV's latents are "
-        "padded to rows of 16 bytes, and its inverse norms stay float32.",
-        notes=[
-            "The paper's Table 11 writes H/G for the key/value heads of GQA, its Table 10 G: here "
-            "G is their number.",
-            "The paper's caches have neither rope keys nor norms: without a rope key MLA's keys "
-            "have no positions, without norms LRKV's factored logits are not of normed keys.",
-        ],
-    )  # fmt: skip
-
-
-def formulas() -> Table:
-    """Bytes per token and layer, by formula and by number."""
+    """Bytes that a token leaves in a layer's cache, by formula and by number."""
     columns = [
         Column("variant"), Column("the paper's formula"), Column("gives", "B"),
-        Column("as allocated"), Column("gives", "B"), Column("measured", "B", digits=0),
+        Column("as allocated"), Column("gives", "B"),
     ]  # fmt: skip
     rows = []
-    for scale in SHAPE_SCALES:
-        for variant in FORMULAS:
+    for scale in DECODE_SCALES:
+        for variant, (paper, ours) in FORMULAS.items():
             model = of_paper(scale, variant).model
-            paper, ours = FORMULAS[variant]
             rows.append(
-                Row.of(
-                    name_of(variant),
+                TableRow.of(
+                    variant_name(variant),
                     paper, 2 * model.attention.cache_values_published(model),
-                    ours, cache_allocated_bytes_per_token(model) // model.layers,
-                    live_cache_bytes_per_token(model) / model.layers,
-                    block=scale,
+                    ours, cache_allocated_bytes_per_token(model) // model.layers, block=scale,
                 )
             )  # fmt: skip
+    note = (
+        "The paper's Table 11 writes H/G for the key/value heads of GQA, its Table 10 G: here G is "
+        "their number. Its caches have neither rope keys nor norms: without a rope key MLA's keys "
+        "have no positions, without norms LRKV's factored logits are not of normed keys."
+    )
     return Table(
-        "Bytes that a token leaves in a layer's cache", columns, rows, name="formulas",
+        "Bytes that a token leaves in a layer's cache", columns, rows, [note],
         caption="bfloat16. H heads, G key/value heads, K head width, C latent, P rope key, R rank, "
         "R' the rank padded to a multiple of 8.",
     )  # fmt: skip
@@ -362,25 +239,14 @@ def formulas() -> Table:
 MIB = 2**20
 
 
-@artefact("Table 12", "KV cache as it is allocated", reads="configurations")
+@report_item("Table 12", "KV cache as it is allocated", reads="configurations")
 def table12_cache_bytes(runs):
-    """Caches as they are allocated.
+    """Caches of every variant and scale, allocated on this machine, weighed and freed.
 
-    For every variant of every scale (batch 1, bfloat16, the context it is trained with) the whole
-    cache is allocated on this machine, layer by layer as a decoder does, weighed by its device
-    buffers, and freed. No weight is made, so 1.2 GB of memory suffice.
-
-    The paper's figures stand beside: its megabytes are those of rank 64 (and, at 6.3B, of 36
-    layers), its percentages those of ranks 46 to 55.
+    No weight is made, so 1.2 GB of memory suffice.
     """
-    return measured()
-
-
-def measured() -> Table:
-    """Formulas beside live buffers."""
     columns = [
-        Column("variant"), Column("layers"), Column("setting"),
-        Column("by the paper's formula", "MiB", digits=1),
+        Column("variant"), Column("layers"), Column("by the paper's formula", "MiB", digits=1),
         Column("all that is cached", "MiB", digits=1),
         Column("as allocated", "MiB", digits=1),
         Column("measured", "MiB", digits=1),
@@ -394,17 +260,16 @@ def measured() -> Table:
             model, tokens = config.model, config.train.context
             cache = measure_cache(model, 1, tokens)
             mha = mha or cache.nbytes
-            odd = "" if cache.live == cache.nbytes else f"all live arrays grew by {cache.live:,} B"
-            paper_mb = printed("table12", scale, variant, "megabytes")
-            paper_share = printed("table12", scale, variant, "share")
+            paper_mb = paper_value("table12", scale, variant, "megabytes")
+            paper_share = paper_value("table12", scale, variant, "share")
             rows.append(
-                Row.of(
-                    name_of(variant), model.layers, _setting(config),
-                    _published_bytes(model, tokens) / MIB,
+                TableRow.of(
+                    model.attention.label, model.layers,
+                    tokens * _published_bytes(model) / MIB,
                     cache_bytes_per_token(model) * tokens / MIB,
                     cache_allocated_bytes_per_token(model) * tokens / MIB,
-                    Cell(cache.nbytes / MIB, note=odd, printed=paper_mb),
-                    Cell(100 * cache.nbytes / mha, printed=paper_share),
+                    Cell(cache.nbytes / MIB, paper=paper_mb),
+                    Cell(100 * cache.nbytes / mha, paper=paper_share),
                     block=f"{scale}, {tokens:,} tokens",
                 )
             )  # fmt: skip
@@ -416,17 +281,6 @@ def measured() -> Table:
     )  # fmt: skip
 
 
-def _published_bytes(model: ModelConfig, tokens: int) -> int:
-    """The paper's Table 11 in bytes: bfloat16 values, without rope key and norms."""
-    return 2 * tokens * model.layers * model.attention.cache_values_published(model)
-
-
-def _setting(config: RunConfig) -> str:
-    """The variant's own size: key/value heads, latent and rope key, or rank."""
-    entry = config.model.attention
-    match entry.kind:
-        case "mla":
-            return f"latent {entry.latent}, rope key {entry.rope_width}"
-        case "lrkv":
-            return f"rank {entry.rank}, rope {entry.rope}"
-    return f"{entry.groups(config.model)} of {config.model.heads} heads"
+def _published_bytes(model: ModelConfig) -> int:
+    """The paper's count of a token's bytes: bfloat16 values, without rope key and norms."""
+    return 2 * model.layers * model.attention.cache_values_published(model)

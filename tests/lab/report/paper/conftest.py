@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from support.paper_cases import H, analysed, artefact
+from support.paper_cases import H, analyzed, report_item
 from support.written_analyses import alike
 from support.written_runs import write_sweep
 
@@ -26,19 +26,19 @@ def heads(tmp_path_factory):
     """MHA's heads are orthogonal, MQA's identical, LRKV's have cosines of 0.1 times the layer."""
     folder = tmp_path_factory.mktemp("heads")
     for seed in (0, 1):
-        analysed(folder, "mha", lambda layer: alike(H, 0.0), seed=seed, ranks=(1, 2, 4))
-        analysed(folder, "mqa", lambda layer: alike(H, 1.0), seed=seed)
-        analysed(folder, "lrkv", lambda layer: alike(H, 0.1 * (layer + 1)), seed=seed, norm=9.0)
+        analyzed(folder, "mha", lambda layer: alike(H, 0.0), seed=seed, ranks=(1, 2, 4))
+        analyzed(folder, "mqa", lambda layer: alike(H, 1.0), seed=seed)
+        analyzed(folder, "lrkv", lambda layer: alike(H, 0.1 * (layer + 1)), seed=seed, norm=9.0)
     return read_runs([folder])
 
 
 @pytest.fixture(scope="session")
 def of_sweep(runs):
-    """A function from an artefact's name to its tables and pictures of the sweep."""
-    return functools.cache(lambda name: artefact(name).made(runs))
+    """A function from an item's name to its tables and pictures of the sweep."""
+    return functools.cache(lambda name: report_item(name).made(runs))
 
 
 @pytest.fixture(scope="session")
 def of_heads(heads):
-    """A function from an artefact's name to its tables and pictures of the analysed runs."""
-    return functools.cache(lambda name: artefact(name).made(heads))
+    """A function from an item's name to its tables and pictures of the analyzed runs."""
+    return functools.cache(lambda name: report_item(name).made(heads))

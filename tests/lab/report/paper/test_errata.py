@@ -1,6 +1,6 @@
 """The paper's figures against each other and against the accounting; docs/paper.md lists each.
 
-What is printed comes from `lrkv_jax/lab/report/printed.yaml`, with a verdict where it does not
+What is printed is in `lrkv_jax/lab/report/paper_values.yaml`, with a verdict where it does not
 hold; what is true is recomputed here, and a value has a verdict exactly where the two disagree. A
 test that fails because a printed value was mistyped is right to fail.
 """
@@ -10,10 +10,10 @@ import math
 
 import numpy as np
 import pytest
-from support.paper_cases import artefact, cells
+from support.paper_cases import cells, report_item
 
 from lrkv_jax.config import load_config
-from lrkv_jax.lab.report.printed import KINDS, SCALES, printed, printed_table, verdict
+from lrkv_jax.lab.report.paper_values import KINDS, SCALES, paper_table, paper_value, verdict
 from lrkv_jax.models.accounting.counts import (
     cache_fraction,
     cache_fraction_published,
@@ -46,7 +46,15 @@ def model_of(scale, variant="mha", *overrides):
 
 
 def paper(*path):
-    return printed(*path).value
+    return paper_value(*path).value
+
+
+def ablation(row, what):
+    return paper("table08", "128m", row, what)
+
+
+def long_context(kind, what):
+    return paper("table09", "512m_8k", kind, what)
 
 
 def cache_mib(model, tokens):
@@ -59,12 +67,15 @@ def bits_per_byte(ce):
 
 
 def test_digits_are_kept_as_printed_and_every_verdict_stands_at_a_printed_place():
-    assert printed("table01", "ce", "1.2b", "mha").text == "2.530"
-    assert printed("table08", "mla_192", "cache").value is None  # 12-5
-    assert printed("table03", "128m", "gqa", "centred").value == 79.6  # printed 79.6*
-    assert printed("table01", "ce", "7b", "mha") is None and printed("table01", "ce") is None
-    for place in printed_table("verdicts"):
-        node = printed_table(place.split("/")[0])
+    assert paper_value("table01", "1.2b", "mha", "ce").text == "2.530"
+    assert paper_value("table08", "128m", "mla_192", "cache").value is None  # 12-5
+    assert paper_value("table03", "128m", "gqa", "centred").value == 79.6  # printed 79.6*
+    assert (
+        paper_value("table01", "7b", "mha", "ce") is None
+        and paper_value("table01", "1.2b", "mha") is None
+    )
+    for place in paper_table("verdicts"):
+        node = paper_table(place.split("/")[0])
         for key in place.split("/")[1:]:
             node = node[key]
         assert verdict(*place.split("/"))
@@ -87,7 +98,7 @@ def test_648_mb_are_36_layers_at_2048_tokens_and_not_18_at_8192():
 
 
 def test_2_5b_needs_36_layers_and_two_scales_are_one_model():
-    shapes = printed_table("table05")
+    shapes = paper_table("table05")
     sizes = ("layers", "heads", "width", "feed_forward", "vocabulary")
     assert all(shapes["512m_8k"][size] == shapes["1.2b"][size] for size in sizes)
     for scale, shape in shapes.items():
@@ -242,7 +253,7 @@ def test_the_ablations_caches_are_right_but_for_the_text(kind, size):
     """MLA-384 has 25 %, not the text's 50; and 29 % with a rope key."""
     model = ablated(kind, size)
     share = 100 * cache_fraction_published(model)
-    stated = printed_table("table08")[f"{kind}_{size}"]["cache"].replace("12-5", "12.5")
+    stated = paper_table("table08")["128m"][f"{kind}_{size}"]["cache"].replace("12-5", "12.5")
     assert share == pytest.approx(float(stated), abs=0.051)
     if size == 384:
         assert share == 25
@@ -252,7 +263,10 @@ def test_the_ablations_caches_are_right_but_for_the_text(kind, size):
 def test_lrkv_does_not_dominate_mla_in_the_papers_own_ablation():
     """MLA has the smaller cache and the lower loss six times, rope keys included; LRKV never."""
     cases = {
-        case: (cache_fraction(ablated(*case)), paper("table08", f"{case[0]}_{case[1]}", "ce"))
+        case: (
+            cache_fraction(ablated(*case)),
+            ablation(f"{case[0]}_{case[1]}", "ce"),
+        )
         for case in ABLATION
     }
 
@@ -280,10 +294,10 @@ def test_bpb_follows_from_ce_in_every_row_but_those_named():
     for scale in TABLE1:
         allowed = {}
         for kind in KINDS:
-            ce, bpb = (paper("table01", what, scale, kind) for what in ("ce", "bpb"))
+            ce, bpb = (paper("table01", scale, kind, what) for what in ("ce", "bpb"))
             allowed[kind] = bytes_a_token(ce, bpb)
             holds = abs(bits_per_byte(ce) - bpb) < 0.0016
-            assert holds == (verdict("table01", "bpb", scale, kind) == "")
+            assert holds == (verdict("table01", scale, kind, "bpb") == "")
         least, most = allowed["mha"]
         assert least < RATE < most
         outside += [(scale, k) for k, (low, high) in allowed.items() if low > most or high < least]
@@ -291,9 +305,9 @@ def test_bpb_follows_from_ce_in_every_row_but_those_named():
     assert bits_per_byte(2.893) == pytest.approx(0.875, abs=0.0005)
     assert bits_per_byte(2.901) == pytest.approx(0.877, abs=0.0005)
     # The ablation's rank 64 has a lower CE and a higher BPB than Table 1's rank 46.
-    assert paper("table08", "lrkv_64", "ce") < paper("table01", "ce", "128m", "lrkv")
-    assert paper("table08", "lrkv_64", "bpb") > paper("table01", "bpb", "128m", "lrkv")
-    rows = [printed_table("table08")[f"lrkv_{rank}"] for rank in (8, 16, 32, 64, 128)]
+    assert ablation("lrkv_64", "ce") < paper("table01", "128m", "lrkv", "ce")
+    assert ablation("lrkv_64", "bpb") > paper("table01", "128m", "lrkv", "bpb")
+    rows = [paper_table("table08")["128m"][f"lrkv_{rank}"] for rank in (8, 16, 32, 64, 128)]
     ratios = [float(row["ce"]) / math.log(2) / float(row["bpb"]) for row in rows]
     assert 4.754 < min(ratios) and max(ratios) < 4.7645
 
@@ -301,27 +315,27 @@ def test_bpb_follows_from_ce_in_every_row_but_those_named():
 def test_what_the_ablation_calls_bpb_are_bits_a_token():
     """ "CE = 2.877, BPB = 4.156", "CE = 2.908, BPB = 4.201"."""
     for row, stated in (("lrkv_128", 4.156), ("lrkv_8", 4.201)):
-        bits = paper("table08", row, "ce") / math.log(2)
+        bits = ablation(row, "ce") / math.log(2)
         assert bits == pytest.approx(stated, abs=0.007)
-        assert paper("table08", row, "bpb") < 0.9
-        assert f"{bits:.3f}" in verdict("table08", row, "bpb")
+        assert ablation(row, "bpb") < 0.9
+        assert f"{bits:.3f}" in verdict("table08", "128m", row, "bpb")
     # And rank 16 is 0.880 in the table, 0.881 in the text: the table's value of rank 8.
-    assert [paper("table08", f"lrkv_{rank}", "bpb") for rank in (16, 8)] == [0.880, 0.881]
+    assert [ablation(f"lrkv_{rank}", "bpb") for rank in (16, 8)] == [0.880, 0.881]
 
 
 def test_long_context_bpb_counts_eight_bytes_a_token():
     for kind in KINDS:
-        ce = paper("table09", kind, "ce")
-        assert paper("table09", kind, "bpb") == pytest.approx(ce / (8 * math.log(2)), abs=0.0006)
-        assert f"{bits_per_byte(ce):.3f}" in verdict("table09", kind, "bpb")
-    assert bits_per_byte(paper("table09", "lrkv", "ce")) == pytest.approx(0.806, abs=0.0005)
-    assert bits_per_byte(paper("table09", "mha", "ce")) == pytest.approx(0.829, abs=0.0005)
+        ce = long_context(kind, "ce")
+        assert long_context(kind, "bpb") == pytest.approx(ce / (8 * math.log(2)), abs=0.0006)
+        assert f"{bits_per_byte(ce):.3f}" in verdict("table09", "512m_8k", kind, "bpb")
+    assert bits_per_byte(long_context("lrkv", "ce")) == pytest.approx(0.806, abs=0.0005)
+    assert bits_per_byte(long_context("mha", "ce")) == pytest.approx(0.829, abs=0.0005)
 
 
 def test_lrkv_is_best_at_every_scale_though_the_text_names_two():
     """ "The best performance at 128M and 2.5B scales"."""
     for scale in TABLE1:
-        row = {k: paper("table01", "ce", scale, k) for k in KINDS}
+        row = {k: paper("table01", scale, k, "ce") for k in KINDS}
         assert min(row, key=row.get) == "lrkv"
     # And "three orders of magnitude in model size" are 1.7.
     assert math.log10(6.3 / 0.128) == pytest.approx(1.7, abs=0.01)
@@ -329,7 +343,7 @@ def test_lrkv_is_best_at_every_scale_though_the_text_names_two():
 
 def test_gqa_is_worse_than_mqa_at_6_3b_by_more_than_lrkv_gains():
     """GQA with two key heads has MQA's functions among its own."""
-    ce = {kind: paper("table01", "ce", "6.3b", kind) for kind in KINDS}
+    ce = {kind: paper("table01", "6.3b", kind, "ce") for kind in KINDS}
     assert run_of("6.3b", "gqa").model.attention.kv_heads == 2
     assert ce["gqa"] - ce["mqa"] == pytest.approx(0.050, abs=1e-9)
     assert ce["mha"] - ce["lrkv"] == pytest.approx(0.031, abs=1e-9)
@@ -340,25 +354,25 @@ def test_mha_is_worse_at_8192_tokens_than_the_same_shape_at_2048():
     long, short = run_of("512m_8k"), run_of("1.2b")
     assert long.model == short.model and training_tokens(long) == training_tokens(short)
     assert long.train.context == 4 * short.train.context
-    over = paper("table09", "mha", "ce") - paper("table01", "ce", "1.2b", "mha")
+    over = long_context("mha", "ce") - paper("table01", "1.2b", "mha", "ce")
     assert over == pytest.approx(0.210, abs=1e-9)
     # Of which LRKV's gain there is a third.
-    gain = paper("table09", "mha", "ce") - paper("table09", "lrkv", "ce")
+    gain = long_context("mha", "ce") - long_context("lrkv", "ce")
     assert gain == pytest.approx(0.075, abs=1e-9)
 
 
 def of_rank(rank):
-    return paper("table08", f"lrkv_{rank}", "ce")
+    return ablation(f"lrkv_{rank}", "ce")
 
 
 def test_the_gain_is_largest_at_full_rank_where_lrkv_has_mha_s_functions():
     """Nothing is compressed there: the cache is larger than MHA's."""
     assert run_of("128m").model.head_width == 128
-    gains = {rank: paper("table08", "mha", "ce") - of_rank(rank) for rank in (8, 16, 32, 64, 128)}
+    gains = {rank: ablation("mha", "ce") - of_rank(rank) for rank in (8, 16, 32, 64, 128)}
     assert max(gains, key=gains.get) == 128 and gains[128] == pytest.approx(0.026, abs=1e-9)
     assert cache_fraction_published(ablated("lrkv", 128)) > 1
     # The deployed rank, 46, gains less.
-    deployed = paper("table01", "ce", "128m", "mha") - paper("table01", "ce", "128m", "lrkv")
+    deployed = paper("table01", "128m", "mha", "ce") - paper("table01", "128m", "lrkv", "ce")
     assert deployed == pytest.approx(0.010, abs=1e-9)
 
 
@@ -367,7 +381,7 @@ def test_the_ablation_shows_no_threshold():
     steps = [of_rank(r) - of_rank(2 * r) for r in (8, 16, 32, 64)]
     assert steps == pytest.approx([0.003, 0.009, 0.008, 0.011], abs=1e-9)
     # 0.25 of d_h is below MHA already, and the step that crosses 0.36 to 0.43 is not the largest.
-    assert of_rank(32) < paper("table08", "mha", "ce")
+    assert of_rank(32) < ablation("mha", "ce")
     assert max(steps) == steps[3] and steps[2] < steps[1]
 
 
@@ -375,7 +389,7 @@ def test_the_gain_does_not_grow_with_every_scale():
     """ "Advantages strengthen rather than diminish with scale"."""
     gains = []
     for scale in TABLE1:
-        mha, lrkv = (paper("table01", "ce", scale, kind) for kind in ("mha", "lrkv"))
+        mha, lrkv = (paper("table01", scale, kind, "ce") for kind in ("mha", "lrkv"))
         gains.append(100 * (mha - lrkv) / mha)
     assert gains == pytest.approx([0.34, 0.83, 0.54, 1.34], abs=0.005)
     assert gains[2] < gains[1]
@@ -386,7 +400,7 @@ def test_the_gain_does_not_grow_with_every_scale():
 
 def test_no_table_has_a_model_of_256m():
     """ "For models up to 256M parameters" (appendix D.1)."""
-    table = printed_table("table05")
+    table = paper_table("table05")
     assert [row["parameters"] for row in table.values()] == ["128M", "512M", "1.2B", "2.5B", "6.3B"]
     counts = [parameter_counts(model_of(scale)).total / 1e6 for scale in table]
     assert not [count for count in counts if 200 < count < 320]
@@ -464,7 +478,7 @@ def test_lrkv_s_combined_lead_is_one_to_three_binomial_errors():
 
 
 def r_squared(scale, loss):
-    x = [paper("table01", loss, scale, kind) for kind in KINDS]
+    x = [paper("table01", scale, kind, loss) for kind in KINDS]
     y = [paper("table02", scale, kind, "combined") for kind in KINDS]
     return np.corrcoef(x, y)[0, 1] ** 2
 
@@ -478,7 +492,7 @@ def test_losses_predict_scores_at_2_5b_and_not_at_6_3b():
     assert r_squared("6.3b", "ce") == pytest.approx(0.046, abs=0.0005)
     assert all(text in verdict("fig19", "r_squared") for text in ("0.804", "0.05"))
     rng = np.random.default_rng(0)
-    x = np.array([paper("table01", "bpb", "2.5b", kind) for kind in KINDS])
+    x = np.array([paper("table01", "2.5b", kind, "bpb") for kind in KINDS])
     y = np.array([mean_of_five("2.5b", kind) for kind in KINDS])
     drawn = [np.corrcoef(x + e, y)[0, 1] ** 2 for e in rng.uniform(-5e-4, 5e-4, (500, 5))]
     assert min(drawn) < 0.786 < max(drawn)
@@ -489,23 +503,23 @@ def test_losses_predict_scores_at_2_5b_and_not_at_6_3b():
 
 def test_the_gap_between_the_two_effective_ranks_is_the_cap():
     """Centred ranks in % of H, though H − 1 is the most there can be."""
-    (*_, table) = artefact("table03").made([])
-    names = {"mha": "MHA", "lrkv_r64": "LRKV, rank 64", "gqa": "GQA", "mqa": "MQA", "mla": "MLA"}
+    (*_, table) = report_item("table03").made([])
+    names = {"mha": "MHA", "lrkv_64": "LRKV-64", "gqa": "GQA", "mqa": "MQA", "mla": "MLA"}
     blocks = {"128m": "128M, 6 heads, cap 83.3 %", "2.5b": "2.5B, 18 heads, cap 94.4 %"}
     of_cap = {
         scale: {k: cells(table, name, block)["PCA, recomputed"].value for k, name in names.items()}
         for scale, block in blocks.items()
     }
     assert of_cap["2.5b"] == pytest.approx(
-        {"mha": 99.5, "lrkv_r64": 99.0, "gqa": 97.1, "mqa": 96.4, "mla": 97.0}, abs=0.05
+        {"mha": 99.5, "lrkv_64": 99.0, "gqa": 97.1, "mqa": 96.4, "mla": 97.0}, abs=0.05
     )
     assert of_cap["128m"]["mha"] == pytest.approx(98.9, abs=0.05)
-    assert of_cap["128m"]["lrkv_r64"] == pytest.approx(99.6, abs=0.05)
+    assert of_cap["128m"]["lrkv_64"] == pytest.approx(99.6, abs=0.05)
     # LRKV's gaps of 13.2 and 4.8 points: the cap alone makes 16.7 and 5.6.
     for scale, gap, heads in (("128m", 13.2, 6), ("2.5b", 4.8, 18)):
-        uncentred = paper("table03", scale, "lrkv_r64", "uncentred")
-        assert uncentred - paper("table03", scale, "lrkv_r64", "centred") == pytest.approx(gap)
-        assert uncentred < of_cap[scale]["lrkv_r64"]
+        uncentred = paper("table03", scale, "lrkv_64", "uncentred")
+        assert uncentred - paper("table03", scale, "lrkv_64", "centred") == pytest.approx(gap)
+        assert uncentred < of_cap[scale]["lrkv_64"]
         assert gap < 100 / heads
     # "MLA shows 78.5 %, slightly below MQA (78.4 %)".
     assert paper("table03", "128m", "mla", "centred") > paper("table03", "128m", "mqa", "centred")

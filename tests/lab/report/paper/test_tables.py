@@ -1,17 +1,18 @@
 """Tables of runs, of configurations and of caches: counted, measured, and never made up."""
 
-import re
-
+import numpy as np
 import pytest
 import yaml
-from support.paper_cases import artefact, cells
+from flax import nnx
+from support.paper_cases import cells, report_item
 from support.written_runs import write_run
 
-from lrkv_jax.config import LRKV, load_config
-from lrkv_jax.lab.report import printed as printed_values
+from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig, load_config
+from lrkv_jax.lab.report import paper_values
 from lrkv_jax.lab.report.comparison import read_runs
 from lrkv_jax.lab.report.paper import caches, configurations
-from lrkv_jax.lab.report.printed import of_paper
+from lrkv_jax.lab.report.paper_values import of_paper
+from lrkv_jax.models.transformer import Block
 
 
 def values(table):
@@ -19,7 +20,7 @@ def values(table):
 
 
 def printed(table, at=3):
-    return {row.cells[0].value: (p := row.cells[at].printed) and p.text for row in table.rows}
+    return {row.cells[0].value: (p := row.cells[at].paper) and p.text for row in table.rows}
 
 
 def test_table_1_has_means_spreads_and_significant_differences(of_sweep, runs):
@@ -32,28 +33,24 @@ def test_table_1_has_means_spreads_and_significant_differences(of_sweep, runs):
     assert mha["difference from MHA"].value == ""
     assert lrkv["difference from MHA"].value == "lower (p < 0.001)"
     assert cells(ours, "MLA-32")["difference from MHA"].value.startswith("not found; ")
-    assert lrkv["CE"].printed is None, "the paper has no quickstart"
-    assert len(paper.rows) == 20 and not ours.gaps
+    assert lrkv["CE"].paper is None, "the paper has no quickstart"
+    assert len(paper.rows) == 20
 
 
-def test_a_missing_or_unfinished_variant_is_a_labelled_gap(tmp_path):
+def test_an_unfinished_run_has_no_row(tmp_path):
     write_run(tmp_path / "mha", "attention=mha", evaluation={})
     write_run(tmp_path / "mla", "attention=mla", until=20)
-    ours, _ = artefact("table01").made(read_runs([tmp_path]))
-    assert ours.gaps == [
-        "no run: quickstart GQA", "no run: quickstart MQA", "not finished: quickstart MLA-32",
-        "no run: quickstart LRKV",
-    ]  # fmt: skip
+    ours, _ = report_item("table01").made(read_runs([tmp_path]))
+    assert [row.cells[0].value for row in ours.rows] == ["MHA"]
 
 
 def test_the_paper_s_value_stands_beside_a_run_of_its_setting_alone(tmp_path):
     how = {"scale": "128m", "steps": None}
     write_run(tmp_path / "same", "attention=lrkv", loss=lambda s: 2.9, **how)
     write_run(tmp_path / "short", "attention=lrkv", "train.tokens=1310720", **how)
-    ours, paper = artefact("table01").made(read_runs([tmp_path]))
-    rows = [row.cells[3].printed for row in ours.rows if row.cells[0].value == "LRKV-46"]
+    ours, _ = report_item("table01").made(read_runs([tmp_path]))
+    rows = [row.cells[3].paper for row in ours.rows if row.cells[0].value == "LRKV-46"]
     assert sorted(p.text if p else "" for p in rows) == ["", "2.893"]
-    assert len(paper.rows) == 19, "its own row is not printed twice"
 
 
 def test_an_old_run_loads_and_is_named_and_compared_by_its_settings(tmp_path):
@@ -69,9 +66,9 @@ def test_an_old_run_loads_and_is_named_and_compared_by_its_settings(tmp_path):
     # One of today, of the same model under its new name and another seed.
     seed = "train.seed=1", "data.shuffle_seed=1"
     write_run(tmp_path / "new", "attention=lrkv_latent", *seed, scale="128m", steps=None)
-    ours, _ = artefact("table01").made(read_runs([tmp_path]))
+    ours, _ = report_item("table01").made(read_runs([tmp_path]))
     lrkv = [row for row in ours.rows if row.cells[0].value.startswith("LRKV")]
-    rows = {row.cells[0].value: row.cells[3].printed for row in lrkv}
+    rows = {row.cells[0].value: row.cells[3].paper for row in lrkv}
     assert len(lrkv) == 2, "both runs of one model are of one row"
     assert rows["LRKV-46"].text == "2.893" and rows["LRKV-46 rope latent"] is None
 
@@ -82,22 +79,48 @@ def test_table_2_reads_the_benchmarks(tmp_path):
         ours = name == "lrkv_latent"
         evaluation = {"arc_easy": task | {"score": 0.25 + 0.1 * ours}, "mmlu": task}
         write_run(tmp_path / name, f"attention={name}", evaluation=evaluation)
-    ours, paper = artefact("table02").made(read_runs([tmp_path]))
+    ours, paper = report_item("table02").made(read_runs([tmp_path]))
     lrkv = cells(ours, "LRKV-8 rope latent")
     assert lrkv["ARC-E"].value == pytest.approx(35.0) and "1,000 examples" in lrkv["ARC-E"].note
-    assert "not evaluated: quickstart, pretrained alone LRKV-8 rope latent gsm8k" in ours.gaps
+    assert lrkv["GSM8K"].value is None
     assert len(paper.rows) == 15
 
 
-def test_table_4_s_stated_ranks_are_the_measured_ones_or_it_says_so(monkeypatch):
-    (table,) = artefact("table04").made([])
-    for row in table.rows:
-        assert all("found" not in str(cell.value) for cell in row.cells)
-        assert all(re.search(r": \d+$", cell.value) for cell in row.cells[3:])
-    form, axis, _, *rest = configurations.STATED["lrkv"]
-    monkeypatch.setitem(configurations.STATED, "lrkv", (form, axis, ("R", 3), *rest))
-    (table,) = artefact("table04").made([])
-    assert "R: 3 stated, 8 found" in [cell.value for cell in table.rows[-1].cells]
+D, H, K, G, C, R = 96, 4, 8, 2, 12, 3
+ENTRIES = {
+    "mha": MHA(), "gqa": GQA(kv_heads=G), "mqa": MQA(), "mla": MLA(latent=C, rope_width=0),
+    "lrkv": LRKV(rank=R, rope="full"),
+}  # fmt: skip
+
+
+def head_weights(kind, what):
+    """W_h of each head, float64 [H, D, K], of the variant's parameters, drawn anew."""
+    model = ModelConfig(
+        layers=1, width=D, heads=H, head_width=K, vocabulary=8, attention=ENTRIES[kind]
+    )
+    layer = nnx.eval_shape(lambda: Block(model)).attention  # shapes alone
+
+    def of(name):
+        seed = [*name.encode()]  # a part that keys and values share is one part
+        return np.random.default_rng(seed).standard_normal(getattr(layer, name).shape)
+
+    if kind == "mla":
+        return np.einsum("DC,CHK->HDK", of("down"), of(f"up_{what}"))
+    if kind == "lrkv":
+        return of(what) + of(f"{what}_down") @ of(f"{what}_up")
+    return np.repeat(of(what).transpose(1, 0, 2), H // of(what).shape[1], axis=0)
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_table_4_s_ranks_are_those_of_the_layers(kind):
+    """At random weights, and at a width that limits none of them."""
+    keys, values = head_weights(kind, "key"), head_weights(kind, "value")
+    together = [np.concatenate(list(some), axis=1) for some in (keys, [*keys, *values])]
+    ranks = [np.linalg.matrix_rank(w) for w in (keys[0], *together, keys[0] - keys[1])]
+    sizes = {"H": H, "K": K, "G": G, "C": C, "R": R}
+    _, _, *stated = configurations.MECHANISMS[kind]
+    named = [text.removesuffix(" in a group").replace("·", "*") for text in stated]
+    assert [eval(text, sizes) for text in named] == ranks
 
 
 def test_table_8_has_every_size_beside_the_baselines_and_the_printed_ones(of_sweep, tmp_path):
@@ -109,7 +132,7 @@ def test_table_8_has_every_size_beside_the_baselines_and_the_printed_ones(of_swe
     write_run(tmp_path / "r", "name=128m_ranks", rank=16, scale="128m", steps=None)
     for name in ("mha", "mla", "lrkv", "lrkv_latent"):
         write_run(tmp_path / name, f"attention={name}", scale="128m", steps=None)
-    ours, _ = artefact("table08").made(read_runs([tmp_path]))
+    ours, _ = report_item("table08").made(read_runs([tmp_path]))
     assert printed(ours) == {
         "MHA": "2.903", "MLA-128": "2.901", "LRKV-16": "2.905", "LRKV-46": None,
         "LRKV-46 rope latent": None,
@@ -120,65 +143,28 @@ def test_table_9_takes_the_long_contexts(tmp_path):
     for name in ("lrkv", "lrkv_latent"):
         write_run(tmp_path / name, f"attention={name}", scale="512m_8k", steps=None)
     write_run(tmp_path / "short", "attention=lrkv")
-    ours, _ = artefact("table09").made(read_runs([tmp_path]))
+    ours, _ = report_item("table09").made(read_runs([tmp_path]))
     assert {row.block for row in ours.rows} == {"512m_8k"}
-    assert cells(ours, "LRKV-51")["CE"].printed.text == "2.665"
-    assert cells(ours, "LRKV-52 rope latent")["CE"].printed is None, "the paper has none"
-
-
-def bench(*rows, backend="cpu"):
-    row = {
-        "level": "attention", "scale": "128m", "variant": "mha", "rope": None, "batch": 1,
-        "implementation": "xla", "length": 512, "ragged": False, "dtype": "float32", "layers": 1,
-        "status": "measured", "reason": None, "samples": 5, "us": 500.0,
-        "us_first_quartile": 400.0, "us_third_quartile": 650.0,
-    }  # fmt: skip
-    return {
-        "backend": backend, "device": "a processor", "cores": 2, "load_average": 0.5,
-        "versions": {"jax": "1"}, "date": "2026-01-01T00:00", "rows": [row | one for one in rows],
-    }  # fmt: skip
-
-
-def test_times_are_the_fastest_of_our_own_and_what_was_not_measured_is_a_gap():
-    measured = bench(
-        {},
-        {"implementation": "mosaic", "us": 90.0, "us_first_quartile": 80.0,
-         "us_third_quartile": 95.0},
-        {"implementation": "pallas", "us": 1.0},  # a peer's
-        {"length": 2048, "status": "skipped", "reason": "6 GB needed", "us": None},
-        {"variant": "lrkv", "rope": "full", "length": 2048, "us": 2000.0},
-    )  # fmt: skip
-    times, gpu = caches.times([measured])
-    assert "a processor (cpu)" in times.title and "5 samples" in times.caption
-    assert values(times) == [
-        ["MHA", "0.09 [0.08, 0.095]", None],
-        ["LRKV, rope full", None, "2 [0.4, 0.65]"],
-    ]
-    assert times.gaps == ["6 GB needed", "not measured: 512 tokens"]
-    assert gpu.empty and "lrkv bench decode" in gpu.gaps[0]
-    assert [table.name for table in caches.times([bench({}, backend="gpu")])] == ["ms_1"]
+    assert cells(ours, "LRKV-51")["CE"].paper.text == "2.665"
+    assert cells(ours, "LRKV-52 rope latent")["CE"].paper is None, "the paper has none"
 
 
 def test_costs_say_that_lrkv_s_work_grows_with_the_cache():
-    table = caches.costs()
-    block = "128m, 12 layers"
+    (table,) = report_item("table10").made([])
     mha, shared, full = (
-        list(cells(table, name, block).values())
-        for name in ("MHA", "LRKV, rope shared", "LRKV, rope full")
+        list(cells(table, name, "128m, 12 layers").values())
+        for name in ("MHA", "LRKV-46 rope shared", "LRKV-46")
     )
-    assert mha[3].value == pytest.approx(12 * 4 * 6 * 128 / 1e3)
-    assert shared[3].value / mha[3].value == pytest.approx(1 + 46 / 128)
-    assert full[3].value > 20 * mha[3].value
-    assert shared[9].value == "None" and "depend on T" in shared[9].note
-    assert shared[8].value == pytest.approx(12 * 6 * 46 * 128 / 1e6)
-    assert shared[6].value > 60 * shared[8].value  # of what is extra, at 2,048 tokens
+    assert mha[2].value == pytest.approx(12 * 4 * 6 * 128 / 1e3)
+    assert shared[2].value / mha[2].value == pytest.approx(1 + 46 / 128)
+    assert full[2].value > 20 * mha[2].value
+    assert shared[6].value == "None" and "depend on T" in shared[6].note
 
 
-def test_formulas_as_written_give_the_bytes_and_arrays_are_the_live_cache_s(monkeypatch):
-    monkeypatch.setattr(caches, "SHAPE_SCALES", ("2.5b",))
-    arrays, formulas = artefact("table11").made([])
+def test_formulas_as_written_give_the_bytes():
+    (formulas,) = report_item("table11").made([])
     for row in formulas.rows:
-        _, paper, papers, ours, allocated, measured = (cell.value for cell in row.cells)
+        _, paper, papers, ours, allocated = (cell.value for cell in row.cells)
         model = of_paper(row.block, row.cells[0].value.lower()).model
         entry = model.attention
         names = {
@@ -189,34 +175,27 @@ def test_formulas_as_written_give_the_bytes_and_arrays_are_the_live_cache_s(monk
         }  # fmt: skip
         for text, given in ((paper, papers), (ours, allocated)):
             assert eval(text.replace("·", "*").replace("R'", "Q"), names) == given
-        assert measured == allocated
-    rows = values(arrays)
-    assert [row[1] for row in rows if row[0] == "LRKV"] == [
-        "k_shared", "v_shared", "rk", "rv", "inverse_norm",
-    ]  # fmt: skip
-    assert ["MLA", "latent", "batch, slots, latent", "1 × 2,048 × 128", "bfloat16"] in rows
 
 
 def test_measured_caches_are_their_formulas_beside_what_is_printed(monkeypatch):
     monkeypatch.setattr(caches, "SCALES", ("128m",))
     monkeypatch.setattr(caches, "KINDS", ("mha", "mla", "lrkv"))
     small = load_config("128m", ["model.layers=2", "train.context=64"])
-    monkeypatch.setattr(printed_values, "shipped", lambda scale: small)
-    table = caches.measured()
+    monkeypatch.setattr(paper_values, "shipped", lambda scale: small)
+    (table,) = report_item("table12").made([])
     for row in table.rows:
         *_, published, _, allocated, measured, _ = row.cells
         assert measured.value == allocated.value >= published.value
-        assert not measured.note
-    assert list(printed(table, 6).values()) == ["72.0", "24.0", "48.0"]
+    assert list(printed(table, 5).values()) == ["72.0", "24.0", "48.0"]
     lrkv = table.rows[-1].cells
-    assert (lrkv[1].value, lrkv[2].value) == (2, "rank 46, rope full")
-    assert "Rank 64" in lrkv[6].printed.verdict
+    assert (lrkv[0].value, lrkv[1].value) == ("LRKV-46", 2)
+    assert "Rank 64" in lrkv[5].paper.verdict
 
 
 @pytest.mark.slow
 def test_every_scale_s_cache_is_allocated_and_weighed():
-    table = caches.measured()
+    (table,) = report_item("table12").made([])
     assert len(table.rows) == 25
-    assert all(row.cells[5].value == row.cells[6].value for row in table.rows)
+    assert all(row.cells[4].value == row.cells[5].value for row in table.rows)
     mha = table.rows[-5]  # of 6.3B
-    assert (mha.cells[0].value, mha.cells[6].value) == ("MHA", 1024)  # MiB
+    assert (mha.cells[0].value, mha.cells[5].value) == ("MHA", 1024)  # MiB

@@ -1,10 +1,10 @@
-"""Pictures: one style, labelled gaps, and files that are the same each time they are made."""
+"""Pictures: one style, and files that are the same each time they are made."""
 
 import io
 import textwrap
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +38,21 @@ CHARACTERS = 12  # of a title, an inch
 
 @dataclass
 class Picture:
-    """A figure and what stands under it.
+    """A figure and its caption.
 
-    `name` is added to the artefact's in file names where an artefact has several; `gaps` say what
-    the figure has no runs for. It is empty where there is nothing at all to draw: no `figure`, only
-    gaps. `drawn` is its SVG, once that was made.
+    `name` is added to the item's in file names where an item has several. `drawn` is its SVG, once
+    that was made.
     """
 
     title: str
-    figure: Figure | None
+    figure: Figure
     caption: str = ""
-    gaps: list[str] = field(default_factory=list)
     name: str = ""
     drawn: bytes | None = None
 
-    @property
-    def empty(self) -> bool:
-        return self.figure is None
-
 
 def style() -> AbstractContextManager:
-    """A context in which figures get the common style; `Artefact.made` makes them in it."""
+    """A context in which figures get the common style; `ReportItem.made` makes them in it."""
     return matplotlib.rc_context(STYLE)
 
 
@@ -74,38 +68,18 @@ def panels(
     return figure, [list(row) for row in axes]
 
 
-def empty(axis: Axes, text: str) -> None:
-    """Turn a panel into a labelled gap, as in "no run: 2.5b mla"."""
-    axis.clear()
-    axis.grid(False)
-    axis.set_xticks([])
-    axis.set_yticks([])
-    for spine in axis.spines.values():
-        spine.set_visible(True)
-        spine.set_color("#BBBBBB")
-        spine.set_linestyle((0, (4, 4)))
-    axis.text(
-        0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#555555",
-        fontsize=9, wrap=True,
-    )  # fmt: skip
-
-
 def mean_and_sd(values: Iterable[Any]) -> tuple[np.ndarray, np.ndarray | None]:
     """Mean and sample standard deviation (None of one) over arrays or numbers, one per seed."""
     stacked = np.stack([np.asarray(value, np.float64) for value in values])
     return stacked.mean(0), stacked.std(0, ddof=1) if len(stacked) > 1 else None
 
 
-def draw_mean(axis: Axes, x: Any, mean: Any, sd: Any, *, log: bool = False, **style: Any) -> None:
-    """Draw a mean with a band of one standard deviation (None: of one value) in its colour.
-
-    On a logarithmic axis (`log`) the band reaches as far below the mean as above it, as the axis
-    measures: mean − sd may be 0 or less, which such an axis does not have.
-    """
+def draw_mean(axis: Axes, x: Any, values: Iterable[Any], **style: Any) -> None:
+    """Draw the mean over seeds of curves, with a band of one standard deviation in its color."""
+    mean, sd = mean_and_sd(values)
     axis.plot(x, mean, **style)
     if sd is not None:
-        lower = mean / (1 + sd / mean) if log else mean - sd
-        axis.fill_between(x, lower, mean + sd, color=style["color"], alpha=0.15, lw=0)
+        axis.fill_between(x, mean - sd, mean + sd, color=style["color"], alpha=0.15, lw=0)
 
 
 def legend_below(figure: Figure, columns: int = 5) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from support.paper_cases import artefact, cells
+from support.paper_cases import cells, report_item
 from support.planted_runs import planted
 from support.written_analyses import scattered, write_analysis
 from support.written_runs import write_run
@@ -24,15 +24,14 @@ from lrkv_jax.cli.shared import app
 from lrkv_jax.config import MQA
 from lrkv_jax.config.attention import KINDS
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.report.artefact import artefact as register
 from lrkv_jax.lab.report.comparison import read_runs
-from lrkv_jax.lab.report.figure import Picture, panels, style
-from lrkv_jax.lab.report.losses import headline
+from lrkv_jax.lab.report.figures import Picture, panels, style
+from lrkv_jax.lab.report.items import report_item as register
 from lrkv_jax.lab.report.page import Section, page, write_page
-from lrkv_jax.lab.report.paper import ARTEFACTS
+from lrkv_jax.lab.report.paper import REPORT_ITEMS
 
 ROOT = Path(lrkv_jax.__file__).parents[1]
-# What each reads, and what it leaves of the sweep and of analysed heads: T a table, P a picture.
+# What each reads, and what it leaves of the sweep and of analyzed heads: T a table, P a picture.
 EXPECTED = {
     "table01_pretraining": ("runs", "T printed=T"),
     "table02_downstream": ("runs", "printed=T"),
@@ -43,8 +42,8 @@ EXPECTED = {
     "table07_attention_configs": ("configurations", "T"),
     "table08_rank_ablation": ("runs", "T printed=T"),
     "table09_long_context": ("runs", "printed=T"),
-    "table10_memory_latency": ("benches", "T"),
-    "table11_cache_shapes": ("configurations", "T formulas=T"),
+    "table10_memory_latency": ("configurations", "T"),
+    "table11_cache_shapes": ("configurations", "T"),
     "table12_cache_bytes": ("configurations", "T"),
     "fig01_family": ("configurations", "P"),
     "fig02_loss_curves": ("runs", "P"),
@@ -59,63 +58,47 @@ EXPECTED = {
     "fig14_rank_by_layer": ("analyses", "P"),
     "fig16_uncentred_spectra": ("analyses", "P"),
     "fig19_downstream_correlation": ("runs", "printed=P"),
-    "choosing": ("runs and benches", "T figure=P"),
-    "evolution": ("analyses", ""),
+    "choosing": ("runs and benches", "T"),
     "family": ("runs", "T"),
     "learning_rates": ("runs", ""),
     "weighted_ranks": ("analyses", ""),
-    "factorisation": ("analyses", "mha=P lrkv-4=P table=T learnt=T shared_energy=T"),
-    "overlap": ("analyses", "P table=T"),
-    "similarity_gap": ("analyses", "P table=T"),
+    "factorisation": ("analyses", "table=T shared_energy=T"),
+    "overlap": ("analyses", "table=T"),
+    "similarity_gap": ("analyses", "table=T"),
 }
-WITHOUT_RUNS = (
-    "fig01",
-    "table04",
-    "table05",
-    "table06",
-    "table07",
-    "table10",
-    "table11",
-    "table12",
-)
 SLOW = {"table12_cache_bytes"}  # fills 1.2 GB, in test_tables.py alone
 
 
-def test_the_table_above_has_every_artefact_in_the_order_of_the_page():
-    assert [one.name for one in ARTEFACTS] == list(EXPECTED)
-    with pytest.raises(ValueError, match="two artefacts are named overlap"):
+def test_the_table_above_has_every_item_in_the_order_of_the_page():
+    assert [one.name for one in REPORT_ITEMS] == list(EXPECTED)
+    with pytest.raises(ValueError, match="two items of the report are named overlap"):
 
         @register("Table 1", "again")
         def overlap(runs): ...
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name not in SLOW])
-def test_each_is_made_of_what_it_reads_and_names_what_is_missing(name, of_sweep, of_heads):
-    one = artefact(name)
+def test_each_is_made_of_what_it_reads_and_says_what_it_needs(name, of_sweep, of_heads):
+    one = report_item(name)
     reads, expected = EXPECTED[name]
-    assert one.reads == reads
+    assert one.reads == reads and one.needs
     made = (of_heads if reads == "analyses" else of_sweep)(name)
-    kinds = {
-        each.name: "P" if isinstance(each, Picture) else "T" for each in made if not each.empty
-    }
     parts = [part.rpartition("=") for part in expected.split()]
+    kinds = {each.name: "P" if isinstance(each, Picture) else "T" for each in made}
     assert kinds == {name: kind for name, _, kind in parts}
-    assert len({each.name for each in made}) == len(made), "no file is written twice"
-    without = [each for each in one.made([]) if each.name != "printed"]
-    if not name.startswith(WITHOUT_RUNS):
-        assert all(each.empty and each.gaps for each in without)
-    assert all(each.gaps for each in made if each.empty)
+    assert len(kinds) == len(made), "no file is written twice"
+    without = {each.name for each in one.made([])} - {"printed"}
+    assert bool(without) == (reads == "configurations")
 
 
-def test_runs_without_an_analysis_are_named_as_such(runs):
-    for one in ARTEFACTS:
+def test_a_run_without_an_analysis_is_in_no_figure_of_heads(runs):
+    for one in REPORT_ITEMS:
         if one.reads == "analyses":
-            made = one.made(runs)
-            assert made[0].empty and re.match("not analysed|no analysis", made[0].gaps[0])
+            assert [made.name for made in one.made(runs)] in ([], ["printed"])
 
 
 class Sixth(MQA):
-    """A line that the package does not have, as an outside module would bring it."""
+    """A variant that the package does not have, as an outside module would bring it."""
 
     name: ClassVar[str] = "sixth"
     looks: ClassVar[dict] = {}
@@ -137,15 +120,14 @@ def test_a_run_of_a_sixth_kind_passes_through_every_table_and_figure(monkeypatch
     monkeypatch.setitem(KINDS, Sixth.own_kind(), Sixth)
     runs = [planted("mha", [4.0 + 0.01 * seed, 3.0], seed=seed) for seed in range(2)]
     runs += [sixth([4.1 + 0.01 * seed, 3.1], seed) for seed in range(2)]
-    for one in ARTEFACTS:
+    for one in REPORT_ITEMS:
         if one.name not in SLOW:
             one.made(runs)
-    ours, _ = artefact("table01").made(runs)
+    ours, _ = report_item("table01").made(runs)
     assert [row.cells[0].value for row in ours.rows][-1] == "SIXTH"
     assert cells(ours, "SIXTH")["CE"].value == pytest.approx(3.1)
-    (curves,) = artefact("fig02").made(runs)
+    (curves,) = report_item("fig02").made(runs)
     assert "SIXTH" in {line.get_label() for line in curves.figure.axes[0].lines}
-    assert headline(runs).rows[-1].cells[2].value == pytest.approx(100 / 6)
 
 
 # The page.
@@ -173,50 +155,44 @@ class Reading(HTMLParser):
         self.text += data
 
 
-def test_the_page_begins_with_a_summary_ends_with_what_is_missing_and_needs_no_other_file(runs):
+def test_the_page_begins_with_its_runs_ends_with_what_is_missing_and_needs_no_other_file(runs):
     with style():
         figure, _ = panels()
-    drawn = Picture("Nothing <yet>", figure, gaps=["no run: x"])
-    absent = Picture("Never", None, gaps=["no run: y"])
-    table = artefact("table01")
+    table = report_item("table01")
     sections = [
-        Section(artefact("fig04"), [absent]),
+        Section(report_item("fig04"), []),
         Section(table, table.made(runs[:1])),
-        Section(artefact("fig02"), [drawn, absent]),
+        Section(report_item("fig02"), [Picture("Nothing <yet>", figure)]),
     ]
-    text = page("Runs <of> ours", sections, runs[:1], headline(runs))
+    text = page("Runs <of> ours", sections, runs[:1])
     read = Reading(text)
-    assert not read.open and "Runs <of> ours" in read.text and "tab:" not in read.text
+    assert not read.open and "Runs <of> ours" in read.text
     assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in read.links)
     assert {link[1:] for link in read.links if link[0] == "#"} <= set(read.ids)
-    assert "no run: quickstart" in read.text and "jax" in read.text
     assert not re.search(r"url\(|@import|<script|http", text)
-    parts = ("LRKV-8", "1 run with 1 seed: quickstart", "<nav>", "Table 1: ", "Figure 2: ")
+    parts = (
+        "Runs: 1; seeds: 1; settings: quickstart",
+        runs[0].path.name,
+        "<nav>",
+        "Table 1: ",
+        "Figure 2: ",
+    )
     places = [text.index(part) for part in parts]
     assert places == sorted(places) and text.index('id="missing"') > text.index("Nothing &lt;yet")
-    assert text.count("<img") == 1 and text.count("no run: y") == 2, "no empty frames"
-
-
-def test_the_summary_and_table_1_agree_on_every_difference(of_sweep, runs):
-    ours, top = of_sweep("table01")[0], headline(runs)
-    names = [row.cells[0].value for row in top.rows]
-    assert names == [row.cells[0].value for row in ours.rows]
-    for name in names:
-        assert cells(top, name)["difference"] == cells(ours, name)["difference from MHA"]
+    assert text.count("<img") == 1 and "needs runs at a context of 8,192 tokens" in text
 
 
 def test_lrkv_report_writes_what_is_asked_for_and_says_what_is_missing(sweep, tmp_path):
     arguments = ["report", str(sweep), "--only", "table01,fig04", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0 and "2 tables" not in result.output
+    assert result.exit_code == 0 and "LRKV-8" in result.output
     assert "report.html: 1 tables and figures; 1 without data" in result.output.replace("\n", "")
     table = json.loads((tmp_path / "table01_pretraining.json").read_text())
     assert table["title"] == "Pretraining" and not list(tmp_path.glob("fig04*"))
-    assert "no run: a context of 8,192" in (tmp_path / "report.html").read_text()
 
 
 def test_lrkv_report_lists_a_broken_run_and_leaves_it_out(tmp_path):
-    sound, broken = (write_run(tmp_path / "runs" / name) for name in ("sound", "broken"))
+    _, broken = (write_run(tmp_path / "runs" / name) for name in ("sound", "broken"))
     (broken / "metrics.jsonl").write_text("{\n")
     out = tmp_path / "out"
     result = CliRunner().invoke(
@@ -225,12 +201,11 @@ def test_lrkv_report_lists_a_broken_run_and_leaves_it_out(tmp_path):
     assert result.exit_code == 0
     assert f"left out: {broken}: metrics.jsonl:1 is not a row" in result.stderr
     html = (out / "report.html").read_text()
-    assert "1 run left out" in html and f"<dt>{broken}</dt>" in html
-    assert sound.name in result.output  # the table names the run of each row
+    assert "Runs left out: 1" in html and f"<dt>{broken}</dt>" in html
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--only", "fig99"], "--only fig99: no table or figure begins so"),
         (["--only", ","], "--only: name a table or figure"),
@@ -238,14 +213,13 @@ def test_lrkv_report_lists_a_broken_run_and_leaves_it_out(tmp_path):
         (["--bench", str(ROOT / "experiments/results/plan_cpu.json")], "is not a decode benchmark"),
     ],
 )
-def test_lrkv_report_refuses_in_one_line(arguments, said):
+def test_lrkv_report_refuses_in_one_line(arguments, message):
     result = CliRunner().invoke(app, ["report", *arguments])
-    assert isinstance(result.exception, LrkvError) and said in str(result.exception)
-    assert not Path("out").exists()
+    assert isinstance(result.exception, LrkvError) and message in str(result.exception)
 
 
 def test_a_picture_s_bytes_are_the_same_each_time(runs, tmp_path):
-    one = artefact("fig02")
+    one = report_item("fig02")
     first, again = (one.write(one.made(runs[:2]), tmp_path / name) for name in ("one", "two"))
     assert [path.suffix for path in first] == [".png", ".svg"]
     for one, two in zip(first, again, strict=True):
@@ -253,7 +227,7 @@ def test_a_picture_s_bytes_are_the_same_each_time(runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_artefact_is_written_at_the_paper_s_size(sweep, tmp_path):
+def test_every_item_is_written_at_the_paper_s_size(sweep, tmp_path):
     """Also what is left of Unicode, which LaTeX's default fonts do not have."""
     folder = shutil.copytree(sweep, tmp_path / "runs")
     for number, kind in enumerate(("mha", "gqa", "mqa", "mla", "lrkv")):
@@ -262,12 +236,12 @@ def test_every_artefact_is_written_at_the_paper_s_size(sweep, tmp_path):
             run, lambda layer, n=number: scattered(18, 0.1 + 0.1 * n, 50 * n + layer), ranks=(8, 32)
         )
     runs, out = read_runs([folder]), tmp_path / "out"
-    every = [one for one in ARTEFACTS if one.name not in SLOW]
-    sections = write_page(out / "report.html", "All", every, runs, headline(runs))
+    every = [one for one in REPORT_ITEMS if one.name not in SLOW]
+    sections = write_page(out / "report.html", "All", every, runs)
     assert not Reading((out / "report.html").read_text()).open
     for section in sections:
-        written = list(out.glob(f"{section.artefact.name}*"))
-        assert bool(written) == bool(section.shown)
+        written = list(out.glob(f"{section.item.name}*"))
+        assert bool(written) == bool(section.made)
         assert all(file.stat().st_size > 100 for file in written)
         assert all(file.read_text().isascii() for file in written if file.suffix == ".tex")
     if shutil.which("pdflatex"):
@@ -282,7 +256,7 @@ def test_every_artefact_is_written_at_the_paper_s_size(sweep, tmp_path):
 
 @pytest.mark.slow
 def test_lrkv_report_of_an_installed_wheel_writes_the_page(sweep, tmp_path):
-    """The configurations and the printed values are in it: the checkout is not on the path."""
+    """The configurations, the printed values and the page are in it: no checkout is on the path."""
     wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT]
     subprocess.run(wheel, check=True, timeout=300)
     (built,) = tmp_path.glob("*.whl")

@@ -12,7 +12,6 @@ from jaxtyping import Float
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import fits
-from lrkv_jax.interop.fits import Calibration, Reduced
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
 
 ITERATIONS = 300
@@ -146,87 +145,27 @@ def _phase(z):
     return np.exp(1j * np.angle(z))
 
 
-def factorisation(heads: HeadWeights, rank: int, **how: Any) -> dict[str, Any]:
+def factorization(heads: HeadWeights, rank: int) -> dict[str, Any]:
     """{"key", "value"}: each of a layer's families against its approximations at rank R.
 
-    For each of `approximations`, which takes `how`: the relative error, the error of the forms (of
-    the logits, for keys without MLA's rope part; of what heads write, for values), what shares of
-    Σ ‖W_h‖² the shared part, as each head has it, and the residuals hold (not 1 together unless
-    they are orthogonal), and the cosine of the shared part with the heads' mean, None in a gauge.
+    `svd`, `mean_svd` and `alternating`. For each: the relative error, and the error of the forms
+    (of the logits, for keys without MLA's rope part; of what heads write, for values).
     """
-    families = {"key": (heads.key_HDK, heads.query_HDK)}
-    families["value"] = (heads.value_HDK, heads.value_output()[1])
     return {
-        name: {fit: _figures(*families[name], *parts) for fit, parts in found.items()}
-        for name, found in approximations(heads, rank, **how).items()
+        "key": _errors(heads.key_HDK, heads.query_HDK, rank),
+        "value": _errors(heads.value_HDK, heads.value_output()[1], rank),
     }
 
 
-def approximations(
-    heads: HeadWeights, rank: int, *, free: str = "phase", groups: int | None = None
-) -> dict[str, dict[str, tuple[Float[np.ndarray, "..."], Float[np.ndarray, "H D K"]]]]:
-    """{"key", "value"}: (shared, residual) by name, whose sum stands for the family at rank R.
-
-    `svd`, `mean_svd` and `alternating`; `gauge`, the fit that `lrkv convert` makes: weighted by
-    what reads keys and values, and shared in the gauge that suits it best, which each head's shared
-    part [H, D, K] is in; and, of LRKV, `learned`, its own shared part, and residuals cut to rank R:
-    no error at its own rank. `free` is what queries undo of keys (`fits.shared_keys`), and
-    `groups` how many of the heads' keys differ, one after another: all unless given.
-    """
-    found, gauged = {}, _in_gauge(heads, rank, free, groups or len(heads.key_HDK))
-    for name in ("key", "value"):
-        family_HDK, parts = getattr(heads, f"{name}_HDK"), getattr(heads, f"{name}_parts")
-        made = {
-            "svd": truncated_svd(family_HDK, rank),
-            "mean_svd": mean_and_svd(family_HDK, rank),
-            "alternating": alternating(family_HDK, rank),
+def _errors(
+    family_HDK: Float[np.ndarray, "H D K"], left_HDK: Float[np.ndarray, "H D K"], rank: int
+) -> dict[str, dict[str, float]]:
+    fits = {"svd": truncated_svd, "mean_svd": mean_and_svd, "alternating": alternating}
+    found = {}
+    for name, fit in fits.items():
+        total_HDK = fit(family_HDK, rank).total_HDK
+        found[name] = {
+            "error": relative_error(family_HDK, total_HDK),
+            "form_error": form_error(left_HDK, family_HDK, total_HDK),
         }
-        found[name] = {fit: (one.shared_DK, one.residual_HDK) for fit, one in made.items()}
-        found[name]["gauge"] = gauged[name]
-        if parts is not None:
-            learned = around(parts.shared_DK, family_HDK, rank)
-            found[name]["learned"] = learned.shared_DK, learned.residual_HDK
     return found
-
-
-def _in_gauge(heads, rank, free, groups):
-    """{"key", "value"}: (shared, residual) of each head, of the fits that `lrkv convert` makes."""
-    H, _, K = heads.key_HDK.shape
-    each = H // groups
-    squares_HK = np.sum(heads.query_HDK**2, axis=1)
-    energy_HJ = squares_HK[:, : K // 2] + squares_HK[:, K // 2 :]
-    reader_GK = Calibration(np.eye(0), energy_HJ, heads.gain_K).of_keys(groups)
-    reader_GKK = fits.reader_of_values(heads.output_HKD, groups)
-    # What nothing reads, as all values at initialisation, is still fitted.
-    reader_GK += fits.FLOOR * (reader_GK.max() or 1.0)
-    reader_GKK += fits.FLOOR * (np.abs(reader_GKK).max() or 1.0) * np.eye(reader_GKK.shape[1])
-    keys, values = (Reduced.of(None, one[::each]) for one in (heads.key_HDK, heads.value_HDK))
-    found = {
-        "key": fits.shared_keys(keys.parts[0], keys.back_DM, reader_GK, rank, free=free),
-        "value": fits.shared_values(values.parts[0], values.back_DM, reader_GKK, rank),
-    }
-    return {
-        name: tuple(
-            np.repeat(part @ fit.gauge_GKK, each, axis=0)
-            for part in (fit.shared_DK, fit.down_GDR @ fit.up_GRK)
-        )
-        for name, fit in found.items()
-    }
-
-
-def _figures(family_HDK, left_HDK, shared, residual_HDK):
-    total_HDK, whole = shared + residual_HDK, float(np.sum(family_HDK**2))
-    return {
-        "error": relative_error(family_HDK, total_HDK),
-        "form_error": form_error(left_HDK, family_HDK, total_HDK),
-        "shared_share": float(np.sum(np.broadcast_to(shared, family_HDK.shape) ** 2)) / whole,
-        "residual_share": float(np.sum(residual_HDK**2)) / whole,
-        "shared_mean_cosine": None
-        if shared.ndim == 3
-        else _cosine(shared, family_HDK.mean(axis=0)),
-    }
-
-
-def _cosine(a, b):
-    norms = np.linalg.norm(a) * np.linalg.norm(b)
-    return float(np.sum(a * b) / norms) if norms else None

@@ -1,7 +1,7 @@
 """What the paper prints, as data; a value that does not hold has a verdict that says why.
 
-The values are those of arXiv 2601.11471's source, in `printed.yaml`; the verdicts beside them were
-recomputed, and the tests recompute them again.
+The values are those of arXiv 2601.11471's source, in `paper_values.yaml`; the verdicts beside them
+were recomputed, and the tests recompute them again.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ KINDS = ("mha", "gqa", "mqa", "mla", "lrkv")  # the variants that the paper comp
 
 
 @dataclass(frozen=True)
-class Printed:
+class PaperValue:
     """A printed value, its text to the printed digit, and the verdict where it does not hold."""
 
     value: float | None  # None if it is not a number, as 18-25
@@ -30,8 +30,8 @@ class Printed:
     verdict: str = ""
 
 
-def printed(*path: str) -> Printed | None:
-    """The value at a place of `printed.yaml`, as in ("table01", "ce", "128m", "lrkv").
+def paper_value(*path: str) -> PaperValue | None:
+    """The value at a place of `paper_values.yaml`, as in ("table01", "128m", "lrkv", "ce").
 
     None where the paper prints nothing. A verdict stands for its place and all below it.
     """
@@ -45,11 +45,11 @@ def printed(*path: str) -> Printed | None:
         value = float(text.rstrip("*").replace(",", ""))
     except ValueError:
         value = None
-    return Printed(value, text, verdict(*path))
+    return PaperValue(value, text, verdict(*path))
 
 
-def printed_table(name: str) -> dict[str, Any]:
-    """All that is printed of one artefact, as it stands in `printed.yaml`."""
+def paper_table(name: str) -> dict[str, Any]:
+    """All that the paper prints in one table or figure."""
     return _data()[name]
 
 
@@ -62,33 +62,40 @@ def verdict(*path: str) -> str:
 
 @cache
 def _data() -> dict[str, Any]:
-    text = Path(__file__).with_name("printed.yaml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("paper_values.yaml").read_text(encoding="utf-8")
     # As text: 2.530 must stay 2.530.
     return yaml.load(text, yaml.BaseLoader)
 
 
-def paper_scale(run: RunRecord, *, any_size: bool = False) -> str | None:
-    """The paper's scale that a run repeats in all that its printed values depend on, or None.
+def beside(table: str, run: RunRecord, what: str) -> PaperValue | None:
+    """What the paper's `table` prints of the setting that a run repeats, or None.
 
-    Compared are the model's shape with the variant's size, context, batch, number of tokens and
-    their source, against the scale's shipped configuration. With `any_size` the variant's size may
-    be another, as in an ablation, whose configuration may have another name too. A run of a kind
-    that the paper does not have repeats nothing.
+    Compared are the model's shape, the variant with its size, the context, the batch, the number of
+    tokens and their source, against the paper's scale as it is shipped.
     """
+    scale = _paper_scale(run)
+    if scale is None:
+        return None
+    ablated = paper_value(table, scale, f"{run.kind}_{run.size}", what)
+    same = shipped(scale).variants[run.kind] == run.config.model.attention
+    return ablated or (paper_value(table, scale, run.kind, what) if same else None)
+
+
+def _paper_scale(run: RunRecord) -> str | None:
+    """The paper's scale that a run repeats in all but the size of its variant, or None."""
     if run.midtrained:
         return None
     for scale in SCALES:
-        same_scale, ours = shipped(scale), run.config.model.attention
-        entry = same_scale.variants.get(run.kind)
-        same = entry is not None and (ours == entry or (any_size and ours.form == entry.form))
-        if same and _shape(run.config) == _shape(same_scale):
+        config, attention = shipped(scale), run.config.model.attention
+        entry = config.variants.get(run.kind)
+        if entry and attention.form == entry.form and _shape(run.config) == _shape(config):
             return scale
     return None
 
 
 @cache
 def shipped(scale: str) -> RunConfig:
-    """A scale's own configuration; `variant` gives it another line of attention."""
+    """A scale's configuration as it is shipped; `variant` gives it another variant of attention."""
     return load_config(scale)
 
 

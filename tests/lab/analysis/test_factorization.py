@@ -1,18 +1,16 @@
 """Fits of shared + rank-R families: planted ones are found, optima are not beaten."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.random_heads import H, lrkv_heads, mha_heads, mqa_heads
+from support.random_heads import lrkv_heads
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.analysis.factorisation import (
+from lrkv_jax.lab.analysis.factorization import (
     alternating,
     around,
-    factorisation,
+    factorization,
     form_error,
     mean_and_svd,
     relative_error,
@@ -89,12 +87,6 @@ def test_where_residuals_span_everything_any_family_fits(rank):
     assert np.linalg.norm(fit.shared_DK) < 100 * np.linalg.norm(family_HDK)
 
 
-def test_rank_zero_shares_the_mean():
-    family_HDK = np.random.default_rng(0).standard_normal((4, 10, 6))
-    for fit in (alternating(family_HDK, 0), mean_and_svd(family_HDK, 0)):
-        np.testing.assert_allclose(fit.total_HDK, np.tile(family_HDK.mean(axis=0), (4, 1, 1)))
-
-
 def test_form_error_is_that_of_forms_really_made():
     rng = np.random.default_rng(0)
     left, family, guess = rng.standard_normal((3, 4, 12, 5))
@@ -114,68 +106,8 @@ def test_a_rank_that_no_head_has_is_refused():
 def test_lrkv_fits_itself_at_its_own_rank_and_not_below():
     heads = lrkv_heads()  # rank 3
     for family in ("key", "value"):
-        own = factorisation(heads, 3)[family]
-        assert own["learned"]["error"] < 1e-12 and own["learned"]["form_error"] < 1e-12
+        own = factorization(heads, 3)[family]
         assert own["alternating"]["error"] < 1e-6
         assert 0.05 < own["mean_svd"]["error"] < own["svd"]["error"]
-        below = factorisation(heads, 1)[family]
-        assert below["learned"]["error"] >= below["alternating"]["error"] > 0.1
-
-
-def test_shares_are_of_the_whole_family():
-    heads = lrkv_heads()
-    found, parts = factorisation(heads, 3)["key"]["learned"], heads.key_parts
-    whole = sum(np.linalg.norm(w) ** 2 for w in heads.key_HDK)
-    shared = H * np.linalg.norm(parts.shared_DK) ** 2
-    assert found["shared_share"] == pytest.approx(shared / whole)
-    residual = sum(np.linalg.norm(w) ** 2 for w in parts.residual_HDK)
-    assert found["residual_share"] == pytest.approx(residual / whole)
-    mean_DK = heads.key_HDK.mean(axis=0)
-    cosine = np.vdot(parts.shared_DK, mean_DK) / (
-        np.linalg.norm(parts.shared_DK) * np.linalg.norm(mean_DK)
-    )
-    assert found["shared_mean_cosine"] == pytest.approx(cosine)
-
-
-def test_heads_without_parts_have_no_learned_split():
-    found = factorisation(mha_heads(), 2)["value"]
-    assert list(found) == ["svd", "mean_svd", "alternating", "gauge"]
-    assert 0.1 < found["alternating"]["error"] < found["mean_svd"]["error"]
-
-
-def test_heads_that_share_everything_need_no_residual():
-    found = factorisation(mqa_heads(), 2)["key"]
-    assert found["mean_svd"]["error"] < 1e-12 and found["alternating"]["error"] < 1e-12
-    assert found["alternating"]["shared_share"] == pytest.approx(1)
-
-
-def test_heads_that_are_one_in_their_own_gauges_need_no_residual_there():
-    """Keys turned by pairs, values in any basis: nothing is shared as they are."""
-    some, rng = mqa_heads(), np.random.default_rng(4)
-    K = some.key_HDK.shape[2]
-    z_HDJ = some.key_HDK[..., : K // 2] + 1j * some.key_HDK[..., K // 2 :]
-    z_HDJ = z_HDJ * np.exp(1j * rng.uniform(0, 6, (H, 1, K // 2)))
-    key_HDK = np.concatenate([z_HDJ.real, z_HDJ.imag], axis=2)
-    value_HDK = some.value_HDK @ rng.standard_normal((H, K, K))
-    heads = replace(some, key_HDK=key_HDK, value_HDK=value_HDK)
-    for name, found in factorisation(heads, 0).items():
-        assert found["gauge"]["error"] < 0.01 < 0.5 < found["alternating"]["error"], name
-        assert found["gauge"]["shared_share"] == pytest.approx(1, abs=0.01)
-        assert found["gauge"]["shared_mean_cosine"] is None
-    gained = factorisation(heads, 0, free="nothing")["key"]  # a gain fixes keys' coordinates
-    assert gained["gauge"]["error"] == pytest.approx(gained["alternating"]["error"], rel=0.05)
-
-
-def test_the_gauge_s_fit_is_of_what_reads_it():
-    """Values that no output reads are not fitted, and without an output all are."""
-    some = mha_heads()
-    output_HKD = some.output_HKD.copy()
-    output_HKD[:, 3:] *= 1e-3
-    found = factorisation(replace(some, output_HKD=output_HKD), 2)["value"]["gauge"]
-    assert found["form_error"] < 0.2 * found["error"]
-    for silent in (slice(1), slice(None)):  # one head's, and all
-        output_HKD[silent] = 0
-        heads = replace(some, query_HDK=0 * some.query_HDK, output_HKD=output_HKD)
-        for name, found in factorisation(heads, 2).items():
-            assert 0 < found["gauge"]["error"] < 1, name
-            assert found["gauge"]["error"] < found["svd"]["error"] or silent == slice(1)
+        below = factorization(heads, 1)[family]
+        assert below["mean_svd"]["error"] > below["alternating"]["error"] > 0.1

@@ -1,0 +1,339 @@
+"""Held-out loss over training, over the cache and by rank: Figures 2 to 5."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from lrkv_jax.lab.report.comparison import (
+    Contrast,
+    Curve,
+    RunRecord,
+    SavingsOverSeeds,
+    Setting,
+    against,
+    finished,
+    savings_over_seeds,
+    settings,
+    spread,
+)
+from lrkv_jax.lab.report.figures import Picture, draw_mean, legend_below, panels
+from lrkv_jax.lab.report.items import report_item
+from lrkv_jax.lab.report.paper_values import paper_value
+from lrkv_jax.lab.report.styles import (
+    VariantStyle,
+    distinct,
+    run_style,
+    variant_name,
+    variant_style,
+)
+from lrkv_jax.models.accounting.counts import cache_bytes_fraction
+
+CURVES_NOTE = (
+    "Above: means over seeds. Below: differences to MHA of the same seed; bands are one standard "
+    "deviation. Upper axis: MHA's training FLOPs, 6·(N − lookup) + 12·L·H·K·T per token. All "
+    "held-out losses of a column are of the same text."
+)
+CACHE_LABEL = "KV cache, % of MHA's bytes"
+CACHE_NOTE = (
+    "Means over seeds on the whole held-out split, at the end of training; bars: one standard "
+    "deviation. Cache share: by the formula, of a bfloat16 cache with LRKV's float32 inverse norms "
+    "and MLA's rope key, which the paper's shares leave out."
+)
+LONG = 8192
+
+
+@dataclass(frozen=True)
+class VariantRuns:
+    """A variant's runs by seed, and how they are drawn."""
+
+    style: VariantStyle
+    runs: Mapping[int, RunRecord]
+
+    @property
+    def curves(self) -> dict[int, Curve]:
+        """Curves by seed of the finished runs; of running ones where none is finished.
+
+        A run that has just begun would cut the others' mean short.
+        """
+        done = finished(self.runs) or self.runs
+        return {seed: run.curve for seed, run in done.items() if run.curve}
+
+
+def _variants(setting: Setting) -> list[VariantRuns]:
+    """The variants that stand beside one another, under their labels where two share a name."""
+    beside = setting.beside
+    styles = distinct([run_style(next(iter(runs.values()))) for runs in beside.values()])
+    names = [style.name for style in styles]
+    return [
+        VariantRuns(replace(style, name=label) if names.count(style.name) > 1 else style, runs)
+        for (label, runs), style in zip(beside.items(), styles, strict=True)
+    ]
+
+
+@report_item("Figure 2", "Held-out loss during pretraining")
+def fig02_loss_curves(runs):
+    """Held-out cross-entropy against training tokens, and against training FLOPs.
+
+    A column for each scale; lines are means over seeds, bands one standard deviation. The upper
+    axis shows MHA's FLOPs: a token of another variant costs up to some per cent more or less.
+    """
+    return _curves("Held-out loss during pretraining", settings(runs))
+
+
+@report_item(
+    "Figure 4", "Held-out loss at a context of 8,192",
+    needs="runs at a context of 8,192 tokens, as those of configs/512m_8k.yaml",
+)  # fmt: skip
+def fig04_long_context_curves(runs):
+    """Held-out cross-entropy during pretraining at a context of 8,192 tokens, as in Figure 2."""
+    long = settings([run for run in runs if run.config.train.context == LONG])
+    return _curves("Held-out loss at a context of 8,192", long)
+
+
+def _curves(title: str, shown: Sequence[Setting]) -> list[Picture]:
+    columns = {one.name: _variants(one) for one in shown if any(run.curve for run in one.runs)}
+    return _draw_curves(title, columns)
+
+
+def _draw_curves(
+    title: str, columns: Mapping[str, Sequence[VariantRuns]], name: str = ""
+) -> list[Picture]:
+    """A column of two panels for each setting: losses, and differences to MHA's of the same seed.
+
+    What variants differ by is a hundredth of what training changes.
+    """
+    if not columns:
+        return []
+    figure, axes = panels(2, len(columns), sharex="col", panel=(4.2, 2.9))
+    for above, below, (setting, variants) in zip(*axes, columns.items(), strict=True):
+        above.set_title(setting)
+        above.set_ylabel("cross-entropy,\nnats/token")
+        below.set_ylabel("difference to MHA,\nnats/token")
+        below.set_xlabel("training tokens")
+        below.xaxis.set_major_formatter(EngFormatter())
+        mha = variant_style("mha")
+        reference: dict[int, Curve] = next((v.curves for v in variants if v.style == mha), {})
+        for variant in variants:
+            own = variant.curves
+            _draw_line(above, variant.style, [(one, one.cross_entropy) for one in own.values()])
+            _draw_line(below, variant.style, _differences(own, reference))
+        if reference:
+            _flops_axis(above, next(iter(reference.values())))
+        else:
+            below.text(0.5, 0.5, "no MHA run", transform=below.transAxes, ha="center")
+    legend_below(figure)
+    return [Picture(title, figure, CURVES_NOTE, name=name)]
+
+
+def _differences(
+    curves: Mapping[int, Curve], reference: Mapping[int, Curve]
+) -> list[tuple[Curve, np.ndarray]]:
+    """Each seed's curve less the reference's of the same text, as far as both have come."""
+    found = []
+    for seed, curve in curves.items():
+        other = reference.get(seed)
+        if other and other.heldout_tokens == curve.heldout_tokens:
+            shared = min(len(other.steps), len(curve.steps))
+            found.append((curve, curve.cross_entropy[:shared] - other.cross_entropy[:shared]))
+    return found
+
+
+def _draw_line(axis: Axes, style: VariantStyle, seeds: Sequence[tuple[Curve, np.ndarray]]) -> None:
+    """Draw the mean over seeds, as far as all seeds have come, and its band."""
+    if seeds:
+        points = min(len(values) for _, values in seeds)  # a run may still be going
+        tokens = seeds[0][0].tokens[:points]
+        every = None if points <= 12 else 0.15  # few points are marked each
+        cut = [values[:points] for _, values in seeds]
+        draw_mean(axis, tokens, cut, label=style.name, markevery=every, **style.plot)
+
+
+def _flops_axis(axis: Axes, curve: Curve) -> None:
+    flops = curve.flops[-1] / curve.tokens[-1]
+    top = axis.secondary_xaxis("top", (lambda t: t * flops, lambda f: f / flops))
+    top.set_xlabel("training FLOPs (MHA)")
+    top.xaxis.set_major_formatter(EngFormatter())
+    top.xaxis.set_major_locator(MaxNLocator(5))
+
+
+@report_item("Figure 3", "Training efficiency")
+def fig03_training_efficiency(runs):
+    """Loss against cache, and how much sooner LRKV reaches each baseline's final loss.
+
+    (a) Bits per byte against the share of MHA's cache. (b) 1 − step*/step_final for each baseline:
+    step* is where LRKV's curve of the same seed first comes down to the baseline's last validation,
+    linear between validations.
+    """
+    shown = [setting for setting in settings(runs) if any(run.finished for run in setting.runs)]
+    return [*_trade_off(shown), *_efficiency(shown)]
+
+
+def _trade_off(shown: Sequence[Setting]) -> list[Picture]:
+    if not shown:
+        return []
+    figure, axes = panels(1, len(shown))
+    for axis, setting in zip(axes[0], shown, strict=True):
+        axis.set_title(setting.name)
+        axis.set_xlabel(CACHE_LABEL)
+        axis.set_ylabel("held-out bits/byte")
+        for variant in _variants(setting):
+            _draw_over_cache(axis, variant.style, [finished(variant.runs)], "bits_per_byte")
+        axis.set_xlim(left=0)
+    legend_below(figure)
+    return [Picture("Bits per byte against cache", figure, CACHE_NOTE)]
+
+
+def _efficiency(shown: Sequence[Setting]) -> list[Picture]:
+    shown = [setting for setting in shown if finished(setting.main("lrkv"))]
+    if not shown:
+        return []
+    figure, axes = panels(1, len(shown), panel=(5.2, 3.4))
+    for axis, setting in zip(axes[0], shown, strict=True):
+        _saving_bars(axis, setting)
+    claim = paper_value("fig03", "sooner", "text")
+    return [
+        Picture(
+            "How much sooner LRKV reaches a baseline's final loss", figure,
+            "Share of the baseline's training steps that LRKV did not need; means over seeds, "
+            "whiskers one standard deviation. A curve's first touch of a loss can only be early: "
+            "the share is 0 or more even between equal variants, so it is the final losses that "
+            f"are tested (p by Holm). The paper prints {claim.text} % of steps at 2.5B.",
+            name="b",
+        )
+    ]  # fmt: skip
+
+
+def _saving_bars(axis: Axes, setting: Setting) -> None:
+    """Draw a bar for each baseline; beside it, its numbers and whether the final losses differ."""
+    done = {kind: finished(setting.main(kind)) for kind in setting.kinds}
+    done = {kind: runs for kind, runs in done.items() if runs}
+    losses = {kind: {s: run.cross_entropy for s, run in done[kind].items()} for kind in done}
+    curves = {kind: {s: run.curve for s, run in done[kind].items() if run.curve} for kind in done}
+    baselines = [kind for kind in done if kind != "lrkv"]
+    tests = against(losses["lrkv"], {kind: losses[kind] for kind in baselines})
+    for place, kind in enumerate(baselines):
+        over = savings_over_seeds(curves["lrkv"], curves[kind])
+        if over.steps is not None:
+            axis.barh(
+                place, 100 * over.steps.mean, 0.6, xerr=100 * (over.steps.sd or 0.0), capsize=3,
+                color=run_style(next(iter(done[kind].values()))).color,
+            )  # fmt: skip
+        words = _in_words(over, tests[kind])
+        axis.text(1.02, place, words, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
+    axis.axvline(0, color="black", lw=0.8)
+    axis.set_title(f"{setting.name}\n{next(iter(done['lrkv'].values())).label}")
+    axis.set_xlabel("sooner by, % of the baseline's steps")
+    axis.set_yticks(range(len(baselines)), [variant_name(kind) for kind in baselines])
+    axis.set_ylim(len(baselines) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+
+
+def _in_words(over: SavingsOverSeeds, test: Contrast) -> str:
+    """What stands beside a baseline's bar."""
+    if not over.each:
+        return "no seed in common"
+    missed, seeds = len(over.each) - over.reached, len(over.each)
+    if missed:
+        words = "never" if missed == seeds else f"never in {missed} of {seeds} seeds"
+    else:
+        words = f"{100 * over.steps.mean:.1f} % of steps\n{100 * over.flops.mean:.1f} % of FLOPs"
+    if test.p is None:
+        return f"{words}\n{test.verdict}"
+    return words if test.differs else f"{words}\nno significant difference (p = {test.p:.2g})"
+
+
+ABLATED = ("mla", "lrkv")  # by latent and by rank
+
+
+@report_item(
+    "Figure 5", "Ablation of rank and latent",
+    needs="runs of two ranks or two latents of a scale, as those of configs/nano_ranks.yaml",
+)  # fmt: skip
+def fig05_rank_ablation(runs):
+    """What LRKV's rank and MLA's latent buy.
+
+    (a) Held-out cross-entropy against the cache, for every rank, latent and baseline of a scale;
+    (b) LRKV's curves by rank. Scales with two ranks or two latents are shown.
+    """
+    shown = [one for one in settings(runs) if any(len(_sizes(one, kind)) > 1 for kind in ABLATED)]
+    return [*_losses(shown), *_by_rank(shown)]
+
+
+def _sizes(setting: Setting, kind: str) -> dict[int | None, dict[int, RunRecord]]:
+    """A kind's runs in its published mode, by size and then seed."""
+    found: dict[int | None, dict[int, RunRecord]] = {}
+    for run in sorted(setting.runs, key=lambda run: run.size or 0):
+        if run_style(run) == variant_style(kind):
+            found.setdefault(run.size, {})[run.seed] = run
+    return found
+
+
+def _losses(shown: Sequence[Setting]) -> list[Picture]:
+    if not shown:
+        return []
+    figure, axes = panels(1, len(shown), panel=(5.0, 3.6))
+    for axis, setting in zip(axes[0], shown, strict=True):
+        axis.set_title(f"{setting.name}; numbers: MLA's latent, LRKV's rank")
+        axis.set_xlabel(CACHE_LABEL)
+        axis.set_ylabel("held-out cross-entropy, nats/token")
+        for kind in setting.kinds:
+            sizes = _sizes(setting, kind)
+            marks = [str(size) for size in sizes] if kind in ABLATED else []
+            points = list(map(finished, sizes.values()))
+            _draw_over_cache(axis, variant_style(kind), points, "cross_entropy", marks)
+        axis.set_xlim(0, 1.05 * axis.get_xlim()[1])
+    legend_below(figure)
+    return [Picture("Loss against cache, by rank and latent", figure, CACHE_NOTE)]
+
+
+def _by_rank(shown: Sequence[Setting]) -> list[Picture]:
+    columns = {}
+    for setting in shown:
+        ranks = _sizes(setting, "lrkv")
+        if len(ranks) > 1:
+            styles = distinct([variant_style("lrkv")] * len(ranks))
+            columns[setting.name] = [
+                VariantRuns(variant_style("mha"), setting.main("mha")),
+                *(
+                    VariantRuns(replace(style, name=f"LRKV-{rank}"), ranks[rank])
+                    for rank, style in zip(ranks, styles, strict=True)
+                ),
+            ]
+    return _draw_curves("Loss by rank", columns, name="b")
+
+
+def _draw_over_cache(
+    axis: Axes,
+    style: VariantStyle,
+    points: Sequence[Mapping[int, RunRecord]],
+    loss: str,
+    marks: Sequence[str] = (),
+) -> None:
+    """Draw points of finished runs by seed: the mean of their `loss` (an attribute of `RunRecord`).
+
+    Error bars are one standard deviation over seeds; several points are joined from the smallest
+    cache to the largest. `marks` are written beside the points.
+    """
+    found = []
+    for place, runs in enumerate(points):
+        if runs:
+            over = spread([getattr(run, loss) for run in runs.values()])
+            share = 100 * cache_bytes_fraction(next(iter(runs.values())).config.model)
+            found.append((share, over.mean, over.sd, marks[place] if marks else ""))
+    if not found:
+        return
+    found.sort(key=lambda one: one[0])
+    shares, means, sds, _ = zip(*found, strict=True)
+    bars = None if set(sds) == {None} else [sd or 0.0 for sd in sds]
+    line = {} if len(found) > 1 else {"linestyle": "none"}
+    axis.errorbar(shares, means, yerr=bars, capsize=3, label=style.name, **style.plot | line)
+    axis.margins(y=0.15)  # room for the marks
+    for share, mean, _, mark in found:
+        axis.annotate(
+            mark, (share, mean), xytext=(4, 4), textcoords="offset points", fontsize=7,
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+        )  # fmt: skip

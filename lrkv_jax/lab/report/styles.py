@@ -1,0 +1,91 @@
+"""How a variant looks in every picture: color, line style and marker.
+
+The package's variants have Okabe and Ito's colors, which color-blind readers can distinguish; line
+style and marker carry the same in grayscale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lrkv_jax.config.attention import KINDS
+
+if TYPE_CHECKING:
+    from lrkv_jax.lab.report.comparison import RunRecord
+
+
+@dataclass(frozen=True)
+class VariantStyle:
+    """A variant's color, line style and marker, and what a legend calls it."""
+
+    color: str
+    line: str | tuple
+    marker: str
+    name: str
+
+    @property
+    def plot(self) -> dict[str, Any]:
+        """As keywords of matplotlib's `plot`."""
+        return {"color": self.color, "linestyle": self.line, "marker": self.marker}
+
+
+# Of variants that bring no style, in turn.
+SPARES = (
+    VariantStyle("#F0E442", (0, (5, 1)), "h", ""),
+    VariantStyle("#882255", (0, (3, 1, 1, 1)), "p", ""),
+    VariantStyle("#44AA99", (0, (1, 1)), "*", ""),
+    VariantStyle("#332288", (0, (5, 1, 1, 1)), "<", ""),
+)
+GRAY = "#777777"  # for what is not a variant: a bound, a null, a rule
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_LINES = ("-", "--", "-.", ":")
+
+
+def variant_style(kind: str, mode: str | None = None) -> VariantStyle:
+    """The style of a variant by its name, in one of its modes; by default as published.
+
+    The variant's settings class says it (`AttentionConfig.looks`); others take spare ones.
+    """
+    entries = {entry.name: entry for entry in KINDS.values()}
+    entry = entries.get(kind)
+    published = entry.published_mode() if entry else None
+    mode = mode or published
+    name = kind.upper() if mode == published else f"{kind.upper()}, rope {mode}"
+    if entry and mode in entry.looks:
+        color, line, marker = entry.looks[mode]
+        return VariantStyle(color, line, marker, name)
+    plain = [other.name for other in entries.values() if not other.looks]
+    spare = SPARES[plain.index(kind) % len(SPARES) if kind in plain else 0]
+    return replace(spare, name=name)
+
+
+def run_style(run: RunRecord) -> VariantStyle:
+    """The style of a run's variant, in its mode."""
+    return variant_style(run.kind, run.mode)
+
+
+def variant_name(kind: str) -> str:
+    """What a table calls a variant."""
+    return variant_style(kind).name
+
+
+def distinct(styles: Sequence[VariantStyle]) -> list[VariantStyle]:
+    """The styles; equal ones become a ladder from light to full, with other lines and markers."""
+    made = []
+    for place, style in enumerate(styles):
+        count, step = styles.count(style), styles[:place].count(style)
+        if count == 1:
+            made.append(style)
+            continue
+        color = _lighter(style.color, 0.4 + 0.6 * step / (count - 1))
+        line, marker = _LINES[(count - 1 - step) % len(_LINES)], _MARKERS[step % len(_MARKERS)]
+        made.append(VariantStyle(color, line, marker, style.name))
+    return made
+
+
+def _lighter(color: str, share: float) -> str:
+    """The color over white, at a share of its strength."""
+    channels = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - share * (255 - one)):02X}" for one in channels)
