@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from support import fineweb
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.records.beam import beam_jobs
+from lrkv_jax.data.records.streams import write_stream
 from lrkv_jax.errors import LrkvError
 
 pytestmark = pytest.mark.beam
@@ -210,11 +212,10 @@ def test_broken_file_is_named_in_one_line(source, directory, cluster, runner):
     (directory.parent / "texts").mkdir()
     (directory.parent / "texts" / "broken.parquet").write_bytes(b"no parquet")
     config = DataConfig(source=str(directory.parent / "texts"), directory=str(directory))
-    asked = config.model_dump(mode="json")
-    job = {"kind": "tokenise", "config": asked, "names": ["broken.parquet"]}
+    job = partial(write_stream, config, ["broken.parquet"], directory / "streams" / "broken")
     options = cluster.options if runner == "dask" else DIRECT
     with pytest.raises(LrkvError, match=r"broken.parquet is not readable parquet .*again$"):
-        beam_jobs(options.split())([job], 1, pytest.fail)
+        list(beam_jobs(options.split())([job], 1))
 
 
 @pytest.mark.parametrize(
@@ -227,4 +228,4 @@ def test_broken_file_is_named_in_one_line(source, directory, cluster, runner):
 def test_absent_cluster_is_named_in_one_line(options, said):
     options = [*options.split(), "--dask_connection_timeout=2"]
     with pytest.raises(LrkvError, match=rf"the Beam pipeline failed \({said}.*--beam-options"):
-        beam_jobs(options)([{}], 1, pytest.fail)
+        list(beam_jobs(options)([partial(os.getpid)], 1))
