@@ -5,7 +5,7 @@ from dataclasses import asdict
 from lrkv_jax.data.tasks import humaneval as programs
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, Result, passed
-from lrkv_jax.evaluation.sandbox import Limits, isolation, run_programs
+from lrkv_jax.evaluation.sandbox import SandboxLimits, isolation, run_programs
 from lrkv_jax.inference.language_model import LanguageModel
 
 
@@ -27,7 +27,7 @@ def humaneval(model: LanguageModel, asked: Questions, settings: BenchmarkSetting
         for example, texts in zip(examples, said, strict=True)
         for text in texts
     ]
-    limits = Limits()
+    limits = SandboxLimits()
     outcomes = iter(run_programs(sources, limits=limits, workers=settings.workers))
     records = []
     for example, prompt, texts in zip(examples, prompts, said, strict=True):

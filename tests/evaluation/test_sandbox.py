@@ -24,11 +24,11 @@ from pathlib import Path
 import pytest
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evaluation.sandbox import Limits, isolation, launch, run_programs
+from lrkv_jax.evaluation.sandbox import SandboxLimits, isolation, launch, run_programs
 from lrkv_jax.evaluation.sandbox.isolation import probe
 
 MIB = 1 << 20
-SHORT = Limits(seconds=1, cpu_seconds=5, memory_bytes=256 * MIB, processes=8)
+SHORT = SandboxLimits(seconds=1, cpu_seconds=5, memory_bytes=256 * MIB, processes=8)
 
 
 doors_of = functools.cache(probe)
@@ -37,7 +37,7 @@ doors_of = functools.cache(probe)
 def ways() -> list[str]:
     """The isolations that work here; one at least."""
     found = []
-    for way in ("bubblewrap", "namespaces", "limits"):
+    for way in ("namespaces", "limits"):
         try:
             if doors_of(way).processes:
                 found.append(way)
@@ -63,11 +63,11 @@ def way(request, monkeypatch):
         assert os.listdir(folder) == [] and len(os.listdir("/proc/self/fd")) == before
 
 
-def outcome_of(program: str, way: str, limits: Limits = SHORT):
+def outcome_of(program: str, way: str, limits: SandboxLimits = SHORT):
     return launch.run(textwrap.dedent(program), limits, way)
 
 
-def outcomes_of(programs: list[str], way: str, limits: Limits) -> list:
+def outcomes_of(programs: list[str], way: str, limits: SandboxLimits) -> list:
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(lambda program: launch.run(program, limits, way), programs))
 
@@ -88,7 +88,7 @@ def as_program(problem: dict, completion: str) -> str:
 def test_every_canonical_solution_of_humaneval_passes():
     programs = [as_program(p, p["canonical_solution"]) for p in humaneval()]
     told = []
-    outcomes = run_programs(programs, limits=Limits(seconds=30), progress=told.append)
+    outcomes = run_programs(programs, limits=SandboxLimits(seconds=30), progress=told.append)
     assert [o.reason for o in outcomes] == ["passed"] * 164
     assert told == list(range(1, 165))
 
@@ -414,13 +414,13 @@ def test_isolation_is_what_its_probe_found():
 @pytest.mark.slow  # a process that imports JAX
 def test_a_program_dies_with_whoever_asked_for_it(way):
     code = f"""
-from lrkv_jax.evaluation.sandbox import Limits, launch
+from lrkv_jax.evaluation.sandbox import SandboxLimits, launch
 program = '''
 import ctypes, time
 ctypes.CDLL(None).prctl(15, b"lrkv-orphan")
 time.sleep(60)
 '''
-launch.run(program, Limits(seconds=60), {way!r})
+launch.run(program, SandboxLimits(seconds=60), {way!r})
 """
     # Killed, it leaves its folder.
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -455,4 +455,4 @@ def test_this_process_is_never_forked(way):
 
 def test_limits_that_are_not_above_zero_are_refused():
     with pytest.raises(LrkvError, match="seconds = 0"):
-        Limits(seconds=0)
+        SandboxLimits(seconds=0)

@@ -10,25 +10,25 @@ from concurrent.futures import ThreadPoolExecutor
 from lrkv_jax.distributed.device import usable_cores
 from lrkv_jax.evaluation.sandbox import launch
 from lrkv_jax.evaluation.sandbox.isolation import Isolation, isolation
-from lrkv_jax.evaluation.sandbox.limits import Limits, Outcome
+from lrkv_jax.evaluation.sandbox.launch import ProgramOutcome, SandboxLimits
 
-__all__ = ["Isolation", "Limits", "Outcome", "isolation", "run_programs"]
+__all__ = ["Isolation", "ProgramOutcome", "SandboxLimits", "isolation", "run_programs"]
 
 
 def run_programs(
     programs: Sequence[str],
     *,
-    limits: Limits | None = None,
+    limits: SandboxLimits | None = None,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> list[Outcome]:
+) -> list[ProgramOutcome]:
     """Run Python programs on the standard library alone, `workers` at a time, in any order.
 
     Unless given, `workers` are as many as there are cores. Outcomes are in the programs' order.
     `progress` is called with the number of finished programs.
     Raises LrkvError where no sandbox works on this machine (`isolation`).
     """
-    way, limits = isolation().way, limits or Limits()
+    way, limits = isolation().way, limits or SandboxLimits()
     workers = workers or usable_cores()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
     outcomes = []

@@ -22,17 +22,15 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.dup2(order["report"], program.REPORT)
     os.closerange(program.REPORT + 1, program.ALL_DESCRIPTORS)
-    if order["way"] != "bubblewrap":
-        system.die_with_parent()
-        if os.getppid() != order["parent"]:
-            sys.exit("the process that asked for this has ended")
+    system.die_with_parent()
+    if os.getppid() != order["parent"]:
+        sys.exit("the process that asked for this has ended")
     user = order["user"]  # None: the one who asked
     if order["way"] == "namespaces":
         walls.enter(order, as_root=user is not None)
     elif order["way"] == "limits" and user is not None:
         os.chown(".", user, user)
-    # Who else the limit on processes counts: this one, and bubblewrap's first unless it is root.
-    others = 1 + (order["way"] == "bubblewrap" and user is None)
+    others = 1  # whom else the limit on processes counts
     if order["way"] == "limits" and user is None:
         others = _tasks_of(os.geteuid())
     if user is not None:
@@ -40,8 +38,7 @@ def main() -> None:
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     system.drop_capabilities()
-    if order["way"] != "bubblewrap":
-        system.die_with_parent()  # changing the user undid it
+    system.die_with_parent()  # changing the user undid it
     system.hide_from_debuggers()
     system.adopt_orphans()
     passed, seconds, reason = _supervise(order, others)
