@@ -31,11 +31,8 @@ CHAT_NAMES = tuple(
     for end in ("start", "end")
 )
 BOS_NAMES = ("<|bos|>", "<|endoftext|>", "<s>")
-# What other tokenizers frame a chat with: ChatML's two tokens, Llama 3's three.
-OTHER_CHATS = (
-    ("<|im_start|>", "<|im_end|>"),
-    ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-)
+# What ends a turn in ChatML and in Llama 3, whatever end a tokenizer names.
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>")
 
 MOST_IDS = 2**24  # of a tokenizer; the largest that are known have 2^18
 
@@ -67,7 +64,7 @@ class Tokenizer:
     bos: the id that starts a document; no text ever encodes to it.
     token_bytes: int32 [V], UTF-8 bytes each token stands for; 0 for special and unused ids, so a
       zero marks what bits per byte must not count.
-    chat: the ids of `CHAT_NAMES` (or of another chat's names) that it has, by name: all, or none.
+    chat: the ids of `CHAT_NAMES` that it has, by name: all, or none.
     begins: whether a chat starts with BOS.
     prefix: what stands for an empty text, which a model cannot read.
     ends: the ids after which a text is over.
@@ -406,14 +403,14 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
         made.no_padding()
         return made
 
-    chats = (CHAT_NAMES, *OTHER_CHATS)
-    chat = next((names for names in chats if all(name in special for name in names)), ())
+    chat = CHAT_NAMES if special.issuperset(CHAT_NAMES) else ()
     ends = [ids[end_name]] if end_name in ids else []
+    turn_ends = [ids[name] for name in TURN_ENDS if name in special]
     return Tokenizer(
         folder, encode, pieces, found[0], content + told,
         {name: ids[name] for name in chat}, begins,
         prefix=next((ids[name] for name in (bos_name, end_name) if name in ids), found[0]),
-        ends=[*ends, *_generation_ends(Path(folder), len(pieces))],
+        ends=[*ends, *_generation_ends(Path(folder), len(pieces)), *turn_ends],
         processed=lambda text: backend.encode(text, add_special_tokens=True).ids,
         framed=lambda text: whole().encode(text, add_special_tokens=False).ids,
         template=template_of(Path(folder), sorted(special)),

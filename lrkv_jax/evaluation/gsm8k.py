@@ -1,14 +1,14 @@
 """GSM8K, test split: 1,319 word problems, answered in writing, right where the number is."""
 
 from lrkv_jax.data.tasks import gsm8k as problems
-from lrkv_jax.data.tasks.gsm8k import Problem
+from lrkv_jax.data.tasks.gsm8k import WordProblem
 from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, Result, passed
 from lrkv_jax.inference.language_model import LanguageModel
 
 
 def gsm8k(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
     """Score the word problems, asked in a chat with the calculator, by the number after "#### "."""
-    examples: list[Problem] = asked.examples
+    examples: list[WordProblem] = asked.examples
     prompts = [model.chat_prompt(problems.conversation(e).unanswered()) for e in examples]
     records = []
     said = model.answers(prompts, settings.new_tokens, settings.draws())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lrkv_jax.data.conversation import Part, conversation_from, exchange
 from lrkv_jax.data.tasks import choices, gsm8k, humaneval
 from lrkv_jax.data.tasks.choices import Choices
-from lrkv_jax.data.tasks.gsm8k import Problem
+from lrkv_jax.data.tasks.gsm8k import WordProblem
 from lrkv_jax.data.tasks.humaneval import Program
 
 LETTERED = Choices("a", "What is ice?", ("water", "sand", "air", "iron"), tuple("ABCD"), 0)
@@ -56,7 +56,7 @@ SPANS = [
 
 @pytest.mark.parametrize(("answer", "parts"), SPANS)
 def test_spans_become_tool_calls(answer, parts):
-    got = gsm8k.conversation(Problem("x", "How many?", answer, "?"))
+    got = gsm8k.conversation(WordProblem("x", "How many?", answer, "?"))
     assert got.messages[0].parts == (Part("text", "How many?"),)
     assert got.messages[1].parts == tuple(Part(*part) for part in parts)
 
@@ -76,7 +76,7 @@ def test_nothing_but_the_brackets_is_lost_in_tool_calls(pairs, end):
         expected += [("output", result)] if "=" in sum_ else []
     expected = [part for part in [*expected, ("text", end)] if part[1]]
     if expected:
-        got = gsm8k.conversation(Problem("x", "q", answer, "?")).messages[1].parts
+        got = gsm8k.conversation(WordProblem("x", "q", answer, "?")).messages[1].parts
         assert [(part.kind, part.text) for part in got] == expected
 
 

@@ -11,7 +11,6 @@ from support.planted_models import IDS, LLAMA, configured, drawn, plant
 
 from lrkv_jax.config import load_config
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.data.hub import upload
 from lrkv_jax.data.tokenizer import CHAT_NAMES, foreign_tokenizer, load_tokenizer
 from lrkv_jax.distributed.mesh import make_mesh
@@ -210,49 +209,6 @@ def test_gpt2_leaves_with_the_chat_in_its_own_ids(tmp_path):
     chat = ChatFormat(load_tokenizer("gpt2"))
     assert [written.token_to_id(name) for name in CHAT_NAMES] == list(vars(chat.ids).values())
     assert written.encode("a").ids[0] == chat.tokenizer.bos
-
-
-CHATML = (
-    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n"
-    "<|im_start|>user\nThen<|im_end|>\n<|im_start|>assistant\n"
-)
-LLAMA3 = (
-    "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
-    "<|start_header_id|>assistant<|end_header_id|>\n\nHo<|eot_id|>"
-    "<|start_header_id|>user<|end_header_id|>\n\nThen<|eot_id|>"
-    "<|start_header_id|>assistant<|end_header_id|>\n\n"
-)
-BEGINS = {
-    "type": "TemplateProcessing",
-    "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}},
-               {"Sequence": {"id": "A", "type_id": 0}}],
-    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-    "special_tokens": {"<|begin_of_text|>": {
-        "id": "<|begin_of_text|>", "ids": [256], "tokens": ["<|begin_of_text|>"]}},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("special", "changes", "expected"),
-    [
-        (("<|endoftext|>", "<|im_start|>", "<|im_end|>"), {}, CHATML),
-        (
-            ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-            {"post_processor": BEGINS},
-            LLAMA3,
-        ),
-    ],
-    ids=["chatml", "llama-3"],
-)
-def test_an_imported_chat_is_framed_as_its_own_template_does(special, changes, expected, tmp_path):
-    (tmp_path / "tokenizer.json").write_text(tokenizer_json(*special, **changes))
-    chat = ChatFormat(foreign_tokenizer(str(tmp_path)))
-    said = [("user", "Hi"), ("assistant", "Ho"), ("user", "Then")]
-    conversation = conversation_from([{"role": r, "content": c} for r, c in said])
-    names = dict(enumerate(special, 256))
-    spelt = [names.get(i) or chat.tokenizer.decode([i]) for i in chat.prompt(conversation)]
-    assert "".join(spelt) == expected
-    assert chat.stops[0] == 256 + special.index(special[-1])
 
 
 def test_a_tokenizer_that_loses_bytes_is_taken_and_counted(tmp_path):
