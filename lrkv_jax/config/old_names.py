@@ -6,8 +6,6 @@ from typing import Any
 
 # Groups of settings that changed no result: whether a plan may refuse a run.
 GONE = ("plan",)
-# Settings of `data` that changed no result.
-GONE_DATA = ("keep_streams",)
 
 
 def of_today(raw: dict[str, Any]) -> dict[str, Any]:
@@ -15,7 +13,7 @@ def of_today(raw: dict[str, Any]) -> dict[str, Any]:
     raw = {name: value for name, value in raw.items() if name not in GONE}
     data = raw.get("data")
     if isinstance(data, dict):
-        raw["data"] = {key: value for key, value in data.items() if key not in GONE_DATA}
+        raw["data"] = {key: value for key, value in data.items() if key != "keep_streams"}
     variants = raw.get("variants")
     if isinstance(variants, dict):
         raw["variants"] = {name: _variant(name, entry) for name, entry in variants.items()}

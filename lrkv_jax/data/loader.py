@@ -14,7 +14,7 @@ import grain
 import numpy as np
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.dataset import dataset
+from lrkv_jax.data.records.build import build_dataset
 from lrkv_jax.data.records.folders import damaged, open_dataset, quiet, row_head
 from lrkv_jax.data.sources import SPLITS, Split
 from lrkv_jax.data.tokenizer import load_tokenizer
@@ -160,7 +160,7 @@ def make_loader(
     if not rows or rows[0] < 0 or rows[-1] >= batch:
         held = f"rows {rows.start} to {rows.stop - 1}"
         raise LrkvError(f"{held} of a batch of {batch}: use 0 to {batch - 1}")
-    records = Records(dataset(data_config, context), "train")
+    records = Records(build_dataset(data_config, context), "train")
     tokenizer = load_tokenizer(data_config.tokenizer)
     return Loader(records, tokenizer, data_config.shuffle_seed, batch, rows, epochs)
 
@@ -174,7 +174,7 @@ def heldout_batches(
     batch is filled up with rows of BOS, whose targets stand for no bytes. Raises LrkvError as
     `dataset` does, before the first batch.
     """
-    records = Records(dataset(data_config, context), "heldout")
+    records = Records(build_dataset(data_config, context), "heldout")
     bos = load_tokenizer(data_config.tokenizer).bos
     count = -(-len(records) // batch)
     share = count if some is None else min(some, count)

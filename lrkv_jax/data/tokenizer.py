@@ -50,9 +50,6 @@ _LONG_SPACE = re.compile(rf"(?<!\s)\s{{{_LONGEST_SPACE},}}")
 # What a tokenizer.json must give back unchanged: spaces of every kind, scripts, its own stand-ins.
 _PROBE = "  a  b\n\n\tc \r\n" + "".join(map(chr, range(384))) + " ▁ 日本 👩‍👩 e\u0301 12 "
 
-# How Python's surrogateescape spells a byte that is not UTF-8.
-_NOT_UTF8 = re.compile("([\udc80-\udcff])")
-
 Encode = Callable[[list[str]], Sequence[Sequence[int] | np.ndarray]]
 
 
@@ -134,20 +131,6 @@ class Tokenizer:
         if self._framed is None:
             raise LrkvError(f"tokenizer {self.name} has no chat template: use its chat's tokens")
         return self._framed(valid(text))
-
-    def encode_bytes(self, data: bytes) -> np.ndarray:
-        """int32 [T] for any bytes: `decode_bytes(encode_bytes(data)) == data`.
-
-        What is UTF-8 in them is encoded as text; every other byte becomes a token by itself.
-        """
-        text = data.decode("utf-8", "surrogateescape")
-        ids = [np.empty(0, np.int32)]
-        for stretch in _NOT_UTF8.split(text):
-            if _NOT_UTF8.fullmatch(stretch):
-                ids.append(np.array([self._pieces.index(bytes([ord(stretch) & 0xFF]))], np.int32))
-            elif stretch:
-                ids.append(self.encode(stretch))
-        return np.concatenate(ids)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that the ids stand for; special, unused and unknown ids stand for none."""
@@ -288,24 +271,29 @@ def tokenizer_from_json(name: str, content: bytes) -> Tokenizer:
     bos = next((ids[token] for token in BOS_NAMES if token in ids), None)
     if bos is None:
         raise LrkvError(f"{what} has no token to start a document: add {' or '.join(BOS_NAMES)}")
-    # Special strings in the text are then no longer matched.
-    backend.encode_special_tokens = True
-
-    def encode(texts: list[str]) -> list[Sequence[int]]:
-        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
 
     chat = {name: ids[name] for name in CHAT_NAMES if name in ids}
     if chat and len(chat) < len(CHAT_NAMES):
         lacking = ", ".join(name for name in CHAT_NAMES if name not in chat)
         raise LrkvError(f"{what} has some of the chat's tokens and lacks {lacking}: add them")
-    tokenizer = Tokenizer(name, encode, pieces, bos, content, chat)
+    tokenizer = Tokenizer(name, _encoder(backend), pieces, bos, content, chat)
     if tokenizer.decode(tokenizer.encode(_PROBE)) != _PROBE:
         raise LrkvError(
             f"{what} does not give text back as it was: its pre-tokenizer must be one ByteLevel, "
             "after nothing that removes or replaces text"
         )
     return tokenizer
+
+
+def _encoder(backend: Any) -> Encode:
+    """What encodes texts with a tokenizer of the library; no text becomes a special token."""
+    backend.encode_special_tokens = True
+
+    def encode(texts: list[str]) -> list[Sequence[int]]:
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    return encode
 
 
 def make_reversible(definition: dict[str, Any]) -> None:
@@ -390,11 +378,6 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
     found = before[:1] or [ids[name] for name in names if name in ids]
     if not found:
         raise LrkvError(f"{what} has no token to start a document: name its bos_token")
-    backend.encode_special_tokens = True
-
-    def encode(texts: list[str]) -> list[Sequence[int]]:
-        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
 
     @functools.cache
     def whole():
@@ -407,7 +390,7 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
     ends = [ids[end_name]] if end_name in ids else []
     turn_ends = [ids[name] for name in TURN_ENDS if name in special]
     return Tokenizer(
-        folder, encode, pieces, found[0], content + told,
+        folder, _encoder(backend), pieces, found[0], content + told,
         {name: ids[name] for name in chat}, begins,
         prefix=next((ids[name] for name in (bos_name, end_name) if name in ids), found[0]),
         ends=[*ends, *_generation_ends(Path(folder), len(pieces)), *turn_ends],

@@ -9,8 +9,6 @@ import shutil
 import pytest
 
 from lrkv_jax.data.assets import FOLDER, read_asset
-from lrkv_jax.data.sources import documents
-from lrkv_jax.data.train_tokenizer import train_tokenizer
 from lrkv_jax.errors import LrkvError
 
 ASSETS = ("gpt2.bpe.gz", "sotu-4096.json", "sotu.jsonl.xz", "stdlib.jsonl.xz")
@@ -57,12 +55,6 @@ def test_corpus_is_in_date_order_since_1945():
     dates = [address["date"] for address in addresses]
     assert dates == sorted(dates) and dates[0] >= "1945"
     assert all(set(a) == {"date", "president", "text"} and a["text"] for a in addresses)
-
-
-def test_the_tokenizer_is_what_the_training_split_gives():
-    how = {"pattern": "gpt2", "special": ["<|bos|>"]}
-    trained = train_tokenizer(documents("sotu", "train"), 4096, **how)
-    assert trained.encode() == read_asset("sotu-4096.json")
 
 
 def test_provenance_states_the_checksum():

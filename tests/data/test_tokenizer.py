@@ -57,16 +57,6 @@ def test_any_text_round_trips_and_its_bytes_are_counted(own_path, name, text):
     assert tokenizer.bos not in ids
 
 
-@pytest.mark.parametrize("name", NAMES)
-@given(data=st.binary(max_size=40) | st.text(max_size=9).map(lambda t: t.encode()[1:]))
-@settings(max_examples=100, deadline=None)
-def test_any_bytes_round_trip(name, data):
-    tokenizer = load_tokenizer(name)
-    ids = tokenizer.encode_bytes(data)
-    assert tokenizer.decode_bytes(ids) == data
-    assert ids.dtype == np.int32 and tokenizer.token_bytes[ids].sum() == len(data)
-
-
 def test_special_strings_never_become_special_ids(own_path):
     for tokenizer in map(load_tokenizer, (*NAMES, own_path)):
         for special in SPECIALS:

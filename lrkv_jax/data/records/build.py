@@ -23,6 +23,7 @@ from typing import Any
 from lrkv_jax import __version__
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.hub import provenance_of
+from lrkv_jax.data.mixture import OnProgress, build_mixture
 from lrkv_jax.data.records.folders import (
     built,
     describe,
@@ -61,8 +62,6 @@ _LITTLE_BYTES = 16 << 20
 # Small files are tokenized together up to here; a larger one is a shard by itself.
 SHARD_BYTES = 8 << 20
 
-OnProgress = Callable[[str, float, int], None]  # what is done, how much of it, of how much
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -88,10 +87,11 @@ def build_dataset(
 ) -> Path:
     """Return the folder of the records of this data and context, built if it does not exist.
 
-    It is data_config.directory / (a readable key and a fingerprint of all that decides the
-    records). It appears whole or not at all, so a killed build is never taken for a complete one
-    and processes that build the same dataset at once do not disturb each other. After a kill the
-    same command continues with the shards that are missing, to the same bits.
+    Those of a mixture are `lrkv_jax.data.mixture.build_mixture`'s. Those of documents are in
+    data_config.directory / (a readable key and a fingerprint of all that decides the records). The
+    folder appears whole or not at all, so a killed build is never taken for a complete one and
+    processes that build the same dataset at once do not disturb each other. After a kill the same
+    command continues with the shards that are missing, to the same bits.
 
     Splits: train (the last partial record is dropped) and heldout (it is padded with BOS, which
     stand for no bytes and so count nowhere). Their metadata has format, source, provenance,
@@ -103,12 +103,14 @@ def build_dataset(
     much. Raises LrkvError for whatever `documents` and `load_tokenizer` raise it for, for a context
     that the text cannot fill, and for a folder that cannot be written or is damaged.
     """
+    report = progress or (lambda what, done, total: None)
+    if data_config.mixture is not None:
+        return build_mixture(data_config, context, progress=report)
     tokenizer = load_tokenizer(data_config.tokenizer)
     provenance_of(data_config)  # before files are looked for that are still to be fetched
     target = Path(data_config.directory) / _key(data_config, context, tokenizer)
 
     def write(scratch: Path) -> None:
-        report = progress or (lambda what, done, total: None)
         _write(scratch, data_config, context, tokenizer, report, run)
 
     return built(target, data_config.directory, write)
