@@ -50,7 +50,7 @@ def download(
         if not same or revision not in (known["revision"], known["commit"]):
             raise _other_download(folder, known)
         request["revision"] = known["revision"]
-    with _in_one_line(repo, repo_type, "fetching"):
+    with _in_one_line(repo, repo_type):
         if known is None or any(known[key] != request[key] for key in request):
             found = request | _list(request, known["commit"] if known else revision)
             if known is not None and known["files"].keys() - found["files"].keys():
@@ -59,20 +59,6 @@ def download(
             write_json(folder / FILE, known := found)
         _fetch(folder, known)
     return known
-
-
-def upload(folder: str | Path, repo: str) -> str:
-    """Put a folder's files into a model's repository on the hub; returns its page.
-
-    The repository is made where there is none. Raises LrkvError as `download` does.
-    """
-    from huggingface_hub import HfApi
-
-    with _in_one_line(repo, "model", "pushing to"):
-        api = HfApi(endpoint=_endpoint())
-        api.create_repo(repo, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder)
-    return f"https://huggingface.co/{repo}"
 
 
 def fetch_source(config: DataConfig, warn: Callable[[str], None]) -> None:
@@ -188,7 +174,7 @@ def _endpoint() -> str | None:
 
 
 @contextmanager
-def _in_one_line(repo: str, repo_type: str, doing: str) -> Iterator[None]:
+def _in_one_line(repo: str, repo_type: str) -> Iterator[None]:
     """Turn the client's errors, the network's and the disk's into one line with the cause."""
     page = f"https://huggingface.co/{'datasets/' * (repo_type == 'dataset')}{repo}"
     try:
@@ -201,7 +187,7 @@ def _in_one_line(repo: str, repo_type: str, doing: str) -> Iterator[None]:
             cause = cause.__cause__
         reason = (str(cause).splitlines() or [""])[0][:120]
         raise LrkvError(
-            f"{doing} {repo} failed ({type(error).__name__}: {reason}): see {page}; where it is "
+            f"fetching {repo} failed ({type(error).__name__}: {reason}): see {page}; where it is "
             "gated or private, accept its terms and `hf auth login`; what is complete stays, and "
             "the same command continues"
         ) from error

@@ -84,8 +84,9 @@ def evaluate(
         if task in TASKS:
             result[task] = TASKS[task](run, batch)
     for name, questions_ in asked.items():
-        shown = _Report(name, len(questions_.examples), progress)
-        model = LanguageModel.of(run, batch=batch, progress=shown)
+        model = LanguageModel.of(run, batch=batch)
+        if progress is not None:
+            model.progress = _adding_up(progress, name, len(questions_.examples))
         began = time.monotonic()
         outcome = asdict(BENCHMARKS[name](model, questions_, settings))
         records = outcome.pop("records")
@@ -141,17 +142,15 @@ def _keep(path: Path, content: dict[str, Any], warn: Callable[[str], None]) -> N
         warn(f"{path} cannot be written ({error.strerror}): what it would hold is not kept")
 
 
-class _Report:
-    """Adds up how many examples a benchmark has done."""
+def _adding_up(progress: OnProgress, name: str, total: int) -> Callable[[float], None]:
+    done = 0.0
 
-    def __init__(self, name: str, total: int, progress: OnProgress | None):
-        self._name, self._total, self._progress = name, total, progress
-        self._done = 0.0
+    def add(more: float) -> None:
+        nonlocal done
+        done += more
+        progress(name, done, total)
 
-    def __call__(self, more: float) -> None:
-        self._done += more
-        if self._progress:
-            self._progress(self._name, self._done, self._total)
+    return add
 
 
 def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The Hugging Face architectures: their settings and tensors beside ours, in one table.
 
-Exporting and importing are both readings of it. A row says which parameter a tensor is, and how its
-numbers are laid out there; rows of a block stand once and are meant for each layer.
+Exporting and importing are both readings of it. A `WeightMapping` says which parameter a tensor is,
+and how its numbers are laid out there; those of a block stand once and are meant for each layer.
 
 D model width  H heads  G key/value heads  K head width  F hidden width of the MLP
 """
@@ -22,7 +22,7 @@ LAYER = "model.layers.{}."
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """How a parameter lies in a file: inputs and outputs flattened, and the matrix transposed.
 
     `inputs` counts the parameter's leading axes that are inputs; 0 is no matrix, and lies as it is,
@@ -71,20 +71,20 @@ def _divided(ours: np.ndarray, factor: float) -> np.ndarray:
     return (ours / np.float64(factor)).astype(np.float32)
 
 
-AS_IS, TABLE, MATRIX = Layout(), Layout(table=True), Layout(inputs=1)
-SWAPPED, JOINED = Layout(inputs=1, swapped=True), Layout(inputs=2)
+AS_IS, TABLE, MATRIX = WeightLayout(), WeightLayout(table=True), WeightLayout(inputs=1)
+SWAPPED, JOINED = WeightLayout(inputs=1, swapped=True), WeightLayout(inputs=2)
 
 
 @dataclass(frozen=True)
-class Row:
+class WeightMapping:
     """A tensor's name, the path of the parameter that it is, and its layout.
 
-    A row of a parameter that a model does not have is left out, but a `gain` is written as ones.
+    One of a parameter that a model does not have is left out, but a `gain` is written as ones.
     """
 
     theirs: str
     ours: str
-    layout: Layout
+    layout: WeightLayout
     gain: bool = False
 
     @property
@@ -92,13 +92,13 @@ class Row:
         return self.theirs.startswith(LAYER)
 
 
-def _block(theirs: str, ours: str, layout: Layout, gain: bool = False) -> Row:
-    return Row(f"{LAYER}{theirs}.weight", f"blocks.{ours}", layout, gain)
+def _block(theirs: str, ours: str, layout: WeightLayout, gain: bool = False) -> WeightMapping:
+    return WeightMapping(f"{LAYER}{theirs}.weight", f"blocks.{ours}", layout, gain)
 
 
 _ENDS = (
-    Row("model.embed_tokens.weight", "embedding.table", TABLE),
-    Row("lm_head.weight", "head.kernel", MATRIX),
+    WeightMapping("model.embed_tokens.weight", "embedding.table", TABLE),
+    WeightMapping("lm_head.weight", "head.kernel", MATRIX),
 )
 _VALUES = (
     _block("self_attn.v_proj", "attention.value", MATRIX),
@@ -119,7 +119,7 @@ _ATTENTION_TURNED = (
 _GAINS = (
     _block("input_layernorm", "norm_attention.gain", AS_IS, gain=True),
     _block("post_attention_layernorm", "norm_mlp.gain", AS_IS, gain=True),
-    Row("model.norm.weight", "norm.gain", AS_IS, gain=True),
+    WeightMapping("model.norm.weight", "norm.gain", AS_IS, gain=True),
 )
 _QK_GAINS = (
     _block("self_attn.q_norm", "attention.query_gain", AS_IS, gain=True),
@@ -131,7 +131,7 @@ _PLAIN_MLP = (
 )
 
 _BIASES = tuple(
-    Row(f"{LAYER}self_attn.{theirs}_proj.bias", f"blocks.attention.{ours}", AS_IS)
+    WeightMapping(f"{LAYER}self_attn.{theirs}_proj.bias", f"blocks.attention.{ours}", AS_IS)
     for theirs, ours in (("q", "query_bias"), ("k", "key_bias"), ("o", "output_bias"))
 )
 # Weights sum to 1, so that biases of values are one of the output: ours has that alone, and they
@@ -162,20 +162,22 @@ class Architecture:
 
     name: str
     model_type: str
-    rows: tuple[Row, ...]
+    mappings: tuple[WeightMapping, ...]
     settings: dict[str, Any]
     numbers: dict[str, str]
     fixed: dict[str, Any]
     defaults: dict[str, Any]
 
-    def rows_of(self, model: ModelConfig) -> list[Row]:
-        """A model's rows. A tied head, which is scaled by 1/sqrt(D) here and not there, is undone
-        by the last gain."""
-        rows = [*self.rows, *(_BIASES if model.qkv_bias else ())]
+    def mappings_of(self, model: ModelConfig) -> list[WeightMapping]:
+        """A model's mappings.
+
+        A tied head, which is scaled by 1/sqrt(D) here and not there, is undone by the last gain.
+        """
+        mappings = [*self.mappings, *(_BIASES if model.qkv_bias else ())]
         if not model.tied_head:
-            return rows
-        scaled = Layout(factor=math.sqrt(model.width))
-        return [replace(row, layout=scaled) if row.ours == "norm.gain" else row for row in rows]
+            return mappings
+        scaled = WeightLayout(factor=math.sqrt(model.width))
+        return [replace(one, layout=scaled) if one.ours == "norm.gain" else one for one in mappings]
 
 
 _LLAMA_LIKE = {"norm_gain": True, "embedding_norm": False, "softcap": None}
@@ -185,12 +187,12 @@ _BIASED = {"attention_bias": "qkv_bias"}  # queries', keys', values' and the out
 _GATED_MLP = (*_PLAIN_MLP, _block("mlp.gate_proj", "mlp.gate", MATRIX))
 
 
-def _llama(name: str, model_type: str, *rows: Row, fixed: Any = None, **settings: Any):
-    """Llama, and what differs from it in a few settings and rows."""
+def _llama(name: str, model_type: str, *more: WeightMapping, fixed: Any = None, **settings: Any):
+    """Llama, and what differs from it in a few settings and tensors."""
     told = "qkv_bias" not in settings  # by its config.json
     return Architecture(
         name, model_type,
-        (*_ENDS, *_GAINS, *_ATTENTION, *rows, *(_GATED_MLP if settings["gated"] else _PLAIN_MLP)),
+        (*_ENDS, *_GAINS, *_ATTENTION, *more, *(_GATED_MLP if settings["gated"] else _PLAIN_MLP)),
         {**_LLAMA_LIKE, **settings}, {**_LLAMA_NUMBERS, **(_BIASED if told else {})}, fixed or {},
         {**_LLAMA_DEFAULTS, **({"attention_bias": False} if told else {})},
     )  # fmt: skip

@@ -3,16 +3,13 @@
 `.ci/run beam`; on Beam's direct runner, and on a Dask cluster of two workers on this machine.
 """
 
-import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 from support import fineweb
@@ -148,15 +145,6 @@ class Cluster:
         self._processes[number].kill()
         self._processes[number].wait()
 
-    def writer_of_records(self):
-        """The number of a worker that has a file of records open to write it; None without one."""
-        for number, worker in enumerate(self._processes[1:], 1):
-            for handle in Path(f"/proc/{worker.pid}/fd").iterdir():
-                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                    if os.readlink(handle).rpartition("/")[2].startswith(".tokens-"):
-                        return number
-        return None
-
     def close(self):
         for process in self._processes:
             process.kill()
@@ -194,16 +182,6 @@ def test_dask_worker_and_build_killed_and_started_again(source, expected, direct
     kill(process)
     assert finish(start(source, directory, cluster.options), directory) == expected
     assert len(streams_of(directory)[0]) == FILES and not streams_of(directory)[1]
-
-
-def test_dask_worker_killed_while_it_packs(source, whole, expected, directory, cluster):
-    cluster.two_workers()
-    # The streams are there, so that the records alone are missing.
-    shutil.copytree(whole / "streams", directory / "streams")
-    process = start(source, directory, cluster.options)
-    number = until(process, cluster.writer_of_records)
-    cluster.kill_worker(number)
-    assert finish(process, directory) == expected
 
 
 @pytest.mark.parametrize("runner", ["dask", "direct"])

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from support.bigram import token_stream
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.loader import Records, heldout_batches, make_loader
@@ -102,12 +101,6 @@ def test_records_are_what_tfds_decodes(small):
     np.testing.assert_array_equal(records.read(range(len(records))), decoded)
 
 
-def test_hash_tells_steps_apart(config):
-    loader = make_loader(config, LONG, 8)
-    hashes = [loader.hash_at(step) for step in range(20)]
-    assert len(set(hashes)) == 20 and all(len(h) == 12 for h in hashes)
-
-
 def test_heldout_batches_hold_every_record_once_in_order(small):
     records = Records(build_dataset(small, CONTEXT), "heldout")
     assert len(records) % 7
@@ -126,23 +119,10 @@ def test_heldout_batches_count_every_byte_once(config):
     assert counted == Records(build_dataset(config, LONG), "heldout").counts["bytes"] == 283_696
 
 
-def test_token_stream_joins_the_records(small):
-    stream = token_stream(small, CONTEXT, "train")
-    loader = make_loader(small, CONTEXT, 1)
-    assert len(stream) == loader.tokens_per_epoch + 1
-    text = loader.tokenizer.decode(stream)
-    assert text.startswith("Number 0: 0 1 2 3")
-
-
 @pytest.mark.parametrize("rows", [range(3, 7), range(-1, 3), range(0)])
 def test_rows_that_a_batch_does_not_have_are_refused(config, rows):
     with pytest.raises(LrkvError, match="of a batch of 6: use 0 to 5"):
         make_loader(config, LONG, 6, rows=rows)
-
-
-def test_any_seed_is_taken(config):
-    huge = config.model_copy(update={"shuffle_seed": 2**63})
-    assert make_loader(huge, LONG, 2).batch_at(0).shape == (2, LONG + 1)
 
 
 def test_a_damaged_record_is_named(small, tmp_path):

@@ -59,11 +59,6 @@ def test_best_fit_uses_every_item_once_and_few_bins(sizes):
     assert len(bins) <= 11 / 9 * max(-(-sum(sizes) // 50), sum(s > 25 for s in sizes)) + 4
 
 
-def test_an_item_larger_than_a_bin_is_refused():
-    with pytest.raises(ValueError, match="51 does not fit 50"):
-        best_fit([3, 51], 50)
-
-
 def test_an_epoch_has_each_conversation_as_often_as_its_weight_says():
     mixed = data(part("smoltalk", "train"), part("gsm8k", "train", weight=2.5))
     result = packed(mixed, "train", CONTEXT, TOKENIZER)

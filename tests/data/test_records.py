@@ -80,13 +80,6 @@ def test_packing_makes_each_token_a_target_exactly_once(blocks, context):
     np.testing.assert_array_equal(dropped, padded[: len(dropped)])
 
 
-def test_files_are_divided_without_a_gap(monkeypatch):
-    monkeypatch.setattr(streams, "FILE_BYTES", 1000)
-    ranges = streams.record_ranges(100_001, 9, padded=True, vocabulary=4096)
-    assert ranges[0].first == 0 and ranges[-1].last == -(-100_000 // 9) and len(ranges) > 200
-    assert all(a.last == b.first for a, b in zip(ranges, ranges[1:], strict=False))
-
-
 # --- a small build: sixty short documents in a folder, about a third of them held out
 
 
@@ -233,21 +226,6 @@ def test_a_damaged_folder_is_named_with_its_mend(built, tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
-def test_a_build_that_another_process_finished_first_is_taken(config, monkeypatch):
-    real = build_module.describe
-    depth = []
-
-    def overtaken(*arguments, **options):
-        real(*arguments, **options)
-        if not depth:
-            depth.append(1)
-            build_dataset(config, 16)
-
-    monkeypatch.setattr(build_module, "describe", overtaken)
-    path = build_dataset(config, 16)
-    assert len(records(path, "train")) and os.listdir(config.directory) == [path.name]
-
-
 KILLED = """
 import os, signal, sys
 from lrkv_jax.config.schema import DataConfig
@@ -285,20 +263,6 @@ def test_what_a_killed_worker_left_of_a_file_is_not_in_the_dataset(config):
     path = build_dataset(config, 16, run=run)
     local = build_dataset(config.model_copy(update={"directory": f"{config.directory}-local"}), 16)
     assert content(path) == content(local)
-
-
-def test_a_large_vocabulary_is_stored_in_int32(config, monkeypatch):
-    class Large:
-        vocabulary, name, fingerprint, bos = 70_000, "large", "f", 69_999
-        token_bytes = np.ones(70_000, np.int32)
-
-        def encode_batch(self, texts):
-            return [np.full(len(text), 69_000) for text in texts]
-
-    for module in (build_module, streams):
-        monkeypatch.setattr(module, "load_tokenizer", lambda name: Large())
-    row = open_dataset(build_dataset(config, 8)).as_data_source("train")[0]["tokens"]
-    assert row.tolist() == [69_999] + [69_000] * 8
 
 
 # --- builds in stages, by other processes, of three parquet files

@@ -11,7 +11,6 @@ from support.planted_models import IDS, LLAMA, configured, drawn, plant
 
 from lrkv_jax.config import load_config
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.hub import upload
 from lrkv_jax.data.tokenizer import CHAT_NAMES, foreign_tokenizer, load_tokenizer
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
@@ -122,37 +121,25 @@ def said(**changes):
 
 
 Q, HEAD = "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
-UNSIGNED = json.dumps({Q: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
 
 
 @pytest.mark.parametrize(
     ("change", "named", "mend"),
     [
         (lambda d: (d / "config.json").unlink(), "no config.json", "name the folder of a model"),
-        (lambda d: (d / "config.json").write_text("{"), "config.json", "fetch it again"),
         (said(architectures=["GPTNeoXForCausalLM"]), "GPTNeoXForCausalLM", "LlamaForCausalLM"),
         (said(num_local_experts=8), "num_local_experts = 8", "mixtures of experts"),
         (said(quantization_config={"quant_method": "gptq"}), "gptq", "take the model that is not"),
-        (said(rope_parameters={"rope_type": "magic"}), "magic", "use"),
         (said(sliding_window=16), "sliding_window = 16", "train.context=16 or less"),
         (said(attention_bias=True), "attention_bias = True", "only False is taken"),
         (said(hidden_act="gelu"), "hidden_act = gelu", "use relu2"),
         (said(hidden_size=48), "model.embed_tokens.weight", "different models"),
         (lambda d: (d / shards.SINGLE).unlink(), "no model.safetensors", "fetch them"),
         (torn, "model.safetensors", "torn: fetch it again"),
-        (lambda d: (d / shards.SINGLE).write_bytes(b"x"), "model.safetensors", "torn"),
-        (
-            lambda d: (d / shards.SINGLE).write_bytes(
-                len(UNSIGNED).to_bytes(8, "little") + UNSIGNED + b"0"
-            ),
-            f"{Q} is U8",
-            "not quantised",
-        ),
         (without(Q), Q, "fetch the model again"),
         (without(HEAD, lambda a: {HEAD: a, "model.vision.weight": a}), "vision", "another model"),
         (without(Q, lambda a: {Q: a[:-1]}), Q, "different models"),
-        (lambda d: (d / "tokenizer.json").unlink(), "tokenizer.json", "transformers"),
-        (lambda d: (d / "tokenizer.json").write_text("{}"), "tokenizer", "not a tokenizer.json"),
+        (lambda d: (d / "tokenizer.json").unlink(), "tokenizer.json", "fetch it again"),
         (
             lambda d: (d / "tokenizer.json").write_text(
                 tokenizer_json(*(f"<{n}>" for n in range(40)), "<s>")
@@ -221,21 +208,8 @@ def test_a_tokenizer_that_loses_bytes_is_taken_and_counted(tmp_path):
     assert tokenizer.decode(tokenizer.encode("e\u0301 <|endoftext|>")) == "\ufffd <|endoftext|>"
 
 
-def test_push_puts_the_folder_on_the_hub_or_says_why_not(tmp_path, monkeypatch):
-    from huggingface_hub import HfApi
-
-    called = []
-    monkeypatch.setattr(HfApi, "create_repo", lambda api, repo, **how: called.append((repo, how)))
-    monkeypatch.setattr(HfApi, "upload_folder", lambda api, **how: called.append(how))
-    assert upload(tmp_path, "me/mine") == "https://huggingface.co/me/mine"
-    assert called == [
-        ("me/mine", {"exist_ok": True}),
-        {"repo_id": "me/mine", "folder_path": tmp_path},
-    ]
-    monkeypatch.undo()
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
-    with pytest.raises(LrkvError, match="pushing to me/mine failed"):
-        upload(tmp_path, "me/mine")
     with pytest.raises(LrkvError, match="fetching me/mine failed"):
         import_model("me/mine", tmp_path / "run", say=lambda _: None)
     assert not (tmp_path / "run").exists()
