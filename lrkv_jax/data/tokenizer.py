@@ -4,7 +4,6 @@ import functools
 import gzip
 import hashlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -150,8 +149,8 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
     A folder holds another model's tokenizer (`foreign_tokenizer`).
 
     "gpt2" is tiktoken on the merges that ship with the package; its vocabulary is padded to 50304.
-    A file's normaliser, prefix space and dropout are switched off, since with them text would not
-    come back as it was; its BOS is the first it has of <|bos|>, <|endoftext|>, <s>.
+    A file's BOS is the first special token that it has of <|bos|>, <|endoftext|>, <s>. One that
+    does not give every text back as it was is refused.
 
     Raises LrkvError for an unknown name and for a file that is not such a tokenizer.
     """
@@ -242,47 +241,60 @@ def _cut_long_space(text: str) -> list[str]:
 @functools.lru_cache(maxsize=4)
 def tokenizer_from_json(name: str, content: bytes) -> Tokenizer:
     """The tokenizer that a tokenizer.json's content defines; raises like `load_tokenizer`."""
-    import tokenizers
-
     what = f"data.tokenizer = {name}"
-    try:
-        definition = json.loads(content)
-        make_reversible(definition)
-        backend = tokenizers.Tokenizer.from_str(json.dumps(definition))
-    # The library raises bare Exception for what it cannot read.
-    except Exception as error:
-        raise LrkvError(f"{what} is not a byte-level BPE tokenizer.json ({error})") from None
-
-    # By name: the library numbers added tokens itself where the file's ids leave gaps.
-    added = {token["content"]: token for token in definition["added_tokens"]}
-    ids = backend.get_vocab(with_added_tokens=True)
-    pieces = [b""] * (max(ids.values()) + 1)
-    for token, i in ids.items():
-        if token not in added:
-            try:
-                pieces[i] = _to_bytes(token)
-            except KeyError:
-                raise LrkvError(f"{what} is not byte-level: its entry {token!r} is not") from None
-        elif not added[token]["special"]:
-            pieces[i] = token.encode()
+    backend, ids, special, pieces = _read_backend(what, content)
     missing = 256 - len({piece for piece in pieces if len(piece) == 1})
     if missing:
         raise LrkvError(f"{what} lacks {missing} of the 256 bytes: train it with all of them")
-    bos = next((ids[token] for token in BOS_NAMES if token in ids), None)
+    bos = next((ids[token] for token in BOS_NAMES if token in special), None)
     if bos is None:
-        raise LrkvError(f"{what} has no token to start a document: add {' or '.join(BOS_NAMES)}")
-
-    chat = {name: ids[name] for name in CHAT_NAMES if name in ids}
+        names = " or ".join(BOS_NAMES)
+        raise LrkvError(f"{what} has no special token to start a document: add {names}")
+    chat = {name: ids[name] for name in CHAT_NAMES if name in special}
     if chat and len(chat) < len(CHAT_NAMES):
         lacking = ", ".join(name for name in CHAT_NAMES if name not in chat)
         raise LrkvError(f"{what} has some of the chat's tokens and lacks {lacking}: add them")
     tokenizer = Tokenizer(name, _encoder(backend), pieces, bos, content, chat)
     if tokenizer.decode(tokenizer.encode(_PROBE)) != _PROBE:
         raise LrkvError(
-            f"{what} does not give text back as it was: its pre-tokenizer must be one ByteLevel, "
-            "after nothing that removes or replaces text"
+            f"{what} does not give text back as it was: it needs one ByteLevel pre-tokenizer "
+            "without a prefix space, and nothing that changes, removes or replaces text"
         )
     return tokenizer
+
+
+def _read_backend(what: str, content: bytes) -> tuple[Any, dict[str, int], set[str], list[bytes]]:
+    """A tokenizer.json in the library: itself, ids by name, special tokens, and each id's bytes.
+
+    Raises LrkvError for what the library cannot read, and for entries that are not made of bytes.
+    """
+    import tokenizers
+
+    try:
+        backend = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:  # the library raises bare Exception for what it cannot read
+        raise LrkvError(f"{what} is not a tokenizer.json ({error}): fetch it again") from None
+    backend.no_truncation()
+    backend.no_padding()
+    added = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
+    ids = backend.get_vocab(with_added_tokens=True)
+    largest = max(ids.values(), default=0)
+    if largest >= MOST_IDS:
+        raise LrkvError(f"{what} has ids up to {largest}, beyond {MOST_IDS}: fetch it again")
+    pieces = [b""] * (largest + 1)
+    byte_level = '"ByteLevel"' in content.decode()
+    special = {token for token, is_special in added.items() if is_special}
+    for token, i in ids.items():
+        if token in special:
+            continue
+        try:
+            plain = token in added or not byte_level
+            pieces[i] = _plain_bytes(token) if plain else _to_bytes(token)
+        except KeyError:
+            raise LrkvError(
+                f"{what} is not made of bytes, its entry {token!r} is not: take another"
+            ) from None
+    return backend, ids, special, pieces
 
 
 def _encoder(backend: Any) -> Encode:
@@ -296,30 +308,6 @@ def _encoder(backend: Any) -> Encode:
     return encode
 
 
-def make_reversible(definition: dict[str, Any]) -> None:
-    """Switch off, in place, what would change, drop or add text; raises ValueError if not BPE."""
-    model = definition["model"]
-    if model.get("type", "BPE") != "BPE":
-        raise ValueError(f"its model is {model['type']}")
-    for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(affix):
-            raise ValueError(f"its model has a {affix}")
-    splitter = definition.get("pre_tokenizer") or {}
-    steps = splitter.get("pretokenizers", [splitter])
-    if not any(step.get("type") == "ByteLevel" for step in steps):
-        raise ValueError("it has no ByteLevel pre-tokenizer")
-    for step in steps:
-        if step.get("type") == "ByteLevel":
-            step["add_prefix_space"] = False
-        elif step.get("behavior") == "Removed":
-            raise ValueError("its pre-tokenizer removes text")
-    model["dropout"] = None
-    definition.update(normalizer=None, truncation=None, padding=None, post_processor=None)
-    for token in definition.setdefault("added_tokens", []):
-        token.update(lstrip=False, rstrip=False, normalized=False)
-        token["special"] |= token["content"] in (*BOS_NAMES, *CHAT_NAMES)
-
-
 def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None) -> Tokenizer:
     """The tokenizer of another model's folder, taken as it is: some texts may not come back.
 
@@ -328,8 +316,6 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
 
     Raises LrkvError for a folder without one, and for one that is not made of bytes.
     """
-    import tokenizers
-
     from lrkv_jax.data.chat_template import template_of
 
     what = f"tokenizer {folder}"
@@ -338,38 +324,14 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
     told = settings_path.read_bytes() if settings else b"{}"
     try:
         content = (Path(folder) / "tokenizer.json").read_bytes()
-        definition = json.loads(content)
-        backend = tokenizers.Tokenizer.from_str(content.decode())
     except OSError as error:
         raise LrkvError(
             f"{what} has no readable tokenizer.json ({error.strerror}): fetch it again"
         ) from None
-    except Exception as error:  # the library raises bare Exception for what it cannot read
-        raise LrkvError(f"{what} is not a tokenizer.json ({error}): fetch it again") from None
-    backend.no_truncation()
-    backend.no_padding()
-    added = backend.get_added_tokens_decoder()
-    special = {token.content for token in added.values() if token.special}
-    ids = backend.get_vocab(with_added_tokens=True)
-    largest = max(ids.values(), default=0)
-    if largest >= MOST_IDS:
-        raise LrkvError(f"{what} has ids up to {largest}, beyond {MOST_IDS}: fetch it again")
-    pieces = [b""] * (largest + 1)
-    spelt = {token.content for token in added.values()}
-    byte_level = '"ByteLevel"' in content.decode()
-    for token, i in ids.items():
-        if token in special:
-            continue
-        try:
-            plain = token in spelt or not byte_level
-            pieces[i] = _plain_bytes(token) if plain else _to_bytes(token)
-        except KeyError:
-            raise LrkvError(
-                f"{what} is not made of bytes, its entry {token!r} is not: take another model"
-            ) from None
+    backend, ids, special, pieces = _read_backend(what, content)
     if missing := 256 - len({piece for piece in pieces if len(piece) == 1}):
         warn(f"{what} lacks {missing} of the 256 bytes: texts with those do not come back")
-    if definition.get("normalizer"):
+    if backend.normalizer is not None:
         warn(f"{what} changes texts before it reads them: they come back as it reads them")
     before = backend.encode("", add_special_tokens=True).ids
     bos_name, end_name = (_named(settings, key, what) for key in ("bos_token", "eos_token"))
@@ -380,11 +342,8 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
         raise LrkvError(f"{what} has no token to start a document: name its bos_token")
 
     @functools.cache
-    def whole():
-        made = tokenizers.Tokenizer.from_str(content.decode())
-        made.no_truncation()
-        made.no_padding()
-        return made
+    def with_special_tokens():
+        return _read_backend(what, content)[0]
 
     chat = CHAT_NAMES if special.issuperset(CHAT_NAMES) else ()
     ends = [ids[end_name]] if end_name in ids else []
@@ -395,7 +354,7 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
         prefix=next((ids[name] for name in (bos_name, end_name) if name in ids), found[0]),
         ends=[*ends, *_generation_ends(Path(folder), len(pieces)), *turn_ends],
         processed=lambda text: backend.encode(text, add_special_tokens=True).ids,
-        framed=lambda text: whole().encode(text, add_special_tokens=False).ids,
+        framed=lambda text: with_special_tokens().encode(text, add_special_tokens=False).ids,
         template=template_of(Path(folder), sorted(special)),
     )  # fmt: skip
 

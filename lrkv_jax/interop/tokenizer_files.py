@@ -15,7 +15,6 @@ from lrkv_jax.data.tokenizer import (
     CHAT_NAMES,
     Tokenizer,
     byte_alphabet,
-    make_reversible,
 )
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.restore import TrainedRun
@@ -112,9 +111,7 @@ def _definition(name: str) -> dict[str, Any]:
     """The tokenizer.json of a named tokenizer or of a file, as this project reads it."""
     if name != "gpt2":
         content = read_asset("sotu-4096.json") if name == "sotu-4096" else Path(name).read_bytes()
-        definition = json.loads(content)
-        make_reversible(definition)
-        return definition
+        return json.loads(content)
     lines = gzip.decompress(read_asset("gpt2.bpe.gz")).decode().split("\n")[1:-1]
     pieces = [*byte_alphabet(), *(line.replace(" ", "") for line in lines)]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}

@@ -15,7 +15,7 @@ from pathlib import Path
 from lrkv_jax.errors import LrkvError
 
 INSIDE = Path(__file__).parent / "inside"
-# For starting the interpreter and building the walls, on a machine that does much else.
+# For starting the interpreter and building the isolation, on a machine that does much else.
 START_SECONDS = 30.0
 _FIRST_USER = 2_000_000_000
 _KEPT = ["LD_LIBRARY_PATH"]
@@ -65,7 +65,7 @@ class ProgramOutcome:
 
 
 def run(program: str, limits: SandboxLimits, way: str) -> ProgramOutcome:
-    """Run `program` behind the walls of `way`: "namespaces" or "limits".
+    """Run `program` behind the isolation of `way`: "namespaces" or "limits".
 
     The interpreter starts by vfork and exec, with an empty environment and in a session of its own;
     it sets the limits on itself before it becomes the program. All that was started is killed

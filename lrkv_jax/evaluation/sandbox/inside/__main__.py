@@ -1,4 +1,4 @@
-"""The supervisor: builds the walls, starts the program behind them, and says how it ended.
+"""The supervisor: builds the isolation, starts the program behind it, and says how it ended.
 
 Run as `python -I -S -B FOLDER`, with an order on its input (launch.py). Two lines go to the
 descriptor `report`: "starts", and "ended PASSED SECONDS REASON". Imports little: it starts often.
@@ -11,9 +11,9 @@ import signal
 import sys
 import time
 
+import namespaces
 import program
 import system
-import walls
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
         sys.exit("the process that asked for this has ended")
     user = order["user"]  # None: the one who asked
     if order["way"] == "namespaces":
-        walls.enter(order, as_root=user is not None)
+        namespaces.enter(order, as_root=user is not None)
     elif order["way"] == "limits" and user is not None:
         os.chown(".", user, user)
     others = 1  # whom else the limit on processes counts
