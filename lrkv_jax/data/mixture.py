@@ -118,15 +118,17 @@ def mixture_identity(mixture: MixtureConfig, tokenizer: Tokenizer) -> list[objec
     """
     parts = {(part.task, part.split) for part in (*mixture.train, *mixture.heldout)}
     sets = {"/".join(part): identity(*part, mixture.folder) for part in sorted(parts)}
-    said: list[object] = [mixture.model_dump(mode="json", exclude={"folder"}), sets]
-    said.append(tokenizer.fingerprint)
-    return said if tokenizer.template is None else [*said, tokenizer.template.source]
+    found: list[object] = [mixture.model_dump(mode="json", exclude={"folder"}), sets]
+    found.append(tokenizer.fingerprint)
+    if tokenizer.template is not None:
+        found.append(tokenizer.template.source)
+    return found
 
 
 def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Pack items into bins of at most `capacity`; returns each bin as a list of indices.
 
-    Best-fit decreasing: each item, largest first, goes to the bin where it leaves the least room.
+    Best-fit decreasing: each item, largest first, goes to the bin where it leaves the least space.
     The number of bins is at most 11/9 of the smallest possible, plus 4.
 
     Raises ValueError for a size over the capacity.
@@ -134,24 +136,24 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     if max(sizes, default=0) > capacity:
         raise ValueError(f"{max(sizes)} does not fit {capacity}")
     bins: list[list[int]] = []
-    by_room: dict[int, list[int]] = {}  # bins with that much room left
-    rooms: list[int] = []  # the keys of `by_room`, sorted
+    by_space: dict[int, list[int]] = {}  # bins with that much space left
+    spaces: list[int] = []  # the keys of `by_space`, sorted
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        place = bisect.bisect_left(rooms, sizes[index])
-        if place == len(rooms):
-            number, room = len(bins), capacity
+        place = bisect.bisect_left(spaces, sizes[index])
+        if place == len(spaces):
+            number, space = len(bins), capacity
             bins.append([])
         else:
-            room = rooms[place]
-            number = by_room[room].pop()
-            if not by_room[room]:
-                del by_room[room], rooms[place]
+            space = spaces[place]
+            number = by_space[space].pop()
+            if not by_space[space]:
+                del by_space[space], spaces[place]
         bins[number].append(index)
-        left = room - sizes[index]
-        if left not in by_room:
-            bisect.insort(rooms, left)
-            by_room[left] = []
-        by_room[left].append(number)
+        left = space - sizes[index]
+        if left not in by_space:
+            bisect.insort(spaces, left)
+            by_space[left] = []
+        by_space[left].append(number)
     return bins
 
 

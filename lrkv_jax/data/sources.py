@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from lrkv_jax.data.assets import asset_checksum, read_asset
 from lrkv_jax.data.tables import read_json_lines, read_parquet, unreadable
-from lrkv_jax.data.text import valid
+from lrkv_jax.data.tokenizer import valid
 from lrkv_jax.errors import LrkvError
 
 Split = Literal["train", "heldout"]

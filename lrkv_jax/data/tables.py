@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lrkv_jax.errors import LrkvError
 
-_FIX = "fetch the file again, or mend that row"
+_FIX = "fetch the file again, or correct that row"
 _BATCH = 1024
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from lrkv_jax import files
 from lrkv_jax.data.assets import read_asset
-from lrkv_jax.data.text import valid
 from lrkv_jax.distributed.device import usable_cores
 from lrkv_jax.errors import LrkvError
 
@@ -141,6 +140,13 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, vocabulary={self.vocabulary}, bos={self.bos})"
+
+
+def valid(text: str) -> str:
+    """Replace lone surrogates, which JSON can hold and UTF-8 cannot, by U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def load_tokenizer(name_or_path: str) -> Tokenizer:
@@ -321,7 +327,7 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
     what = f"tokenizer {folder}"
     settings_path = Path(folder) / "tokenizer_config.json"
     settings = files.read_json(settings_path, "fetch it again") or {}
-    told = settings_path.read_bytes() if settings else b"{}"
+    settings_content = settings_path.read_bytes() if settings else b"{}"
     try:
         content = (Path(folder) / "tokenizer.json").read_bytes()
     except OSError as error:
@@ -349,7 +355,7 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
     ends = [ids[end_name]] if end_name in ids else []
     turn_ends = [ids[name] for name in TURN_ENDS if name in special]
     return Tokenizer(
-        folder, _encoder(backend), pieces, found[0], content + told,
+        folder, _encoder(backend), pieces, found[0], content + settings_content,
         {name: ids[name] for name in chat}, begins,
         prefix=next((ids[name] for name in (bos_name, end_name) if name in ids), found[0]),
         ends=[*ends, *_generation_ends(Path(folder), len(pieces)), *turn_ends],

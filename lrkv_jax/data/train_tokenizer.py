@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from lrkv_jax.data.text import valid
-from lrkv_jax.data.tokenizer import CHAT_NAMES
+from lrkv_jax.data.tokenizer import CHAT_NAMES, valid
 from lrkv_jax.errors import LrkvError
 
 # To start a document, and to mark the turns and the tool calls of a conversation.

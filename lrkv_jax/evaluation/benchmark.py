@@ -1,9 +1,7 @@
 """What the five benchmarks have in common: how they are asked, and what a result holds."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -100,21 +98,3 @@ def measured(name: str, values: Sequence[float]) -> dict[str, float]:
     array = np.asarray(values, np.float64)
     error = float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else 0.0
     return {name: float(array.mean()), f"{name}_stderr": error}
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that one of k programs, drawn from n of which c pass, passes; 1 <= k <= n.
-
-    The unbiased estimator of Chen et al. (2021), equation 1.
-    """
-    return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
-
-
-def passed(records: list[dict[str, Any]]) -> Result:
-    """pass@1, and pass@k for powers of two up to the samples, from each record's `correct`."""
-    samples = len(records[0]["correct"])
-    more: dict[str, Any] = {"samples": samples}
-    for k in (2**n for n in range(samples.bit_length())):
-        rates = [pass_at_k(samples, sum(record["correct"]), k) for record in records]
-        more |= measured(f"pass@{k}", rates)
-    return Result("pass@1", more["pass@1"], records, more)

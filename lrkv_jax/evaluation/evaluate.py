@@ -16,9 +16,10 @@ from lrkv_jax.data.docstrings import docstring_rows
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evaluation import gsm8k, humaneval, multiple_choice
 from lrkv_jax.evaluation.agreement import ROWS, agreement_on
 from lrkv_jax.evaluation.benchmark import Benchmark, BenchmarkSettings, Questions, questions
+from lrkv_jax.evaluation.generated import check_allowed, gsm8k, humaneval
+from lrkv_jax.evaluation.multiple_choice import multiple_choice
 from lrkv_jax.files import why_not, write_json
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.language_model import LanguageModel
@@ -30,11 +31,11 @@ from lrkv_jax.training.run_dir import read_run
 from lrkv_jax.training.validate import make_validation
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "arc_easy": multiple_choice.multiple_choice,
-    "arc_challenge": multiple_choice.multiple_choice,
-    "mmlu": multiple_choice.multiple_choice,
-    "gsm8k": gsm8k.gsm8k,
-    "humaneval": humaneval.humaneval,
+    "arc_easy": multiple_choice,
+    "arc_challenge": multiple_choice,
+    "mmlu": multiple_choice,
+    "gsm8k": gsm8k,
+    "humaneval": humaneval,
 }
 SPLIT = "test"  # of all five
 
@@ -118,7 +119,7 @@ def ask(
         raise LrkvError(f"unknown task {', '.join(unknown)}: use {', '.join(known)}")
     settings = settings or BenchmarkSettings()
     if "humaneval" in tasks:
-        humaneval.check(settings)
+        check_allowed(settings)
     context = config.train.context
     if {"gsm8k", "humaneval"} & set(tasks) and settings.new_tokens >= context:
         raise LrkvError(f"new_tokens = {settings.new_tokens}: use 1 to {context - 1}")

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lrkv_jax.data.text import cut
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.harness_requests import (
     OPENING,
@@ -23,7 +22,7 @@ from lrkv_jax.evaluation.harness_requests import (
     grouped,
     lost_chat,
 )
-from lrkv_jax.inference.language_model import Draws, LanguageModel
+from lrkv_jax.inference.language_model import Draws, LanguageModel, cut
 from lrkv_jax.training.restore import load_run
 
 try:
@@ -155,8 +154,8 @@ class LrkvLM(LM):
                     answers = self.model.answers(prompts, how.new_tokens, draws)
                     texts = [cut(answer.text(self.model.chat), how.until) for (answer,) in answers]
                 else:
-                    said = self.model.continuations(prompts, how.new_tokens, how.until, draws)
-                    texts = [text for (text,) in said]
+                    drawn = self.model.continuations(prompts, how.new_tokens, how.until, draws)
+                    texts = [text for (text,) in drawn]
                 for place, text in zip(group, texts, strict=True):
                     results[place] = text
         return results

@@ -189,12 +189,12 @@ _GATED_MLP = (*_PLAIN_MLP, _block("mlp.gate_proj", "mlp.gate", MATRIX))
 
 def _llama(name: str, model_type: str, *more: WeightMapping, fixed: Any = None, **settings: Any):
     """Llama, and what differs from it in a few settings and tensors."""
-    told = "qkv_bias" not in settings  # by its config.json
+    biased = "qkv_bias" not in settings  # by its config.json
     return Architecture(
         name, model_type,
         (*_ENDS, *_GAINS, *_ATTENTION, *more, *(_GATED_MLP if settings["gated"] else _PLAIN_MLP)),
-        {**_LLAMA_LIKE, **settings}, {**_LLAMA_NUMBERS, **(_BIASED if told else {})}, fixed or {},
-        {**_LLAMA_DEFAULTS, **({"attention_bias": False} if told else {})},
+        {**_LLAMA_LIKE, **settings}, {**_LLAMA_NUMBERS, **(_BIASED if biased else {})}, fixed or {},
+        {**_LLAMA_DEFAULTS, **({"attention_bias": False} if biased else {})},
     )  # fmt: skip
 
 
@@ -248,10 +248,10 @@ def _check_attention(model: ModelConfig) -> None:
     if entry.kind not in ("mha", "gqa", "mqa", "mla", "lrkv"):
         raise LrkvError(f"attention {entry.kind}: no class of transformers is known to have it")
     if entry.mode not in (None, "full") and (entry.kind == "mla" or entry.rank):
-        mend = "use --factored" if entry.kind == "lrkv" else "convert it to rope: full"
+        fix = "use --factored" if entry.kind == "lrkv" else "convert it to rope: full"
         raise LrkvError(
             f"attention.rope = {entry.rope}, and only a whole key that is rotated (full) is a key "
-            f"of transformers': {mend}"
+            f"of transformers': {fix}"
         )
     if entry.kind == "mla" and entry.latent_norm:
         raise LrkvError(
@@ -286,8 +286,8 @@ def architecture_of(config: dict[str, Any]) -> Architecture:
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     if not isinstance(name, str) or name not in known:
-        said = _short(name or named or config.get("model_type") or "nothing")
-        raise LrkvError(f"architectures = {said} is unknown here: use {', '.join(known)}")
+        shown = _short(name or named or config.get("model_type") or "nothing")
+        raise LrkvError(f"architectures = {shown} is unknown here: use {', '.join(known)}")
     return known[name]
 
 
@@ -299,12 +299,12 @@ def context_of(config: dict[str, Any]) -> int:
 def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[str, Any], Any]:
     """The architecture of a config.json, our model's settings, and its line of attention.
 
-    Raises `LrkvError`, with the mend, for what cannot be such a model.
+    Raises `LrkvError`, with the fix, for what cannot be such a model.
     """
     experts = next((key for key in config if key in _EXPERTS and config[key]), None)
     if experts is not None:
-        said = _short(config[experts])
-        raise LrkvError(f"{experts} = {said}: mixtures of experts are not taken")
+        shown = _short(config[experts])
+        raise LrkvError(f"{experts} = {shown}: mixtures of experts are not taken")
     one = architecture_of(config)
     if quantised := config.get("quantization_config"):
         how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -350,8 +350,8 @@ def _whole_number(config: dict[str, Any], key: str) -> int:
         raise LrkvError(f"config.json has no {key}: fetch it again")
     found = config[key]
     if isinstance(found, bool) or not isinstance(found, int) or not 0 < found <= _LARGEST:
-        said = _short(found)
-        raise LrkvError(f"config.json: {key} = {said} is no number of 1 to 2^40: fetch it again")
+        shown = _short(found)
+        raise LrkvError(f"config.json: {key} = {shown} is no number of 1 to 2^40: fetch it again")
     return found
 
 
@@ -369,27 +369,27 @@ def _rope_parameters(model: ModelConfig) -> dict[str, Any]:
     scaling = model.rope_scaling
     if scaling is None:
         return {"rope_type": "default", "rope_theta": model.rope_base}
-    said = scaling.model_dump(exclude_none=True)
-    renamed = {theirs: said.pop(ours) for ours, theirs in _ROPE.items() if ours in said}
-    return {**renamed, "rope_theta": model.rope_base, **said}
+    settings = scaling.model_dump(exclude_none=True)
+    renamed = {theirs: settings.pop(ours) for ours, theirs in _ROPE.items() if ours in settings}
+    return {**renamed, "rope_theta": model.rope_base, **settings}
 
 
 def _rope(config: dict[str, Any], one: Architecture) -> tuple[float, dict[str, Any] | None]:
     """The rotation's base and scaling; in transformers 4 they lie at the top and `rope_scaling`."""
-    said = {"rope_theta": 10_000.0, **{k: v for k, v in config.items() if k == "rope_theta"}}
+    settings = {"rope_theta": 10_000.0, **{k: v for k, v in config.items() if k == "rope_theta"}}
     for name in ("rope_scaling", "rope_parameters"):
         group = config.get(name) or {}
         if not isinstance(group, dict):
             raise LrkvError(f"{name} = {_short(group)} is no group of settings: fetch it again")
-        said |= group
-    kind = said.get("rope_type") or said.get("type") or "default"
-    part = said.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        settings |= group
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    part = settings.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if part != 1.0:
         raise LrkvError(
             f"partial_rotary_factor = {_short(part)}, and only whole heads are rotated here: take "
             "another model"
         )
-    base = said["rope_theta"]
+    base = settings["rope_theta"]
     if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < math.inf:
         raise LrkvError(f"rope_theta = {_short(base)} is no base of rotation: fetch it again")
     if kind == "default":
@@ -397,9 +397,9 @@ def _rope(config: dict[str, Any], one: Architecture) -> tuple[float, dict[str, A
     own = isinstance(kind, str) and kind in OWN
     if not own or (kind == "yarn" and one.model_type == "nanochat"):
         raise LrkvError(f"rope scaling {_short(kind)} is unknown here: use {', '.join(OWN)}")
-    ours = {"kind": kind, "factor": said.get("factor")}
+    ours = {"kind": kind, "factor": settings.get("factor")}
     for name in OWN[kind]:
-        if (value := said.get(_ROPE.get(name, name))) is not None:
+        if (value := settings.get(_ROPE.get(name, name))) is not None:
             ours[name] = value
     if "original_context" in OWN[kind]:
         ours.setdefault("original_context", config.get("max_position_embeddings"))

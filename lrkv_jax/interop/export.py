@@ -66,11 +66,11 @@ def export(
         cast = (replace(tensor, dtype=DTYPES[dtype]) for tensor in made)
         shards.write(folder, cast, largest)
         special = write_tokenizer(run, folder)
-        said = config_of(one, model, config.train.context, dtype) | special
+        config_json = config_of(one, model, config.train.context, dtype) | special
         if factored:
-            said |= settings_of(model)
+            config_json |= settings_of(model)
             shutil.copyfile(MODELING, folder / "modeling_lrkv.py")
-        files.write_json(folder / "config.json", said)
+        files.write_json(folder / "config.json", config_json)
         files.write(folder / "README.md", card(run, one.name, dtype, factored=factored))
     return one.name
 

@@ -53,10 +53,10 @@ def import_model(
     Raises `LrkvError`, and leaves no run, for a folder that is not such a model.
     """
     folder = _found(source, Path(directory))
-    said = files.read_json(folder / "config.json", "fetch it again")
-    if said is None:
+    config_json = files.read_json(folder / "config.json", "fetch it again")
+    if config_json is None:
         raise LrkvError(f"{folder} has no config.json: name the folder of a model")
-    config, one = _config(folder, said, Path(directory), overrides)
+    config, one = _config(folder, config_json, Path(directory), overrides)
     mesh = make_mesh(config.mesh)
     stored = shards.read(folder)
     tokenizer = foreign_tokenizer(str(folder), say)
@@ -88,16 +88,16 @@ def _found(source: str, directory: Path) -> Path:
 
 
 def _config(
-    folder: Path, said: dict[str, Any], directory: Path, overrides: Sequence[str]
+    folder: Path, config_json: dict[str, Any], directory: Path, overrides: Sequence[str]
 ) -> tuple[RunConfig, Architecture]:
     """The run's configuration; the context is the model's own, up to `LONGEST`, unless given."""
-    architecture_of(said)  # before its numbers, which other classes name otherwise
-    longest = context_of(said)
+    architecture_of(config_json)  # before its numbers, which other classes name otherwise
+    longest = context_of(config_json)
     train = {"context": min(longest, LONGEST), "batch": 8, "steps": 1000}
     given = [o.partition("=")[2] for o in overrides if o.startswith("train.context=")]
     named = given and given[-1].isdecimal() and len(given[-1]) < 20
     context = int(given[-1]) if named else train["context"]
-    one, model, entry = of_config(said, context)
+    one, model, entry = of_config(config_json, context)
     raw = {
         "name": directory.name.lstrip(".")[:60] or "imported",
         "attention": entry["kind"],

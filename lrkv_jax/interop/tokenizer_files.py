@@ -57,8 +57,8 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
         for name in KEPT:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
-        said = files.read_json(source / "generation_config.json", "delete it") or {}
-        return {key: said[key] for key in _SPECIAL if key in said}
+        generation = files.read_json(source / "generation_config.json", "delete it") or {}
+        return {key: generation[key] for key in _SPECIAL if key in generation}
     tokenizer, chat = run.tokenizer, ChatFormat(run.tokenizer)
     definition = _definition(run.config.data.tokenizer)
     names = {token["id"]: token["content"] for token in definition["added_tokens"]}

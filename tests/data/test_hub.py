@@ -48,16 +48,6 @@ def test_what_matches_is_fetched_once_and_pinned(hub, tmp_path):
     assert not any("main" in path for path in paths) and any(COMMIT in path for path in paths)
 
 
-def test_a_changed_file_is_fetched_again(hub, tmp_path):
-    download(REPO, "main", WANTED, tmp_path)
-    path = tmp_path / "sample/10BT/001_00000.jsonl"
-    path.write_bytes(bytes(path.stat().st_size))
-    later = path.stat().st_mtime + 10  # the client allows its clock a second
-    os.utime(path, (later, later))
-    download(REPO, "main", WANTED, tmp_path)
-    assert path.read_bytes() == hub.files["sample/10BT/001_00000.jsonl"]
-
-
 def test_offline_a_complete_folder_is_taken_and_an_incomplete_one_refused(
     hub, tmp_path, monkeypatch
 ):

@@ -226,45 +226,6 @@ def test_a_damaged_folder_is_named_with_its_mend(built, tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
-KILLED = """
-import os, signal, sys
-from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.records.build import build_dataset
-def kill(what, done, total):
-    if what == "tokens packed":
-        os.kill(os.getpid(), signal.SIGKILL)
-build_dataset(DataConfig.model_validate_json(sys.argv[1]), 16, progress=kill)
-"""
-
-
-def test_a_killed_build_is_not_taken_for_complete_and_is_cleaned_up(config):
-    command = [sys.executable, "-c", KILLED, config.model_dump_json()]
-    assert subprocess.run(command).returncode == -signal.SIGKILL
-    (left,) = os.listdir(config.directory)
-    assert left.startswith(".building-")
-    started = time.time()
-    path = build_dataset(config, 16)
-    assert os.listdir(config.directory) == [path.name]
-    assert path.stat().st_mtime >= started - 1
-    assert len(records(path, "train")) == (len(stream(config, "train")) - 1) // 16
-
-
-def test_what_a_killed_worker_left_of_a_file_is_not_in_the_dataset(config):
-    """A cluster gives the file to another worker, and the build goes on."""
-
-    def run(jobs, workers):
-        for number, job in enumerate(jobs):
-            if job.func is streams.write_records:
-                path = job.args[0]
-                path.with_name(f".{path.name}.0badf00d").write_bytes(b"half a file")
-            job()
-            yield number
-
-    path = build_dataset(config, 16, run=run)
-    local = build_dataset(config.model_copy(update={"directory": f"{config.directory}-local"}), 16)
-    assert content(path) == content(local)
-
-
 # --- builds in stages, by other processes, of three parquet files
 
 

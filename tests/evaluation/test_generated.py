@@ -10,8 +10,9 @@ from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tasks.humaneval import Program
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, pass_at_k, passed, questions
+from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, questions
 from lrkv_jax.evaluation.evaluate import BENCHMARKS
+from lrkv_jax.evaluation.generated import pass_at_k, passed
 from lrkv_jax.inference import Sampling
 from lrkv_jax.inference.language_model import Draws
 

@@ -87,10 +87,8 @@ def as_program(problem: dict, completion: str) -> str:
 @pytest.mark.slow
 def test_every_canonical_solution_of_humaneval_passes():
     programs = [as_program(p, p["canonical_solution"]) for p in humaneval()]
-    told = []
-    outcomes = run_programs(programs, limits=SandboxLimits(seconds=30), progress=told.append)
+    outcomes = run_programs(programs, limits=SandboxLimits(seconds=30))
     assert [o.reason for o in outcomes] == ["passed"] * 164
-    assert told == list(range(1, 165))
 
 
 ENDINGS = {

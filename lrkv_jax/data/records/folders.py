@@ -133,9 +133,9 @@ def open_dataset(path: Path) -> Any:
     Raises LrkvError where its description is missing or damaged, where a file is missing, and
     where a file has not as many rows as described.
     """
-    mend = f"delete {path} and it will be built again"
+    fix = f"delete {path} and it will be built again"
     if not (path / "dataset_info.json").is_file():
-        raise LrkvError(f"{path} is not a built dataset: {mend}")
+        raise LrkvError(f"{path} is not a built dataset: {fix}")
     with quiet():
         try:
             builder = tfds.builder_from_directory(str(path))
@@ -150,13 +150,13 @@ def open_dataset(path: Path) -> Any:
             raise damaged(path, error) from error
     for file, rows in described:
         if not file.is_file():
-            raise LrkvError(f"{file} is missing: {mend}")
+            raise LrkvError(f"{file} is missing: {fix}")
         try:
             found = _rows_of(file)
         except RuntimeError as error:
             raise damaged(path, error) from error
         if found != rows:
-            raise LrkvError(f"{file} has {found} rows, dataset_info.json says {rows}: {mend}")
+            raise LrkvError(f"{file} has {found} rows, dataset_info.json says {rows}: {fix}")
     return builder
 
 

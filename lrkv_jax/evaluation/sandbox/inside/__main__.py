@@ -61,11 +61,11 @@ def _supervise(order: dict, others: int) -> tuple[bool, float, str]:
     _end_descendants(child)
     os.set_blocking(reading, False)
     try:
-        said = os.read(reading, 4096)
+        proof = os.read(reading, 4096)
     except BlockingIOError:  # something outlived that, holds the pipe, and nobody wrote
-        said = b""
-    passed = status == 0 and said == program.proof_of(key)
-    return passed, seconds, _reason(status, said, passed)
+        proof = b""
+    passed = status == 0 and proof == program.proof_of(key)
+    return passed, seconds, _reason(status, proof, passed)
 
 
 def _wait(child: int, deadline: float) -> int | None:
@@ -82,7 +82,7 @@ def _wait(child: int, deadline: float) -> int | None:
         signal.sigtimedwait({signal.SIGCHLD}, left)
 
 
-def _reason(status: int | None, said: bytes, passed: bool) -> str:
+def _reason(status: int | None, proof: bytes, passed: bool) -> str:
     if passed:
         return "passed"
     if status is None:
@@ -92,8 +92,8 @@ def _reason(status: int | None, said: bytes, passed: bool) -> str:
         if number == signal.SIGXCPU:
             return "used up its processor time"
         return f"killed by {signal.Signals(number).name}"
-    if said.startswith((b"raised ", b"ran out of memory")):
-        return " ".join(said.decode(errors="replace").split())
+    if proof.startswith((b"raised ", b"ran out of memory")):
+        return " ".join(proof.decode(errors="replace").split())
     return "ended without passing"
 
 

@@ -63,13 +63,13 @@ def _run(source: str, key: bytes) -> None:
     try:
         exec(compile(source, "program.py", "exec"), main.__dict__)
         # The program's process never holds the proof, only what it is made of, until here.
-        said = prove(key)
+        result = prove(key)
     except MemoryError:
-        said = b"ran out of memory"
+        result = b"ran out of memory"
     except SystemExit:
-        said = b""
+        result = b""
     except BaseException as error:
-        said = b"raised " + type(error).__name__.encode()[:100]
+        result = b"raised " + type(error).__name__.encode()[:100]
         try:  # noqa: SIM105 (a program may have closed or replaced what this writes to)
             show(type(error), error, error.__traceback__.tb_next)
         except BaseException:
@@ -79,5 +79,5 @@ def _run(source: str, key: bytes) -> None:
     except BaseException:
         pass
     if pid() == own:  # a forked child that comes to the end proves nothing
-        write(PROOF, said)
+        write(PROOF, result)
     leave(0)
