@@ -63,21 +63,6 @@ def test_a_changed_column_is_named_with_its_row(path, change, column):
         list(parquet_rows(path, Outer))
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b'{"text": ["a"]', "not a JSON object"),
-        (b'["a"]', "not a JSON object but a list"),
-        (b'{"text": ["\xff"]}', "not a JSON object .*utf-8"),
-        (b'{"text": ' + b"1" * 5000 + b"}", "not a JSON object"),
-        (b"[" * 100_000, "not a JSON object"),
-    ],
-)
-def test_a_broken_line_is_named(line, reason):
-    with pytest.raises(LrkvError, match=f"^here:2: {reason}"):
-        list(json_rows("here", b'{"text": []}\n' + line, Inner))
-
-
 def test_a_broken_row_group_is_named_with_the_last_good_row(path):
     write(path, GOOD * 900)
     content = bytearray(path.read_bytes())
