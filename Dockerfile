@@ -6,9 +6,6 @@
 #
 # The CUDA libraries come as Python packages; the host brings the driver and the container toolkit.
 FROM python:3.12-slim AS source
-# bwrap: the strongest walls of the sandbox for model-written code (docs/sandbox.md).
-RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap \
-    && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/lrkv
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY configs ./configs

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -30,8 +30,8 @@ def data_build(
     The same command resumes a build that was stopped.
     """
     from lrkv_jax.config import load_config
-    from lrkv_jax.data.dataset import dataset
     from lrkv_jax.data.hub import fetch_source
+    from lrkv_jax.data.records.build import build_dataset
 
     if beam_options is not None and not beam:
         raise LrkvError("--beam-options are for --beam: add it")
@@ -47,7 +47,7 @@ def data_build(
     else:
         fetch_source(run.data, _say)
     with batches_bar() as progress:
-        path = dataset(run.data, run.train.context, progress=progress, run=jobs)
+        path = build_dataset(run.data, run.train.context, progress=progress, run=jobs)
     print(path)
 
 
@@ -93,9 +93,6 @@ def tokenizer_train(
         int, typer.Option(help="Number of entries, special tokens included")
     ] = 50304,
     out: Annotated[str, typer.Option(help="The file to write")] = "tokenizer.json",
-    pattern: Annotated[
-        str, typer.Option(help="How text is split into words: gpt4 or gpt2")
-    ] = "gpt4",
     text_column: Annotated[
         str, typer.Option(help="The column of .jsonl and .parquet files that has the text")
     ] = "text",
@@ -110,25 +107,24 @@ def tokenizer_train(
 
     Runs use it by data.tokenizer=PATH.
     """
-    from pathlib import Path
-
+    from lrkv_jax import files
     from lrkv_jax.data.sources import documents
     from lrkv_jax.data.tokenizer import tokenizer_from_json
-    from lrkv_jax.data.train_tokenizer import check_place, train_tokenizer, up_to, write_tokenizer
+    from lrkv_jax.data.train_tokenizer import train_tokenizer, up_to
 
     if not 0 < heldout < 1:
         raise LrkvError(f"--heldout {heldout}: use a share between 0 and 1")
     splits: dict[str, Any] = {"text_column": text_column, "heldout": heldout}
     limit = None if megabytes is None else megabytes * 1_000_000
-    check_place(Path(out))
+    files.check_writable(out)
     next(documents(source, "heldout", **splits))  # refused before the work where there is none
     with batches_bar() as bar:
         definition = train_tokenizer(
             up_to(documents(source, "train", **splits), limit), vocabulary,
-            pattern=cast(Any, pattern), progress=lambda size: bar("bytes read", size, limit),
+            progress=lambda size: bar("bytes read", size, limit),
             show_merging=sys.stderr.isatty(),
         )  # fmt: skip
-    write_tokenizer(definition, Path(out))
+    files.write(out, definition)
     tokenizer = tokenizer_from_json(out, definition.encode())
     size = tokens = 0
     for text in up_to(documents(source, "heldout", **splits), 20_000_000):

@@ -35,10 +35,6 @@ def export(
             "--factored", help="Keep LRKV's factors, with a file that decodes from their cache."
         ),
     ] = False,
-    push: Annotated[
-        str | None,
-        typer.Option(metavar="OWNER/NAME", help="Put the folder on the Hugging Face hub as well."),
-    ] = None,
 ) -> None:
     """Write a run as a Hugging Face folder.
 
@@ -56,10 +52,6 @@ def export(
         factored=factored,
     )  # fmt: skip
     print(f"{directory}: {name}, {dtype}")
-    if push is not None:
-        from lrkv_jax.data.hub import upload
-
-        print(upload(directory, push))
 
 
 @app.command("import")

@@ -18,6 +18,9 @@ METRICS = {
 def of_today(raw: dict[str, Any]) -> dict[str, Any]:
     """Settings of a configuration as they are called today; the argument stays as it is."""
     raw = {name: value for name, value in raw.items() if name not in GONE}
+    data = raw.get("data")
+    if isinstance(data, dict):
+        raw["data"] = {key: value for key, value in data.items() if key != "keep_streams"}
     variants = raw.get("variants")
     if isinstance(variants, dict):
         raw["variants"] = {name: _variant(name, entry) for name, entry in variants.items()}

@@ -239,9 +239,6 @@ class DataConfig(Group):
     workers: Positive | None = place(
         "Processes that build records. Null: one per core, or none if there is little to do.", None
     )
-    keep_streams: bool = place(
-        "Keep the tokens of each file, from which records of another context are packed.", True
-    )
     shuffle_seed: Seed = result("Seed of the order of the records.", 0)
 
 

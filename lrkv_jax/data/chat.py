@@ -4,12 +4,12 @@
 
 and inside the assistant's turn, for the calculator: <python_start> 48/2 <python_end>
 <output_start> 24 <output_end>. The format is nanochat's (tokenizer.py:render_conversation).
-Imported models keep their chat template, or, where they bring none, ChatML's or Llama 3's frames
-(`FRAMES`); those have no calculator. One with nanochat's tokens is framed as ours.
+Imported models keep their chat template, which has no calculator; one with nanochat's tokens is
+framed as ours.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 import numpy as np
@@ -36,62 +36,29 @@ class ChatIds:
     output_end: int
 
 
-@dataclass(frozen=True)
-class Frame:
-    """What stands around messages: names of tokens, and text, where {} is the message.
-
-    `end` is the token that ends an answer, `between` the text after it.
-    """
-
-    user: tuple[str, ...]
-    assistant: tuple[str, ...]
-    end: str
-    between: str = ""
-
-
-FRAMES = (
-    Frame(("<|user_start|>", "{}", "<|user_end|>"), ("<|assistant_start|>",), "<|assistant_end|>"),
-    Frame(  # ChatML
-        ("<|im_start|>", "user\n{}", "<|im_end|>", "\n"),
-        ("<|im_start|>", "assistant\n"),
-        "<|im_end|>",
-        "\n",
-    ),
-    Frame(  # Llama 3
-        ("<|start_header_id|>", "user", "<|end_header_id|>", "\n\n{}", "<|eot_id|>"),
-        ("<|start_header_id|>", "assistant", "<|end_header_id|>", "\n\n"),
-        "<|eot_id|>",
-    ),
-)
-
-
 class ChatFormat:
     """How a conversation becomes the ids of a tokenizer.
 
-    `ids` are nanochat's; of another chat it has the end of an answer, and -1 for what it lacks.
-    `ends` are the ids that end an answer. `start` is what a chat of frames begins with, `between`
-    what follows an answer's end.
+    `ids` are nanochat's; of a template's chat it has the end of an answer, and -1 for the others.
+    `ends` are the ids that end an answer, `start` those that a chat begins with.
 
     A tokenizer without the chat's tokens is given the ids that follow its own: a model needs
     `vocabulary` ids then, and one that was pretrained without them grows by `init_from`.
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        own, self.tokenizer = tokenizer.chat, tokenizer
+        self.tokenizer = tokenizer
         # No template writes the calculator's calls: with its tokens the frames are used.
-        self.template = None if CHAT_NAMES[-1] in own else tokenizer.template
-        if not own and self.template is None:
-            own = {name: tokenizer.vocabulary + i for i, name in enumerate(CHAT_NAMES)}
-        frame = next((frame for frame in FRAMES if frame.end in own), None)
-        self._frame = frame or Frame((), (), "")
-        self._names = own
-        ids = ChatIds(*(own.get(name, -1) for name in CHAT_NAMES))
-        end = own[frame.end] if frame else tokenizer.ends[-1]
-        self.ids = replace(ids, assistant_end=end)
-        self.ends = tuple(dict.fromkeys((end, *tokenizer.ends)))
+        self.template = None if tokenizer.chat else tokenizer.template
+        if self.template is not None:
+            self.ids = ChatIds(-1, -1, -1, tokenizer.ends[-1], -1, -1, -1, -1)
+        elif tokenizer.chat:
+            self.ids = ChatIds(*(tokenizer.chat[name] for name in CHAT_NAMES))
+        else:
+            self.ids = ChatIds(*(tokenizer.vocabulary + i for i in range(len(CHAT_NAMES))))
+        self.ends = tuple(dict.fromkeys((self.ids.assistant_end, *tokenizer.ends)))
         self.start = [tokenizer.bos] if tokenizer.begins else []
-        self.between = self._text(self._frame.between)
-        self.vocabulary = max(tokenizer.vocabulary, *(i + 1 for i in (end, *own.values())))
+        self.vocabulary = max(tokenizer.vocabulary, *(i + 1 for i in astuple(self.ids)))
 
     def trained(self, mixture: object) -> bool:
         """Whether a run can be expected to chat.
@@ -139,7 +106,7 @@ class ChatFormat:
             )
         if self.template is not None:
             return self._templated(conversation.messages, answers=True)
-        return [*self.render(conversation)[0].tolist(), *self._framed(self._frame.assistant)]
+        return [*self.render(conversation)[0].tolist(), self.ids.assistant_start]
 
     def shown(self, conversation: Conversation) -> str:
         """The same as text, for logs."""
@@ -193,7 +160,7 @@ class ChatFormat:
 
     def turn(self, text: str) -> list[int]:
         """The ids that a user's next message adds to a chat, up to the start of the answer."""
-        return self._framed(self._frame.user, text) + self._framed(self._frame.assistant)
+        return [*self._user(text), self.ids.assistant_start]
 
     def output(self, text: str) -> list[int]:
         """The ids that the calculator's result adds after a call."""
@@ -221,10 +188,10 @@ class ChatFormat:
         """Yield a message's ids in order, each stretch with whether the assistant writes it."""
         at = self.ids
         if message.role == "user":
-            yield self._framed(self._frame.user, message.text), False
+            yield self._user(message.text), False
             return
         self._check_parts(message)
-        yield self._framed(self._frame.assistant), False
+        yield [at.assistant_start], False
         for part in message.parts:
             ids = self._text(part.text)
             if part.kind == "python":
@@ -234,7 +201,6 @@ class ChatFormat:
             else:
                 yield ids, True
         yield [at.assistant_end], True
-        yield self.between, False
 
     def _check_parts(self, message: Message) -> None:
         if self.ids.python_start < 0 and any(part.kind != "text" for part in message.parts):
@@ -243,12 +209,8 @@ class ChatFormat:
                 "conversations that call it"
             )
 
-    def _framed(self, frame: Sequence[str], text: str = "") -> list[int]:
-        ids: list[int] = []
-        for part in frame:
-            named = part in self._names
-            ids += [self._names[part]] if named else self._text(part.replace("{}", text))
-        return ids
+    def _user(self, text: str) -> list[int]:
+        return [self.ids.user_start, *self._text(text), self.ids.user_end]
 
     def _text(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).tolist()

@@ -124,45 +124,15 @@ class _Generation(jinja2.ext.Extension):
         return caller()
 
 
-class _Dict:
-    """dict in a template: what makes one, without the class's attributes."""
-
-    def __call__(self, *given, **named) -> dict:
-        return dict(*given, **named)
-
-    def fromkeys(self, *given) -> dict:
-        return dict.fromkeys(*given)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """namespace() without names that begin with an underscore."""
-
-    def __init__(*given, **named):
-        self, given = given[0], given[1:]
-        found = dict(*given, **named)
-        for name in found:
-            _Namespace._check(name)
-        jinja2.utils.Namespace.__init__(self, found)
-
-    def __setitem__(self, name, value):
-        _Namespace._check(name)
-        jinja2.utils.Namespace.__setitem__(self, name, value)
-
-    @staticmethod
-    def _check(name) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a namespace cannot have {name}")
-
-
 def _environment() -> ImmutableSandboxedEnvironment:
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = _to_json
     made.globals |= {
-        "raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form),
-        "dict": _Dict(), "namespace": _Namespace,
-    }  # fmt: skip
+        "raise_exception": _raise,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+    }
     return made
 
 

@@ -6,7 +6,6 @@ PROVENANCE.json, beside the files, records the commit, which later calls take, a
 
 import fnmatch
 import glob
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +15,9 @@ from typing import Any
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.sources import EMBEDDED
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.files import write_json
+from lrkv_jax.files import read_json, write_json
 
 FILE = "PROVENANCE.json"
-_PLACES = {"dataset": "datasets/", "model": ""}
-_AGAIN = "what is complete stays; run the same command again to continue"
 
 
 def download(
@@ -49,40 +46,25 @@ def download(
     request |= {"patterns": list(patterns), "first": first}
     known = read_provenance(folder)
     if known is not None:
-        _check_same(folder, known, request)
-    if known is not None and all(known[key] == request[key] for key in request):
-        provenance = known
-    else:
-        provenance = request | _list(request, revision if known is None else known["commit"])
-        extra = sorted(set(known["files"]) - set(provenance["files"])) if known else []
-        if extra:
-            raise LrkvError(
-                f"{folder} holds {len(extra)} files more than are asked for, such as {extra[0]}: "
-                "delete the folder, or fetch into another"
-            )
-        _write(folder, provenance)
-    _fetch(folder, provenance)
-    return provenance
+        same = all(known[key] == request[key] for key in ("repo", "repo_type"))
+        if not same or revision not in (known["revision"], known["commit"]):
+            raise _other_download(folder, known)
+        request["revision"] = known["revision"]
+    with _in_one_line(repo, repo_type):
+        if known is None or any(known[key] != request[key] for key in request):
+            found = request | _list(request, known["commit"] if known else revision)
+            if known is not None and known["files"].keys() - found["files"].keys():
+                raise _other_download(folder, known)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / FILE, known := found)
+        _fetch(folder, known)
+    return known
 
 
-def upload(folder: str | Path, repo: str) -> str:
-    """Put a folder's files into a model's repository on the hub; returns its page.
-
-    The repository is made where there is none. Raises LrkvError as `download` does.
-    """
-    from huggingface_hub import HfApi
-
-    with _in_one_line(repo, "model", f"pushing to {repo} failed"):
-        api = HfApi(endpoint=_endpoint())
-        api.create_repo(repo, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder)
-    return f"https://huggingface.co/{repo}"
-
-
-def fetch_source(config: DataConfig, tell: Callable[[str], None]) -> None:
+def fetch_source(config: DataConfig, warn: Callable[[str], None]) -> None:
     """Fetch what `data.hub` names into `data.source`; do nothing if it is not set.
 
-    A folder with files that no download put there is left as it is, and `tell` says so.
+    A folder with files that no download put there is left as it is, and `warn` gets a line.
     Raises LrkvError as `download` does, and where the source is the embedded corpus.
     """
     hub = config.hub
@@ -92,7 +74,7 @@ def fetch_source(config: DataConfig, tell: Callable[[str], None]) -> None:
         raise LrkvError("data.hub needs a folder to fetch into: set data.source to its path")
     folder = Path(config.source)
     if folder.is_dir() and any(folder.iterdir()) and read_provenance(folder) is None:
-        tell(f"{folder} holds files that were not fetched here: they are taken as they are")
+        warn(f"{folder} holds files that were not fetched here: they are taken as they are")
         return
     download(hub.repo, hub.revision, hub.files, folder, first=hub.first)
 
@@ -103,20 +85,13 @@ def read_provenance(folder: Path) -> dict[str, Any] | None:
     Keys: repo, repo_type, revision (as asked), patterns, first, commit, licence and files, which
     is {name: bytes}. Raises LrkvError where the file is damaged or cannot be read.
     """
-    path = folder / FILE
+    fix = "delete it and fetch again"
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:  # ValueError: a path that no file system takes
-        reason = getattr(error, "strerror", None) or error
-        raise LrkvError(f"{folder} cannot be read ({reason}): name another folder") from None
-    try:
-        found = json.loads(content)
-        if not isinstance(found["files"], dict) or not isinstance(found["commit"], str):
-            raise ValueError("it lacks its files or its commit")
-    except (ValueError, KeyError, TypeError) as error:
-        raise LrkvError(f"{path} is damaged ({error}): delete it and fetch again") from None
+        found = read_json(folder / FILE, fix)
+    except (OSError, ValueError):  # a path that no file system takes
+        raise LrkvError(f"{folder} cannot be read: name another folder") from None
+    if found is not None and not isinstance(found.get("files"), dict):
+        raise LrkvError(f"{folder / FILE} is damaged: {fix}")
     return found
 
 
@@ -146,66 +121,52 @@ def provenance_of(config: DataConfig) -> dict[str, Any]:
     return {"licence": config.licence or found["licence"]} | {key: found[key] for key in kept}
 
 
+def _other_download(folder: Path, known: dict[str, Any]) -> LrkvError:
+    """The error of a folder that holds what is not asked for."""
+    return LrkvError(
+        f"{folder} holds {len(known['files'])} files of {known['repo']} at {known['revision']}, "
+        "which are not what is asked for: fetch into another folder, or delete this one"
+    )
+
+
 def _absent(folder: Path, provenance: dict[str, Any]) -> list[str]:
     return [name for name in provenance["files"] if not (folder / name).is_file()]
-
-
-def _check_same(folder: Path, known: dict[str, Any], request: dict[str, Any]) -> None:
-    for key in ("repo", "repo_type", "revision"):
-        if known[key] != request[key] and known["commit"] != request[key]:
-            raise LrkvError(
-                f"{folder} holds {known['repo']} at {known['revision']}, not {key} {request[key]}: "
-                "fetch into another folder"
-            )
 
 
 def _list(request: dict[str, Any], revision: str) -> dict[str, Any]:
     """Return the commit, the licence, and the sizes in bytes of the files that are asked for."""
     from huggingface_hub import HfApi
 
+    api = HfApi(endpoint=_endpoint())
     repo, kind = request["repo"], request["repo_type"]
-    with _in_one_line(repo, kind, "cannot reach the Hugging Face hub"):
-        api = HfApi(endpoint=_endpoint())
-        info: Any = api.repo_info(repo, revision=revision, repo_type=kind, files_metadata=True)
+    info: Any = api.repo_info(repo, revision=revision, repo_type=kind, files_metadata=True)
     sizes = {file.rfilename: file.size for file in info.siblings or ()}
-    patterns, first = request["patterns"], request["first"]
+    patterns = request["patterns"]
     names = sorted(n for n in sizes if any(fnmatch.fnmatchcase(n, p) for p in patterns))
     if not names:
-        there = sorted({f"{Path(name).parent}/*{Path(name).suffix}" for name in sizes})[:5]
         raise LrkvError(
-            f"{repo} at {info.sha[:12]} has no file like {' or '.join(patterns)}; it has, for "
-            f"example, {', '.join(there)}: change data.hub.files"
+            f"{repo} at {info.sha[:12]} has no file like {' or '.join(patterns)}; it "
+            f"has, for example, {', '.join(sorted(sizes)[:5])}: change data.hub.files"
         )
     licence = (info.card_data or {}).get("license")
-    files = {name: sizes[name] for name in names[:first]}
+    files = {name: sizes[name] for name in names[: request["first"]]}
     return {"commit": info.sha, "licence": licence, "files": files}
-
-
-def _write(folder: Path, provenance: dict[str, Any]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / FILE, provenance)
-    except OSError as error:
-        raise LrkvError(f"{folder} cannot be written ({error.strerror or error})") from None
 
 
 def _fetch(folder: Path, provenance: dict[str, Any]) -> None:
     from huggingface_hub import snapshot_download
 
-    repo, kind = provenance["repo"], provenance["repo_type"]
-    with _in_one_line(repo, kind, f"fetching {repo} failed"):
-        snapshot_download(
-            repo,
-            repo_type=kind,
-            revision=provenance["commit"],
-            local_dir=folder,
-            allow_patterns=[glob.escape(name) for name in provenance["files"]],
-            endpoint=_endpoint(),
-        )
+    snapshot_download(
+        provenance["repo"],
+        repo_type=provenance["repo_type"],
+        revision=provenance["commit"],
+        local_dir=folder,
+        allow_patterns=[glob.escape(name) for name in provenance["files"]],
+        endpoint=_endpoint(),
+    )
     # Where the hub cannot be reached, the client takes the folder as it is.
-    absent = _absent(folder, provenance)
-    if absent:
-        raise LrkvError(f"{folder} lacks {absent[0]}, and the hub cannot be reached: {_AGAIN}")
+    if absent := _absent(folder, provenance):
+        raise OSError(f"{absent[0]} is not there, and the hub cannot be reached")
 
 
 def _endpoint() -> str | None:
@@ -213,44 +174,20 @@ def _endpoint() -> str | None:
 
 
 @contextmanager
-def _in_one_line(repo: str, repo_type: str, what: str) -> Iterator[None]:
-    """Turn the client's errors into one line that says what to do.
-
-    what: the words for an error of the network or the disk.
-    """
-    from huggingface_hub import errors
-
-    page = f"https://huggingface.co/{_PLACES[repo_type]}{repo}"
+def _in_one_line(repo: str, repo_type: str) -> Iterator[None]:
+    """Turn the client's errors, the network's and the disk's into one line with the cause."""
+    page = f"https://huggingface.co/{'datasets/' * (repo_type == 'dataset')}{repo}"
     try:
         yield
-    except errors.GatedRepoError:
-        raise LrkvError(
-            f"{repo} is gated: accept its terms at {page}, then `hf auth login` or set HF_TOKEN"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise LrkvError(f"{repo} has no such revision: see {page}/tree/main") from None
-    except errors.RepositoryNotFoundError:
-        raise LrkvError(
-            f"{repo} is not there, or not for you: see {page}; if it is private, `hf auth login`"
-        ) from None
-    # The network's errors are httpx's and xet's, the disk's the system's.
+    except LrkvError:
+        raise
     except Exception as error:
-        cause = _cause(error)
-        if isinstance(cause, errors.OfflineModeIsEnabled):
-            raise LrkvError(
-                "HF_HUB_OFFLINE forbids fetching: unset it, or set data.hub=null"
-            ) from None
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status in (401, 403):
-            raise LrkvError(
-                f"{repo} is refused ({status}): accept its terms at {page}, then `hf auth login`"
-            ) from None
-        said = (str(cause).splitlines() or [""])[0][:120]
-        reason = f"{type(cause).__name__}: {said}" if said else type(cause).__name__
-        raise LrkvError(f"{what} ({reason}): {_AGAIN}") from error
-
-
-def _cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = (str(cause).splitlines() or [""])[0][:120]
+        raise LrkvError(
+            f"fetching {repo} failed ({type(error).__name__}: {reason}): see {page}; where it is "
+            "gated or private, accept its terms and `hf auth login`; what is complete stays, and "
+            "the same command continues"
+        ) from error

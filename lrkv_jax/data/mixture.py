@@ -7,9 +7,12 @@ are in the mixture's proportions.
 """
 
 import bisect
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
@@ -17,11 +20,20 @@ from jaxtyping import Int
 from lrkv_jax.config.schema import DataConfig, MixtureConfig, MixturePart
 from lrkv_jax.data.chat import ChatFormat, Loss
 from lrkv_jax.data.conversation import Conversation
+from lrkv_jax.data.records.folders import (
+    built,
+    describe,
+    file_name,
+    token_features,
+    write_file,
+)
+from lrkv_jax.data.sources import SPLITS
 from lrkv_jax.data.tasks.registry import DEMO, fingerprint, identity, stream, task
-from lrkv_jax.data.tokenizer import Tokenizer
+from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.errors import LrkvError
 
-OnSet = Callable[[int], None]  # how many sets are done
+_FORMAT = 1  # raise it when records of the same mixture change
+OnProgress = Callable[[str, float, int], None]  # what is done, how much of it, of how much
 
 
 @dataclass(frozen=True)
@@ -39,17 +51,44 @@ class Packed:
     parts: list[dict[str, object]]
 
 
-def packed(
-    config: DataConfig,
-    split: str,
-    context: int,
-    tokenizer: Tokenizer,
-    *,
-    progress: OnSet | None = None,
-) -> Packed:
+def build_mixture(data_config: DataConfig, context: int, *, progress: OnProgress) -> Path:
+    """Return the folder of the records of a mixture, built if it does not exist.
+
+    Records are int32, since ids that are no targets are complemented. The metadata has format,
+    mixture, tokenizer, tokenizer_fingerprint, vocabulary, context and, under each split's name,
+    what `Packed` counts and its parts. Raises LrkvError as `packed` does, and where the folder
+    cannot be written or is damaged.
+    """
+    mixture, tokenizer = data_config.mixture, load_tokenizer(data_config.tokenizer)
+    identity = [_FORMAT, context, mixture_identity(mixture, tokenizer)]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    name = f"mixture-{Path(tokenizer.name).stem}-{context}-{digest}"
+
+    def write(folder: Path) -> None:
+        features = token_features(context + 1, tokenizer.vocabulary, signed=True)
+        metadata: dict[str, object] = {
+            "format": _FORMAT,
+            "mixture": mixture.model_dump(mode="json"),
+            "tokenizer": tokenizer.name,
+            "tokenizer_fingerprint": tokenizer.fingerprint,
+            "vocabulary": tokenizer.vocabulary,
+            "context": context,
+        }
+        written = {}
+        for number, split in enumerate(SPLITS):
+            result = packed(data_config, split, context, tokenizer)
+            written[split] = [write_file(folder / file_name(split, 0, 1), features, result.records)]
+            metadata[split] = {**result.counts, "parts": result.parts}
+            progress("splits packed", number + 1, len(SPLITS))
+        described = "Conversations packed into records of context + 1 tokens."
+        describe(folder, features, written, description=described, metadata=metadata)
+
+    return built(Path(data_config.directory) / name, data_config.directory, write)
+
+
+def packed(config: DataConfig, split: str, context: int, tokenizer: Tokenizer) -> Packed:
     """The records [N, context + 1] of one split of `config.mixture`; a function of its arguments.
 
-    progress(sets): called after each set with how many are done.
     Raises LrkvError as `lrkv_jax.data.tasks.registry.stream` does.
     """
     mixture, chat = config.mixture, ChatFormat(tokenizer)
@@ -61,8 +100,6 @@ def packed(
         for row in taken:
             rows.append(row.ids)
             counts.update(row.counts)
-        if progress:
-            progress(len(parts))
     bins = best_fit([len(row) for row in rows], context + 1)
     if split == "heldout":
         bins = [bins[i] for i in np.random.default_rng(mixture.seed).permutation(len(bins))]
@@ -81,15 +118,17 @@ def mixture_identity(mixture: MixtureConfig, tokenizer: Tokenizer) -> list[objec
     """
     parts = {(part.task, part.split) for part in (*mixture.train, *mixture.heldout)}
     sets = {"/".join(part): identity(*part, mixture.folder) for part in sorted(parts)}
-    said: list[object] = [mixture.model_dump(mode="json", exclude={"folder"}), sets]
-    said.append(tokenizer.fingerprint)
-    return said if tokenizer.template is None else [*said, tokenizer.template.source]
+    found: list[object] = [mixture.model_dump(mode="json", exclude={"folder"}), sets]
+    found.append(tokenizer.fingerprint)
+    if tokenizer.template is not None:
+        found.append(tokenizer.template.source)
+    return found
 
 
 def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Pack items into bins of at most `capacity`; returns each bin as a list of indices.
 
-    Best-fit decreasing: each item, largest first, goes to the bin where it leaves the least room.
+    Best-fit decreasing: each item, largest first, goes to the bin where it leaves the least space.
     The number of bins is at most 11/9 of the smallest possible, plus 4.
 
     Raises ValueError for a size over the capacity.
@@ -97,24 +136,24 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     if max(sizes, default=0) > capacity:
         raise ValueError(f"{max(sizes)} does not fit {capacity}")
     bins: list[list[int]] = []
-    by_room: dict[int, list[int]] = {}  # bins with that much room left
-    rooms: list[int] = []  # the keys of `by_room`, sorted
+    by_space: dict[int, list[int]] = {}  # bins with that much space left
+    spaces: list[int] = []  # the keys of `by_space`, sorted
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        place = bisect.bisect_left(rooms, sizes[index])
-        if place == len(rooms):
-            number, room = len(bins), capacity
+        place = bisect.bisect_left(spaces, sizes[index])
+        if place == len(spaces):
+            number, space = len(bins), capacity
             bins.append([])
         else:
-            room = rooms[place]
-            number = by_room[room].pop()
-            if not by_room[room]:
-                del by_room[room], rooms[place]
+            space = spaces[place]
+            number = by_space[space].pop()
+            if not by_space[space]:
+                del by_space[space], spaces[place]
         bins[number].append(index)
-        left = room - sizes[index]
-        if left not in by_room:
-            bisect.insort(rooms, left)
-            by_room[left] = []
-        by_room[left].append(number)
+        left = space - sizes[index]
+        if left not in by_space:
+            bisect.insort(spaces, left)
+            by_space[left] = []
+        by_space[left].append(number)
     return bins
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from lrkv_jax.data.assets import asset_checksum, read_asset
 from lrkv_jax.data.tables import read_json_lines, read_parquet, unreadable
-from lrkv_jax.data.text import valid
+from lrkv_jax.data.tokenizer import valid
 from lrkv_jax.errors import LrkvError
 
 Split = Literal["train", "heldout"]
@@ -72,11 +72,10 @@ def _of_split(
 
 
 class Document(NamedTuple):
-    """A row of a file: its split, its text (empty where it has none), and the place after it."""
+    """A row of a file: its split, and its text (empty where it has none)."""
 
     split: Split
     text: str
-    place: int  # bytes of the file, about
 
 
 def rows(source: str, name: str, *, text_column: str, heldout: float) -> Iterator[Document]:
@@ -89,9 +88,9 @@ def rows(source: str, name: str, *, text_column: str, heldout: float) -> Iterato
         return
     path = Path(source, name)
     try:
-        for number, (text, place) in enumerate(_READERS[path.suffix.lower()](path, text_column)):
+        for number, text in enumerate(_READERS[path.suffix.lower()](path, text_column)):
             out = heldout > 0 and _unit_hash(name, number) < heldout
-            yield Document("heldout" if out else "train", text, place)
+            yield Document("heldout" if out else "train", text)
     except OSError as error:
         raise unreadable(path, error) from None
 
@@ -198,7 +197,7 @@ def _embedded() -> Iterator[Document]:
     first_heldout = years[-_HELDOUT_YEARS]
     for address in addresses:
         split: Split = "heldout" if address["date"][:4] >= first_heldout else "train"
-        yield Document(split, address["text"], 0)
+        yield Document(split, address["text"])
 
 
 def _unit_hash(relative: str, row: int) -> float:
@@ -210,41 +209,29 @@ def _unit_hash(relative: str, row: int) -> float:
     return (int.from_bytes(digest) >> 11) / 2**53
 
 
-def _read_text(path: Path, column: str) -> Iterator[tuple[str, int]]:
-    content = path.read_bytes()
+def _read_text(path: Path, column: str) -> Iterator[str]:
     try:
-        yield content.decode("utf-8-sig"), len(content)
+        yield path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise LrkvError(f"{path}: byte {error.start} is not UTF-8: convert the file") from None
 
 
-def _read_jsonl(path: Path, column: str) -> Iterator[tuple[str, int]]:
-    place = 0
-    for number, row, size in read_json_lines(path):
-        place += size
-        if row is None:
-            yield "", place
-            continue
+def _read_jsonl(path: Path, column: str) -> Iterator[str]:
+    for number, row in read_json_lines(path):
         if column not in row:
             raise _no_column(f"{path}:{number}", column, list(row))
         text = row[column]
         if text is not None and not isinstance(text, str):
             raise _not_text(f"{path}:{number}", column, type(text).__name__)
-        yield valid(text or ""), place
+        yield valid(text or "")
 
 
-def _read_parquet(path: Path, column: str) -> Iterator[tuple[str, int]]:
-    total = 1
-
+def _read_parquet(path: Path, column: str) -> Iterator[str]:
     def check(file: Any) -> None:
-        nonlocal total
-        total = file.metadata.num_rows
         _check_column(path, column, file.schema_arrow)
 
-    size = path.stat().st_size
-    for before, texts in read_parquet(path, [column], check):
-        for row, text in enumerate(texts, before + 1):
-            yield text or "", size * row // total
+    for _, texts in read_parquet(path, [column], check):
+        yield from (text or "" for text in texts)
 
 
 def _check_column(path: Path, column: str, schema: Any) -> None:
@@ -252,8 +239,6 @@ def _check_column(path: Path, column: str, schema: Any) -> None:
 
     if column not in schema.names:
         raise _no_column(str(path), column, schema.names)
-    if schema.names.count(column) > 1:
-        raise LrkvError(f"{path}: more than one column {column!r}: rename the others")
     kind = schema.field(column).type
     if pa.types.is_dictionary(kind):  # how pandas writes a column of categories
         kind = kind.value_type

@@ -1,12 +1,10 @@
 """Reading JSON-lines and parquet files: every fault is one line that names the file and the place.
 
 `read_json_lines` and `read_parquet` are what documents (`lrkv_jax.data.sources`) are read with;
-`rows` checks each row against a schema.
+`parquet_rows` checks each row against a schema.
 """
 
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lrkv_jax.errors import LrkvError
 
-SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
-_MEND = "fetch the file again, or mend that row"
+_FIX = "fetch the file again, or correct that row"
 _BATCH = 1024
 
 
@@ -26,94 +23,64 @@ class Schema(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
-def rows[S: Schema](path: Path, schema: type[S]) -> Iterator[tuple[str, S]]:
-    """The rows of one .parquet, .jsonl or .jsonl.gz file, in order, each as (place, row).
+def parquet_rows[S: Schema](path: Path, schema: type[S]) -> Iterator[tuple[str, S]]:
+    """The rows of a parquet file, in order, each as (place, row).
 
-    A place is "FILE:ROW", rows (lines, in JSON) counted from 1. Blank lines are skipped.
-
-    Raises LrkvError that names the place and the column for what cannot be read or parsed, for a
-    missing column and for one of another type.
+    A place is "FILE:ROW", counted from 1. Raises LrkvError that names the place and the column for
+    what cannot be read, for a missing column and for one of another type.
     """
-    if not path.name.endswith(SUFFIXES):
-        raise LrkvError(f"{path} is none of {', '.join(SUFFIXES)}: convert it")
-    if path.suffix == ".parquet":
-        batches = read_parquet(path)
-        found = ((done + n, row) for done, batch in batches for n, row in enumerate(batch, 1))
-    else:
-        found = ((number, row) for number, row, _ in read_json_lines(path, surrogates=False))
-    return _checked(str(path), found, schema)
+    numbered = (
+        (done + n, row) for done, batch in read_parquet(path) for n, row in enumerate(batch, 1)
+    )
+    return _checked(str(path), numbered, schema)
 
 
-def rows_of[S: Schema](name: str, content: bytes, schema: type[S]) -> Iterator[tuple[str, S]]:
-    """Like `rows`, for JSON lines that are in memory; `name` stands for the file."""
-    found = _parsed(name, content.split(b"\n"), surrogates=False)
-    return _checked(name, ((number, row) for number, row, _ in found), schema)
+def json_rows[S: Schema](name: str, content: bytes, schema: type[S]) -> Iterator[tuple[str, S]]:
+    """Like `parquet_rows`, for JSON lines in memory; `name` stands for the file."""
+    return _checked(name, _parsed(name, content.split(b"\n")), schema)
 
 
 def _checked[S: Schema](
     name: str, found: Iterable[tuple[int, Any]], schema: type[S]
 ) -> Iterator[tuple[str, S]]:
     for number, row in found:
-        if row is None:
-            continue
         try:
             yield f"{name}:{number}", schema.model_validate(row)
         except ValidationError as error:
-            raise LrkvError(f"{name}:{number}: {_first(error, row)}: {_MEND}") from None
+            detail = error.errors(include_url=False)[0]
+            column = ".".join(map(str, detail["loc"]))
+            raise LrkvError(
+                f"{name}:{number}: column {column!r}: {detail['msg']}: {_FIX}"
+            ) from None
 
 
-def _first(error: ValidationError, row: dict[str, Any]) -> str:
-    """Return pydantic's first complaint as `column …: what is expected, found …`."""
-    detail = error.errors(include_url=False)[0]
-    column = ".".join(str(step) for step in detail["loc"])
-    if detail["type"] == "missing":
-        return f"no column {column!r} (it has {', '.join(row) or 'none'})"
-    found = detail["input"]
-    shown = ascii(found) if len(ascii(found)) <= 40 else ascii(found)[:40] + "…"
-    wants = detail["msg"][:1].lower() + detail["msg"][1:]
-    return f"column {column!r}: {wants}, found {shown} ({type(found).__name__})"
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each line of a .jsonl file that is not blank: its number from 1, and its object.
 
-
-def read_json_lines(
-    path: Path, *, surrogates: bool = True
-) -> Iterator[tuple[int, dict[str, Any] | None, int]]:
-    """Each line of a .jsonl or .jsonl.gz file: its number from 1, its object, its bytes.
-
-    A blank line has None for its object. `surrogates`: whether text may hold half a surrogate
-    pair, which no encoder takes. Raises LrkvError for a line that is not a JSON object.
+    Raises LrkvError for a line that is not a JSON object and for a file that cannot be read.
     """
-    number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, row, size in _parsed(str(path), file, surrogates=surrogates):  # noqa: B007
-                yield number, row, size
-    except (OSError, EOFError, zlib.error) as error:
-        _check_permission(path, error)
-        raise LrkvError(
-            f"{path}: cannot be read after line {number} ({_reason(error)}): {_MEND}"
-        ) from None
+        with path.open("rb") as file:
+            yield from _parsed(str(path), file)
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
-def _parsed(
-    name: str, lines: Iterable[bytes], *, surrogates: bool
-) -> Iterator[tuple[int, dict[str, Any] | None, int]]:
+def _parsed(name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
-            yield number, None, len(line)
             continue
         try:
             row = json.loads(line.decode("utf-8-sig"))
-            if not surrogates and b"\\ud" in line.lower():
-                json.dumps(row, ensure_ascii=False).encode()
         # RecursionError for brackets without end; ValueError also for a number of 4300 digits.
         except (ValueError, RecursionError) as error:
-            raise LrkvError(f"{name}:{number}: not a JSON object ({error}): {_MEND}") from None
+            raise LrkvError(f"{name}:{number}: not a JSON object ({error}): {_FIX}") from None
         if not isinstance(row, dict):
             kind = type(row).__name__
             raise LrkvError(
                 f"{name}:{number}: not a JSON object but a {kind}: use one {{…}} per line"
             )
-        yield number, row, len(line)
+        yield number, row
 
 
 def read_parquet(
@@ -147,18 +114,15 @@ def read_parquet(
                     yield done, found.to_pylist()
                     done += batch.num_rows
                     place = f"row group {group} of {file.num_row_groups}, after row {done}"
+    except PermissionError as error:
+        raise unreadable(path, error) from None
     except UnicodeEncodeError:
         raise LrkvError(f"{path}: PyArrow opens no name that is not UTF-8: rename it") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        _check_permission(path, error)
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise LrkvError(
-            f"{path} is not readable parquet ({place}: {_reason(error)}): fetch the file again"
+            f"{path} is not readable parquet ({place}: {reason}): fetch the file again"
         ) from None
-
-
-def _check_permission(path: Path, error: Exception) -> None:
-    if isinstance(error, PermissionError):
-        raise unreadable(path, error) from None
 
 
 def unreadable(path: Path, error: OSError) -> LrkvError:
@@ -166,7 +130,3 @@ def unreadable(path: Path, error: OSError) -> LrkvError:
     return LrkvError(
         f"{path} cannot be read ({error.strerror or error}): change its permissions or remove it"
     )
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

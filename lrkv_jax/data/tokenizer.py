@@ -4,7 +4,6 @@ import functools
 import gzip
 import hashlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,6 @@ import numpy as np
 
 from lrkv_jax import files
 from lrkv_jax.data.assets import read_asset
-from lrkv_jax.data.text import valid
 from lrkv_jax.distributed.device import usable_cores
 from lrkv_jax.errors import LrkvError
 
@@ -31,11 +29,8 @@ CHAT_NAMES = tuple(
     for end in ("start", "end")
 )
 BOS_NAMES = ("<|bos|>", "<|endoftext|>", "<s>")
-# What other tokenizers frame a chat with: ChatML's two tokens, Llama 3's three.
-OTHER_CHATS = (
-    ("<|im_start|>", "<|im_end|>"),
-    ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-)
+# What ends a turn in ChatML and in Llama 3, whatever end a tokenizer names.
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>")
 
 MOST_IDS = 2**24  # of a tokenizer; the largest that are known have 2^18
 
@@ -53,9 +48,6 @@ _LONG_SPACE = re.compile(rf"(?<!\s)\s{{{_LONGEST_SPACE},}}")
 # What a tokenizer.json must give back unchanged: spaces of every kind, scripts, its own stand-ins.
 _PROBE = "  a  b\n\n\tc \r\n" + "".join(map(chr, range(384))) + " ▁ 日本 👩‍👩 e\u0301 12 "
 
-# How Python's surrogateescape spells a byte that is not UTF-8.
-_NOT_UTF8 = re.compile("([\udc80-\udcff])")
-
 Encode = Callable[[list[str]], Sequence[Sequence[int] | np.ndarray]]
 
 
@@ -67,7 +59,7 @@ class Tokenizer:
     bos: the id that starts a document; no text ever encodes to it.
     token_bytes: int32 [V], UTF-8 bytes each token stands for; 0 for special and unused ids, so a
       zero marks what bits per byte must not count.
-    chat: the ids of `CHAT_NAMES` (or of another chat's names) that it has, by name: all, or none.
+    chat: the ids of `CHAT_NAMES` that it has, by name: all, or none.
     begins: whether a chat starts with BOS.
     prefix: what stands for an empty text, which a model cannot read.
     ends: the ids after which a text is over.
@@ -138,20 +130,6 @@ class Tokenizer:
             raise LrkvError(f"tokenizer {self.name} has no chat template: use its chat's tokens")
         return self._framed(valid(text))
 
-    def encode_bytes(self, data: bytes) -> np.ndarray:
-        """int32 [T] for any bytes: `decode_bytes(encode_bytes(data)) == data`.
-
-        What is UTF-8 in them is encoded as text; every other byte becomes a token by itself.
-        """
-        text = data.decode("utf-8", "surrogateescape")
-        ids = [np.empty(0, np.int32)]
-        for stretch in _NOT_UTF8.split(text):
-            if _NOT_UTF8.fullmatch(stretch):
-                ids.append(np.array([self._pieces.index(bytes([ord(stretch) & 0xFF]))], np.int32))
-            elif stretch:
-                ids.append(self.encode(stretch))
-        return np.concatenate(ids)
-
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that the ids stand for; special, unused and unknown ids stand for none."""
         return b"".join(self._pieces[i] for i in map(int, ids) if i < self.vocabulary)
@@ -164,14 +142,21 @@ class Tokenizer:
         return f"Tokenizer({self.name!r}, vocabulary={self.vocabulary}, bos={self.bos})"
 
 
+def valid(text: str) -> str:
+    """Replace lone surrogates, which JSON can hold and UTF-8 cannot, by U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def load_tokenizer(name_or_path: str) -> Tokenizer:
     """The tokenizer "sotu-4096", "gpt2", or that of a byte-level tokenizer.json (HF format).
 
     A folder holds another model's tokenizer (`foreign_tokenizer`).
 
     "gpt2" is tiktoken on the merges that ship with the package; its vocabulary is padded to 50304.
-    A file's normaliser, prefix space and dropout are switched off, since with them text would not
-    come back as it was; its BOS is the first it has of <|bos|>, <|endoftext|>, <s>.
+    A file's BOS is the first special token that it has of <|bos|>, <|endoftext|>, <s>. One that
+    does not give every text back as it was is refused.
 
     Raises LrkvError for an unknown name and for a file that is not such a tokenizer.
     """
@@ -262,77 +247,71 @@ def _cut_long_space(text: str) -> list[str]:
 @functools.lru_cache(maxsize=4)
 def tokenizer_from_json(name: str, content: bytes) -> Tokenizer:
     """The tokenizer that a tokenizer.json's content defines; raises like `load_tokenizer`."""
-    import tokenizers
-
     what = f"data.tokenizer = {name}"
-    try:
-        definition = json.loads(content)
-        make_reversible(definition)
-        backend = tokenizers.Tokenizer.from_str(json.dumps(definition))
-    # The library raises bare Exception for what it cannot read.
-    except Exception as error:
-        raise LrkvError(f"{what} is not a byte-level BPE tokenizer.json ({error})") from None
-
-    # By name: the library numbers added tokens itself where the file's ids leave gaps.
-    added = {token["content"]: token for token in definition["added_tokens"]}
-    ids = backend.get_vocab(with_added_tokens=True)
-    pieces = [b""] * (max(ids.values()) + 1)
-    for token, i in ids.items():
-        if token not in added:
-            try:
-                pieces[i] = _to_bytes(token)
-            except KeyError:
-                raise LrkvError(f"{what} is not byte-level: its entry {token!r} is not") from None
-        elif not added[token]["special"]:
-            pieces[i] = token.encode()
+    backend, ids, special, pieces = _read_backend(what, content)
     missing = 256 - len({piece for piece in pieces if len(piece) == 1})
     if missing:
         raise LrkvError(f"{what} lacks {missing} of the 256 bytes: train it with all of them")
-    bos = next((ids[token] for token in BOS_NAMES if token in ids), None)
+    bos = next((ids[token] for token in BOS_NAMES if token in special), None)
     if bos is None:
-        raise LrkvError(f"{what} has no token to start a document: add {' or '.join(BOS_NAMES)}")
-    # Special strings in the text are then no longer matched.
+        names = " or ".join(BOS_NAMES)
+        raise LrkvError(f"{what} has no special token to start a document: add {names}")
+    chat = {name: ids[name] for name in CHAT_NAMES if name in special}
+    if chat and len(chat) < len(CHAT_NAMES):
+        lacking = ", ".join(name for name in CHAT_NAMES if name not in chat)
+        raise LrkvError(f"{what} has some of the chat's tokens and lacks {lacking}: add them")
+    tokenizer = Tokenizer(name, _encoder(backend), pieces, bos, content, chat)
+    if tokenizer.decode(tokenizer.encode(_PROBE)) != _PROBE:
+        raise LrkvError(
+            f"{what} does not give text back as it was: it needs one ByteLevel pre-tokenizer "
+            "without a prefix space, and nothing that changes, removes or replaces text"
+        )
+    return tokenizer
+
+
+def _read_backend(what: str, content: bytes) -> tuple[Any, dict[str, int], set[str], list[bytes]]:
+    """A tokenizer.json in the library: itself, ids by name, special tokens, and each id's bytes.
+
+    Raises LrkvError for what the library cannot read, and for entries that are not made of bytes.
+    """
+    import tokenizers
+
+    try:
+        backend = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:  # the library raises bare Exception for what it cannot read
+        raise LrkvError(f"{what} is not a tokenizer.json ({error}): fetch it again") from None
+    backend.no_truncation()
+    backend.no_padding()
+    added = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
+    ids = backend.get_vocab(with_added_tokens=True)
+    largest = max(ids.values(), default=0)
+    if largest >= MOST_IDS:
+        raise LrkvError(f"{what} has ids up to {largest}, beyond {MOST_IDS}: fetch it again")
+    pieces = [b""] * (largest + 1)
+    byte_level = '"ByteLevel"' in content.decode()
+    special = {token for token, is_special in added.items() if is_special}
+    for token, i in ids.items():
+        if token in special:
+            continue
+        try:
+            plain = token in added or not byte_level
+            pieces[i] = _plain_bytes(token) if plain else _to_bytes(token)
+        except KeyError:
+            raise LrkvError(
+                f"{what} is not made of bytes, its entry {token!r} is not: take another"
+            ) from None
+    return backend, ids, special, pieces
+
+
+def _encoder(backend: Any) -> Encode:
+    """What encodes texts with a tokenizer of the library; no text becomes a special token."""
     backend.encode_special_tokens = True
 
     def encode(texts: list[str]) -> list[Sequence[int]]:
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    chat = {name: ids[name] for name in CHAT_NAMES if name in ids}
-    if chat and len(chat) < len(CHAT_NAMES):
-        lacking = ", ".join(name for name in CHAT_NAMES if name not in chat)
-        raise LrkvError(f"{what} has some of the chat's tokens and lacks {lacking}: add them")
-    tokenizer = Tokenizer(name, encode, pieces, bos, content, chat)
-    if tokenizer.decode(tokenizer.encode(_PROBE)) != _PROBE:
-        raise LrkvError(
-            f"{what} does not give text back as it was: its pre-tokenizer must be one ByteLevel, "
-            "after nothing that removes or replaces text"
-        )
-    return tokenizer
-
-
-def make_reversible(definition: dict[str, Any]) -> None:
-    """Switch off, in place, what would change, drop or add text; raises ValueError if not BPE."""
-    model = definition["model"]
-    if model.get("type", "BPE") != "BPE":
-        raise ValueError(f"its model is {model['type']}")
-    for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(affix):
-            raise ValueError(f"its model has a {affix}")
-    splitter = definition.get("pre_tokenizer") or {}
-    steps = splitter.get("pretokenizers", [splitter])
-    if not any(step.get("type") == "ByteLevel" for step in steps):
-        raise ValueError("it has no ByteLevel pre-tokenizer")
-    for step in steps:
-        if step.get("type") == "ByteLevel":
-            step["add_prefix_space"] = False
-        elif step.get("behavior") == "Removed":
-            raise ValueError("its pre-tokenizer removes text")
-    model["dropout"] = None
-    definition.update(normalizer=None, truncation=None, padding=None, post_processor=None)
-    for token in definition.setdefault("added_tokens", []):
-        token.update(lstrip=False, rstrip=False, normalized=False)
-        token["special"] |= token["content"] in (*BOS_NAMES, *CHAT_NAMES)
+    return encode
 
 
 def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None) -> Tokenizer:
@@ -343,48 +322,22 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
 
     Raises LrkvError for a folder without one, and for one that is not made of bytes.
     """
-    import tokenizers
-
     from lrkv_jax.data.chat_template import template_of
 
     what = f"tokenizer {folder}"
     settings_path = Path(folder) / "tokenizer_config.json"
     settings = files.read_json(settings_path, "fetch it again") or {}
-    told = settings_path.read_bytes() if settings else b"{}"
+    settings_content = settings_path.read_bytes() if settings else b"{}"
     try:
         content = (Path(folder) / "tokenizer.json").read_bytes()
-        definition = json.loads(content)
-        backend = tokenizers.Tokenizer.from_str(content.decode())
     except OSError as error:
         raise LrkvError(
             f"{what} has no readable tokenizer.json ({error.strerror}): fetch it again"
         ) from None
-    except Exception as error:  # the library raises bare Exception for what it cannot read
-        raise LrkvError(f"{what} is not a tokenizer.json ({error}): fetch it again") from None
-    backend.no_truncation()
-    backend.no_padding()
-    added = backend.get_added_tokens_decoder()
-    special = {token.content for token in added.values() if token.special}
-    ids = backend.get_vocab(with_added_tokens=True)
-    largest = max(ids.values(), default=0)
-    if largest >= MOST_IDS:
-        raise LrkvError(f"{what} has ids up to {largest}, beyond {MOST_IDS}: fetch it again")
-    pieces = [b""] * (largest + 1)
-    spelt = {token.content for token in added.values()}
-    byte_level = '"ByteLevel"' in content.decode()
-    for token, i in ids.items():
-        if token in special:
-            continue
-        try:
-            plain = token in spelt or not byte_level
-            pieces[i] = _plain_bytes(token) if plain else _to_bytes(token)
-        except KeyError:
-            raise LrkvError(
-                f"{what} is not made of bytes, its entry {token!r} is not: take another model"
-            ) from None
+    backend, ids, special, pieces = _read_backend(what, content)
     if missing := 256 - len({piece for piece in pieces if len(piece) == 1}):
         warn(f"{what} lacks {missing} of the 256 bytes: texts with those do not come back")
-    if definition.get("normalizer"):
+    if backend.normalizer is not None:
         warn(f"{what} changes texts before it reads them: they come back as it reads them")
     before = backend.encode("", add_special_tokens=True).ids
     bos_name, end_name = (_named(settings, key, what) for key in ("bos_token", "eos_token"))
@@ -393,29 +346,21 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
     found = before[:1] or [ids[name] for name in names if name in ids]
     if not found:
         raise LrkvError(f"{what} has no token to start a document: name its bos_token")
-    backend.encode_special_tokens = True
-
-    def encode(texts: list[str]) -> list[Sequence[int]]:
-        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
 
     @functools.cache
-    def whole():
-        made = tokenizers.Tokenizer.from_str(content.decode())
-        made.no_truncation()
-        made.no_padding()
-        return made
+    def with_special_tokens():
+        return _read_backend(what, content)[0]
 
-    chats = (CHAT_NAMES, *OTHER_CHATS)
-    chat = next((names for names in chats if all(name in special for name in names)), ())
+    chat = CHAT_NAMES if special.issuperset(CHAT_NAMES) else ()
     ends = [ids[end_name]] if end_name in ids else []
+    turn_ends = [ids[name] for name in TURN_ENDS if name in special]
     return Tokenizer(
-        folder, encode, pieces, found[0], content + told,
+        folder, _encoder(backend), pieces, found[0], content + settings_content,
         {name: ids[name] for name in chat}, begins,
         prefix=next((ids[name] for name in (bos_name, end_name) if name in ids), found[0]),
-        ends=[*ends, *_generation_ends(Path(folder), len(pieces))],
+        ends=[*ends, *_generation_ends(Path(folder), len(pieces)), *turn_ends],
         processed=lambda text: backend.encode(text, add_special_tokens=True).ids,
-        framed=lambda text: whole().encode(text, add_special_tokens=False).ids,
+        framed=lambda text: with_special_tokens().encode(text, add_special_tokens=False).ids,
         template=template_of(Path(folder), sorted(special)),
     )  # fmt: skip
 

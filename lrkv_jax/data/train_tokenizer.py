@@ -1,21 +1,14 @@
 """A byte-level BPE tokenizer of any size, learnt from the user's text."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
 
-from lrkv_jax import files
-from lrkv_jax.data.text import valid
-from lrkv_jax.data.tokenizer import CHAT_NAMES
+from lrkv_jax.data.tokenizer import CHAT_NAMES, valid
 from lrkv_jax.errors import LrkvError
 
 # To start a document, and to mark the turns and the tool calls of a conversation.
 SPECIAL_TOKENS = ("<|bos|>", *CHAT_NAMES)
 SMALLEST = 256 + len(SPECIAL_TOKENS)
 LARGEST = 1 << 24  # the library reserves memory for all of it at once
-
-Pattern = Literal["gpt2", "gpt4"]
-PATTERNS: tuple[Pattern, ...] = ("gpt2", "gpt4")
 
 # cl100k_base's, of tiktoken's openai_public.py: contractions in either case, up to three digits,
 # punctuation with the line ends after it, and one space or mark before a word.
@@ -29,16 +22,14 @@ def train_tokenizer(
     texts: Iterable[str],
     vocabulary: int,
     *,
-    pattern: Pattern = "gpt4",
-    special: Sequence[str] = SPECIAL_TOKENS,
     progress: Callable[[int], None] | None = None,
     show_merging: bool = False,
 ) -> str:
     """Return a tokenizer.json of exactly `vocabulary` entries: special tokens, 256 bytes, merges.
 
     The same texts in the same order give the same file, and any text comes back as it was.
-    pattern: how text is cut before merging, as GPT-2 or as GPT-4 does. progress(bytes): called
-    after each text with the UTF-8 bytes so far. show_merging: the library's bar while it learns.
+    Text is cut before merging as GPT-4 does. progress(bytes): called after each text with the UTF-8
+    bytes so far. show_merging: the library's bar while it learns.
 
     Raises LrkvError for a size outside SMALLEST to LARGEST and for text that has too few merges to
     fill it.
@@ -52,23 +43,17 @@ def train_tokenizer(
         )
     if vocabulary > LARGEST:
         raise LrkvError(f"a vocabulary of {vocabulary} is too large: use {LARGEST} or less")
-    if pattern not in PATTERNS:
-        raise LrkvError(f"pattern {pattern}: use {' or '.join(PATTERNS)}")
     tokenizer = Tokenizer(models.BPE())
-    if pattern == "gpt2":
-        splitter: pre_tokenizers.PreTokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    else:
-        splitter = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(_GPT4), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-    tokenizer.pre_tokenizer = splitter
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_GPT4), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=list(special),
+        special_tokens=list(SPECIAL_TOKENS),
         # All 256 bytes, seen or not, so that any text round-trips.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=show_merging,
@@ -100,22 +85,3 @@ def up_to(texts: Iterable[str], size: int | None) -> Iterator[str]:
             size -= len(text.encode())
             if size <= 0:
                 return
-
-
-def check_place(path: Path) -> None:
-    """Make the file's folder; raise LrkvError where the file cannot be written, before the work."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a path that no file system takes
-        reason = getattr(error, "strerror", None) or error
-        raise LrkvError(f"{path} cannot be written ({reason}): name another") from None
-    files.check_writable(path)
-
-
-def write_tokenizer(definition: str, path: Path) -> None:
-    """Put the file in place at once; raises LrkvError where it cannot be written."""
-    check_place(path)
-    try:
-        files.write(path, definition)
-    except OSError as error:
-        raise LrkvError(f"{path} cannot be written ({error.strerror}): name another") from None

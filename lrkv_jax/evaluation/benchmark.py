@@ -1,9 +1,7 @@
 """What the five benchmarks have in common: how they are asked, and what a result holds."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -94,40 +92,9 @@ def questions(name: str, split: str, settings: BenchmarkSettings) -> Questions:
     return Questions(examples, dataset)
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean; for bools, the share that is true."""
-    return float(np.mean(np.asarray(values, np.float64)))
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """The standard error of the mean of independent examples: sample deviation over sqrt(n)."""
-    given = np.asarray(values, np.float64)
-    return float(given.std(ddof=1) / np.sqrt(len(given))) if len(given) > 1 else 0.0
-
-
 def measured(name: str, values: Sequence[float]) -> dict[str, float]:
-    """A measure and its standard error."""
-    return {name: mean(values), f"{name}_stderr": standard_error(values)}
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that one of k programs, drawn from n of which c pass, passes.
-
-    The unbiased estimator of Chen et al. (2021), equation 1. Raises LrkvError for k outside 1 .. n
-    and c outside 0 .. n.
-    """
-    if not 1 <= k <= n:
-        raise LrkvError(f"pass@{k} needs at least {max(k, 1)} samples of each problem, not {n}")
-    if not 0 <= c <= n:
-        raise LrkvError(f"pass@{k}: {c} of {n} samples cannot have passed")
-    return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
-
-
-def passed(records: list[dict[str, Any]]) -> Result:
-    """pass@1, and pass@k for powers of two up to the samples, from each record's `correct`."""
-    samples = len(records[0]["correct"])
-    more: dict[str, Any] = {"samples": samples}
-    for k in (2**n for n in range(samples.bit_length())):
-        rates = [pass_at_k(samples, sum(record["correct"]), k) for record in records]
-        more |= measured(f"pass@{k}", rates)
-    return Result("pass@1", more["pass@1"], records, more)
+    """The mean of independent examples (of bools, the share that is true), and its standard error:
+    sample deviation over sqrt(n)."""
+    array = np.asarray(values, np.float64)
+    error = float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else 0.0
+    return {name: float(array.mean()), f"{name}_stderr": error}

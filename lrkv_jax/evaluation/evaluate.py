@@ -16,9 +16,10 @@ from lrkv_jax.data.docstrings import docstring_rows
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evaluation import gsm8k, humaneval, multiple_choice
 from lrkv_jax.evaluation.agreement import ROWS, agreement_on
 from lrkv_jax.evaluation.benchmark import Benchmark, BenchmarkSettings, Questions, questions
+from lrkv_jax.evaluation.generated import check_allowed, gsm8k, humaneval
+from lrkv_jax.evaluation.multiple_choice import multiple_choice
 from lrkv_jax.files import why_not, write_json
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.language_model import LanguageModel
@@ -31,11 +32,11 @@ from lrkv_jax.training.token_batch import BatchFormat
 from lrkv_jax.training.validate import make_validation
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "arc_easy": multiple_choice.multiple_choice,
-    "arc_challenge": multiple_choice.multiple_choice,
-    "mmlu": multiple_choice.multiple_choice,
-    "gsm8k": gsm8k.gsm8k,
-    "humaneval": humaneval.humaneval,
+    "arc_easy": multiple_choice,
+    "arc_challenge": multiple_choice,
+    "mmlu": multiple_choice,
+    "gsm8k": gsm8k,
+    "humaneval": humaneval,
 }
 SPLIT = "test"  # of all five
 
@@ -85,8 +86,9 @@ def evaluate(
         if task in TASKS:
             result[task] = TASKS[task](run, batch)
     for name, questions_ in asked.items():
-        shown = _Report(name, len(questions_.examples), progress)
-        model = LanguageModel.of(run, batch=batch, progress=shown)
+        model = LanguageModel.of(run, batch=batch)
+        if progress is not None:
+            model.progress = _adding_up(progress, name, len(questions_.examples))
         began = time.monotonic()
         outcome = asdict(BENCHMARKS[name](model, questions_, settings))
         records = outcome.pop("records")
@@ -118,7 +120,7 @@ def ask(
         raise LrkvError(f"unknown task {', '.join(unknown)}: use {', '.join(known)}")
     settings = settings or BenchmarkSettings()
     if "humaneval" in tasks:
-        humaneval.check(settings)
+        check_allowed(settings)
     context = config.train.context
     if {"gsm8k", "humaneval"} & set(tasks) and settings.new_tokens >= context:
         raise LrkvError(f"new_tokens = {settings.new_tokens}: use 1 to {context - 1}")
@@ -142,17 +144,15 @@ def _keep(path: Path, content: dict[str, Any], warn: Callable[[str], None]) -> N
         warn(f"{path} cannot be written ({error.strerror}): what it would hold is not kept")
 
 
-class _Report:
-    """Adds up how many examples a benchmark has done."""
+def _adding_up(progress: OnProgress, name: str, total: int) -> Callable[[float], None]:
+    done = 0.0
 
-    def __init__(self, name: str, total: int, progress: OnProgress | None):
-        self._name, self._total, self._progress = name, total, progress
-        self._done = 0.0
+    def add(more: float) -> None:
+        nonlocal done
+        done += more
+        progress(name, done, total)
 
-    def __call__(self, more: float) -> None:
-        self._done += more
-        if self._progress:
-            self._progress(self._name, self._done, self._total)
+    return add
 
 
 def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:

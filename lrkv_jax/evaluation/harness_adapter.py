@@ -14,10 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lrkv_jax.data.text import cut
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evaluation.harness_requests import OPENING, ChatPrompt, Generation, grouped, lost_chat
-from lrkv_jax.inference.language_model import Draws, LanguageModel
+from lrkv_jax.evaluation.harness_requests import (
+    OPENING,
+    ChatPrompt,
+    GenerationSettings,
+    grouped,
+    lost_chat,
+)
+from lrkv_jax.inference.language_model import Draws, LanguageModel, cut
 from lrkv_jax.training.restore import load_run
 
 try:
@@ -40,8 +45,8 @@ class LrkvLM(LM):
     """The harness's model: log-likelihoods and texts of a `LanguageModel`.
 
     A text begins as the tokenizer has it, with BOS or without; an empty context is its prefix. A
-    score depends on its own
-    question alone: requests share a prefill if they have the same question and context.
+    score depends on its own question alone: requests share a prefill if they have the same question
+    and context.
     info: what the harness writes beside its results.
     """
 
@@ -137,7 +142,7 @@ class LrkvLM(LM):
         Prompts are cut and counted as `LanguageModel` does. Sampled texts depend on `seed` and the
         request's place among those with equal settings.
         """
-        asked = [Generation.of(request.args[1], self.model.context) for request in requests]
+        asked = [GenerationSettings.of(request.args[1], self.model.context) for request in requests]
         kinds = [isinstance(request.args[0], ChatPrompt) for request in requests]
         results = [""] * len(requests)
         with self._bar(len(requests), "texts", disable_tqdm):
@@ -149,8 +154,8 @@ class LrkvLM(LM):
                     answers = self.model.answers(prompts, how.new_tokens, draws)
                     texts = [cut(answer.text(self.model.chat), how.until) for (answer,) in answers]
                 else:
-                    said = self.model.continuations(prompts, how.new_tokens, how.until, draws)
-                    texts = [text for (text,) in said]
+                    drawn = self.model.continuations(prompts, how.new_tokens, how.until, draws)
+                    texts = [text for (text,) in drawn]
                 for place, text in zip(group, texts, strict=True):
                     results[place] = text
         return results

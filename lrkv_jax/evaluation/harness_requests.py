@@ -19,6 +19,9 @@ from lrkv_jax.inference import Sampling
 NEW_TOKENS = 256
 # Its names for one thing, the first one given counts.
 _NEW_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_KNOWN = (
+    *_NEW_TOKENS_NAMES, "until", "do_sample", "temperature", "top_k", "top_p", "num_beams",
+)  # fmt: skip
 OPENING = len(CHAT_NAMES[0])  # characters by which a chat's prompt is told from text
 
 
@@ -31,7 +34,7 @@ def grouped(keys: Sequence[Hashable]) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationSettings:
     """How a text is generated: up to the first of `until`, with at most `new_tokens`."""
 
     until: tuple[str, ...]
@@ -39,7 +42,7 @@ class Generation:
     sampling: Sampling
 
     @classmethod
-    def of(cls, asked: Mapping[str, Any], context: int) -> Generation:
+    def of(cls, kwargs: Mapping[str, Any], context: int) -> GenerationSettings:
         """Read a task's generation_kwargs; the model reads up to `context` tokens.
 
         As the harness reads them: do_sample=false is greedy whatever the temperature; without
@@ -48,33 +51,31 @@ class Generation:
 
         Raises LrkvError for settings that the decoder does not have or that contradict each other.
         """
-        rest = dict(asked)
-        until = rest.pop("until", None) or ()
-        named = [rest.pop(name, None) for name in _NEW_TOKENS_NAMES]
-        given = next((number for number in named if number is not None), None)
-        new_tokens = min(NEW_TOKENS, context // 2) if given is None else int(given)
+        unknown = {key for key in kwargs if key not in _KNOWN}
+        if unknown or kwargs.get("num_beams", 1) != 1:
+            raise LrkvError(
+                f"generation_kwargs {', '.join(sorted(unknown or ['num_beams']))}: not known here; "
+                "use until, max_gen_toks, do_sample, temperature, top_k, top_p"
+            )
+        lengths = [kwargs[name] for name in _NEW_TOKENS_NAMES if kwargs.get(name) is not None]
+        new_tokens = int(lengths[0]) if lengths else min(NEW_TOKENS, context // 2)
         if not 1 <= new_tokens < context:
             raise LrkvError(
                 f"max_gen_toks = {new_tokens}: the model reads {context} tokens, so give "
                 f"--gen_kwargs max_gen_toks=N of 1 to {context - 1}"
             )
-        do_sample, temperature = rest.pop("do_sample", None), rest.pop("temperature", None)
-        if do_sample and temperature is not None and float(temperature) == 0:
-            raise LrkvError("do_sample at temperature = 0: give another, or do_sample=False")
+        do_sample, temperature = kwargs.get("do_sample"), kwargs.get("temperature")
         if temperature is None:
             temperature = 1.0 if do_sample else 0.0
-        if do_sample is False:
-            temperature = 0.0
-        top_k, top_p = rest.pop("top_k", None) or 0, rest.pop("top_p", None)
-        beams = rest.pop("num_beams", 1)
-        if beams != 1:
-            raise LrkvError(f"num_beams = {beams}: beams are not searched, use num_beams=1")
-        if rest:
-            raise LrkvError(
-                f"generation_kwargs {', '.join(sorted(rest))}: not known here; use until, "
-                "max_gen_toks, do_sample, temperature, top_k, top_p"
-            )
-        sampling = Sampling(float(temperature), int(top_k), 1.0 if top_p is None else float(top_p))
+        elif do_sample and float(temperature) == 0:
+            raise LrkvError("do_sample at temperature = 0: give another, or do_sample=False")
+        top_p = kwargs.get("top_p")
+        sampling = Sampling(
+            0.0 if do_sample is False else float(temperature),
+            int(kwargs.get("top_k") or 0),
+            1.0 if top_p is None else float(top_p),
+        )
+        until = kwargs.get("until") or ()
         stops = (until,) if isinstance(until, str) else tuple(until)
         return cls(tuple(stop for stop in stops if stop), new_tokens, sampling)
 

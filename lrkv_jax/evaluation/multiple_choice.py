@@ -11,7 +11,7 @@ import numpy as np
 from lrkv_jax.data.tasks import choices as letter_questions
 from lrkv_jax.data.tasks.choices import Choices
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, Result, mean, measured
+from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, Result, measured
 from lrkv_jax.inference.language_model import LanguageModel
 
 
@@ -36,7 +36,7 @@ def multiple_choice(model: LanguageModel, asked: Questions, settings: BenchmarkS
         records.append(
             {
                 "id": example.id,
-                **_subject(example),
+                **({} if example.subject is None else {"subject": example.subject}),
                 "gold": example.labels[example.answer],
                 "answer": example.labels[chosen],
                 "correct": chosen == example.answer,
@@ -54,8 +54,4 @@ def multiple_choice(model: LanguageModel, asked: Questions, settings: BenchmarkS
             )
             for subject in subjects
         }
-    return Result("accuracy", mean(right), records, more)
-
-
-def _subject(example: Choices) -> dict[str, str]:
-    return {} if example.subject is None else {"subject": example.subject}
+    return Result("accuracy", more["accuracy"], records, more)

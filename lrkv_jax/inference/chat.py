@@ -111,7 +111,7 @@ class Chat:
             same = min(same, len(whole) - 1)
             return same, whole[same:]
         turn = chat.turn(text)
-        turn[:0] = chat.between if self.messages else chat.start
+        turn[:0] = [] if self.messages else chat.start
         if self._unfinished:  # an answer that was cut short has no end yet
             turn.insert(0, chat.ids.assistant_end)
         return self.used, turn

@@ -120,7 +120,7 @@ def _rows(source: Path) -> list[tuple[str, dict[str, Any]]]:
     """(place, row) of each line."""
     if not source.exists():
         raise LrkvError(f"{source} does not exist: name a file of JSON lines")
-    rows = [(f"{source}:{n}", row) for n, row, _ in read_json_lines(source) if row is not None]
+    rows = [(f"{source}:{n}", row) for n, row in read_json_lines(source)]
     for place, row in rows:
         if not isinstance(row.get("prompt"), str) and not isinstance(row.get("messages"), list):
             raise LrkvError(

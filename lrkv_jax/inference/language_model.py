@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import Conversation
-from lrkv_jax.data.text import cut
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
@@ -237,15 +236,15 @@ class LanguageModel:
     ) -> Iterator[tuple[int, Request]]:
         """Submit requests, a few more than run at a time; yield (number, request) as they end."""
         engine, following = self._engine(), iter(range(count))
-        going: dict[int, Request] = {}
+        running: dict[int, Request] = {}
         while True:
-            for number in islice(following, max(0, _QUEUED * self.batch - len(going))):
-                going[number] = submit(number)
-            if not going:
+            for number in islice(following, max(0, _QUEUED * self.batch - len(running))):
+                running[number] = submit(number)
+            if not running:
                 return
             engine.advance()
-            for number in [number for number, request in going.items() if is_over(request)]:
-                request = going.pop(number)
+            for number in [number for number, request in running.items() if is_over(request)]:
+                request = running.pop(number)
                 yield number, request
                 engine.cancel(request)
                 self.progress(1 / samples)
@@ -255,8 +254,8 @@ class LanguageModel:
         if new_tokens < 1 or new_tokens >= self.context:
             raise LrkvError(f"new_tokens = {new_tokens}: use 1 to {self.context - 1}")
         # A prompt leaves the answer a quarter of the context, or all that it may take.
-        room = min(new_tokens, self.context // 4)
-        return [self._fitted(prompt, self.context - room) for prompt in prompts]
+        reserved = min(new_tokens, self.context // 4)
+        return [self._fitted(prompt, self.context - reserved) for prompt in prompts]
 
     def _fitted(self, prompt: Ids, limit: int) -> list[int]:
         """The last `limit` tokens of a prompt; a BOS that it begins with takes the first place."""
@@ -280,3 +279,8 @@ def _parts_of(tokens: int, parts: Iterator[tuple]) -> Iterator[tuple]:
         part = next(parts)
         tokens -= len(part[0])
         yield part
+
+
+def cut(text: str, stops: Sequence[str]) -> str:
+    """Return the text before the first stop string that occurs in it."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]

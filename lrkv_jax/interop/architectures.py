@@ -1,7 +1,7 @@
 """The Hugging Face architectures: their settings and tensors beside ours, in one table.
 
-Exporting and importing are both readings of it. A row says which parameter a tensor is, and how its
-numbers are laid out there; rows of a block stand once and are meant for each layer.
+Exporting and importing are both readings of it. A `WeightMapping` says which parameter a tensor is,
+and how its numbers are laid out there; those of a block stand once and are meant for each layer.
 
 D model width  H heads  G key/value heads  K head width  F hidden width of the MLP
 """
@@ -22,7 +22,7 @@ LAYER = "model.layers.{}."
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """How a parameter lies in a file: inputs and outputs flattened, and the matrix transposed.
 
     `inputs` counts the parameter's leading axes that are inputs; 0 is no matrix, and lies as it is,
@@ -71,20 +71,20 @@ def _divided(ours: np.ndarray, factor: float) -> np.ndarray:
     return (ours / np.float64(factor)).astype(np.float32)
 
 
-AS_IS, TABLE, MATRIX = Layout(), Layout(table=True), Layout(inputs=1)
-SWAPPED, JOINED = Layout(inputs=1, swapped=True), Layout(inputs=2)
+AS_IS, TABLE, MATRIX = WeightLayout(), WeightLayout(table=True), WeightLayout(inputs=1)
+SWAPPED, JOINED = WeightLayout(inputs=1, swapped=True), WeightLayout(inputs=2)
 
 
 @dataclass(frozen=True)
-class Row:
+class WeightMapping:
     """A tensor's name, the path of the parameter that it is, and its layout.
 
-    A row of a parameter that a model does not have is left out, but a `gain` is written as ones.
+    One of a parameter that a model does not have is left out, but a `gain` is written as ones.
     """
 
     theirs: str
     ours: str
-    layout: Layout
+    layout: WeightLayout
     gain: bool = False
 
     @property
@@ -92,13 +92,13 @@ class Row:
         return self.theirs.startswith(LAYER)
 
 
-def _block(theirs: str, ours: str, layout: Layout, gain: bool = False) -> Row:
-    return Row(f"{LAYER}{theirs}.weight", f"blocks.{ours}", layout, gain)
+def _block(theirs: str, ours: str, layout: WeightLayout, gain: bool = False) -> WeightMapping:
+    return WeightMapping(f"{LAYER}{theirs}.weight", f"blocks.{ours}", layout, gain)
 
 
 _ENDS = (
-    Row("model.embed_tokens.weight", "embedding.table", TABLE),
-    Row("lm_head.weight", "head.kernel", MATRIX),
+    WeightMapping("model.embed_tokens.weight", "embedding.table", TABLE),
+    WeightMapping("lm_head.weight", "head.kernel", MATRIX),
 )
 _VALUES = (
     _block("self_attn.v_proj", "attention.value", MATRIX),
@@ -119,7 +119,7 @@ _ATTENTION_TURNED = (
 _GAINS = (
     _block("input_layernorm", "norm_attention.gain", AS_IS, gain=True),
     _block("post_attention_layernorm", "norm_mlp.gain", AS_IS, gain=True),
-    Row("model.norm.weight", "norm.gain", AS_IS, gain=True),
+    WeightMapping("model.norm.weight", "norm.gain", AS_IS, gain=True),
 )
 _QK_GAINS = (
     _block("self_attn.q_norm", "attention.query_gain", AS_IS, gain=True),
@@ -131,7 +131,7 @@ _PLAIN_MLP = (
 )
 
 _BIASES = tuple(
-    Row(f"{LAYER}self_attn.{theirs}_proj.bias", f"blocks.attention.{ours}", AS_IS)
+    WeightMapping(f"{LAYER}self_attn.{theirs}_proj.bias", f"blocks.attention.{ours}", AS_IS)
     for theirs, ours in (("q", "query_bias"), ("k", "key_bias"), ("o", "output_bias"))
 )
 # Weights sum to 1, so that biases of values are one of the output: ours has that alone, and they
@@ -162,20 +162,22 @@ class Architecture:
 
     name: str
     model_type: str
-    rows: tuple[Row, ...]
+    mappings: tuple[WeightMapping, ...]
     settings: dict[str, Any]
     numbers: dict[str, str]
     fixed: dict[str, Any]
     defaults: dict[str, Any]
 
-    def rows_of(self, model: ModelConfig) -> list[Row]:
-        """A model's rows. A tied head, which is scaled by 1/sqrt(D) here and not there, is undone
-        by the last gain."""
-        rows = [*self.rows, *(_BIASES if model.qkv_bias else ())]
+    def mappings_of(self, model: ModelConfig) -> list[WeightMapping]:
+        """A model's mappings.
+
+        A tied head, which is scaled by 1/sqrt(D) here and not there, is undone by the last gain.
+        """
+        mappings = [*self.mappings, *(_BIASES if model.qkv_bias else ())]
         if not model.tied_head:
-            return rows
-        scaled = Layout(factor=math.sqrt(model.width))
-        return [replace(row, layout=scaled) if row.ours == "norm.gain" else row for row in rows]
+            return mappings
+        scaled = WeightLayout(factor=math.sqrt(model.width))
+        return [replace(one, layout=scaled) if one.ours == "norm.gain" else one for one in mappings]
 
 
 _LLAMA_LIKE = {"norm_gain": True, "embedding_norm": False, "softcap": None}
@@ -185,14 +187,14 @@ _BIASED = {"attention_bias": "qkv_bias"}  # queries', keys', values' and the out
 _GATED_MLP = (*_PLAIN_MLP, _block("mlp.gate_proj", "mlp.gate", MATRIX))
 
 
-def _llama(name: str, model_type: str, *rows: Row, fixed: Any = None, **settings: Any):
-    """Llama, and what differs from it in a few settings and rows."""
-    told = "qkv_bias" not in settings  # by its config.json
+def _llama(name: str, model_type: str, *more: WeightMapping, fixed: Any = None, **settings: Any):
+    """Llama, and what differs from it in a few settings and tensors."""
+    biased = "qkv_bias" not in settings  # by its config.json
     return Architecture(
         name, model_type,
-        (*_ENDS, *_GAINS, *_ATTENTION, *rows, *(_GATED_MLP if settings["gated"] else _PLAIN_MLP)),
-        {**_LLAMA_LIKE, **settings}, {**_LLAMA_NUMBERS, **(_BIASED if told else {})}, fixed or {},
-        {**_LLAMA_DEFAULTS, **({"attention_bias": False} if told else {})},
+        (*_ENDS, *_GAINS, *_ATTENTION, *more, *(_GATED_MLP if settings["gated"] else _PLAIN_MLP)),
+        {**_LLAMA_LIKE, **settings}, {**_LLAMA_NUMBERS, **(_BIASED if biased else {})}, fixed or {},
+        {**_LLAMA_DEFAULTS, **({"attention_bias": False} if biased else {})},
     )  # fmt: skip
 
 
@@ -246,10 +248,10 @@ def _check_attention(model: ModelConfig) -> None:
     if entry.kind not in ("mha", "gqa", "mqa", "mla", "lrkv"):
         raise LrkvError(f"attention {entry.kind}: no class of transformers is known to have it")
     if entry.mode not in (None, "full") and (entry.kind == "mla" or entry.rank):
-        mend = "use --factored" if entry.kind == "lrkv" else "convert it to rope: full"
+        fix = "use --factored" if entry.kind == "lrkv" else "convert it to rope: full"
         raise LrkvError(
             f"attention.rope = {entry.rope}, and only a whole key that is rotated (full) is a key "
-            f"of transformers': {mend}"
+            f"of transformers': {fix}"
         )
     if entry.kind == "mla" and entry.latent_norm:
         raise LrkvError(
@@ -284,8 +286,8 @@ def architecture_of(config: dict[str, Any]) -> Architecture:
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     if not isinstance(name, str) or name not in known:
-        said = _short(name or named or config.get("model_type") or "nothing")
-        raise LrkvError(f"architectures = {said} is unknown here: use {', '.join(known)}")
+        shown = _short(name or named or config.get("model_type") or "nothing")
+        raise LrkvError(f"architectures = {shown} is unknown here: use {', '.join(known)}")
     return known[name]
 
 
@@ -297,12 +299,12 @@ def context_of(config: dict[str, Any]) -> int:
 def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[str, Any], Any]:
     """The architecture of a config.json, our model's settings, and its line of attention.
 
-    Raises `LrkvError`, with the mend, for what cannot be such a model.
+    Raises `LrkvError`, with the fix, for what cannot be such a model.
     """
     experts = next((key for key in config if key in _EXPERTS and config[key]), None)
     if experts is not None:
-        said = _short(config[experts])
-        raise LrkvError(f"{experts} = {said}: mixtures of experts are not taken")
+        shown = _short(config[experts])
+        raise LrkvError(f"{experts} = {shown}: mixtures of experts are not taken")
     one = architecture_of(config)
     if quantised := config.get("quantization_config"):
         how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -348,8 +350,8 @@ def _whole_number(config: dict[str, Any], key: str) -> int:
         raise LrkvError(f"config.json has no {key}: fetch it again")
     found = config[key]
     if isinstance(found, bool) or not isinstance(found, int) or not 0 < found <= _LARGEST:
-        said = _short(found)
-        raise LrkvError(f"config.json: {key} = {said} is no number of 1 to 2^40: fetch it again")
+        shown = _short(found)
+        raise LrkvError(f"config.json: {key} = {shown} is no number of 1 to 2^40: fetch it again")
     return found
 
 
@@ -367,27 +369,27 @@ def _rope_parameters(model: ModelConfig) -> dict[str, Any]:
     scaling = model.rope_scaling
     if scaling is None:
         return {"rope_type": "default", "rope_theta": model.rope_base}
-    said = scaling.model_dump(exclude_none=True)
-    renamed = {theirs: said.pop(ours) for ours, theirs in _ROPE.items() if ours in said}
-    return {**renamed, "rope_theta": model.rope_base, **said}
+    settings = scaling.model_dump(exclude_none=True)
+    renamed = {theirs: settings.pop(ours) for ours, theirs in _ROPE.items() if ours in settings}
+    return {**renamed, "rope_theta": model.rope_base, **settings}
 
 
 def _rope(config: dict[str, Any], one: Architecture) -> tuple[float, dict[str, Any] | None]:
     """The rotation's base and scaling; in transformers 4 they lie at the top and `rope_scaling`."""
-    said = {"rope_theta": 10_000.0, **{k: v for k, v in config.items() if k == "rope_theta"}}
+    settings = {"rope_theta": 10_000.0, **{k: v for k, v in config.items() if k == "rope_theta"}}
     for name in ("rope_scaling", "rope_parameters"):
         group = config.get(name) or {}
         if not isinstance(group, dict):
             raise LrkvError(f"{name} = {_short(group)} is no group of settings: fetch it again")
-        said |= group
-    kind = said.get("rope_type") or said.get("type") or "default"
-    part = said.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        settings |= group
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    part = settings.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if part != 1.0:
         raise LrkvError(
             f"partial_rotary_factor = {_short(part)}, and only whole heads are rotated here: take "
             "another model"
         )
-    base = said["rope_theta"]
+    base = settings["rope_theta"]
     if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < math.inf:
         raise LrkvError(f"rope_theta = {_short(base)} is no base of rotation: fetch it again")
     if kind == "default":
@@ -395,9 +397,9 @@ def _rope(config: dict[str, Any], one: Architecture) -> tuple[float, dict[str, A
     own = isinstance(kind, str) and kind in OWN
     if not own or (kind == "yarn" and one.model_type == "nanochat"):
         raise LrkvError(f"rope scaling {_short(kind)} is unknown here: use {', '.join(OWN)}")
-    ours = {"kind": kind, "factor": said.get("factor")}
+    ours = {"kind": kind, "factor": settings.get("factor")}
     for name in OWN[kind]:
-        if (value := said.get(_ROPE.get(name, name))) is not None:
+        if (value := settings.get(_ROPE.get(name, name))) is not None:
             ours[name] = value
     if "original_context" in OWN[kind]:
         ours.setdefault("original_context", config.get("max_position_embeddings"))

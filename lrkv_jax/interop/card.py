@@ -38,11 +38,12 @@ def card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = Fal
         ("tokenizer", config.data.tokenizer),
         ("cache of lrkv_jax", f"{own:,} bytes per token in bfloat16, {own / mha:.1%} of MHA's"),
     ]  # fmt: skip
-    said = read_json(Path(config.directory) / "evaluation.json", "evaluate the run again") or {}
-    if said.get("step") == run.step:
+    path = Path(config.directory) / "evaluation.json"
+    evaluation = read_json(path, "evaluate the run again") or {}
+    if evaluation.get("step") == run.step:
         rows += [
             (f"{name}, {key}", f"{value:.4f}")
-            for name, found in said.items() if isinstance(found, dict)
+            for name, found in evaluation.items() if isinstance(found, dict)
             for key, value in found.items() if isinstance(value, float) and key != "seconds"
         ]  # fmt: skip
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)

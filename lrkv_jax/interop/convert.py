@@ -29,7 +29,7 @@ from lrkv_jax.interop import fits
 from lrkv_jax.interop.calibration import calibrations
 from lrkv_jax.interop.fits import Calibration
 from lrkv_jax.interop.folders import write_run
-from lrkv_jax.interop.texts import OWN, SECOND, Text, texts
+from lrkv_jax.interop.texts import OWN, SECOND, TextRecords, texts
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
@@ -312,7 +312,7 @@ def placed(new: ModelConfig, params: Any, fitted: list[LayerFit], mesh: Any) -> 
     return {**params, "blocks": {**params["blocks"], "attention": made}}
 
 
-def losses(found: Sequence[Text], run: TrainedRun) -> dict[str, float]:
+def losses(found: Sequence[TextRecords], run: TrainedRun) -> dict[str, float]:
     """Cross-entropy of a run on the held-out records of each text, by its name, in nats a token."""
     config = run.config
     validate = make_validation(

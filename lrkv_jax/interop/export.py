@@ -18,7 +18,13 @@ import numpy as np
 from lrkv_jax import files
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.interop import shards
-from lrkv_jax.interop.architectures import VALUE_BIAS, Architecture, Row, config_of, of_model
+from lrkv_jax.interop.architectures import (
+    VALUE_BIAS,
+    Architecture,
+    WeightMapping,
+    config_of,
+    of_model,
+)
 from lrkv_jax.interop.card import card
 from lrkv_jax.interop.factored import FACTORED, MODELING, as_they_are, check_factored, settings_of
 from lrkv_jax.interop.tokenizer_files import write_tokenizer
@@ -60,52 +66,56 @@ def export(
         cast = (replace(tensor, dtype=DTYPES[dtype]) for tensor in made)
         shards.write(folder, cast, largest)
         special = write_tokenizer(run, folder)
-        said = config_of(one, model, config.train.context, dtype) | special
+        config_json = config_of(one, model, config.train.context, dtype) | special
         if factored:
-            said |= settings_of(model)
+            config_json |= settings_of(model)
             shutil.copyfile(MODELING, folder / "modeling_lrkv.py")
-        files.write_json(folder / "config.json", said)
+        files.write_json(folder / "config.json", config_json)
         files.write(folder / "README.md", card(run, one.name, dtype, factored=factored))
     return one.name
 
 
 def tensors(one: Architecture, model: ModelConfig, params: Any) -> Iterator[shards.Tensor]:
     """The model's tensors as the architecture has them, each made when it is written."""
-    for row in one.rows_of(model):
-        found = _parameter(model, params, row)
+    for mapping in one.mappings_of(model):
+        found = _parameter(model, params, mapping)
         if found is None:
             continue
         shape, make = found
-        for layer in range(model.layers) if row.stacked else (None,):
-            made = partial(_laid_out, row, make, layer)
-            yield shards.Tensor(row.theirs.format(layer), row.layout.shape(shape), FLOAT, made)
+        for layer in range(model.layers) if mapping.stacked else (None,):
+            made = partial(_laid_out, mapping, make, layer)
+            yield shards.Tensor(
+                mapping.theirs.format(layer), mapping.layout.shape(shape), FLOAT, made
+            )
     if model.qkv_bias:
         zeros = np.zeros(model.attention.key_heads(model) * model.head_width, FLOAT)
         for layer in range(model.layers):
             yield shards.Tensor(VALUE_BIAS.format(layer), zeros.shape, FLOAT, lambda: zeros)
 
 
-def _laid_out(row: Row, make: Callable[[int | None], np.ndarray], layer: int | None) -> np.ndarray:
-    return row.layout.out(make(layer))
+def _laid_out(
+    mapping: WeightMapping, make: Callable[[int | None], np.ndarray], layer: int | None
+) -> np.ndarray:
+    return mapping.layout.out(make(layer))
 
 
 def _parameter(
-    model: ModelConfig, params: Any, row: Row
+    model: ModelConfig, params: Any, mapping: WeightMapping
 ) -> tuple[tuple[int, ...], Callable[[int | None], np.ndarray]] | None:
     """The shape of one layer's parameter, and what makes it; None for one that is not there."""
     made_of = {"lrkv": _shared_and_residual, "mla": _latents}.get(model.attention.kind)
-    if made_of and row.ours.endswith((".key", ".value")):
+    if made_of and mapping.ours.endswith((".key", ".value")):
         shape = (model.width, model.attention.key_heads(model), model.head_width)
-        name = row.ours.rpartition(".")[2]
+        name = mapping.ours.rpartition(".")[2]
         return shape, lambda layer: made_of(params["blocks"]["attention"], name, layer)
     found = params
-    for name in row.ours.split("."):
+    for name in mapping.ours.split("."):
         found = None if found is None else found.get(name)
     if found is None:
-        of_heads = row.ours.endswith("_gain")
+        of_heads = mapping.ours.endswith("_gain")
         ones = np.ones(model.head_width if of_heads else model.width, np.float32)
-        return (ones.shape, lambda _: ones) if row.gain else None
-    if row.stacked:
+        return (ones.shape, lambda _: ones) if mapping.gain else None
+    if mapping.stacked:
         return found.shape[1:], lambda layer: np.asarray(found[layer])
     return found.shape, lambda _: np.asarray(found)
 

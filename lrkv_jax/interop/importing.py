@@ -25,17 +25,16 @@ from lrkv_jax.interop.architectures import (
     OUTPUT_BIAS,
     VALUE_BIAS,
     Architecture,
-    Row,
+    WeightMapping,
     architecture_of,
     context_of,
     of_config,
 )
 from lrkv_jax.interop.folders import write_run
-from lrkv_jax.interop.tokenizer_files import KEPT, try_tokenizer
+from lrkv_jax.interop.tokenizer_files import KEPT
 from lrkv_jax.models.transformer import abstract_parameters, specs
 
 FILES = ("config.json", *KEPT, "*.safetensors", shards.INDEX)
-LARGEST_TEXT = 100_000_000  # bytes of a file that is JSON or a template
 LONGEST = 8192  # context of a run whose model names a longer one
 BUFFERS = ("rotary_emb.inv_freq",)  # in old files, computed here
 
@@ -54,14 +53,12 @@ def import_model(
     Raises `LrkvError`, and leaves no run, for a folder that is not such a model.
     """
     folder = _found(source, Path(directory))
-    _check_files(folder)
-    said = files.read_json(folder / "config.json", "fetch it again")
-    if said is None:
+    config_json = files.read_json(folder / "config.json", "fetch it again")
+    if config_json is None:
         raise LrkvError(f"{folder} has no config.json: name the folder of a model")
-    config, one = _config(folder, said, Path(directory), overrides)
+    config, one = _config(folder, config_json, Path(directory), overrides)
     mesh = make_mesh(config.mesh)
     stored = shards.read(folder)
-    try_tokenizer(folder)
     tokenizer = foreign_tokenizer(str(folder), say)
     if tokenizer.vocabulary > config.model.vocabulary:
         raise LrkvError(
@@ -90,34 +87,17 @@ def _found(source: str, directory: Path) -> Path:
     return folder
 
 
-def _check_files(folder: Path) -> None:
-    """Raise `LrkvError` for what is no file, or far longer than such a file is."""
-    names = ("config.json", *KEPT, shards.INDEX, shards.SINGLE)
-    for path in (folder / name for name in names):
-        try:
-            there = path.is_symlink() or path.exists()
-            if there and not path.is_file():
-                raise LrkvError(f"{path} is no file: fetch it again")
-            if there and path.suffix != ".safetensors" and path.stat().st_size > LARGEST_TEXT:
-                raise LrkvError(
-                    f"{path} has {path.stat().st_size:,} bytes, and such a file at most "
-                    f"{LARGEST_TEXT:,}: fetch it again"
-                )
-        except OSError as error:  # links in a circle
-            raise LrkvError(f"{path} cannot be read ({error.strerror}): fetch it again") from error
-
-
 def _config(
-    folder: Path, said: dict[str, Any], directory: Path, overrides: Sequence[str]
+    folder: Path, config_json: dict[str, Any], directory: Path, overrides: Sequence[str]
 ) -> tuple[RunConfig, Architecture]:
     """The run's configuration; the context is the model's own, up to `LONGEST`, unless given."""
-    architecture_of(said)  # before its numbers, which other classes name otherwise
-    longest = context_of(said)
+    architecture_of(config_json)  # before its numbers, which other classes name otherwise
+    longest = context_of(config_json)
     train = {"context": min(longest, LONGEST), "batch": 8, "steps": 1000}
     given = [o.partition("=")[2] for o in overrides if o.startswith("train.context=")]
     named = given and given[-1].isdecimal() and len(given[-1]) < 20
     context = int(given[-1]) if named else train["context"]
-    one, model, entry = of_config(said, context)
+    one, model, entry = of_config(config_json, context)
     raw = {
         "name": directory.name.lstrip(".")[:60] or "imported",
         "attention": entry["kind"],
@@ -132,8 +112,8 @@ def _config(
 
 def _checked(
     one: Architecture, model: ModelConfig, stored: dict[str, shards.Tensor], folder: Path
-) -> dict[str, tuple[Row, list[shards.Tensor]]]:
-    """For each parameter its row and its tensors, one for each layer.
+) -> dict[str, tuple[WeightMapping, list[shards.Tensor]]]:
+    """For each parameter its mapping and its tensors, one for each layer.
 
     Raises `LrkvError` unless exactly these are there, in their shapes.
     """
@@ -148,15 +128,15 @@ def _checked(
     stored = _with_output_biases(model, stored, folder) if model.qkv_bias else stored
     left = {name for name in stored if not name.endswith(copies)}
     places = {}
-    for row in one.rows_of(model):
-        if row.ours not in shapes:
+    for mapping in one.mappings_of(model):
+        if mapping.ours not in shapes:
             continue
-        shape = shapes[row.ours].shape[1:] if row.stacked else shapes[row.ours].shape
-        layers = range(model.layers) if row.stacked else (None,)
-        names = [row.theirs.format(layer) for layer in layers]
-        need = row.layout.shape(shape)
+        shape = shapes[mapping.ours].shape[1:] if mapping.stacked else shapes[mapping.ours].shape
+        layers = range(model.layers) if mapping.stacked else (None,)
+        names = [mapping.theirs.format(layer) for layer in layers]
+        need = mapping.layout.shape(shape)
         left -= set(names)
-        places[row.ours] = row, [_tensor(stored, name, need, folder) for name in names]
+        places[mapping.ours] = mapping, [_tensor(stored, name, need, folder) for name in names]
     if left:
         raise LrkvError(
             f"{folder} has {len(left)} tensors more than {one.name}, such as {min(left)}: it is "
@@ -214,7 +194,7 @@ def _by_path(params: Any) -> dict[str, Any]:
 def _placed(
     model: ModelConfig,
     mesh: Mesh,
-    places: dict[str, tuple[Row, list[shards.Tensor]]],
+    places: dict[str, tuple[WeightMapping, list[shards.Tensor]]],
     folder: Path,
 ) -> Any:
     """The parameters, each device's share read for it alone.
@@ -225,11 +205,11 @@ def _placed(
     shardings = parameter_shardings(specs(model), shapes, mesh)
 
     def place(path, leaf, sharding):
-        row, tensors = places[jax.tree_util.keystr(path, simple=True, separator=".")]
+        mapping, tensors = places[jax.tree_util.keystr(path, simple=True, separator=".")]
 
         def read(tensor: shards.Tensor, shape: tuple[int, ...], index) -> np.ndarray:
             with np.errstate(over="ignore"):
-                held = row.layout.into(tensor.make(), shape)[index].astype(np.float32)
+                held = mapping.layout.into(tensor.make(), shape)[index].astype(np.float32)
             if not np.isfinite(held).all():
                 raise LrkvError(
                     f"{folder}: {tensor.name} has values that are no finite float32: fetch the "
@@ -238,7 +218,7 @@ def _placed(
             return held
 
         def share(index: tuple[slice, ...]) -> np.ndarray:
-            if not row.stacked:
+            if not mapping.stacked:
                 return read(tensors[0], leaf.shape, index)
             layers = tensors[index[0]]
             sizes = [len(range(*s.indices(n))) for s, n in zip(index, leaf.shape, strict=True)]

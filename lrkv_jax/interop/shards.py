@@ -114,8 +114,6 @@ def _is_shard(name: Any) -> bool:
 
 def _read_file(path: Path) -> Iterator[Tensor]:
     """A file's tensors, once all of its header is known to be true of its bytes."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise LrkvError(f"{path} is no file: fetch it again")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -23,7 +23,7 @@ HELD_OUT = 5  # of a text that is given whole, one part in so many is held out
 
 
 @dataclass(frozen=True)
-class Text:
+class TextRecords:
     """Records of one text: some to learn from, others to measure on."""
 
     name: str
@@ -39,7 +39,7 @@ def texts(
     context: int,
     learnt: int,
     heldout: int,
-) -> Iterator[Text]:
+) -> Iterator[TextRecords]:
     """Each text's records of `context` tokens: up to `learnt` tokens of one part of it, and up to
     `heldout` of another.
 
@@ -52,7 +52,7 @@ def texts(
         if name == OWN:
             loader = make_loader(config.data, context, rows[0])
             batches = heldout_batches(config.data, context, 1, some=rows[1])
-            yield Text(name, loader.whole_batch_at(0), np.concatenate(list(batches)))
+            yield TextRecords(name, loader.whole_batch_at(0), np.concatenate(list(batches)))
             continue
         documents = docstrings() if name == SECOND else [_read(name)]
         ids = [np.array([tokenizer.bos, *one]) for one in tokenizer.encode_batch(documents)]
@@ -67,7 +67,9 @@ def texts(
                 f"{name} has {sum(map(len, parts))} tokens, and one part in {HELD_OUT} of it must "
                 f"be longer than {context}: give a longer text, or a smaller --context"
             )
-        yield Text(name, *(_records(p, context, n) for p, n in zip(parts, rows, strict=True)))
+        yield TextRecords(
+            name, *(_records(p, context, n) for p, n in zip(parts, rows, strict=True))
+        )
 
 
 def _read(name: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from lrkv_jax.data.tokenizer import (
     CHAT_NAMES,
     Tokenizer,
     byte_alphabet,
-    make_reversible,
 )
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.trained_run import TrainedRun
@@ -45,38 +42,7 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant_start|>' -}}{%- endif -%}
 """
-# A damaged tokenizer.json can end the process that reads it, or take all of its memory or time.
-_TRIED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-try:
-    import tokenizers
-    tokenizers.Tokenizer.from_file(sys.argv[1]).encode("The cache, 128\\n")
-except BaseException as error:
-    print(" ".join(str(error).split())[:300])
-    raise SystemExit(1)
-"""
-_TRIED_SECONDS, _TRIED_BYTES = 6, 8 * 2**30
 _PROBE = "The cache of 128 tokens, \n\n  it's  half-full \t日本 e\u0301!"
-
-
-def try_tokenizer(folder: Path) -> None:
-    """Raise `LrkvError` unless another process reads and uses the folder's tokenizer.json."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise LrkvError(f"{folder} has no tokenizer.json: write it with transformers")
-    command = [sys.executable, "-c", _TRIED, str(path), str(_TRIED_BYTES)]
-    try:
-        tried = subprocess.run(
-            command, capture_output=True, timeout=_TRIED_SECONDS, text=True, errors="replace"
-        )
-        reason = tried.stdout.strip() or f"it ends the process that reads it: {tried.returncode}"
-        if tried.returncode == 0:
-            return
-    except subprocess.TimeoutExpired:
-        reason = f"reading it takes more than {_TRIED_SECONDS} seconds"
-    raise LrkvError(f"{path} is not a tokenizer.json ({reason}): fetch it again")
 
 
 def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
@@ -91,8 +57,8 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
         for name in KEPT:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
-        said = files.read_json(source / "generation_config.json", "delete it") or {}
-        return {key: said[key] for key in _SPECIAL if key in said}
+        generation = files.read_json(source / "generation_config.json", "delete it") or {}
+        return {key: generation[key] for key in _SPECIAL if key in generation}
     tokenizer, chat = run.tokenizer, ChatFormat(run.tokenizer)
     definition = _definition(run.config.data.tokenizer)
     names = {token["id"]: token["content"] for token in definition["added_tokens"]}
@@ -145,9 +111,7 @@ def _definition(name: str) -> dict[str, Any]:
     """The tokenizer.json of a named tokenizer or of a file, as this project reads it."""
     if name != "gpt2":
         content = read_asset("sotu-4096.json") if name == "sotu-4096" else Path(name).read_bytes()
-        definition = json.loads(content)
-        make_reversible(definition)
-        return definition
+        return json.loads(content)
     lines = gzip.decompress(read_asset("gpt2.bpe.gz")).decode().split("\n")[1:-1]
     pieces = [*byte_alphabet(), *(line.replace(" ", "") for line in lines)]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}

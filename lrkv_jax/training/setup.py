@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.dataset import dataset
 from lrkv_jax.data.loader import Loader, Records, make_loader
+from lrkv_jax.data.records.build import build_dataset
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.distributed.batches import local_rows
 from lrkv_jax.distributed.mesh import check_mesh, make_mesh
@@ -79,17 +79,16 @@ def resolve_with_mesh(
 def prepare_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
     """The run with its data, built if need be by process 0 while the others wait.
 
-    `train.epochs` becomes `train.steps`. Raises `LrkvError`, in all processes, as
-    `lrkv_jax.data.dataset.dataset` does, and where the tokenizer, or a chat's frame, has ids that
-    the model does not have.
+    `train.epochs` becomes `train.steps`. Raises `LrkvError`, in all processes, as `build_dataset`
+    does, and where the tokenizer, or a chat's frame, has ids that the model does not have.
     """
     data, train = config.data, config.train
     with processes.together():
         if processes.index == 0:
-            dataset(data, train.context)
+            build_dataset(data, train.context)
     with processes.together():
         if train.epochs is not None:
-            records = len(Records(dataset(data, train.context), "train"))
+            records = len(Records(build_dataset(data, train.context), "train"))
             steps = -(-records * train.epochs // train.batch)
             train = train.model_copy(update={"steps": steps})
             config = config.model_copy(update={"train": train})

@@ -2,15 +2,11 @@
 
 import gzip
 import hashlib
-import json
-import lzma
 import shutil
 
 import pytest
 
 from lrkv_jax.data.assets import FOLDER, read_asset
-from lrkv_jax.data.sources import documents
-from lrkv_jax.data.train_tokenizer import train_tokenizer
 from lrkv_jax.errors import LrkvError
 
 ASSETS = ("gpt2.bpe.gz", "sotu-4096.json", "sotu.jsonl.xz", "stdlib.jsonl.xz")
@@ -49,30 +45,3 @@ def test_merges_are_gpt2s():
     merges = gzip.decompress(read_asset("gpt2.bpe.gz"))
     assert hashlib.sha256(merges).hexdigest() == GPT2_SHA256
     assert "Modified MIT License" in (FOLDER / "gpt2.LICENSE").read_text()
-
-
-def test_corpus_is_in_date_order_since_1945():
-    lines = lzma.decompress(read_asset("sotu.jsonl.xz")).decode().splitlines()
-    addresses = [json.loads(line) for line in lines]
-    dates = [address["date"] for address in addresses]
-    assert dates == sorted(dates) and dates[0] >= "1945"
-    assert all(set(a) == {"date", "president", "text"} and a["text"] for a in addresses)
-
-
-def test_the_tokenizer_is_what_the_training_split_gives():
-    how = {"pattern": "gpt2", "special": ["<|bos|>"]}
-    trained = train_tokenizer(documents("sotu", "train"), 4096, **how)
-    assert trained.encode() == read_asset("sotu-4096.json")
-
-
-def test_provenance_states_the_checksum():
-    packed = read_asset("sotu.jsonl.xz")
-    for content in (packed, lzma.decompress(packed)):
-        digest = hashlib.sha256(content).hexdigest()
-        assert digest in (FOLDER / "sotu.PROVENANCE.md").read_text()
-
-
-def test_the_second_text_is_prose_under_its_licence():
-    lines = lzma.decompress(read_asset("stdlib.jsonl.xz")).decode().splitlines()
-    assert len(lines) == 40 and all(">>>" not in line for line in lines)
-    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (FOLDER / "stdlib.LICENSE").read_text()

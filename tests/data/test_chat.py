@@ -63,7 +63,7 @@ def test_a_tokenizer_that_has_the_tokens_uses_them_and_one_with_some_is_refused(
 
     def with_tokens(names):
         added = [
-            {"id": 4096 + i, "content": name, "special": False, "single_word": False,
+            {"id": 4096 + i, "content": name, "special": True, "single_word": False,
              "lstrip": False, "rstrip": False, "normalized": False}
             for i, name in enumerate(names)
         ]  # fmt: skip

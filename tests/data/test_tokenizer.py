@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.sources import documents
@@ -24,9 +24,8 @@ spiked = st.lists(st.sampled_from([*SPECIALS, " ", "a", "\n", "é", "日", "'s"]
 def write_tokenizer(path, *, special="<|bos|>", change=lambda definition: None):
     """A tiny byte-level tokenizer.json at `path`, with `change` made to its definition."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.normalizer = normalizers.Lowercase()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
         special_tokens=[special],
@@ -45,7 +44,7 @@ def own_path(tmp_path_factory):
     return write_tokenizer(tmp_path_factory.mktemp("own") / "tokenizer.json")
 
 
-@pytest.mark.parametrize("name", [*NAMES, "a file that normalises"])
+@pytest.mark.parametrize("name", [*NAMES, "a file"])
 @given(text=texts | spiked)
 @settings(max_examples=100, deadline=None)
 def test_any_text_round_trips_and_its_bytes_are_counted(own_path, name, text):
@@ -57,30 +56,11 @@ def test_any_text_round_trips_and_its_bytes_are_counted(own_path, name, text):
     assert tokenizer.bos not in ids
 
 
-@pytest.mark.parametrize("name", NAMES)
-@given(data=st.binary(max_size=40) | st.text(max_size=9).map(lambda t: t.encode()[1:]))
-@settings(max_examples=100, deadline=None)
-def test_any_bytes_round_trip(name, data):
-    tokenizer = load_tokenizer(name)
-    ids = tokenizer.encode_bytes(data)
-    assert tokenizer.decode_bytes(ids) == data
-    assert ids.dtype == np.int32 and tokenizer.token_bytes[ids].sum() == len(data)
-
-
 def test_special_strings_never_become_special_ids(own_path):
     for tokenizer in map(load_tokenizer, (*NAMES, own_path)):
         for special in SPECIALS:
             ids = tokenizer.encode(f"a {special} b{special}")
             assert (tokenizer.token_bytes[ids] > 0).all() and tokenizer.bos not in ids
-
-
-def test_a_bos_that_its_file_calls_ordinary_is_still_special(tmp_path):
-    def demote(definition):
-        definition["added_tokens"][0]["special"] = False
-
-    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "t.json", change=demote))
-    assert tokenizer.token_bytes[tokenizer.bos] == 0
-    assert tokenizer.bos not in tokenizer.encode("x<|bos|>y")
 
 
 @pytest.mark.parametrize("special", SPECIALS)
@@ -124,25 +104,6 @@ def test_gpt2_matches_the_reference_merges_in_another_library():
     reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     text = next(documents("sotu", "heldout"))[:20_000] + " naïve  café's 日本 \t\n 123"
     assert load_tokenizer("gpt2").encode(text).tolist() == reference.encode(text).ids
-
-
-def test_gpt2_known_ids():
-    assert load_tokenizer("gpt2").encode("Hello world").tolist() == [15496, 995]
-
-
-def test_batch_encoding_equals_encoding_each():
-    tokenizer = load_tokenizer("sotu-4096")
-    batch = ["one", "", "three  words here"]
-    for ids, text in zip(tokenizer.encode_batch(batch), batch, strict=True):
-        np.testing.assert_array_equal(ids, tokenizer.encode(text))
-
-
-def test_a_cut_character_decodes_to_the_replacement_character():
-    tokenizer = load_tokenizer("gpt2")
-    ids = tokenizer.encode("日")
-    assert len(ids) > 1
-    assert tokenizer.decode(ids[:1]) == "\ufffd"
-    assert tokenizer.decode_bytes(ids) == "日".encode()
 
 
 def test_fingerprint_tells_tokenizers_apart(own_path, tmp_path):
@@ -196,8 +157,9 @@ LOSES_TEXT = [
     [
         *(({"change": before_byte_level(s)}, "does not give text back") for s in LOSES_TEXT),
         ({"change": drop_byte}, "lacks 1 of the 256 bytes"),
-        ({"change": word_pieces}, "WordPiece"),
+        ({"change": word_pieces}, "lacks 2.. of the 256 bytes"),
         ({"change": lambda d: d.update(pre_tokenizer=None)}, "ByteLevel"),
+        ({"change": lambda d: d.update(normalizer={"type": "Lowercase"})}, "does not give text"),
         ({"special": "[CLS]"}, r"<\|bos\|> or"),
     ],
 )
@@ -208,7 +170,7 @@ def test_a_file_that_cannot_hold_any_text_is_refused(tmp_path, how, message):
 
 def test_what_is_no_tokenizer_is_refused_with_the_known_names(tmp_path):
     (tmp_path / "t.json").write_text("[]")
-    with pytest.raises(LrkvError, match="not a byte-level BPE"):
+    with pytest.raises(LrkvError, match="not a tokenizer.json"):
         load_tokenizer(str(tmp_path / "t.json"))
     with pytest.raises(LrkvError, match="gtp2.*sotu-4096, gpt2"):
         load_tokenizer("gtp2")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.dataset import dataset
 from lrkv_jax.data.loader import Records
+from lrkv_jax.data.records.build import build_dataset
 from lrkv_jax.data.sources import Split
 
 # h history  w word; counts are of distinct (h, w) pairs, sorted by key = h · V + w
@@ -88,6 +88,6 @@ def token_stream(data_config: DataConfig, context: int, split: Split) -> np.ndar
 
     The held-out one ends in the padding of its last record. Raises LrkvError as `dataset`.
     """
-    records = Records(dataset(data_config, context), split)
+    records = Records(build_dataset(data_config, context), split)
     rows = records.read(range(len(records)))
     return np.concatenate([rows[:1, 0], rows[:, 1:].ravel()])

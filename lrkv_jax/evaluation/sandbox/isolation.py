@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import select
-import shutil
 import socket
 import sys
 import tempfile
@@ -13,12 +12,12 @@ from dataclasses import asdict, dataclass
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.sandbox import launch
-from lrkv_jax.evaluation.sandbox.limits import Limits
+from lrkv_jax.evaluation.sandbox.launch import SandboxLimits
 
 _log = logging.getLogger("lrkv_jax.evaluation")
 
 # Small, for the probe meets them all. Its forks only sleep, and it stops at four times its limit.
-_LIMITS = Limits(seconds=10, file_bytes=1 << 19, disk_bytes=1 << 20, processes=4)
+_LIMITS = SandboxLimits(seconds=10, file_bytes=1 << 19, disk_bytes=1 << 20, processes=4)
 # %r: a dictionary of what the program shall try to reach
 _PROBE = """
 import json, os, signal, socket, time
@@ -68,7 +67,7 @@ print(json.dumps(found))
 class Isolation:
     """What isolates a program here, in addition to the limits and the session, which always do.
 
-    way: "bubblewrap", "namespaces" or "limits". files: it reads nothing of the machine's but the
+    way: "namespaces" or "limits". files: it reads nothing of the machine's but the
     standard and system libraries. network: it reaches no address, and makes no vsock socket. disk:
     all that it writes together is bounded, not only each file. processes: their number is bounded.
     own_processes: it sees none but its own, and none of them outlives it.
@@ -93,9 +92,8 @@ def isolation() -> Isolation:
     """
     if sys.platform != "linux":
         raise LrkvError("model-written code runs only on Linux: evaluate HumanEval there")
-    ways = ["bubblewrap"] if shutil.which("bwrap") else []
     refused = []
-    for way in [*ways, "namespaces", "limits"]:
+    for way in ("namespaces", "limits"):
         try:
             found = probe(way)
         except LrkvError as error:

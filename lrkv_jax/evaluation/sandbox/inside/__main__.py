@@ -1,4 +1,4 @@
-"""The supervisor: builds the walls, starts the program behind them, and says how it ended.
+"""The supervisor: builds the isolation, starts the program behind it, and says how it ended.
 
 Run as `python -I -S -B FOLDER`, with an order on its input (launch.py). Two lines go to the
 descriptor `report`: "starts", and "ended PASSED SECONDS REASON". Imports little: it starts often.
@@ -11,9 +11,9 @@ import signal
 import sys
 import time
 
+import namespaces
 import program
 import system
-import walls
 
 
 def main() -> None:
@@ -22,17 +22,15 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.dup2(order["report"], program.REPORT)
     os.closerange(program.REPORT + 1, program.ALL_DESCRIPTORS)
-    if order["way"] != "bubblewrap":
-        system.die_with_parent()
-        if os.getppid() != order["parent"]:
-            sys.exit("the process that asked for this has ended")
+    system.die_with_parent()
+    if os.getppid() != order["parent"]:
+        sys.exit("the process that asked for this has ended")
     user = order["user"]  # None: the one who asked
     if order["way"] == "namespaces":
-        walls.enter(order, as_root=user is not None)
+        namespaces.enter(order, as_root=user is not None)
     elif order["way"] == "limits" and user is not None:
         os.chown(".", user, user)
-    # Who else the limit on processes counts: this one, and bubblewrap's first unless it is root.
-    others = 1 + (order["way"] == "bubblewrap" and user is None)
+    others = 1  # whom else the limit on processes counts
     if order["way"] == "limits" and user is None:
         others = _tasks_of(os.geteuid())
     if user is not None:
@@ -40,8 +38,7 @@ def main() -> None:
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     system.drop_capabilities()
-    if order["way"] != "bubblewrap":
-        system.die_with_parent()  # changing the user undid it
+    system.die_with_parent()  # changing the user undid it
     system.hide_from_debuggers()
     system.adopt_orphans()
     passed, seconds, reason = _supervise(order, others)
@@ -64,11 +61,11 @@ def _supervise(order: dict, others: int) -> tuple[bool, float, str]:
     _end_descendants(child)
     os.set_blocking(reading, False)
     try:
-        said = os.read(reading, 4096)
+        proof = os.read(reading, 4096)
     except BlockingIOError:  # something outlived that, holds the pipe, and nobody wrote
-        said = b""
-    passed = status == 0 and said == program.proof_of(key)
-    return passed, seconds, _reason(status, said, passed)
+        proof = b""
+    passed = status == 0 and proof == program.proof_of(key)
+    return passed, seconds, _reason(status, proof, passed)
 
 
 def _wait(child: int, deadline: float) -> int | None:
@@ -85,7 +82,7 @@ def _wait(child: int, deadline: float) -> int | None:
         signal.sigtimedwait({signal.SIGCHLD}, left)
 
 
-def _reason(status: int | None, said: bytes, passed: bool) -> str:
+def _reason(status: int | None, proof: bytes, passed: bool) -> str:
     if passed:
         return "passed"
     if status is None:
@@ -95,8 +92,8 @@ def _reason(status: int | None, said: bytes, passed: bool) -> str:
         if number == signal.SIGXCPU:
             return "used up its processor time"
         return f"killed by {signal.Signals(number).name}"
-    if said.startswith((b"raised ", b"ran out of memory")):
-        return " ".join(said.decode(errors="replace").split())
+    if proof.startswith((b"raised ", b"ran out of memory")):
+        return " ".join(proof.decode(errors="replace").split())
     return "ended without passing"
 
 

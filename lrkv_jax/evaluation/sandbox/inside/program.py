@@ -5,8 +5,8 @@ import resource
 import sys
 
 import landlock
+import namespaces
 import system
-import walls
 
 REPORT = 3  # closed before the program begins
 PROOF = 4  # the one that it has beside 0, 1 and 2
@@ -24,7 +24,7 @@ def become(order: dict, key: bytes, proof_pipe: int, others: int) -> None:
     os.closerange(PROOF + 1, ALL_DESCRIPTORS)
     os.setsid()  # what it sends to its group reaches nobody else
     system.die_with_parent()
-    landlock.confine(order["readable"], [os.getcwd(), *walls.DEVICES])
+    landlock.confine(order["readable"], [os.getcwd(), *namespaces.DEVICES])
     system.forbid_vsock()
     _limit(order["limits"], others)
     os.write(REPORT, b"starts\n")
@@ -56,20 +56,20 @@ def _run(source: str, key: bytes) -> None:
     show = sys.__excepthook__
     own = pid()
     main = type(sys)("__main__")
-    for mine in ("program", "landlock", "system", "walls"):
+    for mine in ("program", "landlock", "system", "namespaces"):
         sys.modules.pop(mine, None)
     os.environ.clear()
     sys.modules["__main__"], sys.argv, sys.path = main, ["program.py"], sys.path[1:]
     try:
         exec(compile(source, "program.py", "exec"), main.__dict__)
         # The program's process never holds the proof, only what it is made of, until here.
-        said = prove(key)
+        result = prove(key)
     except MemoryError:
-        said = b"ran out of memory"
+        result = b"ran out of memory"
     except SystemExit:
-        said = b""
+        result = b""
     except BaseException as error:
-        said = b"raised " + type(error).__name__.encode()[:100]
+        result = b"raised " + type(error).__name__.encode()[:100]
         try:  # noqa: SIM105 (a program may have closed or replaced what this writes to)
             show(type(error), error, error.__traceback__.tb_next)
         except BaseException:
@@ -79,5 +79,5 @@ def _run(source: str, key: bytes) -> None:
     except BaseException:
         pass
     if pid() == own:  # a forked child that comes to the end proves nothing
-        write(PROOF, said)
+        write(PROOF, result)
     leave(0)

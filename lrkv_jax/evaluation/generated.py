@@ -1,0 +1,105 @@
+"""Benchmarks whose answers are generated in a chat, and right or wrong: GSM8K and HumanEval.
+
+GSM8K's test split has 1,319 word problems, right where the number is; HumanEval has 164 functions
+to write, each right where its tests pass in the sandbox.
+"""
+
+import math
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+from lrkv_jax.data.tasks import gsm8k as problems
+from lrkv_jax.data.tasks import humaneval as programs
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, Result, measured
+from lrkv_jax.evaluation.sandbox import SandboxLimits, isolation, run_programs
+from lrkv_jax.inference.language_model import LanguageModel
+
+
+def gsm8k(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
+    """Score the word problems, asked in a chat with the calculator, by the number after "#### "."""
+    examples: list[problems.WordProblem] = asked.examples
+    prompts = [model.chat_prompt(problems.conversation(e).unanswered()) for e in examples]
+    records = []
+    answers = model.answers(prompts, settings.new_tokens, settings.draws())
+    for problem, prompt, samples in zip(examples, prompts, answers, strict=True):
+        texts = [answer.text(model.chat) for answer in samples]
+        records.append(
+            {
+                "id": problem.id,
+                "gold": problem.answer,
+                "answers": [problems.extract_answer(text) for text in texts],
+                "correct": [problems.is_correct(text, problem) for text in texts],
+                "texts": texts,
+                "calls": [answer.calls for answer in samples],
+                "ended": [answer.ended for answer in samples],
+                "prompt_tokens": len(prompt),
+            }
+        )
+    return passed(records)
+
+
+def humaneval(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
+    """Score programs that are asked for in a chat.
+
+    pass@k with the unbiased estimator (Chen et al. 2021). Raises `LrkvError` unless
+    `settings.run_model_code` says that the programs may run.
+    """
+    check_allowed(settings)
+    examples = asked.examples
+    prompts = [model.chat_prompt(programs.conversation(e).unanswered()) for e in examples]
+    texts_of_examples = [
+        [answer.text(model.chat) for answer in samples]
+        for samples in model.answers(prompts, settings.new_tokens, settings.draws())
+    ]
+    sources = [
+        programs.whole_program(example, text)
+        for example, texts in zip(examples, texts_of_examples, strict=True)
+        for text in texts
+    ]
+    limits = SandboxLimits()
+    outcomes = iter(run_programs(sources, limits=limits, workers=settings.workers))
+    records = []
+    for example, prompt, texts in zip(examples, prompts, texts_of_examples, strict=True):
+        ran = [next(outcomes) for _ in texts]
+        records.append(
+            {
+                "id": example.id,
+                "correct": [outcome.passed for outcome in ran],
+                "reasons": [outcome.reason for outcome in ran],
+                "texts": texts,
+                "prompt_tokens": len(prompt),
+            }
+        )
+    result = passed(records)
+    result.more["sandbox"] = {"isolation": isolation().as_dict(), "limits": asdict(limits)}
+    return result
+
+
+def check_allowed(settings: BenchmarkSettings) -> None:
+    """Raise `LrkvError` where programs may not run, or no sandbox can hold them."""
+    if not settings.run_model_code:
+        raise LrkvError(
+            "humaneval runs programs that the model wrote: allow it with --run-model-code "
+            "(docs/sandbox.md says what keeps them in)"
+        )
+    isolation()
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that one of k programs, drawn from n of which c pass, passes; 1 <= k <= n.
+
+    The unbiased estimator of Chen et al. (2021), equation 1.
+    """
+    return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
+
+
+def passed(records: list[dict[str, Any]]) -> Result:
+    """pass@1, and pass@k for powers of two up to the samples, from each record's `correct`."""
+    samples = len(records[0]["correct"])
+    more: dict[str, Any] = {"samples": samples}
+    for k in (2**n for n in range(samples.bit_length())):
+        rates = [pass_at_k(samples, sum(record["correct"]), k) for record in records]
+        more |= measured(f"pass@{k}", rates)
+    return Result("pass@1", more["pass@1"], records, more)
