@@ -20,6 +20,7 @@ from lrkv_jax.distributed.mesh import check_mesh, make_mesh
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.accounting.counts import program_bytes
 from lrkv_jax.optim import learning_rates
 from lrkv_jax.training.init_from import with_teacher
 from lrkv_jax.training.rows import RowFormat
@@ -115,9 +116,7 @@ def _check_vocabulary(config: RunConfig) -> None:
 def memory_warning(step: jax.stages.Compiled, mesh: Mesh) -> str | None:
     """A line if a step needs more bytes of a device than JAX may take, where that is known."""
     limits = [(d.memory_stats() or {}).get("bytes_limit") for d in mesh.local_devices]
-    limit, memory = min(filter(None, limits), default=None), step.memory_analysis()
-    needs = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    needs += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    limit, needs = min(filter(None, limits), default=None), program_bytes(step)
     if limit is None or needs <= limit:
         return None
     return (
