@@ -10,6 +10,7 @@ part of docs/performance.md that is of a CPU; `--page-only` writes the page alon
 import argparse
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from rich.console import Console
 
-from lrkv_jax.lab.bench.files import replace_between, save
-from lrkv_jax.lab.bench.report import run_shown
+from lrkv_jax.lab.bench.report import replace_between, run_shown, save
 from lrkv_jax.lab.bench.train import Settings, run
 from lrkv_jax.lab.bench.train_table import Row, markdown, print_report
 
@@ -53,7 +53,8 @@ def results(folder: Path) -> list[Path]:
 
 
 def _rows(report: dict[str, Any]) -> list[Row]:
-    return [Row(**row) for row in report["rows"]]
+    known = {field.name for field in fields(Row)}  # kept files may have more
+    return [Row(**{k: v for k, v in row.items() if k in known}) for row in report["rows"]]
 
 
 def main() -> None:

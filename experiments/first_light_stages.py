@@ -36,7 +36,7 @@ LENGTHS = (8192, 32768, 2048, 131072)
 MLRA = ("model.heads=64", "variants.gqa.kv_heads=8", "variants.mla.latent=512",
         "variants.mla.rope_width=64")  # fmt: skip
 MLRA_LENGTHS = (131072, 262144)
-OURS_AND_PEERS = ("xla", "mosaic", "jax", "cudnn", "pallas")
+OURS_AND_PEERS = ("xla", "mosaic", "jax", "cudnn")
 
 
 @dataclass(frozen=True)

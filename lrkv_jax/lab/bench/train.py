@@ -3,24 +3,37 @@
 At each scale every line is compiled, started, and then timed together, one step of each in turn
 with a large product, so that a busy moment of the machine meets them all. A time over MHA's is
 of the same run and shape, an MFU over products of the same run and devices.
+
+B sequences  T positions
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array, Int
 
+from lrkv_jax.config import RunConfig
+from lrkv_jax.distributed.compilation import Compiled, compile_ahead
 from lrkv_jax.distributed.hardware import hardware_of
 from lrkv_jax.distributed.mesh import check_mesh, make_mesh
+from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.lab.bench import clock, report
 from lrkv_jax.lab.bench.lines import Line, lines_of
-from lrkv_jax.lab.bench.train_step import Trainer, TrainProgram
 from lrkv_jax.lab.bench.train_table import Row
-from lrkv_jax.models.accounting.counts import parameter_counts, training_flops_per_token
-from lrkv_jax.training.state import resolve
+from lrkv_jax.models.accounting.counts import (
+    parameter_counts,
+    program_bytes,
+    training_flops_per_token,
+)
+from lrkv_jax.training.state import abstract_state, init_state, resolve
+from lrkv_jax.training.step import make_train_step
 
 # A share of a step, so that the first step's loss may differ from ln V by rounding alone.
 LOSS_TOLERANCE = 1e-2
@@ -44,6 +57,59 @@ class Settings:
 
     def __post_init__(self):
         report.check(self, "scales", "variants", "ropes")
+
+
+class TrainProgram:
+    """One configuration's step, compiled from shapes alone; nothing is allocated."""
+
+    def __init__(self, config: RunConfig, mesh: Mesh):
+        self.config, self.mesh = config, mesh
+        train = config.train
+        # Every id stands for a byte: what a token is worth in bytes costs no time.
+        token_bytes_V = np.ones(config.model.vocabulary, np.int32)
+        step = make_train_step(config, mesh, token_bytes_V)
+        tokens_BU = jax.ShapeDtypeStruct(
+            (train.batch, train.context + 1), jnp.int32, sharding=batch_sharding(mesh)
+        )
+        leaves = jax.tree.leaves(abstract_state(config, mesh))
+        self.step: Compiled = compile_ahead(step.on_leaves, leaves, tokens_BU, mesh=mesh)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that one device holds between steps: parameters, moments, and a batch."""
+        return self.step.call.memory_analysis().argument_size_in_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that one device holds in a step, by XLA's analysis."""
+        return program_bytes(self.step.call)
+
+
+class Trainer:
+    """A configuration in training: its state, a random batch, and a timer of its step."""
+
+    def __init__(self, program: TrainProgram, seed: int):
+        self.program = program
+        config, mesh = program.config, program.mesh
+        with jax.set_mesh(mesh):
+            self._leaves = jax.tree.leaves(init_state(config, mesh))
+        self.tokens_BU = random_tokens(config, mesh, seed)
+        self._leaves, metrics = program.step.call(self._leaves, self.tokens_BU)
+        self.first_loss = float(jax.block_until_ready(metrics)["loss"])
+
+    def timer(self) -> float:
+        """Seconds from the call of a step until the new state is there."""
+        began = time.perf_counter()
+        self._leaves, metrics = self.program.step.call(self._leaves, self.tokens_BU)
+        jax.block_until_ready((self._leaves, metrics))
+        return time.perf_counter() - began
+
+
+def random_tokens(config: RunConfig, mesh: Mesh, seed: int) -> Int[Array, "B U"]:
+    """A batch of uniformly random ids, U = T + 1: what they are costs no time."""
+    shape = (config.train.batch, config.train.context + 1)
+    ids_BU = np.random.default_rng(seed).integers(0, config.model.vocabulary, shape, np.int32)
+    return jax.device_put(ids_BU, batch_sharding(mesh))
 
 
 def here(**chosen: Any) -> Settings:
@@ -119,8 +185,7 @@ def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[R
             row.status, row.reason = report.reason_of(error)
             continue
         row.compile_seconds, row.compile_cached = made.step.seconds, made.step.cached
-        row.state_bytes, row.peak_from = made.state_bytes, "xla"
-        row.peak_bytes = made.state_bytes + made.transient_bytes
+        row.state_bytes, row.peak_bytes = made.state_bytes, made.peak_bytes
         programs.append((row, made))
     if not programs or _do_not_fit(programs, mesh):
         return rows
@@ -132,7 +197,7 @@ def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[R
 def _do_not_fit(programs: Sequence[tuple[Row, TrainProgram]], mesh: Mesh) -> bool:
     """Whether the lines' states and one step's arrays exceed the memory; the rows then say so."""
     need = sum(made.state_bytes for _, made in programs)
-    need += max(made.transient_bytes for _, made in programs)
+    need += max(made.peak_bytes - made.state_bytes for _, made in programs)
     if jax.default_backend() == "cpu":
         need *= len(mesh.local_devices)  # simulated devices share the machine's memory
     limit = clock.memory_limit()
@@ -162,8 +227,6 @@ def _start(programs: Sequence[tuple[Row, TrainProgram]], seed: int) -> list[tupl
             row.status = report.WRONG
             row.reason = f"the first loss is {row.loss:.3f}, not ln V = {expected:.3f}: not timed"
             continue
-        if trainer.device_peak is not None:
-            row.peak_bytes, row.peak_from = trainer.device_peak, "device"
         started.append((row, trainer))
     return started
 

@@ -44,8 +44,7 @@ class Row:
     compile_seconds: float | None = None  # of the step, tracing included
     compile_cached: bool | None = None
     state_bytes: int | None = None  # parameters, moments and a batch
-    peak_bytes: int | None = None
-    peak_from: str | None = None  # device: its allocator's; xla: the compiler's analysis
+    peak_bytes: int | None = None  # of a step, by XLA's analysis
     samples: int = 0
     ms: float | None = None  # median milliseconds of a step
     ms_first_quartile: float | None = None

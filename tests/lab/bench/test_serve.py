@@ -10,8 +10,8 @@ from support.command import lrkv
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import load as loads
-from lrkv_jax.lab.bench.files import save
 from lrkv_jax.lab.bench.load import Load
+from lrkv_jax.lab.bench.report import save
 from lrkv_jax.lab.bench.serve import Settings, print_load, print_report, run
 
 TINY = Settings(
