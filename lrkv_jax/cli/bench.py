@@ -31,7 +31,7 @@ def bench_decode(
     impl: Annotated[
         str,
         typer.Option(help="Implementations: xla and mosaic are ours, jax and cudnn are peers"),
-    ] = "xla,mosaic,jax,cudnn,naive",
+    ] = "xla,mosaic,jax,cudnn",
     level: Annotated[
         str, typer.Option(help="What is timed: attention of a layer, or a step of the whole model")
     ] = "attention",
@@ -108,7 +108,7 @@ def bench_serve(
     variants: Annotated[str, typer.Option(help="Two lines of it; the first is the yardstick.")] = (
         "mha,lrkv_latent"
     ),
-    batch: Annotated[str, typer.Option(help="Texts decoded together")] = "8,16",
+    batch: Annotated[int, typer.Option(min=1, help="Texts decoded together over HTTP")] = 8,
     context: Annotated[int, typer.Option(min=256, help="Most tokens of a text")] = 1024,
     requests: Annotated[int, typer.Option(min=1, help="Requests of the trace")] = 64,
     samples: Annotated[int, typer.Option(help="Repetitions")] = 3,
@@ -155,7 +155,5 @@ def bench_serve(
     pair = names(variants)
     if len(pair) != 2:
         raise LrkvError(f"--variants {variants}: name two, as in mha,lrkv_latent")
-    settings = Settings(
-        scale, (pair[0], pair[1]), sizes("--batch", batch), context, requests, samples
-    )
+    settings = Settings(scale, (pair[0], pair[1]), batch, context, requests, samples)
     command(run, settings, print_report, print_json=as_json, out=out)

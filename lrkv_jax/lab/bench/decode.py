@@ -28,7 +28,6 @@ from lrkv_jax.lab.bench.problems import (
     make_problem,
     nbytes_of,
     noise,
-    rebuilt,
 )
 from lrkv_jax.models.accounting.counts import parameter_counts
 from lrkv_jax.models.dtype import resolve_dtype
@@ -141,7 +140,7 @@ def _at_one_shape(settings, scale, subjects, batch, length) -> list[Row]:
     needs = [_nbytes(line.config.model, batch, length, settings) for line in subjects]
     together = fitting(needs, limit)
     for index in set(range(len(subjects))) - set(together):
-        reason = f"{sum(needs[index]) / 1e9:.1f} GB needed beside the variants before it, "
+        reason = f"{needs[index] / 1e9:.1f} GB needed beside the variants before it, "
         reason += f"{limit / 1e9:.1f} GB to be had: time fewer variants at once"
         _put_down(rows_of[index], report.SKIPPED, reason)
     _measure(settings, [(subjects[i], rows_of[i]) for i in together], lengths_B, length)
@@ -150,17 +149,12 @@ def _at_one_shape(settings, scale, subjects, batch, length) -> list[Row]:
     return rows
 
 
-def fitting(needs: Sequence[tuple[int, int]], limit: int) -> list[int]:
-    """Indices of the variants that fit in memory together, taken in their order.
-
-    `needs` are (bytes held, bytes needed for a moment) of each: what is needed for a moment is not
-    needed by two at once.
-    """
+def fitting(needs: Sequence[int], limit: int) -> list[int]:
+    """Indices of the variants that fit in memory together, of their bytes, taken in their order."""
     chosen: list[int] = []
-    for index in range(len(needs)):
-        tried = [*chosen, index]
-        if sum(needs[i][0] for i in tried) + max(needs[i][1] for i in tried) <= limit:
-            chosen = tried
+    for index, need in enumerate(needs):
+        if sum(needs[i] for i in chosen) + need <= limit:
+            chosen.append(index)
     return chosen
 
 
@@ -304,15 +298,12 @@ def _copy(cache):
     return jax.tree.map(jnp.copy, cache)
 
 
-def _nbytes(model, batch, length, settings) -> tuple[int, int]:
-    """Bytes that one variant holds while it is timed, and more that it needs for a moment."""
+def _nbytes(model, batch, length, settings) -> int:
+    """Bytes that one variant holds while it is timed."""
     cache = cache_nbytes(model, batch, length, settings.dtype)
-    held, moment = cache * clock.copies_needed(cache, clock.last_level_cache()), 0
+    held = cache * clock.copies_needed(cache, clock.last_level_cache())
     if "step" in settings.levels:
         # Weights at their peak are stacked, and a layer at a time beside it.
         weights = 2 * parameter_counts(model).total * jnp.dtype(settings.dtype).itemsize
         held += model.layers * cache + weights
-    if "naive" in settings.implementations:
-        # Every head's keys and values, and the residual beside them.
-        moment = 3 * rebuilt(model, batch, length, settings.dtype) // 2
-    return held, moment
+    return held

@@ -61,11 +61,10 @@ def _draw_panel(axis, rows: list[Row]) -> None:
 
 
 def _fastest(rows: list[Row]) -> list[Row]:
-    """The fastest row of each length; the naive implementation is a bound, and left out."""
+    """The fastest row of each length."""
     best: dict[int, Row] = {}
     for row in rows:
-        if row.implementation != "naive":
-            best[row.length] = min(best.get(row.length, row), row, key=lambda row: row.us or 0)
+        best[row.length] = min(best.get(row.length, row), row, key=lambda row: row.us or 0)
     return [best[length] for length in sorted(best)]
 
 

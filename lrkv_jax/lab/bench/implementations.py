@@ -14,9 +14,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from lrkv_jax.kernels.grouped_decode import grouped_decode
 from lrkv_jax.kernels.int8 import Int8Rows
-from lrkv_jax.lab.bench.problems import Problem, materialised, rebuilt, with_kernel
+from lrkv_jax.lab.bench.problems import Problem, with_kernel
 from lrkv_jax.models.attention.grouped import GroupedCache
 
 
@@ -39,11 +38,6 @@ def _whole_keys(problem):
     return None if whole else "it needs whole keys and values of each head"
 
 
-def _factored(problem):
-    factored = rebuilt(problem.model, 1, 1, "float32")
-    return None if factored else "the cache holds whole keys and values: nothing to rebuild"
-
-
 def _cudnn_reason(problem):
     backend = jax.default_backend()
     if backend != "gpu":
@@ -64,15 +58,6 @@ def _jax_nn(implementation, problem, given, cache, lengths_B):
     return out_BTHK, None
 
 
-def _naive(problem, given, cache, lengths_B):
-    """Rebuild every head's keys and values in memory, then attend to them as MHA does."""
-    rebuilt = materialised(problem, given, cache, lengths_B)
-    # Without the barrier XLA may fuse the rebuilding into the attention.
-    q_BTHW, k_BSGW, v_BSGK = jax.lax.optimization_barrier(rebuilt)
-    scale = problem.abstract.scale
-    return grouped_decode(q_BTHW, k_BSGW, v_BSGK, lengths_B, scale=scale, impl="xla")
-
-
 IMPLEMENTATIONS = {
     each.name: each
     for each in (
@@ -86,12 +71,6 @@ IMPLEMENTATIONS = {
             partial(_jax_nn, "cudnn"),
             "jax.nn.dot_product_attention by cuDNN",
             _cudnn_reason,
-        ),
-        Implementation(
-            "naive",
-            _naive,
-            "keys and values of each head rebuilt in memory, then attended to",
-            _factored,
         ),
     )
 }

@@ -19,7 +19,6 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.int8 import Int8Rows
 from lrkv_jax.models.attention import Attention, abstract_layer
 from lrkv_jax.models.attention.cache import Cache, contiguous, padded, slot_axes, slots_of
-from lrkv_jax.models.attention.grouped import GroupedCache
 from lrkv_jax.models.weight import spec_of, variables
 
 
@@ -71,16 +70,6 @@ def bytes_to_move(cache: Cache, lengths_B: np.ndarray) -> int:
 def cache_nbytes(model: ModelConfig, batch: int, length: int, dtype: str) -> int:
     """Bytes of one cache of the problem, before it is made."""
     return nbytes_of(abstract_layer(model).stored_shapes(batch, length, jnp.dtype(dtype)))
-
-
-def rebuilt(model: ModelConfig, batch: int, length: int, dtype: str) -> int:
-    """Bytes of the heads' keys and values, once rebuilt; 0 where the cache holds them whole."""
-    layer = abstract_layer(model)
-    cache = layer.cache_shapes(batch, length, jnp.dtype(dtype))
-    positions = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    keys_values = _shapes(layer, "materialised", cache, positions)
-    whole = isinstance(cache, GroupedCache) or keys_values[0].shape[2] == 1
-    return 0 if whole else nbytes_of(keys_values)
 
 
 def nbytes_of(arrays: Any) -> int:
