@@ -15,12 +15,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from rich.console import Console
 
-from lrkv_jax.lab.bench.decode import Settings, run
+from lrkv_jax.lab.bench.decode import DecodeBenchmark, run
 from lrkv_jax.lab.bench.decode_plot import draw
 from lrkv_jax.lab.bench.decode_table import print_report
 from lrkv_jax.lab.bench.report import run_shown, save
 
-ATTENTION = Settings()
+ATTENTION = DecodeBenchmark()
 WIDE = {
     scale: replace(
         ATTENTION, scales=(scale,), lengths=(2048, 8192), implementations=("xla", "mosaic", "jax"),

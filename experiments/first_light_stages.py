@@ -187,8 +187,8 @@ def decode(name: str, settings: dict[str, Any]) -> Found:
     gate.TRUTH_VALUES = TRUTH_VALUES
     if clock.jax.default_backend() == "cpu":
         bench.COPY_BYTES["cpu"] = 4 << 20
-    chosen = bench.Settings(**settings)
-    (line,) = bench.lines_of(*chosen.scales, ("mha",), None, overrides=chosen.overrides)
+    chosen = bench.DecodeBenchmark(**settings)
+    (line,) = bench.variants_of(*chosen.scales, ("mha",), None, overrides=chosen.overrides)
     model = line.config.model
     shape = [*chosen.batches, model.heads, model.heads, model.head_width, *chosen.lengths]
     peers = None if chosen.ragged else _torch(shape, chosen.samples)
@@ -278,7 +278,7 @@ def train_step(name: str, settings: dict[str, Any]) -> Found:
     from lrkv_jax.lab.bench import report
     from lrkv_jax.lab.bench import train as bench
 
-    found = report.as_json(bench.run(bench.Settings(**settings), doing))
+    found = report.as_json(bench.run(bench.TrainBenchmark(**settings), doing))
     rows, says, cells = found["rows"], [], []
     faults = [f"{row['variant']}: {row['reason']}" for row in rows if row["ms"] is None]
     for row in (row for row in rows if row["ms"]):

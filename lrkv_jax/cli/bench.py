@@ -51,12 +51,12 @@ def bench_decode(
     Lists are separated by commas.
     """
     start_alone("bench decode")
-    from lrkv_jax.lab.bench.decode import Settings, run
+    from lrkv_jax.lab.bench.decode import DecodeBenchmark, run
     from lrkv_jax.lab.bench.decode_plot import draw
     from lrkv_jax.lab.bench.decode_table import print_report
     from lrkv_jax.lab.bench.report import command
 
-    settings = Settings(
+    settings = DecodeBenchmark(
         scales=names(scale), variants=names(variants), ropes=names(rope),
         batches=sizes("--batch", batch), lengths=sizes("--length", length),
         implementations=names(impl), levels=names(level), ragged=ragged, dtype=dtype,
@@ -86,7 +86,7 @@ def bench_train(
 ) -> None:
     """Time a training step of every variant.
 
-    Tokens are random. Settings are given as to `lrkv train`, for example mesh.fsdp=8.
+    Tokens are random. TrainBenchmark are given as to `lrkv train`, for example mesh.fsdp=8.
     """
     # Compile times are of compiling, unless the environment names a cache.
     os.environ.setdefault("LRKV_COMPILATION_CACHE", "off")
@@ -150,10 +150,10 @@ def bench_serve(
     start_alone("bench serve")
     from lrkv_jax.errors import LrkvError
     from lrkv_jax.lab.bench.report import command
-    from lrkv_jax.lab.bench.serve import Settings, print_report, run
+    from lrkv_jax.lab.bench.serve import ServeBenchmark, print_report, run
 
     pair = names(variants)
     if len(pair) != 2:
         raise LrkvError(f"--variants {variants}: name two, as in mha,lrkv_latent")
-    settings = Settings(scale, (pair[0], pair[1]), batch, context, requests, samples)
+    settings = ServeBenchmark(scale, (pair[0], pair[1]), batch, context, requests, samples)
     command(run, settings, print_report, print_json=as_json, out=out)

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from support.bigram import token_stream
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data import loader as loader_module
@@ -140,14 +139,6 @@ def test_heldout_batches_count_every_byte_once(config):
     token_bytes = make_loader(config, LONG, 1).token_bytes
     counted = sum(token_bytes[rows[:, 1:]].sum() for rows in heldout_batches(config, LONG, 64))
     assert counted == Records(build_dataset(config, LONG), "heldout").counts["bytes"] == 283_696
-
-
-def test_token_stream_joins_the_records(small):
-    stream = token_stream(small, CONTEXT, "train")
-    loader = make_loader(small, CONTEXT, 1)
-    assert len(stream) == loader.tokens_per_epoch + 1
-    text = loader.tokenizer.decode(stream)
-    assert text.startswith("Number 0: 0 1 2 3")
 
 
 @pytest.mark.parametrize("rows", [range(3, 7), range(-1, 3), range(0)])

@@ -18,17 +18,17 @@ import numpy as np
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import clock, gate, report
-from lrkv_jax.lab.bench.decode_table import Row
+from lrkv_jax.lab.bench.decode_table import DecodeTiming
 from lrkv_jax.lab.bench.implementations import IMPLEMENTATIONS, Implementation
-from lrkv_jax.lab.bench.lines import Line, lines_of
 from lrkv_jax.lab.bench.problems import (
-    Problem,
+    DecodeProblem,
     cache_nbytes,
     lengths_of,
     make_problem,
     nbytes_of,
     noise,
 )
+from lrkv_jax.lab.bench.variants import ScaleVariant, variants_of
 from lrkv_jax.models.accounting.counts import parameter_counts
 from lrkv_jax.models.dtype import resolve_dtype
 from lrkv_jax.models.transformer import abstract_model, abstract_parameters, with_parameters
@@ -39,7 +39,7 @@ COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
 
 
 @dataclass(frozen=True)
-class Settings:
+class DecodeBenchmark:
     """What to measure. Raises `LrkvError` for what does not exist."""
 
     scales: tuple[str, ...] = ("128m",)
@@ -76,18 +76,18 @@ class Settings:
                     raise LrkvError(f"{name}: {value} is not a size: use 1 or more")
 
 
-Candidate = tuple[Row, clock.Timer]  # a row and what times it
+Candidate = tuple[DecodeTiming, clock.Timer]  # a row and what times it
 
 
-def run(settings: Settings, progress: report.Progress = report.silent) -> dict[str, Any]:
+def run(settings: DecodeBenchmark, progress: report.Progress = report.silent) -> dict[str, Any]:
     """Measure, and return the report: machine, settings, copy bandwidth and rows."""
     settings = replace(settings, dtype=str(resolve_dtype(settings.dtype)))
-    scales = {scale: _subjects(scale, settings) for scale in settings.scales}
+    scales = {scale: _chosen_variants(scale, settings) for scale in settings.scales}
     shapes = [(s, b, n) for s in scales for b in settings.batches for n in settings.lengths]
     found = report.machine()
     copy_bytes = COPY_BYTES.get(jax.default_backend(), COPY_BYTES["cpu"])
     copies = clock.copy_bandwidth(copy_bytes)
-    rows: list[Row] = []
+    rows: list[DecodeTiming] = []
     for done, (scale, batch, length) in enumerate(shapes):
         progress(f"{scale}, batch {batch}, {length} tokens", done, len(shapes))
         rows += _at_one_shape(settings, scale, scales[scale], batch, length)
@@ -115,35 +115,35 @@ def run(settings: Settings, progress: report.Progress = report.silent) -> dict[s
     }  # fmt: skip
 
 
-def _subjects(scale: str, settings: Settings) -> list[Line]:
+def _chosen_variants(scale: str, settings: DecodeBenchmark) -> list[ScaleVariant]:
     """The variants of a scale that were chosen, computing in the cache's dtype."""
-    lines = lines_of(
+    lines = variants_of(
         scale, settings.variants, settings.ropes, depth=settings.depth, overrides=settings.overrides
     )
     return [line.computing_in(settings.dtype) for line in lines]
 
 
-def _at_one_shape(settings, scale, subjects, batch, length) -> list[Row]:
+def _at_one_shape(settings, scale, chosen, batch, length) -> list[DecodeTiming]:
     """Every row of one scale, batch and length."""
     lengths_B = lengths_of(batch, length, ragged=settings.ragged, seed=settings.seed)
     rows_of = [
         [
-            Row(level, scale, line.variant, line.rope, name, batch, length, settings.ragged,
-                int(lengths_B.sum()), settings.dtype, kind=line.kind)
+            DecodeTiming(level, scale, line.variant, line.rope, name, batch, length,
+                         settings.ragged, int(lengths_B.sum()), settings.dtype, kind=line.kind)
             for name in settings.implementations
             for level in settings.levels
             if level == "attention" or name in OURS
         ]
-        for line in subjects
+        for line in chosen
     ]  # fmt: skip
     limit = clock.memory_limit()
-    needs = [_nbytes(line.config.model, batch, length, settings) for line in subjects]
+    needs = [_nbytes(line.config.model, batch, length, settings) for line in chosen]
     together = fitting(needs, limit)
-    for index in set(range(len(subjects))) - set(together):
+    for index in set(range(len(chosen))) - set(together):
         reason = f"{needs[index] / 1e9:.1f} GB needed beside the variants before it, "
         reason += f"{limit / 1e9:.1f} GB to be had: time fewer variants at once"
         _put_down(rows_of[index], report.SKIPPED, reason)
-    _measure(settings, [(subjects[i], rows_of[i]) for i in together], lengths_B, length)
+    _measure(settings, [(chosen[i], rows_of[i]) for i in together], lengths_B, length)
     rows = [row for rows in rows_of for row in rows]
     report.compare_with_mha(rows, time_over_mha="us", bytes_over_mha="bytes_to_move")
     return rows
@@ -158,7 +158,9 @@ def fitting(needs: Sequence[int], limit: int) -> list[int]:
     return chosen
 
 
-def _measure(settings, rows_of: list[tuple[Line, list[Row]]], lengths_B, length) -> None:
+def _measure(
+    settings, rows_of: list[tuple[ScaleVariant, list[DecodeTiming]]], lengths_B, length
+) -> None:
     """Fill in rows of several variants, all in memory at once."""
     candidates = []
     for line, rows in rows_of:
@@ -181,7 +183,12 @@ def _measure(settings, rows_of: list[tuple[Line, list[Row]]], lengths_B, length)
 
 
 def _candidates(
-    rows: list[Row], implementation: Implementation, problem: Problem, copies: list, turns, truth
+    rows: list[DecodeTiming],
+    implementation: Implementation,
+    problem: DecodeProblem,
+    copies: list,
+    turns,
+    truth,
 ) -> list[Candidate]:
     """Compile, check and prepare one implementation at each of its levels.
 
@@ -189,8 +196,8 @@ def _candidates(
     """
     try:
         attend = partial(implementation.attend, problem)
-        compiled = jax.jit(attend).lower(problem.given, copies[0], problem.lengths_B).compile()
-        answer = compiled(problem.given, copies[0], jnp.asarray(truth.lengths_B))
+        compiled = jax.jit(attend).lower(problem.inputs, copies[0], problem.lengths_B).compile()
+        answer = compiled(problem.inputs, copies[0], jnp.asarray(truth.lengths_B))
         difference = gate.error(truth, *answer)
     except Exception as error:  # a peer may raise anything, and the rest must go on
         return _put_down(rows, *report.reason_of(error))
@@ -212,7 +219,9 @@ def _candidates(
     return made
 
 
-def _attention_timer(row: Row, attend, compiled, problem: Problem, copies, turns) -> clock.Timer:
+def _attention_timer(
+    row: DecodeTiming, attend, compiled, problem: DecodeProblem, copies, turns
+) -> clock.Timer:
     row.bytes_to_move = problem.bytes_to_move
     row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
     calls, launches = clock.calls_and_launches(len(copies))
@@ -220,17 +229,17 @@ def _attention_timer(row: Row, attend, compiled, problem: Problem, copies, turns
     program = compiled
     if calls > 1:
 
-        def many(given, caches, lengths_B):
-            return [attend(given, cache, lengths_B) for cache in caches]
+        def many(inputs, caches, lengths_B):
+            return [attend(inputs, cache, lengths_B) for cache in caches]
 
         program = jax.jit(many)
     else:
         sets = [caches[0] for caches in sets]
-    arguments = [(problem.given, one, problem.lengths_B) for one in sets]
+    arguments = [(problem.inputs, one, problem.lengths_B) for one in sets]
     return clock.timer(program, arguments, calls, launches, turns)
 
 
-def _step_timer(row: Row, problem: Problem, copies: int) -> clock.Timer:
+def _step_timer(row: DecodeTiming, problem: DecodeProblem, copies: int) -> clock.Timer:
     model = problem.model.model_copy(update={"decode_kernel": row.implementation})
     row.layers, row.bytes_to_move = model.layers, model.layers * problem.bytes_to_move
     compiled, program = model_program(model, np.asarray(problem.lengths_B), row.length, row.dtype)
@@ -287,7 +296,7 @@ def _time(candidates: list[Candidate], samples: int) -> None:
             row.tokens_per_second = row.batch / median
 
 
-def _put_down(rows: list[Row], status: str, reason: str) -> list[Candidate]:
+def _put_down(rows: list[DecodeTiming], status: str, reason: str) -> list[Candidate]:
     for row in rows:
         row.status, row.reason = status, reason
     return []

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lrkv_jax.lab.bench.decode_table import Row
+from lrkv_jax.lab.bench.decode_table import DecodeTiming
 from lrkv_jax.lab.bench.report import MEASURED
 from lrkv_jax.lab.report.figure import legend_below, panels, style
 from lrkv_jax.lab.report.looks import look
@@ -35,7 +35,7 @@ def draw(report: dict[str, Any], path: Path) -> bool:
     return True
 
 
-def _draw_panel(axis, rows: list[Row]) -> None:
+def _draw_panel(axis, rows: list[DecodeTiming]) -> None:
     lengths = sorted({row.length for row in rows})
     for variant, rope, kind in dict.fromkeys((row.variant, row.rope, row.kind) for row in rows):
         best = _fastest([row for row in rows if (row.variant, row.rope) == (variant, rope)])
@@ -60,9 +60,9 @@ def _draw_panel(axis, rows: list[Row]) -> None:
     axis.set_ylim(bottom=0)
 
 
-def _fastest(rows: list[Row]) -> list[Row]:
+def _fastest(rows: list[DecodeTiming]) -> list[DecodeTiming]:
     """The fastest row of each length."""
-    best: dict[int, Row] = {}
+    best: dict[int, DecodeTiming] = {}
     for row in rows:
         best[row.length] = min(best.get(row.length, row), row, key=lambda row: row.us or 0)
     return [best[length] for length in sorted(best)]

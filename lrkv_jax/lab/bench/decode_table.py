@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lrkv_jax.lab.bench.lines import name_of
 from lrkv_jax.lab.bench.report import MEASURED, spread, table, where
+from lrkv_jax.lab.bench.variants import name_of
 
 
 @dataclass
-class Row:
+class DecodeTiming:
     """One implementation of one variant at one shape. Times are seconds until they are reported."""
 
     level: str  # attention or step
@@ -89,7 +89,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     )
 
 
-def _place(row: Row) -> tuple:
+def _place(row: DecodeTiming) -> tuple:
     # A stable sort: within a shape the variants stay in the order of the run.
     return row.level, row.scale, row.batch, row.length
 
@@ -101,7 +101,7 @@ def _title(shape: tuple) -> str:
     return f"{escape(scale)}, batch {batch}, {lengths} tokens: {what}"
 
 
-def _table(shape: tuple, rows: list[Row]) -> Table:
+def _table(shape: tuple, rows: list[DecodeTiming]) -> Table:
     level = shape[0]
     # A step also reads weights: its cache bytes alone are no bandwidth.
     rate = "of\ncopy" if level == "attention" else "tokens/s"
@@ -135,7 +135,7 @@ def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f}" if count >= 1e8 else f"{count / 1e6:.1f}"
 
 
-def _reasons(rows: list[Row]) -> list[str]:
+def _reasons(rows: list[DecodeTiming]) -> list[str]:
     """One line for each thing that kept rows from being measured, however many."""
     kept = Counter(
         (row.implementation, row.status, row.reason) for row in rows if row.status != MEASURED

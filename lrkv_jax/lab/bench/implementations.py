@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from lrkv_jax.kernels.int8 import Int8Rows
-from lrkv_jax.lab.bench.problems import Problem, with_kernel
+from lrkv_jax.lab.bench.problems import DecodeProblem, with_kernel
 from lrkv_jax.models.attention.grouped import GroupedCache
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """`attend(problem, given, cache, lengths_B)` gives (outputs, log-sum-exp or None).
+    """`attend(problem, inputs, cache, lengths_B)` gives (outputs, log-sum-exp or None).
 
     `unsupported_reason(problem)` says why it cannot solve a problem, or gives None.
     """
@@ -29,7 +29,7 @@ class Implementation:
     name: str
     attend: Callable[..., tuple[jax.Array, jax.Array | None]]
     says: str
-    unsupported_reason: Callable[[Problem], str | None] = lambda problem: None
+    unsupported_reason: Callable[[DecodeProblem], str | None] = lambda problem: None
 
 
 def _whole_keys(problem):
@@ -48,10 +48,10 @@ def _cudnn_reason(problem):
     return None if dtype == jnp.bfloat16 else f"cuDNN's attention takes no {dtype}"
 
 
-def _jax_nn(implementation, problem, given, cache, lengths_B):
+def _jax_nn(implementation, problem, inputs, cache, lengths_B):
     """`jax.nn.dot_product_attention`: JAX's own, by XLA or by cuDNN."""
     out_BTHK = jax.nn.dot_product_attention(
-        given.query, cache.k_BSGK, cache.v_BSGK,
+        inputs.query, cache.k_BSGK, cache.v_BSGK,
         scale=problem.abstract.scale, key_value_seq_lengths=lengths_B,
         implementation=implementation,
     )  # fmt: skip

@@ -38,7 +38,7 @@ BUSY = 0.8
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServeBenchmark:
     """What is measured, on which scale; the first variant is what the second is held against."""
 
     scale: str = "nano_family"
@@ -62,7 +62,7 @@ class Ratio:
     most: float
 
 
-def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+def run(settings: ServeBenchmark, progress: Progress = silent) -> dict[str, Any]:
     """Measure every ratio. Raises `LrkvError` for a scale or a variant that there is not."""
     if settings.samples < 1 or settings.requests < settings.batch:
         raise LrkvError("samples: use 1 or more; requests: as many as --batch, or more")

@@ -25,8 +25,8 @@ from lrkv_jax.distributed.hardware import hardware_of
 from lrkv_jax.distributed.mesh import check_mesh, make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.lab.bench import clock, report
-from lrkv_jax.lab.bench.lines import Line, lines_of
-from lrkv_jax.lab.bench.train_table import Row
+from lrkv_jax.lab.bench.train_table import TrainTiming
+from lrkv_jax.lab.bench.variants import ScaleVariant, variants_of
 from lrkv_jax.models.accounting.counts import (
     parameter_counts,
     program_bytes,
@@ -40,7 +40,7 @@ LOSS_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainBenchmark:
     """What to measure. `overrides` change every line's settings: mesh.fsdp=2, train.batch=4.
 
     Raises `LrkvError` for what does not exist.
@@ -112,18 +112,20 @@ def random_tokens(config: RunConfig, mesh: Mesh, seed: int) -> Int[Array, "B U"]
     return jax.device_put(ids_BU, batch_sharding(mesh))
 
 
-def here(**chosen: Any) -> Settings:
+def here(**chosen: Any) -> TrainBenchmark:
     """What to measure on this machine; of `chosen`, what is None is left to it.
 
     On a CPU about two minutes of the quickstart model on two cores, on a GPU the 128M model.
     """
     small: dict[str, Any] = {"scales": ("quickstart",), "ropes": ("full", "latent"), "samples": 7}
     defaults = small if jax.default_backend() == "cpu" else {}
-    return Settings(**defaults | {k: value for k, value in chosen.items() if value is not None})
+    return TrainBenchmark(
+        **defaults | {k: value for k, value in chosen.items() if value is not None}
+    )
 
 
 def run(
-    settings: Settings,
+    settings: TrainBenchmark,
     progress: report.Progress = report.silent,
     *,
     devices: list[jax.Device] | None = None,
@@ -140,7 +142,7 @@ def run(
     for scale, lines in scales.items():
         for line in lines:
             check_mesh(line.config, meshes[scale])
-    rows: list[Row] = []
+    rows: list[TrainTiming] = []
     total = sum(map(len, scales.values()))
     for scale, lines in scales.items():
         rows += _at_one_scale(settings, scale, lines, meshes[scale], progress, len(rows), total)
@@ -156,23 +158,23 @@ def run(
     }
 
 
-def _lines(scale: str, settings: Settings) -> list[Line]:
-    lines = lines_of(
+def _lines(scale: str, settings: TrainBenchmark) -> list[ScaleVariant]:
+    lines = variants_of(
         scale, settings.variants, settings.ropes, depth=settings.depth, overrides=settings.overrides
     )
     return [line._replace(config=resolve(line.config)) for line in lines]
 
 
-def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[Row]:
+def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[TrainTiming]:
     """Every row of one scale."""
-    scale_layers = lines_of(scale, settings.variants, None)[0].config.model.layers
-    rows: list[Row] = []
-    programs: list[tuple[Row, TrainProgram]] = []
+    scale_layers = variants_of(scale, settings.variants, None)[0].config.model.layers
+    rows: list[TrainTiming] = []
+    programs: list[tuple[TrainTiming, TrainProgram]] = []
     for line in lines:
         progress(f"{scale}, {line.name}: compiling", done + len(rows), total)
         model, train = line.config.model, line.config.train
         per_token = training_flops_per_token(model, train.context)
-        row = Row(
+        row = TrainTiming(
             scale, line.variant, line.rope, model.layers, scale_layers, model.vocabulary,
             train.batch, train.context, train.accumulation, train.remat, model.dtype,
             dict(mesh.shape), parameter_counts(model).total,
@@ -194,7 +196,7 @@ def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[R
     return rows
 
 
-def _do_not_fit(programs: Sequence[tuple[Row, TrainProgram]], mesh: Mesh) -> bool:
+def _do_not_fit(programs: Sequence[tuple[TrainTiming, TrainProgram]], mesh: Mesh) -> bool:
     """Whether the lines' states and one step's arrays exceed the memory; the rows then say so."""
     need = sum(made.state_bytes for _, made in programs)
     need += max(made.peak_bytes - made.state_bytes for _, made in programs)
@@ -212,7 +214,9 @@ def _do_not_fit(programs: Sequence[tuple[Row, TrainProgram]], mesh: Mesh) -> boo
     return True
 
 
-def _start(programs: Sequence[tuple[Row, TrainProgram]], seed: int) -> list[tuple[Row, Trainer]]:
+def _start(
+    programs: Sequence[tuple[TrainTiming, TrainProgram]], seed: int
+) -> list[tuple[TrainTiming, Trainer]]:
     """Make each line's state and take its first step; those that fail say why."""
     started = []
     for row, made in programs:
@@ -231,7 +235,7 @@ def _start(programs: Sequence[tuple[Row, TrainProgram]], seed: int) -> list[tupl
     return started
 
 
-def _time(settings: Settings, mesh: Mesh, started: list[tuple[Row, Trainer]]) -> None:
+def _time(settings: TrainBenchmark, mesh: Mesh, started: list[tuple[TrainTiming, Trainer]]) -> None:
     """Fill in the rows' times, sampled in turn."""
     if not started:
         return

@@ -19,7 +19,6 @@ from lrkv_jax.lab.doctor import finding, machine, versions
 from lrkv_jax.lab.doctor.finding import SLOW, WRONG, Finding
 
 DISK_SECONDS = 1.5
-COLLECTIVES = ("all-reduce", "all-gather", "all-to-all")
 Facts = dict[str, dict[str, Any]]  # what each line measured, by its name
 
 DISK = "start in a folder on another disk, and name a run_dir there"
@@ -58,8 +57,8 @@ def checks(facts: Facts) -> Iterator[Check]:
     count = found.get("count", 0)
     for index in range(min(count, 1) if found.get("backend") == "cpu" else count):
         yield Check(f"device {index}", 30, DEVICE, partial(devices.speed, index))
-    for kind in COLLECTIVES if count > 1 else ():
-        yield Check(f"{kind} of {count}", 30, LINKS, partial(devices.between, kind))
+    if count > 1:
+        yield Check(f"all-reduce of {count}", 30, LINKS, devices.between)
 
 
 def answer(check: Check) -> list[Finding]:

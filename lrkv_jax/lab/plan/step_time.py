@@ -108,7 +108,7 @@ def step_time(
 ) -> StepTime:
     """The time of the run's step on so many devices, each of which sends these collectives.
 
-    `muon_flops` are those of the busiest device; `parameters` and `state` are its bytes.
+    `muon_flops`, `parameters` and `state` are those of one device, the latter in bytes.
     """
     train = config.train
     tokens = train.batch * train.context

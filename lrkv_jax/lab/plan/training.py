@@ -67,7 +67,7 @@ def training(
     step = compiled_step(config, count) if compiled else None
     sent, muons, usable = collectives(config, state), muon(config), round(USABLE * device.memory)
     seconds = step_time(
-        config, device, count, sent, muon_flops=muons["flops_busiest_device"],
+        config, device, count, sent, muon_flops=muons["flops"] / count,
         parameters=state.parameters, state=state.optimizer,
     )  # fmt: skip
     return {

@@ -12,12 +12,12 @@ from support.command import lrkv
 from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import clock, decode, train_table
-from lrkv_jax.lab.bench.decode import Settings, run
+from lrkv_jax.lab.bench.decode import DecodeBenchmark, run
 from lrkv_jax.lab.bench.decode_plot import draw
-from lrkv_jax.lab.bench.decode_table import Row, print_report
+from lrkv_jax.lab.bench.decode_table import DecodeTiming, print_report
 from lrkv_jax.lab.bench.report import MEASURED, SKIPPED, as_json, compare_with_mha, save
 
-TINY = Settings(
+TINY = DecodeBenchmark(
     scales=("quickstart",), variants=("mha", "lrkv"), ropes=("full", "shared"),
     batches=(2,), lengths=(32,), implementations=("xla", "mosaic", "jax"), samples=3,
 )  # fmt: skip
@@ -55,7 +55,7 @@ def test_json_says_where_how_and_what(swept):
     assert set(report["versions"]) == {"lrkv_jax", "jax", "jaxlib", "python"}
     copy = report["copy_bytes_per_second"]
     assert 0 < copy["first_quartile"] <= copy["median"] <= copy["third_quartile"]
-    assert all(set(row) == {field.name for field in fields(Row)} for row in report["rows"])
+    assert all(set(row) == {field.name for field in fields(DecodeTiming)} for row in report["rows"])
     # Three variants, three implementations: none is missing.
     assert len(report["rows"]) == 3 * 3
     assert swept[1] == [("quickstart, batch 2, 32 tokens", 0, 1), ("done", 1, 1)]
@@ -96,7 +96,7 @@ def test_what_was_not_measured_says_why(swept):
 
 def test_ratios_are_to_the_fastest_mha_of_the_same_shape():
     def row(variant, by, us, *, batch=1, rope=None, status=MEASURED, bytes_to_move=100):
-        return Row(
+        return DecodeTiming(
             "attention", "s", variant, rope, by, batch, 8, False, 8, "float32",
             us=us, status=status, bytes_to_move=bytes_to_move,
         )  # fmt: skip
@@ -130,7 +130,7 @@ LONG = [("mha", None), ("lrkv_r128", "latent")]
 
 
 def long_decode_row(variant, rope, level):
-    return Row(
+    return DecodeTiming(
         level, "128m", variant, rope, "mosaic", 64, 32768, False, 32768, "bfloat16", us=123456.7,
         us_first_quartile=1.2e5, us_third_quartile=1.3e5, tokens_per_second=12345.6,
         bytes_to_move=10**9, share_of_copy=0.5, time_over_mha=10.12, bytes_over_mha=0.55,
@@ -139,7 +139,9 @@ def long_decode_row(variant, rope, level):
 
 
 def long_train_row(variant, rope):
-    row = train_table.Row("1.2b", variant, rope, 4, 4, 4096, 8, 256, 1, "none", "float32", {}, 1, 1)
+    row = train_table.TrainTiming(
+        "1.2b", variant, rope, 4, 4, 4096, 8, 256, 1, "none", "float32", {}, 1, 1
+    )
     return replace(
         row, ms=1234.5, ms_first_quartile=1200.0, ms_third_quartile=1300.0, mfu_of_ceiling=0.45,
         tokens_per_second=123456.0, mfu_of_datasheet=0.41, time_over_mha=1.01, flops_over_mha=1.02,
@@ -229,8 +231,8 @@ def test_variants_are_timed_together_as_far_as_memory_holds_them(needs, fits):
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", ["128m", "512m_8k", "1.2b", "2.5b", "6.3b"])
 def test_every_shape_of_a_scale_is_measured_in_8_gb(scale):
-    settings = Settings(scales=(scale,), dtype="float32")
-    lines = decode._subjects(scale, settings)
+    settings = DecodeBenchmark(scales=(scale,), dtype="float32")
+    lines = decode._chosen_variants(scale, settings)
     for batch in settings.batches:
         for length in settings.lengths:
             needs = [decode._nbytes(line.config.model, batch, length, settings) for line in lines]
@@ -277,7 +279,9 @@ def test_the_docs_benchmarks_are_of_lines_that_exist_and_leave_their_files(
 ):
     script = experiment("bench_decode")
     lines = {
-        name: [line.name for scale in sweep.scales for line in decode._subjects(scale, sweep)]
+        name: [
+            line.name for scale in sweep.scales for line in decode._chosen_variants(scale, sweep)
+        ]
         for name, sweep in script.SWEEPS.items()
     }
     assert lines["family"] == list(load_config("128m_family").variants)  # each as it stands
@@ -292,8 +296,8 @@ def test_the_docs_benchmarks_are_of_lines_that_exist_and_leave_their_files(
 
 
 def test_36x2304_is_the_models_own_shape():
-    (line,) = decode._subjects("36x2304", Settings(variants=("mha",)))
+    (line,) = decode._chosen_variants("36x2304", DecodeBenchmark(variants=("mha",)))
     model = line.config.model
     assert (model.layers, model.width, model.heads) == (36, 2304, 18)
     with pytest.raises(LrkvError, match="no configuration"):
-        decode._subjects("36x2305", Settings())
+        decode._chosen_variants("36x2305", DecodeBenchmark())

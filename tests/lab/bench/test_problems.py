@@ -81,7 +81,7 @@ def test_every_route_to_the_heads_outputs_gives_one_answer(name):
         kernel = with_kernel(problem, *arrays, impl="xla")
         return kernel, from_oracle(problem, *arrays), materialised(problem, *arrays)
 
-    kernel, oracle, whole = routes(problem.given, problem.cache, problem.lengths_B)
+    kernel, oracle, whole = routes(problem.inputs, problem.cache, problem.lengths_B)
     assert gate.error(truth, *kernel) < 1e-5
     assert gate.error(truth, *oracle) < 1e-5
     q_BTHW, k_BSGW, v_BSGK = (np.asarray(a, np.float64) for a in whole)
@@ -104,9 +104,9 @@ def test_latents_padding_is_zero_as_in_a_real_cache():
 def test_every_cached_array_is_drawn_in_its_own_dtype():
     problem = problem_of("lrkv-full", dtype="bfloat16")
     assert problem.cache.inverse_norm_BGS.dtype == jnp.float32
-    assert problem.cache.rk_BSGR.dtype == problem.given.query[0].dtype == jnp.bfloat16
-    assert {leaf.dtype for leaf in jax.tree.leaves(problem.given.weights)} == {
+    assert problem.cache.rk_BSGR.dtype == problem.inputs.query[0].dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(problem.inputs.weights)} == {
         jnp.dtype("bfloat16")
     }
-    assert problem.given.angles.dtype == jnp.float32
+    assert problem.inputs.angles.dtype == jnp.float32
     assert np.asarray(problem.cache.inverse_norm_BGS).min() > 0

@@ -12,9 +12,9 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import load as loads
 from lrkv_jax.lab.bench.load import Load
 from lrkv_jax.lab.bench.report import save
-from lrkv_jax.lab.bench.serve import Settings, print_load, print_report, run
+from lrkv_jax.lab.bench.serve import ServeBenchmark, print_load, print_report, run
 
-TINY = Settings(
+TINY = ServeBenchmark(
     # Another number of texts would be another engine to compile for each variant.
     batch=1, context=256, requests=8, samples=1,
     overrides=("model.layers=1", "model.unroll=1", "model.width=48", "model.vocabulary=1024"),

@@ -16,7 +16,6 @@ from support.tiny import TINY
 from lrkv_jax.distributed.hardware import HARDWARE
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import clock, train, train_table
-from lrkv_jax.lab.bench.lines import lines_of
 from lrkv_jax.lab.bench.report import (
     MEASURED,
     SKIPPED,
@@ -26,11 +25,12 @@ from lrkv_jax.lab.bench.report import (
     replace_between,
     save,
 )
-from lrkv_jax.lab.bench.train import Settings, run
-from lrkv_jax.lab.bench.train_table import Row
+from lrkv_jax.lab.bench.train import TrainBenchmark, run
+from lrkv_jax.lab.bench.train_table import TrainTiming
+from lrkv_jax.lab.bench.variants import variants_of
 from lrkv_jax.models.accounting.counts import training_flops_per_token
 
-SMALL = Settings(
+SMALL = TrainBenchmark(
     scales=("quickstart",), variants=("mha",), samples=3, depth=1,
     overrides=(*(text for text in TINY if not text.startswith(("variants.", "model.layers"))),
                "model.vocabulary=64", "optimizer.muon.iterations=1"),  # less to compile
@@ -74,7 +74,7 @@ def test_a_row_adds_up(swept):
     (row,) = swept[0]["rows"]
     check_row(row, {"data": 1, "fsdp": 1, "context": 1, "tensor": 1})
     assert row.name == "mha" and row.layers == 1 and row.time_over_mha == row.flops_over_mha == 1
-    (line,) = lines_of("quickstart", ("mha",), (), depth=1, overrides=SMALL.overrides)
+    (line,) = variants_of("quickstart", ("mha",), (), depth=1, overrides=SMALL.overrides)
     assert row.flops_per_step == 256 * training_flops_per_token(line.config.model, 32)
     # Parameters, two moments of embedding and head, one of each matrix, and a batch of int32.
     assert 8 * row.parameters < row.state_bytes < 12 * row.parameters + 4 * 8 * 33 + 100
@@ -110,7 +110,7 @@ def test_json_says_where_how_and_what(swept, tmp_path):
     }  # fmt: skip
     assert report["settings"]["dtype"] == "float32" and report["devices"] == 1
     assert report["ceiling"]["side"] == 64
-    assert all(set(row) == {field.name for field in fields(Row)} for row in report["rows"])
+    assert all(set(row) == {field.name for field in fields(TrainTiming)} for row in report["rows"])
     assert [step[0] for step in swept[1]] == [
         "quickstart, mha: compiling", "quickstart: timing", "done",
     ]  # fmt: skip
@@ -218,9 +218,9 @@ def test_mfu_is_of_products_and_sheet(monkeypatch):
     """Times that are known: 10 s a step; products at 1 TFLOP/s."""
     monkeypatch.setattr(clock, "matmul_timer", lambda mesh, dtype: (lambda: 0.5, 0.5e12))
     monkeypatch.setattr(train, "hardware_of", lambda kind: HARDWARE["h200"])
-    row = Row("s", "mha", None, 1, 1, 8, 4, 16, 1, "none", "bfloat16", {}, 1, int(4e12))
+    row = TrainTiming("s", "mha", None, 1, 1, 8, 4, 16, 1, "none", "bfloat16", {}, 1, int(4e12))
     mesh = SimpleNamespace(devices=jax.make_mesh((2,), ("x",)).devices, size=2)
-    train._time(Settings(samples=1), mesh, [(row, SimpleNamespace(timer=lambda: 10.0))])
+    train._time(TrainBenchmark(samples=1), mesh, [(row, SimpleNamespace(timer=lambda: 10.0))])
     assert row.ms == 10e3
     assert row.tokens_per_second == 6.4 and row.flops_per_second == 4e11
     assert row.mfu_of_ceiling == pytest.approx(0.4)
@@ -237,7 +237,7 @@ def test_products_run_on_every_device_at_once(monkeypatch):
 
 def test_ratios_are_to_mha_of_the_same_shape():
     def row(variant, ms, batch=4, status=MEASURED):
-        row = Row("s", variant, None, 1, 1, 8, batch, 16, 1, "none", "float32", {}, 1, 100)
+        row = TrainTiming("s", variant, None, 1, 1, 8, batch, 16, 1, "none", "float32", {}, 1, 100)
         row.ms, row.status = ms, status
         return row
 
@@ -269,7 +269,7 @@ def test_bad_questions_are_one_line(capsys, monkeypatch, arguments, message):
 
 @pytest.mark.parametrize(("depth", "unroll"), [(1, 1), (2, 2), (3, 1), (8, 4), (None, 4)])
 def test_a_cut_model_unrolls_what_divides_it(depth, unroll):
-    (line,) = lines_of("quickstart", ("mha",), (), depth=depth)
+    (line,) = variants_of("quickstart", ("mha",), (), depth=depth)
     assert (line.config.model.layers, line.config.model.unroll) == (depth or 4, unroll)
 
 

@@ -63,48 +63,6 @@ def test_json_describes_the_run_and_every_variant(capsys):
         assert all(type(costs[key]) is int for key in counts)
 
 
-def test_json_figures_are_the_closed_forms_at_128m(capsys):
-    plan = planned(capsys, load_config("128m"))
-    got = plan["variants"]
-    paper = ["mha", "gqa", "mqa", "mla", "lrkv"]
-
-    def column(key):
-        return [got[name][key] for name in paper]
-
-    L, D, H, K, R, C, P = 12, 768, 6, 128, 46, 128, 64
-    values = [L * 2 * H * K, L * 2 * 3 * K, L * 2 * K, L * (C + P), L * 2 * (K + H * R)]
-    assert column("kv_cache_values_per_token") == values
-    norms = [0, 0, 0, 0, L * H]
-    together = [2 * value + 4 * norm for value, norm in zip(values, norms, strict=True)]
-    assert column("kv_cache_bytes_per_token") == together
-    # Latents of 46 lie in rows of 48: for keys and for values, in each head.
-    together[-1] += L * 2 * H * (48 - R) * 2
-    assert column("kv_cache_allocated_bytes_per_token") == together
-    assert column("kv_cache_live_bytes_per_token") == together
-    assert column("kv_cache_live_fraction_of_mha") == pytest.approx(
-        [1, 0.5, 1 / 6, 0.125, 0.5495], abs=5e-5
-    )
-    fractions = [1, 0.5, 1 / 6, 0.125, 1 / 6 + R / K]
-    assert column("kv_cache_fraction_of_mha") == pytest.approx(fractions)
-    assert column("kv_cache_bytes_fraction_of_mha") == pytest.approx(
-        [1, 0.5, 1 / 6, 0.125, 0.534], abs=5e-4
-    )
-    assert column("kv_cache_fraction_published") == pytest.approx(
-        [1, 0.5, 1 / 6, 1 / 12, 1 / 6 + R / K]
-    )
-    up_down = L * (D * (C + P) + 2 * C * H * K)
-    residual = L * 2 * (D * K + H * R * (D + K))
-    kv = [L * 2 * D * H * K, L * 2 * D * 3 * K, L * 2 * D * K, up_down, residual]
-    assert column("kv_parameters") == kv
-    queries = [L * D * H * (K + (P if name == "mla" else 0)) for name in paper]
-    attention = [k + q + L * H * K * D for k, q in zip(kv, queries, strict=True)]
-    assert column("attention_parameters") == attention
-    rest = 2 * 50304 * D + L * 8 * D * D
-    assert column("parameters") == [a + rest for a in attention]
-    for costs in got.values():
-        assert costs["training_exaflops"] == pytest.approx(costs["flops_per_token"] * 1e11 / 1e18)
-
-
 def test_without_all_the_plan_is_of_the_chosen_variant(capsys):
     config = load_config("128m", ["attention=mla"])
     alone = planned(capsys, config, all_variants=False)["variants"]

@@ -9,8 +9,6 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.tiny import TINY
 
 from lrkv_jax.config import load_config
@@ -18,13 +16,7 @@ from lrkv_jax.distributed.hardware import hardware
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.plan.estimate import collectives, memory, state_bytes
-from lrkv_jax.lab.plan.muon import (
-    Matrices,
-    matrices,
-    muon_flops,
-    muon_flops_per_device,
-    newton_schulz_flops,
-)
+from lrkv_jax.lab.plan.muon import muon_flops, newton_schulz_flops
 from lrkv_jax.lab.plan.step_time import Assumptions, Collective, bandwidth, step_time
 from lrkv_jax.lab.plan.training import compiled_step, resolved, training
 from lrkv_jax.models.accounting.counts import parameter_counts, training_flops_per_token
@@ -129,17 +121,6 @@ def test_one_device_sends_nothing():
     assert collectives(config, state_bytes(config)) == []
 
 
-def test_muon_is_shared_out_whole_and_no_device_repeats_work():
-    config = configured("attention=mha", "model.layers=3", fsdp=8)
-    groups = matrices(config.model, {"data": 1, "fsdp": 8, "context": 1, "tensor": 1})
-    # Queries, keys, values and outputs are one group of 12; both MLP matrices one of 6.
-    assert sorted((g.rows, g.columns, g.count) for g in groups) == [(32, 32, 12), (32, 128, 6)]
-    busiest, everything = muon_flops_per_device(groups, 5, 8), muon_flops(groups, 5)
-    one = {(g.rows, g.columns): muon_flops([g], 5) // g.count for g in groups}
-    assert busiest == 2 * one[32, 32] + one[32, 128]  # 12 over 8 is 2 at most, 6 over 8 is 1
-    assert everything / 8 <= busiest < everything
-
-
 @pytest.mark.parametrize(
     ("scale", "small", "large"),
     [("128m", 5, 0.3), ("1.2b", 15, 0.9), ("2.5b", 24, 1.5), ("6.3b", 47, 2.9)],
@@ -147,9 +128,10 @@ def test_muon_is_shared_out_whole_and_no_device_repeats_work():
 def test_newton_schulz_is_the_measured_share_of_a_step(scale, small, large):
     """Percent of the forward and backward FLOPs at 32,768 and at 524,288 tokens a step."""
     model = load_config(scale, ["attention=mha"]).model
+    flops = muon_flops(model, 5)
     L, D, HK = model.layers, model.width, model.heads * model.head_width
-    by_hand = [Matrices(D, HK, 4 * L), Matrices(D, model.feed_forward_width, 2 * L)]
-    flops = muon_flops(by_hand, 5)
+    attention, mlp = (newton_schulz_flops(D, n, 5) for n in (HK, model.feed_forward_width))
+    assert flops == L * (4 * attention + 2 * mlp)
     per_token = training_flops_per_token(model, 2048)
     assert round(100 * flops / (per_token * 32_768)) == small
     assert round(100 * flops / (per_token * 524_288), 1) == large
@@ -161,15 +143,6 @@ def test_newton_schulz_counts_the_products_of_an_iteration():
     for shape in ((3, 5), (5, 3)):
         assert newton_schulz_flops(*shape, 1) == gram + square + update
         assert newton_schulz_flops(*shape, 5) == 5 * (gram + square + update)
-
-
-@given(
-    count=st.integers(1, 60), split=st.sampled_from([1, 2]), shares=st.sampled_from([1, 2, 3, 8])
-)
-def test_matrices_are_dealt_out_whole_within_their_share(count, split, shares):
-    group = Matrices(4, 6, count * split, split)
-    busiest = muon_flops_per_device([group], 1, shares * split) // newton_schulz_flops(4, 6, 1)
-    assert busiest == math.ceil(count / shares)
 
 
 def timed(sent=(), *overrides, **counts):
