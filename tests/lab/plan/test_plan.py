@@ -72,13 +72,6 @@ def test_without_all_the_plan_is_of_the_chosen_variant(capsys):
     assert alone["mla"] == planned(capsys, config)["variants"]["mla"]
 
 
-def test_overrides_reach_the_plan(capsys):
-    overrides = ["attention.rank=64", "train.steps=5", "model.layers=2", "train.context=512"]
-    plan = planned(capsys, load_config("128m", overrides), all_variants=False)
-    assert (plan["layers"], plan["context"], plan["tokens"]) == (2, 512, 5 * 16 * 512)
-    assert plan["variants"]["lrkv"]["kv_cache_values_per_token"] == 2 * 2 * (128 + 6 * 64)
-
-
 def test_mha_is_the_reference_even_where_the_yaml_lists_none(capsys, tmp_path):
     raw = yaml.safe_load(find_config("128m").read_text())
     raw["variants"] = {"lrkv": {"rank": 46}, "half": {"kind": "gqa", "kv_heads": 3}}

@@ -171,16 +171,6 @@ def test_counts_equal_the_model_at_the_edges(attention, tied):
     )
 
 
-def test_rank_zero_costs_what_mqa_costs_but_for_one_inverse_norm():
-    mqa = config_of("128m", "mqa").model
-    rank0 = config_of("128m", "lrkv", "attention.rank=0").model
-    assert accounting.parameter_counts(rank0) == accounting.parameter_counts(mqa)
-    flops = accounting.training_flops_per_token
-    assert flops(rank0, 2048) == flops(mqa, 2048)
-    extra = accounting.cache_bytes_per_token(rank0) - accounting.cache_bytes_per_token(mqa)
-    assert extra == 12 * 4  # one key for all heads: one float32 a layer
-
-
 # The paper's and the audit's figures. Counts to the precision they are printed in.
 
 
