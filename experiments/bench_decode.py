@@ -1,9 +1,9 @@
 """Decode benchmarks, as the docs show them: `python experiments/bench_decode.py`.
 
-Attention alone at the shapes of 128m, 24x1536 and 36x2304, and ragged at the first; then a layer of
-the last: its memory, its time over MHA's, what exact RoPE costs. Minutes, on two CPU cores.
-Writes decode_cpu.json and .png, and the same with -24x1536, -36x2304, -family, -ragged and -layer,
-into `--out FOLDER` (experiments/results), or `--only` one of them. On a GPU: `first_light.py`.
+Attention alone at the shapes of 128m, 24x1536 and 36x2304, and ragged at the first. Minutes, on two
+CPU cores. Writes decode_cpu.json and .png, and the same with -24x1536, -36x2304, -family and
+-ragged, into `--out FOLDER` (experiments/results), or `--only` one of them. On a GPU:
+`first_light.py`.
 """
 
 import argparse
@@ -15,12 +15,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from rich.console import Console
 
-from lrkv_jax.lab.bench.decode import Settings, run
+from lrkv_jax.lab.bench.decode import DecodeBenchmark, run
+from lrkv_jax.lab.bench.decode_plot import draw
 from lrkv_jax.lab.bench.decode_table import print_report
-from lrkv_jax.lab.bench.files import save
-from lrkv_jax.lab.bench.report import run_shown
+from lrkv_jax.lab.bench.report import run_shown, save
 
-ATTENTION = Settings()
+ATTENTION = DecodeBenchmark()
 WIDE = {
     scale: replace(
         ATTENTION, scales=(scale,), lengths=(2048, 8192), implementations=("xla", "mosaic", "jax"),
@@ -28,11 +28,6 @@ WIDE = {
     )
     for scale in ("24x1536", "36x2304")
 }  # fmt: skip
-# MHA against the three modes; ours alone, as a layer runs on nothing else.
-LAYER = Settings(
-    scales=("36x2304",), variants=("mha", "lrkv"), batches=(4,), lengths=(8192,),
-    implementations=("xla", "mosaic"), levels=("layer",),
-)  # fmt: skip
 # Every line of the family as it stands there, for `lrkv report --only choosing`.
 FAMILY = replace(
     ATTENTION, scales=("128m_family",), ropes=("own",), lengths=(2048, 8192),
@@ -41,7 +36,7 @@ FAMILY = replace(
 RAGGED = replace(ATTENTION, batches=(4,), lengths=(2048, 8192), ragged=True)
 
 
-SWEEPS = {"128m": ATTENTION, **WIDE, "family": FAMILY, "ragged": RAGGED, "layer": LAYER}
+SWEEPS = {"128m": ATTENTION, **WIDE, "family": FAMILY, "ragged": RAGGED}
 
 
 def main() -> None:
@@ -51,7 +46,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in [arguments.only] if arguments.only else SWEEPS:
         report = run_shown(run, SWEEPS[name], print_report, Console())
-        for path in save(report, arguments.out, "" if name == "128m" else f"-{name}"):
+        suffix = "" if name == "128m" else f"-{name}"
+        for path in save(report, arguments.out, suffix, draw=draw):
             print(path)
 
 

@@ -10,6 +10,7 @@ part of docs/performance.md that is of a CPU; `--page-only` writes the page alon
 import argparse
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from rich.console import Console
 
-from lrkv_jax.lab.bench.files import replace_between, save
-from lrkv_jax.lab.bench.report import run_shown
-from lrkv_jax.lab.bench.train import Settings, run
-from lrkv_jax.lab.bench.train_table import Row, markdown, print_report
+from lrkv_jax.lab.bench.report import replace_between, run_shown, save
+from lrkv_jax.lab.bench.train import TrainBenchmark, run
+from lrkv_jax.lab.bench.train_table import TrainTiming, markdown, print_report
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
@@ -29,11 +29,11 @@ BLOCK = "training steps"
 # One sequence of 512 tokens, and a head that does not hide the layers.
 CUT = ("train.batch=1", "train.accumulation=1", "train.context=512", "model.vocabulary=4096")
 SWEEPS = {
-    "quickstart": Settings(scales=("quickstart",), samples=9),
-    "128m": Settings(
+    "quickstart": TrainBenchmark(scales=("quickstart",), samples=9),
+    "128m": TrainBenchmark(
         scales=("128m",), ropes=("full", "latent"), overrides=CUT, depth=2, samples=5
     ),
-    "24x1536": Settings(
+    "24x1536": TrainBenchmark(
         scales=("24x1536",), variants=("mha", "lrkv"), ropes=("full", "latent"), overrides=CUT,
         depth=1, samples=5,
     ),
@@ -52,8 +52,9 @@ def results(folder: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def _rows(report: dict[str, Any]) -> list[Row]:
-    return [Row(**row) for row in report["rows"]]
+def _rows(report: dict[str, Any]) -> list[TrainTiming]:
+    known = {field.name for field in fields(TrainTiming)}  # kept files may have more
+    return [TrainTiming(**{k: v for k, v in row.items() if k in known}) for row in report["rows"]]
 
 
 def main() -> None:

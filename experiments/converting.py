@@ -144,7 +144,7 @@ STAGES = {"converted": "nothing", "healed": "addresses", "healed_on_both": "addr
 
 def write(results: Path, page: Path) -> None:
     """Put the table of all lines between the marks of the page: nats a token more than before."""
-    from lrkv_jax.lab.bench.files import replace_between
+    from lrkv_jax.lab.bench.report import replace_between
     from lrkv_jax.lab.report.tabulated import tabulated
 
     parent, *lines = read(results)

@@ -33,7 +33,7 @@ CONTROLS = {
 
 def write(docs: Path, results: Path) -> None:
     """Write both pages' blocks, and the files beside them."""
-    from lrkv_jax.lab.bench.files import read_decode, replace_between
+    from lrkv_jax.lab.bench.report import read_decode, replace_between
     from lrkv_jax.lab.report.comparison import read_runs
     from lrkv_jax.lab.report.paper import REPORT_ITEMS
 

@@ -5,7 +5,7 @@
 | stage | |
 |---|---|
 | kernels | `pytest -m gpu`: kernels at every scale, and training steps, against float32 oracles |
-| decoding | decode attention beside the best MHA: XLA, cuDNN, Pallas, PyTorch and its libraries |
+| decoding | decode attention beside the best MHA: XLA, cuDNN, PyTorch and its libraries |
 | training | training steps, remat policies |
 | runs | 128M pretrained on the embedded corpus: held-out loss, decode agreement, tokens/s |
 | tables | the tables of docs/decode.md and docs/performance.md, from the files in DIR |
@@ -219,7 +219,7 @@ def _attempt(stage: Stage, job: dict[str, Any], tried: set[str]) -> tuple[int, d
 
 def write_tables(folder: Path, docs: Path) -> None:
     """Write the documents' blocks from the files in `folder`."""
-    from lrkv_jax.lab.bench.files import replace_between
+    from lrkv_jax.lab.bench.report import replace_between
 
     for (page, block), names in BLOCKS.items():
         texts = [_text(name, folder / f"{name}.json") for name in names]

@@ -36,7 +36,7 @@ LENGTHS = (8192, 32768, 2048, 131072)
 MLRA = ("model.heads=64", "variants.gqa.kv_heads=8", "variants.mla.latent=512",
         "variants.mla.rope_width=64")  # fmt: skip
 MLRA_LENGTHS = (131072, 262144)
-OURS_AND_PEERS = ("xla", "mosaic", "jax", "cudnn", "pallas")
+OURS_AND_PEERS = ("xla", "mosaic", "jax", "cudnn")
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ def decode(name: str, settings: dict[str, Any]) -> Found:
     gate.TRUTH_VALUES = TRUTH_VALUES
     if clock.jax.default_backend() == "cpu":
         bench.COPY_BYTES["cpu"] = 4 << 20
-    chosen = bench.Settings(**settings)
-    (line,) = bench.lines_of(*chosen.scales, ("mha",), None, overrides=chosen.overrides)
+    chosen = bench.DecodeBenchmark(**settings)
+    (line,) = bench.variants_of(*chosen.scales, ("mha",), None, overrides=chosen.overrides)
     model = line.config.model
     shape = [*chosen.batches, model.heads, model.heads, model.head_width, *chosen.lengths]
     peers = None if chosen.ragged else _torch(shape, chosen.samples)
@@ -278,7 +278,7 @@ def train_step(name: str, settings: dict[str, Any]) -> Found:
     from lrkv_jax.lab.bench import report
     from lrkv_jax.lab.bench import train as bench
 
-    found = report.as_json(bench.run(bench.Settings(**settings), doing))
+    found = report.as_json(bench.run(bench.TrainBenchmark(**settings), doing))
     rows, says, cells = found["rows"], [], []
     faults = [f"{row['variant']}: {row['reason']}" for row in rows if row["ms"] is None]
     for row in (row for row in rows if row["ms"]):

@@ -15,6 +15,7 @@ Variants = Annotated[str | None, typer.Option(help="Lines of the scale to time (
 
 @bench_app.command("decode")
 def bench_decode(
+    overrides: Overrides = None,
     scale: Annotated[
         str, typer.Option(help="Shipped scales, or layers x width: 36x2304 is 2.5b")
     ] = "128m",
@@ -29,12 +30,10 @@ def bench_decode(
     length: Annotated[str, typer.Option(help="Tokens in the cache")] = "512,2048,8192",
     impl: Annotated[
         str,
-        typer.Option(
-            help="Implementations: xla and mosaic are ours, jax, cudnn and pallas are peers"
-        ),
-    ] = "xla,mosaic,jax,cudnn,pallas,naive",
+        typer.Option(help="Implementations: xla and mosaic are ours, jax and cudnn are peers"),
+    ] = "xla,mosaic,jax,cudnn",
     level: Annotated[
-        str, typer.Option(help="What is timed: attention, layer or step (of the whole model)")
+        str, typer.Option(help="What is timed: attention of a layer, or a step of the whole model")
     ] = "attention",
     depth: Annotated[
         int | None, typer.Option(help="Layers of a step (default: those of the scale).")
@@ -52,17 +51,18 @@ def bench_decode(
     Lists are separated by commas.
     """
     start_alone("bench decode")
-    from lrkv_jax.lab.bench.decode import Settings, run
+    from lrkv_jax.lab.bench.decode import DecodeBenchmark, run
+    from lrkv_jax.lab.bench.decode_plot import draw
     from lrkv_jax.lab.bench.decode_table import print_report
-    from lrkv_jax.lab.bench.files import command
+    from lrkv_jax.lab.bench.report import command
 
-    settings = Settings(
+    settings = DecodeBenchmark(
         scales=names(scale), variants=names(variants), ropes=names(rope),
         batches=sizes("--batch", batch), lengths=sizes("--length", length),
         implementations=names(impl), levels=names(level), ragged=ragged, dtype=dtype,
-        samples=samples, depth=depth,
+        samples=samples, depth=depth, overrides=tuple(overrides or ()),
     )  # fmt: skip
-    command(run, settings, print_report, print_json=as_json, out=out)
+    command(run, settings, print_report, print_json=as_json, out=out, draw=draw)
 
 
 @bench_app.command("train")
@@ -86,12 +86,12 @@ def bench_train(
 ) -> None:
     """Time a training step of every variant.
 
-    Tokens are random. Settings are given as to `lrkv train`, for example mesh.fsdp=8.
+    Tokens are random. TrainBenchmark are given as to `lrkv train`, for example mesh.fsdp=8.
     """
     # Compile times are of compiling, unless the environment names a cache.
     os.environ.setdefault("LRKV_COMPILATION_CACHE", "off")
     start_alone("bench train")
-    from lrkv_jax.lab.bench.files import command
+    from lrkv_jax.lab.bench.report import command
     from lrkv_jax.lab.bench.train import here, run
     from lrkv_jax.lab.bench.train_table import print_report
 
@@ -108,7 +108,7 @@ def bench_serve(
     variants: Annotated[str, typer.Option(help="Two lines of it; the first is the yardstick.")] = (
         "mha,lrkv_latent"
     ),
-    batch: Annotated[str, typer.Option(help="Texts decoded together")] = "8,16",
+    batch: Annotated[int, typer.Option(min=1, help="Texts decoded together over HTTP")] = 8,
     context: Annotated[int, typer.Option(min=256, help="Most tokens of a text")] = 1024,
     requests: Annotated[int, typer.Option(min=1, help="Requests of the trace")] = 64,
     samples: Annotated[int, typer.Option(help="Repetitions")] = 3,
@@ -149,13 +149,11 @@ def bench_serve(
         return
     start_alone("bench serve")
     from lrkv_jax.errors import LrkvError
-    from lrkv_jax.lab.bench.files import command
-    from lrkv_jax.lab.bench.serve import Settings, print_report, run
+    from lrkv_jax.lab.bench.report import command
+    from lrkv_jax.lab.bench.serve import ServeBenchmark, print_report, run
 
     pair = names(variants)
     if len(pair) != 2:
         raise LrkvError(f"--variants {variants}: name two, as in mha,lrkv_latent")
-    settings = Settings(
-        scale, (pair[0], pair[1]), sizes("--batch", batch), context, requests, samples
-    )
+    settings = ServeBenchmark(scale, (pair[0], pair[1]), batch, context, requests, samples)
     command(run, settings, print_report, print_json=as_json, out=out)

@@ -116,7 +116,7 @@ def plan(
         bool,
         typer.Option(
             "--compile/--no-compile",
-            help="Compile the step for memory and messages (10 to 30 s), or estimate them.",
+            help="Compile the step for its memory (10 to 30 s), or estimate it.",
         ),
     ] = True,
     as_json: Json = False,
@@ -126,27 +126,27 @@ def plan(
     That is parameters, FLOPs, cache bytes, memory and time.
 
     A mesh axis, --devices or --hardware adds the training step on those devices: its memory,
-    messages and time.
+    collectives and time.
     """
     # The cache that is measured is small: no reason to take an accelerator, or to wait for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from lrkv_jax.config import load_config
     from lrkv_jax.distributed.hardware import hardware as device_named
-    from lrkv_jax.lab.plan.report import Question
+    from lrkv_jax.lab.plan.report import PlanOptions
     from lrkv_jax.lab.plan.show import print_plan
 
     run = load_config(config, overrides or [])
     name = hardware or "h200"
     on_mesh = any(override.startswith("mesh.") for override in overrides or [])
     training = on_mesh or devices is not None or hardware is not None
-    question = Question(
+    options = PlanOptions(
         training, devices=devices, hardware=name, compiled=training and compile_, length=length
     )
-    if question.compiled:
+    if options.compiled:
         from lrkv_jax.lab.plan.training import simulate_devices
 
         simulate_devices(run, devices, device_named(name))
-    print_plan(run, all_variants=all_variants, as_json=as_json, question=question)
+    print_plan(run, all_variants=all_variants, as_json=as_json, options=options)
 
 
 @app.command()

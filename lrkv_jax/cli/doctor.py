@@ -20,7 +20,7 @@ def doctor(
     """Examine this machine.
 
     It checks versions, devices and speeds. Each line is ok, slow or
-    wrong, with the mend, or not here. It takes less than two minutes, and exits with 2 if something
+    wrong, with the fix, or not here. It takes less than two minutes, and exits with 2 if something
     is wrong.
     """
     from lrkv_jax.lab.doctor.examine import examine, sentence

@@ -45,7 +45,7 @@ def report(
     needs.
     """
     start_alone("report")
-    from lrkv_jax.lab.bench.files import read_decode
+    from lrkv_jax.lab.bench.report import read_decode
     from lrkv_jax.lab.report.comparison import read_sound_runs
     from lrkv_jax.lab.report.page import first_table, write_page
     from lrkv_jax.lab.report.paper import REPORT_ITEMS

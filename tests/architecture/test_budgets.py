@@ -29,8 +29,8 @@ NOW = {
 ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 291, 29_650, 3_450
 # Class names that stand for two or more things; none in the end.
 TWICE = {
-    "Chat", "Given", "Group", "Line", "Piece",
-    "Plan", "Row", "Rows", "Settings", "Told", "Work",
+    "Chat", "Generation", "Group", "Layout", "Limits", "Line", "Piece",
+    "Plan", "Row", "Rows", "Text", "Told", "Work",
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def truth_of(name):
     return gate.truth_of(problem_of(name))
 
 
-def from_oracle(problem, given, cache, lengths_B):
+def from_oracle(problem, inputs, cache, lengths_B):
     """Heads' outputs and log-sum-exp, the float32 oracles in place of the line's kernels."""
 
     def oracle(kernel):
@@ -44,10 +44,10 @@ def from_oracle(problem, given, cache, lengths_B):
 
         return call
 
-    layer = problem.layer(given.weights)
+    layer = problem.layer(inputs.weights)
     with pytest.MonkeyPatch.context() as patch:
         for module in (grouped, lrkv, mla):
             for kernel in ("grouped_decode", "latent_decode", "lrkv_decode"):
                 if hasattr(module, kernel):
                     patch.setattr(module, kernel, oracle(kernel))
-        return layer.cached(given.query, cache, lengths_B[:, None] - 1, given.angles)
+        return layer.cached(inputs.query, cache, lengths_B[:, None] - 1, inputs.angles)

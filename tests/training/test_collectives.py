@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import hlo
 from support.tiny import TINY
 
 from lrkv_jax.config import MeshConfig, load_config
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
-from lrkv_jax.lab.plan import hlo
 from lrkv_jax.models.transformer import with_parameters
 from lrkv_jax.training.loss import make_gradient, make_loss
 from lrkv_jax.training.state import abstract_state, resolve

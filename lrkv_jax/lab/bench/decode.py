@@ -1,12 +1,12 @@
 """The decode benchmark: scales × variants × shapes × implementations, in one run.
 
 At each shape everything is made, checked against the truth, and then timed together, a sample of
-each in every round. Where memory does not hold everything, lines are taken in groups that fit, and
-MHA in its fastest implementation is timed with each. A time over MHA's is over the fastest MHA that
-was timed together with it.
+each in every round. A time over MHA's is over the fastest MHA that was timed together with it.
+
+B batch  D model width
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,28 +15,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.bench import clock, gate, report, whole
-from lrkv_jax.lab.bench.decode_table import Row, exact_shares
+from lrkv_jax.lab.bench import clock, gate, report
+from lrkv_jax.lab.bench.decode_table import DecodeTiming
 from lrkv_jax.lab.bench.implementations import IMPLEMENTATIONS, Implementation
-from lrkv_jax.lab.bench.lines import Line, lines_of
 from lrkv_jax.lab.bench.problems import (
-    Problem,
+    DecodeProblem,
     cache_nbytes,
     lengths_of,
     make_problem,
     nbytes_of,
-    rebuilt,
+    noise,
 )
+from lrkv_jax.lab.bench.variants import ScaleVariant, variants_of
+from lrkv_jax.models.accounting.counts import parameter_counts
 from lrkv_jax.models.dtype import resolve_dtype
+from lrkv_jax.models.transformer import abstract_model, abstract_parameters, with_parameters
 
-LEVELS = ("attention", "layer", "step")
-OURS = ("xla", "mosaic")  # what a whole layer or model can run on
+LEVELS = ("attention", "step")
+OURS = ("xla", "mosaic")  # what a model can run on
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
 
 
 @dataclass(frozen=True)
-class Settings:
+class DecodeBenchmark:
     """What to measure. Raises `LrkvError` for what does not exist."""
 
     scales: tuple[str, ...] = ("128m",)
@@ -51,7 +54,7 @@ class Settings:
     samples: int = 31
     depth: int | None = None  # layers of a step; None is the scale's
     seed: int = 0
-    overrides: tuple[str, ...] = ()  # of every line's settings: model.heads=64
+    overrides: tuple[str, ...] = ()  # of every variant's settings: model.heads=64
 
     def __post_init__(self):
         known = {"implementations": tuple(IMPLEMENTATIONS), "levels": LEVELS}
@@ -64,8 +67,8 @@ class Settings:
         report.check(self, "scales", "variants", "ropes", "batches", "lengths", *known)
         if "attention" not in self.levels and not set(OURS) & set(self.implementations):
             raise LrkvError(
-                f"implementations: {', '.join(self.implementations)} attend alone: a layer or a "
-                f"step runs on {' or '.join(OURS)}"
+                f"implementations: {', '.join(self.implementations)} attend alone: a step runs on "
+                f"{' or '.join(OURS)}"
             )
         for name in ("batches", "lengths"):
             for value in getattr(self, name):
@@ -73,18 +76,18 @@ class Settings:
                     raise LrkvError(f"{name}: {value} is not a size: use 1 or more")
 
 
-Candidate = tuple[Row, clock.Timer]  # a row and what times it
+Candidate = tuple[DecodeTiming, clock.Timer]  # a row and what times it
 
 
-def run(settings: Settings, progress: report.Progress = report.silent) -> dict[str, Any]:
-    """Measure, and return the report: machine, settings, copy bandwidth, rows, exact shares."""
+def run(settings: DecodeBenchmark, progress: report.Progress = report.silent) -> dict[str, Any]:
+    """Measure, and return the report: machine, settings, copy bandwidth and rows."""
     settings = replace(settings, dtype=str(resolve_dtype(settings.dtype)))
-    scales = {scale: _subjects(scale, settings) for scale in settings.scales}
+    scales = {scale: _chosen_variants(scale, settings) for scale in settings.scales}
     shapes = [(s, b, n) for s in scales for b in settings.batches for n in settings.lengths]
     found = report.machine()
     copy_bytes = COPY_BYTES.get(jax.default_backend(), COPY_BYTES["cpu"])
     copies = clock.copy_bandwidth(copy_bytes)
-    rows: list[Row] = []
+    rows: list[DecodeTiming] = []
     for done, (scale, batch, length) in enumerate(shapes):
         progress(f"{scale}, batch {batch}, {length} tokens", done, len(shapes))
         rows += _at_one_shape(settings, scale, scales[scale], batch, length)
@@ -109,90 +112,56 @@ def run(settings: Settings, progress: report.Progress = report.silent) -> dict[s
             name: IMPLEMENTATIONS[name].says for name in settings.implementations
         },
         "rows": rows,
-        "exact_rope": exact_shares(rows),
     }  # fmt: skip
 
 
-def _subjects(scale: str, settings: Settings) -> list[Line]:
-    """The lines of a scale that were asked for, computing in the cache's dtype."""
-    lines = lines_of(
+def _chosen_variants(scale: str, settings: DecodeBenchmark) -> list[ScaleVariant]:
+    """The variants of a scale that were chosen, computing in the cache's dtype."""
+    lines = variants_of(
         scale, settings.variants, settings.ropes, depth=settings.depth, overrides=settings.overrides
     )
     return [line.computing_in(settings.dtype) for line in lines]
 
 
-def _at_one_shape(settings, scale, subjects, batch, length) -> list[Row]:
+def _at_one_shape(settings, scale, chosen, batch, length) -> list[DecodeTiming]:
     """Every row of one scale, batch and length."""
     lengths_B = lengths_of(batch, length, ragged=settings.ragged, seed=settings.seed)
-
-    def rows_of(line, implementation, levels=settings.levels, **more):
-        return [
-            Row(level, scale, line.variant, line.rope, implementation, batch, length,
-                settings.ragged, int(lengths_B.sum()), settings.dtype, kind=line.kind, **more)
-            for level in levels
-            if level == "attention" or implementation in OURS
-        ]  # fmt: skip
-
+    rows_of = [
+        [
+            DecodeTiming(level, scale, line.variant, line.rope, name, batch, length,
+                         settings.ragged, int(lengths_B.sum()), settings.dtype, kind=line.kind)
+            for name in settings.implementations
+            for level in settings.levels
+            if level == "attention" or name in OURS
+        ]
+        for line in chosen
+    ]  # fmt: skip
     limit = clock.memory_limit()
-    needs = [_nbytes(line.config.model, batch, length, settings) for line in subjects]
-    mha = next((i for i, line in enumerate(subjects) if line.variant == "mha"), None)
-    made: dict[int, list[Row]] = {}
-    anchors: list[Row] = []  # the fastest of MHA at each level
-    for number, group in enumerate(grouped(needs, mha, limit)):
-        chosen = {}
-        for index in group:
-            line = subjects[index]
-            if index in made:  # MHA, timed again
-                wanted = [(row.implementation, [row.level]) for row in anchors]
-            else:
-                wanted = [(name, settings.levels) for name in settings.implementations]
-            chosen[index] = [
-                row for name, levels in wanted for row in rows_of(line, name, levels, group=number)
-            ]
-        _measure(settings, [(subjects[i], chosen[i]) for i in group], lengths_B, length)
-        together = [row for rows in chosen.values() for row in rows]
-        report.compare_with_mha(together, time_over_mha="us", bytes_over_mha="bytes_to_move")
-        made = chosen | made  # of MHA, the first time
-        if mha in made and not anchors:
-            anchors = [row for row in made[mha] if row.time_over_mha == 1]
-    for index, line in enumerate(subjects):
-        if index not in made:
-            need = sum(needs[index])
-            reason = f"{need / 1e9:.1f} GB needed, {limit / 1e9:.1f} GB to be had"
-            more = {"status": report.SKIPPED, "reason": reason}
-            rows = [rows_of(line, name, **more) for name in settings.implementations]
-            made[index] = [row for each in rows for row in each]
-    return [row for index in range(len(subjects)) for row in made[index]]
+    needs = [_nbytes(line.config.model, batch, length, settings) for line in chosen]
+    together = fitting(needs, limit)
+    for index in set(range(len(chosen))) - set(together):
+        reason = f"{needs[index] / 1e9:.1f} GB needed beside the variants before it, "
+        reason += f"{limit / 1e9:.1f} GB to be had: time fewer variants at once"
+        _put_down(rows_of[index], report.SKIPPED, reason)
+    _measure(settings, [(chosen[i], rows_of[i]) for i in together], lengths_B, length)
+    rows = [row for rows in rows_of for row in rows]
+    report.compare_with_mha(rows, time_over_mha="us", bytes_over_mha="bytes_to_move")
+    return rows
 
 
-def grouped(needs: Sequence[tuple[int, int]], mha: int | None, limit: int) -> list[list[int]]:
-    """Indices of lines that fit in memory together, in as few groups as their order gives.
-
-    `needs` are (bytes held, bytes needed for a moment) of each line: what is needed for a moment is
-    not needed by two at once. The line `mha` is the first of every group, unless a line fits
-    without it alone. Lines that fit in no group are in none.
-    """
-
-    def fits(group):
-        return sum(needs[i][0] for i in group) + max(needs[i][1] for i in group) <= limit
-
-    first = [mha] if mha is not None and fits([mha]) else []
-    groups, alone = [list(first)], []
-    for index in range(len(needs)):
-        if index == mha:
-            continue
-        room = next((group for group in groups if fits([*group, index])), None)
-        if room is not None:
-            room.append(index)
-        elif fits([*first, index]):
-            groups.append([*first, index])
-        elif fits([index]):
-            alone.append([index])
-    return [group for group in groups if group] + alone
+def fitting(needs: Sequence[int], limit: int) -> list[int]:
+    """Indices of the variants that fit in memory together, of their bytes, taken in their order."""
+    chosen: list[int] = []
+    for index, need in enumerate(needs):
+        if sum(needs[i] for i in chosen) + need <= limit:
+            chosen.append(index)
+    return chosen
 
 
-def _measure(settings, rows_of: list[tuple[Line, list[Row]]], lengths_B, length) -> None:
-    """Fill in rows of several lines, all in memory at once."""
+def _measure(
+    settings, rows_of: list[tuple[ScaleVariant, list[DecodeTiming]]], lengths_B, length
+) -> None:
+    """Fill in rows of several variants, all in memory at once."""
     candidates = []
     for line, rows in rows_of:
         model = line.config.model
@@ -214,7 +183,12 @@ def _measure(settings, rows_of: list[tuple[Line, list[Row]]], lengths_B, length)
 
 
 def _candidates(
-    rows: list[Row], implementation: Implementation, problem: Problem, copies: list, turns, truth
+    rows: list[DecodeTiming],
+    implementation: Implementation,
+    problem: DecodeProblem,
+    copies: list,
+    turns,
+    truth,
 ) -> list[Candidate]:
     """Compile, check and prepare one implementation at each of its levels.
 
@@ -222,9 +196,8 @@ def _candidates(
     """
     try:
         attend = partial(implementation.attend, problem)
-        copies = [implementation.arrange(cache) for cache in copies]
-        compiled = jax.jit(attend).lower(problem.given, copies[0], problem.lengths_B).compile()
-        answer = compiled(problem.given, copies[0], jnp.asarray(truth.lengths_B))
+        compiled = jax.jit(attend).lower(problem.inputs, copies[0], problem.lengths_B).compile()
+        answer = compiled(problem.inputs, copies[0], jnp.asarray(truth.lengths_B))
         difference = gate.error(truth, *answer)
     except Exception as error:  # a peer may raise anything, and the rest must go on
         return _put_down(rows, *report.reason_of(error))
@@ -237,41 +210,77 @@ def _candidates(
     made = []
     for row in rows:
         try:
-            made.append(_candidate(row, attend, compiled, problem, copies, turns))
+            if row.level == "attention":
+                made.append((row, _attention_timer(row, attend, compiled, problem, copies, turns)))
+            else:
+                made.append((row, _step_timer(row, problem, len(copies))))
         except Exception as error:
             _put_down([row], *report.reason_of(error))
     return made
 
 
-def _candidate(row: Row, attend, compiled, problem: Problem, copies: list, turns) -> Candidate:
+def _attention_timer(
+    row: DecodeTiming, attend, compiled, problem: DecodeProblem, copies, turns
+) -> clock.Timer:
     row.bytes_to_move = problem.bytes_to_move
-    calls, launches = clock.calls_and_launches(len(copies))
-    if row.level == "attention":
-        row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
-        sets = [copies[i : i + calls] for i in range(0, len(copies) - calls + 1, calls)]
-        program = compiled
-        if calls > 1:
-
-            def many(given, caches, lengths_B):
-                return [attend(given, cache, lengths_B) for cache in caches]
-
-            program = jax.jit(many)
-        else:
-            sets = [caches[0] for caches in sets]
-        arguments = [(problem.given, one, problem.lengths_B) for one in sets]
-        return row, clock.timer(program, arguments, calls, launches, turns)
-    model = problem.model.model_copy(update={"decode_kernel": row.implementation})
-    shape = (model, np.asarray(problem.lengths_B), row.length, row.dtype)
-    if row.level == "layer":
-        compiled, program = whole.layer_program(*shape, problem.given.weights)
-        # A step replaces its cache, and the other levels still need theirs.
-        states = [_copy(cache) for cache in copies]
-    else:
-        row.layers, row.bytes_to_move = model.layers, model.layers * row.bytes_to_move
-        compiled, program = whole.model_program(*shape)
-        states = [whole.model_state(model, row.batch, row.length, row.dtype)]
     row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
-    return row, clock.state_timer(program, states, launches)
+    calls, launches = clock.calls_and_launches(len(copies))
+    sets: list[Any] = [copies[i : i + calls] for i in range(0, len(copies) - calls + 1, calls)]
+    program = compiled
+    if calls > 1:
+
+        def many(inputs, caches, lengths_B):
+            return [attend(inputs, cache, lengths_B) for cache in caches]
+
+        program = jax.jit(many)
+    else:
+        sets = [caches[0] for caches in sets]
+    arguments = [(problem.inputs, one, problem.lengths_B) for one in sets]
+    return clock.timer(program, arguments, calls, launches, turns)
+
+
+def _step_timer(row: DecodeTiming, problem: DecodeProblem, copies: int) -> clock.Timer:
+    model = problem.model.model_copy(update={"decode_kernel": row.implementation})
+    row.layers, row.bytes_to_move = model.layers, model.layers * problem.bytes_to_move
+    compiled, program = model_program(model, np.asarray(problem.lengths_B), row.length, row.dtype)
+    row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
+    states = [_empty_state(model, row.batch, row.length, row.dtype)]
+    return clock.state_timer(program, states, clock.calls_and_launches(copies)[1])
+
+
+def model_program(model: ModelConfig, lengths_B, length: int, dtype: str) -> tuple[Any, Callable]:
+    """(compiled, program) of a model: a token in, every layer, the head, the likeliest token out.
+
+    `program((cache, token_B))` gives (token_B, (cache, token_B)).
+    """
+    batch = len(lengths_B)
+    params = _random_like(abstract_parameters(model), dtype)
+    unstacked = with_parameters(model, params).unstacked()
+
+    def step(model, state, lengths_B):
+        cache, token_B = state
+        x_B1D, cache = model.decode(token_B[:, None], cache, lengths_B)
+        token_B = jnp.argmax(model.logits(x_B1D)[:, 0], axis=-1).astype(jnp.int32)
+        return token_B, (cache, token_B)
+
+    state = jax.eval_shape(lambda: _empty_state(model, batch, length, dtype))
+    before_B = jnp.asarray(lengths_B) - 1
+    compiled = jax.jit(step, donate_argnums=1).lower(unstacked, state, before_B).compile()
+    return compiled, lambda state: compiled(unstacked, state, before_B)
+
+
+def _empty_state(model: ModelConfig, batch: int, length: int, dtype: str) -> tuple[Any, jax.Array]:
+    """An empty cache of every layer, and a token of each sequence."""
+    layer = abstract_model(model).blocks.attention
+    caches = [layer.init_cache(batch, length, jnp.dtype(dtype)) for _ in range(model.layers)]
+    return caches, jnp.zeros(batch, jnp.int32)
+
+
+def _random_like(shapes, dtype):
+    """Small random weights: their values cost no time."""
+    leaves, tree = jax.tree.flatten(shapes)
+    make = jax.jit(lambda: [noise(a.shape, dtype, i, 0.02) for i, a in enumerate(leaves)])
+    return tree.unflatten(make())
 
 
 def _time(candidates: list[Candidate], samples: int) -> None:
@@ -281,13 +290,13 @@ def _time(candidates: list[Candidate], samples: int) -> None:
         first, median, third = clock.quartiles(times)
         row.samples, row.us = len(times), 1e6 * median
         row.us_first_quartile, row.us_third_quartile = 1e6 * first, 1e6 * third
-        if row.level == "attention":  # the others also read weights
+        if row.level == "attention":  # a step also reads weights
             row.bytes_per_second = row.bytes_to_move / median
-        if row.level == "step":
+        else:
             row.tokens_per_second = row.batch / median
 
 
-def _put_down(rows: list[Row], status: str, reason: str) -> list[Candidate]:
+def _put_down(rows: list[DecodeTiming], status: str, reason: str) -> list[Candidate]:
     for row in rows:
         row.status, row.reason = status, reason
     return []
@@ -298,17 +307,12 @@ def _copy(cache):
     return jax.tree.map(jnp.copy, cache)
 
 
-def _nbytes(model, batch, length, settings) -> tuple[int, int]:
-    """Bytes that one variant holds while it is timed, and more that it needs for a moment."""
+def _nbytes(model, batch, length, settings) -> int:
+    """Bytes that one variant holds while it is timed."""
     cache = cache_nbytes(model, batch, length, settings.dtype)
-    held, moment = cache * clock.copies_needed(cache, clock.last_level_cache()), 0
-    if "layer" in settings.levels:
-        held *= 2
+    held = cache * clock.copies_needed(cache, clock.last_level_cache())
     if "step" in settings.levels:
-        held += model.layers * cache + whole.model_nbytes(model, settings.dtype)
-    if "pallas" in settings.implementations and jax.default_backend() == "gpu":
-        held *= 2  # it keeps its copies in its own layout
-    if "naive" in settings.implementations:
-        # Every head's keys and values, and the residual beside them.
-        moment = 3 * rebuilt(model, batch, length, settings.dtype) // 2
-    return held, moment
+        # Weights at their peak are stacked, and a layer at a time beside it.
+        weights = 2 * parameter_counts(model).total * jnp.dtype(settings.dtype).itemsize
+        held += model.layers * cache + weights
+    return held

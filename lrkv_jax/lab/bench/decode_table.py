@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lrkv_jax.lab.bench.lines import name_of
 from lrkv_jax.lab.bench.report import MEASURED, spread, table, where
+from lrkv_jax.lab.bench.variants import name_of
 
 
 @dataclass
-class Row:
+class DecodeTiming:
     """One implementation of one variant at one shape. Times are seconds until they are reported."""
 
-    level: str  # attention, layer or step
+    level: str  # attention or step
     scale: str
     variant: str
     rope: str | None  # its mode, if it has modes
@@ -43,11 +43,10 @@ class Row:
     bytes_to_move: int | None = None  # of the cache
     bytes_per_second: float | None = None
     share_of_copy: float | None = None
-    time_over_mha: float | None = None  # the fastest MHA of the same group
+    time_over_mha: float | None = None  # the fastest MHA at its shape
     bytes_over_mha: float | None = None
     temp_bytes: int | None = None  # the program's temporary memory
     kind: str = ""  # of its line of the family
-    group: int = 0  # rows of one shape and group were timed together
 
     @property
     def name(self) -> str:
@@ -60,31 +59,8 @@ class Row:
         return self.level, self.scale, self.batch, self.length, self.ragged, self.layers
 
 
-def exact_shares(rows: list[Row]) -> list[dict[str, Any]]:
-    """What exact RoPE costs LRKV: (full − shared) / full, where both modes were measured alike.
-
-    The two differ in nothing else: the same cache, the same bytes.
-    """
-    of: dict[Any, Row] = {
-        (row.shape, row.group, row.implementation, row.variant, row.rope): row
-        for row in rows
-        if row.status == MEASURED and row.implementation != "naive"
-    }
-    pairs = [
-        (full, of.get((*key, "shared"))) for (*key, rope), full in of.items() if rope == "full"
-    ]
-    named = ("variant", "level", "scale", "batch", "length", "ragged", "implementation")
-    return [
-        {name: getattr(full, name) for name in named}
-        | {"share_of_full": (full.us - shared.us) / full.us}
-        for full, shared in pairs
-        if shared is not None
-    ]
-
-
 TIME_OF = {
     "attention": "a layer's attention alone",
-    "layer": "a layer: projections, cache write, attention",
     "step": "a step of {layers} layers and the head",
 }
 
@@ -102,14 +78,6 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         console.print(_table(shape, list(same)))
     for line in _reasons(report["rows"]):
         console.print(line, style="dim", highlight=False)
-    if report["exact_rope"]:
-        shares = "; ".join(
-            f"{share['variant']}, {share['scale']}, batch {share['batch']}, "
-            f"{share['length']:,} tokens ({share['level']}, {share['implementation']}): "
-            f"{100 * share['share_of_full']:.0f} %"
-            for share in report["exact_rope"]
-        )
-        console.print(f"Exact RoPE's share of the time in mode full: {shares}", highlight=False)
     console.print(
         f"Medians, and half the distance between the quartiles; a call's dispatch, "
         f"{report['dispatch_us']:.0f} µs, is in them. "
@@ -121,9 +89,9 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     )
 
 
-def _place(row: Row) -> tuple:
+def _place(row: DecodeTiming) -> tuple:
     # A stable sort: within a shape the variants stay in the order of the run.
-    return ("attention", "layer", "step").index(row.level), row.scale, row.batch, row.length
+    return row.level, row.scale, row.batch, row.length
 
 
 def _title(shape: tuple) -> str:
@@ -133,29 +101,28 @@ def _title(shape: tuple) -> str:
     return f"{escape(scale)}, batch {batch}, {lengths} tokens: {what}"
 
 
-def _table(shape: tuple, rows: list[Row]) -> Table:
+def _table(shape: tuple, rows: list[DecodeTiming]) -> Table:
     level = shape[0]
-    # A layer and a step also read weights: their cache bytes alone are no bandwidth.
-    rate = {"attention": ["of\ncopy"], "layer": [], "step": ["tokens/s"]}[level]
+    # A step also reads weights: its cache bytes alone are no bandwidth.
+    rate = "of\ncopy" if level == "attention" else "tokens/s"
     made = table(
-        "variant", "by", "µs", "spread", "MB", *rate, "of MHA:\ntime", "\nbytes", "temp\nMB", left=2
+        "variant", "by", "µs", "spread", "MB", rate, "of MHA:\ntime", "\nbytes", "temp\nMB", left=2
     )
     fastest: dict[str, float] = {}
     for row in rows:
         fastest[row.name] = min(row.us, fastest.get(row.name, row.us))
     for row in rows:
-        rate = []
         if level == "attention":
-            rate = [f"{100 * row.share_of_copy:.0f} %"]
-        elif level == "step":
-            rate = [f"{row.tokens_per_second:,.1f}"]
+            rate = f"{100 * row.share_of_copy:.0f} %"
+        else:
+            rate = f"{row.tokens_per_second:,.1f}"
         made.add_row(
             escape(row.name),
             row.implementation,
             f"{row.us:,.0f}" if row.us >= 100 else f"{row.us:.1f}",
             spread(row.us, row.us_first_quartile, row.us_third_quartile),
             _megabytes(row.bytes_to_move),
-            *rate,
+            rate,
             "" if row.time_over_mha is None else f"{row.time_over_mha:.2f}",
             "" if row.bytes_over_mha is None else f"{row.bytes_over_mha:.2f}",
             _megabytes(row.temp_bytes),
@@ -168,7 +135,7 @@ def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f}" if count >= 1e8 else f"{count / 1e6:.1f}"
 
 
-def _reasons(rows: list[Row]) -> list[str]:
+def _reasons(rows: list[DecodeTiming]) -> list[str]:
     """One line for each thing that kept rows from being measured, however many."""
     kept = Counter(
         (row.implementation, row.status, row.reason) for row in rows if row.status != MEASURED

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lrkv_jax.lab.bench.problems import Given, Problem, materialised
+from lrkv_jax.lab.bench.problems import DecodeInputs, DecodeProblem, materialised
 from lrkv_jax.models.attention.cache import slot_axes
 
 # Float32 values of one sequence's keys, over all heads, that the truth may build.
@@ -48,7 +48,7 @@ def tolerance(dtype: str) -> float:
     return TOLERANCE_TF32 if tf32 else TOLERANCE[dtype]
 
 
-def truth_of(problem: Problem) -> Truth:
+def truth_of(problem: DecodeProblem) -> Truth:
     """The answers for the shortest and the longest sequence of a problem."""
     lengths_B = np.asarray(problem.lengths_B)
     model = problem.model
@@ -57,13 +57,13 @@ def truth_of(problem: Problem) -> Truth:
     checked_B = np.minimum(lengths_B, slots)
 
     @jax.jit
-    def whole(given, cache, lengths_B, row):
-        one = jax.tree.map(lambda a: a.astype(jnp.float32), _row(given, cache, row, slots))
+    def whole(inputs, cache, lengths_B, row):
+        one = jax.tree.map(lambda a: a.astype(jnp.float32), _row(inputs, cache, row, slots))
         length_B = jax.lax.dynamic_slice_in_dim(lengths_B, row, 1)
         with jax.default_matmul_precision("highest"):
             return materialised(problem, *one, length_B)
 
-    arrays = (problem.given, problem.cache, jnp.asarray(checked_B))
+    arrays = (problem.inputs, problem.cache, jnp.asarray(checked_B))
     scale = problem.abstract.scale
     answers = [
         attend(*whole(*arrays, row), int(checked_B[row]), scale)  # type: ignore[call-arg] # of three
@@ -89,7 +89,7 @@ def attend(q_1THW, k_1SGW, v_1SGK, length: int, scale: float) -> tuple[np.ndarra
     return np.stack(out)[None], np.array(lse)[None]
 
 
-def _row(given: Given, cache, row, slots: int) -> tuple:
+def _row(inputs: DecodeInputs, cache, row, slots: int) -> tuple:
     """What one sequence is given, and the first slots of its cache."""
     axes = slot_axes(cache)
 
@@ -100,8 +100,8 @@ def _row(given: Given, cache, row, slots: int) -> tuple:
 
         return jax.tree.map(of, getattr(cache, name))
 
-    query = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, row, 1), given.query)
-    return given._replace(query=query), type(cache)(**{name: cut(name) for name in axes})
+    query = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, row, 1), inputs.query)
+    return inputs._replace(query=query), type(cache)(**{name: cut(name) for name in axes})
 
 
 def error(truth: Truth, out, lse) -> float:

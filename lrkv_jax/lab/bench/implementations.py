@@ -2,39 +2,34 @@
 
 Each is a function of a problem's arrays. One that cannot run where it is asked for says why, in
 one line; nothing is left out silently. Peers of attention over whole keys and values join where a
-line's cache holds these.
+variant's cache holds these.
 
-B batch  S cache slots  H heads  G key/value heads  N = H / G  K head width
+B batch  T new tokens (1)  S cache slots  H heads  G key/value heads  K head width
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lrkv_jax.kernels.grouped_decode import grouped_decode
 from lrkv_jax.kernels.int8 import Int8Rows
-from lrkv_jax.lab.bench.problems import Problem, materialised, rebuilt, with_kernel
+from lrkv_jax.lab.bench.problems import DecodeProblem, with_kernel
 from lrkv_jax.models.attention.grouped import GroupedCache
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """`attend(problem, given, cache, lengths_B)` gives (outputs, log-sum-exp or None).
+    """`attend(problem, inputs, cache, lengths_B)` gives (outputs, log-sum-exp or None).
 
-    `unsupported_reason(problem)` says why it cannot solve a problem, or gives None. `arrange` lays
-    a cache out as the implementation would keep it; that is not timed.
+    `unsupported_reason(problem)` says why it cannot solve a problem, or gives None.
     """
 
     name: str
     attend: Callable[..., tuple[jax.Array, jax.Array | None]]
     says: str
-    unsupported_reason: Callable[[Problem], str | None] = lambda problem: None
-    arrange: Callable[[Any], Any] = lambda cache: cache
+    unsupported_reason: Callable[[DecodeProblem], str | None] = lambda problem: None
 
 
 def _whole_keys(problem):
@@ -43,67 +38,24 @@ def _whole_keys(problem):
     return None if whole else "it needs whole keys and values of each head"
 
 
-def _factored(problem):
-    factored = rebuilt(problem.model, 1, 1, "float32")
-    return None if factored else "the cache holds whole keys and values: nothing to rebuild"
-
-
-def _on_gpu(problem):
+def _cudnn_reason(problem):
     backend = jax.default_backend()
     if backend != "gpu":
         return f"the backend is {backend}, not a GPU"
-    return _whole_keys(problem)
-
-
-def _cudnn_reason(problem):
-    if missing := _on_gpu(problem):
+    if missing := _whole_keys(problem):
         return missing
     dtype = problem.cache.k_BSGK.dtype
     return None if dtype == jnp.bfloat16 else f"cuDNN's attention takes no {dtype}"
 
 
-def _jax_nn(implementation, problem, given, cache, lengths_B):
+def _jax_nn(implementation, problem, inputs, cache, lengths_B):
     """`jax.nn.dot_product_attention`: JAX's own, by XLA or by cuDNN."""
     out_BTHK = jax.nn.dot_product_attention(
-        given.query, cache.k_BSGK, cache.v_BSGK,
+        inputs.query, cache.k_BSGK, cache.v_BSGK,
         scale=problem.abstract.scale, key_value_seq_lengths=lengths_B,
         implementation=implementation,
     )  # fmt: skip
     return out_BTHK, None
-
-
-def _by_group(cache):
-    # The Pallas kernel reads [B·G, S, K]; its own wrapper would transpose the cache in every call.
-    def rows(a_BSGK):
-        B, S, G, K = a_BSGK.shape
-        return a_BSGK.swapaxes(1, 2).reshape(B * G, S, K)
-
-    return GroupedCache(rows(cache.k_BSGK), rows(cache.v_BSGK))
-
-
-def _pallas(problem, given, cache, lengths_B):
-    """`jax.experimental.pallas.ops.gpu.decode_attention`, split over the sequence by 16."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from jax.experimental.pallas.ops.gpu.decode_attention import mqa
-    q_BTHK = given.query
-    B, _, H, K = q_BTHK.shape
-    G = cache.k_BSGK.shape[0] // B
-    lengths = jnp.repeat(lengths_B, G)
-    out = mqa(
-        q_BTHK.reshape(B * G, H // G, K), cache.k_BSGK, cache.v_BSGK,
-        kv_seq_len=lengths, sm_scale=problem.abstract.scale,
-    )  # fmt: skip
-    return out.reshape(q_BTHK.shape), None
-
-
-def _naive(problem, given, cache, lengths_B):
-    """Rebuild every head's keys and values in memory, then attend to them as MHA does."""
-    rebuilt = materialised(problem, given, cache, lengths_B)
-    # Without the barrier XLA may fuse the rebuilding into the attention.
-    q_BTHW, k_BSGW, v_BSGK = jax.lax.optimization_barrier(rebuilt)
-    scale = problem.abstract.scale
-    return grouped_decode(q_BTHW, k_BSGW, v_BSGK, lengths_B, scale=scale, impl="xla")
 
 
 IMPLEMENTATIONS = {
@@ -119,13 +71,6 @@ IMPLEMENTATIONS = {
             partial(_jax_nn, "cudnn"),
             "jax.nn.dot_product_attention by cuDNN",
             _cudnn_reason,
-        ),
-        Implementation("pallas", _pallas, "Pallas's decode_attention (Triton)", _on_gpu, _by_group),
-        Implementation(
-            "naive",
-            _naive,
-            "keys and values of each head rebuilt in memory, then attended to",
-            _factored,
         ),
     )
 }

@@ -19,11 +19,10 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.int8 import Int8Rows
 from lrkv_jax.models.attention import Attention, abstract_layer
 from lrkv_jax.models.attention.cache import Cache, contiguous, padded, slot_axes, slots_of
-from lrkv_jax.models.attention.grouped import GroupedCache
 from lrkv_jax.models.weight import spec_of, variables
 
 
-class Given(NamedTuple):
+class DecodeInputs(NamedTuple):
     """A program's arguments beside the cache and the lengths.
 
     `weights` are the layer's leaves, `query` what its `queries` gives, `angles` its `slot_angles`.
@@ -35,11 +34,11 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
+class DecodeProblem:
     """What to attend to: arguments, the layer's own kind of cache, and the tokens in it."""
 
     model: ModelConfig
-    given: Given
+    inputs: DecodeInputs
     cache: Cache
     lengths_B: jax.Array
 
@@ -73,16 +72,6 @@ def cache_nbytes(model: ModelConfig, batch: int, length: int, dtype: str) -> int
     return nbytes_of(abstract_layer(model).stored_shapes(batch, length, jnp.dtype(dtype)))
 
 
-def rebuilt(model: ModelConfig, batch: int, length: int, dtype: str) -> int:
-    """Bytes of the heads' keys and values, once rebuilt; 0 where the cache holds them whole."""
-    layer = abstract_layer(model)
-    cache = layer.cache_shapes(batch, length, jnp.dtype(dtype))
-    positions = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    keys_values = _shapes(layer, "materialised", cache, positions)
-    whole = isinstance(cache, GroupedCache) or keys_values[0].shape[2] == 1
-    return 0 if whole else nbytes_of(keys_values)
-
-
 def nbytes_of(arrays: Any) -> int:
     """Bytes of all arrays of a tree, which may be abstract."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))
@@ -105,7 +94,7 @@ def lengths_of(batch: int, length: int, *, ragged: bool, seed: int) -> np.ndarra
 
 def make_problem(
     model: ModelConfig, lengths_B: np.ndarray, length: int, dtype: str, seed: int
-) -> Problem:
+) -> DecodeProblem:
     """Random arrays of unit variance: logits of standard deviation about 1, weights far from equal.
 
     LRKV's residual carries half of a key's variance, so that leaving it out cannot go unnoticed.
@@ -132,15 +121,15 @@ def make_problem(
 
         cache = type(shapes)(**{name: stored(name) for name in axes})
         query = jax.tree.map(lambda leaf: noise(leaf.shape, dtype, next(seeds)), queries)
-        return Given(_weights(layer, dtype, seeds), query, layer.slot_angles(length)), cache
+        return DecodeInputs(_weights(layer, dtype, seeds), query, layer.slot_angles(length)), cache
 
-    given, cache = make(jnp.uint32(seed))
-    return Problem(model, given, cache, jnp.asarray(lengths_B))
+    inputs, cache = make(jnp.uint32(seed))
+    return DecodeProblem(model, inputs, cache, jnp.asarray(lengths_B))
 
 
 def _shapes(layer, method: str, *arguments):
     """What a method of a layer without weights would give."""
-    return jax.eval_shape(lambda layer, *given: getattr(layer, method)(*given), layer, *arguments)
+    return jax.eval_shape(lambda layer, *inputs: getattr(layer, method)(*inputs), layer, *arguments)
 
 
 def _weights(layer, dtype, seeds):
@@ -166,15 +155,15 @@ def noise(shape: tuple[int, ...], dtype: str, seed, std: float = 1.0) -> jax.Arr
     return (std * 3**0.5 * (2 * unit - 1)).astype(dtype).reshape(shape)
 
 
-def with_kernel(problem: Problem, given: Given, cache: Cache, lengths_B, impl: str):
+def with_kernel(problem: DecodeProblem, inputs: DecodeInputs, cache: Cache, lengths_B, impl: str):
     """(outputs [B, T, H, K], log-sum-exp) as the layer decodes, through the kernel `impl`."""
-    layer = problem.layer(given.weights, impl)
-    return layer.cached(given.query, cache, lengths_B[:, None] - 1, given.angles)
+    layer = problem.layer(inputs.weights, impl)
+    return layer.cached(inputs.query, cache, lengths_B[:, None] - 1, inputs.angles)
 
 
-def materialised(problem: Problem, given: Given, cache: Cache, lengths_B):
+def materialised(problem: DecodeProblem, inputs: DecodeInputs, cache: Cache, lengths_B):
     """Queries, keys and values as whole sequences have them: [B, T, H, W], [B, S, G, ...]."""
-    layer = problem.layer(given.weights)
+    layer = problem.layer(inputs.weights)
     positions_1S = jnp.arange(slots_of(cache))[None]
     k_BSGW, v_BSGK = layer.materialised(contiguous(cache, None), positions_1S)
-    return layer.expanded(given.query, lengths_B[:, None] - 1), k_BSGW, v_BSGK
+    return layer.expanded(inputs.query, lengths_B[:, None] - 1), k_BSGW, v_BSGK

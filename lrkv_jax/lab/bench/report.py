@@ -1,6 +1,7 @@
 """A benchmark's report: where it was measured, how it is shown, and the files that it leaves."""
 
 import datetime
+import json
 import os
 import platform
 import sys
@@ -19,6 +20,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 import lrkv_jax
+from lrkv_jax import files
 from lrkv_jax.distributed.device import device_name, usable_cores
 from lrkv_jax.errors import LrkvError
 
@@ -148,3 +150,64 @@ def run_shown(
     if console is not None:
         show(report, console)
     return report
+
+
+def command(
+    run: Callable[[Any, Progress], dict[str, Any]],
+    settings: Any,
+    show: Callable[[dict[str, Any], Console], None],
+    *,
+    print_json: bool,
+    out: str | None,
+    draw: Callable[[dict[str, Any], Path], bool] | None = None,
+) -> None:
+    """`run_shown` from the command line: tables or JSON on stdout, files in the folder `out`."""
+    report = run_shown(run, settings, show, None if print_json else Console())
+    if print_json:
+        print(json.dumps(as_json(report), indent=2))
+    if out is not None:
+        for path in save(report, out, draw=draw):
+            print(path, file=sys.stderr)
+
+
+def save(
+    report: dict[str, Any],
+    folder: str | Path,
+    suffix: str = "",
+    *,
+    draw: Callable[[dict[str, Any], Path], bool] | None = None,
+) -> list[Path]:
+    """Write BENCHMARK_BACKEND.json, and what `draw` makes of the report as a PNG beside it."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{report['benchmark']}_{report['backend']}{suffix}.json"
+    files.write(path, json.dumps(as_json(report), indent=1) + "\n")
+    drawn = draw is not None and draw(report, path.with_suffix(".png"))
+    return [path, path.with_suffix(".png")] if drawn else [path]
+
+
+def read_decode(path: Path) -> dict[str, Any]:
+    """The report that `lrkv bench decode --out` wrote; raises `LrkvError` for any other file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if {"rows", "backend"} <= found.keys():
+            return found
+    except OSError as error:
+        raise LrkvError(f"{path}: {error.strerror}") from error
+    except (ValueError, AttributeError):
+        pass
+    raise LrkvError(f"{path} is not a decode benchmark: use a JSON of lrkv bench decode")
+
+
+def replace_between(path: Path, name: str, body: str) -> None:
+    """Put `body` between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of a document.
+
+    Raises `LrkvError` where they do not stand once each, in this order.
+    """
+    text = path.read_text(encoding="utf-8")
+    opening, closing = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, found, rest = text.partition(opening)
+    _, ended, after = rest.partition(closing)
+    if not (found and ended) or opening in rest or closing in after:
+        raise LrkvError(f"{path} needs one {opening.strip()} and then one {closing}")
+    path.write_text(f"{before}{opening}\n{body.strip()}\n\n{closing}{after}", encoding="utf-8")

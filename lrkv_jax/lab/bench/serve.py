@@ -1,9 +1,7 @@
 """What serving gains, as ratios within one run: `lrkv bench serve`.
 
-Both arms of a ratio are measured in turns on the same machine, on random weights: times depend on
+Both sides of a ratio are measured in turns on the same machine, on random weights: times depend on
 shapes, and requests end where the trace says.
-
-B texts decoded together
 """
 
 from __future__ import annotations
@@ -29,31 +27,27 @@ from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.pages import PAGE
-from lrkv_jax.inference.placement import model_of
 from lrkv_jax.lab.bench import load as loads
 from lrkv_jax.lab.bench.load import Load
 from lrkv_jax.lab.bench.report import Progress, machine, silent, table, where
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.models.transformer import init_parameters
 
-# Steps of a call.
-STEPS = 8
 # Of the requests that an engine can answer, those that come.
 BUSY = 0.8
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServeBenchmark:
     """What is measured, on which scale; the first variant is what the second is held against."""
 
     scale: str = "nano_family"
     variants: tuple[str, str] = ("mha", "lrkv_latent")
-    batches: tuple[int, ...] = (8, 16)
+    batch: int = 8  # requests decoded together in the comparison with HTTP
     context: int = 1024
     requests: int = 64
     samples: int = 3
     overrides: tuple[str, ...] = ()  # of the scale
-    http: bool = True
     dtype: str = "float32"
 
 
@@ -68,39 +62,19 @@ class Ratio:
     most: float
 
 
-def run(settings: Settings, progress: Progress = silent) -> dict[str, Any]:
+def run(settings: ServeBenchmark, progress: Progress = silent) -> dict[str, Any]:
     """Measure every ratio. Raises `LrkvError` for a scale or a variant that there is not."""
-    if settings.samples < 1 or settings.requests < max(settings.batches):
-        raise LrkvError("samples: use 1 or more; requests: as many as rows, or more")
+    if settings.samples < 1 or settings.requests < settings.batch:
+        raise LrkvError("samples: use 1 or more; requests: as many as --batch, or more")
     made = {variant: _made(settings, variant) for variant in settings.variants}
-    engines: dict[tuple[str, int], Engine] = {}
-
-    def engine(variant: str, B: int) -> Engine:
-        key = variant, B
-        if key not in engines:
-            engines[key] = _engine(*made[variant], settings, batch=B)
-        engines[key].reset()
-        return engines[key]
-
-    few = min(settings.batches)
-    parts: list[tuple[str, Callable[[], list[Ratio]]]] = []
-    for variant, (config, _) in made.items():
-        of = partial(engine, variant)
-        for B in settings.batches:
-            parts.append((f"{variant}, {B} rows", partial(_continuous, settings, variant, of, B)))
-        if config.model.attention.int8_rows(config.model):
-            parts.append(
-                (f"{variant}, int8", partial(_int8, settings, variant, made[variant], few))
-            )
-        parts.append((f"{variant}, prefix", partial(_prefix, settings, variant, of, few)))
-        if settings.http:
-            parts.append((f"{variant}, HTTP", partial(_http, settings, variant, of, few, config)))
-    parts.append(("equal bytes", partial(_equal_bytes, settings, made)))
     rows: list[Ratio] = []
-    for number, (text, measure) in enumerate(parts):
-        progress(text, number, len(parts))
-        rows += measure()
-    progress("done", len(parts), len(parts))
+    for number, (variant, (config, params)) in enumerate(made.items()):
+        progress(f"{variant}, HTTP", number, len(made) + 1)
+        engine = _engine(config, params, settings, batch=settings.batch)
+        rows.append(_http_over_in_process(settings, variant, engine, config))
+    progress("equal bytes", len(made), len(made) + 1)
+    rows += _equal_bytes(settings, made)
+    progress("done", len(made) + 1, len(made) + 1)
     return {
         "benchmark": "serve", **machine(), "settings": dataclasses.asdict(settings), "rows": rows,
     }  # fmt: skip
@@ -167,91 +141,6 @@ def _seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _continuous(settings, variant, of, B) -> list[Ratio]:
-    """Requests that enter as others end, over batches that wait for their longest."""
-    engine, asked = of(B), _trace(settings)
-
-    def continuous():
-        engine.finish([engine.submit(prompt, n) for prompt, n in asked])
-
-    def static():
-        for first in range(0, len(asked), B):
-            engine.finish([engine.submit(prompt, n) for prompt, n in asked[first : first + B]])
-
-    arms: dict[Callable, list[float]] = {static: [], continuous: []}
-    for _ in range(settings.samples + 1):
-        for arm, seconds in arms.items():
-            seconds.append(_seconds(arm))
-            engine.reset()
-    what = f"tokens/s, continuous over static batches, {B} at a time"
-    static_s, continuous_s = arms.values()
-    return [_ratio(what, variant, static_s[1:], continuous_s[1:])]
-
-
-@partial(jax.jit, donate_argnums=1)
-def _one_piece(model, cache, token_B, length_B):
-    """`STEPS` greedy steps of sequences whose caches lie in one piece each: (cache, ...)."""
-
-    def one(_, carry):
-        cache, token_B, length_B = carry
-        x_B1D, cache = model.decode(token_B[:, None], cache, length_B)
-        token_B = jnp.argmax(model.logits(x_B1D)[:, 0], axis=1).astype(jnp.int32)
-        return cache, token_B, length_B + 1
-
-    return jax.lax.fori_loop(0, STEPS, one, (cache, token_B, length_B))
-
-
-def _int8(settings, variant, made, B) -> list[Ratio]:
-    """A step from an int8 cache over one from a whole cache."""
-    config, params = made
-    token_B, length_B = np.ones(B, np.int32), np.full(B, settings.context - 2 * STEPS, np.int32)
-    models, caches = [], []
-    for how in ("int8", "whole"):
-        models.append(model_of(config.model.model_copy(update={"decode_cache": how}), params, None))
-        caches.append(models[-1].init_cache(B, settings.context))
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(4 * settings.samples + 1):
-        for place, model in enumerate(models):
-            began = time.perf_counter()
-            caches[place], *_ = jax.block_until_ready(
-                _one_piece(model, caches[place], token_B, length_B)
-            )
-            seconds[place].append(time.perf_counter() - began)
-    what = f"step, int8 cache over whole, {B} × {settings.context:,}"
-    return [_ratio(what, variant, seconds[0][1:], seconds[1][1:])]
-
-
-def _first(engine, prompt) -> float:
-    """Seconds until a prompt's first token is read."""
-    request = engine.submit(prompt, 2)
-
-    def work():
-        while len(request.tokens) == len(prompt):
-            engine.advance()
-
-    spent = _seconds(work)
-    engine.finish([request])
-    return spent
-
-
-def _prefix(settings, variant, of, B) -> list[Ratio]:
-    """The first token of a prompt of which 7/8 are cached, over that of a new one."""
-    engine, random = of(B), np.random.default_rng(0)
-    long = settings.context - PAGE
-    shared = random.integers(1, 1000, long * 7 // 8 // PAGE * PAGE).tolist()
-
-    def prompt(begin):
-        return begin + random.integers(1, 1000, long - len(begin)).tolist()
-
-    _first(engine, prompt(shared))
-    cold, warm = [], []
-    for _ in range(2 * settings.samples):
-        cold.append(_first(engine, prompt([])))
-        warm.append(_first(engine, prompt(shared)))
-    what = f"first token, {len(shared)} of {long} tokens cached over none"
-    return [_ratio(what, variant, warm, cold)]
-
-
 def _equal_bytes(settings, made) -> list[Ratio]:
     """Two variants in as many bytes: texts that run at a time, and how long a first token takes.
 
@@ -279,7 +168,10 @@ def _equal_bytes(settings, made) -> list[Ratio]:
     rate = BUSY * settings.requests / spent[0]
     first, second = made
     variants = f"{second} over {first}"
-    found = [_ratio("texts running in equal bytes", variants, [mean[1]], [mean[0]])]
+    found = [
+        _ratio("texts running in equal bytes", variants, [mean[1]], [mean[0]]),
+        _ratio("tokens/s in equal bytes", variants, [spent[0]], [spent[1]]),
+    ]
     waits: list[list[list[float]]] = [[], []]
     for sample in range(settings.samples):
         for of, engine in zip(waits, engines, strict=True):
@@ -313,14 +205,13 @@ def _waits(engine, asked, rate, seed) -> list[float]:
     return list(waits.values())
 
 
-def _http(settings, variant, of, B, config) -> list[Ratio]:
+def _http_over_in_process(settings, variant, engine, config) -> Ratio:
     """Tokens/s of streams over the same requests in process; in both somebody always waits."""
     from lrkv_jax.inference.trained_run import TrainedRun
     from lrkv_jax.serving.server import serving
     from lrkv_jax.serving.service import Limits, Service
 
-    engine = of(B)
-    clients = 2 * B
+    clients = 2 * settings.batch
     limits = Limits(texts=2 * clients, tokens=2 * clients * settings.context)
     load = Load(requests=settings.requests, clients=clients, longest=settings.context)
     here, there = [], []
@@ -336,5 +227,5 @@ def _http(settings, variant, of, B, config) -> list[Ratio]:
             found = subprocess.run(command, capture_output=True, text=True, check=True)
         there.append(json.loads(found.stdout)["seconds"])
         engine.reset()
-    what = f"tokens/s, HTTP over in process, {B} at a time"
-    return [_ratio(what, variant, here[1:], there[1:])]
+    what = f"tokens/s, HTTP over in process, {settings.batch} at a time"
+    return _ratio(what, variant, here[1:], there[1:])

@@ -3,31 +3,44 @@
 At each scale every line is compiled, started, and then timed together, one step of each in turn
 with a large product, so that a busy moment of the machine meets them all. A time over MHA's is
 of the same run and shape, an MFU over products of the same run and devices.
+
+B sequences  T positions
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array, Int
 
+from lrkv_jax.config import RunConfig
+from lrkv_jax.distributed.compilation import Compiled, compile_ahead
 from lrkv_jax.distributed.hardware import hardware_of
 from lrkv_jax.distributed.mesh import check_mesh, make_mesh
+from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.lab.bench import clock, report
-from lrkv_jax.lab.bench.lines import Line, lines_of
-from lrkv_jax.lab.bench.train_step import Trainer, TrainProgram
-from lrkv_jax.lab.bench.train_table import Row
-from lrkv_jax.models.accounting.counts import parameter_counts, training_flops_per_token
-from lrkv_jax.training.state import resolve
+from lrkv_jax.lab.bench.train_table import TrainTiming
+from lrkv_jax.lab.bench.variants import ScaleVariant, variants_of
+from lrkv_jax.models.accounting.counts import (
+    parameter_counts,
+    program_bytes,
+    training_flops_per_token,
+)
+from lrkv_jax.training.state import abstract_state, init_state, resolve
+from lrkv_jax.training.step import make_train_step
 
 # A share of a step, so that the first step's loss may differ from ln V by rounding alone.
 LOSS_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainBenchmark:
     """What to measure. `overrides` change every line's settings: mesh.fsdp=2, train.batch=4.
 
     Raises `LrkvError` for what does not exist.
@@ -46,18 +59,73 @@ class Settings:
         report.check(self, "scales", "variants", "ropes")
 
 
-def here(**chosen: Any) -> Settings:
+class TrainProgram:
+    """One configuration's step, compiled from shapes alone; nothing is allocated."""
+
+    def __init__(self, config: RunConfig, mesh: Mesh):
+        self.config, self.mesh = config, mesh
+        train = config.train
+        # Every id stands for a byte: what a token is worth in bytes costs no time.
+        token_bytes_V = np.ones(config.model.vocabulary, np.int32)
+        step = make_train_step(config, mesh, token_bytes_V)
+        tokens_BU = jax.ShapeDtypeStruct(
+            (train.batch, train.context + 1), jnp.int32, sharding=batch_sharding(mesh)
+        )
+        leaves = jax.tree.leaves(abstract_state(config, mesh))
+        self.step: Compiled = compile_ahead(step.on_leaves, leaves, tokens_BU, mesh=mesh)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that one device holds between steps: parameters, moments, and a batch."""
+        return self.step.call.memory_analysis().argument_size_in_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that one device holds in a step, by XLA's analysis."""
+        return program_bytes(self.step.call)
+
+
+class Trainer:
+    """A configuration in training: its state, a random batch, and a timer of its step."""
+
+    def __init__(self, program: TrainProgram, seed: int):
+        self.program = program
+        config, mesh = program.config, program.mesh
+        with jax.set_mesh(mesh):
+            self._leaves = jax.tree.leaves(init_state(config, mesh))
+        self.tokens_BU = random_tokens(config, mesh, seed)
+        self._leaves, metrics = program.step.call(self._leaves, self.tokens_BU)
+        self.first_loss = float(jax.block_until_ready(metrics)["loss"])
+
+    def timer(self) -> float:
+        """Seconds from the call of a step until the new state is there."""
+        began = time.perf_counter()
+        self._leaves, metrics = self.program.step.call(self._leaves, self.tokens_BU)
+        jax.block_until_ready((self._leaves, metrics))
+        return time.perf_counter() - began
+
+
+def random_tokens(config: RunConfig, mesh: Mesh, seed: int) -> Int[Array, "B U"]:
+    """A batch of uniformly random ids, U = T + 1: what they are costs no time."""
+    shape = (config.train.batch, config.train.context + 1)
+    ids_BU = np.random.default_rng(seed).integers(0, config.model.vocabulary, shape, np.int32)
+    return jax.device_put(ids_BU, batch_sharding(mesh))
+
+
+def here(**chosen: Any) -> TrainBenchmark:
     """What to measure on this machine; of `chosen`, what is None is left to it.
 
     On a CPU about two minutes of the quickstart model on two cores, on a GPU the 128M model.
     """
     small: dict[str, Any] = {"scales": ("quickstart",), "ropes": ("full", "latent"), "samples": 7}
     defaults = small if jax.default_backend() == "cpu" else {}
-    return Settings(**defaults | {k: value for k, value in chosen.items() if value is not None})
+    return TrainBenchmark(
+        **defaults | {k: value for k, value in chosen.items() if value is not None}
+    )
 
 
 def run(
-    settings: Settings,
+    settings: TrainBenchmark,
     progress: report.Progress = report.silent,
     *,
     devices: list[jax.Device] | None = None,
@@ -74,7 +142,7 @@ def run(
     for scale, lines in scales.items():
         for line in lines:
             check_mesh(line.config, meshes[scale])
-    rows: list[Row] = []
+    rows: list[TrainTiming] = []
     total = sum(map(len, scales.values()))
     for scale, lines in scales.items():
         rows += _at_one_scale(settings, scale, lines, meshes[scale], progress, len(rows), total)
@@ -90,23 +158,23 @@ def run(
     }
 
 
-def _lines(scale: str, settings: Settings) -> list[Line]:
-    lines = lines_of(
+def _lines(scale: str, settings: TrainBenchmark) -> list[ScaleVariant]:
+    lines = variants_of(
         scale, settings.variants, settings.ropes, depth=settings.depth, overrides=settings.overrides
     )
     return [line._replace(config=resolve(line.config)) for line in lines]
 
 
-def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[Row]:
+def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[TrainTiming]:
     """Every row of one scale."""
-    scale_layers = lines_of(scale, settings.variants, None)[0].config.model.layers
-    rows: list[Row] = []
-    programs: list[tuple[Row, TrainProgram]] = []
+    scale_layers = variants_of(scale, settings.variants, None)[0].config.model.layers
+    rows: list[TrainTiming] = []
+    programs: list[tuple[TrainTiming, TrainProgram]] = []
     for line in lines:
         progress(f"{scale}, {line.name}: compiling", done + len(rows), total)
         model, train = line.config.model, line.config.train
         per_token = training_flops_per_token(model, train.context)
-        row = Row(
+        row = TrainTiming(
             scale, line.variant, line.rope, model.layers, scale_layers, model.vocabulary,
             train.batch, train.context, train.accumulation, train.remat, model.dtype,
             dict(mesh.shape), parameter_counts(model).total,
@@ -119,8 +187,7 @@ def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[R
             row.status, row.reason = report.reason_of(error)
             continue
         row.compile_seconds, row.compile_cached = made.step.seconds, made.step.cached
-        row.state_bytes, row.peak_from = made.state_bytes, "xla"
-        row.peak_bytes = made.state_bytes + made.transient_bytes
+        row.state_bytes, row.peak_bytes = made.state_bytes, made.peak_bytes
         programs.append((row, made))
     if not programs or _do_not_fit(programs, mesh):
         return rows
@@ -129,10 +196,10 @@ def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[R
     return rows
 
 
-def _do_not_fit(programs: Sequence[tuple[Row, TrainProgram]], mesh: Mesh) -> bool:
+def _do_not_fit(programs: Sequence[tuple[TrainTiming, TrainProgram]], mesh: Mesh) -> bool:
     """Whether the lines' states and one step's arrays exceed the memory; the rows then say so."""
     need = sum(made.state_bytes for _, made in programs)
-    need += max(made.transient_bytes for _, made in programs)
+    need += max(made.peak_bytes - made.state_bytes for _, made in programs)
     if jax.default_backend() == "cpu":
         need *= len(mesh.local_devices)  # simulated devices share the machine's memory
     limit = clock.memory_limit()
@@ -147,7 +214,9 @@ def _do_not_fit(programs: Sequence[tuple[Row, TrainProgram]], mesh: Mesh) -> boo
     return True
 
 
-def _start(programs: Sequence[tuple[Row, TrainProgram]], seed: int) -> list[tuple[Row, Trainer]]:
+def _start(
+    programs: Sequence[tuple[TrainTiming, TrainProgram]], seed: int
+) -> list[tuple[TrainTiming, Trainer]]:
     """Make each line's state and take its first step; those that fail say why."""
     started = []
     for row, made in programs:
@@ -162,13 +231,11 @@ def _start(programs: Sequence[tuple[Row, TrainProgram]], seed: int) -> list[tupl
             row.status = report.WRONG
             row.reason = f"the first loss is {row.loss:.3f}, not ln V = {expected:.3f}: not timed"
             continue
-        if trainer.device_peak is not None:
-            row.peak_bytes, row.peak_from = trainer.device_peak, "device"
         started.append((row, trainer))
     return started
 
 
-def _time(settings: Settings, mesh: Mesh, started: list[tuple[Row, Trainer]]) -> None:
+def _time(settings: TrainBenchmark, mesh: Mesh, started: list[tuple[TrainTiming, Trainer]]) -> None:
     """Fill in the rows' times, sampled in turn."""
     if not started:
         return

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from lrkv_jax.lab.bench.lines import name_of
 from lrkv_jax.lab.bench.report import MEASURED, spread, table, where
+from lrkv_jax.lab.bench.variants import name_of
 from lrkv_jax.lab.report.tabulated import tabulated
 
 COLUMNS = (
@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 @dataclass
-class Row:
+class TrainTiming:
     """One variant's training step at one scale and mesh. Bytes are of one device."""
 
     scale: str
@@ -44,8 +44,7 @@ class Row:
     compile_seconds: float | None = None  # of the step, tracing included
     compile_cached: bool | None = None
     state_bytes: int | None = None  # parameters, moments and a batch
-    peak_bytes: int | None = None
-    peak_from: str | None = None  # device: its allocator's; xla: the compiler's analysis
+    peak_bytes: int | None = None  # of a step, by XLA's analysis
     samples: int = 0
     ms: float | None = None  # median milliseconds of a step
     ms_first_quartile: float | None = None
@@ -98,7 +97,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     )
 
 
-def markdown(report: dict[str, Any], rows: list[Row]) -> str:
+def markdown(report: dict[str, Any], rows: list[TrainTiming]) -> str:
     """The same tables for a page; `rows` are the report's."""
     lines = [
         f"{where(report)}, {report['devices']} device(s), {report['date'][:10]}, "
@@ -113,14 +112,14 @@ def markdown(report: dict[str, Any], rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def shapes(rows: list[Row]) -> list[tuple[str, list[Row]]]:
+def shapes(rows: list[TrainTiming]) -> list[tuple[str, list[TrainTiming]]]:
     """(title, measured rows) of each shape, in the order of the run."""
     measured = [row for row in rows if row.status == MEASURED]
     return [(_title(same[0]), same) for same in
             (list(group) for _, group in groupby(measured, key=lambda row: row.shape))]  # fmt: skip
 
 
-def _title(row: Row) -> str:
+def _title(row: TrainTiming) -> str:
     cut = "" if row.layers == row.scale_layers else f" of {row.scale_layers}"
     mesh = " x ".join(f"{axis} {size}" for axis, size in row.mesh.items() if size > 1)
     parts = [
@@ -132,7 +131,7 @@ def _title(row: Row) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: TrainTiming) -> list[str]:
     """One line of the table."""
     return [
         row.name,
@@ -147,7 +146,7 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def reasons(rows: list[Row]) -> list[str]:
+def reasons(rows: list[TrainTiming]) -> list[str]:
     """One line for each row that was not measured."""
     return [
         f"{row.scale}, {row.name}: {row.status}: {row.reason}"

@@ -2,9 +2,9 @@
 
 | module | |
 |---|---|
-| `examine` | which checks there are, in which order, and what is said of all |
+| `examine` | starts the process that runs the checks, ends it where one hangs, and sums up |
+| `checks` | that process: which checks there are, in which order |
 | `finding` | a line of the report |
-| `child` | the process that checks run in: one that hangs or crashes ends with a line |
-| `versions`, `machine` | packages, CUDA and driver; cores, memory and disk |
+| `versions`, `machine` | packages and driver; cores, memory and disk |
 | `devices` | JAX's devices and their rates |
 """

@@ -17,7 +17,7 @@ from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.lab.bench import clock
 from lrkv_jax.lab.bench.decode import COPY_BYTES
 from lrkv_jax.lab.doctor.finding import SLOW, WRONG, Finding, at, judged
-from lrkv_jax.models.accounting.timing import bytes_sent
+from lrkv_jax.lab.plan.step_time import bytes_sent
 from lrkv_jax.models.dtype import resolve_dtype
 
 # Of the datasheet's figures; the plan assumes 0.8 and 0.6.
@@ -87,8 +87,8 @@ def check_speed(
     return [*found, judged(f"{name}: products", fault, says + of, {"flops_per_second": rates})]
 
 
-def between(kind: str) -> Finding:
-    """One kind of collective over all devices, at growing sizes: its sums and its bandwidth."""
+def between() -> Finding:
+    """Sums over all devices at growing sizes: their results and their bandwidth."""
     here = jax.local_devices()
     N, sheet = len(here), hardware_of(here[0].device_kind)
     mesh = make_mesh(MeshConfig(data=N, fsdp=1), here)
@@ -96,43 +96,35 @@ def between(kind: str) -> Finding:
     wrong = False
     for nbytes in SIZES.get(here[0].platform, SIZES["gpu"]):
         at(f"{nbytes} bytes")
-        shape, rows = (N, nbytes // 4 // N * N), jax.NamedSharding(mesh, P("data"))
-        x_NX = jax.jit(partial(_whole_numbers, shape), out_shardings=rows)()
-        send = partial(_send, kind, mesh)
-        wrong |= not bool(jax.jit(lambda x, send=send: _right(kind, x, send(x)))(x_NX))
-        timer = clock.timer(jax.jit(send), [(x_NX,)], 1, 1)
+        shape, sharding = (N, nbytes // 4), jax.NamedSharding(mesh, P("data"))
+        x_NX = jax.jit(partial(_whole_numbers, shape), out_shardings=sharding)()
+        program = jax.jit(partial(_sum_over_devices, mesh))
+        wrong |= not bool(jnp.array_equal(program(x_NX)[0], x_NX.sum(axis=0)))
+        timer = clock.timer(program, [(x_NX,)], 1, 1)
         seconds = clock.quartiles(clock.interleaved([timer], SAMPLES)[0])[1]
-        rates[nbytes] = bytes_sent(kind, nbytes, N) / seconds
-    return check_between(kind, N, sheet, rates, wrong=wrong)
+        rates[nbytes] = bytes_sent("all-reduce", nbytes, N) / seconds
+    return check_between(N, sheet, rates, wrong=wrong)
 
 
 def check_between(
-    kind: str, devices: int, sheet: Hardware | None, rates: dict[int, float], *, wrong: bool
+    devices: int, sheet: Hardware | None, rates: dict[int, float], *, wrong: bool
 ) -> Finding:
     """Bytes/s that each device sends, by the size of its array, against the datasheet's link."""
-    faults = {f"what {devices} devices received is not what was sent": WRONG} if wrong else {}
+    faults = {f"the sum over {devices} devices is not that of their values": WRONG} if wrong else {}
     best = max(rates.values())
     if sheet and best < LINKS * sheet.link_bandwidth:
         faults[f"{best / sheet.link_bandwidth:.0%} of the datasheet's link"] = SLOW
     says = ", ".join(f"{r / 1e9:.2g} GB/s at {n >> 10} KiB" for n, r in rates.items())
-    return judged(f"{kind} of {devices}", faults, says, {"bytes_per_second": rates})
+    return judged(f"all-reduce of {devices}", faults, says, {"bytes_per_second": rates})
 
 
 def _whole_numbers(shape):
+    """Small ones, whose float32 sums are exact."""
     return (jnp.arange(shape[0] * shape[1]).reshape(shape) % INTEGERS).astype(jnp.float32)
 
 
-def _send(kind, mesh, x_NX):
-    send = {
-        "all-reduce": lambda x: jax.lax.psum(x, "data"),
-        "all-gather": lambda x: jax.lax.all_gather(x, "data", axis=0, tiled=True),
-        "all-to-all": lambda x: jax.lax.all_to_all(x, "data", 1, 0, tiled=True),
-    }[kind]
-    out = P(None, "data") if kind == "all-to-all" else P()
-    return jax.shard_map(send, mesh=mesh, in_specs=P("data"), out_specs=out, check_vma=False)(x_NX)
+def _sum_over_devices(mesh, x_NX):
+    def total(x_1X):
+        return jax.lax.psum(x_1X, "data")
 
-
-def _right(kind, sent_NX, received):
-    """Whether numbers arrived as they were sent: sums of few whole ones are exact."""
-    whole = sent_NX.sum(axis=0, keepdims=True) if kind == "all-reduce" else sent_NX
-    return jnp.array_equal(received, whole)
+    return jax.shard_map(total, mesh=mesh, in_specs=P("data"), out_specs=P())(x_NX)

@@ -1,104 +1,108 @@
-"""The examination: which checks there are, in which order, and what is said of all.
+"""The examination: checks run in a process that ends with a line where one hangs or crashes."""
 
-A later check may depend on what an earlier one measured, as on how many devices there are.
-"""
-
+import contextlib
 import datetime
-import math
+import json
 import os
 import platform
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lrkv_jax import __version__
-from lrkv_jax.lab.doctor.child import Check, ask, checker
 from lrkv_jax.lab.doctor.finding import SLOW, WRONG, Finding
 
-DISK_SECONDS = 1.5
-COLLECTIVES = ("all-reduce", "all-gather", "all-to-all")
-Facts = dict[str, dict[str, Any]]  # what each line measured, by its name
-
-INSTALL = 'pip install -c constraints.txt -e ".[{}]"'
-DISK = "start in a folder on another disk, and name a run_dir there"
-DRIVER = "load or reinstall NVIDIA's driver, then restart the machine"
-DEVICES = "see the lines on the driver and CUDA; JAX_PLATFORMS=cpu does without GPUs"
-DEVICE = (
-    "look at its clocks, power and heat (nvidia-smi -q, dmesg); CUDA_VISIBLE_DEVICES leaves it out"
-)
-LINKS = "look at the links (nvidia-smi topo -m, NCCL_DEBUG=INFO)"
-
-
-def checks(facts: Facts) -> Iterator[Check]:
-    """Every check, in order; `facts` fills while they run."""
-    here = {"folder": os.getcwd()}
-    yield _check("cores", "machine:cores", 10, "end other programs: they slow all that follows")
-    yield _check("memory", "machine:memory", 10, "end other programs, or ask for more memory")
-    yield _check("disk", "machine:disk", 20, DISK, **here, lasting=DISK_SECONDS)
-    yield _check("packages", "versions:packages", 10, INSTALL.format("dev"))
-    yield _check("driver", "versions:driver", 15, DRIVER)
-    gpus = facts["driver"].get("gpus", 0)
-    install = INSTALL.format("cuda13")
-    yield _check("CUDA wheels", "versions:cuda_wheels", 10, install, gpus=gpus)
-    yield _check("devices", "devices:devices", 45, DEVICES, gpus=gpus)
-    mend = f"{install}, without other CUDA libraries in LD_LIBRARY_PATH"
-    yield _check("CUDA loaded", "versions:loaded", 20, mend)
-    if count := facts["devices"].get("count", 0):
-        yield from _on_devices(facts, count)
-
-
-def _on_devices(facts: Facts, count: int) -> Iterator[Check]:
-    """The checks of `count` devices that have answered; a CPU's are one."""
-    on_cpu = facts["devices"]["backend"] == "cpu"
-    for index in range(1 if on_cpu else count):
-        yield _check(f"device {index}", "devices:speed", 30, DEVICE, index=index)
-    for kind in COLLECTIVES if count > 1 else ():
-        yield _check(f"{kind} of {count}", "devices:between", 30, LINKS, kind=kind)
-
-
-def _check(name: str, function: str, seconds: float, mend: str, **arguments: Any) -> Check:
-    return Check(name, f"lrkv_jax.lab.doctor.{function}", seconds, mend, arguments)
+AGAIN = "run it again on an idle machine, or with --seconds 300, once what is wrong is mended"
+START_SECONDS = 60.0  # JAX loads between two checks
+_START: dict[str, Any] = {"begin": "the next check", "fix": AGAIN, "seconds": START_SECONDS}
 
 
 def examine(
-    show: Callable[[Finding], None],
-    which: Callable[[Facts], Iterable[Check]] = checks,
-    *,
-    seconds: float,
+    show: Callable[[Finding], None], *, seconds: float, module: str = "lrkv_jax.lab.doctor.checks"
 ) -> dict[str, Any]:
-    """Run the checks, show each finding as it comes, and return the report, ready for JSON.
+    """Run the checks of `module`, show each finding as it comes; the report, ready for JSON.
 
-    What has not begun after `seconds` is named, and not run.
+    What runs after `seconds` is ended. What follows a check that hangs or crashes is not run.
     """
     began, found = time.monotonic(), []
-    facts: Facts = defaultdict(dict)
-    with checker() as child:
-        for check in which(facts):
-            for one in ask(child, check, seconds - (time.monotonic() - began)):
-                facts[one.name] = one.measured
-                found.append(one)
-                show(one)
+    for one in _findings(module, began + seconds):
+        found.append(one)
+        show(one)
+    facts = {one.name: one.measured for one in found}
     return {
         "doctor": verdict(found),
         "seconds": time.monotonic() - began,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
-        "device": facts["devices"].get("kind"),
+        "device": facts.get("devices", {}).get("kind"),
         "versions": {
             "lrkv_jax": __version__,
             "python": platform.python_version(),
-            **{name: facts["packages"].get(name) for name in ("jax", "jaxlib")},
+            **{name: facts.get("packages", {}).get(name) for name in ("jax", "jaxlib")},
         },
-        "findings": [_strict(vars(one)) for one in found],
+        "findings": [vars(one) for one in found],
     }
 
 
-def _strict(value: Any) -> Any:
-    """The value as JSON has it: no infinities."""
-    if isinstance(value, dict):
-        return {key: _strict(one) for key, one in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _findings(module: str, end: float) -> Iterator[Finding]:
+    """What the process of `module` finds until it ends, hangs, or the time `end` comes."""
+    # Beside other programs: what is not needed is not taken.
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+    with tempfile.TemporaryFile("w+", errors="replace") as printed:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module], env=environment, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=printed, start_new_session=True,
+        )  # fmt: skip
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+        check, until = _START, time.monotonic() + START_SECONDS
+        try:
+            while line := lines.get(timeout=max(0.0, min(until, end) - time.monotonic())):
+                message = json.loads(line)
+                if "begin" in message:
+                    check = message
+                    until = time.monotonic() + check["seconds"]
+                elif "found" in message:
+                    check, until = _START, time.monotonic() + START_SECONDS
+                    yield from (Finding(**one) for one in message["found"])
+                else:
+                    check = check | message
+            if code := process.wait():
+                printed.seek(0)
+                yield _unfinished(check, WRONG, _how_it_ended(code, printed.read()), check["fix"])
+        except queue.Empty:
+            if end < until:
+                yield _unfinished(check, SLOW, "not done when the doctor's time was over", AGAIN)
+            else:
+                says = f"did not answer within {check['seconds']:.0f} s"
+                yield _unfinished(check, WRONG, says, check["fix"])
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it started
+            process.wait()
+
+
+def _read(process: subprocess.Popen[str], lines: queue.SimpleQueue) -> None:
+    for line in process.stdout or ():
+        lines.put(line)
+    lines.put(None)
+
+
+def _unfinished(check: dict[str, Any], verdict: str, says: str, fix: str) -> Finding:
+    begun = f" (last begun: {check['at']})" if "at" in check else ""
+    return Finding(check["begin"], verdict, f"{says}{begun}; what follows was not run", fix)
+
+
+def _how_it_ended(code: int, printed: str) -> str:
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    last = (printed.strip().splitlines() or [""])[-1][:200]
+    return f"{how}; {last}" if last else how
 
 
 def verdict(found: Iterable[Finding]) -> str:
@@ -114,5 +118,5 @@ def sentence(report: dict[str, Any]) -> str:
     if not any(counts.values()):
         return f"This machine is right for the work ({after})."
     lines = " and ".join(f"{n} {v}" for v, n in counts.items() if n)
-    mend = "mend what is wrong first" if counts[WRONG] else "it works, and may work faster"
-    return f"{lines} of {len(report['findings'])} lines ({after}): {mend}."
+    fix = "fix what is wrong first" if counts[WRONG] else "it works, and may work faster"
+    return f"{lines} of {len(report['findings'])} lines ({after}): {fix}."

@@ -4,8 +4,8 @@
 |---|---|
 | `report` | everything as one dictionary, ready for JSON |
 | `live_cache` | caches that are really allocated, and their live bytes |
-| `training` | a step on a mesh of named devices: memory, collectives, time, Muon's share |
-| `compiled`, `hlo` | XLA's memory, collectives and products of that step |
-| `estimate` | closed forms of the same, where the step is not compiled |
+| `training` | a step on a mesh of named devices, compiled by XLA, and whether it fits |
+| `estimate` | closed forms of its memory and collectives |
+| `step_time`, `muon` | closed forms of its time, and Muon's share of it |
 | `show` | the dictionary as text for a terminal |
 """

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from lrkv_jax.config import MeshConfig, RunConfig
 from lrkv_jax.distributed.mesh import AXES, check_mesh
-from lrkv_jax.models.accounting.timing import Collective, bytes_sent
+from lrkv_jax.lab.plan.step_time import Collective, bytes_sent
 from lrkv_jax.training.state import abstract_state
 
 # Logits of a chunk, their softmax and their gradient, all in float32.
@@ -78,8 +78,7 @@ def memory(config: RunConfig, state: StateBytes) -> MemoryEstimate:
     summed. A teacher's logits are not counted.
     """
     model, train, mesh = config.model, config.train, config.mesh
-    tokens = train.batch * train.context // (mesh.data * mesh.fsdp * mesh.context)
-    tokens //= train.accumulation
+    tokens = _microbatch_tokens(config)
     values = kept_values(config) * model.layers * tokens
     kept = values * jnp.dtype(model.dtype).itemsize
     chunk = min(train.loss_chunk, tokens)
@@ -116,28 +115,42 @@ def kept_values(config: RunConfig) -> int:
 
 
 def collectives(config: RunConfig, state: StateBytes) -> list[Collective]:
-    """An estimate of what a device sends in a step over fsdp and data, the largest part of it.
+    """An estimate of what a device sends in a step, the largest part of it by mesh axis.
 
-    The run's dtype is not `auto`, and `state` is what its state takes.
-    Each microbatch gathers the layers' weights twice and the head's once in the model's dtype, and
-    scatters their gradients in float32. Devices with the same shard then sum their gradients.
+    The run's dtype is not `auto`, and `state` is what its state takes. Each microbatch gathers the
+    layers' weights twice and the head's once in the model's dtype, and scatters their gradients in
+    float32. Devices with the same shard then sum their gradients. Tensor shards sum the stream
+    after attention and MLP, forward and backward; shards of the context exchange heads for
+    positions of queries, keys, values and outputs, forward and backward.
     """
-    mesh, times = config.mesh, config.train.accumulation
-    itemsize = jnp.dtype(config.model.dtype).itemsize
-    reach = mesh.fsdp * mesh.context * mesh.tensor
+    model, mesh, times = config.model, config.mesh, config.train.accumulation
+    itemsize, turns = jnp.dtype(model.dtype).itemsize, times * model.layers
+    tokens = _microbatch_tokens(config)
+    heads = (model.heads + model.attention.key_heads(model)) // mesh.tensor
+    width = model.attention.logit_width(model) + model.head_width
+    over_context = mesh.context * mesh.tensor
+    over_fsdp, copies = mesh.fsdp * over_context, mesh.data * mesh.context
     gathered = (2 * state.blocks + state.head) // 4 * itemsize
     scattered = (state.blocks + state.head) * mesh.fsdp
-    copies = mesh.data * mesh.context
     found = [
-        ("all-gather", mesh.fsdp, reach, times, gathered),
-        ("reduce-scatter", mesh.fsdp, reach, times, scattered),
-        ("all-reduce", copies, mesh.data * reach, 1, state.gradients),
+        ("all-gather", mesh.fsdp, over_fsdp, times * gathered),
+        ("reduce-scatter", mesh.fsdp, over_fsdp, times * scattered),
+        ("all-reduce", copies, mesh.data * over_fsdp, state.gradients),
+        ("all-reduce", mesh.tensor, mesh.tensor, 4 * turns * tokens * model.width * itemsize),
+        ("all-to-all", mesh.context, over_context, 2 * turns * tokens * heads * width * itemsize),
     ]
     return [
-        Collective(kind, n, span, count, round(count * bytes_sent(kind, operand, n)))
-        for kind, n, span, count, operand in found
-        if n > 1
+        Collective(kind, devices, reach, round(bytes_sent(kind, operand, devices)))
+        for kind, devices, reach, operand in found
+        if devices > 1
     ]
+
+
+def _microbatch_tokens(config: RunConfig) -> int:
+    """Tokens of a microbatch on one device."""
+    train, mesh = config.train, config.mesh
+    tokens = train.batch * train.context // (mesh.data * mesh.fsdp * mesh.context)
+    return tokens // train.accumulation
 
 
 def sizes_of(mesh: MeshConfig) -> dict[str, int]:

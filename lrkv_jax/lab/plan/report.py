@@ -17,12 +17,12 @@ from lrkv_jax.models.accounting.serving import USABLE, serving
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of a run beyond its variants' costs.
+class PlanOptions:
+    """What a plan reports beyond the variants' costs.
 
-    `training` asks for a step on the mesh: `devices` fill an axis of −1, a node's unless given.
-    `compiled` says that it is compiled, or else estimated. `length` is the tokens in a decoder's
-    cache, the run's context unless given.
+    `training` adds a step on the mesh: `devices` fill an axis of −1, a node's unless given. The
+    step is `compiled`, or else estimated. `length` is the number of tokens in a decoder's cache,
+    the run's context unless given.
     """
 
     training: bool = False
@@ -32,16 +32,18 @@ class Question:
     length: int | None = None
 
 
-def report(config: RunConfig, names: list[str], question: Question = Question()) -> dict[str, Any]:
-    """The costs of the run under each variant of `names`, and what `question` asks.
+def report(
+    config: RunConfig, names: list[str], options: PlanOptions = PlanOptions()
+) -> dict[str, Any]:
+    """The costs of the run under each variant of `names`, and what `options` add.
 
     Raises `LrkvError` for a variant that cannot have the model's shape, unknown hardware, and a
     mesh that the devices or the model cannot have.
     """
-    device = hardware(question.hardware)
-    if question.length is not None and question.length < 1:
-        raise LrkvError(f"--length {question.length}: use 1 or more tokens")
-    length = question.length or config.train.context
+    device = hardware(options.hardware)
+    if options.length is not None and options.length < 1:
+        raise LrkvError(f"--length {options.length}: use 1 or more tokens")
+    length = options.length or config.train.context
     planned = plan(config, names)
     mha_bytes = live_cache_bytes_per_token(with_mha(config.model))
     for name, costs in planned["variants"].items():
@@ -52,9 +54,9 @@ def report(config: RunConfig, names: list[str], question: Question = Question())
         decoding = serving(model, device, length)
         costs["decode"] = asdict(decoding) | {"tokens_per_second": decoding.tokens_per_second}
     planned["hardware"] = asdict(device) | {"decode_usable": USABLE}
-    if question.training:
-        # Imported here: the step and its optimiser take a second to load.
+    if options.training:
+        # Imported here: the step and its optimizer take a second to load.
         from lrkv_jax.lab.plan.training import training
 
-        planned["training"] = training(config, device, question.devices, compiled=question.compiled)
+        planned["training"] = training(config, device, options.devices, compiled=options.compiled)
     return planned

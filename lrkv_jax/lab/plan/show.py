@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from lrkv_jax.config import RunConfig
-from lrkv_jax.lab.plan.report import Question, report
+from lrkv_jax.lab.plan.report import PlanOptions, report
 
 COSTS = (
     "Parameters with embedding and head; attention (queries, K/V, output) and K/V over all layers. "
@@ -18,12 +18,22 @@ MEMORY = (
     "forward pass leaves for the backward pass, loss the work of one chunk of logits; usable is "
     "{usable:.0%} of the memory."
 )
+TIME = (
+    "Estimated step: {step}. Products {products}, Newton–Schulz {newton_schulz}, the rest of the "
+    "optimizer {optimizer}, collectives {exposed_collectives}, and {hidden_collectives} of them "
+    "hidden."
+)
+RUN = (
+    "By the assumptions of docs/planning.md, not measured: {tokens_per_second:,.0f} tokens/s, an "
+    "MFU of {mfu:.0%}; the run's {steps:,} steps take {hours:,.1f} hours, {device_hours:,.0f} "
+    "GPU-hours."
+)
 DECODING = (
     "Weights and cache in bfloat16; the batch fills {usable:.0%} of the memory. A step reads all "
     "weights but the embedding's table, and all caches: it takes no less than that does. Attention "
     "with more than {ridge:.0f} FLOPs per cached byte is bound by arithmetic instead."
 )
-ASKED_NOTHING = Question()
+NO_OPTIONS = PlanOptions()
 GIGA = 1e9
 
 
@@ -32,22 +42,26 @@ def print_plan(
     *,
     all_variants: bool,
     as_json: bool,
-    question: Question = ASKED_NOTHING,
+    options: PlanOptions = NO_OPTIONS,
 ) -> None:
-    """Print the plan of the chosen variant, or of every line of `variants`, to stdout."""
+    """Print the plan of the chosen variant, or of every one of `variants`, to stdout."""
     names = list(config.variants) if all_variants else [config.attention]
-    planned = report(config, names, question)
+    planned = report(config, names, options)
     if as_json:
         print(json.dumps(planned, indent=2))
         return
     # Imported here: JSON needs no terminal.
     from rich.console import Console
 
-    console = Console()
-    console.print(_costs(planned))
+    console = Console(highlight=False)
+    _print_costs(console, planned)
     if "training" in planned:
         _print_training(console, planned)
         _print_decoding(console, planned)
+
+
+def _print(console, text: str) -> None:
+    console.print(text, markup=False)
 
 
 def _table(title: str, headers: list[str], caption: str | None = None):
@@ -65,7 +79,7 @@ def _table(title: str, headers: list[str], caption: str | None = None):
     return table
 
 
-def _costs(planned: dict[str, Any]):
+def _print_costs(console, planned: dict[str, Any]) -> None:
     from rich.markup import escape
 
     title = (
@@ -89,46 +103,30 @@ def _costs(planned: dict[str, Any]):
             f"{100 * costs['kv_cache_live_fraction_of_mha']:.1f}",
             f"{100 * costs['kv_cache_fraction_published']:.1f}",
         )
-    return table
+    console.print(table)
 
 
 def _print_training(console, planned: dict[str, Any]) -> None:
     training, device = planned["training"], planned["hardware"]
     mesh = ", ".join(f"{axis} {size}" for axis, size in training["mesh"].items())
-    _say(
+    _print(
         console,
         f"\nA training step on {training['devices']} x {device['name']}: {mesh}; "
         f"{training['dtype']}, {training['tokens_per_step']:,} tokens.\n",
     )
     _print_memory(console, training, training["memory"]["usable"] / device["memory"])
-    console.print(_collectives(training))
-    time, muon = training["time"], training["muon"]
-    shares = " and ".join(
-        f"{part:.1%} at {int(tokens):,} tokens" for tokens, part in muon["share"].items()
-    )
-    if not training["verdict"]["fits"]:
-        _say(console, "No time is estimated of a step that does not fit.\n")
+    _print_collectives(console, training["collectives"])
+    if training["verdict"]["fits"]:
+        parts = {k: _seconds(v) for k, v in training["time"].items() if isinstance(v, float)}
+        _print(console, TIME.format(**parts))
+        _print(console, RUN.format(**training["time"]))
     else:
-        _say(
-            console,
-            f"Estimated step: {_seconds(time['step'])}. Products {_seconds(time['products'])}, "
-            f"Newton–Schulz {_seconds(time['newton_schulz'])}, the rest of the optimiser "
-            f"{_seconds(time['optimizer'])}, collectives {_seconds(time['exposed_collectives'])}, "
-            f"and {_seconds(time['hidden_collectives'])} of them hidden.\n"
-            f"By the assumptions below, not measured: {time['tokens_per_second']:,.0f} tokens/s, "
-            f"which is an MFU of {time['mfu']:.0%}; the run's {time['steps']:,} steps take "
-            f"{time['hours']:,.1f} hours, {time['device_hours']:,.0f} GPU-hours.",
-        )
-    _say(
-        console,
-        f"Muon's Newton–Schulz is {shares} of a step's forward and backward FLOPs.\n\nAssumed:",
+        _print(console, "No time is estimated of a step that does not fit.")
+    shares = " and ".join(
+        f"{part:.1%} at {int(tokens):,} tokens"
+        for tokens, part in training["muon"]["share"].items()
     )
-    for sentence in training["assumptions"]:
-        _say(console, f"- {sentence}")
-
-
-def _say(console, text: str) -> None:
-    console.print(text, highlight=False, markup=False)
+    _print(console, f"Muon's Newton–Schulz is {shares} of a step's forward and backward FLOPs.")
 
 
 def _print_memory(console, training: dict[str, Any], usable: float) -> None:
@@ -143,30 +141,25 @@ def _print_memory(console, training: dict[str, Any], usable: float) -> None:
     fits = ("yes" if p["total"] <= memory["usable"] else "no" for p in policies.values())
     table.add_row(f"fits in {memory['usable'] / GIGA:.0f}", *fits)
     console.print(table)
-    _say(console, MEMORY.format(usable=usable))
+    _print(console, MEMORY.format(usable=usable))
     if step:
-        _say(
+        _print(
             console,
             f"\nCompiled by XLA for {training['devices']} simulated CPU devices in "
             f"{step['seconds']:.0f} s: {step['arguments'] / GIGA:.3g} GB of arguments and "
-            f"{step['temporary'] / GIGA:.3g} GB of temporaries per device, and products of "
-            f"{step['product_flops'] / 1e12:.3g} TFLOP.",
+            f"{step['temporary'] / GIGA:.3g} GB of temporaries per device.",
         )
     sentence = training["verdict"]["sentence"]
-    _say(console, f"{sentence[0].upper()}{sentence[1:]}.\n")
+    _print(console, f"{sentence[0].upper()}{sentence[1:]}.\n")
 
 
-def _collectives(training: dict[str, Any]):
-    headers = ["collective", "devices", "a step", "GB sent"]
-    title = "What one device sends in a step"
-    if not training["compiled"]:
-        title += ", estimated: weights and gradients over fsdp and data"
-    table = _table(title, headers)
-    for one in training["collectives"]:
-        if one["bytes"] >= 1e4:
-            size = f"{one['bytes'] / GIGA:.3g}"
-            table.add_row(one["kind"], str(one["devices"]), f"{one['count']:,}", size)
-    return table
+def _print_collectives(console, collectives: list[dict[str, Any]]) -> None:
+    if not collectives:
+        return
+    table = _table("What one device sends in a step, estimated", ["collective", "devices", "GB"])
+    for one in collectives:
+        table.add_row(one["kind"], str(one["devices"]), f"{one['bytes'] / GIGA:.3g}")
+    console.print(table)
 
 
 def _print_decoding(console, planned: dict[str, Any]) -> None:
@@ -178,7 +171,7 @@ def _print_decoding(console, planned: dict[str, Any]) -> None:
         "variant", "weights\nGB", "cache GB\n/sequence", "largest\nbatch", "ms, one\nsequence",
         "ms, all", "tokens/s\nat most", "FLOPs\n/byte",
     ]  # fmt: skip
-    _say(console, f"\nDecoding on one {device['name']}, {length:,} tokens in each cache.\n")
+    _print(console, f"\nDecoding on one {device['name']}, {length:,} tokens in each cache.\n")
     table = _table("A step of decoding, at the bandwidth's floor", headers)
     for name, costs in planned["variants"].items():
         one = costs["decode"]
@@ -194,7 +187,7 @@ def _print_decoding(console, planned: dict[str, Any]) -> None:
         )
     console.print(table)
     ridge = device["bf16_flops"] / device["memory_bandwidth"]
-    _say(console, DECODING.format(usable=device["decode_usable"], ridge=ridge))
+    _print(console, DECODING.format(usable=device["decode_usable"], ridge=ridge))
 
 
 def _seconds(value: float) -> str:

@@ -1,32 +1,56 @@
-"""A training step on a mesh of named devices: memory, collectives, time, and Muon's share."""
+"""A training step on a mesh of named devices: its memory, its collectives and its time.
 
-import functools
+The step is compiled by XLA for as many simulated CPU devices, from shapes alone, or estimated. A
+CPU's program differs from a GPU's: it writes to memory what a GPU computes again from its operands,
+and it has no host memory to offload to.
+"""
+
 import math
+import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
-from types import SimpleNamespace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
-from lrkv_jax.config import MeshConfig, ModelConfig, RunConfig
+from lrkv_jax.config import MeshConfig, RunConfig
 from lrkv_jax.distributed.compilation import MEMORY_FRACTION
 from lrkv_jax.distributed.hardware import Hardware
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.plan.compiled import CompiledStep, compiled_step, simulate
 from lrkv_jax.lab.plan.estimate import StateBytes, collectives, memory, sizes_of, state_bytes
-from lrkv_jax.models.accounting.counts import training_flops_per_token
-from lrkv_jax.models.accounting.muon import Matrices, muon_flops, muon_flops_per_device
-from lrkv_jax.models.accounting.timing import Assumptions, Collective, Estimate, estimate
-from lrkv_jax.models.transformer import abstract_parameters, specs
-from lrkv_jax.optim.sharded_newton_schulz import layout_of
+from lrkv_jax.lab.plan.muon import muon
+from lrkv_jax.lab.plan.step_time import Assumptions, step_time
+from lrkv_jax.models.accounting.counts import program_bytes
+from lrkv_jax.training.state import abstract_state
+from lrkv_jax.training.step import make_train_step
+from lrkv_jax.training.token_batch import BatchFormat
 
 # Of a device's memory: what `lrkv train` lets JAX take.
 USABLE = float(MEMORY_FRACTION)
 POLICIES = ("none", "minimal", "full", "offload")
-# The step sizes at which Muon's share is reported: the paper's, and one of a large run.
-MUON_TOKENS = (32_768, 524_288)
+# The scheduler that a CPU runs by default orders a program for parallel threads: the stacks of all
+# loops then exist from the start. A GPU's program is ordered for memory.
+FLAGS = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """XLA's figures of one step on one device, in bytes; `seconds` is what compiling it took.
+
+    `total` is arguments, output and temporaries, less the output that overwrites arguments.
+    """
+
+    seconds: float
+    arguments: int
+    temporary: int
+    total: int
 
 
 def training(
@@ -34,15 +58,18 @@ def training(
 ) -> dict[str, Any]:
     """The run's step on its mesh, ready for JSON. Bytes and FLOPs are one device's unless named.
 
-    Memory and collectives are XLA's of the `compiled` step, or else estimates. The memory of each
-    remat policy is an estimate always.
+    The memory is XLA's of the `compiled` step, or else an estimate. The memory of each remat policy
+    and the collectives are estimates always.
     """
     config = resolved(on_devices(config, devices, device))
     count = math.prod(sizes_of(config.mesh).values())
     state = state_bytes(config)
     step = compiled_step(config, count) if compiled else None
-    sent = step.collectives if step else collectives(config, state)
-    usable = round(USABLE * device.memory)
+    sent, muons, usable = collectives(config, state), muon(config), round(USABLE * device.memory)
+    seconds = step_time(
+        config, device, count, sent, muon_flops=muons["flops"] / count,
+        parameters=state.parameters, state=state.optimizer,
+    )  # fmt: skip
     return {
         "mesh": sizes_of(config.mesh),
         "devices": count,
@@ -54,26 +81,59 @@ def training(
             "optimizer": state.optimizer,
             "gradients": state.gradients,
             "remat": config.train.remat,
-            "estimates": {p: asdict(memory(_under(config, p), state)) for p in POLICIES},
+            "estimates": {p: asdict(memory(_with_remat(config, p), state)) for p in POLICIES},
         },
         "compiled": asdict(step) if step else None,
         "verdict": _verdict(config, state, step, usable),
         "collectives": [asdict(one) for one in sent],
-        "muon": muon(config),
-        "time": asdict(step_time(config, device, sent, state)),
-        "assumptions": Assumptions().sentences(device),
+        "muon": muons,
+        "time": asdict(seconds),
+        "assumptions": asdict(Assumptions()),
     }
 
 
 def simulate_devices(config: RunConfig, devices: int | None, device: Hardware) -> None:
-    """Prepare JAX, which must not have started yet, to compile the run's step, and say so."""
+    """Let JAX, which must not have started yet, take this CPU for the devices of the run's mesh."""
     count = math.prod(sizes_of(on_devices(config, devices, device).mesh).values())
-    simulate(count)
+    simulated = f"--xla_force_host_platform_device_count={count}"
+    os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), FLAGS, simulated)).strip()
     print(
         f"lrkv: compiling the step for {count} simulated devices, 10 to 30 s for eight; "
         "--no-compile estimates instead",
         file=sys.stderr,
     )
+
+
+def compiled_step(config: RunConfig, devices: int) -> CompiledStep:
+    """Lower and compile the run's step from shapes alone; every axis of its mesh has a size.
+
+    Raises `LrkvError` if JAX has started with fewer CPU devices, and for a model or a batch that
+    the mesh cannot split.
+    """
+    here = jax.devices("cpu")
+    if len(here) < devices:
+        raise LrkvError(
+            f"{devices} devices cannot be simulated here, where JAX has started with "
+            f"{len(here)}: set XLA_FLAGS=--xla_force_host_platform_device_count={devices} first"
+        )
+    start = time.perf_counter()
+    program = _compile(config, make_mesh(config.mesh, here[:devices]))
+    memory = program.memory_analysis()
+    return CompiledStep(
+        time.perf_counter() - start, memory.argument_size_in_bytes, memory.temp_size_in_bytes,
+        program_bytes(program),
+    )  # fmt: skip
+
+
+def _compile(config: RunConfig, mesh: Mesh) -> jax.stages.Compiled:
+    rows = BatchFormat.of(config, bos=0)  # which token it is changes no shape
+    token_bytes = np.ones(config.model.vocabulary, np.int32)
+    step = make_train_step(config, mesh, token_bytes, rows)
+    shape = (config.train.batch, config.train.context + 1)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        leaves = jax.tree.leaves(abstract_state(config, mesh))
+        return step.on_leaves.lower(leaves, tokens).compile()
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -82,8 +142,8 @@ def resolved(config: RunConfig) -> RunConfig:
     if model.dtype == "auto":
         model = model.model_copy(update={"dtype": "bfloat16"})
     if optimizer.muon.dtype == "auto":
-        muon = optimizer.muon.model_copy(update={"dtype": "bfloat16"})
-        optimizer = optimizer.model_copy(update={"muon": muon})
+        muon_config = optimizer.muon.model_copy(update={"dtype": "bfloat16"})
+        optimizer = optimizer.model_copy(update={"muon": muon_config})
     return config.model_copy(update={"model": model, "optimizer": optimizer})
 
 
@@ -100,101 +160,58 @@ def on_devices(config: RunConfig, devices: int | None, device: Hardware) -> RunC
     mesh = MeshConfig(**sizes)
     if devices is not None and math.prod(sizes.values()) != devices:
         raise LrkvError(
-            f"--devices {devices}: {_shown(mesh)} makes {math.prod(sizes.values())} of them; "
+            f"--devices {devices}: {_mesh_text(mesh)} makes {math.prod(sizes.values())} of them; "
             "set one axis to -1 to take what is left"
         )
     return config.model_copy(update={"mesh": mesh})
 
 
-def step_time(
-    config: RunConfig, device: Hardware, sent: Iterable[Collective], state: StateBytes
-) -> Estimate:
-    """The time of one step that sends these; every axis of the run's mesh has a size."""
-    return estimate(
-        config, device, math.prod(sizes_of(config.mesh).values()), sent,
-        muon_flops=muon(config)["flops_busiest_device"],
-        parameters=state.parameters, state=state.optimizer,
-    )  # fmt: skip
-
-
-def muon(config: RunConfig) -> dict[str, Any]:
-    """What Newton–Schulz takes of the run's step, ready for JSON."""
-    sizes, iterations = sizes_of(config.mesh), config.optimizer.muon.iterations
-    groups, devices = matrices(config.model, sizes), math.prod(sizes.values())
-    per_token = training_flops_per_token(config.model, config.train.context)
-    whole = muon_flops(groups, iterations)
-    return {
-        "flops": whole,
-        "flops_busiest_device": muon_flops_per_device(groups, iterations, devices),
-        "share": {tokens: whole / (per_token * tokens) for tokens in MUON_TOKENS},
-    }
-
-
-def matrices(model: ModelConfig, sizes: dict[str, int]) -> list[Matrices]:
-    """What Muon orthogonalizes, in the groups of `optim.sharded_newton_schulz`."""
-    mesh = SimpleNamespace(shape=sizes)
-    groups: dict[Any, int] = {}
-    for spec, leaf in _weights(model):
-        if spec.group == "matrix" and math.prod(leaf.shape):
-            layout = layout_of(spec, leaf.shape, mesh)
-            count = math.prod(leaf.shape[: spec.batch])
-            groups[layout[1:]] = groups.get(layout[1:], 0) + count
-    return [
-        Matrices(rows, columns, count, math.prod(sizes[axis] for axis in batch_axes))
-        for (rows, columns, batch_axes, *_), count in groups.items()
-    ]
-
-
-@functools.lru_cache(maxsize=8)
-def _weights(model: ModelConfig) -> list[tuple[Any, Any]]:
-    leaves = jax.tree.leaves(abstract_parameters(model))
-    return list(zip(jax.tree.leaves(specs(model)), leaves, strict=True))
-
-
 def _verdict(
-    config: RunConfig, state: StateBytes, step: CompiledStep | None, has: int
+    config: RunConfig, state: StateBytes, step: CompiledStep | None, usable: int
 ) -> dict[str, Any]:
-    """Whether a step fits in `has` bytes, and if not, what would by the estimate."""
+    """Whether a step fits in `usable` bytes, and if not, what would by the estimate."""
     needs = step.total if step else memory(config, state).total
     count = math.prod(sizes_of(config.mesh).values())
     device = "the device" if count == 1 else f"each of the {count} devices"
-    whose = "by XLA" if step else "by the estimate"
-    sentence = f"{device} ({_shown(config.mesh)}) needs {_gigabytes(needs)} {whose} "
-    sentence += f"and has {_gigabytes(has)}"
-    if needs <= has:
+    source = "by XLA" if step else "by the estimate"
+    sentence = f"{device} ({_mesh_text(config.mesh)}) needs {_gigabytes(needs)} {source} "
+    sentence += f"and has {_gigabytes(usable)}"
+    if needs <= usable:
         sentence += ": it fits"
     else:
-        sentence += f", {_gigabytes(needs - has)} too little: "
-        sentence += next(
-            _suggestions(config, has), "no change of remat or mesh that was tried fits"
-        )
-    return {"needs": needs, "has": has, "fits": needs <= has, "sentence": sentence}
+        nothing = "no change of remat or mesh that was tried fits"
+        change = next(_changes_that_fit(config, usable), nothing)
+        sentence += f", {_gigabytes(needs - usable)} too little: {change}"
+    return {"needs": needs, "has": usable, "fits": needs <= usable, "sentence": sentence}
 
 
-def _suggestions(config: RunConfig, has: int) -> Iterator[str]:
-    """Changes with which a step fits in `has` bytes by the estimate, the smallest first."""
-    policy = config.train.remat
-    stronger = {"none": ("minimal", "full"), "minimal": ("full",)}.get(policy, ())
-    tried = [(f"train.remat={policy}", _under(config, policy)) for policy in stronger]
-    rows = config.train.batch // config.train.accumulation // config.mesh.data
-    for more in (2, 4, 8, 16):
-        mesh = config.mesh.model_copy(update={"fsdp": config.mesh.fsdp * more})
-        wider = config.model_copy(update={"mesh": mesh})
-        change = f"train.remat=full and mesh.fsdp={mesh.fsdp} on {more} times as many devices"
-        if rows % mesh.fsdp == 0 and config.model.width % mesh.fsdp == 0:
-            tried.append((change, _under(wider, "full")))
-    for change, changed in tried:
+def _changes_that_fit(config: RunConfig, usable: int) -> Iterator[str]:
+    """Changes with which a step fits in `usable` bytes by the estimate, the smallest first."""
+    for change, changed in _changes(config):
         needs = memory(changed, state_bytes(changed)).total
-        if needs <= has:
+        if needs <= usable:
             yield f"{change} would fit, with about {_gigabytes(needs)}"
 
 
-def _under(config: RunConfig, policy: str) -> RunConfig:
+def _changes(config: RunConfig) -> Iterable[tuple[str, RunConfig]]:
+    """Stronger remat policies, then up to 16 times as many devices on fsdp."""
+    policy = config.train.remat
+    for stronger in {"none": ("minimal", "full"), "minimal": ("full",)}.get(policy, ()):
+        yield f"train.remat={stronger}", _with_remat(config, stronger)
+    sequences = config.train.batch // config.train.accumulation // config.mesh.data
+    for more in (2, 4, 8, 16):
+        mesh = config.mesh.model_copy(update={"fsdp": config.mesh.fsdp * more})
+        if sequences % mesh.fsdp == 0 and config.model.width % mesh.fsdp == 0:
+            change = f"train.remat=full and mesh.fsdp={mesh.fsdp} on {more} times as many devices"
+            yield change, _with_remat(config.model_copy(update={"mesh": mesh}), "full")
+
+
+def _with_remat(config: RunConfig, policy: str) -> RunConfig:
     train = config.train.model_copy(update={"remat": policy})
     return config.model_copy(update={"train": train})
 
 
-def _shown(mesh: MeshConfig) -> str:
+def _mesh_text(mesh: MeshConfig) -> str:
     """mesh.fsdp=8 mesh.tensor=2: the axes that split something."""
     split = [f"mesh.{axis}={size}" for axis, size in sizes_of(mesh).items() if size > 1]
     return " ".join(split) or "no mesh"

@@ -26,7 +26,7 @@ _CHILD = (sys.executable, "-SE", str(Path(__file__).with_name("child.py")))
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PointOutcome:
     """How a point ended; `error` is the last line of its process, None unless it failed."""
 
     point: Point
@@ -75,7 +75,7 @@ def work(
     tasks: Sequence[str],
     jobs: int = 1,
     logs: Path,
-    report: Callable[[Outcome], None],
+    report: Callable[[PointOutcome], None],
     kept: Path | None = None,
 ) -> bool:
     """Bring every point to its end, `jobs` at a time; `report` is called for each, even if skipped.
@@ -112,7 +112,7 @@ def work(
         places.put(",".join(map(str, cores[job::jobs])) if jobs > 1 else "-")
     processes, writing = _Processes(), threading.Lock()
 
-    def note(outcome: Outcome) -> None:
+    def note(outcome: PointOutcome) -> None:
         before, here = known.get(outcome.point.name), outcome.point.directory / "config.yaml"
         is_kept = before is not None and before.evaluation == outcome.state.evaluation
         is_kept |= not here.is_file()  # under another name
@@ -123,7 +123,7 @@ def work(
 
     def finish(point: Point) -> None:
         if states[point.name].name == "done":
-            note(Outcome(point, states[point.name], 0.0))
+            note(PointOutcome(point, states[point.name], 0.0))
             return
         place = places.get()
         try:
@@ -142,7 +142,7 @@ def work(
     return processes.stopped is None
 
 
-def _finish(point, tasks, processes: _Processes, logs: Path, cores: str) -> Outcome:
+def _finish(point, tasks, processes: _Processes, logs: Path, cores: str) -> PointOutcome:
     began = time.monotonic()
     log = logs / f"{point.name}.log"
     evaluate = [*LRKV, "evaluate", str(point.directory), "--tasks", ",".join(tasks)]
@@ -154,7 +154,7 @@ def _finish(point, tasks, processes: _Processes, logs: Path, cores: str) -> Outc
     error = None
     if code not in (0, EXIT_START_AGAIN) and processes.stopped is None:
         error = f"exit code {code}: {_last_line(log)}"
-    return Outcome(point, state_of(point, tasks), seconds, error)
+    return PointOutcome(point, state_of(point, tasks), seconds, error)
 
 
 def _last_line(log: Path) -> str:

@@ -119,11 +119,11 @@ def test_bad_input_is_said_with_code_2(light, arguments, message, monkeypatch, c
 
 def test_the_best_mha_of_the_run_may_be_pytorchs(experiment, monkeypatch):
     from lrkv_jax.lab.bench import decode
-    from lrkv_jax.lab.bench.decode_table import Row
+    from lrkv_jax.lab.bench.decode_table import DecodeTiming
 
     def row(variant, rope, us, **more):
         shape = ("attention", "quickstart", variant, rope, "xla", 2, 64, False, 128, "float32")
-        return Row(*shape, us=us, **more)
+        return DecodeTiming(*shape, us=us, **more)
 
     stages = experiment("first_light_stages")
     wrong = row("lrkv", "latent", None, status="wrong", reason="differs")

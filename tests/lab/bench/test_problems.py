@@ -1,7 +1,6 @@
 """What is measured: the bytes that must move, the lengths, and answers that agree by two routes."""
 
 import functools
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,6 @@ import pytest
 from support.problems import ENTRIES, from_oracle, model_of, problem_of, truth_of
 
 from lrkv_jax.lab.bench import gate
-from lrkv_jax.lab.bench.implementations import IMPLEMENTATIONS
 from lrkv_jax.lab.bench.problems import (
     bytes_to_move,
     cache_nbytes,
@@ -83,7 +81,7 @@ def test_every_route_to_the_heads_outputs_gives_one_answer(name):
         kernel = with_kernel(problem, *arrays, impl="xla")
         return kernel, from_oracle(problem, *arrays), materialised(problem, *arrays)
 
-    kernel, oracle, whole = routes(problem.given, problem.cache, problem.lengths_B)
+    kernel, oracle, whole = routes(problem.inputs, problem.cache, problem.lengths_B)
     assert gate.error(truth, *kernel) < 1e-5
     assert gate.error(truth, *oracle) < 1e-5
     q_BTHW, k_BSGW, v_BSGK = (np.asarray(a, np.float64) for a in whole)
@@ -103,27 +101,12 @@ def test_latents_padding_is_zero_as_in_a_real_cache():
         assert np.asarray(latent[..., :3]).std() == pytest.approx(1, abs=0.2)
 
 
-def test_pallas_peer_gives_the_oracles_answer_in_its_interpreter(monkeypatch):
-    """Its cache is laid out its own way; lengths differ. On a GPU it runs as it is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from jax.experimental.pallas.ops.gpu import decode_attention
-
-    interpreted = functools.partial(decode_attention.mqa, interpret=True)
-    monkeypatch.setattr(decode_attention, "mqa", interpreted)
-    problem = problem_of("gqa", lengths=(100, 256), slots=256, head_width=32)
-    peer = IMPLEMENTATIONS["pallas"]
-    out, lse = peer.attend(problem, problem.given, peer.arrange(problem.cache), problem.lengths_B)
-    assert gate.error(gate.truth_of(problem), out, lse) < 1e-5
-    assert out.shape == (2, 1, 4, 32)
-
-
 def test_every_cached_array_is_drawn_in_its_own_dtype():
     problem = problem_of("lrkv-full", dtype="bfloat16")
     assert problem.cache.inverse_norm_BGS.dtype == jnp.float32
-    assert problem.cache.rk_BSGR.dtype == problem.given.query[0].dtype == jnp.bfloat16
-    assert {leaf.dtype for leaf in jax.tree.leaves(problem.given.weights)} == {
+    assert problem.cache.rk_BSGR.dtype == problem.inputs.query[0].dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(problem.inputs.weights)} == {
         jnp.dtype("bfloat16")
     }
-    assert problem.given.angles.dtype == jnp.float32
+    assert problem.inputs.angles.dtype == jnp.float32
     assert np.asarray(problem.cache.inverse_norm_BGS).min() > 0

@@ -62,6 +62,6 @@ def test_each_planted_fault_is_found(tmp_path):
     (planted / "sitecustomize.py").write_text(PLANTED)
     code, report, lines = doctor(tmp_path, PYTHONPATH=str(planted))
     assert code == 2 and report["doctor"] == "wrong"
-    found = lines["CUDA wheels"]
+    found = lines["packages"]
     assert found["verdict"] == "wrong" and "nvidia-cudnn-cu13 is 9.1.0.70" in found["says"]
-    assert lines["disk"]["verdict"] == "slow" and lines["disk"]["mend"]
+    assert lines["disk"]["verdict"] == "slow" and lines["disk"]["fix"]

@@ -13,7 +13,7 @@ from rich.console import Console
 from lrkv_jax.config import find_config, load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.plan import show
-from lrkv_jax.lab.plan.report import Question, report
+from lrkv_jax.lab.plan.report import PlanOptions, report
 from lrkv_jax.lab.plan.show import print_plan
 
 KEYS = {
@@ -63,48 +63,6 @@ def test_json_describes_the_run_and_every_variant(capsys):
         assert all(type(costs[key]) is int for key in counts)
 
 
-def test_json_figures_are_the_closed_forms_at_128m(capsys):
-    plan = planned(capsys, load_config("128m"))
-    got = plan["variants"]
-    paper = ["mha", "gqa", "mqa", "mla", "lrkv"]
-
-    def column(key):
-        return [got[name][key] for name in paper]
-
-    L, D, H, K, R, C, P = 12, 768, 6, 128, 46, 128, 64
-    values = [L * 2 * H * K, L * 2 * 3 * K, L * 2 * K, L * (C + P), L * 2 * (K + H * R)]
-    assert column("kv_cache_values_per_token") == values
-    norms = [0, 0, 0, 0, L * H]
-    together = [2 * value + 4 * norm for value, norm in zip(values, norms, strict=True)]
-    assert column("kv_cache_bytes_per_token") == together
-    # Latents of 46 lie in rows of 48: for keys and for values, in each head.
-    together[-1] += L * 2 * H * (48 - R) * 2
-    assert column("kv_cache_allocated_bytes_per_token") == together
-    assert column("kv_cache_live_bytes_per_token") == together
-    assert column("kv_cache_live_fraction_of_mha") == pytest.approx(
-        [1, 0.5, 1 / 6, 0.125, 0.5495], abs=5e-5
-    )
-    fractions = [1, 0.5, 1 / 6, 0.125, 1 / 6 + R / K]
-    assert column("kv_cache_fraction_of_mha") == pytest.approx(fractions)
-    assert column("kv_cache_bytes_fraction_of_mha") == pytest.approx(
-        [1, 0.5, 1 / 6, 0.125, 0.534], abs=5e-4
-    )
-    assert column("kv_cache_fraction_published") == pytest.approx(
-        [1, 0.5, 1 / 6, 1 / 12, 1 / 6 + R / K]
-    )
-    up_down = L * (D * (C + P) + 2 * C * H * K)
-    residual = L * 2 * (D * K + H * R * (D + K))
-    kv = [L * 2 * D * H * K, L * 2 * D * 3 * K, L * 2 * D * K, up_down, residual]
-    assert column("kv_parameters") == kv
-    queries = [L * D * H * (K + (P if name == "mla" else 0)) for name in paper]
-    attention = [k + q + L * H * K * D for k, q in zip(kv, queries, strict=True)]
-    assert column("attention_parameters") == attention
-    rest = 2 * 50304 * D + L * 8 * D * D
-    assert column("parameters") == [a + rest for a in attention]
-    for costs in got.values():
-        assert costs["training_exaflops"] == pytest.approx(costs["flops_per_token"] * 1e11 / 1e18)
-
-
 def test_without_all_the_plan_is_of_the_chosen_variant(capsys):
     config = load_config("128m", ["attention=mla"])
     alone = planned(capsys, config, all_variants=False)["variants"]
@@ -112,13 +70,6 @@ def test_without_all_the_plan_is_of_the_chosen_variant(capsys):
     # The choice changes no line's figures.
     assert planned(capsys, config) == planned(capsys, load_config("128m"))
     assert alone["mla"] == planned(capsys, config)["variants"]["mla"]
-
-
-def test_overrides_reach_the_plan(capsys):
-    overrides = ["attention.rank=64", "train.steps=5", "model.layers=2", "train.context=512"]
-    plan = planned(capsys, load_config("128m", overrides), all_variants=False)
-    assert (plan["layers"], plan["context"], plan["tokens"]) == (2, 512, 5 * 16 * 512)
-    assert plan["variants"]["lrkv"]["kv_cache_values_per_token"] == 2 * 2 * (128 + 6 * 64)
 
 
 def test_mha_is_the_reference_even_where_the_yaml_lists_none(capsys, tmp_path):
@@ -162,12 +113,12 @@ def test_table_fits_a_terminal_and_says_what_it_counts(capsys, monkeypatch):
 @pytest.mark.parametrize("fits", [True, False])
 def test_time_is_an_assumption_and_there_is_none_of_a_step_that_does_not_fit(capsys, fits):
     config = load_config("quickstart", ["mesh.fsdp=1"])
-    planned = report(config, ["lrkv"], Question(training=True))
+    planned = report(config, ["lrkv"], PlanOptions(training=True))
     planned["training"]["verdict"]["fits"] = fits
     assert planned["training"]["compiled"] is None  # it is estimated, and says so
     show._print_training(Console(width=200), planned)
     out = capsys.readouterr().out
-    assert ("By the assumptions below, not measured: " in out) == fits
+    assert ("not measured: " in out) == fits
     assert ("hours" in out and "MFU" in out) == fits
     assert "Memory of one device, GB, estimated" in out and "by the estimate" in out
     assert ("No time is estimated of a step that does not fit." in out) != fits
@@ -209,7 +160,7 @@ def test_what_is_measured_is_live_buffers_and_no_weight(monkeypatch):
 def test_counts_need_no_jax():
     code = """
 import sys
-import lrkv_jax.models.accounting.muon, lrkv_jax.models.accounting.timing
+import lrkv_jax.lab.plan.step_time
 from lrkv_jax.models.accounting.counts import plan
 from lrkv_jax.models.accounting.serving import serving
 from lrkv_jax.config import load_config

@@ -9,20 +9,13 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import hlo
 
-from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, AttentionConfig, ModelConfig, load_config
+from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig, load_config
 from lrkv_jax.config.schema import TrainConfig
 from lrkv_jax.distributed.hardware import hardware
-from lrkv_jax.lab.plan import hlo
 from lrkv_jax.models.accounting import counts as accounting
-from lrkv_jax.models.accounting.muon import (
-    Matrices,
-    muon_flops,
-    muon_flops_per_device,
-    newton_schulz_flops,
-)
 from lrkv_jax.models.accounting.serving import serving
-from lrkv_jax.models.accounting.timing import Assumptions, Collective, bandwidth, estimate
 from lrkv_jax.models.attention.cache import in_int8
 from lrkv_jax.models.transformer import (
     abstract_model,
@@ -178,33 +171,6 @@ def test_counts_equal_the_model_at_the_edges(attention, tied):
     )
 
 
-def test_rank_zero_costs_what_mqa_costs_but_for_one_inverse_norm():
-    mqa = config_of("128m", "mqa").model
-    rank0 = config_of("128m", "lrkv", "attention.rank=0").model
-    assert accounting.parameter_counts(rank0) == accounting.parameter_counts(mqa)
-    flops = accounting.training_flops_per_token
-    assert flops(rank0, 2048) == flops(mqa, 2048)
-    extra = accounting.cache_bytes_per_token(rank0) - accounting.cache_bytes_per_token(mqa)
-    assert extra == 12 * 4  # one key for all heads: one float32 a layer
-
-
-@pytest.mark.parametrize(
-    ("scale", "rank", "row"),
-    [("128m", 46, 48), ("1.2b", 51, 56), ("2.5b", 55, 56), ("6.3b", 54, 56)],
-)
-def test_padding_is_what_the_kernels_ask_for(scale, rank, row):
-    """Rows of latents of a multiple of 8 values: 16 bytes in bfloat16."""
-    model = config_of(scale, "lrkv").model
-    allocated = accounting.cache_allocated_bytes_per_token(model)
-    extra = allocated - accounting.cache_bytes_per_token(model)
-    assert model.attention.rank == rank
-    assert extra == model.layers * 2 * model.heads * (row - rank) * 2
-    # Widths that need none have none.
-    even = model.model_copy(update={"attention": LRKV(rank=64)})
-    allocated = accounting.cache_allocated_bytes_per_token(even)
-    assert allocated == accounting.cache_bytes_per_token(even)
-
-
 # The paper's and the audit's figures. Counts to the precision they are printed in.
 
 
@@ -333,24 +299,6 @@ def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm
     assert formed == (width == 64 and isinstance(attention, LRKV))
 
 
-@given(
-    context=st.integers(1, 10_000),
-    rank=st.integers(0, 127),
-    grown=st.sampled_from(["layers", "width", "vocabulary", "heads", "feed_forward"]),
-)
-@settings(deadline=None)
-def test_flops_grow_with_context_rank_and_every_size(context, rank, grown):
-    base = config_of("128m", "lrkv").model.model_copy(update={"feed_forward": 3072})
-
-    def flops(rank, context, **sizes):
-        sized = base.model_copy(update={"attention": LRKV(rank=rank), **sizes})
-        return accounting.training_flops_per_token(sized, context)
-
-    assert flops(rank, context) < flops(rank, context + 1)
-    assert flops(rank, context) < flops(rank + 1, context)
-    assert flops(rank, context) < flops(rank, context, **{grown: getattr(base, grown) + 1})
-
-
 def test_the_budget_is_the_tokens_asked_or_the_steps_taken():
     config = config_of("quickstart", "mha")
     assert accounting.training_tokens(config) == config.train.steps * 8 * 256
@@ -359,75 +307,7 @@ def test_the_budget_is_the_tokens_asked_or_the_steps_taken():
     assert accounting.training_tokens(asked) == 1_000_000
 
 
-# A sixth variant.
-
-
-class Toy(AttentionConfig):
-    """One key and value of a single number a layer, and a scalar beside them."""
-
-    def kv_parameters(self, model):
-        return 2 * model.width
-
-    def cache_values(self, model):
-        return 2
-
-    def cache_scalars(self, model):
-        return 1
-
-
-def test_a_new_variant_is_counted_from_its_entry_alone():
-    model = config_of("128m", "mha").model
-    toy = model.model_copy(update={"attention": Toy()})
-    saved = accounting.parameter_counts(model).total - accounting.parameter_counts(toy).total
-    assert saved == 12 * (2 * 768 * 768 - 2 * 768)
-    assert accounting.cache_values_per_token(toy) == 12 * 2
-    assert accounting.cache_bytes_per_token(toy, 1) == 12 * (2 + 4)
-    assert accounting.cache_allocated_bytes_per_token(toy, 1) == 12 * (2 + 4)
-    assert accounting.cache_fraction(toy) == 1 / 768
-
-
-# Muon's share, the step's time, decoding.
-
-
-def matrices_of(scale, variant):
-    """Muon's matrices from the shapes alone: (rows, columns, how many)."""
-    model = config_of(scale, variant).model
-    L, D, HK = model.layers, model.width, model.heads * model.head_width
-    assert variant == "mha"
-    return [
-        Matrices(D, HK, 4 * L),
-        Matrices(D, model.feed_forward_width, 2 * L),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("scale", "small", "large"),
-    [("128m", 5, 0.3), ("1.2b", 15, 0.9), ("2.5b", 24, 1.5), ("6.3b", 47, 2.9)],
-)
-def test_newton_schulz_is_the_measured_share_of_a_step(scale, small, large):
-    """Percent of the forward and backward FLOPs at 32,768 and at 524,288 tokens a step."""
-    model = config_of(scale, "mha").model
-    flops = muon_flops(matrices_of(scale, "mha"), 5)
-    per_token = accounting.training_flops_per_token(model, 2048)
-    assert round(100 * flops / (per_token * 32_768)) == small
-    assert round(100 * flops / (per_token * 524_288), 1) == large
-
-
-def test_newton_schulz_counts_the_products_of_an_iteration():
-    """X Xᵀ, its square, and their sum times X, of a 3 × 5 matrix and of its transpose."""
-    gram, square, update = 2 * 3 * 5 * 3, 2 * 3 * 3 * 3, 2 * 3 * 3 * 5
-    for shape in ((3, 5), (5, 3)):
-        assert newton_schulz_flops(*shape, 1) == gram + square + update
-        assert newton_schulz_flops(*shape, 5) == 5 * (gram + square + update)
-
-
-@given(
-    count=st.integers(1, 60), split=st.sampled_from([1, 2]), shares=st.sampled_from([1, 2, 3, 8])
-)
-def test_matrices_are_dealt_out_whole_within_their_share(count, split, shares):
-    group = Matrices(4, 6, count * split, split)
-    busiest = muon_flops_per_device([group], 1, shares * split) // newton_schulz_flops(4, 6, 1)
-    assert busiest == math.ceil(count / shares)
+# Decoding.
 
 
 def test_decoding_reads_weights_once_and_every_cache():
@@ -452,54 +332,3 @@ def test_a_model_that_no_sequence_fits_beside_has_no_batch():
     tiny = dataclasses.replace(hardware("a100"), memory=10**9)
     found = serving(config_of("6.3b", "mha").model, tiny, 2048)
     assert found.largest_batch == 0 and found.tokens_per_second == 0
-
-
-def timed(sent=(), *overrides, **counts):
-    config = config_of("128m", "mha", *overrides)
-    counts = {"muon_flops": 0, "parameters": 0, "state": 0, **counts}
-    assume = Assumptions(products=0.5, memory=0.5, links=0.5, hidden=0.5)
-    return estimate(config, hardware("h200"), 8, sent, **counts, assume=assume)
-
-
-def test_a_step_is_its_products_at_the_assumed_share():
-    found = timed()
-    model = config_of("128m", "mha").model
-    weights = 6 * (accounting.parameter_counts(model).total - 50304 * 768)
-    attention = 3.5 * 12 * 6 * 2048 * 256
-    flops = (weights + attention) * 32_768
-    assert found.step == found.products == pytest.approx(flops / 8 / (0.5 * 989.5e12))
-    assert found.tokens_per_second == pytest.approx(32_768 / found.step)
-    published = accounting.training_flops_per_token(model, 2048) * 32_768
-    assert found.mfu == pytest.approx(published / (found.step * 8 * 989.5e12))
-    assert found.hours == pytest.approx(found.step * 100e9 / 32_768 / 3600)
-    assert found.device_hours == pytest.approx(8 * found.hours)
-
-
-def test_parts_of_a_step_add_up():
-    bare = timed()
-    rate = 0.5 * 989.5e12
-    found = timed(muon_flops=rate, parameters=int(1.2e12), state=int(0.6e12))
-    assert found.newton_schulz == pytest.approx(1)
-    # Gradients twice, parameters and state there and back: 6 TB at 2.4 TB/s.
-    assert found.optimizer == pytest.approx(2.5)
-    assert found.step == pytest.approx(bare.step + 3.5)
-    again = timed((), "train.remat=full")
-    assert again.products > timed((), "train.remat=minimal").products > bare.products
-
-
-def test_gathers_hide_behind_half_of_the_products_and_sums_do_not():
-    bare = timed()
-    link = 0.5 * 450e9
-    small = Collective("all-gather", 8, 8, 1, int(0.25 * bare.products * link))
-    assert timed([small]).step == pytest.approx(bare.step)
-    large = dataclasses.replace(small, bytes=int(2 * bare.products * link))
-    assert timed([large]).step == pytest.approx(bare.step + 1.5 * bare.products, rel=1e-6)
-    summed = dataclasses.replace(small, kind="all-reduce")
-    assert timed([summed]).exposed_collectives == pytest.approx(0.25 * bare.products)
-
-
-@pytest.mark.parametrize("reach", [2, 8, 9, 16])
-def test_a_collective_runs_on_the_link_if_its_devices_fill_one_node(reach):
-    device = hardware("h100")
-    expected = device.link_bandwidth if reach <= 8 else device.network_bandwidth
-    assert bandwidth(device, reach) == expected

@@ -60,7 +60,7 @@ def abstract_problem(model, length):
 
     def arrays():
         made.append(make_problem(model, np.array([length], np.int32), length, "float32", 0))
-        return made[0].given, made[0].cache, made[0].lengths_B
+        return made[0].inputs, made[0].cache, made[0].lengths_B
 
     shapes = jax.eval_shape(arrays)
     return made[0], shapes
@@ -89,13 +89,13 @@ def as_defined(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base, pages_BN):
     return jnp.einsum("BTHSR,BSHR->SBTH", view_BTHSR, rk_BSHR)
 
 
-def factors_of(problem, given):
+def factors_of(problem, inputs):
     """The rotated query, and the factors [H, R, K] that take the latents to keys."""
-    layer = problem.layer(given.weights)
+    layer = problem.layer(inputs.weights)
     if hasattr(layer, "up_key"):
         C, heads, width = layer.up_key.get_value().shape
-        return given.query, jax.ShapeDtypeStruct((heads, C, width), "float32")
-    return given.query[0], layer.key_up.get_value()
+        return inputs.query, jax.ShapeDtypeStruct((heads, C, width), "float32")
+    return inputs.query[0], layer.key_up.get_value()
 
 
 # The rest differs from these by a number.
@@ -114,8 +114,8 @@ def test_flops_of_a_step_are_the_products_of_its_program(name, monkeypatch):
     for length in (16, 48):  # fewer than a chunk: the program's loop turns once
         problem, arguments = abstract_problem(model, length)
 
-        def program(given, cache, lengths_B, problem=problem):
-            return with_kernel(problem, given, cache, lengths_B, "xla")
+        def program(inputs, cache, lengths_B, problem=problem):
+            return with_kernel(problem, inputs, cache, lengths_B, "xla")
 
         made = 0
         if name.endswith("-full"):

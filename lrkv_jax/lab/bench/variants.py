@@ -1,4 +1,4 @@
-"""The lines of a scale that a benchmark compares: its variants, each in the modes asked for."""
+"""The variants of a scale that a benchmark compares, each in the chosen modes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALIASES = {"36x2304": "2.5b", "24x1536": "1.2b"}
 OWN = "own"  # in place of modes: none but what the scale has
 
 
-class Line(NamedTuple):
+class ScaleVariant(NamedTuple):
     """One variant of a scale, in the mode `rope`; None for a variant that is taken as it is."""
 
     variant: str
@@ -28,10 +28,10 @@ class Line(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name of its line of the family."""
+        """Which kind of attention it is: a table and a look belong to it."""
         return self.config.model.attention.name
 
-    def computing_in(self, dtype: str) -> Line:
+    def computing_in(self, dtype: str) -> ScaleVariant:
         """The same in another number format."""
         model = self.config.model.model_copy(update={"dtype": dtype})
         return self._replace(config=self.config.model_copy(update={"model": model}))
@@ -42,15 +42,15 @@ def name_of(variant: str, rope: str | None) -> str:
     return f"{variant} {rope}" if rope else variant
 
 
-def lines_of(
+def variants_of(
     scale: str,
     variants: Sequence[str] | None,
     ropes: Sequence[str] | None,
     *,
     depth: int | None = None,
     overrides: Sequence[str] = (),
-) -> list[Line]:
-    """Each line of a scale that was asked for, with `overrides`, cut to `depth` layers if given.
+) -> list[ScaleVariant]:
+    """The chosen variants of a scale, with `overrides`, cut to `depth` layers if given.
 
     None asks for every variant of the scale, and for every mode; `lrkv` in its mode latent then
     stands for `lrkv_latent`. `OWN` takes each variant as the scale has it. Raises `LrkvError` for
@@ -76,7 +76,7 @@ def lines_of(
         for mode in modes or [None]:
             entry = model.attention.in_mode(mode) if mode else model.attention
             changed = model.model_copy(update={"attention": entry})
-            found.append(Line(variant, config.model_copy(update={"model": changed}), mode))
+            found.append(ScaleVariant(variant, config.model_copy(update={"model": changed}), mode))
     known = dict.fromkeys(mode for entry in KINDS.values() for mode in entry.compared_modes())
     known[OWN] = None
     for rope in ropes or ():

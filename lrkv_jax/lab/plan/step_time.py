@@ -1,11 +1,9 @@
 """How long a training step should take: a model of few parts, each with its assumption.
 
-Products at a share of the device's peak, Newton–Schulz too; the optimiser's pass over its state at
-a share of the memory's bandwidth; collectives at a share of the link's. Gathers and scatters hide
-behind products, all other collectives do not. Nothing else is counted: no input, no checkpoint, no
-evaluation, no idle device.
-
-L layers  H heads  K value width  T context
+Products run at a share of the device's peak, Newton–Schulz too; the optimizer's pass over its state
+at a share of the memory's bandwidth; collectives at a share of the link's. Gathers and scatters
+hide behind products, all other collectives do not. Input, checkpoints and validation are not
+counted.
 """
 
 from collections.abc import Iterable
@@ -29,33 +27,18 @@ class Assumptions:
     links: float = 0.8
     hidden: float = 0.8  # of the products' time, behind which gathers and scatters hide
 
-    def sentences(self, device: Hardware) -> list[str]:
-        return [
-            f"{device.name}: {device.bf16_flops / 1e12:g} TFLOP/s dense bfloat16, "
-            f"{device.memory_bandwidth / 1e12:g} TB/s, {device.link_bandwidth / 1e9:g} GB/s to its "
-            f"node of {device.node}, {device.network_bandwidth / 1e9:g} GB/s beyond "
-            f"({device.source}).",
-            f"Products reach {self.products:.0%} of the peak, with the elementwise work between "
-            "them; attention computes the causal half.",
-            f"The optimiser reads and writes its state at {self.memory:.0%} of the bandwidth.",
-            f"Collectives reach {self.links:.0%} of the link; gathers and scatters hide behind "
-            f"{self.hidden:.0%} of the products' time, no others hide.",
-            "Input, validation, checkpoints and samples are not counted.",
-        ]
-
 
 @dataclass(frozen=True)
 class Collective:
     """Collectives of one kind over groups of one size, in one step of one device.
 
     `devices` form a group, and their numbers extend over `reach`. `bytes` are what the device sends
-    for all `count` of them.
+    for all of them.
     """
 
     kind: str
     devices: int
     reach: int
-    count: int
     bytes: int
 
 
@@ -66,19 +49,16 @@ def bytes_sent(kind: str, operand_bytes: int, devices: int) -> float:
     reduce-scatter and an all-to-all send (n − 1)/n of the operand, and an all-reduce is a
     reduce-scatter and an all-gather.
     """
-    if devices == 1:
-        return 0
     return {
         "all-gather": operand_bytes * (devices - 1),
         "reduce-scatter": operand_bytes * (devices - 1) / devices,
         "all-to-all": operand_bytes * (devices - 1) / devices,
         "all-reduce": 2 * operand_bytes * (devices - 1) / devices,
-        "collective-permute": operand_bytes,
     }[kind]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class StepTime:
     """A step's seconds by part, and what follows for the run."""
 
     products: float
@@ -94,10 +74,10 @@ class Estimate:
     steps: int
 
 
-def step_products(model: ModelConfig, context: int, remat: str) -> float:
-    """FLOPs of one token that a step really executes, forward, backward and again.
+def executed_flops(model: ModelConfig, context: int, remat: str) -> float:
+    """FLOPs of one token that a step really executes: forward, backward and recomputed.
 
-    Weights: 6 for each that multiplies. Attention computes half of the T² pairs forward, and two
+    Each weight that multiplies counts 6. Attention computes half of the T² pairs forward, and two
     and a half times that backward, where its weights are made again. `full` repeats every layer's
     forward pass; `minimal` and `offload` the output projection.
     """
@@ -106,16 +86,16 @@ def step_products(model: ModelConfig, context: int, remat: str) -> float:
     pair = model.attention.logit_width(model) + model.head_width
     attended = model.layers * model.heads * context * pair  # 2 FLOPs a pair, half of the pairs
     output = model.layers * model.heads * model.head_width * model.width
-    again = {
+    recomputed = {
         "none": 0,
         "minimal": 2 * output,
         "offload": 2 * output,
         "full": 2 * in_layers + attended,
     }
-    return 6 * multiplied + 3.5 * attended + again[remat]
+    return 6 * multiplied + 3.5 * attended + recomputed[remat]
 
 
-def estimate(
+def step_time(
     config: RunConfig,
     device: Hardware,
     devices: int,
@@ -125,32 +105,32 @@ def estimate(
     parameters: int,
     state: int,
     assume: Assumptions = Assumptions(),
-) -> Estimate:
-    """The run on so many devices, each of which sends these collectives in a step.
+) -> StepTime:
+    """The time of the run's step on so many devices, each of which sends these collectives.
 
-    `muon_flops` are those of the busiest device; `parameters` and `state` its bytes.
+    `muon_flops`, `parameters` and `state` are those of one device, the latter in bytes.
     """
     train = config.train
     tokens = train.batch * train.context
     rate = device.bf16_flops * assume.products
-    products = step_products(config.model, train.context, train.remat) * tokens / devices / rate
+    products = executed_flops(config.model, train.context, train.remat) * tokens / devices / rate
     newton_schulz = muon_flops / rate
     # Gradients, as large as the parameters, are read twice; parameters and state read and written.
     moved = 2 * parameters + 2 * parameters + 2 * state
     update = moved / (device.memory_bandwidth * assume.memory)
-    behind, open_ = 0.0, 0.0
+    can_hide, exposed = 0.0, 0.0
     for one in sent:
         seconds = one.bytes / (bandwidth(device, one.reach) * assume.links)
         if one.kind in ("all-gather", "reduce-scatter"):
-            behind += seconds
+            can_hide += seconds
         else:
-            open_ += seconds
-    hidden = min(behind, assume.hidden * products)
-    exposed = open_ + behind - hidden
+            exposed += seconds
+    hidden = min(can_hide, assume.hidden * products)
+    exposed += can_hide - hidden
     step = products + newton_schulz + update + exposed
     flops = training_flops_per_token(config.model, train.context) * tokens
     hours = training_tokens(config) / (tokens / step) / 3600
-    return Estimate(
+    return StepTime(
         products, newton_schulz, update, hidden, exposed, step, tokens / step,
         flops / (step * devices * device.bf16_flops), hours, hours * devices, train.total_steps,
     )  # fmt: skip

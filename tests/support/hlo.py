@@ -9,10 +9,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-import numpy as np
-
-from lrkv_jax.models.accounting.timing import Collective, bytes_sent
-
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 ITEMSIZES = {
     "pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4,
@@ -24,10 +20,6 @@ _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.-]+)")
 _OPERAND = re.compile(r"(?:\w+\[[\d,]*\]\S* )?%?([\w.-]+)")
-# replica_groups={{0,1},{2,3}}, [2,4]<=[4,2]T(1,0), or mesh['data'=2,'fsdp'=4] {'fsdp'}
-_LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_COUNTED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 
 
 @dataclass(frozen=True)
@@ -83,30 +75,6 @@ def collectives(text: str) -> list[Instruction]:
     return [i for i in instructions(text) if i.kind in COLLECTIVES]
 
 
-def sent(text: str, devices: int, gathered: int = 4) -> list[Collective]:
-    """What a device sends in a run of a program over `devices` devices, most bytes first.
-
-    A CPU gathers bfloat16 as float32: `gathered` are the bytes of such a value elsewhere, 2 where
-    the model is in bfloat16.
-    """
-    counts: Counter[tuple[str, int, int]] = Counter()
-    total: Counter[tuple[str, int, int]] = Counter()
-    for i in collectives(text):
-        group = _first_group(i.rest, devices)
-        size = len(group)
-        operand = i.bytes
-        if i.kind == "all-gather":
-            operand //= size
-            if "f32" in i.dtypes:
-                operand = operand * gathered // 4
-        elif i.kind == "reduce-scatter":
-            operand *= size
-        key = i.kind, size, max(group) - min(group) + 1
-        counts[key] += i.times
-        total[key] += i.times * round(bytes_sent(i.kind, operand, size))
-    return [Collective(*key, counts[key], size) for key, size in total.most_common()]
-
-
 def product_flops(text: str) -> int:
     """2 · multiplications of all matrix products that one device executes in a step."""
     found, total = instructions(text), 0
@@ -137,21 +105,3 @@ def _times(lines) -> Counter[str]:
 
     visit("ENTRY", 1)
     return times
-
-
-def _first_group(rest: str, devices: int) -> list[int]:
-    """The numbers of the devices of a collective's first group."""
-    if named := _NAMED.search(rest):
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", named.group(1)))
-        axes = re.findall(r"'(\w+)'", named.group(2))
-        numbers = np.arange(devices).reshape([int(size) for size in sizes.values()])
-        return numbers[tuple(slice(None) if a in axes else 0 for a in sizes)].ravel().tolist()
-    if counted := _COUNTED.search(rest):
-        groups, size, dims, order = counted.groups()
-        numbers = np.arange(devices).reshape([int(d) for d in dims.split(",")])
-        if order:
-            numbers = numbers.transpose([int(axis) for axis in order.split(",")])
-        return numbers.reshape(int(groups), int(size))[0].tolist()
-    if listed := _LISTED.search(rest):
-        return [int(number) for number in listed.group(1).split(",")]
-    return list(range(devices))
