@@ -69,7 +69,6 @@ def latent_decode(
     frequencies_J=None,
     pages_BN=None,
     impl="auto",
-    bits="fast",
 ):
     """Attend each sequence's last T tokens to the cache, which already holds them.
 
@@ -77,7 +76,7 @@ def latent_decode(
     without latents of single heads. `q_BTHX` is in the latent's space; in `full` it is each head's
     rotated query, K wide, and `frequencies_J` are the
     angles per position that rotated it (None: RoPE's own). With groups, inverse norms are the
-    groups'. Lengths, pages, `impl`, `bits` and results as in `grouped_decode`, the output still in
+    groups'. Lengths, pages, `impl` and results as in `grouped_decode`, the output still in
     the latents: [B, T, H, C + R'].
     """
     if private is not None:
@@ -92,12 +91,12 @@ def latent_decode(
     )  # fmt: skip
     kernel = dispatch.Kernel("latent_decode", _xla, _mosaic)
     return kernel(
-        _plan(*arrays, impl, bits), arrays, axes, lengths_B,
+        _plan(*arrays, impl), arrays, axes, lengths_B,
         scale=scale, impl=impl, frequencies_J=frequencies_J,
     )  # fmt: skip
 
 
-def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, pages_BN, impl, bits):
+def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, pages_BN, impl):
     """(plan, None) or (None, reason), for one key head of width C + P."""
     (_, T, H, _), C = q_BTHX.shape, latent_BSC.shape[-1]
     if private is not None:
@@ -107,7 +106,7 @@ def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, page
     P = q_rope_BTHP.shape[-1]
     return plans.find(
         latent_BSC.dtype, {"latent width": C, "rope-key width": P}, impl,
-        T=T, slots=latent_BSC.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
+        T=T, slots=latent_BSC.shape[1], paged=pages_BN is not None, H=H, G=1,
         key_widths=(C, P) if P else (C,), value_width=C, values_in_keys=True,
     )  # fmt: skip
 

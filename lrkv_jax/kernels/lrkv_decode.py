@@ -70,14 +70,13 @@ def lrkv_decode(
     pages_BN=None,
     frequencies_J=None,
     impl="auto",
-    bits="fast",
 ):
     """Attend each sequence's last T tokens to the factored cache, which already holds them.
 
     `q_BTHK` is rotated, by `frequencies_J` angles per position (None: RoPE's own). `residual` is
     None at rank 0; its heads, and those of `inverse_norm_BGS`, may be groups of query heads, as
     many as divide them, and `inverse_norm_BGS` (float32, H = 1 at rank 0) is None without QK-norm.
-    Lengths, pages, `impl`, `bits` and results as in `grouped_decode`; the pool of inverse norms is
+    Lengths, pages, `impl` and results as in `grouped_decode`; the pool of inverse norms is
     [P, H, 64].
     """
     residual = residual and residual.padded()
@@ -85,7 +84,7 @@ def lrkv_decode(
     axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BGS", "BN")
     kernel = dispatch.Kernel("lrkv_decode", _xla, _mosaic)
     return kernel(
-        _plan(*arrays, impl, bits), arrays, axes, lengths_B,
+        _plan(*arrays, impl), arrays, axes, lengths_B,
         scale=scale, impl=impl, frequencies_J=frequencies_J,
     )  # fmt: skip
 
@@ -162,7 +161,7 @@ def _xla(
     return online.as_heads(out_BTHK, repeats), online.as_heads(lse_BHT.swapaxes(1, 2), repeats)
 
 
-def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN, impl, bits):
+def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN, impl):
     """(plan, None), or (None, reason why the Mosaic kernel cannot run)."""
     repeats, q_BTHK, residual = _by_group(q_BTHK, residual)
     _, T, H, K = q_BTHK.shape
@@ -179,7 +178,7 @@ def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_
         own |= {"norm_heads": 1, "shared_norm": inverse_norm_BGS.shape[1] == 1}
     return plans.find(
         k_shared_BSK.dtype, widths, impl,
-        T=T, slots=k_shared_BSK.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
+        T=T, slots=k_shared_BSK.shape[1], paged=pages_BN is not None, H=H, G=1,
         key_widths=(K,), value_width=K, **own,
     )  # fmt: skip
 

@@ -116,13 +116,6 @@ def test_a_kernel_forced_without_its_gpu_is_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_the_interpreter_refuses_where_it_would_wait_forever_for_threads(monkeypatch):
-    monkeypatch.setattr(dispatch.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(dispatch.jax, "local_device_count", lambda: 4)
-    with pytest.raises(LrkvError, match=r"has 4 threads and needs 8: set XLA_FLAGS=\S+=8 for them"):
-        CASES["mha"].run(impl="interpret")
-
-
 def test_a_query_that_sees_nothing_gets_zero():
     out, lse = CASES["mqa"].run(impl="xla")
     assert not np.asarray(out)[1].any()

@@ -34,7 +34,7 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
     """
     pages_BN = operands["pages"]
     slots = slots_of(operands["keys"], pages_BN)
-    work = schedule.split(lengths_B, plan.workers, slots, plan.bits)
+    work = schedule.split(lengths_B, plan.workers, slots)
     operands = {
         **operands,
         "lengths": lengths_B.astype(jnp.int32), "begin_W": work.begin_W, "count_W": work.count_W,

@@ -60,7 +60,7 @@ class GroupedAttention(Attention):
         return grouped_decode(
             query, cache.k_BSGK, cache.v_BSGK, lengths_of(positions_BT),
             scale=self.scale, pages_BN=pages_BN,
-            impl=self.config.decode_kernel, bits=self.config.decode_bits,
+            impl=self.config.decode_kernel,
         )  # fmt: skip
 
     def materialised(self, cache, positions_BT):

@@ -113,7 +113,7 @@ class LowRankAttention(Attention):
             query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
             cache.inverse_norm_BGS, lengths_of(positions_BT),
             scale=self.scale, pages_BN=pages_BN, frequencies_J=self.frequencies,
-            impl=self.config.decode_kernel, bits=self.config.decode_bits,
+            impl=self.config.decode_kernel,
         )  # fmt: skip
 
     def materialised(self, cache, positions_BT):

@@ -139,7 +139,7 @@ class LatentAttention(Attention):
             query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation, private,
             lengths_of(positions_BT), scale=self.scale, pages_BN=pages_BN,
             frequencies_J=self.frequencies,
-            impl=self.config.decode_kernel, bits=self.config.decode_bits,
+            impl=self.config.decode_kernel,
         )  # fmt: skip
         mean_BTHX = mean_BTHX.astype(query.dtype)
         own_BTHR = mean_BTHX[..., C:] if self.rank else None
