@@ -17,7 +17,7 @@ from lrkv_jax.models.attention.cache import lengths_of
 from lrkv_jax.models.attention.grouped import GroupedAttention, GroupedCache
 from lrkv_jax.models.attention.lrkv import LowRankAttention
 from lrkv_jax.models.attention.tiles import attend_tiles
-from lrkv_jax.models.weight import weight
+from lrkv_jax.models.weights import weight
 
 
 class WideMHA(MHA):

@@ -24,7 +24,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.grouped import GroupedAttention, GroupedCache
 from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
-from lrkv_jax.models.weight import weight
+from lrkv_jax.models.weights import weight
 
 
 class PerHead(MHA):

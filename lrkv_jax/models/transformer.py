@@ -19,12 +19,9 @@ from lrkv_jax.distributed import by_hand
 from lrkv_jax.distributed.rules import constrain_batch
 from lrkv_jax.models.attention import make_attention
 from lrkv_jax.models.attention.cache import Cache, Pages
-from lrkv_jax.models.dtype import resolve_dtype
-from lrkv_jax.models.embedding import Embedding, Head, soft_cap
-from lrkv_jax.models.mlp import MLP
-from lrkv_jax.models.norm import Norm
+from lrkv_jax.models.layers import MLP, Embedding, Head, Norm, resolve_dtype, soft_cap
 from lrkv_jax.models.remat import Remat, rematerialised
-from lrkv_jax.models.weight import draw, spec_of, variables, weight_specs, weights_of
+from lrkv_jax.models.weights import draw, spec_of, variables, weight_specs, weights_of
 
 
 class Block(nnx.Module):

@@ -22,7 +22,7 @@ from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import parameter_shardings
 from lrkv_jax.inference import Sampling, generate
 from lrkv_jax.inference.request import check_tokens
-from lrkv_jax.models.dtype import resolve_dtype
+from lrkv_jax.models.layers import resolve_dtype
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.run_dir import asked_dtype, read_run

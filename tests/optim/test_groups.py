@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from lrkv_jax.config.schema import MuonConfig, OptimizerConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.models.weight import WeightSpec
+from lrkv_jax.models.weights import WeightSpec
 from lrkv_jax.optim import learning_rates, make_optimizer, orthogonalize
 
 SHAPES = {

@@ -14,7 +14,7 @@ from lrkv_jax.lab.analysis.statistics import deviation, mean
 from lrkv_jax.lab.analysis.weights import check_has_heads
 from lrkv_jax.models.attention import make_attention
 from lrkv_jax.models.attention.head_weights import HeadWeights
-from lrkv_jax.models.weight import draw
+from lrkv_jax.models.weights import draw
 
 
 def random_heads(config: ModelConfig, seeds: int) -> Iterator[HeadWeights]:

@@ -28,7 +28,7 @@ from lrkv_jax.lab.bench.problems import (
     nbytes_of,
     rebuilt,
 )
-from lrkv_jax.models.dtype import resolve_dtype
+from lrkv_jax.models.layers import resolve_dtype
 
 LEVELS = ("attention", "layer", "step")
 OURS = ("xla", "mosaic")  # what a whole layer or model can run on

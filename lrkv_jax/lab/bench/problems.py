@@ -20,7 +20,7 @@ from lrkv_jax.kernels.int8 import Int8Rows
 from lrkv_jax.models.attention import Attention, abstract_layer
 from lrkv_jax.models.attention.cache import Cache, contiguous, padded, slot_axes, slots_of
 from lrkv_jax.models.attention.grouped import GroupedCache
-from lrkv_jax.models.weight import spec_of, variables
+from lrkv_jax.models.weights import spec_of, variables
 
 
 class Given(NamedTuple):

@@ -35,10 +35,9 @@ from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.attention.on_mesh import on_mesh
 from lrkv_jax.models.attention.tiles import attend_tiles
 from lrkv_jax.models.attention.whole_sequences import attend_whole
-from lrkv_jax.models.norm import gained, rms_norm
-from lrkv_jax.models.on_tensor import on_tensor
+from lrkv_jax.models.layers import biased, gained, on_tensor, rms_norm
 from lrkv_jax.models.rope import frequencies, logit_factor, rope_angles, rotate
-from lrkv_jax.models.weight import biased, vector, weight
+from lrkv_jax.models.weights import vector, weight
 
 # Queries as a variant projects them: an array, or a tuple of arrays, [B, T, H, ...].
 Query = Any

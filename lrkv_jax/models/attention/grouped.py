@@ -18,7 +18,7 @@ from lrkv_jax.kernels.grouped_decode import grouped_decode
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import lengths_of
 from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
-from lrkv_jax.models.weight import weight
+from lrkv_jax.models.weights import weight
 
 
 @jax.tree_util.register_dataclass

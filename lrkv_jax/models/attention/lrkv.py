@@ -28,8 +28,8 @@ from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import lengths_of, with_one
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
-from lrkv_jax.models.norm import gained, inverse_rms
-from lrkv_jax.models.weight import biased, weight
+from lrkv_jax.models.layers import biased, gained, inverse_rms
+from lrkv_jax.models.weights import weight
 
 
 @jax.tree_util.register_dataclass

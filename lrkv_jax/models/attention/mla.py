@@ -37,8 +37,8 @@ from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import lengths_of, with_one
 from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
-from lrkv_jax.models.norm import gained, inverse_rms, rms_norm
-from lrkv_jax.models.weight import weight
+from lrkv_jax.models.layers import gained, inverse_rms, rms_norm
+from lrkv_jax.models.weights import weight
 
 
 @jax.tree_util.register_dataclass

@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lrkv_jax.distributed.rules import BATCH, RULES
-from lrkv_jax.models.weight import spec_of, variables
+from lrkv_jax.models.weights import spec_of, variables
 
 HEADS = ("heads", "kv_heads")
 

@@ -1,6 +1,6 @@
 """Attention over whole sequences in a training step, wherever their positions and heads lie.
 
-Heads are split over `tensor` (`lrkv_jax.models.on_tensor`). Under context parallelism a device holds
+Heads are split over `tensor` (`lrkv_jax.models.layers`). Under context parallelism a device holds
 some positions of those heads; it exchanges them for all positions of some heads (DeepSpeed Ulysses,
 https://arxiv.org/abs/2309.14509), attends, and exchanges back. Each device then does the same work
 under the causal mask. Keys and values of fewer heads than devices are gathered instead.

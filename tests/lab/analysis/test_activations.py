@@ -19,7 +19,7 @@ from support.variants import (
 from lrkv_jax.interop.fits import root
 from lrkv_jax.lab.analysis.activations import logit_grams, on_text, weighted
 from lrkv_jax.lab.analysis.diversity import diversity, gram, normalised
-from lrkv_jax.models.weight import weights_of
+from lrkv_jax.models.weights import weights_of
 from lrkv_jax.training.rows import RowFormat
 
 
