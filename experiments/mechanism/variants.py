@@ -91,7 +91,7 @@ class PerHeadAttention(GroupedAttention):
             own_HDK = entry.rate * getattr(self, name)[...]
         return own_HDK + getattr(self, f"{name}_shared")[...] if entry.shared else own_HDK
 
-    def entries(self, x_BTD, positions_BT):
+    def new_kv(self, x_BTD, positions_BT):
         k_BTHK, v_BTHK = (
             jnp.einsum("BTD,HDK->BTHK", x_BTD, self.matrices(name).astype(x_BTD.dtype))
             for name in ("key", "value")

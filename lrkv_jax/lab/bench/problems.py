@@ -114,7 +114,7 @@ def make_problem(
     x_B1D = jax.ShapeDtypeStruct((B, 1, model.width), of)
     positions_B1 = jax.ShapeDtypeStruct((B, 1), jnp.int32)
     queries = _shapes(layer, "queries", x_B1D, positions_B1)
-    entries = _shapes(layer, "entries", x_B1D, positions_B1)
+    new_kv = _shapes(layer, "new_kv", x_B1D, positions_B1)
     shapes = layer.stored_shapes(B, length, of)
     axes = slot_axes(shapes)
 
@@ -123,7 +123,7 @@ def make_problem(
         seeds = iter([1000 * seed + i for i in range(64)])
 
         def stored(name):
-            leaf, width = getattr(shapes, name), getattr(entries, name).shape[-1]
+            leaf, width = getattr(shapes, name), getattr(new_kv, name).shape[-1]
             if axes[name] == len(leaf.shape) - 1:  # a scalar per token: an inverse norm
                 return 0.7 + 0.1 * noise(leaf.shape, leaf.dtype, next(seeds))
             rows = noise((*leaf.shape[:-1], width), leaf.dtype, next(seeds))

@@ -3,7 +3,7 @@
 A variant supplies, in this order in its file:
 
 - its cache, a dataclass (`lrkv_jax.models.attention.cache`), and its parameters;
-- `queries`, each head's query in the form that is multiplied with the cache, and `entries`, what
+- `queries`, each head's query in the form that is multiplied with the cache, and `new_kv`, what
   each token leaves there;
 - `cached`, what queries read from the cache as it lies, through a decode kernel;
 - `materialised`, the keys and values of each head that the cache stands for, and `expanded`, the
@@ -73,7 +73,7 @@ class Attention(nnx.Module):
         """Each head's query, normed and rotated as the cache's keys are."""
         raise NotImplementedError
 
-    def entries(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Cache:
+    def new_kv(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Cache:
         """What each token leaves in the cache: the cache's own dataclass with T slots."""
         raise NotImplementedError
 
@@ -129,7 +129,7 @@ class Attention(nnx.Module):
         sequence's positions lie; H and G are what this device has.
         """
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
-        new = self.entries(x_BTD, positions_BT)
+        new = self.new_kv(x_BTD, positions_BT)
         return attend(q_BTHW, *self.materialised(new, positions_BT))
 
     def __call__(
@@ -273,7 +273,7 @@ class Attention(nnx.Module):
     def _few(self, x_BTD, positions_BT, cache, pages_BN):
         """Heads' outputs for a few new tokens, and the cache with them in it."""
         query = self.queries(x_BTD, positions_BT)
-        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT, pages_BN)
+        cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
         angles = self.slot_angles(slots_of(cache, pages_BN))
         out_BTHK, _ = self.cached(query, cache, positions_BT, angles, pages_BN)
         return out_BTHK.astype(x_BTD.dtype), cache
@@ -281,7 +281,7 @@ class Attention(nnx.Module):
     def _many(self, x_BTD, positions_BT, cache, pages_BN):
         """The same for many: keys and values exist for a tile of slots at a time."""
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
-        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT, pages_BN)
+        cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
         out_BTHK = attend_tiles(
             q_BTHW, cache, self.materialised, lengths_of(positions_BT),
             scale=self.scale, pages_BN=pages_BN,

@@ -41,9 +41,9 @@ def slots_of(cache: Cache, pages_BN: Pages = None) -> int:
 
 
 def write(
-    cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"], pages_BN: Pages = None
+    cache: Cache, new_kv: Cache, positions_BT: Int[Array, "B T"], pages_BN: Pages = None
 ) -> Cache:
-    """Put each new token's entries into the slots that `positions_BT` names.
+    """Put each new token's keys and values into the slots that `positions_BT` names.
 
     A position past the last slot writes nothing; callers check lengths before they start.
     """
@@ -54,7 +54,7 @@ def write(
         rows_B1, positions_BT = pages_BT, place_BT % rows
 
     def put(name: str, axis: int) -> Array | Int8Rows:
-        old, new = getattr(cache, name), getattr(entries, name).astype(getattr(cache, name).dtype)
+        old, new = getattr(cache, name), getattr(new_kv, name).astype(getattr(cache, name).dtype)
         if axis == old.ndim - 1:
             # Indices split by a slice move to the front: the update is [B, T, H].
             return old.at[rows_B1, :, positions_BT].set(new.swapaxes(1, 2))

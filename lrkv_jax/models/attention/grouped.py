@@ -51,7 +51,7 @@ class GroupedAttention(Attention):
         q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
         return self.placed(q_BTHK, positions_BT, self.query_gain)
 
-    def entries(self, x_BTD, positions_BT):
+    def new_kv(self, x_BTD, positions_BT):
         k_BTGK = self.projected(x_BTD, self.key, self.key_bias)
         v_BTGK = self.projected(x_BTD, self.value, None)
         return GroupedCache(self.placed(k_BTGK, positions_BT, self.key_gain), v_BTGK)

@@ -96,7 +96,7 @@ class LowRankAttention(Attention):
         rotated_BTHK = self.rotated(q_BTHK, positions_BT)
         return (rotated_BTHK, q_BTHK) if self._in_latents else (rotated_BTHK,)
 
-    def entries(self, x_BTD, positions_BT):
+    def new_kv(self, x_BTD, positions_BT):
         return self._entries(x_BTD, positions_BT)[0]
 
     def cached(self, query, cache, positions_BT, angles, pages_BN=None):

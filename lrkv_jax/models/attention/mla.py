@@ -103,7 +103,7 @@ class LatentAttention(Attention):
         q_BTHP = jnp.einsum("BTD,DHP->BTHP", x_BTD, self.query_rope[...].astype(x_BTD.dtype))
         return self.normed(q_BTHK), self.normed(self.rotated(q_BTHP, positions_BT))
 
-    def entries(self, x_BTD, positions_BT):
+    def new_kv(self, x_BTD, positions_BT):
         latent_BTC = self._latent_normed(x_BTD @ self.down[...].astype(x_BTD.dtype))
         private_BTGR = rope_key_BTP = norm_BGT = None
         if self.rank:
@@ -172,7 +172,7 @@ class LatentAttention(Attention):
     def whole(self, x_BTD, positions_BT, attend):
         if self.rope != "full":
             return super().whole(x_BTD, positions_BT, attend)
-        new = self.entries(x_BTD, positions_BT)
+        new = self.new_kv(x_BTD, positions_BT)
         latents = new.latent_BSC, new.private_BSGR
         k_BTGK = self.placed(self._keys(*latents), positions_BT, self.key_gain)
         return attend(self.queries(x_BTD, positions_BT), k_BTGK, self._values(*latents))

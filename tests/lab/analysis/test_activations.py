@@ -59,7 +59,7 @@ class Constant:
     def expanded(self, query, positions_BT):
         return query
 
-    def entries(self, x_BTD, positions_BT):
+    def new_kv(self, x_BTD, positions_BT):
         return self.key
 
     def materialised(self, cache, positions_BT):

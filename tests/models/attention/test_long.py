@@ -41,7 +41,7 @@ def test_decode_equals_forward_at_the_end_of_a_long_context(name, length):
 
     @jax.jit
     def both(layer, x_1SD):
-        new = layer.entries(x_1SD, positions_1S)
+        new = layer.new_kv(x_1SD, positions_1S)
         cache = write(layer.init_cache(1, length, jnp.float32), new, positions_1S, None)
         last = x_1SD[:, -1:], positions_1S[:, -1:]
         query, angles = layer.queries(*last), layer.slot_angles(length)
