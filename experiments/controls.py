@@ -61,7 +61,7 @@ class WideAttention(GroupedAttention):
         """K + R: queries and keys are normed over all of their coordinates."""
         return self.config.attention.query_width(self.config)
 
-    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         lengths_B, how = lengths_of(positions_BT), {"scale": self.scale, "pages_BN": pages_BN}
         return attend_tiles(query, cache, self.materialised, lengths_B, **how), None
 

@@ -50,4 +50,4 @@ def from_oracle(problem, given, cache, lengths_B):
             for kernel in ("grouped_decode", "latent_decode", "lrkv_decode"):
                 if hasattr(module, kernel):
                     patch.setattr(module, kernel, oracle(kernel))
-        return layer.cached(given.query, cache, lengths_B[:, None] - 1, given.angles)
+        return layer.attend_cached(given.query, cache, lengths_B[:, None] - 1, given.angles)

@@ -1,7 +1,7 @@
 """One layer's decode attention as data: the layer, with random weights, queries and cache.
 
-What is timed is the layer's own `cached`: each head's query in (normed and rotated, where the
-variant rotates it), each head's output out. Products with up-projections that a factored cache
+What is timed is the layer's own `attend_cached`: each head's query in (normed and rotated, where
+the variant rotates it), each head's output out. Products with up-projections that a factored cache
 needs are therefore inside the measurement, for MLA (absorption) as for LRKV.
 
 B batch  T new tokens (1)  S cache slots  H heads  K head width
@@ -169,7 +169,7 @@ def noise(shape: tuple[int, ...], dtype: str, seed, std: float = 1.0) -> jax.Arr
 def with_kernel(problem: Problem, given: Given, cache: Cache, lengths_B, impl: str):
     """(outputs [B, T, H, K], log-sum-exp) as the layer decodes, through the kernel `impl`."""
     layer = problem.layer(given.weights, impl)
-    return layer.cached(given.query, cache, lengths_B[:, None] - 1, given.angles)
+    return layer.attend_cached(given.query, cache, lengths_B[:, None] - 1, given.angles)
 
 
 def materialised(problem: Problem, given: Given, cache: Cache, lengths_B):

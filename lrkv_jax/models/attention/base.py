@@ -5,14 +5,14 @@ A variant supplies, in this order in its file:
 - its cache, a dataclass (`lrkv_jax.models.attention.cache`), and its parameters;
 - `queries`, each head's query in the form that is multiplied with the cache, and `new_kv`, what
   each token leaves there;
-- `cached`, what queries read from the cache as it lies, through a decode kernel;
+- `attend_cached`, what queries read from the cache as it lies, through a decode kernel;
 - `materialised`, the keys and values of each head that the cache stands for, and `expanded`, the
   queries that meet those;
 - `cache_shapes`, and `head_weights` for analysis.
 
 `whole` (training) follows from these, and a variant that can do better replaces it. Decoding, also
-of whole prompts, meshes and checks are here, once. Benchmarks time `cached` and hold it against
-`materialised`.
+of whole prompts, meshes and checks are here, once. Benchmarks time `attend_cached` and hold it
+against `materialised`.
 
 B batch  T new tokens  S cache slots  D model width  H heads  K head width  W width of a logit
 """
@@ -77,7 +77,7 @@ class Attention(nnx.Module):
         """What each token leaves in the cache: the cache's own dataclass with T slots."""
         raise NotImplementedError
 
-    def cached(
+    def attend_cached(
         self,
         query: Query,
         cache: Cache,
@@ -104,7 +104,7 @@ class Attention(nnx.Module):
         return query
 
     def slot_angles(self, slots: int) -> Any:
-        """What `cached` needs of the slots' positions alone, made once for all layers; or None."""
+        """What `attend_cached` needs of the slots' positions, made once for all layers; or None."""
         return None
 
     def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
@@ -275,7 +275,7 @@ class Attention(nnx.Module):
         query = self.queries(x_BTD, positions_BT)
         cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
         angles = self.slot_angles(slots_of(cache, pages_BN))
-        out_BTHK, _ = self.cached(query, cache, positions_BT, angles, pages_BN)
+        out_BTHK, _ = self.attend_cached(query, cache, positions_BT, angles, pages_BN)
         return out_BTHK.astype(x_BTD.dtype), cache
 
     def _many(self, x_BTD, positions_BT, cache, pages_BN):

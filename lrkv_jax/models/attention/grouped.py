@@ -56,7 +56,7 @@ class GroupedAttention(Attention):
         v_BTGK = self.projected(x_BTD, self.value, None)
         return GroupedCache(self.placed(k_BTGK, positions_BT, self.key_gain), v_BTGK)
 
-    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         return grouped_decode(
             query, cache.k_BSGK, cache.v_BSGK, lengths_of(positions_BT),
             scale=self.scale, pages_BN=pages_BN,

@@ -99,7 +99,7 @@ class LowRankAttention(Attention):
     def new_kv(self, x_BTD, positions_BT):
         return self._entries(x_BTD, positions_BT)[0]
 
-    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         residual = None
         if self.rank:
             residual = Residual(cache.rk_BSGR, cache.rv_BSGR, self.value_up[...])

@@ -121,7 +121,7 @@ class LatentAttention(Attention):
                 rope_key_BTP = self.normed(self._rotated_for_all(rope_key_BTP, positions_BT))
         return LatentCache(latent_BTC, rope_key_BTP, norm_BGT, private_BTGR)
 
-    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         q_BTHP = q_BTHR = rotation = private = None
         C = cache.latent_BSC.shape[-1]
         if self.rope == "full":

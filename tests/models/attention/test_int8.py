@@ -84,7 +84,7 @@ def test_what_is_read_is_what_the_rows_stand_for_wherever_they_lie(layer, filled
         positions_B1 = jnp.full((2, 1), 18)
         angles = layer.slot_angles(slots_of(cache, pages_BN))
         query = layer.queries(x_B1D, positions_B1)
-        return layer.cached(query, cache, positions_B1, angles, pages_BN)[0]
+        return layer.attend_cached(query, cache, positions_B1, angles, pages_BN)[0]
 
     x_B1D = x_BTD[:, 18:19]
     truth = read(layer, x_B1D, contiguous(cache, None))
