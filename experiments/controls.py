@@ -63,7 +63,7 @@ class WideAttention(GroupedAttention):
 
     def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         lengths_B, how = lengths_of(positions_BT), {"scale": self.scale, "pages_BN": pages_BN}
-        return attend_tiles(query, cache, self.materialised, lengths_B, **how), None
+        return attend_tiles(query, cache, self.materialize_kv, lengths_B, **how), None
 
     def cache_shapes(self, batch, length, dtype):
         H, K = self.config.heads, self.config.head_width

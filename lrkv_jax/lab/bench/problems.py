@@ -78,7 +78,7 @@ def rebuilt(model: ModelConfig, batch: int, length: int, dtype: str) -> int:
     layer = abstract_layer(model)
     cache = layer.cache_shapes(batch, length, jnp.dtype(dtype))
     positions = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    keys_values = _shapes(layer, "materialised", cache, positions)
+    keys_values = _shapes(layer, "materialize_kv", cache, positions)
     whole = isinstance(cache, GroupedCache) or keys_values[0].shape[2] == 1
     return 0 if whole else nbytes_of(keys_values)
 
@@ -176,5 +176,5 @@ def materialised(problem: Problem, given: Given, cache: Cache, lengths_B):
     """Queries, keys and values as whole sequences have them: [B, T, H, W], [B, S, G, ...]."""
     layer = problem.layer(given.weights)
     positions_1S = jnp.arange(slots_of(cache))[None]
-    k_BSGW, v_BSGK = layer.materialised(contiguous(cache, None), positions_1S)
+    k_BSGW, v_BSGK = layer.materialize_kv(contiguous(cache, None), positions_1S)
     return layer.expanded(given.query, lengths_B[:, None] - 1), k_BSGW, v_BSGK

@@ -6,13 +6,13 @@ A variant supplies, in this order in its file:
 - `queries`, each head's query in the form that is multiplied with the cache, and `new_kv`, what
   each token leaves there;
 - `attend_cached`, what queries read from the cache as it lies, through a decode kernel;
-- `materialised`, the keys and values of each head that the cache stands for, and `expanded`, the
+- `materialize_kv`, the keys and values of each head that the cache stands for, and `expanded`, the
   queries that meet those;
 - `cache_shapes`, and `head_weights` for analysis.
 
 `whole` (training) follows from these, and a variant that can do better replaces it. Decoding, also
 of whole prompts, meshes and checks are here, once. Benchmarks time `attend_cached` and hold it
-against `materialised`.
+against `materialize_kv`.
 
 B batch  T new tokens  S cache slots  D model width  H heads  K head width  W width of a logit
 """
@@ -93,7 +93,7 @@ class Attention(nnx.Module):
         """
         raise NotImplementedError
 
-    def materialised(
+    def materialize_kv(
         self, cache: Cache, positions_BT: Int[Array, "1 S"]
     ) -> tuple[Float[Array, "B S G W"], Float[Array, "B S G K"]]:
         """The keys and values of the heads (or of groups of heads) that these slots stand for."""
@@ -130,7 +130,7 @@ class Attention(nnx.Module):
         """
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
         new = self.new_kv(x_BTD, positions_BT)
-        return attend(q_BTHW, *self.materialised(new, positions_BT))
+        return attend(q_BTHW, *self.materialize_kv(new, positions_BT))
 
     def __call__(
         self,
@@ -283,7 +283,7 @@ class Attention(nnx.Module):
         q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
         cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
         out_BTHK = attend_tiles(
-            q_BTHW, cache, self.materialised, lengths_of(positions_BT),
+            q_BTHW, cache, self.materialize_kv, lengths_of(positions_BT),
             scale=self.scale, pages_BN=pages_BN,
         )  # fmt: skip
         return out_BTHK.astype(x_BTD.dtype), cache

@@ -63,7 +63,7 @@ class GroupedAttention(Attention):
             impl=self.config.decode_kernel,
         )  # fmt: skip
 
-    def materialised(self, cache, positions_BT):
+    def materialize_kv(self, cache, positions_BT):
         return cache.k_BSGK, cache.v_BSGK
 
     def cache_shapes(self, batch, length, dtype):

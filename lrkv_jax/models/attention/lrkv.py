@@ -116,7 +116,7 @@ class LowRankAttention(Attention):
             impl=self.config.decode_kernel,
         )  # fmt: skip
 
-    def materialised(self, cache, positions_BT):
+    def materialize_kv(self, cache, positions_BT):
         return self._keys(cache, positions_BT), self._values(cache)
 
     def expanded(self, query, positions_BT):

@@ -145,7 +145,7 @@ class LatentAttention(Attention):
         own_BTHR = mean_BTHX[..., C:] if self.rank else None
         return self._values(mean_BTHX[..., :C], own_BTHR, of_heads=True), lse_BTH
 
-    def materialised(self, cache, positions_BT):
+    def materialize_kv(self, cache, positions_BT):
         latents = cache.latent_BSC, cache.private_BSGR
         if self.rank:
             latents = cache.latent_BSC, cache.private_BSGR[..., : self.rank]

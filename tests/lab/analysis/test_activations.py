@@ -62,7 +62,7 @@ class Constant:
     def new_kv(self, x_BTD, positions_BT):
         return self.key
 
-    def materialised(self, cache, positions_BT):
+    def materialize_kv(self, cache, positions_BT):
         return cache, cache
 
 
