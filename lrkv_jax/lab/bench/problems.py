@@ -177,4 +177,4 @@ def materialised(problem: Problem, given: Given, cache: Cache, lengths_B):
     layer = problem.layer(given.weights)
     positions_1S = jnp.arange(slots_of(cache))[None]
     k_BSGW, v_BSGK = layer.materialize_kv(contiguous(cache, None), positions_1S)
-    return layer.expanded(given.query, lengths_B[:, None] - 1), k_BSGW, v_BSGK
+    return layer.expand_query(given.query, lengths_B[:, None] - 1), k_BSGW, v_BSGK

@@ -6,8 +6,8 @@ A variant supplies, in this order in its file:
 - `queries`, each head's query in the form that is multiplied with the cache, and `new_kv`, what
   each token leaves there;
 - `attend_cached`, what queries read from the cache as it lies, through a decode kernel;
-- `materialize_kv`, the keys and values of each head that the cache stands for, and `expanded`, the
-  queries that meet those;
+- `materialize_kv`, the keys and values of each head that the cache stands for, and `expand_query`,
+  the queries that meet those;
 - `cache_shapes`, and `head_weights` for analysis.
 
 `whole` (training) follows from these, and a variant that can do better replaces it. Decoding, also
@@ -99,7 +99,9 @@ class Attention(nnx.Module):
         """The keys and values of the heads (or of groups of heads) that these slots stand for."""
         raise NotImplementedError
 
-    def expanded(self, query: Query, positions_BT: Int[Array, "B T"]) -> Float[Array, "B T H W"]:
+    def expand_query(
+        self, query: Query, positions_BT: Int[Array, "B T"]
+    ) -> Float[Array, "B T H W"]:
         """The queries that meet materialised keys."""
         return query
 
@@ -128,7 +130,7 @@ class Attention(nnx.Module):
         `attend(q [B, T, H, W], k [B, T, G, W], v [B, T, G, K])` is `causal_attention`, wherever the
         sequence's positions lie; H and G are what this device has.
         """
-        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
+        q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
         new = self.new_kv(x_BTD, positions_BT)
         return attend(q_BTHW, *self.materialize_kv(new, positions_BT))
 
@@ -280,7 +282,7 @@ class Attention(nnx.Module):
 
     def _many(self, x_BTD, positions_BT, cache, pages_BN):
         """The same for many: keys and values exist for a tile of slots at a time."""
-        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
+        q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
         cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
         out_BTHK = attend_tiles(
             q_BTHW, cache, self.materialize_kv, lengths_of(positions_BT),

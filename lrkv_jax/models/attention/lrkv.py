@@ -119,7 +119,7 @@ class LowRankAttention(Attention):
     def materialize_kv(self, cache, positions_BT):
         return self._keys(cache, positions_BT), self._values(cache)
 
-    def expanded(self, query, positions_BT):
+    def expand_query(self, query, positions_BT):
         if not self._in_latents:
             return query[0]
         return jnp.concatenate([query[0], self._latent(query[1], positions_BT)], axis=-1)
@@ -131,7 +131,7 @@ class LowRankAttention(Attention):
         return self.table(slots, self.config.head_width)
 
     def whole(self, x_BTD, positions_BT, attend):
-        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
+        q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
         full, formed = self.rank and self.rope == "full", self.rank and self._forms_weights(x_BTD)
         k_BTGK = None
         if full and formed:

@@ -160,7 +160,7 @@ class LatentAttention(Attention):
         rope_BSGP = self._to_heads(cache.rope_key_BSP, v_BSGK)
         return jnp.concatenate([k_BSGK, rope_BSGP], axis=-1), v_BSGK
 
-    def expanded(self, query, positions_BT):
+    def expand_query(self, query, positions_BT):
         if self.rope == "decoupled":
             return jnp.concatenate(query, axis=-1)
         return query

@@ -56,7 +56,7 @@ class Constant:
     def queries(self, x_BTD, positions_BT):
         return self.query
 
-    def expanded(self, query, positions_BT):
+    def expand_query(self, query, positions_BT):
         return query
 
     def new_kv(self, x_BTD, positions_BT):
