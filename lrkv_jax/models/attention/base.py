@@ -10,8 +10,8 @@ A variant supplies, in this order in its file:
   the queries that meet those;
 - `cache_shapes`, and `head_weights` for analysis.
 
-`whole` (training) follows from these, and a variant that can do better replaces it. Decoding, also
-of whole prompts, meshes and checks are here, once. Benchmarks time `attend_cached` and hold it
+`attend_full` (training) follows from these, and a variant that can do better replaces it. Decoding,
+also of prompts, meshes and checks are here, once. Benchmarks time `attend_cached` and hold it
 against `materialize_kv`.
 
 B batch  T new tokens  S cache slots  D model width  H heads  K head width  W width of a logit
@@ -119,7 +119,7 @@ class Attention(nnx.Module):
 
     # What every variant then has.
 
-    def whole(
+    def attend_full(
         self,
         x_BTD: Float[Array, "B T D"],
         positions_BT: Int[Array, "B T"],
@@ -155,7 +155,7 @@ class Attention(nnx.Module):
             attend_whole, scale=self.scale, segments_BT=segments_BT, key_heads=key_heads,
             impl=self.config.train_kernel,
         )  # fmt: skip
-        return self.whole(x_BTD, positions_BT, attend)
+        return self.attend_full(x_BTD, positions_BT, attend)
 
     def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
         """An empty cache for `batch` sequences of up to `length` tokens."""

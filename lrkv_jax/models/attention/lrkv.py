@@ -130,7 +130,7 @@ class LowRankAttention(Attention):
             return None
         return self.table(slots, self.config.head_width)
 
-    def whole(self, x_BTD, positions_BT, attend):
+    def attend_full(self, x_BTD, positions_BT, attend):
         q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
         full, formed = self.rank and self.rope == "full", self.rank and self._forms_weights(x_BTD)
         k_BTGK = None

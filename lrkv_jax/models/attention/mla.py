@@ -169,9 +169,9 @@ class LatentAttention(Attention):
         """[cos, sin] of each slot's position, [S, K], to rotate keys as they are read, or None."""
         return self.table(slots, self.config.head_width) if self.rope == "full" else None
 
-    def whole(self, x_BTD, positions_BT, attend):
+    def attend_full(self, x_BTD, positions_BT, attend):
         if self.rope != "full":
-            return super().whole(x_BTD, positions_BT, attend)
+            return super().attend_full(x_BTD, positions_BT, attend)
         new = self.new_kv(x_BTD, positions_BT)
         latents = new.latent_BSC, new.private_BSGR
         k_BTGK = self.placed(self._keys(*latents), positions_BT, self.key_gain)

@@ -46,7 +46,7 @@ def test_decode_equals_forward_at_the_end_of_a_long_context(name, length):
         last = x_1SD[:, -1:], positions_1S[:, -1:]
         query, angles = layer.queries(*last), layer.slot_angles(length)
         decoded_11HK, _ = layer.attend_cached(query, cache, last[1], angles)
-        return decoded_11HK, layer.whole(x_1SD, positions_1S, lambda *qkv: qkv)
+        return decoded_11HK, layer.attend_full(x_1SD, positions_1S, lambda *qkv: qkv)
 
     decoded_11HK, qkv = both(layer, x_1SD)
     q_1SHW, k_1SGW, v_1SGK = map(np.float64, qkv)
