@@ -96,7 +96,7 @@ class PerHeadAttention(GroupedAttention):
             jnp.einsum("BTD,HDK->BTHK", x_BTD, self.matrices(name).astype(x_BTD.dtype))
             for name in ("key", "value")
         )
-        return GroupedCache(self.placed(k_BTHK, positions_BT, self.key_gain), v_BTHK)
+        return GroupedCache(self.norm_and_rope(k_BTHK, positions_BT, self.key_gain), v_BTHK)
 
     def head_weights(self):
         key_HDK, value_HDK = (in_float64(self.matrices(name)) for name in ("key", "value"))

@@ -212,7 +212,7 @@ class Attention(nnx.Module):
         x_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, kernel[...].astype(x_BTD.dtype))
         return biased(x_BTHK, bias)
 
-    def placed(
+    def norm_and_rope(
         self,
         x_BTHK: Float[Array, "B T H K"],
         positions_BT: Int[Array, "B T"],

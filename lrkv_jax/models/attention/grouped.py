@@ -49,12 +49,12 @@ class GroupedAttention(Attention):
 
     def queries(self, x_BTD, positions_BT):
         q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
-        return self.placed(q_BTHK, positions_BT, self.query_gain)
+        return self.norm_and_rope(q_BTHK, positions_BT, self.query_gain)
 
     def new_kv(self, x_BTD, positions_BT):
         k_BTGK = self.projected(x_BTD, self.key, self.key_bias)
         v_BTGK = self.projected(x_BTD, self.value, None)
-        return GroupedCache(self.placed(k_BTGK, positions_BT, self.key_gain), v_BTGK)
+        return GroupedCache(self.norm_and_rope(k_BTGK, positions_BT, self.key_gain), v_BTGK)
 
     def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         return grouped_decode(

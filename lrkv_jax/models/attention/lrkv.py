@@ -138,7 +138,7 @@ class LowRankAttention(Attention):
             k_BTGK = biased(self._with_whole_weights(x_BTD, "key"), self.key_bias)
         new, k_BTGK = self._entries(x_BTD, positions_BT, k_BTGK)
         if full:
-            k_BTGW = self.placed(k_BTGK, positions_BT, self.key_gain)
+            k_BTGW = self.norm_and_rope(k_BTGK, positions_BT, self.key_gain)
         else:
             k_BTGW = self._keys(new, positions_BT)
         v_BTGK = self._with_whole_weights(x_BTD, "value") if formed else self._values(new)

@@ -97,7 +97,7 @@ class LatentAttention(Attention):
         """
         q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
         if self.rope == "full":
-            return self.placed(q_BTHK, positions_BT, self.query_gain)
+            return self.norm_and_rope(q_BTHK, positions_BT, self.query_gain)
         if self.query_rope is None:
             return self.normed(q_BTHK), q_BTHK[..., :0]
         q_BTHP = jnp.einsum("BTD,DHP->BTHP", x_BTD, self.query_rope[...].astype(x_BTD.dtype))
@@ -174,7 +174,7 @@ class LatentAttention(Attention):
             return super().attend_full(x_BTD, positions_BT, attend)
         new = self.new_kv(x_BTD, positions_BT)
         latents = new.latent_BSC, new.private_BSGR
-        k_BTGK = self.placed(self._keys(*latents), positions_BT, self.key_gain)
+        k_BTGK = self.norm_and_rope(self._keys(*latents), positions_BT, self.key_gain)
         return attend(self.queries(x_BTD, positions_BT), k_BTGK, self._values(*latents))
 
     def cache_shapes(self, batch, length, dtype):
