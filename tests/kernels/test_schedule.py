@@ -26,7 +26,7 @@ def split(lengths, workers):
 def test_every_tile_is_done_once_in_order_and_no_worker_does_more_than_its_share(lengths, workers):
     work = split(lengths, workers)
     load, done = np.zeros(workers, int), {}
-    for w, (begin, count) in enumerate(zip(work.begin_W, work.count_W, strict=True)):
+    for w, (begin, count) in enumerate(zip(work.begin_Z, work.count_Z, strict=True)):
         for j in range(begin, begin + count):
             assert j not in done and work.tiles_J[j] > 0
             done[j] = work.sequence_J[j], work.first_J[j], work.first_J[j] + work.tiles_J[j]

@@ -37,7 +37,7 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
     work = schedule.split(lengths_B, plan.workers, slots)
     operands = {
         **operands,
-        "lengths": lengths_B.astype(jnp.int32), "begin_W": work.begin_W, "count_W": work.count_W,
+        "lengths": lengths_B.astype(jnp.int32), "begin_Z": work.begin_Z, "count_Z": work.count_Z,
         "pieces": jnp.stack([work.sequence_J, work.first_J, work.tiles_J], axis=1),
     }  # fmt: skip
     if pages_BN is None:
@@ -140,8 +140,8 @@ def _cta(plan, T, scale, refs):
         def one(j, carry):
             return work(j, *(r.pieces[j, field] for field in range(3)), carry)
 
-        begin = r.begin_W[worker]
-        return lax.fori_loop(begin, begin + r.count_W[worker], one, carry)
+        begin = r.begin_Z[worker]
+        return lax.fori_loop(begin, begin + r.count_Z[worker], one, carry)
 
     @pl.when(warpgroup == plan.warpgroups)
     def _():

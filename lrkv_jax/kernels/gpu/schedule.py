@@ -3,7 +3,7 @@
 Each sequence is cut at multiples of `PIECE` tiles and nowhere else, so that how its results are
 rounded depends on the sequence alone. Shapes are static; lengths are data.
 
-B batch  W workers  J places of pieces
+B batch  Z workers  J places of pieces
 """
 
 from typing import NamedTuple
@@ -19,12 +19,12 @@ class PieceSchedule(NamedTuple):
     """Which worker attends to which piece: a piece is a run of tiles of one sequence.
 
     The piece of place j is `tiles_J`[j] tiles of sequence `sequence_J`[j], from its tile
-    `first_J`[j] on. Worker w does the `count_W`[w] pieces from place `begin_W`[w] on, and sequence
+    `first_J`[j] on. Worker w does the `count_Z`[w] pieces from place `begin_Z`[w] on, and sequence
     b has the `pieces_B`[b] pieces from place `place_B`[b] on, in the order of its tokens.
     """
 
-    begin_W: jax.Array
-    count_W: jax.Array
+    begin_Z: jax.Array
+    count_Z: jax.Array
     place_B: jax.Array
     pieces_B: jax.Array
     sequence_J: jax.Array
@@ -50,7 +50,7 @@ def split(lengths_B, workers, slots):
     tiles_J = jnp.clip(tiles_B[sequence_J] - first_J, 0, PIECE)
     worker_J = (start_B[sequence_J] + first_J) // jnp.maximum(-(-total // workers), 1)
     worker_J = jnp.where(tiles_J > 0, worker_J, workers)
-    begin_W = (worker_J < jnp.arange(workers)[:, None]).sum(axis=1)
-    count_W = (worker_J == jnp.arange(workers)[:, None]).sum(axis=1)
-    parts = begin_W, count_W, place_B, pieces_B, sequence_J, first_J, tiles_J
+    begin_Z = (worker_J < jnp.arange(workers)[:, None]).sum(axis=1)
+    count_Z = (worker_J == jnp.arange(workers)[:, None]).sum(axis=1)
+    parts = begin_Z, count_Z, place_B, pieces_B, sequence_J, first_J, tiles_J
     return PieceSchedule(*(part.astype(jnp.int32) for part in parts))

@@ -14,7 +14,7 @@ A variant supplies, in this order in its file:
 also of prompts, meshes and checks are here, once. Benchmarks time `attend_cached` and hold it
 against `materialize_kv`.
 
-B batch  T new tokens  S cache slots  D model width  H heads  K head width  W width of a logit
+B batch  T new tokens  S cache slots  D model width  H heads  K head width  W logit width
 """
 
 from collections.abc import Callable

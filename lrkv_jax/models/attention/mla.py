@@ -1,7 +1,7 @@
 """MLA: one latent per token, expanded into each head's keys and values.
 
 B batch  T new tokens  S cache slots  D model width  H heads  G groups of them  K head width
-C latent width  R width of a head's own latent  P rope-key width  W width of a logit
+C latent width  R width of a head's own latent  P rope-key width  W logit width
 
 c = norm(x W_down), C wide; v_h = c W^V_h. Positions enter in one of two modes, each decoded
 exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):

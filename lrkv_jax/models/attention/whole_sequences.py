@@ -6,7 +6,7 @@ https://arxiv.org/abs/2309.14509), attends, and exchanges back. Each device then
 under the causal mask. Keys and values of fewer heads than devices are gathered instead.
 
 B batch  T positions here  H query heads  S all positions  G key/value heads  h heads here
-W logit width  K value width
+W logit width  K head width
 """
 
 from jax import lax
