@@ -16,7 +16,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention.cache import lengths_of
 from lrkv_jax.models.attention.grouped import GroupedAttention, GroupedCache
 from lrkv_jax.models.attention.lrkv import LowRankAttention
-from lrkv_jax.models.attention.tiles import attend_tiles
+from lrkv_jax.models.attention.prefill import attend_tiles
 from lrkv_jax.models.weights import weight
 
 

@@ -56,18 +56,20 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
     S, G = online.slots_of(k_BSGK, pages_BN), k_BSGK.shape[2]
     q_BGNTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
     each = T * H // G  # queries of a key
-    few = online.few(each)
-    chunk = online.default_chunk(S, few, B * G * K, alone=B * G == 1)
+    small_batch = online.is_small_batch(each)
+    chunk = online.default_chunk(S, small_batch, B * G * K, single_sequence=B * G == 1)
     if each == 2 and chunk == S and pages_BN is None:
-        few = False  # no slice to copy: the queries on the left are the faster product for two
+        small_batch = (
+            False  # no slice to copy: the queries on the left are the faster product for two
+        )
 
     def logits(index, start):
         k_BcGK = online.slots(k_BSGK, pages_BN, start, chunk)
-        return scale * online.dots("BGNTK,BcGK->BGNTc", q_BGNTK, k_BcGK, few)
+        return scale * online.dots("BGNTK,BcGK->BGNTc", q_BGNTK, k_BcGK, small_batch)
 
     def values(weights_BGNTc, start, seen_Bc):
         v_BcGK = online.slots(v_BSGK, pages_BN, start, chunk, seen_Bc)
-        return (online.averages("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, few),)
+        return (online.averages("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, small_batch),)
 
     (out_BGNTK,), lse_BGNT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
     return online.by_head(out_BGNTK), online.by_head(lse_BGNT)

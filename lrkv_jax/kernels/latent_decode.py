@@ -156,11 +156,11 @@ def _xla(
             private = private._replace(q_BTHR=online.as_queries(private.q_BTHR, G))
     (B, T, H, _), S = q_BTHX.shape, online.slots_of(latent_BSC, pages_BN)
     q_BHTX = q_BTHX.swapaxes(1, 2)
-    few = online.few(T * H)
+    small_batch = online.is_small_batch(T * H)
     widest = latent_BSC.shape[-1]
     if private is not None:
         widest = max(widest, H * private.latent_BSGR.shape[-1])
-    chunk = online.default_chunk(S, few, B * widest, alone=B == 1)
+    chunk = online.default_chunk(S, small_batch, B * widest, single_sequence=B == 1)
 
     def in_keys(up_HRK, latent_BSHR):
         """Logits [S, B, T, H] of latents that are rotated in the keys that they make."""
@@ -178,16 +178,16 @@ def _xla(
 
     def of_common(start):
         key_BcC = online.slots(latent_BSC, pages_BN, start, chunk)
-        return online.dots("BHTC,BcC->BHTc", q_BHTX, key_BcC, few)
+        return online.dots("BHTC,BcC->BHTc", q_BHTX, key_BcC, small_batch)
 
     def of_rope_key(start):
         rope_key_BcP = online.slots(rope_key_BSP, pages_BN, start, chunk)
-        return online.dots("BHTP,BcP->BHTc", q_rope_BTHP.swapaxes(1, 2), rope_key_BcP, few)
+        return online.dots("BHTP,BcP->BHTc", q_rope_BTHP.swapaxes(1, 2), rope_key_BcP, small_batch)
 
     def of_private(start):
         key_BcHR = online.slots(private.latent_BSGR, pages_BN, start, chunk)
         q_BTHR = private.q_BTHR.astype(key_BcHR.dtype)
-        return online.dots("BTHR,BcHR->BHTc", q_BTHR, key_BcHR, few)
+        return online.dots("BTHR,BcHR->BHTc", q_BTHR, key_BcHR, small_batch)
 
     def logits(index, start):
         parts = [angles.of_slots(rotated_SBTH, start, chunk) for rotated_SBTH in keys]
@@ -203,11 +203,13 @@ def _xla(
 
     def values(weights_BHTc, start, seen_Bc):
         latent_BcC = online.slots(latent_BSC, pages_BN, start, chunk, seen_Bc)
-        common_BHTC = online.averages("BHTc,BcC->BHTC", weights_BHTc, latent_BcC, few)
+        common_BHTC = online.averages("BHTc,BcC->BHTC", weights_BHTc, latent_BcC, small_batch)
         if private is None:
             return (common_BHTC,)
         latent_BcHR = online.slots(private.latent_BSGR, pages_BN, start, chunk, seen_Bc)
-        return common_BHTC, online.averages("BHTc,BcHR->BHTR", weights_BHTc, latent_BcHR, few)
+        return common_BHTC, online.averages(
+            "BHTc,BcHR->BHTR", weights_BHTc, latent_BcHR, small_batch
+        )
 
     sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats)
     out_BTHX = jnp.concatenate(sums, axis=-1).swapaxes(1, 2)

@@ -121,9 +121,9 @@ def _xla(
     (B, T, H, K), S = q_BTHK.shape, online.slots_of(k_shared_BSK, pages_BN)
     q_BHTK = q_BTHK.swapaxes(1, 2)
     full = residual is not None and residual.q_latent_BTHR is None
-    few = online.few(T * H)
+    small_batch = online.is_small_batch(T * H)
     widest = K if residual is None else max(K, H * residual.rk_BSGR.shape[-1])
-    chunk = online.default_chunk(S, few, B * widest, alone=B == 1)
+    chunk = online.default_chunk(S, small_batch, B * widest, single_sequence=B == 1)
     if full:
         rotated_SBTH = angles.logits(
             q_BTHK, residual.up_key_GRK, residual.angles_SK, residual.rk_BSGR, lengths_B,
@@ -135,11 +135,11 @@ def _xla(
             return angles.of_slots(rotated_SBTH, start, chunk)
         rk_BcHR = online.slots(residual.rk_BSGR, pages_BN, start, chunk)
         q_BTHR = residual.q_latent_BTHR.astype(rk_BcHR.dtype)
-        return online.dots("BTHR,BcHR->BHTc", q_BTHR, rk_BcHR, few)
+        return online.dots("BTHR,BcHR->BHTc", q_BTHR, rk_BcHR, small_batch)
 
     def logits(index, start):
         k_BcK = online.slots(k_shared_BSK, pages_BN, start, chunk)
-        logits_BHTc = online.dots("BHTK,BcK->BHTc", q_BHTK, k_BcK, few)
+        logits_BHTc = online.dots("BHTK,BcK->BHTc", q_BHTK, k_BcK, small_batch)
         if residual is not None:
             logits_BHTc += residual_logits(start)
         if inverse_norm_BGS is not None:
@@ -149,11 +149,11 @@ def _xla(
 
     def values(weights_BHTc, start, seen_Bc):
         v_BcK = online.slots(v_shared_BSK, pages_BN, start, chunk, seen_Bc)
-        shared_BHTK = online.averages("BHTc,BcK->BHTK", weights_BHTc, v_BcK, few)
+        shared_BHTK = online.averages("BHTc,BcK->BHTK", weights_BHTc, v_BcK, small_batch)
         if residual is None:
             return (shared_BHTK,)
         rv_BcHR = online.slots(residual.rv_BSGR, pages_BN, start, chunk, seen_Bc)
-        return shared_BHTK, online.averages("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, few)
+        return shared_BHTK, online.averages("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, small_batch)
 
     sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats)
     sums = [value.swapaxes(1, 2) for value in sums]

@@ -1,4 +1,4 @@
-"""What a rematerialised layer keeps of cuDNN's attention; traced as if an H200 were here."""
+"""What a rematerialized layer keeps of cuDNN's attention; traced as if an H200 were here."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from lrkv_jax.kernels.flash import cudnn
-from lrkv_jax.models.remat import CUDNN_FORWARD, rematerialised
+from lrkv_jax.models.remat import CUDNN_FORWARD, rematerialized
 
 beneath = cudnn._beneath
 
@@ -49,7 +49,7 @@ def test_cudnn_runs_once_unless_the_whole_layer_is_computed_again(h200, remat, r
         return jnp.cos(out_BTHW).sum()
 
     x_BTHK = jax.ShapeDtypeStruct((2, 128, 4, key), jnp.bfloat16)
-    traced = jax.make_jaxpr(jax.grad(rematerialised(layer, remat, unrolled=False)))(x_BTHK)
+    traced = jax.make_jaxpr(jax.grad(rematerialized(layer, remat, unrolled=False)))(x_BTHK)
     names = list(primitives(traced.jaxpr))
     assert names.count(CUDNN_FORWARD) == runs
     assert names.count(CUDNN_FORWARD.replace("fwd", "bwd")) == 1

@@ -105,7 +105,7 @@ def _scratch(plan, dtype, query_dtype):
         "sums_s": plgpu.SMEM((Q, WIDTH, N), jnp.float32),
         "peak_s": plgpu.SMEM((Q, N), jnp.float32),
         "total_s": plgpu.SMEM((Q, N), jnp.float32),
-        "asked": plgpu.Barrier(num_arrivals=2 if plan.full else 1, num_barriers=Q),
+        "queries_ready": plgpu.Barrier(num_arrivals=2 if plan.full else 1, num_barriers=Q),
     }
     if plan.rank:
         scratch |= {
@@ -124,7 +124,7 @@ def _scratch(plan, dtype, query_dtype):
             "up_s": slots(Q * plan.heads * plan.rank_blocks, WIDTH, 2 * WIDTH),
             "full_s": plgpu.SMEM((Q, plan.heads * plan.queries, 2, WIDTH), jnp.float32),
             "turn_s": plgpu.SMEM((Q, 2, WIDTH), jnp.float32),
-            "set_up": plgpu.Barrier(num_arrivals=2, num_barriers=Q),
+            "factors_ready": plgpu.Barrier(num_arrivals=2, num_barriers=Q),
         }
     return scratch
 

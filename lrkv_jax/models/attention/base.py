@@ -31,10 +31,10 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.models.attention.cache import Cache, Pages, in_int8, lengths_of, slots_of, write
+from lrkv_jax.models.attention.context_parallel import attend_sequences
 from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.attention.on_mesh import on_mesh
-from lrkv_jax.models.attention.tiles import attend_tiles
-from lrkv_jax.models.attention.whole_sequences import attend_whole
+from lrkv_jax.models.attention.prefill import attend_tiles
 from lrkv_jax.models.layers import biased, gained, on_tensor, rms_norm
 from lrkv_jax.models.rope import frequencies, logit_factor, rope_angles, rotate
 from lrkv_jax.models.weights import vector, weight
@@ -152,7 +152,7 @@ class Attention(nnx.Module):
         """The heads' outputs that `__call__` projects; in a training step, this device's heads'."""
         key_heads = self.config.attention.key_heads(self.config)
         attend = partial(
-            attend_whole, scale=self.scale, segments_BT=segments_BT, key_heads=key_heads,
+            attend_sequences, scale=self.scale, segments_BT=segments_BT, key_heads=key_heads,
             impl=self.config.train_kernel,
         )  # fmt: skip
         return self.attend_full(x_BTD, positions_BT, attend)
@@ -185,7 +185,7 @@ class Attention(nnx.Module):
         T = x_BTD.shape[1]
         self._check(cache, x_BTD.shape[0] if pages_BN is None else None)
         positions_BT = lengths_B[:, None] + jnp.arange(T)
-        attend = Attention._few if T <= MOST_QUERIES else Attention._many
+        attend = Attention._attend_from_cache if T <= MOST_QUERIES else Attention._prefill
         out_BTHK, cache = on_mesh(attend, self, x_BTD, positions_BT, cache, pages_BN)
         return self._project(out_BTHK), cache
 
@@ -272,7 +272,7 @@ class Attention(nnx.Module):
                     "dtype: make it with this model's init_cache"
                 )
 
-    def _few(self, x_BTD, positions_BT, cache, pages_BN):
+    def _attend_from_cache(self, x_BTD, positions_BT, cache, pages_BN):
         """Heads' outputs for a few new tokens, and the cache with them in it."""
         query = self.queries(x_BTD, positions_BT)
         cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
@@ -280,7 +280,7 @@ class Attention(nnx.Module):
         out_BTHK, _ = self.attend_cached(query, cache, positions_BT, angles, pages_BN)
         return out_BTHK.astype(x_BTD.dtype), cache
 
-    def _many(self, x_BTD, positions_BT, cache, pages_BN):
+    def _prefill(self, x_BTD, positions_BT, cache, pages_BN):
         """The same for many: keys and values exist for a tile of slots at a time."""
         q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
         cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.kernels import online
-from lrkv_jax.kernels.int8 import Int8Rows, whole_rows
+from lrkv_jax.kernels.int8 import Int8Rows, dequantized
 
 Cache = Any
 Pages = Int[Array, "B N"] | None
@@ -70,7 +70,7 @@ def contiguous(cache: Cache, pages_BN: Pages) -> Cache:
     """The cache of each sequence as it would lie without pages: for variants without a kernel."""
     axes = slot_axes(cache)
     arrays = {name: online.contiguous(getattr(cache, name), pages_BN, axes[name]) for name in axes}
-    return type(cache)(**{name: whole_rows(array) for name, array in arrays.items()})
+    return type(cache)(**{name: dequantized(array) for name, array in arrays.items()})
 
 
 def in_int8(shapes: Cache) -> Cache:

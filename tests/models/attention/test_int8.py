@@ -26,8 +26,8 @@ def test_rows_are_kept_to_half_a_step_of_their_largest_value(dtype):
     x_NW = (rng.standard_normal((500, 64)) * 10.0 ** rng.integers(-6, 6, (500, 1))).astype("f4")
     x_NW[7], x_NW[8, 1:] = 0, 0
     kept = Int8Rows.of(jnp.asarray(x_NW), jnp.dtype(dtype))
-    assert kept.whole.dtype == jnp.int8 and kept.scale.dtype == kept.dtype == jnp.dtype(dtype)
-    back_NW = np.asarray(kept.whole, np.float64) * np.asarray(kept.scale, np.float64)[:, None]
+    assert kept.quantized.dtype == jnp.int8 and kept.scale.dtype == kept.dtype == jnp.dtype(dtype)
+    back_NW = np.asarray(kept.quantized, np.float64) * np.asarray(kept.scale, np.float64)[:, None]
     largest_N1 = np.abs(x_NW).max(-1, keepdims=True)
     # Half a step; and where a scale of 8 bits is too small, the largest value is cut off by it.
     step = 0.5 / 127 * 1.004 + (2**-9 if dtype == "bfloat16" else 1e-6)

@@ -17,7 +17,7 @@ from lrkv_jax.distributed.rules import CONTEXT, TENSOR
 from lrkv_jax.kernels.flash import causal_attention
 
 
-def attend_whole(q_BTHW, k_BTGW, v_BTGK, *, key_heads, segments_BT=None, **how):
+def attend_sequences(q_BTHW, k_BTGW, v_BTGK, *, key_heads, segments_BT=None, **how):
     """`causal_attention` of sequences whose positions the training step's mesh may have split.
 
     `key_heads` counts the model's key/value heads; `how` is passed on.
