@@ -16,8 +16,8 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention.cache import lengths_of
 from lrkv_jax.models.attention.grouped import GroupedAttention, GroupedCache
 from lrkv_jax.models.attention.lrkv import LowRankAttention
-from lrkv_jax.models.attention.tiles import attend_tiles
-from lrkv_jax.models.weight import weight
+from lrkv_jax.models.attention.prefill import attend_tiles
+from lrkv_jax.models.weights import weight
 
 
 class WideMHA(MHA):
@@ -61,9 +61,9 @@ class WideAttention(GroupedAttention):
         """K + R: queries and keys are normed over all of their coordinates."""
         return self.config.attention.query_width(self.config)
 
-    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         lengths_B, how = lengths_of(positions_BT), {"scale": self.scale, "pages_BN": pages_BN}
-        return attend_tiles(query, cache, self.materialised, lengths_B, **how), None
+        return attend_tiles(query, cache, self.materialize_kv, lengths_B, **how), None
 
     def cache_shapes(self, batch, length, dtype):
         H, K = self.config.heads, self.config.head_width

@@ -24,7 +24,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.grouped import GroupedAttention, GroupedCache
 from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
-from lrkv_jax.models.weight import weight
+from lrkv_jax.models.weights import weight
 
 
 class PerHead(MHA):
@@ -91,12 +91,12 @@ class PerHeadAttention(GroupedAttention):
             own_HDK = entry.rate * getattr(self, name)[...]
         return own_HDK + getattr(self, f"{name}_shared")[...] if entry.shared else own_HDK
 
-    def entries(self, x_BTD, positions_BT):
+    def new_kv(self, x_BTD, positions_BT):
         k_BTHK, v_BTHK = (
             jnp.einsum("BTD,HDK->BTHK", x_BTD, self.matrices(name).astype(x_BTD.dtype))
             for name in ("key", "value")
         )
-        return GroupedCache(self.placed(k_BTHK, positions_BT, self.key_gain), v_BTHK)
+        return GroupedCache(self.norm_and_rope(k_BTHK, positions_BT, self.key_gain), v_BTHK)
 
     def head_weights(self):
         key_HDK, value_HDK = (in_float64(self.matrices(name)) for name in ("key", "value"))

@@ -6,6 +6,8 @@ from typing import Any
 
 # Groups of settings that changed no result: whether a plan may refuse a run.
 GONE = ("plan",)
+# Of the model: how the GPU's decode kernel split sequences.
+GONE_OF_MODEL = ("decode_bits",)
 
 # Metrics in the rows of `metrics.jsonl` and of archived runs.
 METRICS = {
@@ -26,6 +28,7 @@ def of_today(raw: dict[str, Any]) -> dict[str, Any]:
         raw["variants"] = {name: _variant(name, entry) for name, entry in variants.items()}
     model = raw.get("model")
     if isinstance(model, dict):
+        model = {key: value for key, value in model.items() if key not in GONE_OF_MODEL}
         raw["model"] = {key: _variant("", value) for key, value in model.items()}
     return raw
 

@@ -81,11 +81,6 @@ class ModelConfig(Group):
         "interpret is for tests.",
         "auto",
     )
-    decode_bits: Literal["fast", "exact"] = place(
-        "How the Mosaic kernel splits sequences. exact cuts each at fixed lengths, so that its "
-        "result does not depend on the other sequences of the batch; fast cuts the batch evenly.",
-        "exact",
-    )
     decode_cache: Literal["whole", "int8"] = place(
         "What the cache of decoding holds. int8: rows of a token and head in eight bits with a "
         "scale each (keys and values, or latents), for XLA alone; LRKV's shared key and value, "

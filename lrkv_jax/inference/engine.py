@@ -27,7 +27,7 @@ from lrkv_jax.inference.schedule import Scheduler, Shape
 from lrkv_jax.kernels import dispatch
 from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.models.accounting.counts import cache_bytes_per_token
-from lrkv_jax.models.dtype import resolve_dtype
+from lrkv_jax.models.layers import resolve_dtype
 
 # Tokens of prompts that are read at once: memory is linear in it. A CPU takes as long for a short
 # prompt as for so many tokens, and gains little from more.

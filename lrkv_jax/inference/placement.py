@@ -13,9 +13,9 @@ from lrkv_jax.distributed.mesh import AXES, check_divides
 from lrkv_jax.distributed.rules import BATCH, parameter_shardings
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention import on_mesh
-from lrkv_jax.models.dtype import resolve_dtype
+from lrkv_jax.models.layers import resolve_dtype
 from lrkv_jax.models.transformer import Unstacked, abstract_parameters, specs, with_parameters
-from lrkv_jax.models.weight import spec_of, variables
+from lrkv_jax.models.weights import spec_of, variables
 
 _log = logging.getLogger("lrkv_jax.inference")
 

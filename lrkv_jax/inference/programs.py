@@ -395,7 +395,7 @@ def put(model, pool, pages_N, content):
     """The pool with these pages' content, as `fetch` gave it; pages past the last stay out."""
     new = jax.tree.map(lambda pages, some: pages.at[pages_N].set(some, mode="drop"), pool, content)
     attentions = [block.attention for block in model.blocks]
-    return [on_mesh.placed(*pair) for pair in zip(attentions, new, strict=True)]
+    return [on_mesh.constrain_cache(*pair) for pair in zip(attentions, new, strict=True)]
 
 
 def _everywhere(arrays):

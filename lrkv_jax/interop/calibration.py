@@ -57,7 +57,7 @@ def calibrations(
         read_BTD, attention = block.norm_attention(x_BTD), block.attention
         counted_BTD = read_BTD.astype(jnp.float32) * counted_B[:, None, None]
         moment_DD = jnp.einsum("BTD,BTE->DE", counted_BTD, counted_BTD)
-        q_BTHK = attention.expanded(attention.queries(read_BTD, positions_BT), positions_BT)
+        q_BTHK = attention.expand_query(attention.queries(read_BTD, positions_BT), positions_BT)
         squares_HK = jnp.einsum("BTHK,B->HK", q_BTHK.astype(jnp.float32) ** 2, counted_B)
         first_HJ, second_HJ = jnp.split(squares_HK, 2, axis=1)
         return block(x_BTD, positions_BT, segments_BT), moment_DD, first_HJ + second_HJ

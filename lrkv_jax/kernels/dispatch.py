@@ -2,13 +2,13 @@
 
 `auto` takes the Mosaic kernel on a Hopper GPU if the kernel supports the shape and dtype and passes
 its check on this device (`lrkv_jax.kernels.gpu.kernel_check`), and the XLA path everywhere else.
-`xla`, `mosaic` and `interpret` (the Mosaic kernel in Pallas's interpreter, on a CPU, for tests,
-unchecked) force one, and raise where it cannot run.
+`xla`, `mosaic` and `interpret` force one, and raise where it cannot run. `interpret` is the Mosaic
+kernel in Pallas's interpreter, on a CPU, for tests, and is not checked. It needs 8 threads of XLA's
+(`XLA_FLAGS=--xla_force_host_platform_device_count=8`), and waits forever with fewer.
 """
 
 import functools
 import logging
-import os
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +18,6 @@ from lrkv_jax.kernels.gpu import kernel_check
 from lrkv_jax.kernels.int8 import Int8Rows
 
 IMPLEMENTATIONS = ("auto", "xla", "mosaic", "interpret")
-# With 8 the kernels of every mode end; with 4 LRKV's wait forever.
-INTERPRETER_THREADS = 8
 _log = logging.getLogger("lrkv_jax.kernels")
 _choices: dict[str, str] = {}
 
@@ -70,8 +68,7 @@ def choose(kernel, impl, unsupported_reason, failure_reason):
         raise LrkvError(f"decode kernel {impl!r} is unknown: use {', '.join(IMPLEMENTATIONS)}")
     if impl == "xla":
         return settle(kernel, impl, "asked for")
-    reason = _missing_threads() if impl == "interpret" else _missing_gpu()
-    reason = reason or unsupported_reason
+    reason = unsupported_reason if impl == "interpret" else _missing_gpu() or unsupported_reason
     failed = None if reason or impl == "interpret" else failure_reason()
     reason = reason or failed
     if impl in ("mosaic", "interpret"):
@@ -109,20 +106,6 @@ def _missing_gpu():
     if not capability.startswith("9."):
         return f"the GPU's compute capability is {capability}, and the kernel is written for 9.0"
     return None
-
-
-def _missing_threads():
-    """The reason why Pallas's interpreter would wait forever in this process, or None.
-
-    It runs each warpgroup on a thread of XLA's, of which a client has one per core or device.
-    """
-    threads = max(os.cpu_count() or 1, jax.local_device_count())
-    if threads >= INTERPRETER_THREADS:
-        return None
-    return (
-        f"Pallas's interpreter has {threads} threads and needs {INTERPRETER_THREADS}: set "
-        f"XLA_FLAGS=--xla_force_host_platform_device_count={INTERPRETER_THREADS} for them"
-    )
 
 
 @functools.cache

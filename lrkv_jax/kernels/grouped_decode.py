@@ -9,9 +9,7 @@ from lrkv_jax.kernels.gpu import columns
 from lrkv_jax.kernels.gpu import plan as plans
 
 
-def grouped_decode(
-    q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, pages_BN=None, impl="auto", bits="fast"
-):
+def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, pages_BN=None, impl="auto"):
     """Attend each sequence's last T tokens to a cache that already holds them.
 
     `lengths_B` counts the tokens of each sequence in the cache, the T queries' own included; query
@@ -21,24 +19,23 @@ def grouped_decode(
     sequence b is row s % 64 of page `pages_BN`[b, s // 64]. Entries past a sequence's last page
     may be any page's, and what other pages hold is never used.
 
-    `impl` is one of `dispatch.IMPLEMENTATIONS`. With `bits` = "exact" the results of a sequence
-    depend, to the last bit, on its own length and cache alone; "fast" splits long sequences over
-    more of a GPU, by the lengths of the whole batch (`gpu.schedule`). Returns float32
-    outputs [B, T, H, K] and log-sum-exp [B, T, H]: 0 and −1e30 for a query that sees nothing.
+    `impl` is one of `dispatch.IMPLEMENTATIONS`. Returns float32 outputs [B, T, H, K] and
+    log-sum-exp [B, T, H]: 0 and −1e30 for a query that sees nothing. On a GPU the results of a
+    sequence depend, to the last bit, on its own length and cache alone.
     """
     arrays, axes = (q_BTHK, k_BSGK, v_BSGK, pages_BN), ("BTHK", "BSGK", "BSGK", "BN")
-    found = _plan(q_BTHK, k_BSGK, pages_BN, impl, bits)
+    found = _plan(q_BTHK, k_BSGK, pages_BN, impl)
     kernel = dispatch.Kernel("grouped_decode", _xla, _mosaic)
     return kernel(found, arrays, axes, lengths_B, scale=scale, impl=impl)
 
 
-def _plan(q_BTHK, k_BSGK, pages_BN, impl, bits):
+def _plan(q_BTHK, k_BSGK, pages_BN, impl):
     """(plan, None), or (None, reason why the Mosaic kernel cannot run)."""
     _, T, H, K = q_BTHK.shape
     slots, G = k_BSGK.shape[1:3]
     return plans.find(
         k_BSGK.dtype, {"head width": K}, impl,
-        T=T, slots=slots, paged=pages_BN is not None, H=H, G=G, bits=bits,
+        T=T, slots=slots, paged=pages_BN is not None, H=H, G=G,
         key_widths=(K,), value_width=K,
     )  # fmt: skip
 
@@ -59,18 +56,20 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
     S, G = online.slots_of(k_BSGK, pages_BN), k_BSGK.shape[2]
     q_BGNTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
     each = T * H // G  # queries of a key
-    few = online.few(each)
-    chunk = online.default_chunk(S, few, B * G * K, alone=B * G == 1)
+    small_batch = online.is_small_batch(each)
+    chunk = online.default_chunk(S, small_batch, B * G * K, single_sequence=B * G == 1)
     if each == 2 and chunk == S and pages_BN is None:
-        few = False  # no slice to copy: the queries on the left are the faster product for two
+        small_batch = (
+            False  # no slice to copy: the queries on the left are the faster product for two
+        )
 
     def logits(index, start):
         k_BcGK = online.slots(k_BSGK, pages_BN, start, chunk)
-        return scale * online.dots("BGNTK,BcGK->BGNTc", q_BGNTK, k_BcGK, few)
+        return scale * online.dots("BGNTK,BcGK->BGNTc", q_BGNTK, k_BcGK, small_batch)
 
     def values(weights_BGNTc, start, seen_Bc):
         v_BcGK = online.slots(v_BSGK, pages_BN, start, chunk, seen_Bc)
-        return (online.averages("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, few),)
+        return (online.averages("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, small_batch),)
 
     (out_BGNTK,), lse_BGNT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
     return online.by_head(out_BGNTK), online.by_head(lse_BGNT)

@@ -18,12 +18,12 @@ MOST = 127
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Int8Rows:
-    """An array of rows, `whole` [..., W] in int8 and `scale` [...]; or of their shapes.
+    """An array of rows, `quantized` [..., W] in int8 and `scale` [...]; or of their shapes.
 
     `shape` is that of what it stands for, and `dtype` its type.
     """
 
-    whole: Any
+    quantized: Any
     scale: Any
 
     @classmethod
@@ -32,8 +32,8 @@ class Int8Rows:
         rows = rows.astype(jnp.float32)
         scale = (jnp.abs(rows).max(axis=-1) / MOST).astype(dtype)
         step = scale.astype(jnp.float32)[..., None]
-        whole = jnp.where(step > 0, rows / jnp.where(step > 0, step, 1), 0)
-        return cls(jnp.clip(jnp.round(whole), -MOST, MOST).astype(jnp.int8), scale)
+        quantized = jnp.where(step > 0, rows / jnp.where(step > 0, step, 1), 0)
+        return cls(jnp.clip(jnp.round(quantized), -MOST, MOST).astype(jnp.int8), scale)
 
     @classmethod
     def shapes(cls, rows):
@@ -45,11 +45,11 @@ class Int8Rows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.whole.shape
+        return self.quantized.shape
 
     @property
     def ndim(self) -> int:
-        return self.whole.ndim
+        return self.quantized.ndim
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -57,9 +57,9 @@ class Int8Rows:
 
     def rows(self) -> jax.Array:
         """What it stands for, [..., W], rounded once more, to the scales' type."""
-        return self.whole.astype(self.dtype) * self.scale[..., None]
+        return self.quantized.astype(self.dtype) * self.scale[..., None]
 
 
-def whole_rows(array: jax.Array | Int8Rows) -> jax.Array:
+def dequantized(array: jax.Array | Int8Rows) -> jax.Array:
     """An array as it is, and rows of eight bits as what they stand for."""
     return array.rows() if isinstance(array, Int8Rows) else array

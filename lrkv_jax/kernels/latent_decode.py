@@ -69,7 +69,6 @@ def latent_decode(
     frequencies_J=None,
     pages_BN=None,
     impl="auto",
-    bits="fast",
 ):
     """Attend each sequence's last T tokens to the cache, which already holds them.
 
@@ -77,7 +76,7 @@ def latent_decode(
     without latents of single heads. `q_BTHX` is in the latent's space; in `full` it is each head's
     rotated query, K wide, and `frequencies_J` are the
     angles per position that rotated it (None: RoPE's own). With groups, inverse norms are the
-    groups'. Lengths, pages, `impl`, `bits` and results as in `grouped_decode`, the output still in
+    groups'. Lengths, pages, `impl` and results as in `grouped_decode`, the output still in
     the latents: [B, T, H, C + R'].
     """
     if private is not None:
@@ -92,12 +91,12 @@ def latent_decode(
     )  # fmt: skip
     kernel = dispatch.Kernel("latent_decode", _xla, _mosaic)
     return kernel(
-        _plan(*arrays, impl, bits), arrays, axes, lengths_B,
+        _plan(*arrays, impl), arrays, axes, lengths_B,
         scale=scale, impl=impl, frequencies_J=frequencies_J,
     )  # fmt: skip
 
 
-def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, pages_BN, impl, bits):
+def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, pages_BN, impl):
     """(plan, None) or (None, reason), for one key head of width C + P."""
     (_, T, H, _), C = q_BTHX.shape, latent_BSC.shape[-1]
     if private is not None:
@@ -107,7 +106,7 @@ def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, page
     P = q_rope_BTHP.shape[-1]
     return plans.find(
         latent_BSC.dtype, {"latent width": C, "rope-key width": P}, impl,
-        T=T, slots=latent_BSC.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
+        T=T, slots=latent_BSC.shape[1], paged=pages_BN is not None, H=H, G=1,
         key_widths=(C, P) if P else (C,), value_width=C, values_in_keys=True,
     )  # fmt: skip
 
@@ -157,11 +156,11 @@ def _xla(
             private = private._replace(q_BTHR=online.as_queries(private.q_BTHR, G))
     (B, T, H, _), S = q_BTHX.shape, online.slots_of(latent_BSC, pages_BN)
     q_BHTX = q_BTHX.swapaxes(1, 2)
-    few = online.few(T * H)
+    small_batch = online.is_small_batch(T * H)
     widest = latent_BSC.shape[-1]
     if private is not None:
         widest = max(widest, H * private.latent_BSGR.shape[-1])
-    chunk = online.default_chunk(S, few, B * widest, alone=B == 1)
+    chunk = online.default_chunk(S, small_batch, B * widest, single_sequence=B == 1)
 
     def in_keys(up_HRK, latent_BSHR):
         """Logits [S, B, T, H] of latents that are rotated in the keys that they make."""
@@ -179,16 +178,16 @@ def _xla(
 
     def of_common(start):
         key_BcC = online.slots(latent_BSC, pages_BN, start, chunk)
-        return online.dots("BHTC,BcC->BHTc", q_BHTX, key_BcC, few)
+        return online.dots("BHTC,BcC->BHTc", q_BHTX, key_BcC, small_batch)
 
     def of_rope_key(start):
         rope_key_BcP = online.slots(rope_key_BSP, pages_BN, start, chunk)
-        return online.dots("BHTP,BcP->BHTc", q_rope_BTHP.swapaxes(1, 2), rope_key_BcP, few)
+        return online.dots("BHTP,BcP->BHTc", q_rope_BTHP.swapaxes(1, 2), rope_key_BcP, small_batch)
 
     def of_private(start):
         key_BcHR = online.slots(private.latent_BSGR, pages_BN, start, chunk)
         q_BTHR = private.q_BTHR.astype(key_BcHR.dtype)
-        return online.dots("BTHR,BcHR->BHTc", q_BTHR, key_BcHR, few)
+        return online.dots("BTHR,BcHR->BHTc", q_BTHR, key_BcHR, small_batch)
 
     def logits(index, start):
         parts = [angles.of_slots(rotated_SBTH, start, chunk) for rotated_SBTH in keys]
@@ -204,11 +203,13 @@ def _xla(
 
     def values(weights_BHTc, start, seen_Bc):
         latent_BcC = online.slots(latent_BSC, pages_BN, start, chunk, seen_Bc)
-        common_BHTC = online.averages("BHTc,BcC->BHTC", weights_BHTc, latent_BcC, few)
+        common_BHTC = online.averages("BHTc,BcC->BHTC", weights_BHTc, latent_BcC, small_batch)
         if private is None:
             return (common_BHTC,)
         latent_BcHR = online.slots(private.latent_BSGR, pages_BN, start, chunk, seen_Bc)
-        return common_BHTC, online.averages("BHTc,BcHR->BHTR", weights_BHTc, latent_BcHR, few)
+        return common_BHTC, online.averages(
+            "BHTc,BcHR->BHTR", weights_BHTc, latent_BcHR, small_batch
+        )
 
     sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats)
     out_BTHX = jnp.concatenate(sums, axis=-1).swapaxes(1, 2)

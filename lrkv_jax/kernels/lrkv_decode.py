@@ -70,14 +70,13 @@ def lrkv_decode(
     pages_BN=None,
     frequencies_J=None,
     impl="auto",
-    bits="fast",
 ):
     """Attend each sequence's last T tokens to the factored cache, which already holds them.
 
     `q_BTHK` is rotated, by `frequencies_J` angles per position (None: RoPE's own). `residual` is
     None at rank 0; its heads, and those of `inverse_norm_BGS`, may be groups of query heads, as
     many as divide them, and `inverse_norm_BGS` (float32, H = 1 at rank 0) is None without QK-norm.
-    Lengths, pages, `impl`, `bits` and results as in `grouped_decode`; the pool of inverse norms is
+    Lengths, pages, `impl` and results as in `grouped_decode`; the pool of inverse norms is
     [P, H, 64].
     """
     residual = residual and residual.padded()
@@ -85,7 +84,7 @@ def lrkv_decode(
     axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BGS", "BN")
     kernel = dispatch.Kernel("lrkv_decode", _xla, _mosaic)
     return kernel(
-        _plan(*arrays, impl, bits), arrays, axes, lengths_B,
+        _plan(*arrays, impl), arrays, axes, lengths_B,
         scale=scale, impl=impl, frequencies_J=frequencies_J,
     )  # fmt: skip
 
@@ -122,9 +121,9 @@ def _xla(
     (B, T, H, K), S = q_BTHK.shape, online.slots_of(k_shared_BSK, pages_BN)
     q_BHTK = q_BTHK.swapaxes(1, 2)
     full = residual is not None and residual.q_latent_BTHR is None
-    few = online.few(T * H)
+    small_batch = online.is_small_batch(T * H)
     widest = K if residual is None else max(K, H * residual.rk_BSGR.shape[-1])
-    chunk = online.default_chunk(S, few, B * widest, alone=B == 1)
+    chunk = online.default_chunk(S, small_batch, B * widest, single_sequence=B == 1)
     if full:
         rotated_SBTH = angles.logits(
             q_BTHK, residual.up_key_GRK, residual.angles_SK, residual.rk_BSGR, lengths_B,
@@ -136,11 +135,11 @@ def _xla(
             return angles.of_slots(rotated_SBTH, start, chunk)
         rk_BcHR = online.slots(residual.rk_BSGR, pages_BN, start, chunk)
         q_BTHR = residual.q_latent_BTHR.astype(rk_BcHR.dtype)
-        return online.dots("BTHR,BcHR->BHTc", q_BTHR, rk_BcHR, few)
+        return online.dots("BTHR,BcHR->BHTc", q_BTHR, rk_BcHR, small_batch)
 
     def logits(index, start):
         k_BcK = online.slots(k_shared_BSK, pages_BN, start, chunk)
-        logits_BHTc = online.dots("BHTK,BcK->BHTc", q_BHTK, k_BcK, few)
+        logits_BHTc = online.dots("BHTK,BcK->BHTc", q_BHTK, k_BcK, small_batch)
         if residual is not None:
             logits_BHTc += residual_logits(start)
         if inverse_norm_BGS is not None:
@@ -150,11 +149,11 @@ def _xla(
 
     def values(weights_BHTc, start, seen_Bc):
         v_BcK = online.slots(v_shared_BSK, pages_BN, start, chunk, seen_Bc)
-        shared_BHTK = online.averages("BHTc,BcK->BHTK", weights_BHTc, v_BcK, few)
+        shared_BHTK = online.averages("BHTc,BcK->BHTK", weights_BHTc, v_BcK, small_batch)
         if residual is None:
             return (shared_BHTK,)
         rv_BcHR = online.slots(residual.rv_BSGR, pages_BN, start, chunk, seen_Bc)
-        return shared_BHTK, online.averages("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, few)
+        return shared_BHTK, online.averages("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, small_batch)
 
     sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats)
     sums = [value.swapaxes(1, 2) for value in sums]
@@ -162,7 +161,7 @@ def _xla(
     return online.as_heads(out_BTHK, repeats), online.as_heads(lse_BHT.swapaxes(1, 2), repeats)
 
 
-def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN, impl, bits):
+def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN, impl):
     """(plan, None), or (None, reason why the Mosaic kernel cannot run)."""
     repeats, q_BTHK, residual = _by_group(q_BTHK, residual)
     _, T, H, K = q_BTHK.shape
@@ -179,7 +178,7 @@ def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_
         own |= {"norm_heads": 1, "shared_norm": inverse_norm_BGS.shape[1] == 1}
     return plans.find(
         k_shared_BSK.dtype, widths, impl,
-        T=T, slots=k_shared_BSK.shape[1], paged=pages_BN is not None, H=H, G=1, bits=bits,
+        T=T, slots=k_shared_BSK.shape[1], paged=pages_BN is not None, H=H, G=1,
         key_widths=(K,), value_width=K, **own,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import re
 import jax
 import jax.numpy as jnp
 
-from lrkv_jax.kernels.int8 import whole_rows
+from lrkv_jax.kernels.int8 import dequantized
 
 # Finite, so that a difference of two of them is 0 and not NaN.
 MASKED = -1e30
@@ -25,38 +25,38 @@ def first_seen(lengths_B, T):
     return lengths_B[:, None] - T + jnp.arange(T)
 
 
-def few(queries):
-    """Whether so many queries of a key are few: on a CPU, fewer than a chunk has slots."""
+def is_small_batch(queries):
+    """Whether a key meets few queries: on a CPU, fewer than a chunk has slots."""
     return jax.default_backend() == "cpu" and queries < LEAST
 
 
-def default_chunk(S, few, values, alone=False):
+def default_chunk(S, small_batch, values, single_sequence=False):
     """Slots of a chunk that stays in a CPU's cache; all slots elsewhere.
 
-    `values` are those of a slot's keys over all sequences; many queries read a chunk often. `alone`
-    says that one product reads the chunk, and not a batch of them.
+    `values` are those of a slot's keys over all sequences; many queries read a chunk often.
+    `single_sequence` says that one product reads the chunk, and not a batch of them.
     """
     if jax.default_backend() != "cpu":
         return S
-    most = MOST_ALONE if few and alone else MOST
-    fitting = min(most, KEYS // (4 * values)) if few else most
+    most = MOST_ALONE if small_batch and single_sequence else MOST
+    fitting = min(most, KEYS // (4 * values)) if small_batch else most
     chunk = LEAST
     while 2 * chunk <= fitting:
         chunk *= 2
     return min(S, chunk)
 
 
-def dots(subscripts, queries, cached, few):
+def dots(subscripts, queries, cached, small_batch):
     """`einsum` of queries and cached keys in float32.
 
     XLA on a CPU copies the right operand of a batched product with its contraction outermost, and
-    the left one row by row: where queries are few, the cache is the left one. Where each key meets
-    one query, there is nothing to reuse, and products and sums read the cache in its own order.
+    the left one row by row: for a small batch of queries, the cache is the left one. Where each key
+    meets one query, there is nothing to reuse, and products and sums read the cache in its order.
     """
     q, k, out = re.split(",|->", subscripts)
-    if few and _is_one(q, k, queries):
+    if small_batch and _is_one(q, k, queries):
         return _products(q, k, out, queries, cached)
-    if few:
+    if small_batch:
         q, k, queries, cached = k, q, cached, queries
     both = [axis for axis in out if axis in q and axis in k]
     free = [axis for side in (q, k) for axis in out if axis in side and axis not in both]
@@ -65,10 +65,10 @@ def dots(subscripts, queries, cached, few):
     return result.transpose([product.index(axis) for axis in out])
 
 
-def averages(subscripts, weights, cached, few):
+def averages(subscripts, weights, cached, small_batch):
     """`einsum` of float32 weights and cached values in float32, each value read once."""
     w, v, out = re.split(",|->", subscripts)
-    if few and _is_one(w, v, weights):
+    if small_batch and _is_one(w, v, weights):
         return _products(w, v, out, weights, cached)
     return _float32_einsum(subscripts, weights, cached)
 
@@ -178,7 +178,7 @@ def slots(array_BS, pages_BN, start, chunk, seen_Bc=None, axis=1):
         rows = array_BS.shape[axis]
         pages_Bn = jax.lax.dynamic_slice_in_dim(pages_BN, start // rows, chunk // rows, 1)
         some = contiguous(array_BS, pages_Bn, axis)
-    some = whole_rows(some)
+    some = dequantized(some)
     if seen_Bc is None:
         return some
     return jnp.where(seen_Bc.reshape(*seen_Bc.shape, *[1] * (some.ndim - 2)), some, 0)

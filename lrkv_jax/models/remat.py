@@ -29,7 +29,7 @@ NAMED = ("query", "key", "value", "attended", "logsumexp", "mlp")
 CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 
 
-def rematerialised(f: Callable, remat: Remat, *, unrolled: bool) -> Callable:
+def rematerialized(f: Callable, remat: Remat, *, unrolled: bool) -> Callable:
     """`f`, one layer of a scan, whose gradient keeps what `remat` says."""
     if remat == "none":
         return f

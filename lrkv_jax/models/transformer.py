@@ -19,12 +19,9 @@ from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import constrain_batch
 from lrkv_jax.models.attention import make_attention
 from lrkv_jax.models.attention.cache import Cache, Pages
-from lrkv_jax.models.dtype import resolve_dtype
-from lrkv_jax.models.embedding import Embedding, Head, soft_cap
-from lrkv_jax.models.mlp import MLP
-from lrkv_jax.models.norm import Norm
-from lrkv_jax.models.remat import Remat, rematerialised
-from lrkv_jax.models.weight import draw, spec_of, variables, weight_specs, weights_of
+from lrkv_jax.models.layers import MLP, Embedding, Head, Norm, resolve_dtype, soft_cap
+from lrkv_jax.models.remat import Remat, rematerialized
+from lrkv_jax.models.weights import draw, spec_of, variables, weight_specs, weights_of
 
 
 class Block(nnx.Module):
@@ -99,7 +96,7 @@ class Transformer(nnx.Module):
         chex.assert_equal_shape([tokens_BT, positions_BT])
         x_BTD = self.embed(tokens_BT)
         x_BTD = self._through_blocks(x_BTD, (positions_BT, segments_BT), remat, sums)
-        return _whole(self.norm, x_BTD.dtype)(x_BTD)
+        return _gathered(self.norm, x_BTD.dtype)(x_BTD)
 
     def _through_blocks(self, x_BTD, places, remat, sums):
         stacked, tree = jax.tree.flatten(self.blocks)
@@ -107,7 +104,7 @@ class Transformer(nnx.Module):
         def block(x_BTD, weights, places):
             return constrain_batch(tree.unflatten(weights)(x_BTD, *places))
 
-        block = rematerialised(block, remat, unrolled=self.config.unroll > 1)
+        block = rematerialized(block, remat, unrolled=self.config.unroll > 1)
         if manual_sharding.in_train_step():
             one_layers = [v.get_metadata("spec").axes for v in variables(self.blocks)]
             block = manual_sharding.fsdp_layer(block, one_layers, sums=sums)
@@ -128,8 +125,8 @@ class Transformer(nnx.Module):
         """The head's matrix: its own, or the embedding's transpose scaled by 1/sqrt(D)."""
         dtype = resolve_dtype(self.config.dtype)
         if self.head is not None:
-            return _whole(self.head, dtype).kernel[...]
-        return _whole(self.embedding, dtype).table[...].T * self.config.width**-0.5
+            return _gathered(self.head, dtype).kernel[...]
+        return _gathered(self.embedding, dtype).table[...].T * self.config.width**-0.5
 
     def unstacked(self) -> Unstacked:
         """The same model, its blocks one by one."""
@@ -189,7 +186,7 @@ class Unstacked(Transformer):
         return self.norm(x_BTD), new
 
 
-def _whole[M: nnx.Module](module: M, dtype: jnp.dtype) -> M:
+def _gathered[M: nnx.Module](module: M, dtype: jnp.dtype) -> M:
     """The module with its weights gathered in `dtype`, in a training step; elsewhere, itself."""
     shards, tree = jax.tree.flatten(module)
     if not (shards and manual_sharding.in_train_step()):

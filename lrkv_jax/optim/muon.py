@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from lrkv_jax.distributed.mesh import in_use
-from lrkv_jax.models.weight import WeightSpec
+from lrkv_jax.models.weights import WeightSpec
 from lrkv_jax.optim.sharded_newton_schulz import orthogonalize_on_mesh
 
 # Keller Jordan's quintic: the steepest at zero that keeps singular values within [0.68, 1.21].

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from lrkv_jax.distributed.mesh import in_use
 from lrkv_jax.distributed.rules import partition
-from lrkv_jax.models.weight import WeightSpec
+from lrkv_jax.models.weights import WeightSpec
 
 Axes = tuple[str, ...]  # mesh axes
 

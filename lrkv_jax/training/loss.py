@@ -23,7 +23,7 @@ from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import BATCH, CONTEXT, TENSOR, partition
 from lrkv_jax.kernels.cross_entropy import Teacher, chunked_cross_entropy, mean_cross_entropy
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
-from lrkv_jax.models.weight import LAYERS
+from lrkv_jax.models.weights import LAYERS
 from lrkv_jax.training.token_batch import PLAIN, BatchFormat, TokenBatch
 
 HERE = PartitionSpec()  # tensor does not split it

@@ -13,7 +13,7 @@ from lrkv_jax.config import MeshConfig, ModelConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import parameter_shardings
 from lrkv_jax.inference.trained_run import TrainedRun
-from lrkv_jax.models.dtype import resolve_dtype
+from lrkv_jax.models.layers import resolve_dtype
 from lrkv_jax.models.transformer import abstract_parameters, specs
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.run_dir import asked_dtype, read_run

@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, Key
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.distributed.rules import parameter_shardings, replicated
-from lrkv_jax.models.dtype import resolve_dtype
+from lrkv_jax.models.layers import resolve_dtype
 from lrkv_jax.models.transformer import init_parameters, specs
 from lrkv_jax.optim import make_optimizer
 from lrkv_jax.training.guard import GuardState

@@ -453,6 +453,7 @@ def test_settings_of_earlier_versions_are_read():
     raw = as_settings(load_config("nano_family", ["attention=lrkv_full"]))
     old = copy.deepcopy(raw)
     old |= {"plan": {"refuse": False}, "data": old["data"] | {"keep_streams": False}}
+    old |= {"model": old["model"] | {"decode_bits": "fast"}}
     for entry in old["variants"].values():
         entry |= {"tied": False} if entry["kind"] == "lrkv" else {}
     assert config_from(old, "old") == config_from(copy.deepcopy(raw), "new")

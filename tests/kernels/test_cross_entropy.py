@@ -3,12 +3,11 @@
 B batch  T positions  D width  V vocabulary
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.jaxprs import sizes
 
 from lrkv_jax.kernels.cross_entropy import Teacher, chunked_cross_entropy, mean_cross_entropy
 
@@ -119,19 +118,6 @@ def test_bfloat16_inputs_get_bfloat16_gradients_and_a_float32_kernel_gradient():
     # A few roundings to 8 bits of mantissa, relative to the largest entry.
     for mine, exact in zip(got, plain(x, kernel, targets, 15.0)[1:], strict=True):
         np.testing.assert_allclose(np.float64(mine), exact, atol=0.03 * abs(exact).max())
-
-
-def sizes(jaxpr):
-    """Elements of every intermediate, inner programs included."""
-    for equation in jaxpr.eqns:
-        yield from (math.prod(v.aval.shape) for v in equation.outvars)
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=is_jaxpr):
-            if is_jaxpr(inner):
-                yield from sizes(getattr(inner, "jaxpr", inner))
-
-
-def is_jaxpr(leaf):
-    return hasattr(leaf, "eqns")
 
 
 @pytest.mark.parametrize("loss", [chunked_cross_entropy, mean_cross_entropy])

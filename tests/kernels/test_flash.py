@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch, flash
@@ -138,27 +136,6 @@ def test_bfloat16_is_summed_in_float32():
         assert np.abs(np.asarray(got, np.float64) - true).max() < 2e-2 * np.abs(true).max()
 
 
-@pytest.mark.slow
-def test_chunked_lives_inside_scan_checkpoint_and_shard_map():
-    """As a training step has it: two layers, their inputs kept, each device with its own rows."""
-    q, k, v, grad = arrays(2, 8, 2, 1, 4, 4)
-    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
-
-    def loss(attend, q, k, v):
-        def layer(x, _):
-            return attend(x, k, v, scale=SCALE), None
-
-        out, _ = jax.lax.scan(jax.checkpoint(layer), q, None, length=2)
-        return jnp.vdot(out, grad[: len(q)])
-
-    grad = np.stack([grad[0], grad[0]])  # both devices the same
-    expected = jax.grad(partial(loss, PATHS["whole"]), (0, 1, 2))(q, k, v)
-    local = jax.grad(partial(loss, PATHS["chunked"]), (0, 1, 2))
-    rows = P("data")
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
-    close(jax.jit(mapped, compiler_options=QUICK)(q, k, v), expected, atol=2e-5)
-
-
 def temporary_bytes(attend, T):
     q, k, v, grad = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays(1, T, 2, 2, 8, 8))
     lowered = program(attend).lower(q, k, v, grad, None)
@@ -172,11 +149,6 @@ def test_memory_is_linear_in_the_sequence():
     assert tiles[1] < 4.1 * tiles[0]
     strips = [temporary_bytes(whole.causal_attention, T) for T in (128, 512)]
     assert strips[1] > 8 * strips[0]
-
-
-def test_tiles_above_the_diagonal_are_never_made():
-    tiles = np.stack(chunked._pairs(16), axis=1)
-    assert len(tiles) == 16 * 17 // 2 and (tiles[:, 1] <= tiles[:, 0]).all()
 
 
 def test_the_longest_sequences_choose_tiles_and_the_choice_is_logged_once(caplog):

@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import pytest
 from jax.sharding import PartitionSpec
-from support import planted, targets
+from support import planted
 from support.decode_cases import compare, grouped_case, latent_case, lrkv_case
 from support.engines import PROMPTS, engine_of
 from support.variants import FIVE
@@ -133,47 +133,30 @@ def test_the_check_runs_while_a_call_is_traced_for_a_mesh(kernel, chosen, plant)
     assert dispatch.choices()["grouped_decode"].startswith(chosen)
 
 
-def traced(batch=2, slots=16, *, scale=0.5, q="bfloat16", **shape):
-    """Trace a call whose arrays do not exist."""
-    size = {"T": 1, "H": 4, "G": 2, "K": 16, "dtype": "bfloat16", **shape}
-    kv = jax.ShapeDtypeStruct((batch, slots, size["G"], size["K"]), size["dtype"])
-    jax.eval_shape(
-        partial(grouped_decode.grouped_decode, scale=scale),
-        jax.ShapeDtypeStruct((batch, size["T"], size["H"], size["K"]), q), kv, kv,
-        jax.ShapeDtypeStruct((batch,), "int32"),
-    )  # fmt: skip
-
-
 def test_a_family_is_what_changes_the_kernel_and_nothing_else(checked):
-    traced()
-    for same in ({"batch": 3}, {"slots": 4096}, {"batch": 1, "slots": 64}):
-        traced(**same)
-        assert len(set(checked)) == 1, same
-    others = (
-        {"T": 3}, {"T": 4}, {"H": 8}, {"G": 1}, {"K": 24}, {"scale": 0.25}, {"q": "float32"},
-        {"dtype": "float16"},
-    )  # fmt: skip
-    for count, other in enumerate(others):
-        traced(**other)
-        assert len(set(checked)) == count + 2, other
+    def trace(case, **how):
+        jax.eval_shape(lambda: case.run(**how))
+        return len(set(checked))
 
-
-def test_the_modes_ranks_and_pages_are_families(checked):
+    for lengths in ([5, 16], [5, 16, 3], [4]):
+        for slots in (16, 4096):  # another batch and cache
+            same = grouped_case(lengths, S=slots, H=4, G=2, K=16)
+            assert trace(same.astype("bfloat16"), impl="auto") == 1
     shape = {"S": 64, "H": 2, "K": 16}
     cases = [
+        *(case_of(**other) for other in ({"T": 3}, {"T": 4}, {"H": 8}, {"G": 1}, {"K": 24})),
         *(lrkv_case([9, 4], mode, R=R, **shape) for mode in ("full", "shared") for R in (5, 16)),
         lrkv_case([9, 4], R=0, **shape), lrkv_case([9, 4], R=5, norm=False, **shape),
         latent_case([9, 4], S=64, H=2, C=24, P=8), latent_case([9, 4], S=64, H=2, C=24, P=0),
-        latent_case([9, 4], "latent", S=64, H=2, C=128),
+        latent_case([9, 4], S=64).paged(), lrkv_case([9, 4], **shape).paged(),
     ]  # fmt: skip
-    cases += [case.paged() for case in cases]
     for count, case in enumerate(cases):
-        case = case.astype("bfloat16")
-        jax.eval_shape(lambda case=case: case.run(impl="auto"))
-        assert len(set(checked)) == count + 1
-    longer = lrkv_case([9, 4, 200], **{**shape, "S": 256}).astype("bfloat16").paged()
-    jax.eval_shape(lambda: longer.run(impl="auto"))
-    assert len(set(checked)) == len(cases), "another batch, pool and length of table"
+        assert trace(case.astype("bfloat16"), impl="auto") == count + 2
+    assert trace(lrkv_case([9, 70], **{**shape, "S": 128}).paged().astype("bfloat16"),
+                 impl="auto") == len(cases) + 1  # fmt: skip
+    assert trace(case_of().astype("float16"), impl="auto") == len(cases) + 2
+    scaled = partial(grouped_decode.grouped_decode, scale=0.25)
+    assert trace(case_of(), program=scaled) == len(cases) + 3
 
 
 REAL = {
@@ -195,25 +178,3 @@ def test_the_interpreted_kernels_pass_the_check(name, monkeypatch):
     jax.eval_shape(lambda: case.run(impl="auto"))
     chosen = dispatch.choices()[f"{case.kind}_decode"]
     assert chosen == "mosaic: it equals XLA on this GPU"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", targets.VARIANTS)
-def test_the_check_of_the_scales_lowers_for_cuda(variant, monkeypatch):
-    """What a GPU's check compiles; the interpreter does not see a layout that a GPU refuses."""
-    found = []
-    monkeypatch.undo()
-    monkeypatch.setattr(dispatch, "_missing_gpu", lambda: None)
-    monkeypatch.setattr(kernel_check, "failure_reason", found.append)
-    # Eight queries for every other one: `.ci/run cuda` compiles all kernels for both.
-    queries = 1 + 7 * (targets.VARIANTS.index(variant) % 2)
-    call, arguments = targets.case("2.5b", variant, queries, jax.ShapeDtypeStruct)
-    jax.eval_shape(call, *arguments)
-    (made,) = found
-    lengths_B = jax.ShapeDtypeStruct((len(made.lengths),), "int32")
-
-    def compiled(arrays, lengths_B):
-        return made.mosaic(made.plan, *arrays, lengths_B, made.scale, False)
-
-    lowered = jax.jit(compiled).trace(made.arrays, lengths_B).lower(lowering_platforms=("cuda",))
-    assert "mosaic_gpu" in lowered.as_text()

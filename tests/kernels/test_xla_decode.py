@@ -41,7 +41,7 @@ def test_the_oracle_is_the_definition_in_float64(name):
 )
 def test_the_xla_path_meets_float64_and_ignores_what_was_never_written(name, chunk, monkeypatch):
     """In one chunk, and in chunks of which the last reaches back."""
-    monkeypatch.setattr(online, "default_chunk", lambda S, few, values, **_: min(S, chunk))
+    monkeypatch.setattr(online, "default_chunk", lambda S, small_batch, values, **_: min(S, chunk))
     monkeypatch.setattr(angles, "default_chunk", lambda S, values: min(S, chunk))
     case = CASES[name]
     assert max(compare(case.poisoned().run(impl="xla"), case.truth())) < 1e-5
@@ -60,7 +60,7 @@ def test_the_xla_path_meets_float64_and_ignores_what_was_never_written(name, chu
 )
 def test_the_xla_path_reads_pages_to_a_contiguous_caches_bits(case, monkeypatch):
     """In chunks of two pages, of three."""
-    monkeypatch.setattr(online, "default_chunk", lambda S, few, values, **_: 128)
+    monkeypatch.setattr(online, "default_chunk", lambda S, small_batch, values, **_: 128)
     monkeypatch.setattr(angles, "default_chunk", lambda S, values: 128)
     case = case(lengths=[150, 64, 0], S=192).poisoned()
     for paged, whole in zip(case.paged().run(impl="xla"), case.run(impl="xla"), strict=True):
@@ -71,15 +71,15 @@ def test_the_xla_path_reads_pages_to_a_contiguous_caches_bits(case, monkeypatch)
     ("how", "slots"),
     [
         ({"values": 128}, 512),
-        ({"values": 128, "alone": True}, 2048),
-        ({"values": 512, "alone": True}, 1024),  # 2 MB of float32
+        ({"values": 128, "single_sequence": True}, 2048),
+        ({"values": 512, "single_sequence": True}, 1024),  # 2 MB of float32
         ({"values": 768}, 512),
         ({"values": 18 * 128 * 4}, 128),
         ({"values": 128, "S": 300}, 300),
     ],
 )
 def test_a_chunk_s_keys_stay_in_a_cpu_s_cache(how, slots):
-    assert online.default_chunk(**{"S": 8192, "few": True, **how}) == slots
+    assert online.default_chunk(**{"S": 8192, "small_batch": True, **how}) == slots
 
 
 @pytest.mark.parametrize("name", ["gqa", "mla", "lrkv-full"])
@@ -99,7 +99,7 @@ def test_the_xla_path_in_bfloat16_stays_within_rounding(name):
 )
 def test_the_xla_path_meets_float64_at_any_shape(lengths, tokens, rank, mode, chunk):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(online, "default_chunk", lambda S, few, values, **_: min(S, chunk))
+        patch.setattr(online, "default_chunk", lambda S, small_batch, values, **_: min(S, chunk))
         patch.setattr(angles, "default_chunk", lambda S, values: min(S, chunk))
         case = lrkv_case(lengths, mode, T=tokens, S=20, H=2, K=16, R=rank)
         assert max(compare(case.poisoned().run(impl="xla"), case.truth())) < 1e-5
@@ -114,13 +114,6 @@ def test_a_kernel_forced_without_its_gpu_is_one_line():
     with pytest.raises(LrkvError, match="cannot run as mosaic: .*; use xla") as error:
         CASES["mha"].run(impl="mosaic")
     assert "\n" not in str(error.value)
-
-
-def test_the_interpreter_refuses_where_it_would_wait_forever_for_threads(monkeypatch):
-    monkeypatch.setattr(dispatch.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(dispatch.jax, "local_device_count", lambda: 4)
-    with pytest.raises(LrkvError, match=r"has 4 threads and needs 8: set XLA_FLAGS=\S+=8 for them"):
-        CASES["mha"].run(impl="interpret")
 
 
 def test_a_query_that_sees_nothing_gets_zero():

@@ -1,13 +1,14 @@
-"""What a rematerialised layer keeps of cuDNN's attention; traced as if an H200 were here."""
+"""What a rematerialized layer keeps of cuDNN's attention; traced as if an H200 were here."""
 
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
+from support.jaxprs import equations
 
 from lrkv_jax.kernels.flash import cudnn
-from lrkv_jax.models.remat import CUDNN_FORWARD, rematerialised
+from lrkv_jax.models.remat import CUDNN_FORWARD, rematerialized
 
 beneath = cudnn._beneath
 
@@ -19,18 +20,6 @@ def h200(monkeypatch):
     monkeypatch.setattr(beneath, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(beneath, "is_cuda_compute_capability_equal", lambda c: c == "9.0")
     monkeypatch.setattr(cudnn, "gpu", lambda: cudnn.Gpu((9, 0), 91800))
-
-
-def primitives(jaxpr):
-    """The names of all primitives, those of inner programs too."""
-    for equation in jaxpr.eqns:
-        yield equation.primitive.name
-        for inner in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        ):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from primitives(inner)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +38,7 @@ def test_cudnn_runs_once_unless_the_whole_layer_is_computed_again(h200, remat, r
         return jnp.cos(out_BTHW).sum()
 
     x_BTHK = jax.ShapeDtypeStruct((2, 128, 4, key), jnp.bfloat16)
-    traced = jax.make_jaxpr(jax.grad(rematerialised(layer, remat, unrolled=False)))(x_BTHK)
-    names = list(primitives(traced.jaxpr))
+    traced = jax.make_jaxpr(jax.grad(rematerialized(layer, remat, unrolled=False)))(x_BTHK)
+    names = [equation.primitive.name for equation in equations(traced.jaxpr)]
     assert names.count(CUDNN_FORWARD) == runs
     assert names.count(CUDNN_FORWARD.replace("fwd", "bwd")) == 1

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from lrkv_jax.config.schema import MuonConfig, OptimizerConfig
-from lrkv_jax.models.weight import WeightSpec
+from lrkv_jax.models.weights import WeightSpec
 from lrkv_jax.optim import learning_rates, make_optimizer, orthogonalize
 
 SHAPES = {

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from lrkv_jax.models.weight import WeightSpec
+from lrkv_jax.models.weights import WeightSpec
 from lrkv_jax.optim.muon import QUINTIC, orthogonalize, scale_by_muon
 
 # A rounding error of float32 in X, whose Frobenius norm is 1, grows with the slope at zero of each

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import partition
-from lrkv_jax.models.weight import WeightSpec
+from lrkv_jax.models.weights import WeightSpec
 from lrkv_jax.optim import global_norm, scale_by_muon
 
 # Five layers divide no mesh: every batch is padded. Query and output share a shape once one of

@@ -50,4 +50,4 @@ def from_oracle(problem, inputs, cache, lengths_B):
             for kernel in ("grouped_decode", "latent_decode", "lrkv_decode"):
                 if hasattr(module, kernel):
                     patch.setattr(module, kernel, oracle(kernel))
-        return layer.cached(inputs.query, cache, lengths_B[:, None] - 1, inputs.angles)
+        return layer.attend_cached(inputs.query, cache, lengths_B[:, None] - 1, inputs.angles)

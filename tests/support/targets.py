@@ -35,21 +35,20 @@ TARGET = Path(__file__).with_name("h200.txtpb")
 def case(scale, variant, T, array, how="contiguous"):
     """(function, arguments) of one kernel call; `array(shape, dtype)` makes an argument.
 
-    `how` is "contiguous", or "paged" with exact bits, as a server asks for it.
+    `how` is "contiguous" or "paged".
     """
     kind, _, mode = variant.partition("-")
     model = load_config(f"configs/{scale}.yaml", [f"attention={kind}"]).model
     H, K, attention = model.heads, model.head_width, model.attention
     bf16, f32 = jnp.bfloat16, jnp.float32
     q, lengths = array((BATCH, T, H, K), bf16), array((BATCH,), jnp.int32)
-    slots, pages, bits = (BATCH, SLOTS), None, "fast"
+    slots, pages = (BATCH, SLOTS), None
     if how == "paged":
         slots, pages = (BATCH * SLOTS // TILE, TILE), array((BATCH, SLOTS // TILE), jnp.int32)
-        bits = "exact"
 
     def call(kernel, *arguments):
         def of_pages(pages_BN, *arguments):
-            return kernel(*arguments, pages_BN=pages_BN, scale=1.0, impl="mosaic", bits=bits)
+            return kernel(*arguments, pages_BN=pages_BN, scale=1.0, impl="mosaic")
 
         return of_pages, (pages, *arguments)
 

@@ -15,7 +15,7 @@ reason are logged once, as a warning where a GPU goes without cuDNN. The other n
 
 All three respect documents: tokens of different segments never see each other.
 
-B batch  T positions  H heads  G key/value heads  K key width  W value width
+B batch  T positions  H heads  G key/value heads  W logit width  K head width
 """
 
 from lrkv_jax.errors import LrkvError
@@ -34,30 +34,30 @@ IMPLEMENTATIONS = ("auto", *_RUN)
 WHOLE_BELOW = 512
 
 
-def causal_attention(q_BTHK, k_BTGK, v_BTGW, *, scale, segments_BT=None, impl="auto"):
+def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, impl="auto"):
     """softmax(scale · q kᵀ) v over positions s ≤ t (and of the same segment, if given).
 
     H query heads share G key/value heads in order: head h reads group h // (H / G). Logits and
-    softmax are float32; the output [B, T, H, W] has v's dtype. `impl` is one of `IMPLEMENTATIONS`;
+    softmax are float32; the output [B, T, H, K] has v's dtype. `impl` is one of `IMPLEMENTATIONS`;
     raises `LrkvError` for another, and for `cudnn` where it cannot run.
     """
-    run = _RUN[choose(q_BTHK, k_BTGK, v_BTGW, segments_BT, impl)]
-    return run(q_BTHK, k_BTGK, v_BTGW, scale=scale, segments_BT=segments_BT)
+    run = _RUN[choose(q_BTHW, k_BTGW, v_BTGK, segments_BT, impl)]
+    return run(q_BTHW, k_BTGW, v_BTGK, scale=scale, segments_BT=segments_BT)
 
 
-def choose(q_BTHK, k_BTGK, v_BTGW, segments_BT=None, impl="auto"):
+def choose(q_BTHW, k_BTGW, v_BTGK, segments_BT=None, impl="auto"):
     """The implementation that runs: "whole", "chunked" or "cudnn"; shapes and dtypes decide."""
     if impl not in IMPLEMENTATIONS:
         raise LrkvError(f"train kernel {impl!r} is unknown: use {', '.join(IMPLEMENTATIONS)}")
     name = "causal_attention"
     if impl in ("whole", "chunked"):
         return dispatch.settle(name, impl, "asked for")
-    unsupported_reason = cudnn.unsupported_reason(q_BTHK, k_BTGK, v_BTGW, segments_BT)
+    unsupported_reason = cudnn.unsupported_reason(q_BTHW, k_BTGW, v_BTGK, segments_BT)
     if impl == "cudnn":
         if unsupported_reason:
             raise LrkvError(f"{name} cannot run as cudnn: {unsupported_reason}; use auto")
         return dispatch.settle(name, impl, "asked for")
-    T = q_BTHK.shape[1]
+    T = q_BTHW.shape[1]
     chosen = "cudnn" if not unsupported_reason else "whole" if T < WHOLE_BELOW else "chunked"
     reason = unsupported_reason or "a GPU with cuDNN is available"
     return dispatch.settle(name, chosen, reason, best="cudnn")

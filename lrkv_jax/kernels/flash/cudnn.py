@@ -17,7 +17,7 @@ Narrower keys or values are padded with zeros, which add nothing to a logit; the
 the output are dropped. The backward pass is deterministic under `--xla_gpu_deterministic_ops=true`:
 XLA then asks cuDNN for its deterministic algorithm.
 
-B batch  T positions  H heads  G key/value heads  K key width  W value width
+B batch  T positions  H heads  G key/value heads  W logit width  K head width
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ class Gpu(NamedTuple):
     cudnn: int
 
 
-def causal_attention(q_BTHK, k_BTGK, v_BTGW, *, scale, segments_BT=None):
+def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None):
     """`lrkv_jax.kernels.flash.causal_attention`, where `unsupported_reason` is None."""
-    key_width, width = k_BTGK.shape[-1], v_BTGW.shape[-1]
+    key_width, width = k_BTGW.shape[-1], v_BTGK.shape[-1]
     padded = widths(key_width, width, gpu(), documents=segments_BT is not None)
-    q_BTHK, k_BTGK = _widened(q_BTHK, padded[0]), _widened(k_BTGK, padded[0])
-    v_BTGW = _widened(v_BTGW, padded[1])
+    q_BTHW, k_BTGW = _widened(q_BTHW, padded[0]), _widened(k_BTGW, padded[0])
+    v_BTGK = _widened(v_BTGK, padded[1])
     if padded == MLA_WIDTHS:
-        out_BTHW = _beneath.dot_product_attention(
-            q_BTHK, k_BTGK, v_BTGW, scale=scale, mask_type=_beneath.MaskType.CAUSAL
+        out_BTHK = _beneath.dot_product_attention(
+            q_BTHW, k_BTGW, v_BTGK, scale=scale, mask_type=_beneath.MaskType.CAUSAL
         )
     else:
         same_B1TT = None
         if segments_BT is not None:
             same_B1TT = (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
-        out_BTHW = jax.nn.dot_product_attention(
-            q_BTHK, k_BTGK, v_BTGW, mask=same_B1TT, scale=scale, is_causal=True,
+        out_BTHK = jax.nn.dot_product_attention(
+            q_BTHW, k_BTGW, v_BTGK, mask=same_B1TT, scale=scale, is_causal=True,
             implementation="cudnn",
         )  # fmt: skip
-    return out_BTHW[..., :width]
+    return out_BTHK[..., :width]
 
 
-def unsupported_reason(q_BTHK, k_BTGK, v_BTGW, segments_BT=None) -> str | None:
+def unsupported_reason(q_BTHW, k_BTGW, v_BTGK, segments_BT=None) -> str | None:
     """The reason why cuDNN cannot take these arrays on this machine, or None."""
     here = gpu()
     if isinstance(here, str):
@@ -75,12 +75,12 @@ def unsupported_reason(q_BTHK, k_BTGK, v_BTGW, segments_BT=None) -> str | None:
         return f"the GPU's compute capability is {_dotted(here)}, and cuDNN asks for 8.0"
     if here.cudnn < OLDEST:
         return f"cuDNN's version is {here.cudnn}, and attention is used from {OLDEST} on"
-    dtypes = {x.dtype.name for x in (q_BTHK, k_BTGK, v_BTGW)}
+    dtypes = {x.dtype.name for x in (q_BTHW, k_BTGW, v_BTGK)}
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
         return (
             f"the arrays are {' and '.join(sorted(dtypes))}, and cuDNN takes {' or '.join(DTYPES)}"
         )
-    T, key_width, width = q_BTHK.shape[1], k_BTGK.shape[-1], v_BTGW.shape[-1]
+    T, key_width, width = q_BTHW.shape[1], k_BTGW.shape[-1], v_BTGK.shape[-1]
     if T == 1:
         return "the sequences are of one position, which cuDNN does not train"
     if segments_BT is not None and T % 2:
@@ -126,5 +126,5 @@ def _dotted(here):
     return ".".join(map(str, here.capability))
 
 
-def _widened(x_BTHK, width):
-    return jnp.pad(x_BTHK, ((0, 0), (0, 0), (0, 0), (0, width - x_BTHK.shape[-1])))
+def _widened(x_BTHW, width):
+    return jnp.pad(x_BTHW, ((0, 0), (0, 0), (0, 0), (0, width - x_BTHW.shape[-1])))

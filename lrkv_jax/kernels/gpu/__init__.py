@@ -15,5 +15,5 @@ A page is a tile: with a page table `produce` copies the same box from a pool of
 would change the slots' dtype and scale logits where the inverse norms do.
 
 B batch  T queries  S cache slots  H heads  G key/value heads  K head width  R latent width
-W workers  N columns of a warpgroup  U units of heads  Q warpgroups per CTA  J = 64 padded pairs
+Z workers  N columns of a warpgroup  U units of heads  Q warpgroups per CTA  J = 64 padded pairs
 """

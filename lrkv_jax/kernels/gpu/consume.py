@@ -270,18 +270,18 @@ class Consumer:
         factors = self.plan.heads * self.plan.rank_blocks
         begin = (self.unit * self.plan.warpgroups + me) * factors
         up = r.up_s.at[pl.ds(me * factors, factors)]
-        plgpu.copy_gmem_to_smem(r.up.at[pl.ds(begin, factors)], up, r.set_up.at[me])
-        plgpu.copy_gmem_to_smem(r.turn, r.turn_s.at[me], r.set_up.at[me])
-        plgpu.barrier_wait(r.set_up.at[me])
+        plgpu.copy_gmem_to_smem(r.up.at[pl.ds(begin, factors)], up, r.factors_ready.at[me])
+        plgpu.copy_gmem_to_smem(r.turn, r.turn_s.at[me], r.factors_ready.at[me])
+        plgpu.barrier_wait(r.factors_ready.at[me])
 
     def _load_queries(self, sequence):
         plan, r, me = self.plan, self.r, self.me
         own = (sequence, self.unit, me)
         mine = pl.ds(me * plan.query_blocks, plan.query_blocks)
-        plgpu.copy_gmem_to_smem(r.queries.at[own], r.queries_s.at[mine], r.asked.at[me])
+        plgpu.copy_gmem_to_smem(r.queries.at[own], r.queries_s.at[mine], r.queries_ready.at[me])
         if plan.full:
-            plgpu.copy_gmem_to_smem(r.full_queries.at[own], r.full_s.at[me], r.asked.at[me])
-        plgpu.barrier_wait(r.asked.at[me])
+            plgpu.copy_gmem_to_smem(r.full_queries.at[own], r.full_s.at[me], r.queries_ready.at[me])
+        plgpu.barrier_wait(r.queries_ready.at[me])
 
     def _first_angle(self, first):
         """Angles of a piece's first tile: a tile's own, turned by those of its first token."""

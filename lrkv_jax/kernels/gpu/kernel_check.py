@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lrkv_jax.kernels.angles import frequencies
 from lrkv_jax.kernels.gpu.schedule import TILE
 
 # Largest difference over the largest output of the same sequence, or of a log-sum-exp. Weights are
@@ -50,21 +51,19 @@ class KernelCall:
     def of(cls, mosaic, xla, plan, axes, arrays, scale) -> KernelCall:
         """The check's call of the family of a call with these arrays."""
         lengths, slots = ragged(plan)
-        paged = arrays[-1] is not None
-        if paged:
-            slots = -(-slots // TILE) * TILE
-        size = {"B": len(lengths), "S": slots, "N": slots // TILE}
-        pool = {"B": 1 + len(lengths) * size["N"], "S": TILE}
+        B, pages = len(lengths), slots // TILE
+        size, pool = {"B": B, "S": slots, "N": pages}, {"B": 1 + B * pages, "S": TILE}
 
         def like(names, array):
             if array is None:
                 return None
-            sizes = size | pool if paged and {*"BS"} <= {*names} else size
+            paged = arrays[-1] is not None and "B" in names and "S" in names
+            sizes = size | pool if paged else size
             shape = [sizes.get(name, n) for name, n in zip(names, array.shape, strict=True)]
             return jax.ShapeDtypeStruct(tuple(shape), array.dtype)
 
-        arrays = jax.tree.map(like, axes, arrays)
-        return cls(mosaic, xla, plan, axes, arrays, lengths, slots, scale)
+        shapes = jax.tree.map(like, axes, arrays)
+        return cls(mosaic, xla, plan, axes, shapes, lengths, slots, scale)
 
     def __str__(self) -> str:
         """The dtypes and shapes of the arrays, as in bfloat16[8,1,4,64]."""
@@ -77,17 +76,17 @@ def ragged(plan) -> tuple[tuple[int, ...], int]:
 
     Every worker's run of tiles is longer than its ring, so that slots are used again, and workers
     begin inside sequences and cross into the next. There are an empty sequence, one shorter than 8
-    queries, whole tiles and partial ones; the cache's last tile is partial too.
+    queries, full tiles and partial ones.
     """
     tiles = plan.workers * (-(-plan.ring // plan.tile_slots) + 3)
     most = max(2, -(-tiles // 4))
     a, b, c, d = most * TILE, (most - 1) * TILE + 1, most * TILE - 27, most * TILE + 5
-    return (a, 3, b, 0, TILE, c, 2 * TILE + 2, d), most * TILE + 8
+    return (a, 3, b, 0, TILE, c, 2 * TILE + 2, d), (most + 1) * TILE
 
 
 @functools.cache
 def failure_reason(call: KernelCall) -> str | None:
-    """Why the kernel must not run here, in one line; None if it gives XLA's results.
+    """The reason why the kernel must not run here, in one line; None if it gives XLA's results.
 
     The first question about a family compiles and runs both, which takes seconds.
     """
@@ -105,40 +104,42 @@ def failure_reason(call: KernelCall) -> str | None:
 
 def _compare(call):
     """The reason why the kernel is not XLA's equal, or None."""
+    # A CPU, in tests, can compile no kernel.
+    interpret = jax.default_backend() == "cpu"
     try:
         # Of an argument: XLA would fold a constant.
         arrays, lengths_B = jax.jit(partial(problem, call))(0)
-        got = jax.jit(partial(kernel_results, call))(arrays, lengths_B)
-        off = float(error(got, expected(call, arrays, lengths_B)))
+        got = jax.jit(partial(call.mosaic, call.plan, scale=call.scale, interpret=interpret))(
+            *arrays, lengths_B=lengths_B
+        )
+        off = float(error(got, _in_float32(call, arrays, lengths_B)))
     except Exception as failure:  # a kernel may raise anything
         text = " ".join(str(failure).split())
         return f"it fails with {type(failure).__name__}: {text}"[:300]
     if off == float("inf"):
         return "it gives values that are not numbers"
     if off > TOLERANCE:
-        allowed = f"{TOLERANCE:.0e} allowed"
-        return f"it differs from XLA by {off:.1e} of the largest value, {allowed}"
+        return f"it differs from XLA by {off:.1e} of the largest value, {TOLERANCE:.0e} allowed"
     return None
 
 
 def problem(call: KernelCall, seed) -> tuple[Any, jax.Array]:
     """Random arrays of unit variance, NaN in the slots past each sequence's length; the lengths.
 
-    Pages are in random places of their pools, but for page 0, where all tables point past their
-    sequences' last pages: it is NaN.
+    The pages of the sequences lie in their pools in reverse order, behind page 0: that one is NaN,
+    and all tables point to it past their sequences' last pages.
     """
     lengths_B = jnp.array(call.lengths, jnp.int32)
     past_BS = jnp.arange(call.slots) >= lengths_B[:, None]
     keys = iter(jax.random.split(jax.random.key(seed), 16))
-    pages_BN = None
-    if call.arrays[-1] is not None:
-        B, N = call.arrays[-1].shape
-        pages_BN = 1 + jax.random.permutation(next(keys), B * N).reshape(B, N)
-        pages_BN = jnp.where(past_BS[:, ::TILE], 0, pages_BN).astype(jnp.int32)
+    paged = call.arrays[-1] is not None
 
     def make(names, leaf):
-        if leaf is None or names == "BN":
-            return leaf and pages_BN
+        if leaf is None:
+            return None
+        if names == "BN":
+            pages_BN = jnp.arange(leaf.size, 0, -1).reshape(leaf.shape)
+            return jnp.where(past_BS[:, ::TILE], 0, pages_BN).astype(jnp.int32)
         if names == "SK":
             return _angles(*leaf.shape)
         size = {"B": len(call.lengths), "S": call.slots}
@@ -150,30 +151,28 @@ def problem(call: KernelCall, seed) -> tuple[Any, jax.Array]:
         elif "S" in names:
             others = [axis for axis, name in enumerate(names) if name not in "BS"]
             array = jnp.where(jnp.expand_dims(past_BS, others), jnp.nan, array)
-            if pages_BN is not None:
-                array = _pool(array, names.index("S"), pages_BN)
+            if paged:
+                array = _pool(array, names.index("S"))
         return array.astype(leaf.dtype)
 
     return jax.tree.map(make, call.axes, call.arrays), lengths_B
 
 
-def _pool(array, slots_axis, pages_BN):
-    """The array's pages, where the table says, among pages of NaN."""
-    N = pages_BN.shape[1]
-    shape = array.shape
-    pages = array.reshape(*shape[:slots_axis], N, TILE, *shape[slots_axis + 1 :])
-    pages = jnp.moveaxis(pages, slots_axis, 1)
-    return jnp.full((1 + pages_BN.size, *pages.shape[2:]), jnp.nan).at[pages_BN].set(pages)
+def _pool(array, slots_axis):
+    """The array's pages in reverse order, behind one of NaN."""
+    pages = jnp.moveaxis(array, slots_axis, 1)
+    pages = pages.reshape(-1, TILE, *pages.shape[2:])[::-1]
+    empty = jnp.full((1, *pages.shape[1:]), jnp.nan)
+    return jnp.moveaxis(jnp.concatenate([empty, pages]), 1, slots_axis)
 
 
 def _angles(slots, width):
     """[cos, sin] of each slot's position, at RoPE's usual base."""
-    turn_J = 10_000.0 ** (-jnp.arange(width // 2) / (width // 2))
-    angle_SJ = jnp.arange(slots)[:, None] * turn_J[None]
+    angle_SJ = jnp.arange(slots)[:, None] * jnp.array(frequencies(width))
     return jnp.concatenate([jnp.cos(angle_SJ), jnp.sin(angle_SJ)], axis=-1)
 
 
-def expected(call: KernelCall, arrays, lengths_B):
+def _in_float32(call, arrays, lengths_B):
     """What XLA gives for the same values, in float32."""
 
     def exact(array):
@@ -181,15 +180,9 @@ def expected(call: KernelCall, arrays, lengths_B):
         return array.astype(jnp.float32) if floating else array
 
     with jax.default_matmul_precision("highest"):
-        return jax.jit(lambda arrays, n_B: call.xla(*arrays, n_B, call.scale))(
-            jax.tree.map(exact, arrays), lengths_B
+        return jax.jit(partial(call.xla, scale=call.scale))(
+            *jax.tree.map(exact, arrays), lengths_B=lengths_B
         )
-
-
-def kernel_results(call: KernelCall, arrays, lengths_B):
-    """What the kernel gives: compiled, or interpreted on a CPU, where nothing can be compiled."""
-    interpret = jax.default_backend() == "cpu"
-    return call.mosaic(call.plan, *arrays, lengths_B, call.scale, interpret)
 
 
 @jax.jit

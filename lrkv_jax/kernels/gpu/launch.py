@@ -34,10 +34,10 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
     """
     pages_BN = operands["pages"]
     slots = slots_of(operands["keys"], pages_BN)
-    work = schedule.split(lengths_B, plan.workers, slots, plan.bits)
+    work = schedule.split(lengths_B, plan.workers, slots)
     operands = {
         **operands,
-        "lengths": lengths_B.astype(jnp.int32), "begin_W": work.begin_W, "count_W": work.count_W,
+        "lengths": lengths_B.astype(jnp.int32), "begin_Z": work.begin_Z, "count_Z": work.count_Z,
         "pieces": jnp.stack([work.sequence_J, work.first_J, work.tiles_J], axis=1),
     }  # fmt: skip
     if pages_BN is None:
@@ -105,7 +105,7 @@ def _scratch(plan, dtype, query_dtype):
         "sums_s": plgpu.SMEM((Q, WIDTH, N), jnp.float32),
         "peak_s": plgpu.SMEM((Q, N), jnp.float32),
         "total_s": plgpu.SMEM((Q, N), jnp.float32),
-        "asked": plgpu.Barrier(num_arrivals=2 if plan.full else 1, num_barriers=Q),
+        "queries_ready": plgpu.Barrier(num_arrivals=2 if plan.full else 1, num_barriers=Q),
     }
     if plan.rank:
         scratch |= {
@@ -124,7 +124,7 @@ def _scratch(plan, dtype, query_dtype):
             "up_s": slots(Q * plan.heads * plan.rank_blocks, WIDTH, 2 * WIDTH),
             "full_s": plgpu.SMEM((Q, plan.heads * plan.queries, 2, WIDTH), jnp.float32),
             "turn_s": plgpu.SMEM((Q, 2, WIDTH), jnp.float32),
-            "set_up": plgpu.Barrier(num_arrivals=2, num_barriers=Q),
+            "factors_ready": plgpu.Barrier(num_arrivals=2, num_barriers=Q),
         }
     return scratch
 
@@ -140,8 +140,8 @@ def _cta(plan, T, scale, refs):
         def one(j, carry):
             return work(j, *(r.pieces[j, field] for field in range(3)), carry)
 
-        begin = r.begin_W[worker]
-        return lax.fori_loop(begin, begin + r.count_W[worker], one, carry)
+        begin = r.begin_Z[worker]
+        return lax.fori_loop(begin, begin + r.count_Z[worker], one, carry)
 
     @pl.when(warpgroup == plan.warpgroups)
     def _():

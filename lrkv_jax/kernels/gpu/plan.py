@@ -5,8 +5,7 @@ B batch  T queries  S cache slots  H heads  G key/value heads  N columns
 
 from dataclasses import dataclass, replace
 
-from lrkv_jax.errors import LrkvError
-from lrkv_jax.kernels.gpu.schedule import BITS, TILE
+from lrkv_jax.kernels.gpu.schedule import TILE
 
 WIDTH = 64  # values of a slot's row: a 128-byte swizzled row in 16 bits
 MULTIPROCESSORS = 132  # of an H200
@@ -21,7 +20,7 @@ MOST_SLOTS = 28  # of a ring: its barriers keep their state in the bits of one r
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelPlan:
     """What the kernel is compiled for. Heads are split evenly over units and warpgroups."""
 
     heads: int  # query heads per warpgroup
@@ -41,7 +40,6 @@ class Plan:
     head_ring: int = 0  # slots of each warpgroup's own ring
     ctas: int = 1  # per multiprocessor
     workers: int = 0
-    bits: str = "fast"  # how sequences are cut into pieces (`schedule`)
 
     @property
     def query_heads(self):
@@ -94,14 +92,11 @@ class Plan:
         return self.columns // 2 * (3 + self.value_blocks + self.rank_blocks) + angles
 
 
-def find(dtype, widths, impl, *, T, slots, paged, H, G, bits="fast", **shape):
+def find(dtype, widths, impl, *, T, slots, paged, H, G, **shape):
     """(plan, None), or (None, why the kernel cannot take these arrays).
 
     `slots` is the length of the cache arrays' second axis, which with page tables is a page's.
-    Raises `LrkvError` for unknown `bits`.
     """
-    if bits not in BITS:
-        raise LrkvError(f"decode bits {bits!r} are unknown: use {' or '.join(BITS)}")
     interpret = impl == "interpret"
     reason = unsupported_reason(
         dtype, T=T, slots=slots, paged=paged, widths=widths, interpret=interpret
@@ -110,7 +105,7 @@ def find(dtype, widths, impl, *, T, slots, paged, H, G, bits="fast", **shape):
         return None, reason
     # The interpreter runs one CTA after the other, idle ones too.
     multiprocessors = 4 if interpret else MULTIPROCESSORS
-    plan = make_plan(H=H, G=G, T=T, multiprocessors=multiprocessors, bits=bits, **shape)
+    plan = make_plan(H=H, G=G, T=T, multiprocessors=multiprocessors, **shape)
     return plan, None if plan else "no split of the heads fits a multiprocessor"
 
 
@@ -133,7 +128,7 @@ def make_plan(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
             if rank and not widths.get("full") and (warpgroups, heads, queries) == (2, 8, 2):
                 continue
             norm = widths.get("norm_heads", 0) and (1 if widths.get("shared_norm") else heads)
-            plan = Plan(
+            plan = KernelPlan(
                 heads=heads, queries=queries, warpgroups=warpgroups,
                 units=H // (heads * warpgroups), groups=G, **{**widths, "norm_heads": norm},
             )  # fmt: skip

@@ -115,9 +115,9 @@ def logit_grams(
         return flat_HN @ flat_HN.T
 
     with jax.default_matmul_precision("highest"):
-        q_BTHW = attention.expanded(attention.queries(x_BTD, positions_BT), positions_BT)
-        cache = attention.entries(x_BTD, positions_BT)
-        k_BSGW, _ = attention.materialised(cache, positions_BT)
+        q_BTHW = attention.expand_query(attention.queries(x_BTD, positions_BT), positions_BT)
+        cache = attention.new_kv(x_BTD, positions_BT)
+        k_BSGW, _ = attention.materialize_kv(cache, positions_BT)
         return jax.lax.map(of_row, (q_BTHW, k_BSGW, segments_BT))
 
 

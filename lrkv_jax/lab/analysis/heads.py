@@ -11,7 +11,7 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention import Attention, abstract_layer, make_attention
 from lrkv_jax.models.attention.head_weights import HeadWeights
-from lrkv_jax.models.weight import draw, with_weights
+from lrkv_jax.models.weights import draw, with_weights
 
 
 def check_has_heads(layer: Attention) -> None:

@@ -30,7 +30,7 @@ from lrkv_jax.lab.bench.problems import (
 )
 from lrkv_jax.lab.bench.variants import ScaleVariant, variants_of
 from lrkv_jax.models.accounting.counts import parameter_counts
-from lrkv_jax.models.dtype import resolve_dtype
+from lrkv_jax.models.layers import resolve_dtype
 from lrkv_jax.models.transformer import abstract_model, abstract_parameters, with_parameters
 
 LEVELS = ("attention", "step")

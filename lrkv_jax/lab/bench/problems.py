@@ -1,7 +1,7 @@
 """One layer's decode attention as data: the layer, with random weights, queries and cache.
 
-What is timed is the layer's own `cached`: each head's query in (normed and rotated, where the
-variant rotates it), each head's output out. Products with up-projections that a factored cache
+What is timed is the layer's own `attend_cached`: each head's query in (normed and rotated, where
+the variant rotates it), each head's output out. Products with up-projections that a factored cache
 needs are therefore inside the measurement, for MLA (absorption) as for LRKV.
 
 B batch  T new tokens (1)  S cache slots  H heads  K head width
@@ -19,7 +19,7 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.int8 import Int8Rows
 from lrkv_jax.models.attention import Attention, abstract_layer
 from lrkv_jax.models.attention.cache import Cache, contiguous, padded, slot_axes, slots_of
-from lrkv_jax.models.weight import spec_of, variables
+from lrkv_jax.models.weights import spec_of, variables
 
 
 class DecodeInputs(NamedTuple):
@@ -103,7 +103,7 @@ def make_problem(
     x_B1D = jax.ShapeDtypeStruct((B, 1, model.width), of)
     positions_B1 = jax.ShapeDtypeStruct((B, 1), jnp.int32)
     queries = _shapes(layer, "queries", x_B1D, positions_B1)
-    entries = _shapes(layer, "entries", x_B1D, positions_B1)
+    new_kv = _shapes(layer, "new_kv", x_B1D, positions_B1)
     shapes = layer.stored_shapes(B, length, of)
     axes = slot_axes(shapes)
 
@@ -112,7 +112,7 @@ def make_problem(
         seeds = iter([1000 * seed + i for i in range(64)])
 
         def stored(name):
-            leaf, width = getattr(shapes, name), getattr(entries, name).shape[-1]
+            leaf, width = getattr(shapes, name), getattr(new_kv, name).shape[-1]
             if axes[name] == len(leaf.shape) - 1:  # a scalar per token: an inverse norm
                 return 0.7 + 0.1 * noise(leaf.shape, leaf.dtype, next(seeds))
             rows = noise((*leaf.shape[:-1], width), leaf.dtype, next(seeds))
@@ -158,12 +158,12 @@ def noise(shape: tuple[int, ...], dtype: str, seed, std: float = 1.0) -> jax.Arr
 def with_kernel(problem: DecodeProblem, inputs: DecodeInputs, cache: Cache, lengths_B, impl: str):
     """(outputs [B, T, H, K], log-sum-exp) as the layer decodes, through the kernel `impl`."""
     layer = problem.layer(inputs.weights, impl)
-    return layer.cached(inputs.query, cache, lengths_B[:, None] - 1, inputs.angles)
+    return layer.attend_cached(inputs.query, cache, lengths_B[:, None] - 1, inputs.angles)
 
 
 def materialised(problem: DecodeProblem, inputs: DecodeInputs, cache: Cache, lengths_B):
     """Queries, keys and values as whole sequences have them: [B, T, H, W], [B, S, G, ...]."""
     layer = problem.layer(inputs.weights)
     positions_1S = jnp.arange(slots_of(cache))[None]
-    k_BSGW, v_BSGK = layer.materialised(contiguous(cache, None), positions_1S)
-    return layer.expanded(inputs.query, lengths_B[:, None] - 1), k_BSGW, v_BSGK
+    k_BSGW, v_BSGK = layer.materialize_kv(contiguous(cache, None), positions_1S)
+    return layer.expand_query(inputs.query, lengths_B[:, None] - 1), k_BSGW, v_BSGK

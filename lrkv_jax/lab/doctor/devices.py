@@ -18,7 +18,7 @@ from lrkv_jax.lab.bench import clock
 from lrkv_jax.lab.bench.decode import COPY_BYTES
 from lrkv_jax.lab.doctor.finding import SLOW, WRONG, Finding, at, judged
 from lrkv_jax.lab.plan.step_time import bytes_sent
-from lrkv_jax.models.dtype import resolve_dtype
+from lrkv_jax.models.layers import resolve_dtype
 
 # Of the datasheet's figures; the plan assumes 0.8 and 0.6.
 COPIES, PRODUCTS, LINKS, MEMORY = 0.7, 0.55, 0.4, 0.7

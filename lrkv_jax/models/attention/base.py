@@ -3,18 +3,18 @@
 A variant supplies, in this order in its file:
 
 - its cache, a dataclass (`lrkv_jax.models.attention.cache`), and its parameters;
-- `queries`, each head's query in the form that is multiplied with the cache, and `entries`, what
+- `queries`, each head's query in the form that is multiplied with the cache, and `new_kv`, what
   each token leaves there;
-- `cached`, what queries read from the cache as it lies, through a decode kernel;
-- `materialised`, the keys and values of each head that the cache stands for, and `expanded`, the
-  queries that meet those;
+- `attend_cached`, what queries read from the cache as it lies, through a decode kernel;
+- `materialize_kv`, the keys and values of each head that the cache stands for, and `expand_query`,
+  the queries that meet those;
 - `cache_shapes`, and `head_weights` for analysis.
 
-`whole` (training) follows from these, and a variant that can do better replaces it. Decoding, also
-of whole prompts, meshes and checks are here, once. Benchmarks time `cached` and hold it against
-`materialised`.
+`attend_full` (training) follows from these, and a variant that can do better replaces it. Decoding,
+also of prompts, meshes and checks are here, once. Benchmarks time `attend_cached` and hold it
+against `materialize_kv`.
 
-B batch  T new tokens  S cache slots  D model width  H heads  K head width  W width of a logit
+B batch  T new tokens  S cache slots  D model width  H heads  K head width  W logit width
 """
 
 from collections.abc import Callable
@@ -31,14 +31,13 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.models.attention.cache import Cache, Pages, in_int8, lengths_of, slots_of, write
+from lrkv_jax.models.attention.context_parallel import attend_sequences
 from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.attention.on_mesh import on_mesh
-from lrkv_jax.models.attention.tiles import attend_tiles
-from lrkv_jax.models.attention.whole_sequences import attend_whole
-from lrkv_jax.models.norm import gained, rms_norm
-from lrkv_jax.models.on_tensor import on_tensor
+from lrkv_jax.models.attention.prefill import attend_tiles
+from lrkv_jax.models.layers import biased, gained, on_tensor, rms_norm
 from lrkv_jax.models.rope import frequencies, logit_factor, rope_angles, rotate
-from lrkv_jax.models.weight import biased, vector, weight
+from lrkv_jax.models.weights import vector, weight
 
 # Queries as a variant projects them: an array, or a tuple of arrays, [B, T, H, ...].
 Query = Any
@@ -74,11 +73,11 @@ class Attention(nnx.Module):
         """Each head's query, normed and rotated as the cache's keys are."""
         raise NotImplementedError
 
-    def entries(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Cache:
+    def new_kv(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Cache:
         """What each token leaves in the cache: the cache's own dataclass with T slots."""
         raise NotImplementedError
 
-    def cached(
+    def attend_cached(
         self,
         query: Query,
         cache: Cache,
@@ -94,18 +93,20 @@ class Attention(nnx.Module):
         """
         raise NotImplementedError
 
-    def materialised(
+    def materialize_kv(
         self, cache: Cache, positions_BT: Int[Array, "1 S"]
     ) -> tuple[Float[Array, "B S G W"], Float[Array, "B S G K"]]:
         """The keys and values of the heads (or of groups of heads) that these slots stand for."""
         raise NotImplementedError
 
-    def expanded(self, query: Query, positions_BT: Int[Array, "B T"]) -> Float[Array, "B T H W"]:
+    def expand_query(
+        self, query: Query, positions_BT: Int[Array, "B T"]
+    ) -> Float[Array, "B T H W"]:
         """The queries that meet materialised keys."""
         return query
 
     def slot_angles(self, slots: int) -> Any:
-        """What `cached` needs of the slots' positions alone, made once for all layers; or None."""
+        """What `attend_cached` needs of the slots' positions, made once for all layers; or None."""
         return None
 
     def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
@@ -118,7 +119,7 @@ class Attention(nnx.Module):
 
     # What every variant then has.
 
-    def whole(
+    def attend_full(
         self,
         x_BTD: Float[Array, "B T D"],
         positions_BT: Int[Array, "B T"],
@@ -129,9 +130,9 @@ class Attention(nnx.Module):
         `attend(q [B, T, H, W], k [B, T, G, W], v [B, T, G, K])` is `causal_attention`, wherever the
         sequence's positions lie; H and G are what this device has.
         """
-        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
-        new = self.entries(x_BTD, positions_BT)
-        return attend(q_BTHW, *self.materialised(new, positions_BT))
+        q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
+        new = self.new_kv(x_BTD, positions_BT)
+        return attend(q_BTHW, *self.materialize_kv(new, positions_BT))
 
     def __call__(
         self,
@@ -151,10 +152,10 @@ class Attention(nnx.Module):
         """The heads' outputs that `__call__` projects; in a training step, this device's heads'."""
         key_heads = self.config.attention.key_heads(self.config)
         attend = partial(
-            attend_whole, scale=self.scale, segments_BT=segments_BT, key_heads=key_heads,
+            attend_sequences, scale=self.scale, segments_BT=segments_BT, key_heads=key_heads,
             impl=self.config.train_kernel,
         )  # fmt: skip
-        return self.whole(x_BTD, positions_BT, attend)
+        return self.attend_full(x_BTD, positions_BT, attend)
 
     def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
         """An empty cache for `batch` sequences of up to `length` tokens."""
@@ -184,7 +185,7 @@ class Attention(nnx.Module):
         T = x_BTD.shape[1]
         self._check(cache, x_BTD.shape[0] if pages_BN is None else None)
         positions_BT = lengths_B[:, None] + jnp.arange(T)
-        attend = Attention._few if T <= MOST_QUERIES else Attention._many
+        attend = Attention._attend_from_cache if T <= MOST_QUERIES else Attention._prefill
         out_BTHK, cache = on_mesh(attend, self, x_BTD, positions_BT, cache, pages_BN)
         return self._project(out_BTHK), cache
 
@@ -211,7 +212,7 @@ class Attention(nnx.Module):
         x_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, kernel[...].astype(x_BTD.dtype))
         return biased(x_BTHK, bias)
 
-    def placed(
+    def norm_and_rope(
         self,
         x_BTHK: Float[Array, "B T H K"],
         positions_BT: Int[Array, "B T"],
@@ -271,20 +272,20 @@ class Attention(nnx.Module):
                     "dtype: make it with this model's init_cache"
                 )
 
-    def _few(self, x_BTD, positions_BT, cache, pages_BN):
+    def _attend_from_cache(self, x_BTD, positions_BT, cache, pages_BN):
         """Heads' outputs for a few new tokens, and the cache with them in it."""
         query = self.queries(x_BTD, positions_BT)
-        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT, pages_BN)
+        cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
         angles = self.slot_angles(slots_of(cache, pages_BN))
-        out_BTHK, _ = self.cached(query, cache, positions_BT, angles, pages_BN)
+        out_BTHK, _ = self.attend_cached(query, cache, positions_BT, angles, pages_BN)
         return out_BTHK.astype(x_BTD.dtype), cache
 
-    def _many(self, x_BTD, positions_BT, cache, pages_BN):
+    def _prefill(self, x_BTD, positions_BT, cache, pages_BN):
         """The same for many: keys and values exist for a tile of slots at a time."""
-        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
-        cache = write(cache, self.entries(x_BTD, positions_BT), positions_BT, pages_BN)
+        q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
+        cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
         out_BTHK = attend_tiles(
-            q_BTHW, cache, self.materialised, lengths_of(positions_BT),
+            q_BTHW, cache, self.materialize_kv, lengths_of(positions_BT),
             scale=self.scale, pages_BN=pages_BN,
         )  # fmt: skip
         return out_BTHK.astype(x_BTD.dtype), cache

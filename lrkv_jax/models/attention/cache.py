@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.kernels import online
-from lrkv_jax.kernels.int8 import Int8Rows, whole_rows
+from lrkv_jax.kernels.int8 import Int8Rows, dequantized
 
 Cache = Any
 Pages = Int[Array, "B N"] | None
@@ -41,9 +41,9 @@ def slots_of(cache: Cache, pages_BN: Pages = None) -> int:
 
 
 def write(
-    cache: Cache, entries: Cache, positions_BT: Int[Array, "B T"], pages_BN: Pages = None
+    cache: Cache, new_kv: Cache, positions_BT: Int[Array, "B T"], pages_BN: Pages = None
 ) -> Cache:
-    """Put each new token's entries into the slots that `positions_BT` names.
+    """Put each new token's keys and values into the slots that `positions_BT` names.
 
     A position past the last slot writes nothing; callers check lengths before they start.
     """
@@ -54,7 +54,7 @@ def write(
         rows_B1, positions_BT = pages_BT, place_BT % rows
 
     def put(name: str, axis: int) -> Array | Int8Rows:
-        old, new = getattr(cache, name), getattr(entries, name).astype(getattr(cache, name).dtype)
+        old, new = getattr(cache, name), getattr(new_kv, name).astype(getattr(cache, name).dtype)
         if axis == old.ndim - 1:
             # Indices split by a slice move to the front: the update is [B, T, H].
             return old.at[rows_B1, :, positions_BT].set(new.swapaxes(1, 2))
@@ -70,7 +70,7 @@ def contiguous(cache: Cache, pages_BN: Pages) -> Cache:
     """The cache of each sequence as it would lie without pages: for variants without a kernel."""
     axes = slot_axes(cache)
     arrays = {name: online.contiguous(getattr(cache, name), pages_BN, axes[name]) for name in axes}
-    return type(cache)(**{name: whole_rows(array) for name, array in arrays.items()})
+    return type(cache)(**{name: dequantized(array) for name, array in arrays.items()})
 
 
 def in_int8(shapes: Cache) -> Cache:

@@ -18,7 +18,7 @@ from lrkv_jax.kernels.grouped_decode import grouped_decode
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import lengths_of
 from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
-from lrkv_jax.models.weight import weight
+from lrkv_jax.models.weights import weight
 
 
 @jax.tree_util.register_dataclass
@@ -49,21 +49,21 @@ class GroupedAttention(Attention):
 
     def queries(self, x_BTD, positions_BT):
         q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
-        return self.placed(q_BTHK, positions_BT, self.query_gain)
+        return self.norm_and_rope(q_BTHK, positions_BT, self.query_gain)
 
-    def entries(self, x_BTD, positions_BT):
+    def new_kv(self, x_BTD, positions_BT):
         k_BTGK = self.projected(x_BTD, self.key, self.key_bias)
         v_BTGK = self.projected(x_BTD, self.value, None)
-        return GroupedCache(self.placed(k_BTGK, positions_BT, self.key_gain), v_BTGK)
+        return GroupedCache(self.norm_and_rope(k_BTGK, positions_BT, self.key_gain), v_BTGK)
 
-    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         return grouped_decode(
             query, cache.k_BSGK, cache.v_BSGK, lengths_of(positions_BT),
             scale=self.scale, pages_BN=pages_BN,
-            impl=self.config.decode_kernel, bits=self.config.decode_bits,
+            impl=self.config.decode_kernel,
         )  # fmt: skip
 
-    def materialised(self, cache, positions_BT):
+    def materialize_kv(self, cache, positions_BT):
         return cache.k_BSGK, cache.v_BSGK
 
     def cache_shapes(self, batch, length, dtype):

@@ -28,8 +28,8 @@ from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import lengths_of, with_one
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
-from lrkv_jax.models.norm import gained, inverse_rms
-from lrkv_jax.models.weight import biased, weight
+from lrkv_jax.models.layers import biased, gained, inverse_rms
+from lrkv_jax.models.weights import weight
 
 
 @jax.tree_util.register_dataclass
@@ -96,10 +96,10 @@ class LowRankAttention(Attention):
         rotated_BTHK = self.rotated(q_BTHK, positions_BT)
         return (rotated_BTHK, q_BTHK) if self._in_latents else (rotated_BTHK,)
 
-    def entries(self, x_BTD, positions_BT):
+    def new_kv(self, x_BTD, positions_BT):
         return self._entries(x_BTD, positions_BT)[0]
 
-    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         residual = None
         if self.rank:
             residual = Residual(cache.rk_BSGR, cache.rv_BSGR, self.value_up[...])
@@ -113,13 +113,13 @@ class LowRankAttention(Attention):
             query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
             cache.inverse_norm_BGS, lengths_of(positions_BT),
             scale=self.scale, pages_BN=pages_BN, frequencies_J=self.frequencies,
-            impl=self.config.decode_kernel, bits=self.config.decode_bits,
+            impl=self.config.decode_kernel,
         )  # fmt: skip
 
-    def materialised(self, cache, positions_BT):
+    def materialize_kv(self, cache, positions_BT):
         return self._keys(cache, positions_BT), self._values(cache)
 
-    def expanded(self, query, positions_BT):
+    def expand_query(self, query, positions_BT):
         if not self._in_latents:
             return query[0]
         return jnp.concatenate([query[0], self._latent(query[1], positions_BT)], axis=-1)
@@ -130,15 +130,15 @@ class LowRankAttention(Attention):
             return None
         return self.table(slots, self.config.head_width)
 
-    def whole(self, x_BTD, positions_BT, attend):
-        q_BTHW = self.expanded(self.queries(x_BTD, positions_BT), positions_BT)
+    def attend_full(self, x_BTD, positions_BT, attend):
+        q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
         full, formed = self.rank and self.rope == "full", self.rank and self._forms_weights(x_BTD)
         k_BTGK = None
         if full and formed:
             k_BTGK = biased(self._with_whole_weights(x_BTD, "key"), self.key_bias)
         new, k_BTGK = self._entries(x_BTD, positions_BT, k_BTGK)
         if full:
-            k_BTGW = self.placed(k_BTGK, positions_BT, self.key_gain)
+            k_BTGW = self.norm_and_rope(k_BTGK, positions_BT, self.key_gain)
         else:
             k_BTGW = self._keys(new, positions_BT)
         v_BTGK = self._with_whole_weights(x_BTD, "value") if formed else self._values(new)

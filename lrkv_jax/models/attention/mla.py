@@ -1,7 +1,7 @@
 """MLA: one latent per token, expanded into each head's keys and values.
 
 B batch  T new tokens  S cache slots  D model width  H heads  G groups of them  K head width
-C latent width  R width of a head's own latent  P rope-key width  W width of a logit
+C latent width  R width of a head's own latent  P rope-key width  W logit width
 
 c = norm(x W_down), C wide; v_h = c W^V_h. Positions enter in one of two modes, each decoded
 exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):
@@ -37,8 +37,8 @@ from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import lengths_of, with_one
 from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
-from lrkv_jax.models.norm import gained, inverse_rms, rms_norm
-from lrkv_jax.models.weight import weight
+from lrkv_jax.models.layers import gained, inverse_rms, rms_norm
+from lrkv_jax.models.weights import weight
 
 
 @jax.tree_util.register_dataclass
@@ -97,13 +97,13 @@ class LatentAttention(Attention):
         """
         q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
         if self.rope == "full":
-            return self.placed(q_BTHK, positions_BT, self.query_gain)
+            return self.norm_and_rope(q_BTHK, positions_BT, self.query_gain)
         if self.query_rope is None:
             return self.normed(q_BTHK), q_BTHK[..., :0]
         q_BTHP = jnp.einsum("BTD,DHP->BTHP", x_BTD, self.query_rope[...].astype(x_BTD.dtype))
         return self.normed(q_BTHK), self.normed(self.rotated(q_BTHP, positions_BT))
 
-    def entries(self, x_BTD, positions_BT):
+    def new_kv(self, x_BTD, positions_BT):
         latent_BTC = self._latent_normed(x_BTD @ self.down[...].astype(x_BTD.dtype))
         private_BTGR = rope_key_BTP = norm_BGT = None
         if self.rank:
@@ -121,7 +121,7 @@ class LatentAttention(Attention):
                 rope_key_BTP = self.normed(self._rotated_for_all(rope_key_BTP, positions_BT))
         return LatentCache(latent_BTC, rope_key_BTP, norm_BGT, private_BTGR)
 
-    def cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         q_BTHP = q_BTHR = rotation = private = None
         C = cache.latent_BSC.shape[-1]
         if self.rope == "full":
@@ -139,13 +139,13 @@ class LatentAttention(Attention):
             query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation, private,
             lengths_of(positions_BT), scale=self.scale, pages_BN=pages_BN,
             frequencies_J=self.frequencies,
-            impl=self.config.decode_kernel, bits=self.config.decode_bits,
+            impl=self.config.decode_kernel,
         )  # fmt: skip
         mean_BTHX = mean_BTHX.astype(query.dtype)
         own_BTHR = mean_BTHX[..., C:] if self.rank else None
         return self._values(mean_BTHX[..., :C], own_BTHR, of_heads=True), lse_BTH
 
-    def materialised(self, cache, positions_BT):
+    def materialize_kv(self, cache, positions_BT):
         latents = cache.latent_BSC, cache.private_BSGR
         if self.rank:
             latents = cache.latent_BSC, cache.private_BSGR[..., : self.rank]
@@ -160,7 +160,7 @@ class LatentAttention(Attention):
         rope_BSGP = self._to_heads(cache.rope_key_BSP, v_BSGK)
         return jnp.concatenate([k_BSGK, rope_BSGP], axis=-1), v_BSGK
 
-    def expanded(self, query, positions_BT):
+    def expand_query(self, query, positions_BT):
         if self.rope == "decoupled":
             return jnp.concatenate(query, axis=-1)
         return query
@@ -169,12 +169,12 @@ class LatentAttention(Attention):
         """[cos, sin] of each slot's position, [S, K], to rotate keys as they are read, or None."""
         return self.table(slots, self.config.head_width) if self.rope == "full" else None
 
-    def whole(self, x_BTD, positions_BT, attend):
+    def attend_full(self, x_BTD, positions_BT, attend):
         if self.rope != "full":
-            return super().whole(x_BTD, positions_BT, attend)
-        new = self.entries(x_BTD, positions_BT)
+            return super().attend_full(x_BTD, positions_BT, attend)
+        new = self.new_kv(x_BTD, positions_BT)
         latents = new.latent_BSC, new.private_BSGR
-        k_BTGK = self.placed(self._keys(*latents), positions_BT, self.key_gain)
+        k_BTGK = self.norm_and_rope(self._keys(*latents), positions_BT, self.key_gain)
         return attend(self.queries(x_BTD, positions_BT), k_BTGK, self._values(*latents))
 
     def cache_shapes(self, batch, length, dtype):

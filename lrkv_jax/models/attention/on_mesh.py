@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lrkv_jax.distributed.rules import BATCH, RULES
-from lrkv_jax.models.weight import spec_of, variables
+from lrkv_jax.models.weights import spec_of, variables
 
 HEADS = ("heads", "kv_heads")
 
@@ -72,7 +72,7 @@ def cache_shardings(layer: nnx.Module, shapes: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda part: NamedSharding(mesh, part), parts)
 
 
-def placed(layer: nnx.Module, cache: Any) -> Any:
+def constrain_cache(layer: nnx.Module, cache: Any) -> Any:
     """In a program: the cache where `cache_shardings` has it, on the mesh in use."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:

@@ -19,7 +19,7 @@ from support.variants import (
 from lrkv_jax.interop.fits import root
 from lrkv_jax.lab.analysis.activations import logit_grams, on_text, weighted
 from lrkv_jax.lab.analysis.diversity import diversity, gram, normalized
-from lrkv_jax.models.weight import weights_of
+from lrkv_jax.models.weights import weights_of
 from lrkv_jax.training.token_batch import BatchFormat
 
 
@@ -50,13 +50,13 @@ class Constant:
     def queries(self, x_BTD, positions_BT):
         return self.query
 
-    def expanded(self, query, positions_BT):
+    def expand_query(self, query, positions_BT):
         return query
 
-    def entries(self, x_BTD, positions_BT):
+    def new_kv(self, x_BTD, positions_BT):
         return self.key
 
-    def materialised(self, cache, positions_BT):
+    def materialize_kv(self, cache, positions_BT):
         return cache, cache
 
 

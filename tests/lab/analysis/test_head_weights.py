@@ -45,9 +45,9 @@ def test_forms_are_the_models_logits_at_one_position_and_values_its_values(name)
     """Every token at position 5: x_t A_h x_s, for all t and s. MLA's form has no latent norm."""
     attention, heads, x_BTD = layer(name)
     positions_BT = jnp.full((1, 6), 5)
-    q_BTHW = attention.expanded(attention.queries(x_BTD, positions_BT), positions_BT)
+    q_BTHW = attention.expand_query(attention.queries(x_BTD, positions_BT), positions_BT)
     H = q_BTHW.shape[2]
-    k_BSGW, v_BSGK = attention.materialised(attention.entries(x_BTD, positions_BT), positions_BT)
+    k_BSGW, v_BSGK = attention.materialize_kv(attention.new_kv(x_BTD, positions_BT), positions_BT)
     k_SHW, v_SHK = (np.repeat(a[0], H // a.shape[2], axis=1) for a in (k_BSGW, v_BSGK))
     logits_HTS = np.einsum("THW,SHW->HTS", q_BTHW[0], k_SHW)
     x_TD = x_BTD[0].astype(np.float64)

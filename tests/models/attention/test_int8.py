@@ -26,8 +26,8 @@ def test_rows_are_kept_to_half_a_step_of_their_largest_value(dtype):
     x_NW = (rng.standard_normal((500, 64)) * 10.0 ** rng.integers(-6, 6, (500, 1))).astype("f4")
     x_NW[7], x_NW[8, 1:] = 0, 0
     kept = Int8Rows.of(jnp.asarray(x_NW), jnp.dtype(dtype))
-    assert kept.whole.dtype == jnp.int8 and kept.scale.dtype == kept.dtype == jnp.dtype(dtype)
-    back_NW = np.asarray(kept.whole, np.float64) * np.asarray(kept.scale, np.float64)[:, None]
+    assert kept.quantized.dtype == jnp.int8 and kept.scale.dtype == kept.dtype == jnp.dtype(dtype)
+    back_NW = np.asarray(kept.quantized, np.float64) * np.asarray(kept.scale, np.float64)[:, None]
     largest_N1 = np.abs(x_NW).max(-1, keepdims=True)
     # Half a step; and where a scale of 8 bits is too small, the largest value is cut off by it.
     step = 0.5 / 127 * 1.004 + (2**-9 if dtype == "bfloat16" else 1e-6)
@@ -84,7 +84,7 @@ def test_what_is_read_is_what_the_rows_stand_for_wherever_they_lie(layer, filled
         positions_B1 = jnp.full((2, 1), 18)
         angles = layer.slot_angles(slots_of(cache, pages_BN))
         query = layer.queries(x_B1D, positions_B1)
-        return layer.cached(query, cache, positions_B1, angles, pages_BN)[0]
+        return layer.attend_cached(query, cache, positions_B1, angles, pages_BN)[0]
 
     x_B1D = x_BTD[:, 18:19]
     truth = read(layer, x_B1D, contiguous(cache, None))

@@ -41,12 +41,12 @@ def test_decode_equals_forward_at_the_end_of_a_long_context(name, length):
 
     @jax.jit
     def both(layer, x_1SD):
-        new = layer.entries(x_1SD, positions_1S)
+        new = layer.new_kv(x_1SD, positions_1S)
         cache = write(layer.init_cache(1, length, jnp.float32), new, positions_1S, None)
         last = x_1SD[:, -1:], positions_1S[:, -1:]
         query, angles = layer.queries(*last), layer.slot_angles(length)
-        decoded_11HK, _ = layer.cached(query, cache, last[1], angles)
-        return decoded_11HK, layer.whole(x_1SD, positions_1S, lambda *qkv: qkv)
+        decoded_11HK, _ = layer.attend_cached(query, cache, last[1], angles)
+        return decoded_11HK, layer.attend_full(x_1SD, positions_1S, lambda *qkv: qkv)
 
     decoded_11HK, qkv = both(layer, x_1SD)
     q_1SHW, k_1SGW, v_1SGK = map(np.float64, qkv)

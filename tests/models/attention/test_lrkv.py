@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.jaxprs import sizes
 from support.oracle import rope
 from support.variants import error, random_params, random_tokens, small
 
@@ -209,17 +210,6 @@ def test_decoding_never_holds_a_heads_keys_or_values_for_the_whole_cache(entry):
     largest = max(sizes(jaxpr.jaxpr))
     assert largest < S * H * K
     assert largest >= S * cached  # the latents themselves: the walk does see the cache
-
-
-def sizes(jaxpr):
-    """Element counts of every intermediate, inner programs included."""
-    for equation in jaxpr.eqns:
-        yield from (int(np.prod(out.aval.shape)) for out in equation.outvars)
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else [value]:
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from sizes(inner)
 
 
 @pytest.mark.parametrize("mode", MLA.modes())

@@ -1,12 +1,12 @@
 """Attention over whole sequences in a training step, wherever their positions and heads lie.
 
-Heads are split over `tensor` (`lrkv_jax.models.on_tensor`). Under context parallelism a device
-holds some positions of those heads; it exchanges them for all positions of some heads (DeepSpeed
-Ulysses, https://arxiv.org/abs/2309.14509), attends, and exchanges back. Each device then does the
-same work under the causal mask. Keys and values of fewer heads than devices are gathered instead.
+Heads are split over `tensor` (`lrkv_jax.models.layers`). Under context parallelism a device holds
+some positions of those heads; it exchanges them for all positions of some heads (DeepSpeed Ulysses,
+https://arxiv.org/abs/2309.14509), attends, and exchanges back. Each device then does the same work
+under the causal mask. Keys and values of fewer heads than devices are gathered instead.
 
 B batch  T positions here  H query heads  S all positions  G key/value heads  h heads here
-W logit width  K value width
+W logit width  K head width
 """
 
 from jax import lax
@@ -17,7 +17,7 @@ from lrkv_jax.distributed.rules import CONTEXT, TENSOR
 from lrkv_jax.kernels.flash import causal_attention
 
 
-def attend_whole(q_BTHW, k_BTGW, v_BTGK, *, key_heads, segments_BT=None, **how):
+def attend_sequences(q_BTHW, k_BTGW, v_BTGK, *, key_heads, segments_BT=None, **how):
     """`causal_attention` of sequences whose positions the training step's mesh may have split.
 
     `key_heads` counts the model's key/value heads; `how` is passed on.

@@ -83,11 +83,6 @@ def vector(axes: str, shape: tuple[int, ...], value: float) -> nnx.Param:
     return nnx.Param(jnp.full(shape, value, jnp.float32), spec=spec)
 
 
-def biased(x: Array, bias: nnx.Param | None) -> Array:
-    """x + bias over the last axes, in x's dtype; x without one."""
-    return x if bias is None else x + bias[...].astype(x.dtype)
-
-
 def draw(module: nnx.Module, key: Key[Array, ""]) -> None:
     """Give the weights of a module their first numbers, in place.
 

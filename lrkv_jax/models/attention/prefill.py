@@ -1,7 +1,7 @@
 """Attention of many queries over a cache whose keys and values exist for a tile of slots at a time.
 
 B batch  T queries  S cache slots  c slots of a tile  H heads  G key/value heads  N = H / G
-W key width  K value width
+W logit width  K head width
 """
 
 import jax.numpy as jnp

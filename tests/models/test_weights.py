@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lrkv_jax.models.weight import WeightSpec, draw, weight, weight_specs
+from lrkv_jax.models.weights import WeightSpec, draw, weight, weight_specs
 
 
 def drawn(module, seed=0):

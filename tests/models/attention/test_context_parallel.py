@@ -11,7 +11,7 @@ from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.kernels.flash import causal_attention
-from lrkv_jax.models.attention.whole_sequences import attend_whole
+from lrkv_jax.models.attention.context_parallel import attend_sequences
 
 B, T, W, K = 2, 8, 6, 4
 
@@ -40,7 +40,7 @@ def test_attention_over_a_mesh_is_attention(heads, key_heads, context, tensor):
     q, k, v, segments = inputs(heads, key_heads)
     config = MeshConfig(data=1, fsdp=1, context=context, tensor=tensor)
     mesh = make_mesh(config, jax.devices()[: context * tensor])
-    attend = partial(attend_whole, scale=0.3, key_heads=key_heads)
+    attend = partial(attend_sequences, scale=0.3, key_heads=key_heads)
 
     def step(q, k, v, segments):
         split = P(None, None, "tensor")
