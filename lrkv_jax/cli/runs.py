@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from lrkv_jax.cli import shared
-from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar, working
+from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
-
-if TYPE_CHECKING:
-    from lrkv_jax.training.restore import TrainedRun
 
 Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")]
@@ -132,7 +129,7 @@ def generate(
     if bool(prompts) != bool(out):
         raise LrkvError("--prompts FILE and --out FILE go together")
     sampling = Sampling(temperature, top_k, top_p)
-    trained = _loaded("generate", run, step, overrides)
+    trained = shared.loaded("generate", run, step, overrides)
     if prompts:
         from lrkv_jax.inference.generation import generate_file
 
@@ -180,15 +177,6 @@ def chat(
             f"{run} has not been midtrained: run lrkv train configs/{name}.yaml init_from={run}"
         )
     sampling = Sampling(temperature, top_k, top_p)
-    trained = _loaded("chat", run, step, overrides)
+    trained = shared.loaded("chat", run, step, overrides)
     talk = Chat(trained, sampling=sampling, seed=seed, new_tokens=tokens)
     converse(talk, Console(highlight=False, markup=False))
-
-
-def _loaded(command: str, run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:
-    """The run that a command decodes with, once this process has its devices."""
-    shared.start_alone(command)
-    with working("reading the run"):
-        from lrkv_jax.training.restore import load_run
-
-        return load_run(run, step=shared.step_named(step), overrides=overrides or [])

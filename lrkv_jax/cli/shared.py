@@ -1,14 +1,19 @@
 """What commands have in common: the application, and how their arguments are written."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from lrkv_jax import __version__
 from lrkv_jax.errors import LrkvError
+
+if TYPE_CHECKING:
+    from lrkv_jax.training.restore import TrainedRun
 
 HELP = ["-h", "--help"]
 
@@ -105,6 +110,15 @@ def start_alone(command: str) -> None:
         from lrkv_jax.distributed import start
 
         start(alone=f"lrkv {command}")
+
+
+def loaded(command: str, run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:
+    """The run that a command decodes with, once this process has its devices."""
+    start_alone(command)
+    with working("reading the run"):
+        from lrkv_jax.training.restore import load_run
+
+        return load_run(run, step=step_named(step), overrides=overrides or [])
 
 
 @contextlib.contextmanager

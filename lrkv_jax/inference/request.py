@@ -60,7 +60,6 @@ class Request:
     place of new tokens. nexts: ids whose log p to give, each as the next one. forced: tokens that
     are taken in place of chosen ones, whose logits are kept. keep: whether the cache stays when it
     is done, to be appended to. Requests of lower `priority` come first, then those that came first.
-    `salt` parts the prompts that may share pages.
     """
 
     tokens: list[int]
@@ -74,7 +73,6 @@ class Request:
     forced: Sequence[int] = ()
     keep: bool = False
     priority: int = 0
-    salt: bytes = b""
 
     # What has come of it.
     phase: Phase = Phase.QUEUED

@@ -121,7 +121,7 @@ class Scheduler:
         """Queue a request, or a held one that was appended to."""
         if request.number < 0:
             request.number, self._number = self._number, self._number + 1
-            request.chain = digests(request.tokens, request.salt)
+            request.chain = digests(request.tokens)
         if request in self._held:
             self._held.remove(request)
         request.reason, request.turn = "", request.turn + 1

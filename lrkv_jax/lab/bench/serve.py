@@ -316,12 +316,12 @@ def _waits(engine, asked, rate, seed) -> list[float]:
 def _http(settings, variant, of, B, config) -> list[Ratio]:
     """Tokens/s of streams over the same requests in process; in both somebody always waits."""
     from lrkv_jax.serving.server import serving
-    from lrkv_jax.serving.service import Limits, Service
+    from lrkv_jax.serving.service import Service, ServiceLimits
     from lrkv_jax.training.restore import TrainedRun
 
     engine = of(B)
     clients = 2 * B
-    limits = Limits(texts=2 * clients, tokens=2 * clients * settings.context)
+    limits = ServiceLimits(2 * clients, tokens=2 * clients * settings.context)
     load = Load(requests=settings.requests, clients=clients, longest=settings.context)
     here, there = [], []
     for _ in range(settings.samples + 1):
