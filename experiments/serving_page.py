@@ -39,7 +39,11 @@ def measure_lookup(
     for batch in batches:
         engines = {
             drafts: Engine(
-                run.config.model, run.params, batch=batch, length=PROMPT + tokens, drafts=drafts
+                run.config.model,
+                run.params,
+                batch=batch,
+                length=PROMPT + tokens,
+                draft_tokens=drafts,
             )
             for drafts in (0, DRAFTS)
         }

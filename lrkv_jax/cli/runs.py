@@ -1,4 +1,4 @@
-"""The commands that use a trained run: evaluate, generate, chat."""
+"""The commands that use a trained run: evaluate, harness, generate, chat."""
 
 from __future__ import annotations
 
@@ -97,6 +97,28 @@ def evaluate(
         print_evaluation(result, Console(markup=False))
     if lost:
         sys.exit(EXIT_BAD_INPUT)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def harness(
+    context: typer.Context,
+    run: Run,
+    batch: Annotated[int, typer.Option(help="Sequences at a time")] = 8,
+    step: Step = None,
+    seed: Seed = 0,
+) -> None:
+    """Evaluate a run on tasks of the lm-evaluation-harness.
+
+    Every other option is the harness's own (lm_eval run --help), as in: lrkv harness RUN --tasks
+    hellaswag,piqa --num_fewshot 5 --limit 100
+    """
+    shared.start_alone("harness")
+    from lrkv_jax.evaluation.harness_adapter import command_line
+
+    arguments = {"run": run, "batch": batch, "seed": seed}
+    if step is not None:
+        arguments["step"] = shared.step_named(step)
+    command_line(arguments, context.args)
 
 
 @app.command()

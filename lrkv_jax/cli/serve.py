@@ -38,7 +38,7 @@ def serve(
         ),
     ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Texts that may wait; more get 429.")] = 256,
-    drafts: Annotated[
+    draft_tokens: Annotated[
         int, typer.Option(min=0, help="Tokens that prompt lookup proposes at a time, up to 7.")
     ] = 0,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds of a response, at most.")] = 600.0,
@@ -84,7 +84,7 @@ def serve(
         service = Service.of(
             trained, name or Path(run).resolve().name,
             batch=batch, context=length, cache_bytes=cache_bytes, queue=queue, seconds=timeout,
-            drafts=drafts,
+            draft_tokens=draft_tokens,
         )  # fmt: skip
     size = service.engine_loop.engine.report().cache_bytes / (1 << 20)
     print(

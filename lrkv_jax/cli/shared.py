@@ -86,14 +86,11 @@ def step_named(text: str | None) -> int | str | None:
 
 def seconds_of(text: str) -> int:
     """HH:MM:SS or MM:SS, as Slurm writes a time limit."""
-    parts = text.split(":")
-    fit = len(parts) in (2, 3) and all(p.isascii() and p.isdecimal() and len(p) < 6 for p in parts)
-    if not fit or not any(map(int, parts)):
+    parts = [int(part) for part in text.split(":") if part.isascii() and part.isdecimal()]
+    if len(parts) not in (2, 3) or len(parts) != text.count(":") + 1 or not any(parts):
         raise LrkvError(f"--time-limit {text}: write HH:MM:SS or MM:SS, as in 03:55:00")
-    seconds = 0
-    for part in parts:
-        seconds = 60 * seconds + int(part)
-    return seconds
+    hours, minutes, seconds = [0, *parts][-3:]
+    return 3600 * hours + 60 * minutes + seconds
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from lrkv_jax.data.chat import ChatFormat, Writer
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.answers import Answering
-from lrkv_jax.inference.request import Request, Told
+from lrkv_jax.inference.request import Sequence, TokenLogprobs
 from lrkv_jax.serving.detokenizer import Detokenizer
 
 
@@ -19,7 +19,7 @@ class Token:
 
     id: int
     start: int
-    logprob: Told | None
+    logprob: TokenLogprobs | None
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Completion:
     ):
         self.index, self.prompt, self.max_tokens = index, prompt, max_tokens
         self.token_count = 0  # new ones that the text has
-        self.request: Request | None = None
+        self.sequence: Sequence | None = None
         self.turn = 0  # as `FairQueue` gives it
         self._chat, self._options = chat, options or {}
         if chat is None:
@@ -69,19 +69,19 @@ class Completion:
     def submit(self, engine: Engine) -> None:
         """Submit the request. Raises `LrkvError` for one that the engine cannot have."""
         chat = self._chat
-        self.request = engine.submit(
-            self.prompt, self.max_tokens, keep=chat is not None, priority=self.turn,
+        self.sequence = engine.submit(
+            self.prompt, self.max_tokens, retain=chat is not None, priority=self.turn,
             **self._options,
         )  # fmt: skip
         if chat is not None:
-            self._answering = Answering(engine, chat, self.request, self.max_tokens)
+            self._answering = Answering(engine, chat, self.sequence, self.max_tokens)
 
     def delta(self) -> TextDelta | None:
         """What is new since the last call of the engine; None if nothing is."""
         ids, done = self._output_ids()
         delta = TextDelta(self.index)
         for token in ids[self.token_count :]:
-            logprob = self.request.told.get(len(self.prompt) + self.token_count)
+            logprob = self.sequence.result.logprobs.get(len(self.prompt) + self.token_count)
             self._waiting.append(Token(token, self._text.length, logprob))
             self.token_count += 1
             delta.text += self._text.read(token)
@@ -106,10 +106,12 @@ class Completion:
 
     def _output_ids(self):
         if self._answering is None:
-            return self.request.said, self.request.done
+            return self.sequence.output_ids, self.sequence.done
         self._answering.take()
         return self._answering.answer.ids, self._answering.over
 
     def _finish_reason(self):
-        ended = self.request.reason if self._answering is None else self._answering.answer.ended
-        return "stop" if ended in ("stop", True) else "length"
+        stopped = self.sequence.result.finish_reason == "stop"
+        if self._answering is not None:
+            stopped = self._answering.answer.ended
+        return "stop" if stopped else "length"

@@ -86,8 +86,8 @@ class EngineLoop:
 
     def _remove(self, completion):
         self._running.pop(completion, None)
-        if completion.request is not None:
-            self.engine.cancel(completion.request)
+        if completion.sequence is not None:
+            self.engine.cancel(completion.sequence)
 
     def _run(self):
         while True:
@@ -150,7 +150,7 @@ class EngineLoop:
         running, self._running = self._running, {}
         self._deliver([(to, TextDelta(one.index, error=failed)) for one, to in running.items()])
         for completion in running:
-            completion.request = None  # there is nothing of it any more
+            completion.sequence = None  # there is nothing of it any more
         self.engine.reset()
 
     def _deliver(self, deltas):

@@ -88,7 +88,7 @@ class Handler:
         metrics.generation_tokens.inc(len(delta.tokens))
         if delta.finish_reason:
             metrics.finished.labels(delta.finish_reason).inc()
-            metrics.cached_tokens.inc(completion.request.from_prefix)
+            metrics.cached_tokens.inc(completion.sequence.result.cached_tokens)
             metrics.whole.observe(now - self._began)
             if completion.token_count > 1:
                 after_first = now - self._first[delta.index]

@@ -81,8 +81,8 @@ class Metrics:
         gauge("kv_cache_bytes", "Bytes of the cache.", lambda: cache_bytes)
         registry.register(
             _Counts([
-                ("num_preemptions", "Texts that gave up pages.", lambda: scheduler.gave_way),
-                ("recomputed_tokens", "Tokens read again after it.", lambda: scheduler.read_again),
+                ("num_preemptions", "Texts that gave up pages.", lambda: scheduler.preemptions),
+                ("recomputed_tokens", "After it.", lambda: scheduler.recomputed_tokens),
                 ("spec_decode_num_draft_tokens", "Looked-up tokens.", lambda: calls.drafted),
                 ("spec_decode_num_accepted_tokens", "Right ones.", lambda: calls.accepted),
                 ("engine_faults", "Calls that failed.", lambda: engine_loop.faults),

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lrkv_jax.data.tokenizer import Tokenizer
-from lrkv_jax.inference.request import Told
+from lrkv_jax.inference.request import TokenLogprobs
 from lrkv_jax.serving.completion import Completion, TextDelta, Token
 
 # What JSON has in place of −∞.
 LEAST_LOG_P = -9999.0
 # Of tokens that the calculator wrote, which nothing was drawn for.
-_CERTAIN = Told(0.0, [])
+_CERTAIN = TokenLogprobs(0.0, [])
 
 
 class TokenNames:
@@ -129,7 +129,7 @@ def usage(completions: Sequence[Completion], choices: int) -> dict[str, Any]:
     firsts = completions[::choices]
     prompt = sum(len(completion.prompt) for completion in firsts)
     new = sum(completion.token_count for completion in completions)
-    cached = sum(completion.request.from_prefix for completion in firsts if completion.request)
+    cached = sum(one.sequence.result.cached_tokens for one in firsts if one.sequence)
     return {
         "prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
         "prompt_tokens_details": {"cached_tokens": cached},

@@ -13,7 +13,7 @@ from lrkv_jax import __version__
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine
-from lrkv_jax.inference.request import Draw, check_tokens
+from lrkv_jax.inference.request import RngStream, check_tokens
 from lrkv_jax.serving.completion import Completion, TextDelta
 from lrkv_jax.serving.engine_loop import EngineLoop
 from lrkv_jax.serving.fair_queue import SHARE, FairQueue
@@ -80,17 +80,18 @@ class Service:
         cache_bytes: int | None = None,
         queue: int = 256,
         seconds: float = 600.0,
-        drafts: int = 0,
+        draft_tokens: int = 0,
     ) -> Self:
         """A service that decodes `batch` texts of up to `context` tokens and lets `queue` wait.
 
-        drafts: as for `Engine`.
+        draft_tokens: as for `Engine`.
 
         Raises `LrkvError` for a cache that has no room for one text of the whole context.
         """
         engine = Engine(
             run.config.model, run.params,
-            batch=batch, length=context, cache_bytes=cache_bytes, drafts=drafts, mesh=run.mesh,
+            batch=batch, length=context, cache_bytes=cache_bytes,
+            draft_tokens=draft_tokens, mesh=run.mesh,
         )  # fmt: skip
         engine.warm()
         most = engine.batch + queue
@@ -171,15 +172,16 @@ class Service:
                 )
                 raise APIError(400, text, code="context_length_exceeded", param=param)
         seed = secrets.randbits(31) if body.seed is None else body.seed
-        sampling, n = body.sampling(), body.choices
+        n = body.choices
         options = {
-            "stops": frozenset([*ends, *body.stop_token_ids]), "least": body.min_tokens,
-            "tell": body.logprob_count,
+            "stop_token_ids": frozenset([*ends, *body.stop_token_ids]),
+            "min_tokens": body.min_tokens, "logprobs": body.logprob_count,
+            "sampling": body.sampling(),
         }  # fmt: skip
         made = [
             Completion(
                 self.tokenizer, index, prompts[index // n], most, chat=chat, stop=body.stops,
-                options={**options, "draw": Draw(sampling, seed, index)},
+                options={**options, "rng": RngStream(seed, index)},
             )
             for index in range(len(prompts) * n)
         ]  # fmt: skip

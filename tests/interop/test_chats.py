@@ -165,7 +165,7 @@ def test_a_chats_turns_are_the_templates_whole_conversation(imported):
         answer = "".join(piece.text for piece in chat.say(text))
         messages = [{**m} for m in chat.messages[: 2 * number + 1]]
         prompt = form.prompt(conversation_from([m for m in messages if m["content"]]))
-        held = chat._request.tokens
+        held = chat._sequence.tokens
         assert held[: len(prompt)] == prompt, number
         assert chat.messages[-1] == {"role": "assistant", "content": answer}
     assert chat.used > len(form.prompt(Conversation((said("user", "a"),))))

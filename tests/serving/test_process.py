@@ -49,7 +49,7 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
         assert there.recv(100).startswith(b"HTTP/1.1 200")
         process.kill()
         process.communicate(timeout=60)
-    process, port, _ = started(run, "--drafts", "7")
+    process, port, _ = started(run, "--draft-tokens", "7")
     assert post(port, "/v1/completions", LONG)[1]["choices"][0]["text"] == whole
     found = re.search(r"^lrkv_spec_decode_num_accepted_tokens_total (\S+)$", metrics(port), re.M)
     process.send_signal(signal.SIGINT)

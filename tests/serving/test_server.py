@@ -361,20 +361,20 @@ def open_files():
     "requests",
     [pytest.param(30, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.nights)],
 )
-def test_a_crowd_gets_what_each_gets_alone_and_nothing_is_left(requests, port, service):
+def test_concurrent_requests_get_what_each_gets_alone_and_nothing_is_left(requests, port, service):
     """Some are cancelled, some malformed, and some readers are slow."""
-    crowd(requests, port, service)
+    concurrently(requests, port, service)
 
 
 @pytest.mark.nights
-def test_a_crowd_of_texts_with_drafts_gets_what_each_gets_alone_and_nothing_is_left():
-    service = served(random_run(), drafts=7)
+def test_concurrent_requests_with_drafts_get_what_each_gets_alone_and_nothing_is_left():
+    service = served(random_run(), draft_tokens=7)
     with serving(service) as port:
-        crowd(2000, port, service)
+        concurrently(2000, port, service)
     assert service.engine_loop.engine.calls.accepted > 1000
 
 
-def crowd(requests, port, service):
+def concurrently(requests, port, service):
     alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
     before = program_counts(), threading.active_count(), open_files()
 

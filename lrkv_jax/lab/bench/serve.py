@@ -308,7 +308,7 @@ def _waits(engine, asked, rate, seed) -> list[float]:
             time.sleep(max(0.0, pending[0][0] - (time.perf_counter() - began)))
         now = time.perf_counter() - began
         for number, (at, request) in enumerate(here):
-            if number not in waits and len(request.tokens) > request.prompt:
+            if number not in waits and len(request.tokens) > request.prompt_length:
                 waits[number] = now - at
     return list(waits.values())
 
