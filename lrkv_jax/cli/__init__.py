@@ -14,8 +14,6 @@ from lrkv_jax.cli import (
     checkpoints,
     commands,
     data,
-    doctor,
-    harness,
     interop,
     report,
     runs,

@@ -6,9 +6,7 @@ import time
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tabulate import tabulate
 
 from lrkv_jax.cli.shared import Json, Run, group, step_named
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
@@ -54,40 +52,22 @@ def checkpoint_verify(
 
 
 def _print(entries, as_json: bool, *, checked: bool = False) -> None:
-    rows = [
-        {
-            "step": entry.step,
-            "tokens": (entry.manifest or {}).get("tokens"),
-            "validation_loss": (entry.manifest or {}).get("validation_loss"),
-            "bytes": entry.bytes,
-            "saved": (entry.manifest or {}).get("saved"),
-            "best": entry.best,
-            "damage": entry.damage,
-        }
-        for entry in entries
-    ]
+    rows = []
+    for entry in entries:
+        manifest = entry.manifest or {}
+        known = {name: manifest.get(name) for name in ("tokens", "validation_loss", "saved")}
+        more = {"bytes": entry.bytes, "best": entry.best, "damage": entry.damage}
+        rows.append({"step": entry.step, **known, **more})
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    if not rows:
-        print("no checkpoints")
-        return
-    table = Table(
-        "step", "tokens", "held-out CE", "MB", "saved", "", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for column in table.columns[:4]:
-        column.justify = "right"
+    table = []
     for row in rows:
-        state = row["damage"] and f"DAMAGED: {row['damage']}"
-        notes = [state or ("sound" if checked else "")] + (["best"] if row["best"] else [])
-        loss, saved = row["validation_loss"], row["saved"]
-        table.add_row(
-            str(row["step"]),
-            "" if row["tokens"] is None else f"{row['tokens']:,}",
-            "" if loss is None else f"{loss:.4f}",
-            f"{row['bytes'] / 1e6:,.1f}",
-            "" if saved is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(saved)),
-            ", ".join(note for note in notes if note),
-            style="bold red" if state else None,
-        )
-    Console(soft_wrap=True, markup=False).print(table, highlight=False)
+        sound = f"DAMAGED: {row['damage']}" if row["damage"] else "sound" * checked
+        saved = row["saved"] and time.strftime("%Y-%m-%d %H:%M", time.localtime(row["saved"]))
+        state = ", ".join(filter(None, (sound, "best" * row["best"])))
+        megabytes = row["bytes"] / 1e6
+        table.append((row["step"], row["tokens"], row["validation_loss"], megabytes, saved, state))
+    headers = ("step", "tokens", "held-out CE", "MB", "saved", "")
+    formats = ("", "", ".4f", ".1f")
+    print(tabulate(table, headers, floatfmt=formats, intfmt=",") if rows else "no checkpoints")

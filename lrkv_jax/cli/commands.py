@@ -1,5 +1,6 @@
-"""The commands that make and plan runs: quickstart, train, plan, settings."""
+"""The commands that make and plan runs: quickstart, train, plan, settings, doctor."""
 
+import json
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from rich.console import Console
 from lrkv_jax.cli.shared import Config, Json, Overrides, app, seconds_of, start_alone, working
 from lrkv_jax.distributed import cluster_env
 from lrkv_jax.distributed.stopping import Stopping
-from lrkv_jax.errors import EXIT_START_AGAIN
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_START_AGAIN
 
 
 @app.command()
@@ -163,3 +164,26 @@ def settings(
     from lrkv_jax.config.reference import all_settings, as_markdown, as_text
 
     print(as_markdown().rstrip() if markdown else as_text(all_settings(prefix or "")))
+
+
+@app.command()
+def doctor(
+    seconds: Annotated[
+        int, typer.Option(min=1, help="Begin no check, and end the one that runs, after this time.")
+    ] = 115,
+    as_json: Json = False,
+) -> None:
+    """Examine this machine.
+
+    It checks versions, devices and speeds. Each line is ok, slow or wrong, with the fix, or not
+    here. It takes less than two minutes, and exits with 2 if something is wrong.
+    """
+    from lrkv_jax.lab.doctor.examine import examine, sentence
+    from lrkv_jax.lab.doctor.finding import WRONG
+
+    def show(finding) -> None:
+        print(finding, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    report = examine(show, seconds=seconds)
+    print(json.dumps(report, indent=2) if as_json else sentence(report))
+    sys.exit(EXIT_BAD_INPUT if report["doctor"] == WRONG else 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from tabulate import tabulate
 
 from lrkv_jax.cli.shared import (
     Json,
@@ -132,22 +133,17 @@ def convert(
 
 
 def _show(report: dict[str, Any], new: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    layers = Table("layer", "error of keys", "of values", "condition", title="Errors predicted")
-    for number, one in enumerate(report["layers"]):
-        errors = (f"{one[name]:.4f}" for name in ("key_error", "value_error"))
-        layers.add_row(str(number), *errors, f"{one['condition']:.0f}")
-    losses = Table("held-out text", "before", "after", "nats more", title="Nats a token")
-    for name, one in report["loss"].items():
-        more = one["after"] - one["before"]
-        losses.add_row(
-            Path(name).name, f"{one['before']:.4f}", f"{one['after']:.4f}", f"{more:+.4f}"
-        )
-    console = Console()
-    console.print(layers)
-    console.print(losses)
+    layers = [
+        (number, one["key_error"], one["value_error"], f"{one['condition']:.0f}")
+        for number, one in enumerate(report["layers"])
+    ]
+    print(tabulate(layers, ("layer", "error of keys", "of values", "condition"), floatfmt=".4f"))
+    losses = [
+        (Path(name).name, one["before"], one["after"], f"{one['after'] - one['before']:+.4f}")
+        for name, one in report["loss"].items()
+    ]
+    headers = ("held-out text, nats a token", "before", "after", "more")
+    print(tabulate(losses, headers, floatfmt=".4f"))
     size = report["bytes_per_token"]
     print(
         f"{new}: {size['after']:,} bytes of cache per token, {size['share']:.1%} of the run's "

@@ -1,20 +1,17 @@
-"""The commands that use a trained run: evaluate, generate, chat."""
+"""The commands that use a trained run: evaluate, harness, generate, chat."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from lrkv_jax.cli import shared
-from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar, working
+from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
-
-if TYPE_CHECKING:
-    from lrkv_jax.inference.trained_run import TrainedRun
 
 Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")]
@@ -102,6 +99,28 @@ def evaluate(
         sys.exit(EXIT_BAD_INPUT)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def harness(
+    context: typer.Context,
+    run: Run,
+    batch: Annotated[int, typer.Option(help="Sequences at a time")] = 8,
+    step: Step = None,
+    seed: Seed = 0,
+) -> None:
+    """Evaluate a run on tasks of the lm-evaluation-harness.
+
+    Every other option is the harness's own (lm_eval run --help), as in: lrkv harness RUN --tasks
+    hellaswag,piqa --num_fewshot 5 --limit 100
+    """
+    shared.start_alone("harness")
+    from lrkv_jax.evaluation.harness_adapter import command_line
+
+    arguments = {"run": run, "batch": batch, "seed": seed}
+    if step is not None:
+        arguments["step"] = shared.step_named(step)
+    command_line(arguments, context.args)
+
+
 @app.command()
 def generate(
     run: Run,
@@ -132,7 +151,7 @@ def generate(
     if bool(prompts) != bool(out):
         raise LrkvError("--prompts FILE and --out FILE go together")
     sampling = Sampling(temperature, top_k, top_p)
-    trained = _loaded("generate", run, step, overrides)
+    trained = shared.loaded("generate", run, step, overrides)
     if prompts:
         from lrkv_jax.inference.generation import generate_file
 
@@ -180,15 +199,6 @@ def chat(
             f"{run} has not been midtrained: run lrkv train configs/{name}.yaml init_from={run}"
         )
     sampling = Sampling(temperature, top_k, top_p)
-    trained = _loaded("chat", run, step, overrides)
+    trained = shared.loaded("chat", run, step, overrides)
     talk = Chat(trained, sampling=sampling, seed=seed, new_tokens=tokens)
     converse(talk, Console(highlight=False, markup=False))
-
-
-def _loaded(command: str, run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:
-    """The run that a command decodes with, once this process has its devices."""
-    shared.start_alone(command)
-    with working("reading the run"):
-        from lrkv_jax.training.restore import load_run
-
-        return load_run(run, step=shared.step_named(step), overrides=overrides or [])

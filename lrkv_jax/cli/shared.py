@@ -1,14 +1,19 @@
 """What commands have in common: the application, and how their arguments are written."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from lrkv_jax import __version__
 from lrkv_jax.errors import LrkvError
+
+if TYPE_CHECKING:
+    from lrkv_jax.training.restore import TrainedRun
 
 HELP = ["-h", "--help"]
 
@@ -81,14 +86,11 @@ def step_named(text: str | None) -> int | str | None:
 
 def seconds_of(text: str) -> int:
     """HH:MM:SS or MM:SS, as Slurm writes a time limit."""
-    parts = text.split(":")
-    fit = len(parts) in (2, 3) and all(p.isascii() and p.isdecimal() and len(p) < 6 for p in parts)
-    if not fit or not any(map(int, parts)):
+    parts = [int(part) for part in text.split(":") if part.isascii() and part.isdecimal()]
+    if len(parts) not in (2, 3) or len(parts) != text.count(":") + 1 or not any(parts):
         raise LrkvError(f"--time-limit {text}: write HH:MM:SS or MM:SS, as in 03:55:00")
-    seconds = 0
-    for part in parts:
-        seconds = 60 * seconds + int(part)
-    return seconds
+    hours, minutes, seconds = [0, *parts][-3:]
+    return 3600 * hours + 60 * minutes + seconds
 
 
 @contextlib.contextmanager
@@ -105,6 +107,15 @@ def start_alone(command: str) -> None:
         from lrkv_jax.distributed import start
 
         start(alone=f"lrkv {command}")
+
+
+def loaded(command: str, run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:
+    """The run that a command decodes with, once this process has its devices."""
+    start_alone(command)
+    with working("reading the run"):
+        from lrkv_jax.training.restore import load_run
+
+        return load_run(run, step=step_named(step), overrides=overrides or [])
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +85,8 @@ def sweep(
             return  # the sweep was stopped before it began
         ended += 1
         said = outcome.error or _so_far(outcome.state)
-        time = f" in {_minutes(outcome.seconds)}" if outcome.seconds else ", as it was"
+        spent = timedelta(seconds=round(outcome.seconds or 0))
+        time = f" in {spent}" if outcome.seconds else ", as it was"
         name = f"{ended:3d}/{len(points)}  {outcome.point.name:{width}}"
         console.print(f"{name}  {said}{time}", soft_wrap=True)
         if outcome.error:
@@ -105,7 +107,3 @@ def _so_far(state) -> str:
         return f"begun, step {state.step}"
     loss = (state.evaluation or {}).get("bpb")
     return f"{state.name}, {loss['bits_per_byte']:.4f} bits per byte" if loss else state.name
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds // 60:.0f}:{seconds % 60:02.0f}"

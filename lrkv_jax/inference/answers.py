@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from lrkv_jax.data.calculator import calculate
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.inference.engine import Engine
-from lrkv_jax.inference.request import Request
+from lrkv_jax.inference.request import Sequence
 
 
 @dataclass
@@ -28,23 +28,24 @@ class Answer:
 class Answering:
     """An answer that grows as the engine advances, up to `budget` ids.
 
-    `request` ends with the turn that is answered; it was submitted or appended to with the budget
-    as its new tokens, with the chat's stops, and to be kept. over: whether nothing more will come.
+    `sequence` ends with the turn that is answered; it was submitted or appended to with the budget
+    as its new tokens, with the chat's stops, and to be retained. over: whether nothing more will
+    come.
     """
 
-    def __init__(self, engine: Engine, chat: ChatFormat, request: Request, budget: int):
-        self.request, self.answer, self.over = request, Answer(), False
+    def __init__(self, engine: Engine, chat: ChatFormat, sequence: Sequence, budget: int):
+        self.sequence, self.answer, self.over = sequence, Answer(), False
         self._engine, self._chat, self._budget = engine, chat, budget
-        self._start = len(request.tokens)
+        self._start = len(sequence.tokens)
 
     def take(self) -> None:
         """Add what was decoded since the last time, and answer a call."""
-        request, answer = self.request, self.answer
-        for token in request.tokens[self._start + len(answer.ids) :]:
+        sequence, answer = self.sequence, self.answer
+        for token in sequence.tokens[self._start + len(answer.ids) :]:
             answer.ended = token in self._chat.ends
             if not answer.ended:
                 answer.ids.append(token)
-        if request.done and not self.over:
+        if sequence.done and not self.over:
             self.over = answer.ended or not self._goes_on()
 
     def leave(self, ids: int) -> None:
@@ -52,12 +53,12 @@ class Answering:
         if not self.over or ids < len(self.answer.ids):
             del self.answer.ids[ids:]
             self.answer.ended, self.over = False, True
-            self._engine.cancel(self.request, keep=self._start + ids)
+            self._engine.cancel(self.sequence, retain=self._start + ids)
 
     def _goes_on(self):
         """Whether the answer goes on, behind what the calculator says to a call."""
         answer, chat = self.answer, self._chat
-        if self.request.reason != "stop":
+        if self.sequence.result.finish_reason != "stop":
             return False
         expression = chat.call_in(answer.ids)
         output = None if expression is None else calculate(expression)
@@ -68,5 +69,5 @@ class Answering:
         if left < 1:
             return False
         answer.ids += forced
-        self._engine.append(self.request, forced, left, same_turn=True)
+        self._engine.append(self.sequence, forced, left, same_turn=True)
         return True

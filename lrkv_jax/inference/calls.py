@@ -1,7 +1,7 @@
-"""The engine's calls of the device: started in a plan's order, and read one behind.
+"""The engine's calls of the device: started in the scheduler's order, and read one behind.
 
-B rows  F rows of a piece  L tokens of the longest sequence  N pages of a sequence, or steps of a
-call  V vocabulary
+B slots  F rows of a program that reads  L tokens of the longest sequence  N pages of a sequence, or
+steps of a call  V vocabulary
 """
 
 from collections import deque
@@ -15,24 +15,24 @@ from jax.sharding import Mesh
 
 from lrkv_jax.inference import placement, programs
 from lrkv_jax.inference.pages import NULL, PAGE
-from lrkv_jax.inference.request import Told
-from lrkv_jax.inference.sampling import BIASES, Choice, Sampling
-from lrkv_jax.inference.schedule import Plan, Scheduler, Shape
+from lrkv_jax.inference.request import TokenLogprobs
+from lrkv_jax.inference.sampling import BIASES, BatchedSamplingParams, Sampling
+from lrkv_jax.inference.schedule import Scheduler, SchedulerOutput, Shape
+from lrkv_jax.inference.slots import SlotState, StepInputs
 from lrkv_jax.models.transformer import Unstacked
 
-# Ids that end a row on the device. Others of a request are found when the host reads.
+# Ids that end a slot on the device. Others of a request are found when the host reads.
 STOPS = 8
 # Products of fewer rows are rounded in another way.
-LEAST_ROWS = 4
+MIN_PRODUCT_ROWS = 4
 
 
 class Calls:
-    """A model, its pool of pages and its rows on the device, and the calls that are on their way.
+    """A model, its pool of pages and its slots on the device, and the calls that are on their way.
 
-    rows, pages: of all shards, and of each, without the null page. longest: pages of the longest
-    sequence. fill, score: shapes of the programs that read, on each shard. steps: most of a call.
-    drafts: tokens that are looked up in a text and read at once. `drafted` and `accepted` count
-    them, and those that the model chose.
+    slots, pages: of all shards, and of each, without the null page. longest: pages of the longest
+    sequence. prefill, score: shapes of the programs that read, on each shard. steps: most of a
+    call. draft_tokens: as for `Engine`; `drafted` and `accepted` count proposed and right ones.
     """
 
     def __init__(
@@ -40,31 +40,33 @@ class Calls:
         model: Unstacked,
         mesh: Mesh | None,
         *,
-        rows: int,
+        slots: int,
         shards: int,
         pages: int,
         longest: int,
-        fill: Shape,
+        prefill: Shape,
         score: Shape,
         steps: int,
-        drafts: int,
+        draft_tokens: int,
     ):
         self.model, self.mesh, self.steps = model, mesh, steps
-        # A CPU reads one draft in a third of a step of eight rows, and eight in three steps.
+        # A CPU reads one draft in a third of a step of eight slots, and eight in three steps.
         alone = jax.default_backend() == "cpu" and shards == 1
-        self.how = {"most": steps, "drafts": drafts, "together": int(alone)}
+        self.decode_options = {
+            "most": steps, "draft_tokens": draft_tokens, "drafts_at_once": int(alone),
+        }  # fmt: skip
         self.drafted = self.accepted = 0
-        self._batch, self._shards, self._pages, self._each = rows, shards, pages, longest
-        self.fill, self.score = fill, score
-        self._most = max(LEAST_ROWS, fill.rows * shards)
+        self._batch, self._shards, self._pages, self._each = slots, shards, pages, longest
+        self.prefill, self.score = prefill, score
+        self._most = max(MIN_PRODUCT_ROWS, prefill.rows * shards)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the cache and all that was started; the cache is made anew when it is needed."""
         self.pool: Any = None
         self.started: deque[Callable[[], Any]] = deque()
-        longest = self._each * PAGE if self.how["drafts"] else 0
-        self.rows = programs.Rows.none(self._batch, self.model.config.vocabulary, longest)
-        self.rows = placement.everywhere(self.rows, self.mesh)
+        longest = self._each * PAGE if self.decode_options["draft_tokens"] else 0
+        self.slots = SlotState.none(self._batch, self.model.config.vocabulary, longest)
+        self.slots = placement.replicated(self.slots, self.mesh)
 
     def cache(self) -> Any:
         """The pool of pages, made if there is none."""
@@ -73,12 +75,12 @@ class Calls:
             self.pool = placement.new_cache(self.model, pages, PAGE, self.mesh)
         return self.pool
 
-    def move_nothing(self) -> None:
+    def compile_swaps(self) -> None:
         """Compile what moves pages to the host and back."""
         places_N = np.full(self._each, self._shards * (self._pages + 1), np.int32)
         with jax.set_mesh(self.mesh):
-            content = jax.tree.map(np.asarray, programs.fetch(self.cache(), places_N))
-        self.pool = self.run(programs.put, self.pool, places_N, content)
+            content = jax.tree.map(np.asarray, programs.swap_out(self.cache(), places_N))
+        self.pool = self.run(programs.swap_in, self.pool, places_N, content)
 
     def read(self, ahead: int) -> None:
         """Read the answers of all calls but the last `ahead`."""
@@ -90,223 +92,222 @@ class Calls:
         with jax.set_mesh(self.mesh):
             return program(self.model, *arguments, **static)
 
-    def start(self, plan: Plan, scheduler: Scheduler) -> None:
-        """Start a plan's calls, in its order; what they answer the scheduler is told by `read`."""
+    def start(self, plan: SchedulerOutput, scheduler: Scheduler) -> None:
+        """Start a plan's calls, in its order; `read` reports their answers to the scheduler."""
         pool, answers = self.cache(), []
         self._scheduler = scheduler
-        for move in plan.aside:
+        for move in plan.swap_out:
             with jax.set_mesh(self.mesh):
-                move.request.aside = programs.fetch(pool, self._places(move))
-            answers.append(partial(_to_host, move.request))
-        for move in plan.back:
-            _to_host(move.request)
-            content, move.request.aside = move.request.aside, None
-            pool = self.run(programs.put, pool, self._places(move), content)
-        if plan.fills:
-            pool = self._start_fill(plan, pool, answers)
+                move.sequence.swapped = programs.swap_out(pool, self._places(move))
+            answers.append(partial(_to_host, move.sequence))
+        for move in plan.swap_in:
+            _to_host(move.sequence)
+            content, move.sequence.swapped = move.sequence.swapped, None
+            pool = self.run(programs.swap_in, pool, self._places(move), content)
+        if plan.prefills:
+            pool = self._start_prefill(plan, pool, answers)
         if plan.scores:
             pool = self._start_scores(plan, pool, answers)
-        if plan.stepping:
-            self._recall(plan.stepping[row] for row in plan.fresh)
-            pool, self.rows, taken = self.run(
-                programs.steps, pool, self.rows, self.given(plan), np.int32(plan.steps),
-                np.bool_(plan.hurry), _forced(plan.stepping, plan.steps, (self.steps, self._batch)),
-                **self.how,
+        if plan.decoding:
+            self._load_history(plan.decoding[slot] for slot in plan.fresh)
+            pool, self.slots, outputs = self.run(
+                programs.decode, pool, self.slots, self.step_inputs(plan), np.int32(plan.steps),
+                np.bool_(plan.stop_early),
+                _forced(plan.decoding, plan.steps, (self.steps, self._batch)),
+                **self.decode_options,
             )  # fmt: skip
-            turns = [(row, r, r.turn) for row, r in plan.stepping.items()]
-            answers.append(partial(self._read_steps, turns, plan.steps, taken))
+            turns = [(slot, one, one.turn) for slot, one in plan.decoding.items()]
+            answers.append(partial(self._read_steps, turns, plan.steps, outputs))
         self.pool = pool
         self.started.append(lambda: [answer() for answer in answers])
 
-    def _start_fill(self, plan, pool, answers):
-        tokens_FT, start_F, count_F, pages_FN, pieces = self.pieces(self.fill, plan.fills)
-        pool, x_FD = self.run(
-            programs.fill, pool, tokens_FT, start_F, count_F, pages_FN, most=self._most
-        )
+    def _start_prefill(self, plan, pool, answers):
+        *arrays, chunks = self.chunk_arrays(self.prefill, plan.prefills)
+        _, start_F, count_F, _ = arrays
+        pool, x_FD = self.run(programs.prefill, pool, *arrays, most=self._most)
         length_F = np.zeros(self._most, np.int32)
         length_F[: len(start_F)] = start_F + count_F
-        last = {place: piece.request for place, piece in pieces.items() if piece.last}
-        nexts = {place: request for place, request in last.items() if request.nexts}
-        begun = {place: request for place, request in last.items() if not request.nexts}
-        if nexts:
-            most = max(len(request.nexts) for request in nexts.values())
+        last = {place: chunk.sequence for place, chunk in chunks.items() if chunk.last}
+        candidates = {place: one for place, one in last.items() if one.request.candidate_ids}
+        begun = {place: one for place, one in last.items() if place not in candidates}
+        if candidates:
+            most = max(len(one.request.candidate_ids) for one in candidates.values())
             ids_FC = np.zeros((self._most, 1 << (most - 1).bit_length()), np.int32)
-            for place, request in nexts.items():
-                ids_FC[place, : len(request.nexts)] = request.nexts
-            log_p_FC = self.run(programs.next_log_p, x_FD, ids_FC)
-            turns = {place: (request, request.turn) for place, request in nexts.items()}
-            answers.append(partial(self._read_nexts, turns, log_p_FC))
+            for place, sequence in candidates.items():
+                ids = sequence.request.candidate_ids
+                ids_FC[place, : len(ids)] = ids
+            log_p_FC = self.run(programs.candidate_log_p, x_FD, ids_FC)
+            turns = {place: (sequence, sequence.turn) for place, sequence in candidates.items()}
+            answers.append(partial(self._read_candidates, turns, log_p_FC))
         if begun:
-            row_F, end_F = np.full(self._most, self._batch, np.int32), np.zeros_like(length_F)
-            for place, request in begun.items():
-                row_F[place], end_F[place] = request.row, request.end
+            slot_F, end_F = np.full(self._most, self._batch, np.int32), np.zeros_like(length_F)
+            for place, sequence in begun.items():
+                slot_F[place], end_F[place] = sequence.slot, sequence.max_length
             by_place = [begun.get(place) for place in range(self._most)]
             forced_1F = _forced(begun, 0, (1, self._most))
-            self._recall(begun.values())
-            self.rows, token_F, told_F, logits_FV = self.run(
-                programs.begin, self.rows, x_FD, row_F, length_F, end_F,
-                choice_of(by_place), None if forced_1F is None else forced_1F[0],
+            self._load_history(begun.values())
+            self.slots, token_F, logprobs_F, logits_FV = self.run(
+                programs.first_token, self.slots, x_FD, slot_F, length_F, end_F,
+                batched_params(by_place), None if forced_1F is None else forced_1F[0],
             )  # fmt: skip
-            turns = [(place, request, request.turn) for place, request in begun.items()]
-            chosen = jax.tree.map(lambda of_F: of_F[:, None], (token_F, told_F, logits_FV))
-            answers.append(partial(self._read_tokens, turns, 0, *chosen, np.ones(self._most, int)))
+            turns = [(place, one, one.turn) for place, one in begun.items()]
+            first = jax.tree.map(lambda of_F: of_F[:, None], (token_F, logprobs_F, logits_FV))
+            answers.append(partial(self._read_tokens, turns, 0, *first, np.ones(self._most, int)))
         return pool
 
     def _start_scores(self, plan, pool, answers):
-        tokens_FT, start_F, _, pages_FN, pieces = self.pieces(self.score, plan.scores)
+        tokens_FT, start_F, _, pages_FN, chunks = self.chunk_arrays(self.score, plan.scores)
         targets_FT = np.zeros_like(tokens_FT)
-        for place, piece in pieces.items():
-            targets_FT[place, : len(piece.targets)] = piece.targets
-        asked = np.bool_(any(piece.request.tell is not None for piece in pieces.values()))
-        pool, *scores = self.run(
-            programs.score, pool, tokens_FT, start_F, pages_FN, targets_FT, asked
-        )
-        turns = {place: piece.request.turn for place, piece in pieces.items()}
-        answers.append(partial(self._read_scores, pieces, turns, *scores))
+        for place, chunk in chunks.items():
+            targets_FT[place, : len(chunk.targets)] = chunk.targets
+        pool, *scores = self.run(programs.score, pool, tokens_FT, start_F, pages_FN, targets_FT)
+        turns = {place: chunk.sequence.turn for place, chunk in chunks.items()}
+        answers.append(partial(self._read_scores, chunks, turns, *scores))
         return pool
 
-    def _recall(self, requests):
-        """Give rows their texts so far, where penalties or drafts depend on them."""
-        for request in requests:
-            if self.how["drafts"] or request.draw.sampling.penalises:
+    def _load_history(self, sequences):
+        """Give slots their texts so far, where penalties or drafts depend on them."""
+        for sequence in sequences:
+            if self.decode_options["draft_tokens"] or sequence.request.sampling.penalizes:
                 none = np.iinfo(np.int32).max
                 ids_L = np.full(self._each * PAGE, none, np.int32)
-                ids_L[: len(request.tokens)] = request.tokens
-                chosen_L = np.zeros(len(ids_L), bool)
-                chosen_L[: len(request.tokens)] = request.chosen
-                said_L, read_L = np.where(chosen_L, ids_L, none), np.where(chosen_L, none, ids_L)
+                ids_L[: len(sequence.tokens)] = sequence.tokens
+                sampled_L = np.zeros(len(ids_L), bool)
+                sampled_L[: len(sequence.tokens)] = sequence.is_sampled
+                output_L = np.where(sampled_L, ids_L, none)
+                prompt_L = np.where(sampled_L, none, ids_L)
                 with jax.set_mesh(self.mesh):
-                    self.rows = programs.recall(
-                        self.rows, np.int32(request.row), ids_L, said_L, read_L
+                    self.slots = programs.load_history(
+                        self.slots, np.int32(sequence.slot), ids_L, output_L, prompt_L
                     )
 
-    def pieces(self, shape: Shape, pieces: dict) -> tuple:
-        """Arrays for a program of this shape, and each piece by its row."""
+    def chunk_arrays(self, shape: Shape, chunks: dict) -> tuple:
+        """Arrays for a program of this shape, and each chunk by its row."""
         F = shape.rows * self._shards
         tokens_FT, count_F = np.zeros((F, shape.positions), np.int32), np.ones(F, np.int32)
         start_F, pages_FN = np.zeros(F, np.int32), np.full((F, self._each), NULL, np.int32)
-        by_place = {shard * shape.rows + row: piece for (shard, row), piece in pieces.items()}
-        for place, piece in by_place.items():
-            tokens_FT[place, : len(piece.tokens)] = piece.tokens
-            start_F[place], count_F[place] = piece.start, len(piece.tokens)
-            pages_FN[place, : len(piece.request.pages)] = piece.request.pages
+        by_place = {shard * shape.rows + row: chunk for (shard, row), chunk in chunks.items()}
+        for place, chunk in by_place.items():
+            tokens_FT[place, : len(chunk.tokens)] = chunk.tokens
+            start_F[place], count_F[place] = chunk.start, len(chunk.tokens)
+            pages_FN[place, : len(chunk.sequence.pages)] = chunk.sequence.pages
         return tokens_FT, start_F, count_F, pages_FN, by_place
 
-    def given(self, plan):
-        """What the host says of each row for a call of steps."""
+    def step_inputs(self, plan):
+        """What the host passes for each slot to a call of steps."""
         B = self._batch
         pages_BN = np.full((B, self._each), NULL, np.int32)
         numbers = np.zeros((3, B), np.int32)
         end_B, token_B, length_B = numbers
-        live_B, fresh_B = np.zeros((2, B), bool)
-        for row, request in plan.stepping.items():
-            pages_BN[row, : len(request.pages)] = request.pages
-            end_B[row], live_B[row] = request.end, True
-            if row in plan.fresh:
-                fresh_B[row], token_B[row] = True, request.tokens[-1]
-                length_B[row] = len(request.tokens) - 1
-        choice = choice_of([plan.stepping.get(row) for row in range(B)])
-        return programs.Given(pages_BN, end_B, live_B, fresh_B, token_B, length_B, choice)
+        scheduled_B, fresh_B = np.zeros((2, B), bool)
+        for slot, sequence in plan.decoding.items():
+            pages_BN[slot, : len(sequence.pages)] = sequence.pages
+            end_B[slot], scheduled_B[slot] = sequence.max_length, True
+            if slot in plan.fresh:
+                fresh_B[slot], token_B[slot] = True, sequence.tokens[-1]
+                length_B[slot] = len(sequence.tokens) - 1
+        params = batched_params([plan.decoding.get(slot) for slot in range(B)])
+        return StepInputs(pages_BN, end_B, scheduled_B, fresh_B, token_B, length_B, params)
 
     def _places(self, move):
-        """Pages counted over all shards, padded to those of the longest request."""
+        """Pages counted over all shards, padded to those of the longest sequence."""
         first, beyond = move.shard * (self._pages + 1), self._shards * (self._pages + 1)
         places_N = np.full(self._each, beyond, np.int32)
         places_N[: len(move.pages)] = first + np.asarray(move.pages, np.int32)
         return places_N
 
-    def _read_steps(self, turns, count, taken):
-        if self.how["drafts"]:
-            self.drafted += int(taken.drafted)
-            self.accepted += int(taken.accepted)
-        chosen = taken.tokens_BM, taken.told_BM, taken.logits_BNV, taken.count_B
-        self._read_tokens(turns, count, *chosen)
+    def _read_steps(self, turns, count, outputs):
+        if self.decode_options["draft_tokens"]:
+            self.drafted += int(outputs.drafted)
+            self.accepted += int(outputs.accepted)
+        arrays = outputs.tokens_BM, outputs.logprobs_BM, outputs.logits_BNV, outputs.count_B
+        self._read_tokens(turns, count, *arrays)
 
-    def _read_tokens(self, turns, count, tokens_BM, told_BM, logits_BNV, count_B):
+    def _read_tokens(self, turns, count, tokens_BM, logprobs_BM, logits_BNV, count_B):
         tokens_BM, count_B = np.asarray(tokens_BM), np.asarray(count_B)
-        if any(request.tell is not None for _, request, _ in turns):
-            told_BM = jax.tree.map(np.asarray, told_BM)
-        for place, request, turn in turns:
+        if any(sequence.request.logprobs is not None for _, sequence, _ in turns):
+            logprobs_BM = jax.tree.map(np.asarray, logprobs_BM)
+        for place, sequence, turn in turns:
             tokens = tokens_BM[place, : count_B[place]].tolist()
-            if request.forced:
-                request.logits += list(np.asarray(logits_BNV[place, : len(tokens)]))
-            before = len(request.tokens)
-            self._scheduler.took(request, turn, count, tokens)
-            if request.tell is not None:
-                for n in range(len(request.tokens) - before):
-                    request.told[before + n] = _told(request, *(of[place, n] for of in told_BM))
+            if sequence.request.forced:
+                sequence.result.logits += list(np.asarray(logits_BNV[place, : len(tokens)]))
+            before = len(sequence.tokens)
+            self._scheduler.record_tokens(sequence, turn, count, tokens)
+            if sequence.request.logprobs is not None:
+                for n in range(len(sequence.tokens) - before):
+                    one = _token_logprobs(sequence, *(of[place, n] for of in logprobs_BM))
+                    sequence.result.logprobs[before + n] = one
 
-    def _read_nexts(self, requests, log_p_FC):
+    def _read_candidates(self, sequences, log_p_FC):
         log_p_FC = np.asarray(log_p_FC)
-        for place, (request, turn) in requests.items():
-            if request.turn == turn:
-                request.log_p.append(log_p_FC[place, : len(request.nexts)])
-            self._scheduler.answered(request, turn)
+        for place, (sequence, turn) in sequences.items():
+            if sequence.turn == turn:
+                count = len(sequence.request.candidate_ids)
+                sequence.result.log_p.append(log_p_FC[place, :count])
+            self._scheduler.record_score(sequence, turn)
 
-    def _read_scores(self, pieces, turns, *scores):
-        log_p_FT, likeliest_FT, *tops = map(np.asarray, scores)
-        for place, piece in pieces.items():
-            request, n = piece.request, len(piece.targets)
-            if request.turn == turns[place]:
-                if request.tell is not None:
-                    first = len(request.tokens) + sum(map(len, request.log_p))
-                    for t in range(n):
-                        of = log_p_FT[place, t], *(top[place, t] for top in tops)
-                        request.told[first + t] = _told(request, *of)
-                request.log_p.append(log_p_FT[place, :n])
-                request.likeliest.append(likeliest_FT[place, :n])
-            self._scheduler.answered(request, turns[place])
+    def _read_scores(self, chunks, turns, *scores):
+        log_p_FT, is_greedy_FT = map(np.asarray, scores)
+        for place, chunk in chunks.items():
+            sequence, n = chunk.sequence, len(chunk.targets)
+            if sequence.turn == turns[place]:
+                sequence.result.log_p.append(log_p_FT[place, :n])
+                sequence.result.is_greedy.append(is_greedy_FT[place, :n])
+            self._scheduler.record_score(sequence, turns[place])
 
 
-def _to_host(request):
-    if request.aside is not None:
-        request.aside = jax.tree.map(np.asarray, request.aside)
+def _to_host(sequence):
+    if sequence.swapped is not None:
+        sequence.swapped = jax.tree.map(np.asarray, sequence.swapped)
 
 
-def _forced(requests, started, shape):
-    """Tokens that requests are to take by step and row, −1 for those that choose, or None."""
-    if not any(request.forced for request in requests.values()):
+def _forced(sequences, started, shape):
+    """Tokens that sequences are to take by step and slot, −1 where one is sampled, or None."""
+    if not any(sequence.request.forced for sequence in sequences.values()):
         return None
     forced_NB = np.full(shape, -1, np.int32)
-    for place, request in requests.items():
+    for place, sequence in sequences.items():
         # What is on its way; of this call's `started` steps, or a prompt's end, nothing is yet.
-        ahead = request.ahead + request.unread - (started or 1)
-        taken = len(request.tokens) - request.prompt + ahead
-        some = request.forced[taken : taken + shape[0]]
+        in_flight = sequence.steps_in_flight + sequence.reads_in_flight - (started or 1)
+        known = len(sequence.tokens) - sequence.prompt_length + in_flight
+        some = sequence.request.forced[known : known + shape[0]]
         forced_NB[: len(some), place] = some
     return forced_NB
 
 
-def _told(request, log_p, ids_K, log_p_K):
-    tops = zip(ids_K[: request.tell].tolist(), log_p_K[: request.tell].tolist(), strict=True)
-    return Told(float(log_p), list(tops))
+def _token_logprobs(sequence, log_p, ids_K, log_p_K):
+    K = sequence.request.logprobs
+    tops = zip(ids_K[:K].tolist(), log_p_K[:K].tolist(), strict=True)
+    return TokenLogprobs(float(log_p), list(tops))
 
 
-def choice_of(requests):
-    """The `Choice` of rows; those without a request are greedy."""
-    B = len(requests)
+def batched_params(sequences):
+    """The `BatchedSamplingParams` of slots; those without a sequence are greedy."""
+    B = len(sequences)
     temperature_B, min_p_B, frequency_B, presence_B = np.zeros((4, B), np.float32)
     top_p_B, repetition_B = np.ones((2, B), np.float32)
     bias_BX = np.zeros((B, BIASES), np.float32)
-    top_k_B, stream_B, least_B = np.zeros((3, B), np.int32)
+    top_k_B, stream_B, min_length_B = np.zeros((3, B), np.int32)
     bias_ids_BX, stops_BX = (np.full((B, X), -1, np.int32) for X in (BIASES, STOPS))
-    seed_B2, told_B = np.zeros((B, 2), np.uint32), np.zeros(B, bool)
+    seed_B2, logprobs_B = np.zeros((B, 2), np.uint32), np.zeros(B, bool)
     plain = True
-    for row, request in enumerate(requests):
-        if request is None:
+    for slot, sequence in enumerate(sequences):
+        if sequence is None:
             continue
-        how = request.draw.sampling
-        plain &= how == Sampling() and request.tell is None and not request.least
-        temperature_B[row], top_k_B[row], top_p_B[row] = how.temperature, how.top_k, how.top_p
-        min_p_B[row], frequency_B[row] = how.min_p, how.frequency_penalty
-        presence_B[row], repetition_B[row] = how.presence_penalty, how.repetition_penalty
-        bias_ids_BX[row, : len(how.bias)] = list(how.bias)
-        bias_BX[row, : len(how.bias)] = list(how.bias.values())
-        seed_B2[row], stream_B[row] = request.draw.key_2, request.draw.stream
-        stops = sorted(request.stops)[:STOPS]
-        stops_BX[row, : len(stops)] = stops
-        least_B[row], told_B[row] = request.stops_from, request.tell is not None
-    return Choice(
+        request, how = sequence.request, sequence.request.sampling
+        plain &= how == Sampling() and request.logprobs is None and not request.min_tokens
+        temperature_B[slot], top_k_B[slot], top_p_B[slot] = how.temperature, how.top_k, how.top_p
+        min_p_B[slot], frequency_B[slot] = how.min_p, how.frequency_penalty
+        presence_B[slot], repetition_B[slot] = how.presence_penalty, how.repetition_penalty
+        bias_ids_BX[slot, : len(how.bias)] = list(how.bias)
+        bias_BX[slot, : len(how.bias)] = list(how.bias.values())
+        seed_B2[slot], stream_B[slot] = request.rng.key_2, request.rng.stream
+        stops = sorted(request.stop_token_ids)[:STOPS]
+        stops_BX[slot, : len(stops)] = stops
+        min_length_B[slot] = sequence.min_length
+        logprobs_B[slot] = request.logprobs is not None
+    return BatchedSamplingParams(
         temperature_B, top_k_B, top_p_B, min_p_B, frequency_B, presence_B, repetition_B,
-        bias_ids_BX, bias_BX, seed_B2, stream_B, stops_BX, least_B, told_B, np.bool_(plain),
+        bias_ids_BX, bias_BX, seed_B2, stream_B, stops_BX, min_length_B, logprobs_B,
+        np.bool_(plain),
     )  # fmt: skip

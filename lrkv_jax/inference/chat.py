@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import json
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,11 +15,11 @@ from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.answers import Answering
-from lrkv_jax.inference.request import Draw, Request
+from lrkv_jax.inference.request import RngStream, Sequence
 from lrkv_jax.inference.trained_run import TrainedRun
 
 
-class Piece(NamedTuple):
+class ChatDelta(NamedTuple):
     """A stretch of an answer. kind: text, python (a call) or output (what the calculator said)."""
 
     kind: str
@@ -43,23 +44,23 @@ class Chat:
             run.config.model, run.params, batch=1, length=self.context, mesh=run.mesh
         )
         self._seed = seed
-        self._request: Request | None = None
+        self._sequence: Sequence | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forget everything that was said."""
         self.messages: list[dict[str, str]] = []
-        if self._request is not None:
-            self._engine.cancel(self._request)
-        self._request = None
+        if self._sequence is not None:
+            self._engine.cancel(self._sequence)
+        self._sequence = None
         self._unfinished = False
 
     @property
     def used(self) -> int:
         """Tokens of the context that the conversation takes."""
-        return len(self._request.tokens) if self._request else 0
+        return len(self._sequence.tokens) if self._sequence else 0
 
-    def say(self, text: str) -> Generator[Piece]:
+    def say(self, text: str) -> Generator[ChatDelta]:
         """The answer to the user's next message, piece by piece as it is decoded.
 
         Only the new message is prefilled. Raises `LrkvError`, and leaves the conversation as it is,
@@ -74,9 +75,9 @@ class Chat:
                 f"the context of {self.context} tokens is full ({kept} used, {len(turn)} "
                 "asked): /reset starts anew"
             )
-        if self._request is not None and kept < self.used:
-            self._engine.cancel(self._request, keep=kept)
-            self._request = self._request if kept else None
+        if self._sequence is not None and kept < self.used:
+            self._engine.cancel(self._sequence, retain=kept)
+            self._sequence = self._sequence if kept else None
         self.messages.append({"role": "user", "content": text})
         going = self._answering(turn, min(self.new_tokens, room))
         reader, shown = _Reader(self._format), 0
@@ -105,7 +106,7 @@ class Chat:
             said = [message for message in self.messages if message["content"]]
             asked = {"role": "user", "content": text}
             whole = chat.prompt(conversation_from([*said, asked]))
-            held = self._request.tokens if self._request else []
+            held = self._sequence.tokens if self._sequence else []
             pairs = enumerate(zip(held, whole, strict=False))
             same = next((at for at, (one, other) in pairs if one != other), len(held))
             same = min(same, len(whole) - 1)
@@ -118,14 +119,16 @@ class Chat:
 
     def _answering(self, turn: list[int], budget: int) -> Answering:
         """Put a turn behind what was said, and start its answer."""
-        draw = Draw(self.sampling, self._seed)
-        if self._request is None:
+        options: dict[str, Any] = {"sampling": self.sampling, "rng": RngStream(self._seed)}
+        if self._sequence is None:
             stops = frozenset(self._format.stops)
-            self._request = self._engine.submit(turn, budget, draw=draw, stops=stops, keep=True)
+            self._sequence = self._engine.submit(
+                turn, budget, stop_token_ids=stops, retain=True, **options
+            )
         else:
-            self._request.draw = draw
-            self._engine.append(self._request, turn, budget)
-        return Answering(self._engine, self._format, self._request, budget)
+            self._sequence.request = dataclasses.replace(self._sequence.request, **options)
+            self._engine.append(self._sequence, turn, budget)
+        return Answering(self._engine, self._format, self._sequence, budget)
 
     def save(self, path: str | Path) -> None:
         """Write what was said as JSON. Raises `LrkvError` where it cannot be written."""
@@ -156,18 +159,18 @@ class _Reader:
         self._kind, self._read = "text", 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def read(self, ids: list[int]) -> Iterator[Piece]:
+    def read(self, ids: list[int]) -> Iterator[ChatDelta]:
         """The pieces that are new since the last call; a cut character waits for its rest."""
         for token in ids[self._read :]:
             if token in self._kinds:
                 yield from self.rest()
                 self._kind = self._kinds[token]
             elif text := self._decoder.decode(self._tokenizer.decode_bytes([token])):
-                yield Piece(self._kind, text)
+                yield ChatDelta(self._kind, text)
         self._read = len(ids)
 
-    def rest(self) -> Iterator[Piece]:
+    def rest(self) -> Iterator[ChatDelta]:
         """What was left of a cut character."""
         if text := self._decoder.decode(b"", final=True):
-            yield Piece(self._kind, text)
+            yield ChatDelta(self._kind, text)
         self._decoder.reset()

@@ -1,13 +1,14 @@
 """The decoding engine: one model, one pool of pages, and requests that share both.
 
 Requests come and go at any time, and each gets the text that it would get alone: what is computed
-for it depends neither on its neighbours nor on its row, its pages or a prefix that it found
+for it depends neither on the other requests nor on its slot, its pages or a shared prefix
 (`lrkv_jax.inference.programs`). The engine starts one call ahead of the one that it reads.
 
 B prompts  N tokens of a continuation  V vocabulary
 """
 
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,11 @@ from jaxtyping import Float
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.inference import placement, programs
-from lrkv_jax.inference.calls import STOPS, Calls, choice_of
+from lrkv_jax.inference import placement
+from lrkv_jax.inference.calls import STOPS, Calls, batched_params
 from lrkv_jax.inference.pages import PAGE, Pool
-from lrkv_jax.inference.request import Draw, Phase, Request, check_tokens
+from lrkv_jax.inference.prompt_lookup import most_tokens
+from lrkv_jax.inference.request import Ids, Phase, Request, RngStream, Sequence, check_tokens
 from lrkv_jax.inference.sampling import TOPS, Sampling
 from lrkv_jax.inference.schedule import Scheduler, Shape
 from lrkv_jax.kernels import dispatch
@@ -34,7 +36,7 @@ from lrkv_jax.models.layers import resolve_dtype
 PREFILL_CHUNK = {"cpu": 128, "gpu": 512}
 # Steps of one call: the host waits for none of them but the last.
 STEPS_PER_CALL = 16
-# Positions of a scored piece; choices of a question are a few tokens long.
+# Positions of a scored chunk; choices of a question are a few tokens long.
 SCORED = 16
 GREEDY = Sampling()
 # Calls that are started and not read.
@@ -59,13 +61,12 @@ class Engine:
     """Decodes with one model: up to `batch` requests at a time, each of up to `length` tokens.
 
     pages: pages of `PAGE` tokens that the cache has for all requests together, or, as cache_bytes,
-    those that so much memory holds; unless given, enough for `batch` of the longest. aside: pages
-    of which the host keeps copies while others use theirs; unless given, as many. drafts: tokens
-    that are looked up in a text (`lrkv_jax.inference.lookup`) and read at once, in place of a step
-    each, where it repeats itself. On a `mesh`
-    (`lrkv_jax.distributed.make_mesh`; the mesh in use, unless given) requests are split over `data`
-    and `fsdp`, whose product `batch` is rounded up to, heads and their cache over `tensor`, and
-    parameters as in training.
+    those that so much memory holds; unless given, enough for `batch` of the longest. host_pages:
+    pages of which the host keeps copies while others use theirs; unless given, as many.
+    draft_tokens: tokens that prompt lookup proposes at a time (`lrkv_jax.inference.prompt_lookup`).
+    On a `mesh` (`lrkv_jax.distributed.make_mesh`; the mesh in use, unless given) requests are split
+    over `data` and `fsdp`, whose product `batch` is rounded up to, heads and their cache over
+    `tensor`, and parameters as in training.
 
     Raises `LrkvError` for parameters of another model, a mesh that cannot split it, and requests
     that are empty, too long, or not of the model's vocabulary.
@@ -80,11 +81,11 @@ class Engine:
         length: int,
         pages: int | None = None,
         cache_bytes: int | None = None,
-        aside: int | None = None,
+        host_pages: int | None = None,
         mesh: Mesh | None = None,
         prefill_chunk: int | None = None,
         steps_per_call: int = STEPS_PER_CALL,
-        drafts: int = 0,
+        draft_tokens: int = 0,
     ):
         each = -(-length // PAGE)  # pages of the longest request
         if prefill_chunk is None:
@@ -96,8 +97,8 @@ class Engine:
         for name, size in sizes.items():
             if size < 1:
                 raise LrkvError(f"{name} = {size}: use 1 or more")
-        if not 0 <= drafts < MOST_QUERIES:
-            raise LrkvError(f"drafts = {drafts}: use 0 (none) to {MOST_QUERIES - 1}")
+        if not 0 <= draft_tokens < MOST_QUERIES:
+            raise LrkvError(f"draft_tokens = {draft_tokens}: use 0 (none) to {MOST_QUERIES - 1}")
         placement.check_parameters(config, params)
         self.config, self.length = config, length
         self.mesh = placement.mesh_for(config, mesh)
@@ -116,102 +117,115 @@ class Engine:
             )
         chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)
         # One shape, so that a text's bits do not depend on how many were read beside it.
-        self._fill = Shape(chunk // PAGE, PAGE)
+        self._prefill = Shape(chunk // PAGE, PAGE)
         self._score = Shape(max(1, min(chunk // SCORED, batch // shards)), SCORED)
         self.steps_per_call, self._shards = steps_per_call, shards
-        self._more = programs.most_taken(steps_per_call, drafts) - steps_per_call
-        self._aside = batch * each if aside is None else aside
+        self._extra = most_tokens(steps_per_call, draft_tokens) - steps_per_call
+        self._host_pages = batch * each if host_pages is None else host_pages
         self.calls = Calls(
             model, self.mesh,
-            rows=batch, shards=shards, pages=self.pages, longest=each,
-            fill=self._fill, score=self._score, steps=steps_per_call, drafts=drafts,
+            slots=batch, shards=shards, pages=self.pages, longest=each, prefill=self._prefill,
+            score=self._score, steps=steps_per_call, draft_tokens=draft_tokens,
         )  # fmt: skip
         self.reset()
 
     def reset(self) -> None:
-        """Forget all requests and published pages; the cache is made anew when it is needed."""
+        """Drop all requests and published pages; the cache is made anew when it is needed."""
         self.scheduler = Scheduler(
             self._empty(),
-            rows=self.batch, fill=self._fill, score=self._score, steps=self.steps_per_call,
-            more=self._more, aside=self._aside,
+            slots=self.batch, prefill=self._prefill, score=self._score, steps=self.steps_per_call,
+            extra=self._extra, host_pages=self._host_pages,
         )  # fmt: skip
 
     def warm(self) -> None:
-        """Compile every program that requests may need; requests and pages are forgotten."""
+        """Compile every program that requests may need; requests and pages are dropped."""
         self.reset()
-        penalised = Draw(Sampling(presence_penalty=1.0))
-        texts = [self.submit([0], 2, draw=draw) for draw in (Draw(), penalised)]
-        self.finish([*texts, self.submit([0], choices=[[0]])])
-        self.calls.move_nothing()
+        penalized = Sampling(presence_penalty=1.0)
+        texts = [self.submit([0], 2, sampling=sampling) for sampling in (GREEDY, penalized)]
+        self.finish([*texts, self.submit([0], continuations=[[0]])])
+        self.calls.compile_swaps()
         self.reset()
 
     def _empty(self):
         """The engine's pages, with nothing in them, and nothing on its way."""
-        self.calls.forget()
+        self.calls.reset()
         return [Pool(self.pages + 1) for _ in range(self._shards)]
 
     # Requests.
 
-    def submit(self, prompt: Sequence[int], new_tokens: int = 0, **how: Any) -> Request:
-        """Queue a request; keywords are `Request`'s. It gets on whenever `advance` is called."""
-        choices, nexts = how.get("choices", ()), how.get("nexts", ())
-        self._check("the prompt", prompt)
-        if len(prompt) == 0:
-            raise LrkvError("the prompt is empty: start it with the BOS token")
-        if new_tokens < 1 and not (choices or len(nexts)):
-            raise LrkvError(f"new_tokens = {new_tokens}: use 1 or more")
-        for number, choice in enumerate(choices):
-            self._check(f"continuation {number}", choice)
-            if len(choice) == 0:
-                raise LrkvError(f"continuation {number} is empty: give one token or more")
-        self._check("stop", list(how.get("stops", ())))
-        self._check("bias", list(how.get("draw", Draw()).sampling.bias))
-        if not 0 <= (how.get("tell") or 0) <= TOPS:
-            raise LrkvError(f"tell = {how['tell']}: use 0 to {TOPS}")
-        if not 0 <= how.get("least", 0) <= max(new_tokens, 0):
-            raise LrkvError(f"least = {how['least']}: use 0 to new_tokens = {new_tokens}")
-        if how.get("least") and len(how.get("stops", ())) > STOPS:
-            raise LrkvError(f"least with {len(how['stops'])} stops: give up to {STOPS} stops")
-        self._check("nexts", nexts)
-        # The last token of a text or of a choice is never read.
-        longest = max(map(len, choices), default=new_tokens)
-        self._check_length(len(prompt), longest)
-        request = Request([int(token) for token in prompt], len(prompt) + new_tokens, **how)
+    def submit(self, prompt: Ids, max_tokens: int = 0, **options: Any) -> Sequence:
+        """Queue a request; options are `Request`'s fields. It gets on when `advance` is called."""
+        request = Request(prompt, max_tokens, **options)
+        self._check_request(request)
+        sequence = Sequence.of(request)
         try:  # a number that no array holds would end a call, with all that are in it
-            choice_of([request])
+            batched_params([sequence])
         except (OverflowError, ValueError, TypeError) as error:
             raise LrkvError(f"a number of the request is out of range ({error})") from error
-        self.scheduler.add(request)
-        return request
+        self.scheduler.add(sequence)
+        return sequence
+
+    def _check_request(self, request):
+        self._check("the prompt", request.prompt)
+        if len(request.prompt) == 0:
+            raise LrkvError("the prompt is empty: start it with the BOS token")
+        if request.max_tokens < 1 and not (request.continuations or len(request.candidate_ids)):
+            raise LrkvError(f"max_tokens = {request.max_tokens}: use 1 or more")
+        for number, continuation in enumerate(request.continuations):
+            self._check(f"continuation {number}", continuation)
+            if len(continuation) == 0:
+                raise LrkvError(f"continuation {number} is empty: give one token or more")
+        self._check("stop_token_ids", list(request.stop_token_ids))
+        self._check("bias", list(request.sampling.bias))
+        self._check("candidate_ids", request.candidate_ids)
+        self._check("forced", request.forced)
+        if not 0 <= (request.logprobs or 0) <= TOPS:
+            raise LrkvError(f"logprobs = {request.logprobs}: use 0 to {TOPS}")
+        least, stops = request.min_tokens, len(request.stop_token_ids)
+        if not 0 <= least <= max(request.max_tokens, 0):
+            raise LrkvError(f"min_tokens = {least}: use 0 to max_tokens = {request.max_tokens}")
+        if least and stops > STOPS:
+            raise LrkvError(f"min_tokens with {stops} stop tokens: give up to {STOPS} of them")
+        # The last token of a text or of a continuation is never read.
+        longest = max(map(len, request.continuations), default=request.max_tokens)
+        self._check_length(len(request.prompt), longest)
 
     def append(
-        self, request: Request, tokens: Sequence[int], new_tokens: int, *, same_turn: bool = False
+        self,
+        sequence: Sequence,
+        tokens: Ids,
+        max_tokens: int,
+        *,
+        same_turn: bool = False,
     ) -> None:
-        """Put tokens, or none, behind a held request, and go on with it for some new ones.
+        """Put tokens, or none, behind a retained sequence, and continue it by some new ones.
 
         What follows is another answer, as if all before were its prompt; with `same_turn` the last
-        one goes on, as behind what a tool gave it, and penalties and `least` go on counting.
+        one goes on, as behind what a tool gave it, and penalties and `min_tokens` go on counting.
         """
-        if request.phase is not Phase.HELD:
-            raise LrkvError(f"the request is {request.phase.value}: only one that is held goes on")
+        if sequence.phase is not Phase.RETAINED:
+            raise LrkvError(
+                f"the sequence is {sequence.phase.value}: only a retained one can be appended to"
+            )
         self._check("what is appended", tokens)
-        if new_tokens < 1:
-            raise LrkvError(f"new_tokens = {new_tokens}: use 1 or more")
-        self._check_length(len(request.tokens) + len(tokens), new_tokens)
-        before = len(request.tokens)
-        request.tokens += tokens
-        request.prompt = len(request.tokens)
+        if max_tokens < 1:
+            raise LrkvError(f"max_tokens = {max_tokens}: use 1 or more")
+        self._check_length(len(sequence.tokens) + len(tokens), max_tokens)
+        before = len(sequence.tokens)
+        sequence.tokens += tokens
+        sequence.prompt_length = len(sequence.tokens)
         if same_turn:
-            request.given.append(range(before, request.prompt))
+            sequence.inserted.append(range(before, sequence.prompt_length))
         else:
-            request.since, request.given = request.prompt, []
-        request.end = request.prompt + new_tokens
-        self.scheduler.add(request)
+            sequence.answer_start, sequence.inserted = sequence.prompt_length, []
+        sequence.max_length = sequence.prompt_length + max_tokens
+        self.scheduler.add(sequence)
 
-    def cancel(self, request: Request, *, keep: int = 0) -> None:
-        """End a request wherever it is; with `keep` it is held, with so many of its tokens."""
-        if request.phase is not Phase.ENDED:
-            self.scheduler.finish(request, request.reason or "cancelled", keep=keep)
+    def cancel(self, sequence: Sequence, *, retain: int = 0) -> None:
+        """End a sequence wherever it is; with `retain` it keeps so many of its tokens cached."""
+        if sequence.phase is not Phase.ENDED:
+            reason = sequence.result.finish_reason or "cancelled"
+            self.scheduler.finish(sequence, reason, retain=retain)
 
     def advance(self) -> bool:
         """Start the next call, and read the one before; False when there is nothing to do.
@@ -222,7 +236,7 @@ class Engine:
         try:
             return self._advance()
         except BaseException:
-            self.scheduler.forget(self._empty())
+            self.scheduler.reset(self._empty())
             raise
 
     def _advance(self):
@@ -236,22 +250,22 @@ class Engine:
         self.calls.read(AHEAD if plan else 0)
         return True
 
-    def finish(self, requests: Sequence[Request]) -> None:
-        """Advance until these requests are done."""
-        while not all(request.done for request in requests):
+    def finish(self, sequences: abc.Sequence[Sequence]) -> None:
+        """Advance until these sequences are done."""
+        while not all(sequence.done for sequence in sequences):
             self.advance()
 
     # Batches of texts.
 
     def stream(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: abc.Sequence[Ids],
         new_tokens: int,
         *,
         sampling: Sampling = GREEDY,
         seed: int = 0,
-        draws: Sequence[int] | None = None,
-        stop: Sequence[int] = (),
+        draws: Ids | None = None,
+        stop: Ids = (),
     ) -> Iterator[list[list[int]]]:
         """Yield the tokens of each prompt that are new since the last time, until all have ended.
 
@@ -259,23 +273,25 @@ class Engine:
         draws[i], or i) and its positions alone.
         """
         numbers = range(len(prompts)) if draws is None else draws
-        requests: list[Request] = []
+        options = {"sampling": sampling, "stop_token_ids": frozenset(stop)}
+        sequences: list[Sequence] = []
         try:
             for prompt, n in zip(prompts, numbers, strict=True):
-                how = {"draw": Draw(sampling, seed, n), "stops": frozenset(stop)}
-                requests.append(self.submit(prompt, new_tokens, **how))
-            shown = [0] * len(requests)
-            while not all(shown[i] == len(r.said) and r.done for i, r in enumerate(requests)):
+                rng = RngStream(seed, n)
+                sequences.append(self.submit(prompt, new_tokens, rng=rng, **options))
+            shown = [0] * len(sequences)
+            pairs = list(enumerate(sequences))
+            while not all(shown[i] == len(one.output_ids) and one.done for i, one in pairs):
                 self.advance()
-                new = [request.said[n:] for request, n in zip(requests, shown, strict=True)]
+                new = [one.output_ids[shown[i] :] for i, one in pairs]
                 shown = [n + len(some) for n, some in zip(shown, new, strict=True)]
                 if any(new):
                     yield new
         finally:
-            for request in requests:
-                self.cancel(request)
+            for sequence in sequences:
+                self.cancel(sequence)
 
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, **how) -> list[list[int]]:
+    def generate(self, prompts: abc.Sequence[Ids], new_tokens: int, **how) -> list[list[int]]:
         """The new tokens of each prompt, without the stop token; arguments as for `stream`."""
         texts: list[list[int]] = [[] for _ in prompts]
         for new in self.stream(prompts, new_tokens, **how):
@@ -284,7 +300,9 @@ class Engine:
         return texts
 
     def forced_logits(
-        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+        self,
+        prompts: abc.Sequence[Ids],
+        continuations: abc.Sequence[Ids],
     ) -> Float[np.ndarray, "B N V"]:
         """Float32 logits of the N tokens of each continuation, from the programs that decode.
 
@@ -296,12 +314,12 @@ class Engine:
                 f"{len(continuations)} continuations of {sorted({len(c) for c in continuations})} "
                 f"tokens for {len(prompts)} prompts: give one for each, all of one length"
             )
-        requests = []
-        for row, (prompt, forced) in enumerate(zip(prompts, continuations, strict=True)):
-            self._check(f"continuation {row}", forced)
-            requests.append(self.submit(prompt, len(forced), forced=forced))
-        self.finish(requests)
-        return np.stack([request.logits for request in requests])
+        sequences = [
+            self.submit(prompt, len(forced), forced=forced)
+            for prompt, forced in zip(prompts, continuations, strict=True)
+        ]
+        self.finish(sequences)
+        return np.stack([sequence.result.logits for sequence in sequences])
 
     def report(self) -> EngineReport:
         """What runs, and the bytes of the cache, summed from its live buffers."""
@@ -334,12 +352,12 @@ class Engine:
 def generate(
     config: ModelConfig,
     params: Any,
-    prompts: Sequence[Sequence[int]],
+    prompts: abc.Sequence[Ids],
     new_tokens: int,
     *,
     sampling: Sampling = GREEDY,
     seed: int = 0,
-    stop: Sequence[int] = (),
+    stop: Ids = (),
     mesh: Mesh | None = None,
 ) -> list[list[int]]:
     """New token ids for each prompt of token ids, decoded together from one cache.

@@ -21,7 +21,8 @@ from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.answers import Answer, Answering
-from lrkv_jax.inference.request import Draw, Request
+from lrkv_jax.inference.request import RngStream
+from lrkv_jax.inference.request import Sequence as EngineSequence
 from lrkv_jax.inference.trained_run import TrainedRun
 
 OnExamples = Callable[[float], None]
@@ -51,9 +52,9 @@ class Draws:
         if not -_SEEDS <= self.seed < _SEEDS:
             raise LrkvError(f"seed = {self.seed}: use a number below 2^63")
 
-    def of(self, place: int) -> Draw:
-        """How sample s of example i is drawn, `place` = i · samples + s."""
-        return Draw(self.sampling, self.seed, place)
+    def options(self, place: int) -> dict[str, Any]:
+        """A request's options for sample s of example i, `place` = i · samples + s."""
+        return {"sampling": self.sampling, "rng": RngStream(self.seed, place)}
 
 
 class LanguageModel:
@@ -149,11 +150,11 @@ class LanguageModel:
         engine = self._engine()
 
         def submit(i):
-            return engine.submit(fitted[i], choices=asked[i][1])
+            return engine.submit(fitted[i], continuations=asked[i][1])
 
         results: list[list[Score]] = [[] for _ in asked]
-        for i, request in self._each(len(asked), submit):
-            parts = iter(zip(request.log_p, request.likeliest, strict=True))
+        for i, sequence in self._each(len(asked), submit):
+            parts = iter(zip(sequence.result.log_p, sequence.result.is_greedy, strict=True))
             for choice in asked[i][1]:
                 own = list(_parts_of(len(choice), parts))
                 total = sum(float(log_p.sum(dtype=np.float64)) for log_p, _ in own)
@@ -165,10 +166,10 @@ class LanguageModel:
         fitted = [self._fitted(prompt, self.context) for prompt in prompts]
         engine = self._engine()
         results: list[np.ndarray] = [np.empty(0)] * len(prompts)
-        for i, request in self._each(
-            len(prompts), lambda i: engine.submit(fitted[i], nexts=ids[i])
+        for i, sequence in self._each(
+            len(prompts), lambda i: engine.submit(fitted[i], candidate_ids=ids[i])
         ):
-            (results[i],) = request.log_p
+            (results[i],) = sequence.result.log_p
         return results
 
     def answers(self, prompts: Sequence[Ids], new_tokens: int, draws: Draws) -> list[list[Answer]]:
@@ -179,25 +180,27 @@ class LanguageModel:
         self.check_chat()
         fitted = self._with_room(prompts, new_tokens)
         engine, stops = self._engine(), frozenset(self.chat.stops)
-        growing: dict[Request, Answering] = {}
+        growing: dict[EngineSequence, Answering] = {}
 
         def submit(place):
             prompt = fitted[place // draws.samples]
             budget = min(new_tokens, self.context - len(prompt))
-            request = engine.submit(prompt, budget, draw=draws.of(place), stops=stops, keep=True)
-            growing[request] = Answering(engine, self.chat, request, budget)
-            return request
+            sequence = engine.submit(
+                prompt, budget, stop_token_ids=stops, retain=True, **draws.options(place)
+            )
+            growing[sequence] = Answering(engine, self.chat, sequence, budget)
+            return sequence
 
-        def is_over(request):
-            growing[request].take()
-            return growing[request].over
+        def is_over(sequence):
+            growing[sequence].take()
+            return growing[sequence].over
 
         results: list[list[Answer]] = [[Answer()] * draws.samples for _ in prompts]
-        for place, request in self._each(
+        for place, sequence in self._each(
             len(prompts) * draws.samples, submit, is_over, samples=draws.samples
         ):
             i, sample = divmod(place, draws.samples)
-            results[i][sample] = growing.pop(request).answer
+            results[i][sample] = growing.pop(sequence).answer
         return results
 
     def continuations(
@@ -210,43 +213,43 @@ class LanguageModel:
         def submit(place):
             prompt = fitted[place // draws.samples]
             budget = min(new_tokens, self.context - len(prompt))
-            return engine.submit(prompt, budget, draw=draws.of(place), stops=stops)
+            return engine.submit(prompt, budget, stop_token_ids=stops, **draws.options(place))
 
-        def is_over(request):
-            if request.done or not until:
-                return request.done
-            text = self.tokenizer.decode(request.said)
+        def is_over(sequence):
+            if sequence.done or not until:
+                return sequence.done
+            text = self.tokenizer.decode(sequence.output_ids)
             return text != cut(text, until)
 
         results = [[""] * draws.samples for _ in prompts]
-        for place, request in self._each(
+        for place, sequence in self._each(
             len(prompts) * draws.samples, submit, is_over, samples=draws.samples
         ):
             i, sample = divmod(place, draws.samples)
-            results[i][sample] = cut(self.tokenizer.decode(request.said), until)
+            results[i][sample] = cut(self.tokenizer.decode(sequence.output_ids), until)
         return results
 
     def _each(
         self,
         count: int,
-        submit: Callable[[int], Request],
-        is_over: Callable[[Request], bool] = lambda request: request.done,
+        submit: Callable[[int], EngineSequence],
+        is_over: Callable[[EngineSequence], bool] = lambda sequence: sequence.done,
         *,
         samples: int = 1,
-    ) -> Iterator[tuple[int, Request]]:
-        """Submit requests, a few more than run at a time; yield (number, request) as they end."""
+    ) -> Iterator[tuple[int, EngineSequence]]:
+        """Submit requests, a few more than run at a time; yield (number, sequence) as they end."""
         engine, following = self._engine(), iter(range(count))
-        running: dict[int, Request] = {}
+        running: dict[int, EngineSequence] = {}
         while True:
             for number in islice(following, max(0, _QUEUED * self.batch - len(running))):
                 running[number] = submit(number)
             if not running:
                 return
             engine.advance()
-            for number in [number for number, request in running.items() if is_over(request)]:
-                request = running.pop(number)
-                yield number, request
-                engine.cancel(request)
+            for number in [number for number, sequence in running.items() if is_over(sequence)]:
+                sequence = running.pop(number)
+                yield number, sequence
+                engine.cancel(sequence)
                 self.progress(1 / samples)
 
     def _with_room(self, prompts, new_tokens):
@@ -274,7 +277,7 @@ class LanguageModel:
 
 
 def _parts_of(tokens: int, parts: Iterator[tuple]) -> Iterator[tuple]:
-    """Those of a request's scored pieces that make up a continuation of so many tokens."""
+    """Those of a sequence's scored chunks that make up a continuation of so many tokens."""
     while tokens:
         part = next(parts)
         tokens -= len(part[0])

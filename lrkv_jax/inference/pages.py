@@ -26,10 +26,10 @@ class Digest(NamedTuple):
     ids: bytes
 
 
-def digests(ids: Sequence[int], salt: bytes = b"") -> list[Digest]:
-    """Of each whole page of `ids`. Sequences of different salts share nothing."""
+def digests(ids: Sequence[int]) -> list[Digest]:
+    """Of each whole page of `ids`."""
     found: list[Digest] = []
-    before = blake2b(salt, digest_size=32).digest()
+    before = b""
     for start in range(0, len(ids) - PAGE + 1, PAGE):
         own = np.asarray(ids[start : start + PAGE], np.int32).tobytes()
         before = blake2b(before + own, digest_size=32).digest()

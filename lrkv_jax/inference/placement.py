@@ -103,7 +103,7 @@ def shards(mesh: Mesh | None) -> int:
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH)
 
 
-def everywhere(arrays: Any, mesh: Mesh | None) -> Any:
+def replicated(arrays: Any, mesh: Mesh | None) -> Any:
     """The same arrays, whole on every device of the mesh."""
     return arrays if mesh is None else jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
 

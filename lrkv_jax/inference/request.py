@@ -1,10 +1,10 @@
-"""What a client asks of the engine, and what has come of it so far."""
+"""A request in three objects: what a client asks, the scheduler's state, and what came of it."""
 
 from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,23 +16,12 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.pages import Digest
 from lrkv_jax.inference.sampling import Sampling
 
-
-class Phase(enum.Enum):
-    """Where a request is: it waits, its text is read, it is continued or scored, or neither."""
-
-    QUEUED = "queued"
-    FILLING = "filling"
-    STEPPING = "stepping"
-    SCORING = "scoring"
-    HELD = "held"  # done for now: it keeps its cache, and may be appended to
-    ENDED = "ended"
+Ids = abc.Sequence[int]
 
 
-@dataclass(frozen=True)
-class Draw:
-    """How tokens are chosen: those of a stream of a seed's draws, by position alone."""
+class RngStream(NamedTuple):
+    """A stream of random numbers: token n is drawn from the seed, the stream and n alone."""
 
-    sampling: Sampling = Sampling()
     seed: int = 0
     stream: int = 0
 
@@ -42,91 +31,122 @@ class Draw:
         return _key_data(self.seed)
 
 
-class Told(NamedTuple):
+class TokenLogprobs(NamedTuple):
     """A token's log p under the model, and the likeliest tokens in its place with theirs."""
 
     log_p: float
     tops: list[tuple[int, float]]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Request:
     """Token ids to continue, or whose continuations to score.
 
-    tokens: the prompt, and all that was chosen after it. end: how many it may be, at most. stops:
-    ids that end it, once it has `least` tokens; the one that did is the last of `tokens`. tell: of
-    how many of the likeliest tokens to tell beside each one that is chosen, at most
-    `sampling.TOPS`; None tells nothing. choices: continuations to score, in
-    place of new tokens. nexts: ids whose log p to give, each as the next one. forced: tokens that
-    are taken in place of chosen ones, whose logits are kept. keep: whether the cache stays when it
-    is done, to be appended to. Requests of lower `priority` come first, then those that came first.
-    `salt` parts the prompts that may share pages.
+    stop_token_ids: ids that end the text once it has `min_tokens`. logprobs: how many of the
+    likeliest tokens to report next to each sampled one, at most `sampling.TOPS`; None reports
+    nothing. continuations: texts to score, instead of new tokens. candidate_ids: ids whose log p to
+    give, each as the next one. forced: tokens that are taken instead of sampled ones, whose logits
+    are kept. retain: whether the cache stays when it is done, to be appended to. Requests of lower
+    `priority` come first, then those that came first.
     """
 
-    tokens: list[int]
-    end: int
-    draw: Draw = Draw()
-    stops: frozenset[int] = frozenset()
-    least: int = 0
-    tell: int | None = None
-    choices: Sequence[Sequence[int]] = ()
-    nexts: Sequence[int] = ()
-    forced: Sequence[int] = ()
-    keep: bool = False
+    prompt: Ids
+    max_tokens: int = 0
+    sampling: Sampling = Sampling()
+    rng: RngStream = RngStream()
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    continuations: abc.Sequence[Ids] = ()
+    candidate_ids: Ids = ()
+    forced: Ids = ()
+    retain: bool = False
     priority: int = 0
-    salt: bytes = b""
 
-    # What has come of it.
-    phase: Phase = Phase.QUEUED
-    reason: str = ""  # stop, length, cancelled, or what it was refused for
-    prompt: int = 0  # tokens that were given, of the last turn
-    told: dict[int, Told] = field(default_factory=dict)  # by place in `tokens`, or after them
-    log_p: list[np.ndarray] = field(default_factory=list)
-    likeliest: list[np.ndarray] = field(default_factory=list)
+
+@dataclass
+class Result:
+    """What came of a request, except its tokens, which are `Sequence.output_ids`."""
+
+    finish_reason: str = ""  # stop, length, scored or cancelled
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by place in the tokens
+    log_p: list[np.ndarray] = field(default_factory=list)  # of scored tokens, chunk by chunk
+    is_greedy: list[np.ndarray] = field(default_factory=list)  # whether each is the likeliest
     logits: list[np.ndarray] = field(default_factory=list)  # [V] of each forced token
-    from_prefix: int = 0  # tokens whose pages another request had filled
-    preempted: int = 0
+    cached_tokens: int = 0  # of the prompt, whose pages another request had filled
+    preemptions: int = 0
 
-    # The scheduler's.
-    number: int = -1
-    since: int = 0  # tokens before what the turn's answer begins with
-    given: list[range] = field(default_factory=list)  # places of its answer that were not chosen
-    shard: int | None = None
-    row: int | None = None
-    pages: list[int] = field(default_factory=list)
-    chain: list[Digest] = field(default_factory=list)
-    cached: int = 0  # tokens whose entries are in the pages
-    ahead: int = 0  # steps that were started and not read
-    scored: int = 0  # pieces of `choices` that were started
-    unread: int = 0  # pieces and prompts' ends that were started and not read
+
+class Phase(enum.Enum):
+    """Where a sequence is: it waits, its prompt is read, it is continued or scored, or neither."""
+
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    SCORING = "scoring"
+    RETAINED = "retained"  # done for now: it keeps its cache, and may be appended to
+    ENDED = "ended"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request in the engine: its tokens so far, its slot and its pages.
+
+    tokens: the prompt and all that follows it, the token that stopped it included. max_length: how
+    many they may be. prompt_length: those that were given, of the last turn.
+    """
+
+    request: Request
+    tokens: list[int]
+    max_length: int
+    result: Result = field(default_factory=Result)
+    phase: Phase = Phase.QUEUED
+    prompt_length: int = 0
+    answer_start: int = 0  # tokens before what the turn's answer begins with
+    inserted: list[range] = field(default_factory=list)  # places of its answer that were given
+    number: int = -1  # in the order of coming
     turn: int = 0  # of `append`; what comes of an earlier one is not read
-    copied: int = 0  # pages whose content is on the host, in `aside`
-    aside: Any = None
+    shard: int | None = None
+    slot: int | None = None
+    pages: list[int] = field(default_factory=list)
+    digests: list[Digest] = field(default_factory=list)  # of the prompt's pages
+    cached: int = 0  # tokens whose keys and values are in the pages
+    steps_in_flight: int = 0  # steps that were started and not read
+    reads_in_flight: int = 0  # scored chunks and prompts' ends that were started and not read
+    scored: int = 0  # chunks of continuations that were started
+    swapped_pages: int = 0  # pages whose content is on the host, in `swapped`
+    swapped: Any = None
 
     def __post_init__(self):
-        self.prompt = self.since = len(self.tokens)
+        self.prompt_length = self.answer_start = len(self.tokens)
+
+    @classmethod
+    def of(cls, request: Request) -> Sequence:
+        """The sequence that a request begins with."""
+        tokens = [int(token) for token in request.prompt]
+        return cls(request, tokens, len(tokens) + request.max_tokens)
 
     @property
-    def said(self) -> list[int]:
+    def output_ids(self) -> list[int]:
         """The new tokens since the last turn, without the one that stopped it."""
-        new = self.tokens[self.prompt :]
-        return new[:-1] if self.reason == "stop" else new
+        new = self.tokens[self.prompt_length :]
+        return new[:-1] if self.result.finish_reason == "stop" else new
 
     @property
-    def stops_from(self) -> int:
-        """The length up to which no stop ends it: `least` tokens of the answer were not chosen."""
-        return self.since + sum(map(len, self.given)) + self.least
+    def min_length(self) -> int:
+        """The length up to which no stop ends it: `min_tokens` of the answer were not sampled."""
+        return self.answer_start + sum(map(len, self.inserted)) + self.request.min_tokens
 
     @property
-    def chosen(self) -> list[bool]:
-        """Of each token whether the model chose it, in this turn: penalties count those."""
-        given = {place for span in self.given for place in span}
-        return [n >= self.since and n not in given for n in range(len(self.tokens))]
+    def is_sampled(self) -> list[bool]:
+        """Of each token whether it was sampled in this turn: penalties count those."""
+        inserted = {place for span in self.inserted for place in span}
+        return [n >= self.answer_start and n not in inserted for n in range(len(self.tokens))]
 
     @property
     def done(self) -> bool:
         """Whether nothing more comes by itself."""
-        return self.phase in (Phase.HELD, Phase.ENDED)
+        return self.phase in (Phase.RETAINED, Phase.ENDED)
 
 
 def check_tokens(name: str, tokens: Any, vocabulary: int) -> None:

@@ -1,6 +1,6 @@
-"""From logits to the next token: a pure function of the logits, the row's rules and its key.
+"""From logits to the next token: a pure function of the logits, the request's rules and its key.
 
-B sequences  K likeliest tokens that are told  V vocabulary  X ids that stop a row, or are biased
+B sequences  K reported likeliest tokens  V vocabulary  X ids that stop a row, or are biased
 """
 
 import math
@@ -15,15 +15,15 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 from lrkv_jax.errors import LrkvError
 
 # Below it nothing but the likeliest token is ever drawn; a subnormal divisor would count as 0.
-LEAST_TEMPERATURE = 1e-30
-# Likeliest tokens that a row can be told, and ids whose logits it can have changed.
+MIN_TEMPERATURE = 1e-30
+# Likeliest tokens that can be reported, and ids whose logits can be changed.
 TOPS = 20
 BIASES = 300
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose. Temperature 0 is greedy; top_k = 0, top_p = 1 and min_p = 0 keep every token.
+    """How to sample. Temperature 0 is greedy; top_k = 0, top_p = 1 and min_p = 0 keep every token.
 
     min_p: the least share of the likeliest token's probability that a token must have. Before all
     that, logits change: by the repetition penalty of a token that is in the prompt or the new text,
@@ -61,21 +61,21 @@ class Sampling:
             raise LrkvError(f"bias of {len(self.bias)} ids: give numbers for up to {BIASES}")
 
     @property
-    def penalises(self) -> bool:
-        """Whether choices depend on what was chosen before."""
+    def penalizes(self) -> bool:
+        """Whether tokens depend on those that were sampled before."""
         repetition = self.repetition_penalty != 1
         return bool(self.frequency_penalty or self.presence_penalty or repetition)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Choice:
-    """How each of B rows chooses: its `Sampling`, its stream of draws, and the ids that stop it.
+class BatchedSamplingParams:
+    """How each of B slots samples: its `Sampling`, its random stream, and the ids that stop it.
 
-    A table of arrays, so that one program serves every way of choosing. `stops_BX` and
-    `bias_ids_BX` are padded with −1, which no token is; before the position `least_B` no stop is
-    chosen. `told_B` says of which rows the log p of what is chosen is wanted, and `plain` that all
-    rows take the likeliest token and nothing else is asked.
+    A table of arrays, so that one program serves every way of sampling. `stops_BX` and
+    `bias_ids_BX` are padded with −1, which no token is; before the position `min_length_B` no stop
+    is sampled. `logprobs_B` marks slots whose log-probabilities are wanted. `plain`: all slots take
+    the likeliest token, and nothing else is wanted.
     """
 
     temperature_B: Float[Array, "B"]
@@ -90,8 +90,8 @@ class Choice:
     seed_B2: UInt32[Array, "B 2"]  # a key's data
     stream_B: Int[Array, "B"]
     stops_BX: Int[Array, "B X"]
-    least_B: Int[Array, "B"]
-    told_B: Bool[Array, "B"]
+    min_length_B: Int[Array, "B"]
+    logprobs_B: Bool[Array, "B"]
     plain: Bool[Array, ""]
 
     def keys_at(self, positions_B: Int[Array, "B"]) -> Key[Array, "B"]:
@@ -100,15 +100,15 @@ class Choice:
         return jax.vmap(jax.random.fold_in)(keys_B, positions_B)
 
     @property
-    def penalised_B(self) -> Bool[Array, "B"]:
-        """Rows whose choices depend on what was chosen before."""
+    def penalized_B(self) -> Bool[Array, "B"]:
+        """Rows whose tokens depend on those that were sampled before."""
         return (self.frequency_B != 0) | (self.presence_B != 0) | (self.repetition_B != 1)
 
-    def of_rows(self, rows_X: Int[Array, "X"]) -> Self:
-        """How these rows choose, each as often as it is named; one past the last names the last."""
+    def of_slots(self, slots_X: Int[Array, "X"]) -> Self:
+        """How these slots sample, each as often as named; one past the last names the last."""
         arrays = {name: of for name, of in vars(self).items() if of.ndim}
         return replace(
-            self, **{name: of.at[rows_X].get(mode="clip") for name, of in arrays.items()}
+            self, **{name: of.at[slots_X].get(mode="clip") for name, of in arrays.items()}
         )
 
     def stopped_by(self, token_B: Int[Array, "B"]) -> Bool[Array, "B"]:
@@ -116,7 +116,7 @@ class Choice:
         return (token_B[:, None] == self.stops_BX).any(axis=1)
 
 
-class Told(NamedTuple):
+class Logprobs(NamedTuple):
     """Float32 log p of a token under the model itself, and the likeliest tokens with theirs."""
 
     log_p_B: Float[Array, "B"]
@@ -125,58 +125,60 @@ class Told(NamedTuple):
 
     @classmethod
     def of(
-        cls, logits_BV: Float[Array, "B V"], token_B: Int[Array, "B"], asked: Bool[Array, ""]
-    ) -> "Told":
-        """What is told of each row; zeros, for which nothing is computed, unless it is `asked`."""
+        cls, logits_BV: Float[Array, "B V"], token_B: Int[Array, "B"], wanted: Bool[Array, ""]
+    ) -> "Logprobs":
+        """Those of each row; zeros, for which nothing is computed, unless they are `wanted`."""
         (B, V), K = logits_BV.shape, min(TOPS, logits_BV.shape[1])
 
-        def tell():
+        def compute():
             log_p_BV = jax.nn.log_softmax(logits_BV)
             log_p_B = jnp.take_along_axis(log_p_BV, token_B[:, None], axis=1)[:, 0]
             top_log_p_BK, top_ids_BK = jax.lax.top_k(log_p_BV, K)
             return cls(log_p_B, top_ids_BK.astype(jnp.int32), top_log_p_BK)
 
-        return jax.lax.cond(asked, tell, lambda: cls.none(B, V))
+        return jax.lax.cond(wanted, compute, lambda: cls.none(B, V))
 
     @classmethod
-    def none(cls, rows: int, vocabulary: int) -> "Told":
+    def none(cls, rows: int, vocabulary: int) -> "Logprobs":
         """Nothing yet, of so many rows."""
         K = min(TOPS, vocabulary)
         return cls(jnp.zeros(rows), jnp.zeros((rows, K), jnp.int32), jnp.zeros((rows, K)))
 
 
-def adjusted(
+def apply_penalties(
     logits_BV: Float[Array, "B V"],
-    how: Choice,
-    said: Callable[[], tuple[Int[Array, "B V"], Bool[Array, "B V"]]],
+    params: BatchedSamplingParams,
+    history: Callable[[], tuple[Int[Array, "B V"], Bool[Array, "B V"]]],
     at_B: Int[Array, "B"],
 ) -> Float[Array, "B V"]:
     """Logits for the position `at_B`, with each row's bias and penalties, its early stops barred.
 
-    `said` gives how often each token is in the row's new text, and whether it was given. Nothing is
-    done unless a row asks.
+    `history` returns how often each token is in the row's new text, and whether it is in the
+    prompt. Nothing is done unless a row needs it.
     """
-    barred_B = at_B < how.least_B
-    biased = (how.bias_ids_BX >= 0).any() | how.penalised_B.any()
+    stops_barred_B = at_B < params.min_length_B
+    biased = (params.bias_ids_BX >= 0).any() | params.penalized_B.any()
 
     def change():
         rows_B1, V = jnp.arange(len(logits_BV))[:, None], logits_BV.shape[1]
-        said_BV, read_BV = said()
-        repetition_B1 = how.repetition_B[:, None]
+        token_counts_BV, in_prompt_BV = history()
+        repetition_B1 = params.repetition_B[:, None]
         repeated_BV = jnp.where(logits_BV > 0, logits_BV / repetition_B1, logits_BV * repetition_B1)
-        new_BV = jnp.where(read_BV | (said_BV > 0), repeated_BV, logits_BV)
-        new_BV -= how.frequency_B[:, None] * said_BV
-        new_BV -= how.presence_B[:, None] * (said_BV > 0)
-        ids_BX = jnp.where(how.bias_ids_BX < 0, V, how.bias_ids_BX)
-        new_BV = new_BV.at[rows_B1, ids_BX].add(how.bias_BX, mode="drop")
-        stops_BX = jnp.where(barred_B[:, None] & (how.stops_BX >= 0), how.stops_BX, V)
+        new_BV = jnp.where(in_prompt_BV | (token_counts_BV > 0), repeated_BV, logits_BV)
+        new_BV -= params.frequency_B[:, None] * token_counts_BV
+        new_BV -= params.presence_B[:, None] * (token_counts_BV > 0)
+        ids_BX = jnp.where(params.bias_ids_BX < 0, V, params.bias_ids_BX)
+        new_BV = new_BV.at[rows_B1, ids_BX].add(params.bias_BX, mode="drop")
+        stops_BX = jnp.where(stops_barred_B[:, None] & (params.stops_BX >= 0), params.stops_BX, V)
         return new_BV.at[rows_B1, stops_BX].set(-jnp.inf, mode="drop")
 
-    return jax.lax.cond(biased | barred_B.any(), change, lambda: logits_BV)
+    return jax.lax.cond(biased | stops_barred_B.any(), change, lambda: logits_BV)
 
 
-def sample(logits_BV: Float[Array, "B V"], keys_B: Key[Array, "B"], how: Choice) -> Int[Array, "B"]:
-    """One token a row, each by its own rule and from its own key, so that a batch changes nothing.
+def sample(
+    logits_BV: Float[Array, "B V"], keys_B: Key[Array, "B"], params: BatchedSamplingParams
+) -> Int[Array, "B"]:
+    """One token a row, each by its rule and from its key, so that a batch changes nothing.
 
     Top-k keeps the k likeliest tokens; top-p then keeps the likeliest ones up to the first whose
     cumulative probability reaches p (Holtzman et al. 2020, https://arxiv.org/abs/1904.09751); min-p
@@ -184,33 +186,35 @@ def sample(logits_BV: Float[Array, "B V"], keys_B: Key[Array, "B"], how: Choice)
     https://arxiv.org/abs/2407.01082). Tokens tied with the last one kept stay too. Nothing is
     sorted or drawn unless a row asks.
     """
-    greedy_B = how.temperature_B == 0
+    greedy_B = params.temperature_B == 0
     likeliest_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    scaled_BV = logits_BV / jnp.maximum(how.temperature_B, LEAST_TEMPERATURE)[:, None]
+    scaled_BV = logits_BV / jnp.maximum(params.temperature_B, MIN_TEMPERATURE)[:, None]
 
     def drawn():
-        cuts_B = ((how.top_k_B > 0) | (how.top_p_B < 1)) & ~greedy_B
+        cuts_B = ((params.top_k_B > 0) | (params.top_p_B < 1)) & ~greedy_B
         all_B1 = jnp.full_like(scaled_BV[:, :1], -jnp.inf)
-        least_B1 = jax.lax.cond(cuts_B.any(), lambda: _least_kept(scaled_BV, how), lambda: all_B1)
-        share_B1 = jnp.log(how.min_p_B)[:, None]
-        least_B1 = jnp.maximum(least_B1, scaled_BV.max(axis=1, keepdims=True) + share_B1)
-        kept_BV = jnp.where(scaled_BV < least_B1, -jnp.inf, scaled_BV)
+        threshold_B1 = jax.lax.cond(
+            cuts_B.any(), lambda: _smallest_kept(scaled_BV, params), lambda: all_B1
+        )
+        share_B1 = jnp.log(params.min_p_B)[:, None]
+        threshold_B1 = jnp.maximum(threshold_B1, scaled_BV.max(axis=1, keepdims=True) + share_B1)
+        kept_BV = jnp.where(scaled_BV < threshold_B1, -jnp.inf, scaled_BV)
         drawn_B = jax.vmap(jax.random.categorical)(keys_B, kept_BV).astype(jnp.int32)
         return jnp.where(greedy_B, likeliest_B, drawn_B)
 
     return jax.lax.cond(greedy_B.all(), lambda: likeliest_B, drawn)
 
 
-def _least_kept(logits_BV, how):
+def _smallest_kept(logits_BV, params):
     """The smallest logit [B, 1] that each row's top-k and top-p keep."""
     V = logits_BV.shape[-1]
     sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
-    last_B = jnp.where(how.top_k_B > 0, jnp.minimum(how.top_k_B, V), V) - 1
+    last_B = jnp.where(params.top_k_B > 0, jnp.minimum(params.top_k_B, V), V) - 1
     of_k_B1 = jnp.take_along_axis(sorted_BV, last_B[:, None], axis=1)
     sorted_BV = jnp.where(sorted_BV < of_k_B1, -jnp.inf, sorted_BV)
     p_BV = jax.nn.softmax(sorted_BV, axis=-1)
-    kept_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < how.top_p_B[:, None]
+    kept_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < params.top_p_B[:, None]
     # Sums round: with top_p = 1 all that top-k keeps stays.
-    kept_BV |= (how.top_p_B >= 1)[:, None]
+    kept_BV |= (params.top_p_B >= 1)[:, None]
     of_p_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.maximum(of_k_B1, of_p_B1)

@@ -1,454 +1,465 @@
-"""Who is decoded next: rows, pages and pieces of prompts, shared out among requests.
+"""The scheduler: slots, pages and chunks of prompts, shared out among sequences.
 
-Pure Python, a function of the requests and of what was read: it never asks the device. What the
-device was told and has not answered is counted in advance (`ahead`, `unread`), so that a call can
-be planned while another runs.
+Pure Python, a function of the sequences and of what was read: it never asks the device. What was
+started and not read is counted in advance (`steps_in_flight`, `reads_in_flight`), so that a call
+can be planned while another runs.
 
-Whoever came first is served first, among equal priorities. A request enters when a row is free and
-when its prompt and the text that is expected of it find pages. If texts grow longer than expected,
-the youngest gives way: its pages are put aside on the host and come back as they were, so that its
-text does not change. The oldest never gives way, so somebody always gets on.
+First come, first served, among equal priorities. A sequence starts when a slot is free and when its
+prompt and the text that is expected of it find pages. If texts grow longer than expected, the
+youngest is preempted: its pages are swapped out to the host and come back as they were, so that its
+text does not change. The oldest is never preempted, so somebody always gets on.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lrkv_jax.inference.pages import PAGE, Pool, digests
-from lrkv_jax.inference.request import Phase, Request
+from lrkv_jax.inference.request import Phase, Sequence
 
+# Of the tokens that a request may be given, the share that it is expected to take.
 EXPECTED = 0.7
+# Calls that read prompts, at most, between two that decode.
 READS = 8
 # How much a text that ends moves the expected share.
 LEARNT = 0.1
 # Steps of a call while somebody waits: the fewest that are worth a call.
 SHORTEST = 4
-# A request that gave way this often enters again when all that it may need is there.
+# A sequence that was preempted this often starts again when all that it may need is there.
 PATIENCE = 3
 
 
 class Shape(NamedTuple):
-    """Rows of a shard, and positions, of a program that reads text."""
+    """Rows of each shard, and positions of a row, of a program that reads text."""
 
     rows: int
     positions: int
 
 
-class Piece(NamedTuple):
-    """A stretch of one request's text for a row of a program.
+class PrefillChunk(NamedTuple):
+    """A stretch of one sequence's text, for a row of a program that reads.
 
     The tokens stand at `start` and what follows; `targets` are to be scored, and `last` says that
     the prompt ends here.
     """
 
-    request: Request
+    sequence: Sequence
     start: int
-    tokens: Sequence[int]
-    targets: Sequence[int] = ()
+    tokens: abc.Sequence[int]
+    targets: abc.Sequence[int] = ()
     last: bool = False
 
 
-class Move(NamedTuple):
-    """Pages of a shard whose content goes to `request.aside`, or comes from there."""
+class PageMove(NamedTuple):
+    """Pages of a shard whose content goes to `sequence.swapped`, or comes from there."""
 
-    request: Request
+    sequence: Sequence
     shard: int
     pages: list[int]
 
 
 @dataclass
-class Plan:
-    """What to do next, in this order. Pieces by (shard, row) of their program's shape."""
+class SchedulerOutput:
+    """What to do next, in this order. Chunks by (shard, row) of their program's shape."""
 
-    aside: list[Move] = field(default_factory=list)  # to the host
-    back: list[Move] = field(default_factory=list)  # and from it
-    fills: dict[tuple[int, int], Piece] = field(default_factory=dict)
-    scores: dict[tuple[int, int], Piece] = field(default_factory=dict)
+    swap_out: list[PageMove] = field(default_factory=list)  # to the host
+    swap_in: list[PageMove] = field(default_factory=list)  # and from it
+    prefills: dict[tuple[int, int], PrefillChunk] = field(default_factory=dict)
+    scores: dict[tuple[int, int], PrefillChunk] = field(default_factory=dict)
     steps: int = 0
-    hurry: bool = False  # somebody waits for a row: end the steps when one is free
-    stepping: dict[int, Request] = field(default_factory=dict)  # by row
-    fresh: set[int] = field(default_factory=set)  # rows whose token and length the host gives
+    stop_early: bool = False  # end the steps when a slot is free: somebody waits
+    decoding: dict[int, Sequence] = field(default_factory=dict)  # by slot
+    fresh: set[int] = field(default_factory=set)  # slots whose token and length the host gives
 
     def __bool__(self) -> bool:
-        return bool(self.aside or self.back or self.fills or self.scores or self.stepping)
+        return bool(self.swap_out or self.swap_in or self.prefills or self.scores or self.decoding)
 
 
 class Scheduler:
-    """Requests on `rows` rows, shared out evenly among `pools`, one a shard of the sequences.
+    """Sequences in `slots` slots, shared out evenly among `pools`, one a shard of the sequences.
 
-    fill: the shape of the program that reads prompts; score: of the one that scores. steps: most
-    steps of a call; each gives a row a token, and a call may give it up to `more` beyond them.
-    aside: pages of which the host keeps copies; beyond them a request that gives way is read again.
-    expected: of what a request may be given, the share that it is expected to take, before any has
-    ended. reads: calls that read prompts, at most, between two of steps: more of them fill the rows
-    sooner, and let others wait.
+    prefill: the shape of the program that reads prompts; score: of the one that scores. steps: most
+    steps of a call; each gives a slot a token, and a call may give it up to `extra` beyond them.
+    host_pages: pages of which the host keeps copies; beyond them preempted sequences are
+    recomputed.
+    expected: as `EXPECTED`, before any sequence has ended.
     """
 
     def __init__(
         self,
-        pools: Sequence[Pool],
+        pools: abc.Sequence[Pool],
         *,
-        rows: int,
-        fill: Shape,
+        slots: int,
+        prefill: Shape,
         score: Shape,
         steps: int,
-        more: int = 0,
-        aside: int,
+        extra: int = 0,
+        host_pages: int,
         expected: float = EXPECTED,
-        reads: int = READS,
     ):
         self.pools = pools
-        self._fill, self._score = fill, score
+        self._prefill, self._score = prefill, score
         self.steps = steps  # of the next call, at most
-        self._more = more
-        self._rows: list[Request | None] = [None] * rows
-        self._queue: list[Request] = []
-        self._held: list[Request] = []
+        self._extra = extra
+        self._slots: list[Sequence | None] = [None] * slots
+        self._queue: list[Sequence] = []
+        self._retained: list[Sequence] = []
         self._number = 0
-        self._expected, self._reads, self._read = expected, reads, 0
-        self._aside_left = aside
+        self._expected, self._read = expected, 0
+        self._host_pages = host_pages
         self._fresh: set[int] = set()
-        self.last = Plan()
-        self.gave_way = 0  # times that a request did
-        self.read_again = 0  # tokens, of requests that gave way when the host had no room
+        self.last = SchedulerOutput()
+        self.preemptions = 0
+        self.recomputed_tokens = 0  # of preempted sequences that the host had no room for
 
     # What clients do.
 
-    def add(self, request: Request) -> None:
-        """Queue a request, or a held one that was appended to."""
-        if request.number < 0:
-            request.number, self._number = self._number, self._number + 1
-            request.chain = digests(request.tokens, request.salt)
-        if request in self._held:
-            self._held.remove(request)
-        request.reason, request.turn = "", request.turn + 1
-        self._enqueue(request)
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence, or a retained one that was appended to."""
+        if sequence.number < 0:
+            sequence.number, self._number = self._number, self._number + 1
+            sequence.digests = digests(sequence.tokens)
+        if sequence in self._retained:
+            self._retained.remove(sequence)
+        sequence.result.finish_reason, sequence.turn = "", sequence.turn + 1
+        self._enqueue(sequence)
 
-    def finish(self, request: Request, reason: str, *, keep: int = 0) -> None:
-        """End a request wherever it is; its row is another's now.
+    def finish(self, sequence: Sequence, reason: str, *, retain: int = 0) -> None:
+        """End a sequence wherever it is; its slot is another's now.
 
-        With `keep` it is held, with its pages and so many of its tokens.
+        With `retain` it is retained, with its pages and so many of its tokens.
         """
-        if request.phase is Phase.STEPPING:
-            request.cached = len(request.tokens) - 1  # the last one was chosen, and never read
-        if request in self._queue:
-            self._queue.remove(request)
-        if request in self._held:
-            self._held.remove(request)
-        self._leave_row(request)
-        request.reason = reason
-        request.phase = Phase.HELD if keep else Phase.ENDED
-        if keep:
-            del request.tokens[keep:]
+        if sequence.phase is Phase.DECODING:
+            sequence.cached = len(sequence.tokens) - 1  # the last one was chosen, and never read
+        if sequence in self._queue:
+            self._queue.remove(sequence)
+        if sequence in self._retained:
+            self._retained.remove(sequence)
+        self._leave_slot(sequence)
+        sequence.result.finish_reason = reason
+        sequence.phase = Phase.RETAINED if retain else Phase.ENDED
+        if retain:
+            del sequence.tokens[retain:]
             # The last one is read again, with what is appended: its next is chosen then.
-            request.cached = min(request.cached, keep - 1)
-            self._held.append(request)
+            sequence.cached = min(sequence.cached, retain - 1)
+            self._retained.append(sequence)
         else:
-            self._drop(request)
+            self._drop(sequence)
 
-    def forget(self, pools: Sequence[Pool]) -> None:
-        """The pages were lost: whoever is not done is read again, into these."""
+    def reset(self, pools: abc.Sequence[Pool]) -> None:
+        """The pages were lost: whoever is not done is recomputed, into these."""
         self.pools, running = pools, self.running
-        for request in (*running, *self._queue, *self._held):
-            self._leave_row(request)
-            self.read_again += request.cached
-            request.pages = []  # of pools that are gone: nobody takes them back
-            self._drop(request)
-            request.ahead = request.unread = request.scored = 0
-            request.log_p, request.likeliest = [], []
-        for request in running:
-            self._enqueue(request)
+        for sequence in (*running, *self._queue, *self._retained):
+            self._leave_slot(sequence)
+            self.recomputed_tokens += sequence.cached
+            sequence.pages = []  # of pools that are gone: nobody takes them back
+            self._drop(sequence)
+            sequence.steps_in_flight = sequence.reads_in_flight = sequence.scored = 0
+            sequence.result.log_p, sequence.result.is_greedy = [], []
+        for sequence in running:
+            self._enqueue(sequence)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self._queue and not any(self._rows)
+        return not self._queue and not any(self._slots)
 
     @property
     def waiting(self) -> int:
-        """Requests that have no row and want one."""
+        """Sequences that have no slot and want one."""
         return len(self._queue)
 
     @property
-    def running(self) -> list[Request]:
-        """Requests that have a row, the first one first."""
-        return sorted((request for request in self._rows if request), key=_order)
+    def running(self) -> list[Sequence]:
+        """Sequences that have a slot, the first one first."""
+        return sorted((sequence for sequence in self._slots if sequence), key=_order)
 
     # What is done next.
 
-    def plan(self) -> Plan:
+    def plan(self) -> SchedulerOutput:
         """The next call of each kind; pages and counts are taken as if it were done."""
-        self.last = plan = Plan()
+        self.last = plan = SchedulerOutput()
         self._admit(plan)
-        reading = any(request.phase is Phase.FILLING for request in self.running)
-        self._read = (self._read + 1) % (self._reads + 1) if reading else 0
+        reading = any(sequence.phase is Phase.PREFILLING for sequence in self.running)
+        self._read = (self._read + 1) % (READS + 1) if reading else 0
         self._plan_calls(plan)
-        if not plan and self._read:  # what was to be read gave way
+        if not plan and self._read:  # what was to be read was preempted
             self._read = 0
             self._plan_calls(plan)
-        stepping = plan.stepping.values()
+        decoding = plan.decoding.values()
         # Tokens that are forced are counted in advance: all of their steps are taken.
-        if self._queue and stepping and not any(request.forced for request in stepping):
-            plan.hurry = True
-            soonest = min(map(_left, stepping))
+        if self._queue and decoding and not any(sequence.request.forced for sequence in decoding):
+            plan.stop_early = True
+            soonest = min(map(_left, decoding))
             plan.steps = min(plan.steps, max(soonest, SHORTEST))
-        for request in stepping:
-            request.ahead += plan.steps
+        for sequence in decoding:
+            sequence.steps_in_flight += plan.steps
         return plan
 
-    def took(self, request: Request, turn: int, started: int, tokens: Sequence[int]) -> None:
-        """Read what `started` steps of a turn chose, or, if 0, what follows the prompt."""
+    def record_tokens(
+        self, sequence: Sequence, turn: int, started: int, tokens: abc.Sequence[int]
+    ) -> None:
+        """Append what `started` steps of a turn sampled, or, if 0, what follows the prompt."""
         if started:
-            request.ahead -= started
+            sequence.steps_in_flight -= started
         else:
-            request.unread -= 1
-        if request.done or request.turn != turn:
+            sequence.reads_in_flight -= 1
+        if sequence.done or sequence.turn != turn:
             return
         for token in tokens:
-            request.tokens.append(token)
-            if token in request.stops and len(request.tokens) > request.stops_from:
-                return self._ended(request, "stop")
-            if len(request.tokens) >= request.end:
-                return self._ended(request, "length")
-        if request.pages or request.copied:  # not one that will be read again
-            request.cached = len(request.tokens) - 1
+            sequence.tokens.append(token)
+            stops = token in sequence.request.stop_token_ids
+            if stops and len(sequence.tokens) > sequence.min_length:
+                return self._ended(sequence, "stop")
+            if len(sequence.tokens) >= sequence.max_length:
+                return self._ended(sequence, "length")
+        if sequence.pages or sequence.swapped_pages:  # not one that will be recomputed
+            sequence.cached = len(sequence.tokens) - 1
         return None
 
-    def answered(self, request: Request, turn: int) -> None:
-        """A piece of a turn was scored, or the log p of a prompt's next token was read."""
-        request.unread -= 1
-        if request.done or request.unread or request.turn != turn:
+    def record_score(self, sequence: Sequence, turn: int) -> None:
+        """A chunk of a turn was scored, or the log p of a prompt's next token was read."""
+        sequence.reads_in_flight -= 1
+        if sequence.done or sequence.reads_in_flight or sequence.turn != turn:
             return
-        if request.scored == len(self._pieces(request)):
-            self.finish(request, "scored", keep=request.keep and len(request.tokens))
+        if sequence.scored == len(self._score_chunks(sequence)):
+            self.finish(sequence, "scored", retain=sequence.request.retain and len(sequence.tokens))
 
-    # Entering and leaving.
+    # Slots.
 
-    def _enqueue(self, request):
-        request.phase = Phase.QUEUED
-        insort(self._queue, request, key=_order)
+    def _enqueue(self, sequence):
+        sequence.phase = Phase.QUEUED
+        insort(self._queue, sequence, key=_order)
 
-    def _ended(self, request, reason):
-        share = (len(request.tokens) - request.prompt) / (request.end - request.prompt)
+    def _ended(self, sequence, reason):
+        new = len(sequence.tokens) - sequence.prompt_length
+        share = new / (sequence.max_length - sequence.prompt_length)
         self._expected += LEARNT * (share - self._expected)
-        if request.phase is Phase.QUEUED and request.copied:
-            request.cached = len(request.tokens) - 1
-        self.finish(request, reason, keep=request.keep and len(request.tokens))
+        if sequence.phase is Phase.QUEUED and sequence.swapped_pages:
+            sequence.cached = len(sequence.tokens) - 1
+        self.finish(sequence, reason, retain=sequence.request.retain and len(sequence.tokens))
 
     def _admit(self, plan):
-        """Give rows to those who come next; nobody overtakes one whose pages are not free yet."""
+        """Give slots to those who come next; nobody overtakes one whose pages are not free yet."""
         while self._queue:
-            request = self._queue[0]
-            found = self._place(request, plan)
+            sequence = self._queue[0]
+            found = self._find_slot(sequence, plan)
             if found is None:
                 return
-            row, shared = found
-            self._queue.remove(request)
-            self._enter(request, row, shared, plan)
+            slot, shared = found
+            self._queue.remove(sequence)
+            self._start(sequence, slot, shared, plan)
 
-    def _place(self, request, plan):
-        """(a free row, pages that a prefix already fills) for a request, or None."""
-        if request.ahead or request.unread:
+    def _find_slot(self, sequence, plan):
+        """(a free slot, pages that a shared prefix fills) for a sequence, or None."""
+        if sequence.steps_in_flight or sequence.reads_in_flight:
             return None
-        free = [row for row, there in enumerate(self._rows) if there is None]
-        if request.pages:  # held: its pages are one shard's
-            free = [row for row in free if self._shard(row) == request.shard]
-        rows = {self._shard(row): row for row in reversed(free)}
+        free = [slot for slot, there in enumerate(self._slots) if there is None]
+        if sequence.pages:  # retained: its pages are one shard's
+            free = [slot for slot in free if self._shard(slot) == sequence.shard]
+        slots = {self._shard(slot): slot for slot in reversed(free)}
         fits = []
-        for shard, row in rows.items():
-            pool, shared = self.pools[shard], self._known(request, shard)
-            needed = max(_pages(self._expected_of(request)), request.copied)
-            needed -= len(shared) + len(request.pages)
-            others = [r for r in self._rows if r and r.shard == shard]
+        for shard, slot in slots.items():
+            pool, shared = self.pools[shard], self._shared_prefix(sequence, shard)
+            needed = max(_pages(self._expected_of(sequence)), sequence.swapped_pages)
+            needed -= len(shared) + len(sequence.pages)
+            others = [r for r in self._slots if r and r.shard == shard]
             needed += sum(max(0, _pages(self._expected_of(r)) - len(r.pages)) for r in others)
             room = pool.free - sum(pool.holders(page) == 0 for page in shared)
-            while needed > room and (held := self._held_in(shard, request)):
+            while needed > room and (retained := self._retained_in(shard, sequence)):
                 before = pool.free
-                self._put_aside(held[0], plan)
+                self._swap_out(retained[0], plan)
                 room += pool.free - before
             if needed <= room or not others:
-                fits.append((len(shared), room, row, shared))
+                fits.append((len(shared), room, slot, shared))
         return max(fits, key=lambda fit: fit[:2])[2:] if fits else None
 
-    def _known(self, request, shard):
+    def _shared_prefix(self, sequence, shard):
         """Pages of a prefix; at least one token of the prompt is left to read."""
-        if request.pages or request.copied:
+        if sequence.pages or sequence.swapped_pages:
             return []
-        whole = (len(request.tokens) - 1) // PAGE
-        return self.pools[shard].shared(request.chain[:whole])
+        whole = (len(sequence.tokens) - 1) // PAGE
+        return self.pools[shard].shared(sequence.digests[:whole])
 
-    def _enter(self, request, row, shared, plan):
-        self._rows[row], request.row, request.shard = request, row, self._shard(row)
-        pool = self.pools[request.shard]
-        if request.copied:
-            request.pages = pool.take(request.copied)
-            plan.back.append(Move(request, request.shard, list(request.pages)))
-            self._aside_left += request.copied
-            request.copied = 0
+    def _start(self, sequence, slot, shared, plan):
+        self._slots[slot], sequence.slot, sequence.shard = sequence, slot, self._shard(slot)
+        pool = self.pools[sequence.shard]
+        if sequence.swapped_pages:
+            sequence.pages = pool.take(sequence.swapped_pages)
+            plan.swap_in.append(PageMove(sequence, sequence.shard, list(sequence.pages)))
+            self._host_pages += sequence.swapped_pages
+            sequence.swapped_pages = 0
         elif shared:
             pool.hold(shared)
-            request.pages, request.cached = shared, len(shared) * PAGE
-            request.from_prefix = request.cached
-        if len(request.tokens) > request.prompt and request.cached == len(request.tokens) - 1:
-            request.phase = Phase.STEPPING
-            self._fresh.add(row)
-        elif self._target(request) > request.cached:
-            request.phase = Phase.FILLING
+            sequence.pages, sequence.cached = shared, len(shared) * PAGE
+            sequence.result.cached_tokens = sequence.cached
+        if (
+            len(sequence.tokens) > sequence.prompt_length
+            and sequence.cached == len(sequence.tokens) - 1
+        ):
+            sequence.phase = Phase.DECODING
+            self._fresh.add(slot)
+        elif self._target(sequence) > sequence.cached:
+            sequence.phase = Phase.PREFILLING
         else:
-            request.phase = Phase.SCORING
+            sequence.phase = Phase.SCORING
 
-    def _leave_row(self, request):
-        if request.row is not None:
-            self._fresh.discard(request.row)
-            self._rows[request.row] = request.row = None
+    def _leave_slot(self, sequence):
+        if sequence.slot is not None:
+            self._fresh.discard(sequence.slot)
+            self._slots[sequence.slot] = sequence.slot = None
 
-    def _drop(self, request):
-        if request.pages:
-            self.pools[request.shard].give_back(request.pages)
-        self._aside_left += request.copied
-        request.pages, request.copied, request.aside, request.cached = [], 0, None, 0
+    def _drop(self, sequence):
+        if sequence.pages:
+            self.pools[sequence.shard].give_back(sequence.pages)
+        self._host_pages += sequence.swapped_pages
+        sequence.pages, sequence.swapped_pages, sequence.swapped, sequence.cached = [], 0, None, 0
 
     # Pages.
 
-    def _grow(self, request, tokens, plan):
-        """Whether a request has pages for so many tokens now; younger ones may have given way."""
-        pool, needed = self.pools[request.shard], _pages(tokens) - len(request.pages)
+    def _allocate(self, sequence, tokens, plan):
+        """Whether a sequence has pages for so many tokens now; younger ones may be preempted."""
+        pool, needed = self.pools[sequence.shard], _pages(tokens) - len(sequence.pages)
         while needed > pool.free:
-            held = self._held_in(request.shard, request)
-            rows = [r for r in self.running if r.shard == request.shard]
-            victim = held[0] if held else rows[-1]
-            self._put_aside(victim, plan)
-            if victim is request:
+            retained = self._retained_in(sequence.shard, sequence)
+            running = [r for r in self.running if r.shard == sequence.shard]
+            victim = retained[0] if retained else running[-1]
+            self._swap_out(victim, plan)
+            if victim is sequence:
                 return False
-        request.pages += pool.take(max(0, needed))
+        sequence.pages += pool.take(max(0, needed))
         return True
 
-    def _put_aside(self, request, plan):
-        """Take a request's pages, and its row if it has one; their content goes to the host."""
-        if request.phase is Phase.STEPPING:
-            request.cached = len(request.tokens) - 1
-        pages = request.pages
-        returning = [move for move in plan.back if move.request is request]
+    def _swap_out(self, sequence, plan):
+        """Take a sequence's pages, and its slot if it has one; their content goes to the host."""
+        if sequence.phase is Phase.DECODING:
+            sequence.cached = len(sequence.tokens) - 1
+        pages = sequence.pages
+        returning = [move for move in plan.swap_in if move.sequence is sequence]
         if returning:  # it came in just now: the host still has its copies
-            plan.back.remove(returning[0])
+            plan.swap_in.remove(returning[0])
             pages = returning[0].pages
-        # The pieces of a choice that is half scored are in no text to be read again.
-        elif len(pages) <= self._aside_left or request.phase is Phase.SCORING:
-            plan.aside.append(Move(request, request.shard, pages))
+        # A continuation that is half scored is in no text to be recomputed from.
+        elif len(pages) <= self._host_pages or sequence.phase is Phase.SCORING:
+            plan.swap_out.append(PageMove(sequence, sequence.shard, pages))
         else:
             pages = []
-        self._aside_left -= len(pages)
-        request.copied = len(pages)
+        self._host_pages -= len(pages)
+        sequence.swapped_pages = len(pages)
         if not pages:
-            self.read_again += request.cached
-            request.cached = 0
-        self.pools[request.shard].give_back(request.pages)
-        request.pages = []
-        if request.row is not None:
-            self._leave_row(request)
-            request.preempted += 1
-            self.gave_way += 1
-            self._enqueue(request)
+            self.recomputed_tokens += sequence.cached
+            sequence.cached = 0
+        self.pools[sequence.shard].give_back(sequence.pages)
+        sequence.pages = []
+        if sequence.slot is not None:
+            self._leave_slot(sequence)
+            sequence.result.preemptions += 1
+            self.preemptions += 1
+            self._enqueue(sequence)
 
-    def _held_in(self, shard, request):
-        """Requests without a row that keep pages in a shard, but for this one."""
-        others = (r for r in (*self._held, *self._queue) if r is not request)
+    def _retained_in(self, shard, sequence):
+        """Sequences without a slot that keep pages in a shard, but for this one."""
+        others = (r for r in (*self._retained, *self._queue) if r is not sequence)
         return [r for r in others if r.pages and r.shard == shard]
 
-    def _expected_of(self, request):
-        """Tokens that a request will probably be; all that it may be, once it gave way often."""
-        asked = max(request.end - len(request.tokens), 0)
-        if request.preempted < PATIENCE:
-            asked = round(self._expected * asked)
-        return len(request.tokens) + max(asked, *map(len, request.choices), 1)
+    def _expected_of(self, sequence):
+        """Tokens that a sequence will probably be; all that it may be, once preempted often."""
+        new = max(sequence.max_length - len(sequence.tokens), 0)
+        if sequence.result.preemptions < PATIENCE:
+            new = round(self._expected * new)
+        return len(sequence.tokens) + max(new, *map(len, sequence.request.continuations), 1)
 
-    def _shard(self, row):
-        return row * len(self.pools) // len(self._rows)
+    def _shard(self, slot):
+        return slot * len(self.pools) // len(self._slots)
 
     # Calls.
 
     def _plan_calls(self, plan):
         """In the order of coming: what an older one needs, a younger one has not used yet."""
-        for request in self.running:
-            if request.row is None:  # it gave way meanwhile
+        for sequence in self.running:
+            if sequence.slot is None:  # it was preempted meanwhile
                 continue
-            if request.phase is Phase.FILLING:
-                self._plan_fill(request, plan)
-            elif request.phase is Phase.SCORING:
-                self._plan_score(request, plan)
-            elif request.phase is Phase.STEPPING and not self._read:
-                self._plan_steps(request, plan)
+            if sequence.phase is Phase.PREFILLING:
+                self._plan_prefill(sequence, plan)
+            elif sequence.phase is Phase.SCORING:
+                self._plan_score(sequence, plan)
+            elif sequence.phase is Phase.DECODING and not self._read:
+                self._plan_decode(sequence, plan)
 
-    def _target(self, request):
-        """Tokens to read before the request goes on; scoring reads the last one again."""
-        return len(request.tokens) - bool(request.choices)
+    def _target(self, sequence):
+        """Tokens to read before the sequence goes on; scoring reads the last one again."""
+        return len(sequence.tokens) - bool(sequence.request.continuations)
 
-    def _plan_fill(self, request, plan):
+    def _plan_prefill(self, sequence, plan):
         """Read on, in as many rows as are left: each sees what those before it write."""
-        target = self._target(request)
-        first = sum(shard == request.shard for shard, _ in plan.fills)
-        stop = min(target, request.cached + (self._fill.rows - first) * self._fill.positions)
-        if stop == request.cached or not self._grow(request, stop, plan):
+        target = self._target(sequence)
+        first = sum(shard == sequence.shard for shard, _ in plan.prefills)
+        rows = self._prefill.rows - first
+        stop = min(target, sequence.cached + rows * self._prefill.positions)
+        if stop == sequence.cached or not self._allocate(sequence, stop, plan):
             return
-        begin, last = request.cached, stop == target and not request.choices
-        for place, start in enumerate(range(begin, stop, self._fill.positions), first):
-            tokens = request.tokens[start : min(start + self._fill.positions, stop)]
+        begin, last = sequence.cached, stop == target and not sequence.request.continuations
+        for place, start in enumerate(range(begin, stop, self._prefill.positions), first):
+            tokens = sequence.tokens[start : min(start + self._prefill.positions, stop)]
             ends = last and start + len(tokens) == stop
-            plan.fills[request.shard, place] = Piece(request, start, tokens, last=ends)
-        request.cached = stop
-        for page in range(begin // PAGE, min(stop // PAGE, len(request.chain))):
-            self.pools[request.shard].publish(request.pages[page], request.chain[page])
+            plan.prefills[sequence.shard, place] = PrefillChunk(sequence, start, tokens, last=ends)
+        sequence.cached = stop
+        for page in range(begin // PAGE, min(stop // PAGE, len(sequence.digests))):
+            self.pools[sequence.shard].publish(sequence.pages[page], sequence.digests[page])
         if last:
-            request.unread += 1
-            request.phase = Phase.SCORING if request.nexts else Phase.STEPPING
+            sequence.reads_in_flight += 1
+            sequence.phase = Phase.DECODING
+            if sequence.request.candidate_ids:
+                sequence.phase = Phase.SCORING
         elif stop == target:
-            request.phase = Phase.SCORING
+            sequence.phase = Phase.SCORING
 
-    def _plan_score(self, request, plan):
-        place = sum(shard == request.shard for shard, _ in plan.scores)
-        pieces = self._pieces(request)
-        if place == self._score.rows or request.scored == len(pieces):
+    def _plan_score(self, sequence, plan):
+        place = sum(shard == sequence.shard for shard, _ in plan.scores)
+        chunks = self._score_chunks(sequence)
+        if place == self._score.rows or sequence.scored == len(chunks):
             return
-        choice, begin = pieces[request.scored]
-        targets = choice[begin : begin + self._score.positions]
-        tokens = [request.tokens[-1], *choice][begin : begin + len(targets)]
-        start = len(request.tokens) - 1 + begin
-        if not self._grow(request, start + len(tokens), plan):
+        continuation, begin = chunks[sequence.scored]
+        targets = continuation[begin : begin + self._score.positions]
+        tokens = [sequence.tokens[-1], *continuation][begin : begin + len(targets)]
+        start = len(sequence.tokens) - 1 + begin
+        if not self._allocate(sequence, start + len(tokens), plan):
             return
-        plan.scores[request.shard, place] = Piece(request, start, tokens, targets)
-        request.scored += 1
-        request.unread += 1
+        plan.scores[sequence.shard, place] = PrefillChunk(sequence, start, tokens, targets)
+        sequence.scored += 1
+        sequence.reads_in_flight += 1
 
-    def _pieces(self, request):
-        size = self._score.positions
-        return [(c, begin) for c in request.choices for begin in range(0, len(c), size)]
+    def _score_chunks(self, sequence):
+        size, continuations = self._score.positions, sequence.request.continuations
+        return [(c, begin) for c in continuations for begin in range(0, len(c), size)]
 
-    def _plan_steps(self, request, plan):
-        left = _left(request)
+    def _plan_decode(self, sequence, plan):
+        left = _left(sequence)
         if left <= 0:
             return
-        # The last token is chosen and never read. One call is not read yet.
-        most = request.cached + request.ahead + self.steps + 2 * self._more
-        most = min(most, request.end - 1)
-        if not self._grow(request, most, plan):
+        # The last token is sampled and never read. One call is not read yet.
+        most = sequence.cached + sequence.steps_in_flight + self.steps + 2 * self._extra
+        most = min(most, sequence.max_length - 1)
+        if not self._allocate(sequence, most, plan):
             return
         plan.steps = max(plan.steps, min(left, self.steps))
-        plan.stepping[request.row] = request
-        if request.row in self._fresh:
-            self._fresh.remove(request.row)
-            plan.fresh.add(request.row)
+        plan.decoding[sequence.slot] = sequence
+        if sequence.slot in self._fresh:
+            self._fresh.remove(sequence.slot)
+            plan.fresh.add(sequence.slot)
 
 
-def _order(request):
-    return request.priority, request.number
+def _order(sequence):
+    return sequence.request.priority, sequence.number
 
 
-def _left(request):
-    """Tokens that are still to be chosen, of those that no call chooses yet."""
-    return request.end - len(request.tokens) - request.unread - request.ahead
+def _left(sequence):
+    """Tokens that are still to be sampled, and that no call samples yet."""
+    in_flight = sequence.reads_in_flight + sequence.steps_in_flight
+    return sequence.max_length - len(sequence.tokens) - in_flight
 
 
 def _pages(tokens):

@@ -14,24 +14,22 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.serving import asked as bodies
-from lrkv_jax.serving.clients import Streamed, unless_gone
-from lrkv_jax.serving.exchange import Exchange
-from lrkv_jax.serving.guards import Guards
-from lrkv_jax.serving.replies import Spelling
-from lrkv_jax.serving.runner import ServerError
-from lrkv_jax.serving.service import Refused, Service, overloaded
+from lrkv_jax.serving.engine_loop import EngineError
+from lrkv_jax.serving.handler import Handler
+from lrkv_jax.serving.request_schema import ChatRequest, CompletionRequest, TokenizeRequest, read
+from lrkv_jax.serving.responses import TokenNames
+from lrkv_jax.serving.service import APIError, Service, overloaded
+from lrkv_jax.serving.sse import EventStream, unless_disconnected
 
-_COUNTED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "stream")
+_COUNTED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "stream")
 # Seconds for a client to send its body.
 BODY_SECONDS = 30.0
-# Bytes of a body that is read between two others' turns.
-SHORT_BODY = 64 << 10
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -47,7 +45,9 @@ def application(
 ) -> Starlette:
     """The server's application; with a `key`, all but the page and its health asks for it.
 
-    hosts: as for `Guards`. origins: of pages of other sites that may ask; "*" is any.
+    hosts: names by which a request may mean this server, None for any. A page of another site can
+    have its name resolved to this machine, and would then reach a server that serves it alone.
+    origins: of pages of other sites that may ask; "*" is any.
     """
     routes = _Routes(service, key)
     page = resources.files("lrkv_jax.serving").joinpath("page.html").read_text()
@@ -57,16 +57,16 @@ def application(
 
     @contextlib.asynccontextmanager
     async def running(app):
-        service.runner.start(asyncio.get_running_loop())
+        service.engine_loop.start(asyncio.get_running_loop())
         yield
-        await asyncio.to_thread(service.runner.stop, 10.0)
+        await asyncio.to_thread(service.engine_loop.stop, 10.0)
 
     cross: dict[str, Any] = {
         "allow_origins": origins,
         "allow_methods": ["GET", "POST"],
         "allow_headers": ["*"],
     }
-    expected = (Refused, HTTPException, LrkvError, ServerError, TimeoutError)
+    expected = (APIError, HTTPException, LrkvError, EngineError, TimeoutError)
     return Starlette(
         routes=[
             Route("/", shown),
@@ -77,9 +77,7 @@ def application(
             Route("/v1/models/{model:path}", routes.models),
             Route("/v1/completions", routes.completions, methods=["POST"]),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
-            Route("/tokenizer_info", routes.tokenizer_info),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
-            Route("/detokenize", routes.detokenize, methods=["POST"]),
         ],
         exception_handlers={
             **dict.fromkeys(expected, routes.failed),
@@ -87,7 +85,7 @@ def application(
             Exception: routes.failed,  # and the server's log gets its traceback
         },
         middleware=[
-            Middleware(Guards, hosts=hosts),
+            *([] if hosts is None else [Middleware(TrustedHostMiddleware, list(hosts), False)]),
             *([Middleware(CORSMiddleware, **cross)] if origins else []),
         ],
         lifespan=running,
@@ -98,8 +96,7 @@ class _Routes:
     def __init__(self, service: Service, key: str | None):
         self.service, self._key = service, key
         self._reading = 0  # bytes of bodies that are being read
-        self._long_body = asyncio.Lock()
-        self._spelling = Spelling(service.tokenizer)
+        self._names = TokenNames(service.tokenizer)
 
     async def live(self, request: Request) -> Response:
         """The process answers."""
@@ -131,34 +128,22 @@ class _Routes:
             service.check(name)
         return JSONResponse(model)
 
-    async def tokenizer_info(self, request: Request) -> Response:
-        """That no text is a special token, as lm-eval asks it."""
-        self._check_key(request)
-        tokenizer = self.service.tokenizer
-        content = {"tokenizer": tokenizer.name, "vocabulary": tokenizer.vocabulary}
-        return JSONResponse({**content, "bos_token": None, "eos_token": None})
-
     async def tokenize(self, request: Request) -> Response:
-        """A text's ids."""
-        asked = await self._body(request, bodies.Tokenize)
+        """A text's ids, as vLLM returns them."""
+        body = await self._body(request, TokenizeRequest)
         tokenizer = self.service.tokenizer
-        encode = tokenizer.prompt if asked.add_special_tokens else tokenizer.encode
-        ids = list(map(int, await asyncio.to_thread(encode, asked.prompt)))
+        encode = tokenizer.prompt if body.add_special_tokens else tokenizer.encode
+        ids = list(map(int, await asyncio.to_thread(encode, body.prompt)))
         content = {"tokens": ids, "count": len(ids), "max_model_len": self.service.context}
         return JSONResponse(content)
 
-    async def detokenize(self, request: Request) -> Response:
-        """The text of ids."""
-        asked = await self._body(request, bodies.Detokenize)
-        return JSONResponse({"prompt": self.service.tokenizer.decode(asked.tokens)})
-
     async def completions(self, request: Request) -> Response:
         """Texts continued."""
-        return await self._generate(request, bodies.Completion)
+        return await self._generate(request, CompletionRequest)
 
     async def chat(self, request: Request) -> Response:
         """A conversation's next turn."""
-        return await self._generate(request, bodies.Chat)
+        return await self._generate(request, ChatRequest)
 
     # Requests.
 
@@ -168,17 +153,17 @@ class _Routes:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode(), self._key.encode())
         if kind.lower() != "bearer" or not right:
-            raise Refused(
+            raise APIError(
                 401, "the key is missing or wrong: send Authorization: Bearer KEY",
                 code="invalid_api_key", kind="authentication_error",
             )  # fmt: skip
 
     async def _body(self, request, kind):
-        """What is asked; whatever is wrong with it is a `Refused`."""
+        """The parsed body; whatever is wrong with it is an `APIError`."""
         self._check_key(request)
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json":  # which other sites' pages cannot send
-            raise Refused(415, f"content-type {media or 'is missing'}: send application/json")
+            raise APIError(415, f"content-type {media or 'is missing'}: send application/json")
         limits, body = self.service.limits, bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -186,39 +171,32 @@ class _Routes:
                     body += chunk
                     self._reading += len(chunk)
                     if len(body) > limits.body:
-                        raise Refused(413, f"the body is longer than {limits.body} bytes")
+                        raise APIError(413, f"the body is longer than {limits.body} bytes")
                     if self._reading > limits.bodies:
                         raise overloaded("too many long bodies come at a time")
-            if len(body) < SHORT_BODY:
-                asked, wrong, place = bodies.read(kind, bytes(body))
-            else:  # one at a time, and others are answered between them
-                async with self._long_body:
-                    made = await asyncio.to_thread(bodies.read_long, kind, bytes(body))
-                    asked, wrong, place = made
+            parsed, wrong, place = read(kind, bytes(body))
         except TimeoutError:
-            raise Refused(408, f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
+            raise APIError(408, f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
         finally:
             self._reading -= len(body)
-        if asked is None:
-            raise Refused(400, wrong, param=place or None)
-        self.service.check(asked.model)
-        return asked
+        if parsed is None:
+            raise APIError(400, wrong, param=place or None)
+        self.service.check(parsed.model)
+        return parsed
 
     async def _generate(self, request, kind):
         began = time.monotonic()
-        asked = await self._body(request, kind)
-        try:  # a long prompt takes its time to encode, and others are answered meanwhile
-            made = await asyncio.to_thread(self.service.texts_of, asked)
-        except LrkvError as error:
-            raise Refused(400, str(error)) from None
+        body = await self._body(request, kind)
+        # A long prompt takes its time to encode, and others are answered meanwhile.
+        completions, seed = await asyncio.to_thread(self.service.completions_of, body)
         address = request.client.host if request.client else ""
-        exchange = Exchange(self.service, self._spelling, asked, made, began, address)
-        pieces = exchange.pieces()
-        # What is refused is refused before the reply's first byte.
-        first = await unless_gone(anext(pieces, None), request.receive)
-        if asked.stream:
-            return Streamed(exchange.events(first, pieces), pieces, self._stream_ended)
-        whole = await unless_gone(exchange.whole(first, pieces), request.receive)
+        handler = Handler(self.service, self._names, body, completions, seed, began, address)
+        deltas = handler.deltas()
+        # What is refused is refused before the response's first byte.
+        first = await unless_disconnected(anext(deltas), request.receive)
+        if body.stream:
+            return EventStream(handler.events(first, deltas), deltas, self._stream_ended)
+        whole = await unless_disconnected(handler.response(first, deltas), request.receive)
         self._count(request.url.path, 200)
         return JSONResponse(whole)
 
@@ -226,9 +204,9 @@ class _Routes:
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """OpenAI's error object, of whatever went wrong."""
-        refused = _refusal(error)
+        refused = _api_error(error)
         self._count(request.url.path, refused.status)
-        headers = {} if refused.after is None else {"retry-after": str(refused.after)}
+        headers = {} if refused.retry_after is None else {"retry-after": str(refused.retry_after)}
         return JSONResponse(refused.body, refused.status, headers=headers)
 
     async def gone(self, request: Request, error: Exception) -> Response:
@@ -241,7 +219,7 @@ class _Routes:
         if isinstance(error, ClientDisconnect):
             self.service.metrics.aborted.inc()
             return {}
-        refused = None if error is None else _refusal(error)
+        refused = None if error is None else _api_error(error)
         self._count("stream", 200 if refused is None else refused.status)
         return {} if refused is None else refused.body
 
@@ -249,15 +227,15 @@ class _Routes:
         self.service.metrics.requests.labels(path if path in _COUNTED else "other", code).inc()
 
 
-def _refusal(error):
-    if isinstance(error, Refused):
+def _api_error(error):
+    if isinstance(error, APIError):
         return error
     if isinstance(error, HTTPException):
-        return Refused(error.status_code, f"{error.detail}: see /v1/models")
+        return APIError(error.status_code, f"{error.detail}: see /v1/models")
     if isinstance(error, TimeoutError):
-        return Refused(504, "the reply took too long", kind="server_error", code="timeout")
+        return APIError(504, "the response took too long", kind="server_error", code="timeout")
     if isinstance(error, LrkvError):
-        return Refused(400, str(error))
-    if isinstance(error, ServerError):
-        return Refused(500, f"{error}: ask again", kind="server_error")
-    return Refused(500, f"the server failed ({type(error).__name__})", kind="server_error")
+        return APIError(400, str(error))
+    if isinstance(error, EngineError):
+        return APIError(500, f"{error}: ask again", kind="server_error")
+    return APIError(500, f"the server failed ({type(error).__name__})", kind="server_error")

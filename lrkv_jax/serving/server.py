@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import queue
@@ -15,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serving.app import application
 from lrkv_jax.serving.connections import BACKLOG, WAITING, Connection, ConnectionLimits, Connections
-from lrkv_jax.serving.guards import is_loopback
 from lrkv_jax.serving.service import Service
 
 KEY_VARIABLE = "LRKV_SERVE_KEY"
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 # Bytes of a request's line and headers.
 HEADERS = 64 << 10
 
@@ -30,19 +32,24 @@ HEADERS = 64 << 10
 def key_of(path: str | None) -> str | None:
     """The key that clients send: a file's, else the environment's, else none.
 
-    Raises `LrkvError` for a file that cannot be read or holds none.
+    Raises `LrkvError` for a file that holds none, and `OSError` for one that cannot be read.
     """
     key = os.environ.get(KEY_VARIABLE, "")
     if path is not None:
-        try:
-            key = Path(path).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise LrkvError(f"{path} cannot be read as a key ({error})") from None
+        key = Path(path).read_text(errors="replace").strip()
         if not key:
             raise LrkvError(f"{path} is empty: write a key into it")
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise LrkvError("the key has characters that a header cannot hold: use letters and digits")
     return key or None
+
+
+def bytes_of(option: str, text: str) -> int:
+    """The bytes of a size as in 512MB or 2GiB; raises `LrkvError` for anything else."""
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise LrkvError(f"{option} {text}: use a size, as in 512MB or 2GiB") from None
 
 
 def bound(host: str, port: int, key: str | None) -> socket.socket:
@@ -56,24 +63,49 @@ def bound(host: str, port: int, key: str | None) -> socket.socket:
         family, _, _, _, address = found[0]
     except (OSError, UnicodeError, OverflowError) as error:
         raise LrkvError(f"--host {host} --port {port}: no such address ({error})") from None
-    if key is None and not is_loopback(str(address[0])):
+    if key is None and not _is_loopback(str(address[0])):
         raise LrkvError(
             f"--host {host} lets others in: give --key-file FILE or {KEY_VARIABLE}=KEY, or use "
             "127.0.0.1"
         )
-    there = socket.socket(family, socket.SOCK_STREAM)
-    there.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        there.bind(address)
+        listener.bind(address)
     except OSError as error:
-        there.close()
+        listener.close()
         raise LrkvError(f"{host}:{port}: {error.strerror}; use another --port") from None
-    return there
+    return listener
+
+
+def allowed_hosts(address: str, host: str, more: Collection[str]) -> frozenset[str] | None:
+    """The hosts that a server of this address answers to; None, for any, beyond loopback.
+
+    more: further names, or *. Beyond loopback a client has a key, which no other site's page knows.
+    """
+    if "*" in more or (not more and not _is_loopback(address)):
+        return None
+    return frozenset({*LOOPBACK, _in_url(address), _in_url(host), *more})
+
+
+def _in_url(host):
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(address):
+    """Whether an address, with or without a zone, is one that this machine alone can reach."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a browser finds the server of this socket."""
+    address, port = listener.getsockname()[:2]
+    return f"http://{_in_url(address)}:{port}/"
 
 
 def serve(
     service: Service,
-    there: socket.socket,
+    listener: socket.socket,
     key: str | None,
     *,
     drain: float,
@@ -98,9 +130,9 @@ def serve(
         timeout_graceful_shutdown=int(drain), timeout_keep_alive=15, backlog=BACKLOG,
         http=Connection.counted_in(connections),  # type: ignore[arg-type]
     )  # fmt: skip
-    _Server(config, service, ready).run(sockets=[there])
-    if service.runner.fault is not None:
-        raise service.runner.fault
+    _Server(config, service, ready).run(sockets=[listener])
+    if service.engine_loop.fault is not None:
+        raise service.engine_loop.fault
 
 
 @contextlib.contextmanager
@@ -111,11 +143,11 @@ def serving(
 
     Keywords are those of `serve`.
     """
-    there = bound("127.0.0.1", 0, key)
-    port = there.getsockname()[1]
+    listener = bound("127.0.0.1", 0, key)
+    port = listener.getsockname()[1]
     leaves: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
     with ThreadPoolExecutor(1, "server") as pool:
-        ended = pool.submit(serve, service, there, key, drain=drain, ready=leaves.put, **how)
+        ended = pool.submit(serve, service, listener, key, drain=drain, ready=leaves.put, **how)
         ended.add_done_callback(lambda _: leaves.put(None))
         leave = leaves.get()  # None if it ended before it was ready
         try:
@@ -136,12 +168,12 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets=None):
         await super().startup(sockets)
-        for there in sockets or ():
-            there.listen(WAITING)
+        for listener in sockets or ():
+            listener.listen(WAITING)
         self._ready(self._leave)
 
     async def on_tick(self, counter):
-        given_up = self._service.runner.fault is not None
+        given_up = self._service.engine_loop.fault is not None
         return await super().on_tick(counter) or given_up
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What is served: a run, its engine's thread, and who may still come in."""
+"""What is served: a run, the thread of its engine, and who may still come in."""
 
 from __future__ import annotations
 
@@ -7,49 +7,50 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from lrkv_jax import __version__
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine
-from lrkv_jax.inference.request import Draw, check_tokens
+from lrkv_jax.inference.request import RngStream, check_tokens
 from lrkv_jax.inference.trained_run import TrainedRun
-from lrkv_jax.serving.asked import Chat, Completion, Generation
+from lrkv_jax.serving.completion import Completion, TextDelta
+from lrkv_jax.serving.engine_loop import EngineLoop
+from lrkv_jax.serving.fair_queue import SHARE, FairQueue
 from lrkv_jax.serving.metrics import Metrics
-from lrkv_jax.serving.runner import Runner, Work
-from lrkv_jax.serving.texts import Piece, Scored, Text
-from lrkv_jax.serving.turns import SHARE, Turns
+from lrkv_jax.serving.request_schema import ChatRequest, CompletionRequest
 
-# Seconds after which a call that has not ended is called a hang.
+# Seconds after which a call that has not ended counts as a hang.
 HANGS = 120.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServiceLimits:
     """What clients may take together and each.
 
-    texts: that are open at a time, with those that wait. tokens: of their prompts and new text.
-    body: bytes of a request. bodies: of all that are being read. seconds: until a reply has ended.
+    completions: that are open at a time, with those that wait. tokens: of their prompts and new
+    text. body: bytes of a request. bodies: of all that are being read. seconds: until a response
+    has ended.
     """
 
-    texts: int
+    completions: int
     tokens: int
-    body: int = 4 << 20
+    body: int = 2 << 20
     bodies: int = 64 << 20
     seconds: float = 600.0
 
 
-class Refused(Exception):
-    """An answer other than 200: OpenAI's `type`, `code` and `param` beside the line."""
+class APIError(Exception):
+    """An answer other than 200: OpenAI's `type`, `code` and `param` next to the message."""
 
     def __init__(
         self, status: int, text: str, *, code: str | None = None, param: str | None = None,
-        kind: str = "invalid_request_error", after: int | None = None,
+        kind: str = "invalid_request_error", retry_after: int | None = None,
     ):  # fmt: skip
         super().__init__(text)
-        self.status, self.code, self.param, self.kind, self.after = status, code, param, kind, after
+        self.status, self.code, self.param, self.kind = status, code, param, kind
+        self.retry_after = retry_after
 
     @property
     def body(self) -> dict[str, Any]:
@@ -58,16 +59,11 @@ class Refused(Exception):
         return {"error": error}
 
 
-def overloaded(text: str) -> Refused:
-    """What a client is told that comes while there is no room, and may try again."""
-    return Refused(429, f"{text}: try again", kind="rate_limit_error", code="overloaded", after=1)
-
-
-class News(NamedTuple):
-    """A piece of the text with this number."""
-
-    number: int
-    piece: Piece
+def overloaded(text: str) -> APIError:
+    """The error of a request that comes while there is no room, and may come again."""
+    return APIError(
+        429, f"{text}: try again", kind="rate_limit_error", code="overloaded", retry_after=1
+    )
 
 
 class Service:
@@ -84,128 +80,120 @@ class Service:
         cache_bytes: int | None = None,
         queue: int = 256,
         seconds: float = 600.0,
-        drafts: int = 0,
+        draft_tokens: int = 0,
     ) -> Self:
         """A service that decodes `batch` texts of up to `context` tokens and lets `queue` wait.
 
-        drafts: as for `Engine`.
+        draft_tokens: as for `Engine`.
 
         Raises `LrkvError` for a cache that has no room for one text of the whole context.
         """
         engine = Engine(
             run.config.model, run.params,
-            batch=batch, length=context, cache_bytes=cache_bytes, drafts=drafts, mesh=run.mesh,
+            batch=batch, length=context, cache_bytes=cache_bytes,
+            draft_tokens=draft_tokens, mesh=run.mesh,
         )  # fmt: skip
         engine.warm()
-        texts = engine.batch + queue
-        return cls(run, engine, name, Limits(texts, texts * context, seconds=seconds))
+        most = engine.batch + queue
+        return cls(run, engine, name, ServiceLimits(most, most * context, seconds=seconds))
 
-    def __init__(self, run: TrainedRun, engine: Engine, name: str, limits: Limits):
+    def __init__(self, run: TrainedRun, engine: Engine, name: str, limits: ServiceLimits):
         self.run, self.name, self.limits = run, name, limits
         self.context, self.tokenizer = engine.length, run.tokenizer
         self._longest = int(run.tokenizer.token_bytes.max())  # bytes of a token
-        self.runner = Runner(engine)
+        self.engine_loop = EngineLoop(engine)
         self.chat: ChatFormat | None = ChatFormat(run.tokenizer)
         try:
             self.chat.check(run.config.model.vocabulary)
         except LrkvError:
             self.chat = None
-        self.metrics = Metrics(self.runner, lambda: self.texts, lambda: self.tokens)
+        self.metrics = Metrics(self.engine_loop, lambda: self.open)
         self.began = int(time.time())
         self.fingerprint = f"lrkv-{__version__}-step{run.step}"
         self.draining = False
-        self._turns = Turns()
-        self.texts = self.tokens = 0  # open ones, and what they may take
+        self._queue = FairQueue()
+        self.open = self.open_tokens = 0  # completions, and what they may take
 
     def health(self) -> str:
         """Empty if the engine answers; else what is the matter."""
-        if self.runner.fault is not None:
-            return str(self.runner.fault)
+        if self.engine_loop.fault is not None:
+            return str(self.engine_loop.fault)
         if self.draining:
             return "the server is shutting down"
-        if self.runner.silent > HANGS:
-            return f"a call of the engine has not ended for {self.runner.silent:.0f} seconds"
+        if self.engine_loop.silent > HANGS:
+            return f"a call of the engine has not ended for {self.engine_loop.silent:.0f} seconds"
         return ""
 
     def check(self, model: str | None) -> None:
-        """Raise `Refused` for another model's name, and where nothing can be served."""
+        """Raise `APIError` for another model's name, and where nothing can be served."""
         if model is not None and model != self.name:
             text = f"model {model} is not served here: use {self.name}"
-            raise Refused(404, text, code="model_not_found", param="model")
+            raise APIError(404, text, code="model_not_found", param="model")
         if trouble := self.health():
-            raise Refused(503, trouble, kind="server_error", code="unavailable", after=5)
+            raise APIError(503, trouble, kind="server_error", code="unavailable", retry_after=5)
 
-    # Works.
+    # Requests.
 
-    def texts_of(self, asked: Completion | Chat) -> tuple[list[list[int]], list[Text], int]:
-        """Return the prompts' ids, the texts that are asked for, and the seed of their draws."""
-        if isinstance(asked, Chat):
-            return self._answers(asked)
-        self._check_size(asked)
-        prompts = [self._ids(number, prompt) for number, prompt in enumerate(asked.prompts)]
-        if not prompts:
-            raise Refused(400, "prompt: give one or more", param="prompt")
-        most = asked.most
-        if most == 0 and not asked.echo:
-            raise Refused(400, "max_tokens: use 1 or more, or 0 with echo", param="max_tokens")
-        end = () if asked.ignore_eos else self.tokenizer.ends
-        return self._texts(asked, prompts, most, end, None, "prompt")
+    def completions_of(self, body: CompletionRequest | ChatRequest) -> tuple[list[Completion], int]:
+        """Return the completions that are requested, and the seed of their sampling."""
+        if isinstance(body, ChatRequest):
+            return self._answers(body)
+        prompts, most = body.prompts, self.limits.completions
+        if len(prompts) * body.choices > most:
+            text = (
+                f"prompt: {len(prompts)} prompts of {body.choices} texts each are more than {most}"
+            )
+            raise APIError(400, f"{text}: send fewer at a time", param="prompt")
+        for prompt in prompts:
+            self._check_length("prompt", prompt)
+        ids = [self._ids(number, prompt) for number, prompt in enumerate(prompts)]
+        if not ids:
+            raise APIError(400, "prompt: give one or more", param="prompt")
+        ends = () if body.ignore_eos else self.tokenizer.ends
+        return self._completions(body, ids, body.most, ends, None, "prompt")
 
-    def scores_of(self, asked: Completion, prompt: list[int]) -> list[Scored]:
-        """What tells of a prompt's own tokens: nothing if it is not asked, or is one token."""
-        if asked.tell is None or len(prompt) < 2:
-            return []
-        return [Scored(prompt, asked.tell, _place_of(asked))]
-
-    def _answers(self, asked):
+    def _answers(self, body):
         if self.chat is None:
             text = f"{self.name} was not trained to chat: use /v1/completions"
-            raise Refused(400, text, code="no_chat")
-        self._check_length("messages", "".join(m.plain["content"] for m in asked.messages))
-        prompt = self.chat.prompt(asked.conversation())
-        most = max(1, self.context - len(prompt)) if asked.most is None else asked.most
-        stops = () if asked.ignore_eos else self.chat.stops
-        return self._texts(asked, [prompt], most, stops, self.chat, "messages")
+            raise APIError(400, text, code="no_chat")
+        self._check_length("messages", "".join(m.plain["content"] for m in body.messages))
+        prompt = self.chat.prompt(body.conversation())
+        most = max(1, self.context - len(prompt)) if body.most is None else body.most
+        ends = () if body.ignore_eos else self.chat.stops
+        return self._completions(body, [prompt], most, ends, self.chat, "messages")
 
-    def _texts(self, asked, prompts, most, ends, chat, param):
-        """Texts of up to `most` tokens after each prompt, which came in the field `param`."""
+    def _completions(self, body, prompts, most, ends, chat, param):
+        """Completions of up to `most` tokens of each prompt, which came in the field `param`."""
         for prompt in prompts:
             if len(prompt) + most > self.context:
                 text = (
                     f"the context is {self.context} tokens, and the prompt has {len(prompt)} and "
                     f"the text up to {most}: shorten either"
                 )
-                raise Refused(400, text, code="context_length_exceeded", param=param)
-        seed = secrets.randbits(31) if asked.seed is None else asked.seed
-        sampling, n = asked.sampling(), asked.choices
-        how = {
-            "stops": frozenset([*ends, *asked.stop_token_ids]), "least": asked.min_tokens,
-            "tell": asked.tell, **_place_of(asked),
+                raise APIError(400, text, code="context_length_exceeded", param=param)
+        seed = secrets.randbits(31) if body.seed is None else body.seed
+        n = body.choices
+        options = {
+            "stop_token_ids": frozenset([*ends, *body.stop_token_ids]),
+            "min_tokens": body.min_tokens, "logprobs": body.logprob_count,
+            "sampling": body.sampling(),
         }  # fmt: skip
-        texts = [
-            Text(
-                self.tokenizer, prompts[number // n], most, chat=chat, stops=asked.stops,
-                asked={**how, "draw": Draw(sampling, seed, number)},
+        made = [
+            Completion(
+                self.tokenizer, index, prompts[index // n], most, chat=chat, stop=body.stops,
+                options={**options, "rng": RngStream(seed, index)},
             )
-            for number in range(len(prompts) * n if most else 0)
+            for index in range(len(prompts) * n)
         ]  # fmt: skip
-        return prompts, texts, seed
-
-    def _check_size(self, asked):
-        """Refuse, before any text is made into tokens, what is too much whatever its tokens are."""
-        texts, most = len(asked.prompts) * asked.choices, self.limits.texts
-        if texts > most:
-            what = f"prompt: {len(asked.prompts)} prompts of {asked.choices} texts each"
-            raise Refused(400, f"{what} are more than {most}: send fewer at a time", param="prompt")
-        for prompt in asked.prompts:
-            self._check_length("prompt", prompt)
+        return made, seed
 
     def _check_length(self, param, prompt):
+        """Refuse, before any text is made into tokens, what is too long whatever its tokens are."""
         longest = self._longest if isinstance(prompt, str) else 1
         least = -(-(len(prompt.encode()) if isinstance(prompt, str) else len(prompt)) // longest)
         if least > self.context:
             text = f"the context is {self.context} tokens, and the prompt has {least} at least"
-            raise Refused(400, f"{text}: shorten it", code="context_length_exceeded", param=param)
+            raise APIError(400, f"{text}: shorten it", code="context_length_exceeded", param=param)
 
     def _ids(self, number, prompt):
         if isinstance(prompt, str):
@@ -213,71 +201,63 @@ class Service:
         try:
             check_tokens(f"prompt {number}", prompt, self.run.config.model.vocabulary)
         except LrkvError as error:
-            raise Refused(400, str(error), param="prompt") from None
+            raise APIError(400, str(error), param="prompt") from None
         return prompt
 
     # Admission.
 
-    async def pieces(
-        self, works: Sequence[Work], seconds: float | None = None, address: str = ""
-    ) -> AsyncGenerator[News]:
-        """What is new of each, as it comes, until all have ended, within so many seconds.
+    async def deltas(
+        self, completions: Sequence[Completion], address: str = ""
+    ) -> AsyncGenerator[TextDelta]:
+        """What is new of each, as it comes, until all have ended.
 
-        address: whom they are for. Whatever ends the iteration ends the works. Raises `Refused` at
-        once where too many are open, and `TimeoutError` for what takes too long.
+        address: whom they are for. Whatever ends the iteration ends the completions. Raises
+        `APIError` at once where too many are open, and `TimeoutError` for what takes too long.
         """
-        texts, tokens = len(works), sum(len(work.prompt) + work.new_tokens for work in works)
-        self._check_room(address, texts, tokens)
-        self.texts += texts
-        self.tokens += tokens
-        for work, turn in zip(works, self._turns.opened(address, texts, tokens), strict=True):
-            work.turn = turn
-        arrived: asyncio.Queue[News] = asyncio.Queue()
-        left = set(range(texts))
+        count = len(completions)
+        tokens = sum(len(one.prompt) + one.max_tokens for one in completions)
+        self._check_room(address, count, tokens)
+        self.open += count
+        self.open_tokens += tokens
+        for one, turn in zip(completions, self._queue.opened(address, count, tokens), strict=True):
+            one.turn = turn
+        arrived: asyncio.Queue[TextDelta] = asyncio.Queue()
+        left = set(range(count))
         try:
-            for number, work in enumerate(works):
-                self.runner.ask(work, partial(_put, arrived, number))
-            # Each piece may be waited for by another task.
-            most = self.limits.seconds if seconds is None else min(seconds, self.limits.seconds)
-            end = asyncio.get_running_loop().time() + most
+            for one in completions:
+                self.engine_loop.add(one, arrived.put_nowait)
+            # Each delta may be waited for by another task.
+            end = asyncio.get_running_loop().time() + self.limits.seconds
             while left:
                 async with asyncio.timeout_at(end):
-                    news = await arrived.get()
-                if news.piece.error is not None:
+                    delta = await arrived.get()
+                if delta.error is not None:
                     self.check(None)  # of an engine that was given up
-                    raise news.piece.error
-                self._turns.begun(works[news.number].turn)
-                if news.piece.reason:
-                    left.discard(news.number)
-                yield news
+                    raise delta.error
+                self._queue.begun(completions[delta.index].turn)
+                if delta.finish_reason:
+                    left.discard(delta.index)
+                yield delta
         finally:
-            for number in left:
-                self.runner.drop(works[number])
-            self.texts -= texts
-            self.tokens -= tokens
-            self._turns.closed(address, texts, tokens)
+            for index in left:
+                self.engine_loop.cancel(completions[index])
+            self.open -= count
+            self.open_tokens -= tokens
+            self._queue.closed(address, count, tokens)
 
-    def _check_room(self, address, texts, tokens):
+    def _check_room(self, address, count, tokens):
         """Refuse what would be too much of all, or of this address while others have room."""
+        of_address = self._queue.completions[address], self._queue.tokens[address]
         whose = (
-            (self.texts, self.tokens, 1.0, "are open"),
-            (self._turns.texts[address], self._turns.tokens[address], SHARE, "of yours are open"),
+            (self.open, self.open_tokens, 1.0, "are open"),
+            (*of_address, SHARE, "of yours are open"),
         )
-        for open_texts, open_tokens, share, what in whose:
+        for opened, open_tokens, share, what in whose:
             # What one request may ask for is never too much of an address that has nothing open.
-            if share < 1 and not open_texts:
+            if share < 1 and not opened:
                 continue
-            full = open_texts + texts > share * self.limits.texts
+            full = opened + count > share * self.limits.completions
             if full or open_tokens + tokens > share * self.limits.tokens:
-                count = f"{open_texts} texts" if full else f"{open_tokens} tokens"
+                number = f"{opened} texts" if full else f"{open_tokens} tokens"
                 self.metrics.refused.inc()
-                raise overloaded(f"too many requests, {count} {what}")
-
-
-def _place_of(asked: Generation) -> dict[str, Any]:
-    """Whom a request comes before, and whose pages it may share."""
-    return {"priority": asked.priority, "salt": asked.cache_salt.encode("utf-8", "replace")}
-
-
-def _put(arrived, number, piece):
-    arrived.put_nowait(News(number, piece))
+                raise overloaded(f"too many requests, {number} {what}")

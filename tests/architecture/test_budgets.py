@@ -20,18 +20,15 @@ GOAL = {
 }  # fmt: skip
 # Today's lines; each is its goal in the end.
 NOW = {
-    "config": 2050, "models": 2631, "kernels": 2959, "optim": 477, "distributed": 1664,
-    "training": 3345, "data": 4145, "inference": 2905, "serving": 2212, "evaluation": 1883,
-    "interop": 2255, "cli": 1812, "lab": 11498, "": 206,
+    "config": 2060, "models": 2402, "kernels": 2893, "optim": 477, "distributed": 1566,
+    "training": 2974, "data": 3511, "inference": 3003, "serving": 1931, "evaluation": 1783,
+    "interop": 2212, "cli": 1662, "lab": 9251, "": 206,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
 # 20,000 and 2,000 in the end.
-ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 291, 29_650, 3_450
+ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 266, 26_600, 2_050
 # Class names that stand for two or more things; none in the end.
-TWICE = {
-    "Chat", "Generation", "Group", "Layout", "Limits", "Line", "Piece",
-    "Plan", "Row", "Rows", "Text", "Told", "Work",
-}  # fmt: skip
+TWICE = {"Result"}
 
 
 def lines_of(path):

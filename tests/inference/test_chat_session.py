@@ -13,7 +13,7 @@ from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Sampling, programs
-from lrkv_jax.inference.chat import Chat, Piece, _Reader
+from lrkv_jax.inference.chat import Chat, ChatDelta, _Reader
 from lrkv_jax.inference.language_model import Draws
 
 TOKENIZER = load_tokenizer("sotu-4096")
@@ -40,7 +40,7 @@ def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(m
     run = chat._engine.calls.run
 
     def watched(program, *arguments, **static):
-        if program is programs.fill:
+        if program is programs.prefill:
             filled.append(int(arguments[2][0]))
         return run(program, *arguments, **static)
 
@@ -102,7 +102,7 @@ def test_a_character_of_several_tokens_comes_whole():
     assert not any("�" in piece.text for piece in pieces)
     cut = _Reader(gpt2)
     assert [*cut.read(gpt2.tokenizer.encode("日").tolist()[:1]), *cut.rest()] == [
-        Piece("text", "�")
+        ChatDelta("text", "�")
     ]
 
 

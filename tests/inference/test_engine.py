@@ -7,7 +7,6 @@ import pytest
 from support.engines import (
     LENGTHS,
     PROMPTS,
-    SEED,
     assert_greedy,
     engine_of,
     program_counts,
@@ -17,10 +16,9 @@ from support.variants import FIVE, LRKVS, VOCABULARY, error, random_params, smal
 
 from lrkv_jax.config import MLA
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.inference import Engine, Sampling, generate, programs
+from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.pages import PAGE
-from lrkv_jax.inference.request import Draw, Request
-from lrkv_jax.inference.schedule import Plan
+from lrkv_jax.inference.request import RngStream, Sequence
 
 LRKV = FIVE["lrkv"]
 LINES = {
@@ -53,7 +51,8 @@ def asked(number):
     sampling = SAMPLED if number % 2 else Sampling()
     if number % 3 == 1:
         prompt = 2 * prompt
-    return prompt, int(rng.integers(20, 110)), Draw(sampling, 5, number)
+    how = {"sampling": sampling, "rng": RngStream(5, number)}
+    return prompt, int(rng.integers(20, 110)), how
 
 
 @pytest.mark.parametrize(
@@ -70,45 +69,44 @@ def asked(number):
         pytest.param("mha", "bfloat16", 0, marks=pytest.mark.slow),
     ],
 )
-def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype, drafts):
-    """Neighbours, order, rows, pages, prefixes that are found, and giving way change nothing.
-
-    What is looked up changes no token either.
-    """
+def test_a_text_is_the_same_to_the_bit_alone_and_in_any_batch(name, dtype, drafts):
+    """Other requests, order, slots, pages, shared prefixes, preemption, drafts change nothing."""
     model = {"dtype": dtype}
     if dtype == "int8":
         model = {"dtype": "bfloat16", "decode_cache": "int8"}
-    engine = engine_of(LINES[name], model=model, length=256, pages=5, drafts=drafts)
+    engine = engine_of(LINES[name], model=model, length=256, pages=5, draft_tokens=drafts)
     alone = []
     for number in range(10):
-        prompt, new, draw = asked(number)
-        request = engine.submit(prompt, new, draw=draw, tell=2)
+        prompt, new, how = asked(number)
+        request = engine.submit(prompt, new, logprobs=2, **how)
         engine.finish([request])
-        alone.append((request.said, request.told))
+        alone.append((request.output_ids, request.result.logprobs))
         engine.reset()
     if drafts:
         assert engine.calls.accepted > 10, "no draft was right"
     if drafts and dtype == "float32":
         plain = engine_of(LINES[name], model=model, length=256, pages=5)
-        requests = [plain.submit(p, new, draw=draw) for p, new, draw in map(asked, range(10))]
+        requests = [plain.submit(p, new, **how) for p, new, how in map(asked, range(10))]
         plain.finish(requests)
-        assert [request.said for request in requests] == [text for text, _ in alone]
+        assert [request.output_ids for request in requests] == [text for text, _ in alone]
         assert plain.calls.drafted == 0
     engine.scheduler._expected = 0.0  # it lets in more than will fit
     order = np.random.default_rng(1).permutation(10)
-    crowd: dict[int, Request] = {}
+    together: dict[int, Sequence] = {}
     for number in [*order, *order]:
-        prompt, new, draw = asked(number)
-        crowd.setdefault(int(number), engine.submit(prompt, new, draw=draw, tell=2))
+        prompt, new, how = asked(number)
+        together.setdefault(int(number), engine.submit(prompt, new, logprobs=2, **how))
         others = engine.submit(prompt[::-1], 9)
         engine.advance()
         engine.cancel(others)
     before = program_counts()
-    engine.finish(list(crowd.values()))
-    for number, request in crowd.items():
-        assert (request.said, request.told) == alone[number], number
-    assert any(request.preempted for request in crowd.values()), "none gave way"
-    assert any(request.from_prefix for request in crowd.values()), "none found a prefix"
+    engine.finish(list(together.values()))
+    for number, request in together.items():
+        assert (request.output_ids, request.result.logprobs) == alone[number], number
+    assert any(request.result.preemptions for request in together.values()), "none was preempted"
+    assert any(request.result.cached_tokens for request in together.values()), (
+        "none shared a prefix"
+    )
     made = np.subtract(program_counts(), before)
     assert made[:3].tolist() == [0, 0, 0], "programs are made before the first request ends"
     while engine.advance():
@@ -119,8 +117,8 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_crowd(name, dtype, draft
 
 def test_a_request_has_its_own_rules_and_is_told_what_the_model_thinks(engine, text):
     how = Sampling(frequency_penalty=0.9, presence_penalty=0.4, bias={text[0][0]: -50.0, 3: 1.5})
-    ruled = engine.submit(PROMPTS[0], 30, draw=Draw(how), tell=3)
-    late = engine.submit(PROMPTS[0], 11, stops=frozenset(text[0]), least=6)
+    ruled = engine.submit(PROMPTS[0], 30, sampling=how, logprobs=3)
+    late = engine.submit(PROMPTS[0], 11, stop_token_ids=frozenset(text[0]), min_tokens=6)
     assert engine.generate(PROMPTS[1:], 11) == text[1:]
     engine.finish([ruled, late])
 
@@ -130,7 +128,7 @@ def test_a_request_has_its_own_rules_and_is_told_what_the_model_thinks(engine, t
         logits_V = logits_TV[place - 1].astype(np.float64)
         log_p_V = logits_V - np.log(np.exp(logits_V).sum())
         ids = np.argsort(-logits_V)[:3]
-        told = ruled.told[place]
+        told = ruled.result.logprobs[place]
         assert [i for i, _ in told.tops] == ids.tolist()
         assert error([p for _, p in told.tops], log_p_V[ids]) <= 1e-5
         assert abs(told.log_p - log_p_V[ruled.tokens[place]]) <= 1e-5
@@ -150,7 +148,7 @@ def test_a_stop_token_ends_its_sequence_alone_and_is_not_returned(engine, text):
         assert after == before[:cut]
 
 
-def test_more_ids_than_a_row_has_room_for_stop_it_too(engine, text):
+def test_more_ids_than_a_slot_has_room_for_stop_it_too(engine, text):
     unsaid = [token for token in range(VOCABULARY) if token not in text[0]]
     stop = (*unsaid, text[0][4])
     assert len(stop) > 8
@@ -164,17 +162,6 @@ def test_a_stream_is_the_text_in_pieces_and_ends_with_its_last_sequence(engine, 
     for row, tokens in enumerate(text):
         end = min(tokens.index(token) for token in stop if token in tokens)
         assert sum((new[row] for new in pieces), []) == tokens[:end]
-
-
-def test_when_all_have_stopped_the_device_takes_no_further_step(engine):
-    pool = engine.calls.cache()
-    rows = programs.Rows.none(engine.batch, engine.config.vocabulary, 0)
-    before = jax.tree.map(np.asarray, pool)
-    engine.calls.pool, after, taken = engine.calls.run(
-        programs.steps, pool, rows, engine.calls.given(Plan()), np.int32(4), np.False_, None, most=4
-    )
-    assert not taken.count_B.any() and not after.length_B.any()
-    jax.tree.map(np.testing.assert_array_equal, engine.calls.pool, before)
 
 
 @pytest.mark.slow
@@ -201,7 +188,7 @@ def test_a_text_that_nobody_reads_to_its_end_leaves_nothing(engine, text):
 
 def test_requests_go_on_after_whatever_stopped_a_call_half_way(engine, text, monkeypatch):
     requests = [engine.submit(prompt, 11) for prompt in PROMPTS]
-    scored = engine.submit(PROMPTS[0], choices=[[1, 2], [3] * 20])
+    scored = engine.submit(PROMPTS[0], continuations=[[1, 2], [3] * 20])
     run, calls = engine.calls.run, []
 
     def stopped(program, *arguments, **static):
@@ -215,22 +202,9 @@ def test_requests_go_on_after_whatever_stopped_a_call_half_way(engine, text, mon
         with pytest.raises(KeyboardInterrupt):
             engine.finish([*requests, scored])
     engine.finish([*requests, scored])
-    assert [request.said for request in requests] == text
-    assert [len(log_p) for log_p in scored.log_p] == [2, 16, 4]
-    assert engine.scheduler.read_again
-
-
-def test_two_streams_at_once_do_not_disturb_each_other(engine, text):
-    one, other = [[] for _ in PROMPTS], [[] for _ in PROMPTS]
-    streams = engine.stream(PROMPTS, 11), engine.stream(PROMPTS[::-1], 11)
-    for texts, stream in ((one, streams[0]), (other, streams[1]), (one, streams[0])):
-        for said, new in zip(texts, next(stream), strict=True):
-            said += new
-    for texts, stream in zip((one, other), streams, strict=True):
-        for pieces in stream:
-            for said, new in zip(texts, pieces, strict=True):
-                said += new
-    assert one == text and other == text[::-1]
+    assert [request.output_ids for request in requests] == text
+    assert [len(log_p) for log_p in scored.result.log_p] == [2, 16, 4]
+    assert engine.scheduler.recomputed_tokens
 
 
 def test_a_request_may_fill_its_pages_to_the_last_slot(engine):
@@ -251,41 +225,37 @@ def test_the_report_sums_live_buffers(engine):
     assert (report.decode_kernel, report.mesh, report.heads_split) == ("auto", {}, False)
 
 
-@pytest.mark.parametrize(
-    ("prompts", "new", "message"),
-    [
-        ([[1], []], 4, "the prompt is empty"),
-        ([[1] * 125], 5, "125 tokens and 5 more do not fit a cache of 128"),
-        ([[1], [2, VOCABULARY]], 4, f"the prompt has the token id {VOCABULARY}, .* 0 to 39"),
-        ([[-1]], 4, "the prompt has the token id -1"),
-        ([[1.5]], 4, "the prompt holds float64 values"),
-    ],
-)
-def test_prompts_that_cannot_be_decoded_are_refused(engine, prompts, new, message):
-    with pytest.raises(LrkvError, match=message) as error:
-        engine.generate(prompts, new)
-    assert "\n" not in str(error.value)
-    assert engine.scheduler.idle, "those before the refused one are not left behind"
+REFUSED = [
+    (lambda e: e.generate([[1], []], 4), "the prompt is empty"),
+    (lambda e: e.generate([[1] * 125], 5), "125 tokens and 5 more do not fit a cache of 128"),
+    (lambda e: e.generate([[1], [VOCABULARY]], 4), f"token id {VOCABULARY}, .* 0 to 39"),
+    (lambda e: e.generate([[-1]], 4), "the prompt has the token id -1"),
+    (lambda e: e.generate([[1.5]], 4), "the prompt holds float64 values"),
+    (lambda e: e.generate([[1]], 4, stop=(99,)), "stop_token_ids has the token id 99"),
+    (lambda e: list(e.stream([[1]], 0)), "max_tokens = 0"),
+    (lambda e: e.submit([1], 3, min_tokens=4), "min_tokens = 4: use 0 to max_tokens = 3"),
+    (lambda e: e.submit([1], 3, logprobs=99), "logprobs = 99: use 0 to 20"),
+    (lambda e: e.submit([1], continuations=[[1], []]), "continuation 1 is empty"),
+    (lambda e: e.submit([1], continuations=[[99]]), "continuation 0 has the token id 99"),
+    (lambda e: e.submit([1], continuations=[[1] * 128]), "1 tokens and 128 more do not fit"),
+    (lambda e: e.submit([1], candidate_ids=[40]), "candidate_ids has the token id 40"),
+    (lambda e: e.append(e.submit([1], 3), [1], 2), "sequence is queued: only a retained one"),
+    (lambda e: e.forced_logits([[1]], [[1], [2]]), "2 continuations of .1. tokens for 1"),
+    (lambda e: e.forced_logits([[1]], [[1, 99]]), "forced has the token id 99"),
+    (lambda e: engine_of(LRKV, prefill_chunk=0), "prefill_chunk = 0: use 1 or more"),
+    (
+        lambda e: engine_of(LRKV, pages=1),
+        "a request of 128 tokens needs .* bytes of cache",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda e: e.generate([[1]], 4, stop=(99,)), "stop has the token id 99"),
-        (lambda e: list(e.stream([[1]], 0)), "new_tokens = 0"),
-        (lambda e: e.forced_logits([[1]], [[1], [2]]), "2 continuations of .1. tokens for 1"),
-        (lambda e: e.forced_logits([[1]], [[1, 99]]), "continuation 0 has the token id 99"),
-        (lambda e: engine_of(LRKV, prefill_chunk=0), "prefill_chunk = 0: use 1 or more"),
-        (
-            lambda e: engine_of(LRKV, pages=1),
-            "a request of 128 tokens needs .* bytes of cache, 3 pages",
-        ),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(engine, call, message):
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_what_cannot_be_decoded_is_refused_and_leaves_nothing(engine, call, message):
     with pytest.raises(LrkvError, match=message) as error:
         call(engine)
     assert "\n" not in str(error.value)
+    engine.reset()
 
 
 @pytest.mark.parametrize(
@@ -318,8 +288,3 @@ def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(at
     forward = whole_logits(engine.config, rows)
     for prompt, logits, forward_TV in zip(PROMPTS, ours, forward, strict=True):
         assert error(logits, forward_TV[len(prompt) - 1 : -1]) < 2.0**-5
-
-
-def test_one_call_decodes_prompts_together(text):
-    config = small(LRKV, layers=1)
-    assert generate(config, random_params(config, SEED), PROMPTS, 11) == text

@@ -7,7 +7,7 @@ from support.engines import engine_of
 from support.variants import FIVE
 
 from lrkv_jax.inference import programs
-from lrkv_jax.inference.schedule import Plan
+from lrkv_jax.inference.schedule import SchedulerOutput
 
 B, CHUNK, LENGTHS = 4, 64, (4096, 8192)
 
@@ -40,11 +40,12 @@ def bytes_of(cache):
     ],
 )
 def test_steps_write_the_pool_in_place_and_copy_none_of_it(name, drafts, length):
-    engine = engine_of(FIVE[name], length=length, drafts=drafts)
+    engine = engine_of(FIVE[name], length=length, draft_tokens=drafts)
     pool = engine.calls.cache()
     memory = memory_of(
-        engine, programs.steps, pool, engine.calls.rows, engine.calls.given(Plan()), np.int32(16),
-        np.False_, None, **{**engine.calls.how, "most": 16},
+        engine, programs.decode, pool, engine.calls.slots,
+        engine.calls.step_inputs(SchedulerOutput()), np.int32(16), np.False_, None,
+        **{**engine.calls.decode_options, "most": 16},
     )  # fmt: skip
     # All that goes in comes back in the same buffers, and 16 steps share what is beside it.
     assert memory.alias_size_in_bytes >= bytes_of(pool)
@@ -58,10 +59,10 @@ def test_a_piece_of_a_prompt_takes_as_much_memory_whatever_the_longest_request_i
     for length in LENGTHS:
         engine = engine_of(FIVE[name], length=length)
         pool = engine.calls.cache()
-        tokens_FT, start_F, count_F, pages_FN, _ = engine.calls.pieces(engine.calls.fill, {})
-        memory = memory_of(
-            engine, programs.fill, pool, tokens_FT, start_F, count_F, pages_FN, most=4
+        tokens_FT, start_F, count_F, pages_FN, _ = engine.calls.chunk_arrays(
+            engine.calls.prefill, {}
         )
+        memory = memory_of(engine, programs.prefill, pool, *arrays, most=4)
         assert memory.alias_size_in_bytes >= bytes_of(pool)
         temporary.append(memory.temp_size_in_bytes)
     assert temporary[1] <= 1.01 * temporary[0]

@@ -17,7 +17,7 @@ from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import programs
 from lrkv_jax.inference.pages import PAGE
-from lrkv_jax.inference.schedule import Plan
+from lrkv_jax.inference.schedule import SchedulerOutput
 
 NEW = 7
 EXACT = 1e-5  # float32, relative to the logits' scale
@@ -107,18 +107,18 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
 
     monkeypatch.setattr(module, kernel, watched)
     with jax.set_mesh(engine.mesh):
-        programs.steps.trace(*steps_arguments(engine), most=3)
+        programs.decode.trace(*steps_arguments(engine), most=3)
     # A sequence of four, two heads of four, and a shard's three pages; one layer.
     (query, cache), *more = seen
     assert query[:3] == (1, 1, 2) and cache[:2] == (3, PAGE) and not more
 
 
 def steps_arguments(engine):
-    given = engine.calls.given(Plan())
+    given = engine.calls.step_inputs(SchedulerOutput())
     return (
         engine.calls.model,
         engine.calls.cache(),
-        engine.calls.rows,
+        engine.calls.slots,
         given,
         np.int32(3),
         np.False_,
@@ -129,7 +129,7 @@ def steps_arguments(engine):
 def steps_text(engine):
     """The compiled steps, as the compiler prints them."""
     with jax.set_mesh(engine.mesh):
-        lowered = programs.steps.lower(*steps_arguments(engine), most=engine.steps_per_call)
+        lowered = programs.decode.lower(*steps_arguments(engine), most=engine.steps_per_call)
         return lowered.compile().as_text()
 
 
@@ -155,8 +155,8 @@ def test_a_batch_that_the_mesh_does_not_divide_is_filled_up_and_the_mesh_in_use_
 
 
 @pytest.mark.slow
-def test_on_a_mesh_too_pages_that_were_put_aside_come_back_as_they_were():
-    engine = engine_of(FIVE["lrkv"], mesh=mesh_of(2, 2, 2), length=192, pages=3 * 4, drafts=3)
+def test_on_a_mesh_too_pages_that_were_swapped_out_come_back_as_they_were():
+    engine = engine_of(FIVE["lrkv"], mesh=mesh_of(2, 2, 2), length=192, pages=3 * 4, draft_tokens=3)
     prompts = [2 * prompt[:48] for prompt in PROMPTS]  # what is looked up is found
     texts = engine.generate(prompts * 2, 80)
     assert engine.calls.accepted > 10
@@ -165,11 +165,11 @@ def test_on_a_mesh_too_pages_that_were_put_aside_come_back_as_they_were():
     engine.scheduler._expected = 0.0
     requests = [engine.submit(prompt, 80) for prompt in prompts * 2]
     engine.finish(requests)
-    assert [request.said for request in requests] == texts
-    held = [engine.submit(prompt, 9, keep=True) for prompt in prompts]
+    assert [request.output_ids for request in requests] == texts
+    held = [engine.submit(prompt, 9, retain=True) for prompt in prompts]
     engine.finish(held)
     engine.finish([engine.submit(prompt[::-1], 80) for prompt in prompts])
-    assert any(request.aside for request in held)
+    assert any(request.swapped for request in held)
     for request in held:
         engine.append(request, [], 71)
     engine.finish(held)

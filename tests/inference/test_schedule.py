@@ -1,8 +1,8 @@
-"""The scheduler keeps its promises for any requests, in any order, on a device that is played.
+"""The scheduler keeps its promises for any sequences, in any order, on a device that is played.
 
 The played device stores tokens where a real one stores keys and values, and chooses a next token
-from what it reads through the page table: a page that two requests write, one that is handed on too
-early, or a token that was never written changes a text.
+from what it reads through the page table: a page that two sequences write, one that is handed on
+too early, or a token that was never written changes a text.
 """
 
 from collections import deque
@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrkv_jax.inference.pages import NULL, PAGE, Pool
-from lrkv_jax.inference.request import Phase, Request
+from lrkv_jax.inference.request import Phase, Request, Sequence
 from lrkv_jax.inference.schedule import Scheduler, Shape
 
 STEPS, LENGTH, STOP = 6, 4 * PAGE, 0
-FILL, SCORE = Shape(2, PAGE), Shape(2, 8)
+PREFILL, SCORE = Shape(2, PAGE), Shape(2, 8)
 
 
 def following(tokens):
@@ -25,99 +25,101 @@ def following(tokens):
 
 
 def text_of(tokens, end):
-    """What one request says that has the device for itself."""
-    said = list(tokens)
-    while len(said) < end and (len(said) == len(tokens) or said[-1] != STOP):
-        said.append(following(said))
-    return said[len(tokens) :]
+    """What one sequence says that has the device for itself."""
+    output = list(tokens)
+    while len(output) < end and (len(output) == len(tokens) or output[-1] != STOP):
+        output.append(following(output))
+    return output[len(tokens) :]
 
 
 class Played:
-    """A device: slots that hold tokens, rows that hold a length and a token.
+    """A device: pages that hold tokens, slots that hold a length and a token.
 
-    A row takes a token a step, and in a call now and then up to `more` beyond them.
+    A slot takes a token a step, and in a call now and then up to `more` beyond them.
     """
 
-    def __init__(self, pages, shards, rows, more):
+    def __init__(self, pages, shards, slots, more):
         self.more = more
-        self.slots = np.full((shards, pages, PAGE), -1)
-        self.token, self.length, self.going = ([0] * rows for _ in range(3))
+        self.pages = np.full((shards, pages, PAGE), -1)
+        self.token, self.length, self.going = ([0] * slots for _ in range(3))
         self.answers = deque()  # of calls that were started
 
-    def read(self, request, length):
-        pages = self.slots[request.shard, request.pages]
+    def read(self, sequence, length):
+        pages = self.pages[sequence.shard, sequence.pages]
         return pages.reshape(-1)[:length].tolist()
 
-    def write(self, request, start, tokens):
+    def write(self, sequence, start, tokens):
         for place, token in enumerate(tokens, start):
-            page = request.pages[place // PAGE]
+            page = sequence.pages[place // PAGE]
             assert page != NULL
-            self.slots[request.shard, page, place % PAGE] = token
+            self.pages[sequence.shard, page, place % PAGE] = token
 
     def do(self, plan):
-        for request, shard, pages in plan.aside:
-            request.aside = self.slots[shard, pages].copy()
-        for request, shard, pages in plan.back:
-            self.slots[shard, pages] = request.aside
-            request.aside = None
+        for sequence, shard, pages in plan.swap_out:
+            sequence.swapped = self.pages[shard, pages].copy()
+        for sequence, shard, pages in plan.swap_in:
+            self.pages[shard, pages] = sequence.swapped
+            sequence.swapped = None
         answers = []
         written = {}  # who writes to a page in this call: nobody else does
-        for piece in (*plan.fills.values(), *plan.scores.values()):
-            request, stop = piece.request, piece.start + len(piece.tokens)
-            own = request.pages[piece.start // PAGE : -(-stop // PAGE)]
+        for chunk in (*plan.prefills.values(), *plan.scores.values()):
+            sequence, stop = chunk.sequence, chunk.start + len(chunk.tokens)
+            own = sequence.pages[chunk.start // PAGE : -(-stop // PAGE)]
             for page in own:
-                assert written.setdefault((request.shard, page), request) is request
-            self.write(request, piece.start, piece.tokens)
-            if piece.targets:
-                ends = range(piece.start + 1, stop + 1)
-                right = [following(self.read(request, n)) for n in ends]
-                answers.append(("score", request, request.turn, right == list(piece.targets)))
-            elif piece.last:
-                token = following(self.read(request, stop))
-                if request.nexts:
-                    answers.append(("next", request, request.turn, token))
+                assert written.setdefault((sequence.shard, page), sequence) is sequence
+            self.write(sequence, chunk.start, chunk.tokens)
+            if chunk.targets:
+                ends = range(chunk.start + 1, stop + 1)
+                right = [following(self.read(sequence, n)) for n in ends]
+                answers.append(("score", sequence, sequence.turn, right == list(chunk.targets)))
+            elif chunk.last:
+                token = following(self.read(sequence, stop))
+                if sequence.request.candidate_ids:
+                    answers.append(("next", sequence, sequence.turn, token))
                     continue
-                answers.append(("steps", request, request.turn, 0, [token]))
-                if request.row is not None:
-                    self._set(request, request.row, token, stop)
-        for row in plan.fresh:
-            request = plan.stepping[row]
-            self._set(request, row, request.tokens[-1], len(request.tokens) - 1)
-        said = {row: [] for row in plan.stepping}
+                answers.append(("steps", sequence, sequence.turn, 0, [token]))
+                if sequence.slot is not None:
+                    self._set(sequence, sequence.slot, token, stop)
+        for slot in plan.fresh:
+            sequence = plan.decoding[slot]
+            self._set(sequence, slot, sequence.tokens[-1], len(sequence.tokens) - 1)
+        output = {slot: [] for slot in plan.decoding}
         began, left = list(self.going), [self.more] * len(self.going)
         for _ in range(plan.steps):
-            if plan.hurry and any(began[row] and not self.going[row] for row in said):
+            if plan.stop_early and any(began[slot] and not self.going[slot] for slot in output):
                 break
-            for row, request in plan.stepping.items():
-                another = self.going[row]
+            for slot, sequence in plan.decoding.items():
+                another = self.going[slot]
                 while another:
-                    self.write(request, self.length[row], [self.token[row]])
-                    self.length[row] += 1
-                    token = following(self.read(request, self.length[row]))
-                    self._set(request, row, token, self.length[row])
-                    said[row].append(token)
-                    another = self.going[row] and left[row] > 0 and token % 3 > 0
-                    left[row] -= another
-        for row, request in plan.stepping.items():
-            answers.append(("steps", request, request.turn, plan.steps, said[row]))
+                    self.write(sequence, self.length[slot], [self.token[slot]])
+                    self.length[slot] += 1
+                    token = following(self.read(sequence, self.length[slot]))
+                    self._set(sequence, slot, token, self.length[slot])
+                    output[slot].append(token)
+                    another = self.going[slot] and left[slot] > 0 and token % 3 > 0
+                    left[slot] -= another
+        for slot, sequence in plan.decoding.items():
+            answers.append(("steps", sequence, sequence.turn, plan.steps, output[slot]))
         self.answers.append(answers)
 
-    def _set(self, request, row, token, length):
-        self.token[row], self.length[row] = token, length
-        self.going[row] = token not in request.stops and length + 1 < request.end
+    def _set(self, sequence, slot, token, length):
+        self.token[slot], self.length[slot] = token, length
+        self.going[slot] = (
+            token not in sequence.request.stop_token_ids and length + 1 < sequence.max_length
+        )
 
 
 class World:
     """A scheduler and a device that answers one call late, and every invariant at every step."""
 
-    def __init__(self, rows, shards, pages, aside, expected, more):
+    def __init__(self, slots, shards, pages, host_pages, expected, more):
         self.pools = [Pool(pages) for _ in range(shards)]
         self.scheduler = Scheduler(
-            self.pools, rows=rows, fill=FILL, score=SCORE, steps=STEPS,
-            aside=aside, expected=expected, more=more,
+            self.pools, slots=slots, prefill=PREFILL, score=SCORE, steps=STEPS,
+            host_pages=host_pages, expected=expected, extra=more,
         )  # fmt: skip
-        self.device = Played(pages, shards, rows, more)
-        self.all: list[Request] = []
+        self.device = Played(pages, shards, slots, more)
+        self.all: list[Sequence] = []
         self.late = 1
 
     def advance(self):
@@ -125,23 +127,23 @@ class World:
         if plan:
             self.device.do(plan)
         while len(self.device.answers) > (self.late if plan else 0):
-            for kind, request, *rest in self.device.answers.popleft():
+            for kind, sequence, *rest in self.device.answers.popleft():
                 if kind == "steps":
-                    self.scheduler.took(request, *rest)
+                    self.scheduler.record_tokens(sequence, *rest)
                 else:
                     turn, answer = rest
-                    if request.turn == turn:
-                        request.likeliest.append(answer)
-                    self.scheduler.answered(request, turn)
+                    if sequence.turn == turn:
+                        sequence.result.is_greedy.append(answer)
+                    self.scheduler.record_score(sequence, turn)
         self.check()
         return bool(plan) or bool(self.device.answers)
 
     def check(self):
         for shard, pool in enumerate(self.pools):
             holders = [0] * len(pool._holders)
-            for request in self.all:
-                for page in request.pages:
-                    if request.shard == shard:
+            for sequence in self.all:
+                for page in sequence.pages:
+                    if sequence.shard == shard:
                         holders[page] += 1
             assert holders == pool._holders, "each holder is a table's entry"
             held = sum(count > 0 for count in holders)
@@ -151,7 +153,7 @@ class World:
         for _ in range(20_000):
             if not self.advance() and self.scheduler.idle:
                 return
-        raise AssertionError("requests that never end")
+        raise AssertionError("sequences that never end")
 
 
 PROMPT = st.tuples(st.sampled_from([0, 1, 2, 3]), st.integers(1, 2 * PAGE))
@@ -182,65 +184,71 @@ def prompt_of(family, length):
     st.sampled_from([0, 13]),
 )
 def test_every_request_ends_with_its_own_text_and_gives_everything_back(
-    asked, sizes, pages, aside, expected, more
+    asked, sizes, pages, host_pages, expected, more
 ):
     shards, each = sizes
-    world = World(shards * each, shards, pages, aside, expected, more)
+    world = World(shards * each, shards, pages, host_pages, expected, more)
     cancels = []
     for what in asked:
         tokens = prompt_of(*what["prompt"])
-        request = Request(
-            tokens, len(tokens) + what["new"], stops=frozenset([STOP]),
-            keep=what["kind"] == "keep", priority=what["priority"],
-        )  # fmt: skip
+        options = {"stop_token_ids": frozenset([STOP]), "priority": what["priority"]}
+        new = what["new"]
         if what["kind"] in ("score", "next"):
-            request.end = len(tokens)
+            new = 0
         if what["kind"] == "score":
             right = []
             while len(right) < 11:
                 right.append(following(tokens + right))
-            request.choices = [right, [1], right[:5] + [62]]
+            options["continuations"] = [right, [1], right[:5] + [62]]
         if what["kind"] == "next":
-            request.nexts = [1]
-        world.scheduler.add(request)
-        world.all.append(request)
+            options["candidate_ids"] = [1]
+        retain = what["kind"] == "keep"
+        sequence = Sequence.of(Request(tokens, new, retain=retain, **options))
+        world.scheduler.add(sequence)
+        world.all.append(sequence)
         if what["cancel"] is not None:
-            cancels.append((len(cancels) + what["cancel"], request))
+            cancels.append((len(cancels) + what["cancel"], sequence))
         for _ in range(what["wait"]):
             world.advance()
-    for calls, request in cancels:
+    for calls, sequence in cancels:
         for _ in range(calls):
             world.advance()
-        if not request.done:
-            world.scheduler.finish(request, "cancelled", keep=request.keep and len(request.tokens))
+        if not sequence.done:
+            world.scheduler.finish(
+                sequence, "cancelled", retain=sequence.request.retain and len(sequence.tokens)
+            )
             world.check()
     world.finish()
-    for request, what in zip(world.all, asked, strict=True):
-        assert request.done and not request.ahead and not request.unread
+    for sequence, what in zip(world.all, asked, strict=True):
+        assert sequence.done and not sequence.steps_in_flight and not sequence.reads_in_flight
         tokens = prompt_of(*what["prompt"])
         text = text_of(tokens, len(tokens) + what["new"])
         if what["kind"] in ("text", "keep"):
-            assert request.tokens[: len(tokens)] == tokens
-            said = request.tokens[len(tokens) :]
-            assert said == text[: len(said)]
-            assert request.reason == "cancelled" or said == text
-        elif request.reason != "cancelled":
+            assert sequence.tokens[: len(tokens)] == tokens
+            output = sequence.tokens[len(tokens) :]
+            assert output == text[: len(output)]
+            assert sequence.result.finish_reason == "cancelled" or output == text
+        elif sequence.result.finish_reason != "cancelled":
             good = [True, True, text[0] == 1 if len(text) else False, False]
             if what["kind"] == "score":
-                assert request.likeliest[:2] == good[:2] and request.likeliest[-1] is False
+                assert (
+                    sequence.result.is_greedy[:2] == good[:2]
+                    and sequence.result.is_greedy[-1] is False
+                )
             else:
-                assert request.likeliest == [following(tokens)]
-        if request.phase is Phase.HELD and len(request.tokens) < LENGTH - 9:
-            request.tokens += [5, 6]
-            request.prompt, request.end = len(request.tokens), len(request.tokens) + 3
-            world.scheduler.add(request)
-    before = [list(request.tokens) for request in world.all]
+                assert sequence.result.is_greedy == [following(tokens)]
+        if sequence.phase is Phase.RETAINED and len(sequence.tokens) < LENGTH - 9:
+            sequence.tokens += [5, 6]
+            length = len(sequence.tokens)
+            sequence.prompt_length, sequence.max_length = length, length + 3
+            world.scheduler.add(sequence)
+    before = [list(sequence.tokens) for sequence in world.all]
     world.finish()
-    for request, tokens in zip(world.all, before, strict=True):
-        if request.keep and request.turn == 2:
-            assert request.tokens[len(tokens) :] == text_of(tokens, len(tokens) + 3)
-    for request in world.all:
-        if request.phase is Phase.HELD:
-            world.scheduler.finish(request, "done")
+    for sequence, tokens in zip(world.all, before, strict=True):
+        if sequence.request.retain and sequence.turn == 2:
+            assert sequence.tokens[len(tokens) :] == text_of(tokens, len(tokens) + 3)
+    for sequence in world.all:
+        if sequence.phase is Phase.RETAINED:
+            world.scheduler.finish(sequence, "done")
     world.check()
     assert all(pool.free == pages - 1 for pool in world.pools)

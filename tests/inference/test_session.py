@@ -5,9 +5,8 @@ import pytest
 from support.engines import PROMPTS, engine_of, whole_logits
 from support.variants import FIVE, VOCABULARY, random_tokens
 
-from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Sampling
-from lrkv_jax.inference.request import Draw
+from lrkv_jax.inference.request import RngStream
 
 ONE_FAST = [name if name == "lrkv" else pytest.param(name, marks=pytest.mark.slow) for name in FIVE]
 MORE = [random_tokens(n, seed=50 + n).tolist() for n in (3, 19, 2, 6)]
@@ -20,39 +19,39 @@ def engine():
 
 def test_turns_say_what_one_long_prompt_says(engine):
     """The first answers are left early, turns differ in length, and one is empty."""
-    requests = [engine.submit(prompt, 9, keep=True) for prompt in PROMPTS]
-    while min(len(request.said) for request in requests) < 5:
+    requests = [engine.submit(prompt, 9, retain=True) for prompt in PROMPTS]
+    while min(len(request.output_ids) for request in requests) < 5:
         engine.advance()
     for request, prompt in zip(requests, PROMPTS, strict=True):
-        engine.cancel(request, keep=len(prompt) + 5)
-    first = [request.said for request in requests]
+        engine.cancel(request, retain=len(prompt) + 5)
+    first = [request.output_ids for request in requests]
     turns = [MORE[0], MORE[1], [], MORE[3]]
     for request, turn in zip(requests, turns, strict=True):
         engine.append(request, turn, 7)
     engine.finish(requests)
-    second = [request.said for request in requests]
+    second = [request.output_ids for request in requests]
     whole = [p + a + t for p, a, t in zip(PROMPTS, first, turns, strict=True)]
     assert first == [answer[:5] for answer in engine.generate(PROMPTS, 9)]
     assert second == engine.generate(whole, 7)
     assert [request.cached for request in requests] == [len(text) + 6 for text in whole]
     for request in requests:
         engine.cancel(request)
-    assert engine.scheduler.idle and not engine.scheduler._held
+    assert engine.scheduler.idle and not engine.scheduler._retained
 
 
 def test_penalties_and_min_tokens_count_what_the_model_chose_in_this_turn(engine):
     """A later turn's answer is a fresh request's; what a tool gives within one does not count."""
-    how = {"draw": Draw(Sampling(temperature=0, frequency_penalty=1.5, presence_penalty=1.5))}
+    how = {"sampling": Sampling(frequency_penalty=1.5, presence_penalty=1.5)}
     (free,) = engine.generate([PROMPTS[1] + MORE[2]], 9)
-    how |= {"stops": frozenset(free[:2]), "least": 4}
+    how |= {"stop_token_ids": frozenset(free[:2]), "min_tokens": 4}
 
     def texts(prompt, *parts):
         """What each part's new tokens are: (tokens to append, new tokens, within the turn)."""
-        request = engine.submit(prompt, 6, keep=True, **how)
+        request = engine.submit(prompt, 6, retain=True, **how)
         said = []
         for tokens, new_tokens, same_turn in (*parts, (None, None, None)):
             engine.finish([request])
-            said.append(request.tokens[request.prompt :])
+            said.append(request.tokens[request.prompt_length :])
             if tokens is not None:
                 engine.append(request, tokens, new_tokens, same_turn=same_turn)
         engine.cancel(request)
@@ -63,7 +62,7 @@ def test_penalties_and_min_tokens_count_what_the_model_chose_in_this_turn(engine
     assert len(first) > 4 and len(second) > 4
     fresh = engine.submit(PROMPTS[1] + first + user, 9, **how)
     engine.finish([fresh])
-    assert second == fresh.tokens[fresh.prompt :]
+    assert second == fresh.tokens[fresh.prompt_length :]
     # A tool's output between two parts of one answer: counted are both parts, and not it.
     first, second = texts(PROMPTS[1], (user, 9, True))
     whole, counts = PROMPTS[1] + first + user, np.zeros(VOCABULARY)
@@ -81,21 +80,23 @@ def test_scores_are_the_forwards_and_choices_share_their_context(name):
     long = random_tokens(21, seed=9).tolist()  # scored in two pieces
     choices = [[more, more[::-1] + [1], long] for more in MORE]
     asked = [[3, 1], [2], [7, 7, 9], [0]]
-    scored = [engine.submit(p, choices=c) for p, c in zip(PROMPTS, choices, strict=True)]
-    nexts = [engine.submit(p, nexts=ids) for p, ids in zip(PROMPTS, asked, strict=True)]
+    scored = [engine.submit(p, continuations=c) for p, c in zip(PROMPTS, choices, strict=True)]
+    nexts = [engine.submit(p, candidate_ids=ids) for p, ids in zip(PROMPTS, asked, strict=True)]
     engine.finish(scored + nexts)
     for row, prompt in enumerate(PROMPTS):
         rows = whole_logits(engine.config, [prompt + choice for choice in choices[row]])
         logits = [np.float64(logits_TV) for logits_TV in rows]
         log_p = [z - np.log(np.exp(z).sum(-1, keepdims=True)) for z in logits]
-        (of_nexts,) = nexts[row].log_p
+        (of_nexts,) = nexts[row].result.log_p
         np.testing.assert_allclose(of_nexts, log_p[0][len(prompt) - 1, asked[row]], atol=1e-5)
         places = [np.arange(len(prompt) - 1, len(prompt + choice) - 1) for choice in choices[row]]
         of_all = [p[at, c] for p, at, c in zip(log_p, places, choices[row], strict=True)]
         best = [
             z[at].argmax(-1) == c for z, at, c in zip(logits, places, choices[row], strict=True)
         ]
-        ours, likeliest = (np.concatenate(x) for x in (scored[row].log_p, scored[row].likeliest))
+        ours, likeliest = (
+            np.concatenate(x) for x in (scored[row].result.log_p, scored[row].result.is_greedy)
+        )
         np.testing.assert_allclose(ours, np.concatenate(of_all), atol=1e-5)
         assert likeliest.tolist() == np.concatenate(best).tolist()
 
@@ -106,24 +107,6 @@ def test_draws_name_a_sequences_randomness_whatever_row_it_is_in(engine):
     other = engine.generate(PROMPTS[1::-1], 8, draws=[3, 7], **how)
     assert one == other[::-1]
     assert engine.generate(PROMPTS[:1] * 2, 8, draws=[1, 2], **how)[0] != one[0]
-    alone = engine.submit(PROMPTS[0], 8, draw=Draw(how["sampling"], 4, 7))
+    alone = engine.submit(PROMPTS[0], 8, sampling=how["sampling"], rng=RngStream(4, 7))
     engine.finish([alone])
-    assert alone.said == one[0]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda e: e.submit([], 3), "the prompt is empty"),
-        (lambda e: e.submit([1] * 190, 3), "190 tokens and 3 more do not fit a cache of 192"),
-        (lambda e: e.submit([1], choices=[[99]]), "continuation 0 has the token id 99"),
-        (lambda e: e.submit([1], choices=[[1], []]), "continuation 1 is empty"),
-        (lambda e: e.submit([1], choices=[[1] * 192]), "1 tokens and 192 more do not fit"),
-        (lambda e: e.submit([1], nexts=[40]), "nexts has the token id 40"),
-        (lambda e: e.append(e.submit([1], 3), [1], 2), "request is queued: only one that is held"),
-    ],
-)
-def test_what_does_not_fit_is_refused(engine, call, message):
-    with pytest.raises(LrkvError, match=message):
-        call(engine)
-    engine.reset()
+    assert alone.output_ids == one[0]

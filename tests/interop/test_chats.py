@@ -27,7 +27,7 @@ from lrkv_jax.interop import importing
 from lrkv_jax.interop.export import export
 from lrkv_jax.interop.importing import import_model
 from lrkv_jax.interop.tokenizer_files import TEMPLATE
-from lrkv_jax.serving.asked import Chat as ChatBody
+from lrkv_jax.serving.request_schema import ChatRequest
 from lrkv_jax.training import restore
 from lrkv_jax.training.restore import load_run
 
@@ -146,7 +146,7 @@ def test_chat_generate_serve_and_the_harness_ask_by_the_template(imported, tmp_p
         model.chat, [*TURNS, {"role": "assistant", "content": "It"}], answers=False
     )
     assert list(begun.head) == expected and begun.begun == "It"
-    body = ChatBody.model_validate({"messages": TURNS})
+    body = ChatRequest.model_validate({"messages": TURNS})
     assert ChatFormat(run.tokenizer).prompt(body.conversation()) == expected
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"messages": TURNS[:2]}) + "\n")
@@ -165,7 +165,7 @@ def test_a_chats_turns_are_the_templates_whole_conversation(imported):
         answer = "".join(piece.text for piece in chat.say(text))
         messages = [{**m} for m in chat.messages[: 2 * number + 1]]
         prompt = form.prompt(conversation_from([m for m in messages if m["content"]]))
-        held = chat._request.tokens
+        held = chat._sequence.tokens
         assert held[: len(prompt)] == prompt, number
         assert chat.messages[-1] == {"role": "assistant", "content": answer}
     assert chat.used > len(form.prompt(Conversation((said("user", "a"),))))

@@ -92,7 +92,7 @@ def test_hostile_clients_delay_nobody_and_leave_nothing(bodies, every, seconds, 
             assert not seen["failed"], (name, seen)
             assert seen["live"] < 1 and seen["live_count"] > 10, (name, seen)
             assert name == "clients" or seen["text"] < 1, (name, seen)
-            wait_until(lambda: "texts_open 0.0" in get(port, "/metrics")[1])
+            wait_until(lambda: "num_requests_open 0.0" in get(port, "/metrics")[1])
         assert post(port, "/v1/completions", PLAIN)[1]["choices"] == right
         wait_until(lambda: held(process)[2] <= before[2] + 2, 60)
         after = held(process)
@@ -115,7 +115,7 @@ def mutations(port, count):
 
 
 def megabytes(port, every):
-    """Statuses of bodies of 4 MB, two at a time."""
+    """Statuses of bodies of 2 MB, two at a time."""
     bodies = (body for number, body in enumerate(hostile.large()) if number % every == 0)
     with ThreadPoolExecutor(2) as pool:
         statuses = list(pool.map(lambda one: sent(port, *one), bodies))

@@ -27,7 +27,7 @@ ANSWERED = f"{BUTTON} === 'Send' && {NOTE}"
 @contextlib.contextmanager
 def slowly(service):
     """Calls of its engine take a tenth of a second more."""
-    calls = service.runner.engine.calls
+    calls = service.engine_loop.engine.calls
     calls.read, read = late(calls.read)
     try:
         yield
@@ -85,7 +85,7 @@ def test_an_answer_comes_in_pieces_is_stopped_and_outlives_a_reload(tmp_path):
         assert "length · 100 tokens · " in page.value(NOTE)
 
         second = answered(port, "My fellow", first, "And now?")
-        calls = service.runner.engine.calls
+        calls = service.engine_loop.engine.calls
         calls.read, read = late(calls.read)
         page.type("And now?")
         seen = {page.until(f"{SAID}[3]")}

@@ -14,6 +14,7 @@ import numpy as np
 import openai
 import pytest
 from support.command import lrkv
+from support.engines import program_counts
 from support.hand_built import calling_run
 from support.served import asks, get, idle, late, post, random_run, raw, served, wait_until
 
@@ -22,11 +23,9 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Sampling
 from lrkv_jax.lab.bench import load as loads
 from lrkv_jax.lab.bench.load import Load
-from lrkv_jax.serving import guards
 from lrkv_jax.serving.connections import ConnectionLimits
-from lrkv_jax.serving.metrics import COMPILED
-from lrkv_jax.serving.server import serving
-from lrkv_jax.serving.service import Limits
+from lrkv_jax.serving.server import allowed_hosts, serving
+from lrkv_jax.serving.service import ServiceLimits
 
 TOKENIZER = load_tokenizer("sotu-4096")
 SPEECH = "We the people of the United States have a duty to the world and to our children"
@@ -54,47 +53,46 @@ def client(port):
 
 def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, service):
     run = service.run
-    asked = {"model": "tiny", "prompt": "My fellow", "max_tokens": 40, "temperature": 0}
-    whole = client.completions.create(**asked, logprobs=2, echo=True)
+    body = {"model": "tiny", "prompt": "My fellow", "max_tokens": 40, "temperature": 0}
+    ids = {"return_token_ids": True}
+    whole = client.completions.create(**body, logprobs=2, extra_body=ids)
     (choice,) = whole.choices
-    assert choice.text == "My fellow" + run.generate("My fellow", 40, sampling=Sampling())
+    assert choice.text == run.generate("My fellow", 40, sampling=Sampling())
     assert choice.finish_reason == "length" and whole.usage.completion_tokens == 40
 
-    told = choice.logprobs
-    ids = [*run.ids("My fellow"), *told_ids(client, asked)]
-    logits_TV = np.asarray(run.model(ids), np.float64)
+    logprobs, prompt = choice.logprobs, run.ids("My fellow")
+    logits_TV = np.asarray(run.model([*prompt, *choice.token_ids]), np.float64)[len(prompt) - 1 :]
     log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
-    expected = log_p_TV[np.arange(len(ids) - 1), ids[1:]]
-    np.testing.assert_allclose(told.token_logprobs, expected, atol=1e-5)
-    assert all(len(tops) == 2 for tops in told.top_logprobs)
-    for token, start in zip(told.tokens, told.text_offset, strict=True):
+    expected = log_p_TV[np.arange(40), choice.token_ids]
+    np.testing.assert_allclose(logprobs.token_logprobs, expected, atol=1e-5)
+    assert all(len(tops) == 2 for tops in logprobs.top_logprobs)
+    for token, start in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         assert token.startswith(("token_id:", "bytes:")) or choice.text[start:].startswith(token)
 
     events = list(
-        client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        client.completions.create(**body, stream=True, stream_options={"include_usage": True})
     )
-    assert "My fellow" + "".join(e.choices[0].text for e in events[:-1]) == choice.text
+    assert "".join(event.choices[0].text for event in events[:-1]) == choice.text
     assert len(events) > 3 and events[-1].usage == whole.usage
     assert sum(event.choices[0].tokens for event in events[:-1]) == 40
-    stop = choice.text[30:34]
-    cut = client.completions.create(**asked, stop=[stop, "\u0000"])
-    assert "My fellow" + cut.choices[0].text == choice.text[: choice.text.index(stop, 9)]
+    stop = choice.text[20:24]
+    cut = client.completions.create(**body, stop=[stop, "\u0000"])
+    assert cut.choices[0].text == choice.text[: choice.text.index(stop)]
     assert cut.choices[0].finish_reason == "stop" and cut.choices[0].stop_reason == stop
     assert cut.usage.completion_tokens < 40
 
     seeded = client.completions.create(model="tiny", prompt="We", max_tokens=9, n=3, seed=5)
-    assert len({c.text for c in seeded.choices}) == 3 and [c.index for c in seeded.choices] == [
-        0,
-        1,
-        2,
-    ]
+    texts = [one.text for one in seeded.choices]
+    assert len(set(texts)) == 3 and [one.index for one in seeded.choices] == [0, 1, 2]
     same = client.completions.create(model="tiny", prompt="We", max_tokens=9, n=2, seed=seeded.seed)
-    assert [c.text for c in same.choices] == [c.text for c in seeded.choices[:2]]
+    assert [one.text for one in same.choices] == texts[:2]
+    ids = post_tokenize(client, "My fellow")
+    assert ids == prompt
 
 
-def told_ids(client, asked):
-    reply = client.completions.create(**asked, extra_body={"return_token_ids": True})
-    return reply.choices[0].token_ids
+def post_tokenize(client, text):
+    url = str(client.base_url).removesuffix("v1/") + "tokenize"
+    return client.post(url, cast_to=object, body={"prompt": text})["tokens"]
 
 
 def test_a_chat_is_answered_with_the_calculator():
@@ -148,49 +146,31 @@ WRONG = [
     ("/v1/completions", {"prompt": "a", "stop": ["x"] * 100}, 400, "stop"),
     ("/v1/completions", {"prompt": "a", "temperature": "warm"}, 400, "temperature"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, None),
-    ("/v1/completions", {"prompt": "a", "logit_bias": {"5000": 1}}, 400, None),
-    ("/v1/completions", {"prompt": ["a"] * 65, "max_tokens": 1}, 400, "prompt"),
     ("/v1/completions", {"prompt": ["a"] * 33, "n": 2, "max_tokens": 1}, 400, "prompt"),
-    ("/v1/completions", {"prompt": [[1]] * 400_000, "n": 16}, 400, None),
+    ("/v1/completions", {"prompt": [[1]] * 400_000, "n": 16}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a" * 1_000_000}, 400, "prompt"),
     ("/v1/completions", {"prompt": ["a", 3]}, 400, "prompt"),
     ("/v1/completions", {"prompt": None}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "min_tokens": 2**31}, 400, "min_tokens"),
-    ("/v1/completions", {"prompt": "a", "min_tokens": 2**31 - 1}, 400, None),
     ("/v1/completions", {"prompt": "a", "min_tokens": 17}, 400, None),
-    ("/v1/completions", {"prompt": "a", "top_k": 2**31}, 400, "top_k"),
     ("/v1/completions", {"prompt": "a", "seed": 2**63}, 400, "seed"),
     ("/v1/completions", {"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, None),
     ("/v1/completions", {"prompt": "a", "logit_bias": dict.fromkeys(range(301), 1)}, 400, None),
-    ("/v1/completions", {"prompt": "a", "best_of": 2}, 400, None),
-    ("/v1/completions", {"prompt": "a", "use_beam_search": True}, 400, None),
+    ("/v1/completions", {"prompt": "a", "best_of": 2}, 400, "best_of"),
+    ("/v1/completions", {"prompt": "a", "echo": True}, 400, "echo"),
     ("/v1/completions", {"prompt": "a", "guided_regex": "a+"}, 400, "guided_regex"),
-    ("/v1/completions", {"prompt": "a", "stop_token_ids": ["x"] * 500_000}, 400, "stop_token_ids"),
-    ("/v1/chat/completions", {"messages": [{"role": "user"}] * 5000}, 400, "messages.0.content"),
-    (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": 3}]},
-        400,
-        "messages.0.content",
-    ),
-    ("/v1/chat/completions", {"messages": "x", "tools": [{"type": "function"}]}, 400, None),
-    ("/detokenize", {"tokens": ["x"] * 500_000}, 400, "tokens.0"),
+    ("/v1/completions", {"prompt": "a", "stop_token_ids": ["x"] * 300_000}, 400, "stop_token_ids"),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}] * 5000}, 400, "messages"),
+    ("/v1/chat/completions", {"messages": "x", "tools": [{}]}, 400, "messages"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
-    (
-        "/v1/chat/completions",
-        {"messages": [{"role": "tool", "content": "a"}]},
-        400,
-        "messages.0.role",
-    ),
+    ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 400, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, None),
     ("/v1/chat/completions", {"messages": 7, "tools": []}, 400, "messages"),
     ("/v1/completions", b'{"prompt": "\xff"}', 400, None),
     ("/v1/completions", b"[" * 100_000, 400, None),
-    ("/v1/completions", b"[" * 10_000, 400, None),
     ("/v1/completions", {"prompt": "a", "logit_bias": 3}, 400, "logit_bias"),
     ("/v1/completions", {"prompt": "a", **{str(i): 1 for i in range(100_000)}}, 400, None),
-    # Brackets in a text are text.
     ("/v1/completions", {"prompt": "a", "stop": "[{" * 100_000}, 400, "stop"),
     ("/v1/completions", b"", 400, None),
     ("/v1/nothing", {}, 404, None),
@@ -208,7 +188,7 @@ def test_what_is_wrong_is_told_in_openais_form(path, body, status, param, port):
 
 NO_OPS = [
     dict.fromkeys(("stop", "top_k", "min_p", "logit_bias", "min_tokens", "ignore_eos", "best_of")),
-    dict.fromkeys(("tools", "response_format", "stream", "stream_options", "timeout", "suffix")),
+    dict.fromkeys(("tools", "response_format", "stream", "stream_options", "suffix")),
     {"repetition_penalty": 1.0, "best_of": 1, "top_k": -1, "min_p": 0, "ignore_eos": False},
     {"tools": [], "tool_choice": "none", "user": "me", "store": False, "metadata": {"a": "b"}},
     {"response_format": {"type": "text"}, "skip_special_tokens": True, "length_penalty": 1},
@@ -241,34 +221,19 @@ def test_a_repetition_penalty_is_that_of_vllm(port, service):
     assert plain["choices"][0]["token_ids"] != answer["choices"][0]["token_ids"]
 
 
-def test_a_full_server_says_so_before_an_echo_begins(port, service):
-    was = service.limits
-    try:
-        service.limits = Limits(texts=1, tokens=10**6)
-        body = {"prompt": "We", "max_tokens": 2, "n": 2}
-        body = {**body, "n": 1, "echo": True, "stream": True}
-        service.texts += 1
-        status, answer, headers = post(port, "/v1/completions", body)
-        assert status == 429 and answer["error"]["code"] == "overloaded"
-        assert headers["retry-after"] == "1"
-    finally:
-        service.texts -= 1
-        service.limits = was
-
-
 def test_one_address_shuts_no_other_out(service):
     """It may have three quarters of what is open; another's text comes after its present one."""
     with serving(served(service.run)) as port:
-        long = {"prompt": "We", "max_tokens": 60, "n": 16, "ignore_eos": True, "priority": -9}
+        long = {"prompt": "We", "max_tokens": 60, "n": 16, "ignore_eos": True}
         many = [raw(port, asks(long)) for _ in range(3)]
-        wait_until(lambda: "texts_open 48.0" in get(port, "/metrics")[1])
+        wait_until(lambda: "num_requests_open 48.0" in get(port, "/metrics")[1])
         short = {"prompt": "We", "max_tokens": 2}
         status, answer, _ = post(port, "/v1/completions", short)
         assert status == 429 and "48 texts of yours are open" in answer["error"]["message"]
         with raw(port, asks(short), source="127.0.0.2") as other:
             assert other.recv(100).startswith(b"HTTP/1.1 200")
             # Of 48 texts 4 are decoded together, and the other's came among the next ones.
-            assert float(value(port, "texts_open")) >= 32
+            assert float(value(port, "num_requests_open")) >= 32
         for one in many:
             one.close()
 
@@ -277,26 +242,21 @@ def value(port, name):
     return re.search(rf"^lrkv_{name} (\S+)$", get(port, "/metrics")[1], re.MULTILINE)[1]
 
 
-def test_a_host_that_is_not_this_server_is_refused_and_every_answer_has_an_id(service):
-    hosts = guards.allowed_hosts("127.0.0.1", "127.0.0.1", "models.lab")
+def test_a_host_that_is_not_this_server_is_refused(service):
+    hosts = allowed_hosts("127.0.0.1", "127.0.0.1", ["models.lab"])
     with serving(served(service.run), hosts=hosts, origins=["https://a.org"]) as port:
         for host in (f"127.0.0.1:{port}", "localhost", "[::1]:80", "MODELS.lab:99"):
             assert get(port, "/live", host=host)[0] == 200
         for host in ("evil.org", f"evil.org:{port}", "", "127.0.0.1.evil.org"):
-            assert get(port, "/live", host=host)[0] == 421
-        status, answer, headers = post(port, "/v1/completions", {}, host="evil.org")
-        assert status == 421 and "--allowed-hosts" in answer["error"]["message"]
-        for given, right in (("abc-1", "abc-1"), ("a b", None), ("x" * 129, None)):
-            _, _, headers = post(port, "/v1/completions", {}, **{"x-request-id": given})
-            assert headers["x-request-id"] == right or (right is None and headers["x-request-id"])
+            assert get(port, "/live", host=host)[0] == 400
         headers = post(port, "/v1/completions", {}, origin="https://a.org")[2]
         assert headers["access-control-allow-origin"] == "https://a.org"
         headers = post(port, "/v1/completions", {}, origin="https://b.org")[2]
         assert "access-control-allow-origin" not in headers
-    assert guards.allowed_hosts("0.0.0.0", "0.0.0.0", None) is None
+    assert allowed_hosts("0.0.0.0", "0.0.0.0", ()) is None
     # No address of this machine needs a key, so that each has the check.
-    assert "127.0.0.2" in guards.allowed_hosts("127.0.0.2", "127.0.0.2", None)
-    assert guards.allowed_hosts("127.0.0.1", "localhost", "*") is None
+    assert "127.0.0.2" in allowed_hosts("127.0.0.2", "127.0.0.2", ())
+    assert allowed_hosts("127.0.0.1", "localhost", ["*"]) is None
 
 
 def test_idle_connections_make_room_and_end(service):
@@ -322,7 +282,7 @@ def test_idle_connections_make_room_and_end(service):
 
 
 def test_openais_client_raises_what_it_has_for_each(client):
-    with pytest.raises(openai.BadRequestError, match="max_token is not known here"):
+    with pytest.raises(openai.BadRequestError, match="max_token: Extra inputs"):
         client.completions.create(model="tiny", prompt="a", extra_body={"max_token": 3})
     with pytest.raises(openai.NotFoundError, match="use tiny"):
         client.completions.create(model="gpt-5", prompt="a")
@@ -352,9 +312,9 @@ def test_a_client_that_goes_away_leaves_its_pages_in_whatever_phase(port, servic
     for whole in (False, True):
         # Four decode; the others wait for a row.
         there = [raw(port, asks({**long, "stream": not whole})) for _ in range(5)]
-        wait_until(lambda: service.texts == 20)
+        wait_until(lambda: service.open == 20)
         there.pop().close()  # in the queue
-        wait_until(lambda: service.texts == 16)
+        wait_until(lambda: service.open == 16)
         if not whole:
             while b"data:" not in there[0].recv(4096):
                 pass
@@ -401,22 +361,22 @@ def open_files():
     "requests",
     [pytest.param(30, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.nights)],
 )
-def test_a_crowd_gets_what_each_gets_alone_and_nothing_is_left(requests, port, service):
+def test_concurrent_requests_get_what_each_gets_alone_and_nothing_is_left(requests, port, service):
     """Some are cancelled, some malformed, and some readers are slow."""
-    crowd(requests, port, service)
+    concurrently(requests, port, service)
 
 
 @pytest.mark.nights
-def test_a_crowd_of_texts_with_drafts_gets_what_each_gets_alone_and_nothing_is_left():
-    service = served(random_run(), drafts=7)
+def test_concurrent_requests_with_drafts_get_what_each_gets_alone_and_nothing_is_left():
+    service = served(random_run(), draft_tokens=7)
     with serving(service) as port:
-        crowd(2000, port, service)
-    assert service.runner.engine.calls.accepted > 1000
+        concurrently(2000, port, service)
+    assert service.engine_loop.engine.calls.accepted > 1000
 
 
-def crowd(requests, port, service):
+def concurrently(requests, port, service):
     alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
-    before = COMPILED.count, threading.active_count(), open_files()
+    before = program_counts(), threading.active_count(), open_files()
 
     def one(number):
         rng = np.random.default_rng([7, number])
@@ -442,30 +402,31 @@ def crowd(requests, port, service):
             if isinstance(answer, tuple):
                 assert answer[1] == alone[answer[0]]
     wait_until(lambda: idle(service))
-    assert COMPILED.count == before[0], "something was compiled after the warm-up"
+    assert program_counts() == before[0], "something was compiled after the warm-up"
     encoders = min(32, os.cpu_count() + 4)  # asyncio's own
     assert threading.active_count() <= before[1] + encoders and open_files() <= before[2] + 2
-    assert service.runner.faults == 0
+    assert service.engine_loop.faults == 0
 
 
 def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(service, port):
     was, slow = service.limits, {"prompt": "We", "max_tokens": 250, "ignore_eos": True}
+    calls = service.engine_loop.engine.calls
     try:
-        service.limits = Limits(texts=1, tokens=10**6, seconds=0.8)
-        # A request's own time counts if it is shorter.
-        began = time.monotonic()
-        status, body, _ = post(port, "/v1/completions", {**slow, "timeout": 1e-3})
-        assert status == 504 and time.monotonic() < began + 0.7
-        service.texts += 1
-        status, body, _ = post(port, "/v1/completions", {"prompt": "We"})
-        service.texts -= 1
-        assert status == 429 and body["error"]["code"] == "overloaded"
-        service.runner.engine.calls.read, read = late(service.runner.engine.calls.read)
+        service.limits = ServiceLimits(1, tokens=10**6, seconds=0.8)
+        service.open += 1
+        for stream in (False, True):
+            status, body, headers = post(
+                port, "/v1/completions", {"prompt": "We", "stream": stream}
+            )
+            assert status == 429 and body["error"]["code"] == "overloaded"
+            assert headers["retry-after"] == "1"
+        service.open -= 1
+        calls.read, read = late(calls.read)
         status, body, _ = post(port, "/v1/completions", slow)
         assert status == 504 and body["error"]["code"] == "timeout"
-        # A step seems to take a sixteenth of 0.1 s: a call of 0.05 s has half as many.
-        assert 1 <= service.runner.engine.scheduler.steps <= 10
-        service.runner.engine.calls.read = read
+        # A call of 16 steps takes 0.1 s, so fewer steps make a call.
+        assert 1 <= service.engine_loop.engine.scheduler.steps <= 8
+        calls.read = read
     finally:
         service.limits = was
     wait_until(lambda: idle(service))
@@ -473,7 +434,7 @@ def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(serv
 
 def test_calls_that_fail_are_made_again_and_an_engine_that_always_does_is_given_up():
     service = served(random_run())
-    calls, failures = service.runner.engine.calls, []
+    calls, failures = service.engine_loop.engine.calls, []
     start, short = calls.start, {"prompt": "We", "max_tokens": 9, "temperature": 0}
 
     def failing(*plan):
@@ -489,7 +450,9 @@ def test_calls_that_fail_are_made_again_and_an_engine_that_always_does_is_given_
         calls.start = failing
         planted(1)
         again = post(port, "/v1/completions", short)
-        assert again[0] == 200 and told(again[1]) == told(right[1]) and service.runner.faults == 1
+        assert (
+            again[0] == 200 and told(again[1]) == told(right[1]) and service.engine_loop.faults == 1
+        )
         # What no call can do is given up, and others are served.
         planted(3)
         status, body, _ = post(port, "/v1/completions", short)

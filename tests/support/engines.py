@@ -28,8 +28,8 @@ def engine_of(attention, *, model=None, **changes):
 
 
 def program_counts():
-    """Programs compiled so far: of `fill`, `begin`, `steps`, `score`, `fetch` and `put`."""
-    every = ("fill", "begin", "steps", "score", "fetch", "put")
+    """Programs compiled so far, by name."""
+    every = ("prefill", "first_token", "decode", "score", "swap_out", "swap_in")
     return [getattr(programs, name)._cache_size() for name in every]
 
 

@@ -30,9 +30,9 @@ def random_run():
 
 def idle(service):
     """Whether nothing is left of any request."""
-    engine = service.runner.engine
+    engine = service.engine_loop.engine
     free = sum(pool.free for pool in engine.scheduler.pools)
-    return not service.texts and not service.runner.busy and free == engine.pages
+    return not service.open and not service.engine_loop.busy and free == engine.pages
 
 
 def wait_until(true, seconds=30.0):

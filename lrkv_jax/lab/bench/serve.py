@@ -200,7 +200,7 @@ def _waits(engine, asked, rate, seed) -> list[float]:
             time.sleep(max(0.0, pending[0][0] - (time.perf_counter() - began)))
         now = time.perf_counter() - began
         for number, (at, request) in enumerate(here):
-            if number not in waits and len(request.tokens) > request.prompt:
+            if number not in waits and len(request.tokens) > request.prompt_length:
                 waits[number] = now - at
     return list(waits.values())
 
@@ -209,10 +209,10 @@ def _http_over_in_process(settings, variant, engine, config) -> Ratio:
     """Tokens/s of streams over the same requests in process; in both somebody always waits."""
     from lrkv_jax.inference.trained_run import TrainedRun
     from lrkv_jax.serving.server import serving
-    from lrkv_jax.serving.service import Limits, Service
+    from lrkv_jax.serving.service import Service, ServiceLimits
 
     clients = 2 * settings.batch
-    limits = Limits(texts=2 * clients, tokens=2 * clients * settings.context)
+    limits = ServiceLimits(2 * clients, tokens=2 * clients * settings.context)
     load = Load(requests=settings.requests, clients=clients, longest=settings.context)
     here, there = [], []
     for _ in range(settings.samples + 1):

@@ -1,7 +1,7 @@
 """The attention variants: one contract (`base`), one file a variant, each with its cache.
 
 `make_attention(model_config)` builds the module that the configuration's entry names, and
-`nn.weight.draw` gives its weights their first numbers.
+`models.weights.draw` gives its weights their first numbers.
 """
 
 from flax import nnx

@@ -11,7 +11,7 @@ from collections import Counter
 SHARE = 0.75
 
 
-class Turns:
+class FairQueue:
     """What each address has open, and the turn of its next text.
 
     An address's texts have ascending turns, one apart; its first comes after what is being decoded.
@@ -19,14 +19,14 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self.texts: Counter[str] = Counter()
+        self.completions: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
         self._last: dict[str, int] = {}
         self._now = 0  # the latest turn whose text was begun
 
     def opened(self, address: str, texts: int, tokens: int) -> list[int]:
         """Count texts of this address; the turn of each."""
-        self.texts[address] += texts
+        self.completions[address] += texts
         self.tokens[address] += tokens
         first = max(self._now, self._last.get(address, 0)) + 1
         self._last[address] = first + texts - 1
@@ -38,8 +38,8 @@ class Turns:
 
     def closed(self, address: str, texts: int, tokens: int) -> None:
         """They are over; of an address that has none left nothing is kept."""
-        self.texts[address] -= texts
+        self.completions[address] -= texts
         self.tokens[address] -= tokens
-        if not self.texts[address]:
-            del self.texts[address], self.tokens[address]
+        if not self.completions[address]:
+            del self.completions[address], self.tokens[address]
             self._last.pop(address, None)

@@ -5,19 +5,9 @@ Each class refuses what it does not know. Limits on what a client can make the s
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os.path
-import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.errors import LrkvError
@@ -31,10 +21,6 @@ MOST_STOPS, LONGEST_STOP = 16, 256
 # Prompts, or ids of one, and turns; what a server has room for is less.
 MOST_PROMPTS, MOST_IDS, MOST_TURNS = 4096, 1 << 20, 4096
 MOST_FIELDS = 256
-# Lists and objects of a body: each is an object in memory before any field is looked at.
-MOST_NESTED = 4 * MOST_TURNS
-# A string of JSON, up to the end of the body where it is not closed.
-_STRING = re.compile(rb'"(?:[^"\\]+|\\.?)*+(?:"|\Z)', re.DOTALL)
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Id], Field(fail_fast=True, max_length=MOST_IDS)]
@@ -42,24 +28,20 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
-# Fields that change no text, whatever they say: OpenAI's, and vLLM's of its own bookkeeping.
-NO_EFFECT = frozenset({
-    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "parallel_tool_calls", "request_id", "kv_transfer_params",
+# Fields that change no text, whatever they say: OpenAI's, and vLLM's.
+IGNORED = frozenset({
+    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "user",
+    "parallel_tool_calls", "request_id", "kv_transfer_params",
 })  # fmt: skip
-# Fields that would change the text, with the values of them that do not.
-WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"),
-    "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],),
-    "length_penalty": (1.0,), "use_beam_search": (False,), "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,),
-    "detokenize": (True,), "bad_words": ([],), "add_generation_prompt": (True,),
-    "continue_final_message": (False,), "add_special_tokens": (False,), "documents": ([],),
-    "response_format": ({"type": "text"},), "structured_outputs": ({},),
+# Fields that would change the text, with the value that does not.
+NEUTRAL: dict[str, Any] = {
+    "best_of": 1, "suffix": "", "echo": False, "tools": [], "tool_choice": "none",
+    "response_format": {"type": "text"}, "length_penalty": 1.0, "use_beam_search": False,
+    "skip_special_tokens": True, "bad_words": [],
 }  # fmt: skip
 
 
-class Asked(BaseModel):
+class Body(BaseModel):
     """A body whose unknown fields are errors, and whose types are what they say.
 
     A field that is null is one that is left out.
@@ -77,14 +59,14 @@ class Asked(BaseModel):
         return {name: value for name, value in body.items() if value is not None}
 
 
-class StreamOptions(Asked):
+class StreamOptions(Body):
     """usage: as a last event of the stream."""
 
     include_usage: bool = False
     include_obfuscation: bool = False  # of OpenAI's client; nothing is obfuscated
 
 
-class Generation(Asked):
+class GenerationRequest(Body):
     """What asks for texts of either kind have in common."""
 
     model: str | None = None
@@ -105,31 +87,21 @@ class Generation(Asked):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
-    cache_salt: Annotated[str, Field(max_length=256)] = ""
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; the server's is the most
-    user: Annotated[str, Field(max_length=1024)] | None = None  # taken, and of no effect
 
     @model_validator(mode="before")
     @classmethod
     def _without_no_ops(cls, body: Any) -> Any:
-        """The fields that are known here; raises for one that would change the text."""
+        """The fields that change the text."""
         if not isinstance(body, dict):
             return body
-        known = {}
-        for name, value in body.items():
-            if name in cls.model_fields:
-                known[name] = value
-            elif name in WITHOUT_EFFECT and value is not None:
-                if value not in WITHOUT_EFFECT[name]:
-                    right = " or ".join(json.dumps(one) for one in WITHOUT_EFFECT[name])
-                    raise ValueError(f"{name} is not supported here: leave it out, or use {right}")
-            elif name not in NO_EFFECT and name not in WITHOUT_EFFECT:
-                known[name] = value
-        bias = known.get("logit_bias")
+        bias = body.get("logit_bias")
         if isinstance(bias, dict) and len(bias) > BIASES:
             raise ValueError(f"logit_bias has more than {BIASES} ids: give fewer")
-        return known
+        return {
+            name: value
+            for name, value in body.items()
+            if name not in IGNORED and not (name in NEUTRAL and value == NEUTRAL[name])
+        }
 
     @model_validator(mode="after")
     def _fewer_than_all(self) -> Self:
@@ -173,7 +145,7 @@ class Generation(Asked):
         )
 
 
-class Completion(Generation):
+class CompletionRequest(GenerationRequest):
     """The body of /v1/completions."""
 
     prompt: (
@@ -185,22 +157,12 @@ class Completion(Generation):
             Field(fail_fast=True, max_length=MOST_PROMPTS),
         ]
     )
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=TOPS)] | None = None
-    echo: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _not_too_many(cls, body: Any) -> Any:
-        prompt = body.get("prompt") if isinstance(body, dict) else None
-        many = isinstance(prompt, list) and len(prompt) > MOST_PROMPTS
-        if many and not isinstance(prompt[0], int):
-            raise ValueError(f"prompt: {len(prompt)} prompts are more than {MOST_PROMPTS}")
-        return body
 
     @property
     def most(self) -> int:
-        """The most new tokens; 16, as OpenAI's, unless it is said."""
+        """The most new tokens; 16, as OpenAI's, unless given."""
         return 16 if self.max_tokens is None else self.max_tokens
 
     @property
@@ -213,19 +175,19 @@ class Completion(Generation):
         return list(self.prompt)  # type: ignore[arg-type]
 
     @property
-    def tell(self) -> int | None:
-        """Of how many of the likeliest tokens to tell, at each token."""
+    def logprob_count(self) -> int | None:
+        """How many of the likeliest tokens to report at each token; None reports nothing."""
         return self.logprobs
 
 
-class TextPart(Asked):
+class TextPart(Body):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Asked):
+class ChatMessage(Body):
     """One turn. `name` is taken, and of no effect."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -240,7 +202,7 @@ class ChatMessage(Asked):
         return {"role": "system" if self.role == "developer" else self.role, "content": str(text)}
 
 
-class Chat(Generation):
+class ChatRequest(GenerationRequest):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[
@@ -252,7 +214,7 @@ class Chat(Generation):
     top_logprobs: Annotated[int, Field(ge=0, le=TOPS)] | None = None
 
     @model_validator(mode="after")
-    def _told_as_asked(self) -> Chat:
+    def _top_logprobs_need_logprobs(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self
@@ -264,8 +226,8 @@ class Chat(Generation):
         return self.max_tokens if named is None else named
 
     @property
-    def tell(self) -> int | None:
-        """Of how many of the likeliest tokens to tell, at each token."""
+    def logprob_count(self) -> int | None:
+        """How many of the likeliest tokens to report at each token; None reports nothing."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def conversation(self):
@@ -273,7 +235,7 @@ class Chat(Generation):
         return conversation_from([message.plain for message in self.messages])
 
 
-class Tokenize(Asked):
+class TokenizeRequest(Body):
     """The body of /tokenize, as vLLM has it."""
 
     model: str | None = None
@@ -281,63 +243,16 @@ class Tokenize(Asked):
     add_special_tokens: bool = True
 
 
-class Detokenize(Asked):
-    """The body of /detokenize."""
-
-    model: str | None = None
-    tokens: Ids
-
-
-def read[Body: Asked](kind: type[Body], body: bytes) -> tuple[Body | None, str, str]:
+def read[Kind: Body](kind: type[Kind], body: bytes) -> tuple[Kind | None, str, str]:
     """(what is asked, what is wrong with it, the field that is wrong); either is empty."""
-    if _nested(body) > MOST_NESTED:
-        return None, f"the body has more than {MOST_NESTED} lists and objects: send fewer", ""
     try:
         return kind.model_validate_json(body), "", ""
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-    field = found[0]["loc"][:1]
-    found = [wrong for wrong in found if wrong["loc"][:1] == field]
-    # Of a union's branches, those that got furthest say most.
-    deepest = max(len(_place(wrong)) for wrong in found)
-    found = [wrong for wrong in found if len(_place(wrong)) == deepest]
-    place = ".".join(os.path.commonprefix([_place(wrong) for wrong in found]))
-    if found[0]["type"] == "extra_forbidden":
-        return None, f"{place} is not known here", place
-    texts = dict.fromkeys(wrong["msg"].removeprefix("Value error, ") for wrong in found)
-    text = " or ".join(texts)
-    return None, f"{place}: {text}" if place else text, place
-
-
-def read_long[Body: Asked](kind: type[Body], body: bytes) -> tuple[Body | None, str, str]:
-    """As `read`, and the memory that it took is the system's again, not kept for the next one."""
-    try:
-        return read(kind, body)
-    finally:
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-        if trim is not None:
-            trim(0)
-
-
-def _nested(body):
-    """Lists and objects of a body; brackets in texts are counted only while there are few."""
-    count = body.count(b"[") + body.count(b"{")
-    if count <= MOST_NESTED:
-        return count
-    outside = _STRING.sub(b"", body)
-    return outside.count(b"[") + outside.count(b"{")
-
-
-_NAMES = {
-    name
-    for kind in (Completion, Chat, ChatMessage, TextPart, StreamOptions, Detokenize)
-    for name in kind.model_fields
-}
-
-
-def _place(wrong: Any) -> list[str]:
-    """Where an error is: fields and numbers, without the names of a union's branches."""
-    above, last = wrong["loc"][:-1], wrong["loc"][-1:]
-    if wrong["type"] != "extra_forbidden":
-        above, last = wrong["loc"], ()
-    return [str(part) for part in above if isinstance(part, int) or part in _NAMES] + list(last)
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+    field = str(errors[0]["loc"][0]) if errors[0]["loc"] else ""
+    lines = []
+    for one in errors[:4]:
+        place = ".".join(map(str, one["loc"]))[:80]
+        text = one["msg"].removeprefix("Value error, ")
+        lines.append(f"{place}: {text}" if place else text)
+    return None, "; ".join(lines), field[:80]

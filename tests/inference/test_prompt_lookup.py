@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lrkv_jax.inference.lookup import MATCH, drafts_of
+from lrkv_jax.inference.prompt_lookup import MATCH, propose
 
 
 def plain(ids, width):
@@ -21,7 +21,7 @@ def test_drafts_are_those_of_a_search_from_the_end():
     ids_BL = random.integers(0, 3, (len(texts), 40))  # what lies past a text's end is not its own
     for row, text in enumerate(texts):
         ids_BL[row, : len(text)] = text
-    draft_BW, found_B = drafts_of(ids_BL, np.array([len(text) for text in texts]), 7)
+    draft_BW, found_B = propose(ids_BL, np.array([len(text) for text in texts]), 7)
     expected = [plain(text, 7) for text in texts]
     assert found_B.tolist() == [draft is not None for draft in expected]
     assert 4 <= found_B.sum() <= 10

@@ -1,4 +1,4 @@
-"""Clients that may go away at any time, and replies that end then."""
+"""Server-sent events, and responses that end when their client goes away."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _HEADERS = [
 SEND_SECONDS = 60.0
 
 
-class Streamed(Response):
-    """Events as they come, until the client goes away; then `pieces` is closed at once.
+class EventStream(Response):
+    """Events as they come, until the client goes away; then `deltas` is closed at once.
 
-    ended: called once with what ended the reply before its end, or None; gives what to tell of it.
+    ended: called once with what ended the stream early, or None; returns an event about it, or {}.
     """
 
     def __init__(
         self,
         events: AsyncIterator[dict],
-        pieces: AsyncGenerator,
+        deltas: AsyncGenerator,
         ended: Callable[[Exception | None], dict],
     ):
-        self._events, self._pieces, self._ended = events, pieces, ended
+        self._events, self._deltas, self._ended = events, deltas, ended
         self.background = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send everything, as ASGI wants it."""
 
-        async def tell(content: str, more: bool = True) -> None:
+        async def send_event(content: str, more: bool = True) -> None:
             body = f"data: {content}\n\n".encode("utf-8", "replace")
             try:
                 async with asyncio.timeout(SEND_SECONDS):
@@ -53,25 +53,27 @@ class Streamed(Response):
             wrong = None
             try:
                 async for event in self._events:
-                    await tell(json.dumps(event, ensure_ascii=False))
+                    await send_event(json.dumps(event, ensure_ascii=False))
             except ClientDisconnect:
                 raise
             except Exception as error:
                 wrong = error
-            if told := self._ended(wrong):
-                await tell(json.dumps(told, ensure_ascii=False))
-            await tell("[DONE]", more=False)
+            if last := self._ended(wrong):
+                await send_event(json.dumps(last, ensure_ascii=False))
+            await send_event("[DONE]", more=False)
 
         try:
-            await unless_gone(all_events(), receive)
+            await unless_disconnected(all_events(), receive)
         except ClientDisconnect as error:
             self._ended(error)
         finally:
             with contextlib.suppress(RuntimeError):  # closed by its own end
-                await self._pieces.aclose()
+                await self._deltas.aclose()
 
 
-async def unless_gone[Result](work: Coroutine[Any, Any, Result], receive: Callable) -> Result:
+async def unless_disconnected[Result](
+    work: Coroutine[Any, Any, Result], receive: Callable
+) -> Result:
     """The work's result. If the client goes away the work is cancelled: `ClientDisconnect`."""
 
     async def gone() -> None:

@@ -6,21 +6,21 @@ from hypothesis import strategies as st
 
 from lrkv_jax.data.chat import ChatFormat, Writer
 from lrkv_jax.data.tokenizer import load_tokenizer
-from lrkv_jax.serving.words import Words
+from lrkv_jax.serving.detokenizer import Detokenizer
 
 PIECES = [b"a", b"b", b"ab", b"ba", b"", "é".encode(), b"\xe6\x97", b"\xa5", b"\xf0\x9f", b"\xff"]
 
 
 def of(ids, stops=()):
     """(the pieces of a text, the stop that ended it, the ids that were read until then)."""
-    words, pieces, read = Words(PIECES.__getitem__, stops=stops), [], 0
+    detokenizer, pieces, read = Detokenizer(PIECES.__getitem__, stops=stops), [], 0
     for token in ids:
-        pieces.append(words.read(token))
+        pieces.append(detokenizer.read(token))
         read += 1
-        if words.stopped is not None:
+        if detokenizer.stop_string is not None:
             break
-        assert words.handed == len("".join(pieces)) <= words.length
-    return [*pieces, words.end()], words.stopped, read
+        assert detokenizer.emitted == len("".join(pieces)) <= detokenizer.length
+    return [*pieces, detokenizer.end()], detokenizer.stop_string, read
 
 
 @given(
@@ -42,9 +42,9 @@ def test_pieces_make_the_whole_up_to_the_stop_that_is_complete_first(ids, stops)
 
 
 def test_what_cannot_begin_a_stop_string_is_not_held_back():
-    words = Words(PIECES.__getitem__, stops=("abba",))
-    assert [words.read(token) for token in (0, 0, 1, 0, 1, 1)] == ["", "a", "", "ab", "", ""]
-    assert words.read(5) == "abbé" and words.end() == ""
+    detokenizer = Detokenizer(PIECES.__getitem__, stops=("abba",))
+    assert [detokenizer.read(token) for token in (0, 0, 1, 0, 1, 1)] == ["", "a", "", "ab", "", ""]
+    assert detokenizer.read(5) == "abbé" and detokenizer.end() == ""
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -54,6 +54,6 @@ def test_a_call_is_written_as_it_is_when_read_at_once(answered):
     ids += [*chat.tokenizer.encode("4*5").tolist(), chat.ids.python_end]
     ids += chat.output("20") if answered else chat.tokenizer.encode(" is").tolist()
     writer = Writer(chat)
-    words = Words(writer.piece, writer.rest)
-    text = "".join([words.read(token) for token in ids]) + words.end()
+    detokenizer = Detokenizer(writer.piece, writer.rest)
+    text = "".join([detokenizer.read(token) for token in ids]) + detokenizer.end()
     assert text == chat.written(ids) == ("So <<4*5=20>>" if answered else "So <<4*5>> is")

@@ -1,0 +1,117 @@
+"""What the engine's programs have for each slot: its state, and a call's inputs and outputs.
+
+B slots  L ids of a text  M tokens that a slot can take in a call  N pages of a sequence, or steps
+of a call  F rows  T tokens of a row  V vocabulary
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from lrkv_jax.inference.sampling import BatchedSamplingParams, Logprobs, apply_penalties, sample
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SlotState:
+    """Where each slot stands. `token_B` is sampled, and not yet in the cache.
+
+    For slots with penalties `token_counts_BV` counts the tokens of the new text, and `in_prompt_BV`
+    has those of the prompt. `ids_BL` is the text, `token_B` included, for prompt lookup.
+    """
+
+    token_B: Int[Array, "B"]
+    length_B: Int[Array, "B"]  # tokens in the cache
+    active_B: Bool[Array, "B"]
+    token_counts_BV: Int[Array, "B V"]
+    in_prompt_BV: Bool[Array, "B V"]
+    ids_BL: Int[Array, "B L"] | None
+
+    @classmethod
+    def none(cls, slots: int, vocabulary: int, longest: int) -> Self:
+        """Empty slots, with texts of up to `longest` tokens, or without texts if that is 0."""
+        token_B, length_B = jnp.zeros((2, slots), jnp.int32)
+        token_counts_BV = jnp.zeros((slots, vocabulary), jnp.int32)
+        ids_BL = jnp.zeros((slots, longest), jnp.int32) if longest else None
+        in_prompt_BV = jnp.zeros(token_counts_BV.shape, bool)
+        return cls(token_B, length_B, jnp.zeros(slots, bool), token_counts_BV, in_prompt_BV, ids_BL)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepInputs:
+    """What the host passes for each slot to a call: its pages, where it ends, how it samples.
+
+    Slots that are not `scheduled_B` do nothing. Those that are `fresh_B` take their token and
+    length from here, and the others from `SlotState`.
+    """
+
+    pages_BN: Int[Array, "B N"]
+    end_B: Int[Array, "B"]
+    scheduled_B: Bool[Array, "B"]
+    fresh_B: Bool[Array, "B"]
+    token_B: Int[Array, "B"]
+    length_B: Int[Array, "B"]
+    params: BatchedSamplingParams
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepOutputs:
+    """What slots sampled in a call: `count_B` tokens each, and their log-probabilities.
+
+    `logits_BNV` are those of the first tokens if any is forced, else None.
+    """
+
+    tokens_BM: Int[Array, "B M"]
+    logprobs_BM: Logprobs  # [B, M, ...]
+    logits_BNV: Float[Array, "B N V"] | None
+    count_B: Int[Array, "B"]
+    drafted: Int[Array, ""]  # tokens that prompt lookup proposed
+    accepted: Int[Array, ""]  # and that were sampled
+
+    @classmethod
+    def none(cls, most: int, slots: int, vocabulary: int, forced: int) -> Self:
+        """Nothing yet, of up to `most` tokens a slot, with logits of the first `forced` ones."""
+        logprobs_B = Logprobs.none(slots, vocabulary)
+        return cls(
+            jnp.zeros((slots, most), jnp.int32),
+            jax.tree.map(lambda of: jnp.zeros((slots, most, *of.shape[1:]), of.dtype), logprobs_B),
+            jnp.zeros((slots, forced, vocabulary), jnp.float32) if forced else None,
+            jnp.zeros(slots, jnp.int32), *jnp.zeros((2,), jnp.int32),
+        )  # fmt: skip
+
+
+def write_tokens(all_FM, new_FT, start_F, count_F):
+    """All, with the first new ones of each row from `start_F` on; there are `count_F` of them.
+
+    A comparison with every place: XLA on a CPU makes a loop of each write to places that vary.
+    """
+    F, T = new_FT.shape[:2]
+    offset_FM = jnp.arange(all_FM.shape[1]) - start_F[:, None]
+    new_FM = new_FT
+    if T > 1:
+        new_FM = new_FT[jnp.arange(F)[:, None], jnp.clip(offset_FM, 0, T - 1)]
+    wanted_FM = (offset_FM >= 0) & (offset_FM < count_F[:, None])
+    return jnp.where(wanted_FM.reshape(*wanted_FM.shape, *[1] * (all_FM.ndim - 2)), new_FM, all_FM)
+
+
+def sample_tokens(logits_BV, params, history, length_B, forced_B):
+    """A token for each row, drawn by the position that it will have, and its `Logprobs`."""
+
+    def forced(token_B):
+        return token_B if forced_B is None else jnp.where(forced_B < 0, token_B, forced_B)
+
+    def greedy():
+        token_B = jnp.argmax(logits_BV, axis=1).astype(jnp.int32)
+        return forced(token_B), Logprobs.none(*logits_BV.shape)
+
+    def sampled():
+        changed_BV = apply_penalties(logits_BV, params, history, length_B)
+        token_B = forced(sample(changed_BV, params.keys_at(length_B), params))
+        return token_B, Logprobs.of(logits_BV, token_B, params.logprobs_B.any())
+
+    return jax.lax.cond(params.plain, greedy, sampled)
