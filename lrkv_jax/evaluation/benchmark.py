@@ -57,7 +57,7 @@ class Questions:
 
 
 @dataclass
-class Result:
+class BenchmarkResult:
     """A benchmark's outcome.
 
     score: the value that is compared, 0 to 1; `measure` is its name. records: one per example.
@@ -70,7 +70,7 @@ class Result:
     more: dict[str, Any] = field(default_factory=dict)
 
 
-Benchmark = Callable[[LanguageModel, Questions, BenchmarkSettings], Result]
+Benchmark = Callable[[LanguageModel, Questions, BenchmarkSettings], BenchmarkResult]
 
 
 def questions(name: str, split: str, settings: BenchmarkSettings) -> Questions:

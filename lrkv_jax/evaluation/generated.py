@@ -12,12 +12,12 @@ from typing import Any
 from lrkv_jax.data.tasks import gsm8k as problems
 from lrkv_jax.data.tasks import humaneval as programs
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, Result, measured
+from lrkv_jax.evaluation.benchmark import BenchmarkResult, BenchmarkSettings, Questions, measured
 from lrkv_jax.evaluation.sandbox import SandboxLimits, isolation, run_programs
 from lrkv_jax.inference.language_model import LanguageModel
 
 
-def gsm8k(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
+def gsm8k(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> BenchmarkResult:
     """Score the word problems, asked in a chat with the calculator, by the number after "#### "."""
     examples: list[problems.WordProblem] = asked.examples
     prompts = [model.chat_prompt(problems.conversation(e).unanswered()) for e in examples]
@@ -40,7 +40,9 @@ def gsm8k(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -
     return passed(records)
 
 
-def humaneval(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
+def humaneval(
+    model: LanguageModel, asked: Questions, settings: BenchmarkSettings
+) -> BenchmarkResult:
     """Score programs that are asked for in a chat.
 
     pass@k with the unbiased estimator (Chen et al. 2021). Raises `LrkvError` unless
@@ -95,11 +97,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
 
 
-def passed(records: list[dict[str, Any]]) -> Result:
+def passed(records: list[dict[str, Any]]) -> BenchmarkResult:
     """pass@1, and pass@k for powers of two up to the samples, from each record's `correct`."""
     samples = len(records[0]["correct"])
     more: dict[str, Any] = {"samples": samples}
     for k in (2**n for n in range(samples.bit_length())):
         rates = [pass_at_k(samples, sum(record["correct"]), k) for record in records]
         more |= measured(f"pass@{k}", rates)
-    return Result("pass@1", more["pass@1"], records, more)
+    return BenchmarkResult("pass@1", more["pass@1"], records, more)

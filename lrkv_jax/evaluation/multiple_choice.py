@@ -11,11 +11,13 @@ import numpy as np
 from lrkv_jax.data.tasks import choices as letter_questions
 from lrkv_jax.data.tasks.choices import Choices
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, Result, measured
+from lrkv_jax.evaluation.benchmark import BenchmarkResult, BenchmarkSettings, Questions, measured
 from lrkv_jax.inference.language_model import LanguageModel
 
 
-def multiple_choice(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> Result:
+def multiple_choice(
+    model: LanguageModel, asked: Questions, settings: BenchmarkSettings
+) -> BenchmarkResult:
     """The likeliest label right after the assistant's turn begins (the recipe's way)."""
     examples: list[Choices] = asked.examples
     prompts, ids = [], []
@@ -54,4 +56,4 @@ def multiple_choice(model: LanguageModel, asked: Questions, settings: BenchmarkS
             )
             for subject in subjects
         }
-    return Result("accuracy", more["accuracy"], records, more)
+    return BenchmarkResult("accuracy", more["accuracy"], records, more)

@@ -50,7 +50,8 @@ class Calls:
         draft_tokens: int,
     ):
         self.model, self.mesh, self.steps = model, mesh, steps
-        # A CPU reads one draft in a third of a step of eight slots, and eight in three steps.
+        # A CPU reads one draft in a third of a step of eight slots, and eight in three
+        # steps.
         alone = jax.default_backend() == "cpu" and shards == 1
         self.decode_options = {
             "most": steps, "draft_tokens": draft_tokens, "drafts_at_once": int(alone),
@@ -267,7 +268,8 @@ def _forced(sequences, started, shape):
         return None
     forced_NB = np.full(shape, -1, np.int32)
     for place, sequence in sequences.items():
-        # What is on its way; of this call's `started` steps, or a prompt's end, nothing is yet.
+        # What is on its way; of this call's `started` steps, or a prompt's end, nothing
+        # is yet.
         in_flight = sequence.steps_in_flight + sequence.reads_in_flight - (started or 1)
         known = len(sequence.tokens) - sequence.prompt_length + in_flight
         some = sequence.request.forced[known : known + shape[0]]

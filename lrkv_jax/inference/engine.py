@@ -31,8 +31,8 @@ from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.models.accounting.counts import cache_bytes_per_token
 from lrkv_jax.models.layers import resolve_dtype
 
-# Tokens of prompts that are read at once: memory is linear in it. A CPU takes as long for a short
-# prompt as for so many tokens, and gains little from more.
+# Tokens of prompts that are read at once: memory is linear in it. A CPU takes as long
+# for a short prompt as for so many tokens, and gains little from more.
 PREFILL_CHUNK = {"cpu": 128, "gpu": 512}
 # Steps of one call: the host waits for none of them but the last.
 STEPS_PER_CALL = 16
@@ -116,7 +116,8 @@ class Engine:
                 "shorter length"
             )
         chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)
-        # One shape, so that a text's bits do not depend on how many were read beside it.
+        # One shape, so that a text's bits do not depend on how many were read beside
+        # it.
         self._prefill = Shape(chunk // PAGE, PAGE)
         self._score = Shape(max(1, min(chunk // SCORED, batch // shards)), SCORED)
         self.steps_per_call, self._shards = steps_per_call, shards

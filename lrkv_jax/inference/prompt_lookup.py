@@ -18,10 +18,11 @@ from jaxtyping import Array, Bool, Int
 from lrkv_jax.inference.pages import NULL
 from lrkv_jax.inference.slots import SlotState, sample_tokens, write_tokens
 
-# Tokens that must occur before. With 3, ten times as many drafts are found in sampled text, and
-# hardly one is right.
+# Tokens that must occur before. With 3, ten times as many drafts are found in sampled
+# text, and hardly one is right.
 MATCH = 4
-# Tokens for each step of a call that a slot may take in it before it waits for the next.
+# Tokens for each step of a call that a slot may take in it before it waits for the
+# next.
 TOKENS_PER_STEP = 4
 
 

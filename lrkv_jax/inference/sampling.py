@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from lrkv_jax.errors import LrkvError
 
-# Below it nothing but the likeliest token is ever drawn; a subnormal divisor would count as 0.
+# Below it nothing but the likeliest token is ever drawn; a subnormal divisor would
+# count as 0.
 MIN_TEMPERATURE = 1e-30
 # Likeliest tokens that can be reported, and ids whose logits can be changed.
 TOPS = 20

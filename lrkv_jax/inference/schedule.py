@@ -28,7 +28,8 @@ READS = 8
 LEARNT = 0.1
 # Steps of a call while somebody waits: the fewest that are worth a call.
 SHORTEST = 4
-# A sequence that was preempted this often starts again when all that it may need is there.
+# A sequence that was preempted this often starts again when all that it may need is
+# there.
 PATIENCE = 3
 
 
@@ -143,7 +144,8 @@ class Scheduler:
         sequence.phase = Phase.RETAINED if retain else Phase.ENDED
         if retain:
             del sequence.tokens[retain:]
-            # The last one is read again, with what is appended: its next is chosen then.
+            # The last one is read again, with what is appended: its next is chosen
+            # then.
             sequence.cached = min(sequence.cached, retain - 1)
             self._retained.append(sequence)
         else:

@@ -22,7 +22,8 @@ from lrkv_jax.inference.request import check_tokens
 from lrkv_jax.inference.sampling import Sampling
 from lrkv_jax.models.transformer import with_parameters
 
-# How text is sampled by default: on the command line, from Python and while a run trains.
+# How text is sampled by default: on the command line, from Python and while a run
+# trains.
 SAMPLING = Sampling(temperature=0.8, top_p=0.95)
 
 

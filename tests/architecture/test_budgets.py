@@ -21,14 +21,12 @@ GOAL = {
 # Today's lines; each is its goal in the end.
 NOW = {
     "config": 2060, "models": 2402, "kernels": 2893, "optim": 477, "distributed": 1566,
-    "training": 2974, "data": 3511, "inference": 3003, "serving": 1931, "evaluation": 1783,
+    "training": 2974, "data": 3511, "inference": 3011, "serving": 1931, "evaluation": 1787,
     "interop": 2212, "cli": 1662, "lab": 9251, "": 206,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
 # 20,000 and 2,000 in the end.
 ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 266, 26_600, 2_050
-# Class names that stand for two or more things; none in the end.
-TWICE = {"Result"}
 
 
 def lines_of(path):
@@ -80,5 +78,4 @@ def test_a_class_name_has_one_meaning():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(path.relative_to(PACKAGE))
     twice = {name for name, where in places.items() if len(where) > 1}
-    assert twice <= TWICE, {name: places[name] for name in twice - TWICE}
-    assert twice >= TWICE, f"strike these names off: {TWICE - twice}"
+    assert not twice, {name: places[name] for name in twice}
