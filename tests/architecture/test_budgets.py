@@ -22,7 +22,7 @@ GOAL = {
 NOW = {
     "config": 2060, "models": 2402, "kernels": 2893, "optim": 477, "distributed": 1566,
     "training": 2974, "data": 3511, "inference": 3011, "serving": 1931, "evaluation": 1787,
-    "interop": 2212, "cli": 1662, "lab": 9251, "": 206,
+    "interop": 2212, "cli": 1662, "lab": 9250, "": 206,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
 # 20,000 and 2,000 in the end.

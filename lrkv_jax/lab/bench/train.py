@@ -71,8 +71,8 @@ class TrainProgram:
         tokens_BU = jax.ShapeDtypeStruct(
             (train.batch, train.context + 1), jnp.int32, sharding=batch_sharding(mesh)
         )
-        leaves = jax.tree.leaves(abstract_state(config, mesh))
-        self.step: Compiled = compile_ahead(step.on_leaves, leaves, tokens_BU, mesh=mesh)
+        state = abstract_state(config, mesh)
+        self.step: Compiled = compile_ahead(step, state, tokens_BU, mesh=mesh)
 
     @property
     def state_bytes(self) -> int:
@@ -92,16 +92,16 @@ class Trainer:
         self.program = program
         config, mesh = program.config, program.mesh
         with jax.set_mesh(mesh):
-            self._leaves = jax.tree.leaves(init_state(config, mesh))
+            self._state = init_state(config, mesh)
         self.tokens_BU = random_tokens(config, mesh, seed)
-        self._leaves, metrics = program.step.call(self._leaves, self.tokens_BU)
+        self._state, metrics = program.step.call(self._state, self.tokens_BU)
         self.first_loss = float(jax.block_until_ready(metrics)["loss"])
 
     def timer(self) -> float:
         """Seconds from the call of a step until the new state is there."""
         began = time.perf_counter()
-        self._leaves, metrics = self.program.step.call(self._leaves, self.tokens_BU)
-        jax.block_until_ready((self._leaves, metrics))
+        self._state, metrics = self.program.step.call(self._state, self.tokens_BU)
+        jax.block_until_ready((self._state, metrics))
         return time.perf_counter() - began
 
 

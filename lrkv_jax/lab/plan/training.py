@@ -132,8 +132,7 @@ def _compile(config: RunConfig, mesh: Mesh) -> jax.stages.Compiled:
     shape = (config.train.batch, config.train.context + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        leaves = jax.tree.leaves(abstract_state(config, mesh))
-        return step.on_leaves.lower(leaves, tokens).compile()
+        return step.lower(abstract_state(config, mesh), tokens).compile()
 
 
 def resolved(config: RunConfig) -> RunConfig:

@@ -106,7 +106,7 @@ MARKED = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in 
 @pytest.mark.parametrize("name", MARKED)
 def test_flops_of_a_step_are_the_products_of_its_program(name, monkeypatch):
     # Products and sums of a single query on a CPU are as many as those of the matrix products.
-    monkeypatch.setattr(online, "few", lambda queries: False)
+    monkeypatch.setattr(online, "is_small_batch", lambda queries: False)
     entry = ENTRIES[name]
     shape = {"layers": 1, "width": H * K, "heads": H, "head_width": K, "vocabulary": 8}
     model = ModelConfig(**shape, attention=entry, dtype="float32")
