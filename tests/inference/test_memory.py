@@ -59,9 +59,7 @@ def test_a_piece_of_a_prompt_takes_as_much_memory_whatever_the_longest_request_i
     for length in LENGTHS:
         engine = engine_of(FIVE[name], length=length)
         pool = engine.calls.cache()
-        tokens_FT, start_F, count_F, pages_FN, _ = engine.calls.chunk_arrays(
-            engine.calls.prefill, {}
-        )
+        *arrays, _ = engine.calls.chunk_arrays(engine.calls.prefill, {})
         memory = memory_of(engine, programs.prefill, pool, *arrays, most=4)
         assert memory.alias_size_in_bytes >= bytes_of(pool)
         temporary.append(memory.temp_size_in_bytes)
