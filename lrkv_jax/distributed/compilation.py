@@ -172,3 +172,13 @@ def take_memory(environment: MutableMapping[str, str]) -> None:
     """
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in environment:
         environment.setdefault("XLA_CLIENT_MEM_FRACTION", MEMORY_FRACTION)
+
+
+def program_bytes(program: jax.stages.Compiled) -> int:
+    """Bytes that a device holds while a program runs, by XLA's analysis of it when compiled.
+
+    They are arguments, output and temporaries, less the output that overwrites arguments.
+    """
+    memory = program.memory_analysis()
+    held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    return held + memory.output_size_in_bytes - memory.alias_size_in_bytes

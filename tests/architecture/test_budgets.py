@@ -20,13 +20,13 @@ GOAL = {
 }  # fmt: skip
 # Today's lines; each is its goal in the end.
 NOW = {
-    "config": 2060, "models": 2402, "kernels": 2893, "optim": 477, "distributed": 1566,
+    "config": 2060, "models": 2392, "kernels": 2893, "optim": 477, "distributed": 1439,
     "training": 2974, "data": 3511, "inference": 3011, "serving": 1931, "evaluation": 1787,
-    "interop": 2212, "cli": 1662, "lab": 9250, "": 206,
+    "interop": 2212, "cli": 1662, "lab": 9248, "": 206,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
 # 20,000 and 2,000 in the end.
-ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 266, 26_600, 2_050
+ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 265, 26_600, 2_050
 
 
 def lines_of(path):

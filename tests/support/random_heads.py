@@ -25,9 +25,3 @@ def lrkv_heads() -> HeadWeights:
 def mha_heads() -> HeadWeights:
     rng = np.random.default_rng(9)
     return HeadWeights(*rng.standard_normal((3, H, D, K)), rng.standard_normal((H, K, D)))
-
-
-def mqa_heads() -> HeadWeights:
-    some = mha_heads()
-    key, value = (np.repeat(w[:1], H, axis=0) for w in (some.key_HDK, some.value_HDK))
-    return HeadWeights(some.query_HDK, key, value, some.output_HKD)

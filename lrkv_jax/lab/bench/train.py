@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
 from lrkv_jax.config import RunConfig
-from lrkv_jax.distributed.compilation import Compiled, compile_ahead
+from lrkv_jax.distributed.compilation import Compiled, compile_ahead, program_bytes
 from lrkv_jax.distributed.hardware import hardware_of
 from lrkv_jax.distributed.mesh import check_mesh, make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
@@ -29,7 +29,6 @@ from lrkv_jax.lab.bench.train_table import TrainTiming
 from lrkv_jax.lab.bench.variants import ScaleVariant, variants_of
 from lrkv_jax.models.accounting.counts import (
     parameter_counts,
-    program_bytes,
     training_flops_per_token,
 )
 from lrkv_jax.training.state import abstract_state, init_state, resolve

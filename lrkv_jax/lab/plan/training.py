@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lrkv_jax.config import MeshConfig, RunConfig
-from lrkv_jax.distributed.compilation import MEMORY_FRACTION
+from lrkv_jax.distributed.compilation import MEMORY_FRACTION, program_bytes
 from lrkv_jax.distributed.hardware import Hardware
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
@@ -27,7 +27,6 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.plan.estimate import StateBytes, collectives, memory, sizes_of, state_bytes
 from lrkv_jax.lab.plan.muon import muon
 from lrkv_jax.lab.plan.step_time import Assumptions, step_time
-from lrkv_jax.models.accounting.counts import program_bytes
 from lrkv_jax.training.state import abstract_state
 from lrkv_jax.training.step import make_train_step
 from lrkv_jax.training.token_batch import BatchFormat

@@ -95,16 +95,6 @@ def executed_flops_per_token(model: ModelConfig, context: int, tokens: int) -> f
     return training_flops_per_token(model, context) + 6 * model.layers * more
 
 
-def program_bytes(program: Any) -> int:
-    """Bytes that a device holds while a program runs, by XLA's analysis of it when compiled.
-
-    They are arguments, output and temporaries, less the output that overwrites arguments.
-    """
-    memory = program.memory_analysis()
-    held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    return held + memory.output_size_in_bytes - memory.alias_size_in_bytes
-
-
 def training_tokens(config: RunConfig) -> int:
     """The run's budget: `train.tokens`, or steps · batch · context."""
     train = config.train
