@@ -1,4 +1,4 @@
-"""Runs code that a model wrote, in processes of its own, behind what the kernel offers.
+"""Runs code that a model wrote, in separate processes, behind what the kernel offers.
 
 docs/sandbox.md says what it protects from, and from what it does not.
 """
