@@ -27,7 +27,12 @@ PAGE = HERE.parent / "docs" / "performance.md"
 BLOCK = "training steps"
 
 # One sequence of 512 tokens, and a head that does not hide the layers.
-CUT = ("train.batch=1", "train.accumulation=1", "train.context=512", "model.vocabulary=4096")
+CUT = (
+    "train.global_batch_size=1",
+    "train.grad_accum_steps=1",
+    "train.seq_len=512",
+    "model.vocabulary=4096",
+)
 SWEEPS = {
     "quickstart": TrainBenchmark(scales=("quickstart",), samples=9),
     "128m": TrainBenchmark(

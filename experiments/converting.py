@@ -23,14 +23,14 @@ HERE = Path(__file__).parent
 # Of SmolLM2-135M, whose cache has 2 · 3 · 64 values a token and layer: 58, 46 and 33 % of them.
 # LRKV's shared key and value alone are 33 %.
 FORMS = (
-    "attention=mla attention.latent=224",
+    "attention=mla attention.kv_lora_rank=224",
     "attention=lrkv attention.rank=16",
-    "attention=mla attention.latent=128",
+    "attention=mla attention.kv_lora_rank=128",
     "attention=lrkv attention.rank=8",
-    "attention=mla attention.latent=176",
-    "attention=mla attention.latent=128 attention.rank=32",
-    "attention=mla attention.latent=80 attention.rank=32",
-    "attention=mla attention.latent=32 attention.rank=32",
+    "attention=mla attention.kv_lora_rank=176",
+    "attention=mla attention.kv_lora_rank=128 attention.rank=32",
+    "attention=mla attention.kv_lora_rank=80 attention.rank=32",
+    "attention=mla attention.kv_lora_rank=32 attention.rank=32",
 )
 TOKENS = 4096  # of each text to learn from, and of each to measure on
 CONTEXT = 512
@@ -129,7 +129,7 @@ def measure(
                 subprocess.run([*command, *settings], check=True)
                 (healed / "done").touch()
             train = load_run(healed).config.train
-            learnt = train.total_steps * train.batch * train.context
+            learnt = train.total_steps * train.global_batch_size * train.seq_len
             keep(form, healed_on, healed, tokens=learnt)
 
 

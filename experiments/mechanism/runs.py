@@ -99,7 +99,7 @@ def losses_of_documents(directory: Path) -> dict[str, dict[str, list]]:
     from lrkv_jax.training.loss import make_loss
 
     run = load_run(directory)
-    context = run.config.train.context
+    context = run.config.train.seq_len
     losses = jax.jit(make_loss(run.config.model, run.mesh, chunk=run.config.train.loss_chunk))
     bytes_V = run.tokenizer.token_bytes_up_to(run.config.model.vocabulary)
     found = {}

@@ -47,7 +47,7 @@ def data_build(
     else:
         fetch_source(run.data, _say)
     with batches_bar() as progress:
-        path = build_dataset(run.data, run.train.context, progress=progress, run=jobs)
+        path = build_dataset(run.data, run.train.seq_len, progress=progress, run=jobs)
     print(path)
 
 

@@ -68,7 +68,7 @@ def import_(
     from lrkv_jax.interop.importing import import_model
 
     config = import_model(source, run, overrides or [], say=_note)
-    print(f"{run}: {config.model.attention.label}, context of {config.train.context} tokens")
+    print(f"{run}: {config.model.attention.label}, context of {config.train.seq_len} tokens")
 
 
 def _note(line: str) -> None:
@@ -108,7 +108,7 @@ def convert(
     """Give a pretrained run a smaller cache, without training.
 
     It says what that costs. Keys and values are fitted where the model reads them: attention=mla
-    attention.latent=C (one latent for both), attention.rank=R beside it, or attention=lrkv
+    attention.kv_lora_rank=C (one latent for both), attention.rank=R beside it, or attention=lrkv
     attention.rank=R.
     """
     start_alone("convert")

@@ -71,7 +71,7 @@ def evaluate(
 
     names = [task for task in tasks.split(",") if task]
     config = read_run(run)
-    context = config.train.context
+    context = config.train.seq_len
     if set(names) & {"gsm8k", "humaneval"} and tokens >= context:
         tokens = context // 2
         print(f"answers take up to {tokens} tokens: the run reads {context}", flush=True)

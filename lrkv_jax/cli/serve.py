@@ -79,7 +79,7 @@ def serve(
     trained = shared.loaded("serve", run, step, overrides)
     from lrkv_jax.serving.service import Service
 
-    length = config.train.context if context is None else context
+    length = config.train.seq_len if context is None else context
     with working("compiling"):
         service = Service.of(
             trained, name or Path(run).resolve().name,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, cast
 
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
-from lrkv_jax.config.frozen import Frozen, result
+from lrkv_jax.config.frozen import Frozen, semantics
 from lrkv_jax.errors import LrkvError, nearest
 
 KINDS: dict[str, type[AttentionConfig]] = {}  # every registered entry, in order of definition
@@ -47,7 +47,7 @@ class AttentionConfig(Frozen):
     layer: ClassVar[str]
     looks: ClassVar[Mapping[str | None, tuple[str, str, str]]] = {}
 
-    kind: str = result("The line of the family; by default the name that it stands under.", "")
+    kind: str = semantics("The line of the family; by default the name that it stands under.", "")
 
     if TYPE_CHECKING:
         # Each line has settings of its own, and its layer reads them.

@@ -32,15 +32,15 @@ def settings_of(run: RunConfig, roles: Collection[Role]) -> dict[str, tuple[Role
     A length in steps or tokens is `train.steps`, which is None where epochs are not counted yet.
     """
     found = {key: (role, value) for key, role, value in walk(run) if role in roles}
-    if "result" in roles:
+    if "semantics" in roles:
         del found["train.tokens"]
         uncounted = run.train.steps is None and run.train.tokens is None
-        found["train.steps"] = "result", None if uncounted else run.train.total_steps
+        found["train.steps"] = "semantics", None if uncounted else run.train.total_steps
     return found
 
 
 def differences(
-    old: RunConfig, new: RunConfig, roles: Collection[Role] = ("result", "content")
+    old: RunConfig, new: RunConfig, roles: Collection[Role] = ("semantics", "data")
 ) -> list[Change]:
     """The settings of these roles that changed, in the order of the configuration.
 
@@ -63,7 +63,7 @@ def covers(keys: Collection[str], key: str) -> bool:
 
 def check_keys(run: RunConfig, keys: Collection[str]) -> None:
     """Raise `LrkvError` for a key that is no setting that changes results, nor a group of them."""
-    known = settings_of(run, ("result", "content"))
+    known = settings_of(run, ("semantics", "data"))
     for key in keys:
         if not any(covers([key], one) for one in known):
             raise LrkvError(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from lrkv_jax.config.attention import AttentionConfig, ModelShape
-from lrkv_jax.config.frozen import NonNegative, Positive, result
+from lrkv_jax.config.frozen import NonNegative, Positive, semantics
 from lrkv_jax.errors import LrkvError
 
 # FLOPs that take as long as one value more written and read, with its gradient. On two CPU cores
@@ -59,7 +59,7 @@ class GQA(_Grouped):
 
     name: ClassVar[str] = "gqa"
     looks: ClassVar = {None: ("#56B4E9", "--", "s")}
-    kv_heads: Positive = result("Key/value heads, G. They divide the model's heads.")
+    kv_heads: Positive = semantics("Key/value heads, G. They divide the model's heads.")
 
     def check(self, model: ModelShape) -> None:
         _check_groups(self.kv_heads, model)
@@ -89,7 +89,7 @@ class MLA(AttentionConfig):
     """Multi-head latent attention: one latent per token, expanded into each head's keys and values.
 
     `rope`: `decoupled` puts positions into one rope key beside the latent (DeepSeek's);
-    `rope_width = 0` reproduces the paper's cache count there, and drops positions altogether.
+    `qk_rope_head_dim = 0` reproduces the paper's cache count there, and drops positions altogether.
     `full` rotates each head's whole key, and has no rope key. With `rank` each head has a latent
     of its own beside the common one; in `full`, keys, values and those latents may be of G groups
     of heads (`kv_heads`).
@@ -101,26 +101,26 @@ class MLA(AttentionConfig):
         "decoupled": ("#CC79A7", "-.", "D"),
         "full": ("#882255", "-", "d"),
     }
-    latent: Positive = result("Width of the latent that all heads share, C.")
-    rope_width: NonNegative = result(
+    kv_lora_rank: Positive = semantics("Width of the latent that all heads share, C.")
+    qk_rope_head_dim: NonNegative = semantics(
         "Width of the rope key that all heads share, P. Even; 0 drops positions. In the mode full "
         "there is none: 0.",
         64,
     )
-    rope: Literal["decoupled", "full"] = result(
+    rope: Literal["decoupled", "full"] = semantics(
         "What positions rotate. decoupled: a rope key beside the latent; full: each head's whole "
         "key.",
         "decoupled",
     )
-    rank: NonNegative = result(
+    rank: NonNegative = semantics(
         "Width of the latent that each head has of its own, beside the common one, R.", 0
     )
-    kv_heads: Positive | None = result(
+    kv_heads: Positive | None = semantics(
         "Number of keys and values that latents are expanded into, G: each serves a group of "
         "heads / G query heads. Null: one for each head. In mode full alone.",
         None,
     )
-    latent_norm: bool = result(
+    latent_norm: bool = semantics(
         "Whether latents are divided by their root mean square. false, in mode full alone, leaves "
         "keys and values linear in the layer's input, as a converted model's are.",
         True,
@@ -131,15 +131,15 @@ class MLA(AttentionConfig):
     def _no_rope_key(cls, settings: Any) -> Any:
         """Only `decoupled` has a rope key: what `full` leaves out is 0."""
         if isinstance(settings, dict) and settings.get("rope") == "full":
-            return {"rope_width": 0, **settings}
+            return {"qk_rope_head_dim": 0, **settings}
         return settings
 
     @classmethod
     def overridden(cls, settings: dict[str, Any], changed: set[str]) -> dict[str, Any]:
         """A file's rope width is of its own mode: another mode's is not asked for with it."""
         moved = "rope" in changed and settings.get("rope") == "full"
-        if moved and "rope_width" not in changed:
-            return {key: value for key, value in settings.items() if key != "rope_width"}
+        if moved and "qk_rope_head_dim" not in changed:
+            return {key: value for key, value in settings.items() if key != "qk_rope_head_dim"}
         return settings
 
     @classmethod
@@ -148,7 +148,7 @@ class MLA(AttentionConfig):
 
     @property
     def size(self) -> int:
-        return self.latent
+        return self.kv_lora_rank
 
     @property
     def form(self) -> str:
@@ -177,15 +177,15 @@ class MLA(AttentionConfig):
 
     def check(self, model: ModelShape) -> None:
         _check_rank("rank", self.rank, model, "no latents of single heads", "spans MHA")
-        if self.rope_width % 2:
+        if self.qk_rope_head_dim % 2:
             raise LrkvError(
-                f"attention.rope_width = {self.rope_width} is odd, and rotation works on pairs: "
-                f"use {self.rope_width - 1} or {self.rope_width + 1}"
+                f"attention.qk_rope_head_dim = {self.qk_rope_head_dim} is odd, and rotation works "
+                f"on pairs: use {self.qk_rope_head_dim - 1} or {self.qk_rope_head_dim + 1}"
             )
-        if self.rope_width and self.rope != "decoupled":
+        if self.qk_rope_head_dim and self.rope != "decoupled":
             raise LrkvError(
-                f"attention.rope_width = {self.rope_width}, and rope: {self.rope} has no rope key: "
-                "leave rope_width out, or use rope: decoupled"
+                f"attention.qk_rope_head_dim = {self.qk_rope_head_dim}, and rope: {self.rope} has "
+                "no rope key: leave qk_rope_head_dim out, or use rope: decoupled"
             )
         if self.rope != "full" and (self.kv_heads or not self.latent_norm):
             name = "kv_heads" if self.kv_heads else "latent_norm"
@@ -194,22 +194,22 @@ class MLA(AttentionConfig):
             _check_groups(self.kv_heads, model)
 
     def query_width(self, model: ModelShape) -> int:
-        return model.head_width + self.rope_width
+        return model.head_width + self.qk_rope_head_dim
 
     def kv_parameters(self, model: ModelShape) -> int:
-        down = self.latent + self.rope_width + self.groups(model) * self.rank
-        up = 2 * (self.latent + self.rank) * self.groups(model) * model.head_width
+        down = self.kv_lora_rank + self.qk_rope_head_dim + self.groups(model) * self.rank
+        up = 2 * (self.kv_lora_rank + self.rank) * self.groups(model) * model.head_width
         return model.width * down + up
 
     def cached_latent(self, model: ModelShape) -> int:
         """Columns of the cached common latent; with biases of keys one more, a 1 for them."""
-        return self.latent + model.qkv_bias
+        return self.kv_lora_rank + model.qkv_bias
 
     def cache_values(self, model: ModelShape) -> int:
-        return self.cached_latent(model) + self.rope_width + self.groups(model) * self.rank
+        return self.cached_latent(model) + self.qk_rope_head_dim + self.groups(model) * self.rank
 
     def cache_values_published(self, model: ModelShape) -> int:
-        return self.cache_values(model) - self.rope_width
+        return self.cache_values(model) - self.qk_rope_head_dim
 
     def cache_padding_values(self, model: ModelShape) -> int:
         return self.groups(model) * (self.cached_rank - self.rank)
@@ -230,7 +230,7 @@ class MLA(AttentionConfig):
         """`full` meets latents through [cos, sin] · M_h(q), K · (C + R) more products per head."""
         width = self.cached_latent(model) + self.rank
         exact = 2 * model.head_width * width if self.rope == "full" else 0
-        return model.heads * (4 * width + 2 * self.rope_width + exact)
+        return model.heads * (4 * width + 2 * self.qk_rope_head_dim + exact)
 
 
 class LRKV(AttentionConfig):
@@ -249,17 +249,19 @@ class LRKV(AttentionConfig):
         "shared": ("#E69F00", "--", "P"),
         "latent": ("#009E73", "-.", "X"),
     }
-    rank: NonNegative = result(
+    rank: NonNegative = semantics(
         "Rank of each head's residual, R. 0 is MQA; head_width can represent any MHA."
     )
-    rope: Literal["full", "shared", "latent"] = result(
+    rope: Literal["full", "shared", "latent"] = semantics(
         "What positions rotate. full: the whole key, as in the paper; shared: its shared part "
         "alone; latent: its shared part, and the latent in its own R coordinates.",
         "full",
     )
-    rank_key: Positive | None = result("Rank of the keys' residuals, R_k. Null is rank.", None)
-    rank_value: Positive | None = result("Rank of the values' residuals, R_v. Null is rank.", None)
-    kv_heads: Positive | None = result(
+    rank_key: Positive | None = semantics("Rank of the keys' residuals, R_k. Null is rank.", None)
+    rank_value: Positive | None = semantics(
+        "Rank of the values' residuals, R_v. Null is rank.", None
+    )
+    kv_heads: Positive | None = semantics(
         "Number of residuals, G: each serves a group of heads / G query heads. Null: one for each "
         "head.",
         None,

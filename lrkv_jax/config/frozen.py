@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from lrkv_jax.config.old_names import RENAMED
 from lrkv_jax.errors import LrkvError, nearest
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ FROM_TRANSFORMERS = {
     "intermediate_size": "feed_forward",
     "vocab_size": "vocabulary",
     "num_key_value_heads": "attention.kv_heads",
-    "kv_lora_rank": "attention.latent",
-    "qk_rope_head_dim": "attention.rope_width",
-    "max_position_embeddings": "train.context",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "qk_rope_head_dim": "attention.qk_rope_head_dim",
+    "max_position_embeddings": "train.seq_len",
     "hidden_act": "activation",
     "rope_theta": "rope_base",
     "rms_norm_eps": "norm_eps",
@@ -34,6 +35,7 @@ FROM_TRANSFORMERS = {
     "attention_bias": "qkv_bias",
     "torch_dtype": "dtype",
 }
+_RENAMED = {old: new for names in RENAMED.values() for old, new in names.items()}
 
 
 def _whole(value: Any) -> Any:
@@ -50,12 +52,12 @@ Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Path = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]*\z")]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what the generators of JAX and Grain take
 
-Role = Literal["result", "content", "rhythm", "place"]
+Role = Literal["semantics", "data", "schedule", "placement"]
 ROLES: dict[Role, str] = {
-    "result": "It changes the numbers that training computes.",
-    "content": "It names data whose content changes the numbers; where that lies does not.",
-    "rhythm": "It says when a run pauses and how its work is cut up. Losses stay what they are.",
-    "place": "It says where things lie, and which devices, kernels and processes do the work.",
+    "semantics": "It changes the numbers that training computes.",
+    "data": "It names data whose content changes the numbers; where that lies does not.",
+    "schedule": "It says when a run pauses and how its work is cut up. Losses stay what they are.",
+    "placement": "It says where things lie, and which devices, kernels and processes do the work.",
 }
 
 
@@ -82,11 +84,11 @@ def _setting(role: Role, description: str, default: Any = ..., **limits: Any) ->
     return Field(default, description=description, json_schema_extra=about, **limits)
 
 
-# A field is declared by the name of its role, as in `result("Number of blocks, L.")`.
-result = partial(_setting, "result")
-content = partial(_setting, "content")
-rhythm = partial(_setting, "rhythm")
-place = partial(_setting, "place")
+# A field is declared by the name of its role, as in `semantics("Number of blocks, L.")`.
+semantics = partial(_setting, "semantics")
+data = partial(_setting, "data")
+schedule = partial(_setting, "schedule")
+placement = partial(_setting, "placement")
 
 
 class Group(Frozen):
@@ -156,7 +158,7 @@ def first_problem(error: ValidationError, model: type[Frozen], group: str = "") 
 
 def _instead(key: str, known: Sequence[str]) -> str:
     """How a message about an unknown key ends: our name for a field of transformers, or nearest."""
-    ours = FROM_TRANSFORMERS.get(key, "")
+    ours = FROM_TRANSFORMERS.get(key) or _RENAMED.get(key, "")
     if ours and ("." in ours or ours in known):
         return f": use {ours}"
     return nearest(key, known)

@@ -63,7 +63,7 @@ def _attention() -> Iterator[Described]:
     for kind, entry in KINDS.items():
         for name, field in entry.model_fields.items():
             if name != "kind":
-                described = _setting(f"attention.{name}", field, "result")
+                described = _setting(f"attention.{name}", field, "semantics")
                 yield replace(described, meaning=f"({kind}) {described.meaning}")
 
 
@@ -138,7 +138,7 @@ def as_markdown() -> str:
         "A setting is written `KEY=VALUE` on the command line, or as nested keys in a YAML file.",
         "", "| role | what it means |", "|---|---|",
         *(f"| {role} | {meaning} |" for role, meaning in ROLES.items()), "",
-        "A run resumes only with the settings of the roles `result` and `content` that it was "
+        "A run resumes only with the settings of the roles `semantics` and `data` that it was "
         "trained with ([training.md](training.md)).",
         "The settings under `attention` are those of the chosen line; a file writes them under "
         "`variants`.",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from lrkv_jax.config.attention import ModelShape
 from lrkv_jax.config.family import LRKV, MLA, VALUE
-from lrkv_jax.config.frozen import result
+from lrkv_jax.config.frozen import semantics
 from lrkv_jax.errors import LrkvError
 
 
@@ -57,12 +57,12 @@ class LatentMLA(MLA):
     """MLA whose latent itself is rotated, in C dimensions."""
 
     name: ClassVar[str] = "mla_latent"
-    rope: Literal["latent"] = result("The latent in its C coordinates.", "latent")  # type: ignore
+    rope: Literal["latent"] = semantics("The latent in its C coordinates.", "latent")  # type: ignore
 
     @property
     def label(self) -> str:
         """As its results call it."""
-        return f"MLA-{self.latent} rope latent"
+        return f"MLA-{self.kv_lora_rank} rope latent"
 
     @classmethod
     def layer_class(cls) -> Any:
@@ -70,4 +70,4 @@ class LatentMLA(MLA):
         raise _no_layer("MLA in rope: latent")
 
     def logit_width(self, model: ModelShape) -> int:
-        return self.latent + self.rank
+        return self.kv_lora_rank + self.rank

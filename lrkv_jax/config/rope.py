@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lrkv_jax.config.frozen import Group, Positive, PositiveFloat, result
+from lrkv_jax.config.frozen import Group, Positive, PositiveFloat, semantics
 from lrkv_jax.errors import LrkvError
 
 # The settings that each kind has beside `factor`; the first is required.
@@ -27,42 +27,42 @@ class RopeScaling(Group):
     equations.
     """
 
-    kind: Literal["linear", "llama3", "yarn"] = result(
+    kind: Literal["linear", "llama3", "yarn"] = semantics(
         "linear divides each frequency by factor; llama3 and yarn keep the high ones, divide the "
         "low ones, and blend between."
     )
-    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = result(
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = semantics(
         "What frequencies are divided by: how many times longer sequences become."
     )
-    original_context: Positive | None = result(
+    original_context: Positive | None = semantics(
         "(llama3, yarn) Tokens of the sequences that the frequencies were trained on.", None
     )
-    low_freq_factor: PositiveFloat | None = result(
+    low_freq_factor: PositiveFloat | None = semantics(
         "(llama3) Turns within original_context up to which a frequency is divided. Null: 1.", None
     )
-    high_freq_factor: PositiveFloat | None = result(
+    high_freq_factor: PositiveFloat | None = semantics(
         "(llama3) Turns within original_context from which a frequency is kept. Null: 4.", None
     )
-    beta_fast: PositiveFloat | None = result(
+    beta_fast: PositiveFloat | None = semantics(
         "(yarn) Turns within original_context from which a frequency is kept. Null: 32.", None
     )
-    beta_slow: PositiveFloat | None = result(
+    beta_slow: PositiveFloat | None = semantics(
         "(yarn) Turns within original_context up to which a frequency is divided. Null: 1.", None
     )
-    truncate: bool | None = result(
+    truncate: bool | None = semantics(
         "(yarn) Round the pairs between which it blends outwards to whole ones. Null: true.", None
     )
-    attention_factor: PositiveFloat | None = result(
+    attention_factor: PositiveFloat | None = semantics(
         "(yarn) What queries and keys are multiplied by, so logits by its square. Null: it follows "
         "from mscale and mscale_all_dim, or is 0.1 · ln(factor) + 1.",
         None,
     )
-    mscale: PositiveFloat | None = result(
+    mscale: PositiveFloat | None = semantics(
         "(yarn) With mscale_all_dim, attention_factor is (0.1 · mscale · ln(factor) + 1) / "
         "(0.1 · mscale_all_dim · ln(factor) + 1).",
         None,
     )
-    mscale_all_dim: PositiveFloat | None = result("(yarn) See mscale.", None)
+    mscale_all_dim: PositiveFloat | None = semantics("(yarn) See mscale.", None)
 
     @model_validator(mode="after")
     def _belongs_together(self) -> RopeScaling:

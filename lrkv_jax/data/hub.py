@@ -110,7 +110,7 @@ def provenance_of(config: DataConfig) -> dict[str, Any]:
             f"{config.hub.repo}"
         )
     if found is None:
-        return {"licence": config.licence, "origin": None}
+        return {"licence": config.license, "origin": None}
     absent = _absent(folder, found)
     if absent:
         raise LrkvError(
@@ -118,7 +118,7 @@ def provenance_of(config: DataConfig) -> dict[str, Any]:
             f"download, such as {absent[0]}: run lrkv data build again, which continues it"
         )
     kept = ("repo", "repo_type", "revision", "commit")
-    return {"licence": config.licence or found["licence"]} | {key: found[key] for key in kept}
+    return {"licence": config.license or found["licence"]} | {key: found[key] for key in kept}
 
 
 def _other_download(folder: Path, known: dict[str, Any]) -> LrkvError:

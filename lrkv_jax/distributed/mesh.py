@@ -53,12 +53,12 @@ def check_mesh(config: RunConfig, mesh: Mesh | AbstractMesh) -> None:
     check_divides("mesh.tensor", tensor, "model.heads", model.heads)
     check_divides("mesh.tensor", tensor, "model.feed_forward", model.feed_forward_width)
     check_divides("mesh.fsdp", shape["fsdp"], "model.width", model.width)
-    rows = config.train.batch // config.train.accumulation
+    rows = config.train.global_batch_size // config.train.grad_accum_steps
     batch = shape["data"] * shape["fsdp"]
-    remedy = _batch_remedy(config.train.batch, config.train.accumulation, batch)
-    name = "train.batch / train.accumulation"
+    remedy = _batch_remedy(config.train.global_batch_size, config.train.grad_accum_steps, batch)
+    name = "train.global_batch_size / train.grad_accum_steps"
     check_divides("mesh.data x mesh.fsdp", batch, name, rows, remedy)
-    check_divides("mesh.context", context, "train.context", config.train.context)
+    check_divides("mesh.context", context, "train.seq_len", config.train.seq_len)
     # A device attends over whole sequences with its share of the heads.
     if tensor == 1:
         check_divides("mesh.context", context, "model.heads", model.heads)
@@ -70,8 +70,10 @@ def _batch_remedy(batch: int, accumulation: int, shares: int) -> str:
     """The setting that gives each of so many shares of the devices whole rows of a microbatch."""
     if batch % shares == 0:
         fitting = (n for n in range(accumulation, 0, -1) if batch // shares % n == 0)
-        return f"set train.accumulation={next(fitting)}, or "
-    return f"set train.batch={-(-batch // (shares * accumulation)) * shares * accumulation}, or "
+        return f"set train.grad_accum_steps={next(fitting)}, or "
+    return f"set train.global_batch_size={
+        -(-batch // (shares * accumulation)) * shares * accumulation
+    }, or "
 
 
 def check_divides(axis: str, size: int, name: str, whole: int, remedy: str = "") -> None:

@@ -73,7 +73,7 @@ def evaluate(
         raise LrkvError(f"batch = {batch}: use 1 or more")
     asked, settings = ask(read_run(directory), tasks, settings)
     run = load_run(directory, step=step, overrides=overrides)
-    batch = batch or run.config.train.batch
+    batch = batch or run.config.train.global_batch_size
     warn = warn or (lambda text: print(f"lrkv: {text}", file=sys.stderr))
     report = Path(directory) / "evaluation.json"
     if reason := why_not(report):
@@ -121,7 +121,7 @@ def ask(
     settings = settings or BenchmarkSettings()
     if "humaneval" in tasks:
         check_allowed(settings)
-    context = config.train.context
+    context = config.train.seq_len
     if {"gsm8k", "humaneval"} & set(tasks) and settings.new_tokens >= context:
         raise LrkvError(f"new_tokens = {settings.new_tokens}: use 1 to {context - 1}")
     if BENCHMARKS.keys() & set(tasks):
@@ -158,8 +158,8 @@ def _adding_up(progress: OnProgress, name: str, total: int) -> Callable[[float],
 def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:
     """Describe what was evaluated, with the measured size of its cache."""
     config = run.config
-    engine = Engine(config.model, run.params, batch=1, length=config.train.context, mesh=run.mesh)
-    report, cache = engine.report(), config.model.decode_cache
+    engine = Engine(config.model, run.params, batch=1, length=config.train.seq_len, mesh=run.mesh)
+    report, cache = engine.report(), config.model.kv_cache_dtype
     return {
         "run": str(directory),
         "attention": config.model.attention.kind,
@@ -176,11 +176,11 @@ def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:
 
 def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
     config = run.config
-    return _loss_on(run, heldout_batches(config.data, config.train.context, batch))
+    return _loss_on(run, heldout_batches(config.data, config.train.seq_len, batch))
 
 
 def _docstrings(run: TrainedRun, batch: int) -> dict[str, float]:
-    rows = docstring_rows(run.tokenizer, run.config.train.context)
+    rows = docstring_rows(run.tokenizer, run.config.train.seq_len)
     # Filled up with rows of no targets: a last batch of its own size would be a program of its own.
     filled = np.pad(rows, ((0, -len(rows) % batch), (0, 0)), constant_values=~run.tokenizer.bos)
     return _loss_on(run, (filled[at : at + batch] for at in range(0, len(filled), batch)))
@@ -201,8 +201,8 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
     del batch
     config = run.config
     rows = BatchFormat.of(config, run.tokenizer.bos)
-    tokens_BU = next(heldout_batches(config.data, config.train.context, ROWS))
-    tokens_BT = np.asarray(rows.ids(jax.numpy.asarray(tokens_BU[:, : config.train.context])))
+    tokens_BU = next(heldout_batches(config.data, config.train.seq_len, ROWS))
+    tokens_BT = np.asarray(rows.ids(jax.numpy.asarray(tokens_BU[:, : config.train.seq_len])))
     return asdict(agreement_on(run, tokens_BT))
 
 

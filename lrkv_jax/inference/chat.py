@@ -39,7 +39,7 @@ class Chat:
         self.run, self.sampling, self.new_tokens = run, sampling, new_tokens
         self._format = ChatFormat(run.tokenizer)
         self._format.check(run.config.model.vocabulary)
-        self.context = run.config.train.context
+        self.context = run.config.train.seq_len
         self._engine = Engine(
             run.config.model, run.params, batch=1, length=self.context, mesh=run.mesh
         )

@@ -92,7 +92,7 @@ class LanguageModel:
         config = run.config
         return cls(
             config.model, run.params, run.tokenizer,
-            context=config.train.context, batch=batch, mesh=run.mesh, progress=progress,
+            context=config.train.seq_len, batch=batch, mesh=run.mesh, progress=progress,
         )  # fmt: skip
 
     def prompt(self, text: str) -> list[int]:

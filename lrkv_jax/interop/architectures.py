@@ -316,7 +316,7 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
     if window is not None and _whole_number(config, "sliding_window") < context:
         raise LrkvError(
             f"sliding_window = {window} is shorter than the context of {context}: set "
-            f"train.context={window} or less"
+            f"train.seq_len={window} or less"
         )
     config = {**one.defaults, **config}
     activation = config["hidden_act"]

@@ -24,6 +24,7 @@ def card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = Fal
     own, groups = cache_bytes_per_token(model), model.attention.key_heads(model)
     whole = 4 * model.layers * groups * model.head_width
     mha = cache_bytes_per_token(with_mha(model))
+    trained = run.step * config.train.global_batch_size * config.train.seq_len
     rows = [
         ("class", f"`{architecture}`"),
         ("attention as it was trained", model.attention.label),
@@ -31,9 +32,9 @@ def card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = Fal
         ("layers, width, heads, head width",
          f"{model.layers}, {model.width}, {model.heads}, {model.head_width}"),
         ("weights", dtype),
-        ("trained at a context of", f"{config.train.context:,} tokens"),
+        ("trained at a context of", f"{config.train.seq_len:,} tokens"),
         ("step", f"{run.step:,}"),
-        ("tokens trained on", f"{run.step * config.train.batch * config.train.context:,}"),
+        ("tokens trained on", f"{trained:,}"),
         ("data", config.data.source if config.data.mixture is None else "conversations"),
         ("tokenizer", config.data.tokenizer),
         ("cache of lrkv_jax", f"{own:,} bytes per token in bfloat16, {own / mha:.1%} of MHA's"),

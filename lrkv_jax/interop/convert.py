@@ -93,7 +93,7 @@ def convert(
     config, model = run.config, run.config.model
     old = _source(model, source)
     new_config = _asked(config, old, settings)
-    context = context or min(CONTEXT, config.train.context)
+    context = context or min(CONTEXT, config.train.seq_len)
     found = texts(names, config, run.tokenizer, context=context, learnt=tokens, heldout=heldout)
     learnt = list(found)
     how = BatchFormat.of(config, run.tokenizer.bos)
@@ -144,7 +144,7 @@ def _asked(config: RunConfig, old: AttentionConfig, settings: Sequence[str]) -> 
     raw = as_settings(config)
     raw["variants"] = {
         "lrkv": {**shared, "rank": SMALLEST},
-        "mla": {**shared, "latent": SMALLEST, "latent_norm": False},
+        "mla": {**shared, "kv_lora_rank": SMALLEST, "latent_norm": False},
     }
     new = config_from(raw, "lrkv convert", settings)
     entry = new.model.attention
@@ -156,10 +156,10 @@ def _asked(config: RunConfig, old: AttentionConfig, settings: Sequence[str]) -> 
     if entry.name == "lrkv" and not entry.rank:
         raise LrkvError(f"{entry.label}: give a rank of 1 or more")
     widest = _widest(new.model)
-    if entry.name == "mla" and entry.latent > widest:
+    if entry.name == "mla" and entry.kv_lora_rank > widest:
         raise LrkvError(
-            f"attention.latent = {entry.latent}: keys and values have {widest} columns: use up to "
-            "that"
+            f"attention.kv_lora_rank = {entry.kv_lora_rank}: keys and values have {widest} "
+            "columns: use up to that"
         )
     if entry.key_heads(new.model) % groups:
         raise LrkvError(
@@ -190,7 +190,7 @@ def fit_layer(
     weights = {"query": heads.query_HDK, "output": heads.output_HKD}
     condition = 1.0
     if entry.name == "mla":
-        found = fits.joint(reduced, readers, entry.latent, entry.rank, weights=(BALANCE, 1.0))
+        found = fits.joint(reduced, readers, entry.kv_lora_rank, entry.rank, weights=(BALANCE, 1.0))
         totals = found.total
         weights |= {"down": found.down_DC}
         weights |= {f"up_{n}": up.swapaxes(0, 1) for n, up in zip(NAMES, found.up, strict=True)}
@@ -267,7 +267,7 @@ def _within(
     most = narrowed(settings).model
     if most.attention.name == "mla":
         widths = range(SMALLEST, _widest(most) + 1, 8)
-        found = [one for C in widths if fits_in(one := of(latent=C))]
+        found = [one for C in widths if fits_in(one := of(kv_lora_rank=C))]
         tried = found[-1:]
     else:
         ranks = range(SMALLEST, most.head_width + 1, 8)

@@ -66,7 +66,7 @@ def export(
         cast = (replace(tensor, dtype=DTYPES[dtype]) for tensor in made)
         shards.write(folder, cast, largest)
         special = write_tokenizer(run, folder)
-        config_json = config_of(one, model, config.train.context, dtype) | special
+        config_json = config_of(one, model, config.train.seq_len, dtype) | special
         if factored:
             config_json |= settings_of(model)
             shutil.copyfile(MODELING, folder / "modeling_lrkv.py")

@@ -93,10 +93,10 @@ def _config(
     """The run's configuration; the context is the model's own, up to `LONGEST`, unless given."""
     architecture_of(config_json)  # before its numbers, which other classes name otherwise
     longest = context_of(config_json)
-    train = {"context": min(longest, LONGEST), "batch": 8, "steps": 1000}
-    given = [o.partition("=")[2] for o in overrides if o.startswith("train.context=")]
+    train = {"seq_len": min(longest, LONGEST), "global_batch_size": 8, "steps": 1000}
+    given = [o.partition("=")[2] for o in overrides if o.startswith("train.seq_len=")]
     named = given and given[-1].isdecimal() and len(given[-1]) < 20
-    context = int(given[-1]) if named else train["context"]
+    context = int(given[-1]) if named else train["seq_len"]
     one, model, entry = of_config(config_json, context)
     raw = {
         "name": directory.name.lstrip(".")[:60] or "imported",

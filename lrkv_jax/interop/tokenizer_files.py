@@ -94,7 +94,7 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
             "bos_token": bos,
             "eos_token": end,
             "pad_token": bos,
-            "model_max_length": run.config.train.context,
+            "model_max_length": run.config.train.seq_len,
             "clean_up_tokenization_spaces": False,
             **settings,
         },

@@ -74,7 +74,7 @@ def make_optimizer(
         "still": optax.set_to_zero(),
     }
     rules = optax.partition(rules, jax.tree.map(lambda s: s.group, specs))
-    clip = optax.identity() if config.clip is None else _clip(config.clip, specs)
+    clip = optax.identity() if config.grad_clip is None else _clip(config.grad_clip, specs)
     return optax.chain(clip, rules)
 
 

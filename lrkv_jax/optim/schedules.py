@@ -14,13 +14,13 @@ def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """The factor in [0, 1] on every learning rate, for steps 0 to total_steps − 1.
 
     Step s of the warm-up is at (s + 1)/warmup, so the first step moves; then `constant` of the
-    steps that follow stay at 1, and the rest fall to `final_lr`, reached on the last step.
+    steps that follow stay at 1, and the rest fall to `min_lr_ratio`, reached on the last step.
     Raises LrkvError when the warm-up leaves no step after it.
     """
-    warmup = config.warmup
+    warmup = config.warmup_steps
     if warmup >= total_steps:
         raise LrkvError(
-            f"optimizer.warmup = {warmup} does not end within {total_steps} steps: "
+            f"optimizer.warmup_steps = {warmup} does not end within {total_steps} steps: "
             f"use at most {total_steps - 1}, or a longer run"
         )
     rise = optax.constant_schedule(1.0)
@@ -32,13 +32,13 @@ def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     if config.schedule == "constant" or falling == 0:
         return rise
     if config.schedule == "cosine":
-        fall = optax.cosine_decay_schedule(1.0, falling, alpha=config.final_lr)
+        fall = optax.cosine_decay_schedule(1.0, falling, alpha=config.min_lr_ratio)
     else:
-        fall = optax.linear_schedule(1.0, config.final_lr, falling)
+        fall = optax.linear_schedule(1.0, config.min_lr_ratio, falling)
 
     def down(step):
         # Rounding takes the last step a little below, and past 0.
-        return jnp.maximum(fall(step), config.final_lr)
+        return jnp.maximum(fall(step), config.min_lr_ratio)
 
     return optax.join_schedules([rise, down], [last_at_peak])
 

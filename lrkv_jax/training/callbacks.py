@@ -55,7 +55,7 @@ class Callbacks:
         if not self._due(self.config.train.validate_every, step):
             return {}
         config, train = self.config, self.config.train
-        where = config.data, train.context, train.batch
+        where = config.data, train.seq_len, train.global_batch_size
         some, row = train.validation_batches, {}
         with self._progress.doing("validation", step):
             found = self._validate(state.params, heldout_batches(*where, some=some))
@@ -96,7 +96,7 @@ class Callbacks:
         train = self.config.train
         about = {
             "config": self.config.model_dump(mode="json"),
-            "tokens": step * train.batch * train.context,
+            "tokens": step * train.global_batch_size * train.seq_len,
             "loader": {"step": step} | data_fingerprints(self.loader, step),
         }
         loss = self._losses.get(step)

@@ -88,7 +88,7 @@ def _check(config: RunConfig, before: RunConfig) -> None:
     # Parameters mean the same when they are computed with in another type, and in a model of more
     # ids; nothing else may change.
     free = ("model.dtype", "model.vocabulary")
-    for change in differences(before, config, ["result"]):
+    for change in differences(before, config, ["semantics"]):
         if change.key.startswith("model.") and change.key not in free:
             raise LrkvError(
                 f"init_from = {config.init_from} has {change.key} = {change.old}, and this run has "

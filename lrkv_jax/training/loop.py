@@ -83,7 +83,7 @@ def train(
         stack.enter_context(jax.set_mesh(setup.mesh))
         stack.enter_context(progress.watchdog)
         checkpoints = stack.enter_context(Checkpointer(
-            setup.directory / "checkpoints", max_to_keep=setup.config.train.keep,
+            setup.directory / "checkpoints", max_to_keep=setup.config.train.max_checkpoints,
             warn=progress.warn, processes=processes,
         ))  # fmt: skip
         total = setup.config.train.total_steps
@@ -211,7 +211,7 @@ class _Loop:
         for tokens_bU in setup.loader.iterate(start, end):
             watchdog.at("step", step + 1)
             self._profile.before(step + 1)
-            batch = as_argument(setup.placed, setup.config.train.batch, tokens_bU)
+            batch = as_argument(setup.placed, setup.config.train.global_batch_size, tokens_bU)
             state, metrics = self._program.call(state, batch)
             step += 1
             if pending:

@@ -66,11 +66,11 @@ def make_gradient(
     The loss is the mean over all targets, nats; with `train.teacher_model`, whose parameters are
     `teacher`, it is the mean of KL(teacher ‖ model) over the same places. `nats` and `bytes` are
     sums over those targets that stand for text. Gradients are float32 and lie beside their
-    parameters; those of `train.accumulation` microbatches are averaged. Sums over data and context
-    happen once a step.
+    parameters; those of `train.grad_accum_steps` microbatches are averaged. Sums over data and
+    context happen once a step.
     """
     model, train = config.model, config.train
-    microbatches = train.accumulation
+    microbatches = train.grad_accum_steps
     token_bytes_V = np.asarray(token_bytes_V)
     parts = math.prod(mesh.shape[axis] for axis in manual_sharding.MANUAL_AXES) * microbatches
     axes = [spec.axes for spec in jax.tree.leaves(specs(model))]

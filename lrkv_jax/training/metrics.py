@@ -40,7 +40,7 @@ class Meter:
     def __init__(self, setup: Setup):
         train = setup.config.train
         self._tokens = setup.tokens_per_step
-        self._flops = training_flops_per_token(setup.config.model, train.context)
+        self._flops = training_flops_per_token(setup.config.model, train.seq_len)
         self._peak = peak_flops(list(setup.mesh.devices.flat))
         self.restart()
 

@@ -23,7 +23,7 @@ from lrkv_jax.training.state import TrainState, checkpoint_items, from_checkpoin
 from lrkv_jax.training.step import make_train_step
 
 # Settings outside `data` that decide which tokens are in which batch.
-MAKE_BATCHES = ("train.context", "train.batch", "train.epochs")
+MAKE_BATCHES = ("train.seq_len", "train.global_batch_size", "train.epochs")
 
 
 def compiled_step(setup: Setup, abstract: TrainState) -> Compiled:
@@ -31,7 +31,7 @@ def compiled_step(setup: Setup, abstract: TrainState) -> Compiled:
     train = setup.config.train
     step = make_train_step(setup.config, setup.mesh, setup.token_bytes_V, setup.batch_format)
     tokens = jax.ShapeDtypeStruct(
-        (train.batch, train.context + 1), jnp.int32, sharding=setup.placed
+        (train.global_batch_size, train.seq_len + 1), jnp.int32, sharding=setup.placed
     )
     return compile_ahead(step, abstract, tokens, mesh=setup.mesh)
 
@@ -90,7 +90,7 @@ def changed_data(
                     f"the run was trained with {key} = {old}, and it is now {new}: give it what it "
                     f"had, or let the change through with --allow-change {key}"
                 )
-            changes.append(Change(key, "content", old, new))
+            changes.append(Change(key, "data", old, new))
     return changes
 
 

@@ -75,7 +75,7 @@ def unusable(directory: Path, error: OSError) -> LrkvError:
 
 
 def _refuse_another(directory: Path, config: RunConfig, allow: Collection[str] = ()) -> None:
-    for change in differences(load_config(directory / "config.yaml"), config, ["result"]):
+    for change in differences(load_config(directory / "config.yaml"), config, ["semantics"]):
         longer = change.key == "train.steps" and change.new > change.old
         if not longer and not covers(allow, change.key):
             raise LrkvError(
@@ -106,8 +106,8 @@ def record_start(
             rows = [*read_history(directory), begin]
             for change in [*settings, *data]:
                 # A folder that moved, and whose content is as it was.
-                moved = change.role == "content" and change.key not in same
-                role = "place" if moved else change.role
+                moved = change.role == "data" and change.key not in same
+                role = "placement" if moved else change.role
                 rows.append({"time": now, "step": step, "event": "change", **vars(change)})
                 rows[-1]["role"] = role
                 lines.append(f"from step {step} on, {change.key} is {change.new}, not {change.old}")

@@ -44,7 +44,7 @@ class Setup:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.config.train.batch * self.config.train.context
+        return self.config.train.global_batch_size * self.config.train.seq_len
 
     @cached_property
     def placed(self) -> NamedSharding:
@@ -85,17 +85,19 @@ def prepare_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
     data, train = config.data, config.train
     with processes.together():
         if processes.index == 0:
-            build_dataset(data, train.context)
+            build_dataset(data, train.seq_len)
     with processes.together():
         if train.epochs is not None:
-            records = len(Records(build_dataset(data, train.context), "train"))
-            steps = -(-records * train.epochs // train.batch)
+            records = len(Records(build_dataset(data, train.seq_len), "train"))
+            steps = -(-records * train.epochs // train.global_batch_size)
             train = train.model_copy(update={"steps": steps})
             config = config.model_copy(update={"train": train})
             learning_rates(config.optimizer, train.total_steps)
         _check_vocabulary(config)
-        rows = local_rows(batch_sharding(mesh), train.batch)
-        loader = make_loader(data, train.context, train.batch, rows=rows, epochs=train.epochs)
+        rows = local_rows(batch_sharding(mesh), train.global_batch_size)
+        loader = make_loader(
+            data, train.seq_len, train.global_batch_size, rows=rows, epochs=train.epochs
+        )
     return Setup(config, mesh, loader, processes)
 
 

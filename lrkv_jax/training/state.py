@@ -53,7 +53,7 @@ class TrainState:
 def learning_specs(config: RunConfig) -> Any:
     """The specs of the run's parameters; those that do not learn are of the group `still`."""
     every = specs(config.model)
-    if config.train.learn == "all":
+    if config.train.trainable == "all":
         return every
 
     def of(path, spec):

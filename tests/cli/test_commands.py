@@ -34,7 +34,7 @@ def trained(tmp_path_factory, finished_run):
         (("train", QUICK, "attention.rank=33"), "attention.rank = 33", "use 0 (MQA) to 32"),
         (("train", QUICK, "attention=gqa", "attention.kv_heads=3"), "kv_heads = 3", "1, 2 or 4"),
         (("train", QUICK, "mesh.data=3", "mesh.fsdp=1"), "devices, 8", "set one of them to -1"),
-        (("train", QUICK, "train.context=9999999"), "train.context = 9999999", "the data allows"),
+        (("train", QUICK, "train.seq_len=9999999"), "train.seq_len = 9999999", "the data allows"),
         (("train", QUICK, "data.source=nowhere"), "nowhere", ""),
         (("train", "configs/129m.yaml"), "configs/129m.yaml", "did you mean 128m?"),
         (("train", QUICK, "steps"), "'steps'", "key=value"),
@@ -46,7 +46,11 @@ def trained(tmp_path_factory, finished_run):
         (("sweep", QUICK, "attention=mha,mha"), "attention=mha,mha", "each value once"),
         (("sweep", QUICK, "seed=0,1", "--only", "2"), "--only 2", "0 to 1"),
         (("analyze", "runs/none"), "runs/none", "give a run's directory"),
-        (("quickstart", "optimizer.warmup=5000"), "optimizer.warmup = 5000", "use at most"),
+        (
+            ("quickstart", "optimizer.warmup_steps=5000"),
+            "optimizer.warmup_steps = 5000",
+            "use at most",
+        ),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_thing_and_the_mend(
@@ -185,7 +189,7 @@ def test_bad_questions_to_a_run_are_one_line(capsys, monkeypatch, trained, argum
 
 def test_data_build_prints_where_the_records_are(capsys, monkeypatch, pages, tmp_path):
     code, out, _ = lrkv(capsys, monkeypatch, "data", "build", QUICK, *pages,
-                       f"data.directory={tmp_path / 'data'}", "train.context=32")  # fmt: skip
+                       f"data.directory={tmp_path / 'data'}", "train.seq_len=32")  # fmt: skip
     assert code == 0 and out.startswith(str(tmp_path / "data"))
     assert any((tmp_path / "data").rglob("*")), "and they are there"
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lrkv_jax.config import GQA, LRKV, MHA, dump_config, find_config, load_config
 from lrkv_jax.config.load import as_settings, config_from
+from lrkv_jax.config.old_names import RENAMED
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention import make_attention
 
@@ -84,17 +85,17 @@ def test_floats_are_read_as_people_write_them(text, value, tmp_path):
 
 
 def test_whole_numbers_may_be_written_as_floats():
-    train = load_config("128m", ["train.tokens=50e9", "train.batch=1.6e1"]).train
-    assert (train.tokens, train.batch) == (50_000_000_000, 16)
-    assert type(train.tokens) is type(train.batch) is int
+    train = load_config("128m", ["train.tokens=50e9", "train.global_batch_size=1.6e1"]).train
+    assert (train.tokens, train.global_batch_size) == (50_000_000_000, 16)
+    assert type(train.tokens) is type(train.global_batch_size) is int
     for text in ("1.5", "1e300", "-1e3", "true", ".inf"):
         with pytest.raises(LrkvError, match="train.tokens = "):
             load_config("128m", [f"train.tokens={text}"])
 
 
 def test_null_reaches_settings_that_may_be_absent():
-    config = load_config("128m", ["optimizer.clip=null", "model.softcap=null"])
-    assert config.optimizer.clip is None and config.model.softcap is None
+    config = load_config("128m", ["optimizer.grad_clip=null", "model.softcap=null"])
+    assert config.optimizer.grad_clip is None and config.model.softcap is None
 
 
 def test_the_length_on_the_command_line_replaces_the_files():
@@ -160,7 +161,7 @@ texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
         {
             "optimizer.matrix_lr": floats,
             "optimizer.adam_eps": floats,
-            "optimizer.clip": st.none() | floats,
+            "optimizer.grad_clip": st.none() | floats,
             "model.softcap": st.none() | floats,
             "model.tied_head": st.booleans(),
             "attention.rank": st.integers(0, 128),
@@ -209,7 +210,7 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ),
         ("mesh.zz=1", "unknown key mesh.zz: use one of data, fsdp, context, tensor"),
         ("attention.ranks=3", "unknown key attention.ranks: did you mean rank?"),
-        ("variants.mla.latents=3", "unknown key variants.mla.latents: did you mean latent?"),
+        ("variants.mla.latents=3", "unknown key variants.mla.latents: did you mean latent_norm?"),
         ("variants.mha.rank=3", "unknown key variants.mha.rank: there is nothing to set there"),
         ("model.layers=abc", "model.layers = 'abc' should be a valid integer"),
         ("model.layers=2.5", "model.layers = 2.5 should be a valid integer"),
@@ -220,7 +221,10 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ("model.activation=relu", "model.activation = 'relu' should be 'relu2', 'gelu' or 'silu'"),
         ("attention.rope=ful", "attention.rope = 'ful' should be 'full', 'shared' or 'latent'"),
         ("attention.rank=-1", "attention.rank = -1 should be greater than or equal to 0"),
-        ("variants.mla.latent=x", "variants.mla.latent = 'x' should be a valid integer"),
+        (
+            "variants.mla.kv_lora_rank=x",
+            "variants.mla.kv_lora_rank = 'x' should be a valid integer",
+        ),
         (
             "attention.rank=200",
             "attention.rank = 200 is larger than head_width = 128: use 0 (MQA) to",
@@ -256,7 +260,10 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
             "rope latent has none: use mha",
         ),
         ("model.unroll=5", "model.unroll = 5 does not divide model.layers = 12: use 1 or 12"),
-        ("train.accumulation=3", "train.accumulation = 3 does not divide train.batch = 16: use a"),
+        (
+            "train.grad_accum_steps=3",
+            "train.grad_accum_steps = 3 does not divide train.global_batch_size = 16: use a",
+        ),
         ("mesh.data=-1", "mesh.data and mesh.fsdp are both -1: only one axis can"),
         ("mesh.data=0", "mesh.data = 0: use a size from 1, or -1"),
         ("attention=lrvk", "attention = lrvk is not a variant: did you mean lrkv?"),
@@ -272,7 +279,7 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ("variants.mha=3", "variants.mha = 3: write its settings as a mapping, {} for none"),
         ("model.attention.rank=3", "choose with attention=NAME and change with attention.KEY"),
         ("model=3", "model = 3 should be a valid dictionary"),
-        ("train.context.foo=3", "train.context.foo: context is a value, not a group of settings"),
+        ("train.seq_len.foo=3", "train.seq_len.foo: seq_len is a value, not a group of settings"),
         ("train.steps", "'train.steps' is not an override: write key=value, as in train.steps=100"),
         ("=3", "'=3' is not an override: write key=value"),
         ("data.source=[", "'data.source=[': the value is not YAML; quote it"),
@@ -280,8 +287,8 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ('run_dir="a\\0b"', r"run_dir = 'a\x00b' string should match"),
         ("train.seed=1" + "0" * 22, "000 should be less than 4294967296"),
         ("data.shuffle_seed=1e22", "data.shuffle_seed = 1e+22 should be a valid integer"),
-        ("optimizer.clip=1e400", "optimizer.clip = inf should be a finite number"),
-        ("optimizer.clip=.nan", "optimizer.clip = '.nan' should be a valid number"),
+        ("optimizer.grad_clip=1e400", "optimizer.grad_clip = inf should be a finite number"),
+        ("optimizer.grad_clip=.nan", "optimizer.grad_clip = '.nan' should be a valid number"),
         ("train.steps=1" + "0" * 22, "train.steps = 1"),
         ("train.steps=10000000000", "a run of 10000000000 steps cannot be counted"),
         ("attention=gqa attention.kv_heads=4", "kv_heads = 4 does not divide heads = 6: use 1, 2,"),
@@ -290,9 +297,15 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
             "attention.kv_heads = 3 does not divide heads = 7: use 1 or",
         ),
         ("attention=gqa model.heads=1", "attention.kv_heads = 3 does not divide heads = 1: use 1"),
-        ("attention=mla attention.rope_width=63", "use 62 or 64"),
-        ("attention=mla attention.rope=full attention.rope_width=64", "leave rope_width out"),
-        ("attention=mla attention.laten=4", "unknown key attention.laten: did you mean latent?"),
+        ("attention=mla attention.qk_rope_head_dim=63", "use 62 or 64"),
+        (
+            "attention=mla attention.rope=full attention.qk_rope_head_dim=64",
+            "leave qk_rope_head_dim out",
+        ),
+        (
+            "attention=mla attention.kv_lora=4",
+            "unknown key attention.kv_lora: did you mean kv_lora_rank?",
+        ),
         ("attention=mha attention.rank=4", "unknown key attention.rank: there is nothing to set"),
     ],
 )
@@ -403,11 +416,11 @@ def test_midtraining_takes_over_the_run_that_it_starts_from(scale, tmp_path):
     mid = load_config("configs/midtrain.yaml", [f"init_from={tmp_path}"])
     assert mid.model == run.model and mid.attention == "mla" and mid.variants == run.variants
     assert mid.name == f"{scale}-midtrain" and mid.directory == f"runs/{scale}-midtrain-mla"
-    assert mid.train.batch * mid.train.context == 524_288 and mid.train.epochs == 1
+    assert mid.train.global_batch_size * mid.train.seq_len == 524_288 and mid.train.epochs == 1
     assert mid.data.tokenizer == run.data.tokenizer and mid.data.mixture.loss == "all"
     assert [part.first for part in mid.data.mixture.heldout] == [24_000, 5_200, 420]
     assert mid.optimizer.matrix_lr == run.optimizer.matrix_lr
-    assert (mid.optimizer.schedule, mid.optimizer.warmup, mid.optimizer.constant) == (
+    assert (mid.optimizer.schedule, mid.optimizer.warmup_steps, mid.optimizer.constant) == (
         "linear", 0, 0.8,
     )  # fmt: skip
     # The resolved file is whole: it needs the run it started from no more.
@@ -443,9 +456,9 @@ def test_a_file_extends_another_and_has_variants_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("setting", ["attention.rope", "variants.mla.rope"])
 def test_another_mode_of_mla_needs_no_word_on_the_file_s_rope_width(setting):
-    assert load_config("nano", ["attention=mla"]).model.attention.rope_width == 16
+    assert load_config("nano", ["attention=mla"]).model.attention.qk_rope_head_dim == 16
     chosen = load_config("nano", ["attention=mla", f"{setting}=full"]).model.attention
-    assert (chosen.rope, chosen.rope_width) == ("full", 0)
+    assert (chosen.rope, chosen.qk_rope_head_dim) == ("full", 0)
 
 
 def test_settings_of_earlier_versions_are_read():
@@ -454,6 +467,14 @@ def test_settings_of_earlier_versions_are_read():
     old = copy.deepcopy(raw)
     old |= {"plan": {"refuse": False}, "data": old["data"] | {"keep_streams": False}}
     old |= {"model": old["model"] | {"decode_bits": "fast"}}
+    for group, names in RENAMED.items():
+        groups = [old[group]] if group in old else []
+        groups += [v for v in old["variants"].values() if v["kind"] == group]
+        for found in groups:
+            for name in found.keys() & set(names.values()):
+                (before,) = (one for one, new in names.items() if new == name)
+                found[before] = found.pop(name)
+    old["model"]["decode_cache"] = "whole"
     for entry in old["variants"].values():
         entry |= {"tied": False} if entry["kind"] == "lrkv" else {}
     assert config_from(old, "old") == config_from(copy.deepcopy(raw), "new")

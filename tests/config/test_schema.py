@@ -50,18 +50,18 @@ def test_the_papers_settings_stand_in_each_yaml(scale):
         "mha": MHA(),
         "gqa": GQA(kv_heads=kv_heads),
         "mqa": MQA(),
-        "mla": MLA(latent=latent, rope_width=64),
+        "mla": MLA(kv_lora_rank=latent, qk_rope_head_dim=64),
         "lrkv": LRKV(rank=rank, rope="full"),
         "lrkv_latent": LRKV(rank=rank + rank % 2, rope="latent"),
     }
     rates = (optimizer.matrix_lr, optimizer.embedding_lr, optimizer.head_lr)
     assert rates == (0.02, 0.2, 0.004)
-    assert (optimizer.beta1, optimizer.beta2, optimizer.clip) == (0.9, 0.95, 1.0)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.grad_clip) == (0.9, 0.95, 1.0)
     decays = (optimizer.matrix_decay, optimizer.head_decay, optimizer.embedding_decay)
     assert decays == (0.1, 0.1, 0.0)
-    assert (optimizer.schedule, optimizer.warmup) == ("cosine", 2000)
-    assert (train.context, train.batch, train.tokens) == (context, batch, tokens)
-    assert train.context * train.batch == 32_768
+    assert (optimizer.schedule, optimizer.warmup_steps) == ("cosine", 2000)
+    assert (train.seq_len, train.global_batch_size, train.tokens) == (context, batch, tokens)
+    assert train.seq_len * train.global_batch_size == 32_768
     assert train.total_steps == tokens // 32_768
 
 
@@ -129,13 +129,25 @@ def test_models_of_equal_settings_are_one_key():
         (LRKV(rank=3, rank_value=5), r"attention.rank_value = 5 .* head_width = 4"),
         (LRKV(rank=0, rank_key=2), "attention.rank = 0 is MQA, which has no residuals: leave out"),
         (LRKV(rank=0, kv_heads=2), "attention.rank = 0 is MQA, .*: leave out .* and kv_heads, or"),
-        (MLA(latent=3, rank=5), r"attention.rank = 5 .* head_width = 4: use 0 \(no latents of"),
+        (
+            MLA(kv_lora_rank=3, rank=5),
+            r"attention.rank = 5 .* head_width = 4: use 0 \(no latents of",
+        ),
         (LRKV(rank=2, kv_heads=4), "attention.kv_heads = 4 does not divide heads = 6"),
         (GQA(kv_heads=4), r"attention.kv_heads = 4 .* heads = 6: use 1, 2, 3 or 6$"),
-        (MLA(latent=3, rope_width=5), "attention.rope_width = 5 is odd.* use 4 or 6$"),
-        (MLA(latent=3, kv_heads=2), "attention.kv_heads is of rope: full: leave it"),
-        (MLA(latent=3, latent_norm=False), "attention.latent_norm is of rope: full: leave it out"),
-        (MLA(latent=3, rope="full", kv_heads=4), "attention.kv_heads = 4 does not divide heads"),
+        (
+            MLA(kv_lora_rank=3, qk_rope_head_dim=5),
+            "attention.qk_rope_head_dim = 5 is odd.* use 4 or 6$",
+        ),
+        (MLA(kv_lora_rank=3, kv_heads=2), "attention.kv_heads is of rope: full: leave it"),
+        (
+            MLA(kv_lora_rank=3, latent_norm=False),
+            "attention.latent_norm is of rope: full: leave it out",
+        ),
+        (
+            MLA(kv_lora_rank=3, rope="full", kv_heads=4),
+            "attention.kv_heads = 4 does not divide heads",
+        ),
     ],
 )
 def test_impossible_shapes_are_refused_from_python_too(attention, message):
@@ -145,7 +157,13 @@ def test_impossible_shapes_are_refused_from_python_too(attention, message):
 
 @pytest.mark.parametrize(
     "attention",
-    [LRKV(rank=0), LRKV(rank=4), GQA(kv_heads=1), GQA(kv_heads=6), MLA(latent=1, rope_width=0)],
+    [
+        LRKV(rank=0),
+        LRKV(rank=4),
+        GQA(kv_heads=1),
+        GQA(kv_heads=6),
+        MLA(kv_lora_rank=1, qk_rope_head_dim=0),
+    ],
 )
 def test_the_extremes_of_each_variant_are_allowed(attention):
     assert ModelConfig(**SHAPE, attention=attention).attention == attention
@@ -165,7 +183,7 @@ def test_one_mesh_axis_may_take_what_is_left():
 
 
 def test_steps_are_counted_from_tokens_and_never_none():
-    shape = {"context": 8, "batch": 4}
+    shape = {"seq_len": 8, "global_batch_size": 4}
     assert TrainConfig(**shape, tokens=100).total_steps == 3
     assert TrainConfig(**shape, tokens=1).total_steps == 1
     assert TrainConfig(**shape, steps=9).total_steps == 9
@@ -194,7 +212,12 @@ def test_an_odd_width_that_is_rotated_is_said_and_no_other():
     assert LRKV(rank=51, rope="latent").remark.startswith(said)
     assert "rank_key = 5:" in LRKV(rank=6, rank_key=5, rope="latent").remark
     even = LRKV(rank=50, rope="latent"), LRKV(rank=6, rank_value=5, rope="latent")
-    for entry in (*even, LRKV(rank=51, rope="full"), LRKV(rank=0), MLA(latent=33, rope="full")):
+    for entry in (
+        *even,
+        LRKV(rank=51, rope="full"),
+        LRKV(rank=0),
+        MLA(kv_lora_rank=33, rope="full"),
+    ):
         assert not entry.remark
 
 
@@ -204,12 +227,12 @@ def test_an_odd_width_that_is_rotated_is_said_and_no_other():
         (MHA(), None, "MHA", None),
         (GQA(kv_heads=3), 3, "GQA-3", None),
         (MQA(), None, "MQA", None),
-        (MLA(latent=128), 128, "MLA-128", "decoupled"),
-        (MLA(latent=128, rope="full"), 128, "MLA-128 rope full", "full"),
+        (MLA(kv_lora_rank=128), 128, "MLA-128", "decoupled"),
+        (MLA(kv_lora_rank=128, rope="full"), 128, "MLA-128 rope full", "full"),
         (LRKV(rank=8, rope="full"), 8, "LRKV-8", "full"),
-        (MLA(latent=128, rank=4), 128, "MLA-128 rank 4", "decoupled"),
+        (MLA(kv_lora_rank=128, rank=4), 128, "MLA-128 rank 4", "decoupled"),
         (
-            MLA(latent=9, rope="full", kv_heads=3, latent_norm=False),
+            MLA(kv_lora_rank=9, rope="full", kv_heads=3, latent_norm=False),
             9,
             "MLA-9 rope full, in 3 groups, no latent norm",
             "full",

@@ -12,7 +12,7 @@ import pytest
 from lrkv_jax.config import OptimizerConfig, load_config
 from lrkv_jax.config.attention import KINDS
 from lrkv_jax.config.differences import differences
-from lrkv_jax.config.frozen import ROLES, Group, place, walk
+from lrkv_jax.config.frozen import ROLES, Group, placement, walk
 from lrkv_jax.config.reference import all_settings, as_markdown, as_text
 from lrkv_jax.errors import LrkvError
 
@@ -27,7 +27,7 @@ def test_every_setting_has_one_role_and_a_description():
     bare = {"__annotations__": {"depth": int}}
     for missing, field in (
         ("role", pydantic.Field(description="One.")),
-        ("description", place("")),
+        ("description", placement("")),
     ):
         with pytest.raises(TypeError, match=f"Odd.depth has no {missing}"):
             type("Odd", (Group,), bare | {"depth": field})
@@ -40,7 +40,7 @@ TALK = "data.mixture={train: [{task: t, split: s}], heldout: [{task: t, split: s
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ([], ["train.batch=8"], "train.batch: 16 there, 8 asked for"),
+        ([], ["train.global_batch_size=8"], "train.global_batch_size: 16 there, 8 asked for"),
         ([], ["optimizer.muon.iterations=6"], "optimizer.muon.iterations: 5 there, 6 asked for"),
         (["attention=mha"], [], "model.attention: kind='mha' there"),
         ([], ["attention.rank=8"], "model.attention: kind='lrkv' rank=46"),
@@ -53,7 +53,7 @@ TALK = "data.mixture={train: [{task: t, split: s}], heldout: [{task: t, split: s
         ([], [TALK], "data.mixture.train: None there"),
         ([TALK], [f"{TALK[:-1]}, loss: assistant}}"], "data.mixture.loss: all there, assistant"),
         ([], [HUB, "data.workers=3", "mesh.data=2", "model.unroll=2", "run_dir=elsewhere"], None),
-        ([], ["train.save_every=7", "train.accumulation=2", "train.loss_chunk=64"], None),
+        ([], ["train.save_every=7", "train.grad_accum_steps=2", "train.loss_chunk=64"], None),
         ([], ["data.source=elsewhere"], "data.source: data/fineweb-edu there, elsewhere asked for"),
     ],
 )  # fmt: skip
@@ -63,7 +63,7 @@ def test_what_makes_another_run_is_said_by_its_key(before, after, said):
 
 
 def test_numbers_that_are_none_are_refused():
-    for key in ("clip", "beta1", "matrix_lr"):
+    for key in ("grad_clip", "beta1", "matrix_lr"):
         for value in (math.nan, math.inf):
             with pytest.raises(LrkvError, match=f"^OptimizerConfig: {key} = "):
                 OptimizerConfig(**{key: value})
@@ -84,12 +84,14 @@ def test_the_list_has_every_setting_and_breaks_no_word():
     for entry in KINDS.values():
         assert {f"attention.{n}" for n in entry.model_fields if n != "kind"} <= set(keys)
     assert [s.key for s in all_settings("optimizer.muon.")][0] == "optimizer.muon.momentum"
-    assert [s.default for s in all_settings("train.keep")] == ["2"]
+    assert [s.default for s in all_settings("train.max_checkpoints")] == ["2"]
     lines = as_text(everything, 80).splitlines()
     words = {word for line in lines for word in line.split()}
     assert max(map(len, lines)) <= 80
     assert all(set(setting.meaning.split()) <= words for setting in everything)
-    with pytest.raises(LrkvError, match="no setting train.bach: did you mean train.batch"):
+    with pytest.raises(
+        LrkvError, match="no setting train.bach: did you mean train.global_batch_size"
+    ):
         all_settings("train.bach")
     with pytest.raises(LrkvError, match="no setting 128m: use one of .*optimizer") as caught:
         all_settings("128m")
@@ -101,7 +103,7 @@ def test_the_list_has_every_setting_and_breaks_no_word():
     [
         (["train", "quickstart", "typo=1"], 2, "unknown key typo"),
         (["sweep", "quickstart", "typo=1"], 2, "unknown key typo"),
-        (["settings", "train"], 0, "train.batch  int > 0"),
+        (["settings", "train"], 0, "train.global_batch_size  int > 0"),
     ],
 )
 def test_a_typo_is_named_before_anything_heavy_is_imported(arguments, code, said):

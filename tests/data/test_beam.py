@@ -35,8 +35,8 @@ LIMIT = 150  # seconds
 
 def start(source, directory, beam=None):
     words = [
-        "data", "build", "nano", f"data.source={source}", "data.hub=null", "data.licence=CC0-1.0",
-        "data.tokenizer=sotu-4096", "data.heldout_shards=1", "train.context=64",
+        "data", "build", "nano", f"data.source={source}", "data.hub=null", "data.license=CC0-1.0",
+        "data.tokenizer=sotu-4096", "data.heldout_shards=1", "train.seq_len=64",
         f"data.directory={directory}",
     ]  # fmt: skip
     words += ["data.workers=1"] if beam is None else ["--beam", "--beam-options", beam]

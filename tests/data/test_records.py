@@ -166,7 +166,7 @@ def test_whatever_decides_the_records_decides_the_folder(config):
 
 def test_what_cannot_be_built_is_named_and_leaves_nothing(config, tmp_path):
     tokens = len(stream(config, "train"))
-    message = rf"train.context = 9999 is longer than the data allows \({tokens} tokens in the train"
+    message = rf"train.seq_len = 9999 is longer than the data allows \({tokens} tokens in the train"
     with pytest.raises(LrkvError, match=message):
         build_dataset(config, 9999)
     Path(config.source, "99.txt").write_bytes(b"\xff")

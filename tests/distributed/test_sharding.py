@@ -85,17 +85,25 @@ def test_shared_keys_are_whole_on_every_tensor_shard():
             r"mesh.tensor = 8 does not divide model.heads = 4: use one of 1, 2, 4",
         ),
         ((1, 8, 1, 1), ("model.width=132",), "mesh.fsdp = 8 does not divide model.width = 132"),
-        ((8, 1, 1, 1), ("train.batch=12",), "mesh.data x mesh.fsdp = 8 does not divide"),
+        (
+            (8, 1, 1, 1),
+            ("train.global_batch_size=12",),
+            "mesh.data x mesh.fsdp = 8 does not divide",
+        ),
         (
             (2, 4, 1, 1),
-            ("train.accumulation=2",),
-            "/ train.accumulation = 4: set train.accumulation=1",
+            ("train.grad_accum_steps=2",),
+            "/ train.grad_accum_steps = 4: set train.grad_accum_steps=1",
         ),
-        ((2, 4, 1, 1), ("train.batch=4",), "/ train.accumulation = 4: set train.batch=8, or use"),
+        (
+            (2, 4, 1, 1),
+            ("train.global_batch_size=4",),
+            "/ train.grad_accum_steps = 4: set train.global_batch_size=8, or use",
+        ),
         (
             (1, 4, 2, 1),
-            ("train.context=33",),
-            "mesh.context = 2 does not divide train.context = 33: use one of 1, 3, 11, 33",
+            ("train.seq_len=33",),
+            "mesh.context = 2 does not divide train.seq_len = 33: use one of 1, 3, 11, 33",
         ),
         ((1, 1, 8, 1), (), "mesh.context = 8 does not divide model.heads = 4: use one of 1, 2, 4"),
         (

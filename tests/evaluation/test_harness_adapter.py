@@ -273,7 +273,7 @@ def test_an_exported_model_scores_through_transformers_what_ours_scores(tasks, t
     from lrkv_jax.interop.export import export
 
     python = torch_pythons("lm_eval")[0]
-    plant(tmp_path / "run", "train.context=512", "attention=lrkv", "attention.rank=3")
+    plant(tmp_path / "run", "train.seq_len=512", "attention=lrkv", "attention.rank=3")
     export(tmp_path / "run", tmp_path / "hf")
     names = ["demo_arc_easy", "demo_arc_challenge", "demo_gsm8k"]
     lm = harness_of(LanguageModel.of(load_run(tmp_path / "run"), batch=3))

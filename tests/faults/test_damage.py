@@ -36,7 +36,7 @@ def run(tmp_path_factory, pages):
             *pages,
             f"run_dir={directory}",
             "train.save_every=2",
-            "train.keep=3",
+            "train.max_checkpoints=3",
             "optimizer.muon.iterations=1",
             "train.sample_tokens=0",
         ],

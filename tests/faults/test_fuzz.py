@@ -26,7 +26,8 @@ fuzz = settings(
 
 KEYS = [
     "attention", "name", "model", "model.layers", "model.width", "model.head_width", "train",
-    "train.steps", "train.tokens", "train.batch", "mesh.fsdp", "attention.rank", "attention.kind",
+    "train.steps", "train.tokens", "train.global_batch_size", "mesh.fsdp", "attention.rank",
+    "attention.kind",
     "variants", "variants.lrkv", "variants.lrkv.rank", "model.attention", "guard.spike", "data",
     "optimizer.muon.dtype", "watchdog.warn_after", "run_dir", "", ".", "..", "model.", ".layers",
 ]  # fmt: skip

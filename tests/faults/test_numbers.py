@@ -50,12 +50,12 @@ def poison(monkeypatch):
 def batches(config):
     from lrkv_jax.data.loader import make_loader
 
-    loader = make_loader(config.data, config.train.context, config.train.batch)
+    loader = make_loader(config.data, config.train.seq_len, config.train.global_batch_size)
     return loader, [loader.batch_at(step) for step in range(config.train.total_steps)]
 
 
 def test_a_nan_batch_costs_its_step_and_is_named(tiny, poison):
-    config = tiny("train.save_every=2", "train.keep=3", "attention=mha")
+    config = tiny("train.save_every=2", "train.max_checkpoints=3", "attention=mha")
     loader, all_batches = batches(config)
     poison(all_batches[2])  # of step 3
     console = told()

@@ -24,7 +24,7 @@ LRKV = FIVE["lrkv"]
 LINES = {
     **FIVE,
     "lrkv-latent": LRKVS["lrkv-latent-odd_rank"],
-    "mla-full": MLA(latent=11, rope="full"),
+    "mla-full": MLA(kv_lora_rank=11, rope="full"),
 }
 SAMPLED = Sampling(1.0, 30, 0.95, 0.001, frequency_penalty=0.2, presence_penalty=0.1, bias={7: 1.0})
 
@@ -73,7 +73,7 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_batch(name, dtype, draft
     """Other requests, order, slots, pages, shared prefixes, preemption, drafts change nothing."""
     model = {"dtype": dtype}
     if dtype == "int8":
-        model = {"dtype": "bfloat16", "decode_cache": "int8"}
+        model = {"dtype": "bfloat16", "kv_cache_dtype": "int8"}
     engine = engine_of(LINES[name], model=model, length=256, pages=5, draft_tokens=drafts)
     alone = []
     for number in range(10):

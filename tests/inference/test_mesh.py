@@ -58,7 +58,7 @@ LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
     ],
 )
 def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cache(name, cache):
-    model = {"decode_cache": cache, **(PRETRAINED if name in ("gqa", "mla-full-rank") else {})}
+    model = {"kv_cache_dtype": cache, **(PRETRAINED if name in ("gqa", "mla-full-rank") else {})}
     before = program_counts()
     engine = engine_of(LINES[name], mesh=mesh_of(2, 2, 2), model=model)
     text = engine.generate(PROMPTS, NEW)

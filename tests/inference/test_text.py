@@ -12,7 +12,7 @@ NEW = {"xla": (11, 4), "interpret": (4, 2)}
 EXACT = 1e-5  # float32, relative to the logits' scale
 MODELS = {
     "mha": FIVE["mha"],
-    "mla": MLA(latent=24, rope_width=8),  # widths that the kernel takes
+    "mla": MLA(kv_lora_rank=24, qk_rope_head_dim=8),  # widths that the kernel takes
     "lrkv": FIVE["lrkv"],
     "lrkv-shared": LRKVS["lrkv-shared-odd_rank"],
     "lrkv-latent": LRKVS["lrkv-latent-odd_rank"],

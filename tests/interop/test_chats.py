@@ -61,7 +61,7 @@ def imported(tmp_path, folders, one_device):
         shutil.copytree(folders[name], folder)
         (folder / "config.json").write_text(json.dumps(said["config"]))
         write(folder, drawn(said["shapes"]))
-        more = ["train.context=160"]
+        more = ["train.seq_len=160"]
         import_model(str(folder), tmp_path / f"{name}.run", more, say=lambda _: None)
         return load_run(tmp_path / f"{name}.run")
 

@@ -21,7 +21,7 @@ from lrkv_jax.training.restore import load_run
 
 SMALL = (
     "model.layers=2", "model.width=24", "model.heads=4", "model.head_width=8", "model.unroll=1",
-    "model.feed_forward=32", "train.context=32", "train.steps=1",
+    "model.feed_forward=32", "train.seq_len=32", "train.steps=1",
 )  # fmt: skip
 IDS = np.random.default_rng(0).integers(0, 64, (2, 24))
 DEVICES = jax.devices()
@@ -76,9 +76,9 @@ SPANNING = LRKV(rank=HEAD_WIDTH, kv_heads=2, rope="full")
         (
             MHA(),
             {"norm_gain": True, "qkv_bias": True},
-            MLA(latent=16, rank=8, rope="full", latent_norm=False),
+            MLA(kv_lora_rank=16, rank=8, rope="full", latent_norm=False),
         ),
-        (LRKV(rank=3, rope="full"), {}, MLA(latent=24, rope="full", latent_norm=False)),
+        (LRKV(rank=3, rope="full"), {}, MLA(kv_lora_rank=24, rope="full", latent_norm=False)),
     ],
     ids=[
         "gqa-lrkv",
@@ -154,7 +154,7 @@ def test_the_command_shows_errors_losses_and_bytes(runs, text, capsys, monkeypat
     new = tmp_path / "new"
     arguments = (
         "convert", str(runs("mha", "model.qk_gain=true")), str(new),
-        "attention=mla", "attention.latent=24",
+        "attention=mla", "attention.kv_lora_rank=24",
         "--text", text, "--tokens", "64", "--heldout", "64", "--context", "16",
     )  # fmt: skip
     code, out, _ = lrkv(capsys, monkeypatch, *arguments)
@@ -163,7 +163,7 @@ def test_the_command_shows_errors_losses_and_bytes(runs, text, capsys, monkeypat
     assert f"{report['layers'][1]['value_error']:.4f}" in out and Path(text).name in out
     assert "bytes of cache per token" in out
     _, *healing, teacher = out.splitlines()[-1].split()
-    assert load_config(healing[2], healing[3:]).train.learn == "keys_and_values"
+    assert load_config(healing[2], healing[3:]).train.trainable == "keys_and_values"
     assert teacher == f"train.teacher={arguments[1]}"
     found = load_run(new).config
     assert found.run_dir == str(new) and found.init_from is None and found.attention == "mla"

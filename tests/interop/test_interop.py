@@ -43,8 +43,8 @@ def test_an_imported_model_gives_the_logits_that_transformers_gave(case, tmp_pat
     [
         ((FULL, "attention.rank=3", "attention.kv_heads=2"), 10**9),
         (
-            ("attention=mla", "attention.rope=full", "attention.rope_width=0", "attention.rank=2",
-             "attention.latent_norm=false"),
+            ("attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0",
+             "attention.rank=2", "attention.latent_norm=false"),
             10**9,
         ),
         (("attention=gqa", "model.tied_head=true", "model.qkv_bias=true", *LLAMA), 20_000),
@@ -130,7 +130,7 @@ Q, HEAD = "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
         (said(architectures=["GPTNeoXForCausalLM"]), "GPTNeoXForCausalLM", "LlamaForCausalLM"),
         (said(num_local_experts=8), "num_local_experts = 8", "mixtures of experts"),
         (said(quantization_config={"quant_method": "gptq"}), "gptq", "take the model that is not"),
-        (said(sliding_window=16), "sliding_window = 16", "train.context=16 or less"),
+        (said(sliding_window=16), "sliding_window = 16", "train.seq_len=16 or less"),
         (said(attention_bias=True), "attention_bias = True", "only False is taken"),
         (said(hidden_act="gelu"), "hidden_act = gelu", "use relu2"),
         (said(hidden_size=48), "model.embed_tokens.weight", "different models"),
@@ -172,7 +172,11 @@ def test_what_biases_of_values_are_folded_from_must_be_there_in_its_shape(name, 
 def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path):
     for name, settings, named in (
         ("mla", ["attention=mla"], "attention.rope = decoupled"),
-        ("normed", ["attention=mla", "attention.rope=full", "attention.rope_width=0"], "latent_no"),
+        (
+            "normed",
+            ["attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0"],
+            "latent_no",
+        ),
         ("latent", [], "attention.rope = latent, .*: use --factored"),
         ("norms", [FULL, "model.embedding_norm=false"], "NanoChatForCausalLM needs embedding_norm"),
         ("biases", [FULL, "model.qkv_bias=true"], "NanoChatForCausalLM needs qkv_bias = False"),

@@ -42,7 +42,9 @@ GROUPS = jax.tree.map(lambda spec: spec.group, SPECS)
 TOTAL = 10
 # One iteration is less to compile than five, where the direction is beside the point.
 MUON = MuonConfig(momentum=0.95, iterations=1)
-PLAIN = dict(warmup=0, schedule="constant", clip=None, matrix_decay=0.0, head_decay=0.0, muon=MUON)
+PLAIN = dict(
+    warmup_steps=0, schedule="constant", grad_clip=None, matrix_decay=0.0, head_decay=0.0, muon=MUON
+)
 
 
 def random_tree(seed, scale=1.0):
@@ -113,7 +115,7 @@ def test_decay_pulls_each_group_by_its_own_rate_and_gains_not_at_all():
 
 def test_the_papers_defaults_spare_the_embedding():
     parameters = random_tree(1)
-    optimizer = make_optimizer(OptimizerConfig(warmup=0), SPECS, TOTAL, muon_dtype="float32")
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), SPECS, TOTAL, muon_dtype="float32")
     updates, _ = jax.jit(optimizer.update)(zeros(), optimizer.init(parameters), parameters)
     assert not np.any(updates["embedding"]["table"]) and not np.any(updates["blocks"]["gain"])
     np.testing.assert_allclose(
@@ -129,7 +131,7 @@ def test_clip_uses_the_norm_over_all_groups_before_anything_else(scale):
     norm = math.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(gradients)))
     assert (norm > 2) == (scale == 1.0)
     factor = min(1.0, 2 / norm)
-    _, state = first(gradients, clip=2.0, beta1=0.9, beta2=0.95)
+    _, state = first(gradients, grad_clip=2.0, beta1=0.9, beta2=0.95)
 
     clipped = scaled(gradients, factor)
     momentum, table = moments(state, "matrix").momentum, moments(state, "embedding")
@@ -171,10 +173,10 @@ def train(optimizer, parameters, gradients, state=None):
 
 def test_embedding_head_and_gains_follow_adamw_under_the_schedule():
     config = OptimizerConfig(
-        warmup=3,
+        warmup_steps=3,
         schedule="linear",
-        final_lr=0.1,
-        clip=None,
+        min_lr_ratio=0.1,
+        grad_clip=None,
         embedding_decay=0.05,
         head_decay=0.2,
         muon=MUON,
@@ -206,7 +208,7 @@ def test_embedding_head_and_gains_follow_adamw_under_the_schedule():
 
 def test_updates_use_the_learning_rates_of_the_logs():
     """With no gradient and no momentum, an update is −rate · decay · w: the rate can be read."""
-    options = dict(warmup=4, matrix_decay=1.0, head_decay=1.0, embedding_decay=1.0, muon=MUON)
+    options = dict(warmup_steps=4, matrix_decay=1.0, head_decay=1.0, embedding_decay=1.0, muon=MUON)
     config = OptimizerConfig(**options)
     optimizer = make_optimizer(config, SPECS, TOTAL, muon_dtype="float32")
     parameters, rates = random_tree(0), learning_rates(config, TOTAL)

@@ -22,7 +22,7 @@ def factors(total_steps, **options):
 
 
 def test_warm_up_starts_above_zero_and_reaches_the_peak():
-    f = factors(50, warmup=8)
+    f = factors(50, warmup_steps=8)
     np.testing.assert_allclose(f[:8], np.arange(1, 9) / 8, rtol=1e-6)
     assert f[8] < 1
 
@@ -30,14 +30,14 @@ def test_warm_up_starts_above_zero_and_reaches_the_peak():
 @pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_without_warm_up_the_first_step_is_at_the_peak(kind, warmup):
-    assert factors(50, warmup=warmup, schedule=kind)[0] == 1
+    assert factors(50, warmup_steps=warmup, schedule=kind)[0] == 1
 
 
 @pytest.mark.parametrize("final", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
 @pytest.mark.parametrize("constant", [0.0, 0.5])
 def test_last_step_is_at_the_final_rate_and_stays_there(kind, final, constant):
-    f = factors(50, warmup=10, schedule=kind, final_lr=final, constant=constant)
+    f = factors(50, warmup_steps=10, schedule=kind, min_lr_ratio=final, constant=constant)
     assert f[48] > final + 1e-4
     np.testing.assert_allclose(f[49:], final, atol=1e-6)
 
@@ -45,9 +45,9 @@ def test_last_step_is_at_the_final_rate_and_stays_there(kind, final, constant):
 def test_falls_as_its_formula_says():
     # The peak is step 9, the last of the warm-up; 40 steps later the run is at its last, 49.
     share = np.arange(1, 41) / 40
-    linear = factors(50, warmup=10, schedule="linear", final_lr=0.1)
+    linear = factors(50, warmup_steps=10, schedule="linear", min_lr_ratio=0.1)
     np.testing.assert_allclose(linear[10:50], 1 - 0.9 * share, atol=1e-6)
-    cosine = factors(50, warmup=10, schedule="cosine", final_lr=0.1)
+    cosine = factors(50, warmup_steps=10, schedule="cosine", min_lr_ratio=0.1)
     expected = [0.1 + 0.9 * (1 + math.cos(math.pi * s)) / 2 for s in share]
     np.testing.assert_allclose(cosine[10:50], expected, atol=1e-6)
 
@@ -60,7 +60,9 @@ def test_rises_then_falls_within_its_bounds(data):
     final = data.draw(st.sampled_from([0.0, 0.1, 1.0]))
     kind = data.draw(st.sampled_from(["cosine", "linear", "constant"]))
     constant = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
-    f = factors(total, warmup=warmup, final_lr=final, schedule=kind, constant=constant)[:total]
+    f = factors(total, warmup_steps=warmup, min_lr_ratio=final, schedule=kind, constant=constant)[
+        :total
+    ]
     rounding = 1e-6
     assert np.all(f > min(final, 1 / max(warmup, 1)) - rounding) and np.all(f < 1 + rounding)
     peak = max(warmup - 1, 0)
@@ -71,12 +73,14 @@ def test_rises_then_falls_within_its_bounds(data):
 
 @pytest.mark.parametrize("warmup", [10, 11])
 def test_a_warm_up_as_long_as_the_run_is_refused(warmup):
-    with pytest.raises(LrkvError, match=rf"optimizer\.warmup = {warmup} .* 10 steps.*at most 9"):
-        schedule(OptimizerConfig(warmup=warmup), 10)
+    with pytest.raises(
+        LrkvError, match=rf"optimizer\.warmup_steps = {warmup} .* 10 steps.*at most 9"
+    ):
+        schedule(OptimizerConfig(warmup_steps=warmup), 10)
 
 
 def test_learning_rates_are_base_times_factor():
-    config = OptimizerConfig(warmup=4, matrix_lr=0.02, embedding_lr=0.2, head_lr=0.004)
+    config = OptimizerConfig(warmup_steps=4, matrix_lr=0.02, embedding_lr=0.2, head_lr=0.004)
     rates = learning_rates(config, 50)
     assert rates(1) == pytest.approx({"matrix": 0.01, "embedding": 0.1, "head": 0.002})
     assert rates(49) == pytest.approx({"matrix": 0.002, "embedding": 0.02, "head": 0.0004})

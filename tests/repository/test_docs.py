@@ -147,7 +147,7 @@ def test_the_architecture_page_names_every_package():
 @pytest.mark.usefixtures("one_device")
 def test_the_pages_on_python_and_on_the_engine_run(tmp_path, monkeypatch, pages):
     monkeypatch.chdir(tmp_path)
-    settings = [*TINY, *pages, "attention=lrkv", "train.context=128"]
+    settings = [*TINY, *pages, "attention=lrkv", "train.seq_len=128"]
     both = (ROOT / "docs" / page for page in ("python.md", "engine.md"))
     code = "\n".join(block for page in both for block in blocks(page, "python"))
     # Both engines of one small shape, so that the second finds the first one's programs.

@@ -24,7 +24,7 @@ PLAIN = {"prompt": "We the people", "max_tokens": 8, "temperature": 0}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("hostile") / "run"
-    plant(directory, "train.context=256")
+    plant(directory, "train.seq_len=256")
     return directory
 
 

@@ -19,7 +19,7 @@ LONG = {"prompt": "We", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("served") / "run"
-    plant(directory, "train.context=256")
+    plant(directory, "train.seq_len=256")
     return directory
 
 
@@ -44,7 +44,7 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
     with pytest.raises(ConnectionRefusedError):
         raw(port, b"")
 
-    process, port, _ = started(run, "model.decode_cache=int8")
+    process, port, _ = started(run, "model.kv_cache_dtype=int8")
     with raw(port, asks({**LONG, "stream": True})) as there:
         assert there.recv(100).startswith(b"HTTP/1.1 200")
         process.kill()

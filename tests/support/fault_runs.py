@@ -11,7 +11,7 @@ from lrkv_jax.training.metrics import read_metrics
 STEPS = 60
 # Saves and validations that do not fall together, so that kills find each alone and both.
 SETTINGS = ("train.save_every=4", "train.validate_every=7", f"train.steps={STEPS}",
-            "train.log_every=20", "optimizer.warmup=5", "mesh.data=1", "mesh.fsdp=1",
+            "train.log_every=20", "optimizer.warmup_steps=5", "mesh.data=1", "mesh.fsdp=1",
             # Half the time from a start to the first step is tracing, and most of that is these.
             "optimizer.muon.iterations=1", "train.sample_tokens=0")  # fmt: skip
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}

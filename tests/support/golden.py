@@ -19,7 +19,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 STEPS = 20
-MLA_FULL = ("attention=mla", "attention.rope=full", "attention.rope_width=0")
+MLA_FULL = ("attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0")
 VARIANTS = {
     "mha": ["attention=mha"],
     "gqa": ["attention=gqa"],
@@ -72,7 +72,7 @@ def counts():
             found[f"{scale} {variant}"] = [
                 parameter_counts(model).total,
                 model.layers * model.attention.cache_values(model),
-                training_flops_per_token(model, config.train.context),
+                training_flops_per_token(model, config.train.seq_len),
             ]
     return found
 
@@ -105,7 +105,7 @@ def record(folder: Path) -> dict:
         print(name, found["alone"][name][-1], found["mesh"][name][-1], flush=True)
     evaluation = evaluate(folder / "lrkv", tasks=["bpb"])
     found["evaluation"] = {name: one for name, one in evaluation.items() if name != "run"}
-    settings = ["attention=mla", "attention.rope=full", "attention.latent=20"]
+    settings = ["attention=mla", "attention.rope=full", "attention.kv_lora_rank=20"]
     convert(folder / "mha", folder / "converted", settings, tokens=512, heldout=512)
     run = load_run(folder / "converted")
     ids = run.ids("My fellow citizens of the United States")

@@ -69,7 +69,7 @@ def language_model(tokenizer, made, *, batch=4, context=512, mesh=None, **how):
 
 def a_run(config, params, context=128):
     """A trained run of these parameters, which reads `context` tokens."""
-    run = load_config("configs/quickstart.yaml", [f"train.context={context}", "run_dir=runs/it"])
+    run = load_config("configs/quickstart.yaml", [f"train.seq_len={context}", "run_dir=runs/it"])
     return TrainedRun(run.model_copy(update={"model": config}), 7, params, None)
 
 

@@ -94,7 +94,7 @@ def bias(w, name, h):
 
 
 def mla_head(config, w, h, x_TD, turn, norm):
-    K, P = config.head_width, config.attention.rope_width
+    K, P = config.head_width, config.attention.qk_rope_head_dim
     # The latents' norm is there without QK-norm too.
     latent = normed if config.attention.latent_norm else lambda y: y
     q_TK, latent_SC = x_TD @ w["query"][:, h] + bias(w, "query", h), latent(x_TD @ w["down"])

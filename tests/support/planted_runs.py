@@ -21,8 +21,8 @@ def planted(
     config = load_config(scale, [f"attention={attention}", f"train.seed={seed}",
                                  f"data.shuffle_seed={seed}", *settings])  # fmt: skip
     steps = steps or config.train.total_steps
-    batch = config.train.batch * config.train.context
-    cost = training_flops_per_token(config.model, config.train.context)
+    batch = config.train.global_batch_size * config.train.seq_len
+    cost = training_flops_per_token(config.model, config.train.seq_len)
     rows = [
         {
             "step": int(step), "tokens": int(step) * batch, "flops": int(step) * batch * cost,

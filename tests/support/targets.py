@@ -53,7 +53,7 @@ def case(scale, variant, T, array, how="contiguous"):
         return of_pages, (pages, *arguments)
 
     if kind == "mla":
-        C, P = attention.latent, attention.rope_width
+        C, P = attention.kv_lora_rank, attention.qk_rope_head_dim
         shapes = (BATCH, T, H, C), (BATCH, T, H, P), (*slots, C), (*slots, P)
         caches = [array(shape, bf16) for shape in shapes]
         return call(latent_decode.latent_decode, *caches, None, None, lengths)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 TINY = (
     "model.layers=2", "model.width=32", "model.heads=4", "model.head_width=8", "model.unroll=1",
-    "variants.mla.latent=12", "variants.mla.rope_width=4", "variants.lrkv.rank=4",
+    "variants.mla.kv_lora_rank=12", "variants.mla.qk_rope_head_dim=4", "variants.lrkv.rank=4",
     "variants.lrkv_latent.rank=4",
-    "train.context=32", "train.batch=8", "train.steps=6", "train.validation_batches=2",
+    "train.seq_len=32", "train.global_batch_size=8", "train.steps=6", "train.validation_batches=2",
     "train.validate_every=0", "train.save_every=0", "train.sample_tokens=0",
     # Each iteration is three more products to trace and compile; tests/optim has five.
     "optimizer.muon.iterations=2",

@@ -27,7 +27,7 @@ FIVE = {
     "mha": MHA(),
     "gqa": GQA(kv_heads=2),
     "mqa": MQA(),
-    "mla": MLA(latent=12, rope_width=4),
+    "mla": MLA(kv_lora_rank=12, qk_rope_head_dim=4),
     "lrkv": LRKV(rank=3, rope="full"),
 }
 LRKVS = {
@@ -41,10 +41,10 @@ LRKVS |= {
 }
 ALL = {
     **{name: entry for name, entry in FIVE.items() if name != "lrkv"},
-    "mla-no_rope": MLA(latent=12, rope_width=0),
-    "mla-full": MLA(latent=11, rope="full"),
-    "mla-rank": MLA(latent=8, rope_width=4, rank=3),
-    "mla-full-rank": MLA(latent=8, rope="full", rank=3, kv_heads=2, latent_norm=False),
+    "mla-no_rope": MLA(kv_lora_rank=12, qk_rope_head_dim=0),
+    "mla-full": MLA(kv_lora_rank=11, rope="full"),
+    "mla-rank": MLA(kv_lora_rank=8, qk_rope_head_dim=4, rank=3),
+    "mla-full-rank": MLA(kv_lora_rank=8, rope="full", rank=3, kv_heads=2, latent_norm=False),
     **LRKVS,
 }
 # A line that is registered and not above joins by itself, in each mode, its sizes all 2.

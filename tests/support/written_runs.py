@@ -37,8 +37,8 @@ def write_run(
         config = config.model_copy(update={"variants": variants}).variant(f"lrkv_r{rank}")
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_config(config))
-    per_step = config.train.batch * config.train.context
-    per_token = training_flops_per_token(config.model, config.train.context)
+    per_step = config.train.global_batch_size * config.train.seq_len
+    per_token = training_flops_per_token(config.model, config.train.seq_len)
     total = config.train.total_steps
     rows = []
     points = steps or 40

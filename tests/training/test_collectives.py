@@ -40,7 +40,7 @@ def configured(*overrides):
 
 
 def batch_shape(config, mesh):
-    shape = (config.train.batch, config.train.context + 1)
+    shape = (config.train.global_batch_size, config.train.seq_len + 1)
     return jax.ShapeDtypeStruct(shape, np.int32, sharding=batch_sharding(mesh))
 
 
@@ -196,7 +196,7 @@ def test_nothing_is_computed_twice_unasked(variant, parts):
 @pytest.mark.slow
 def test_full_rematerialisation_computes_the_layers_forward_pass_once_more():
     config = configured("attention=mha")
-    tokens, model = config.train.batch * config.train.context, config.model
+    tokens, model = config.train.global_batch_size * config.train.seq_len, config.model
     forward = flops(make_loss(model, meshed(), chunk=tokens), config)
     forward -= 2 * tokens * model.width * model.vocabulary  # the head
     # The block's last product is not needed to differentiate it.

@@ -105,7 +105,7 @@ def test_rows_say_where_documents_start_and_what_counts():
 )
 def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny, sizes, accumulation):
     """On a mesh and in microbatches too, where some hold fewer targets than others."""
-    config = resolve(tiny("attention=lrkv", "model.vocabulary=40", "train.context=16"))
+    config = resolve(tiny("attention=lrkv", "model.vocabulary=40", "train.seq_len=16"))
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, 40, (8, 17)).astype(np.int32)
     counted = rng.random((8, 17)) < np.linspace(0, 1, 8)[:, None]  # the first row has none
@@ -122,7 +122,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny, size
     in_bytes = counted[:, 1:] & (tokens[:, 1:] > 0)
     devices = jax.devices()[: 8 if sizes else 1]
     mesh = make_mesh(MeshConfig(**sizes), devices)
-    train = config.train.model_copy(update={"accumulation": accumulation})
+    train = config.train.model_copy(update={"grad_accum_steps": accumulation})
     run = config.model_copy(update={"train": train})
     with jax.set_mesh(mesh):
         gradient = make_gradient(run, mesh, token_bytes, BatchFormat(bos=BOS, masked=True))
@@ -140,7 +140,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny, size
 
 @pytest.mark.slow
 def test_a_batch_without_a_target_moves_nothing(tiny):
-    config = resolve(tiny("attention=mqa", "model.vocabulary=40", "train.context=16"))
+    config = resolve(tiny("attention=mqa", "model.vocabulary=40", "train.seq_len=16"))
     batch = ~np.random.default_rng(5).integers(0, 40, (8, 17)).astype(np.int32)
     mesh = one_device()
     with jax.set_mesh(mesh):

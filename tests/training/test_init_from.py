@@ -37,7 +37,7 @@ def pretrained(tiny):
 def midtraining(pretrained, tmp_path, *overrides):
     return load_config(
         "configs/quickstart_midtrain.yaml",
-        [f"init_from={pretrained[0]}", "train.context=64", f"data.directory={tmp_path / 'mixed'}",
+        [f"init_from={pretrained[0]}", "train.seq_len=64", f"data.directory={tmp_path / 'mixed'}",
          f"run_dir={tmp_path / 'mid'}", *overrides],
     )  # fmt: skip
 
@@ -122,8 +122,13 @@ def test_a_run_learns_from_a_teacher_and_resumes_to_the_same_bits(tiny, tmp_path
 
     def heal(*overrides):
         given = f"init_from={tmp_path / 'pupil'}", f"train.teacher={tmp_path / 'teacher'}"
-        ours = "train.steps=6", "train.save_every=2", "train.context=64", "train.batch=8"
-        small = "train.log_every=1", "train.learn=all", "optimizer.matrix_lr=0.02"
+        ours = (
+            "train.steps=6",
+            "train.save_every=2",
+            "train.seq_len=64",
+            "train.global_batch_size=8",
+        )
+        small = "train.log_every=1", "train.trainable=all", "optimizer.matrix_lr=0.02"
         return load_config("configs/heal.yaml", [*given, *ours, *small, *overrides])
 
     run(tiny("train.steps=6", "attention=lrkv"), "teacher")
@@ -141,7 +146,7 @@ def test_a_run_learns_from_a_teacher_and_resumes_to_the_same_bits(tiny, tmp_path
         ("train.teacher_step=3", "train.teacher_step"),  # a teacher that trained on is another one
         ("train.teacher=nowhere", "nowhere is not a run: it has no config.yaml"),
         ("model.vocabulary=4224", "has model.vocabulary = 4096, and this run has 4224"),
-        ("train.learn=keys_and_values", "train.learn"),
+        ("train.trainable=keys_and_values", "train.trainable"),
     ):
         with pytest.raises(LrkvError, match=message):
             run(heal(override), "healed")

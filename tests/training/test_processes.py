@@ -23,7 +23,7 @@ LIMIT = 300
 def settings(pages, run_dir, *overrides):
     return [*TINY, "model.dtype=float32", "train.steps=10", "train.log_every=5",
             "model.heads=8", "model.head_width=4", "train.validate_every=4", "train.save_every=4",
-            "train.keep=3", "optimizer.muon.iterations=1", *pages, f"run_dir={run_dir}",
+            "train.max_checkpoints=3", "optimizer.muon.iterations=1", *pages, f"run_dir={run_dir}",
             *overrides]  # fmt: skip
 
 

@@ -37,7 +37,8 @@ def ended(finished_run):
 @pytest.mark.parametrize(
     "change",
     [
-        "attention=mha", "attention.rank=2", "model.layers=1", "train.context=16", "train.batch=4",
+        "attention=mha", "attention.rank=2", "model.layers=1", "train.seq_len=16",
+        "train.global_batch_size=4",
         "train.seed=9", "data.shuffle_seed=1", "data.heldout=0.3", "optimizer.matrix_lr=0.5",
         "optimizer.muon.iterations=6", "train.steps=5", "guard.skip_spikes=true", "train.epochs=1",
     ],
@@ -57,27 +58,32 @@ def test_another_setting_that_changes_the_result_is_refused_with_its_values(ende
 
 def test_an_allowed_change_is_taken_and_written_into_the_history(ended, tmp_path):
     run = shutil.copytree(ended.run, tmp_path / "[/b]x")  # which rich would read as markup (A21)
-    other = ended.config("train.batch=4", "train.steps=8", "train.keep=3", run=run)
-    with pytest.raises(LrkvError, match="train.batch = 8, and 4 is asked for"):
+    other = ended.config(
+        "train.global_batch_size=4", "train.steps=8", "train.max_checkpoints=3", run=run
+    )
+    with pytest.raises(LrkvError, match="train.global_batch_size = 8, and 4 is asked for"):
         train(other, console=Console(file=io.StringIO()), **ONE)
     console = Console(file=io.StringIO(), width=200)
-    result = train(other, allow=["train.batch"], until=7, console=console, **ONE)
+    result = train(other, allow=["train.global_batch_size"], until=7, console=console, **ONE)
     assert result.step == 7 and len(read_metrics(run)) == 7
-    assert "from step 6 on, train.batch is 4, not 8" in console.file.getvalue()
-    assert read_run(run).train.batch == 4 and read_run(run).train.steps == 8
+    assert "from step 6 on, train.global_batch_size is 4, not 8" in console.file.getvalue()
+    assert read_run(run).train.global_batch_size == 4 and read_run(run).train.steps == 8
     rows = read_history(run)
     assert [(row["event"], row["step"]) for row in rows[:2]] == [("start", 0), ("start", 6)]
     assert {row["key"]: (row["step"], row["role"], row["old"], row["new"]) for row in rows[2:]} == {
-        "train.batch": (6, "result", 8, 4),
+        "train.global_batch_size": (6, "result", 8, 4),
         "train.steps": (6, "result", 6, 8),  # a run may become longer, and that is recorded
-        "train.keep": (6, "rhythm", 2, 3),
+        "train.max_checkpoints": (6, "rhythm", 2, 3),
         "run_dir": (6, "place", str(ended.run), str(run)),
     }
 
 
 @pytest.mark.parametrize(
     ("allow", "message"),
-    [("train.bach", "did you mean train.batch"), ("train.keep", "no setting that changes results")],
+    [
+        ("train.bach", "did you mean train.global_batch_size"),
+        ("train.max_checkpoints", "no setting that changes results"),
+    ],
 )
 def test_a_change_that_cannot_be_allowed_is_named(ended, allow, message):
     with pytest.raises(LrkvError, match=message):
@@ -96,7 +102,7 @@ def test_data_are_what_they_hold_and_not_where_they_lie(ended, tmp_path):
     def changes(*overrides, allow=(), manifest=manifest):
         config = ended.config(*places, f"data.tokenizer={tokenizer}", *overrides)
         return changed_data(
-            config, make_loader(config.data, 32, config.train.batch), manifest, allow
+            config, make_loader(config.data, 32, config.train.global_batch_size), manifest, allow
         )
 
     assert changes() == []
@@ -105,7 +111,7 @@ def test_data_are_what_they_hold_and_not_where_they_lie(ended, tmp_path):
     saved = manifest["loader"] | {"next_batch": "0123456789ab"}
     with pytest.raises(LrkvError, match="next_batch 0123456789ab.*--allow-change data.source"):
         changes(manifest=manifest | {"loader": saved})
-    assert changes("train.batch=16", allow=["train.batch"]) == []
+    assert changes("train.global_batch_size=16", allow=["train.global_batch_size"]) == []
     # The same names hold something else.
     first = sorted(texts.iterdir())[0]
     stat = first.stat()

@@ -26,8 +26,8 @@ LONG = "model.vocabulary=64", "train.steps=20"  # whoever stops sooner finds its
 def batch(config, step=0):
     """Tokens that count up by one to five: there is something to learn."""
     rng = np.random.default_rng(step)
-    first, by = rng.integers(1, 60, (2, config.train.batch, 1))
-    places = np.arange(config.train.context + 1)
+    first, by = rng.integers(1, 60, (2, config.train.global_batch_size, 1))
+    places = np.arange(config.train.seq_len + 1)
     return ((first + (1 + by % 5) * places) % config.model.vocabulary).astype(np.int32)
 
 
@@ -96,7 +96,7 @@ def test_microbatches_on_a_mesh_average_to_the_whole_batch_of_one_device(tiny):
     config = *LONG, "attention=mqa"
     alone, _ = losses(resolve(tiny(*config)), one_device(), 3)
     mesh = make_mesh(MeshConfig(**MESHES["2x2x2x1"]))
-    meshed, _ = losses(resolve(tiny(*config, "train.accumulation=2")), mesh, 3)
+    meshed, _ = losses(resolve(tiny(*config, "train.grad_accum_steps=2")), mesh, 3)
     np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
 
 
@@ -114,7 +114,7 @@ def test_the_loss_is_the_mean_over_tokens_of_the_models_own_log_probability(tiny
     mesh = one_device()
     with jax.set_mesh(mesh):
         got = jax.jit(make_loss(config.model, mesh, chunk=16))(params, tokens)
-    chex.assert_shape(got, (config.train.batch, config.train.context))
+    chex.assert_shape(got, (config.train.global_batch_size, config.train.seq_len))
     np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
 
 

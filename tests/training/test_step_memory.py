@@ -25,7 +25,7 @@ def nonzero(params):
 
 
 def tokens_of(config):
-    shape = (config.train.batch, config.train.context + 1)
+    shape = (config.train.global_batch_size, config.train.seq_len + 1)
     rng = np.random.default_rng(0)
     return rng.integers(1, config.model.vocabulary, shape).astype(np.int32)
 
@@ -41,7 +41,7 @@ def traced(config):
 
 @pytest.mark.slow
 def test_policies_keep_less_and_compute_the_same(tiny):
-    deep = ("attention=lrkv", "model.vocabulary=64", "model.layers=6", "train.context=128")
+    deep = ("attention=lrkv", "model.vocabulary=64", "model.layers=6", "train.seq_len=128")
     traces, programs, gradients = {}, {}, {}
     for policy in POLICIES:
         config = resolve(tiny(*deep, f"train.remat={policy}"))
@@ -80,7 +80,7 @@ def test_the_fused_loss_saves_at_least_the_logits(tiny):
     with jax.set_mesh(mesh):
         whole = jax.jit(jax.value_and_grad(plain)).lower(params, batch).compile()
     fused = traced(config).lower().compile()
-    logits = 4 * config.train.batch * config.train.context * config.model.vocabulary
+    logits = 4 * config.train.global_batch_size * config.train.seq_len * config.model.vocabulary
     saved = [program.memory_analysis().temp_size_in_bytes for program in (whole, fused)]
     assert saved[0] - saved[1] >= logits
     (loss, *_), gradients = fused(params, batch)

@@ -29,8 +29,8 @@ SCALE = "128m"
 WIDTH = 192
 SMALL = (
     "model.layers=2", f"model.width={WIDTH}", "model.heads=6", "model.head_width=64",
-    "model.feed_forward=256", "model.vocabulary=512", "model.unroll=1", "train.context=64",
-    "optimizer.warmup=0",
+    "model.feed_forward=256", "model.vocabulary=512", "model.unroll=1", "train.seq_len=64",
+    "optimizer.warmup_steps=0",
 )  # fmt: skip
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
 
@@ -48,7 +48,7 @@ def differences(variant):
     here = jax.local_devices()
     if WIDTH % len(here) or here[0].platform == "cpu":  # simulated devices say nothing more
         here = here[:1]
-    rows = f"train.batch={2 * len(here)}"
+    rows = f"train.global_batch_size={2 * len(here)}"
     (line,) = variants_of(SCALE, [variant], [OWN], overrides=(*SMALL, rows))
     subject = resolve(line.config)
     cpu = make_mesh(MeshConfig(), jax.devices("cpu")[:1])
@@ -93,7 +93,7 @@ def after_a_step(config, mesh):
     """The loss, moments and changed weights of a step from random weights, on the host."""
     vocabulary, train = config.model.vocabulary, config.train
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    shape = (train.batch, train.context + 1)
+    shape = (train.global_batch_size, train.seq_len + 1)
     tokens_BU = np.random.default_rng(1).integers(0, vocabulary, shape, np.int32)
     step = make_train_step(config, mesh, np.ones(vocabulary, np.int32))
     with jax.set_mesh(mesh):

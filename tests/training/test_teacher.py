@@ -48,13 +48,13 @@ def case(tiny):
     model = config.model.model_copy(update={"attention": GQA(kv_heads=2), "softcap": 7.0})
     params = shaken(init_parameters(config.model, 0), 1)
     teacher = shaken(init_parameters(model, 5), 2)
-    shape = config.train.batch, config.train.context + 1
+    shape = config.train.global_batch_size, config.train.seq_len + 1
     return config, model, params, teacher, np.random.default_rng(0).integers(0, 64, shape)
 
 
 def test_the_loss_is_the_divergence_from_the_teacher_and_only_keys_and_values_learn(case):
     config, model, params, teacher, tokens_BU = case
-    train = config.train.model_copy(update={"learn": "keys_and_values"})
+    train = config.train.model_copy(update={"trainable": "keys_and_values"})
     config = taught(config.model_copy(update={"train": train}), model)
     (after, same), metrics = one_step(config, params, teacher, tokens_BU)
     logits = [
@@ -83,7 +83,7 @@ def test_a_model_taught_by_itself_has_nothing_to_learn(case):
 @pytest.mark.slow
 def test_a_taught_step_of_two_microbatches_is_the_same_on_a_mesh(case):
     config, model, params, teacher, tokens_BU = case
-    train = config.train.model_copy(update={"accumulation": 2})
+    train = config.train.model_copy(update={"grad_accum_steps": 2})
     config = taught(config.model_copy(update={"train": train}), model)
     (alone, _), metrics = one_step(config, params, teacher, tokens_BU)
     sizes = {"data": 1, "fsdp": 2, "context": 2, "tensor": 2}

@@ -234,7 +234,7 @@ def _ranges(
         )
         if not ranges[split]:
             raise LrkvError(
-                f"train.context = {context} is longer than the data allows ({tokens} tokens in the "
+                f"train.seq_len = {context} is longer than the data allows ({tokens} tokens in the "
                 f"{split} split): use at most {max(tokens - 1, 1)} or add documents"
             )
     return ranges

@@ -114,7 +114,7 @@ def print_load(summary: dict[str, Any], console: Console) -> None:
 
 
 def _made(settings, variant) -> tuple[RunConfig, Any]:
-    changes = [f"attention={variant}", f"train.context={settings.context}"]
+    changes = [f"attention={variant}", f"train.seq_len={settings.context}"]
     changes += [*settings.overrides, f"model.dtype={settings.dtype}"]
     config = load_config(settings.scale, changes)
     return config, jax.jit(init_parameters, static_argnums=(0, 1))(config.model, 0)

@@ -40,7 +40,7 @@ LOSS_TOLERANCE = 1e-2
 
 @dataclass(frozen=True)
 class TrainBenchmark:
-    """What to measure. `overrides` change every line's settings: mesh.fsdp=2, train.batch=4.
+    """What to measure. `overrides` change every line's settings, as mesh.fsdp=2 does.
 
     Raises `LrkvError` for what does not exist.
     """
@@ -68,7 +68,7 @@ class TrainProgram:
         token_bytes_V = np.ones(config.model.vocabulary, np.int32)
         step = make_train_step(config, mesh, token_bytes_V)
         tokens_BU = jax.ShapeDtypeStruct(
-            (train.batch, train.context + 1), jnp.int32, sharding=batch_sharding(mesh)
+            (train.global_batch_size, train.seq_len + 1), jnp.int32, sharding=batch_sharding(mesh)
         )
         state = abstract_state(config, mesh)
         self.step: Compiled = compile_ahead(step, state, tokens_BU, mesh=mesh)
@@ -106,7 +106,7 @@ class Trainer:
 
 def random_tokens(config: RunConfig, mesh: Mesh, seed: int) -> Int[Array, "B U"]:
     """A batch of uniformly random ids, U = T + 1: what they are costs no time."""
-    shape = (config.train.batch, config.train.context + 1)
+    shape = (config.train.global_batch_size, config.train.seq_len + 1)
     ids_BU = np.random.default_rng(seed).integers(0, config.model.vocabulary, shape, np.int32)
     return jax.device_put(ids_BU, batch_sharding(mesh))
 
@@ -172,12 +172,12 @@ def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[T
     for line in lines:
         progress(f"{scale}, {line.name}: compiling", done + len(rows), total)
         model, train = line.config.model, line.config.train
-        per_token = training_flops_per_token(model, train.context)
+        per_token = training_flops_per_token(model, train.seq_len)
         row = TrainTiming(
             scale, line.variant, line.rope, model.layers, scale_layers, model.vocabulary,
-            train.batch, train.context, train.accumulation, train.remat, model.dtype,
-            dict(mesh.shape), parameter_counts(model).total,
-            per_token * train.batch * train.context,
+            train.global_batch_size, train.seq_len, train.grad_accum_steps, train.remat,
+            model.dtype, dict(mesh.shape), parameter_counts(model).total, per_token *
+            train.global_batch_size * train.seq_len,
         )  # fmt: skip
         rows.append(row)
         try:
@@ -208,7 +208,7 @@ def _do_not_fit(programs: Sequence[tuple[TrainTiming, TrainProgram]], mesh: Mesh
         row.status = report.SKIPPED
         row.reason = (
             f"{need / 1e9:.1f} GB needed at once, {limit / 1e9:.1f} GB to be had: fewer variants, "
-            "a smaller train.batch or fewer layers (--depth) would fit"
+            "a smaller train.global_batch_size or fewer layers (--depth) would fit"
         )
     return True
 

@@ -85,7 +85,7 @@ def memory(config: RunConfig, state: StateBytes) -> MemoryEstimate:
     columns = model.vocabulary // mesh.tensor
     head_gradient = 4 * model.width * columns
     loss = LOGIT_ARRAYS * 4 * chunk * columns + head_gradient
-    gradients = state.gradients * (1 if train.accumulation == 1 else 2)
+    gradients = state.gradients * (1 if train.grad_accum_steps == 1 else 2)
     total = state.parameters + state.optimizer + gradients + kept + loss
     return MemoryEstimate(kept, loss, total)
 
@@ -123,7 +123,7 @@ def collectives(config: RunConfig, state: StateBytes) -> list[Collective]:
     after attention and MLP, forward and backward; shards of the context exchange heads for
     positions of queries, keys, values and outputs, forward and backward.
     """
-    model, mesh, times = config.model, config.mesh, config.train.accumulation
+    model, mesh, times = config.model, config.mesh, config.train.grad_accum_steps
     itemsize, turns = jnp.dtype(model.dtype).itemsize, times * model.layers
     tokens = _microbatch_tokens(config)
     heads = (model.heads + model.attention.key_heads(model)) // mesh.tensor
@@ -149,8 +149,8 @@ def collectives(config: RunConfig, state: StateBytes) -> list[Collective]:
 def _microbatch_tokens(config: RunConfig) -> int:
     """Tokens of a microbatch on one device."""
     train, mesh = config.train, config.mesh
-    tokens = train.batch * train.context // (mesh.data * mesh.fsdp * mesh.context)
-    return tokens // train.accumulation
+    tokens = train.global_batch_size * train.seq_len // (mesh.data * mesh.fsdp * mesh.context)
+    return tokens // train.grad_accum_steps
 
 
 def sizes_of(mesh: MeshConfig) -> dict[str, int]:

@@ -15,7 +15,7 @@ MUON_TOKENS = (32_768, 524_288)
 
 def muon(config: RunConfig) -> dict[str, Any]:
     """FLOPs of Newton–Schulz in the run's step, and their share of a step's, ready for JSON."""
-    per_token = training_flops_per_token(config.model, config.train.context)
+    per_token = training_flops_per_token(config.model, config.train.seq_len)
     flops = muon_flops(config.model, config.optimizer.muon.iterations)
     share = {tokens: flops / (per_token * tokens) for tokens in MUON_TOKENS}
     return {"flops": flops, "share": share}

@@ -43,7 +43,7 @@ def report(
     device = hardware(options.hardware)
     if options.length is not None and options.length < 1:
         raise LrkvError(f"--length {options.length}: use 1 or more tokens")
-    length = options.length or config.train.context
+    length = options.length or config.train.seq_len
     planned = plan(config, names)
     mha_bytes = live_cache_bytes_per_token(with_mha(config.model))
     for name, costs in planned["variants"].items():

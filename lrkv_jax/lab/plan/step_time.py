@@ -111,9 +111,9 @@ def step_time(
     `muon_flops`, `parameters` and `state` are those of one device, the latter in bytes.
     """
     train = config.train
-    tokens = train.batch * train.context
+    tokens = train.global_batch_size * train.seq_len
     rate = device.bf16_flops * assume.products
-    products = executed_flops(config.model, train.context, train.remat) * tokens / devices / rate
+    products = executed_flops(config.model, train.seq_len, train.remat) * tokens / devices / rate
     newton_schulz = muon_flops / rate
     # Gradients, as large as the parameters, are read twice; parameters and state read and written.
     moved = 2 * parameters + 2 * parameters + 2 * state
@@ -128,7 +128,7 @@ def step_time(
     hidden = min(can_hide, assume.hidden * products)
     exposed += can_hide - hidden
     step = products + newton_schulz + update + exposed
-    flops = training_flops_per_token(config.model, train.context) * tokens
+    flops = training_flops_per_token(config.model, train.seq_len) * tokens
     hours = training_tokens(config) / (tokens / step) / 3600
     return StepTime(
         products, newton_schulz, update, hidden, exposed, step, tokens / step,

@@ -73,7 +73,7 @@ def training(
         "mesh": sizes_of(config.mesh),
         "devices": count,
         "dtype": config.model.dtype,
-        "tokens_per_step": config.train.batch * config.train.context,
+        "tokens_per_step": config.train.global_batch_size * config.train.seq_len,
         "memory": {
             "usable": usable,
             "parameters": state.parameters,
@@ -128,7 +128,7 @@ def _compile(config: RunConfig, mesh: Mesh) -> jax.stages.Compiled:
     rows = BatchFormat.of(config, bos=0)  # which token it is changes no shape
     token_bytes = np.ones(config.model.vocabulary, np.int32)
     step = make_train_step(config, mesh, token_bytes, rows)
-    shape = (config.train.batch, config.train.context + 1)
+    shape = (config.train.global_batch_size, config.train.seq_len + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return step.lower(abstract_state(config, mesh), tokens).compile()
@@ -196,7 +196,7 @@ def _changes(config: RunConfig) -> Iterable[tuple[str, RunConfig]]:
     policy = config.train.remat
     for stronger in {"none": ("minimal", "full"), "minimal": ("full",)}.get(policy, ()):
         yield f"train.remat={stronger}", _with_remat(config, stronger)
-    sequences = config.train.batch // config.train.accumulation // config.mesh.data
+    sequences = config.train.global_batch_size // config.train.grad_accum_steps // config.mesh.data
     for more in (2, 4, 8, 16):
         mesh = config.mesh.model_copy(update={"fsdp": config.mesh.fsdp * more})
         if sequences % mesh.fsdp == 0 and config.model.width % mesh.fsdp == 0:

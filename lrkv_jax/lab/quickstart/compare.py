@@ -83,7 +83,7 @@ class _Decoder:
 
     def __init__(self, config: RunConfig, run_dir: Path):
         run, tokenizer = load_run(run_dir), load_tokenizer(config.data.tokenizer)
-        length = run.config.train.context
+        length = run.config.train.seq_len
         self._engine = Engine(run.config.model, run.params, batch=1, length=length, mesh=run.mesh)
         self._prompt = tokenizer.prompt(PROMPT)
         ids = self._engine.generate([self._prompt], SAMPLE_TOKENS, sampling=SAMPLING, seed=1)[0]

@@ -108,6 +108,6 @@ def _shape(config: RunConfig) -> tuple:
     model, train = config.model, config.train
     return (
         model.layers, model.width, model.heads, model.head_width, model.vocabulary,
-        train.context, train.batch, training_tokens(config),
+        train.seq_len, train.global_batch_size, training_tokens(config),
         config.data.hub and config.data.hub.repo,
     )  # fmt: skip

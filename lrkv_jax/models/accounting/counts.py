@@ -98,12 +98,12 @@ def executed_flops_per_token(model: ModelConfig, context: int, tokens: int) -> f
 def training_tokens(config: RunConfig) -> int:
     """The run's budget: `train.tokens`, or steps · batch · context."""
     train = config.train
-    return train.tokens or train.total_steps * train.batch * train.context
+    return train.tokens or train.total_steps * train.global_batch_size * train.seq_len
 
 
 def training_exaflops(config: RunConfig) -> float:
     """10¹⁸ FLOPs of the whole run's training, without validation."""
-    per_token = training_flops_per_token(config.model, config.train.context)
+    per_token = training_flops_per_token(config.model, config.train.seq_len)
     return per_token * training_tokens(config) / 1e18
 
 
@@ -123,7 +123,7 @@ def cache_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) ->
     """
     scalars = model.layers * model.attention.cache_scalars(model)
     whole = cache_values_per_token(model) * itemsize + scalars * SCALAR_ITEMSIZE
-    if model.decode_cache == "whole":
+    if model.kv_cache_dtype == "auto":
         return whole
     rows = model.attention.int8_rows(model)
     return whole - model.layers * sum(n * (width * (itemsize - 1) - itemsize) for n, width in rows)
@@ -135,7 +135,7 @@ def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_IT
     The closed form of what `lrkv_jax.lab.plan.live_cache.live_cache_bytes_per_token` measures.
     """
     padding = model.layers * model.attention.cache_padding_values(model)
-    each = 1 if model.decode_cache == "int8" else itemsize  # what is padded are rows
+    each = 1 if model.kv_cache_dtype == "int8" else itemsize  # what is padded are rows
     return cache_bytes_per_token(model, itemsize) + padding * each
 
 
@@ -158,7 +158,7 @@ def cache_fraction_published(model: ModelConfig) -> float:
 
 def with_mha(model: ModelConfig) -> ModelConfig:
     """The same model with MHA and its whole cache, what caches are compared with."""
-    return model.model_copy(update={"attention": MHA(), "decode_cache": "whole"})
+    return model.model_copy(update={"attention": MHA(), "kv_cache_dtype": "auto"})
 
 
 def plan(config: RunConfig, names: list[str]) -> dict[str, Any]:
@@ -175,9 +175,9 @@ def plan(config: RunConfig, names: list[str]) -> dict[str, Any]:
         "heads": model.heads,
         "head_width": model.head_width,
         "vocabulary": model.vocabulary,
-        "context": config.train.context,
+        "context": config.train.seq_len,
         "tokens": training_tokens(config),
-        "cache_dtype": CACHE_DTYPE + " (rows in int8)" * (model.decode_cache == "int8"),
+        "cache_dtype": CACHE_DTYPE + " (rows in int8)" * (model.kv_cache_dtype == "int8"),
         "variants": {name: _variant_plan(config.variant(name)) for name in names},
     }
 
@@ -188,7 +188,7 @@ def _variant_plan(config: RunConfig) -> dict[str, int | float]:
         "parameters": counts.total,
         "attention_parameters": counts.attention,
         "kv_parameters": counts.kv,
-        "flops_per_token": training_flops_per_token(model, config.train.context),
+        "flops_per_token": training_flops_per_token(model, config.train.seq_len),
         "training_exaflops": training_exaflops(config),
         "kv_cache_values_per_token": cache_values_per_token(model),
         "kv_cache_bytes_per_token": cache_bytes_per_token(model),

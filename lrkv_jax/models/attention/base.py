@@ -163,9 +163,9 @@ class Attention(nnx.Module):
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     def stored_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
-        """The cache as it is stored: some rows in eight bits, if `decode_cache` is int8."""
+        """The cache as it is stored: some rows in eight bits, if `kv_cache_dtype` is int8."""
         shapes = self.cache_shapes(batch, length, dtype)
-        return in_int8(shapes) if self.config.decode_cache == "int8" else shapes
+        return in_int8(shapes) if self.config.kv_cache_dtype == "int8" else shapes
 
     def decode(
         self,

@@ -3,7 +3,7 @@
 A cache is a dataclass of arrays, some of them None. Its static `AXES` names the axes of each, as in
 "batch slots head_width"; `on_mesh` splits them over a mesh by these names. Slot s of a sequence
 holds its token at position s. Its static `INT8` names the arrays whose rows
-`model.decode_cache=int8` keeps in eight bits (`lrkv_jax.kernels.int8`).
+`model.kv_cache_dtype=int8` keeps in eight bits (`lrkv_jax.kernels.int8`).
 
 With a page table [B, N] the same dataclass is a pool: its batch are P pages, its slots the rows of
 a page, and slot s of sequence b is row s % rows of page `pages_BN`[b, s // rows].

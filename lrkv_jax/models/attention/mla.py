@@ -71,7 +71,7 @@ class LatentAttention(Attention):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
-        C, P = config.attention.latent, config.attention.rope_width
+        C, P = config.attention.kv_lora_rank, config.attention.qk_rope_head_dim
         self.rope, self.rank = config.attention.rope, config.attention.rank
         self.query = weight("embed -> heads head_width", (D, H, K))
         self.down = weight("embed -> latent", (D, C))
@@ -181,7 +181,7 @@ class LatentAttention(Attention):
         entry = self.config.attention
         latent, rope_key = (
             jax.ShapeDtypeStruct((batch, length, n), dtype)
-            for n in (entry.cached_latent(self.config), entry.rope_width)
+            for n in (entry.cached_latent(self.config), entry.qk_rope_head_dim)
         )
         private, norm, G = None, None, entry.groups(self.config)
         if self.rank:

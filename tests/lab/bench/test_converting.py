@@ -8,8 +8,8 @@ from support.tiny import few_pages
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 HEALING = (
-    "train.steps=2", "train.batch=8", "train.context=16", "train.save_every=1",
-    "optimizer.warmup=1", "optimizer.constant=0",
+    "train.steps=2", "train.global_batch_size=8", "train.seq_len=16", "train.save_every=1",
+    "optimizer.warmup_steps=1", "optimizer.constant=0",
 )  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def test_each_form_is_converted_healed_and_measured_once(experiment, tmp_path, c
     pages = few_pages(tmp_path)
     plant(source, "attention=gqa", "variants.gqa.kv_heads=2", *LLAMA, *pages)
     unseen.write_text("Whoever holds a copy may hold another, if this notice stays. " * 30)
-    forms = ["attention=mla attention.latent=24", "attention=lrkv attention.rank=3"]
+    forms = ["attention=mla attention.kv_lora_rank=24", "attention=lrkv attention.rank=3"]
     results = tmp_path / "results.jsonl"
 
     def measure(forms, **how):

@@ -239,7 +239,7 @@ def test_products_run_on_every_device_at_once(monkeypatch):
     [
         (("--depth", "0"), "samples and depth: use 1 or more"),
         (("mesh.fsdp=3",), "must multiply to the number of devices, 8"),
-        (("train.batch=4",), "does not divide train.batch"),
+        (("train.global_batch_size=4",), "does not divide train.global_batch_size"),
         (("train.wdith=4",), "unknown key train.wdith"),
     ],
 )

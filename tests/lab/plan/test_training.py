@@ -86,7 +86,7 @@ def test_memory_is_xlas_of_the_compiled_step_and_the_verdict_says_so():
 
 def test_more_devices_than_are_simulated_are_named():
     with pytest.raises(LrkvError, match="16 devices cannot be simulated here.*count=16 first"):
-        compiled_step(configured("train.batch=16", fsdp=16), 16)
+        compiled_step(configured("train.global_batch_size=16", fsdp=16), 16)
 
 
 def test_what_each_mesh_axis_sends_is_the_hand_count():
@@ -273,7 +273,7 @@ def test_a_device_that_is_too_small_is_named_with_what_would_fit():
     )
     smaller = verdict(config, 12_000_000_000)["sentence"]
     assert "train.remat=full and mesh.fsdp=16 on 2 times as many devices would fit" not in smaller
-    wide = load_config("6.3b", ["mesh.fsdp=8", "train.batch=64", "attention=lrkv"])
+    wide = load_config("6.3b", ["mesh.fsdp=8", "train.global_batch_size=64", "attention=lrkv"])
     assert (
         "train.remat=full and mesh.fsdp=16 on 2 times as many devices would fit"
         in (verdict(wide, 14_000_000_000)["sentence"])

@@ -25,7 +25,7 @@ def test_every_combination_is_a_run_of_its_own():
 
 
 def test_settings_of_a_variant_are_swept_too():
-    points = grid(NANO, ["attention=lrkv", "attention.rank=2,32", "optimizer.clip=0.5,1.0"])
+    points = grid(NANO, ["attention=lrkv", "attention.rank=2,32", "optimizer.grad_clip=0.5,1.0"])
     assert [p.name for p in points] == [
         "lrkv-rank2-clip0.5", "lrkv-rank2-clip1.0", "lrkv-rank32-clip0.5", "lrkv-rank32-clip1.0",
     ]  # fmt: skip
@@ -57,7 +57,7 @@ def test_all_is_every_line_of_an_ablation():
         (["run_dir=x,y"], "--out FOLDER"),
         (["attention=mha,lrvk"], "did you mean lrkv"),
         (["attention=mha,lrkv", "attention.rank=2,4"], "unknown key attention.rank"),
-        (["train.batch=8,8.5"], "train.batch"),
+        (["train.global_batch_size=8,8.5"], "train.global_batch_size"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(settings, said):

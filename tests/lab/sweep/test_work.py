@@ -84,8 +84,10 @@ def test_kept_runs_are_done_without_their_directories(tmp_path, stand_in):
     _, found = run(there, again, kept=kept)
     assert {one.state.name for one in found.values()} == {"done"}
     assert not any(point.directory.exists() for point in there)
-    other = points_of(tmp_path, "attention=mha,gqa", "seed=0,1", "train.batch=4")
-    with pytest.raises(LrkvError, match=r"kept runs holds another run \(train.batch.*--keep FILE"):
+    other = points_of(tmp_path, "attention=mha,gqa", "seed=0,1", "train.global_batch_size=4")
+    with pytest.raises(
+        LrkvError, match=r"kept runs holds another run \(train.global_batch_size.*--keep FILE"
+    ):
         run(other, tmp_path, kept=kept)
 
 

@@ -66,7 +66,7 @@ def check_against_the_model(model):
             continue
         smaller = in_int8(real.blocks.attention.cache_shapes(batch, length, dtype))
         nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(smaller))
-        in_bytes = model.model_copy(update={"decode_cache": "int8"})
+        in_bytes = model.model_copy(update={"kv_cache_dtype": "int8"})
         allocated = accounting.cache_allocated_bytes_per_token(in_bytes, itemsize)
         assert allocated == model.layers * nbytes / (batch * length)
     # With a cache in bfloat16, what is float32 is a scalar and the rest are values or padding.
@@ -114,10 +114,12 @@ def models(draw):
             st.builds(MHA),
             st.builds(MQA),
             st.sampled_from([GQA(kv_heads=g) for g in range(1, heads + 1) if heads % g == 0]),
-            st.builds(MLA, latent=st.integers(1, 12), rope_width=st.sampled_from([0, 2, 6])),
+            st.builds(
+                MLA, kv_lora_rank=st.integers(1, 12), qk_rope_head_dim=st.sampled_from([0, 2, 6])
+            ),
             st.builds(
                 MLA,
-                latent=st.integers(1, 12),
+                kv_lora_rank=st.integers(1, 12),
                 rope=st.just("full"),
                 rank=st.integers(0, head_width),
             ),
@@ -161,7 +163,12 @@ def test_counts_equal_the_model_of_any_shape(model):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     "attention",
-    [LRKV(rank=0), LRKV(rank=8), LRKV(rank=0, rope="shared"), MLA(latent=5, rope_width=0)],
+    [
+        LRKV(rank=0),
+        LRKV(rank=8),
+        LRKV(rank=0, rope="shared"),
+        MLA(kv_lora_rank=5, qk_rope_head_dim=0),
+    ],
     ids=["lrkv-rank0", "lrkv-rankK", "lrkv-rank0-shared", "mla-no_rope_key"],
 )
 def test_counts_equal_the_model_at_the_edges(attention, tied):
@@ -246,7 +253,7 @@ def test_flops_are_six_n_and_twelve_lhkt():
     tied = model.model_copy(update={"tied_head": True})
     assert accounting.training_flops_per_token(tied, 8) == 6 * matrices + 12 * 1 * 2 * 2 * 8
     # MLA's logits are K + P wide, its values K; a latent query of LRKV is K + R wide.
-    mla = model.model_copy(update={"attention": MLA(latent=3, rope_width=2)})
+    mla = model.model_copy(update={"attention": MLA(kv_lora_rank=3, qk_rope_head_dim=2)})
     attention = 4 * 2 * (2 + 2) + 4 * (3 + 2) + 2 * 3 * 2 * 2 + 2 * 2 * 4
     matrices = attention + 2 * (4 * 16) + 10 * 4
     assert accounting.training_flops_per_token(mla, 8) == 6 * matrices + 6 * 2 * 8 * (4 + 2)
@@ -254,12 +261,12 @@ def test_flops_are_six_n_and_twelve_lhkt():
 
 COUNTED = {
     "gqa": GQA(kv_heads=2),
-    "mla": MLA(latent=24, rope_width=4),
-    "mla-full": MLA(latent=24, rope="full"),
+    "mla": MLA(kv_lora_rank=24, qk_rope_head_dim=4),
+    "mla-full": MLA(kv_lora_rank=24, rope="full"),
     **{f"lrkv-{rope}": LRKV(rank=2, rope=rope) for rope in ("full", "shared", "latent")},
 }
 GROUPED = {
-    "mla-full": MLA(latent=24, rope="full", kv_heads=2),
+    "mla-full": MLA(kv_lora_rank=24, rope="full", kv_heads=2),
     **{f"lrkv-{rope}": LRKV(rank=2, rope=rope, kv_heads=2) for rope in LRKV.modes()},
 }
 
@@ -302,7 +309,7 @@ def test_flops_are_three_times_the_products_of_a_forward_pass(attention, qk_norm
 def test_the_budget_is_the_tokens_asked_or_the_steps_taken():
     config = config_of("quickstart", "mha")
     assert accounting.training_tokens(config) == config.train.steps * 8 * 256
-    train = TrainConfig(context=256, batch=8, tokens=1_000_000)  # 488.28 steps
+    train = TrainConfig(seq_len=256, global_batch_size=8, tokens=1_000_000)  # 488.28 steps
     asked = config.model_copy(update={"train": train})
     assert accounting.training_tokens(asked) == 1_000_000
 

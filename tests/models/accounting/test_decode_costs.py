@@ -19,15 +19,15 @@ ENTRIES = {
     "mha": MHA(),
     "gqa": GQA(kv_heads=2),
     "mqa": MQA(),
-    "mla": MLA(latent=24, rope_width=8),
-    "mla-no_rope_key": MLA(latent=24, rope_width=0),
-    "mla-full": MLA(latent=24, rope="full"),
+    "mla": MLA(kv_lora_rank=24, qk_rope_head_dim=8),
+    "mla-no_rope_key": MLA(kv_lora_rank=24, qk_rope_head_dim=0),
+    "mla-full": MLA(kv_lora_rank=24, rope="full"),
     # A multiple of 8 is cached without padding, which a program multiplies like anything else.
     "lrkv-shared": LRKV(rank=8, rope="shared"),
     "lrkv-latent": LRKV(rank=8, rope="latent"),
     "lrkv-full": LRKV(rank=8, rope="full"),
     "lrkv-rank0": LRKV(rank=0),
-    "mla-rank": MLA(latent=24, rope_width=8, rank=8),
+    "mla-rank": MLA(kv_lora_rank=24, qk_rope_head_dim=8, rank=8),
 }
 
 

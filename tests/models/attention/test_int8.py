@@ -47,7 +47,7 @@ def test_rows_are_kept_to_half_a_step_of_their_largest_value(dtype):
 def layer(request):
     """A layer that keeps an int8 cache, with all that pretrained models have where it can."""
     more = PRETRAINED if request.param in ("gqa", "mla-full-rank", "lrkv-full-groups") else {}
-    model = small(ALL[request.param], layers=1, decode_cache="int8", **more)
+    model = small(ALL[request.param], layers=1, kv_cache_dtype="int8", **more)
     return random_model(model).blocks[0].attention
 
 
@@ -102,8 +102,8 @@ def test_outputs_are_those_of_a_whole_cache_to_the_rounding_of_rows(layer, fille
 
 def test_what_cannot_be_kept_or_read_in_eight_bits_is_one_line():
     with pytest.raises(LrkvError, match="has no rows of heads to keep in eight bits"):
-        small(LRKV(rank=0), decode_cache="int8")
-    model = small(ALL["gqa"], layers=1, decode_cache="int8", decode_kernel="interpret")
+        small(LRKV(rank=0), kv_cache_dtype="int8")
+    model = small(ALL["gqa"], layers=1, kv_cache_dtype="int8", decode_kernel="interpret")
     layer = random_model(model).blocks[0].attention
     x_B1D, lengths_B = jnp.ones((1, 1, model.width)), jnp.zeros(1, jnp.int32)
     with pytest.raises(LrkvError, match="it reads no int8 cache; use xla"):

@@ -14,8 +14,8 @@ from lrkv_jax.models.attention.cache import write
 
 VARIANTS = {
     "mha": MHA(),
-    "mla": MLA(latent=12, rope_width=4),
-    "mla-full": MLA(latent=11, rope="full"),
+    "mla": MLA(kv_lora_rank=12, qk_rope_head_dim=4),
+    "mla-full": MLA(kv_lora_rank=11, rope="full"),
     "lrkv-full": LRKV(rank=3, rope="full"),
     "lrkv-shared": LRKV(rank=3, rope="shared"),
     "lrkv-latent": LRKV(rank=4, rope="latent"),

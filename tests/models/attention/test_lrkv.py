@@ -146,7 +146,7 @@ def test_an_mla_that_rotates_its_whole_keys_spans_mha_at_a_latent_of_all_heads()
         up_LCHK = (D / C) ** 0.5 * np.einsum("CD,LDHK->LCHK", down_CD, whole_LDHK)
         attention[f"up_{name}"] = np.float32(up_LCHK)
     params = {**theirs, "blocks": {**theirs["blocks"], "attention": attention}}
-    mla = small(MLA(latent=C, rope="full"))
+    mla = small(MLA(kv_lora_rank=C, rope="full"))
     assert error(logits(mla, params), logits(mha, theirs)) < 1e-5
 
 
@@ -183,7 +183,7 @@ def test_the_latents_basis_is_free(mode):
 
 @pytest.mark.parametrize(
     "entry",
-    [*(LRKV(rank=4, rope=m) for m in MODES), MLA(latent=11, rope="full")],
+    [*(LRKV(rank=4, rope=m) for m in MODES), MLA(kv_lora_rank=11, rope="full")],
     ids=lambda entry: entry.label,
 )
 def test_logits_depend_on_relative_positions_alone(entry):
@@ -194,7 +194,7 @@ def test_logits_depend_on_relative_positions_alone(entry):
 
 @pytest.mark.parametrize(
     "entry",
-    [*(LRKV(rank=5, rope=m) for m in MODES), MLA(latent=10, rope="full")],
+    [*(LRKV(rank=5, rope=m) for m in MODES), MLA(kv_lora_rank=10, rope="full")],
     ids=lambda entry: entry.label,
 )
 def test_decoding_never_holds_a_heads_keys_or_values_for_the_whole_cache(entry):
@@ -214,7 +214,8 @@ def test_decoding_never_holds_a_heads_keys_or_values_for_the_whole_cache(entry):
 
 @pytest.mark.parametrize("mode", MLA.modes())
 def test_latents_of_single_heads_that_make_nothing_leave_the_common_one(mode):
-    shape = {"latent": 8, "rope": mode, **({"rope_width": 4} if mode == "decoupled" else {})}
+    key = {"qk_rope_head_dim": 4} if mode == "decoupled" else {}
+    shape = {"kv_lora_rank": 8, "rope": mode, **key}
     common, both = small(MLA(**shape)), small(MLA(**shape, rank=3))
     theirs = random_params(both)
     attention = dict(theirs["blocks"]["attention"])

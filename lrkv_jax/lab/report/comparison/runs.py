@@ -13,6 +13,7 @@ import numpy as np
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.attention import KINDS as ENTRIES
 from lrkv_jax.config.differences import SEEDS, settings_of
+from lrkv_jax.config.old_names import ROLES
 from lrkv_jax.models.accounting.counts import (
     cache_allocated_bytes_per_token,
     executed_flops_per_token,
@@ -163,8 +164,10 @@ class RunRecord:
         )
         # Rows have the published count.
         model, train = self.config.model, self.config.train
-        executed = executed_flops_per_token(model, train.context, train.batch * train.context)
-        flops *= executed / training_flops_per_token(model, train.context)
+        executed = executed_flops_per_token(
+            model, train.seq_len, train.global_batch_size * train.seq_len
+        )
+        flops *= executed / training_flops_per_token(model, train.seq_len)
         return Curve(steps, seen, flops, cross_entropy, bits, heldout_tokens=tokens)
 
     @property
@@ -172,7 +175,8 @@ class RunRecord:
         """The settings that were changed between its steps, and change what it learns."""
         keys = [
             row["key"] for row in self.history
-            if row["event"] == "change" and row["role"] in ("result", "content")
+            if row["event"] == "change"
+            and ROLES.get(row["role"], row["role"]) in ("semantics", "data")
         ]  # fmt: skip
         # At a constant rate a run that became longer is the run that was long from the start.
         same = "train.steps" if self.config.optimizer.schedule == "constant" else None
@@ -181,7 +185,7 @@ class RunRecord:
     @cached_property
     def comparable(self) -> dict[str, Any]:
         """Equal for runs that differ in variant, seed and machine alone."""
-        settings = settings_of(self.config, ("result", "content"))
+        settings = settings_of(self.config, ("semantics", "data"))
         same = {
             "tokens": training_tokens(self.config),
             **{key: value for key, (_, value) in settings.items() if key not in _FREE},
@@ -289,7 +293,7 @@ def every_setting(runs: Sequence[RunRecord]) -> list[Setting]:
 
 
 def _apart(own: dict[str, Any], others: list[dict[str, Any]]) -> str:
-    """What sets a setting apart from the others, as ", train.batch 16"; "" of one alone."""
+    """What sets a setting apart from the others, as ", optimizer.beta1 0.8"; "" of one alone."""
     differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
     words, same = "", others
     for key in differing:

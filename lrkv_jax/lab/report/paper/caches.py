@@ -121,11 +121,11 @@ def _family() -> list[ModelConfig]:
     """The model of each variant, at the scale's sizes; MHA's first."""
     config = load_config(FAMILY_SCALE)
     mha, gqa, mqa, mla, lrkv = (config.variant(kind).model for kind in KINDS)
-    C, R = mla.attention.latent, lrkv.attention.rank
+    C, R = mla.attention.kv_lora_rank, lrkv.attention.rank
     entries = [
         *(model.attention for model in (mha, gqa, mqa, mla)),
-        MLA(latent=C, rope="full"),
-        MLA(latent=C, rope="full", rank=R),
+        MLA(kv_lora_rank=C, rope="full"),
+        MLA(kv_lora_rank=C, rope="full", rank=R),
         *(LRKV(rank=R, rope=rope) for rope in LRKV.modes()),
         LRKV(rank=R, rope="latent", kv_heads=gqa.attention.kv_heads),
     ]
@@ -257,7 +257,7 @@ def table12_cache_bytes(runs):
         mha = None
         for variant in KINDS:
             config = of_paper(scale, variant)
-            model, tokens = config.model, config.train.context
+            model, tokens = config.model, config.train.seq_len
             cache = measure_cache(model, 1, tokens)
             mha = mha or cache.nbytes
             paper_mb = paper_value("table12", scale, variant, "megabytes")

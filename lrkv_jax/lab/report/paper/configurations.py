@@ -105,10 +105,10 @@ def _training_row(scale: str) -> TableRow:
     compute = [training_exaflops(of_paper(scale, kind)) for kind in KINDS]
     return TableRow.of(
         SCALES[scale],
-        train.context,
-        train.batch,
-        train.accumulation,
-        train.batch * train.context,
+        train.seq_len,
+        train.global_batch_size,
+        train.grad_accum_steps,
+        train.global_batch_size * train.seq_len,
         training_tokens(config) // 10**9,
         train.total_steps,
         Cell(compute[0], paper=paper_value("table06", scale, "exaflops")),
@@ -146,7 +146,7 @@ def _sizes_row(scale: str) -> TableRow:
         share["mqa"],
         models["gqa"].attention.kv_heads,
         share["gqa"],
-        models["mla"].attention.latent,
+        models["mla"].attention.kv_lora_rank,
         share["mla"],
         100 * cache_fraction(models["mla"]),
         models["lrkv"].attention.rank,

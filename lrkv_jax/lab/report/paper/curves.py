@@ -90,7 +90,7 @@ def fig02_loss_curves(runs):
 )  # fmt: skip
 def fig04_long_context_curves(runs):
     """Held-out cross-entropy during pretraining at a context of 8,192 tokens, as in Figure 2."""
-    long = settings([run for run in runs if run.config.train.context == LONG])
+    long = settings([run for run in runs if run.config.train.seq_len == LONG])
     return _curves("Held-out loss at a context of 8,192", long)
 
 

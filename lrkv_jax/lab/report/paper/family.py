@@ -285,11 +285,11 @@ def _costs(name: str) -> list[float]:
     """Cache bytes of a token on each of `SHARDS` devices, FLOPs of a trained token, and the least
     seconds for a cached token of one decoding step's attention on `DEVICE`."""
     config = shipped(SCALE).variant(name)
-    model, context = config.model, config.train.context
+    model, context = config.model, config.train.seq_len
     moved = cache_allocated_bytes_per_token(model) / DEVICE.memory_bandwidth
     return [
         *(_bytes_on_shard(model, n) for n in SHARDS),
-        executed_flops_per_token(model, context, config.train.batch * context),
+        executed_flops_per_token(model, context, config.train.global_batch_size * context),
         max(moved, attention_flops(model).per_cached_token / DEVICE.bf16_flops),
     ]
 

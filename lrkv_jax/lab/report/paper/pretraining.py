@@ -107,7 +107,7 @@ def table08_rank_ablation(runs):
 @report_item("Table 9", "Long context")
 def table09_long_context(runs):
     """Held-out loss of models trained at a long context, of 8,192 tokens or more."""
-    long = settings([run for run in runs if run.config.train.context >= LONG])
+    long = settings([run for run in runs if run.config.train.seq_len >= LONG])
     rows = [row for setting in long for row in _loss_rows(setting.name, setting.beside, "table09")]
     over = Column("CE over MHA's", "%")
     return _with_the_paper_s("Long context", rows, "table09", loss_over_mha=over)

@@ -131,7 +131,7 @@ def test_variants_and_seeds_are_compared(sweep):
 @pytest.mark.parametrize(
     "override, told",
     [
-        ("train.batch=16", "tokens 163,840"),
+        ("train.global_batch_size=16", "tokens 163,840"),
         ("optimizer.matrix_lr=0.01", "optimizer.matrix_lr 0.01"),
         ("model.layers=8", "model.layers 8"),
         ("train.steps=50", "tokens 102,400"),
@@ -145,13 +145,13 @@ def test_what_was_trained_otherwise_is_not(tmp_path, override, told):
 
 
 @pytest.mark.parametrize("key, schedule, apart", [
-    ("train.batch", "cosine", True), ("train.steps", "cosine", True),
-    ("train.steps", "constant", False), ("train.keep", "cosine", False),
+    ("train.global_batch_size", "cosine", True), ("train.steps", "cosine", True),
+    ("train.steps", "constant", False), ("train.max_checkpoints", "cosine", False),
 ])  # fmt: skip
 def test_a_run_whose_result_was_changed_on_the_way_is_not(tmp_path, key, schedule, apart):
     for name in ("mha", "lrkv"):
         write_run(tmp_path / name, f"attention={name}", f"optimizer.schedule={schedule}")
-    role = "rhythm" if key == "train.keep" else "result"
+    role = "rhythm" if key == "train.max_checkpoints" else "result"
     row = {"step": 20, "event": "change", "key": key, "role": role, "old": 1, "new": 2}
     (tmp_path / "mha" / "history.jsonl").write_text(json.dumps(row) + "\n")
     names = [setting.name for setting in settings(read_runs([tmp_path]))]
@@ -162,7 +162,7 @@ def test_a_run_whose_result_was_changed_on_the_way_is_not(tmp_path, key, schedul
 def test_how_a_run_was_carried_out_sets_nothing_apart(tmp_path):
     write_run(tmp_path / "one", "attention=mha")
     write_run(
-        tmp_path / "other", "attention=lrkv", "train.accumulation=2", "train.save_every=7",
+        tmp_path / "other", "attention=lrkv", "train.grad_accum_steps=2", "train.save_every=7",
         "model.unroll=1", "mesh.data=2", "data.directory=elsewhere", "name=quickstart_ranks",
     )  # fmt: skip
     (setting,) = settings(read_runs([tmp_path]))

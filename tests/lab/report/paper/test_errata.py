@@ -140,7 +140,7 @@ def inference_flops(model, context):
     """
     counts, entry = parameter_counts(model), model.attention
     factors = {"mla": 2, "lrkv": 1}.get(entry.kind, 0)
-    inner = {"mla": "latent", "lrkv": "rank"}.get(entry.kind)
+    inner = {"mla": "kv_lora_rank", "lrkv": "rank"}.get(entry.kind)
     inner = getattr(entry, inner) if inner else 0
     twice = 2 * factors * model.layers * model.heads * inner * model.head_width
     weights = 2 * (counts.total - counts.embedding)
@@ -170,7 +170,7 @@ def test_costs_a_token_are_others_than_the_footnote_says():
 def test_nothing_is_much_smaller_than_the_head_width():
     """ "r, d_c ≪ d_h" (Table 4): ranks are 0.36 to 0.43 of it, latents 1 to 8 times as large."""
     ranks = [model_of(scale, "lrkv").attention.rank / 128 for scale in SCALES]
-    latents = [model_of(scale, "mla").attention.latent / 128 for scale in SCALES]
+    latents = [model_of(scale, "mla").attention.kv_lora_rank / 128 for scale in SCALES]
     assert (min(ranks), max(ranks)) == pytest.approx((0.36, 0.43), abs=0.005)
     assert (min(latents), max(latents)) == (1, 8)
 
@@ -202,7 +202,7 @@ def test_the_printed_sums_are_of_other_ranks(heads, stated):
 def test_measured_megabytes_are_of_rank_64_other_latents_and_36_layers():
     layers = {"128m": 12, "2.5b": 36, "6.3b": 36}
     needs = {
-        "mla": {"128m": "latent=512", "2.5b": "latent=1536", "6.3b": "latent=2048"},
+        "mla": {s: f"kv_lora_rank={C}" for s, C in (("128m", 512), ("2.5b", 1536), ("6.3b", 2048))},
         "lrkv": dict.fromkeys(layers, "rank=64"),
     }
     for scale, depth in layers.items():
@@ -245,7 +245,9 @@ ABLATION = [("lrkv", r) for r in (8, 16, 32, 64, 128)] + [("mla", c) for c in (1
 
 
 def ablated(kind, size):
-    return model_of("128m", kind, f"attention.{'rank' if kind == 'lrkv' else 'latent'}={size}")
+    return model_of(
+        "128m", kind, f"attention.{'rank' if kind == 'lrkv' else 'kv_lora_rank'}={size}"
+    )
 
 
 @pytest.mark.parametrize(("kind", "size"), ABLATION)
@@ -353,7 +355,7 @@ def test_gqa_is_worse_than_mqa_at_6_3b_by_more_than_lrkv_gains():
 def test_mha_is_worse_at_8192_tokens_than_the_same_shape_at_2048():
     long, short = run_of("512m_8k"), run_of("1.2b")
     assert long.model == short.model and training_tokens(long) == training_tokens(short)
-    assert long.train.context == 4 * short.train.context
+    assert long.train.seq_len == 4 * short.train.seq_len
     over = long_context("mha", "ce") - paper("table01", "1.2b", "mha", "ce")
     assert over == pytest.approx(0.210, abs=1e-9)
     # Of which LRKV's gain there is a third.

@@ -88,7 +88,8 @@ def test_table_2_reads_the_benchmarks(tmp_path):
 
 D, H, K, G, C, R = 96, 4, 8, 2, 12, 3
 ENTRIES = {
-    "mha": MHA(), "gqa": GQA(kv_heads=G), "mqa": MQA(), "mla": MLA(latent=C, rope_width=0),
+    "mha": MHA(), "gqa": GQA(kv_heads=G), "mqa": MQA(),
+    "mla": MLA(kv_lora_rank=C, qk_rope_head_dim=0),
     "lrkv": LRKV(rank=R, rope="full"),
 }  # fmt: skip
 
@@ -168,8 +169,8 @@ def test_formulas_as_written_give_the_bytes():
         model = of_paper(row.block, row.cells[0].value.lower()).model
         entry = model.attention
         names = {
-            "H": model.heads, "K": model.head_width, "C": getattr(entry, "latent", 0),
-            "P": getattr(entry, "rope_width", 0), "R": getattr(entry, "rank", 0),
+            "H": model.heads, "K": model.head_width, "C": getattr(entry, "kv_lora_rank", 0),
+            "P": getattr(entry, "qk_rope_head_dim", 0), "R": getattr(entry, "rank", 0),
             "Q": entry.cached_ranks(model)[0] if entry.name == "lrkv" else 0,
             "G": getattr(entry, "kv_heads", 0),
         }  # fmt: skip
@@ -180,7 +181,7 @@ def test_formulas_as_written_give_the_bytes():
 def test_measured_caches_are_their_formulas_beside_what_is_printed(monkeypatch):
     monkeypatch.setattr(caches, "SCALES", ("128m",))
     monkeypatch.setattr(caches, "KINDS", ("mha", "mla", "lrkv"))
-    small = load_config("128m", ["model.layers=2", "train.context=64"])
+    small = load_config("128m", ["model.layers=2", "train.seq_len=64"])
     monkeypatch.setattr(paper_values, "shipped", lambda scale: small)
     (table,) = report_item("table12").made([])
     for row in table.rows:
