@@ -28,7 +28,7 @@ WIDE = {
     )
     for scale in ("24x1536", "36x2304")
 }  # fmt: skip
-# Every line of the family as it stands there, for `lrkv report --only choosing`.
+# Every variant as it stands there, for `lrkv report --only choosing`.
 FAMILY = replace(
     ATTENTION, scales=("128m_family",), ropes=("own",), lengths=(2048, 8192),
     implementations=("xla", "mosaic", "jax"),

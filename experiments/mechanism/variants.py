@@ -18,9 +18,9 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from lrkv_jax.config import MHA
-from lrkv_jax.config.frozen import PositiveFloat, result
+from lrkv_jax.config.frozen import PositiveFloat, semantics
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.attention import MHA
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.grouped import GroupedAttention, GroupedCache
 from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
@@ -32,10 +32,12 @@ class PerHead(MHA):
 
     name: ClassVar[str] = "mha_per_head"
     layer: ClassVar[str] = "PerHeadAttention"
-    looks: ClassVar = {None: ("#000000", "-.", "^")}
-    shared: bool = result("Add one matrix that all heads share.", False)
-    factored: bool = result("Train a head's matrix as a product of two factors of rank K.", False)
-    rate: PositiveFloat = result("How much further keys' and values' matrices move a step.", 1.0)
+    styles: ClassVar = {None: ("#000000", "-.", "^")}
+    shared: bool = semantics("Add one matrix that all heads share.", False)
+    factored: bool = semantics(
+        "Train a head's matrix as a product of two factors of rank K.", False
+    )
+    rate: PositiveFloat = semantics("How much further keys' and values' matrices move a step.", 1.0)
 
     def check(self, model):
         super().check(model)

@@ -1,7 +1,6 @@
 """What a run is: frozen, validated, loaded from YAML with dotted overrides."""
 
 from lrkv_jax.config.attention import AttentionConfig
-from lrkv_jax.config.family import GQA, LRKV, MHA, MLA, MQA
 from lrkv_jax.config.load import dump_config, find_config, load_config
 from lrkv_jax.config.schema import (
     DataConfig,

@@ -1,9 +1,9 @@
-"""What every line of the attention family answers as configuration, and the register of them.
+"""What every attention variant answers as configuration, and where each is found.
 
-A line is an entry, a frozen class that registers itself when it is defined, and a layer that the
-entry names; the package's own are in `lrkv_jax.config.family`. Nothing here loads JAX: the layer's
-module is imported when a layer is made. An entry outside this package joins under
-`kind: my_module:MyEntry`; `docs/new_variant.md` has an example.
+A variant is a frozen settings class and a layer that the class names. The package's own stand in
+`lrkv_jax.models.attention`, the settings of `lrkv.py` beside it in `lrkv_config.py`, because they
+are read without JAX: the layer's module is imported when a layer is made. A variant outside this
+package joins under `kind: my_module:MyVariant`; `docs/new_variant.md` has an example.
 """
 
 from __future__ import annotations
@@ -17,14 +17,24 @@ from pydantic import BeforeValidator, SerializeAsAny, model_validator
 from lrkv_jax.config.frozen import Frozen, semantics
 from lrkv_jax.errors import LrkvError, nearest
 
-KINDS: dict[str, type[AttentionConfig]] = {}  # every registered entry, in order of definition
-# Those of which there are results alone, and their module.
-RETIRED: dict[str, type[AttentionConfig]] = {}
-_RETIRED_IN = "lrkv_jax.config.retired"
+_FOLDER = "lrkv_jax.models.attention"
+# The package's variants by kind, in the order in which tables and legends have them.
+VARIANTS = {
+    "mha": f"{_FOLDER}.grouped_config:MHA",
+    "gqa": f"{_FOLDER}.grouped_config:GQA",
+    "mqa": f"{_FOLDER}.grouped_config:MQA",
+    "mla": f"{_FOLDER}.mla_config:MLA",
+    "lrkv": f"{_FOLDER}.lrkv_config:LRKV",
+}
+# Those of which there are results alone.
+RETIRED = {
+    "lrkv_tied": f"{_FOLDER}.retired_config:TiedLRKV",
+    "mla_latent": f"{_FOLDER}.retired_config:LatentMLA",
+}
 
 
 class ModelShape(Protocol):
-    """What an entry asks of the model around it."""
+    """What a variant asks of the model around it."""
 
     width: int
     heads: int
@@ -34,41 +44,34 @@ class ModelShape(Protocol):
 
 
 class AttentionConfig(Frozen):
-    """What every entry answers; counts are per layer.
+    """What every variant answers; counts are per layer.
 
-    A subclass that gives itself a `name` is a line of the family and registers itself. Its `kind`,
-    which a configuration writes, is that name; outside this package it is "module:Class".
-    `layer` names the class of its layer as "module:Class", or as "Class" in the entry's own module.
-    `looks` gives each mode (None: a line without modes) its colour, line style and marker in
-    pictures; a line without them takes spare ones.
+    A subclass that gives itself a `name` is a variant. Its `kind`, which a configuration writes, is
+    that name; outside this package it is "module:Class". `layer` names the class of its layer as
+    "module:Class", or as "Class" in the variant's own module. `styles` gives each mode (None: a
+    variant without modes) its color, line style and marker in pictures; others take spare ones.
     """
 
     name: ClassVar[str]
     layer: ClassVar[str]
-    looks: ClassVar[Mapping[str | None, tuple[str, str, str]]] = {}
+    styles: ClassVar[Mapping[str | None, tuple[str, str, str]]] = {}
 
-    kind: str = semantics("The line of the family; by default the name that it stands under.", "")
+    kind: str = semantics("The variant; by default the name that it stands under.", "")
 
     if TYPE_CHECKING:
-        # Each line has settings of its own, and its layer reads them.
+        # Each variant has settings of its own, and its layer reads them.
         def __getattr__(self, name: str) -> Any: ...
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """`AttentionConfig(kind="lrkv", rank=8)` is the entry of that kind."""
-        of_kind = entry_class(settings.get("kind")) if cls is AttentionConfig else cls
+        """`AttentionConfig(kind="lrkv", rank=8)` is an `LRKV`."""
+        of_kind = variant_class(settings.get("kind")) if cls is AttentionConfig else cls
         return cast(Self, super().__new__(of_kind))
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        super().__pydantic_init_subclass__(**options)
-        if "name" in vars(cls):
-            (RETIRED if cls.__module__ == _RETIRED_IN else KINDS)[cls.own_kind()] = cls
 
     @classmethod
     def own_kind(cls) -> str:
         """What a configuration writes as `kind`: from it any process can find this class."""
-        ours = cls.__module__.startswith(f"{__name__.partition('.')[0]}.")
-        return cls.name if ours else f"{cls.__module__}:{cls.__name__}"
+        path = f"{cls.__module__}:{cls.__name__}"
+        return cls.name if path in (*VARIANTS.values(), *RETIRED.values()) else path
 
     @model_validator(mode="before")
     @classmethod
@@ -92,17 +95,17 @@ class AttentionConfig(Frozen):
 
     @classmethod
     def published_mode(cls) -> str | None:
-        """The mode of the line as it was published, which its label leaves out."""
+        """The mode of the variant as it was published, which its label leaves out."""
         return next(iter(cls.modes()), None)
 
     @classmethod
     def compared_modes(cls) -> tuple[str, ...]:
-        """The modes in which a benchmark takes every entry; () if it takes each in its own."""
+        """The modes in which a benchmark takes the variant; () if it takes each in its own."""
         return cls.modes()
 
     @property
     def mode(self) -> str | None:
-        """Its `rope`; None for a line that has only one way to place positions."""
+        """Its `rope`; None for a variant that has only one way to place positions."""
         return getattr(self, "rope", None)
 
     def in_mode(self, mode: str) -> Self:
@@ -140,7 +143,7 @@ class AttentionConfig(Frozen):
         return getattr(import_module(module or cls.__module__), name)
 
     @property
-    def whole_keys(self) -> bool:
+    def rotates_full_keys(self) -> bool:
         """Whether keys are normed and rotated whole, K wide: gains and biases ask for that."""
         return False
 
@@ -148,12 +151,12 @@ class AttentionConfig(Frozen):
         """Raise `LrkvError` where this variant cannot have the shape of `model`."""
 
     @property
-    def remark(self) -> str:
+    def warning(self) -> str:
         """What a run says of it once, when it starts: something allowed that may not be meant."""
         return ""
 
     def on_shard(self, model: ModelShape, tensor: int) -> Self:
-        """The entry of one tensor shard by itself, a model of H / `tensor` heads."""
+        """The variant of one tensor shard by itself, a model of H / `tensor` heads."""
         return self
 
     def query_width(self, model: ModelShape) -> int:
@@ -223,41 +226,95 @@ class AttentionConfig(Frozen):
         raise NotImplementedError
 
 
-def entry_class(kind: Any) -> type[AttentionConfig]:
-    """The entry that a configuration's `kind` names; "module:Class" is imported.
+def variant_class(kind: Any) -> type[AttentionConfig]:
+    """The settings class that a configuration's `kind` names; its module is imported.
 
     Raises `LrkvError`, naming the nearest kind, where there is none.
     """
-    if isinstance(kind, str) and kind not in KINDS and ":" in kind:
-        module, _, name = kind.partition(":")
-        try:
-            import_module(module)
-        except ModuleNotFoundError as error:
-            raise LrkvError(
-                f"kind {kind}: there is no module {error.name}: install it, or put its folder on "
-                "PYTHONPATH"
-            ) from error
-        except Exception as error:  # it is another's code, and may raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise LrkvError(f"kind {kind}: importing {module} raises {reason}") from error
-        if kind not in KINDS:
-            own = [one.partition(":")[2] for one in KINDS if one.startswith(f"{module}:")]
-            mend = nearest(name, own) if own else ": it defines no AttentionConfig with a name"
-            raise LrkvError(f"kind {kind}: {module} has no entry {name}{mend}")
-    if isinstance(kind, str) and kind not in KINDS:
-        import_module(_RETIRED_IN)
-    if isinstance(kind, str) and kind in RETIRED:
-        return RETIRED[kind]
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise LrkvError(f"kind {kind} is unknown{nearest(str(kind), KINDS)}")
-    return KINDS[kind]
+    path = (VARIANTS | RETIRED).get(kind, kind) if isinstance(kind, str) else ""
+    module, colon, name = path.partition(":")
+    if not colon:
+        raise LrkvError(f"kind {kind} is unknown{nearest(str(kind), VARIANTS)}")
+    try:
+        there = vars(import_module(module))
+    except ModuleNotFoundError as error:
+        raise LrkvError(
+            f"kind {kind}: there is no module {error.name}: install it, or put its folder on "
+            "PYTHONPATH"
+        ) from error
+    except Exception as error:  # it is another's code, and may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise LrkvError(f"kind {kind}: importing {module} raises {reason}") from error
+    if not _is_variant(there.get(name)):
+        own = [one for one, value in there.items() if _is_variant(value)]
+        fix = nearest(name, own) if own else ": it defines no AttentionConfig with a name"
+        raise LrkvError(f"kind {kind}: {module} has no variant {name}{fix}")
+    return there[name]
 
 
-def _entry(settings: Any) -> Any:
+def _is_variant(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, AttentionConfig) and "name" in vars(value)
+
+
+def variants() -> dict[str, type[AttentionConfig]]:
+    """The settings classes of the package's variants, by kind."""
+    return {kind: variant_class(kind) for kind in VARIANTS}
+
+
+def _of_kind(settings: Any) -> Any:
     if not isinstance(settings, dict):
         return settings
-    return entry_class(settings.get("kind")).model_validate(settings)
+    return variant_class(settings.get("kind")).model_validate(settings)
 
 
-# The entry that a mapping's `kind` names.
-Attention = Annotated[SerializeAsAny[AttentionConfig], BeforeValidator(_entry)]
+# The variant that a mapping's `kind` names.
+Attention = Annotated[SerializeAsAny[AttentionConfig], BeforeValidator(_of_kind)]
+
+
+# What several variants check and count alike.
+
+
+def joined_words(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def padded_rank(rank: int) -> int:
+    """Columns of latents that are padded where the cache is made.
+
+    A GPU's bulk copies take rows of 16-byte multiples, in boxes of up to 64 columns, and its
+    16-bit products a multiple of 8 of them.
+    """
+    multiple = 8 if rank <= 64 else 64
+    return -(-rank // multiple) * multiple
+
+
+def check_rank(name: str, rank: int | None, model: ModelShape, at_0: str, at_K: str) -> None:
+    if rank and rank > model.head_width:
+        raise LrkvError(
+            f"attention.{name} = {rank} is larger than head_width = {model.head_width}: "
+            f"use 0 ({at_0}) to {model.head_width} ({at_K})"
+        )
+
+
+def check_groups(groups: int, model: ModelShape) -> None:
+    if model.heads % groups:
+        *choices, last = [str(g) for g in range(1, model.heads + 1) if model.heads % g == 0]
+        raise LrkvError(
+            f"attention.kv_heads = {groups} does not divide heads = {model.heads}: "
+            f"use {' or '.join(filter(None, [', '.join(choices), last]))}"
+        )
+
+
+def with_groups_on_shard[E: AttentionConfig](entry: E, model: ModelShape, tensor: int) -> E:
+    """Settings whose `kv_heads` may be None, of one tensor shard by itself."""
+    if entry.kv_heads is None:
+        return entry
+    groups = groups_on_shard(entry.kv_heads, model, tensor)
+    return entry.model_copy(update={"kv_heads": groups})
+
+
+def groups_on_shard(groups: int, model: ModelShape, tensor: int) -> int:
+    # Groups that `tensor` does not divide stay whole; a shard reads those of its own heads.
+    heads = model.heads // tensor
+    most = min(heads, groups // tensor if groups % tensor == 0 else groups)
+    return next(g for g in range(most, 0, -1) if heads % g == 0)

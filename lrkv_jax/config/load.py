@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from lrkv_jax.config.attention import entry_class
+from lrkv_jax.config.attention import variant_class
 from lrkv_jax.config.frozen import Frozen, first_problem, inherited_settings
 from lrkv_jax.config.old_names import of_today
 from lrkv_jax.config.schema import DataConfig, RunConfig, TrainConfig
@@ -126,7 +126,7 @@ def config_from(raw: dict[str, Any], path: str | Path, overrides: Sequence[str] 
     # The chosen line first, under the name by which an override changes it.
     for name in sorted(variants, key=lambda name: name != chosen):
         key = "attention" if name == chosen else f"variants.{name}"
-        kind = entry_class(variants[name]["kind"])
+        kind = variant_class(variants[name]["kind"])
         places = (f"{key}.", f"variants.{name}.")
         own = {at.removeprefix(p) for at, _ in changes for p in places if at.startswith(p)}
         settings = kind.overridden(variants[name], own)
@@ -248,7 +248,7 @@ def _with_kind(name: str, entry: Any) -> dict[str, Any]:
         )
     kind = entry.get("kind", name)
     try:
-        entry_class(kind)
+        variant_class(kind)
     except LrkvError as error:
         raise LrkvError(f"variants.{name}: {error}") from error
     return {"kind": kind, **entry}

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from lrkv_jax.config.attention import KINDS, AttentionConfig
+from lrkv_jax.config.attention import AttentionConfig, variants
 from lrkv_jax.config.frozen import ROLES, Frozen, Group, Role, role_of
 from lrkv_jax.config.schema import RunConfig
 from lrkv_jax.errors import LrkvError, nearest
@@ -60,7 +60,7 @@ def _below(group: type[Group], prefix: str) -> Iterator[Described]:
 
 
 def _attention() -> Iterator[Described]:
-    for kind, entry in KINDS.items():
+    for kind, entry in variants().items():
         for name, field in entry.model_fields.items():
             if name != "kind":
                 described = _setting(f"attention.{name}", field, "semantics")

@@ -129,7 +129,7 @@ class ModelConfig(Group):
                 "model.qk_norm=true, or leave qk_gain out"
             )
         for name in ("qk_gain", "qkv_bias"):
-            if getattr(self, name) and not self.attention.whole_keys:
+            if getattr(self, name) and not self.attention.rotates_full_keys:
                 raise LrkvError(
                     f"model.{name} = true asks for keys that are normed and rotated whole, and "
                     f"{self.attention.label} has none: use mha, gqa or mqa, or mla or lrkv with "

@@ -158,8 +158,8 @@ def _introduce(setup: Setup, start: int, progress: ProgressDisplay) -> None:
         f"{setup.tokens_per_step:,} tokens, mesh {sizes}, {model.dtype} on "
         f"{setup.mesh.devices.flat[0].device_kind}" + (f", {hosts} processes" if hosts > 1 else "")
     )
-    if not start and model.attention.remark:
-        progress.info(model.attention.remark)
+    if not start and model.attention.warning:
+        progress.info(model.attention.warning)
     if start:
         progress.info(f"resuming from step {start}")
     elif read_metrics(setup.directory):

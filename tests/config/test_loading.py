@@ -9,11 +9,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lrkv_jax.config import GQA, LRKV, MHA, dump_config, find_config, load_config
+from lrkv_jax.config import dump_config, find_config, load_config
 from lrkv_jax.config.load import as_settings, config_from
 from lrkv_jax.config.old_names import RENAMED
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.models.attention import make_attention
+from lrkv_jax.models.attention import GQA, LRKV, MHA, make_attention
 
 SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b", "quickstart"]
 VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"]

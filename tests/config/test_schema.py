@@ -6,21 +6,12 @@ import pickle
 import pydantic
 import pytest
 
-from lrkv_jax.config import (
-    GQA,
-    LRKV,
-    MHA,
-    MLA,
-    MQA,
-    MeshConfig,
-    ModelConfig,
-    OptimizerConfig,
-    load_config,
-)
-from lrkv_jax.config.attention import KINDS, AttentionConfig
+from lrkv_jax.config import MeshConfig, ModelConfig, OptimizerConfig, load_config
+from lrkv_jax.config.attention import VARIANTS, AttentionConfig, variant_class
 from lrkv_jax.config.schema import TrainConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.models.attention import Attention
+from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
+from lrkv_jax.models.attention.base import Attention
 
 SHAPE = {"layers": 2, "width": 24, "heads": 6, "head_width": 4, "vocabulary": 11}
 
@@ -198,19 +189,19 @@ def test_the_embedding_is_not_decayed_unless_asked():
     assert OptimizerConfig().matrix_decay == OptimizerConfig().head_decay == 0.1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VARIANTS)
 def test_each_kind_is_registered_once_and_names_the_class_of_its_layer(kind):
-    entry = KINDS[kind]
+    entry = variant_class(kind)
     assert entry.own_kind() == kind == entry.name
     assert issubclass(entry.layer_class(), Attention)
     for mode in entry.modes():
-        assert set(entry.looks) == set(entry.modes()), mode
+        assert set(entry.styles) == set(entry.modes()), mode
 
 
 def test_an_odd_width_that_is_rotated_is_said_and_no_other():
     said = "attention.rank = 51: odd, so in rope: latent the last coordinate of each latent carries"
-    assert LRKV(rank=51, rope="latent").remark.startswith(said)
-    assert "rank_key = 5:" in LRKV(rank=6, rank_key=5, rope="latent").remark
+    assert LRKV(rank=51, rope="latent").warning.startswith(said)
+    assert "rank_key = 5:" in LRKV(rank=6, rank_key=5, rope="latent").warning
     even = LRKV(rank=50, rope="latent"), LRKV(rank=6, rank_value=5, rope="latent")
     for entry in (
         *even,
@@ -218,7 +209,7 @@ def test_an_odd_width_that_is_rotated_is_said_and_no_other():
         LRKV(rank=0),
         MLA(kv_lora_rank=33, rope="full"),
     ):
-        assert not entry.remark
+        assert not entry.warning
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from lrkv_jax.config import OptimizerConfig, load_config
-from lrkv_jax.config.attention import KINDS
+from lrkv_jax.config.attention import variants
 from lrkv_jax.config.differences import differences
 from lrkv_jax.config.frozen import ROLES, Group, placement, walk
 from lrkv_jax.config.reference import all_settings, as_markdown, as_text
@@ -79,9 +79,9 @@ def test_the_list_has_every_setting_and_breaks_no_word():
     keys = [setting.key for setting in everything]
     known = {key for key, _, _ in walk(load_config("128m"))} - {"model.attention"}
     assert known <= set(keys)
-    # Two lines of the family may have settings of one name; each says whose it is.
+    # Two variants may have settings of one name; each says whose it is.
     assert len({(setting.key, setting.meaning) for setting in everything}) == len(keys)
-    for entry in KINDS.values():
+    for entry in variants().values():
         assert {f"attention.{n}" for n in entry.model_fields if n != "kind"} <= set(keys)
     assert [s.key for s in all_settings("optimizer.muon.")][0] == "optimizer.muon.momentum"
     assert [s.default for s in all_settings("train.max_checkpoints")] == ["2"]
@@ -89,10 +89,8 @@ def test_the_list_has_every_setting_and_breaks_no_word():
     words = {word for line in lines for word in line.split()}
     assert max(map(len, lines)) <= 80
     assert all(set(setting.meaning.split()) <= words for setting in everything)
-    with pytest.raises(
-        LrkvError, match="no setting train.bach: did you mean train.global_batch_size"
-    ):
-        all_settings("train.bach")
+    with pytest.raises(LrkvError, match="no setting train.seq_lem: did you mean train.seq_len"):
+        all_settings("train.seq_lem")
     with pytest.raises(LrkvError, match="no setting 128m: use one of .*optimizer") as caught:
         all_settings("128m")
     assert len(str(caught.value)) < 200

@@ -14,11 +14,11 @@ from support.engines import (
 )
 from support.variants import FIVE, LRKVS, VOCABULARY, error, random_params, small
 
-from lrkv_jax.config import MLA
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.pages import PAGE
 from lrkv_jax.inference.request import RngStream, Sequence
+from lrkv_jax.models.attention import MLA
 
 LRKV = FIVE["lrkv"]
 LINES = {

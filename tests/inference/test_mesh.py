@@ -12,12 +12,13 @@ from jax.sharding import PartitionSpec as P
 from support.engines import PROMPTS, assert_greedy, engine_of, program_counts, whole_logits
 from support.variants import ALL, FIVE, PRETRAINED, error
 
-from lrkv_jax.config import GQA, MeshConfig
+from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import programs
 from lrkv_jax.inference.pages import PAGE
 from lrkv_jax.inference.schedule import SchedulerOutput
+from lrkv_jax.models.attention import GQA
 
 NEW = 7
 EXACT = 1e-5  # float32, relative to the logits' scale
@@ -52,8 +53,8 @@ LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
 @pytest.mark.parametrize(
     ("name", "cache"),
     [
-        ("lrkv", "whole"),
-        *(pytest.param(n, "whole", marks=pytest.mark.slow) for n in LINES if n != "lrkv"),
+        ("lrkv", "auto"),
+        *(pytest.param(n, "auto", marks=pytest.mark.slow) for n in LINES if n != "lrkv"),
         pytest.param("lrkv", "int8", marks=pytest.mark.slow),
     ],
 )
@@ -62,12 +63,12 @@ def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cach
     before = program_counts()
     engine = engine_of(LINES[name], mesh=mesh_of(2, 2, 2), model=model)
     text = engine.generate(PROMPTS, NEW)
-    if cache == "whole":
+    if cache == "auto":
         assert_greedy(engine.config, PROMPTS, text)
     # Those of the first token, which the prompt alone makes.
     logits_BV = engine.forced_logits(PROMPTS, [[0]] * len(PROMPTS))[:, 0]
     forward_BV = np.stack([logits_TV[-1] for logits_TV in whole_logits(engine.config, PROMPTS)])
-    assert error(logits_BV, forward_BV) <= (EXACT if cache == "whole" else ROUNDED)
+    assert error(logits_BV, forward_BV) <= (EXACT if cache == "auto" else ROUNDED)
     assert engine.generate(PROMPTS[:3], NEW) == text[:3]
     # Pieces, beginnings that choose and that are told, steps.
     assert np.subtract(program_counts(), before)[:3].tolist() == [1, 2, 1]

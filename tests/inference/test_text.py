@@ -5,7 +5,7 @@ import pytest
 from support.engines import PROMPTS, assert_greedy, engine_of, whole_logits
 from support.variants import FIVE, LRKVS, error
 
-from lrkv_jax.config import MLA
+from lrkv_jax.models.attention import MLA
 
 # Tokens, and steps of a call: two whole calls and one of two steps; one whole and one of one.
 NEW = {"xla": (11, 4), "interpret": (4, 2)}

@@ -10,12 +10,13 @@ from support.command import lrkv
 from support.variants import HEAD_WIDTH, error, random_params, small
 
 from lrkv_jax import files
-from lrkv_jax.config import GQA, LRKV, MHA, MLA, MeshConfig, load_config
+from lrkv_jax.config import MeshConfig, load_config
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.interop.convert import convert, fit_layer, heads_of, placed
 from lrkv_jax.interop.fits import Calibration
 from lrkv_jax.interop.folders import write_run
+from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA
 from lrkv_jax.models.transformer import with_parameters
 from lrkv_jax.training.restore import load_run
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from support.variants import FIVE, VOCABULARY, error, random_params, random_tokens, small
 
-from lrkv_jax.config import LRKV, MHA
 from lrkv_jax.kernels.cross_entropy import chunked_cross_entropy
+from lrkv_jax.models.attention import LRKV, MHA
 from lrkv_jax.models.transformer import (
     Transformer,
     init_parameters,

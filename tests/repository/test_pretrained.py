@@ -9,8 +9,8 @@ import pytest
 from support import oracle
 from support.variants import error, random_params, random_tokens, small
 
-from lrkv_jax.config import GQA, MHA
 from lrkv_jax.config.rope import RopeScaling
+from lrkv_jax.models.attention import GQA, MHA
 from lrkv_jax.models.transformer import with_parameters
 
 LLAMA = {

@@ -7,7 +7,7 @@ sequence, and the result is each head's output [T, H, K] before the output proje
 import jax
 import numpy as np
 
-from lrkv_jax.config import LRKV, MLA
+from lrkv_jax.models.attention import LRKV, MLA
 from lrkv_jax.models.rope import frequencies, logit_factor
 
 EPS = 1e-6

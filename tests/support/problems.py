@@ -7,10 +7,9 @@ import pytest
 from support import reference
 from support.variants import ALL, small
 
-from lrkv_jax.config import LRKV
 from lrkv_jax.lab.bench import gate
 from lrkv_jax.lab.bench.problems import make_problem
-from lrkv_jax.models.attention import grouped, lrkv, mla
+from lrkv_jax.models.attention import LRKV, grouped, lrkv, mla
 
 # Of LRKV the odd rank, which is padded, in each mode.
 ENTRIES = {

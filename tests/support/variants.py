@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig
-from lrkv_jax.config.attention import KINDS
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.config.attention import variants
 from lrkv_jax.config.rope import RopeScaling
+from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
 
 HEADS, HEAD_WIDTH, WIDTH, VOCABULARY = 4, 8, 24, 40
@@ -53,7 +54,7 @@ ALL |= {
         **{name: 2 for name, field in entry.model_fields.items() if field.is_required()},
         **({"rope": mode} if mode else {}),
     )
-    for entry in KINDS.values()
+    for entry in variants().values()
     for mode in entry.modes() or (None,)
     if not any(isinstance(known, entry) for known in ALL.values())
 }

@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 
-from lrkv_jax.config import LRKV, dump_config, load_config
+from lrkv_jax.config import dump_config, load_config
 from lrkv_jax.models.accounting.counts import (
     cache_allocated_bytes_per_token,
     training_flops_per_token,
 )
+from lrkv_jax.models.attention import LRKV
 
 BYTES_PER_TOKEN = 4.0
 NATS = 0.6931471805599453

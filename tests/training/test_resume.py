@@ -71,17 +71,17 @@ def test_an_allowed_change_is_taken_and_written_into_the_history(ended, tmp_path
     rows = read_history(run)
     assert [(row["event"], row["step"]) for row in rows[:2]] == [("start", 0), ("start", 6)]
     assert {row["key"]: (row["step"], row["role"], row["old"], row["new"]) for row in rows[2:]} == {
-        "train.global_batch_size": (6, "result", 8, 4),
-        "train.steps": (6, "result", 6, 8),  # a run may become longer, and that is recorded
-        "train.max_checkpoints": (6, "rhythm", 2, 3),
-        "run_dir": (6, "place", str(ended.run), str(run)),
+        "train.global_batch_size": (6, "semantics", 8, 4),
+        "train.steps": (6, "semantics", 6, 8),  # a run may become longer, and that is recorded
+        "train.max_checkpoints": (6, "schedule", 2, 3),
+        "run_dir": (6, "placement", str(ended.run), str(run)),
     }
 
 
 @pytest.mark.parametrize(
     ("allow", "message"),
     [
-        ("train.bach", "did you mean train.global_batch_size"),
+        ("train.seq_lem", "did you mean train.seq_len"),
         ("train.max_checkpoints", "no setting that changes results"),
     ],
 )
@@ -120,7 +120,7 @@ def test_data_are_what_they_hold_and_not_where_they_lie(ended, tmp_path):
     with pytest.raises(LrkvError, match=r"data.source = .*/texts \(sources .*elsewhere \(sources"):
         changes()
     (change,) = changes(allow=["data.source"])
-    assert (change.key, change.role) == ("data.source", "content")
+    assert (change.key, change.role) == ("data.source", "data")
     tokenizer.write_text(json.dumps(json.loads(read_asset("sotu-4096.json"))))
     with pytest.raises(LrkvError, match=r"data.tokenizer = .*--allow-change data.tokenizer"):
         changes(allow=["data.source"])

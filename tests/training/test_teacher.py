@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from lrkv_jax.config import GQA, MeshConfig
+from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
+from lrkv_jax.models.attention import GQA
 from lrkv_jax.models.transformer import init_parameters, with_parameters
 from lrkv_jax.training.state import init_state, resolve, state_shardings
 from lrkv_jax.training.step import make_train_step

@@ -9,7 +9,8 @@ import numpy as np
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.models.attention import Attention, abstract_layer, make_attention
+from lrkv_jax.models.attention import abstract_layer, make_attention
+from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.head_weights import HeadWeights
 from lrkv_jax.models.weights import draw, with_weights
 

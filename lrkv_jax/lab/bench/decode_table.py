@@ -46,7 +46,7 @@ class DecodeTiming:
     time_over_mha: float | None = None  # the fastest MHA at its shape
     bytes_over_mha: float | None = None
     temp_bytes: int | None = None  # the program's temporary memory
-    kind: str = ""  # of its line of the family
+    kind: str = ""  # of its variant
 
     @property
     def name(self) -> str:

@@ -17,7 +17,8 @@ import numpy as np
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.int8 import Int8Rows
-from lrkv_jax.models.attention import Attention, abstract_layer
+from lrkv_jax.models.attention import abstract_layer
+from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import Cache, contiguous, padded, slot_axes, slots_of
 from lrkv_jax.models.weights import spec_of, variables
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lrkv_jax.config import RunConfig, load_config
-from lrkv_jax.config.attention import KINDS
+from lrkv_jax.config.attention import variants as all_variants
 from lrkv_jax.errors import LrkvError, nearest
 
 ALIASES = {"36x2304": "2.5b", "24x1536": "1.2b"}
@@ -77,7 +77,9 @@ def variants_of(
             entry = model.attention.in_mode(mode) if mode else model.attention
             changed = model.model_copy(update={"attention": entry})
             found.append(ScaleVariant(variant, config.model_copy(update={"model": changed}), mode))
-    known = dict.fromkeys(mode for entry in KINDS.values() for mode in entry.compared_modes())
+    known = dict.fromkeys(
+        mode for entry in all_variants().values() for mode in entry.compared_modes()
+    )
     known[OWN] = None
     for rope in ropes or ():
         if rope not in known:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lrkv_jax.config.attention import KINDS
+from lrkv_jax.config.attention import AttentionConfig, variants
 
 if TYPE_CHECKING:
     from lrkv_jax.lab.report.comparison import RunRecord
@@ -34,36 +34,36 @@ class VariantStyle:
 # Of variants that bring no style, in turn.
 SPARES = (
     VariantStyle("#F0E442", (0, (5, 1)), "h", ""),
-    VariantStyle("#882255", (0, (3, 1, 1, 1)), "p", ""),
+    VariantStyle("#999933", (0, (3, 1, 1, 1)), "p", ""),
     VariantStyle("#44AA99", (0, (1, 1)), "*", ""),
     VariantStyle("#332288", (0, (5, 1, 1, 1)), "<", ""),
 )
+_SPARE_OF: dict[str, VariantStyle] = {}
 GRAY = "#777777"  # for what is not a variant: a bound, a null, a rule
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINES = ("-", "--", "-.", ":")
 
 
 def variant_style(kind: str, mode: str | None = None) -> VariantStyle:
-    """The style of a variant by its name, in one of its modes; by default as published.
-
-    The variant's settings class says it (`AttentionConfig.looks`); others take spare ones.
-    """
-    entries = {entry.name: entry for entry in KINDS.values()}
-    entry = entries.get(kind)
-    published = entry.published_mode() if entry else None
-    mode = mode or published
-    name = kind.upper() if mode == published else f"{kind.upper()}, rope {mode}"
-    if entry and mode in entry.looks:
-        color, line, marker = entry.looks[mode]
-        return VariantStyle(color, line, marker, name)
-    plain = [other.name for other in entries.values() if not other.looks]
-    spare = SPARES[plain.index(kind) % len(SPARES) if kind in plain else 0]
-    return replace(spare, name=name)
+    """The style of a variant by its name, in one of its modes; by default as published."""
+    return _style(variants().get(kind), kind, mode)
 
 
 def run_style(run: RunRecord) -> VariantStyle:
     """The style of a run's variant, in its mode."""
-    return variant_style(run.kind, run.mode)
+    return _style(type(run.config.model.attention), run.kind, run.mode)
+
+
+def _style(variant: type[AttentionConfig] | None, kind: str, mode: str | None) -> VariantStyle:
+    """What the settings class says (`AttentionConfig.styles`), or a spare one, always the same."""
+    published = variant.published_mode() if variant else None
+    mode = mode or published
+    name = kind.upper() if mode == published else f"{kind.upper()}, rope {mode}"
+    if variant and mode in variant.styles:
+        color, line, marker = variant.styles[mode]
+        return VariantStyle(color, line, marker, name)
+    spare = _SPARE_OF.setdefault(kind, SPARES[len(_SPARE_OF) % len(SPARES)])
+    return replace(spare, name=name)
 
 
 def variant_name(kind: str) -> str:

@@ -10,7 +10,8 @@ T context  N parameters
 from dataclasses import dataclass
 from typing import Any
 
-from lrkv_jax.config import MHA, ModelConfig, RunConfig
+from lrkv_jax.config import ModelConfig, RunConfig
+from lrkv_jax.models.attention import MHA
 
 CACHE_DTYPE, CACHE_ITEMSIZE = "bfloat16", 2
 SCALAR_ITEMSIZE = 4  # the cache's inverse norms are float32 whatever its dtype

@@ -1,19 +1,22 @@
-"""The attention variants: one contract (`base`), one file a variant, each with its cache.
+"""The attention variants: one contract (`base`), and two files a variant.
 
-`make_attention(model_config)` builds the module that the configuration's entry names, and
-`models.weights.draw` gives its weights their first numbers.
+`lrkv_config.py` has the settings, checks and counts of `lrkv.py`, which has its cache and its
+layer. Settings are read without JAX, and so is this module. `make_attention(model_config)` builds
+the layer that the variant names, and `models.weights.draw` gives its weights their first numbers.
 """
 
-from flax import nnx
+from lrkv_jax.models.attention.grouped_config import GQA, MHA, MQA
+from lrkv_jax.models.attention.lrkv_config import LRKV
+from lrkv_jax.models.attention.mla_config import MLA
 
-from lrkv_jax.models.attention.base import Attention
 
-
-def make_attention(config) -> Attention:
-    """The attention layer of `config: ModelConfig`, of the class that its entry names."""
+def make_attention(config):
+    """The attention layer of `config: ModelConfig`, of the class that its variant names."""
     return config.attention.layer_class()(config)
 
 
-def abstract_layer(config) -> Attention:
+def abstract_layer(config):
     """The same with shapes in place of weights; nothing is allocated."""
+    from flax import nnx
+
     return nnx.eval_shape(lambda: make_attention(config))

@@ -1,10 +1,12 @@
 """Whoever cannot tell the colors apart can tell the lines apart."""
 
-from lrkv_jax.config.attention import KINDS
+from lrkv_jax.config.attention import variants
 from lrkv_jax.lab.report.styles import distinct, variant_style
 
 STYLES = [
-    variant_style(entry.name, mode) for entry in KINDS.values() for mode in entry.modes() or (None,)
+    variant_style(entry.name, mode)
+    for entry in variants().values()
+    for mode in entry.modes() or (None,)
 ]
 
 

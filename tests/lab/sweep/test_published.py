@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lrkv_jax.config.attention import KINDS, RETIRED
+from lrkv_jax.config.attention import RETIRED
 from lrkv_jax.config.differences import differences
 from lrkv_jax.lab.report.comparison import kept_by_name
 from lrkv_jax.lab.sweep.grid import grid
@@ -40,11 +40,8 @@ def controls(monkeypatch):
     """The variants of experiments/controls.py, which the page's PYTHONPATH finds."""
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     monkeypatch.delitem(sys.modules, "controls", raising=False)
-    before = dict(KINDS)
     yield
     sys.modules.pop("controls", None)
-    KINDS.clear()
-    KINDS.update(before)
 
 
 @pytest.mark.usefixtures("controls")

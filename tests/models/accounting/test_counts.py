@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import hlo
 
-from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig, load_config
+from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.config.schema import TrainConfig
 from lrkv_jax.distributed.hardware import hardware
 from lrkv_jax.models.accounting import counts as accounting
 from lrkv_jax.models.accounting.serving import serving
+from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
 from lrkv_jax.models.attention.cache import in_int8
 from lrkv_jax.models.transformer import (
     abstract_model,
@@ -147,8 +148,8 @@ def models(draw):
         vocabulary=draw(st.integers(2, 60)),
         attention=attention,
         qk_norm=qk_norm,
-        qk_gain=qk_norm and attention.whole_keys and draw(st.booleans()),
-        qkv_bias=attention.whole_keys and draw(st.booleans()),
+        qk_gain=qk_norm and attention.rotates_full_keys and draw(st.booleans()),
+        qkv_bias=attention.rotates_full_keys and draw(st.booleans()),
         norm_gain=draw(st.booleans()),
         tied_head=draw(st.booleans()),
     )

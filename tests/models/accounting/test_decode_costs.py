@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig, load_config
+from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.kernels import angles, online
 from lrkv_jax.lab.bench.problems import make_problem, with_kernel
 from lrkv_jax.lab.plan.live_cache import measure_cache
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.models.accounting.serving import attention_flops
+from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
 
 H, K = 4, 16
 ENTRIES = {

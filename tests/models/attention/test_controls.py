@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from support.variants import HEAD_WIDTH, error, random_model, random_params, random_tokens, small
 
-from lrkv_jax.config import LRKV, load_config
-from lrkv_jax.config.attention import KINDS, entry_class
+from lrkv_jax.config import load_config
+from lrkv_jax.config.attention import variant_class
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.attention import LRKV
 from lrkv_jax.models.transformer import with_parameters
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
@@ -22,9 +23,7 @@ def entries():
     """(WideMHA, OneTable), as a configuration finds them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXPERIMENTS)
-        yield tuple(entry_class(f"controls:{name}") for name in ("WideMHA", "OneTable"))
-    for name in ("WideMHA", "OneTable"):
-        KINDS.pop(f"controls:{name}", None)
+        yield tuple(variant_class(f"controls:{name}") for name in ("WideMHA", "OneTable"))
     sys.modules.pop("controls", None)
 
 

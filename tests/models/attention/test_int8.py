@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support.variants import ALL, PRETRAINED, error, random_model, small
 
-from lrkv_jax.config import LRKV
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels.int8 import Int8Rows
+from lrkv_jax.models.attention import LRKV
 from lrkv_jax.models.attention.cache import contiguous, slot_axes, slots_of
 
 PAGE, PAGES = 8, 3  # slots of a sequence: 24

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.variants import WIDTH, random_model, small
 
-from lrkv_jax.config import LRKV, MHA, MLA
+from lrkv_jax.models.attention import LRKV, MHA, MLA
 from lrkv_jax.models.attention.cache import write
 
 VARIANTS = {

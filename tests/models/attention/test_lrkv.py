@@ -13,8 +13,8 @@ from support.jaxprs import sizes
 from support.oracle import rope
 from support.variants import error, random_params, random_tokens, small
 
-from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig
-from lrkv_jax.models.attention import make_attention
+from lrkv_jax.config import ModelConfig
+from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA, make_attention
 from lrkv_jax.models.transformer import init_parameters, with_parameters
 
 MODES = ("full", "shared", "latent")

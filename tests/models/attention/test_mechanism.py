@@ -10,9 +10,10 @@ import optax
 import pytest
 from support.variants import HEAD_WIDTH, HEADS, WIDTH, error, random_model, small
 
-from lrkv_jax.config import LRKV, load_config
-from lrkv_jax.config.attention import KINDS, entry_class
+from lrkv_jax.config import load_config
+from lrkv_jax.config.attention import variant_class
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.attention import LRKV
 from lrkv_jax.optim.muon import scale_by_muon
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
@@ -23,8 +24,7 @@ KIND = "mechanism.variants:PerHead"
 def experiments():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXPERIMENTS)
-        yield entry_class(KIND)
-    KINDS.pop(KIND, None)
+        yield variant_class(KIND)
     for name in [name for name in sys.modules if name.partition(".")[0] == "mechanism"]:
         sys.modules.pop(name)
 

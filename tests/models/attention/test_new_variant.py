@@ -1,4 +1,4 @@
-"""A line of the family from outside the package: docs/new_variant.md's own example, end to end."""
+"""A variant from outside the package: docs/new_variant.md's own example, end to end."""
 
 import json
 import re
@@ -11,7 +11,6 @@ from support.tiny import TINY, few_pages
 
 from lrkv_jax.cli import main
 from lrkv_jax.config import load_config
-from lrkv_jax.config.attention import KINDS
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import clock, decode
 from lrkv_jax.lab.bench import train as train_bench
@@ -41,7 +40,6 @@ def folder(tmp_path_factory):
         patch.chdir(folder)
         patch.syspath_prepend(folder)
         yield folder
-    KINDS.pop(KIND, None)
     sys.modules.pop("tied_groups", None)
 
 
@@ -129,10 +127,10 @@ def test_its_training_step_is_measured(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("tied_groups:Tide", "tied_groups has no entry Tide: did you mean Tied?"),
+        ("tied_groups:Tide", "tied_groups has no variant Tide: did you mean Tied?"),
         ("tied_gruops:Tied", "there is no module tied_gruops: install it, or put its folder on"),
         ("broken_line:Any", "importing broken_line raises ZeroDivisionError: division by zero"),
-        ("json:Any", "json has no entry Any: it defines no AttentionConfig with a name"),
+        ("json:Any", "json has no variant Any: it defines no AttentionConfig with a name"),
         ("tide", "kind tide is unknown: use one of mha, gqa, mqa, mla, lrkv"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lrkv_jax.config import RunConfig
-from lrkv_jax.config.attention import KINDS as ENTRIES
+from lrkv_jax.config.attention import VARIANTS
 from lrkv_jax.config.differences import SEEDS, settings_of
 from lrkv_jax.config.old_names import ROLES
 from lrkv_jax.models.accounting.counts import (
@@ -23,7 +23,7 @@ from lrkv_jax.models.accounting.counts import (
 )
 
 # The package's variants, in the order in which tables and legends have them; others follow.
-KINDS = tuple(entry.name for kind, entry in ENTRIES.items() if ":" not in kind)
+KINDS = tuple(VARIANTS)
 
 # What two runs may differ in and still be compared, beside rhythm and place; how long they are is
 # compared in tokens, and runs that start from others start from different ones.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from lrkv_jax.config import LRKV, MLA, ModelConfig, load_config
+from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.lab.plan.live_cache import measure_cache
 from lrkv_jax.lab.report.figures import Picture, panels
 from lrkv_jax.lab.report.items import report_item
@@ -21,7 +21,7 @@ from lrkv_jax.lab.report.styles import variant_name
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, cache_bytes_per_token
 from lrkv_jax.models.accounting.serving import attention_flops
-from lrkv_jax.models.attention import make_attention
+from lrkv_jax.models.attention import LRKV, MLA, make_attention
 
 FAMILY_SCALE = "128m"
 OF_ALL, OF_SOME, NORM = "#0072B2", "#D55E00", "#777777"

@@ -7,11 +7,12 @@ from flax import nnx
 from support.paper_cases import cells, report_item
 from support.written_runs import write_run
 
-from lrkv_jax.config import GQA, LRKV, MHA, MLA, MQA, ModelConfig, load_config
+from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.lab.report import paper_values
 from lrkv_jax.lab.report.comparison import read_runs
 from lrkv_jax.lab.report.paper import caches, configurations
 from lrkv_jax.lab.report.paper_values import of_paper
+from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
 from lrkv_jax.models.transformer import Block
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from lrkv_jax.config.attention import ModelShape
-from lrkv_jax.config.family import LRKV, MLA, VALUE
 from lrkv_jax.config.frozen import semantics
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.attention.lrkv_config import LRKV, VALUE
+from lrkv_jax.models.attention.mla_config import MLA
 
 
 def _no_layer(label: str) -> LrkvError:
@@ -21,6 +22,7 @@ class TiedLRKV(LRKV):
     """LRKV whose values read what its keys read: x W + r_h B_h, with one W and one r_h for both."""
 
     name: ClassVar[str] = "lrkv_tied"
+    styles: ClassVar = {}
 
     @property
     def label(self) -> str:
@@ -57,6 +59,7 @@ class LatentMLA(MLA):
     """MLA whose latent itself is rotated, in C dimensions."""
 
     name: ClassVar[str] = "mla_latent"
+    styles: ClassVar = {}
     rope: Literal["latent"] = semantics("The latent in its C coordinates.", "latent")  # type: ignore
 
     @property

@@ -1,0 +1,76 @@
+"""MHA, GQA and MQA as configuration: settings, checks and closed-form counts per layer.
+
+D model width  H heads  G key/value heads  K head width
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from lrkv_jax.config.attention import AttentionConfig, ModelShape, check_groups, groups_on_shard
+from lrkv_jax.config.frozen import Positive, semantics
+
+
+class _Grouped(AttentionConfig):
+    layer: ClassVar[str] = "lrkv_jax.models.attention.grouped:GroupedAttention"
+    rotates_full_keys: ClassVar = True
+
+    def groups(self, model: ModelShape) -> int:
+        """Key/value heads G."""
+        raise NotImplementedError
+
+    def key_heads(self, model: ModelShape) -> int:
+        return self.groups(model)
+
+    def kv_parameters(self, model: ModelShape) -> int:
+        return 2 * model.width * self.groups(model) * model.head_width
+
+    def cache_values(self, model: ModelShape) -> int:
+        return 2 * self.groups(model) * model.head_width
+
+    def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
+        return ((2 * self.groups(model), model.head_width),)
+
+    def decode_flops_per_cached_token(self, model: ModelShape) -> int:
+        return 4 * model.heads * model.head_width
+
+
+class MHA(_Grouped):
+    """Multi-head attention: each head has its own keys and values."""
+
+    name: ClassVar[str] = "mha"
+    styles: ClassVar = {None: ("#000000", "-", "o")}
+
+    def groups(self, model: ModelShape) -> int:
+        return model.heads
+
+
+class GQA(_Grouped):
+    """Grouped-query attention: `kv_heads` key/value heads, each serving H / kv_heads queries."""
+
+    name: ClassVar[str] = "gqa"
+    styles: ClassVar = {None: ("#56B4E9", "--", "s")}
+    kv_heads: Positive = semantics("Key/value heads, G. They divide the model's heads.")
+
+    def check(self, model: ModelShape) -> None:
+        check_groups(self.kv_heads, model)
+
+    @property
+    def size(self) -> int:
+        return self.kv_heads
+
+    def on_shard(self, model: ModelShape, tensor: int) -> GQA:
+        return GQA(kv_heads=groups_on_shard(self.kv_heads, model, tensor))
+
+    def groups(self, model: ModelShape) -> int:
+        return self.kv_heads
+
+
+class MQA(_Grouped):
+    """Multi-query attention: one key and value head for all queries."""
+
+    name: ClassVar[str] = "mqa"
+    styles: ClassVar = {None: ("#0072B2", ":", "v")}
+
+    def groups(self, model: ModelShape) -> int:
+        return 1

@@ -1,0 +1,198 @@
+"""LRKV as configuration: settings, checks and closed-form counts per layer.
+
+D model width  H heads  G groups of them  K head width  R residual rank
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from lrkv_jax.config.attention import (
+    AttentionConfig,
+    ModelShape,
+    check_groups,
+    check_rank,
+    joined_words,
+    padded_rank,
+    with_groups_on_shard,
+)
+from lrkv_jax.config.frozen import NonNegative, Positive, semantics
+from lrkv_jax.errors import LrkvError
+
+# FLOPs that take as long as one value more written and read, with its gradient. On two CPU cores
+# (float32) the forms measure equal between 485 and 960; XLA's count of bytes for an H200 and the
+# datasheet's ratio of FLOPs to bytes make it about 1,100 in bfloat16.
+VALUE = 800
+
+
+class LRKV(AttentionConfig):
+    """Low-rank key-value attention: one shared projection and a rank-R residual for each head.
+
+    Keys and values may have ranks of their own, R_k and R_v (`rank_key`, `rank_value`). With
+    `kv_heads`, G groups of query heads have a residual each.
+    `rope`: `full`, the default, rotates the whole key, as the paper trains it; `shared` rotates the
+    shared part alone; `latent` rotates the shared part and, in R dimensions, the latent.
+    """
+
+    name: ClassVar[str] = "lrkv"
+    layer: ClassVar[str] = "lrkv_jax.models.attention.lrkv:LowRankAttention"
+    styles: ClassVar = {
+        "full": ("#D55E00", "-", "^"),
+        "shared": ("#E69F00", "--", "P"),
+        "latent": ("#009E73", "-.", "X"),
+    }
+    rank: NonNegative = semantics(
+        "Rank of each head's residual, R. 0 is MQA; head_width can represent any MHA."
+    )
+    rope: Literal["full", "shared", "latent"] = semantics(
+        "What positions rotate. full: the whole key, as in the paper; shared: its shared part "
+        "alone; latent: its shared part, and the latent in its own R coordinates.",
+        "full",
+    )
+    rank_key: Positive | None = semantics("Rank of the keys' residuals, R_k. Null is rank.", None)
+    rank_value: Positive | None = semantics(
+        "Rank of the values' residuals, R_v. Null is rank.", None
+    )
+    kv_heads: Positive | None = semantics(
+        "Number of residuals, G: each serves a group of heads / G query heads. Null: one for each "
+        "head.",
+        None,
+    )
+
+    @property
+    def size(self) -> int:
+        return self.rank
+
+    @property
+    def rotates_full_keys(self) -> bool:
+        return not self.rank or self.rope == "full"
+
+    def groups(self, model: ModelShape) -> int:
+        """G, the residuals of a layer; at rank 0 the one key and value that all heads have."""
+        return (self.kv_heads or model.heads) if self.rank else 1
+
+    def on_shard(self, model: ModelShape, tensor: int) -> Self:
+        return with_groups_on_shard(self, model, tensor)
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """R_k and R_v."""
+        return self.rank_key or self.rank, self.rank_value or self.rank
+
+    @property
+    def warning(self) -> str:
+        name, rank = "rank" if self.rank_key is None else "rank_key", self.ranks[0]
+        if self.rope != "latent" or rank % 2 == 0:
+            return ""
+        return (
+            f"attention.{name} = {rank}: odd, so in rope: latent the last coordinate of each "
+            "latent carries no position; an even one has all of them rotated"
+        )
+
+    @property
+    def sized(self) -> str:
+        R_k, R_v = self.ranks
+        return super().sized if R_k == R_v else f"{R_k}/{R_v}"
+
+    @property
+    def form(self) -> str:
+        groups = "" if self.kv_heads is None else f"in {self.kv_heads} groups"
+        return joined_words(super().form, groups)
+
+    def check(self, model: ModelShape) -> None:
+        given = {"rank": self.rank, "rank_key": self.rank_key, "rank_value": self.rank_value}
+        for name, rank in given.items():
+            check_rank(name, rank, model, "MQA", "spans MHA")
+        if not self.rank and (self.rank_key or self.rank_value or self.kv_heads):
+            raise LrkvError(
+                "attention.rank = 0 is MQA, which has no residuals: leave out rank_key, rank_value "
+                "and kv_heads, or give rank 1 or more"
+            )
+        if self.kv_heads is not None:
+            check_groups(self.kv_heads, model)
+
+    def key_heads(self, model: ModelShape) -> int:
+        return self.groups(model)
+
+    def logit_width(self, model: ModelShape) -> int:
+        return model.head_width + (0 if self.rope == "full" else self.ranks[0])
+
+    def kv_parameters(self, model: ModelShape) -> int:
+        down = 2 * model.head_width + self.groups(model) * sum(self.ranks)
+        return model.width * down + self.groups(model) * sum(self.ranks) * model.head_width
+
+    def extra_multiplications(self, model: ModelShape) -> int:
+        # B^K takes H queries to the latents; the norms of G keys need r B^K as well. One of the G
+        # is in `kv_parameters`.
+        if self.rope == "full":
+            return 0
+        uses = model.heads + self.groups(model) * (model.qk_norm - 1)
+        return uses * self.ranks[0] * model.head_width
+
+    def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
+        """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
+
+        A key or a value of head h is then x W_h, and costs, forward and backward and over all H
+        heads (or `groups` of them), 6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors,
+        (x U_h) B_hᵀ + x W_shared, cost 6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K)
+        values more: latents, and the sum of the two parts. Weights are formed where that is dearer:
+
+            VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
+
+        R is the mean of R_k and R_v. Wide models with R well below K keep the factors; small ones,
+        and ranks near K, form the weights.
+        """
+        D, H, K, R = width, groups, head_width, sum(self.ranks) / 2
+        factors = D * K + D * H * R + H * R * K
+        saved = 6 * (D * H * K - factors) + 6 * D * H * R * K / tokens
+        return bool(self.rank) and VALUE * H * (R + K) > saved
+
+    def multiplications(self, model: ModelShape, tokens: int) -> float:
+        D, G, K = model.width, self.groups(model), model.head_width
+        if not self.forms_weights(D, G, K, tokens):
+            return super().multiplications(model, tokens)
+        # Weights of values are formed in every mode, those of keys where the whole key is rotated.
+        R_k, R_v = self.ranks
+        keys = D * G * K * (1 + R_k / tokens)
+        if self.rope != "full":
+            keys = D * K + G * R_k * (D + K) + self.extra_multiplications(model)
+        return keys + D * G * K * (1 + R_v / tokens)
+
+    def filled_ranks(self, model: ModelShape) -> tuple[int, int]:
+        """Columns of cached latents that are not zero: R_k, with keys' biases a 1 more, and R_v."""
+        R_k, R_v = self.ranks
+        return R_k + bool(self.rank and model.qkv_bias), R_v
+
+    def cached_ranks(self, model: ModelShape) -> tuple[int, int]:
+        """Columns of the keys' and the values' cached latents."""
+        R_k, R_v = map(padded_rank, self.filled_ranks(model))
+        return R_k, R_v
+
+    def cache_values(self, model: ModelShape) -> int:
+        return 2 * model.head_width + self.groups(model) * sum(self.filled_ranks(model))
+
+    def cache_scalars(self, model: ModelShape) -> int:
+        return self.groups(model) if model.qk_norm else 0
+
+    def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
+        if not self.rank:
+            return ()
+        G = self.groups(model)
+        return tuple((G, width) for width in self.filled_ranks(model))
+
+    def cache_padding_values(self, model: ModelShape) -> int:
+        cached, filled = self.cached_ranks(model), self.filled_ranks(model)
+        return self.groups(model) * (sum(cached) - sum(filled))
+
+    def decode_flops(self, model: ModelShape) -> int:
+        """(a R_v) Bᵀ, and q B; `full` makes the mix matrix M_h(q) instead, three FLOPs an entry."""
+        R_k, R_v = self.filled_ranks(model)
+        each = 3 if self.rope == "full" else 2
+        return (2 * R_v + each * R_k) * model.heads * model.head_width
+
+    def decode_flops_per_cached_token(self, model: ModelShape) -> int:
+        """Shared part and values' latents, and the keys' latents; `full` meets them through
+        [cos, sin] · M_h(q), K · R more products per head (`lrkv_jax.kernels.lrkv_decode`)."""
+        ranks = self.filled_ranks(model)
+        exact = 2 * model.head_width * ranks[0] if self.rope == "full" else 0
+        return model.heads * (4 * model.head_width + 2 * sum(ranks) + exact)
