@@ -95,11 +95,6 @@ class AttentionConfig(Frozen):
         """The mode of the line as it was published, which its label leaves out."""
         return next(iter(cls.modes()), None)
 
-    @classmethod
-    def compared_modes(cls) -> tuple[str, ...]:
-        """The modes in which a benchmark takes every entry; () if it takes each in its own."""
-        return cls.modes()
-
     @property
     def mode(self) -> str | None:
         """Its `rope`; None for a line that has only one way to place positions."""
