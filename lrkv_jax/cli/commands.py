@@ -126,28 +126,29 @@ def plan(
 
     That is parameters, FLOPs, cache bytes, memory and time.
 
-    A mesh axis, --devices or --hardware adds the training step on those devices: its memory,
-    collectives and time.
+    A mesh axis, --devices or --hardware adds the training step on those devices: its memory
+    and time.
     """
-    # The cache that is measured is small: no reason to take an accelerator, or to wait for one.
+    # Nothing is computed: no reason to take an accelerator, or to wait for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from lrkv_jax.config import load_config
     from lrkv_jax.distributed.hardware import hardware as device_named
-    from lrkv_jax.lab.plan.report import PlanOptions
-    from lrkv_jax.lab.plan.show import print_plan
+    from lrkv_jax.lab.plan.report import as_text, plan_report
 
     run = load_config(config, overrides or [])
     name = hardware or "h200"
     on_mesh = any(override.startswith("mesh.") for override in overrides or [])
     training = on_mesh or devices is not None or hardware is not None
-    options = PlanOptions(
-        training, devices=devices, hardware=name, compiled=training and compile_, length=length
-    )
-    if options.compiled:
+    compiled = training and compile_
+    if compiled:
         from lrkv_jax.lab.plan.training import simulate_devices
 
         simulate_devices(run, devices, device_named(name))
-    print_plan(run, all_variants=all_variants, as_json=as_json, options=options)
+    planned = plan_report(
+        run, list(run.variants) if all_variants else [run.attention], training=training,
+        compiled=compiled, devices=devices, device=name, length=length,
+    )  # fmt: skip
+    print(json.dumps(planned, indent=2) if as_json else as_text(planned))
 
 
 @app.command()

@@ -17,7 +17,6 @@ from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.lab.bench import clock
 from lrkv_jax.lab.bench.decode import COPY_BYTES
 from lrkv_jax.lab.doctor.finding import SLOW, WRONG, Finding, at, judged
-from lrkv_jax.lab.plan.step_time import bytes_sent
 from lrkv_jax.models.layers import resolve_dtype
 
 # Of the datasheet's figures; the plan assumes 0.8 and 0.6.
@@ -102,7 +101,8 @@ def between() -> Finding:
         wrong |= not bool(jnp.array_equal(program(x_NX)[0], x_NX.sum(axis=0)))
         timer = clock.timer(program, [(x_NX,)], 1, 1)
         seconds = clock.quartiles(clock.interleaved([timer], SAMPLES)[0])[1]
-        rates[nbytes] = bytes_sent("all-reduce", nbytes, N) / seconds
+        # An all-reduce is a reduce-scatter and an all-gather.
+        rates[nbytes] = 2 * nbytes * (N - 1) / N / seconds
     return check_between(N, sheet, rates, wrong=wrong)
 
 
