@@ -179,12 +179,14 @@ def doctor(
     It checks versions, devices and speeds. Each line is ok, slow or wrong, with the fix, or not
     here. It takes less than two minutes, and exits with 2 if something is wrong.
     """
-    from lrkv_jax.lab.doctor.examine import examine, sentence
-    from lrkv_jax.lab.doctor.finding import WRONG
+    # Beside other programs: what is not needed is not taken.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    from lrkv_jax.lab.doctor.checks import checks
+    from lrkv_jax.lab.doctor.examine import WRONG, examine, sentence
 
     def show(finding) -> None:
         print(finding, file=sys.stderr if as_json else sys.stdout, flush=True)
 
-    report = examine(show, seconds=seconds)
-    print(json.dumps(report, indent=2) if as_json else sentence(report))
-    sys.exit(EXIT_BAD_INPUT if report["doctor"] == WRONG else 0)
+    report = examine(show, seconds=seconds, plan=checks)
+    print(json.dumps(report, indent=2) if as_json else sentence(report), flush=True)
+    os._exit(EXIT_BAD_INPUT if report["doctor"] == WRONG else 0)  # a check may hang in a thread
