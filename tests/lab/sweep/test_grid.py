@@ -8,7 +8,7 @@ import pytest
 from lrkv_jax.config import dump_config, load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.sweep.grid import grid
-from lrkv_jax.lab.sweep.state import state_of
+from lrkv_jax.lab.sweep.work import state_of
 
 NANO = "configs/nano.yaml"
 
@@ -27,10 +27,11 @@ def test_every_combination_is_a_run_of_its_own():
 def test_settings_of_a_variant_are_swept_too():
     points = grid(NANO, ["attention=lrkv", "attention.rank=2,32", "optimizer.grad_clip=0.5,1.0"])
     assert [p.name for p in points] == [
-        "lrkv-rank2-clip0.5", "lrkv-rank2-clip1.0", "lrkv-rank32-clip0.5", "lrkv-rank32-clip1.0",
+        "lrkv-rank2-grad_clip0.5", "lrkv-rank2-grad_clip1.0",
+        "lrkv-rank32-grad_clip0.5", "lrkv-rank32-grad_clip1.0",
     ]  # fmt: skip
     assert [p.config.model.attention.rank for p in points] == [2, 2, 32, 32]
-    assert str(points[0].directory) == "runs/nano/lrkv-rank2-clip0.5"
+    assert str(points[0].directory) == "runs/nano/lrkv-rank2-grad_clip0.5"
 
 
 def test_commas_in_brackets_and_quotes_belong_to_a_value():
@@ -41,7 +42,7 @@ def test_commas_in_brackets_and_quotes_belong_to_a_value():
     assert "/" not in first.name and first.name != second.name
 
 
-def test_all_is_every_line_of_an_ablation():
+def test_all_is_every_variant_of_an_ablation():
     points = grid("nano_ranks", ["attention=all"])
     assert [p.config.model.attention.rank for p in points] == [2, 4, 8, 16, 32]
     assert {p.config.model.width for p in points} == {128}  # nano's, which the file extends
