@@ -62,9 +62,9 @@ def sweep(
     if list_:
         known = {}
         if archive:
-            from lrkv_jax.lab.report.comparison import kept_by_name
+            from lrkv_jax.lab.report.comparison import archived_by_name
 
-            known = kept_by_name(archive)
+            known = archived_by_name(archive)
         for number, point in enumerate(points):
             console.print(f"{number:3d}  {state_of(point, wanted, known)}", end="  ")
             print(shlex.join(["lrkv", "train", *point.arguments]))

@@ -148,9 +148,9 @@ def work(
     known: Mapping[str, RunRecord] = {}
     if archive:
         # Imported here: it loads scipy's statistics, which takes a second.
-        from lrkv_jax.lab.report.comparison import keep, kept_by_name, read_run_record
+        from lrkv_jax.lab.report.comparison import archive_runs, archived_by_name, read_run_record
 
-        known = kept_by_name(archive)
+        known = archived_by_name(archive)
     states = [state_of(point, tasks, known) for point in points]
     logs.mkdir(parents=True, exist_ok=True)
     child = _Child()
@@ -161,7 +161,7 @@ def work(
             if state.name != "done":
                 outcome = _finish(point, tasks, child, logs)
             if archive and _belongs_in(known, outcome):
-                keep([read_run_record(point.directory)], archive)
+                archive_runs([read_run_record(point.directory)], archive)
             report(outcome)
             if child.stopped:
                 break

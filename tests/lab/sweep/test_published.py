@@ -9,7 +9,7 @@ import pytest
 
 from lrkv_jax.config.attention import KINDS, RETIRED
 from lrkv_jax.config.differences import differences
-from lrkv_jax.lab.report.comparison import kept_by_name
+from lrkv_jax.lab.report.comparison import archived_by_name
 from lrkv_jax.lab.sweep.grid import grid
 from lrkv_jax.lab.sweep.work import state_of
 
@@ -51,10 +51,10 @@ def controls(monkeypatch):
 def test_the_published_commands_name_the_published_runs():
     named: dict[Path, set[str]] = {}
     for file, points, tasks in sweeps():
-        kept = kept_by_name(file)
-        new = [point.name for point in points if state_of(point, tasks, kept).name != "done"]
+        archived = archived_by_name(file)
+        new = [point.name for point in points if state_of(point, tasks, archived).name != "done"]
         assert not new, f"lrkv sweep --archive {file.name} would train {', '.join(new)}"
-        for name, run in kept.items():
+        for name, run in archived.items():
             same = (p for p in points if p.config.attention == run.config.attention
                     and p.config.train.seed == run.config.train.seed
                     and not differences(run.config, p.config))  # fmt: skip
@@ -62,6 +62,6 @@ def test_the_published_commands_name_the_published_runs():
                 named.setdefault(file, set()).add(name)
     assert len(named) == 2
     for file, names in named.items():
-        kept = kept_by_name(file)
+        archived = archived_by_name(file)
         # Those of variants that were given up cannot be made again.
-        assert names == {n for n, run in kept.items() if run.kind not in RETIRED}, file
+        assert names == {n for n, run in archived.items() if run.kind not in RETIRED}, file

@@ -81,7 +81,7 @@ def test_its_sweeps_are_the_runs_that_it_is_about():
     assert len(points) == len(labels) == 33
 
 
-def test_the_family_s_pages_are_what_the_kept_runs_and_the_benchmark_give(tmp_path, monkeypatch):
+def test_the_family_s_pages_are_what_the_archive_and_the_benchmark_give(tmp_path, monkeypatch):
     """One command writes their tables, JSON and pictures again, and nothing changes."""
     docs, results = tmp_path / "docs", tmp_path / "results"
     for folder in ("family", "nano"):
@@ -98,7 +98,7 @@ def test_the_family_s_pages_are_what_the_kept_runs_and_the_benchmark_give(tmp_pa
         assert (results / "family" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_the_family_s_kept_runs_are_of_its_sweeps_and_name_their_processor():
+def test_the_family_s_archived_runs_are_of_its_sweeps_and_name_their_processor():
     commands = re.findall(r"^lrkv sweep (configs/nano_family[^-]*)--tasks", RESULTS, re.M)
     asked = [words.replace("\\\n", " ").split() for words in commands]
     points = [point for config, *settings in asked for point in grid(config, settings)]
