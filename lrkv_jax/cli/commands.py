@@ -40,15 +40,15 @@ def quickstart(
     with Stopping() as stopping:
         load_config("quickstart", overrides or [])  # a mistake costs no import of JAX
         start_alone("quickstart")
-        from lrkv_jax.lab.quickstart import compare, talk
+        from lrkv_jax.lab import quickstart as example
 
         console = Console(markup=False)
         if chat:
-            finished = talk.run_chat(
+            finished = example.chat(
                 overrides or [], console, run_model_code=run_model_code, stopping=stopping
             )
         else:
-            finished = compare.run_quickstart(overrides or [], console, stopping=stopping)
+            finished = example.compare(overrides or [], console, stopping=stopping)
     sys.exit(0 if finished else EXIT_START_AGAIN)
 
 

@@ -7,7 +7,6 @@ needs are therefore inside the measurement, for MLA (absorption) as for LRKV.
 B batch  T new tokens (1)  S cache slots  H heads  K head width
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,45 +105,37 @@ def make_problem(
 
     @jax.jit  # one program for all arrays: most of a small sweep is compilation
     def make(seed):
-        seeds = iter([1000 * seed + i for i in range(64)])
+        # XLA's generator: a large cache is 10⁹ values, which threefry would take long for.
+        keys = iter(jax.random.split(jax.random.key(seed, impl="rbg"), 64))
 
         def stored(name):
             leaf, width = getattr(shapes, name), getattr(new_kv, name).shape[-1]
             if axes[name] == len(leaf.shape) - 1:  # a scalar per token: an inverse norm
-                return 0.7 + 0.1 * noise(leaf.shape, leaf.dtype, next(seeds))
-            rows = noise((*leaf.shape[:-1], width), leaf.dtype, next(seeds))
+                return 0.7 + 0.1 * _noise(next(keys), leaf.shape, leaf.dtype)
+            rows = _noise(next(keys), (*leaf.shape[:-1], width), leaf.dtype)
             rows = padded(rows, leaf.shape[-1])
             return Int8Rows.of(rows, leaf.dtype) if isinstance(leaf, Int8Rows) else rows
 
         cache = type(shapes)(**{name: stored(name) for name in axes})
-        query = jax.tree.map(lambda leaf: noise(leaf.shape, dtype, next(seeds)), queries)
-        return DecodeInputs(_weights(layer, dtype, seeds), query, layer.slot_angles(length)), cache
+        query = jax.tree.map(lambda leaf: _noise(next(keys), leaf.shape, dtype), queries)
+        return DecodeInputs(_weights(layer, dtype, keys), query, layer.slot_angles(length)), cache
 
     inputs, cache = make(jnp.uint32(seed))
     return DecodeProblem(model, inputs, cache, jnp.asarray(lengths_B))
 
 
-def _weights(layer, dtype, seeds):
-    """The layer's weights, each N(0, 1 / fan-in)."""
-
+def _weights(layer, dtype, keys):
+    """The layer's weights, each of variance 1 / fan-in."""
     return [
-        noise(leaf.shape, dtype, next(seeds), spec_of(variable).fans(leaf.shape)[0] ** -0.5)
+        _noise(next(keys), leaf.shape, dtype, spec_of(variable).fans(leaf.shape)[0] ** -0.5)
         for variable, leaf in zip(variables(layer), jax.tree.leaves(layer), strict=True)
     ]
 
 
-def noise(shape: tuple[int, ...], dtype: str, seed, std: float = 1.0) -> jax.Array:
-    """Uniform numbers of mean 0: murmur3's finaliser over each value's index.
-
-    A large cache is 10⁹ values and a small sweep is mostly compilation: JAX's generators cost
-    several times as much of both.
-    """
-    bits = jax.lax.iota(jnp.uint32, math.prod(shape)) + jnp.uint32(seed) * jnp.uint32(0x9E3779B9)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
-    bits = bits ^ (bits >> 16)
-    unit = (bits >> 8).astype(jnp.float32) * 2.0**-24
-    return (std * 3**0.5 * (2 * unit - 1)).astype(dtype).reshape(shape)
+def _noise(key: jax.Array, shape: tuple[int, ...], dtype: str, std: float = 1.0) -> jax.Array:
+    """Uniform numbers of mean 0."""
+    bound = std * 3**0.5
+    return jax.random.uniform(key, shape, jnp.dtype(dtype), -bound, bound)
 
 
 def with_kernel(problem: DecodeProblem, inputs: DecodeInputs, cache: Cache, lengths_B, impl: str):

@@ -1,9 +1,7 @@
-"""`lrkv plan`: the JSON people script against, the table people read, and how soon they have it."""
+"""`lrkv plan`: the JSON people script against, and the table people read."""
 
-import os
 import subprocess
 import sys
-import time
 
 import pytest
 import yaml
@@ -116,15 +114,3 @@ print(sorted({"jax", "jaxlib", "flax", "optax", "grain", "matplotlib"} & set(sys
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_plan_answers_in_seconds_and_starts_no_accelerator():
-    command = [sys.executable, "-m", "lrkv_jax.cli", "plan", "configs/6.3b.yaml", "--all"]
-    # No platform is chosen here: the command chooses for itself.
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
-    start = time.perf_counter()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    seconds = time.perf_counter() - start
-    assert "lrkv" in done.stdout
-    # 0.5 s by itself; the bound leaves room for a busy machine.
-    assert seconds < 12
