@@ -75,9 +75,10 @@ def compare(
     for row, decoded in zip(rows, zip(*rates, strict=True), strict=True):
         row["decode_rate"] = statistics.median(decoded)
     console.print("\nSame data, same steps, same optimizer:\n")
-    print(tabulated(HEADERS, [_cells(row, rows[0]) for row in rows], form="simple"))
+    table = tabulated(HEADERS, [_cells(row, rows[0]) for row in rows], form="simple")
+    console.print(table, highlight=False, soft_wrap=True)
     console.print(
-        "\nKV bytes are bfloat16, as allocated. Each variant decodes one sequence at a time, in\n"
+        "\nKV bytes are bfloat16, as allocated. Each variant decodes one sequence at a time, in "
         "turns; its error is relative to the whole-sequence forward's largest logit.\n"
     )
     for row, sample in zip(rows, samples, strict=True):

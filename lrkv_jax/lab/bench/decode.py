@@ -41,8 +41,8 @@ COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
 class Implementation:
     """A way to attend to a cache: `attend(problem, inputs, cache, lengths_B)`.
 
-    It gives (outputs, log-sum-exp or None). `unsupported_reason(problem)` says why it cannot solve
-    a problem, or gives None.
+    It gives (outputs, log-sum-exp or None). `unsupported_reason(problem)` is why it cannot solve a
+    problem, or None.
     """
 
     attend: Callable[..., tuple[jax.Array, jax.Array | None]]

@@ -1,6 +1,6 @@
 """One layer's decode attention as data: random weights, queries and cache, and the right answer.
 
-What is timed is the layer's own `attend_cached`: each head's query in (normed and rotated, where
+What is timed is the layer's `attend_cached`: each head's query in (normed and rotated, where
 the variant rotates it), each head's output out. Products with up-projections that a factored cache
 needs are therefore inside the measurement, for MLA (absorption) as for LRKV.
 
@@ -34,7 +34,7 @@ class DecodeInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """What to attend to: arguments, the layer's own kind of cache, and the tokens in it."""
+    """What to attend to: arguments, the layer's kind of cache, and the tokens in it."""
 
     model: ModelConfig
     inputs: DecodeInputs

@@ -101,7 +101,7 @@ def skip_unless_it_fits(rows: Sequence[Any], need: int, limit: int) -> bool:
 
 
 def put_down(row: Any, error: Exception) -> None:
-    """Write an error into a row: what cannot run here said so, anything else is a failure."""
+    """Write an error into a row: an `LrkvError` skips it, anything else is a failure."""
     if isinstance(error, LrkvError):
         row.status, row.reason = SKIPPED, str(error)
         return
