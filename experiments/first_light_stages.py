@@ -43,7 +43,7 @@ class Found:
     """What an item found: a verdict, a sentence, figures, and lines of the stage's table."""
 
     verdict: str
-    says: str
+    text: str
     measured: dict[str, Any] = field(default_factory=dict)
     cells: list[list[str]] = field(default_factory=list)
 
@@ -56,12 +56,12 @@ class Item(NamedTuple):
     measure: Callable[[], Found]
 
 
-def judged(faults: list[str], says: str, measured: dict[str, Any], cells: list[list[str]]) -> Found:
+def judged(faults: list[str], text: str, measured: dict[str, Any], cells: list[list[str]]) -> Found:
     """Wrong, with the faults first, or right."""
-    return Found(WRONG if faults else OK, "; ".join([*faults, says]), measured, cells)
+    return Found(WRONG if faults else OK, "; ".join([*faults, text]), measured, cells)
 
 
-def tell(**what: Any) -> None:
+def send(**what: Any) -> None:
     """A line for `first_light.py`; `main` opens the way to it."""
     print(json.dumps(what), file=_output or sys.stdout, flush=True)
 
@@ -69,9 +69,9 @@ def tell(**what: Any) -> None:
 _output: Any = None
 
 
-def doing(text: str) -> None:
+def progress(text: str) -> None:
     """What the item begins: named where it never ends."""
-    tell(doing=text)
+    send(progress=text)
 
 
 def where() -> dict[str, Any]:
@@ -99,7 +99,7 @@ def kernels(folder: Path, *, dry: bool) -> Iterator[Item]:
     marker, chosen = "gpu", []
     if dry:
         marker, chosen = "slow", ["-k", "interpreted_on_a_cpu and mla or gradients and whole"]
-    doing("collecting the tests")
+    progress("collecting the tests")
     seen = _pytest("--collect-only", *ON_GPU, "-m", marker, *chosen)
     if not seen.tests:
         yield Item("the tests", 10, lambda: Found(WRONG, "pytest found no test"))
@@ -188,18 +188,18 @@ def decode(name: str, settings: dict[str, Any]) -> Found:
     model = mha.model
     shape = [*chosen.batches, model.heads, model.heads, model.head_width, *chosen.lengths]
     peers = None if chosen.ragged else _torch(shape, chosen.samples)
-    found = report.as_json(bench.run(chosen, doing))
+    found = report.as_json(bench.run(chosen, progress))
     rows = found["rows"]
     mha = {r["implementation"]: r["us"] for r in rows if r["variant"] == "mha" and r["us"]}
     mha |= {f"PyTorch {r['name']}": r["us"] for r in (peers or {}).get("rows", []) if r["us"]}
     best = min(mha, key=mha.__getitem__) if mha else None
-    says, cells = [f"MHA {mha[best]:.1f} µs by {best}"] if best else [], []
+    parts, cells = [f"MHA {mha[best]:.1f} µs by {best}"] if best else [], []
     for row in rows:
         if row["variant"] == "mha" or not row["us"] or not best:
             continue
         variant, by = row["variant"], row["implementation"]
         ratio = row["us"] / mha[best]
-        says.append(f"{variant} {by} {row['us']:.1f} µs, {ratio:.2f} of it")
+        parts.append(f"{variant} {by} {row['us']:.1f} µs, {ratio:.2f} of it")
         cells.append([
             name, f"{mha[best]:.1f} ({best})", variant, by, f"{row['us']:.1f}", f"{ratio:.2f}",
             f"{row['bytes_over_mha']:.2f}" if row["bytes_over_mha"] else "",
@@ -211,7 +211,7 @@ def decode(name: str, settings: dict[str, Any]) -> Found:
         if row["status"] in (report.WRONG, report.FAILED) and row["implementation"] in bench.OURS
     ]
     measured = {"best_mha": best, "report": found, "pytorch": peers}
-    return judged(faults, "; ".join(says), measured, cells)
+    return judged(faults, "; ".join(parts), measured, cells)
 
 
 _peer: subprocess.Popen[str] | None = None
@@ -222,7 +222,7 @@ def _torch(shape: list[int], samples: int) -> dict[str, Any]:
     global _peer
     if importlib.util.find_spec("torch") is None:
         return {"reason": "PyTorch is not installed", "rows": []}
-    doing(f"PyTorch at {shape}")
+    progress(f"PyTorch at {shape}")
     if _peer is None:
         _peer = subprocess.Popen(
             [sys.executable, str(HERE / "torch_decode.py")],
@@ -274,18 +274,18 @@ def train_step(name: str, settings: dict[str, Any]) -> Found:
     from lrkv_jax.lab.bench import report
     from lrkv_jax.lab.bench import train as bench
 
-    found = report.as_json(bench.run(bench.TrainBenchmark(**settings), doing))
-    rows, says, cells = found["rows"], [], []
+    found = report.as_json(bench.run(bench.TrainBenchmark(**settings), progress))
+    rows, parts, cells = found["rows"], [], []
     faults = [f"{row['variant']}: {row['reason']}" for row in rows if row["ms"] is None]
     for row in (row for row in rows if row["ms"]):
         variant, sheet, ratio = row["variant"], row["mfu_of_datasheet"], row["time_over_mha"]
-        says.append(f"{variant} {row['ms']:.1f} ms, MFU {sheet or row['mfu_of_ceiling']:.1%}")
+        parts.append(f"{variant} {row['ms']:.1f} ms, MFU {sheet or row['mfu_of_ceiling']:.1%}")
         cells.append([
             name, variant, f"{row['ms']:.1f}", f"{row['tokens_per_second']:,.0f}",
             f"{sheet:.1%}" if sheet else "", f"{row['mfu_of_ceiling']:.1%}",
             f"{ratio:.2f}" if ratio else "", f"{row['peak_bytes'] / 1e9:.1f}",
         ])  # fmt: skip
-    return judged(faults, "; ".join(says), {"report": found}, cells)
+    return judged(faults, "; ".join(parts), {"report": found}, cells)
 
 
 # Runs.
@@ -341,12 +341,12 @@ def pretrain(variant: str, scale: str, steps: int, changes: list[str]) -> Found:
          f"optimizer.warmup_steps={min(20, steps // 10)}", f"data.directory={base / 'data'}",
          f"run_dir={run_dir}/run", *changes],
     )  # fmt: skip
-    doing("training")
+    progress("training")
     result = train(config, stopping=Stopping(deadline=time.monotonic() + 80))
     rows = read_metrics(result.run_dir)
-    doing("evaluation")
+    progress("evaluation")
     score = evaluate(result.run_dir, tasks=("bpb", "agreement"))
-    doing("decoding")
+    progress("decoding")
     run = load_run(result.run_dir)
     batch, new = 4 if steps < 10 else 32, min(config.train.seq_len // 2, 512)
     engine = Engine(run.config.model, run.params, batch=batch, length=config.train.seq_len)
@@ -364,9 +364,9 @@ def pretrain(variant: str, scale: str, steps: int, changes: list[str]) -> Found:
         f"{agreement:.1e}", f"{np.median(trained):,.0f}" if trained else "",
         f"{decoded:,.0f} (batch {batch})",
     ]  # fmt: skip
-    says = f"{result.step} steps, loss {curve[-1]:.3f}, agreement {agreement:.1e}"
+    text = f"{result.step} steps, loss {curve[-1]:.3f}, agreement {agreement:.1e}"
     measured = {"losses": curve, "evaluation": score, "kernels": engine.report().kernels}
-    return Found(OK, says, measured, [cells])
+    return Found(OK, text, measured, [cells])
 
 
 STAGES = {"kernels": kernels, "decoding": decoding, "training": training, "runs": runs}
@@ -388,7 +388,7 @@ def main() -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(120)
-    tell(where=where())
+    send(where=where())
     if not sys.stdin.readline():  # the file has rows of another place
         return
     for item in STAGES[name](Path(job["folder"]), dry=dry):
@@ -396,9 +396,9 @@ def main() -> None:
             continue
         left, limit = end - time.monotonic(), item.seconds * (4 if dry else 1)
         if left <= 0:
-            tell(left_out=f"{item.name}, and what follows it")
+            send(left_out=f"{item.name}, and what follows it")
             return
-        tell(begin=item.name, seconds=limit, cut=left < limit)
+        send(begin=item.name, seconds=limit, cut=left < limit)
         signal.setitimer(signal.ITIMER_REAL, min(limit, left))
         began = time.monotonic()
         try:
@@ -407,7 +407,7 @@ def main() -> None:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             found = Found(WRONG, text[:300])
         seconds = round(time.monotonic() - began, 2)
-        tell(row={"name": item.name, **asdict(found), "seconds": seconds})
+        send(row={"name": item.name, **asdict(found), "seconds": seconds})
         signal.alarm(120)
 
 
