@@ -30,6 +30,7 @@ from lrkv_jax.lab.bench import clock, report
 from lrkv_jax.models.accounting.counts import parameter_counts, training_flops_per_token
 from lrkv_jax.training.state import abstract_state, init_state, resolve
 from lrkv_jax.training.step import make_train_step
+from lrkv_jax.training.token_batch import BatchFormat
 
 # A share of a step, so that the first step's loss may differ from ln V by rounding alone.
 LOSS_TOLERANCE = 1e-2
@@ -118,7 +119,8 @@ class TrainProgram:
         train = config.train
         # Every id stands for a byte: what a token is worth in bytes costs no time.
         token_bytes_V = np.ones(config.model.vocabulary, np.int32)
-        step = make_train_step(config, mesh, token_bytes_V)
+        batch_format = BatchFormat.of(config, bos=0)  # which token it is changes no shape
+        step = make_train_step(config, mesh, token_bytes_V, batch_format)
         tokens_BU = jax.ShapeDtypeStruct(
             (train.global_batch_size, train.seq_len + 1), jnp.int32, sharding=batch_sharding(mesh)
         )

@@ -8,25 +8,18 @@ and it has no host memory to offload to.
 import math
 import os
 import sys
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
 from lrkv_jax.config import MeshConfig, RunConfig
-from lrkv_jax.distributed.compilation import MEMORY_FRACTION, program_bytes
+from lrkv_jax.distributed.compilation import MEMORY_FRACTION
 from lrkv_jax.distributed.hardware import Hardware
 from lrkv_jax.distributed.mesh import make_mesh
-from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.bench.train import TrainProgram
 from lrkv_jax.lab.plan.estimate import memory_estimate, sizes_of, state_bytes, time_estimate
-from lrkv_jax.training.state import abstract_state
-from lrkv_jax.training.step import make_train_step
-from lrkv_jax.training.token_batch import BatchFormat
 
 # Of a device's memory: what `lrkv train` lets JAX take.
 USABLE = float(MEMORY_FRACTION)
@@ -111,23 +104,9 @@ def compiled_step(config: RunConfig, devices: int) -> CompiledStep:
             f"{devices} devices cannot be simulated here, where JAX has started with "
             f"{len(here)}: set XLA_FLAGS=--xla_force_host_platform_device_count={devices} first"
         )
-    start = time.perf_counter()
-    program = _compile(config, make_mesh(config.mesh, here[:devices]))
-    memory = program.memory_analysis()
-    return CompiledStep(
-        time.perf_counter() - start, memory.argument_size_in_bytes, memory.temp_size_in_bytes,
-        program_bytes(program),
-    )  # fmt: skip
-
-
-def _compile(config: RunConfig, mesh: Mesh) -> jax.stages.Compiled:
-    rows = BatchFormat.of(config, bos=0)  # which token it is changes no shape
-    token_bytes = np.ones(config.model.vocabulary, np.int32)
-    step = make_train_step(config, mesh, token_bytes, rows)
-    shape = (config.train.global_batch_size, config.train.seq_len + 1)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return step.lower(abstract_state(config, mesh), tokens).compile()
+    program = TrainProgram(config, make_mesh(config.mesh, here[:devices]))
+    temporary = program.step.call.memory_analysis().temp_size_in_bytes
+    return CompiledStep(program.step.seconds, program.state_bytes, temporary, program.peak_bytes)
 
 
 def resolved(config: RunConfig) -> RunConfig:

@@ -25,12 +25,6 @@ from lrkv_jax.lab.plan.training import compiled_step, resolved, training
 from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.training.state import abstract_state
 
-MESHES = {
-    "fsdp8": {"fsdp": 8},
-    "data2-fsdp2-tensor2": {"data": 2, "fsdp": 2, "tensor": 2},
-    "fsdp2-context2-tensor2": {"fsdp": 2, "context": 2, "tensor": 2},
-}
-
 
 def configured(*overrides, fsdp=1, **sizes):
     mesh = [f"mesh.{axis}={size}" for axis, size in {"fsdp": fsdp, **sizes}.items()]
@@ -51,15 +45,15 @@ def on_first_device(tree):
 @pytest.mark.parametrize(
     ("mesh", "variant", "moments"),
     [
-        ("fsdp8", "mla", "float32"),
-        ("data2-fsdp2-tensor2", "lrkv", "bfloat16"),
-        ("fsdp2-context2-tensor2", "gqa", "float32"),
+        ({"fsdp": 8}, "mla", "float32"),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, "lrkv", "bfloat16"),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, "gqa", "float32"),
     ],
 )
 def test_state_is_what_live_arrays_hold(mesh, variant, moments):
     config = configured(
         f"attention={variant}", f"optimizer.moments_dtype={moments}", "model.norm_gain=true",
-        **MESHES[mesh],
+        **mesh,
     )  # fmt: skip
     # Zeros, put where the step's state lies: making a real state would compile its initialisation.
     abstract = abstract_state(config, make_mesh(config.mesh))
