@@ -68,11 +68,8 @@ def check_row(row, mesh):
 def test_a_row_adds_up(swept):
     (row,) = swept["rows"]
     check_row(row, {"data": 1, "fsdp": 1, "context": 1, "tensor": 1})
-    assert (
-        row.name == "quickstart mha"
-        and row.layers == 1
-        and row.time_over_mha == row.flops_over_mha == 1
-    )
+    assert row.name == "quickstart mha" and row.layers == 1
+    assert row.time_over_mha == row.flops_over_mha == 1
     config = variants_of("quickstart", ("mha",), depth=1, overrides=SMALL.overrides)["mha"]
     assert row.flops_per_step == 256 * training_flops_per_token(config.model, 32)
     # Parameters, two moments of embedding and head, one of each matrix, and a batch of int32.
