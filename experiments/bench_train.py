@@ -47,14 +47,23 @@ def page_tables(folder: Path) -> str:
     )
 
 
+# Fields of older files.
+OLD = {
+    "batch": "global_batch_size",
+    "context": "seq_len",
+    "accumulation": "grad_accum_steps",
+}
+
+
 def _rows(report: dict[str, Any]) -> list[TrainTiming]:
     """The rows of a file, which may be an older one's: its variants had modes."""
     known = {field.name for field in fields(TrainTiming)}
     rows = []
     for row in report["rows"]:
         variant = " ".join(filter(None, (row["variant"], row.get("rope"))))
-        kept = {name: value for name, value in row.items() if name in known}
-        rows.append(TrainTiming(**kept | {"variant": variant}))
+        named = {OLD.get(name, name): value for name, value in row.items()}
+        named = {name: value for name, value in named.items() if name in known}
+        rows.append(TrainTiming(**named | {"variant": variant}))
     return rows
 
 

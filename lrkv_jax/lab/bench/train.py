@@ -66,9 +66,9 @@ class TrainTiming:
     layers: int  # that the time is of
     scale_layers: int
     vocabulary: int
-    batch: int  # sequences per step
-    context: int
-    accumulation: int
+    global_batch_size: int  # sequences per step
+    seq_len: int
+    grad_accum_steps: int
     remat: str
     dtype: str
     mesh: dict[str, int]
@@ -101,14 +101,14 @@ class TrainTiming:
     def shape(self) -> tuple:
         """What rows must share to be compared."""
         return (
-            self.scale, self.layers, self.vocabulary, self.batch, self.context, self.accumulation,
-            self.remat, self.dtype, *self.mesh.items(),
+            self.scale, self.layers, self.vocabulary, self.global_batch_size, self.seq_len,
+            self.grad_accum_steps, self.remat, self.dtype, *self.mesh.items(),
         )  # fmt: skip
 
     @property
     def tokens(self) -> int:
         """Tokens of one step."""
-        return self.batch * self.context
+        return self.global_batch_size * self.seq_len
 
 
 class TrainProgram:
@@ -329,8 +329,8 @@ def _title(row: TrainTiming) -> str:
     mesh = " x ".join(f"{axis} {size}" for axis, size in row.mesh.items() if size > 1)
     parts = [
         f"{row.scale}: {row.layers}{cut} layers", f"vocabulary {row.vocabulary:,}",
-        f"{row.batch} x {row.context:,} tokens per step",
-        f"in {row.accumulation} parts" if row.accumulation > 1 else "",
+        f"{row.global_batch_size} x {row.seq_len:,} tokens per step",
+        f"in {row.grad_accum_steps} parts" if row.grad_accum_steps > 1 else "",
         f"remat {row.remat}" if row.remat != "none" else "", row.dtype, mesh,
     ]  # fmt: skip
     return ", ".join(filter(None, parts))

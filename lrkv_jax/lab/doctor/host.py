@@ -60,11 +60,15 @@ def disk(folder: str = ".", lasting: float = DISK_SECONDS) -> Finding:
     """Writes into a folder for about `lasting` seconds, each until it is on the disk."""
     rates: list[float] = []
     free = shutil.disk_usage(folder).free
-    with tempfile.TemporaryDirectory(prefix=".lrkv-doctor-", dir=folder) as place:
-        path, began = Path(place, "file"), time.perf_counter()
-        piece = os.urandom(min(CHUNK, free // 100))
+    piece, began = os.urandom(min(CHUNK, free // 100)), time.perf_counter()
+    with tempfile.TemporaryFile(dir=folder) as file:  # it has no name to leave behind
         while len(rates) < 2 or time.perf_counter() - began < lasting:
-            rates.append(len(piece) / _seconds_to_write(path, piece))
+            start = time.perf_counter()
+            file.seek(0)
+            file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+            rates.append(len(piece) / (time.perf_counter() - start))
     rate = statistics.median(rates)
     faults = {}
     if free < LEAST_DISK:
@@ -73,15 +77,6 @@ def disk(folder: str = ".", lasting: float = DISK_SECONDS) -> Finding:
         faults[f"under {SLOW_DISK / 1e6:.0f} MB/s"] = SLOW
     text = f"{rate / 1e6:.0f} MB/s, {free / 1e9:.0f} GB free"
     return judged("disk", faults, text, {"bytes_per_second": rate, "free_bytes": free})
-
-
-def _seconds_to_write(path: Path, data: bytes) -> float:
-    began = time.perf_counter()
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return time.perf_counter() - began
 
 
 def driver() -> Finding:
