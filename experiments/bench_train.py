@@ -1,10 +1,9 @@
 """Training benchmarks, as docs/performance.md shows them: `python experiments/bench_train.py`.
 
-The quickstart model whole, then layers of the 128M and the 24 x 1536 model, cut in depth,
-vocabulary and batch as their tables say; about ten minutes on two idle CPU cores. Writes
-train_cpu-NAME.json into `--out FOLDER` (experiments/results) and, from all such files there, the
-part of docs/performance.md that is of a CPU; `--page-only` writes the page alone. On a GPU:
-`first_light.py`.
+The quickstart model whole, then layers of the 128M and the 1.2B model, cut in depth, vocabulary and
+batch as their tables say; about ten minutes on two idle CPU cores. Writes train_cpu-NAME.json into
+`--out FOLDER` (experiments/results) and, from all such files there, the part of docs/performance.md
+that is of a CPU; `--page-only` writes the page alone. On a GPU: `first_light.py`.
 """
 
 import argparse
@@ -16,11 +15,8 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from rich.console import Console
-
-from lrkv_jax.lab.bench.report import replace_between, run_shown, save
-from lrkv_jax.lab.bench.train import TrainBenchmark, run
-from lrkv_jax.lab.bench.train_table import TrainTiming, markdown, print_report
+from lrkv_jax.lab.bench.report import command, replace_between
+from lrkv_jax.lab.bench.train import TrainBenchmark, TrainTiming, run, tables
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
@@ -35,31 +31,40 @@ CUT = (
 )
 SWEEPS = {
     "quickstart": TrainBenchmark(scales=("quickstart",), samples=9),
-    "128m": TrainBenchmark(
-        scales=("128m",), ropes=("full", "latent"), overrides=CUT, depth=2, samples=5
+    "128m": TrainBenchmark(scales=("128m",), overrides=CUT, depth=2, samples=5),
+    "1.2b": TrainBenchmark(
+        scales=("1.2b",), variants=("mha", "lrkv", "lrkv_latent"), overrides=CUT, depth=1, samples=5
     ),
-    "24x1536": TrainBenchmark(
-        scales=("24x1536",), variants=("mha", "lrkv"), ropes=("full", "latent"), overrides=CUT,
-        depth=1, samples=5,
-    ),
-}  # fmt: skip
+}
 
 
 def page_tables(folder: Path) -> str:
     """The measured part of the page, from every result in `folder`."""
-    reports = [json.loads(path.read_text()) for path in results(folder)]
-    return "\n".join(["### On a CPU\n", *(markdown(r, _rows(r)) + "\n" for r in reports)])
-
-
-def results(folder: Path) -> list[Path]:
-    """The sweeps' files, in the order of the sweeps."""
     paths = [folder / f"train_cpu-{name}.json" for name in SWEEPS]
-    return [path for path in paths if path.is_file()]
+    reports = [json.loads(path.read_text()) for path in paths if path.is_file()]
+    return "\n\n".join(
+        ["### On a CPU", *(tables(one | {"rows": _rows(one)}, "pipe") for one in reports)]
+    )
+
+
+# Fields of older files.
+OLD = {
+    "batch": "global_batch_size",
+    "context": "seq_len",
+    "accumulation": "grad_accum_steps",
+}
 
 
 def _rows(report: dict[str, Any]) -> list[TrainTiming]:
-    known = {field.name for field in fields(TrainTiming)}  # kept files may have more
-    return [TrainTiming(**{k: v for k, v in row.items() if k in known}) for row in report["rows"]]
+    """The rows of a file, which may be an older one's: its variants had modes."""
+    known = {field.name for field in fields(TrainTiming)}
+    rows = []
+    for row in report["rows"]:
+        variant = " ".join(filter(None, (row["variant"], row.get("rope"))))
+        named = {OLD.get(name, name): value for name, value in row.items()}
+        named = {name: value for name, value in named.items() if name in known}
+        rows.append(TrainTiming(**named | {"variant": variant}))
+    return rows
 
 
 def main() -> None:
@@ -70,9 +75,7 @@ def main() -> None:
     options = parser.parse_args()
     for name, settings in SWEEPS.items():
         if not options.page_only and options.only in (None, name):
-            report = run_shown(run, settings, print_report, Console())
-            for path in save(report, options.out, f"-{name}"):
-                print(path)
+            command(run, settings, tables, print_json=False, out=options.out, suffix=f"-{name}")
     replace_between(PAGE, BLOCK, page_tables(options.out))
     print(PAGE)
 

@@ -2,7 +2,7 @@
 
     python experiments/family_pages.py [--docs docs] [--results experiments/results]
 
-Runs: results/family/runs.jsonl, which `lrkv sweep ... --keep` writes, and controls.jsonl beside it.
+Runs: results/family/runs.jsonl, which `lrkv sweep ... --archive` writes, and controls.jsonl.
 Times of decoding: results/decode_cpu-family.json. Ranks and latents: each seed's value in
 results/nano/table08_rank_ablation.json. Tables go between the marks of the pages, JSON into
 results/family.

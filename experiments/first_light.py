@@ -109,7 +109,7 @@ def find_packages(carried: Path | None) -> None:
 
 
 class Stage:
-    """A stage's file: what was measured, kept after every row."""
+    """A stage's file: what was measured, written after every row."""
 
     def __init__(self, name: str, folder: Path, dry: bool):
         self.path, self.name, self.dry = folder / f"{name}.json", name, dry
@@ -133,19 +133,19 @@ class Stage:
     def done(self) -> list[str]:
         """The items that are not measured again: what is right, and what hung."""
         rows = self.content["rows"]
-        return [r["name"] for r in rows if r["verdict"] == "ok" or r["says"].startswith(HUNG)]
+        return [r["name"] for r in rows if r["verdict"] == "ok" or r["text"].startswith(HUNG)]
 
-    def keep(self, row: dict[str, Any]) -> None:
+    def record(self, row: dict[str, Any]) -> None:
         """Put a row in the file, in place of an older one of the same item."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         others = [old for old in self.content["rows"] if old["name"] != row["name"]]
         self.content["rows"] = [*others, {**row, "date": now}]
-        print(f"{self.name} {row['verdict']:9}{row['name']:24} {row['says']}", flush=True)
+        print(f"{self.name} {row['verdict']:9}{row['name']:24} {row['text']}", flush=True)
         self.write()
 
-    def fail(self, name: str, says: str) -> None:
-        """Keep a row of an item that gave none itself."""
-        self.keep({"name": name, "verdict": "wrong", "says": says, "measured": {}, "cells": []})
+    def fail(self, name: str, text: str) -> None:
+        """Record a row of an item that gave none itself."""
+        self.record({"name": name, "verdict": "wrong", "text": text, "measured": {}, "cells": []})
 
     def write(self) -> None:
         from lrkv_jax import files
@@ -156,7 +156,7 @@ class Stage:
     def amiss(self) -> list[str]:
         """What is wrong, what could not run, and what was left out, a line each."""
         bad = [row for row in self.content["rows"] if row["verdict"] != "ok"]
-        lines = [f"{self.name}: {row['name']}: {row['says']}" for row in bad]
+        lines = [f"{self.name}: {row['name']}: {row['text']}" for row in bad]
         return lines + [f"{self.name}: left out: {name}" for name in self.content["left_out"]]
 
 
@@ -168,20 +168,20 @@ def run(stage: Stage, seconds: float) -> list[str]:
                "done": [*stage.done(), *tried], "seconds": end - time.monotonic()}  # fmt: skip
         code, last = _attempt(stage, job, tried)
         if stage.other:
-            says = f"{stage.path} is {stage.other}: name another --out, or remove it"
-            return [f"{stage.name}: {says}"]
+            text = f"{stage.path} is {stage.other}: name another --out, or remove it"
+            return [f"{stage.name}: {text}"]
         if code == 0:
             break
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         if "begin" not in last:  # it did not even begin
             return [f"{stage.name}: {how}"]
-        doing = f" (last begun: {last['doing']})" if "doing" in last else ""
+        begun = f" (last begun: {last['progress']})" if "progress" in last else ""
         late = code == -signal.SIGALRM
         if late and last["cut"]:  # the stage's time is over
             stage.content["left_out"] = [f"{last['begin']}, and what follows it"]
             break
         hung = f"{HUNG} within {last['seconds']:.0f} s"
-        stage.fail(last["begin"], (hung if late else how) + doing)
+        stage.fail(last["begin"], (hung if late else how) + begun)
         tried.add(last["begin"])
     stage.write()
     return stage.amiss
@@ -196,20 +196,20 @@ def _attempt(stage: Stage, job: dict[str, Any], tried: set[str]) -> tuple[int, d
     )  # fmt: skip
     try:
         for line in process.stdout:
-            told = json.loads(line)
-            if "where" in told:
-                stage.begin(told["where"])
+            message = json.loads(line)
+            if "where" in message:
+                stage.begin(message["where"])
                 if not stage.other:
                     process.stdin.write("measure\n")
                 process.stdin.close()
-            elif "row" in told:
-                stage.keep(told["row"])
-                tried.add(told["row"]["name"])
+            elif "row" in message:
+                stage.record(message["row"])
+                tried.add(message["row"]["name"])
                 last = {}
-            elif "left_out" in told:
-                stage.content["left_out"] = [told["left_out"]]
+            elif "left_out" in message:
+                stage.content["left_out"] = [message["left_out"]]
             else:
-                last = told if "begin" in told else {**last, **told}
+                last = message if "begin" in message else {**last, **message}
     finally:
         code = process.wait()
         with contextlib.suppress(ProcessLookupError):  # what it started and left behind
@@ -242,7 +242,7 @@ def _text(name: str, path: Path) -> str:
         for row in rows:
             lines += row["cells"]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-    bad = [f"- {row['name']}: {row['says']}" for row in rows if row["verdict"] == "wrong"]
+    bad = [f"- {row['name']}: {row['text']}" for row in rows if row["verdict"] == "wrong"]
     return "\n\n".join([*parts, *(["\n".join(bad)] if bad else [])])
 
 

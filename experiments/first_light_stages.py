@@ -24,11 +24,9 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 OK, WRONG, NOT_HERE = "ok", "wrong", "not here"
 LIBRARIES = ("numpy", "torch", "triton", "flashinfer-python", "flash-attn", "nvidia-cudnn-cu13")
-# The program is checked on the first slots alone: at full length the truth takes a minute.
-TRUTH_VALUES = 1 << 25
 
 ON_GPU = ("tests/kernels/test_on_gpu.py", "tests/training/test_step_on_gpu.py")
-SCALES = ("36x2304", "128m", "24x1536", "6.3b")
+SCALES = ("2.5b", "128m", "1.2b", "6.3b")
 LENGTHS = (8192, 32768, 2048, 131072)
 # 64 heads, of which GQA has 8 groups and MLA one latent of 512 and a rope key of 64, one sequence:
 # the model of benchmark_decoding_speed.py of github.com/SongtaoLiu0823/MLRA (arXiv:2603.02188),
@@ -37,6 +35,7 @@ MLRA = ("model.heads=64", "variants.gqa.kv_heads=8", "variants.mla.kv_lora_rank=
         "variants.mla.qk_rope_head_dim=64")  # fmt: skip
 MLRA_LENGTHS = (131072, 262144)
 OURS_AND_PEERS = ("xla", "mosaic", "jax", "cudnn")
+THREE = ("mha", "lrkv", "lrkv_latent")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Found:
     """What an item found: a verdict, a sentence, figures, and lines of the stage's table."""
 
     verdict: str
-    says: str
+    text: str
     measured: dict[str, Any] = field(default_factory=dict)
     cells: list[list[str]] = field(default_factory=list)
 
@@ -57,12 +56,12 @@ class Item(NamedTuple):
     measure: Callable[[], Found]
 
 
-def judged(faults: list[str], says: str, measured: dict[str, Any], cells: list[list[str]]) -> Found:
+def judged(faults: list[str], text: str, measured: dict[str, Any], cells: list[list[str]]) -> Found:
     """Wrong, with the faults first, or right."""
-    return Found(WRONG if faults else OK, "; ".join([*faults, says]), measured, cells)
+    return Found(WRONG if faults else OK, "; ".join([*faults, text]), measured, cells)
 
 
-def tell(**what: Any) -> None:
+def send(**what: Any) -> None:
     """A line for `first_light.py`; `main` opens the way to it."""
     print(json.dumps(what), file=_output or sys.stdout, flush=True)
 
@@ -70,9 +69,9 @@ def tell(**what: Any) -> None:
 _output: Any = None
 
 
-def doing(text: str, *_: Any) -> None:
+def progress(text: str) -> None:
     """What the item begins: named where it never ends."""
-    tell(doing=text)
+    send(progress=text)
 
 
 def where() -> dict[str, Any]:
@@ -100,7 +99,7 @@ def kernels(folder: Path, *, dry: bool) -> Iterator[Item]:
     marker, chosen = "gpu", []
     if dry:
         marker, chosen = "slow", ["-k", "interpreted_on_a_cpu and mla or gradients and whole"]
-    doing("collecting the tests")
+    progress("collecting the tests")
     seen = _pytest("--collect-only", *ON_GPU, "-m", marker, *chosen)
     if not seen.tests:
         yield Item("the tests", 10, lambda: Found(WRONG, "pytest found no test"))
@@ -158,64 +157,61 @@ def decoding(folder: Path, *, dry: bool) -> Iterator[Item]:
         name = f"{model}, batch {batch}, {ragged}{length} tokens"
         return Item(name, 150, partial(decode, name, settings))
 
-    lines = {"variants": ("mha", "lrkv"), "ropes": ("full", "latent"),
-             "implementations": OURS_AND_PEERS}  # fmt: skip
+    three = {"variants": THREE, "implementations": OURS_AND_PEERS}
     if dry:
-        lines["implementations"] = ("xla", "jax")
-        yield at_shape("quickstart", 2, 64, samples=3, **lines)
-        yield at_shape("quickstart", 2, 64, samples=3, ragged=True, **lines)
+        three["implementations"] = ("xla", "jax")
+        yield at_shape("quickstart", 2, 64, samples=3, **three)
+        yield at_shape("quickstart", 2, 64, samples=3, ragged=True, **three)
         return
     for length in LENGTHS:
         for scale in SCALES:
-            yield at_shape(scale, 8, length, **lines)
+            yield at_shape(scale, 8, length, **three)
     for scale in SCALES[:2]:
-        yield at_shape(scale, 8, 8192, ragged=True, **lines)
-        yield at_shape(scale, 1, 8192, **lines)
-    mlra = {**lines, "variants": ("mha", "gqa", "mla", "lrkv"), "overrides": MLRA}
+        yield at_shape(scale, 8, 8192, ragged=True, **three)
+        yield at_shape(scale, 1, 8192, **three)
+    mlra = {**three, "variants": ("gqa", "mla", *THREE), "overrides": MLRA}
     for length in MLRA_LENGTHS:
         yield at_shape("6.3b", 1, length, **mlra)
-    for scale in SCALES:  # the other variants and modes
-        rest = {**lines, "variants": ("mha", "gqa", "mqa", "mla", "lrkv"), "ropes": None}
-        yield at_shape(scale, 8, 16384, **rest)
+    for scale in SCALES:
+        yield at_shape(scale, 8, 16384, **{**three, "variants": None})
 
 
 def decode(name: str, settings: dict[str, Any]) -> Found:
-    """One shape: every implementation of every line, and MHA in PyTorch, one after the other."""
-    from lrkv_jax.lab.bench import clock, gate, report
+    """One shape: every implementation of every variant, and MHA in PyTorch after them."""
     from lrkv_jax.lab.bench import decode as bench
+    from lrkv_jax.lab.bench import report
 
-    gate.TRUTH_VALUES = TRUTH_VALUES
-    if clock.jax.default_backend() == "cpu":
+    if bench.jax.default_backend() == "cpu":
         bench.COPY_BYTES["cpu"] = 4 << 20
     chosen = bench.DecodeBenchmark(**settings)
-    (line,) = bench.variants_of(*chosen.scales, ("mha",), None, overrides=chosen.overrides)
-    model = line.config.model
+    (mha,) = report.variants_of(*chosen.scales, ("mha",), overrides=chosen.overrides).values()
+    model = mha.model
     shape = [*chosen.batches, model.heads, model.heads, model.head_width, *chosen.lengths]
     peers = None if chosen.ragged else _torch(shape, chosen.samples)
-    found = report.as_json(bench.run(chosen, doing))
+    found = report.as_json(bench.run(chosen, progress))
     rows = found["rows"]
     mha = {r["implementation"]: r["us"] for r in rows if r["variant"] == "mha" and r["us"]}
     mha |= {f"PyTorch {r['name']}": r["us"] for r in (peers or {}).get("rows", []) if r["us"]}
     best = min(mha, key=mha.__getitem__) if mha else None
-    says, cells = [f"MHA {mha[best]:.1f} µs by {best}"] if best else [], []
+    parts, cells = [f"MHA {mha[best]:.1f} µs by {best}"] if best else [], []
     for row in rows:
         if row["variant"] == "mha" or not row["us"] or not best:
             continue
-        variant, by = " ".join(filter(None, (row["variant"], row["rope"]))), row["implementation"]
+        variant, by = row["variant"], row["implementation"]
         ratio = row["us"] / mha[best]
-        says.append(f"{variant} {by} {row['us']:.1f} µs, {ratio:.2f} of it")
+        parts.append(f"{variant} {by} {row['us']:.1f} µs, {ratio:.2f} of it")
         cells.append([
             name, f"{mha[best]:.1f} ({best})", variant, by, f"{row['us']:.1f}", f"{ratio:.2f}",
             f"{row['bytes_over_mha']:.2f}" if row["bytes_over_mha"] else "",
             f"{row['share_of_copy']:.0%}" if row["share_of_copy"] else "",
         ])  # fmt: skip
     faults = [
-        f"{row['variant']} {row['rope'] or ''} by {row['implementation']}: {row['reason']}"
+        f"{row['variant']} by {row['implementation']}: {row['reason']}"
         for row in rows
         if row["status"] in (report.WRONG, report.FAILED) and row["implementation"] in bench.OURS
     ]
     measured = {"best_mha": best, "report": found, "pytorch": peers}
-    return judged(faults, "; ".join(says), measured, cells)
+    return judged(faults, "; ".join(parts), measured, cells)
 
 
 _peer: subprocess.Popen[str] | None = None
@@ -226,7 +222,7 @@ def _torch(shape: list[int], samples: int) -> dict[str, Any]:
     global _peer
     if importlib.util.find_spec("torch") is None:
         return {"reason": "PyTorch is not installed", "rows": []}
-    doing(f"PyTorch at {shape}")
+    progress(f"PyTorch at {shape}")
     if _peer is None:
         _peer = subprocess.Popen(
             [sys.executable, str(HERE / "torch_decode.py")],
@@ -245,7 +241,6 @@ def _torch(shape: list[int], samples: int) -> dict[str, Any]:
 
 # Training.
 
-TWO = {"variants": ("mha", "lrkv"), "ropes": ("full", "latent")}
 SHALLOW = ("model.layers=1", "model.unroll=1")
 # One sequence of 64 tokens, and a head that does not hide the layers.
 CUT = ("train.global_batch_size=1", "train.seq_len=64", "model.vocabulary=512",
@@ -257,7 +252,7 @@ def training(folder: Path, *, dry: bool) -> Iterator[Item]:
     """Training steps at each scale."""
 
     def step(name: str, scale: str, **settings: Any) -> Item:
-        chosen = {**TWO, "scales": (scale,), "samples": 7, **settings}
+        chosen = {"variants": THREE, "scales": (scale,), "samples": 7, **settings}
         return Item(name, 240, partial(train_step, name, chosen))
 
     if dry:
@@ -265,33 +260,32 @@ def training(folder: Path, *, dry: bool) -> Iterator[Item]:
         yield step("128m", "quickstart", **tiny, overrides=CUT)
         return
     yield step("128m", "128m", samples=15, seconds=8)
-    yield step("24x1536", "24x1536", samples=9, seconds=8)
-    yield step("36x2304, 8 layers", "36x2304", depth=8, samples=9, seconds=8)
+    yield step("1.2b", "1.2b", samples=9, seconds=8)
+    yield step("2.5b, 8 layers", "2.5b", depth=8, samples=9, seconds=8)
     for remat in ("none", "minimal", "full", "offload"):
         changes = {"depth": 8, "variants": ("lrkv",), "overrides": (f"train.remat={remat}",)}
-        yield step(f"remat {remat}", "24x1536", **changes, seconds=6)
+        yield step(f"remat {remat}", "1.2b", **changes, seconds=6)
     large = ("train.global_batch_size=256", "train.grad_accum_steps=16")
     yield step("128m, 524,288 tokens a step", "128m", overrides=large, samples=5, seconds=9)
 
 
 def train_step(name: str, settings: dict[str, Any]) -> Found:
-    """Steps of some lines, in turn."""
+    """Steps of some variants, in turn."""
     from lrkv_jax.lab.bench import report
     from lrkv_jax.lab.bench import train as bench
 
-    found = report.as_json(bench.run(bench.TrainBenchmark(**settings), doing))
-    rows, says, cells = found["rows"], [], []
+    found = report.as_json(bench.run(bench.TrainBenchmark(**settings), progress))
+    rows, parts, cells = found["rows"], [], []
     faults = [f"{row['variant']}: {row['reason']}" for row in rows if row["ms"] is None]
     for row in (row for row in rows if row["ms"]):
-        variant = " ".join(filter(None, (row["variant"], row["rope"])))
-        sheet, ratio = row["mfu_of_datasheet"], row["time_over_mha"]
-        says.append(f"{variant} {row['ms']:.1f} ms, MFU {sheet or row['mfu_of_ceiling']:.1%}")
+        variant, sheet, ratio = row["variant"], row["mfu_of_datasheet"], row["time_over_mha"]
+        parts.append(f"{variant} {row['ms']:.1f} ms, MFU {sheet or row['mfu_of_ceiling']:.1%}")
         cells.append([
             name, variant, f"{row['ms']:.1f}", f"{row['tokens_per_second']:,.0f}",
             f"{sheet:.1%}" if sheet else "", f"{row['mfu_of_ceiling']:.1%}",
             f"{ratio:.2f}" if ratio else "", f"{row['peak_bytes'] / 1e9:.1f}",
         ])  # fmt: skip
-    return judged(faults, "; ".join(says), {"report": found}, cells)
+    return judged(faults, "; ".join(parts), {"report": found}, cells)
 
 
 # Runs.
@@ -347,12 +341,12 @@ def pretrain(variant: str, scale: str, steps: int, changes: list[str]) -> Found:
          f"optimizer.warmup_steps={min(20, steps // 10)}", f"data.directory={base / 'data'}",
          f"run_dir={run_dir}/run", *changes],
     )  # fmt: skip
-    doing("training")
+    progress("training")
     result = train(config, stopping=Stopping(deadline=time.monotonic() + 80))
     rows = read_metrics(result.run_dir)
-    doing("evaluation")
+    progress("evaluation")
     score = evaluate(result.run_dir, tasks=("bpb", "agreement"))
-    doing("decoding")
+    progress("decoding")
     run = load_run(result.run_dir)
     batch, new = 4 if steps < 10 else 32, min(config.train.seq_len // 2, 512)
     engine = Engine(run.config.model, run.params, batch=batch, length=config.train.seq_len)
@@ -370,9 +364,9 @@ def pretrain(variant: str, scale: str, steps: int, changes: list[str]) -> Found:
         f"{agreement:.1e}", f"{np.median(trained):,.0f}" if trained else "",
         f"{decoded:,.0f} (batch {batch})",
     ]  # fmt: skip
-    says = f"{result.step} steps, loss {curve[-1]:.3f}, agreement {agreement:.1e}"
+    text = f"{result.step} steps, loss {curve[-1]:.3f}, agreement {agreement:.1e}"
     measured = {"losses": curve, "evaluation": score, "kernels": engine.report().kernels}
-    return Found(OK, says, measured, [cells])
+    return Found(OK, text, measured, [cells])
 
 
 STAGES = {"kernels": kernels, "decoding": decoding, "training": training, "runs": runs}
@@ -394,7 +388,7 @@ def main() -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(120)
-    tell(where=where())
+    send(where=where())
     if not sys.stdin.readline():  # the file has rows of another place
         return
     for item in STAGES[name](Path(job["folder"]), dry=dry):
@@ -402,9 +396,9 @@ def main() -> None:
             continue
         left, limit = end - time.monotonic(), item.seconds * (4 if dry else 1)
         if left <= 0:
-            tell(left_out=f"{item.name}, and what follows it")
+            send(left_out=f"{item.name}, and what follows it")
             return
-        tell(begin=item.name, seconds=limit, cut=left < limit)
+        send(begin=item.name, seconds=limit, cut=left < limit)
         signal.setitimer(signal.ITIMER_REAL, min(limit, left))
         began = time.monotonic()
         try:
@@ -413,7 +407,7 @@ def main() -> None:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             found = Found(WRONG, text[:300])
         seconds = round(time.monotonic() - began, 2)
-        tell(row={"name": item.name, **asdict(found), "seconds": seconds})
+        send(row={"name": item.name, **asdict(found), "seconds": seconds})
         signal.alarm(120)
 
 

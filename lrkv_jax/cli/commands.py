@@ -40,15 +40,15 @@ def quickstart(
     with Stopping() as stopping:
         load_config("quickstart", overrides or [])  # a mistake costs no import of JAX
         start_alone("quickstart")
-        from lrkv_jax.lab.quickstart import compare, talk
+        from lrkv_jax.lab import quickstart as example
 
         console = Console(markup=False)
         if chat:
-            finished = talk.run_chat(
+            finished = example.chat(
                 overrides or [], console, run_model_code=run_model_code, stopping=stopping
             )
         else:
-            finished = compare.run_quickstart(overrides or [], console, stopping=stopping)
+            finished = example.compare(overrides or [], console, stopping=stopping)
     sys.exit(0 if finished else EXIT_START_AGAIN)
 
 
@@ -126,28 +126,29 @@ def plan(
 
     That is parameters, FLOPs, cache bytes, memory and time.
 
-    A mesh axis, --devices or --hardware adds the training step on those devices: its memory,
-    collectives and time.
+    A mesh axis, --devices or --hardware adds the training step on those devices: its memory
+    and time.
     """
-    # The cache that is measured is small: no reason to take an accelerator, or to wait for one.
+    # Nothing is computed: no reason to take an accelerator, or to wait for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from lrkv_jax.config import load_config
     from lrkv_jax.distributed.hardware import hardware as device_named
-    from lrkv_jax.lab.plan.report import PlanOptions
-    from lrkv_jax.lab.plan.show import print_plan
+    from lrkv_jax.lab.plan.report import as_text, plan_report
 
     run = load_config(config, overrides or [])
     name = hardware or "h200"
     on_mesh = any(override.startswith("mesh.") for override in overrides or [])
     training = on_mesh or devices is not None or hardware is not None
-    options = PlanOptions(
-        training, devices=devices, hardware=name, compiled=training and compile_, length=length
-    )
-    if options.compiled:
+    compiled = training and compile_
+    if compiled:
         from lrkv_jax.lab.plan.training import simulate_devices
 
         simulate_devices(run, devices, device_named(name))
-    print_plan(run, all_variants=all_variants, as_json=as_json, options=options)
+    planned = plan_report(
+        run, list(run.variants) if all_variants else [run.attention], training=training,
+        compiled=compiled, devices=devices, device=name, length=length,
+    )  # fmt: skip
+    print(json.dumps(planned, indent=2) if as_json else as_text(planned))
 
 
 @app.command()
@@ -178,12 +179,14 @@ def doctor(
     It checks versions, devices and speeds. Each line is ok, slow or wrong, with the fix, or not
     here. It takes less than two minutes, and exits with 2 if something is wrong.
     """
-    from lrkv_jax.lab.doctor.examine import examine, sentence
-    from lrkv_jax.lab.doctor.finding import WRONG
+    # Beside other programs: what is not needed is not taken.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    from lrkv_jax.lab.doctor.checks import checks
+    from lrkv_jax.lab.doctor.examine import WRONG, examine, sentence
 
     def show(finding) -> None:
         print(finding, file=sys.stderr if as_json else sys.stdout, flush=True)
 
-    report = examine(show, seconds=seconds)
-    print(json.dumps(report, indent=2) if as_json else sentence(report))
-    sys.exit(EXIT_BAD_INPUT if report["doctor"] == WRONG else 0)
+    report = examine(show, seconds=seconds, plan=checks)
+    print(json.dumps(report, indent=2) if as_json else sentence(report), flush=True)
+    os._exit(EXIT_BAD_INPUT if report["doctor"] == WRONG else 0)  # a check may hang in a thread

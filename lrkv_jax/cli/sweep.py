@@ -29,8 +29,7 @@ def sweep(
         str | None, typer.Option(help="Folder of the runs (default: runs/NAME).")
     ] = None,
     tasks: Annotated[str, typer.Option(help="What each run is evaluated on")] = "bpb,agreement",
-    jobs: Annotated[int, typer.Option(help="Runs at a time, each on its share of the cores")] = 1,
-    keep: Annotated[
+    archive: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
@@ -56,54 +55,39 @@ def sweep(
     from lrkv_jax.lab.sweep.grid import grid
 
     points = grid(config, settings or [], out)  # a mistake costs no import of JAX
-    from lrkv_jax.lab.sweep.state import state_of
-    from lrkv_jax.lab.sweep.working import work
+    from lrkv_jax.lab.sweep.work import state_of, work
 
     wanted = names(tasks)
     console = Console(highlight=False, markup=False)
     if list_:
         known = {}
-        if keep:
-            from lrkv_jax.lab.report.comparison import kept_by_name
+        if archive:
+            from lrkv_jax.lab.report.comparison import archived_by_name
 
-            known = kept_by_name(keep)
+            known = archived_by_name(archive)
         for number, point in enumerate(points):
-            console.print(f"{number:3d}  {_so_far(state_of(point, wanted, known))}", end="  ")
+            console.print(f"{number:3d}  {state_of(point, wanted, known)}", end="  ")
             print(shlex.join(["lrkv", "train", *point.arguments]))
         return
     if only is not None:
         if not 0 <= only < len(points):
             raise LrkvError(f"--only {only}: the sweep's runs are 0 to {len(points) - 1}")
         points = [points[only]]
-    failed: list[str] = []
-    width = max(len(point.name) for point in points)
-    ended = 0
+    outcomes = []
 
     def report(outcome) -> None:
-        nonlocal ended
-        if outcome.state.name == "new" and not outcome.error:
-            return  # the sweep was stopped before it began
-        ended += 1
-        said = outcome.error or _so_far(outcome.state)
-        spent = timedelta(seconds=round(outcome.seconds or 0))
+        outcomes.append(outcome)
+        spent = timedelta(seconds=round(outcome.seconds))
         time = f" in {spent}" if outcome.seconds else ", as it was"
-        name = f"{ended:3d}/{len(points)}  {outcome.point.name:{width}}"
-        console.print(f"{name}  {said}{time}", soft_wrap=True)
-        if outcome.error:
-            failed.append(outcome.point.name)
+        line = f"{len(outcomes):3d}/{len(points)}  {outcome.point.name}"
+        console.print(f"{line}  {outcome.error or outcome.state}{time}", soft_wrap=True)
 
-    folder = points[0].directory.parent
-    with console.status(Text(f"{len(points)} runs; what each prints is in {folder / 'logs'}")):
-        ran = work(points, tasks=wanted, jobs=jobs, logs=folder / "logs", report=report, kept=keep)
+    logs = points[0].directory.parent / "logs"
+    with console.status(Text(f"{len(points)} runs; what each prints is in {logs}")):
+        ended = work(points, tasks=wanted, logs=logs, report=report, archive=archive)
+    failed = sum(outcome.error is not None for outcome in outcomes)
     if failed:
-        raise LrkvError(f"{len(failed)} of {len(points)} runs failed: see {Path(folder, 'logs')}")
-    if not ran:
+        raise LrkvError(f"{failed} of {len(points)} runs failed: see {logs}")
+    if not ended:
         print("stopped: the same command resumes", file=sys.stderr)
         sys.exit(EXIT_START_AGAIN)
-
-
-def _so_far(state) -> str:
-    if state.name == "begun":
-        return f"begun, step {state.step}"
-    loss = (state.evaluation or {}).get("bpb")
-    return f"{state.name}, {loss['bits_per_byte']:.4f} bits per byte" if loss else state.name

@@ -98,11 +98,6 @@ class AttentionConfig(Frozen):
         """The mode of the variant as it was published, which its label leaves out."""
         return next(iter(cls.modes()), None)
 
-    @classmethod
-    def compared_modes(cls) -> tuple[str, ...]:
-        """The modes in which a benchmark takes the variant; () if it takes each in its own."""
-        return cls.modes()
-
     @property
     def mode(self) -> str | None:
         """Its `rope`; None for a variant that has only one way to place positions."""

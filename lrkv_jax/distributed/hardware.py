@@ -22,32 +22,29 @@ class Hardware:
     memory_bandwidth: float  # bytes/s
     bf16_flops: float  # FLOP/s of dense bfloat16 products with float32 sums
     link_bandwidth: float  # bytes/s to the other devices of its node
-    network_bandwidth: float  # bytes/s to other nodes, its share of the node's adapters
     node: int  # devices that the fast link joins
     source: str
 
 
 HARDWARE = {
     "a100": Hardware(
-        "A100 80GB SXM", "A100", 80 * 10**9, 2.039e12, 312e12, 300e9, 25e9, 8,
-        "NVIDIA A100 Tensor Core GPU datasheet, June 2021 (SXM column; NVLink 600 GB/s both ways); "
-        "NVIDIA DGX A100 datasheet, 2021 (a 200 Gb/s adapter a GPU)",
+        "A100 80GB SXM", "A100", 80 * 10**9, 2.039e12, 312e12, 300e9, 8,
+        "NVIDIA A100 Tensor Core GPU datasheet, June 2021 (SXM column; NVLink 600 GB/s both ways)",
     ),
     "h100": Hardware(
-        "H100 SXM", "H100", 80 * 10**9, 3.35e12, 989.5e12, 450e9, 50e9, 8,
+        "H100 SXM", "H100", 80 * 10**9, 3.35e12, 989.5e12, 450e9, 8,
         "NVIDIA H100 Tensor Core GPU datasheet, 2023 (SXM column; 1,979 TFLOPS with sparsity, "
-        "NVLink 900 GB/s both ways); NVIDIA DGX H100 datasheet, 2023 (a 400 Gb/s adapter a GPU)",
+        "NVLink 900 GB/s both ways)",
     ),
     "h200": Hardware(
-        "H200 SXM", "H200", 141 * 10**9, 4.8e12, 989.5e12, 450e9, 50e9, 8,
+        "H200 SXM", "H200", 141 * 10**9, 4.8e12, 989.5e12, 450e9, 8,
         "NVIDIA H200 Tensor Core GPU datasheet, November 2023 (SXM column; 1,979 TFLOPS with "
-        "sparsity, NVLink 900 GB/s both ways); NVIDIA DGX H200 datasheet, 2024 (a 400 Gb/s adapter "
-        "a GPU)",
+        "sparsity, NVLink 900 GB/s both ways)",
     ),
     "b200": Hardware(
-        "B200", "B200", 180 * 10**9, 8e12, 2250e12, 900e9, 50e9, 8,
+        "B200", "B200", 180 * 10**9, 8e12, 2250e12, 900e9, 8,
         "NVIDIA DGX B200 datasheet, 2024, over its eight GPUs (1,440 GB, 64 TB/s, 14.4 TB/s of "
-        "NVLink both ways, a 400 Gb/s adapter a GPU); NVIDIA Blackwell Architecture Technical "
+        "NVLink both ways); NVIDIA Blackwell Architecture Technical "
         "Brief, 2024 (2.25 PFLOPS dense)",
     ),
 }  # fmt: skip

@@ -103,7 +103,7 @@ for absent in ("grain", "tensorflow_datasets", "tensorflow", "tensorboardX", "py
 import lrkv_jax.models.transformer, lrkv_jax.inference, lrkv_jax.optim
 from lrkv_jax.models.attention import grouped, lrkv, mla
 from lrkv_jax import Transformer, ModelConfig, generate
-from lrkv_jax.lab.bench import train, train_table
+from lrkv_jax.lab.bench import train
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -1,8 +1,6 @@
 """What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
 
 import contextlib
-import dataclasses
-import json
 import os
 import re
 import socket
@@ -13,16 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import openai
 import pytest
-from support.command import lrkv
 from support.engines import program_counts
 from support.hand_built import calling_run
 from support.served import asks, get, idle, late, post, random_run, raw, served, wait_until
 
 from lrkv_jax.data.tokenizer import load_tokenizer
-from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Sampling
-from lrkv_jax.lab.bench import load as loads
-from lrkv_jax.lab.bench.load import Load
 from lrkv_jax.serving.connections import ConnectionLimits
 from lrkv_jax.serving.server import allowed_hosts, serving
 from lrkv_jax.serving.service import ServiceLimits
@@ -464,20 +458,3 @@ def test_calls_that_fail_are_made_again_and_an_engine_that_always_does_is_given_
         planted(100)
         statuses = [post(port, "/v1/completions", short)[0] for _ in range(2)]
         assert statuses[0] == 500 and statuses[1] >= 500
-
-
-def test_a_load_from_outside_is_measured(port, service, tmp_path, capsys, monkeypatch):
-    load = Load(requests=12, clients=3, prompt=20, new_tokens=20, longest=200, model="tiny")
-    for shape in (load, dataclasses.replace(load, rate=200.0)):
-        found = loads.run(f"http://127.0.0.1:{port}", shape)
-        assert found["tokens"] == sum(new for _, new in loads.trace(load))
-        assert 0 < found["ttft_p50"] <= found["e2e_p50"] and found["requests"] == 12
-    url = f"http://127.0.0.1:{port}"
-    asked = ["--url", url, "--requests", 5, "--context", 256, "--rate", 100, "--out", tmp_path]
-    code, printed, _ = lrkv(capsys, monkeypatch, "bench", "serve", *asked)
-    kept = json.loads((tmp_path / "serve_load.json").read_text())
-    assert code == 0 and "first token, ms" in printed
-    assert kept["url"] == url and kept["load"]["rate"] == 100 and kept["requests"] == 5
-    assert "key" not in kept["load"]
-    with pytest.raises(LrkvError, match="12 of 12 requests failed: 404"):
-        loads.run(f"127.0.0.1:{port}", dataclasses.replace(load, model="other"))

@@ -26,7 +26,7 @@ def works(name):
 
 
 def hangs():
-    stages.doing("a kernel")
+    stages.progress("a kernel")
     time.sleep(1000)
 
 

@@ -19,7 +19,7 @@ from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.kernels import flash
 from lrkv_jax.kernels.flash import whole
-from lrkv_jax.lab.bench.variants import OWN, variants_of
+from lrkv_jax.lab.bench.report import variants_of
 from lrkv_jax.models.transformer import abstract_parameters, specs
 from lrkv_jax.training.guard import GuardState
 from lrkv_jax.training.state import new_state, resolve, state_shardings
@@ -49,12 +49,12 @@ def differences(variant):
     if WIDTH % len(here) or here[0].platform == "cpu":  # simulated devices say nothing more
         here = here[:1]
     rows = f"train.global_batch_size={2 * len(here)}"
-    (line,) = variants_of(SCALE, [variant], [OWN], overrides=(*SMALL, rows))
-    subject = resolve(line.config)
+    config = variants_of(SCALE, [variant], overrides=(*SMALL, rows))[variant]
+    subject = resolve(config)
     cpu = make_mesh(MeshConfig(), jax.devices("cpu")[:1])
     meshes = [make_mesh(MeshConfig(data=1, fsdp=len(here)), here), cpu]
     with ThreadPoolExecutor(2) as both:
-        ours, truth = both.map(after_a_step, [subject, exact(line.config)], meshes)
+        ours, truth = both.map(after_a_step, [subject, exact(config)], meshes)
     allowed = ALLOWED[subject.model.dtype]
     return {part: apart(ours[part], truth[part]) for part in allowed}, allowed
 

@@ -1,7 +1,7 @@
 """Timing: samples in random order, buffers rotated past the last-level cache, medians, quartiles.
 
 On a CPU a call is timed behind others of its program, as layers follow each other.
-Nothing is subtracted from a time: what a call costs to dispatch is measured beside it and reported.
+Nothing is subtracted from a time: what a call costs to dispatch is in it.
 Also the yardsticks: how fast this machine copies, and how fast it multiplies.
 
 N side of a square matrix
@@ -10,20 +10,16 @@ N side of a square matrix
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# Rotating buffers add up to this many times the last-level cache, so that a call's data are gone
-# from it when their turn comes again.
-TIMES_THE_CACHE = 3
-GPU_CACHE = 64 << 20  # H100 and H200 have 50 MiB of L2
-UNKNOWN_CPU_CACHE = 64 << 20
+# Rotating buffers add up to so many bytes, so that a call's data are gone from the last-level cache
+# when their turn comes again: 50 MiB on an H100, 32 to 64 on a CPU.
+ROTATED_BYTES = 192 << 20
 # A GPU sample is several programs of several calls, so that the host stays ahead of the device.
 GPU_CALLS, GPU_LAUNCHES = 8, 16
 
@@ -38,20 +34,9 @@ LEAD = 0.01
 Timer = Callable[[], float]
 
 
-def last_level_cache() -> int:
-    """Bytes of the largest cache of the device that computes; a guess where it does not say."""
-    if jax.default_backend() != "cpu":
-        return GPU_CACHE
-    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    units = {"K": 1 << 10, "M": 1 << 20}
-    found = [path.read_text().strip() for path in sizes]
-    known = [int(size[:-1]) * units[size[-1]] for size in found if size[-1:] in units]
-    return max(known, default=UNKNOWN_CPU_CACHE)
-
-
-def copies_needed(nbytes: int, cache_bytes: int) -> int:
-    """Buffers of `nbytes` to rotate: together `TIMES_THE_CACHE` caches or more."""
-    return max(1, -(-TIMES_THE_CACHE * cache_bytes // max(nbytes, 1)))
+def copies_needed(nbytes: int) -> int:
+    """Buffers of `nbytes` to rotate: together `ROTATED_BYTES` or more."""
+    return max(1, -(-ROTATED_BYTES // max(nbytes, 1)))
 
 
 def memory_limit() -> int:
@@ -71,41 +56,17 @@ def calls_and_launches(copies: int) -> tuple[int, int]:
     return (1, 1) if jax.default_backend() == "cpu" else (min(GPU_CALLS, copies), GPU_LAUNCHES)
 
 
-def rotation(size: int) -> Iterator[int]:
-    """Indices of so many buffers, again and again.
-
-    Timers that read the same buffers share one: what one of them has just read would be in the
-    cache for the next.
-    """
-    return itertools.cycle(range(size))
-
-
-def timer(
-    program: Callable,
-    arguments: Sequence[tuple],
-    calls: int,
-    launches: int,
-    turns: Iterator[int] | None = None,
-) -> Timer:
+def timer(program: Callable, arguments: Sequence[tuple], calls: int, launches: int) -> Timer:
     """A function that runs `program` on the next of `arguments`, and gives seconds per call.
 
-    `turns` is a `rotation` of as many, shared with others that read the same; None is its own.
-    """
-    turns = turns or rotation(len(arguments))
-
-    def run() -> None:
-        jax.block_until_ready([program(*arguments[next(turns)]) for _ in range(launches)])
-
-    return _sample(run, calls, launches)
-
-
-def _sample(run: Callable[[], None], calls: int, launches: int) -> Timer:
-    """Seconds per call of `run`.
-
-    One of a single launch has others before it that are not counted: a layer's call follows other
-    layers', and what it finds in the caches and on the heap is theirs, not that of some other
+    A sample of a single launch has others before it that are not counted: a layer's call follows
+    other layers', and what it finds in the caches and on the heap is theirs, not that of some other
     program of the benchmark.
     """
+    turns = itertools.cycle(arguments)
+
+    def run() -> None:
+        jax.block_until_ready([program(*next(turns)) for _ in range(launches)])
 
     def sample() -> float:
         until = time.perf_counter() + LEAD
@@ -116,19 +77,6 @@ def _sample(run: Callable[[], None], calls: int, launches: int) -> Timer:
         return (time.perf_counter() - start) / (calls * launches)
 
     return sample
-
-
-def state_timer(program: Callable, states: list[Any], launches: int) -> Timer:
-    """The same for a program that replaces the state it is given: state → (result, state)."""
-    turns = rotation(len(states))
-
-    def run() -> None:
-        for _ in range(launches):
-            turn = next(turns)
-            result, states[turn] = program(states[turn])
-        jax.block_until_ready((result, states))
-
-    return _sample(run, 1, launches)
 
 
 def interleaved(
@@ -170,25 +118,13 @@ def copy_bandwidth(nbytes: int, samples: int = 9) -> list[float]:
     return rates[1:]
 
 
-def dispatch_seconds(samples: int = 31) -> float:
-    """Median time of a jitted call that does next to nothing."""
-    nothing, x = jax.jit(lambda x: x + 1), jnp.zeros(8)
-    sample = timer(nothing, [(x,)], 1, 1)
-    return quartiles(interleaved([sample], samples)[0])[1]
-
-
-def side() -> int:
-    """N here."""
-    return SIDE["cpu" if jax.default_backend() == "cpu" else "gpu"]
-
-
 def matmul_timer(mesh: Mesh, dtype: str) -> tuple[Timer, float]:
     """(timer, FLOPs): seconds of one N × N product in `dtype` on every device of the mesh at once.
 
     FLOPs are those of all devices together. Values are random: a GPU's clock depends on them.
     """
-    N, devices = side(), mesh.size
-    calls = IN_A_ROW["cpu" if jax.default_backend() == "cpu" else "gpu"]
+    backend = "cpu" if jax.default_backend() == "cpu" else "gpu"
+    N, calls, devices = SIDE[backend], IN_A_ROW[backend], mesh.size
     where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
     def make(seed: int, std: float):

@@ -1,41 +1,85 @@
 """The decode benchmark: scales × variants × shapes × implementations, in one run.
 
-At each shape everything is made, checked against the truth, and then timed together, a sample of
+At each shape everything is made, checked against a reference, and then timed together, a sample of
 each in every round. A time over MHA's is over the fastest MHA that was timed together with it.
 
-B batch  D model width
+B batch  S cache slots  H heads  G key/value heads  K head width
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.bench import clock, gate, report
-from lrkv_jax.lab.bench.decode_table import DecodeTiming
-from lrkv_jax.lab.bench.implementations import IMPLEMENTATIONS, Implementation
+from lrkv_jax.kernels.int8 import Int8Rows
+from lrkv_jax.lab.bench import clock, report
 from lrkv_jax.lab.bench.problems import (
     DecodeProblem,
+    Reference,
     cache_nbytes,
     lengths_of,
     make_problem,
     nbytes_of,
-    noise,
+    reference_of,
+    tolerance,
+    with_kernel,
 )
-from lrkv_jax.lab.bench.variants import ScaleVariant, variants_of
-from lrkv_jax.models.accounting.counts import parameter_counts
+from lrkv_jax.models.attention import abstract_layer
+from lrkv_jax.models.attention.grouped import GroupedCache
 from lrkv_jax.models.layers import resolve_dtype
-from lrkv_jax.models.transformer import abstract_model, abstract_parameters, with_parameters
 
-LEVELS = ("attention", "step")
-OURS = ("xla", "mosaic")  # what a model can run on
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A way to attend to a cache: `attend(problem, inputs, cache, lengths_B)`.
+
+    It gives (outputs, log-sum-exp or None). `unsupported_reason(problem)` is why it cannot solve a
+    problem, or None.
+    """
+
+    attend: Callable[..., tuple[jax.Array, jax.Array | None]]
+    unsupported_reason: Callable[[DecodeProblem], str | None] = lambda problem: None
+
+
+def _needs_whole_keys(problem: DecodeProblem) -> str | None:
+    cache = problem.cache
+    whole = isinstance(cache, GroupedCache) and not isinstance(cache.k_BSGK, Int8Rows)
+    return None if whole else "it needs whole keys and values of each head"
+
+
+def _needs_cudnn(problem: DecodeProblem) -> str | None:
+    if jax.default_backend() != "gpu":
+        return f"the backend is {jax.default_backend()}, not a GPU"
+    if missing := _needs_whole_keys(problem):
+        return missing
+    dtype = problem.cache.k_BSGK.dtype
+    return None if dtype == jnp.bfloat16 else f"cuDNN's attention takes no {dtype}"
+
+
+def _jax_nn(implementation, problem, inputs, cache, lengths_B):
+    """`jax.nn.dot_product_attention`: JAX's own, by XLA or by cuDNN."""
+    out_BTHK = jax.nn.dot_product_attention(
+        inputs.query, cache.k_BSGK, cache.v_BSGK,
+        scale=abstract_layer(problem.model).scale, key_value_seq_lengths=lengths_B,
+        implementation=implementation,
+    )  # fmt: skip
+    return out_BTHK, None
+
+
+OURS = ("xla", "mosaic")  # what a model can run on
+IMPLEMENTATIONS = {
+    **{name: Implementation(partial(with_kernel, impl=name)) for name in OURS},
+    "jax": Implementation(partial(_jax_nn, "xla"), _needs_whole_keys),
+    "cudnn": Implementation(partial(_jax_nn, "cudnn"), _needs_cudnn),
+}
 
 
 @dataclass(frozen=True)
@@ -44,36 +88,64 @@ class DecodeBenchmark:
 
     scales: tuple[str, ...] = ("128m",)
     variants: tuple[str, ...] | None = None  # None: all of the scale
-    ropes: tuple[str, ...] | None = None  # None: all that a variant has
     batches: tuple[int, ...] = (1, 4)
     lengths: tuple[int, ...] = (512, 2048, 8192)
     implementations: tuple[str, ...] = tuple(IMPLEMENTATIONS)
-    levels: tuple[str, ...] = ("attention",)
     ragged: bool = False
     dtype: str = "auto"
     samples: int = 31
-    depth: int | None = None  # layers of a step; None is the scale's
     seed: int = 0
     overrides: tuple[str, ...] = ()  # of every variant's settings: model.heads=64
 
     def __post_init__(self):
-        known = {"implementations": tuple(IMPLEMENTATIONS), "levels": LEVELS}
-        for name, choices in known.items():
-            for value in getattr(self, name):
-                if value not in choices:
-                    raise LrkvError(f"{name}: {value} is unknown: use {', '.join(choices)}")
+        for name in self.implementations:
+            if name not in IMPLEMENTATIONS:
+                known = ", ".join(IMPLEMENTATIONS)
+                raise LrkvError(f"implementations: {name} is unknown: use {known}")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise LrkvError(f"dtype {self.dtype} is unknown: use auto, float32, bfloat16")
-        report.check(self, "scales", "variants", "ropes", "batches", "lengths", *known)
-        if "attention" not in self.levels and not set(OURS) & set(self.implementations):
-            raise LrkvError(
-                f"implementations: {', '.join(self.implementations)} attend alone: a step runs on "
-                f"{' or '.join(OURS)}"
-            )
+        report.check_settings(self, "scales", "variants", "batches", "lengths", "implementations")
         for name in ("batches", "lengths"):
             for value in getattr(self, name):
                 if value < 1:
                     raise LrkvError(f"{name}: {value} is not a size: use 1 or more")
+
+
+@dataclass
+class DecodeTiming:
+    """A layer's attention by one implementation, of one variant at one shape."""
+
+    scale: str
+    variant: str
+    implementation: str
+    batch: int
+    length: int  # slots per sequence; the longest one's tokens
+    ragged: bool
+    tokens: int  # in the cache, over all sequences
+    dtype: str
+    status: str = report.MEASURED
+    reason: str | None = None  # why it was not measured
+    error: float | None = None  # from the reference, relative
+    samples: int = 0
+    us: float | None = None  # median microseconds
+    us_first_quartile: float | None = None
+    us_third_quartile: float | None = None
+    bytes_to_move: int | None = None  # of the cache
+    bytes_per_second: float | None = None
+    share_of_copy: float | None = None
+    time_over_mha: float | None = None  # the fastest MHA at its shape
+    bytes_over_mha: float | None = None
+    temp_bytes: int | None = None  # the program's temporary memory
+
+    @property
+    def name(self) -> str:
+        """mha by xla."""
+        return f"{self.variant} by {self.implementation}"
+
+    @property
+    def shape(self) -> tuple:
+        """What rows must share to be compared."""
+        return self.scale, self.batch, self.length, self.ragged
 
 
 Candidate = tuple[DecodeTiming, clock.Timer]  # a row and what times it
@@ -82,205 +154,111 @@ Candidate = tuple[DecodeTiming, clock.Timer]  # a row and what times it
 def run(settings: DecodeBenchmark, progress: report.Progress = report.silent) -> dict[str, Any]:
     """Measure, and return the report: machine, settings, copy bandwidth and rows."""
     settings = replace(settings, dtype=str(resolve_dtype(settings.dtype)))
-    scales = {scale: _chosen_variants(scale, settings) for scale in settings.scales}
-    shapes = [(s, b, n) for s in scales for b in settings.batches for n in settings.lengths]
-    found = report.machine()
+    overrides = (*settings.overrides, f"model.dtype={settings.dtype}")
+    models = {
+        scale: {
+            name: config.model
+            for name, config in report.variants_of(
+                scale, settings.variants, overrides=overrides
+            ).items()
+        }
+        for scale in settings.scales
+    }
     copy_bytes = COPY_BYTES.get(jax.default_backend(), COPY_BYTES["cpu"])
     copies = clock.copy_bandwidth(copy_bytes)
     rows: list[DecodeTiming] = []
-    for done, (scale, batch, length) in enumerate(shapes):
-        progress(f"{scale}, batch {batch}, {length} tokens", done, len(shapes))
-        rows += _at_one_shape(settings, scale, scales[scale], batch, length)
+    for scale, variants in models.items():
+        for batch in settings.batches:
+            for length in settings.lengths:
+                progress(f"{scale}, batch {batch}, {length} tokens")
+                rows += _at_one_shape(settings, scale, variants, batch, length)
     # The machine may have been busier at one end of the run than at the other.
     copies += clock.copy_bandwidth(copy_bytes)
     first, bandwidth, third = clock.quartiles(copies)
     for row in rows:
         if row.bytes_per_second is not None:
             row.share_of_copy = row.bytes_per_second / bandwidth
-    progress("done", len(shapes), len(shapes))
     return {
         "benchmark": "decode",
-        **found,
+        **report.machine(),
         "settings": asdict(settings),
         "copy_bytes_per_second": {
             "median": bandwidth, "first_quartile": first, "third_quartile": third,
             "array_bytes": copy_bytes,
         },
-        "dispatch_us": 1e6 * clock.dispatch_seconds(),
-        "last_level_cache_bytes": clock.last_level_cache(),
-        "implementations": {
-            name: IMPLEMENTATIONS[name].says for name in settings.implementations
-        },
         "rows": rows,
     }  # fmt: skip
 
 
-def _chosen_variants(scale: str, settings: DecodeBenchmark) -> list[ScaleVariant]:
-    """The variants of a scale that were chosen, computing in the cache's dtype."""
-    lines = variants_of(
-        scale, settings.variants, settings.ropes, depth=settings.depth, overrides=settings.overrides
-    )
-    return [line.computing_in(settings.dtype) for line in lines]
-
-
-def _at_one_shape(settings, scale, chosen, batch, length) -> list[DecodeTiming]:
+def _at_one_shape(
+    settings, scale: str, models: dict[str, ModelConfig], batch: int, length: int
+) -> list[DecodeTiming]:
     """Every row of one scale, batch and length."""
     lengths_B = lengths_of(batch, length, ragged=settings.ragged, seed=settings.seed)
-    rows_of = [
-        [
-            DecodeTiming(level, scale, line.variant, line.rope, name, batch, length,
-                         settings.ragged, int(lengths_B.sum()), settings.dtype, kind=line.kind)
-            for name in settings.implementations
-            for level in settings.levels
-            if level == "attention" or name in OURS
-        ]
-        for line in chosen
-    ]  # fmt: skip
-    limit = clock.memory_limit()
-    needs = [_nbytes(line.config.model, batch, length, settings) for line in chosen]
-    together = fitting(needs, limit)
-    for index in set(range(len(chosen))) - set(together):
-        reason = f"{needs[index] / 1e9:.1f} GB needed beside the variants before it, "
-        reason += f"{limit / 1e9:.1f} GB to be had: time fewer variants at once"
-        _put_down(rows_of[index], report.SKIPPED, reason)
-    _measure(settings, [(chosen[i], rows_of[i]) for i in together], lengths_B, length)
-    rows = [row for rows in rows_of for row in rows]
-    report.compare_with_mha(rows, time_over_mha="us", bytes_over_mha="bytes_to_move")
-    return rows
+    shape = (batch, length, settings.ragged, int(lengths_B.sum()), settings.dtype)
+    rows = {
+        variant: [DecodeTiming(scale, variant, name, *shape) for name in settings.implementations]
+        for variant in models
+    }
+    every = [row for of_variant in rows.values() for row in of_variant]
+    caches = [cache_nbytes(model, batch, length, settings.dtype) for model in models.values()]
+    need = sum(nbytes * clock.copies_needed(nbytes) for nbytes in caches)
+    if report.skip_unless_it_fits(every, need, clock.memory_limit()):
+        candidates: list[Candidate] = []
+        for variant, model in models.items():
+            problem = make_problem(model, lengths_B, length, settings.dtype, settings.seed)
+            candidates += _candidates(rows[variant], problem)
+        _time(candidates, settings.samples)
+    report.compare_with_mha(every, time_over_mha="us", bytes_over_mha="bytes_to_move")
+    return every
 
 
-def fitting(needs: Sequence[int], limit: int) -> list[int]:
-    """Indices of the variants that fit in memory together, of their bytes, taken in their order."""
-    chosen: list[int] = []
-    for index, need in enumerate(needs):
-        if sum(needs[i] for i in chosen) + need <= limit:
-            chosen.append(index)
-    return chosen
-
-
-def _measure(
-    settings, rows_of: list[tuple[ScaleVariant, list[DecodeTiming]]], lengths_B, length
-) -> None:
-    """Fill in rows of several variants, all in memory at once."""
-    candidates = []
-    for line, rows in rows_of:
-        model = line.config.model
-        problem = make_problem(model, lengths_B, length, settings.dtype, settings.seed)
-        count = clock.copies_needed(nbytes_of(problem.cache), clock.last_level_cache())
-        copies = [problem.cache, *(_copy(problem.cache) for _ in range(count - 1))]
-        turns = clock.rotation(count // clock.calls_and_launches(count)[0])
-        truth = None
-        for name in dict.fromkeys(row.implementation for row in rows):
-            made = [row for row in rows if row.implementation == name]
-            implementation = IMPLEMENTATIONS[name]
-            if reason := implementation.unsupported_reason(problem):
-                _put_down(made, report.SKIPPED, reason)
-                continue
-            truth = truth or gate.truth_of(problem)
-            candidates += _candidates(made, implementation, problem, copies, turns, truth)
-    for level in settings.levels:
-        _time([(row, timer) for row, timer in candidates if row.level == level], settings.samples)
-
-
-def _candidates(
-    rows: list[DecodeTiming],
-    implementation: Implementation,
-    problem: DecodeProblem,
-    copies: list,
-    turns,
-    truth,
-) -> list[Candidate]:
-    """Compile, check and prepare one implementation at each of its levels.
-
-    All implementations read the same `copies`, and take `turns` at them.
-    """
-    try:
-        attend = partial(implementation.attend, problem)
-        compiled = jax.jit(attend).lower(problem.inputs, copies[0], problem.lengths_B).compile()
-        answer = compiled(problem.inputs, copies[0], jnp.asarray(truth.lengths_B))
-        difference = gate.error(truth, *answer)
-    except Exception as error:  # a peer may raise anything, and the rest must go on
-        return _put_down(rows, *report.reason_of(error))
-    allowed = gate.tolerance(rows[0].dtype)
-    for row in rows:
-        row.error, row.checked = difference, truth.says
-    if difference > allowed:
-        reason = f"differs from the truth by {difference:.1e}, {allowed:.0e} allowed: not timed"
-        return _put_down(rows, report.WRONG, reason)
+def _candidates(rows: list[DecodeTiming], problem: DecodeProblem) -> list[Candidate]:
+    """What can be timed of one variant: all implementations read the same copies of its cache."""
+    count = clock.copies_needed(nbytes_of(problem.cache))
+    copies = [problem.cache, *(_copy(problem.cache) for _ in range(count - 1))]
+    reference = reference_of(problem)
     made = []
     for row in rows:
+        implementation = IMPLEMENTATIONS[row.implementation]
+        if reason := implementation.unsupported_reason(problem):
+            row.status, row.reason = report.SKIPPED, reason
+            continue
         try:
-            if row.level == "attention":
-                made.append((row, _attention_timer(row, attend, compiled, problem, copies, turns)))
-            else:
-                made.append((row, _step_timer(row, problem, len(copies))))
-        except Exception as error:
-            _put_down([row], *report.reason_of(error))
+            attend = partial(implementation.attend, problem)
+            if timer := _checked_timer(row, attend, problem, copies, reference):
+                made.append((row, timer))
+        except Exception as error:  # a peer may raise anything, and the rest must go on
+            report.put_down(row, error)
     return made
 
 
-def _attention_timer(
-    row: DecodeTiming, attend, compiled, problem: DecodeProblem, copies, turns
-) -> clock.Timer:
+def _checked_timer(
+    row: DecodeTiming, attend, problem: DecodeProblem, copies: list, reference: Reference
+) -> clock.Timer | None:
+    """Compile a function, check it at its full shape, and time it; None if it is wrong."""
+    inputs, lengths_B = problem.inputs, problem.lengths_B
+    compiled = jax.jit(attend).lower(inputs, copies[0], lengths_B).compile()
+    row.error = reference.error(*compiled(inputs, copies[0], lengths_B))
+    allowed = tolerance(row.dtype)
+    if row.error > allowed:
+        row.status = report.WRONG
+        row.reason = (
+            f"differs from the reference by {row.error:.1e}, {allowed:.0e} allowed: not timed"
+        )
+        return None
     row.bytes_to_move = problem.bytes_to_move
     row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
     calls, launches = clock.calls_and_launches(len(copies))
-    sets: list[Any] = [copies[i : i + calls] for i in range(0, len(copies) - calls + 1, calls)]
-    program = compiled
-    if calls > 1:
+    if calls == 1:
+        return clock.timer(compiled, [(inputs, one, lengths_B) for one in copies], 1, launches)
 
-        def many(inputs, caches, lengths_B):
-            return [attend(inputs, cache, lengths_B) for cache in caches]
+    @jax.jit
+    def several(inputs, caches, lengths_B):
+        return [attend(inputs, cache, lengths_B) for cache in caches]
 
-        program = jax.jit(many)
-    else:
-        sets = [caches[0] for caches in sets]
-    arguments = [(problem.inputs, one, problem.lengths_B) for one in sets]
-    return clock.timer(program, arguments, calls, launches, turns)
-
-
-def _step_timer(row: DecodeTiming, problem: DecodeProblem, copies: int) -> clock.Timer:
-    model = problem.model.model_copy(update={"decode_kernel": row.implementation})
-    row.layers, row.bytes_to_move = model.layers, model.layers * problem.bytes_to_move
-    compiled, program = model_program(model, np.asarray(problem.lengths_B), row.length, row.dtype)
-    row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
-    states = [_empty_state(model, row.batch, row.length, row.dtype)]
-    return clock.state_timer(program, states, clock.calls_and_launches(copies)[1])
-
-
-def model_program(model: ModelConfig, lengths_B, length: int, dtype: str) -> tuple[Any, Callable]:
-    """(compiled, program) of a model: a token in, every layer, the head, the likeliest token out.
-
-    `program((cache, token_B))` gives (token_B, (cache, token_B)).
-    """
-    batch = len(lengths_B)
-    params = _random_like(abstract_parameters(model), dtype)
-    unstacked = with_parameters(model, params).unstacked()
-
-    def step(model, state, lengths_B):
-        cache, token_B = state
-        x_B1D, cache = model.decode(token_B[:, None], cache, lengths_B)
-        token_B = jnp.argmax(model.logits(x_B1D)[:, 0], axis=-1).astype(jnp.int32)
-        return token_B, (cache, token_B)
-
-    state = jax.eval_shape(lambda: _empty_state(model, batch, length, dtype))
-    before_B = jnp.asarray(lengths_B) - 1
-    compiled = jax.jit(step, donate_argnums=1).lower(unstacked, state, before_B).compile()
-    return compiled, lambda state: compiled(unstacked, state, before_B)
-
-
-def _empty_state(model: ModelConfig, batch: int, length: int, dtype: str) -> tuple[Any, jax.Array]:
-    """An empty cache of every layer, and a token of each sequence."""
-    layer = abstract_model(model).blocks.attention
-    caches = [layer.init_cache(batch, length, jnp.dtype(dtype)) for _ in range(model.layers)]
-    return caches, jnp.zeros(batch, jnp.int32)
-
-
-def _random_like(shapes, dtype):
-    """Small random weights: their values cost no time."""
-    leaves, tree = jax.tree.flatten(shapes)
-    make = jax.jit(lambda: [noise(a.shape, dtype, i, 0.02) for i, a in enumerate(leaves)])
-    return tree.unflatten(make())
+    sets = [copies[i : i + calls] for i in range(0, len(copies) - calls + 1, calls)]
+    return clock.timer(several, [(inputs, some, lengths_B) for some in sets], calls, launches)
 
 
 def _time(candidates: list[Candidate], samples: int) -> None:
@@ -290,16 +268,7 @@ def _time(candidates: list[Candidate], samples: int) -> None:
         first, median, third = clock.quartiles(times)
         row.samples, row.us = len(times), 1e6 * median
         row.us_first_quartile, row.us_third_quartile = 1e6 * first, 1e6 * third
-        if row.level == "attention":  # a step also reads weights
-            row.bytes_per_second = row.bytes_to_move / median
-        else:
-            row.tokens_per_second = row.batch / median
-
-
-def _put_down(rows: list[DecodeTiming], status: str, reason: str) -> list[Candidate]:
-    for row in rows:
-        row.status, row.reason = status, reason
-    return []
+        row.bytes_per_second = row.bytes_to_move / median
 
 
 @jax.jit
@@ -307,12 +276,33 @@ def _copy(cache):
     return jax.tree.map(jnp.copy, cache)
 
 
-def _nbytes(model, batch, length, settings) -> int:
-    """Bytes that one variant holds while it is timed."""
-    cache = cache_nbytes(model, batch, length, settings.dtype)
-    held = cache * clock.copies_needed(cache, clock.last_level_cache())
-    if "step" in settings.levels:
-        # Weights at their peak are stacked, and a layer at a time beside it.
-        weights = 2 * parameter_counts(model).total * jnp.dtype(settings.dtype).itemsize
-        held += model.layers * cache + weights
-    return held
+COLUMNS = ("variant", "by", "µs", "MB", "of\ncopy", "time\n× MHA", "bytes\n× MHA")
+LEGEND = (
+    "Medians of a layer's attention, ± half the distance between the quartiles; the dispatch\n"
+    "of a call is in them. MB: cache bytes up to each length. Of copy: those bytes a second over\n"
+    "a jitted copy's. × MHA: over the fastest MHA of the same shape, timed together with it."
+)
+
+
+def tables(found: dict[str, Any], form: str = "simple") -> str:
+    """A table for each shape of what was measured, and every reason why something was not."""
+    rows, copy = found["rows"], found["copy_bytes_per_second"]["median"]
+    parts = [f"{report.where(found)}; copies at {copy / 1e9:.1f} GB/s"]
+    measured = [row for row in rows if row.status == report.MEASURED]
+    for (scale, batch, length, ragged), same in groupby(measured, key=lambda row: row.shape):
+        lengths = f"ragged, up to {length:,}" if ragged else f"{length:,}"
+        title = f"{scale}, batch {batch}, {lengths} tokens"
+        parts += [title, report.table(COLUMNS, list(map(_cells, same)), form, left=2)]
+    return "\n\n".join([*parts, *report.reasons(rows), LEGEND])
+
+
+def _cells(row: DecodeTiming) -> list[str]:
+    return [
+        row.variant,
+        row.implementation,
+        report.median(row.us, row.us_first_quartile, row.us_third_quartile),
+        report.number(row.bytes_to_move / 1e6),
+        f"{row.share_of_copy:.0%}",
+        report.ratio(row.time_over_mha),
+        report.ratio(row.bytes_over_mha),
+    ]

@@ -1,13 +1,12 @@
-"""One layer's decode attention as data: the layer, with random weights, queries and cache.
+"""One layer's decode attention as data: random weights, queries and cache, and the right answer.
 
-What is timed is the layer's own `attend_cached`: each head's query in (normed and rotated, where
+What is timed is the layer's `attend_cached`: each head's query in (normed and rotated, where
 the variant rotates it), each head's output out. Products with up-projections that a factored cache
 needs are therefore inside the measurement, for MLA (absorption) as for LRKV.
 
 B batch  T new tokens (1)  S cache slots  H heads  K head width
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.int8 import Int8Rows
 from lrkv_jax.models.attention import abstract_layer
 from lrkv_jax.models.attention.base import Attention
-from lrkv_jax.models.attention.cache import Cache, contiguous, padded, slot_axes, slots_of
+from lrkv_jax.models.attention.cache import Cache, padded, slot_axes
 from lrkv_jax.models.weights import spec_of, variables
 
 
@@ -36,7 +35,7 @@ class DecodeInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """What to attend to: arguments, the layer's own kind of cache, and the tokens in it."""
+    """What to attend to: arguments, the layer's kind of cache, and the tokens in it."""
 
     model: ModelConfig
     inputs: DecodeInputs
@@ -47,11 +46,6 @@ class DecodeProblem:
         """The layer, whose decode kernel is `impl`, around some of its weights."""
         model = self.model.model_copy(update={"decode_kernel": impl})
         return jax.tree.unflatten(jax.tree.structure(abstract_layer(model)), weights)
-
-    @property
-    def abstract(self) -> Attention:
-        """The layer without weights."""
-        return abstract_layer(self.model)
 
     @property
     def bytes_to_move(self) -> int:
@@ -103,57 +97,46 @@ def make_problem(
     layer, B, of = abstract_layer(model), len(lengths_B), jnp.dtype(dtype)
     x_B1D = jax.ShapeDtypeStruct((B, 1, model.width), of)
     positions_B1 = jax.ShapeDtypeStruct((B, 1), jnp.int32)
-    queries = _shapes(layer, "queries", x_B1D, positions_B1)
-    new_kv = _shapes(layer, "new_kv", x_B1D, positions_B1)
+    queries, new_kv = jax.eval_shape(
+        lambda layer, *inputs: (layer.queries(*inputs), layer.new_kv(*inputs)),
+        layer, x_B1D, positions_B1,
+    )  # fmt: skip
     shapes = layer.stored_shapes(B, length, of)
     axes = slot_axes(shapes)
 
     @jax.jit  # one program for all arrays: most of a small sweep is compilation
     def make(seed):
-        seeds = iter([1000 * seed + i for i in range(64)])
+        # XLA's generator: a large cache is 10⁹ values, which threefry would take long for.
+        keys = iter(jax.random.split(jax.random.key(seed, impl="rbg"), 64))
 
         def stored(name):
             leaf, width = getattr(shapes, name), getattr(new_kv, name).shape[-1]
             if axes[name] == len(leaf.shape) - 1:  # a scalar per token: an inverse norm
-                return 0.7 + 0.1 * noise(leaf.shape, leaf.dtype, next(seeds))
-            rows = noise((*leaf.shape[:-1], width), leaf.dtype, next(seeds))
+                return 0.7 + 0.1 * _noise(next(keys), leaf.shape, leaf.dtype)
+            rows = _noise(next(keys), (*leaf.shape[:-1], width), leaf.dtype)
             rows = padded(rows, leaf.shape[-1])
             return Int8Rows.of(rows, leaf.dtype) if isinstance(leaf, Int8Rows) else rows
 
         cache = type(shapes)(**{name: stored(name) for name in axes})
-        query = jax.tree.map(lambda leaf: noise(leaf.shape, dtype, next(seeds)), queries)
-        return DecodeInputs(_weights(layer, dtype, seeds), query, layer.slot_angles(length)), cache
+        query = jax.tree.map(lambda leaf: _noise(next(keys), leaf.shape, dtype), queries)
+        return DecodeInputs(_weights(layer, dtype, keys), query, layer.slot_angles(length)), cache
 
     inputs, cache = make(jnp.uint32(seed))
     return DecodeProblem(model, inputs, cache, jnp.asarray(lengths_B))
 
 
-def _shapes(layer, method: str, *arguments):
-    """What a method of a layer without weights would give."""
-    return jax.eval_shape(lambda layer, *inputs: getattr(layer, method)(*inputs), layer, *arguments)
-
-
-def _weights(layer, dtype, seeds):
-    """The layer's weights, each N(0, 1 / fan-in)."""
-
+def _weights(layer, dtype, keys):
+    """The layer's weights, each of variance 1 / fan-in."""
     return [
-        noise(leaf.shape, dtype, next(seeds), spec_of(variable).fans(leaf.shape)[0] ** -0.5)
+        _noise(next(keys), leaf.shape, dtype, spec_of(variable).fans(leaf.shape)[0] ** -0.5)
         for variable, leaf in zip(variables(layer), jax.tree.leaves(layer), strict=True)
     ]
 
 
-def noise(shape: tuple[int, ...], dtype: str, seed, std: float = 1.0) -> jax.Array:
-    """Uniform numbers of mean 0: murmur3's finaliser over each value's index.
-
-    A large cache is 10⁹ values and a small sweep is mostly compilation: JAX's generators cost
-    several times as much of both.
-    """
-    bits = jax.lax.iota(jnp.uint32, math.prod(shape)) + jnp.uint32(seed) * jnp.uint32(0x9E3779B9)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
-    bits = bits ^ (bits >> 16)
-    unit = (bits >> 8).astype(jnp.float32) * 2.0**-24
-    return (std * 3**0.5 * (2 * unit - 1)).astype(dtype).reshape(shape)
+def _noise(key: jax.Array, shape: tuple[int, ...], dtype: str, std: float = 1.0) -> jax.Array:
+    """Uniform numbers of mean 0."""
+    bound = std * 3**0.5
+    return jax.random.uniform(key, shape, jnp.dtype(dtype), -bound, bound)
 
 
 def with_kernel(problem: DecodeProblem, inputs: DecodeInputs, cache: Cache, lengths_B, impl: str):
@@ -162,9 +145,69 @@ def with_kernel(problem: DecodeProblem, inputs: DecodeInputs, cache: Cache, leng
     return layer.attend_cached(inputs.query, cache, lengths_B[:, None] - 1, inputs.angles)
 
 
-def materialised(problem: DecodeProblem, inputs: DecodeInputs, cache: Cache, lengths_B):
-    """Queries, keys and values as whole sequences have them: [B, T, H, W], [B, S, G, ...]."""
-    layer = problem.layer(inputs.weights)
-    positions_1S = jnp.arange(slots_of(cache))[None]
-    k_BSGW, v_BSGK = layer.materialize_kv(contiguous(cache, None), positions_1S)
-    return layer.expand_query(inputs.query, lengths_B[:, None] - 1), k_BSGW, v_BSGK
+# Correctness before speed: what differs from the reference is not timed.
+
+# Largest difference over the largest output. bfloat16: queries, weights and factors are rounded to
+# 2⁻⁹ each. float32 on a GPU: XLA multiplies in TF32, 2⁻¹¹.
+TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}
+TOLERANCE_TF32 = 5e-3
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Outputs [n, T, H, K] and log-sum-exp [n, T, H] of n sequences of a problem, in float32."""
+
+    sequences: list[int]
+    out: np.ndarray
+    lse: np.ndarray
+
+    def error(self, out: jax.Array, lse: jax.Array | None) -> float:
+        """Largest difference over the largest output; NaN counts as infinite.
+
+        The log-sum-exp, where there is one, is of order 1 to 10 and compared as it is.
+        """
+        got = np.asarray(out, np.float32)[self.sequences]
+        worst = np.abs(got - self.out).max() / np.abs(self.out).max()
+        if lse is not None:
+            worst = max(worst, np.abs(np.asarray(lse, np.float32)[self.sequences] - self.lse).max())
+        return float(worst) if np.isfinite(worst) else float("inf")
+
+
+def tolerance(dtype: str) -> float:
+    """The allowed error, relative to the largest output."""
+    tf32 = dtype == "float32" and jax.default_backend() != "cpu"
+    return TOLERANCE_TF32 if tf32 else TOLERANCE[dtype]
+
+
+def reference_of(problem: DecodeProblem) -> Reference:
+    """The answers for the shortest and the longest sequence, by XLA's kernel in float32.
+
+    pytest holds that kernel against oracles in float64.
+    """
+    lengths_B = np.asarray(problem.lengths_B)
+    sequences = sorted({int(lengths_B.argmin()), int(lengths_B.argmax())})
+
+    @jax.jit
+    def attend(inputs, cache, lengths_B, sequence):
+        one = [jax.tree.map(_in_float32, tree) for tree in _of_one(inputs, cache, sequence)]
+        length_B = jax.lax.dynamic_slice_in_dim(lengths_B, sequence, 1)
+        with jax.default_matmul_precision("highest"):
+            return with_kernel(problem, *one, length_B, "xla")
+
+    arrays = problem.inputs, problem.cache, problem.lengths_B
+    answers = [attend(*arrays, sequence) for sequence in sequences]
+    out, lse = (np.concatenate(parts) for parts in zip(*answers, strict=True))
+    return Reference(sequences, out, lse)
+
+
+def _of_one(inputs: DecodeInputs, cache: Cache, sequence) -> tuple[DecodeInputs, Cache]:
+    """What one sequence is given, and its cache."""
+
+    def cut(tree):
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, sequence, 1), tree)
+
+    return inputs._replace(query=cut(inputs.query)), cut(cache)
+
+
+def _in_float32(leaf: jax.Array) -> jax.Array:
+    return leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf

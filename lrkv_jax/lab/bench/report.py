@@ -1,7 +1,8 @@
-"""A benchmark's report: where it was measured, how it is shown, and the files that it leaves."""
+"""A benchmark's report: which variants are compared, where it was measured, and its files."""
 
 import datetime
 import json
+import math
 import os
 import platform
 import sys
@@ -13,33 +14,59 @@ from typing import Any
 
 import jax
 import jaxlib
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
-from rich.table import Table
 
 import lrkv_jax
 from lrkv_jax import files
+from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.distributed.device import device_name, usable_cores
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.report.tabulated import tabulated
 
 MEASURED, SKIPPED, WRONG, FAILED = "measured", "skipped", "wrong", "failed"
 
-Progress = Callable[[str, int, int], None]  # what is measured, how many are done, of how many
+Progress = Callable[[str], None]
 
 
-def silent(text: str, done: int, total: int) -> None:
+def print_progress(text: str) -> None:
+    """A `Progress` on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def silent(text: str) -> None:
     """A `Progress` that shows nothing."""
 
 
-def check(settings: Any, *names: str) -> None:
-    """Raise `LrkvError` for an empty list among these, and for no samples or no layers."""
+def check_settings(settings: Any, *names: str) -> None:
+    """Raise `LrkvError` for an empty list among these fields, and for no samples."""
     for name in names:
         if getattr(settings, name) == ():
             raise LrkvError(f"{name}: nothing is listed, so there is nothing to measure")
-    if settings.samples < 1 or (settings.depth is not None and settings.depth < 1):
-        raise LrkvError("samples and depth: use 1 or more")
+    if settings.samples < 1:
+        raise LrkvError("samples: use 1 or more")
+
+
+def variants_of(
+    scale: str,
+    variants: Sequence[str] | None = None,
+    *,
+    depth: int | None = None,
+    overrides: Sequence[str] = (),
+) -> dict[str, RunConfig]:
+    """The chosen variants of a scale, all unless given, cut to `depth` layers if given.
+
+    Raises `LrkvError` as `load_config` does.
+    """
+    names = load_config(scale, overrides).variants if variants is None else variants
+    found = {name: load_config(scale, [f"attention={name}", *overrides]) for name in names}
+    if depth is not None:
+        found = {name: _cut(config, depth) for name, config in found.items()}
+    return found
+
+
+def _cut(config: RunConfig, depth: int) -> RunConfig:
+    # As many layers of the scan unrolled as divide the fewer ones.
+    changes = {"layers": depth, "unroll": math.gcd(config.model.unroll, depth)}
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
 def compare_with_mha(rows: Sequence[Any], **over: str) -> None:
@@ -60,8 +87,31 @@ def compare_with_mha(rows: Sequence[Any], **over: str) -> None:
                 setattr(row, ratio, getattr(row, of) / getattr(best[row.shape], of))
 
 
+def skip_unless_it_fits(rows: Sequence[Any], need: int, limit: int) -> bool:
+    """Whether `need` bytes are within the limit; the rows are skipped and say so if not."""
+    if need <= limit:
+        return True
+    for row in rows:
+        row.status = SKIPPED
+        row.reason = (
+            f"{need / 1e9:.1f} GB needed at once, {limit / 1e9:.1f} GB to be had: fewer variants, "
+            "layers or sequences would fit"
+        )
+    return False
+
+
+def put_down(row: Any, error: Exception) -> None:
+    """Write an error into a row: an `LrkvError` skips it, anything else is a failure."""
+    if isinstance(error, LrkvError):
+        row.status, row.reason = SKIPPED, str(error)
+        return
+    first = (str(error).splitlines() or [""])[0]
+    row.status, row.reason = FAILED, f"{type(error).__name__}: {first}"[:200]
+
+
 def machine() -> dict[str, Any]:
     """Where and with what: device, versions, date, command, and how busy the machine was."""
+    program = Path(sys.argv[0]).name
     return {
         "backend": jax.default_backend(),
         "device": device_name(),
@@ -74,46 +124,48 @@ def machine() -> dict[str, Any]:
             "python": platform.python_version(),
         },
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join([_program(), *sys.argv[1:]]),
+        "command": " ".join(["lrkv" if program == "__main__.py" else program, *sys.argv[1:]]),
     }
 
 
-def _program() -> str:
-    name = Path(sys.argv[0]).name
-    return "lrkv" if name == "__main__.py" else name
-
-
-def reason_of(error: Exception) -> tuple[str, str]:
-    """(status, reason in one line): what cannot run here said so, anything else is a failure."""
-    if isinstance(error, LrkvError):
-        return SKIPPED, str(error)
-    first = (str(error).splitlines() or [""])[0]
-    return FAILED, f"{type(error).__name__}: {first}"[:200]
-
-
 def where(report: dict[str, Any]) -> str:
-    """The machine and the number format, in words."""
+    """The machine, the number format and the date, in words."""
     return (
         f"{report['device']} ({report['backend']}, {report['cores']} cores, "
         f"load {report['load_average']:.1f}), {report['settings']['dtype']}, "
-        f"jax {report['versions']['jax']}"
+        f"jax {report['versions']['jax']}, {report['date'][:10]}"
     )
 
 
-def table(*headers: str, left: int = 1) -> Table:
-    """A table of numbers, the first `left` columns of words.
-
-    The first column may wrap between words, so that no number and no header is cut at 80 columns.
-    """
-    made = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for place, header in enumerate(headers):
-        made.add_column(header, justify="left" if place < left else "right", no_wrap=place > 0)
-    return made
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], form: str, left: int = 1) -> str:
+    """A table as `tabulated` makes it; a header's lines are one in Markdown's form `pipe`."""
+    if form == "pipe":
+        headers = [header.replace("\n", " ") for header in headers]
+    return tabulated(headers, rows, form=form, left=left)
 
 
-def spread(median: float, first: float, third: float) -> str:
-    """Half the distance between the quartiles, as a share of the median."""
-    return f"±{50 * (third - first) / median:.0f} %"
+def reasons(rows: Sequence[Any]) -> list[str]:
+    """One line for each thing that kept rows from being measured, however many."""
+    unmeasured = [row for row in rows if row.status != MEASURED]
+    names: dict[str, list[str]] = {}
+    for row in unmeasured:
+        names.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
+    return [f"- {', '.join(dict.fromkeys(who))}: {why}" for why, who in names.items()]
+
+
+def median(value: float, first: float, third: float) -> str:
+    """A median, and half the distance between its quartiles as a share of it."""
+    return f"{number(value)} ±{50 * (third - first) / value:.0f} %"
+
+
+def number(value: float) -> str:
+    """A time or a size with three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio, or nothing."""
+    return "" if value is None else f"{value:.2f}"
 
 
 def as_json(report: dict[str, Any]) -> dict[str, Any]:
@@ -121,69 +173,29 @@ def as_json(report: dict[str, Any]) -> dict[str, Any]:
     return {**report, "rows": [asdict(row) for row in report["rows"]]}
 
 
-def run_shown(
-    run: Callable[[Any, Progress], dict[str, Any]],
-    settings: Any,
-    show: Callable[[dict[str, Any], Console], None],
-    console: Console | None,
-) -> dict[str, Any]:
-    """`run(settings, progress)` with a bar on a terminal and plain lines elsewhere, on stderr.
-
-    The report is returned, and with a `console` shown on it.
-    """
-    errors = Console(stderr=True)
-    if not errors.is_terminal:
-        report = run(
-            settings,
-            lambda text, done, total: errors.print(f"{done}/{total} {text}", highlight=False),
-        )
-    else:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                   TimeElapsedColumn())  # fmt: skip
-        with Bar(*columns, console=errors, transient=True) as bar:
-            task = bar.add_task("starting", total=None)
-
-            def move(text: str, done: int, total: int) -> None:
-                bar.update(task, description=text, completed=done, total=total)
-
-            report = run(settings, move)
-    if console is not None:
-        show(report, console)
-    return report
-
-
 def command(
     run: Callable[[Any, Progress], dict[str, Any]],
     settings: Any,
-    show: Callable[[dict[str, Any], Console], None],
+    tables: Callable[[dict[str, Any]], str],
     *,
     print_json: bool,
-    out: str | None,
-    draw: Callable[[dict[str, Any], Path], bool] | None = None,
-) -> None:
-    """`run_shown` from the command line: tables or JSON on stdout, files in the folder `out`."""
-    report = run_shown(run, settings, show, None if print_json else Console())
-    if print_json:
-        print(json.dumps(as_json(report), indent=2))
-    if out is not None:
-        for path in save(report, out, draw=draw):
-            print(path, file=sys.stderr)
-
-
-def save(
-    report: dict[str, Any],
-    folder: str | Path,
+    out: str | Path | None,
     suffix: str = "",
-    *,
-    draw: Callable[[dict[str, Any], Path], bool] | None = None,
-) -> list[Path]:
-    """Write BENCHMARK_BACKEND.json, and what `draw` makes of the report as a PNG beside it."""
+) -> None:
+    """Run a benchmark: tables or JSON on stdout, progress on stderr, a file in the folder `out`."""
+    report = run(settings, print_progress)
+    print(json.dumps(as_json(report), indent=2) if print_json else tables(report))
+    if out is not None:
+        print(save(report, out, suffix), file=sys.stderr)
+
+
+def save(report: dict[str, Any], folder: str | Path, suffix: str = "") -> Path:
+    """Write BENCHMARK_BACKEND.json."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{report['benchmark']}_{report['backend']}{suffix}.json"
     files.write(path, json.dumps(as_json(report), indent=1) + "\n")
-    drawn = draw is not None and draw(report, path.with_suffix(".png"))
-    return [path, path.with_suffix(".png")] if drawn else [path]
+    return path
 
 
 def read_decode(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The training benchmark: scales × variants on one mesh, in one run.
 
-At each scale every line is compiled, started, and then timed together, one step of each in turn
+At each scale every variant is compiled, started, and then timed together, one step of each in turn
 with a large product, so that a busy moment of the machine meets them all. A time over MHA's is
 of the same run and shape, an MFU over products of the same run and devices.
 
@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -19,20 +20,17 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
-from lrkv_jax.config import RunConfig
+from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.distributed.compilation import Compiled, compile_ahead, program_bytes
 from lrkv_jax.distributed.hardware import hardware_of
 from lrkv_jax.distributed.mesh import check_mesh, make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import clock, report
-from lrkv_jax.lab.bench.train_table import TrainTiming
-from lrkv_jax.lab.bench.variants import ScaleVariant, variants_of
-from lrkv_jax.models.accounting.counts import (
-    parameter_counts,
-    training_flops_per_token,
-)
+from lrkv_jax.models.accounting.counts import parameter_counts, training_flops_per_token
 from lrkv_jax.training.state import abstract_state, init_state, resolve
 from lrkv_jax.training.step import make_train_step
+from lrkv_jax.training.token_batch import BatchFormat
 
 # A share of a step, so that the first step's loss may differ from ln V by rounding alone.
 LOSS_TOLERANCE = 1e-2
@@ -40,22 +38,77 @@ LOSS_TOLERANCE = 1e-2
 
 @dataclass(frozen=True)
 class TrainBenchmark:
-    """What to measure. `overrides` change every line's settings, as mesh.fsdp=2 does.
+    """What to measure. `overrides` change every variant's settings, as mesh.fsdp=2 does.
 
     Raises `LrkvError` for what does not exist.
     """
 
     scales: tuple[str, ...] = ("128m",)
     variants: tuple[str, ...] | None = None  # None: all of the scale
-    ropes: tuple[str, ...] | None = None  # None: all that a variant has
     overrides: tuple[str, ...] = ()
     depth: int | None = None  # layers; None is the scale's
     samples: int = 15
-    seconds: float = 60.0  # that one line may take before it stops at five samples
+    seconds: float = 60.0  # that one variant may take before it stops at five samples
     seed: int = 0
 
     def __post_init__(self):
-        report.check(self, "scales", "variants", "ropes")
+        report.check_settings(self, "scales", "variants")
+        if self.depth is not None and self.depth < 1:
+            raise LrkvError("depth: use 1 or more layers")
+
+
+@dataclass
+class TrainTiming:
+    """One variant's training step at one scale and mesh. Bytes are of one device."""
+
+    scale: str
+    variant: str
+    layers: int  # that the time is of
+    scale_layers: int
+    vocabulary: int
+    global_batch_size: int  # sequences per step
+    seq_len: int
+    grad_accum_steps: int
+    remat: str
+    dtype: str
+    mesh: dict[str, int]
+    parameters: int
+    flops_per_step: int  # the written formula's
+    status: str = report.MEASURED
+    reason: str | None = None  # why it was not measured
+    loss: float | None = None  # of the first step, nats per token
+    compile_seconds: float | None = None  # of the step, tracing included
+    state_bytes: int | None = None  # parameters, moments and a batch
+    peak_bytes: int | None = None  # of a step, by XLA's analysis
+    samples: int = 0
+    ms: float | None = None  # median milliseconds of a step
+    ms_first_quartile: float | None = None
+    ms_third_quartile: float | None = None
+    tokens_per_second: float | None = None
+    flops_per_second: float | None = None
+    ceiling_flops_per_second: float | None = None  # of products, all devices together
+    mfu_of_ceiling: float | None = None
+    mfu_of_datasheet: float | None = None
+    time_over_mha: float | None = None  # MHA of the same run and shape
+    flops_over_mha: float | None = None
+
+    @property
+    def name(self) -> str:
+        """128m mha."""
+        return f"{self.scale} {self.variant}"
+
+    @property
+    def shape(self) -> tuple:
+        """What rows must share to be compared."""
+        return (
+            self.scale, self.layers, self.vocabulary, self.global_batch_size, self.seq_len,
+            self.grad_accum_steps, self.remat, self.dtype, *self.mesh.items(),
+        )  # fmt: skip
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.global_batch_size * self.seq_len
 
 
 class TrainProgram:
@@ -66,7 +119,8 @@ class TrainProgram:
         train = config.train
         # Every id stands for a byte: what a token is worth in bytes costs no time.
         token_bytes_V = np.ones(config.model.vocabulary, np.int32)
-        step = make_train_step(config, mesh, token_bytes_V)
+        batch_format = BatchFormat.of(config, bos=0)  # which token it is changes no shape
+        step = make_train_step(config, mesh, token_bytes_V, batch_format)
         tokens_BU = jax.ShapeDtypeStruct(
             (train.global_batch_size, train.seq_len + 1), jnp.int32, sharding=batch_sharding(mesh)
         )
@@ -116,7 +170,7 @@ def here(**chosen: Any) -> TrainBenchmark:
 
     On a CPU about two minutes of the quickstart model on two cores, on a GPU the 128M model.
     """
-    small: dict[str, Any] = {"scales": ("quickstart",), "ropes": ("full", "latent"), "samples": 7}
+    small: dict[str, Any] = {"scales": ("quickstart",), "samples": 7}
     defaults = small if jax.default_backend() == "cpu" else {}
     return TrainBenchmark(
         **defaults | {k: value for k, value in chosen.items() if value is not None}
@@ -135,94 +189,85 @@ def run(
     compiled, for a configuration or a mesh that cannot be.
     """
     devices = jax.devices() if devices is None else devices
-    found = report.machine()
-    scales = {scale: _lines(scale, settings) for scale in settings.scales}
-    meshes = {scale: make_mesh(lines[0].config.mesh, devices) for scale, lines in scales.items()}
-    for scale, lines in scales.items():
-        for line in lines:
-            check_mesh(line.config, meshes[scale])
+    scales = {
+        scale: {
+            name: resolve(config)
+            for name, config in report.variants_of(
+                scale, settings.variants, depth=settings.depth, overrides=settings.overrides
+            ).items()
+        }
+        for scale in settings.scales
+    }
+    meshes = {}
+    for scale, variants in scales.items():
+        first, *_ = variants.values()
+        meshes[scale] = make_mesh(first.mesh, devices)
+        for config in variants.values():
+            check_mesh(config, meshes[scale])
     rows: list[TrainTiming] = []
-    total = sum(map(len, scales.values()))
-    for scale, lines in scales.items():
-        rows += _at_one_scale(settings, scale, lines, meshes[scale], progress, len(rows), total)
+    for scale, variants in scales.items():
+        rows += _at_one_scale(settings, scale, variants, meshes[scale], progress)
     report.compare_with_mha(rows, time_over_mha="ms", flops_over_mha="flops_per_step")
-    progress("done", total, total)
     return {
         "benchmark": "train",
-        **found,
+        **report.machine(),
         "devices": len(devices),
         "settings": asdict(settings) | {"dtype": ", ".join(sorted({r.dtype for r in rows}))},
-        "ceiling": {"side": clock.side(), "samples": settings.samples},
         "rows": rows,
     }
 
 
-def _lines(scale: str, settings: TrainBenchmark) -> list[ScaleVariant]:
-    lines = variants_of(
-        scale, settings.variants, settings.ropes, depth=settings.depth, overrides=settings.overrides
-    )
-    return [line._replace(config=resolve(line.config)) for line in lines]
-
-
-def _at_one_scale(settings, scale, lines, mesh, progress, done, total) -> list[TrainTiming]:
+def _at_one_scale(
+    settings: TrainBenchmark, scale: str, variants: dict[str, RunConfig], mesh: Mesh, progress
+) -> list[TrainTiming]:
     """Every row of one scale."""
-    scale_layers = variants_of(scale, settings.variants, None)[0].config.model.layers
+    scale_layers = load_config(scale).model.layers
     rows: list[TrainTiming] = []
     programs: list[tuple[TrainTiming, TrainProgram]] = []
-    for line in lines:
-        progress(f"{scale}, {line.name}: compiling", done + len(rows), total)
-        model, train = line.config.model, line.config.train
-        per_token = training_flops_per_token(model, train.seq_len)
-        row = TrainTiming(
-            scale, line.variant, line.rope, model.layers, scale_layers, model.vocabulary,
-            train.global_batch_size, train.seq_len, train.grad_accum_steps, train.remat,
-            model.dtype, dict(mesh.shape), parameter_counts(model).total, per_token *
-            train.global_batch_size * train.seq_len,
-        )  # fmt: skip
+    for variant, config in variants.items():
+        progress(f"{scale}, {variant}: compiling")
+        row = _row(scale, variant, config, scale_layers, mesh)
         rows.append(row)
         try:
-            made = TrainProgram(line.config, mesh)
-        except Exception as error:  # one line may not compile, and the rest must go on
-            row.status, row.reason = report.reason_of(error)
+            made = TrainProgram(config, mesh)
+        except Exception as error:  # one variant may not compile, and the rest must go on
+            report.put_down(row, error)
             continue
-        row.compile_seconds, row.compile_cached = made.step.seconds, made.step.cached
+        row.compile_seconds = made.step.seconds
         row.state_bytes, row.peak_bytes = made.state_bytes, made.peak_bytes
         programs.append((row, made))
-    if not programs or _do_not_fit(programs, mesh):
-        return rows
-    progress(f"{scale}: timing", done + len(rows), total)
-    _time(settings, mesh, _start(programs, settings.seed))
+    # Every state stays while one of them steps.
+    need = sum(made.state_bytes for _, made in programs)
+    need += max((made.peak_bytes - made.state_bytes for _, made in programs), default=0)
+    if jax.default_backend() == "cpu":
+        need *= len(mesh.local_devices)  # simulated devices share the machine's memory
+    if report.skip_unless_it_fits([row for row, _ in programs], need, clock.memory_limit()):
+        progress(f"{scale}: timing")
+        _time(settings, mesh, _start(programs, settings.seed))
     return rows
 
 
-def _do_not_fit(programs: Sequence[tuple[TrainTiming, TrainProgram]], mesh: Mesh) -> bool:
-    """Whether the lines' states and one step's arrays exceed the memory; the rows then say so."""
-    need = sum(made.state_bytes for _, made in programs)
-    need += max(made.peak_bytes - made.state_bytes for _, made in programs)
-    if jax.default_backend() == "cpu":
-        need *= len(mesh.local_devices)  # simulated devices share the machine's memory
-    limit = clock.memory_limit()
-    if need <= limit:
-        return False
-    for row, _ in programs:
-        row.status = report.SKIPPED
-        row.reason = (
-            f"{need / 1e9:.1f} GB needed at once, {limit / 1e9:.1f} GB to be had: fewer variants, "
-            "a smaller train.global_batch_size or fewer layers (--depth) would fit"
-        )
-    return True
+def _row(scale: str, variant: str, config: RunConfig, scale_layers: int, mesh: Mesh) -> TrainTiming:
+    model, train = config.model, config.train
+    tokens = train.global_batch_size * train.seq_len
+    return TrainTiming(
+        scale, variant, model.layers, scale_layers, model.vocabulary,
+        train.global_batch_size, train.seq_len, train.grad_accum_steps, train.remat,
+        model.dtype, dict(mesh.shape), parameter_counts(model).total,
+        tokens * training_flops_per_token(model, train.seq_len),
+    )  # fmt: skip
 
 
 def _start(
     programs: Sequence[tuple[TrainTiming, TrainProgram]], seed: int
 ) -> list[tuple[TrainTiming, Trainer]]:
-    """Make each line's state and take its first step; those that fail say why."""
+    """Make each variant's state and take its first step; those that fail say why."""
     started = []
     for row, made in programs:
         try:
             trainer = Trainer(made, seed)
         except Exception as error:
-            row.status, row.reason = report.reason_of(error)
+            report.put_down(row, error)
             continue
         row.loss, expected = trainer.first_loss, math.log(row.vocabulary)
         # A head of zeros gives every token the same probability.
@@ -255,3 +300,51 @@ def _time(settings: TrainBenchmark, mesh: Mesh, started: list[tuple[TrainTiming,
         row.mfu_of_ceiling = row.flops_per_second / limit
         if device is not None and row.dtype == "bfloat16":  # the only peak in the table
             row.mfu_of_datasheet = row.flops_per_second / (device.bf16_flops * mesh.size)
+
+
+COLUMNS = (
+    "variant", "ms", "tokens\n/s", "MFU", "MFU,\nsheet", "time\n× MHA", "FLOPs\n× MHA", "peak\nMB",
+)  # fmt: skip
+LEGEND = (
+    "Medians of fenced steps, ± half the distance between the quartiles. MFU: model FLOPs per\n"
+    "second over those of large products of the same run; sheet: over the vendor's peak, where\n"
+    "there is one. MB of one device."
+)
+
+
+def tables(found: dict[str, Any], form: str = "simple") -> str:
+    """A table for each shape of what was measured, and every reason why something was not."""
+    rows = found["rows"]
+    parts = [f"{report.where(found)}, {found['devices']} device(s), `{found['command']}`"]
+    measured = [row for row in rows if row.status == report.MEASURED]
+    for _, group in groupby(measured, key=lambda row: row.shape):
+        same = list(group)
+        parts += [_title(same[0]), report.table(COLUMNS, list(map(_cells, same)), form)]
+    parts += report.reasons(rows)
+    return "\n\n".join(parts if form == "pipe" else [*parts, LEGEND])
+
+
+def _title(row: TrainTiming) -> str:
+    cut = "" if row.layers == row.scale_layers else f" of {row.scale_layers}"
+    mesh = " x ".join(f"{axis} {size}" for axis, size in row.mesh.items() if size > 1)
+    parts = [
+        f"{row.scale}: {row.layers}{cut} layers", f"vocabulary {row.vocabulary:,}",
+        f"{row.global_batch_size} x {row.seq_len:,} tokens per step",
+        f"in {row.grad_accum_steps} parts" if row.grad_accum_steps > 1 else "",
+        f"remat {row.remat}" if row.remat != "none" else "", row.dtype, mesh,
+    ]  # fmt: skip
+    return ", ".join(filter(None, parts))
+
+
+def _cells(row: TrainTiming) -> list[str]:
+    sheet = row.mfu_of_datasheet
+    return [
+        row.variant,
+        report.median(row.ms, row.ms_first_quartile, row.ms_third_quartile),
+        f"{row.tokens_per_second:,.0f}",
+        f"{row.mfu_of_ceiling:.1%}",
+        "" if sheet is None else f"{sheet:.1%}",
+        report.ratio(row.time_over_mha),
+        report.ratio(row.flops_over_mha),
+        report.number(row.peak_bytes / 1e6),
+    ]

@@ -1,6 +1,6 @@
 """JAX's devices: that they answer, and how fast they copy, multiply and talk to each other.
 
-N devices
+N devices  X values of each
 """
 
 import os
@@ -16,106 +16,81 @@ from lrkv_jax.distributed.hardware import Hardware, hardware_of
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.lab.bench import clock
 from lrkv_jax.lab.bench.decode import COPY_BYTES
-from lrkv_jax.lab.doctor.finding import SLOW, WRONG, Finding, at, judged
-from lrkv_jax.lab.plan.step_time import bytes_sent
+from lrkv_jax.lab.doctor.examine import SLOW, WRONG, Finding, judged
 from lrkv_jax.models.layers import resolve_dtype
 
-# Of the datasheet's figures; the plan assumes 0.8 and 0.6.
-COPIES, PRODUCTS, LINKS, MEMORY = 0.7, 0.55, 0.4, 0.7
+# Of the datasheet's figures.
+COPIES, PRODUCTS, LINKS = 0.7, 0.55, 0.4
 # A core of today's copies 5 to 15 GB/s and multiplies at 30 to 100 GFLOP/s.
 CPU_COPIES, CPU_PRODUCTS = 2e9, 4e9
 SAMPLES = 5
-SIZES = {"cpu": (1 << 14, 1 << 20), "gpu": (1 << 16, 1 << 22, 1 << 28)}  # bytes of a device
+BYTES = {"cpu": 1 << 20, "gpu": 1 << 28}  # that each device adds to the sum
 INTEGERS = 1 << 10  # float32 sums of fewer are exact
 
 
 def devices(gpus: int) -> Finding:
-    """What JAX computes on, where the driver shows `gpus`."""
+    """What JAX computes on; the driver shows `gpus`."""
     start(alone="lrkv doctor")
-    asked = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
     here, backend = jax.local_devices(), jax.default_backend()
     faults = {}
-    if backend == "cpu" and asked != "cpu" and (asked or gpus):
-        why = f"JAX_PLATFORMS is {asked}" if asked else f"the driver shows {gpus} GPUs"
-        faults[f"{why}, and JAX computes on the CPU"] = WRONG
-    elif backend == "gpu" and len(here) < gpus and "CUDA_VISIBLE_DEVICES" not in os.environ:
+    chosen = os.environ.get("JAX_PLATFORMS") == "cpu" or "CUDA_VISIBLE_DEVICES" in os.environ
+    if not chosen and gpus > (len(here) if backend == "gpu" else 0):
         faults[f"the driver shows {gpus} GPUs"] = WRONG
-    limits = [(d.memory_stats() or {}).get("bytes_limit") for d in here]
-    least = min(limits) if all(limits) else None
-    sheet = hardware_of(here[0].device_kind)
-    says = f"{len(here)} x {here[0].device_kind} ({backend})"
-    if least:
-        says += f", {least / 1e9:.0f} GB each for JAX"
-        if sheet and least < MEMORY * sheet.memory:
-            faults[f"{sheet.memory / 1e9:.0f} GB by the datasheet"] = SLOW
-    measured = {"count": len(here), "backend": backend, "memory_bytes": least,
-                "kind": here[0].device_kind}  # fmt: skip
-    return judged("devices", faults, says, measured)
+    kind = here[0].device_kind
+    measured = {"count": len(here), "backend": backend, "kind": kind}
+    return judged("devices", faults, f"JAX computes on {len(here)} x {kind} ({backend})", measured)
 
 
 def speed(index: int) -> list[Finding]:
     """One device's copies within its memory, and its products."""
     device = jax.local_devices()[index]
-    sheet, name = hardware_of(device.device_kind), f"device {index}"
     with jax.default_device(device):
-        at("copies")
         nbytes = min(COPY_BYTES.get(device.platform, COPY_BYTES["cpu"]), clock.memory_limit() // 4)
         copies = clock.quartiles(clock.copy_bandwidth(nbytes, SAMPLES))[1]
-    rates = {}
-    mesh = make_mesh(MeshConfig(), [device])
-    for dtype in ("bfloat16", "float32"):
-        at(f"products in {dtype}")
-        timer, flops = clock.matmul_timer(mesh, dtype)
-        rates[dtype] = flops / clock.quartiles(clock.interleaved([timer], SAMPLES)[0])[1]
-    return check_speed(name, sheet, copies, rates, resolve_dtype("auto").name)
+    dtype = resolve_dtype("auto").name
+    timer, flops = clock.matmul_timer(make_mesh(MeshConfig(), [device]), dtype)
+    products = flops / clock.quartiles(clock.interleaved([timer], SAMPLES)[0])[1]
+    return check_speed(f"device {index}", hardware_of(device.device_kind), copies, products, dtype)
 
 
 def check_speed(
-    name: str, sheet: Hardware | None, copies: float, rates: dict[str, float], dtype: str
+    name: str, sheet: Hardware | None, copies: float, products: float, dtype: str
 ) -> list[Finding]:
-    """Copies in bytes/s and products in FLOP/s by dtype, against a datasheet; `dtype` is ours."""
+    """Copies in bytes/s and products in FLOP/s of `dtype`, against a datasheet."""
     least = COPIES * sheet.memory_bandwidth if sheet else CPU_COPIES
-    fault = {f"under {least / 1e9:.0f} GB/s": SLOW} if copies < least else {}
-    of = f" ({copies / sheet.memory_bandwidth:.0%} of the datasheet's)" if sheet else ""
-    measured = {"bytes_per_second": copies}
-    says = f"{copies / 1e9:.1f} GB/s{of}"
-    found = [judged(f"{name}: copies", fault, says, measured)]
+    faults = {f"under {least / 1e9:.0f} GB/s": SLOW} if copies < least else {}
+    text, measured = f"{copies / 1e9:.1f} GB/s", {"bytes_per_second": copies}
+    found = [judged(f"{name}: copies", faults, text, measured)]
     least = PRODUCTS * sheet.bf16_flops if sheet else CPU_PRODUCTS
-    fault = {f"under {least / 1e12:g} TFLOP/s in {dtype}": SLOW} if rates[dtype] < least else {}
-    of = f" ({rates['bfloat16'] / sheet.bf16_flops:.0%} of the datasheet's)" if sheet else ""
-    says = ", ".join(f"{rate / 1e12:.3g} TFLOP/s in {d}" for d, rate in rates.items())
-    return [*found, judged(f"{name}: products", fault, says + of, {"flops_per_second": rates})]
+    faults = {f"under {least / 1e12:g} TFLOP/s": SLOW} if products < least else {}
+    text = f"{products / 1e12:.3g} TFLOP/s in {dtype}"
+    measured = {"flops_per_second": products}
+    return [*found, judged(f"{name}: products", faults, text, measured)]
 
 
 def between() -> Finding:
-    """Sums over all devices at growing sizes: their results and their bandwidth."""
+    """A sum over all devices: its result and its bandwidth."""
     here = jax.local_devices()
-    N, sheet = len(here), hardware_of(here[0].device_kind)
+    N, nbytes = len(here), BYTES.get(here[0].platform, BYTES["gpu"])
     mesh = make_mesh(MeshConfig(data=N, fsdp=1), here)
-    rates: dict[int, float] = {}
-    wrong = False
-    for nbytes in SIZES.get(here[0].platform, SIZES["gpu"]):
-        at(f"{nbytes} bytes")
-        shape, sharding = (N, nbytes // 4), jax.NamedSharding(mesh, P("data"))
-        x_NX = jax.jit(partial(_whole_numbers, shape), out_shardings=sharding)()
-        program = jax.jit(partial(_sum_over_devices, mesh))
-        wrong |= not bool(jnp.array_equal(program(x_NX)[0], x_NX.sum(axis=0)))
-        timer = clock.timer(program, [(x_NX,)], 1, 1)
-        seconds = clock.quartiles(clock.interleaved([timer], SAMPLES)[0])[1]
-        rates[nbytes] = bytes_sent("all-reduce", nbytes, N) / seconds
-    return check_between(N, sheet, rates, wrong=wrong)
+    shape, sharding = (N, nbytes // 4), jax.NamedSharding(mesh, P("data"))
+    x_NX = jax.jit(partial(_whole_numbers, shape), out_shardings=sharding)()
+    program = jax.jit(partial(_sum_over_devices, mesh))
+    wrong = not bool(jnp.array_equal(program(x_NX)[0], x_NX.sum(axis=0)))
+    timer = clock.timer(program, [(x_NX,)], 1, 1)
+    seconds = clock.quartiles(clock.interleaved([timer], SAMPLES)[0])[1]
+    # An all-reduce is a reduce-scatter and an all-gather.
+    rate = 2 * nbytes * (N - 1) / N / seconds
+    return check_between(N, hardware_of(here[0].device_kind), rate, wrong=wrong)
 
 
-def check_between(
-    devices: int, sheet: Hardware | None, rates: dict[int, float], *, wrong: bool
-) -> Finding:
-    """Bytes/s that each device sends, by the size of its array, against the datasheet's link."""
+def check_between(devices: int, sheet: Hardware | None, rate: float, *, wrong: bool) -> Finding:
+    """Bytes/s that each device sends, against the datasheet's link."""
     faults = {f"the sum over {devices} devices is not that of their values": WRONG} if wrong else {}
-    best = max(rates.values())
-    if sheet and best < LINKS * sheet.link_bandwidth:
-        faults[f"{best / sheet.link_bandwidth:.0%} of the datasheet's link"] = SLOW
-    says = ", ".join(f"{r / 1e9:.2g} GB/s at {n >> 10} KiB" for n, r in rates.items())
-    return judged(f"all-reduce of {devices}", faults, says, {"bytes_per_second": rates})
+    if sheet and rate < LINKS * sheet.link_bandwidth:
+        faults[f"{rate / sheet.link_bandwidth:.0%} of the datasheet's link"] = SLOW
+    text, measured = f"{rate / 1e9:.2g} GB/s", {"bytes_per_second": rate}
+    return judged(f"all-reduce of {devices}", faults, text, measured)
 
 
 def _whole_numbers(shape):

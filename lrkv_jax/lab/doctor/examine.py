@@ -1,42 +1,78 @@
-"""The examination: checks run in a process that ends with a line where one hangs or crashes."""
+"""The examination: checks run one after another, and one that hangs ends it with a line."""
 
-import contextlib
 import datetime
-import json
-import os
+import faulthandler
 import platform
 import queue
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from lrkv_jax import __version__
-from lrkv_jax.lab.doctor.finding import SLOW, WRONG, Finding
+from lrkv_jax.errors import LrkvError
 
-AGAIN = "run it again on an idle machine, or with --seconds 300, once what is wrong is mended"
+OK, SLOW, WRONG, NOT_HERE = "ok", "slow", "wrong", "not here"
 START_SECONDS = 60.0  # JAX loads between two checks
-_START: dict[str, Any] = {"begin": "the next check", "fix": AGAIN, "seconds": START_SECONDS}
 
 
-def examine(
-    show: Callable[[Finding], None], *, seconds: float, module: str = "lrkv_jax.lab.doctor.checks"
-) -> dict[str, Any]:
-    """Run the checks of `module`, show each finding as it comes; the report, ready for JSON.
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report.
 
-    What runs after `seconds` is ended. What follows a check that hangs or crashes is not run.
+    `text` is what was measured, `fix` what to do about it, empty if nothing is to be done.
+    `measured` has the same figures in bytes, seconds and their ratios, ready for JSON.
     """
+
+    name: str
+    verdict: str
+    text: str
+    fix: str = ""
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        text = f"{self.text}: {self.fix}" if self.fix else self.text
+        return f"{self.verdict:9}{self.name:24} {text}"
+
+
+def judged(name: str, faults: dict[str, str], text: str, measured: dict[str, Any]) -> Finding:
+    """A finding whose verdict is the worst of `faults`, which maps what is amiss to its verdict.
+
+    The text begins with the faults.
+    """
+    verdict = next((v for v in (WRONG, SLOW) if v in faults.values()), OK)
+    return Finding(name, verdict, "; ".join([*faults, text]), "", measured)
+
+
+class Check(NamedTuple):
+    """A check that may take `seconds`; `fix` is for what it finds amiss."""
+
+    name: str
+    seconds: float
+    fix: str
+    run: Callable[[], Finding | list[Finding]]
+
+
+Facts = dict[str, dict[str, Any]]  # what each line measured, by its name
+Plan = Callable[[Facts], Iterable[Check]]
+
+
+def examine(show: Callable[[Finding], None], *, seconds: float, plan: Plan) -> dict[str, Any]:
+    """Run the checks, show each finding as it comes; the report, ready for JSON.
+
+    A check that runs after `seconds`, or longer than it may, is given up, and what follows it is
+    not run. Its thread still runs then: leave by `os._exit`.
+    """
+    faulthandler.enable()  # a crash prints which check it was in
     began, found = time.monotonic(), []
-    for one in _findings(module, began + seconds):
+    for one in _findings(plan, began + seconds):
         found.append(one)
         show(one)
     facts = {one.name: one.measured for one in found}
+    verdicts = {one.verdict for one in found}
     return {
-        "doctor": verdict(found),
+        "doctor": next((v for v in (WRONG, SLOW) if v in verdicts), "right"),
         "seconds": time.monotonic() - began,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
@@ -50,65 +86,58 @@ def examine(
     }
 
 
-def _findings(module: str, end: float) -> Iterator[Finding]:
-    """What the process of `module` finds until it ends, hangs, or the time `end` comes."""
-    # Beside other programs: what is not needed is not taken.
-    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
-    with tempfile.TemporaryFile("w+", errors="replace") as printed:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module], env=environment, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=printed, start_new_session=True,
-        )  # fmt: skip
-        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=_read, args=(process, lines), daemon=True).start()
-        check, until = _START, time.monotonic() + START_SECONDS
-        try:
-            while line := lines.get(timeout=max(0.0, min(until, end) - time.monotonic())):
-                message = json.loads(line)
-                if "begin" in message:
-                    check = message
-                    until = time.monotonic() + check["seconds"]
-                elif "found" in message:
-                    check, until = _START, time.monotonic() + START_SECONDS
-                    yield from (Finding(**one) for one in message["found"])
-                else:
-                    check = check | message
-            if code := process.wait():
-                printed.seek(0)
-                yield _unfinished(check, WRONG, _how_it_ended(code, printed.read()), check["fix"])
-        except queue.Empty:
-            if end < until:
-                yield _unfinished(check, SLOW, "not done when the doctor's time was over", AGAIN)
+def _findings(plan: Plan, end: float) -> Iterator[Finding]:
+    """What the checks find until the last one ends, one hangs, or the time `end` comes."""
+    messages: queue.SimpleQueue[Check | list[Finding] | None] = queue.SimpleQueue()
+    threading.Thread(target=_run, args=(plan, messages), daemon=True).start()
+    name, fix, until = "the next check", "", time.monotonic() + START_SECONDS
+    try:
+        while message := messages.get(timeout=max(0.0, min(until, end) - time.monotonic())):
+            if isinstance(message, Check):
+                name, fix, until = message.name, message.fix, time.monotonic() + message.seconds
             else:
-                says = f"did not answer within {check['seconds']:.0f} s"
-                yield _unfinished(check, WRONG, says, check["fix"])
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it started
-            process.wait()
+                yield from message
+                until = time.monotonic() + START_SECONDS
+    except queue.Empty:
+        if end < until:
+            text, verdict = "not done when the doctor's time was over", SLOW
+            fix = "run it again on an idle machine, or with --seconds 300"
+        else:
+            text, verdict = "did not answer in time", WRONG
+        yield Finding(name, verdict, f"{text}; what follows was not run", fix)
 
 
-def _read(process: subprocess.Popen[str], lines: queue.SimpleQueue) -> None:
-    for line in process.stdout or ():
-        lines.put(line)
-    lines.put(None)
+def _run(plan: Plan, messages: queue.SimpleQueue) -> None:
+    """Put each check into the queue, then what it finds, and None after the last."""
+    facts: Facts = {"driver": {}, "devices": {}}
+    try:
+        for check in plan(facts):
+            messages.put(check)
+            found = _answer(check)
+            facts.update({one.name: one.measured for one in found})
+            messages.put(found)
+    except Exception as error:  # what the next check needs cannot be imported
+        messages.put([_failure("the next check", error)])
+    messages.put(None)
 
 
-def _unfinished(check: dict[str, Any], verdict: str, says: str, fix: str) -> Finding:
-    begun = f" (last begun: {check['at']})" if "at" in check else ""
-    return Finding(check["begin"], verdict, f"{says}{begun}; what follows was not run", fix)
+def _answer(check: Check) -> list[Finding]:
+    """The findings of a check; what it raises becomes one."""
+    try:
+        found = check.run()
+    except LrkvError as error:
+        return [Finding(check.name, WRONG, str(error))]
+    except Exception as error:
+        return [_failure(check.name, error, check.fix)]
+    return [
+        replace(one, fix=check.fix) if one.verdict in (SLOW, WRONG) else one
+        for one in (found if isinstance(found, list) else [found])
+    ]
 
 
-def _how_it_ended(code: int, printed: str) -> str:
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-    last = (printed.strip().splitlines() or [""])[-1][:200]
-    return f"{how}; {last}" if last else how
-
-
-def verdict(found: Iterable[Finding]) -> str:
-    """The worst of all, or `right`."""
-    verdicts = {one.verdict for one in found}
-    return next((v for v in (WRONG, SLOW) if v in verdicts), "right")
+def _failure(name: str, error: Exception, fix: str = "") -> Finding:
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return Finding(name, WRONG, text, fix)
 
 
 def sentence(report: dict[str, Any]) -> str:

@@ -1,62 +1,194 @@
-"""The whole plan as one dictionary.
+"""The whole plan as one dictionary, and as text.
 
-All is counted from the configuration, except the cache's live bytes: those are summed from the
-buffers of a small cache that is really allocated. A training step on a mesh is compiled, or else
-estimated in closed form; neither allocates anything.
+All is counted from the configuration. A training step on a mesh is compiled, or else estimated in
+closed form; nothing is allocated.
 """
 
-from dataclasses import asdict, dataclass
+import textwrap
+from dataclasses import asdict
 from typing import Any
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.distributed.hardware import hardware
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.plan.live_cache import live_cache_bytes_per_token
-from lrkv_jax.models.accounting.counts import plan, with_mha
+from lrkv_jax.lab.report.tabulated import tabulated
+from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, plan, with_mha
 from lrkv_jax.models.accounting.serving import USABLE, serving
 
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """What a plan reports beyond the variants' costs.
-
-    `training` adds a step on the mesh: `devices` fill an axis of −1, a node's unless given. The
-    step is `compiled`, or else estimated. `length` is the number of tokens in a decoder's cache,
-    the run's context unless given.
-    """
-
-    training: bool = False
-    devices: int | None = None
-    hardware: str = "h200"
-    compiled: bool = False
-    length: int | None = None
+GIGA = 1e9
 
 
-def report(
-    config: RunConfig, names: list[str], options: PlanOptions = PlanOptions()
+def plan_report(
+    config: RunConfig,
+    names: list[str],
+    *,
+    training: bool = False,
+    compiled: bool = False,
+    devices: int | None = None,
+    device: str = "h200",
+    length: int | None = None,
 ) -> dict[str, Any]:
-    """The costs of the run under each variant of `names`, and what `options` add.
+    """The costs of the run under each variant of `names`, ready for JSON.
+
+    `training` adds a step on the mesh, `compiled` or else estimated: `devices` fill an axis of −1,
+    a node's unless given. `length` is the number of tokens in a decoder's cache, the run's context
+    unless given.
 
     Raises `LrkvError` for a variant that cannot have the model's shape, unknown hardware, and a
     mesh that the devices or the model cannot have.
     """
-    device = hardware(options.hardware)
-    if options.length is not None and options.length < 1:
-        raise LrkvError(f"--length {options.length}: use 1 or more tokens")
-    length = options.length or config.train.seq_len
+    named = hardware(device)
+    if length is not None and length < 1:
+        raise LrkvError(f"--length {length}: use 1 or more tokens")
     planned = plan(config, names)
-    mha_bytes = live_cache_bytes_per_token(with_mha(config.model))
+    mha_bytes = cache_allocated_bytes_per_token(with_mha(config.model))
     for name, costs in planned["variants"].items():
-        model = config.variant(name).model
-        live = live_cache_bytes_per_token(model)
-        costs["kv_cache_live_bytes_per_token"] = live
-        costs["kv_cache_live_fraction_of_mha"] = live / mha_bytes
-        decoding = serving(model, device, length)
-        costs["decode"] = asdict(decoding) | {"tokens_per_second": decoding.tokens_per_second}
-    planned["hardware"] = asdict(device) | {"decode_usable": USABLE}
-    if options.training:
+        allocated = costs["kv_cache_allocated_bytes_per_token"]
+        costs["kv_cache_allocated_fraction_of_mha"] = allocated / mha_bytes
+        decoding = serving(config.variant(name).model, named, length or config.train.seq_len)
+        tokens_per_second = {"tokens_per_second": decoding.tokens_per_second}
+        costs["decode"] = asdict(decoding) | tokens_per_second
+    planned["hardware"] = asdict(named) | {"decode_usable": USABLE}
+    if training:
         # Imported here: the step and its optimizer take a second to load.
-        from lrkv_jax.lab.plan.training import training
+        from lrkv_jax.lab.plan import training as of_training
 
-        planned["training"] = training(config, device, options.devices, compiled=options.compiled)
+        planned["training"] = of_training.training(config, named, devices, compiled=compiled)
     return planned
+
+
+def as_text(planned: dict[str, Any]) -> str:
+    """The plan in tables and sentences that fit an 80-column terminal."""
+    parts = _costs(planned)
+    if "training" in planned:
+        parts += [*_training(planned), *_decoding(planned)]
+    return "\n\n".join(parts)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 80)
+
+
+def _costs(planned: dict[str, Any]) -> list[str]:
+    title = (
+        "{name}: {layers} layers of {width}, {heads} heads of {head_width}, "
+        "{tokens:,} tokens at context {context:,}"
+    ).format(**planned)
+    headers = (
+        "variant", "size", "attn", "K/V", "GFLOP", "KV\nbytes", "allo-\ncated",
+        "% of\nMHA", "% in\npaper",
+    )  # fmt: skip
+    rows = [
+        [
+            name,
+            _human(costs["parameters"]),
+            _human(costs["attention_parameters"]),
+            _human(costs["kv_parameters"]),
+            f"{costs['flops_per_token'] / 1e9:.3f}",
+            f"{costs['kv_cache_bytes_per_token']:,}",
+            f"{costs['kv_cache_allocated_bytes_per_token']:,}",
+            f"{100 * costs['kv_cache_allocated_fraction_of_mha']:.1f}",
+            f"{100 * costs['kv_cache_fraction_published']:.1f}",
+        ]
+        for name, costs in planned["variants"].items()
+    ]
+    legend = (
+        "Size: parameters with embedding and head; attention (queries, K/V, output) and K/V over "
+        "all layers. FLOPs of a token are training's, forward and backward, attention counted in "
+        f"full, not its causal half. KV bytes of a token: {planned['cache_dtype']} values and "
+        "float32 inverse norms; as allocated, padding included, and those as a share of MHA's. "
+        "The paper counts values alone, and MLA's without the rope key."
+    )
+    return [title, tabulated(headers, rows, form="simple"), _wrapped(legend)]
+
+
+def _training(planned: dict[str, Any]) -> list[str]:
+    training, device = planned["training"], planned["hardware"]
+    mesh = ", ".join(f"{axis} {size}" for axis, size in training["mesh"].items())
+    title = (
+        f"A training step on {training['devices']} x {device['name']}: {mesh}; "
+        f"{training['dtype']}, {training['tokens_per_step']:,} tokens"
+    )
+    time = training["time"]
+    if training["verdict"]["fits"]:
+        sentence = (
+            "Time, not measured: {tokens_per_second:,.0f} tokens/s, {hours:,.1f} hours, "
+            "{device_hours:,.0f} GPU-hours, if the step reaches {assumed_peak_share:.0%} of the "
+            "peak."
+        ).format(**time)
+    else:
+        sentence = "No time is estimated of a step that does not fit."
+    share = (
+        f"Muon's Newton–Schulz is {time['newton_schulz_share']:.1%} of the step's forward and "
+        "backward FLOPs."
+    )
+    return [title, *_memory(training), _wrapped(sentence), _wrapped(share)]
+
+
+def _memory(training: dict[str, Any]) -> list[str]:
+    memory, step = training["memory"], training["compiled"]
+    policies, chosen = memory["estimates"], memory["remat"]
+    rows = [
+        [name, *(f"{memory[name] / GIGA:.2f}" for _ in policies)]
+        for name in ("parameters", "optimizer", "gradients")
+    ]
+    rows += [
+        [name, *(f"{policy[name] / GIGA:.2f}" for policy in policies.values())]
+        for name in ("activations", "loss", "total")
+    ]
+    headers = ["train.remat", *(f"{p}*" if p == chosen else p for p in policies)]
+    legend = (
+        "State and gradients are counted. The rest is an estimate: activations are what the "
+        "forward pass leaves for the backward pass, loss the work of one chunk of logits."
+    )
+    parts = ["Memory of one device, GB, estimated", tabulated(headers, rows, form="simple")]
+    parts.append(_wrapped(legend))
+    if step:
+        parts.append(
+            _wrapped(
+                f"Compiled by XLA for {training['devices']} simulated CPU devices in "
+                f"{step['seconds']:.0f} s: {step['arguments'] / GIGA:.3g} GB of arguments and "
+                f"{step['temporary'] / GIGA:.3g} GB of temporaries per device."
+            )
+        )
+    return [*parts, _wrapped(training["verdict"]["sentence"])]
+
+
+def _decoding(planned: dict[str, Any]) -> list[str]:
+    device = planned["hardware"]
+    length = next(iter(planned["variants"].values()))["decode"]["length"]
+    headers = (
+        "variant", "weights\nGB", "cache GB\n/sequence", "largest\nbatch", "ms, one\nsequence",
+        "ms, all", "tokens/s\nat most", "FLOPs\n/byte",
+    )  # fmt: skip
+    rows = []
+    for name, costs in planned["variants"].items():
+        one = costs["decode"]
+        rows.append(
+            [
+                name,
+                f"{one['weights'] / GIGA:.3g}",
+                f"{one['cache_per_sequence'] / GIGA:.3g}",
+                f"{one['largest_batch']:,}",
+                f"{1e3 * one['floor_of_one']:.3g}",
+                f"{1e3 * one['floor']:.3g}" if one["largest_batch"] else "-",
+                _human(round(one["tokens_per_second"])),
+                f"{one['flops_per_byte']:.0f}",
+            ]
+        )
+    ridge = device["bf16_flops"] / device["memory_bandwidth"]
+    legend = (
+        f"Weights and cache in bfloat16; the batch fills {device['decode_usable']:.0%} of the "
+        "memory. A step reads all weights but the embedding's table, and all caches: it takes no "
+        f"less than that does. Attention with more than {ridge:.0f} FLOPs per cached byte is "
+        "bound by arithmetic instead."
+    )
+    title = f"Decoding on one {device['name']}, {length:,} tokens in each cache, at the bandwidth"
+    return [title, tabulated(headers, rows, form="simple"), _wrapped(legend)]
+
+
+def _human(count: int) -> str:
+    """162.2M, 6.85B."""
+    if count >= 1e9:
+        return f"{count / 1e9:.2f}B"
+    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.1f}K"

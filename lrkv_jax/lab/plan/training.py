@@ -1,4 +1,4 @@
-"""A training step on a mesh of named devices: its memory, its collectives and its time.
+"""A training step on a mesh of named devices: its memory, whether it fits, and its time.
 
 The step is compiled by XLA for as many simulated CPU devices, from shapes alone, or estimated. A
 CPU's program differs from a GPU's: it writes to memory what a GPU computes again from its operands,
@@ -8,28 +8,18 @@ and it has no host memory to offload to.
 import math
 import os
 import sys
-import time
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
 from lrkv_jax.config import MeshConfig, RunConfig
-from lrkv_jax.distributed.compilation import MEMORY_FRACTION, program_bytes
+from lrkv_jax.distributed.compilation import MEMORY_FRACTION
 from lrkv_jax.distributed.hardware import Hardware
 from lrkv_jax.distributed.mesh import make_mesh
-from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.plan.estimate import StateBytes, collectives, memory, sizes_of, state_bytes
-from lrkv_jax.lab.plan.muon import muon
-from lrkv_jax.lab.plan.step_time import Assumptions, step_time
-from lrkv_jax.training.state import abstract_state
-from lrkv_jax.training.step import make_train_step
-from lrkv_jax.training.token_batch import BatchFormat
+from lrkv_jax.lab.bench.train import TrainProgram
+from lrkv_jax.lab.plan.estimate import memory_estimate, sizes_of, state_bytes, time_estimate
 
 # Of a device's memory: what `lrkv train` lets JAX take.
 USABLE = float(MEMORY_FRACTION)
@@ -55,20 +45,19 @@ class CompiledStep:
 def training(
     config: RunConfig, device: Hardware, devices: int | None, *, compiled: bool
 ) -> dict[str, Any]:
-    """The run's step on its mesh, ready for JSON. Bytes and FLOPs are one device's unless named.
+    """The run's step on its mesh, ready for JSON. Bytes are one device's.
 
     The memory is XLA's of the `compiled` step, or else an estimate. The memory of each remat policy
-    and the collectives are estimates always.
+    and the time are estimates always.
     """
     config = resolved(on_devices(config, devices, device))
     count = math.prod(sizes_of(config.mesh).values())
     state = state_bytes(config)
+    estimates = {p: memory_estimate(_with_remat(config, p), state) for p in POLICIES}
     step = compiled_step(config, count) if compiled else None
-    sent, muons, usable = collectives(config, state), muon(config), round(USABLE * device.memory)
-    seconds = step_time(
-        config, device, count, sent, muon_flops=muons["flops"] / count,
-        parameters=state.parameters, state=state.optimizer,
-    )  # fmt: skip
+    needs = step.total if step else estimates[config.train.remat].total
+    usable = round(USABLE * device.memory)
+    source = "by XLA" if step else "by the estimate"
     return {
         "mesh": sizes_of(config.mesh),
         "devices": count,
@@ -76,18 +65,18 @@ def training(
         "tokens_per_step": config.train.global_batch_size * config.train.seq_len,
         "memory": {
             "usable": usable,
-            "parameters": state.parameters,
-            "optimizer": state.optimizer,
-            "gradients": state.gradients,
+            **asdict(state),
             "remat": config.train.remat,
-            "estimates": {p: asdict(memory(_with_remat(config, p), state)) for p in POLICIES},
+            "estimates": {policy: asdict(one) for policy, one in estimates.items()},
         },
         "compiled": asdict(step) if step else None,
-        "verdict": _verdict(config, state, step, usable),
-        "collectives": [asdict(one) for one in sent],
-        "muon": muons,
-        "time": asdict(seconds),
-        "assumptions": asdict(Assumptions()),
+        "verdict": {
+            "needs": needs,
+            "has": usable,
+            "fits": needs <= usable,
+            "sentence": _verdict(config.mesh, count, needs, usable, source),
+        },
+        "time": time_estimate(config, device, count),
     }
 
 
@@ -115,23 +104,9 @@ def compiled_step(config: RunConfig, devices: int) -> CompiledStep:
             f"{devices} devices cannot be simulated here, where JAX has started with "
             f"{len(here)}: set XLA_FLAGS=--xla_force_host_platform_device_count={devices} first"
         )
-    start = time.perf_counter()
-    program = _compile(config, make_mesh(config.mesh, here[:devices]))
-    memory = program.memory_analysis()
-    return CompiledStep(
-        time.perf_counter() - start, memory.argument_size_in_bytes, memory.temp_size_in_bytes,
-        program_bytes(program),
-    )  # fmt: skip
-
-
-def _compile(config: RunConfig, mesh: Mesh) -> jax.stages.Compiled:
-    rows = BatchFormat.of(config, bos=0)  # which token it is changes no shape
-    token_bytes = np.ones(config.model.vocabulary, np.int32)
-    step = make_train_step(config, mesh, token_bytes, rows)
-    shape = (config.train.global_batch_size, config.train.seq_len + 1)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return step.lower(abstract_state(config, mesh), tokens).compile()
+    program = TrainProgram(config, make_mesh(config.mesh, here[:devices]))
+    temporary = program.step.call.memory_analysis().temp_size_in_bytes
+    return CompiledStep(program.step.seconds, program.state_bytes, temporary, program.peak_bytes)
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -164,44 +139,14 @@ def on_devices(config: RunConfig, devices: int | None, device: Hardware) -> RunC
     return config.model_copy(update={"mesh": mesh})
 
 
-def _verdict(
-    config: RunConfig, state: StateBytes, step: CompiledStep | None, usable: int
-) -> dict[str, Any]:
-    """Whether a step fits in `usable` bytes, and if not, what would by the estimate."""
-    needs = step.total if step else memory(config, state).total
-    count = math.prod(sizes_of(config.mesh).values())
-    device = "the device" if count == 1 else f"each of the {count} devices"
-    source = "by XLA" if step else "by the estimate"
-    sentence = f"{device} ({_mesh_text(config.mesh)}) needs {_gigabytes(needs)} {source} "
-    sentence += f"and has {_gigabytes(usable)}"
+def _verdict(mesh: MeshConfig, devices: int, needs: int, usable: int, source: str) -> str:
+    device = "The device" if devices == 1 else f"Each of the {devices} devices"
+    text = f"{device} ({_mesh_text(mesh)}) needs {_gigabytes(needs)} {source} "
+    text += f"and has {_gigabytes(usable)}"
     if needs <= usable:
-        sentence += ": it fits"
-    else:
-        nothing = "no change of remat or mesh that was tried fits"
-        change = next(_changes_that_fit(config, usable), nothing)
-        sentence += f", {_gigabytes(needs - usable)} too little: {change}"
-    return {"needs": needs, "has": usable, "fits": needs <= usable, "sentence": sentence}
-
-
-def _changes_that_fit(config: RunConfig, usable: int) -> Iterator[str]:
-    """Changes with which a step fits in `usable` bytes by the estimate, the smallest first."""
-    for change, changed in _changes(config):
-        needs = memory(changed, state_bytes(changed)).total
-        if needs <= usable:
-            yield f"{change} would fit, with about {_gigabytes(needs)}"
-
-
-def _changes(config: RunConfig) -> Iterable[tuple[str, RunConfig]]:
-    """Stronger remat policies, then up to 16 times as many devices on fsdp."""
-    policy = config.train.remat
-    for stronger in {"none": ("minimal", "full"), "minimal": ("full",)}.get(policy, ()):
-        yield f"train.remat={stronger}", _with_remat(config, stronger)
-    sequences = config.train.global_batch_size // config.train.grad_accum_steps // config.mesh.data
-    for more in (2, 4, 8, 16):
-        mesh = config.mesh.model_copy(update={"fsdp": config.mesh.fsdp * more})
-        if sequences % mesh.fsdp == 0 and config.model.width % mesh.fsdp == 0:
-            change = f"train.remat=full and mesh.fsdp={mesh.fsdp} on {more} times as many devices"
-            yield change, _with_remat(config.model_copy(update={"mesh": mesh}), "full")
+        return f"{text}: it fits."
+    change = "a stronger train.remat or more devices on mesh.fsdp"
+    return f"{text}, {_gigabytes(needs - usable)} too little: try {change}."
 
 
 def _with_remat(config: RunConfig, policy: str) -> RunConfig:

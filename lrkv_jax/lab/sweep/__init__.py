@@ -1,1 +1,1 @@
-"""A grid of runs: which there are (`grid`), how far each is (`state`), running them (`working`)."""
+"""A grid of runs: which there are (`grid`), and running those that are not done (`work`)."""

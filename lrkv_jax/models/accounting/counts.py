@@ -133,7 +133,7 @@ def cache_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) ->
 def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:
     """Bytes of a token's slot in the caches of all layers as they are allocated, padding included.
 
-    The closed form of what `lrkv_jax.lab.plan.live_cache.live_cache_bytes_per_token` measures.
+    tests/models/attention/test_contract.py holds it against live caches.
     """
     padding = model.layers * model.attention.cache_padding_values(model)
     each = 1 if model.kv_cache_dtype == "int8" else itemsize  # what is padded are rows

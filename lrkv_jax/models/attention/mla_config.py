@@ -80,10 +80,6 @@ class MLA(AttentionConfig):
             return {key: value for key, value in settings.items() if key != "qk_rope_head_dim"}
         return settings
 
-    @classmethod
-    def compared_modes(cls) -> tuple[str, ...]:
-        return ()  # each mode has settings of its own: a scale writes a line for each
-
     @property
     def size(self) -> int:
         return self.kv_lora_rank

@@ -119,15 +119,14 @@ def test_bad_input_is_said_with_code_2(light, arguments, message, monkeypatch, c
 
 def test_the_best_mha_of_the_run_may_be_pytorchs(experiment, monkeypatch):
     from lrkv_jax.lab.bench import decode
-    from lrkv_jax.lab.bench.decode_table import DecodeTiming
 
-    def row(variant, rope, us, **more):
-        shape = ("attention", "quickstart", variant, rope, "xla", 2, 64, False, 128, "float32")
-        return DecodeTiming(*shape, us=us, **more)
+    def row(variant, us, **more):
+        shape = ("quickstart", variant, "xla", 2, 64, False, 128, "float32")
+        return decode.DecodeTiming(*shape, us=us, **more)
 
     stages = experiment("first_light_stages")
-    wrong = row("lrkv", "latent", None, status="wrong", reason="differs")
-    rows = [row("mha", None, 80.0), row("lrkv", "full", 30.0), wrong]
+    wrong = row("lrkv_latent", None, status="wrong", reason="differs")
+    rows = [row("mha", 80.0), row("lrkv", 30.0), wrong]
     monkeypatch.setattr(decode, "run", lambda settings, progress: {"rows": rows})
     answer = {"rows": [{"name": "SDPA, flash", "us": 60.0}, {"name": "FlashInfer", "us": None}]}
     asked = []
@@ -136,13 +135,13 @@ def test_the_best_mha_of_the_run_may_be_pytorchs(experiment, monkeypatch):
     found = stages.decode("here", settings)
     assert asked == [([2, 4, 4, 32, 64], 3)]
     assert found.measured["best_mha"] == "PyTorch SDPA, flash"
-    assert found.says == (
-        "lrkv latent by xla: differs; MHA 60.0 µs by PyTorch SDPA, flash; "
-        "lrkv full xla 30.0 µs, 0.50 of it"
+    assert found.text == (
+        "lrkv_latent by xla: differs; MHA 60.0 µs by PyTorch SDPA, flash; "
+        "lrkv xla 30.0 µs, 0.50 of it"
     )
     assert found.verdict == "wrong"
     best = "60.0 (PyTorch SDPA, flash)"
-    assert found.cells == [["here", best, "lrkv full", "xla", "30.0", "0.50", "", ""]]
+    assert found.cells == [["here", best, "lrkv", "xla", "30.0", "0.50", "", ""]]
 
 
 WHERE = {"device": "NVIDIA H200", "versions": {"jax": "0.11.2", "torch": "2.11.0"}}
@@ -151,7 +150,7 @@ WHERE = {"device": "NVIDIA H200", "versions": {"jax": "0.11.2", "torch": "2.11.0
 def plant(folder, name, *found, dry=False):
     """A stage's file with rows of (name, verdict, lines of the table)."""
     of = [
-        {"name": n, "verdict": v, "says": "it was so", "measured": {}, "cells": cells,
+        {"name": n, "verdict": v, "text": "it was so", "measured": {}, "cells": cells,
          "date": "2026-12-01T08:00:00Z"}
         for n, v, cells in found
     ]  # fmt: skip
@@ -200,10 +199,10 @@ def test_without_files_or_with_a_dry_runs_the_pages_say_that_nothing_was_measure
     plant(tmp_path, "training")
     light.write_tables(tmp_path, docs)
     for page, name in (("decode.md", "decoding"), ("performance.md", "training")):
-        says = block(docs / page, name)
-        assert says == "Not measured on a GPU yet (`python experiments/first_light.py`)."
+        text = block(docs / page, name)
+        assert text == "Not measured on a GPU yet (`python experiments/first_light.py`)."
         # As in the repository, until it is measured.
-        assert says == block(ROOT / "docs" / page, name)
+        assert text == block(ROOT / "docs" / page, name)
 
 
 # What a machine with JAX and PyTorch lacks, except for what `--carry` packs for all but the runs.

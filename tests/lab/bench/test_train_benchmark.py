@@ -1,33 +1,30 @@
 """A tiny sweep of training steps from end to end: what is written, printed and refused."""
 
-import io
 import json
 import math
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
 import pytest
-from rich.console import Console
 from support.command import lrkv
 from support.tiny import TINY
 
 from lrkv_jax.distributed.hardware import HARDWARE
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.bench import clock, train, train_table
+from lrkv_jax.lab.bench import clock, train
 from lrkv_jax.lab.bench.report import (
     MEASURED,
     SKIPPED,
     WRONG,
-    as_json,
     replace_between,
     save,
+    variants_of,
 )
-from lrkv_jax.lab.bench.train import TrainBenchmark, run
-from lrkv_jax.lab.bench.train_table import TrainTiming
-from lrkv_jax.lab.bench.variants import variants_of
+from lrkv_jax.lab.bench.train import TrainBenchmark, TrainTiming, run, tables
 from lrkv_jax.models.accounting.counts import training_flops_per_token
+from lrkv_jax.training.state import resolve
 
 SMALL = TrainBenchmark(
     scales=("quickstart",), variants=("mha",), samples=3, depth=1,
@@ -46,9 +43,8 @@ def small_products():
 
 @pytest.fixture(scope="module")
 def swept():
-    """One sweep of one line on one device, shared; what others compile is then in the cache."""
-    steps = []
-    return run_alone(SMALL, lambda *step: steps.append(step)), steps
+    """One sweep of one variant on one device, shared; what others compile is then in the cache."""
+    return run_alone(SMALL)
 
 
 def run_alone(settings, *progress):
@@ -70,81 +66,70 @@ def check_row(row, mesh):
 
 
 def test_a_row_adds_up(swept):
-    (row,) = swept[0]["rows"]
+    (row,) = swept["rows"]
     check_row(row, {"data": 1, "fsdp": 1, "context": 1, "tensor": 1})
-    assert row.name == "mha" and row.layers == 1 and row.time_over_mha == row.flops_over_mha == 1
-    (line,) = variants_of("quickstart", ("mha",), (), depth=1, overrides=SMALL.overrides)
-    assert row.flops_per_step == 256 * training_flops_per_token(line.config.model, 32)
+    assert row.name == "quickstart mha" and row.layers == 1
+    assert row.time_over_mha == row.flops_over_mha == 1
+    config = variants_of("quickstart", ("mha",), depth=1, overrides=SMALL.overrides)["mha"]
+    assert row.flops_per_step == 256 * training_flops_per_token(config.model, 32)
     # Parameters, two moments of embedding and head, one of each matrix, and a batch of int32.
     assert 8 * row.parameters < row.state_bytes < 12 * row.parameters + 4 * 8 * 33 + 100
 
 
 @pytest.mark.slow
-def test_variants_and_modes_on_a_mesh_are_compared_in_one_run():
+def test_variants_on_a_mesh_are_compared_in_one_run():
     settings = replace(
-        SMALL, variants=("mha", "lrkv"), ropes=("shared",), depth=2,
+        SMALL, variants=("mha", "lrkv"), depth=2,
         overrides=(*SMALL.overrides, "mesh.data=2", "mesh.tensor=2"),
     )  # fmt: skip
     report = run(settings)
     mha, lrkv = report["rows"]
     for row in report["rows"]:
         check_row(row, {"data": 2, "fsdp": 2, "context": 1, "tensor": 2})
-    assert lrkv.name == "lrkv shared"
     assert lrkv.time_over_mha == pytest.approx(lrkv.ms / mha.ms)
     assert lrkv.flops_over_mha == pytest.approx(lrkv.flops_per_step / mha.flops_per_step)
     # Parameters and moments are split over fsdp and tensor; 2 of 8 devices hold the same part.
     assert mha.state_bytes < 0.5 * 12 * mha.parameters
-    ((title, rows),) = train_table.shapes(report["rows"])
-    assert len(rows) == 2 and "2 of 4 layers" in title and "data 2 x fsdp 2 x tensor 2" in title
+    text = tables(report)
+    assert "2 of 4 layers" in text and "data 2 x fsdp 2 x tensor 2" in text
 
 
-def test_json_says_where_how_and_what(swept, tmp_path):
-    (path,) = save(swept[0], tmp_path, "-x")
-    assert path.name == "train_cpu-x.json"
-    report = json.loads(path.read_text())
-    assert report == json.loads(json.dumps(as_json(swept[0])))
-    assert set(report) == {
-        "benchmark", "backend", "device", "devices", "cores", "load_average", "versions", "date",
-        "command", "settings", "ceiling", "rows",
-    }  # fmt: skip
-    assert report["settings"]["dtype"] == "float32" and report["devices"] == 1
-    assert report["ceiling"]["side"] == 64
-    assert all(set(row) == {field.name for field in fields(TrainTiming)} for row in report["rows"])
-    assert [step[0] for step in swept[1]] == [
-        "quickstart, mha: compiling", "quickstart: timing", "done",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("columns", [80, 100])
-def test_tables_fit_the_terminal_and_hold_every_row(swept, columns):
-    console = Console(width=columns, record=True, file=io.StringIO())
-    train_table.print_report(swept[0], console)
-    lines = console.export_text().splitlines()
-    assert max(map(len, lines)) <= columns and not any("…" in line for line in lines)
-    assert len([line for line in lines if line.startswith(" mha ")]) == 1
-    text = " ".join(" ".join(lines).split())
+def test_tables_fit_80_columns_and_hold_every_row(swept):
+    (row,) = swept["rows"]
+    long = replace(
+        row, variant="lrkv_latent", ms=12345.0, ms_first_quartile=1.2e4, ms_third_quartile=1.3e4,
+        tokens_per_second=123456.0, mfu_of_datasheet=0.41, peak_bytes=3 * 10**9,
+    )  # fmt: skip
+    text = tables(swept | {"rows": [row, long]})
+    table = [line for line in text.splitlines() if line.startswith(("mha ", "lrkv"))]
+    assert len(table) == 2 and max(map(len, table)) <= 80
+    for whole in ("12,345", "123,456", "41.0%", "lrkv_latent"):
+        assert whole in table[1]
     assert "quickstart: 1 of 4 layers, vocabulary 64, 8 x 32 tokens per step, float32" in text
 
 
-def test_a_pages_tables_are_replaced_and_nothing_else(swept, tmp_path):
-    report = swept[0]
+def test_a_pages_tables_are_replaced_and_nothing_else(swept, tmp_path, experiment):
+    bench_train = experiment("bench_train")
+    for suffix in ("-1.2b", "-quickstart", "-no-such-sweep"):
+        save(swept, tmp_path, suffix)
     page = tmp_path / "page.md"
     page.write_text("Before.\n<!-- cpu -->\nold\n<!-- end of cpu -->\nAfter.\n")
-    tables = train_table.markdown(report, report["rows"])
+    made = bench_train.page_tables(tmp_path)
     for _ in range(2):  # and again: what it writes, it finds
-        replace_between(page, "cpu", tables)
+        replace_between(page, "cpu", made)
     text = page.read_text()
     assert text.startswith("Before.\n<!-- cpu -->\n") and "old" not in text
     assert text.endswith("<!-- end of cpu -->\nAfter.\n")
-    assert len(re.findall(r"^\| mha ", text, re.M)) == 1
+    assert len(re.findall(r"^\| mha ", text, re.MULTILINE)) == 2
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
-    assert widths == {len(train_table.COLUMNS) + 1}
+    assert widths == {len(train.COLUMNS) + 1}
     with pytest.raises(LrkvError, match="needs one <!-- gpu -->"):
-        replace_between(page, "gpu", tables)
+        replace_between(page, "gpu", made)
+    assert f"<!-- {bench_train.BLOCK} -->" in bench_train.PAGE.read_text()
 
 
 class Stub:
-    """A line that is compiled and started in no time; its step takes 3 s."""
+    """A variant that is compiled and started in no time; its step takes 3 s."""
 
     step = SimpleNamespace(seconds=0.1, cached=False)
     state_bytes, peak_bytes = 4 << 30, 6 << 30
@@ -169,21 +154,6 @@ def stubbed(monkeypatch):
     return monkeypatch
 
 
-def test_the_page_holds_every_sweep_and_says_what_is_missing(swept, tmp_path, experiment):
-    bench_train = experiment("bench_train")
-    save(swept[0], tmp_path, "-24x1536")
-    save(swept[0], tmp_path, "-quickstart")
-    save(swept[0], tmp_path, "-no-such-sweep")
-    names = [path.name for path in bench_train.results(tmp_path)]
-    assert names == ["train_cpu-quickstart.json", "train_cpu-24x1536.json"]
-    tables = bench_train.page_tables(tmp_path)
-    assert tables.startswith("### On a CPU")
-    assert len(re.findall(r"^\| mha ", tables, re.M)) == 2
-    assert train_table.markdown(swept[0], swept[0]["rows"]) in tables
-    page = bench_train.PAGE.read_text()
-    assert f"<!-- {bench_train.BLOCK} -->" in page
-
-
 def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(stubbed):
     # Both states stay while either steps: 2 · 4 + 2 GiB.
     settings = replace(SMALL, variants=("mha", "mqa"))
@@ -203,21 +173,22 @@ def test_a_step_that_computes_something_else_is_not_timed(stubbed):
     assert row.status == WRONG and row.ms is None and "not ln V = 4.159" in row.reason
 
 
-def test_one_line_that_cannot_start_does_not_stop_the_rest(stubbed):
+def test_one_variant_that_cannot_start_does_not_stop_the_rest(stubbed):
     settings = replace(SMALL, variants=("mqa", "mha"))
-    stubbed.setattr(Stub, "fails", train._lines("quickstart", settings)[0].config)
+    made = variants_of("quickstart", settings.variants, depth=1, overrides=settings.overrides)
+    stubbed.setattr(Stub, "fails", resolve(made["mqa"]))
     report = run_alone(settings)
     mqa, mha = report["rows"]
     assert mqa.status == "failed" and "too large" in mqa.reason and "\n" not in mqa.reason
     assert mha.status == MEASURED and mqa.time_over_mha is None
-    assert train_table.reasons(report["rows"]) == [f"quickstart, mqa: failed: {mqa.reason}"]
+    assert f"- quickstart mqa: failed: {mqa.reason}" in tables(report)
 
 
 def test_mfu_is_of_products_and_sheet(monkeypatch):
     """Times that are known: 10 s a step; products at 1 TFLOP/s."""
     monkeypatch.setattr(clock, "matmul_timer", lambda mesh, dtype: (lambda: 0.5, 0.5e12))
     monkeypatch.setattr(train, "hardware_of", lambda kind: HARDWARE["h200"])
-    row = TrainTiming("s", "mha", None, 1, 1, 8, 4, 16, 1, "none", "bfloat16", {}, 1, int(4e12))
+    row = TrainTiming("s", "mha", 1, 1, 8, 4, 16, 1, "none", "bfloat16", {}, 1, int(4e12))
     mesh = SimpleNamespace(devices=jax.make_mesh((2,), ("x",)).devices, size=2)
     train._time(TrainBenchmark(samples=1), mesh, [(row, SimpleNamespace(timer=lambda: 10.0))])
     assert row.ms == 10e3
@@ -237,7 +208,7 @@ def test_products_run_on_every_device_at_once(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--depth", "0"), "samples and depth: use 1 or more"),
+        (("--depth", "0"), "depth: use 1 or more"),
         (("mesh.fsdp=3",), "must multiply to the number of devices, 8"),
         (("train.global_batch_size=4",), "does not divide train.global_batch_size"),
         (("train.wdith=4",), "unknown key train.wdith"),
@@ -251,17 +222,24 @@ def test_bad_questions_are_one_line(capsys, monkeypatch, arguments, message):
 
 @pytest.mark.parametrize(("depth", "unroll"), [(1, 1), (2, 2), (3, 1), (8, 4), (None, 4)])
 def test_a_cut_model_unrolls_what_divides_it(depth, unroll):
-    (line,) = variants_of("quickstart", ("mha",), (), depth=depth)
-    assert (line.config.model.layers, line.config.model.unroll) == (depth or 4, unroll)
+    model = variants_of("quickstart", ("mha",), depth=depth)["mha"].model
+    assert (model.layers, model.unroll) == (depth or 4, unroll)
 
 
-def test_the_command_prints_json_and_leaves_a_file(capsys, monkeypatch, tmp_path):
+def test_the_command_prints_and_leaves_json_that_says_where_how_and_what(
+    capsys, monkeypatch, tmp_path
+):
     monkeypatch.setattr(train, "run", run_alone)
     how = ("--variants", "mha", "--samples", "2", "--depth", "1", "--json",
            "--out", str(tmp_path), *SMALL.overrides)  # fmt: skip
     code, out, err = lrkv(capsys, monkeypatch, "bench", "train", *how)
-    assert code == 0
-    (row,) = json.loads(out)["rows"]
+    assert code == 0 and "quickstart, mha: compiling" in err
+    report = json.loads(out)
+    assert report == json.loads((tmp_path / "train_cpu.json").read_text())
+    assert set(report) == {
+        "benchmark", "backend", "device", "devices", "cores", "load_average", "versions", "date",
+        "command", "settings", "rows",
+    }  # fmt: skip
+    assert report["settings"]["dtype"] == "float32" and report["devices"] == 1
+    (row,) = report["rows"]
     assert row["scale"] == "quickstart" and row["status"] == "measured" and row["samples"] == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["train_cpu.json"]
-    assert "0/1 quickstart, mha: compiling" in err  # plain lines: this is no terminal

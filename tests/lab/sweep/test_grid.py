@@ -8,7 +8,7 @@ import pytest
 from lrkv_jax.config import dump_config, load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.sweep.grid import grid
-from lrkv_jax.lab.sweep.state import state_of
+from lrkv_jax.lab.sweep.work import state_of
 
 NANO = "configs/nano.yaml"
 
@@ -42,7 +42,7 @@ def test_commas_in_brackets_and_quotes_belong_to_a_value():
     assert "/" not in first.name and first.name != second.name
 
 
-def test_all_is_every_line_of_an_ablation():
+def test_all_is_every_variant_of_an_ablation():
     points = grid("nano_ranks", ["attention=all"])
     assert [p.config.model.attention.rank for p in points] == [2, 4, 8, 16, 32]
     assert {p.config.model.width for p in points} == {128}  # nano's, which the file extends

@@ -9,30 +9,30 @@ import pytest
 
 from lrkv_jax.config.attention import RETIRED
 from lrkv_jax.config.differences import differences
-from lrkv_jax.lab.report.comparison import kept_by_name
+from lrkv_jax.lab.report.comparison.files import archived_by_name, read_archive
 from lrkv_jax.lab.sweep.grid import grid
-from lrkv_jax.lab.sweep.state import state_of
+from lrkv_jax.lab.sweep.work import state_of
 
 ROOT = Path(__file__).parents[3]
 
 
 def sweeps():
-    """(kept runs' file, points, tasks) of each `lrkv sweep` in docs/results.md that keeps its runs.
+    """(archive, points, tasks) of each `lrkv sweep` in docs/results.md that has one.
 
-    The sweeps of earlier runs keep none, and the page says that they give other numbers today.
+    The sweeps of earlier runs have none, and the page says that they give other numbers today.
     """
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8").replace("\\\n", " ")
     for line in re.findall(r"^(?:\w+=\S+ )?lrkv sweep (.*)$", text, re.MULTILINE):
         words = shlex.split(line, comments=True)
-        options = {name: words[words.index(name) + 1] for name in ("--keep", "--tasks")
+        options = {name: words[words.index(name) + 1] for name in ("--archive", "--tasks")
                    if name in words}  # fmt: skip
         config, *settings = [
             word for at, word in enumerate(words)
             if not word.startswith("--") and words[at - 1] not in options
         ]  # fmt: skip
-        if "--keep" in options:
+        if "--archive" in options:
             points = grid(str(ROOT / config), settings)
-            yield ROOT / options["--keep"], points, options["--tasks"].split(",")
+            yield ROOT / options["--archive"], points, options["--tasks"].split(",")
 
 
 @pytest.fixture
@@ -46,19 +46,19 @@ def controls(monkeypatch):
 
 @pytest.mark.usefixtures("controls")
 def test_the_published_commands_name_the_published_runs():
-    named: dict[Path, set[str]] = {}
-    for file, points, tasks in sweeps():
-        kept = kept_by_name(file)
-        new = [point.name for point in points if state_of(point, tasks, kept).name != "done"]
-        assert not new, f"lrkv sweep --keep {file.name} would train {', '.join(new)}"
-        for name, run in kept.items():
-            same = (p for p in points if p.config.attention == run.config.attention
-                    and p.config.train.seed == run.config.train.seed
-                    and not differences(run.config, p.config))  # fmt: skip
-            if any(same):
-                named.setdefault(file, set()).add(name)
-    assert len(named) == 2
-    for file, names in named.items():
-        kept = kept_by_name(file)
-        # Those of variants that were given up cannot be made again.
-        assert names == {n for n, run in kept.items() if run.kind not in RETIRED}, file
+    points: dict[Path, list] = {}
+    for file, some, tasks in sweeps():
+        archived = archived_by_name(file)
+        new = [point.name for point in some if state_of(point, tasks, archived).name != "done"]
+        assert not new, f"lrkv sweep --archive {file.name} would train {', '.join(new)}"
+        points[file] = points.get(file, []) + some
+    assert len(points) == 2
+    for file, of_file in points.items():
+        for run in read_archive(file):
+            alike = (p.config for p in of_file if p.config.attention == run.config.attention
+                     and p.config.train.seed == run.config.train.seed)  # fmt: skip
+            # Runs of variants that were given up cannot be made again.
+            assert run.kind in RETIRED or any(not differences(run.config, one) for one in alike)
+            assert run.finished and run.history[0]["device"] and run.history[0]["cores"] == 1
+            evaluated = run.evaluation["bpb"]["bits_per_byte"]
+            assert evaluated == pytest.approx(run.bits_per_byte, rel=1e-6)

@@ -10,8 +10,6 @@ import pytest
 from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.kernels import angles, online
 from lrkv_jax.lab.bench.problems import make_problem, with_kernel
-from lrkv_jax.lab.plan.live_cache import measure_cache
-from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.models.accounting.serving import attention_flops
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
 
@@ -148,36 +146,3 @@ def test_lrkv_s_extra_work_grows_with_the_cache():
         mha = attention_flops(load_config("128m", ["attention=mha"]).model)
         ours = attention_flops(model)
         assert ours.per_cached_token / mha.per_cached_token == pytest.approx(1 + share)
-
-
-@pytest.mark.parametrize("variant", ["mha", "mla", "lrkv"])
-def test_a_whole_models_cache_weighs_what_the_closed_form_says(variant):
-    model = load_config("128m", [f"attention={variant}", "model.layers=3"]).model
-    measured = measure_cache(model, 2, 96)
-    assert measured.nbytes == measured.live == 2 * 96 * cache_allocated_bytes_per_token(model)
-    assert measured.bytes_per_token == cache_allocated_bytes_per_token(model)
-    arrays = {name: a for name, a in vars(measured.shapes).items() if a is not None}
-    sizes = [math.prod(a.shape) * (4 if a.dtype == "float32" else 2) for a in arrays.values()]
-    assert measured.layers * sum(sizes) == measured.nbytes
-    assert all(len(measured.shapes.AXES[n].split()) == len(a.shape) for n, a in arrays.items())
-
-
-def test_a_measured_cache_is_freed():
-    model = load_config("128m", ["attention=mqa", "model.layers=2"]).model
-    before = sum(array.nbytes for array in jax.live_arrays())
-    assert measure_cache(model, 1, 64).nbytes > 0
-    assert sum(array.nbytes for array in jax.live_arrays()) == before
-
-
-def test_buffers_that_arrays_share_are_weighed_once(monkeypatch):
-    import jax.numpy as jnp
-
-    from lrkv_jax.models.attention.base import Attention
-
-    def shares(self, batch, length, dtype):
-        one = jnp.zeros((batch, length, 5), dtype)
-        return [one, one]
-
-    monkeypatch.setattr(Attention, "init_cache", shares)
-    model = load_config("128m", ["attention=mha", "model.layers=2"]).model
-    assert measure_cache(model, 1, 64, "float32").nbytes == 2 * 64 * 5 * 4

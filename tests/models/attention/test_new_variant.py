@@ -103,13 +103,13 @@ def test_it_stands_in_tables_and_figures(run, folder, lrkv):
 @pytest.mark.slow
 def test_its_decoding_is_measured(run, monkeypatch):
     monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
-    monkeypatch.setattr(clock, "last_level_cache", lambda: 1 << 14)
+    monkeypatch.setattr(clock, "ROTATED_BYTES", 1 << 16)
     settings = decode.DecodeBenchmark(
         scales=("tied.yaml",), batches=(2,), lengths=(32,), implementations=("xla",),
         samples=2,
     )  # fmt: skip
     rows = decode.run(settings)["rows"]
-    assert [row.name for row in rows if row.status == MEASURED] == ["mha", "tied"]
+    assert [row.variant for row in rows if row.status == MEASURED] == ["mha", "tied"]
     assert rows[-1].bytes_over_mha == 0.25 and rows[-1].error < 1e-5
 
 
@@ -121,7 +121,7 @@ def test_its_training_step_is_measured(folder, monkeypatch):
         overrides=(*(s for s in SMALL if "layers" not in s), "model.vocabulary=64"),
     )  # fmt: skip
     (row,) = train_bench.run(settings, devices=jax.devices()[:1])["rows"]
-    assert row.status == MEASURED and row.name == "tied"
+    assert row.status == MEASURED and row.variant == "tied"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from lrkv_jax.lab.report.comparison.contrasts import (
     trend,
 )
 from lrkv_jax.lab.report.comparison.files import (
-    keep,
-    kept_by_name,
+    archive_runs,
+    archived_by_name,
     pretraining,
     read_run_record,
     read_runs,

@@ -1,4 +1,4 @@
-"""Runs as files: directories of `lrkv train`, and files that keep many runs without checkpoints."""
+"""Runs as files: directories of `lrkv train`, and archives of many runs without checkpoints."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from lrkv_jax.training.run_dir import read_history, read_run
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
-    """The runs at these paths: a run's directory, a folder of them, or a file of kept runs.
+    """The runs at these paths: a run's directory, a folder of them, or an archive.
 
     A folder may be up to two levels above its runs. Raises `LrkvError` for a path that holds no
     run, and for a run whose files are damaged.
@@ -29,19 +29,19 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
 def read_sound_runs(paths: Iterable[str | Path]) -> tuple[list[RunRecord], dict[Path, str]]:
     """The same without the runs whose files are damaged: those are {directory: reason}."""
     found: dict[Path, None] = {}
-    kept: list[RunRecord] = []
+    archived: list[RunRecord] = []
     for path in map(Path, paths):
         if path.is_file():
-            kept += read_kept(path)
+            archived += read_archive(path)
             continue
         here = _runs_in(path)
         if not here:
             what = "holds no run" if path.is_dir() else "is not there"
             raise LrkvError(
-                f"{path} {what}: give a run's directory, a folder of runs, or a file of kept runs"
+                f"{path} {what}: give a run's directory, a folder of runs, or an archive"
             )
         found |= dict.fromkeys(folder.resolve() for folder in here)
-    sound, broken = list(kept), {}
+    sound, broken = list(archived), {}
     for folder in found:
         try:
             sound.append(read_run_record(folder))
@@ -106,14 +106,14 @@ _COLUMNS = ("step", "loss", "tokens", "flops", "skipped",
             "val_loss_subset", "val_bpb_subset")  # fmt: skip
 
 
-def kept_by_name(file: str | Path) -> dict[str, RunRecord]:
-    """The runs of a file that `keep` writes, or none if it is not there yet."""
-    runs = read_kept(file) if Path(file).is_file() else []
+def archived_by_name(file: str | Path) -> dict[str, RunRecord]:
+    """The runs of a file that `archive_runs` writes, or none if it is not there yet."""
+    runs = read_archive(file) if Path(file).is_file() else []
     return {run.path.name: run for run in runs}
 
 
-def read_kept(file: str | Path) -> list[RunRecord]:
-    """The runs that `keep` wrote into a file of JSON lines, in its order.
+def read_archive(file: str | Path) -> list[RunRecord]:
+    """The runs that `archive_runs` wrote into a file of JSON lines, in its order.
 
     Raises `LrkvError` for a file that is not there, and for a line that is not such a run.
     """
@@ -121,40 +121,41 @@ def read_kept(file: str | Path) -> list[RunRecord]:
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise LrkvError(f"{file} cannot be read: give a file of kept runs") from error
+        raise LrkvError(f"{file} cannot be read: give an archive") from error
     for number, line in enumerate(lines, 1):
         where = f"{file}, line {number}"
         try:
-            kept = json.loads(line)
-            rows = [metrics_of_today(row) for row in kept["rows"]]
-            history = [dict(one) for one in kept["history"]]
-            config = config_from(kept["config"], where)
+            archived = json.loads(line)
+            rows = [metrics_of_today(row) for row in archived["rows"]]
+            history = [dict(one) for one in archived["history"]]
+            config = config_from(archived["config"], where)
             run = RunRecord(
-                Path(file) / kept["run"], config.model_copy(update={"run_dir": kept["run"]}),
-                tuple(rows), kept["evaluation"], None, tuple(history),
+                Path(file) / archived["run"],
+                config.model_copy(update={"run_dir": archived["run"]}),
+                tuple(rows), archived["evaluation"], None, tuple(history),
             )  # fmt: skip
         except (ValueError, TypeError, KeyError) as error:
-            raise LrkvError(f"{where} is not a kept run: delete it") from error
+            raise LrkvError(f"{where} is not an archived run: delete it") from error
         runs.append(run)
     return runs
 
 
-def keep(runs: Iterable[RunRecord], file: str | Path) -> None:
+def archive_runs(runs: Iterable[RunRecord], file: str | Path) -> None:
     """Add finished runs to a file of JSON lines, one a line, sorted by name.
 
-    Kept are the configuration, each validation, the history and the evaluation: what comparisons
+    It has the configuration, each validation, the history and the evaluation: what comparisons
     read, without checkpoints. A run that the file has under this name is replaced.
     """
-    known = kept_by_name(file) | {run.path.name: run for run in runs}
+    known = archived_by_name(file) | {run.path.name: run for run in runs}
     lines = []
     for name, run in sorted(known.items()):
         rows = [r for r in run.rows if r.get("validation_loss") is not None or r is run.rows[-1]]
-        kept = {
+        archived = {
             "run": name,
             "config": as_settings(run.config.model_copy(update={"run_dir": None})),
             "rows": [{key: row[key] for key in _COLUMNS if key in row} for row in rows],
             "history": list(run.history),
             "evaluation": run.evaluation,
         }
-        lines.append(json.dumps(kept) + "\n")
+        lines.append(json.dumps(archived) + "\n")
     files.write(file, "".join(lines))

@@ -53,7 +53,7 @@ class RunRecord:
     """What one run left: its configuration, `metrics.jsonl`, `history.jsonl`, and two results.
 
     `evaluation.json` and `analysis.json` are None where the run has none. `path` is its directory,
-    or its name in a file of kept runs (`lrkv_jax.lab.report.comparison.files`).
+    or its name in an archive (`lrkv_jax.lab.report.comparison.files`).
     """
 
     path: Path
@@ -144,7 +144,7 @@ class RunRecord:
         A run validates on `train.validation_batches` until its end, which is measured on the whole
         split and, as `val_*_subset`, on those batches: losses of different text. The curve is of
         the text that the end was measured on if others were too, else of what most were, whose last
-        loss is then the end's `val_*_subset`; kept runs may lack it.
+        loss is then the end's `val_*_subset`; archived runs may lack it.
         """
         measured = [row for row in self.rows if row.get("validation_loss") is not None]
         if not measured:

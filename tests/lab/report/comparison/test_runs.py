@@ -7,7 +7,7 @@ import pytest
 from support.written_runs import write_run, write_sweep
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.report.comparison import keep, read_runs, read_sound_runs, settings
+from lrkv_jax.lab.report.comparison import archive_runs, read_runs, read_sound_runs, settings
 from lrkv_jax.models.accounting.counts import cache_fraction
 
 
@@ -34,13 +34,13 @@ def test_a_path_without_a_run_is_one_line(tmp_path, path, said):
         read_runs([tmp_path / path])
 
 
-def test_kept_runs_compare_as_their_directories_do(sweep, tmp_path):
-    runs, file = read_runs([sweep]), tmp_path / "kept.jsonl"
+def test_archived_runs_compare_as_their_directories_do(sweep, tmp_path):
+    runs, file = read_runs([sweep]), tmp_path / "archive.jsonl"
     for some in (runs[::2], runs[1::2], runs[:3]):  # added in any order, and again
-        keep(some, file)
-    kept = read_runs([file])
-    assert len(kept) == len(runs) and file.stat().st_size < 6_000 * len(runs)
-    for ours, theirs in zip(kept, runs, strict=True):
+        archive_runs(some, file)
+    archived = read_runs([file])
+    assert len(archived) == len(runs) and file.stat().st_size < 6_000 * len(runs)
+    for ours, theirs in zip(archived, runs, strict=True):
         assert ours.path.name == theirs.path.name and ours.comparable == theirs.comparable
         assert ours.evaluation == theirs.evaluation and ours.history == theirs.history
         assert ours.finished and ours.bits_per_byte == theirs.bits_per_byte
@@ -49,10 +49,10 @@ def test_kept_runs_compare_as_their_directories_do(sweep, tmp_path):
 
 
 @pytest.mark.parametrize("line", ["{", "3", "{}", '{"run": "a", "rows": [], "history": 3}'])
-def test_a_line_that_is_no_kept_run_is_named(tmp_path, line):
-    file = tmp_path / "kept.jsonl"
+def test_a_line_that_is_no_archived_run_is_named(tmp_path, line):
+    file = tmp_path / "archive.jsonl"
     file.write_text(line + "\n")
-    with pytest.raises(LrkvError, match="kept.jsonl, line 1 is not a kept run: delete it"):
+    with pytest.raises(LrkvError, match="archive.jsonl, line 1 is not an archived run: delete it"):
         read_runs([file])
 
 
@@ -92,8 +92,8 @@ def test_a_curve_ends_with_the_last_row_s_losses_of_the_same_batches(tmp_path):
     rows[-1] |= {"val_loss_subset": 4.25, "val_bpb_subset": 1.5}
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (run,) = read_runs([folder])
-    keep([run], tmp_path / "kept.jsonl")
-    for one in (run, *read_runs([tmp_path / "kept.jsonl"])):
+    archive_runs([run], tmp_path / "archive.jsonl")
+    for one in (run, *read_runs([tmp_path / "archive.jsonl"])):
         np.testing.assert_array_equal(one.curve.steps, [10, 20, 30, 40])
         assert one.curve.cross_entropy[-1] == 4.25 and one.curve.bits_per_byte[-1] == 1.5
         assert one.curve.heldout_tokens == 1000 and one.cross_entropy == 4.0

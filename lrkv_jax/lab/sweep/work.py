@@ -1,0 +1,193 @@
+"""Running a sweep's points, one after another, each in processes of its own.
+
+A point that is done is skipped, one that was begun resumes from its checkpoint, and one that fails
+is reported and does not stop the others.
+"""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lrkv_jax.config import RunConfig
+from lrkv_jax.config.differences import differences
+from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
+from lrkv_jax.evaluation.evaluate import ask
+from lrkv_jax.files import read_json
+from lrkv_jax.lab.sweep.grid import Point
+from lrkv_jax.training.metrics import read_metrics
+from lrkv_jax.training.run_dir import read_run
+
+if TYPE_CHECKING:
+    from lrkv_jax.lab.report.comparison import RunRecord
+
+LRKV = (sys.executable, "-m", "lrkv_jax.cli")
+
+
+@dataclass(frozen=True)
+class State:
+    """`new`; `begun`, at `step` of its steps; `done`, with its evaluation."""
+
+    name: Literal["new", "begun", "done"]
+    step: int = 0
+    evaluation: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        if self.name == "begun":
+            return f"begun, step {self.step}"
+        loss = (self.evaluation or {}).get("bpb")
+        return f"{self.name}, {loss['bits_per_byte']:.4f} bits per byte" if loss else self.name
+
+
+def state_of(
+    point: Point, tasks: Sequence[str], known: "Mapping[str, RunRecord] | None" = None
+) -> State:
+    """How far a point is; it is done when its last step has been evaluated on all `tasks`.
+
+    `known` are archived runs by name; one of these settings counts, whatever grid named it. Raises
+    `LrkvError` if its directory, or the archived run of its name, is a run with other settings.
+    """
+    last, known = point.config.train.total_steps, known or {}
+    if point.name in known:
+        fix = "give it another --archive FILE"
+        _check_same(known[point.name].config, point.config, "the archive", fix)
+    for run in known.values():
+        if _is_same(run.config, point.config) and _is_evaluated(run.evaluation, last, tasks):
+            return State("done", last, run.evaluation)
+    if not (point.directory / "config.yaml").is_file():
+        return State("new")
+    fix = "give the sweep another --out FOLDER"
+    _check_same(read_run(point.directory), point.config, str(point.directory), fix)
+    evaluation = None
+    with contextlib.suppress(LrkvError):  # what is garbled is made again
+        evaluation = read_json(point.directory / "evaluation.json", "delete it")
+    if _is_evaluated(evaluation, last, tasks):
+        return State("done", last, evaluation)
+    rows = read_metrics(point.directory)
+    return State("begun", rows[-1]["step"] if rows else 0)
+
+
+def _is_same(saved: RunConfig, wanted: RunConfig) -> bool:
+    alike = saved.model.attention == wanted.model.attention  # of many runs most differ here
+    return alike and saved.train.seed == wanted.train.seed and not differences(saved, wanted)
+
+
+def _check_same(saved: RunConfig, wanted: RunConfig, where: str, fix: str) -> None:
+    changes = differences(saved, wanted)
+    if changes:
+        raise LrkvError(f"{where} holds another run ({changes[0]}): {fix}")
+
+
+def _is_evaluated(evaluation: dict[str, Any] | None, last: int, tasks: Sequence[str]) -> bool:
+    return bool(evaluation) and evaluation.get("step") == last and {*tasks} <= evaluation.keys()
+
+
+@dataclass(frozen=True)
+class PointOutcome:
+    """How a point ended; `error` is the last line of its process, None unless it failed."""
+
+    point: Point
+    state: State
+    seconds: float = 0.0  # 0 if it was done already
+    error: str | None = None
+
+
+class _Child:
+    """The process that runs now. A signal to stop this one is passed on: it saves and ends."""
+
+    stopped = False
+    process: subprocess.Popen | None = None
+
+    def run(self, command: list[str], log: Path) -> int:
+        """A command's exit code."""
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        if self.stopped:  # the signal came while this one was started
+            self.process.terminate()
+        return self.process.wait()
+
+    def stop(self, number: int, frame: object = None) -> None:
+        """The handler of SIGINT and SIGTERM; a second one is passed on and ends it at once."""
+        self.stopped = True
+        if self.process is not None:
+            self.process.terminate()
+
+
+def work(
+    points: Sequence[Point],
+    *,
+    tasks: Sequence[str],
+    logs: Path,
+    report: Callable[[PointOutcome], None],
+    archive: Path | None = None,
+) -> bool:
+    """Bring every point to its end; `report` is called for each, even if skipped.
+
+    What a point's processes print goes to a file of its name in `logs`. Runs that the file
+    `archive` has are done, and a run that ends is added to it. On SIGINT or SIGTERM the point that
+    runs saves and ends; False is then returned, and the same call resumes later.
+
+    Raises `LrkvError` before anything starts if a directory holds another run, or a task is none
+    that its runs can be evaluated on.
+    """
+    if "humaneval" in tasks:
+        raise LrkvError(
+            "--tasks humaneval: a sweep runs no programs that models wrote; ask each run with "
+            "lrkv evaluate RUN --tasks humaneval --run-model-code"
+        )
+    for chats in {point.config.data.mixture is not None: point for point in points}.values():
+        ask(chats.config, tasks)
+    known: Mapping[str, RunRecord] = {}
+    if archive:
+        # Imported here: it loads scipy's statistics, which takes a second.
+        from lrkv_jax.lab.report.comparison import archive_runs, archived_by_name, read_run_record
+
+        known = archived_by_name(archive)
+    states = [state_of(point, tasks, known) for point in points]
+    logs.mkdir(parents=True, exist_ok=True)
+    child = _Child()
+    before = {n: signal.signal(n, child.stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for point, state in zip(points, states, strict=True):
+            outcome = PointOutcome(point, state)
+            if state.name != "done":
+                outcome = _finish(point, tasks, child, logs)
+            if archive and _belongs_in(known, outcome):
+                archive_runs([read_run_record(point.directory)], archive)
+            report(outcome)
+            if child.stopped:
+                break
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return not child.stopped
+
+
+def _belongs_in(known: "Mapping[str, RunRecord]", outcome: PointOutcome) -> bool:
+    """Whether a finished run has a directory, and the archive has not its evaluation yet."""
+    point, state = outcome.point, outcome.state
+    here = state.name == "done" and (point.directory / "config.yaml").is_file()
+    return here and (point.name not in known or known[point.name].evaluation != state.evaluation)
+
+
+def _finish(point: Point, tasks: Sequence[str], child: _Child, logs: Path) -> PointOutcome:
+    began = time.monotonic()
+    log = logs / f"{point.name}.log"
+    evaluate = [*LRKV, "evaluate", str(point.directory), "--tasks", ",".join(tasks)]
+    for command in ([*LRKV, "train", *point.arguments], evaluate):
+        code = child.run(command, log)
+        if code or child.stopped:
+            break
+    error = None
+    if code not in (0, EXIT_START_AGAIN) and not child.stopped:
+        lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+        error = f"exit code {code}: {lines[-1]}"
+    return PointOutcome(point, state_of(point, tasks), time.monotonic() - began, error)

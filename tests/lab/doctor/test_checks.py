@@ -1,0 +1,178 @@
+"""What is planted around and in the devices is found, and no check stops the doctor's report."""
+
+import os
+import stat
+import time
+
+import pytest
+
+from lrkv_jax.distributed.hardware import hardware
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.doctor import devices, host
+from lrkv_jax.lab.doctor.examine import OK, SLOW, WRONG, Check, Finding, examine, sentence
+
+H200 = hardware("h200")
+
+
+def fails(error):
+    raise error
+
+
+RIGHT = Check("right", 5, "", lambda: Finding("right", OK, "it is", "", {"count": 2}))
+HANGS = Check("hangs", 0.3, "mend it", lambda: time.sleep(1000))
+
+
+def examined(*checks, seconds=60.0):
+    def plan(facts):
+        for check in checks:
+            yield check
+            if check is RIGHT:
+                assert facts["right"] == {"count": 2}  # an earlier line's figures are there
+
+    shown = []
+    return shown, examine(shown.append, seconds=seconds, plan=plan)
+
+
+def test_the_report_has_every_line_and_its_verdict_is_the_worst():
+    full = Check("disk", 5, "", lambda: fails(LrkvError("disk = full: use another")))
+    other = Check("other", 5, "mend it", lambda: fails(ValueError("no\nway")))
+    shown, report = examined(RIGHT, full, other, RIGHT)
+    assert [one.verdict for one in shown] == [OK, WRONG, WRONG, OK]
+    assert (shown[1].text, shown[1].fix) == ("disk = full: use another", "")
+    assert (shown[2].text, shown[2].fix) == ("ValueError: no way", "mend it")
+    assert report["doctor"] == WRONG and len(report["findings"]) == 4
+    assert report["versions"]["lrkv_jax"] and report["date"] and report["host"]
+    assert sentence(report).startswith("2 wrong of 4 lines")
+
+
+def test_a_check_that_hangs_is_one_line_and_ends_the_examination():
+    began = time.monotonic()
+    shown, report = examined(RIGHT, HANGS, RIGHT)
+    assert time.monotonic() - began < 20
+    assert [one.name for one in shown] == ["right", "hangs"] and report["doctor"] == WRONG
+    assert shown[1].text == "did not answer in time; what follows was not run"
+    assert shown[1].fix == "mend it"
+    # What the doctor's own time cuts short is not called wrong.
+    (cut,), report = examined(HANGS, seconds=0.1)
+    assert cut.verdict == report["doctor"] == SLOW and "time was over" in cut.text
+
+
+def test_what_cannot_be_imported_between_two_checks_is_a_line():
+    def plan(facts):
+        yield RIGHT
+        raise ImportError("no JAX")
+
+    shown = []
+    examine(shown.append, seconds=60, plan=plan)
+    assert [one.verdict for one in shown] == [OK, WRONG] and "no JAX" in shown[1].text
+
+
+WHEELS = {"jax-cuda13-plugin": "0.12.0.1", "nvidia-cudnn-cu13": "9.15.0.57"}
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        ("9.15.0.57", None),
+        ("9.1.0.70", "nvidia-cudnn-cu13 is 9.1.0.70, and jax-cuda13-plugin wants <10.0,>=9.12"),
+        ("10.0.0", "wants <10.0,>=9.12"),
+    ],
+)
+def test_a_wrong_cudnn_is_found_in_the_wheels(tmp_path, monkeypatch, version, text):
+    for name, has in {**WHEELS, "nvidia-cudnn-cu13": version}.items():
+        folder = tmp_path / f"{name.replace('-', '_')}-{has}.dist-info"
+        folder.mkdir()
+        lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {has}"]
+        if "plugin" in name:
+            marker = 'sys_platform == "linux" and extra == "with-cuda"'
+            lines.append(f"Requires-Dist: nvidia-cudnn-cu13<10.0,>=9.12; {marker}")
+        (folder / "METADATA").write_text("\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = host.packages(gpus=1)
+    assert found.measured["jax"] and found.measured["optax"]
+    assert found.verdict == (WRONG if text else OK) and (text or "cudnn") in found.text
+
+
+def test_gpus_without_a_plugin_are_wrong(monkeypatch):
+    monkeypatch.setattr(host, "PLUGINS", ())  # this machine may have one
+    assert host.packages(gpus=2).verdict == WRONG
+    assert host.packages(gpus=0).verdict == OK
+
+
+ROW = "NVIDIA H200, 580.95.05, 143771, 4"
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict", "text"),
+    [
+        (f"echo '{ROW}'; echo '{ROW}'", OK, "2 x NVIDIA H200, driver 580.95.05"),
+        ("echo 'NVIDIA-SMI has failed' >&2; exit 9", WRONG, "ends with 9: NVIDIA-SMI has failed"),
+        ("echo 'No devices were found'", WRONG, "ends with 0: No devices were found"),
+        (f"echo '{ROW.replace(', 4', ', 99999')}'", SLOW, "98 GiB of GPU 0 are in use"),
+    ],
+)
+def test_a_driver_that_is_broken_or_whose_gpu_is_taken_is_found(
+    tmp_path, monkeypatch, script, verdict, text
+):
+    path = tmp_path / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = host.driver()
+    assert found.verdict == verdict and text in found.text
+
+
+@pytest.mark.parametrize(
+    ("load", "free", "verdict"), [(1, 1, WRONG), (1, 3, SLOW), (5, 20, SLOW), (1, 20, OK)]
+)
+def test_a_busy_machine_and_too_little_memory_are_found(load, free, verdict):
+    assert host.check_machine(2, load, 25 << 30, free << 30).verdict == verdict
+    found = host.machine().measured
+    assert 0 < found["free_bytes"] <= found["total_bytes"]
+
+
+def test_a_slow_disk_and_one_with_no_room_are_found(tmp_path, monkeypatch):
+    assert host.disk(str(tmp_path), 0.01).measured["bytes_per_second"] > 0
+    monkeypatch.setattr(host, "LEAST_DISK", 1 << 60)
+    assert host.disk(str(tmp_path), 0.01).verdict == WRONG
+    monkeypatch.setattr(host, "LEAST_DISK", 0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: time.sleep(0.15))
+    found = host.disk(str(tmp_path), 0.3)
+    assert found.verdict == SLOW and "under 100 MB/s" in found.text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("copies", "products", "verdicts"),
+    [(4.1e12, 7e14, [OK, OK]), (2.0e12, 7e14, [SLOW, OK]), (4.1e12, 3e14, [OK, SLOW])],
+)
+def test_a_device_far_below_its_datasheet_is_slow(copies, products, verdicts):
+    found = devices.check_speed("device 0", H200, copies, products, "bfloat16")
+    assert [one.verdict for one in found] == verdicts
+
+
+def test_gpus_that_jax_does_not_see_are_wrong(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    found = devices.devices(gpus=1)
+    assert found.verdict == WRONG and "the driver shows 1 GPUs" in found.text
+    assert devices.devices(gpus=0).verdict == OK
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert devices.devices(gpus=1).verdict == OK
+
+
+def test_links_that_are_slow_or_garble_are_found():
+    check = devices.check_between
+    assert check(8, H200, 3e11, wrong=False).verdict == OK
+    assert check(8, H200, 1e10, wrong=False).verdict == SLOW
+    assert check(8, H200, 3e11, wrong=True).verdict == WRONG
+
+
+@pytest.mark.slow
+def test_sums_over_devices_are_measured_and_one_that_loses_a_device_is_found(monkeypatch):
+    found = devices.between()
+    assert found.verdict == OK and found.measured["bytes_per_second"] > 0
+    add = devices._sum_over_devices
+    monkeypatch.setattr(
+        devices, "_sum_over_devices", lambda mesh, x_NX: add(mesh, x_NX.at[3].set(0))
+    )
+    assert devices.between().verdict == WRONG
