@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax
 
 from lrkv_jax.config import LRKV, MHA
-from lrkv_jax.config.frozen import Positive, result
+from lrkv_jax.config.frozen import Positive, semantics
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention.cache import lengths_of
 from lrkv_jax.models.attention.grouped import GroupedAttention, GroupedCache
@@ -29,7 +29,7 @@ class WideMHA(MHA):
     name: ClassVar[str] = "wide_mha"
     layer: ClassVar[str] = "WideAttention"
     looks: ClassVar = {None: ("#000000", ":", "o")}
-    more: Positive = result("Coordinates of queries and keys beyond the head width.")
+    more: Positive = semantics("Coordinates of queries and keys beyond the head width.")
 
     @property
     def size(self):
