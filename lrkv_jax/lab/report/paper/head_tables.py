@@ -279,21 +279,6 @@ FIT_NOTE = (
     "and alternating: one shared matrix and rank-R residuals. An error no lower than a random "
     "layer's is no sign that heads share anything."
 )
-SHARE = "% of Σ‖W_h‖²"
-ENERGY = [
-    Column("variant"),
-    Column("of"),
-    *(
-        Column(name, SHARE, digits=1, group=group)
-        for group in ("trained", "a random layer")
-        for name in ("raw", "aligned")
-    ),
-]
-ENERGY_NOTE = (
-    "The share of a layer's Σ‖W_h‖² that one matrix for all heads explains. Raw: the heads' mean. "
-    "Aligned: heads are first moved to be most alike, as far as the model's outputs do not depend "
-    "on it, which fits random heads too."
-)
 
 
 @report_item("Described, not shown", FIT, reads="analyses")
@@ -301,21 +286,16 @@ def factorisation(runs):
     """The best shared matrix and residuals for trained heads.
 
     Truncated SVD, mean + SVD and alternating least squares at the ranks that the runs were analyzed
-    at, of MHA's heads and of LRKV's; and what one matrix explains of every variant's heads.
+    at, of MHA's heads and of LRKV's.
     """
-    found = analyzed_settings(runs)
-    fits, energies = [], []
-    for setting in found:
-        for variant in setting.every:
-            for family in FAMILIES:
-                if variant.kind in ("mha", "lrkv"):
-                    fits += [_fit_row(variant, family, r, setting.name) for r in _ranks(variant)]
-                if all(variant.each(lambda a: a.get("shared_energy")).values()):
-                    energies.append(_energy_row(variant, family, setting.name))
-    return [
-        *_table(FIT, FIT_COLUMNS, fits, FIT_NOTE, "table"),
-        *_table("Shared energy of heads", ENERGY, energies, ENERGY_NOTE, "shared_energy"),
+    rows = [
+        _fit_row(variant, family, rank, setting.name)
+        for setting in analyzed_settings(runs)
+        for variant in setting.of("mha", "lrkv")
+        for family in FAMILIES
+        for rank in _ranks(variant)
     ]
+    return _table(FIT, FIT_COLUMNS, rows, FIT_NOTE, "table")
 
 
 def _ranks(variant: AnalyzedVariant) -> list[int]:
@@ -336,12 +316,3 @@ def _fit_row(variant: AnalyzedVariant, family: str, rank: int, block: str) -> Ta
     ]
     random = variant.mean(lambda a: percent(a, "null", "alternating", "error"))
     return TableRow.of(variant.label, FAMILIES[family], rank, *errors, float(random), block=block)
-
-
-def _energy_row(variant: AnalyzedVariant, family: str, block: str) -> TableRow:
-    shares = [
-        variant.cell(lambda a, w=which, h=how: 100 * a["shared_energy"][w][family][h])
-        for which in ("mean", "null")
-        for how in ("raw", "aligned")
-    ]
-    return TableRow.of(variant.label, FAMILIES[family], *shares, block=block)

@@ -62,7 +62,7 @@ EXPECTED = {
     "family": ("runs", "T"),
     "learning_rates": ("runs", ""),
     "weighted_ranks": ("analyses", ""),
-    "factorisation": ("analyses", "table=T shared_energy=T"),
+    "factorisation": ("analyses", "table=T"),
     "overlap": ("analyses", "table=T"),
     "similarity_gap": ("analyses", "table=T"),
 }
