@@ -49,7 +49,7 @@ class ReportItem:
             return [result] if isinstance(result, Table | Picture) else list(result)
 
     def write(self, made: Sequence[Made], out: Path) -> list[Path]:
-        """Write them into a folder: tables as Markdown, LaTeX and JSON, pictures as PNG and SVG."""
+        """Write them into a folder: tables as Markdown and JSON, pictures as PNG and SVG."""
         paths = []
         for one in made:
             name = f"{self.name}_{one.name}" if one.name else self.name
