@@ -26,9 +26,4 @@ from lrkv_jax.lab.report.comparison.runs import (
     finished,
     settings,
 )
-from lrkv_jax.lab.report.comparison.steps_to_loss import (
-    Savings,
-    SavingsOverSeeds,
-    savings,
-    savings_over_seeds,
-)
+from lrkv_jax.lab.report.comparison.steps_to_loss import steps_saved, steps_saved_by_seed

@@ -14,7 +14,7 @@ from lrkv_jax.lab.report.comparison import (
     combined,
     contrasts,
     families,
-    savings_over_seeds,
+    steps_saved_by_seed,
 )
 from lrkv_jax.lab.report.items import report_item
 from lrkv_jax.lab.report.paper_values import shipped
@@ -201,10 +201,10 @@ def _sooner(first: TunedVariant, second: TunedVariant) -> Cell:
     curves = [
         {seed: run.curve for seed, run in one.runs.items() if run.curve} for one in (first, second)
     ]
-    over = savings_over_seeds(*curves)
-    if over.steps is None:
+    saved = steps_saved_by_seed(*curves)
+    if not saved or None in saved.values():
         return Cell("not in each seed")
-    return Cell.over({seed: 100 * one.steps for seed, one in over.each.items()})
+    return Cell.over({seed: 100 * share for seed, share in saved.items()})
 
 
 def bits(variant: TunedVariant, text: str) -> dict[int, float]:
