@@ -15,15 +15,8 @@ from lrkv_jax.lab.report.analyzed import (
 )
 from lrkv_jax.lab.report.comparison import against
 from lrkv_jax.lab.report.items import report_item
-from lrkv_jax.lab.report.paper_values import (
-    SCALES,
-    beside,
-    paper_table,
-    paper_value,
-    shipped,
-    verdict,
-)
-from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, paper_name
+from lrkv_jax.lab.report.paper_values import beside, paper_value
+from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper
 
 RANKS = [
     Column("variant"),
@@ -41,15 +34,10 @@ RANKS_NOTE = (
     "leaves H − 1 dimensions, which takes 100 / H points of heads from any model. Components: the "
     "fewest that hold 90 % of the centered variance."
 )
-PRINTED_RANKS = [
-    Column("variant"),
-    Column("uncentered", "% of heads"),
-    Column("PCA", "% of heads"),
-    Column("PCA, recomputed", "% of cap", digits=1),
-    Column("change as printed", "points of heads", digits=1),
-    Column("of which the cap", "points of heads", digits=1),
-    Column("change", "points of cap", digits=1),
-]
+PRINTED_RANKS = {
+    "uncentred": Column("uncentered", "% of heads"),
+    "centred": Column("centered (PCA)", "% of heads"),
+}
 
 
 def _table(title: str, columns: list[Column], rows: Sequence[TableRow], note: str, name: str = ""):
@@ -62,7 +50,7 @@ def table03_effective_rank(runs):
     """Effective rank of heads, uncentered and centered.
 
     Counts, % of heads (the paper's convention), % of the cap that centering leaves, and random
-    weights. The paper's values stand in a table of their own, with % of cap recomputed.
+    weights. The paper's values stand in a table of their own.
     """
     found = analyzed_settings(runs)
     tables = []
@@ -70,7 +58,7 @@ def table03_effective_rank(runs):
         rows = [_rank_row(one, form, setting) for setting in found for one in setting.every]
         name = "" if form == "query_key" else form
         tables += _table(f"Effective rank of heads, {title}", RANKS, rows, RANKS_NOTE, name)
-    return [*tables, _printed_ranks()]
+    return [*tables, table_of_paper("table03", PRINTED_RANKS)]
 
 
 def _rank_row(variant: AnalyzedVariant, form: str, setting: AnalyzedSetting) -> TableRow:
@@ -96,33 +84,7 @@ def _rank_row(variant: AnalyzedVariant, form: str, setting: AnalyzedSetting) -> 
 
 
 def _block(name: str, heads: int) -> str:
-    return f"{name}, {heads} heads, cap {100 * cap_share(heads):.1f} %"
-
-
-def cap_share(heads: int) -> float:
-    """The largest effective rank of centered heads over their number."""
-    return (heads - 1) / heads
-
-
-def _printed_ranks() -> Table:
-    """The paper's table, with what it comes to of the cap."""
-    rows = []
-    for scale, variants in paper_table("table03").items():
-        heads = shipped(scale).model.heads
-        for kind in variants:
-            before = paper_value("table03", scale, kind, "uncentred")
-            after = paper_value("table03", scale, kind, "centred")
-            of_cap = after.value / cap_share(heads)
-            own = after.verdict if after.verdict != verdict("table03") else ""
-            rows.append(
-                TableRow.of(
-                    Cell(paper_name(kind), note=own), before.text, after.text, of_cap,
-                    after.value - before.value, -100 / heads, of_cap - before.value,
-                    block=_block(SCALES[scale], heads),
-                )
-            )  # fmt: skip
-    title = "The paper's effective ranks, printed"
-    return Table(title, PRINTED_RANKS, rows, [verdict("table03")], name="printed")
+    return f"{name}, {heads} heads, cap {100 * (heads - 1) / heads:.1f} %"
 
 
 WEIGHTED = "Effective rank of heads, weighted by held-out text"

@@ -118,20 +118,12 @@ def test_a_score_stands_at_the_bits_per_byte_of_the_pretraining():
         after = planted(kind, [9.0], path=f"/planted/chat/{kind}")
         talks.append(chats(after, texts[-1].path, score))
     lost = chats(planted("gqa", [9.0], path="/planted/chat/gqa"), "/planted/nowhere", 0.3)
-    picture, _ = report_item("fig19").made([*texts, *talks, lost])
+    (picture,) = report_item("fig19").made([*texts, *talks, lost])
     (axis,) = picture.figure.axes
     points = np.stack([one.lines[0].get_xydata()[0] for one in axis.containers])
     assert points == pytest.approx(np.array([(1.0, 30), (1.1, 25), (0.9, 35)]))
     assert axis.xaxis_inverted()
-    assert "R² = 1.000 of 3 points" in axis.get_title()
-
-
-def test_the_printed_points_give_r_squared_0_804_and_at_6_3b_none():
-    (picture,) = report_item("fig19").made([])
-    titles = [axis.get_title() for axis in picture.figure.axes]
-    assert all(title.startswith("paper, printed: ") for title in titles)
-    assert "R² = 0.804 (n = 5" in titles[1] and "R² = 0.051 (n = 5" in titles[2]
-    assert "0.786" in picture.caption
+    assert "R² = 1.000 of 3 points" in axis.get_title() and "0.786" in picture.caption
 
 
 @pytest.fixture(scope="module")
