@@ -1,5 +1,5 @@
-"""How well a shared matrix and rank-R residuals fit a layer's heads: the best such fits in closed
-form and by alternation, and the error that each would put into the logits.
+"""How well a shared matrix and rank-R residuals fit a layer's heads: the best such fits
+in closed form and by alternation, and the error that each would put into the logits.
 
 H heads  D model width  K head width  R rank
 """
@@ -66,8 +66,8 @@ def form_error(
 ) -> float:
     """‖L_h (W_h − Ŵ_h)ᵀ‖ / ‖L_h W_hᵀ‖ over all heads: of logits where L is the query, before norms.
 
-    ‖L Eᵀ‖² = Σ (LᵀL) ∘ (EᵀE): no D × D matrix is made. It is the error of the logits of inputs with
-    no preferred direction. 0 where the forms are zero.
+    ‖L Eᵀ‖² = Σ (LᵀL) ∘ (EᵀE): no D × D matrix is made. It is the error of the logits of
+    inputs with no preferred direction. 0 where the forms are zero.
     """
 
     def norm(right_HDK):

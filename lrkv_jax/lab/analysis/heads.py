@@ -26,9 +26,9 @@ def check_has_heads(layer: Attention) -> None:
 def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
     """Each layer's heads, first to last, of parameters as `load_run(run).params` gives them.
 
-    One layer is in float64 at a time: at 4096 × 4096 its matrices are 0.5 GB. The layer's input is
-    what the matrices meet: the stream after its norm, and after that norm's gain where it has one.
-    Raises `LrkvError` for weights that are not finite.
+    One layer is in float64 at a time: at 4096 × 4096 its matrices are 0.5 GB. The
+    layer's input is what the matrices meet: the stream after its norm, and after that
+    norm's gain where it has one. Raises `LrkvError` for weights that are not finite.
     """
     stacked = jax.tree.map(np.asarray, params["blocks"]["attention"])
     for name, leaf in stacked.items():

@@ -15,9 +15,9 @@ from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
 def magnitude(heads: HeadWeights) -> dict[str, dict[str, float | None]]:
     """{"key", "value"}: ‖W_h‖ ("total"), ‖W_shared‖ and ‖U_h B_hᵀ‖ ("residual"), mean over heads.
 
-    Shared and residual are None where the variant has no such parts. ‖W_h‖² is not the sum of
-    their squares unless they are orthogonal (`geometry`). QK-norm hides the norm of a key from its
-    logits; nothing hides a value's.
+    Shared and residual are None where the variant has no such parts. ‖W_h‖² is not the
+    sum of their squares unless they are orthogonal (`geometry`). QK-norm hides the norm
+    of a key from its logits; nothing hides a value's.
     """
     return {
         "key": _norms(heads.key_HDK, heads.key_parts),

@@ -252,9 +252,9 @@ def finished(runs: Mapping[int, RunRecord]) -> dict[int, RunRecord]:
 def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Setting]:
     """Runs by what they may be compared with, smallest model first.
 
-    A setting is named as its shortest scale; where two share that, with the first thing that they
-    differ in. The same run twice counts once. Runs of conversations and runs of text are never
-    mixed: `midtrained` says which are meant, and so does the name.
+    A setting is named as its shortest scale; where two share that, with the first thing
+    that they differ in. The same run twice counts once. Runs of conversations and runs
+    of text are never mixed: `midtrained` says which are meant, and so does the name.
     """
     what = ", midtrained" if midtrained else ""
     found = []

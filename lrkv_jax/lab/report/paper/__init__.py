@@ -1,7 +1,7 @@
 """The paper's tables and figures, and those beside them: a file for each subject.
 
-Each function registers what it makes (`lrkv_jax.lab.report.items.report_item`); `REPORT_ITEMS` are
-all of them in the order of a page. `lrkv report RUN...` makes them.
+Each function registers what it makes (`lrkv_jax.lab.report.items.report_item`);
+`REPORT_ITEMS` are all of them in the order of a page. `lrkv report RUN...` makes them.
 """
 
 from importlib import import_module

@@ -62,8 +62,8 @@ FIG01 = "What a token leaves in each variant's cache, and how a query meets it"
 def fig01_family(runs):
     """What a token leaves in each variant's cache, and how a query meets it.
 
-    The boxes are the arrays that one layer allocates at the 128M shape, in proportion to their
-    bytes in bfloat16; inverse norms are float32.
+    The boxes are the arrays that one layer allocates at the 128M shape, in proportion
+    to their bytes in bfloat16; inverse norms are float32.
     """
     models = _family()
     figure, [[axis]] = panels(panel=(8.2, 0.42 * len(models) + 0.6))

@@ -163,9 +163,9 @@ def _flops_axis(axis: Axes, curve: Curve) -> None:
 def fig03_training_efficiency(runs):
     """Loss against cache, and how much sooner LRKV reaches each baseline's final loss.
 
-    (a) Bits per byte against the share of MHA's cache. (b) 1 − step*/step_final for each baseline:
-    step* is where LRKV's curve of the same seed first comes down to the baseline's last validation,
-    linear between validations.
+    (a) Bits per byte against the share of MHA's cache. (b) 1 − step*/step_final for
+    each baseline: step* is where LRKV's curve of the same seed first comes down to the
+    baseline's last validation, linear between validations.
     """
     shown = [setting for setting in settings(runs) if any(run.finished for run in setting.runs)]
     return [*_trade_off(shown), *_efficiency(shown)]
@@ -264,8 +264,8 @@ ABLATED = ("mla", "lrkv")  # by latent and by rank
 def fig05_rank_ablation(runs):
     """What LRKV's rank and MLA's latent buy.
 
-    (a) Held-out cross-entropy against the cache, for every rank, latent and baseline of a scale;
-    (b) LRKV's curves by rank. Scales with two ranks or two latents are shown.
+    (a) Held-out cross-entropy against the cache, for every rank, latent and baseline of
+    a scale; (b) LRKV's curves by rank. Scales with two ranks or two latents are shown.
     """
     shown = [one for one in settings(runs) if any(len(_sizes(one, kind)) > 1 for kind in ABLATED)]
     return [*_losses(shown), *_by_rank(shown)]
@@ -323,8 +323,8 @@ def _draw_over_cache(
 ) -> None:
     """Draw points of finished runs by seed: the mean of their `loss` (an attribute of `RunRecord`).
 
-    Error bars are one standard deviation over seeds; several points are joined from the smallest
-    cache to the largest. `marks` are written beside the points.
+    Error bars are one standard deviation over seeds; several points are joined from the
+    smallest cache to the largest. `marks` are written beside the points.
     """
     found = []
     for place, runs in enumerate(points):

@@ -74,9 +74,9 @@ Points = Mapping[tuple[VariantStyle, str], tuple[Sequence[float], Sequence[float
 def fig19_downstream_correlation(runs):
     """Whether bits per byte after pretraining predict the combined score of five benchmarks.
 
-    Shown are runs that were evaluated on all five benchmarks; a midtrained one stands at the bits
-    per byte of the run it was started from, which is read from `init_from` where it is not among
-    the runs given. A point is a variant, the mean over its seeds.
+    Shown are runs that were evaluated on all five benchmarks; a midtrained one stands
+    at the bits per byte of the run it was started from, which is read from `init_from`
+    where it is not among the runs given. A point is a variant, the mean over its seeds.
     """
     shown = _measured(runs)
     if not shown:

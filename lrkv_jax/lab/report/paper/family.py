@@ -112,9 +112,9 @@ CONTRASTS_NOTE = (
 def family(runs):
     """The variants, each at its learning rate, and what separates them.
 
-    One model of variant and seed takes all variants of a setting. Contrasts that were named before
-    most of the shipped runs stand apart from those that were added later; Holm's p is over those of
-    a block.
+    One model of variant and seed takes all variants of a setting. Contrasts that were
+    named before most of the shipped runs stand apart from those that were added later;
+    Holm's p is over those of a block.
     """
     made = []
     for number, one in enumerate(one for one in families(runs) if len(one.variants) > 1):
@@ -236,10 +236,10 @@ COST_NOTE = (
 def choosing(runs, benches):
     """What each variant costs, and what it gains, so that one can choose.
 
-    Losses are of the runs, each variant at its learning rate. Costs are those of the variants of
-    the same names in `SCALE`, where each keeps the same share of MHA's cache: bytes and FLOPs are
-    counted from the configurations, times are read from decode benchmarks of that scale (`lrkv
-    report --bench`).
+    Losses are of the runs, each variant at its learning rate. Costs are those of the
+    variants of the same names in `SCALE`, where each keeps the same share of MHA's
+    cache: bytes and FLOPs are counted from the configurations, times are read from
+    decode benchmarks of that scale (`lrkv report --bench`).
     """
     made = []
     for number, family in enumerate(families(runs)):

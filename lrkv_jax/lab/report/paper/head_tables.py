@@ -49,8 +49,8 @@ def _table(title: str, columns: list[Column], rows: Sequence[TableRow], note: st
 def table03_effective_rank(runs):
     """Effective rank of heads, uncentered and centered.
 
-    Counts, % of heads (the paper's convention), % of the cap that centering leaves, and random
-    weights. The paper's values stand in a table of their own.
+    Counts, % of heads (the paper's convention), % of the cap that centering leaves, and
+    random weights. The paper's values stand in a table of their own.
     """
     found = analyzed_settings(runs)
     tables = []
@@ -247,8 +247,8 @@ FIT_NOTE = (
 def factorisation(runs):
     """The best shared matrix and residuals for trained heads.
 
-    Truncated SVD, mean + SVD and alternating least squares at the ranks that the runs were analyzed
-    at, of MHA's heads and of LRKV's.
+    Truncated SVD, mean + SVD and alternating least squares at the ranks that the runs
+    were analyzed at, of MHA's heads and of LRKV's.
     """
     rows = [
         _fit_row(variant, family, rank, setting.name)

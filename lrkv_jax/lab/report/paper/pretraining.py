@@ -72,8 +72,8 @@ def _live_cache(run: RunRecord) -> Cell:
 def table01_pretraining(runs):
     """Held-out cross-entropy and bits per byte of every variant, with what its cache holds.
 
-    A block for each scale among the runs. The paper's value stands beside ours where a run repeats
-    its setting.
+    A block for each scale among the runs. The paper's value stands beside ours where a
+    run repeats its setting.
     """
     rows = [
         row
