@@ -12,7 +12,7 @@ from lrkv_jax.cli.shared import app, batches_bar, names, start_alone
 from lrkv_jax.errors import LrkvError
 
 if TYPE_CHECKING:
-    from lrkv_jax.lab.report.items import ReportItem
+    from lrkv_jax.lab.report.page import ReportItem
 
 
 @app.command()

@@ -22,8 +22,7 @@ from lrkv_jax.lab.analysis.diversity import (
     null,
 )
 from lrkv_jax.lab.analysis.factorization import factorization
-from lrkv_jax.lab.analysis.heads import head_weights, random_heads
-from lrkv_jax.lab.analysis.parts import geometry, magnitude
+from lrkv_jax.lab.analysis.heads import geometry, head_weights, magnitude, random_heads
 from lrkv_jax.models.attention.head_weights import HeadWeights
 from lrkv_jax.training.restore import load_run
 from lrkv_jax.training.token_batch import BatchFormat

@@ -8,7 +8,7 @@ from support.random_heads import lrkv_heads
 from support.variants import error
 
 from lrkv_jax.lab.analysis.diversity import diversity, gram
-from lrkv_jax.lab.analysis.parts import cosines, principal_cosines
+from lrkv_jax.lab.analysis.heads import cosines, principal_cosines
 from lrkv_jax.models.attention.head_weights import SharedResidual
 from lrkv_jax.models.rope import rope_angles, rotate
 

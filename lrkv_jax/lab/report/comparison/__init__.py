@@ -25,5 +25,6 @@ from lrkv_jax.lab.report.comparison.runs import (
     every_setting,
     finished,
     settings,
+    steps_saved,
+    steps_saved_by_seed,
 )
-from lrkv_jax.lab.report.comparison.steps_to_loss import steps_saved, steps_saved_by_seed

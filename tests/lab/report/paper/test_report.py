@@ -26,8 +26,8 @@ from lrkv_jax.config.attention import KINDS
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.report.comparison import read_runs
 from lrkv_jax.lab.report.figures import Picture, panels, style
-from lrkv_jax.lab.report.items import report_item as register
 from lrkv_jax.lab.report.page import Section, page, write_page
+from lrkv_jax.lab.report.page import report_item as register
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
 
 ROOT = Path(lrkv_jax.__file__).parents[1]
