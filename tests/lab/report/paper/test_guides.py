@@ -1,4 +1,4 @@
-"""docs/paper.md names every artefact, and docs/results.md shows what the runs gave."""
+"""docs/paper.md names every table and figure, and docs/results.md shows what the runs gave."""
 
 import json
 import re
@@ -21,7 +21,7 @@ RESULTS = (ROOT / "docs/results.md").read_text(encoding="utf-8")
 KEPT = ROOT / "experiments/results"
 
 
-def test_the_guide_to_the_paper_names_tests_and_every_artefact():
+def test_the_guide_to_the_paper_names_tests_and_every_table_and_figure():
     assert len(set(re.findall(r"`(test_\w+)`", PAPER))) > 30  # test_docs.py: they exist
     assert [one.name for one in REPORT_ITEMS if f"`{one.name}`" not in PAPER] == []
 

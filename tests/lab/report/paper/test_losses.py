@@ -76,7 +76,7 @@ def test_curves_below_are_over_the_baseline_s_of_the_same_seed():
 
 
 def test_the_shipped_runs_have_bars_in_figure_3():
-    """No line of theirs is named lrkv: the published form stands for LRKV."""
+    """No variant of theirs is named lrkv: the published form stands for LRKV."""
     _, picture = report_item("fig03").made(
         read_runs([ROOT / "experiments/results/family/runs.jsonl"])
     )
@@ -148,18 +148,18 @@ def rated():
     return runs
 
 
-def test_each_line_is_compared_at_the_learning_rate_that_is_best_for_it(rated):
+def test_each_variant_is_compared_at_the_learning_rate_that_is_best_for_it(rated):
     (rates,) = report_item("learning_rates").made(rated)
     assert [row.cells[-1].value for row in rates.rows] == ["0.014", "0.02 †"]
-    lines, named = report_item("family").made(rated)
-    assert [row.cells[3].value for row in lines.rows] == ["0.014", "0.02"]
+    variants, named = report_item("family").made(rated)
+    assert [row.cells[3].value for row in variants.rows] == ["0.014", "0.02"]
     assert [row.cells[0].value for row in named.rows] == ["lrkv_latent − mha"]
     cells = named.rows[0].cells[1:]
     difference, verdict, equal, unseen, second, sooner = (cell.value for cell in cells)
     curves = {("lrkv_latent", 0.02): {}, ("mha", 0.014): {}}
     for run in rated:
-        if (line := (run.variant, run.config.optimizer.matrix_lr)) in curves:
-            curves[line][run.seed] = run.curve
+        if (key := (run.variant, run.config.optimizer.matrix_lr)) in curves:
+            curves[key][run.seed] = run.curve
     saved = steps_saved_by_seed(*curves.values())
     assert sooner == pytest.approx(100 * np.mean(list(saved.values()))) and 0 < sooner < 100
     assert difference.startswith("-0.0200 (") and second.startswith("-0.0400 (")
@@ -168,7 +168,7 @@ def test_each_line_is_compared_at_the_learning_rate_that_is_best_for_it(rated):
 
 
 def test_contrasts_say_which_seeds_and_runs_are_older_than_what_they_test():
-    """Two seeds chose MHA's rate, and another line's was not chosen; two runs came first."""
+    """Two seeds chose MHA's rate, and another variant's was not chosen; two runs came first."""
     ends = {("mha", 0.014): 3.0, ("mha", 0.02): 3.03, ("lrkv_full", 0.014): 2.97,
             ("lrkv_latent", 0.014): 2.91}  # fmt: skip
     runs = []
@@ -181,8 +181,8 @@ def test_contrasts_say_which_seeds_and_runs_are_older_than_what_they_test():
                           settings=[f"optimizer.matrix_lr={rate}"])  # fmt: skip
             start = {"time": f"2026-11-{day}T00:00:00+00:00", "event": "start"}
             runs.append(replace(run, history=(start,)))
-    lines, found = report_item("family").made(runs)
-    assert [row.cells[3].value for row in lines.rows] == [
+    variants, found = report_item("family").made(runs)
+    assert [row.cells[3].value for row in variants.rows] == [
         "0.014", "0.014, not swept", "0.014, not swept",
     ]  # fmt: skip
     rows = {
@@ -200,7 +200,7 @@ def test_contrasts_say_which_seeds_and_runs_are_older_than_what_they_test():
     assert found.notes[2] == "Rates were chosen by the seeds 0, 1."
 
 
-def test_a_choice_shows_what_a_line_gains_over_what_it_costs(rated):
+def test_a_choice_shows_what_a_variant_gains_over_what_it_costs(rated):
     row = {"scale": "128m_family", "rope": None, "level": "attention", "status": "measured",
            "batch": 4, "length": 2048}  # fmt: skip
     times = [("lrkv_latent", "xla", 0.7), ("lrkv_latent", "mosaic", 0.5), ("mha", "xla", 1.0),
@@ -218,7 +218,7 @@ def test_a_choice_shows_what_a_line_gains_over_what_it_costs(rated):
     assert latent[8].startswith("-0.0200 (") and latent[9].startswith("-0.0400 (")
 
 
-def test_lines_of_one_kind_stand_beside_one_another_each_in_the_size_that_most_have():
+def test_variants_of_one_kind_stand_beside_one_another_each_in_the_size_that_most_have():
     names = ("mha", "mla", "mla_full", "lrkv_full", "lrkv_latent")
     table, _ = report_item("table01").made(
         [planted(name, [4.0, 3.0], scale="nano_family") for name in names]
