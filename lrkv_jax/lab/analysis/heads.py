@@ -14,18 +14,9 @@ from scipy.linalg import orth, svdvals
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.models.attention import Attention, abstract_layer, make_attention
+from lrkv_jax.models.attention import abstract_layer, make_attention
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
 from lrkv_jax.models.weights import draw, with_weights
-
-
-def check_has_heads(layer: Attention) -> None:
-    """Raise `LrkvError` for a layer that does not say what its heads' matrices are."""
-    if type(layer).head_weights is Attention.head_weights:
-        raise LrkvError(
-            f"attention.kind = {layer.config.attention.kind} cannot be analyzed: give its layer "
-            f"{type(layer).__name__} a method head_weights (docs/new_variant.md)"
-        )
 
 
 def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
@@ -40,7 +31,6 @@ def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
         if not np.isfinite(leaf).all():
             raise LrkvError(f"blocks.attention.{name} is not finite: analyze an earlier step")
     abstract = abstract_layer(config)
-    check_has_heads(abstract)
     for layer in range(config.layers):
         weights = jax.tree.map(lambda leaf, at=layer: leaf[at], stacked)
         yield with_weights(abstract, weights).head_weights()
@@ -57,7 +47,6 @@ def random_heads(config: ModelConfig, seeds: int) -> Iterator[HeadWeights]:
         raise LrkvError(f"null_seeds = {seeds}: use 1 or more")
     for seed in range(seeds):
         layer = make_attention(config)
-        check_has_heads(layer)
         draw(layer, jax.random.key(seed))
         heads = layer.head_weights()
         output_HKD = np.random.default_rng(seed).standard_normal(heads.output_HKD.shape)
