@@ -12,7 +12,7 @@ from lrkv_jax.cli.shared import app, batches_bar, names, start_alone
 from lrkv_jax.errors import LrkvError
 
 if TYPE_CHECKING:
-    from lrkv_jax.lab.report.items import ReportItem
+    from lrkv_jax.lab.report.page import ReportItem
 
 
 @app.command()
@@ -40,8 +40,8 @@ def report(
 ) -> None:
     """Write every table and figure of the paper from these runs.
 
-    One HTML page shows them all. Tables are written as Markdown, LaTeX and JSON, figures as PNG and
-    SVG. Figures of heads need lrkv analyze RUN first. The page lists what has no data, and what it
+    One HTML page shows them all. Tables are written as Markdown and JSON, figures as PNG and SVG.
+    Figures of heads need lrkv analyze RUN first. The page lists what has no data, and what it
     needs.
     """
     start_alone("report")

@@ -63,8 +63,6 @@ def write_analysis(
                     for layer in layers]  # fmt: skip
         numbers = [_each_family(lambda f, one=one: _numbers(one[f])) for one in geometry]
         result["geometry"] = {"per_layer": geometry, "mean": mean(numbers)}
-    energies = {of: _each_family(lambda _: {"raw": 0.4, "aligned": 0.7}) for of in ("mean", "null")}
-    result["shared_energy"] = energies
     result["factorisation"] = [
         {
             "rank": rank,

@@ -30,7 +30,7 @@ def write_run(
 
     `heldout` is of how many tokens the validations before the end and the last one are; `until`
     ends the log early; `evaluation` is added to what `evaluation.json` says of the cache. `rank`
-    makes it a line of an ablation, lrkv_r8; `steps=None` keeps the scale's length, in 40 rows.
+    makes it a variant of an ablation, lrkv_r8; `steps=None` keeps the scale's length, in 40 rows.
     """
     config = load_config(scale, [*([f"train.steps={steps}"] if steps else []), *overrides])
     if rank is not None:

@@ -36,8 +36,8 @@ class _Recorder:
 
 
 class OnText(NamedTuple):
-    """E[x xᵀ] of the inputs of each layer's attention, the sums of its heads' `logit_grams`, and
-    how many tokens both are over."""
+    """E[x xᵀ] of the inputs of each layer's attention, the sums of its heads'
+    `logit_grams`, and how many tokens both are over."""
 
     moments_LDD: Float[np.ndarray, "L D D"]
     logits_LHH: Float[np.ndarray, "L H H"]

@@ -29,8 +29,8 @@ ROUNDING = 1e-12
 def gram(left_HDW: Float[np.ndarray, "H D W"], right_HDW: Float[np.ndarray, "H D W"]):
     """⟨A_i, A_j⟩ of every two forms A_h = L_h R_hᵀ: float64 [H, H].
 
-    2 D (H W)² multiplications and additions; beside its arguments it holds a copy of both and two
-    arrays of W × H W.
+    2 D (H W)² multiplications and additions; beside its arguments it holds a copy of
+    both and two arrays of W × H W.
     """
     H, _, W = left_HDW.shape
     left_DV, right_DV = (
@@ -85,8 +85,8 @@ class Spectrum:
 
     @property
     def effective_rank(self) -> float:
-        """exp(−Σ p log p) of the shares p: n for n equal ones. 0 where there is nothing to share,
-        as among identical heads less their mean."""
+        """exp(−Σ p log p) of the shares p: n for n equal ones. 0 where there is nothing
+        to share, as among identical heads less their mean."""
         shares = self.shares_H[self.shares_H > 0]
         return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else 0.0
 
@@ -185,9 +185,9 @@ def diversity(
 def null(layers: Iterable[HeadWeights], depth: int) -> dict[str, Any]:
     """Mean and standard deviation of each number of `Diversity.summary` over random layers.
 
-    {"query_key": {"mean", "sd", "sd_of_mean", "draws"}, "value_output": the same}: `sd` is of one
-    layer, `sd_of_mean` of the mean over a model's `depth` layers, which are independent at the
-    start.
+    {"query_key": {"mean", "sd", "sd_of_mean", "draws"}, "value_output": the same}: `sd`
+    is of one layer, `sd_of_mean` of the mean over a model's `depth` layers, which are
+    independent at the start.
     """
     found: dict[str, list[dict[str, Any]]] = {form: [] for form in FORMS}
     for heads in layers:

@@ -21,9 +21,8 @@ from lrkv_jax.lab.analysis.diversity import (
     normalized,
     null,
 )
-from lrkv_jax.lab.analysis.factorization import factorization, shared_energy
-from lrkv_jax.lab.analysis.heads import head_weights, random_heads
-from lrkv_jax.lab.analysis.parts import geometry, magnitude
+from lrkv_jax.lab.analysis.factorization import factorization
+from lrkv_jax.lab.analysis.heads import geometry, head_weights, magnitude, random_heads
 from lrkv_jax.models.attention.head_weights import HeadWeights
 from lrkv_jax.training.restore import load_run
 from lrkv_jax.training.token_batch import BatchFormat
@@ -69,10 +68,6 @@ def analyze(
         **_compared(layers, null(chain([first], random), model.layers)),
         "magnitude": _over_layers([layer["magnitude"] for layer in layers]),
         "geometry": _over_layers([layer["geometry"] for layer in layers]),
-        "shared_energy": {
-            **_over_layers([layer["shared_energy"] for layer in layers]),
-            "null": at_random["shared_energy"],
-        },
         "factorisation": [
             {
                 "rank": rank,
@@ -94,7 +89,6 @@ def _layer(heads: HeadWeights, ranks: Sequence[int]) -> dict[str, Any]:
         **_diversities(heads),
         "magnitude": magnitude(heads),
         "geometry": geometry(heads),
-        "shared_energy": shared_energy(heads),
         "factorization": [factorization(heads, rank) for rank in ranks],
     }
 

@@ -1,25 +1,106 @@
-"""One HTML page that needs no other file: runs, tables, pictures, and what is missing."""
+"""What one table or figure of the report is, the registry that each joins, and their page.
+
+The page is one HTML file: runs, tables, pictures, and what is missing.
+"""
+
+from __future__ import annotations
 
 import base64
 import platform
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lrkv_jax import __version__
 from lrkv_jax.lab.report.comparison import RunRecord, every_setting
-from lrkv_jax.lab.report.figures import Picture, svg
-from lrkv_jax.lab.report.items import Made, ReportItem
-from lrkv_jax.lab.report.renderers import html
+from lrkv_jax.lab.report.figures import Picture, style, svg, write_picture
+from lrkv_jax.lab.report.renderers import html, write_table
 from lrkv_jax.lab.report.tables import Column, Table, TableRow
 
 _PACKAGES = ("jax", "flax", "optax", "numpy", "scipy", "matplotlib")
+Made = Table | Picture
+Reads = Literal["configurations", "runs", "analyses", "runs and benches"]
+NEEDS = {
+    "configurations": "nothing",
+    "runs": "finished runs: lrkv report RUN",
+    "analyses": "analyzed runs: lrkv analyze RUN",
+    "runs and benches": "finished runs of these variants, with MHA: lrkv report RUN --bench FILE",
+}
+GROUPS = ("Tables", "Figures", "Beside the paper's tables and figures")
+_REGISTRY: dict[str, ReportItem] = {}
+
+
+@dataclass(frozen=True)
+class ReportItem:
+    """A table or figure of the paper, or one beside it.
+
+    `name` is that of its files; `paper` says where it stands there, as in "Figure 2". `make` turns
+    what it `reads` into tables and pictures, or none: runs, analyzed runs, or runs and reports of
+    decode benchmarks. One that reads configurations alone is given the runs too. `needs` says what
+    it takes to make any.
+    """
+
+    name: str
+    title: str
+    paper: str
+    reads: Reads
+    needs: str
+    make: Callable[..., Made | Iterable[Made]]
+
+    def made(self, runs: Sequence[Any], benches: Sequence[dict[str, Any]] = ()) -> list[Made]:
+        """Its tables and pictures of these runs and benchmarks."""
+        with style():
+            more = [benches] if self.reads == "runs and benches" else []
+            result = self.make(runs, *more)
+            return [result] if isinstance(result, Table | Picture) else list(result)
+
+    def write(self, made: Sequence[Made], out: Path) -> list[Path]:
+        """Write them into a folder: tables as Markdown and JSON, pictures as PNG and SVG."""
+        paths = []
+        for one in made:
+            name = f"{self.name}_{one.name}" if one.name else self.name
+            if isinstance(one, Table):
+                paths += write_table(one, out, name)
+            else:
+                paths += write_picture(one, out, name)
+        return paths
+
+    @property
+    def group(self) -> str:
+        """The heading of the page's contents that it stands under."""
+        return next((name for name in GROUPS if name.startswith(self.paper[:5])), GROUPS[-1])
+
+    @property
+    def _order(self) -> tuple:
+        number = re.search(r"\d+", self.paper)
+        return GROUPS.index(self.group), int(number[0]) if number else 0, self.paper, self.name
+
+
+def report_item(
+    paper: str, title: str, *, reads: Reads = "runs", needs: str = ""
+) -> Callable[..., ReportItem]:
+    """Register the decorated function as an item of the report, under the function's name."""
+
+    def register(make: Callable[..., Made | Iterable[Made]]) -> ReportItem:
+        name = make.__name__
+        if name in _REGISTRY:
+            raise ValueError(f"two items of the report are named {name}")
+        _REGISTRY[name] = ReportItem(name, title, paper, reads, needs or NEEDS[reads], make)
+        return _REGISTRY[name]
+
+    return register
+
+
+def registered() -> tuple[ReportItem, ...]:
+    """All that joined: tables by their numbers, figures by theirs, then those without one."""
+    return tuple(sorted(_REGISTRY.values(), key=lambda one: one._order))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What the paper prints, as data; a value that does not hold has a verdict that says why.
 
-The values are those of arXiv 2601.11471's source, in `paper_values.yaml`; the verdicts beside them
-were recomputed, and the tests recompute them again.
+The values are those of arXiv 2601.11471's source, in `paper_values.yaml`; the verdicts
+beside them were recomputed, and the tests recompute them again.
 """
 
 from dataclasses import dataclass
@@ -70,8 +70,8 @@ def _data() -> dict[str, Any]:
 def beside(table: str, run: RunRecord, what: str) -> PaperValue | None:
     """What the paper's `table` prints of the setting that a run repeats, or None.
 
-    Compared are the model's shape, the variant with its size, the context, the batch, the number of
-    tokens and their source, against the paper's scale as it is shipped.
+    Compared are the model's shape, the variant with its size, the context, the batch,
+    the number of tokens and their source, against the paper's scale as it is shipped.
     """
     scale = _paper_scale(run)
     if scale is None:

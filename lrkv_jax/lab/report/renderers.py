@@ -1,10 +1,8 @@
-"""A table as Markdown, LaTeX, HTML and text: one function, through tabulate."""
+"""A table as Markdown, HTML and text: one function, through tabulate."""
 
 import html as _html
 import json
-import re
 import shutil
-import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
@@ -68,11 +66,10 @@ def _text(cell: Cell, column: Column, form: _Format, footnotes: list[str], *, be
 
 
 def write_table(table: Table, out: Path, name: str) -> list[Path]:
-    """Write NAME.md, NAME.tex and NAME.json."""
+    """Write NAME.md and NAME.json."""
     out.mkdir(parents=True, exist_ok=True)
     texts = {
         ".md": markdown(table),
-        ".tex": latex(table, label=name),
         ".json": json.dumps(table.as_dict(), indent=1, ensure_ascii=False) + "\n",
     }
     paths = []
@@ -97,23 +94,6 @@ def markdown(table: Table) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def latex(table: Table, label: str) -> str:
-    """A `table` environment, which needs no package."""
-    form = _Format(
-        "latex_raw", escape_latex, r"\textbf{{{}}}", r"\textit{{{}}}", r"\textsuperscript{{{}}}"
-    )
-    body, notes = _body(table, form)
-    caption = escape_latex(" ".join(filter(None, (table.title + ".", table.caption))))
-    lines = [
-        r"\begin{table}[t]", r"\centering", rf"\caption{{{caption}}}", rf"\label{{tab:{label}}}",
-        r"\small", body,
-    ]  # fmt: skip
-    beneath = r" \par ".join(map(escape_latex, notes))
-    if beneath:
-        lines.append(rf"\par\smallskip\parbox{{\linewidth}}{{\footnotesize {beneath}}}")
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
-
-
 def html(table: Table) -> str:
     """A `figure` with a `table` in it, its text escaped."""
     text = _html.escape
@@ -128,28 +108,3 @@ def html(table: Table) -> str:
         f'<figure class="table"><figcaption>{caption}</figcaption><div class="wide">{body}</div>'
         f'<div class="notes">{beneath}</div></figure>'
     )
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "[": "{[}", "]": "{]}",  # bare, after a line's end, it would be an optional argument
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "±": r"$\pm$", "−": r"$-$", "×": r"$\times$", "·": r"$\cdot$", "≈": r"$\approx$",
-    "≤": r"$\leq$", "≥": r"$\geq$", "≪": r"$\ll$", "↓": r"$\downarrow$", "↑": r"$\uparrow$",
-    "→": r"$\rightarrow$", "Δ": r"$\Delta$", "∀": r"$\forall$", "∈": r"$\in$",
-    "⟨": r"$\langle$", "⟩": r"$\rangle$",
-    "ᵀ": r"$^\top$", "√": r"$\surd$", "Σ": r"$\Sigma$", "—": "---", "–": "--",
-    "…": r"\ldots{}", "‖": r"$\|$", "µ": r"$\mu$",
-}  # fmt: skip
-_LATEX |= {one: f"$^{digit}$" for digit, one in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {"⁻": "$^-$"}
-_LATEX |= {one: f"$_{digit}$" for digit, one in enumerate("₀₁₂₃₄₅₆₇₈₉")}
-for _one in "αβγδεηθκλμνπρστφχψωΓΘΛΠΦΨΩ":
-    _name = unicodedata.name(_one).split()[-1].lower().replace("lamda", "lambda")
-    _LATEX[_one] = rf"$\{_name.capitalize() if _one.isupper() else _name}$"
-_SPECIAL = re.compile("|".join(map(re.escape, _LATEX)))
-
-
-def escape_latex(text: str) -> str:
-    """Text as LaTeX prints it, character for character."""
-    return _SPECIAL.sub(lambda found: _LATEX[found.group()], text)

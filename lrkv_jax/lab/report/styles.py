@@ -1,7 +1,7 @@
 """How a variant looks in every picture: color, line style and marker.
 
-The package's variants have Okabe and Ito's colors, which color-blind readers can distinguish; line
-style and marker carry the same in grayscale.
+The package's variants have Okabe and Ito's colors, which color-blind readers can
+distinguish; line style and marker carry the same in grayscale.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables: cells with spreads, the paper's value beside ours, and the best of each block.
 
-`lrkv_jax.lab.report.renderers` writes them as Markdown, LaTeX, HTML and text.
+`lrkv_jax.lab.report.renderers` writes them as Markdown, HTML and text.
 """
 
 from __future__ import annotations

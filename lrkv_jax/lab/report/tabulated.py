@@ -16,8 +16,8 @@ def tabulated(
 ) -> str:
     """A table of texts, its first `left` columns to the left and the others to the right.
 
-    form: a format of tabulate; pipe is Markdown. widest: characters of a column, beyond which its
-    lines are broken.
+    form: a format of tabulate; pipe is Markdown. widest: characters of a column, beyond
+    which its lines are broken.
     """
     align = ["left"] * left + ["right"] * (len(headers) - left)
     if widest:  # tabulate's own maxcolwidths fails on numbers like 4,096

@@ -115,7 +115,10 @@ class Attention(nnx.Module):
 
     def head_weights(self) -> HeadWeights:
         """Each head's matrices in float64, as if it shared none with another."""
-        raise NotImplementedError
+        raise LrkvError(
+            f"attention.kind = {self.config.attention.kind} cannot be analyzed: give its layer "
+            f"{type(self).__name__} a method head_weights (docs/new_variant.md)"
+        )
 
     # What every variant then has.
 

@@ -119,13 +119,13 @@ def oracle_similarity(config, attention, x_BTD, positions_BT, segments_BT):
     return normalized(grams_HH)
 
 
-LINES = (
+VARIANTS = (
     "mha", "gqa", "mqa", "mla", "mla-full", "lrkv-full-odd_rank",
     "lrkv-shared-groups", "lrkv-latent-odd_rank", "lrkv-latent-groups",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_logits_similarity_equals_the_equations(name):
     config, T = small(ALL[name]), 12
     layer = random_model(config).blocks[0].attention

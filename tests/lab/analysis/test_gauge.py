@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.random_heads import lrkv_heads, mha_heads
+from support.random_heads import lrkv_heads
 from support.variants import error
 
 from lrkv_jax.lab.analysis.diversity import diversity, gram
-from lrkv_jax.lab.analysis.factorization import shared_energy, turned_keys
-from lrkv_jax.lab.analysis.parts import cosines, principal_cosines
-from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
+from lrkv_jax.lab.analysis.heads import cosines, principal_cosines
+from lrkv_jax.models.attention.head_weights import SharedResidual
 from lrkv_jax.models.rope import rope_angles, rotate
 
 H, D, K = 4, 14, 6
@@ -115,57 +114,3 @@ def test_a_part_moved_between_shared_and_residual_needs_another_rank():
     moved_HDK = parts.residual_HDK - np.outer(rng.standard_normal(D), rng.standard_normal(K))
     assert set(np.linalg.matrix_rank(parts.residual_HDK)) == {3}
     assert set(np.linalg.matrix_rank(moved_HDK)) == {4}
-
-
-def in_bases(key_HDK, value_HDK, seed=5):
-    """Heads of these keys and values, each in a basis that the model cannot tell from another."""
-    query, output = heads(seed)
-    mixes = np.random.default_rng(seed).standard_normal((H, K, K)) + 2 * np.eye(K)
-    keys = key_HDK @ pair_rotations(seed)
-    return HeadWeights(query, keys, value_HDK @ mixes, output.swapaxes(1, 2))
-
-
-def test_one_matrix_in_every_head_s_own_basis_is_all_shared():
-    key_DK, value_DK = np.random.default_rng(6).standard_normal((2, D, K))
-    energy = shared_energy(in_bases(key_DK, value_DK))
-    for family in ("key", "value"):
-        assert energy[family]["aligned"] == pytest.approx(1, abs=1e-6)
-        assert energy[family]["raw"] < 0.7
-
-
-def test_a_shared_part_is_found_to_be_as_large_as_it_is_planted():
-    """Keys: three quarters of the energy is one matrix, and noise adds what a mean keeps of it."""
-    rng = np.random.default_rng(7)
-    wide = 4000
-    key_DK, noise_HDK = rng.standard_normal((wide, K)), rng.standard_normal((H, wide, K))
-    keys = key_DK + noise_HDK / np.sqrt(3)
-    found = shared_energy(in_bases(keys, noise_HDK))["key"]
-    assert found["aligned"] == pytest.approx(0.75 + 0.25 / H, abs=0.01)
-    assert found["raw"] < found["aligned"] - 0.2
-
-
-def test_keys_are_turned_within_their_pairs_alone_and_share_no_less():
-    for layer in (mha_heads(), lrkv_heads()):
-        turned = turned_keys(layer.key_HDK)
-        J = turned.shape[2] // 2
-        for before_DK, after_DK in zip(layer.key_HDK, turned, strict=True):
-            for j in range(J):
-                turn = np.linalg.lstsq(before_DK[:, [j, j + J]], after_DK[:, [j, j + J]])[0]
-                np.testing.assert_allclose(turn @ turn.T, np.eye(2), atol=1e-10)
-                assert np.linalg.det(turn) > 0
-        for energy in shared_energy(layer).values():
-            assert energy["raw"] <= energy["aligned"] <= 1
-
-
-def test_no_fit_of_values_by_alternation_explains_more():
-    """M A_h by alternating least squares, from many starts: the closed form is the optimum."""
-    values, best = mha_heads().value_HDK, shared_energy(mha_heads())["value"]["aligned"]
-    for seed in range(5):
-        shared_DK = np.random.default_rng(seed).standard_normal(values.shape[1:])
-        for _ in range(200):
-            mixes = np.linalg.pinv(shared_DK) @ values
-            shared_DK = np.concatenate(values, axis=1) @ np.linalg.pinv(
-                np.concatenate(mixes, axis=1)
-            )
-        left = np.sum((values - shared_DK @ mixes) ** 2) / np.sum(values**2)
-        assert 1 - left == pytest.approx(best, abs=1e-3) and 1 - left <= best + 1e-12

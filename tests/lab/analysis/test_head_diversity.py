@@ -17,7 +17,7 @@ from lrkv_jax.lab.analysis.diversity import (
     null,
     spectrum,
 )
-from lrkv_jax.lab.analysis.heads import random_heads
+from lrkv_jax.lab.analysis.heads import head_weights, random_heads
 
 
 def drawn(H, D, W, seed=0):
@@ -158,35 +158,16 @@ def test_a_null_of_no_seeds_is_refused_and_of_one_has_no_spread():
 
 
 @pytest.mark.parametrize("name", ["gqa", "mla", "lrkv"])
-def test_a_model_s_diversity_is_of_the_forms_its_parameters_make(name):
-    """Materialised here from the raw parameters, as each variant's own equation has it."""
+def test_a_model_s_diversity_is_of_its_heads_forms(name):
+    """`test_head_weights.py` has the model's own logits as the oracle of its heads."""
     config = small(FIVE[name])
     params = random_params(config)
     found = head_diversity(config, params)
+    for at, heads in enumerate(head_weights(config, params)):
+        for kind in ("query_key", "value_output"):
+            flat = forms(*getattr(heads, kind)()).reshape(config.heads, -1)
+            flat /= np.linalg.norm(flat, axis=1, keepdims=True)
+            np.testing.assert_allclose(found[kind][at].gram_HH, flat @ flat.T, atol=1e-12)
     assert {kind: len(layers) for kind, layers in found.items()} == {
         "query_key": 2, "value_output": 2,
     }  # fmt: skip
-    for at in range(2):
-        w = {k: np.asarray(v[at], np.float64) for k, v in params["blocks"]["attention"].items()}
-        for kind, made in _made(name, w, config.heads).items():
-            flat = made.reshape(config.heads, -1)
-            flat = flat / np.linalg.norm(flat, axis=1, keepdims=True)
-            np.testing.assert_allclose(found[kind][at].gram_HH, flat @ flat.T, atol=1e-12)
-
-
-def _made(name, w, H):
-    """Each head's D × D forms."""
-    pairs = []
-    for h in range(H):
-        q, o = w["query"][:, h], w["output"][h]
-        if name == "mla":
-            k, v = w["down"] @ w["up_key"][:, h], w["down"] @ w["up_value"][:, h]
-            pairs.append((q @ k.T + w["query_rope"][:, h] @ w["rope_key"].T, v @ o))
-            continue
-        if name == "lrkv":
-            k, v = (w[f] + w[f"{f}_down"][h] @ w[f"{f}_up"][h] for f in ("key", "value"))
-        else:
-            k, v = (w[f][:, h * w[f].shape[1] // H] for f in ("key", "value"))
-        pairs.append((q @ k.T, v @ o))
-    queries_keys, values_outputs = zip(*pairs, strict=True)
-    return {"query_key": np.stack(queries_keys), "value_output": np.stack(values_outputs)}

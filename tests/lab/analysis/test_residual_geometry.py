@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.random_heads import D, H, K, lrkv_heads, mha_heads, parts
 
-from lrkv_jax.lab.analysis.parts import cosines, geometry, magnitude, principal_cosines
+from lrkv_jax.lab.analysis.heads import cosines, geometry, magnitude, principal_cosines
 from lrkv_jax.models.attention.head_weights import SharedResidual
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lrkv_jax.lab.report.paper_values import PaperValue
-from lrkv_jax.lab.report.renderers import escape_latex, html, latex, terminal, write_table
+from lrkv_jax.lab.report.renderers import html, terminal, write_table
 from lrkv_jax.lab.report.renderers import markdown as padded
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 
@@ -53,42 +53,11 @@ def test_a_printed_value_stands_beside_ours_with_its_verdict():
     made = table(row("a", Cell(0.8712, paper=printed)), row("b", Cell(0.9, paper=printed)))
     assert "**0.871 (paper 0.872)** [1]" in markdown(made)
     assert markdown(made).count("CE implies 0.875") == 1
-    assert r"\textsuperscript{1}" in latex(made, "x") and "<sup>1</sup>" in html(made)
+    assert "<sup>1</sup>" in html(made)
 
 
 def test_a_spread_is_never_written_as_nothing():
     assert "2.000 ± 4e-05" in markdown(table(row("a", over(2.0, 2.00005)), row("b", 3.0)))
-
-
-@pytest.mark.parametrize(
-    "text, escaped",
-    [
-        ("50 % & 2_000 #1 $x {y}", r"50 \% \& 2\_000 \#1 \$x \{y\}"),
-        ("a\\b ~ ^", r"a\textbackslash{}b \textasciitilde{} \textasciicircum{}"),
-        ("10⁻¹⁸ θ, H₁", r"10$^-$$^1$$^8$ $\theta$, H$_1$"),
-        ("[1] a note", "{[}1{]} a note"),
-        ("3 ± 0.1 − 2 × 10²", r"3 $\pm$ 0.1 $-$ 2 $\times$ 10$^2$"),
-        ("p ≥ 0.05, U_h B_hᵀ", r"p $\geq$ 0.05, U\_h B\_h$^\top$"),
-    ],
-)
-def test_latex_prints_what_is_written(text, escaped):
-    assert escape_latex(text) == escaped
-
-
-def test_latex_is_balanced_and_has_its_rules():
-    columns = [Column("variant"), Column("cache", "%", group="MLA"), Column("loss", group="MLA")]
-    made = table(
-        row("a_1", 8.3, 2.0, block="128M & more"), row("b", 12.5, 2.1, block="2.5B"),
-        columns=columns, notes=["100 % of it"],
-    )  # fmt: skip
-    text = latex(made, "losses")
-    for opened in ("table", "tabular"):
-        assert text.count(rf"\begin{{{opened}}}") == text.count(rf"\end{{{opened}}}") == 1
-    assert "MLA cache, \\%" in text and text.count(r"\hline") == 3
-    for line in text.splitlines():
-        if line.endswith(r"\\"):
-            assert line.replace(r"\&", "").count("&") == 2
-    assert text.count("{") == text.count("}")
 
 
 def test_a_terminal_shows_blocks_and_marks_the_best():
@@ -112,8 +81,8 @@ def test_html_escapes_what_is_text():
 def test_json_has_the_numbers_whole_and_by_seed(tmp_path):
     made = table(row("a", over(2.0, 2.123456789)), row("b", Cell()))
     paths = write_table(made, tmp_path / "new", "losses")
-    assert [path.name for path in paths] == ["losses.md", "losses.tex", "losses.json"]
-    read = json.loads(paths[2].read_text())
+    assert [path.name for path in paths] == ["losses.md", "losses.json"]
+    read = json.loads(paths[1].read_text())
     cell = read["rows"][0]["cells"][1]
     assert cell["seeds"] == {"0": 2.0, "1": 2.123456789}
     assert cell["value"] == pytest.approx(2.0617283945)

@@ -25,10 +25,6 @@ from lrkv_jax.lab.report.comparison.runs import (
     every_setting,
     finished,
     settings,
-)
-from lrkv_jax.lab.report.comparison.steps_to_loss import (
-    Savings,
-    SavingsOverSeeds,
-    savings,
-    savings_over_seeds,
+    steps_saved,
+    steps_saved_by_seed,
 )

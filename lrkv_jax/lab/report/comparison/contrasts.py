@@ -215,8 +215,8 @@ class Correlation:
 def correlation(x: Sequence[float], y: Sequence[float]) -> Correlation | None:
     """Pearson's correlation; None where it is undefined: fewer than 3 points, or one value alone.
 
-    The interval of r is Fisher's (1921, Metron 1:3); that of its square begins at 0 where r's
-    contains 0.
+    The interval of r is Fisher's (1921, Metron 1:3); that of its square begins at 0
+    where r's contains 0.
     """
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None

@@ -17,8 +17,8 @@ from lrkv_jax.training.run_dir import read_history, read_run
 def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
     """The runs at these paths: a run's directory, a folder of them, or an archive.
 
-    A folder may be up to two levels above its runs. Raises `LrkvError` for a path that holds no
-    run, and for a run whose files are damaged.
+    A folder may be up to two levels above its runs. Raises `LrkvError` for a path that
+    holds no run, and for a run whose files are damaged.
     """
     runs, broken = read_sound_runs(paths)
     for folder, reason in broken.items():

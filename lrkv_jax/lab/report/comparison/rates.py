@@ -1,7 +1,7 @@
 """Variants each at its best learning rate: at one rate for all, a variant may gain from it.
 
-A variant's rate is that of the lowest mean loss over the seeds that all its rates have run. It is
-chosen by some of the runs that are then compared, for every variant alike.
+A variant's rate is that of the lowest mean loss over the seeds that all its rates have
+run. It is chosen by some of the runs that are then compared, for every variant alike.
 """
 
 from collections.abc import Mapping, Sequence

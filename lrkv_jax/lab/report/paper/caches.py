@@ -7,7 +7,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.lab.report.figures import Picture, panels
-from lrkv_jax.lab.report.items import report_item
+from lrkv_jax.lab.report.page import report_item
 from lrkv_jax.lab.report.paper_values import (
     KINDS,
     SCALES,
@@ -61,8 +61,8 @@ FIG01 = "What a token leaves in each variant's cache, and how a query meets it"
 def fig01_family(runs):
     """What a token leaves in each variant's cache, and how a query meets it.
 
-    The boxes are the arrays that one layer allocates at the 128M shape, in proportion to their
-    bytes in bfloat16; inverse norms are float32.
+    The boxes are the arrays that one layer allocates at the 128M shape, in proportion
+    to their bytes in bfloat16; inverse norms are float32.
     """
     models = _family()
     figure, [[axis]] = panels(panel=(8.2, 0.42 * len(models) + 0.6))

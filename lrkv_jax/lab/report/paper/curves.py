@@ -12,16 +12,15 @@ from lrkv_jax.lab.report.comparison import (
     Contrast,
     Curve,
     RunRecord,
-    SavingsOverSeeds,
     Setting,
     against,
     finished,
-    savings_over_seeds,
     settings,
     spread,
+    steps_saved_by_seed,
 )
 from lrkv_jax.lab.report.figures import Picture, draw_mean, legend_below, panels
-from lrkv_jax.lab.report.items import report_item
+from lrkv_jax.lab.report.page import report_item
 from lrkv_jax.lab.report.paper_values import paper_value
 from lrkv_jax.lab.report.styles import (
     VariantStyle,
@@ -164,9 +163,9 @@ def _flops_axis(axis: Axes, curve: Curve) -> None:
 def fig03_training_efficiency(runs):
     """Loss against cache, and how much sooner LRKV reaches each baseline's final loss.
 
-    (a) Bits per byte against the share of MHA's cache. (b) 1 − step*/step_final for each baseline:
-    step* is where LRKV's curve of the same seed first comes down to the baseline's last validation,
-    linear between validations.
+    (a) Bits per byte against the share of MHA's cache. (b) 1 − step*/step_final for
+    each baseline: step* is where LRKV's curve of the same seed first comes down to the
+    baseline's last validation, linear between validations.
     """
     shown = [setting for setting in settings(runs) if any(run.finished for run in setting.runs)]
     return [*_trade_off(shown), *_efficiency(shown)]
@@ -216,13 +215,14 @@ def _saving_bars(axis: Axes, setting: Setting) -> None:
     baselines = [kind for kind in done if kind != "lrkv"]
     tests = against(losses["lrkv"], {kind: losses[kind] for kind in baselines})
     for place, kind in enumerate(baselines):
-        over = savings_over_seeds(curves["lrkv"], curves[kind])
-        if over.steps is not None:
+        saved = steps_saved_by_seed(curves["lrkv"], curves[kind])
+        words = f"{_saved_in_words(saved, curves['lrkv'], curves[kind])}{_tested(tests[kind])}"
+        if saved and None not in saved.values():
+            over = spread(list(saved.values()))
             axis.barh(
-                place, 100 * over.steps.mean, 0.6, xerr=100 * (over.steps.sd or 0.0), capsize=3,
+                place, 100 * over.mean, 0.6, xerr=100 * (over.sd or 0.0), capsize=3,
                 color=run_style(next(iter(done[kind].values()))).color,
             )  # fmt: skip
-        words = _in_words(over, tests[kind])
         axis.text(1.02, place, words, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
     axis.axvline(0, color="black", lw=0.8)
     axis.set_title(f"{setting.name}\n{next(iter(done['lrkv'].values())).label}")
@@ -232,18 +232,26 @@ def _saving_bars(axis: Axes, setting: Setting) -> None:
     axis.grid(axis="y", visible=False)
 
 
-def _in_words(over: SavingsOverSeeds, test: Contrast) -> str:
-    """What stands beside a baseline's bar."""
-    if not over.each:
+def _saved_in_words(
+    saved: Mapping[int, float | None], curves: Mapping[int, Curve], baselines: Mapping[int, Curve]
+) -> str:
+    """What stands beside a baseline's bar: the means in steps and in FLOPs."""
+    if not saved:
         return "no seed in common"
-    missed, seeds = len(over.each) - over.reached, len(over.each)
+    missed = list(saved.values()).count(None)
     if missed:
-        words = "never" if missed == seeds else f"never in {missed} of {seeds} seeds"
-    else:
-        words = f"{100 * over.steps.mean:.1f} % of steps\n{100 * over.flops.mean:.1f} % of FLOPs"
+        return "never" if missed == len(saved) else f"never in {missed} of {len(saved)} seeds"
+    steps = spread(list(saved.values())).mean
+    ours, theirs = (next(iter(one.values())) for one in (curves, baselines))
+    cost = (ours.flops[-1] / ours.tokens[-1]) / (theirs.flops[-1] / theirs.tokens[-1])
+    return f"{100 * steps:.1f} % of steps\n{100 * (1 - (1 - steps) * cost):.1f} % of FLOPs"
+
+
+def _tested(test: Contrast) -> str:
+    """A line for final losses that do not differ, or cannot be tested."""
     if test.p is None:
-        return f"{words}\n{test.verdict}"
-    return words if test.differs else f"{words}\nno significant difference (p = {test.p:.2g})"
+        return f"\n{test.verdict}"
+    return "" if test.differs else f"\nno significant difference (p = {test.p:.2g})"
 
 
 ABLATED = ("mla", "lrkv")  # by latent and by rank
@@ -256,8 +264,8 @@ ABLATED = ("mla", "lrkv")  # by latent and by rank
 def fig05_rank_ablation(runs):
     """What LRKV's rank and MLA's latent buy.
 
-    (a) Held-out cross-entropy against the cache, for every rank, latent and baseline of a scale;
-    (b) LRKV's curves by rank. Scales with two ranks or two latents are shown.
+    (a) Held-out cross-entropy against the cache, for every rank, latent and baseline of
+    a scale; (b) LRKV's curves by rank. Scales with two ranks or two latents are shown.
     """
     shown = [one for one in settings(runs) if any(len(_sizes(one, kind)) > 1 for kind in ABLATED)]
     return [*_losses(shown), *_by_rank(shown)]
@@ -315,8 +323,8 @@ def _draw_over_cache(
 ) -> None:
     """Draw points of finished runs by seed: the mean of their `loss` (an attribute of `RunRecord`).
 
-    Error bars are one standard deviation over seeds; several points are joined from the smallest
-    cache to the largest. `marks` are written beside the points.
+    Error bars are one standard deviation over seeds; several points are joined from the
+    smallest cache to the largest. `marks` are written beside the points.
     """
     found = []
     for place, runs in enumerate(points):

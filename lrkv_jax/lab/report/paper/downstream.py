@@ -16,9 +16,9 @@ from lrkv_jax.lab.report.comparison import (
     spread,
 )
 from lrkv_jax.lab.report.figures import Picture, legend_below, panels
-from lrkv_jax.lab.report.items import report_item
-from lrkv_jax.lab.report.paper_values import SCALES, paper_table, paper_value
-from lrkv_jax.lab.report.styles import GRAY, VariantStyle, run_style, variant_style
+from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper_values import paper_value
+from lrkv_jax.lab.report.styles import GRAY, VariantStyle, run_style
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper
 
 TASKS = {
@@ -66,10 +66,6 @@ def _score(seeds: Mapping[int, RunRecord], task: str) -> Cell:
     return Cell.over(scores, note=note)
 
 
-INTERVAL = (
-    "R² of the variants' means; its 95 % interval by Fisher's z spans, for five points, most of "
-    "the possible range."
-)
 # By a variant's style and name: bits per byte and scores in per cent, by seed.
 Points = Mapping[tuple[VariantStyle, str], tuple[Sequence[float], Sequence[float]]]
 
@@ -78,15 +74,24 @@ Points = Mapping[tuple[VariantStyle, str], tuple[Sequence[float], Sequence[float
 def fig19_downstream_correlation(runs):
     """Whether bits per byte after pretraining predict the combined score of five benchmarks.
 
-    Shown are runs that were evaluated on all five benchmarks; a midtrained one stands at the bits
-    per byte of the run it was started from, which is read from `init_from` where it is not among
-    the runs given. A point is a variant, the mean over its seeds.
+    Shown are runs that were evaluated on all five benchmarks; a midtrained one stands
+    at the bits per byte of the run it was started from, which is read from `init_from`
+    where it is not among the runs given. A point is a variant, the mean over its seeds.
     """
-    ours = _correlations("Combined score against bits per byte after pretraining", _measured(runs))
-    printed = _correlations("The paper's values, printed", _printed(), name="printed")
+    shown = _measured(runs)
+    if not shown:
+        return []
+    figure, axes = panels(1, len(shown))
+    for axis, (heading, points) in zip(axes[0], shown.items(), strict=True):
+        _draw(axis, heading, points)
+    legend_below(figure)
     claimed = paper_value("fig19", "r_squared").text
-    printed[0].caption += f" The paper prints {claimed} for 2.5B and none for the other scales."
-    return [*ours, *printed]
+    return Picture(
+        "Combined score against bits per byte after pretraining", figure,
+        "Means over seeds, bars one standard deviation. R² of the variants' means; its 95 % "
+        "interval by Fisher's z spans, for five points, most of the possible range. The paper "
+        f"prints {claimed} for 2.5B and none for the other scales.",
+    )  # fmt: skip
 
 
 def _measured(runs: Sequence[RunRecord]) -> Mapping[str, Points]:
@@ -105,37 +110,6 @@ def _measured(runs: Sequence[RunRecord]) -> Mapping[str, Points]:
             at[0].append(bits)
             at[1].append(100 * run.evaluation["combined"])
     return found
-
-
-def _printed() -> Mapping[str, Points]:
-    """The paper's points, at the scales for which it prints both."""
-    shown: dict[str, Points] = {}
-    for scale, variants in paper_table("table02").items():
-        shown[f"paper, printed: {SCALES[scale]}"] = {
-            (variant_style(kind), variant_style(kind).name): (
-                [_number("table01", scale, kind, "bpb")],
-                [_number("table02", scale, kind, "combined")],
-            )
-            for kind in variants
-        }
-    return shown
-
-
-def _number(*path: str) -> float:
-    value = paper_value(*path).value
-    assert value is not None
-    return value
-
-
-def _correlations(title: str, shown: Mapping[str, Points], name: str = "") -> list[Picture]:
-    if not shown:
-        return []
-    figure, axes = panels(1, len(shown))
-    for axis, (heading, points) in zip(axes[0], shown.items(), strict=True):
-        _draw(axis, heading, points)
-    legend_below(figure)
-    caption = f"Means over seeds, bars one standard deviation. {INTERVAL}"
-    return [Picture(title, figure, caption, name=name)]
 
 
 def _draw(axis: Axes, heading: str, points: Points) -> None:

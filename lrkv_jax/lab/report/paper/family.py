@@ -14,9 +14,9 @@ from lrkv_jax.lab.report.comparison import (
     combined,
     contrasts,
     families,
-    savings_over_seeds,
+    steps_saved_by_seed,
 )
-from lrkv_jax.lab.report.items import report_item
+from lrkv_jax.lab.report.page import report_item
 from lrkv_jax.lab.report.paper_values import shipped
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import (
@@ -112,9 +112,9 @@ CONTRASTS_NOTE = (
 def family(runs):
     """The variants, each at its learning rate, and what separates them.
 
-    One model of variant and seed takes all variants of a setting. Contrasts that were named before
-    most of the shipped runs stand apart from those that were added later; Holm's p is over those of
-    a block.
+    One model of variant and seed takes all variants of a setting. Contrasts that were
+    named before most of the shipped runs stand apart from those that were added later;
+    Holm's p is over those of a block.
     """
     made = []
     for number, one in enumerate(one for one in families(runs) if len(one.variants) > 1):
@@ -201,10 +201,10 @@ def _sooner(first: TunedVariant, second: TunedVariant) -> Cell:
     curves = [
         {seed: run.curve for seed, run in one.runs.items() if run.curve} for one in (first, second)
     ]
-    over = savings_over_seeds(*curves)
-    if over.steps is None:
+    saved = steps_saved_by_seed(*curves)
+    if not saved or None in saved.values():
         return Cell("not in each seed")
-    return Cell.over({seed: 100 * one.steps for seed, one in over.each.items()})
+    return Cell.over({seed: 100 * share for seed, share in saved.items()})
 
 
 def bits(variant: TunedVariant, text: str) -> dict[int, float]:
@@ -236,10 +236,10 @@ COST_NOTE = (
 def choosing(runs, benches):
     """What each variant costs, and what it gains, so that one can choose.
 
-    Losses are of the runs, each variant at its learning rate. Costs are those of the variants of
-    the same names in `SCALE`, where each keeps the same share of MHA's cache: bytes and FLOPs are
-    counted from the configurations, times are read from decode benchmarks of that scale (`lrkv
-    report --bench`).
+    Losses are of the runs, each variant at its learning rate. Costs are those of the
+    variants of the same names in `SCALE`, where each keeps the same share of MHA's
+    cache: bytes and FLOPs are counted from the configurations, times are read from
+    decode benchmarks of that scale (`lrkv report --bench`).
     """
     made = []
     for number, family in enumerate(families(runs)):

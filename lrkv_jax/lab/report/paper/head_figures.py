@@ -19,7 +19,7 @@ from lrkv_jax.lab.report.analyzed import (
     pictures,
 )
 from lrkv_jax.lab.report.figures import Picture, legend_below, mean_and_sd, panels
-from lrkv_jax.lab.report.items import report_item
+from lrkv_jax.lab.report.page import report_item
 from lrkv_jax.lab.report.paper_values import paper_value
 from lrkv_jax.lab.report.styles import GRAY
 
@@ -41,9 +41,9 @@ LOGITS_NOTE = (
 def fig06_head_similarity(runs):
     """Heat maps of the cosines of heads at an early, a middle and a late layer.
 
-    Two pictures for each scale: of heads' forms, as in the paper, and of their logits on held-out
-    text, which needs `lrkv analyze RUN... --batches 4`. A row for each variant at its lowest seed,
-    one scale of colors in each picture.
+    Two pictures for each scale: of heads' forms, as in the paper, and of their logits
+    on held-out text, which needs `lrkv analyze RUN... --batches 4`. A row for each
+    variant at its lowest seed, one scale of colors in each picture.
     """
     forms = pictures(
         runs, lambda setting: _maps("Similarity of heads", setting, "query_key", FORMS_NOTE)
@@ -164,8 +164,8 @@ PARTS: dict[str, dict[str, Any]] = {
 def fig08_key_norms(runs):
     """Frobenius norms of keys and values by layer.
 
-    MHA's, and LRKV's shared part, residual and total; the paper says 3.1 to 6.7 times MHA's in one
-    place and 4 to 5 in another.
+    MHA's, and LRKV's shared part, residual and total; the paper says 3.1 to 6.7 times
+    MHA's in one place and 4 to 5 in another.
     """
     return pictures(runs, _norms)
 

@@ -14,16 +14,9 @@ from lrkv_jax.lab.report.analyzed import (
     analyzed_settings,
 )
 from lrkv_jax.lab.report.comparison import against
-from lrkv_jax.lab.report.items import report_item
-from lrkv_jax.lab.report.paper_values import (
-    SCALES,
-    beside,
-    paper_table,
-    paper_value,
-    shipped,
-    verdict,
-)
-from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, paper_name
+from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper_values import beside, paper_value
+from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper
 
 RANKS = [
     Column("variant"),
@@ -41,15 +34,10 @@ RANKS_NOTE = (
     "leaves H − 1 dimensions, which takes 100 / H points of heads from any model. Components: the "
     "fewest that hold 90 % of the centered variance."
 )
-PRINTED_RANKS = [
-    Column("variant"),
-    Column("uncentered", "% of heads"),
-    Column("PCA", "% of heads"),
-    Column("PCA, recomputed", "% of cap", digits=1),
-    Column("change as printed", "points of heads", digits=1),
-    Column("of which the cap", "points of heads", digits=1),
-    Column("change", "points of cap", digits=1),
-]
+PRINTED_RANKS = {
+    "uncentred": Column("uncentered", "% of heads"),
+    "centred": Column("centered (PCA)", "% of heads"),
+}
 
 
 def _table(title: str, columns: list[Column], rows: Sequence[TableRow], note: str, name: str = ""):
@@ -61,8 +49,8 @@ def _table(title: str, columns: list[Column], rows: Sequence[TableRow], note: st
 def table03_effective_rank(runs):
     """Effective rank of heads, uncentered and centered.
 
-    Counts, % of heads (the paper's convention), % of the cap that centering leaves, and random
-    weights. The paper's values stand in a table of their own, with % of cap recomputed.
+    Counts, % of heads (the paper's convention), % of the cap that centering leaves, and
+    random weights. The paper's values stand in a table of their own.
     """
     found = analyzed_settings(runs)
     tables = []
@@ -70,7 +58,7 @@ def table03_effective_rank(runs):
         rows = [_rank_row(one, form, setting) for setting in found for one in setting.every]
         name = "" if form == "query_key" else form
         tables += _table(f"Effective rank of heads, {title}", RANKS, rows, RANKS_NOTE, name)
-    return [*tables, _printed_ranks()]
+    return [*tables, table_of_paper("table03", PRINTED_RANKS)]
 
 
 def _rank_row(variant: AnalyzedVariant, form: str, setting: AnalyzedSetting) -> TableRow:
@@ -96,33 +84,7 @@ def _rank_row(variant: AnalyzedVariant, form: str, setting: AnalyzedSetting) -> 
 
 
 def _block(name: str, heads: int) -> str:
-    return f"{name}, {heads} heads, cap {100 * cap_share(heads):.1f} %"
-
-
-def cap_share(heads: int) -> float:
-    """The largest effective rank of centered heads over their number."""
-    return (heads - 1) / heads
-
-
-def _printed_ranks() -> Table:
-    """The paper's table, with what it comes to of the cap."""
-    rows = []
-    for scale, variants in paper_table("table03").items():
-        heads = shipped(scale).model.heads
-        for kind in variants:
-            before = paper_value("table03", scale, kind, "uncentred")
-            after = paper_value("table03", scale, kind, "centred")
-            of_cap = after.value / cap_share(heads)
-            own = after.verdict if after.verdict != verdict("table03") else ""
-            rows.append(
-                TableRow.of(
-                    Cell(paper_name(kind), note=own), before.text, after.text, of_cap,
-                    after.value - before.value, -100 / heads, of_cap - before.value,
-                    block=_block(SCALES[scale], heads),
-                )
-            )  # fmt: skip
-    title = "The paper's effective ranks, printed"
-    return Table(title, PRINTED_RANKS, rows, [verdict("table03")], name="printed")
+    return f"{name}, {heads} heads, cap {100 * (heads - 1) / heads:.1f} %"
 
 
 WEIGHTED = "Effective rank of heads, weighted by held-out text"
@@ -279,43 +241,23 @@ FIT_NOTE = (
     "and alternating: one shared matrix and rank-R residuals. An error no lower than a random "
     "layer's is no sign that heads share anything."
 )
-SHARE = "% of Σ‖W_h‖²"
-ENERGY = [
-    Column("variant"),
-    Column("of"),
-    *(
-        Column(name, SHARE, digits=1, group=group)
-        for group in ("trained", "a random layer")
-        for name in ("raw", "aligned")
-    ),
-]
-ENERGY_NOTE = (
-    "The share of a layer's Σ‖W_h‖² that one matrix for all heads explains. Raw: the heads' mean. "
-    "Aligned: heads are first moved to be most alike, as far as the model's outputs do not depend "
-    "on it, which fits random heads too."
-)
 
 
 @report_item("Described, not shown", FIT, reads="analyses")
 def factorisation(runs):
     """The best shared matrix and residuals for trained heads.
 
-    Truncated SVD, mean + SVD and alternating least squares at the ranks that the runs were analyzed
-    at, of MHA's heads and of LRKV's; and what one matrix explains of every variant's heads.
+    Truncated SVD, mean + SVD and alternating least squares at the ranks that the runs
+    were analyzed at, of MHA's heads and of LRKV's.
     """
-    found = analyzed_settings(runs)
-    fits, energies = [], []
-    for setting in found:
-        for variant in setting.every:
-            for family in FAMILIES:
-                if variant.kind in ("mha", "lrkv"):
-                    fits += [_fit_row(variant, family, r, setting.name) for r in _ranks(variant)]
-                if all(variant.each(lambda a: a.get("shared_energy")).values()):
-                    energies.append(_energy_row(variant, family, setting.name))
-    return [
-        *_table(FIT, FIT_COLUMNS, fits, FIT_NOTE, "table"),
-        *_table("Shared energy of heads", ENERGY, energies, ENERGY_NOTE, "shared_energy"),
+    rows = [
+        _fit_row(variant, family, rank, setting.name)
+        for setting in analyzed_settings(runs)
+        for variant in setting.of("mha", "lrkv")
+        for family in FAMILIES
+        for rank in _ranks(variant)
     ]
+    return _table(FIT, FIT_COLUMNS, rows, FIT_NOTE, "table")
 
 
 def _ranks(variant: AnalyzedVariant) -> list[int]:
@@ -336,12 +278,3 @@ def _fit_row(variant: AnalyzedVariant, family: str, rank: int, block: str) -> Ta
     ]
     random = variant.mean(lambda a: percent(a, "null", "alternating", "error"))
     return TableRow.of(variant.label, FAMILIES[family], rank, *errors, float(random), block=block)
-
-
-def _energy_row(variant: AnalyzedVariant, family: str, block: str) -> TableRow:
-    shares = [
-        variant.cell(lambda a, w=which, h=how: 100 * a["shared_energy"][w][family][h])
-        for which in ("mean", "null")
-        for how in ("raw", "aligned")
-    ]
-    return TableRow.of(variant.label, FAMILIES[family], *shares, block=block)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lrkv_jax.lab.report.comparison import RunRecord, against, finished, settings
-from lrkv_jax.lab.report.items import report_item
+from lrkv_jax.lab.report.page import report_item
 from lrkv_jax.lab.report.paper_values import beside
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper
 from lrkv_jax.models.accounting.counts import cache_fraction
@@ -72,8 +72,8 @@ def _live_cache(run: RunRecord) -> Cell:
 def table01_pretraining(runs):
     """Held-out cross-entropy and bits per byte of every variant, with what its cache holds.
 
-    A block for each scale among the runs. The paper's value stands beside ours where a run repeats
-    its setting.
+    A block for each scale among the runs. The paper's value stands beside ours where a
+    run repeats its setting.
     """
     rows = [
         row

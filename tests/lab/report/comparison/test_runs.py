@@ -176,7 +176,7 @@ def test_an_ablation_that_names_a_size_again_counts_it_once(tmp_path):
     assert [run.variant for run in setting.runs] == ["lrkv"]
 
 
-def test_the_line_named_as_its_kind_stands_for_it_and_else_one_named_by_its_mode(tmp_path):
+def test_the_variant_named_as_its_kind_stands_for_it_and_else_one_named_by_its_mode(tmp_path):
     for number, name in enumerate(("lrkv_latent", "lrkv")):
         write_run(tmp_path / str(number), f"attention={name}")
         write_run(tmp_path / f"rank {number}", f"train.seed={number}", rank=2)

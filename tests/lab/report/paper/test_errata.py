@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 import pytest
-from support.paper_cases import cells, report_item
 
 from lrkv_jax.config import load_config
 from lrkv_jax.lab.report.paper_values import KINDS, SCALES, paper_table, paper_value, verdict
@@ -167,23 +166,12 @@ def test_costs_a_token_are_others_than_the_footnote_says():
         assert f"{name} {over}".replace("-", "−") in verdict("claims", "flops")
 
 
-def test_nothing_is_much_smaller_than_the_head_width():
-    """ "r, d_c ≪ d_h" (Table 4): ranks are 0.36 to 0.43 of it, latents 1 to 8 times as large."""
-    ranks = [model_of(scale, "lrkv").attention.rank / 128 for scale in SCALES]
-    latents = [model_of(scale, "mla").attention.kv_lora_rank / 128 for scale in SCALES]
-    assert (min(ranks), max(ranks)) == pytest.approx((0.36, 0.43), abs=0.005)
-    assert (min(latents), max(latents)) == (1, 8)
-
-
 def test_budgets_steps_and_the_embeddings_decay():
     steps = [training_tokens(run_of(s)) / 32_768 for s in ("128m", "6.3b")]
     assert [round(n / 1e6, 2) for n in steps] == [3.05, 1.53]
     # Decay 0.1 at rate 0.2 would leave the embedding 0.98 a step.
     assert (1 - 0.1 * 0.2) ** 1000 == pytest.approx(1.7e-9, rel=0.02)
     assert run_of("128m").optimizer.embedding_decay == 0
-    # "Compute-near-optimal" is about 20 tokens a parameter.
-    per = [50e9 / parameter_counts(model_of(s)).total for s in ("1.2b", "2.5b", "6.3b")]
-    assert per == pytest.approx([60, 19.8, 7.3], rel=0.01)
 
 
 # Caches.
@@ -238,7 +226,6 @@ def test_shares_do_not_fall_steadily_and_what_is_saved_is_the_rest():
     assert shares == pytest.approx([52.6, 48.2, 48.5, 45.3], abs=0.05)
     assert shares[2] > shares[1]
     assert (100 - max(shares), 100 - min(shares)) == pytest.approx((47.4, 54.7), abs=0.05)
-    assert 100 * (1 / 18 + 64 / 128) == pytest.approx(55.6, abs=0.05)  # "rank-64 ... 48.4 %"
 
 
 ABLATION = [("lrkv", r) for r in (8, 16, 32, 64, 128)] + [("mla", c) for c in (128, 192, 384)]
@@ -321,8 +308,6 @@ def test_what_the_ablation_calls_bpb_are_bits_a_token():
         assert bits == pytest.approx(stated, abs=0.007)
         assert ablation(row, "bpb") < 0.9
         assert f"{bits:.3f}" in verdict("table08", "128m", row, "bpb")
-    # And rank 16 is 0.880 in the table, 0.881 in the text: the table's value of rank 8.
-    assert [ablation(f"lrkv_{rank}", "bpb") for rank in (16, 8)] == [0.880, 0.881]
 
 
 def test_long_context_bpb_counts_eight_bytes_a_token():
@@ -332,15 +317,6 @@ def test_long_context_bpb_counts_eight_bytes_a_token():
         assert f"{bits_per_byte(ce):.3f}" in verdict("table09", "512m_8k", kind, "bpb")
     assert bits_per_byte(long_context("lrkv", "ce")) == pytest.approx(0.806, abs=0.0005)
     assert bits_per_byte(long_context("mha", "ce")) == pytest.approx(0.829, abs=0.0005)
-
-
-def test_lrkv_is_best_at_every_scale_though_the_text_names_two():
-    """ "The best performance at 128M and 2.5B scales"."""
-    for scale in TABLE1:
-        row = {k: paper("table01", scale, k, "ce") for k in KINDS}
-        assert min(row, key=row.get) == "lrkv"
-    # And "three orders of magnitude in model size" are 1.7.
-    assert math.log10(6.3 / 0.128) == pytest.approx(1.7, abs=0.01)
 
 
 def test_gqa_is_worse_than_mqa_at_6_3b_by_more_than_lrkv_gains():
@@ -400,14 +376,6 @@ def test_the_gain_does_not_grow_with_every_scale():
     assert seen == sorted(seen, reverse=True) and seen[-1] == pytest.approx(7.3, abs=0.05)
 
 
-def test_no_table_has_a_model_of_256m():
-    """ "For models up to 256M parameters" (appendix D.1)."""
-    table = paper_table("table05")
-    assert [row["parameters"] for row in table.values()] == ["128M", "512M", "1.2B", "2.5B", "6.3B"]
-    counts = [parameter_counts(model_of(scale)).total / 1e6 for scale in table]
-    assert not [count for count in counts if 200 < count < 320]
-
-
 # After midtraining.
 
 TASKS = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
@@ -455,9 +423,6 @@ def test_lrkv_is_not_best_on_every_benchmark():
     assert lost == {
         ("128m", "arc_easy"), ("128m", "gsm8k"), ("2.5b", "humaneval"), ("6.3b", "humaneval"),
     }  # fmt: skip
-    # "MQA ... versus 13.4 % [128M] for other methods".
-    others = [paper("table02", "128m", k, "humaneval") for k in KINDS if k != "mqa"]
-    assert (min(others), max(others)) == (4.6, 9.1)
 
 
 # Questions in the test sets: ARC-Easy and -Challenge, MMLU, GSM8K, HumanEval.
@@ -505,12 +470,13 @@ def test_losses_predict_scores_at_2_5b_and_not_at_6_3b():
 
 def test_the_gap_between_the_two_effective_ranks_is_the_cap():
     """Centred ranks in % of H, though H − 1 is the most there can be."""
-    (*_, table) = report_item("table03").made([])
-    names = {"mha": "MHA", "lrkv_64": "LRKV-64", "gqa": "GQA", "mqa": "MQA", "mla": "MLA"}
-    blocks = {"128m": "128M, 6 heads, cap 83.3 %", "2.5b": "2.5B, 18 heads, cap 94.4 %"}
+    heads = {"128m": 6, "2.5b": 18}
     of_cap = {
-        scale: {k: cells(table, name, block)["PCA, recomputed"].value for k, name in names.items()}
-        for scale, block in blocks.items()
+        scale: {
+            kind: paper("table03", scale, kind, "centred") * H / (H - 1)
+            for kind in paper_table("table03")[scale]
+        }
+        for scale, H in heads.items()
     }
     assert of_cap["2.5b"] == pytest.approx(
         {"mha": 99.5, "lrkv_64": 99.0, "gqa": 97.1, "mqa": 96.4, "mla": 97.0}, abs=0.05
@@ -523,22 +489,3 @@ def test_the_gap_between_the_two_effective_ranks_is_the_cap():
         assert uncentred - paper("table03", scale, "lrkv_64", "centred") == pytest.approx(gap)
         assert uncentred < of_cap[scale]["lrkv_64"]
         assert gap < 100 / heads
-    # "MLA shows 78.5 %, slightly below MQA (78.4 %)".
-    assert paper("table03", "128m", "mla", "centred") > paper("table03", "128m", "mqa", "centred")
-
-
-def test_no_first_component_of_a_fifth_at_18_heads():
-    """ "The first PC accounts for only 15-20 %": at most 8 % with an effective rank of 94.0 %."""
-
-    def most(rank, dimensions):
-        """The largest share that a spectrum of this entropy can have: all others equal."""
-        low, high = 1 / dimensions, 1.0
-        for _ in range(60):
-            p = (low + high) / 2
-            rest = (1 - p) * math.log((dimensions - 1) / (1 - p)) if p < 1 else 0
-            low, high = (p, high) if math.exp(rest - p * math.log(p)) > rank else (low, p)
-        return low
-
-    found = [most(paper("table03", "2.5b", k, "centred") / 100 * 18, 17) for k in ("mha", "mqa")]
-    assert found == pytest.approx([0.083, 0.133], abs=0.001)
-    assert most(paper("table03", "128m", "mha", "centred") / 100 * 6, 5) > 0.2
