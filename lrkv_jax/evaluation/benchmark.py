@@ -60,8 +60,8 @@ class Questions:
 class BenchmarkResult:
     """A benchmark's outcome.
 
-    score: the value that is compared, 0 to 1; `measure` is its name. records: one per example.
-    more: further measures.
+    score: the value that is compared, 0 to 1; `measure` is its name. records: one per
+    example. more: further measures.
     """
 
     measure: str
@@ -93,8 +93,8 @@ def questions(name: str, split: str, settings: BenchmarkSettings) -> Questions:
 
 
 def measured(name: str, values: Sequence[float]) -> dict[str, float]:
-    """The mean of independent examples (of bools, the share that is true), and its standard error:
-    sample deviation over sqrt(n)."""
+    """The mean of independent examples (of bools, the share that is true), and its
+    standard error: sample deviation over sqrt(n)."""
     array = np.asarray(values, np.float64)
     error = float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else 0.0
     return {name: float(array.mean()), f"{name}_stderr": error}

@@ -55,8 +55,8 @@ def evaluate(
     progress: OnProgress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a run; writes the result to `evaluation.json` in its directory, and each benchmark's
-    records to `evaluations/`.
+    """Evaluate a run; writes the result to `evaluation.json` in its directory, and each
+    benchmark's records to `evaluations/`.
 
     `bpb` is cross-entropy and bits per byte over the whole held-out split, the same whatever
     `batch` (the run's own unless given); `docstrings` is the same on docstrings of Python's
@@ -64,10 +64,10 @@ def evaluate(
     the whole-sequence forward on held-out text; the others are benchmarks, asked in a chat as
     `settings` say, and `combined` the mean of all five where all were asked.
 
-    Where a file cannot be written, `warn` is called (before the work, if that can be known) and the
-    result is returned all the same. Raises `LrkvError`, before anything is computed, for an unknown
-    task, a set that is not there, settings that the run cannot answer to, and a run that cannot be
-    read.
+    Where a file cannot be written, `warn` is called (before the work, if that can be
+    known) and the result is returned all the same. Raises `LrkvError`, before anything
+    is computed, for an unknown task, a set that is not there, settings that the run
+    cannot answer to, and a run that cannot be read.
     """
     if batch is not None and batch < 1:
         raise LrkvError(f"batch = {batch}: use 1 or more")
@@ -111,8 +111,8 @@ def ask(
 ) -> tuple[dict[str, Questions], BenchmarkSettings]:
     """What the benchmarks among the tasks ask, and the settings: those of such a run unless given.
 
-    Raises `LrkvError` for an unknown task, one that is not permitted, settings that the run cannot
-    answer to, and a set that is not there.
+    Raises `LrkvError` for an unknown task, one that is not permitted, settings that the
+    run cannot answer to, and a set that is not there.
     """
     known = {**TASKS, **BENCHMARKS}
     unknown = [task for task in tasks if task not in known]
