@@ -87,24 +87,11 @@ def _one_line(error: Exception) -> str | None:
 def _usage(error: Any) -> str:
     """What is wrong with a command line, and the help page or the setting that mends it."""
     path = error.ctx.command_path if error.ctx else "lrkv"
-    option = getattr(error, "option_name", None)
-    if setting := option and _setting_named(option):
-        return f"{option} is no option of {path}: write {setting}"
     said = error.format_message().rstrip(".")
-    return f"{said[:1].lower()}{said[1:]}: see {path} --help"
-
-
-def _setting_named(option: str) -> str | None:
-    """`train.steps=3` for `--steps 3` and `--train.steps=3`; None where no setting is called so."""
-    from lrkv_jax.config.reference import all_settings
-
-    name = option.lstrip("-").replace("-", "_")
-    found = [one.key for one in all_settings()]
-    found = [key for key in found if name in (key, key.rpartition(".")[2])]
-    if not found:
-        return None
-    words = " ".join(sys.argv).partition(option)[2].lstrip(" =").split()
-    return f"{found[0]}={words[0] if words and not words[0].startswith('-') else '...'}"
+    settings = ""
+    if getattr(error, "option_name", None):
+        settings = " (settings have no dashes, as in train.steps=100)"
+    return f"{said[:1].lower()}{said[1:]}{settings}: see {path} --help"
 
 
 def _complain(text: str) -> None:

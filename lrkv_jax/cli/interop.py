@@ -27,9 +27,6 @@ def export(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write.")],
     step: Step = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
-    shard: Annotated[
-        float, typer.Option(metavar="GB", help="Largest size of one file of weights")
-    ] = 5.0,
     factored: Annotated[
         bool,
         typer.Option(
@@ -43,15 +40,10 @@ def export(
     """
     if dtype not in ("float32", "bfloat16"):
         raise LrkvError(f"--dtype {dtype}: use float32 or bfloat16")
-    if not shard > 0:
-        raise LrkvError(f"--shard {shard}: use a size above 0")
     start_alone("export")
     from lrkv_jax.interop.export import export as run_export
 
-    name = run_export(
-        run, directory, step=step_named(step), dtype=dtype, largest=int(shard * 1e9),
-        factored=factored,
-    )  # fmt: skip
+    name = run_export(run, directory, step=step_named(step), dtype=dtype, factored=factored)
     print(f"{directory}: {name}, {dtype}")
 
 

@@ -34,9 +34,6 @@ def report(
             metavar="FILE", help="JSON of lrkv bench decode, for choosing; may be repeated."
         ),
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the page")] = (
-        "Low-rank key-value attention: tables and figures"
-    ),
 ) -> None:
     """Write every table and figure of the paper from these runs.
 
@@ -60,8 +57,9 @@ def report(
     path = out / "report.html"
     with batches_bar() as progress:
         sections = write_page(
-            path, title, chosen, records, broken=broken, benches=benches, progress=progress
-        )
+            path, "Low-rank key-value attention: tables and figures", chosen, records,
+            broken=broken, benches=benches, progress=progress,
+        )  # fmt: skip
     if table := first_table(sections):
         print(terminal(table))
     for folder, reason in broken.items():

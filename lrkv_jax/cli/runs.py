@@ -54,9 +54,6 @@ def evaluate(
             help="Run programs that the model wrote, in a sandbox, for humaneval.",
         ),
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option(help="Programs run at a time (default: one per core).")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a run.
@@ -78,7 +75,7 @@ def evaluate(
     settings = BenchmarkSettings(
         folder=data, limit=limit,
         samples=samples, temperature=temperature, top_p=top_p, new_tokens=tokens, seed=seed,
-        run_model_code=run_model_code, workers=workers,
+        run_model_code=run_model_code,
     )  # fmt: skip
     lost: list[str] = []
 
@@ -183,7 +180,7 @@ def chat(
 ) -> None:
     """Talk with a midtrained run.
 
-    In the chat: /reset, /save FILE, /set temperature=0.5, /help, /quit.
+    In the chat: /reset and /quit.
     """
     from lrkv_jax.cli.conversation import converse
     from lrkv_jax.data.chat import ChatFormat

@@ -18,7 +18,7 @@ class BenchmarkSettings:
 
     folder: where the sets lie, or "demo". limit: the first so many examples. samples, temperature,
     top_p, new_tokens, seed: of generated answers. run_model_code: whether programs that the model
-    writes may run, in the sandbox, `workers` at a time (None: as many as CPUs).
+    writes may run, in the sandbox.
 
     Raises LrkvError for settings that contradict each other.
     """
@@ -31,10 +31,9 @@ class BenchmarkSettings:
     new_tokens: int = 512
     seed: int = 0
     run_model_code: bool = False
-    workers: int | None = None
 
     def __post_init__(self):
-        for name in ("limit", "samples", "new_tokens", "workers"):
+        for name in ("limit", "samples", "new_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise LrkvError(f"{name} = {value}: use 1 or more")
         self.draws()  # which refuses a temperature or a top_p that cannot be

@@ -61,7 +61,7 @@ def humaneval(
         for text in texts
     ]
     limits = SandboxLimits()
-    outcomes = iter(run_programs(sources, limits=limits, workers=settings.workers))
+    outcomes = iter(run_programs(sources, limits=limits))
     records = []
     for example, prompt, texts in zip(examples, prompts, texts_of_examples, strict=True):
         ran = [next(outcomes) for _ in texts]

@@ -83,7 +83,7 @@ ENDINGS = {
 
 def test_only_coming_to_the_end_is_passing():
     limits = replace(SHORT, seconds=3)
-    outcomes = run_programs(list(ENDINGS), limits=limits, workers=4)
+    outcomes = run_programs(list(ENDINGS), limits=limits)
     assert {p: o.reason for p, o in zip(ENDINGS, outcomes, strict=True)} == ENDINGS
     assert [o.passed for o in outcomes] == [reason == "passed" for reason in ENDINGS.values()]
 
@@ -129,7 +129,7 @@ FORGERIES = {
 def test_a_forged_proof_does_not_pass():
     leave = "\nimport os\nos._exit(0)"
     programs = [textwrap.dedent(p) + leave for p in FORGERIES.values()]
-    outcomes = run_programs(programs, limits=SHORT, workers=4)
+    outcomes = run_programs(programs, limits=SHORT)
     expected = dict.fromkeys(FORGERIES, "ended without passing")
     assert {n: o.reason for n, o in zip(FORGERIES, outcomes, strict=True)} == expected
 

@@ -69,16 +69,16 @@ class ProgramOutcome:
 
 
 def run_programs(
-    programs: Sequence[str], *, limits: SandboxLimits | None = None, workers: int | None = None
+    programs: Sequence[str], *, limits: SandboxLimits | None = None
 ) -> list[ProgramOutcome]:
-    """Run Python programs on the standard library alone, `workers` at a time, in any order.
+    """Run Python programs on the standard library alone, one on each core.
 
-    Unless given, `workers` are as many as there are cores. Outcomes are in the programs' order.
-    Raises LrkvError where no sandbox works on this machine (`check_sandbox`).
+    Outcomes are in the programs' order. Raises LrkvError where no sandbox works on this
+    machine (`check_sandbox`).
     """
     check_sandbox()
     limits = limits or SandboxLimits()
-    pool = ThreadPoolExecutor(workers or usable_cores(), thread_name_prefix="sandbox")
+    pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="sandbox")
     try:
         return list(pool.map(lambda program: run(program, limits), programs))
     finally:
