@@ -41,8 +41,8 @@ def entry() -> None:
 def main() -> None:
     """Run a command: user errors become one line and exit code 2, unless --debug is given.
 
-    Raises `SystemExit` with the exit code. Only where another process of the run has to learn of
-    an error does it end this one itself.
+    Raises `SystemExit` with the exit code. Only where another process of the run has to
+    learn of an error does it end this one itself.
     """
     for stream in (sys.stdout, sys.stderr):  # whose encoding may lack a character
         if hasattr(stream, "reconfigure"):

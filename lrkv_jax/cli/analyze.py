@@ -28,8 +28,8 @@ def analyze(
 ) -> None:
     """Describe the heads of runs.
 
-    This covers diversity, norms, geometry and optimal factorizations. It writes analysis.json into
-    each run, and lrkv report RUN draws them.
+    This covers diversity, norms, geometry and optimal factorizations. It writes
+    analysis.json into each run, and lrkv report RUN draws them.
     """
     start_alone("analyze")
     from lrkv_jax.lab.analysis import analyze as analyze_run

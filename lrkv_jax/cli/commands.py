@@ -74,8 +74,8 @@ def train(
 ) -> None:
     """Train a configuration, or resume its run.
 
-    A run that exists resumes from its newest sound checkpoint. Ctrl-C and SIGTERM finish the step,
-    save, and exit with 75: start the same command again.
+    A run that exists resumes from its newest sound checkpoint. Ctrl-C and SIGTERM
+    finish the step, save, and exit with 75: start the same command again.
     """
     deadline = None if time_limit is None else time.monotonic() + seconds_of(time_limit)
     from lrkv_jax.config import load_config
@@ -126,8 +126,8 @@ def plan(
 
     That is parameters, FLOPs, cache bytes, memory and time.
 
-    A mesh axis, --devices or --hardware adds the training step on those devices: its memory,
-    collectives and time.
+    A mesh axis, --devices or --hardware adds the training step on those devices: its
+    memory, collectives and time.
     """
     # The cache that is measured is small: no reason to take an accelerator, or to wait for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

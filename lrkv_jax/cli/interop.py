@@ -99,9 +99,9 @@ def convert(
 ) -> None:
     """Give a pretrained run a smaller cache, without training.
 
-    It says what that costs. Keys and values are fitted where the model reads them: attention=mla
-    attention.kv_lora_rank=C (one latent for both), attention.rank=R beside it, or attention=lrkv
-    attention.rank=R.
+    It says what that costs. Keys and values are fitted where the model reads them:
+    attention=mla attention.kv_lora_rank=C (one latent for both), attention.rank=R
+    beside it, or attention=lrkv attention.rank=R.
     """
     start_alone("convert")
     from lrkv_jax.interop.convert import OWN, SECOND

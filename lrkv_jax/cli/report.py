@@ -37,9 +37,9 @@ def report(
 ) -> None:
     """Write every table and figure of the paper from these runs.
 
-    One HTML page shows them all. Tables are written as Markdown, LaTeX and JSON, figures as PNG and
-    SVG. Figures of heads need lrkv analyze RUN first. The page lists what has no data, and what it
-    needs.
+    One HTML page shows them all. Tables are written as Markdown, LaTeX and JSON,
+    figures as PNG and SVG. Figures of heads need lrkv analyze RUN first. The page lists
+    what has no data, and what it needs.
     """
     start_alone("report")
     from lrkv_jax.lab.bench.report import read_decode

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from lrkv_jax.cli import shared
 from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar
-from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
+from lrkv_jax.errors import LrkvError
 
 Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")]
@@ -64,36 +63,21 @@ def evaluate(
     from lrkv_jax.evaluation.benchmark import BenchmarkSettings
     from lrkv_jax.evaluation.evaluate import evaluate as run_evaluation
     from lrkv_jax.evaluation.show import print_evaluation
-    from lrkv_jax.training.run_dir import read_run
 
-    names = [task for task in tasks.split(",") if task]
-    config = read_run(run)
-    context = config.train.seq_len
-    if set(names) & {"gsm8k", "humaneval"} and tokens >= context:
-        tokens = context // 2
-        print(f"answers take up to {tokens} tokens: the run reads {context}", flush=True)
     settings = BenchmarkSettings(
         folder=data, limit=limit,
         samples=samples, temperature=temperature, top_p=top_p, new_tokens=tokens, seed=seed,
         run_model_code=run_model_code,
     )  # fmt: skip
-    lost: list[str] = []
-
-    def warn(text: str) -> None:
-        lost.append(text)
-        print(f"lrkv: {text}", file=sys.stderr)
-
     with batches_bar() as progress:
         result = run_evaluation(
-            run, tasks=names, batch=batch, step=shared.step_named(step), settings=settings,
-            overrides=overrides or [], progress=progress, warn=warn,
+            run, tasks=shared.names(tasks), batch=batch, step=shared.step_named(step),
+            settings=settings, overrides=overrides or [], progress=progress,
         )  # fmt: skip
     if as_json:
         print(json.dumps(result, indent=2))
     else:
         print_evaluation(result, Console(markup=False))
-    if lost:
-        sys.exit(EXIT_BAD_INPUT)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -106,8 +90,8 @@ def harness(
 ) -> None:
     """Evaluate a run on tasks of the lm-evaluation-harness.
 
-    Every other option is the harness's own (lm_eval run --help), as in: lrkv harness RUN --tasks
-    hellaswag,piqa --num_fewshot 5 --limit 100
+    Every other option is the harness's own (lm_eval run --help), as in: lrkv harness
+    RUN --tasks hellaswag,piqa --num_fewshot 5 --limit 100
     """
     shared.start_alone("harness")
     from lrkv_jax.evaluation.harness_adapter import command_line

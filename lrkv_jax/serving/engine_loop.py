@@ -16,7 +16,7 @@ from lrkv_jax.serving.completion import Completion, TextDelta
 
 _log = logging.getLogger("lrkv_jax.serving")
 
-# Calls that may fail one after the other before their requests are given up, and then the engine.
+# Calls that may fail one after the other before the engine is given up.
 FAULTS = 3
 # A call of steps may take so long: its tokens are delivered when it has ended.
 CALL_SECONDS = 0.05
