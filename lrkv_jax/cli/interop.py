@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from tabulate import tabulate
@@ -26,7 +26,9 @@ def export(
     run: Run,
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write.")],
     step: Step = None,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Type of the weights")
+    ] = "float32",
     factored: Annotated[
         bool,
         typer.Option(
@@ -38,8 +40,6 @@ def export(
 
     It has weights, a tokenizer, a chat template and a model card.
     """
-    if dtype not in ("float32", "bfloat16"):
-        raise LrkvError(f"--dtype {dtype}: use float32 or bfloat16")
     start_alone("export")
     from lrkv_jax.interop.export import export as run_export
 
@@ -90,10 +90,10 @@ def convert(
             "--bytes", metavar="SHARE", help="Choose widths for this share of the run's cache."
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of each text to learn from")] = 8192,
-    heldout: Annotated[int, typer.Option(help="Tokens of each text to measure on")] = 16384,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text to learn from")] = 8192,
+    heldout: Annotated[int, typer.Option(min=2, help="Tokens of each text to measure on")] = 16384,
     context: Annotated[
-        int | None, typer.Option(help="Tokens of a record (default: 1024, or the run's).")
+        int | None, typer.Option(min=2, help="Tokens of a record (default: 1024, or the run's).")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -107,9 +107,6 @@ def convert(
     from lrkv_jax.interop.convert import OWN, SECOND
     from lrkv_jax.interop.convert import convert as run_convert
 
-    for name, value in (("--tokens", tokens), ("--heldout", heldout), ("--context", context)):
-        if value is not None and value < 2:
-            raise LrkvError(f"{name} {value}: use 2 or more")
     if bytes_ is not None and not 0 < bytes_ < 1:
         raise LrkvError(f"--bytes {bytes_:g}: use a share between 0 and 1")
     with batches_bar() as progress:
