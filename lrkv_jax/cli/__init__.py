@@ -43,7 +43,7 @@ def main() -> None:
     try:
         code = app(prog_name="lrkv", standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # by Ctrl-C
-            _complain("interrupted")
+            _print_error("interrupted")
         _end(code)
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a page, not a mistake
@@ -56,7 +56,7 @@ def main() -> None:
                 HERE.leave(1)
             raise
         if text:  # empty where another process says it
-            _complain(text)
+            _print_error(text)
         if HERE.must_leave():  # an ordinary exit waits for the others
             HERE.leave(EXIT_BAD_INPUT)
         _end(EXIT_BAD_INPUT)
@@ -83,7 +83,7 @@ def _usage(error: Any) -> str:
     return f"{said[:1].lower()}{said[1:]}{settings}: see {path} --help"
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     """Print one line on stderr, whatever characters a path or a message contains."""
     who = HERE.who() if HERE.must_leave() else ""
     with contextlib.suppress(OSError):

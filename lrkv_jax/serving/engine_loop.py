@@ -70,7 +70,7 @@ class EngineLoop:
         return len(self._running)
 
     @property
-    def silent(self) -> float:
+    def seconds_in_call(self) -> float:
         """Seconds since the present call began; 0 when there is nothing to do."""
         return time.monotonic() - self._since if self._running else 0.0
 
