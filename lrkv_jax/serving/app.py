@@ -28,6 +28,8 @@ from lrkv_jax.serving.service import APIError, Service, overloaded
 from lrkv_jax.serving.sse import EventStream, unless_disconnected
 
 _COUNTED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "stream")
+# Seconds for a client to send its body.
+BODY_SECONDS = 30.0
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -72,6 +74,7 @@ def application(
             Route("/health", routes.health),
             Route("/metrics", routes.metrics),
             Route("/v1/models", routes.models),
+            Route("/v1/models/{model:path}", routes.models),
             Route("/v1/completions", routes.completions, methods=["POST"]),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
@@ -111,7 +114,7 @@ class _Routes:
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
-        """The one model, in a list."""
+        """The one model, in a list or by its name."""
         self._check_key(request)
         service = self.service
         model = {
@@ -119,7 +122,12 @@ class _Routes:
             "owned_by": "lrkv_jax", "max_model_len": service.context,
             "chat": service.chat is not None,
         }  # fmt: skip
-        return JSONResponse({"object": "list", "data": [model]})
+        name = request.path_params.get("model")
+        if name is None:
+            return JSONResponse({"object": "list", "data": [model]})
+        if name != service.name:
+            service.check(name)
+        return JSONResponse(model)
 
     async def tokenize(self, request: Request) -> Response:
         """A text's ids, as vLLM returns them."""
@@ -159,14 +167,17 @@ class _Routes:
             raise APIError(415, f"content-type {media or 'is missing'}: send application/json")
         limits, body = self.service.limits, bytearray()
         try:
-            async for chunk in request.stream():
-                body += chunk
-                self._reading += len(chunk)
-                if len(body) > limits.body:
-                    raise APIError(413, f"the body is longer than {limits.body} bytes")
-                if self._reading > limits.bodies:
-                    raise overloaded("too many long bodies come at a time")
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    body += chunk
+                    self._reading += len(chunk)
+                    if len(body) > limits.body:
+                        raise APIError(413, f"the body is longer than {limits.body} bytes")
+                    if self._reading > limits.bodies:
+                        raise overloaded("too many long bodies come at a time")
             parsed, wrong, place = read(kind, bytes(body))
+        except TimeoutError:
+            raise APIError(408, f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
         finally:
             self._reading -= len(body)
         if parsed is None:

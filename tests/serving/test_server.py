@@ -316,6 +316,18 @@ def open_files():
 )
 def test_concurrent_requests_get_what_each_gets_alone_and_nothing_is_left(requests, port, service):
     """Some are cancelled, some malformed, and some readers are slow."""
+    concurrently(requests, port, service)
+
+
+@pytest.mark.nights
+def test_concurrent_requests_with_drafts_get_what_each_gets_alone_and_nothing_is_left():
+    service = served(random_run(), draft_tokens=7)
+    with serving(service) as port:
+        concurrently(2000, port, service)
+    assert service.engine_loop.engine.calls.accepted > 1000
+
+
+def concurrently(requests, port, service):
     alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
     before = program_counts(), threading.active_count(), open_files()
 
