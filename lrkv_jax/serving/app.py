@@ -190,7 +190,8 @@ class _Routes:
         body = await self._body(request, kind)
         # A long prompt takes its time to encode, and others are answered meanwhile.
         completions, seed = await asyncio.to_thread(self.service.completions_of, body)
-        handler = Handler(self.service, self._names, body, completions, seed, began)
+        address = request.client.host if request.client else ""
+        handler = Handler(self.service, self._names, body, completions, seed, began, address)
         deltas = handler.deltas()
         # What is refused is refused before the response's first byte.
         first = await unless_disconnected(anext(deltas), request.receive)

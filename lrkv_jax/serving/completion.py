@@ -55,6 +55,7 @@ class Completion:
         self.index, self.prompt, self.max_tokens = index, prompt, max_tokens
         self.token_count = 0  # new ones that the text has
         self.sequence: Sequence | None = None
+        self.turn = 0  # as `FairQueue` gives it
         self._chat, self._options = chat, options or {}
         if chat is None:
             piece = tokenizer.decode_bytes
@@ -69,8 +70,9 @@ class Completion:
         """Submit the request. Raises `LrkvError` for one that the engine cannot have."""
         chat = self._chat
         self.sequence = engine.submit(
-            self.prompt, self.max_tokens, retain=chat is not None, **self._options
-        )
+            self.prompt, self.max_tokens, retain=chat is not None, priority=self.turn,
+            **self._options,
+        )  # fmt: skip
         if chat is not None:
             self._answering = Answering(engine, chat, self.sequence, self.max_tokens)
 

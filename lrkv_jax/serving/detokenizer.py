@@ -1,7 +1,7 @@
 """Token ids to text as they come: whole characters, up to a stop string.
 
-What was emitted is never taken back: text that may still turn out to begin a stop
-string is kept until it cannot. In whatever pieces ids come, the text is the same.
+What was emitted is never taken back: text that may still turn out to begin a stop string is kept
+until it cannot. In whatever pieces ids come, the text is the same.
 """
 
 import codecs
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 class Detokenizer:
     """The text of ids that keep coming.
 
-    piece: the bytes of the next id. rest: the bytes that are left when no more comes.
-    stops: strings of which the first that is complete ends the text before it; of two
-    that end at once the longer.
+    piece: the bytes of the next id. rest: the bytes that are left when no more comes. stops:
+    strings of which the first that is complete ends the text before it; of two that end at once the
+    longer.
     """
 
     def __init__(

@@ -31,8 +31,8 @@ class EngineError(Exception):
 class EngineLoop:
     """Runs an engine in a separate thread, from `start` until `stop`.
 
-    `add` and `cancel` may be called from the event loop at any time; deltas are
-    delivered there too, and none of a completion once it is cancelled.
+    `add` and `cancel` may be called from the event loop at any time; deltas are delivered there
+    too, and none of a completion once it is cancelled.
     """
 
     def __init__(self, engine: Engine):

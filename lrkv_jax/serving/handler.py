@@ -18,8 +18,8 @@ Deltas = AsyncGenerator[TextDelta]
 class Handler:
     """Serves one request: `deltas` of its completions, reported by `response` or by `events`.
 
-    completions, seed: as `Service.completions_of` gives them. began: of
-    `time.monotonic`, when the request came.
+    completions, seed: as `Service.completions_of` gives them. began: of `time.monotonic`, when the
+    request came. address: whom it came from.
     """
 
     def __init__(
@@ -30,9 +30,10 @@ class Handler:
         completions: list[Completion],
         seed: int,
         began: float,
+        address: str,
     ):
         self._service, self._body, self._completions = service, body, completions
-        self._began = began
+        self._began, self._address = began, address
         self._first: dict[int, float] = {}
         self._responses = ResponseBuilder(
             chat=isinstance(body, ChatRequest), model=service.name,
@@ -42,7 +43,7 @@ class Handler:
 
     async def deltas(self) -> Deltas:
         """What is new of each completion, as it comes."""
-        deltas = self._service.deltas(self._completions)
+        deltas = self._service.deltas(self._completions, self._address)
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
                 self._measure(delta)

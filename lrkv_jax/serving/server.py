@@ -20,6 +20,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serving.app import application
+from lrkv_jax.serving.connections import BACKLOG, WAITING, Connection, ConnectionLimits, Connections
 from lrkv_jax.serving.service import Service
 
 KEY_VARIABLE = "LRKV_SERVE_KEY"
@@ -54,8 +55,8 @@ def bytes_of(option: str, text: str) -> int:
 def bound(host: str, port: int, key: str | None) -> socket.socket:
     """A socket of this address, to which nobody can connect yet.
 
-    Raises `LrkvError` for an address that cannot be had, and where others than this
-    machine would be served without a key.
+    Raises `LrkvError` for an address that cannot be had, and where others than this machine would
+    be served without a key.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -111,20 +112,23 @@ def serve(
     ready: Callable[[Callable[[], None]], None] = lambda leave: None,
     hosts: Collection[str] | None = None,
     origins: Sequence[str] = (),
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve until a signal; then accept nothing more, and end what was accepted within `drain`.
 
-    A second signal ends at once. `ready` is called when clients can connect, with what
-    does as a signal does. hosts, origins: as for `application`. Raises `LrkvError`
-    where the engine was given up.
+    A second signal ends at once. `ready` is called when clients can connect, with what does as a
+    signal does. hosts, origins: as for `application`. Raises `LrkvError` where the engine was given
+    up.
     """
+    connections = Connections((limits or ConnectionLimits()).within_files())
     # What clients do is no news: warnings of it would fill the log.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     config = uvicorn.Config(
         application(service, key, hosts=hosts, origins=origins),
         log_config=None, log_level="error", access_log=False, lifespan="on", ws="none",
-        server_header=False, h11_max_incomplete_event_size=HEADERS, http="h11",
-        loop="asyncio", timeout_graceful_shutdown=int(drain), timeout_keep_alive=15,
+        server_header=False, h11_max_incomplete_event_size=HEADERS, loop="asyncio",
+        timeout_graceful_shutdown=int(drain), timeout_keep_alive=15, backlog=BACKLOG,
+        http=Connection.counted_in(connections),  # type: ignore[arg-type]
     )  # fmt: skip
     _Server(config, service, ready).run(sockets=[listener])
     if service.engine_loop.fault is not None:
@@ -164,6 +168,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets=None):
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(WAITING)
         self._ready(self._leave)
 
     async def on_tick(self, counter):

@@ -17,6 +17,7 @@ from lrkv_jax.inference.request import RngStream, check_tokens
 from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.serving.completion import Completion, TextDelta
 from lrkv_jax.serving.engine_loop import EngineLoop
+from lrkv_jax.serving.fair_queue import SHARE, FairQueue
 from lrkv_jax.serving.metrics import Metrics
 from lrkv_jax.serving.request_schema import ChatRequest, CompletionRequest
 
@@ -28,9 +29,9 @@ HANG_SECONDS = 120.0
 class ServiceLimits:
     """What clients may take together and each.
 
-    completions: that are open at a time, with those that wait. tokens: of their prompts
-    and new text. body: bytes of a request. bodies: of all that are being read. seconds:
-    until a response has ended.
+    completions: that are open at a time, with those that wait. tokens: of their prompts and new
+    text. body: bytes of a request. bodies: of all that are being read. seconds: until a response
+    has ended.
     """
 
     completions: int
@@ -110,6 +111,7 @@ class Service:
         self.created = int(time.time())
         self.fingerprint = f"lrkv-{__version__}-step{run.step}"
         self.draining = False
+        self._queue = FairQueue()
         self.open = self.open_tokens = 0  # completions, and what they may take
 
     def health(self) -> str:
@@ -204,17 +206,21 @@ class Service:
 
     # Admission.
 
-    async def deltas(self, completions: Sequence[Completion]) -> AsyncGenerator[TextDelta]:
+    async def deltas(
+        self, completions: Sequence[Completion], address: str = ""
+    ) -> AsyncGenerator[TextDelta]:
         """What is new of each, as it comes, until all have ended.
 
-        Whatever ends the iteration ends the completions. Raises `APIError` at once
-        where too many are open, and `TimeoutError` for what takes too long.
+        address: whom they are for. Whatever ends the iteration ends the completions. Raises
+        `APIError` at once where too many are open, and `TimeoutError` for what takes too long.
         """
         count = len(completions)
         tokens = sum(len(one.prompt) + one.max_tokens for one in completions)
-        self._check_room(count, tokens)
+        self._check_room(address, count, tokens)
         self.open += count
         self.open_tokens += tokens
+        for one, turn in zip(completions, self._queue.opened(address, count, tokens), strict=True):
+            one.turn = turn
         arrived: asyncio.Queue[TextDelta] = asyncio.Queue()
         left = set(range(count))
         try:
@@ -228,6 +234,7 @@ class Service:
                 if delta.error is not None:
                     self.check(None)  # of an engine that was given up
                     raise delta.error
+                self._queue.begun(completions[delta.index].turn)
                 if delta.finish_reason:
                     left.discard(delta.index)
                 yield delta
@@ -236,11 +243,21 @@ class Service:
                 self.engine_loop.cancel(completions[index])
             self.open -= count
             self.open_tokens -= tokens
+            self._queue.closed(address, count, tokens)
 
-    def _check_room(self, count, tokens):
-        """Refuse what would be more than may be open together."""
-        full = self.open + count > self.limits.completions
-        if full or self.open_tokens + tokens > self.limits.tokens:
-            number = f"{self.open} texts" if full else f"{self.open_tokens} tokens"
-            self.metrics.refused.inc()
-            raise overloaded(f"too many requests, {number} are open")
+    def _check_room(self, address, count, tokens):
+        """Refuse what would be too much of all, or of this address while others have room."""
+        of_address = self._queue.completions[address], self._queue.tokens[address]
+        whose = (
+            (self.open, self.open_tokens, 1.0, "are open"),
+            (*of_address, SHARE, "of yours are open"),
+        )
+        for opened, open_tokens, share, what in whose:
+            # What one request may ask for is never too much of an address that has nothing open.
+            if share < 1 and not opened:
+                continue
+            full = opened + count > share * self.limits.completions
+            if full or open_tokens + tokens > share * self.limits.tokens:
+                number = f"{opened} texts" if full else f"{open_tokens} tokens"
+                self.metrics.refused.inc()
+                raise overloaded(f"too many requests, {number} {what}")

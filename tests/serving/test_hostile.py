@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -81,6 +82,7 @@ def test_hostile_clients_delay_nobody_and_leave_nothing(bodies, every, seconds, 
         phases = {
             "bodies": lambda: mutations(port, bodies),
             "large": lambda: megabytes(port, every),
+            "idle": lambda: idle_sockets(port),
             "clients": lambda: hurry(port, seconds, 200),
         }
         for name, phase in phases.items():
@@ -121,6 +123,21 @@ def megabytes(port, every):
     return {status: statuses.count(status) for status in sorted(set(statuses))}
 
 
+def idle_sockets(port, count=2048):
+    """Connections that say nothing, or half a request; how many were open."""
+    there = []
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            if number % 4 == 1:
+                one.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
+            if number % 4 == 2:
+                one.sendall(asks(PLAIN)[:-2])
+            there.append(one)
+        time.sleep(3)
+    return len(there)
+
+
 def hurry(port, seconds, clients):
     """Clients that ask at once for so long, a tenth of whom go away in mid-answer; how it went."""
     end = time.monotonic() + seconds
@@ -149,3 +166,21 @@ def hurry(port, seconds, clients):
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(client, range(clients)))
     return counts
+
+
+@pytest.mark.faults
+def test_few_files_are_enough(run):
+    """With 200 files the server answers beside 500 connections, and its log says nothing."""
+    shell = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh"]
+    process, port, _ = started(run, before=shell)
+    try:
+        with contextlib.ExitStack() as stack, watched(port) as seen:
+            for _ in range(500):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            time.sleep(2)
+            assert post(port, "/v1/completions", PLAIN)[0] == 200
+        assert not seen["failed"] and seen["live"] < 1, seen
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and errors.count("\n") == 1, errors[-2000:]

@@ -1,8 +1,11 @@
 """What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +23,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Sampling
 from lrkv_jax.lab.bench import load as loads
 from lrkv_jax.lab.bench.load import Load
+from lrkv_jax.serving.connections import ConnectionLimits
 from lrkv_jax.serving.server import allowed_hosts, serving
 from lrkv_jax.serving.service import ServiceLimits
 
@@ -217,6 +221,27 @@ def test_a_repetition_penalty_is_that_of_vllm(port, service):
     assert plain["choices"][0]["token_ids"] != answer["choices"][0]["token_ids"]
 
 
+def test_one_address_shuts_no_other_out(service):
+    """It may have three quarters of what is open; another's text comes after its present one."""
+    with serving(served(service.run)) as port:
+        long = {"prompt": "We", "max_tokens": 60, "n": 16, "ignore_eos": True}
+        many = [raw(port, asks(long)) for _ in range(3)]
+        wait_until(lambda: "num_requests_open 48.0" in get(port, "/metrics")[1])
+        short = {"prompt": "We", "max_tokens": 2}
+        status, answer, _ = post(port, "/v1/completions", short)
+        assert status == 429 and "48 texts of yours are open" in answer["error"]["message"]
+        with raw(port, asks(short), source="127.0.0.2") as other:
+            assert other.recv(100).startswith(b"HTTP/1.1 200")
+            # Of 48 texts 4 are decoded together, and the other's came among the next ones.
+            assert float(value(port, "num_requests_open")) >= 32
+        for one in many:
+            one.close()
+
+
+def value(port, name):
+    return re.search(rf"^lrkv_{name} (\S+)$", get(port, "/metrics")[1], re.MULTILINE)[1]
+
+
 def test_a_host_that_is_not_this_server_is_refused(service):
     hosts = allowed_hosts("127.0.0.1", "127.0.0.1", ["models.lab"])
     with serving(served(service.run), hosts=hosts, origins=["https://a.org"]) as port:
@@ -232,6 +257,28 @@ def test_a_host_that_is_not_this_server_is_refused(service):
     # No address of this machine needs a key, so that each has the check.
     assert "127.0.0.2" in allowed_hosts("127.0.0.2", "127.0.0.2", ())
     assert allowed_hosts("127.0.0.1", "localhost", ["*"]) is None
+
+
+def test_idle_connections_make_room_and_end(service):
+    limits = ConnectionLimits(total=40, each=30, head=1.5)
+    with serving(served(service.run), limits=limits) as port:
+        idle_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        idle_ones += [raw(port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")]
+        began = time.monotonic()
+        for source in ("127.0.0.1", "127.0.0.2"):
+            with socket.create_connection(
+                ("127.0.0.1", port), timeout=5, source_address=(source, 0)
+            ) as other:
+                other.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert other.recv(100).startswith(b"HTTP/1.1 200")
+        assert time.monotonic() < began + 1
+        assert post(port, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+        for one in idle_ones:
+            one.settimeout(10)
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(100) == b""
+            one.close()
+        assert time.monotonic() < began + 8
 
 
 def test_openais_client_raises_what_it_has_for_each(client):

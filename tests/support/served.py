@@ -70,9 +70,9 @@ def get(port, path, **headers):
         return answer.status, answer.read().decode()
 
 
-def raw(port, data: bytes) -> socket.socket:
-    """A connection on which these bytes were sent."""
-    there = socket.create_connection(("127.0.0.1", port), timeout=60)
+def raw(port, data: bytes, source="127.0.0.1") -> socket.socket:
+    """A connection from this address on which these bytes were sent."""
+    there = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
     there.sendall(data)
     return there
 

@@ -1,0 +1,144 @@
+"""Connections: how many there are, how long they may say nothing, and which one makes room.
+
+Whoever holds many idle ones shuts nobody out: where there is no room, the one of that address that
+has been idle longest is closed for the new one, and then the one of all addresses.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+# Connections that are accepted before any of them is looked at, and those that the kernel keeps
+# waiting before that: who finds no room there tries again only after a second.
+BACKLOG, WAITING = 16, 2048
+# Files that are opened beside connections: those of data, logs and libraries that load late.
+SPARE_FILES = 16
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """total, each: open connections, of all clients and of one address. head: seconds until a
+    request's headers have come, from when the connection has nothing to do."""
+
+    total: int = 2048
+    each: int = 512
+    head: float = 15.0
+
+    def within_files(self) -> ConnectionLimits:
+        """The same, or fewer where this process may not open as many files."""
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = max(8, most - len(os.listdir("/proc/self/fd")) - 4 * BACKLOG - SPARE_FILES)
+        total = min(self.total, room)
+        return ConnectionLimits(total, min(self.each, max(4, total * 3 // 4)), self.head)
+
+
+class Connections:
+    """The open connections of a server, each with the address that it comes from."""
+
+    def __init__(self, limits: ConnectionLimits):
+        self.limits = limits
+        self._open: set[Connection] = set()
+        # In the order in which they became idle.
+        self._idle: dict[Connection, None] = {}
+        self._of: defaultdict[str, int] = defaultdict(int)
+
+    def opened(self, one: Connection) -> bool:
+        """Count a new connection; False if there is no room, whichever is closed for it."""
+        if self._of[one.address] >= self.limits.each and not self._close_idle(one.address):
+            return False
+        if len(self._open) >= self.limits.total and not self._close_idle(None):
+            return False
+        self._open.add(one)
+        self._of[one.address] += 1
+        self._idle[one] = None
+        return True
+
+    def closed(self, one: Connection) -> None:
+        """A connection is over, counted or not."""
+        self._idle.pop(one, None)
+        if one in self._open:
+            self._open.discard(one)
+            self._of[one.address] -= 1
+            if not self._of[one.address]:
+                del self._of[one.address]
+
+    def busy(self, one: Connection) -> None:
+        """Its request is being answered."""
+        self._idle.pop(one, None)
+
+    def idle(self, one: Connection) -> None:
+        """It waits for a request."""
+        if one in self._open:
+            self._idle.pop(one, None)
+            self._idle[one] = None
+
+    def _close_idle(self, address):
+        """Close what has been idle longest, of an address or of all; False if none is."""
+        found = (one for one in self._idle if address is None or one.address == address)
+        oldest = next(found, None)
+        if oldest is None:
+            return False
+        self.closed(oldest)
+        oldest.transport.abort()
+        return True
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, which is counted, and closed if no request comes in time."""
+
+    address = ""
+    _late: Any = None
+
+    def __init__(self, *arguments: Any, connections: Connections, **more: Any):
+        super().__init__(*arguments, **more)
+        self._connections = connections
+
+    @classmethod
+    def counted_in(cls, connections: Connections) -> Callable[..., Connection]:
+        """What uvicorn makes a connection with."""
+
+        def make(*arguments: Any, **more: Any) -> Connection:
+            return cls(*arguments, connections=connections, **more)
+
+        return make
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        if not self._connections.opened(self):
+            transport.abort()
+            return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.closed(self)
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+            self._connections.busy(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.cycle.response_complete:
+            self._connections.idle(self)
+            self._await_head()
+
+    def _await_head(self):
+        self._stop_waiting()
+        self._late = self.loop.call_later(self._connections.limits.head, self.transport.abort)
+
+    def _stop_waiting(self):
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
