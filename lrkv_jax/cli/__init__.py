@@ -8,18 +8,7 @@ from typing import Any
 
 import typer
 
-from lrkv_jax.cli import (
-    analyze,
-    bench,
-    checkpoints,
-    commands,
-    data,
-    interop,
-    report,
-    runs,
-    serve,
-    sweep,
-)
+from lrkv_jax.cli import bench, commands, data, interop, report, runs, serve, sweep
 from lrkv_jax.cli.shared import app
 from lrkv_jax.distributed.processes import HERE
 from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError
@@ -41,8 +30,8 @@ def entry() -> None:
 def main() -> None:
     """Run a command: user errors become one line and exit code 2, unless --debug is given.
 
-    Raises `SystemExit` with the exit code. Only where another process of the run has to learn of
-    an error does it end this one itself.
+    Raises `SystemExit` with the exit code. Only where another process of the run has to
+    learn of an error does it end this one itself.
     """
     for stream in (sys.stdout, sys.stderr):  # whose encoding may lack a character
         if hasattr(stream, "reconfigure"):
@@ -54,7 +43,7 @@ def main() -> None:
     try:
         code = app(prog_name="lrkv", standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # by Ctrl-C
-            _complain("interrupted")
+            _print_error("interrupted")
         _end(code)
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a page, not a mistake
@@ -67,7 +56,7 @@ def main() -> None:
                 HERE.leave(1)
             raise
         if text:  # empty where another process says it
-            _complain(text)
+            _print_error(text)
         if HERE.must_leave():  # an ordinary exit waits for the others
             HERE.leave(EXIT_BAD_INPUT)
         _end(EXIT_BAD_INPUT)
@@ -87,27 +76,14 @@ def _one_line(error: Exception) -> str | None:
 def _usage(error: Any) -> str:
     """What is wrong with a command line, and the help page or the setting that mends it."""
     path = error.ctx.command_path if error.ctx else "lrkv"
-    option = getattr(error, "option_name", None)
-    if setting := option and _setting_named(option):
-        return f"{option} is no option of {path}: write {setting}"
     said = error.format_message().rstrip(".")
-    return f"{said[:1].lower()}{said[1:]}: see {path} --help"
+    settings = ""
+    if getattr(error, "option_name", None):
+        settings = " (settings have no dashes, as in train.steps=100)"
+    return f"{said[:1].lower()}{said[1:]}{settings}: see {path} --help"
 
 
-def _setting_named(option: str) -> str | None:
-    """`train.steps=3` for `--steps 3` and `--train.steps=3`; None where no setting is called so."""
-    from lrkv_jax.config.reference import all_settings
-
-    name = option.lstrip("-").replace("-", "_")
-    found = [one.key for one in all_settings()]
-    found = [key for key in found if name in (key, key.rpartition(".")[2])]
-    if not found:
-        return None
-    words = " ".join(sys.argv).partition(option)[2].lstrip(" =").split()
-    return f"{found[0]}={words[0] if words and not words[0].startswith('-') else '...'}"
-
-
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     """Print one line on stderr, whatever characters a path or a message contains."""
     who = HERE.who() if HERE.must_leave() else ""
     with contextlib.suppress(OSError):

@@ -74,8 +74,8 @@ def train(
 ) -> None:
     """Train a configuration, or resume its run.
 
-    A run that exists resumes from its newest sound checkpoint. Ctrl-C and SIGTERM finish the step,
-    save, and exit with 75: start the same command again.
+    A run that exists resumes from its newest sound checkpoint. Ctrl-C and SIGTERM
+    finish the step, save, and exit with 75: start the same command again.
     """
     deadline = None if time_limit is None else time.monotonic() + seconds_of(time_limit)
     from lrkv_jax.config import load_config

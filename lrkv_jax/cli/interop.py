@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from tabulate import tabulate
@@ -26,10 +26,9 @@ def export(
     run: Run,
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write.")],
     step: Step = None,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
-    shard: Annotated[
-        float, typer.Option(metavar="GB", help="Largest size of one file of weights")
-    ] = 5.0,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Type of the weights")
+    ] = "float32",
     factored: Annotated[
         bool,
         typer.Option(
@@ -41,17 +40,10 @@ def export(
 
     It has weights, a tokenizer, a chat template and a model card.
     """
-    if dtype not in ("float32", "bfloat16"):
-        raise LrkvError(f"--dtype {dtype}: use float32 or bfloat16")
-    if not shard > 0:
-        raise LrkvError(f"--shard {shard}: use a size above 0")
     start_alone("export")
     from lrkv_jax.interop.export import export as run_export
 
-    name = run_export(
-        run, directory, step=step_named(step), dtype=dtype, largest=int(shard * 1e9),
-        factored=factored,
-    )  # fmt: skip
+    name = run_export(run, directory, step=step_named(step), dtype=dtype, factored=factored)
     print(f"{directory}: {name}, {dtype}")
 
 
@@ -98,26 +90,23 @@ def convert(
             "--bytes", metavar="SHARE", help="Choose widths for this share of the run's cache."
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of each text to learn from")] = 8192,
-    heldout: Annotated[int, typer.Option(help="Tokens of each text to measure on")] = 16384,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text to learn from")] = 8192,
+    heldout: Annotated[int, typer.Option(min=2, help="Tokens of each text to measure on")] = 16384,
     context: Annotated[
-        int | None, typer.Option(help="Tokens of a record (default: 1024, or the run's).")
+        int | None, typer.Option(min=2, help="Tokens of a record (default: 1024, or the run's).")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Give a pretrained run a smaller cache, without training.
 
-    It says what that costs. Keys and values are fitted where the model reads them: attention=mla
-    attention.kv_lora_rank=C (one latent for both), attention.rank=R beside it, or attention=lrkv
-    attention.rank=R.
+    It says what that costs. Keys and values are fitted where the model reads them:
+    attention=mla attention.kv_lora_rank=C (one latent for both), attention.rank=R
+    beside it, or attention=lrkv attention.rank=R.
     """
     start_alone("convert")
     from lrkv_jax.interop.convert import OWN, SECOND
     from lrkv_jax.interop.convert import convert as run_convert
 
-    for name, value in (("--tokens", tokens), ("--heldout", heldout), ("--context", context)):
-        if value is not None and value < 2:
-            raise LrkvError(f"{name} {value}: use 2 or more")
     if bytes_ is not None and not 0 < bytes_ < 1:
         raise LrkvError(f"--bytes {bytes_:g}: use a share between 0 and 1")
     with batches_bar() as progress:

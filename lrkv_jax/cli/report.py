@@ -1,4 +1,4 @@
-"""`lrkv report`: the tables and figures of the paper, made of runs."""
+"""`lrkv report` and `lrkv analyze`: the tables and figures of the paper, made of runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lrkv_jax.cli.shared import app, batches_bar, names, start_alone
+from lrkv_jax.cli.shared import Step, app, batches_bar, names, sizes, start_alone, step_named
 from lrkv_jax.errors import LrkvError
 
 if TYPE_CHECKING:
@@ -34,15 +34,12 @@ def report(
             metavar="FILE", help="JSON of lrkv bench decode, for choosing; may be repeated."
         ),
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the page")] = (
-        "Low-rank key-value attention: tables and figures"
-    ),
 ) -> None:
     """Write every table and figure of the paper from these runs.
 
-    One HTML page shows them all. Tables are written as Markdown and JSON, figures as PNG and SVG.
-    Figures of heads need lrkv analyze RUN first. The page lists what has no data, and what it
-    needs.
+    One HTML page shows them all. Tables are written as Markdown and JSON, figures as
+    PNG and SVG. Figures of heads need lrkv analyze RUN first. The page lists what has no
+    data, and what it needs.
     """
     start_alone("report")
     from lrkv_jax.lab.bench.report import read_decode
@@ -60,8 +57,9 @@ def report(
     path = out / "report.html"
     with batches_bar() as progress:
         sections = write_page(
-            path, title, chosen, records, broken=broken, benches=benches, progress=progress
-        )
+            path, "Low-rank key-value attention: tables and figures", chosen, records,
+            broken=broken, benches=benches, progress=progress,
+        )  # fmt: skip
     if table := first_table(sections):
         print(terminal(table))
     for folder, reason in broken.items():
@@ -83,3 +81,42 @@ def _chosen(items: tuple[ReportItem, ...], only: str | None) -> list[ReportItem]
     if not words:
         raise LrkvError("--only: name a table or figure, as in fig05,table01")
     return [one for one in items if one.name.startswith(words)]
+
+
+@app.command()
+def analyze(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN", help="Directories of runs, or folders of them.")
+    ],
+    step: Step = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R,...", help="Ranks to fit factorizations at (default: that of an LRKV run)."
+        ),
+    ] = None,
+    batches: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Batches of held-out text to compare heads' logits on; 0 leaves them out"
+        ),
+    ] = 0,
+) -> None:
+    """Describe the heads of runs.
+
+    This covers diversity, norms, geometry and optimal factorizations. It writes
+    analysis.json into each run, and lrkv report RUN draws them.
+    """
+    start_alone("analyze")
+    from lrkv_jax.lab.analysis import analyze as analyze_run
+    from lrkv_jax.lab.report.comparison import read_runs
+
+    fitted = None if ranks is None else sizes("--ranks", ranks)
+    records = read_runs(runs)
+    with batches_bar() as progress:
+        for done, record in enumerate(records):
+            progress("analyzing", done, len(records))
+            analyze_run(record.path, step=step_named(step), ranks=fitted, batches=batches)
+        progress("analyzing", len(records), len(records))
+    for record in records:
+        print(record.path / "analysis.json")

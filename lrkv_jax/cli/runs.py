@@ -1,13 +1,15 @@
-"""The commands that use a trained run: evaluate, harness, generate, chat."""
+"""The commands that use a trained run: evaluate, harness, generate, chat, checkpoint."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from tabulate import tabulate
 
 from lrkv_jax.cli import shared
 from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar
@@ -54,9 +56,6 @@ def evaluate(
             help="Run programs that the model wrote, in a sandbox, for humaneval.",
         ),
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option(help="Programs run at a time (default: one per core).")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a run.
@@ -67,36 +66,21 @@ def evaluate(
     from lrkv_jax.evaluation.benchmark import BenchmarkSettings
     from lrkv_jax.evaluation.evaluate import evaluate as run_evaluation
     from lrkv_jax.evaluation.show import print_evaluation
-    from lrkv_jax.training.run_dir import read_run
 
-    names = [task for task in tasks.split(",") if task]
-    config = read_run(run)
-    context = config.train.seq_len
-    if set(names) & {"gsm8k", "humaneval"} and tokens >= context:
-        tokens = context // 2
-        print(f"answers take up to {tokens} tokens: the run reads {context}", flush=True)
     settings = BenchmarkSettings(
         folder=data, limit=limit,
         samples=samples, temperature=temperature, top_p=top_p, new_tokens=tokens, seed=seed,
-        run_model_code=run_model_code, workers=workers,
+        run_model_code=run_model_code,
     )  # fmt: skip
-    lost: list[str] = []
-
-    def warn(text: str) -> None:
-        lost.append(text)
-        print(f"lrkv: {text}", file=sys.stderr)
-
     with batches_bar() as progress:
         result = run_evaluation(
-            run, tasks=names, batch=batch, step=shared.step_named(step), settings=settings,
-            overrides=overrides or [], progress=progress, warn=warn,
+            run, tasks=shared.names(tasks), batch=batch, step=shared.step_named(step),
+            settings=settings, overrides=overrides or [], progress=progress,
         )  # fmt: skip
     if as_json:
         print(json.dumps(result, indent=2))
     else:
         print_evaluation(result, Console(markup=False))
-    if lost:
-        sys.exit(EXIT_BAD_INPUT)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -109,8 +93,8 @@ def harness(
 ) -> None:
     """Evaluate a run on tasks of the lm-evaluation-harness.
 
-    Every other option is the harness's own (lm_eval run --help), as in: lrkv harness RUN --tasks
-    hellaswag,piqa --num_fewshot 5 --limit 100
+    Every other option is the harness's own (lm_eval run --help), as in: lrkv harness
+    RUN --tasks hellaswag,piqa --num_fewshot 5 --limit 100
     """
     shared.start_alone("harness")
     from lrkv_jax.evaluation.harness_adapter import command_line
@@ -183,7 +167,7 @@ def chat(
 ) -> None:
     """Talk with a midtrained run.
 
-    In the chat: /reset, /save FILE, /set temperature=0.5, /help, /quit.
+    In the chat: /reset and /quit.
     """
     from lrkv_jax.cli.conversation import converse
     from lrkv_jax.data.chat import ChatFormat
@@ -202,3 +186,65 @@ def chat(
     trained = shared.loaded("chat", run, step, overrides)
     talk = Chat(trained, sampling=sampling, seed=seed, new_tokens=tokens)
     converse(talk, Console(highlight=False, markup=False))
+
+
+checkpoint_app = shared.group("checkpoint", "List and verify a run's checkpoints.")
+
+
+@checkpoint_app.command("list")
+def checkpoint_list(run: Run, as_json: Json = False) -> None:
+    """List every saved step with its tokens, loss and size.
+
+    Only manifests are read.
+    """
+    from lrkv_jax.training.checkpointing.inspect import entries
+
+    _print_checkpoints(entries(run), as_json)
+
+
+@checkpoint_app.command("verify")
+def checkpoint_verify(
+    run: Run,
+    step: Annotated[
+        str | None, typer.Option(metavar="N|best", help="Which checkpoint (default: all).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Read every file and compare it with what was saved.
+
+    Exits with 2 if anything is damaged.
+    """
+    from lrkv_jax.training.checkpointing.inspect import entries, verify
+
+    there = entries(run)
+    if step is not None:
+        number = shared.step_named(step)
+        there = [e for e in there if (e.best if number == "best" else e.step == number)]
+        if not there:
+            raise LrkvError(f"no checkpoint of step {step} in {run}: see lrkv checkpoint list")
+    checked = [found for entry in there if (found := verify(entry))]
+    _print_checkpoints(checked, as_json, checked=True)
+    if not checked or any(entry.damage for entry in checked):
+        sys.exit(EXIT_BAD_INPUT)
+
+
+def _print_checkpoints(entries, as_json: bool, *, checked: bool = False) -> None:
+    rows = []
+    for entry in entries:
+        manifest = entry.manifest or {}
+        known = {name: manifest.get(name) for name in ("tokens", "validation_loss", "saved")}
+        more = {"bytes": entry.bytes, "best": entry.best, "damage": entry.damage}
+        rows.append({"step": entry.step, **known, **more})
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = []
+    for row in rows:
+        sound = f"DAMAGED: {row['damage']}" if row["damage"] else "sound" * checked
+        saved = row["saved"] and time.strftime("%Y-%m-%d %H:%M", time.localtime(row["saved"]))
+        state = ", ".join(filter(None, (sound, "best" * row["best"])))
+        megabytes = row["bytes"] / 1e6
+        table.append((row["step"], row["tokens"], row["validation_loss"], megabytes, saved, state))
+    headers = ("step", "tokens", "held-out CE", "MB", "saved", "")
+    formats = ("", "", ".4f", ".1f")
+    print(tabulate(table, headers, floatfmt=formats, intfmt=",") if rows else "no checkpoints")

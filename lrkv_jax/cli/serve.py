@@ -41,7 +41,6 @@ def serve(
     draft_tokens: Annotated[
         int, typer.Option(min=0, help="Tokens that prompt lookup proposes at a time, up to 7.")
     ] = 0,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds of a response, at most.")] = 600.0,
     drain: Annotated[
         float, typer.Option(min=0, help="Seconds for accepted requests after SIGTERM.")
     ] = 120.0,
@@ -83,7 +82,7 @@ def serve(
     with working("compiling"):
         service = Service.of(
             trained, name or Path(run).resolve().name,
-            batch=batch, context=length, cache_bytes=cache_bytes, queue=queue, seconds=timeout,
+            batch=batch, context=length, cache_bytes=cache_bytes, queue=queue,
             draft_tokens=draft_tokens,
         )  # fmt: skip
     size = service.engine_loop.engine.report().cache_bytes / (1 << 20)

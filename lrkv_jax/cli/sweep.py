@@ -49,8 +49,8 @@ def sweep(
 ) -> None:
     """Train and evaluate a run for every combination of settings.
 
-    As in: lrkv sweep configs/nano.yaml seed=0,1,2 attention=mha,lrkv. The same command resumes a
-    sweep that was stopped, and skips what is done.
+    As in: lrkv sweep configs/nano.yaml seed=0,1,2 attention=mha,lrkv. The same command
+    resumes a sweep that was stopped, and skips what is done.
     """
     from lrkv_jax.lab.sweep.grid import grid
 

@@ -18,8 +18,8 @@ from lrkv_jax.models.transformer import with_parameters
 
 # A few roundings of float32: a model that has learnt little has many tokens this close.
 TIE = 1e-6
-# The longest prompt is prefilled in this many pieces: the first attends to itself, the next ones
-# to the cache.
+# The longest prompt is prefilled in this many pieces: the first attends to itself, the
+# next ones to the cache.
 PIECES = 3
 ROWS, STEPS = 4, 64  # of a run's comparison
 
@@ -29,9 +29,9 @@ class Agreement:
     """How closely decoding agrees with the forward, over `positions` predicted tokens.
 
     `max_relative_error` is the largest difference of a logit over the largest logit;
-    `same_greedy_token` the share of positions whose likeliest token is the same, or ties with the
-    forward's to within TIE of the largest logit; `loss` the mean nats of the text's own tokens by
-    decoding, and `forward_loss` by the forward.
+    `same_greedy_token` the share of positions whose likeliest token is the same, or
+    ties with the forward's to within TIE of the largest logit; `loss` the mean nats of
+    the text's own tokens by decoding, and `forward_loss` by the forward.
     """
 
     max_relative_error: float
@@ -51,8 +51,8 @@ def decode_agreement(
 ) -> Agreement:
     """Compare logits on `tokens_BT`, of which row i's first `prompt_lengths[i]` are its prompt.
 
-    The engine's own programs decode: a ragged prefill in pieces, then several steps a call with a
-    donated cache, fed the text's tokens in place of sampled ones.
+    The engine's own programs decode: a ragged prefill in pieces, then several steps a
+    call with a donated cache, fed the text's tokens in place of sampled ones.
     """
     (B, T), longest = tokens_BT.shape, max(prompt_lengths)
     engine = Engine(

@@ -18,7 +18,7 @@ class BenchmarkSettings:
 
     folder: where the sets lie, or "demo". limit: the first so many examples. samples, temperature,
     top_p, new_tokens, seed: of generated answers. run_model_code: whether programs that the model
-    writes may run, in the sandbox, `workers` at a time (None: as many as CPUs).
+    writes may run, in the sandbox.
 
     Raises LrkvError for settings that contradict each other.
     """
@@ -31,10 +31,9 @@ class BenchmarkSettings:
     new_tokens: int = 512
     seed: int = 0
     run_model_code: bool = False
-    workers: int | None = None
 
     def __post_init__(self):
-        for name in ("limit", "samples", "new_tokens", "workers"):
+        for name in ("limit", "samples", "new_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise LrkvError(f"{name} = {value}: use 1 or more")
         self.draws()  # which refuses a temperature or a top_p that cannot be
@@ -60,8 +59,8 @@ class Questions:
 class BenchmarkResult:
     """A benchmark's outcome.
 
-    score: the value that is compared, 0 to 1; `measure` is its name. records: one per example.
-    more: further measures.
+    score: the value that is compared, 0 to 1; `measure` is its name. records: one per
+    example. more: further measures.
     """
 
     measure: str
@@ -93,8 +92,8 @@ def questions(name: str, split: str, settings: BenchmarkSettings) -> Questions:
 
 
 def measured(name: str, values: Sequence[float]) -> dict[str, float]:
-    """The mean of independent examples (of bools, the share that is true), and its standard error:
-    sample deviation over sqrt(n)."""
+    """The mean of independent examples (of bools, the share that is true), and its
+    standard error: sample deviation over sqrt(n)."""
     array = np.asarray(values, np.float64)
     error = float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else 0.0
     return {name: float(array.mean()), f"{name}_stderr": error}

@@ -1,6 +1,5 @@
 """`lrkv evaluate`: held-out loss of a trained run, its cache's honesty, and the five benchmarks."""
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -20,7 +19,7 @@ from lrkv_jax.evaluation.agreement import ROWS, agreement_on
 from lrkv_jax.evaluation.benchmark import Benchmark, BenchmarkSettings, Questions, questions
 from lrkv_jax.evaluation.generated import check_allowed, gsm8k, humaneval
 from lrkv_jax.evaluation.multiple_choice import multiple_choice
-from lrkv_jax.files import why_not, write_json
+from lrkv_jax.files import check_writable, write_json
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.language_model import LanguageModel
 from lrkv_jax.inference.trained_run import TrainedRun
@@ -53,10 +52,9 @@ def evaluate(
     settings: BenchmarkSettings | None = None,
     overrides: Sequence[str] = (),
     progress: OnProgress | None = None,
-    warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a run; writes the result to `evaluation.json` in its directory, and each benchmark's
-    records to `evaluations/`.
+    """Evaluate a run; writes the result to `evaluation.json` in its directory, and each
+    benchmark's records to `evaluations/`.
 
     `bpb` is cross-entropy and bits per byte over the whole held-out split, the same whatever
     `batch` (the run's own unless given); `docstrings` is the same on docstrings of Python's
@@ -64,20 +62,17 @@ def evaluate(
     the whole-sequence forward on held-out text; the others are benchmarks, asked in a chat as
     `settings` say, and `combined` the mean of all five where all were asked.
 
-    Where a file cannot be written, `warn` is called (before the work, if that can be known) and the
-    result is returned all the same. Raises `LrkvError`, before anything is computed, for an unknown
-    task, a set that is not there, settings that the run cannot answer to, and a run that cannot be
-    read.
+    Raises `LrkvError`, before anything is computed, for an unknown task, a set that is
+    not there, settings that the run cannot answer to, a run that cannot be read, and a
+    directory that cannot be written to.
     """
     if batch is not None and batch < 1:
         raise LrkvError(f"batch = {batch}: use 1 or more")
     asked, settings = ask(read_run(directory), tasks, settings)
     run = load_run(directory, step=step, overrides=overrides)
     batch = batch or run.config.train.global_batch_size
-    warn = warn or (lambda text: print(f"lrkv: {text}", file=sys.stderr))
     report = Path(directory) / "evaluation.json"
-    if reason := why_not(report):
-        warn(f"{report} cannot be written ({reason}): the result is printed and not kept")
+    check_writable(report)
     about = _about(run, directory)
     result = dict(about)
     how = {"batch": batch, "settings": asdict(settings), "versions": versions()}
@@ -99,10 +94,11 @@ def evaluate(
             "dataset": questions_.dataset,
         }
         path = Path(directory) / "evaluations" / f"{name}-step{run.step}.json"
-        _keep(path, {**about, **how, **result[name], "records": records}, warn)
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, {**about, **how, **result[name], "records": records})
     if asked.keys() == BENCHMARKS.keys():
         result["combined"] = sum(result[name]["score"] for name in asked) / len(asked)
-    _keep(report, result, warn)
+    write_json(report, result)
     return result
 
 
@@ -111,8 +107,8 @@ def ask(
 ) -> tuple[dict[str, Questions], BenchmarkSettings]:
     """What the benchmarks among the tasks ask, and the settings: those of such a run unless given.
 
-    Raises `LrkvError` for an unknown task, one that is not permitted, settings that the run cannot
-    answer to, and a set that is not there.
+    Raises `LrkvError` for an unknown task, one that is not permitted, settings that the
+    run cannot answer to, and a set that is not there.
     """
     known = {**TASKS, **BENCHMARKS}
     unknown = [task for task in tasks if task not in known]
@@ -134,14 +130,6 @@ def ask(
             )
     asked = {name: questions(name, SPLIT, settings) for name in tasks if name in BENCHMARKS}
     return asked, settings
-
-
-def _keep(path: Path, content: dict[str, Any], warn: Callable[[str], None]) -> None:
-    try:
-        path.parent.mkdir(exist_ok=True)
-        write_json(path, content)
-    except OSError as error:
-        warn(f"{path} cannot be written ({error.strerror}): what it would hold is not kept")
 
 
 def _adding_up(progress: OnProgress, name: str, total: int) -> Callable[[float], None]:

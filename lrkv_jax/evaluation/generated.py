@@ -1,7 +1,7 @@
 """Benchmarks whose answers are generated in a chat, and right or wrong: GSM8K and HumanEval.
 
-GSM8K's test split has 1,319 word problems, right where the number is; HumanEval has 164 functions
-to write, each right where its tests pass in the sandbox.
+GSM8K's test split has 1,319 word problems, right where the number is; HumanEval has 164
+functions to write, each right where its tests pass in the sandbox.
 """
 
 import math
@@ -13,7 +13,7 @@ from lrkv_jax.data.tasks import gsm8k as problems
 from lrkv_jax.data.tasks import humaneval as programs
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.benchmark import BenchmarkResult, BenchmarkSettings, Questions, measured
-from lrkv_jax.evaluation.sandbox import SandboxLimits, isolation, run_programs
+from lrkv_jax.evaluation.sandbox import SandboxLimits, check_sandbox, run_programs
 from lrkv_jax.inference.language_model import LanguageModel
 
 
@@ -61,7 +61,7 @@ def humaneval(
         for text in texts
     ]
     limits = SandboxLimits()
-    outcomes = iter(run_programs(sources, limits=limits, workers=settings.workers))
+    outcomes = iter(run_programs(sources, limits=limits))
     records = []
     for example, prompt, texts in zip(examples, prompts, texts_of_examples, strict=True):
         ran = [next(outcomes) for _ in texts]
@@ -75,7 +75,7 @@ def humaneval(
             }
         )
     result = passed(records)
-    result.more["sandbox"] = {"isolation": isolation().as_dict(), "limits": asdict(limits)}
+    result.more["sandbox"] = asdict(limits)
     return result
 
 
@@ -86,7 +86,7 @@ def check_allowed(settings: BenchmarkSettings) -> None:
             "humaneval runs programs that the model wrote: allow it with --run-model-code "
             "(docs/sandbox.md says what keeps them in)"
         )
-    isolation()
+    check_sandbox()
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

@@ -44,10 +44,10 @@ _ARGUMENTS = ("run", "step", "batch", "seed")
 class LrkvLM(LM):
     """The harness's model: log-likelihoods and texts of a `LanguageModel`.
 
-    A text begins as the tokenizer has it, with BOS or without; an empty context is its prefix. A
-    score depends on its own question alone: requests share a prefill if they have the same question
-    and context.
-    info: what the harness writes beside its results.
+    A text begins as the tokenizer has it, with BOS or without; an empty context is its
+    prefix. A score depends on its own question alone: requests share a prefill if they
+    have the same question and context. info: what the harness writes beside its
+    results.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class LrkvLM(LM):
         """Return each whole text's log p in nats: every token counts once, after the
         tokenizer's prefix.
 
-        The harness's windows: disjoint but the last, which reads as much as fits before what is
-        left. An empty text has log p 0.
+        The harness's windows: disjoint but the last, which reads as much as fits before
+        what is left. An empty text has log p 0.
         """
         asked, owners = [], []
         for place, request in enumerate(requests):
@@ -139,8 +139,8 @@ class LrkvLM(LM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return each request's text up to its first stop, or a chat's answer with its calls.
 
-        Prompts are cut and counted as `LanguageModel` does. Sampled texts depend on `seed` and the
-        request's place among those with equal settings.
+        Prompts are cut and counted as `LanguageModel` does. Sampled texts depend on
+        `seed` and the request's place among those with equal settings.
         """
         asked = [GenerationSettings.of(request.args[1], self.model.context) for request in requests]
         kinds = [isinstance(request.args[0], ChatPrompt) for request in requests]

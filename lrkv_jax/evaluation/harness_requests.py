@@ -45,9 +45,9 @@ class GenerationSettings:
     def of(cls, kwargs: Mapping[str, Any], context: int) -> GenerationSettings:
         """Read a task's generation_kwargs; the model reads up to `context` tokens.
 
-        As the harness reads them: do_sample=false is greedy whatever the temperature; without
-        do_sample a temperature above 0 samples. A task that names no number of tokens gets 256, or
-        half of a context that is shorter than 512.
+        As the harness reads them: do_sample=false is greedy whatever the temperature;
+        without do_sample a temperature above 0 samples. A task that names no number of
+        tokens gets 256, or half of a context that is shorter than 512.
 
         Raises LrkvError for settings that the decoder does not have or that contradict each other.
         """
@@ -83,13 +83,13 @@ class GenerationSettings:
 class ChatPrompt(str):
     """A chat up to the start of the assistant's turn, as a string, which the harness expects.
 
-    The tokens that frame a chat cannot be spelt in text, so the ids travel with it, and the text is
-    for logs alone: whatever a user writes, no text becomes a frame. It survives what the harness
-    does with prompts, pickling included; put into another string it is plain text, which
-    `lost_chat` recognises.
+    The tokens that frame a chat cannot be spelt in text, so the ids travel with it, and
+    the text is for logs alone: whatever a user writes, no text becomes a frame. It
+    survives what the harness does with prompts, pickling included; put into another
+    string it is plain text, which `lost_chat` recognises.
 
-    head: the ids up to the start of the assistant's turn. begun: the text that this turn starts
-    with, empty for most.
+    head: the ids up to the start of the assistant's turn. begun: the text that this
+    turn starts with, empty for most.
     """
 
     head: tuple[int, ...]
@@ -99,8 +99,8 @@ class ChatPrompt(str):
     def of(
         cls, chat: ChatFormat, history: Sequence[Mapping[str, str]], *, answers: bool = True
     ) -> ChatPrompt:
-        """From [{"role", "content"}]; unless the model `answers` it, it continues the last
-        message, the assistant's.
+        """From [{"role", "content"}]; unless the model `answers` it, it continues the
+        last message, the assistant's.
 
         Raises LrkvError as `conversation_from` and `ChatFormat.prompt` do.
         """

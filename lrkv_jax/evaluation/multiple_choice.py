@@ -1,7 +1,7 @@
 """ARC and MMLU: which of a question's choices the model finds likeliest.
 
-Test splits: 2,376 questions (ARC-Easy), 1,172 (ARC-Challenge), and MMLU's 14,042 of 57 subjects,
-scored overall (each question counts the same) and for each subject.
+Test splits: 2,376 questions (ARC-Easy), 1,172 (ARC-Challenge), and MMLU's 14,042 of 57
+subjects, scored overall (each question counts the same) and for each subject.
 """
 
 from typing import Any

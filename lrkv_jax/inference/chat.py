@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
-import json
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from lrkv_jax import files
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.errors import LrkvError
@@ -129,21 +126,6 @@ class Chat:
             self._sequence.request = dataclasses.replace(self._sequence.request, **options)
             self._engine.append(self._sequence, turn, budget)
         return Answering(self._engine, self._format, self._sequence, budget)
-
-    def save(self, path: str | Path) -> None:
-        """Write what was said as JSON. Raises `LrkvError` where it cannot be written."""
-        config = self.run.config
-        content: dict[str, Any] = {
-            "run": config.directory,
-            "step": self.run.step,
-            "sampling": vars(self.sampling),
-            "seed": self._seed,
-            "messages": self.messages,
-        }
-        try:
-            files.write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise LrkvError(f"{path} cannot be written ({error.strerror}): name another") from None
 
 
 class _Reader:

@@ -52,7 +52,7 @@ def application(
     routes = _Routes(service, key)
     page = resources.files("lrkv_jax.serving").joinpath("page.html").read_text()
 
-    async def shown(request):
+    async def show_page(request):
         return HTMLResponse(page, headers={"content-security-policy": _POLICY})
 
     @contextlib.asynccontextmanager
@@ -69,7 +69,7 @@ def application(
     expected = (APIError, HTTPException, LrkvError, EngineError, TimeoutError)
     return Starlette(
         routes=[
-            Route("/", shown),
+            Route("/", show_page),
             Route("/live", routes.live),
             Route("/health", routes.health),
             Route("/metrics", routes.metrics),
@@ -118,8 +118,9 @@ class _Routes:
         self._check_key(request)
         service = self.service
         model = {
-            "id": service.name, "object": "model", "created": service.began, "owned_by": "lrkv_jax",
-            "max_model_len": service.context, "chat": service.chat is not None,
+            "id": service.name, "object": "model", "created": service.created,
+            "owned_by": "lrkv_jax", "max_model_len": service.context,
+            "chat": service.chat is not None,
         }  # fmt: skip
         name = request.path_params.get("model")
         if name is None:

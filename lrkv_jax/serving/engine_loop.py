@@ -16,7 +16,7 @@ from lrkv_jax.serving.completion import Completion, TextDelta
 
 _log = logging.getLogger("lrkv_jax.serving")
 
-# Calls that may fail one after the other before their requests are given up, and then the engine.
+# Calls that may fail one after the other before the engine is given up.
 FAULTS = 3
 # A call of steps may take so long: its tokens are delivered when it has ended.
 CALL_SECONDS = 0.05
@@ -45,7 +45,6 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._since = time.monotonic()
         self._consecutive = 0  # faults, without a call that ended between them
-        self._was_reset = False  # whether the engine was emptied since a call ended
 
     def start(self, event_loop: asyncio.AbstractEventLoop) -> None:
         """Begin, and deliver to this event loop."""
@@ -71,7 +70,7 @@ class EngineLoop:
         return len(self._running)
 
     @property
-    def silent(self) -> float:
+    def seconds_in_call(self) -> float:
         """Seconds since the present call began; 0 when there is nothing to do."""
         return time.monotonic() - self._since if self._running else 0.0
 
@@ -104,15 +103,14 @@ class EngineLoop:
         self._since = time.monotonic()
         try:
             self.engine.advance()
-            self._consecutive, self._was_reset = 0, False
-        except Exception as error:  # whatever stops a call, requests can go on in the next
+            self._consecutive = 0
+        except Exception as error:  # whatever stops a call, others can be served in the next
             self._failed(error)
         self._pace(time.monotonic() - self._since)
         deltas = []
         for completion, deliver in list(self._running.items()):
             try:
-                failed = TextDelta(completion.index, error=self.fault)
-                delta = completion.delta() if self.fault is None else failed
+                delta = completion.delta()
             except Exception as error:
                 _log.exception("a completion could not be read")
                 delta = TextDelta(completion.index, error=error)
@@ -135,18 +133,13 @@ class EngineLoop:
             scheduler.steps = min(2 * scheduler.steps, self.engine.steps_per_call)
 
     def _failed(self, error):
+        """End the requests of a call that failed; others find an empty engine."""
         self.faults += 1
         self._consecutive += 1
         _log.error("a call of the engine failed", exc_info=error)
-        if self._consecutive < FAULTS:
-            return
-        given_up = LrkvError(f"the engine failed {FAULTS} times in a row ({error})")
-        if self._was_reset:
-            self.fault = given_up
-            return
-        # What is requested now may be what no call can do: others are to be served after it.
-        self._consecutive, self._was_reset = 0, True
-        failed = EngineError(str(given_up))
+        failed = EngineError(f"a call of the engine failed ({error})")
+        if self._consecutive == FAULTS:
+            self.fault = LrkvError(f"the engine failed {FAULTS} times in a row ({error})")
         running, self._running = self._running, {}
         self._deliver([(to, TextDelta(one.index, error=failed)) for one, to in running.items()])
         for completion in running:

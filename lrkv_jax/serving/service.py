@@ -22,7 +22,7 @@ from lrkv_jax.serving.metrics import Metrics
 from lrkv_jax.serving.request_schema import ChatRequest, CompletionRequest
 
 # Seconds after which a call that has not ended counts as a hang.
-HANGS = 120.0
+HANG_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Service:
         except LrkvError:
             self.chat = None
         self.metrics = Metrics(self.engine_loop, lambda: self.open)
-        self.began = int(time.time())
+        self.created = int(time.time())
         self.fingerprint = f"lrkv-{__version__}-step{run.step}"
         self.draining = False
         self._queue = FairQueue()
@@ -120,8 +120,8 @@ class Service:
             return str(self.engine_loop.fault)
         if self.draining:
             return "the server is shutting down"
-        if self.engine_loop.silent > HANGS:
-            return f"a call of the engine has not ended for {self.engine_loop.silent:.0f} seconds"
+        if self.engine_loop.seconds_in_call > HANG_SECONDS:
+            return f"a call of the engine has not ended for {HANG_SECONDS:.0f} seconds"
         return ""
 
     def check(self, model: str | None) -> None:

@@ -160,7 +160,6 @@ def test_settings_that_cannot_be_are_named():
     for change, message in (
         ({"samples": 4}, "samples = 4 at temperature 0 are all the same"),
         ({"limit": 0}, "limit = 0"),
-        ({"workers": -1}, "workers = -1: use 1 or more"),  # A21: refused after the work
         ({"temperature": -1.0}, "temperature = -1"),
         ({"top_p": 0.0}, "top_p = 0"),
         ({"seed": 10**22}, "seed = 1.*: use a number below 2.63"),

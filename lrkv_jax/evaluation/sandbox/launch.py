@@ -1,6 +1,7 @@
 """Starts one program in the sandbox and waits for it; a process that holds JAX is not forked."""
 
 import contextlib
+import functools
 import marshal
 import os
 import signal
@@ -9,9 +10,12 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from lrkv_jax.distributed.device import usable_cores
 from lrkv_jax.errors import LrkvError
 
 INSIDE = Path(__file__).parent / "inside"
@@ -53,9 +57,9 @@ class SandboxLimits:
 class ProgramOutcome:
     """How a program ended.
 
-    passed: it came to its end without raising. reason: "passed", "timed out", "raised NameError",
-    "ran out of memory", "ended without passing", ... seconds: wall clock of the program alone.
-    output: the end of what it wrote to stdout and stderr.
+    passed: it came to its end without raising. reason: "passed", "timed out", "raised
+    NameError", "ran out of memory", "ended without passing", ... seconds: wall clock of
+    the program alone. output: the end of what it wrote to stdout and stderr.
     """
 
     passed: bool
@@ -64,13 +68,38 @@ class ProgramOutcome:
     output: str
 
 
-def run(program: str, limits: SandboxLimits, way: str) -> ProgramOutcome:
-    """Run `program` behind the isolation of `way`: "namespaces" or "limits".
+def run_programs(
+    programs: Sequence[str], *, limits: SandboxLimits | None = None
+) -> list[ProgramOutcome]:
+    """Run Python programs on the standard library alone, one on each core.
+
+    Outcomes are in the programs' order. Raises LrkvError where no sandbox works on this
+    machine (`check_sandbox`).
+    """
+    check_sandbox()
+    limits = limits or SandboxLimits()
+    pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="sandbox")
+    try:
+        return list(pool.map(lambda program: run(program, limits), programs))
+    finally:
+        # Interrupted, it ends after the programs that run, not after all of them.
+        pool.shutdown(cancel_futures=True)
+
+
+@functools.cache
+def check_sandbox() -> None:
+    """Raise LrkvError where this machine has no sandbox; it is tried once per process."""
+    if sys.platform != "linux":
+        raise LrkvError("model-written code runs only on Linux: evaluate HumanEval there")
+    run("pass", SandboxLimits())
+
+
+def run(program: str, limits: SandboxLimits) -> ProgramOutcome:
+    """Run one program in namespaces that hold nothing but the standard library.
 
     The interpreter starts by vfork and exec, with an empty environment and in a session of its own;
     it sets the limits on itself before it becomes the program. All that was started is killed
-    before this returns; without a process namespace, as far as it is found. Raises LrkvError where
-    the sandbox could not be built.
+    before this returns. Raises LrkvError where the sandbox could not be built.
     """
     began = time.monotonic()
     with (
@@ -78,8 +107,8 @@ def run(program: str, limits: SandboxLimits, way: str) -> ProgramOutcome:
         tempfile.TemporaryFile() as output,
         tempfile.TemporaryFile() as report,
     ):
-        # Isolated from the environment and the user's folder, without site-packages, writing no
-        # .pyc.
+        # Isolated from the environment and the user's folder, without site-packages,
+        # writing no .pyc.
         process = subprocess.Popen(
             [os.path.realpath(sys.executable), "-I", "-S", "-B", str(INSIDE)],
             stdin=subprocess.PIPE,
@@ -95,7 +124,6 @@ def run(program: str, limits: SandboxLimits, way: str) -> ProgramOutcome:
         order = {
             "program": program,
             "limits": asdict(limits),
-            "way": way,
             "root": root,
             "readable": readable(),
             "report": report.fileno(),
@@ -121,7 +149,10 @@ def run(program: str, limits: SandboxLimits, way: str) -> ProgramOutcome:
     seconds = time.monotonic() - began
     if lines[:1] != ["starts"]:
         why = "it was too slow" if late else (text.strip() or "no output").splitlines()[-1]
-        raise LrkvError(f"the sandbox for model-written code could not start: {why}")
+        raise LrkvError(
+            f"the sandbox for model-written code could not start ({why}): allow user namespaces "
+            "(kernel.unprivileged_userns_clone, or the container's seccomp profile)"
+        )
     if written > limits.output_bytes:
         return ProgramOutcome(False, "wrote too much output", seconds, text)
     if len(lines) == 1:  # the supervisor is gone

@@ -15,8 +15,8 @@ _INODES = 4096
 def enter(order: dict, as_root: bool) -> None:
     """Enter the namespaces: this process becomes the first of a process namespace, in WORK.
 
-    The caller's process stays outside and ends when that one does. Raises OSError where the kernel
-    or a container forbids it.
+    The caller's process stays outside and ends when that one does. Raises OSError where
+    the kernel or a container forbids it.
     """
     apart = os.CLONE_NEWNS | os.CLONE_NEWPID | os.CLONE_NEWNET | os.CLONE_NEWIPC | os.CLONE_NEWUTS
     if as_root:

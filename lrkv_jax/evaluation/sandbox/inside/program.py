@@ -4,8 +4,6 @@ import os
 import resource
 import sys
 
-import landlock
-import namespaces
 import system
 
 REPORT = 3  # closed before the program begins
@@ -18,21 +16,20 @@ def proof_of(key: bytes) -> bytes:
     return bytes(byte ^ 0x55 for byte in key)
 
 
-def become(order: dict, key: bytes, proof_pipe: int, others: int) -> None:
-    """Run the program of `order` and end this process; `others` processes share its user."""
+def become(order: dict, key: bytes, proof_pipe: int) -> None:
+    """Run the program of `order` and end this process."""
     os.dup2(proof_pipe, PROOF)
     os.closerange(PROOF + 1, ALL_DESCRIPTORS)
     os.setsid()  # what it sends to its group reaches nobody else
     system.die_with_parent()
-    landlock.confine(order["readable"], [os.getcwd(), *namespaces.DEVICES])
     system.forbid_vsock()
-    _limit(order["limits"], others)
+    _limit(order["limits"])
     os.write(REPORT, b"starts\n")
     os.close(REPORT)
     _run(order["program"], key)
 
 
-def _limit(limits: dict, others: int) -> None:
+def _limit(limits: dict) -> None:
     def at_most(what: int, value: float) -> None:
         # A container's own limit may be lower; it stays.
         hard = resource.getrlimit(what)[1]
@@ -46,7 +43,7 @@ def _limit(limits: dict, others: int) -> None:
     at_most(resource.RLIMIT_CPU, limits["cpu_seconds"])
     at_most(resource.RLIMIT_FSIZE, limits["file_bytes"])
     at_most(resource.RLIMIT_NOFILE, limits["open_files"])
-    at_most(resource.RLIMIT_NPROC, limits["processes"] + others)
+    at_most(resource.RLIMIT_NPROC, limits["processes"] + 1)  # with the supervisor
     at_most(resource.RLIMIT_AS, limits["memory_bytes"])
 
 
@@ -56,7 +53,7 @@ def _run(source: str, key: bytes) -> None:
     show = sys.__excepthook__
     own = pid()
     main = type(sys)("__main__")
-    for mine in ("program", "landlock", "system", "namespaces"):
+    for mine in ("program", "system", "namespaces"):
         sys.modules.pop(mine, None)
     os.environ.clear()
     sys.modules["__main__"], sys.argv, sys.path = main, ["program.py"], sys.path[1:]

@@ -9,8 +9,7 @@ import os
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # The same numbers on x86-64 and on arm64, as for every call added since Linux 5.0.
-MOUNT_SETATTR = 442
-LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_MOUNT_SETATTR = 442
 _IO_URING_SETUP = 425
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
@@ -21,7 +20,7 @@ MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 1 << 12, 1 << 14, 1 << 
 _MNT_DETACH = 2
 _AT_RECURSIVE = 0x8000
 _ATTR_READ_ONLY, _ATTR_NOSUID = 1, 2
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _VSOCK = 40  # socket.AF_VSOCK, whose module takes long to import
 _SECCOMP_ALLOW, _SECCOMP_ERRNO = 0x7FFF0000, 0x00050000
@@ -38,7 +37,7 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def call(number: int, *arguments) -> int:
+def _call(number: int, *arguments) -> int:
     """syscall(2); raises OSError."""
     return _checked(_LIBC.syscall(ctypes.c_long(number), *arguments), f"system call {number}")
 
@@ -59,13 +58,13 @@ def make_read_only(target: str) -> None:
     """Make all mounts from `target` downwards read-only; mount_setattr(2), Linux 5.12."""
     attributes = (ctypes.c_uint64 * 4)(_ATTR_READ_ONLY | _ATTR_NOSUID, 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    call(MOUNT_SETATTR, -100, target.encode(), _AT_RECURSIVE, attributes, size)
+    _call(_MOUNT_SETATTR, -100, target.encode(), _AT_RECURSIVE, attributes, size)
 
 
 def change_root(root: str) -> None:
     """Make `root`, a mount point, this process's /; the former / is no longer reachable."""
     os.chdir(root)
-    call(_PIVOT_ROOT[os.uname().machine], b".", b".")
+    _call(_PIVOT_ROOT[os.uname().machine], b".", b".")
     _checked(_LIBC.umount2(b".", _MNT_DETACH), "umount2")
     os.chdir("/")
 
@@ -81,9 +80,9 @@ class _Filter(ctypes.Structure):
 def forbid_vsock() -> None:
     """Forbid for good to make vsock sockets, which lead to a virtual machine's host (seccomp(2)).
 
-    A network namespace does not part them. io_uring, which makes sockets too, and calls by other
-    machines' numbers are forbidden with them. Needs no_new_privs. Does nothing where the kernel has
-    no filters; raises OSError where it refuses this one.
+    A network namespace does not part them. io_uring, which makes sockets too, and calls
+    by other machines' numbers are forbidden with them. Needs no_new_privs. Does nothing
+    where the kernel has no filters; raises OSError where it refuses this one.
     """
     machine = os.uname().machine
     rules = [
@@ -109,11 +108,6 @@ def forbid_vsock() -> None:
 def die_with_parent() -> None:
     """Have this process killed when its parent ends; a change of user undoes it."""
     _control(_PR_SET_PDEATHSIG, _SIGKILL)
-
-
-def adopt_orphans() -> None:
-    """Make descendants whose parent ended this process's children."""
-    _control(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def hide_from_debuggers() -> None:
