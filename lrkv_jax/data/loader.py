@@ -152,7 +152,7 @@ def make_loader(
     """The loader of the training split, which is built first if it is not there.
 
     batch: rows of the global batch; it may exceed the number of records, which then repeat.
-    rows: those that this process reads (`lrkv_jax.distributed.batches.local_rows`), all unless
+    rows: those that this process reads (`lrkv_jax.distributed.rules.local_rows`), all unless
         given.
     epochs: after as many there is padding; without it the records repeat for ever.
     Raises LrkvError for rows that the batch does not have, and as `dataset` does.

@@ -13,9 +13,9 @@ from jaxtyping import Array
 from rich.console import Console
 
 from lrkv_jax.config import RunConfig
-from lrkv_jax.distributed.batches import as_argument
 from lrkv_jax.distributed.compilation import Compiled
 from lrkv_jax.distributed.processes import HERE, Processes
+from lrkv_jax.distributed.rules import as_argument
 from lrkv_jax.distributed.stopping import Stopping, StopRequest
 from lrkv_jax.distributed.watchdog import COMPILE
 from lrkv_jax.errors import LrkvError

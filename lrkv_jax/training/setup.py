@@ -15,10 +15,9 @@ from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.loader import Loader, Records, make_loader
 from lrkv_jax.data.records.build import build_dataset
 from lrkv_jax.data.tokenizer import load_tokenizer
-from lrkv_jax.distributed.batches import local_rows
 from lrkv_jax.distributed.mesh import check_mesh, make_mesh
 from lrkv_jax.distributed.processes import Processes
-from lrkv_jax.distributed.rules import batch_sharding
+from lrkv_jax.distributed.rules import batch_sharding, local_rows
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.optim import learning_rates
 from lrkv_jax.training.init_from import with_teacher

@@ -15,8 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.distributed.batches import global_batch
-from lrkv_jax.distributed.rules import batch_sharding, replicated
+from lrkv_jax.distributed.rules import batch_sharding, global_batch, replicated
 from lrkv_jax.training.loss import bits_per_byte, make_loss
 from lrkv_jax.training.token_batch import PLAIN, BatchFormat
 

@@ -55,7 +55,7 @@ own.mkdir()
 print(json.dumps(["own", processes.without_access_to(own)]))
 
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from lrkv_jax.distributed.batches import as_argument, local_rows, global_batch
+from lrkv_jax.distributed.rules import as_argument, local_rows, global_batch
 whole = np.arange(8 * 3, dtype=np.int32).reshape(8, 3)
 for shape in ((2, 4, 1), (1, 8, 1), (4, 1, 2), (2, 1, 4), (1, 1, 8)):
     mesh = jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
