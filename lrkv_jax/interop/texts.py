@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Int
 
 from lrkv_jax.config import RunConfig
-from lrkv_jax.data.docstrings import docstrings
 from lrkv_jax.data.loader import heldout_batches, make_loader
+from lrkv_jax.data.sources import docstrings
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.errors import LrkvError
 
@@ -40,8 +40,8 @@ def texts(
     learnt: int,
     heldout: int,
 ) -> Iterator[TextRecords]:
-    """Each text's records of `context` tokens: up to `learnt` tokens of one part of it, and up to
-    `heldout` of another.
+    """Each text's records of `context` tokens: up to `learnt` tokens of one part of it,
+    and up to `heldout` of another.
 
     "own" is the run's training and held-out split, "docstrings" those of Python's standard library
     (modules of its two halves), and every other name a file of text, whose last fifth is held out.
