@@ -1,7 +1,7 @@
 """What text shows of each layer's inputs and queries, a layer at a time.
 
-The stream of all calibration tokens waits on the host between two layers, so a device holds one
-layer's intermediate values of one batch.
+The stream of all calibration tokens waits on the host between two layers, so a device
+holds one layer's intermediate values of one batch.
 
 N rows  B rows of a batch  T positions  D model width  H heads  K head width  J = K / 2 pairs
 """

@@ -51,8 +51,8 @@ CONTEXT = 1024  # of the texts' records, unless the run's own is shorter
 class LayerFit:
     """One layer's new weights, by name, and what they leave.
 
-    Errors are relative square errors where keys and values are read; `condition` is that of the
-    worst gauge, 1 where there is none.
+    Errors are relative square errors where keys and values are read; `condition` is
+    that of the worst gauge, 1 where there is none.
     """
 
     weights: dict[str, np.ndarray]

@@ -49,9 +49,9 @@ def export(
 
     `factored` keeps LRKV's factors and adds the file that decodes from their cache.
 
-    Parameters stay where they are restored, spread over the devices; the host holds one tensor at a
-    time. Raises `LrkvError`, and leaves nothing, where the model is none of transformers', the
-    folder holds something, or the run cannot be read.
+    Parameters stay where they are restored, spread over the devices; the host holds one
+    tensor at a time. Raises `LrkvError`, and leaves nothing, where the model is none of
+    transformers', the folder holds something, or the run cannot be read.
     """
     with files.whole_folder(target) as folder:
         config = read_run(directory)

@@ -1,7 +1,7 @@
 """LRKV with its small cache in transformers: `lrkv export --factored`.
 
-`assets/modeling_lrkv.py.txt` is the class, in PyTorch; it is exported as modeling_lrkv.py and has
-the parameters under their own names and in their own layout.
+`assets/modeling_lrkv.py.txt` is the class, in PyTorch; it is exported as
+modeling_lrkv.py and has the parameters under their own names and in their own layout.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tensors in safetensors files, one at a time: https://github.com/huggingface/safetensors#format.
 
-A file is the length of its header (8 bytes), the header (JSON: each tensor's type, shape and place)
-and the tensors' bytes. The library's own writer takes a file's tensors together; here each exists
-only while it is written.
+A file is the length of its header (8 bytes), the header (JSON: each tensor's type,
+shape and place) and the tensors' bytes. The library's own writer takes a file's tensors
+together; here each exists only while it is written.
 """
 
 from __future__ import annotations
