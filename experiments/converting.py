@@ -77,8 +77,8 @@ def measure(
 
     It heals on the run's own text, or on `both` texts that a conversion learns from.
     """
+    from lrkv_jax.interop.calibration import texts
     from lrkv_jax.interop.convert import OWN, SECOND, convert, losses
-    from lrkv_jax.interop.texts import texts
     from lrkv_jax.training.restore import load_run
 
     known = {(one["form"], one["stage"]) for one in read(results)}

@@ -306,12 +306,14 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
         shown = _short(config[experts])
         raise LrkvError(f"{experts} = {shown}: mixtures of experts are not taken")
     one = architecture_of(config)
-    if quantised := config.get("quantization_config"):
-        how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise LrkvError(f"the weights are quantised ({_short(how)}): take the model that is not")
+    if quantized := config.get("quantization_config"):
+        how = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise LrkvError(f"the weights are quantized ({_short(how)}): take the model that is not")
     for key, must in one.fixed.items():
         if (found := config.get(key, must)) != must:
-            raise LrkvError(f"{key} = {_short(found)}, and only {must} is taken of {one.name}")
+            raise LrkvError(
+                f"{key} = {_short(found)}, and only {must} is taken of {one.name}: take another"
+            )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window is not None and _whole_number(config, "sliding_window") < context:
         raise LrkvError(
