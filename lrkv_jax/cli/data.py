@@ -38,7 +38,7 @@ def data_build(
     run = load_config(config, overrides or [])
     jobs = None
     if beam:
-        from lrkv_jax.data.records.beam import beam_jobs
+        from lrkv_jax.data.records.jobs import beam_jobs
 
         jobs = beam_jobs(shlex.split(beam_options or ""))
     if run.data.mixture is not None:
@@ -76,7 +76,7 @@ def data_fetch(
         size = sum(got["files"].values())
         print(
             f"{found.name}: {found.repo} at {got['commit'][:12]}, {len(got['files'])} files, "
-            f"{size / 1e6:,.1f} MB, {got['licence'] or found.licence}"
+            f"{size / 1e6:,.1f} MB, {got['license'] or found.license}"
         )
 
 

@@ -3,9 +3,9 @@
     <bos> <user_start> … <user_end> <assistant_start> … <assistant_end> <user_start> …
 
 and inside the assistant's turn, for the calculator: <python_start> 48/2 <python_end>
-<output_start> 24 <output_end>. The format is nanochat's (tokenizer.py:render_conversation).
-Imported models keep their chat template, which has no calculator; one with nanochat's tokens is
-framed as ours.
+<output_start> 24 <output_end>. The format is nanochat's
+(tokenizer.py:render_conversation). Imported models keep their chat template, which has
+no calculator; one with nanochat's tokens is framed as ours.
 """
 
 from collections.abc import Sequence

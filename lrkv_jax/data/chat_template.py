@@ -1,7 +1,7 @@
 """An imported model's chat template: Jinja, in the sandbox in which transformers runs it.
 
-https://huggingface.co/docs/transformers/main/chat_templating; the environment is that of its
-utils/chat_template_utils.py.
+https://huggingface.co/docs/transformers/main/chat_templating; the environment is that
+of its utils/chat_template_utils.py.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, str]], *, answers: bool) -> str:
         """The text of a conversation; with `answers` up to the start of the assistant's answer.
 
-        A special token that a message spells out is marked, for `stretches`. Raises `LrkvError`
-        with what the template says of a conversation that it refuses.
+        A special token that a message spells out is marked, for `stretches`. Raises
+        `LrkvError` with what the template says of a conversation that it refuses.
         """
         turns = [{key: self._guarded(text) for key, text in turn.items()} for turn in messages]
         try:
@@ -83,8 +83,8 @@ class ChatTemplate:
 def template_of(folder: Path, special: Sequence[str]) -> ChatTemplate | None:
     """The template of a model's folder, None where it has none.
 
-    chat_template.jinja comes before tokenizer_config.json, and of several the one that is called
-    default. Raises `LrkvError` for one that is not text, or not Jinja.
+    chat_template.jinja comes before tokenizer_config.json, and of several the one that
+    is called default. Raises `LrkvError` for one that is not text, or not Jinja.
     """
     settings = files.read_json(folder / SETTINGS, "fetch it again") or {}
     path, source = folder / SETTINGS, settings.get("chat_template")

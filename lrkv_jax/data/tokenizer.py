@@ -114,8 +114,8 @@ class Tokenizer:
     def prompt(self, text: str) -> list[int]:
         """The ids of a text that a model is to continue, as a document begins.
 
-        BOS and the text's; of an imported tokenizer what its own post-processor makes of the text,
-        which may put nothing before it. An empty text is `prefix`.
+        BOS and the text's; of an imported tokenizer what its own post-processor makes
+        of the text, which may put nothing before it. An empty text is `prefix`.
         """
         if self._processed is None:
             return [self.bos, *self.encode(text).tolist()]
@@ -154,9 +154,9 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
 
     A folder holds another model's tokenizer (`foreign_tokenizer`).
 
-    "gpt2" is tiktoken on the merges that ship with the package; its vocabulary is padded to 50304.
-    A file's BOS is the first special token that it has of <|bos|>, <|endoftext|>, <s>. One that
-    does not give every text back as it was is refused.
+    "gpt2" is tiktoken on the merges that ship with the package; its vocabulary is
+    padded to 50304. A file's BOS is the first special token that it has of <|bos|>,
+    <|endoftext|>, <s>. One that does not give every text back as it was is refused.
 
     Raises LrkvError for an unknown name and for a file that is not such a tokenizer.
     """

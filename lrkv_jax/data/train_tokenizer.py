@@ -31,8 +31,8 @@ def train_tokenizer(
     Text is cut before merging as GPT-4 does. progress(bytes): called after each text with the UTF-8
     bytes so far. show_merging: the library's bar while it learns.
 
-    Raises LrkvError for a size outside SMALLEST to LARGEST and for text that has too few merges to
-    fill it.
+    Raises LrkvError for a size outside SMALLEST to LARGEST and for text that has too
+    few merges to fill it.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 

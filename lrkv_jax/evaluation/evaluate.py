@@ -11,8 +11,8 @@ import numpy as np
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.docstrings import docstring_rows
 from lrkv_jax.data.loader import heldout_batches
+from lrkv_jax.data.sources import docstring_rows
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.agreement import ROWS, agreement_on

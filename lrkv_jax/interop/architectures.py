@@ -25,9 +25,9 @@ LAYER = "model.layers.{}."
 class WeightLayout:
     """How a parameter lies in a file: inputs and outputs flattened, and the matrix transposed.
 
-    `inputs` counts the parameter's leading axes that are inputs; 0 is no matrix, and lies as it is,
-    flattened unless it is a `table`. `swapped` exchanges the two halves of the last axis: a
-    rotation by the opposite angle. Ours is `factor` times theirs.
+    `inputs` counts the parameter's leading axes that are inputs; 0 is no matrix, and
+    lies as it is, flattened unless it is a `table`. `swapped` exchanges the two halves
+    of the last axis: a rotation by the opposite angle. Ours is `factor` times theirs.
     """
 
     inputs: int = 0
@@ -109,8 +109,8 @@ _ATTENTION = (
     _block("self_attn.k_proj", "attention.key", MATRIX),
     *_VALUES,
 )
-# Its rotate_half is (x2, −x1), a rotation by −θ: with the halves of queries and keys exchanged it
-# is ours, and their norm is what it was.
+# Its rotate_half is (x2, −x1), a rotation by −θ: with the halves of queries and keys
+# exchanged it is ours, and their norm is what it was.
 _ATTENTION_TURNED = (
     _block("self_attn.q_proj", "attention.query", SWAPPED),
     _block("self_attn.k_proj", "attention.key", SWAPPED),
@@ -134,8 +134,8 @@ _BIASES = tuple(
     WeightMapping(f"{LAYER}self_attn.{theirs}_proj.bias", f"blocks.attention.{ours}", AS_IS)
     for theirs, ours in (("q", "query_bias"), ("k", "key_bias"), ("o", "output_bias"))
 )
-# Weights sum to 1, so that biases of values are one of the output: ours has that alone, and they
-# are written as zeros.
+# Weights sum to 1, so that biases of values are one of the output: ours has that alone,
+# and they are written as zeros.
 VALUE_BIAS, OUTPUT_BIAS = (f"{LAYER}self_attn.{name}_proj.bias" for name in "vo")
 
 # The same number in both.
@@ -155,9 +155,9 @@ ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu_pytorch_tanh": "gelu", "g
 class Architecture:
     """One class of transformers.
 
-    `settings` are those of our model that every such model has; `numbers` those that both write,
-    under its name and ours; `fixed` what its configuration must say to be such a model, and
-    `defaults` what it says where it says nothing.
+    `settings` are those of our model that every such model has; `numbers` those that
+    both write, under its name and ours; `fixed` what its configuration must say to be
+    such a model, and `defaults` what it says where it says nothing.
     """
 
     name: str
@@ -306,12 +306,14 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
         shown = _short(config[experts])
         raise LrkvError(f"{experts} = {shown}: mixtures of experts are not taken")
     one = architecture_of(config)
-    if quantised := config.get("quantization_config"):
-        how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise LrkvError(f"the weights are quantised ({_short(how)}): take the model that is not")
+    if quantized := config.get("quantization_config"):
+        how = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise LrkvError(f"the weights are quantized ({_short(how)}): take the model that is not")
     for key, must in one.fixed.items():
         if (found := config.get(key, must)) != must:
-            raise LrkvError(f"{key} = {_short(found)}, and only {must} is taken of {one.name}")
+            raise LrkvError(
+                f"{key} = {_short(found)}, and only {must} is taken of {one.name}: take another"
+            )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window is not None and _whole_number(config, "sliding_window") < context:
         raise LrkvError(

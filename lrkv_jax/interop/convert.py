@@ -26,10 +26,9 @@ from lrkv_jax.distributed.rules import parameter_shardings
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.interop import fits
-from lrkv_jax.interop.calibration import calibrations
+from lrkv_jax.interop.calibration import OWN, SECOND, TextRecords, calibrations, texts
 from lrkv_jax.interop.fits import Calibration
 from lrkv_jax.interop.folders import write_run
-from lrkv_jax.interop.texts import OWN, SECOND, TextRecords, texts
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
@@ -51,8 +50,8 @@ CONTEXT = 1024  # of the texts' records, unless the run's own is shorter
 class LayerFit:
     """One layer's new weights, by name, and what they leave.
 
-    Errors are relative square errors where keys and values are read; `condition` is that of the
-    worst gauge, 1 where there is none.
+    Errors are relative square errors where keys and values are read; `condition` is
+    that of the worst gauge, 1 where there is none.
     """
 
     weights: dict[str, np.ndarray]
@@ -81,8 +80,8 @@ def convert(
 ) -> dict[str, Any]:
     """Write a run whose attention is that of `settings`, `attention=KIND attention.NAME=VALUE ...`.
 
-    It learns from `tokens` of each text that is named (`lrkv_jax.interop.texts`), and is measured
-    on `heldout` others. `share` asks for the widths that fit into this share of the run's cache.
+    It learns from `tokens` of each text that is named (`calibration.texts`), and is measured on
+    `heldout` others. `share` asks for the widths that fit into this share of the run's cache.
     Returns what it also writes to `conversion.json`: errors per layer, losses before and after, and
     bytes. `progress` is called with what is done, how much of it, and of how much.
 

@@ -1,10 +1,15 @@
 """A run as a folder that transformers, and what builds on it, loads: `lrkv export`.
 
+With `--factored` LRKV keeps its small cache there: `assets/modeling_lrkv.py.txt` is the class, in
+PyTorch; it is exported as modeling_lrkv.py and has the parameters under their own names and in
+their own layout.
+
 D model width  G key/value heads  K head width  L layers
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,11 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lrkv_jax import files
 from lrkv_jax.config import ModelConfig
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.interop import shards
 from lrkv_jax.interop.architectures import (
     VALUE_BIAS,
@@ -25,15 +33,28 @@ from lrkv_jax.interop.architectures import (
     config_of,
     of_model,
 )
-from lrkv_jax.interop.card import card
-from lrkv_jax.interop.factored import FACTORED, MODELING, as_they_are, check_factored, settings_of
 from lrkv_jax.interop.tokenizer_files import write_tokenizer
+from lrkv_jax.models.accounting.counts import cache_bytes_per_token, parameter_counts, with_mha
+from lrkv_jax.models.rope import frequencies, logit_factor
+from lrkv_jax.models.transformer import with_parameters
 from lrkv_jax.training.restore import load_run
 from lrkv_jax.training.run_dir import read_run
 
 FLOAT = np.dtype(np.float32)
 DTYPES = {"float32": FLOAT, "bfloat16": jnp.dtype(jnp.bfloat16)}
 LARGEST = 5_000_000_000  # bytes of a file, as transformers writes them
+MODELING = Path(__file__).parent / "assets/modeling_lrkv.py.txt"
+FACTORED = Architecture("LrkvForCausalLM", "lrkv", (), {}, {}, {}, {})
+# Settings that the class reads under our names.
+_SAME = ("qk_norm", "norm_gain", "embedding_norm", "gated", "tied_head")
+_WHOLE_CACHE = """\
+The keys and values of every head are materialised in these weights. A server keeps those keys and
+values, {whole:,} bytes per token in bfloat16, whatever the run's own cache took: **it saves nothing
+through this class**."""
+_FACTORED_CACHE = """\
+`modeling_lrkv.py` (`trust_remote_code=True`) keeps {own:,} bytes per token in bfloat16 and decodes
+exactly from them. A server that brings its own cache, as vLLM does, materialises keys and values
+and saves nothing."""
 
 
 def export(
@@ -49,36 +70,44 @@ def export(
 
     `factored` keeps LRKV's factors and adds the file that decodes from their cache.
 
-    Parameters stay where they are restored, spread over the devices; the host holds one tensor at a
-    time. Raises `LrkvError`, and leaves nothing, where the model is none of transformers', the
-    folder holds something, or the run cannot be read.
+    Parameters stay where they are restored, spread over the devices; the host holds one
+    tensor at a time. Raises `LrkvError`, and leaves nothing, where the model is none of
+    transformers', the folder holds something, or the run cannot be read.
     """
     with files.whole_folder(target) as folder:
         config = read_run(directory)
         model = config.model
         one = FACTORED if factored else of_model(model)
         if factored:
-            check_factored(model)
+            _check_factored(model)
         run = load_run(directory, step=step, overrides=["mesh.data=1", "mesh.fsdp=-1"])
         made = (
-            as_they_are(run.params, model.layers) if factored else tensors(one, model, run.params)
+            _factored_tensors(run.params, model.layers)
+            if factored
+            else tensors(one, model, run.params)
         )
         cast = (replace(tensor, dtype=DTYPES[dtype]) for tensor in made)
         shards.write(folder, cast, largest)
         special = write_tokenizer(run, folder)
         config_json = config_of(one, model, config.train.seq_len, dtype) | special
         if factored:
-            config_json |= settings_of(model)
+            config_json |= _factored_settings(model)
             shutil.copyfile(MODELING, folder / "modeling_lrkv.py")
         files.write_json(folder / "config.json", config_json)
-        files.write(folder / "README.md", card(run, one.name, dtype, factored=factored))
+        files.write(folder / "README.md", _card(run, one.name, dtype, factored=factored))
     return one.name
 
 
 def tensors(one: Architecture, model: ModelConfig, params: Any) -> Iterator[shards.Tensor]:
     """The model's tensors as the architecture has them, each made when it is written."""
+    blocks = with_parameters(model, params).blocks
+    materialize = model.attention.kind in ("lrkv", "mla")
+    kv_shape = (model.width, model.attention.key_heads(model), model.head_width)
     for mapping in one.mappings_of(model):
+        name = mapping.ours.rpartition(".")[2]
         found = _parameter(model, params, mapping)
+        if materialize and name in ("key", "value"):
+            found = kv_shape, partial(_kv_projection, model, blocks, name)
         if found is None:
             continue
         shape, make = found
@@ -88,7 +117,7 @@ def tensors(one: Architecture, model: ModelConfig, params: Any) -> Iterator[shar
                 mapping.theirs.format(layer), mapping.layout.shape(shape), FLOAT, made
             )
     if model.qkv_bias:
-        zeros = np.zeros(model.attention.key_heads(model) * model.head_width, FLOAT)
+        zeros = np.zeros(math.prod(kv_shape[1:]), FLOAT)
         for layer in range(model.layers):
             yield shards.Tensor(VALUE_BIAS.format(layer), zeros.shape, FLOAT, lambda: zeros)
 
@@ -99,15 +128,18 @@ def _laid_out(
     return mapping.layout.out(make(layer))
 
 
+def _kv_projection(model: ModelConfig, blocks: Any, name: str, layer: int) -> np.ndarray:
+    """A layer's keys or values as one projection, in float64: [D, G, K]."""
+    heads = jax.tree.map(lambda leaf: leaf[layer], blocks).attention.head_weights()
+    family_HDK = heads.key_HDK if name == "key" else heads.value_HDK
+    each = model.heads // model.attention.key_heads(model)
+    return family_HDK[::each].swapaxes(0, 1)
+
+
 def _parameter(
     model: ModelConfig, params: Any, mapping: WeightMapping
 ) -> tuple[tuple[int, ...], Callable[[int | None], np.ndarray]] | None:
     """The shape of one layer's parameter, and what makes it; None for one that is not there."""
-    made_of = {"lrkv": _shared_and_residual, "mla": _latents}.get(model.attention.kind)
-    if made_of and mapping.ours.endswith((".key", ".value")):
-        shape = (model.width, model.attention.key_heads(model), model.head_width)
-        name = mapping.ours.rpartition(".")[2]
-        return shape, lambda layer: made_of(params["blocks"]["attention"], name, layer)
     found = params
     for name in mapping.ours.split("."):
         found = None if found is None else found.get(name)
@@ -120,25 +152,90 @@ def _parameter(
     return found.shape, lambda _: np.asarray(found)
 
 
-def _shared_and_residual(attention: Any, name: str, layer: int | None) -> np.ndarray:
-    """LRKV's keys or values as one projection: W + U_g B_g in float64, [D, G, K]."""
-    shared_DK = np.asarray(attention[name][layer], np.float64)[:, None]
-    if "key_up" not in attention:
-        return shared_DK
-    return shared_DK + _product(attention[f"{name}_down"], attention[f"{name}_up"], layer)
+def _check_factored(model: ModelConfig) -> None:
+    """Raise `LrkvError` for a model whose cache has no factors that the class knows."""
+    if model.attention.kind != "lrkv" or not model.attention.rank:
+        raise LrkvError(f"attention {model.attention.label} has no factors: leave out --factored")
+    for name in ("qk_gain", "qkv_bias"):
+        if getattr(model, name):
+            raise LrkvError(
+                f"model.{name} = true, which --factored does not know: leave --factored out"
+            )
 
 
-def _latents(attention: Any, name: str, layer: int | None) -> np.ndarray:
-    """MLA's, whose latents have no norm: W_down W_up + U_g B_g in float64, [D, G, K]."""
-    down_DC, up_CGK = (
-        np.asarray(attention[weight][layer], np.float64) for weight in ("down", f"up_{name}")
+def _factored_settings(model: ModelConfig) -> dict[str, Any]:
+    """What config.json says beside the numbers that every model has."""
+    entry, base, scaling = model.attention, model.rope_base, model.rope_scaling
+    rank_key, rank_value = entry.ranks
+    return {
+        **{name: getattr(model, name) for name in _SAME},
+        "final_logit_softcapping": model.softcap,
+        "hidden_act": model.activation,
+        "rank_key": rank_key,
+        "rank_value": rank_value,
+        "rope_mode": entry.rope,
+        "key_frequencies": list(frequencies(model.head_width, base, scaling)),
+        "latent_frequencies": list(frequencies(rank_key, base, scaling)),
+        "logit_scale": model.head_width**-0.5 * logit_factor(scaling),
+        "tie_word_embeddings": False,
+        "auto_map": {
+            "AutoConfig": "modeling_lrkv.LrkvConfig",
+            "AutoModelForCausalLM": "modeling_lrkv.LrkvForCausalLM",
+        },
+    }
+
+
+def _factored_tensors(params: Any, layers: int) -> Iterator[shards.Tensor]:
+    """Every parameter by its path; those of blocks, layer by layer."""
+    for path, leaf in jax.tree.leaves_with_path(params):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if not name.startswith("blocks."):
+            yield shards.Tensor(name, leaf.shape, leaf.dtype, partial(np.asarray, leaf))
+            continue
+        for layer in range(layers):
+            there = name.replace("blocks.", f"blocks.{layer}.", 1)
+            yield shards.Tensor(there, leaf.shape[1:], leaf.dtype, partial(_layer_of, leaf, layer))
+
+
+def _layer_of(leaf: jax.Array, layer: int) -> np.ndarray:
+    return np.asarray(leaf[layer])
+
+
+def _card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = False) -> str:
+    """README.md of the exported folder, in Markdown."""
+    config, model = run.config, run.config.model
+    own, groups = cache_bytes_per_token(model), model.attention.key_heads(model)
+    whole = 4 * model.layers * groups * model.head_width
+    mha = cache_bytes_per_token(with_mha(model))
+    trained = run.step * config.train.global_batch_size * config.train.seq_len
+    rows = [
+        ("class", f"`{architecture}`"),
+        ("attention as it was trained", model.attention.label),
+        ("parameters of the run", f"{parameter_counts(model).total:,}"),
+        ("layers, width, heads, head width",
+         f"{model.layers}, {model.width}, {model.heads}, {model.head_width}"),
+        ("weights", dtype),
+        ("trained at a context of", f"{config.train.seq_len:,} tokens"),
+        ("step", f"{run.step:,}"),
+        ("tokens trained on", f"{trained:,}"),
+        ("data", config.data.source if config.data.mixture is None else "conversations"),
+        ("tokenizer", config.data.tokenizer),
+        ("cache of lrkv_jax", f"{own:,} bytes per token in bfloat16, {own / mha:.1%} of MHA's"),
+    ]  # fmt: skip
+    path = Path(config.directory) / "evaluation.json"
+    evaluation = files.read_json(path, "evaluate the run again") or {}
+    if evaluation.get("step") == run.step:
+        rows += [
+            (f"{name}, {key}", f"{value:.4f}")
+            for name, found in evaluation.items() if isinstance(found, dict)
+            for key, value in found.items() if isinstance(value, float) and key != "seconds"
+        ]  # fmt: skip
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    about = _FACTORED_CACHE.format(own=own) if factored else _WHOLE_CACHE.format(whole=whole)
+    if not factored and own == whole:
+        about = f"A server's cache takes {whole:,} bytes per token in bfloat16, as the run's own."
+    return (
+        f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
+        f"# {config.name}, {model.attention.label}\n\nTrained and exported by lrkv_jax.\n\n"
+        f"| | |\n|---|---|\n{table}\n\n{about}\n"
     )
-    common_DGK = np.einsum("DC,CGK->DGK", down_DC, up_CGK)
-    if "private_down" not in attention:
-        return common_DGK
-    return common_DGK + _product(attention["private_down"], attention[f"private_{name}"], layer)
-
-
-def _product(down: Any, up: Any, layer: int | None) -> np.ndarray:
-    down_GDR, up_GRK = (np.asarray(weight[layer], np.float64) for weight in (down, up))
-    return (down_GDR @ up_GRK).swapaxes(0, 1)

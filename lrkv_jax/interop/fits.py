@@ -1,7 +1,7 @@
 """Keys and values of pretrained heads as what a smaller cache can hold: the closed-form fits.
 
-A fit is good where it is read. The input of a layer has the second moments C = E[x xᵀ], and what
-reads group g's keys or values has a metric N_g², so that
+A fit is good where it is read. The input of a layer has the second moments C = E[x xᵀ],
+and what reads group g's keys or values has a metric N_g², so that
 
     Σ_g ‖C^½ (W_g − Ŵ_g) N_g‖²
 
@@ -10,13 +10,13 @@ is, over independent tokens, the mean square error of what heads write (values, 
 rotated queries have no correlations between frequencies, so a key's N_g is a number n_gj for each
 pair j: n_gj² = ½ Σ_h E|q_hj|².
 
-Heads are free in what their outputs do not depend on, the *gauge*. Values may be multiplied by any
-K × K matrix per group that the output projection undoes; keys by what commutes with RoPE, a complex
-number per pair, which queries undo, and under QK-norm by a phase. Raw heads share little; heads in
-the right gauge share more.
+Heads are free in what their outputs do not depend on, the *gauge*. Values may be
+multiplied by any K × K matrix per group that the output projection undoes; keys by what
+commutes with RoPE, a complex number per pair, which queries undo, and under QK-norm by
+a phase. Raw heads share little; heads in the right gauge share more.
 
-All of it in float64, in the coordinates Y_g = C^½ W_g N_g, cut by one QR to as many rows as all
-groups have columns.
+All of it in float64, in the coordinates Y_g = C^½ W_g N_g, cut by one QR to as many
+rows as all groups have columns.
 
 D model width  H heads  G key/value heads  K head width  J = K / 2 rope pairs
 R rank of a residual  C latent width  M ≤ D reduced rows
@@ -36,11 +36,11 @@ ITERATIONS = 100
 STEADY = 1e-5  # the relative fall of the error in one iteration below which an alternation ends
 EXACT = 1e-15  # a relative error that is rounding
 FREE = 1e-10  # eigenvalues, of 1, below which a direction of the shared matrix is free
-# Second moments are estimated from some thousands of tokens: directions that those hardly have are
-# raised to this share of the mean.
+# Second moments are estimated from some thousands of tokens: directions that those
+# hardly have are raised to this share of the mean.
 FLOOR = 1e-4
-# A gauge that is nearly singular would make its inverse large. Its singular values are raised to
-# this share of the largest, and the residual holds the difference.
+# A gauge that is nearly singular would make its inverse large. Its singular values are
+# raised to this share of the largest, and the residual holds the difference.
 CONDITION = 1e-3
 
 
@@ -144,9 +144,9 @@ def joint(
 ) -> Joint:
     """Families that read one latent of `width`, and one of `rank` in each group.
 
-    Each family's error counts relative to the family, times its square of `weights` (1 unless
-    given). Without a rank it is the optimum (Eckart & Young 1936); with one, both parts are fitted
-    in turn, each exactly, and the error never rises.
+    Each family's error counts relative to the family, times its square of `weights` (1
+    unless given). Without a rank it is the optimum (Eckart & Young 1936); with one,
+    both parts are fitted in turn, each exactly, and the error never rises.
     """
     factors = weights or [1.0] * len(readers)
     read = [part @ N for part, N in zip(reduced.parts, readers, strict=True)]
@@ -213,9 +213,9 @@ def shared_keys(
 ) -> SharedFit:
     """Keys: a shared matrix whose pairs each group turns and scales, and residuals of a rank.
 
-    `free` is what the model's outputs do not depend on: "any" complex number per pair, a "phase",
-    or "nothing" (a gain behind the norm fixes coordinates). Pairs' numbers and residuals are fitted
-    in turn, each exactly.
+    `free` is what the model's outputs do not depend on: "any" complex number per pair,
+    a "phase", or "nothing" (a gain behind the norm fixes coordinates). Pairs' numbers
+    and residuals are fitted in turn, each exactly.
     """
     if free == "nothing":
         return _untouched_keys(reduced_GMK, back_DM, reader_GK, rank)
@@ -309,8 +309,8 @@ def relative_error(family_GDK, fitted_GDK, moment_DD, reader_GKK) -> float:
 def leading(matrix_MN: Float[np.ndarray, "... M N"], rank: int) -> Float[np.ndarray, "... M R"]:
     """The left singular vectors of the `rank` largest singular values.
 
-    By eigenvectors of the smaller of the two products: vectors whose singular values are below 1e-8
-    of the largest are in no order, and are orthonormal all the same.
+    By eigenvectors of the smaller of the two products: vectors whose singular values
+    are below 1e-8 of the largest are in no order, and are orthonormal all the same.
     """
     M, N = matrix_MN.shape[-2:]
     turned_NM = matrix_MN.swapaxes(-1, -2)
@@ -323,8 +323,8 @@ def leading(matrix_MN: Float[np.ndarray, "... M N"], rank: int) -> Float[np.ndar
 def _span_and_own(Y_GMN, width, rank):
     """Orthonormal [M, C] for all groups and [G, M, R] of each, orthogonal to it: the best in turn.
 
-    What the first leaves is cut to the second's rank, and the first is fitted to what the second
-    leaves.
+    What the first leaves is cut to the second's rank, and the first is fitted to what
+    the second leaves.
     """
     own_GMR, before = np.zeros((*Y_GMN.shape[:2], rank)), np.inf
     best = S_MC = None
@@ -349,8 +349,8 @@ def _span_and_own(Y_GMN, width, rank):
 def _one_for_all(rest_GMJ, n_GJ, turn_GJ, free):
     """The complex vector of each pair, and each group's number, that fit best.
 
-    With any number it is the leading singular pair. With phases alone the vector is the weighted
-    mean of the groups' own, turned back, and the phases are renewed once.
+    With any number it is the leading singular pair. With phases alone the vector is the
+    weighted mean of the groups' own, turned back, and the phases are renewed once.
     """
     if free == "any":
         u_JMX, s_JX, vh_JXG = np.linalg.svd(rest_GMJ.transpose(2, 1, 0), full_matrices=False)

@@ -19,8 +19,8 @@ def write_run(
 ) -> RunConfig:
     """Write a run into the folder `fresh`, which then becomes `directory`, and return its settings.
 
-    A tokenizer that lies in files comes along, and config.yaml names it beside itself. Raises
-    `LrkvError` where the disk fails.
+    A tokenizer that lies in files comes along, and config.yaml names it beside itself.
+    Raises `LrkvError` where the disk fails.
     """
     source, kept, written = Path(config.data.tokenizer), fresh / RUN_TOKENIZER, config
     if source.exists() and not kept.exists():

@@ -1,8 +1,8 @@
 """Tensors in safetensors files, one at a time: https://github.com/huggingface/safetensors#format.
 
-A file is the length of its header (8 bytes), the header (JSON: each tensor's type, shape and place)
-and the tensors' bytes. The library's own writer takes a file's tensors together; here each exists
-only while it is written.
+A file is the length of its header (8 bytes), the header (JSON: each tensor's type,
+shape and place) and the tensors' bytes. The library's own writer takes a file's tensors
+together; here each exists only while it is written.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ FLOATS: dict[str, np.dtype] = {
 }
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LONGEST_HEADER = 100_000_000  # the format's own limit
 _TORN = "the file is torn: fetch it again"
 
 
@@ -113,61 +113,35 @@ def _is_shard(name: Any) -> bool:
 
 
 def _read_file(path: Path) -> Iterator[Tensor]:
-    """A file's tensors, once all of its header is known to be true of its bytes."""
+    """A file's tensors; raises `LrkvError` where its header does not fit its bytes."""
+    name = "the header"
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= min(_LONGEST_HEADER, size - 8):
+            if 8 + length > size:
                 raise LrkvError(f"{path}: {_TORN}")
-            text = file.read(1)
-            header = json.loads(text + file.read(length - 1)) if text == b"{" else None
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            dtype, shape = _dtype(path, name, entry["dtype"]), tuple(entry["shape"])
+            start, end = (8 + length + offset for offset in entry["data_offsets"])
+            if math.prod(shape) * dtype.itemsize != end - start or not 8 <= start <= end <= size:
+                raise LrkvError(f"{path}: {name} is not where its bytes are: {_TORN}")
+            yield Tensor(name, shape, dtype, partial(np.memmap, path, dtype, "r", start, shape))
     except OSError as error:
         raise LrkvError(f"{path} cannot be read ({error.strerror}): fetch it again") from error
-    except (ValueError, RecursionError) as error:
-        raise LrkvError(f"{path} is not a safetensors file ({error}): fetch it again") from error
-    if not isinstance(header, dict):
-        raise LrkvError(f"{path} is not a safetensors file (it has no header): fetch it again")
-    header.pop("__metadata__", None)
-    tensors, ends = [], []
-    for name, entry in header.items():
-        dtype, shape, start, end = _entry(path, name, entry)
-        ends.append((start, end))
-        tensors.append(Tensor(name, shape, dtype, _mapped(path, dtype, shape, 8 + length + start)))
-    # As the format has it: the tensors cover the rest of the file, each byte once.
-    before = 0
-    for start, end in sorted(ends):
-        if start != before:
-            raise LrkvError(f"{path}: tensors overlap or leave bytes out at {start}: {_TORN}")
-        before = end
-    if 8 + length + before != size:
-        raise LrkvError(f"{path}: {_TORN}")
-    yield from tensors
+    # JSON of any other form, or none.
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise LrkvError(
+            f"{path} is not a safetensors file ({name}: {type(error).__name__}): fetch it again"
+        ) from error
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[np.dtype, tuple[int, ...], int, int]:
-    """A tensor's type, shape and place in the file, checked against each other."""
-    entry = entry if isinstance(entry, dict) else {}
-    kind, shape, place = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(kind, str) or not _is_numbers(shape) or not _is_numbers(place, 2):
-        raise LrkvError(f"{path}: {name} has no dtype, shape and data_offsets: {_TORN}")
+def _dtype(path: Path, name: str, kind: Any) -> np.dtype:
     if kind not in FLOATS:
         raise LrkvError(
-            f"{path}: {name} is {kind[:20]}, and weights are {', '.join(FLOATS)} here: take the "
-            "model that is not quantised"
+            f"{path}: {name} is {str(kind)[:20]}, and weights are {', '.join(FLOATS)} here: take "
+            "the model that is not quantized"
         )
-    dtype, (start, end) = FLOATS[kind], place
-    if math.prod(shape) * dtype.itemsize != end - start:
-        raise LrkvError(f"{path}: {name} has {end - start} bytes for {shape}: {_TORN}")
-    return dtype, tuple(shape), start, end
-
-
-def _is_numbers(found: Any, count: int | None = None) -> bool:
-    """Whether it is a list of whole numbers of 0 or more, `count` of them."""
-    if not isinstance(found, list) or count not in (None, len(found)):
-        return False
-    return all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**63 for n in found)
-
-
-def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], start: int):
-    return lambda: np.memmap(path, dtype, "r", start, shape)
+    return FLOATS[kind]

@@ -13,10 +13,8 @@ from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import (
     CHAT_NAMES,
-    Tokenizer,
     byte_alphabet,
 )
-from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.trained_run import TrainedRun
 
 # What an imported run keeps of the folder that it came from.
@@ -42,15 +40,13 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant_start|>' -}}{%- endif -%}
 """
-_PROBE = "The cache of 128 tokens, \n\n  it's  half-full \t日本 e\u0301!"
 
 
 def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
     """Write the run's tokenizer; returns what config.json says of its special ids.
 
     An imported run's is the one that came. Others get the ids of a chat's tokens, where the
-    model has them, and put BOS before a text. Raises `LrkvError` where the file would give
-    other ids than the run's own.
+    model has them, and put BOS before a text.
     """
     source = Path(run.config.data.tokenizer)
     if source.is_dir():
@@ -85,7 +81,6 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
         "special_tokens": {bos: {"id": bos, "ids": [tokenizer.bos], "tokens": [bos]}},
     }  # fmt: skip
     content = json.dumps(definition, ensure_ascii=False, indent=1)
-    _check(content, tokenizer)
     files.write(folder / "tokenizer.json", content)
     files.write_json(
         folder / "tokenizer_config.json",
@@ -136,21 +131,3 @@ def _definition(name: str) -> dict[str, Any]:
 def _added(name: str, i: int) -> dict[str, Any]:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": i, "content": name, **flags, "special": True}
-
-
-def _check(content: str, tokenizer: Tokenizer) -> None:
-    import tokenizers
-
-    written = tokenizers.Tokenizer.from_str(content)
-    ids = written.encode(_PROBE).ids
-    ours = [tokenizer.bos, *tokenizer.encode(_PROBE).tolist()]
-    chat = ChatFormat(tokenizer)
-    named = {
-        name: i for name, i in zip(CHAT_NAMES, vars(chat.ids).values(), strict=True)
-        if written.token_to_id(name) not in (None, i)
-    }  # fmt: skip
-    if ids != ours or named:
-        raise LrkvError(
-            f"data.tokenizer = {tokenizer.name} has no tokenizer.json with the same ids: export a "
-            "run of another tokenizer"
-        )

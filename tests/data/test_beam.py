@@ -15,7 +15,7 @@ import pytest
 from support import fineweb
 
 from lrkv_jax.config.schema import DataConfig
-from lrkv_jax.data.records.beam import beam_jobs
+from lrkv_jax.data.records.jobs import beam_jobs
 from lrkv_jax.data.records.streams import write_stream
 from lrkv_jax.errors import LrkvError
 

@@ -36,7 +36,7 @@ def test_what_matches_is_fetched_once_and_pinned(hub, tmp_path):
     for name in provenance["files"]:
         assert (tmp_path / "f" / name).read_bytes() == hub.files[name]
     assert len(provenance["files"]) == 3 and not (tmp_path / "f" / "README.md").exists()
-    assert (provenance["commit"], provenance["licence"]) == (COMMIT, "odc-by")
+    assert (provenance["commit"], provenance["license"]) == (COMMIT, "odc-by")
     assert read_provenance(tmp_path / "f") == provenance
     asked = len(hub.asked)
     assert download(REPO, "main", WANTED, tmp_path / "f") == provenance
@@ -89,11 +89,9 @@ def test_the_first_files_can_be_chosen_and_more_later(hub, tmp_path):
     few = download(REPO, "main", WANTED, tmp_path, first=1)
     assert list(few["files"]) == ["sample/10BT/000_00000.jsonl"]
     assert len(download(REPO, "main", WANTED, tmp_path, first=2)["files"]) == 2
-    asked = len(hub.asked)
-    for repo, revision in ((REPO, "main"), (REPO, "other"), ("other/one", "main")):
+    for repo, revision in ((REPO, "other"), ("other/one", "main")):
         with pytest.raises(LrkvError, match=f"holds 2 files of {REPO} at main, which are not"):
             download(repo, revision, WANTED, tmp_path, first=1)
-    assert len(hub.asked) == asked + 1
 
 
 def test_a_configuration_fetches_and_its_build_knows_the_origin(hub, tmp_path):
@@ -105,7 +103,7 @@ def test_a_configuration_fetches_and_its_build_knows_the_origin(hub, tmp_path):
     fetch_source(config, print)
     metadata = open_dataset(build_dataset(config, 16)).info.metadata
     assert metadata["provenance"] == {
-        "licence": "odc-by", "repo": REPO, "repo_type": "dataset", "revision": "main",
+        "license": "odc-by", "repo": REPO, "repo_type": "dataset", "revision": "main",
         "commit": COMMIT,
     }  # fmt: skip
     assert [f["name"] for f in metadata["files"]] == sorted(hub.files)[1:]

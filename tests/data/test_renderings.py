@@ -90,7 +90,7 @@ def test_answers_are_extracted_as_published(text, answer):
     ],
 )
 def test_numbers_are_compared_as_published(gold, text, right):
-    problem = gsm8k.example(gsm8k.Gsm8kRow(question="q", answer=gold), "id")
+    problem = gsm8k.example({"question": "q", "answer": gold}, "id")
     assert gsm8k.is_correct(text, problem) is right
 
 

@@ -160,10 +160,7 @@ def test_every_parquet_spelling_of_text_is_read(tmp_path, kind):
 
 @pytest.mark.parametrize(
     ("column", "message"),
-    [
-        ("words", "no column 'words'.*: text, id"),
-        ("id", "column 'id' is int64, not text"),
-    ],
+    [("words", "no column 'words'.*: text, id"), ("id", "column 'id' is int, not text")],
 )
 def test_parquet_columns_are_checked(tmp_path, column, message):
     table = pa.table({"text": ["x"], "id": [1]})

@@ -1,6 +1,7 @@
 """Promises of the tokenizers, against the bytes of the text and against each other's libraries."""
 
 import gzip
+import hashlib
 import json
 
 import numpy as np
@@ -15,6 +16,7 @@ from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import GPT2_VOCABULARY, load_tokenizer
 from lrkv_jax.errors import LrkvError
 
+GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 NAMES = ("sotu-4096", "gpt2")
 SPECIALS = ("<|bos|>", "<|endoftext|>", "<s>")
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
@@ -104,6 +106,11 @@ def test_gpt2_matches_the_reference_merges_in_another_library():
     reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     text = next(documents("sotu", "heldout"))[:20_000] + " naïve  café's 日本 \t\n 123"
     assert load_tokenizer("gpt2").encode(text).tolist() == reference.encode(text).ids
+
+
+def test_the_merges_are_gpt2s():
+    merges = gzip.decompress(read_asset("gpt2.bpe.gz"))
+    assert hashlib.sha256(merges).hexdigest() == GPT2_SHA256
 
 
 def test_fingerprint_tells_tokenizers_apart(own_path, tmp_path):

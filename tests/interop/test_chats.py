@@ -206,23 +206,6 @@ def test_a_run_that_was_trained_on_from_it_keeps_the_template_with_its_factors(
 
 
 @pytest.mark.parametrize(
-    ("source", "line"),
-    [
-        ("{% for %}", "is not a template"),
-        ("{{ " + "(" * 5000, "is not a template"),
-        (7, "chat_template is no text"),
-        ([{"name": "rag", "template": "x"}], "none named default"),
-    ],
-)
-def test_a_template_that_is_none_is_refused_when_it_is_read(source, line, tmp_path):
-    folder = FOLDERS["chatml"](tmp_path)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": source}))
-    with pytest.raises(LrkvError, match=line):
-        foreign_tokenizer(str(folder))
-
-
-@pytest.mark.parametrize(
     "source",
     [
         "{{ ().__class__.__base__.__subclasses__() }}",

@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from support.hf_folders import RECORDED, hf_folder, write
+from support.hf_folders import RECORDED, hf_folder, tokenizer_json, write
 from support.planted_models import drawn
 
 from lrkv_jax.distributed.mesh import make_mesh
@@ -16,7 +16,7 @@ from lrkv_jax.interop import importing, shards
 from lrkv_jax.interop.importing import import_model
 
 Q = "model.layers.1.self_attn.q_proj.weight"
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @pytest.fixture(autouse=True)
@@ -108,16 +108,28 @@ def vocabulary(edit):
     return change
 
 
-def swap_places(said):
-    """Two tensors of one shape that share their bytes."""
-    other = Q.replace("layers.1", "layers.0")
-    said[Q]["data_offsets"] = said[other]["data_offsets"]
-
-
 def move_out(said):
     size = max(e["data_offsets"][1] for n, e in said.items() if n != "__metadata__")
     start, end = said[Q]["data_offsets"]
     said[Q]["data_offsets"] = [size, size + end - start]
+
+
+def removed(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def torn(folder):
+    path = folder / shards.SINGLE
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def without(name, put=None):
+    def change(folder):
+        arrays = drawn(RECORDED["nanochat"]["shapes"])
+        gone = arrays.pop(name)
+        write(folder, arrays if put is None else {**arrays, **put(gone)})
+
+    return change
 
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -128,6 +140,7 @@ GPT2 = {
 
 CASES = {
     # config.json
+    "config-absent": (removed("config.json"), "no config.json"),
     "config-empty": (file("config.json", ""), "config.json"),
     "config-list": (file("config.json", "[]"), "not a JSON mapping"),
     "config-deep": (file("config.json", DEEP), "config.json"),
@@ -138,19 +151,25 @@ CASES = {
     "layers-10^9": (config(num_hidden_layers=10**9), "1000000000"),
     "layers-missing": (config(drop=["num_hidden_layers"]), "num_hidden_layers"),
     "width-text": (config(hidden_size="32"), "hidden_size"),
-    "heads-true": (config(num_attention_heads=True), "num_attention_heads"),
+    "width-other": (config(hidden_size=48), f"{EMBEDDING} is [272, 32], and config.json makes it"),
     "groups-three": (config(num_key_value_heads=3), "kv_heads"),
     "epsilon-nan": (config(rms_norm_eps=float("nan")), "norm_eps"),
     "base-nan": (config(rope_parameters={"rope_theta": float("nan")}), "rope_"),
     "rope-list": (config(rope_parameters=[1]), "rope_parameters"),
     "rope-factor-text": (config(rope_parameters={"rope_type": "linear", "factor": "x"}), "factor"),
     "partial-rotary-text": (config(partial_rotary_factor="half"), "partial_rotary_factor"),
+    "bias": (config(attention_bias=True), "attention_bias = True, and only False is taken"),
+    "activation": (config(hidden_act="gelu"), "hidden_act = gelu: use relu2"),
     "activation-list": (config(hidden_act=["silu"]), "hidden_act"),
+    "window": (config(sliding_window=16), "train.seq_len=16 or less"),
     "window-text": (config(sliding_window="x"), "sliding_window"),
-    "experts-list": (config(num_experts=[8]), "num_experts"),
+    "experts": (config(num_local_experts=8), "num_local_experts = 8: mixtures of experts"),
+    "quantized": (config(quantization_config={"quant_method": "gptq"}), "gptq"),
     # model.safetensors
+    "tensors-absent": (removed(shards.SINGLE), "no model.safetensors"),
+    "torn": (torn, "torn: fetch it again"),
     "header-past-the-end": (length(10**6), "torn"),
-    "header-zero": (length(0), "torn"),
+    "header-zero": (length(0), "safetensors"),
     "header-list": (header(lambda said: [1]), "safetensors"),
     "header-deep": (
         file(shards.SINGLE, len(DEEP).to_bytes(8, "little") + DEEP.encode()), "safetensors"
@@ -159,20 +178,25 @@ CASES = {
     "shape-negative": (entry(shape=[-32, -32]), Q),
     "shape-overflows": (entry(shape=[2**62, 2**62]), Q),
     "offsets-turned": (entry(data_offsets=[4096, 0]), Q),
-    "offsets-overlap": (header(swap_places), "torn"),
     "offsets-outside": (header(move_out), "torn"),
     "dtype-unknown": (entry(dtype="F32X"), "F32X"),
     "dtype-half-of-it": (entry(dtype="F16"), "torn"),
     "nan": (weights(lambda a: one(a, np.nan)), f"{Q} has"),
     "beyond-float32": (weights(lambda a: one(a.astype(np.float64), 1e300)), f"{Q} has"),
+    "a-tensor-absent": (without(Q), f"no tensor {Q}: fetch the model again"),
+    "a-tensor-cut": (without(Q, lambda a: {Q: a[:-1]}), "different models"),
+    "a-tensor-more": (without(HEAD, lambda a: {HEAD: a, "model.vision.weight": a}), "vision"),
     # the index
     "index-list": (index({"weight_map": [1]}), "weight_map"),
     "index-outside": (index({"weight_map": {Q: "../../etc/passwd"}}), "weight_map"),
-    "index-absolute": (index({"weight_map": {Q: "/dev/zero"}}), "weight_map"),
     "index-absent": (index({"weight_map": {Q: "x.safetensors"}}), "x.safetensors"),
     # the tokenizer
+    "tokenizer-absent": (removed("tokenizer.json"), "tokenizer.json"),
+    "tokenizer-other": (
+        file("tokenizer.json", tokenizer_json(*(f"<{n}>" for n in range(40)), "<s>")),
+        "297 ids, and the model 272: it is another model's",
+    ),
     "tokenizer-text": (file("tokenizer.json", "hello"), "tokenizer"),
-    "tokenizer-list": (file("tokenizer.json", "[]"), "tokenizer"),
     "tokenizer-id-2^32": (vocabulary(lambda t: t["model"]["vocab"].update(zz=2**32 - 1)), "ids"),
     "tokenizer-merge": (vocabulary(lambda t: t["model"].update(merges=["q q"])), "tokenizer"),
     "settings-list": (file("tokenizer_config.json", "[]"), "tokenizer_config.json"),

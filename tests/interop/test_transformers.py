@@ -19,8 +19,7 @@ from support.torch_python import torch_pythons
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.inference import Sampling
-from lrkv_jax.interop.export import export
-from lrkv_jax.interop.factored import MODELING
+from lrkv_jax.interop.export import MODELING, export
 from lrkv_jax.models.accounting.counts import cache_bytes_per_token
 from lrkv_jax.training.restore import load_run
 

@@ -18,7 +18,7 @@ class Hub:
 
     def __init__(self, repo, files):
         self.repo, self.files = repo, files
-        self.commit, self.licence = COMMIT, "odc-by"
+        self.commit, self.license = COMMIT, "odc-by"
         self.cut, self.status, self.code = None, None, ""
         self.asked = []
 
@@ -55,7 +55,7 @@ def _handler(hub):
                     return
                 siblings = [{"rfilename": n, "size": len(c)} for n, c in hub.files.items()]
                 info = {"id": hub.repo, "sha": hub.commit, "siblings": siblings,
-                        "cardData": {"license": hub.licence}}  # fmt: skip
+                        "cardData": {"license": hub.license}}  # fmt: skip
                 self.send(200, json.dumps(info).encode(), {}, body)
             elif re.match(rf"/api/datasets/{hub.repo}/tree/{hub.commit}", self.path):
                 tree = [_in_tree(name, content) for name, content in hub.files.items()]

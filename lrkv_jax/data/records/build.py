@@ -5,14 +5,13 @@ tokens and shares its last one with the next record's first, so each token of a 
 exactly once (the first, a BOS, has no predecessor), across the source's files as within them.
 
 The source's files are grouped to shards, each shard becomes a stream of ids on the disk
-(`lrkv_jax.data.records.streams`), records are cut from the joined streams of a split, and a
-manifest is written beside them.
+(`lrkv_jax.data.records.streams`), records are cut from the joined streams of a split,
+and a manifest is written beside them.
 """
 
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +56,7 @@ from lrkv_jax.errors import LrkvError
 FORMAT = 2  # raise it when records of the same input change
 _PACKAGES = ("numpy", "pyarrow", "tensorflow-datasets", "tiktoken", "tokenizers")
 
-# This much input takes seconds: it is worth neither processes nor streams that stay.
+# This much input takes seconds: it is not worth processes.
 _LITTLE_BYTES = 16 << 20
 # Small files are tokenized together up to here; a larger one is a shard by itself.
 SHARD_BYTES = 8 << 20
@@ -98,10 +97,11 @@ def build_dataset(
     tokenizer, tokenizer_fingerprint, vocabulary, context, versions, `files`, and under each split's
     name its documents, tokens (BOS included) and UTF-8 bytes.
 
-    progress: called whenever a shard or a file of records is done. run: does the work, even of a
-    little text (`lrkv_jax.data.records.beam`); unless given, processes of this machine do what is
-    much. Raises LrkvError for whatever `documents` and `load_tokenizer` raise it for, for a context
-    that the text cannot fill, and for a folder that cannot be written or is damaged.
+    progress: called whenever a shard or a file of records is done. run: does the work
+    (`lrkv_jax.data.records.jobs`); unless given, processes of this machine do what is much.
+
+    Raises LrkvError for whatever `documents` and `load_tokenizer` raise it for, for a context that
+    the text cannot fill, and for a folder that cannot be written or is damaged.
     """
     report = progress or (lambda what, done, total: None)
     if data_config.mixture is not None:
@@ -124,16 +124,10 @@ def _write(
     progress: OnProgress,
     run: RunJobs | None,
 ) -> None:
-    if run and config.source == EMBEDDED:
-        raise LrkvError("--beam builds a folder of files: set data.source to one")
     shards = _shards(config)
+    folders = [stream_folder(config, shard.names, tokenizer) for shard in shards]
     much = config.workers is not None or sum(shard.size for shard in shards) > _LITTLE_BYTES
-    stay = config.source != EMBEDDED and (run is not None or much)
-    if stay:
-        folders = [stream_folder(config, shard.names, tokenizer) for shard in shards]
-    else:
-        folders = [scratch / "streams" / str(number) for number in range(len(shards))]
-    workers, runner = config.workers or usable_cores(), (run or run_jobs) if stay else run_here
+    workers, runner = config.workers or usable_cores(), run or (run_jobs if much else run_here)
 
     def do(jobs: Sequence[Job]) -> Iterable[int]:
         return runner(jobs, workers)
@@ -161,9 +155,8 @@ def _write(
         description="Records of context + 1 tokens for language modelling.",
         metadata=metadata,
     )
-    for folder in folders if stay else ():
+    for folder in folders:
         remove_abandoned(folder)
-    shutil.rmtree(scratch / "streams", ignore_errors=True)
 
 
 def _shards(config: DataConfig) -> list[Shard]:

@@ -1,8 +1,8 @@
 """TFDS folders of token arrays in ArrayRecord files, written as a stream and opened again.
 
-TFDS's own builder keeps a split in memory until it is complete and, above 1 GB, needs TensorFlow.
-Here each file is written as its rows arrive, by any process, and TFDS describes the folder at the
-end; a reader cannot tell the difference.
+TFDS's own builder keeps a split in memory until it is complete and, above 1 GB, needs
+TensorFlow. Here each file is written as its rows arrive, by any process, and TFDS
+describes the folder at the end; a reader cannot tell the difference.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.files import flush
 
 NAME = "tokens"
-# One record to a chunk, for random access. Token ids hardly compress, and trying halves the speed;
-# the checksums are there all the same.
+# One record to a chunk, for random access. Token ids hardly compress, and trying halves
+# the speed; the checksums are there all the same.
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
@@ -197,8 +197,8 @@ def built(target: Path, directory: str, write: Callable[[Path], None]) -> Path:
 def appearing(target: Path) -> Iterator[Path]:
     """A scratch folder that is renamed to `target` if the block succeeds, and removed otherwise.
 
-    If another process has made `target` meanwhile, that one is kept: it is the same. What killed
-    processes of this machine left of the same target is removed first.
+    If another process has made `target` meanwhile, that one is kept: it is the same.
+    What killed processes of this machine left of the same target is removed first.
     """
     remove_abandoned(target)
     name = f".building-{target.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"

@@ -1,16 +1,26 @@
-"""The processes of a build, of one thread each, that do its jobs."""
+"""What does a build's jobs: processes of this machine, of one thread each, or Apache Beam.
+
+On Beam (extra `beam`) the jobs are a pipeline's elements: the source's shards become
+streams of ids in `data.directory`, which all workers must see, and records are cut from
+them. Each job makes one folder or one file, which appears whole, so a runner may repeat
+any of them. There is no shuffle and no sink: a runner needs nothing but a map.
+"""
 
 import multiprocessing
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 from lrkv_jax.errors import LrkvError
 
 # One core each: the tokenizers' threads would only wait for one another.
 _ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+
+_DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 Job = Callable[[], None]  # what can be pickled
 RunJobs = Callable[[Sequence[Job], int], Iterator[int]]
@@ -19,8 +29,8 @@ RunJobs = Callable[[Sequence[Job], int], Iterator[int]]
 def run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[int]:
     """Do the jobs in up to `workers` processes; yield the number of each when it is done.
 
-    Raises the first LrkvError of a job, after the jobs that run, and LrkvError where a process is
-    killed. What jobs have completed on the disk stays.
+    Raises the first LrkvError of a job, after the jobs that run, and LrkvError where a
+    process is killed. What jobs have completed on the disk stays.
     """
     if not jobs:
         return
@@ -62,3 +72,58 @@ def _end_with_parent() -> None:
     """A parent that is killed takes no worker with it."""
     multiprocessing.parent_process().join()
     os._exit(1)
+
+
+def beam_jobs(options: Sequence[str] = ()) -> RunJobs:
+    """Like `run_jobs`, on Beam; options: a pipeline's, as its command line takes them.
+
+    The runner on this machine is used unless they name another. Raises LrkvError where
+    Beam, or Dask for its runner, is not installed; the function that it returns raises
+    one where a job or the runner fails.
+    """
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+    except ImportError:
+        raise LrkvError('--beam needs apache-beam: pip install -e ".[beam]"') from None
+    parsed = PipelineOptions(list(options))
+    standard = parsed.view_as(StandardOptions)
+    if standard.runner in ("DaskRunner", _DASK):
+        standard.runner = _DASK  # the one runner that Beam does not know by its short name
+        _one_job_to_a_task(parsed)
+
+    def run(jobs: Sequence[Job], workers: int) -> Iterator[int]:
+        try:
+            if jobs:
+                with beam.Pipeline(options=parsed) as pipeline:
+                    _ = pipeline | beam.Create(jobs) | beam.Reshuffle() | beam.Map(call)
+        except LrkvError:
+            raise
+        except Exception as error:  # each runner has its own
+            raise _failed(error) from error
+        yield from range(len(jobs))
+
+    return run
+
+
+def _one_job_to_a_task(parsed: Any) -> None:
+    """Unless the options say how the jobs are divided: by default 128 share a task, so a worker."""
+    try:
+        from apache_beam.runners.dask.dask_runner import DaskOptions
+    except (ImportError, AttributeError):  # the latter is how the module misses dask
+        raise LrkvError('--runner=DaskRunner needs dask: pip install -e ".[beam]"') from None
+    dask = parsed.view_as(DaskOptions)
+    if dask.npartitions is None and dask.partition_size is None:
+        dask.partition_size = 1
+
+
+def _failed(error: Exception) -> LrkvError:
+    """The job's own error where the runner's text has one, else the runner's first line."""
+    text = str(error)
+    if found := re.findall(r"LrkvError: (.+?)(?: \[while running .*)?$", text, re.MULTILINE):
+        return LrkvError(found[-1])
+    reason = (text.strip().splitlines() or [type(error).__name__])[0][:300]
+    return LrkvError(
+        f"the Beam pipeline failed ({reason}): check --beam-options and the cluster, then run the "
+        "same command again; what is complete in data.directory stays"
+    )

@@ -1,9 +1,9 @@
 """Text to streams of token ids, shard by shard; streams to records of context + 1 ids.
 
-The stream of a shard (one file, or small ones together) depends on the text and the tokenizer
-alone. Records of any context are cut from it, so the costly part is done once, and a build that was
-killed continues with the shards that are missing. Where a record begins in the stream is
-arithmetic, so any process may write any file of records.
+The stream of a shard (one file, or small ones together) depends on the text and the
+tokenizer alone. Records of any context are cut from it, so the costly part is done
+once, and a build that was killed continues with the shards that are missing. Where a
+record begins in the stream is arithmetic, so any process may write any file of records.
 """
 
 import hashlib
@@ -160,9 +160,9 @@ def record_ranges(tokens: int, context: int, *, padded: bool, vocabulary: int) -
 def pack(blocks: Iterator[np.ndarray], context: int, padding: int | None) -> Iterator[np.ndarray]:
     """Cut a stream of ids into records [context + 1] that overlap by one id.
 
-    blocks: the stream, int [any length] each. padding: the id that fills the last partial record;
-    None drops that record. Of n tokens, records keep n − 1 targets (padded) or a multiple of
-    context of them (dropped).
+    blocks: the stream, int [any length] each. padding: the id that fills the last
+    partial record; None drops that record. Of n tokens, records keep n − 1 targets
+    (padded) or a multiple of context of them (dropped).
     """
     pending = np.empty(0, np.int32)
     for block in blocks:
@@ -185,8 +185,8 @@ def write_records(
 ) -> None:
     """Write one file of records, cut from the joined streams of `parts`.
 
-    It takes its name when it is whole: a cluster may write the same file twice at once. Raises
-    OSError where it cannot be written.
+    It takes its name when it is whole: a cluster may write the same file twice at once.
+    Raises OSError where it cannot be written.
     """
     stream = Stream(parts, vocabulary)
     start, stop = records.first * context, min(records.last * context + 1, len(stream))

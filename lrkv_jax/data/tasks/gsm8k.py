@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from lrkv_jax.data.conversation import Conversation, Kind, Message, Part, said
-from lrkv_jax.data.tables import Schema
 from lrkv_jax.errors import LrkvError
 
 _FINAL = re.compile(r"#### (\-?[0-9\.\,]+)")
@@ -21,21 +21,15 @@ class WordProblem:
     answer: str
 
 
-class Gsm8kRow(Schema):
-    """`question, answer`: spans like `<<48/2=24>>`, and the number after `#### ` at the end."""
+def example(row: dict[str, Any], id: str) -> WordProblem:
+    """A row, `question, answer`: spans like `<<48/2=24>>`, the number after `#### ` at the end.
 
-    question: str
-    answer: str
-
-
-def example(row: Gsm8kRow, id: str) -> WordProblem:
-    """A row as a problem. Raises LrkvError without a final number or with an empty question."""
-    final = extract_answer(row.answer)
+    Raises LrkvError without a final number.
+    """
+    final = extract_answer(row["answer"])
     if final is None:
         raise LrkvError("column 'answer' has no final number after '#### '")
-    if not row.question:
-        raise LrkvError("column 'question' is empty")
-    return WordProblem(id, row.question, row.answer, final)
+    return WordProblem(id, row["question"], row["answer"], final)
 
 
 def conversation(problem: WordProblem) -> Conversation:
@@ -59,8 +53,8 @@ def conversation(problem: WordProblem) -> Conversation:
 def extract_answer(text: str) -> str | None:
     """The number after the first "#### ", commas taken out, or None: the recipe's rule.
 
-    It is OpenAI's own (grade_school_math/dataset.py): a final full stop stays part of the number,
-    and "#### $5" holds none.
+    It is OpenAI's own (grade_school_math/dataset.py): a final full stop stays part of
+    the number, and "#### $5" holds none.
     """
     match = _FINAL.search(text)
     return match.group(1).replace(",", "") if match else None

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from lrkv_jax.data.assets import FOLDER, asset_checksum, read_asset
-from lrkv_jax.data.conversation import Conversation
-from lrkv_jax.data.tables import Schema, json_rows, parquet_rows
-from lrkv_jax.data.tasks import choices, gsm8k, humaneval, smoltalk
+from lrkv_jax.data.assets import FOLDER, asset_checksum
+from lrkv_jax.data.conversation import Conversation, conversation_from
+from lrkv_jax.data.tables import read_json_lines, read_parquet
+from lrkv_jax.data.tasks import choices, gsm8k, humaneval
 from lrkv_jax.data.tasks.choices import Choices
 from lrkv_jax.data.tasks.gsm8k import WordProblem
 from lrkv_jax.data.tasks.humaneval import Program
@@ -25,17 +26,15 @@ class Task:
     """A set on the Hugging Face hub and its demonstration twin.
 
     repo: its address there. files: for each split the pattern of its parquet files inside
-    the repository, which is also what to download. licence: the set's, as its card states it.
-    read: from a checked row and an id to an example, or None for a row to leave out; raises
-      LrkvError without a place.
+    the repository, which is also what to download. license: the set's, as its card states it.
+    read: from a row and an id to an example, or None for a row to leave out.
     conversation: an example in the recipe's rendering.
     """
 
     name: str
     repo: str
     files: Mapping[str, str]
-    licence: str
-    schema: type[Schema]
+    license: str
     read: Callable[..., Example | None]
     conversation: Callable[..., Conversation]
 
@@ -45,8 +44,23 @@ class Task:
         return tuple(self.files)
 
     def demo(self, split: str) -> str:
-        """The file of its demonstration set, among the assets in `demo`."""
-        return f"{self.name}-{split}.jsonl"
+        """The file of its demonstration set, among the assets."""
+        return f"{DEMO}/{self.name}-{split}.jsonl"
+
+
+def _smoltalk_example(row: dict[str, Any], id: str) -> Conversation | None:
+    """A row, `messages: [{role, content}]`; None, to be left out, where a message of it is empty.
+
+    There is nothing to learn from an empty turn, and nobody can mend a row of the hub's. The set
+    names no rows, so `id` leaves no trace. Raises LrkvError for a question without an answer.
+    """
+    messages = row["messages"]
+    if not all(message["content"] for message in messages if message["role"] != "system"):
+        return None
+    conversation = conversation_from(messages)
+    if len(conversation.alternating().messages) < 2:
+        raise LrkvError("column 'messages' holds a question without an answer")
+    return conversation
 
 
 def _files(folder: str, splits: str) -> dict[str, str]:
@@ -56,29 +70,29 @@ def _files(folder: str, splits: str) -> dict[str, str]:
 def _arc(name: str, folder: str) -> Task:
     return Task(
         name, "allenai/ai2_arc", _files(folder, "train validation test"), "CC-BY-SA-4.0",
-        choices.ArcRow, choices.arc_example, choices.conversation,
+        choices.arc_example, choices.conversation,
     )  # fmt: skip
 
 
 _ALL = (
     Task(
         "smoltalk", "HuggingFaceTB/smol-smoltalk", _files("data", "train test"),
-        "Apache-2.0", smoltalk.SmolTalkRow, smoltalk.smoltalk_example, lambda example: example,
+        "Apache-2.0", _smoltalk_example, lambda example: example,
     ),
     Task(
         "mmlu", "cais/mmlu", _files("all", "auxiliary_train dev validation test"), "MIT",
-        choices.MmluRow, choices.mmlu_example, choices.conversation,
+        choices.mmlu_example, choices.conversation,
     ),
     _arc("arc_easy", "ARC-Easy"),
     _arc("arc_challenge", "ARC-Challenge"),
     Task(
         "gsm8k", "openai/gsm8k", _files("main", "train test"), "MIT",
-        gsm8k.Gsm8kRow, gsm8k.example, gsm8k.conversation,
+        gsm8k.example, gsm8k.conversation,
     ),
     Task(
         "humaneval", "openai/openai_humaneval",
         _files("openai_humaneval", "test"), "MIT",
-        humaneval.HumanEvalRow, humaneval.example, humaneval.conversation,
+        humaneval.example, humaneval.conversation,
     ),
 )  # fmt: skip
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}
@@ -97,9 +111,9 @@ def stream(name: str, split: str, folder: str | Path = DEMO) -> Iterator[Example
     folder: "demo" for the small demonstration set that ships with the package; else where fetched
     sets lie, each in a subfolder of its name with the repository's own layout.
 
-    Raises LrkvError at once for another name or split; while iterating for files that are missing
-    (with the command that fetches them), and with its place for any row that is not what the set
-    promises.
+    Raises LrkvError at once for another name or split; while iterating for files that
+    are missing (with the command that fetches them), and with its place for any row
+    that is not what the set promises.
     """
     return _examples(_with_split(name, split), split, folder)
 
@@ -116,7 +130,7 @@ def identity(name: str, split: str, folder: str | Path = DEMO) -> list[object]:
     """
     found = _with_split(name, split)
     if str(folder) == DEMO:
-        return [asset_checksum(found.demo(split), FOLDER / DEMO)]
+        return [asset_checksum(found.demo(split))]
     stats = [(path.name, path.stat()) for path in _paths(found, split, Path(folder) / name)]
     return [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
@@ -142,8 +156,11 @@ def _examples(found: Task, split: str, folder: str | Path) -> Iterator[Example]:
     for place, row in _rows(found, split, folder):
         try:
             example = found.read(row, f"{found.name}/{split}/{number}")
-        except LrkvError as error:
-            raise LrkvError(f"{place}: {error}") from None
+        except (LrkvError, LookupError, TypeError, ValueError) as error:
+            raise LrkvError(
+                f"{place} is no row of {found.name} ({type(error).__name__}: {error}): fetch the "
+                "file again, or correct that row"
+            ) from None
         if example is not None:
             yield example
             number += 1
@@ -152,13 +169,15 @@ def _examples(found: Task, split: str, folder: str | Path) -> Iterator[Example]:
         raise LrkvError(f"{found.name}'s split {split} holds no rows: fetch it with {fetch}")
 
 
-def _rows(found: Task, split: str, folder: str | Path) -> Iterator[tuple[str, Schema]]:
-    if str(folder) == DEMO:
-        asset = found.demo(split)
-        yield from json_rows(f"{DEMO}/{asset}", read_asset(asset, FOLDER / DEMO), found.schema)
-        return
-    for path in _paths(found, split, Path(folder) / found.name):
-        yield from parquet_rows(path, found.schema)
+def _rows(found: Task, split: str, folder: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row with its place, FILE:LINE."""
+    demo = str(folder) == DEMO
+    paths = (
+        [FOLDER / found.demo(split)] if demo else _paths(found, split, Path(folder) / found.name)
+    )
+    for path in paths:
+        for number, row in read_json_lines(path) if demo else read_parquet(path):
+            yield f"{path}:{number}", row
 
 
 def _paths(found: Task, split: str, folder: Path) -> list[Path]:
