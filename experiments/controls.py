@@ -13,10 +13,9 @@ import jax
 from lrkv_jax.config.frozen import Positive, semantics
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention import LRKV, MHA
-from lrkv_jax.models.attention.cache import lengths_of
+from lrkv_jax.models.attention.cache import attend_tiles, lengths_of
 from lrkv_jax.models.attention.grouped import GroupedAttention, GroupedCache
 from lrkv_jax.models.attention.lrkv import LowRankAttention
-from lrkv_jax.models.attention.prefill import attend_tiles
 from lrkv_jax.models.weights import weight
 
 

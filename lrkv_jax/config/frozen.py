@@ -73,7 +73,7 @@ class _OneLine(ModelMetaclass):
 
 
 class Frozen(BaseModel, metaclass=_OneLine):
-    """Immutable, hashable settings; a misspelt key or a wrong type is an error."""
+    """Immutable, hashable settings; a misspelled key or a wrong type is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -144,7 +144,7 @@ def _is_group(annotation: Any) -> bool:
 def first_problem(error: ValidationError, model: type[Frozen], group: str = "") -> str:
     """The first problem as `key = value: what is wrong`."""
     problems = error.errors()
-    # A misspelt key is also a missing one; its spelling is the mend.
+    # A misspelled key is also a missing one; its spelling is the mend.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location = [str(part) for part in problem["loc"]]
     key = ".".join([group, *location] if group else location)

@@ -197,7 +197,7 @@ def _extended(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
 def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -> dict[str, Any]:
     """A file without variants, filled in from the configuration of the run that it starts from.
 
-    The model with its variants, the optimiser's settings, and what data and training declare as
+    The model with its variants, the optimizer's settings, and what data and training declare as
     `inherited` are the run's, each key unless the file has it; the rest is the file's. The name
     joins both.
     """

@@ -1,4 +1,4 @@
-"""What a run is, as frozen objects: model, optimiser, data, mesh, training, evaluation.
+"""What a run is, as frozen objects: model, optimizer, data, mesh, training, evaluation.
 
 Each setting is declared once: its default, its description and its role (`config.frozen`).
 Defaults are the paper's where it states them; a comment says where a default comes from elsewhere.

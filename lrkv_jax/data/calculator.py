@@ -57,5 +57,5 @@ def _value(node: ast.expr) -> Fraction:
 def _written(value: Fraction) -> str:
     if value.denominator == 1:
         return str(value.numerator)
-    # As many digits as tell the double from its neighbours, and never an exponent.
+    # As many digits as tell the double from its neighbors, and never an exponent.
     return format(Decimal(repr(float(value))), "f")

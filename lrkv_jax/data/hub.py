@@ -95,7 +95,7 @@ def read_provenance(folder: Path) -> dict[str, Any] | None:
         raise LrkvError(f"{folder} cannot be read: name another folder") from None
     if found is not None and not isinstance(found.get("files"), dict):
         raise LrkvError(f"{folder / FILE} is damaged: {fix}")
-    if found is not None and "licence" in found:  # as earlier versions spelt it
+    if found is not None and "licence" in found:  # as earlier versions spelled it
         found["license"] = found.pop("licence")
     return found
 

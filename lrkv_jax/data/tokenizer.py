@@ -101,7 +101,7 @@ class Tokenizer:
         return np.pad(self.token_bytes, (0, vocabulary - self.vocabulary))
 
     def encode(self, text: str) -> np.ndarray:
-        """int32 [T], without BOS. A special token spelt out in the text is ordinary text.
+        """int32 [T], without BOS. A special token spelled out in the text is ordinary text.
 
         Lone surrogates, which are no characters, are read as U+FFFD.
         """
@@ -317,7 +317,7 @@ def _encoder(backend: Any) -> Encode:
 def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None) -> Tokenizer:
     """The tokenizer of another model's folder, taken as it is: some texts may not come back.
 
-    Its normaliser and its splitting stay, and bytes may lack; `warn` gets a line for each such. A
+    Its normalizer and its splitting stay, and bytes may lack; `warn` gets a line for each such. A
     document starts with the token that it puts before a text, or else with its end-of-text.
 
     Raises LrkvError for a folder without one, and for one that is not made of bytes.

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from lrkv_jax.config import MeshConfig, RunConfig
 from lrkv_jax.errors import LrkvError
 
-# Neighbours in the last axes are neighbours among the devices: tensor parallelism talks the most.
+# Neighbors in the last axes are neighbors among the devices: tensor parallelism talks the most.
 AXES = ("data", "fsdp", "context", "tensor")
 
 

@@ -83,10 +83,10 @@ class GenerationSettings:
 class ChatPrompt(str):
     """A chat up to the start of the assistant's turn, as a string, which the harness expects.
 
-    The tokens that frame a chat cannot be spelt in text, so the ids travel with it, and
+    The tokens that frame a chat cannot be spelled in text, so the ids travel with it, and
     the text is for logs alone: whatever a user writes, no text becomes a frame. It
     survives what the harness does with prompts, pickling included; put into another
-    string it is plain text, which `lost_chat` recognises.
+    string it is plain text, which `lost_chat` recognizes.
 
     head: the ids up to the start of the assistant's turn. begun: the text that this
     turn starts with, empty for most.

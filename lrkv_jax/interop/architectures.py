@@ -57,7 +57,7 @@ class WeightLayout:
         if self.factor != 1:
             theirs = np.asarray(ours, np.float32)
             ours = (np.float64(self.factor) * theirs).astype(np.float32)
-            # Rounded twice, a number may miss itself: its neighbour then goes back to what it was.
+            # Rounded twice, a number may miss itself: its neighbor then goes back to what it was.
             for to in (-np.inf, np.inf):
                 near = np.nextafter(ours, np.float32(to))
                 better = (_divided(ours, self.factor) != theirs) & (

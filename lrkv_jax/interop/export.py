@@ -48,12 +48,12 @@ FACTORED = Architecture("LrkvForCausalLM", "lrkv", (), {}, {}, {}, {})
 # Settings that the class reads under our names.
 _SAME = ("qk_norm", "norm_gain", "embedding_norm", "gated", "tied_head")
 _WHOLE_CACHE = """\
-The keys and values of every head are materialised in these weights. A server keeps those keys and
+The keys and values of every head are materialized in these weights. A server keeps those keys and
 values, {whole:,} bytes per token in bfloat16, whatever the run's own cache took: **it saves nothing
 through this class**."""
 _FACTORED_CACHE = """\
 `modeling_lrkv.py` (`trust_remote_code=True`) keeps {own:,} bytes per token in bfloat16 and decodes
-exactly from them. A server that brings its own cache, as vLLM does, materialises keys and values
+exactly from them. A server that brings its own cache, as vLLM does, materializes keys and values
 and saves nothing."""
 
 

@@ -264,7 +264,7 @@ def alternating(
     """S of the least-squares fit of S + U_g B_gᵀ to the groups where they are read, in no gauge.
 
     With N_g = diag(reader_g), 1 unless given, and orthonormal rows B_gᵀ N_g the best U_g leaves
-    Σ ‖(W_g − S) N_g (1 − P_g)‖², P_g the projection to those rows. Each of two steps minimises that
+    Σ ‖(W_g − S) N_g (1 − P_g)‖², P_g the projection to those rows. Each of two steps minimizes that
     exactly: P_g from the SVD of (W_g − S) N_g, and S from a linear equation, which moves U_g along.
     (The usual second step, the mean of W_g − U_g B_gᵀ at fixed residuals, needs three times the
     iterations.) It begins at the groups' mean, and the error never rises. It ends at a stationary

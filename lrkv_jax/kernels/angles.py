@@ -1,7 +1,7 @@
 """LRKV's rotated residual, with the angles of a chunk compressed: the XLA path of mode `full`.
 
 A residual logit of position i is [cos iΘ, sin iΘ] · M_h(q) · rk_h (`lrkv_jax.kernels.lrkv_decode`),
-K · R products. But the angles of neighbouring positions are nearly dependent: over c positions the
+K · R products. But the angles of neighboring positions are nearly dependent: over c positions the
 matrix [cos iΘ, sin iΘ] is P Q, to float32's rounding, with P of ρ columns, ρ far below K. So
 
     [cos iΘ, sin iΘ] · M_h(q) · rk_h = P_i (Q M_h(q)) · rk_h

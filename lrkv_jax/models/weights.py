@@ -1,6 +1,6 @@
 """A weight that says what it is: the meaning of each axis, its fan-in and fan-out, its group.
 
-One line of layout serves initialisation, sharding, Muon and the counts:
+One line of layout serves initialization, sharding, Muon and the counts:
 
     weight("heads: embed -> rank", (H, D, R))
 
@@ -32,7 +32,7 @@ class WeightSpec:
     """The meaning of an array's axes, in order: batch axes, then inputs, then outputs.
 
     `axes` names each axis; `batch` and `inputs` count the leading ones; `group` chooses the
-    optimiser. A spec is a static leaf: trees of specs mirror trees of parameters.
+    optimizer. A spec is a static leaf: trees of specs mirror trees of parameters.
     """
 
     axes: tuple[str, ...]
@@ -67,7 +67,7 @@ def weight(
 ) -> nnx.Param:
     """A float32 parameter, its axes named by `layout`: zeros, and N(0, std²) after `draw`.
 
-    `std=None` is 1/sqrt(fan_in) · min(1, sqrt(fan_out/fan_in)), nanochat's initialisation.
+    `std=None` is 1/sqrt(fan_in) · min(1, sqrt(fan_out/fan_in)), nanochat's initialization.
     """
     spec = WeightSpec.parse(layout, group)
     if std is None:
@@ -120,7 +120,7 @@ def weights_of(module: nnx.Module) -> Any:
     """A module's weights as a nested dict of arrays.
 
     The module itself is a tree of the same leaves in the same order, for jit, grad and tree.map;
-    the dict is what checkpoints, optimisers and people name them by.
+    the dict is what checkpoints, optimizers and people name them by.
     """
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 

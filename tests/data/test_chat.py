@@ -30,7 +30,7 @@ def test_a_rendered_conversation_reads_as_it_should(name):
     chat = ChatFormat(tokenizer)
     names = {**{getattr(chat.ids, n.strip("<|>")): n for n in CHAT_NAMES}, tokenizer.bos: "<bos>"}
 
-    def spelt(ids):
+    def spelled(ids):
         return "".join(names.get(i) or tokenizer.decode([i]) for i in map(int, ids))
 
     ids, counted = chat.render(SUM)
@@ -39,11 +39,11 @@ def test_a_rendered_conversation_reads_as_it_should(name):
         "<|python_end|><|output_start|>24<|output_end|>24.<|assistant_end|><|user_start|>Thanks"
         "<|user_end|>"
     )
-    assert spelt(ids) == whole and counted.all()
+    assert spelled(ids) == whole and counted.all()
     same, counted = chat.render(SUM, "assistant")
     np.testing.assert_array_equal(same, ids)
-    assert spelt(ids[counted]) == "It is <|python_start|>48/2<|python_end|>24.<|assistant_end|>"
-    assert spelt(chat.prompt(SUM)) == whole + "<|assistant_start|>"
+    assert spelled(ids[counted]) == "It is <|python_start|>48/2<|python_end|>24.<|assistant_end|>"
+    assert spelled(chat.prompt(SUM)) == whole + "<|assistant_start|>"
     first = Conversation(SUM.messages[:2])
     turns = [*chat.render(first)[0].tolist(), *chat.turn("Thanks")]
     assert turns == chat.prompt(SUM), "a chat's turns, one by one, are the conversation"

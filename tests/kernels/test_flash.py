@@ -14,7 +14,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch, flash
 from lrkv_jax.kernels.flash import chunked, whole
 
-# Programs here run once: they need no optimising.
+# Programs here run once: they need no optimizing.
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 # Small strips and tiles, so that short sequences have several.
 PATHS = {

@@ -39,7 +39,7 @@ def test_the_gradient_keeps_x_as_it_is_and_a_number_a_row():
 
 def test_zeros_stay_zeros_and_the_dtype_stays():
     assert not np.any(rms_norm(jnp.zeros((2, 4)), 1e-6))
-    x = jnp.full((2, 4), 3e19, jnp.bfloat16)  # its square overflows float32's neighbour, float16
+    x = jnp.full((2, 4), 3e19, jnp.bfloat16)  # its square overflows float32's neighbor, float16
     assert rms_norm(x / 1e10, 1e-6).dtype == jnp.bfloat16
     assert inverse_rms(x / 1e10, 1e-6).dtype == jnp.float32
 

@@ -68,7 +68,7 @@ def one_device():
 def test_every_mesh_gives_one_devices_update(one_device, dtype, sizes):
     got = on_mesh(updates(dtype), sizes, gradients())
     # The norms' sums differ in their last bit, and bfloat16 then rounds an entry here and there to
-    # its neighbour, 2⁻⁸ away; two iterations multiply that by up to 3.4².
+    # its neighbor, 2⁻⁸ away; two iterations multiply that by up to 3.4².
     rounding = 12 * 2.0**-8 if dtype == "bfloat16" else 3e-6
     for name, truth in one_device[dtype].items():
         np.testing.assert_allclose(got[name], truth, atol=rounding, err_msg=name)

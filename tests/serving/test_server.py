@@ -16,6 +16,7 @@ from support.hand_built import calling_run
 from support.served import asks, get, idle, late, post, random_run, raw, served, wait_until
 
 from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Sampling
 from lrkv_jax.serving.connections import ConnectionLimits
 from lrkv_jax.serving.server import allowed_hosts, serving

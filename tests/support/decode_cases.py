@@ -53,7 +53,7 @@ class Case:
     def truth(self):
         """The definition in float64."""
         arrays = jax.tree.map(lambda a: np.asarray(a.astype(jnp.float32), np.float64), self.arrays)
-        q_BTHX, k_BSHX, v_BSHW, norm_BSH = _materialised(self.kind, arrays)
+        q_BTHX, k_BSHX, v_BSHW, norm_BSH = _materialized(self.kind, arrays)
         out = np.zeros((*q_BTHX.shape[:3], v_BSHW.shape[-1]))
         lse = np.full(q_BTHX.shape[:3], MASKED)
         T = q_BTHX.shape[1]
@@ -141,7 +141,7 @@ class Case:
         return (q, change(k), change(v), residual, norm)
 
 
-def _materialised(kind, arrays):
+def _materialized(kind, arrays):
     """Queries, keys and values of every head, and the factor on each logit."""
     if kind == "grouped":
         q, k, v = arrays
@@ -151,7 +151,7 @@ def _materialised(kind, arrays):
     if kind == "latent":
         q, q_rope, latent, rope, rotation, private = arrays
         if private is not None:
-            return _materialised_private(*arrays)
+            return _materialized_private(*arrays)
         v = np.repeat(latent[:, :, None], q.shape[2], axis=2)
         if rotation is None:
             k = np.concatenate([latent, rope], axis=-1)[:, :, None]
@@ -185,7 +185,7 @@ def _materialised(kind, arrays):
     return q, k + _rotated(residual_key, residual.angles_SK), v, norm
 
 
-def _materialised_private(q, q_rope, latent, rope, rotation, private):
+def _materialized_private(q, q_rope, latent, rope, rotation, private):
     """The same where heads have latents of their own: keys as the sum of what either makes."""
     H = q.shape[2]
     repeats = H // private.latent_BSGR.shape[2]

@@ -1,7 +1,7 @@
 """The attention variants at a size that takes milliseconds, with no weight left at zero.
 
 Output projections and the head start at zero, and LRKV's residual at a tenth of its shared part:
-a comparison at initialisation would pass on a broken model.
+a comparison at initialization would pass on a broken model.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """The compiled step says what `docs/parallelism.md` predicts, kind by kind, and computes once.
 
-Read from the optimised HLO of the whole step on eight simulated devices.
+Read from the optimized HLO of the whole step on eight simulated devices.
 """
 
 import functools
@@ -46,7 +46,7 @@ def batch_shape(config, mesh):
 
 @functools.cache
 def step_text(variant, mesh_sizes, *overrides):
-    """The optimised HLO of a step."""
+    """The optimized HLO of a step."""
     config, mesh = configured(f"attention={variant}", *overrides), meshed(*mesh_sizes)
     with jax.set_mesh(mesh):
         step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32))
@@ -194,7 +194,7 @@ def test_nothing_is_computed_twice_unasked(variant, parts):
 
 
 @pytest.mark.slow
-def test_full_rematerialisation_computes_the_layers_forward_pass_once_more():
+def test_full_rematerialization_computes_the_layers_forward_pass_once_more():
     config = configured("attention=mha")
     tokens, model = config.train.global_batch_size * config.train.seq_len, config.model
     forward = flops(make_loss(model, meshed(), chunk=tokens), config)

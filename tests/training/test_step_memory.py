@@ -1,4 +1,4 @@
-"""What a step keeps: rematerialisation changes memory alone; logits never exist whole."""
+"""What a step keeps: rematerialization changes memory alone; logits never exist whole."""
 
 import jax
 import jax.numpy as jnp

@@ -152,7 +152,7 @@ def _write(
         scratch,
         token_features(context + 1, tokenizer.vocabulary),
         {split: [last - first for first, last in ranges[split]] for split in SPLITS},
-        description="Records of context + 1 tokens for language modelling.",
+        description="Records of context + 1 tokens for language modeling.",
         metadata=metadata,
     )
     for folder in folders:
@@ -160,7 +160,7 @@ def _write(
 
 
 def _shards(config: DataConfig) -> list[Shard]:
-    """Group the source's files, in order: small neighbours of one split are tokenized together."""
+    """Group the source's files, in order: small neighbors of one split are tokenized together."""
     names = file_names(config.source)
     whole = whole_files(config.source, names, config.heldout_shards)
     shards: list[Shard] = []

@@ -79,7 +79,7 @@ def _backward(scale, chunk, saved, grad_BTHK):
     B, T, H, _ = q_BTHW.shape
     G, dtype = v_BTGK.shape[2], q_BTHW.dtype
     grad_BTHK = grad_BTHK.astype(dtype)
-    # What the softmax's normalisation subtracts from each row of the weights' gradient.
+    # What the softmax's normalization subtracts from each row of the weights' gradient.
     mean_BTH1 = jnp.sum(grad_BTHK * out_BTHK, axis=-1, keepdims=True, dtype=jnp.float32)
     q_nBGXW, k_nBGcW, v_nBGcK, grad_nBGXK, mean_nBGX1 = (
         _chunks(x, chunk, G) for x in (q_BTHW, k_BTGW, v_BTGK, grad_BTHK, mean_BTH1)

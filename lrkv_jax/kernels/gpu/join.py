@@ -22,7 +22,7 @@ AT_ONCE = 4  # pieces whose sums are on their way at the same time
 def join(work, sums, peak, total, *, interpret):
     """Softmax averages [B, U, Q, blocks, X, N] and log-sum-exps [B, U, Q, N] from pieces' sums.
 
-    `sums` [J, U, Q, blocks, X, N] are unnormalised; `peak` [J, U, Q, N] is a piece's largest logit
+    `sums` [J, U, Q, blocks, X, N] are unnormalized; `peak` [J, U, Q, N] is a piece's largest logit
     times log2(e), `total` [J, U, Q, N] its sum of 2^(logit − peak). A query that sees nothing gets
     0 and MASKED. `interpret` are the arguments of `plgpu.kernel` for the interpreter.
     """

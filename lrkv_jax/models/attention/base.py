@@ -30,11 +30,18 @@ from jaxtyping import Array, Float, Int
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
-from lrkv_jax.models.attention.cache import Cache, Pages, in_int8, lengths_of, slots_of, write
+from lrkv_jax.models.attention.cache import (
+    Cache,
+    Pages,
+    attend_tiles,
+    in_int8,
+    lengths_of,
+    slots_of,
+    write,
+)
 from lrkv_jax.models.attention.context_parallel import attend_sequences
 from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.attention.on_mesh import on_mesh
-from lrkv_jax.models.attention.prefill import attend_tiles
 from lrkv_jax.models.layers import biased, gained, on_tensor, rms_norm
 from lrkv_jax.models.rope import frequencies, logit_factor, rope_angles, rotate
 from lrkv_jax.models.weights import vector, weight
@@ -102,7 +109,7 @@ class Attention(nnx.Module):
     def expand_query(
         self, query: Query, positions_BT: Int[Array, "B T"]
     ) -> Float[Array, "B T H W"]:
-        """The queries that meet materialised keys."""
+        """The queries that meet materialized keys."""
         return query
 
     def slot_angles(self, slots: int) -> Any:

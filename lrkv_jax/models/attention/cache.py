@@ -1,4 +1,5 @@
-"""What every variant's cache has in common: which axis is which, and how new tokens are written.
+"""What every variant's cache has in common: which axis is which, how new tokens are written, and
+how many queries attend to it.
 
 A cache is a dataclass of arrays, some of them None. Its static `AXES` names the axes of each, as in
 "batch slots head_width"; `on_mesh` splits them over a mesh by these names. Slot s of a sequence
@@ -8,7 +9,8 @@ holds its token at position s. Its static `INT8` names the arrays whose rows
 With a page table [B, N] the same dataclass is a pool: its batch are P pages, its slots the rows of
 a page, and slot s of sequence b is row s % rows of page `pages_BN`[b, s // rows].
 
-B batch  T new tokens  S slots  H heads  N pages of a sequence
+B batch  T new tokens  S slots  c slots of a tile  H heads  G key/value heads  W logit width
+K head width  X = T · H / G  N pages of a sequence
 """
 
 from dataclasses import replace
@@ -24,6 +26,8 @@ from lrkv_jax.kernels.int8 import Int8Rows, dequantized
 Cache = Any
 Pages = Int[Array, "B N"] | None
 
+# Slots of a tile of prefill: memory is linear in T times this, whatever the cache's length.
+PREFILL_TILE = 512
 _NOWHERE = 2**31 - 1  # a page past any pool's last: what is written there is dropped
 
 
@@ -96,3 +100,42 @@ def with_one(rows: Float[Array, "*B R"]) -> Float[Array, "*B Q"]:
 def lengths_of(positions_BT: Int[Array, "B T"]) -> Int[Array, "B"]:
     """Tokens of each sequence, the new ones included: what the decode kernels count."""
     return positions_BT[:, -1] + 1
+
+
+def attend_tiles(q_BTHW, cache, materialize, lengths_B, *, scale, pages_BN=None):
+    """Attend each sequence's last T tokens, at all its cached ones up to each, to `cache`.
+
+    `materialize(some slots of the cache, their positions [1, c])` gives keys [B, c, G, W] and
+    values [B, c, G, K]. `lengths_B` counts the T tokens too. With `pages_BN` the cache is a pool.
+    Returns float32 [B, T, H, K].
+    """
+    S = slots_of(cache, pages_BN)
+    chunk = min(S, PREFILL_TILE)
+    B, T, H, W = q_BTHW.shape
+    f32 = {"preferred_element_type": jnp.float32}
+
+    def keys_values(start):
+        tile = {
+            name: online.slots(getattr(cache, name), pages_BN, start, chunk, axis=axis)
+            for name, axis in slot_axes(cache).items()
+        }
+        return materialize(type(cache)(**tile), (start + jnp.arange(chunk))[None])
+
+    # As in `flash`: heads before positions, a group's queries in one axis, plain batched products.
+    def logits(index, start):
+        k_BcGW = keys_values(start)[0]
+        G = k_BcGW.shape[2]
+        q_BGXW = q_BTHW.swapaxes(1, 2).reshape(B, G, H // G * T, W)
+        logits_BGXc = jnp.matmul(q_BGXW, k_BcGW.transpose(0, 2, 3, 1), **f32)
+        return scale * logits_BGXc.reshape(B, H, T, chunk)
+
+    def values(weights_BHTc, start, seen_Bc):
+        v_BcGK = keys_values(start)[1]
+        v_BcGK = jnp.where(seen_Bc[:, :, None, None], v_BcGK, 0)
+        G = v_BcGK.shape[2]
+        weights_BGXc = weights_BHTc.reshape(B, G, H // G * T, chunk).astype(v_BcGK.dtype)
+        sums_BGXK = jnp.matmul(weights_BGXc, v_BcGK.swapaxes(1, 2), **f32)
+        return (sums_BGXK.reshape(B, H, T, -1),)
+
+    (out_BHTK,), _ = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
+    return out_BHTK.swapaxes(1, 2)

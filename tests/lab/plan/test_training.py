@@ -55,7 +55,7 @@ def test_state_is_what_live_arrays_hold(mesh, variant, moments):
         f"attention={variant}", f"optimizer.moments_dtype={moments}", "model.norm_gain=true",
         **mesh,
     )  # fmt: skip
-    # Zeros, put where the step's state lies: making a real state would compile its initialisation.
+    # Zeros, put where the step's state lies: making a real state would compile its initialization.
     abstract = abstract_state(config, make_mesh(config.mesh))
     state = jax.tree.map(
         lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding),

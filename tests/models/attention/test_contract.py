@@ -32,7 +32,7 @@ PROMPTS = (5, 2, 7)  # ragged, in one batch
 PADDED, TOTAL, SLOTS = 9, 12, 16  # more than the queries that decode kernels take
 CHUNK = 3
 
-# Most of this suite's time is XLA's: these programs run once and need no optimising.
+# Most of this suite's time is XLA's: these programs run once and need no optimizing.
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 quick_jit = partial(jax.jit, compiler_options=QUICK)
 

@@ -44,7 +44,7 @@ def designed(D, K, R):
 
 
 def designed_keys(residual: float, *, D=64, K=32, R=8, T=40):
-    """(q, shared key, latent, B) in float64 from the designed initialisation of one head.
+    """(q, shared key, latent, B) in float64 from the designed initialization of one head.
 
     `residual` scales B, so that 1 is the design's ‖U Bᵀ‖ = 0.1 ‖W‖ and 10 an equal share.
     """

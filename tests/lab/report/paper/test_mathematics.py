@@ -37,7 +37,7 @@ def off(value, truth):
 def head(scale, share, seed=0):
     """(queries, shared keys, latents, B) of a head; its residual is `share` of the shared part.
 
-    64 tokens at positions up to 2,048; weights as the paper's initialisation spreads them.
+    64 tokens at positions up to 2,048; weights as the paper's initialization spreads them.
     """
     rng, (D, R) = np.random.default_rng(seed), SHAPES[scale]
     x_TD = rng.standard_normal((64, D)) / D**0.5
