@@ -181,8 +181,8 @@ def doctor(
     """
     # Beside other programs: what is not needed is not taken.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    from lrkv_jax.lab.doctor.checks import checks
     from lrkv_jax.lab.doctor.examine import WRONG, examine, sentence
+    from lrkv_jax.lab.doctor.host import checks
 
     def show(finding) -> None:
         print(finding, file=sys.stderr if as_json else sys.stdout, flush=True)

@@ -17,8 +17,7 @@ from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.agreement import ROWS, agreement_on
 from lrkv_jax.evaluation.benchmark import Benchmark, BenchmarkSettings, Questions, questions
-from lrkv_jax.evaluation.generated import check_allowed, gsm8k, humaneval
-from lrkv_jax.evaluation.multiple_choice import multiple_choice
+from lrkv_jax.evaluation.tasks import check_allowed, gsm8k, humaneval, multiple_choice
 from lrkv_jax.files import check_writable, write_json
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.language_model import LanguageModel

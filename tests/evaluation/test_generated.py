@@ -12,7 +12,7 @@ from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, questions
 from lrkv_jax.evaluation.evaluate import BENCHMARKS
-from lrkv_jax.evaluation.generated import pass_at_k, passed
+from lrkv_jax.evaluation.tasks import pass_at_k, passed
 from lrkv_jax.inference import Sampling
 from lrkv_jax.inference.language_model import Draws
 

@@ -1,4 +1,7 @@
-"""The machine around the devices: cores, memory, disk, driver and packages; no JAX is loaded."""
+"""The machine around the devices: cores, memory, disk, driver and packages; no JAX is loaded.
+
+`checks` lists every check in order: a later one may depend on what an earlier one measured.
+"""
 
 import os
 import platform
@@ -8,13 +11,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from lrkv_jax.distributed.device import usable_cores
-from lrkv_jax.lab.doctor.examine import NOT_HERE, SLOW, WRONG, Finding, judged
+from lrkv_jax.lab.doctor.examine import NOT_HERE, SLOW, WRONG, Check, Facts, Finding, judged
 
 # A process that trains the smallest configuration takes 1.2 GB; reading records, a few more.
 LEAST_MEMORY, LITTLE_MEMORY = 2 << 30, 6 << 30
@@ -137,3 +141,28 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def checks(facts: Facts) -> Iterator[Check]:
+    """Every check, in order; `facts` fills while they run."""
+    programs = "end other programs, or ask for more memory"
+    yield Check("machine", 10, programs, machine)
+    yield Check("disk", 20, "start in a folder on another disk, and name a run_dir there", disk)
+    reload = "load or reinstall NVIDIA's driver, and end what else uses the GPUs"
+    yield Check("driver", 15, reload, driver)
+    gpus = facts["driver"].get("gpus", 0)
+    install = 'pip install -c constraints.txt -e ".[dev]", or ".[cuda13]" for GPUs'
+    yield Check("packages", 10, install, partial(packages, gpus))
+    # Imported here: what is above needs no JAX, which may not load.
+    from lrkv_jax.lab.doctor import devices
+
+    seen = "see the lines on the driver and the packages; JAX_PLATFORMS=cpu does without GPUs"
+    yield Check("devices", 45, seen, partial(devices.devices, gpus))
+    found = facts["devices"]
+    count = found.get("count", 0)
+    clocks = "look at its clocks, power and heat (nvidia-smi -q, dmesg)"
+    for index in range(min(count, 1) if found.get("backend") == "cpu" else count):
+        yield Check(f"device {index}", 30, clocks, partial(devices.speed, index))
+    if count > 1:
+        links = "look at the links (nvidia-smi topo -m, NCCL_DEBUG=INFO)"
+        yield Check(f"all-reduce of {count}", 30, links, devices.between)
