@@ -115,14 +115,14 @@ def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(made)
 
 
-def said(role: Role, text: str) -> Message:
+def text_message(role: Role, text: str) -> Message:
     """A message of plain text. Raises LrkvError where it is empty."""
     return Message(role, (Part("text", text),) if text else ())
 
 
 def exchange(question: str, answer: str) -> Conversation:
     """One question and its answer, both plain text. Raises LrkvError where one is empty."""
-    return Conversation((said("user", question), said("assistant", answer)))
+    return Conversation((text_message("user", question), text_message("assistant", answer)))
 
 
 def conversation_from(messages: Sequence[Mapping[str, Any]]) -> Conversation:
@@ -148,5 +148,5 @@ def conversation_from(messages: Sequence[Mapping[str, Any]]) -> Conversation:
         if not content and role != "system":
             raise LrkvError(f"message {number} ({role}) is empty: leave it out")
         if content:
-            found.append(said(cast(Role, role), content))
+            found.append(text_message(cast(Role, role), content))
     return Conversation(tuple(found))

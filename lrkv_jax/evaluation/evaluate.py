@@ -67,7 +67,7 @@ def evaluate(
     """
     if batch is not None and batch < 1:
         raise LrkvError(f"batch = {batch}: use 1 or more")
-    asked, settings = ask(read_run(directory), tasks, settings)
+    chosen, settings = questions_of(read_run(directory), tasks, settings)
     run = load_run(directory, step=step, overrides=overrides)
     batch = batch or run.config.train.global_batch_size
     report = Path(directory) / "evaluation.json"
@@ -79,7 +79,7 @@ def evaluate(
     for task in tasks:
         if task in TASKS:
             result[task] = TASKS[task](run, batch)
-    for name, questions_ in asked.items():
+    for name, questions_ in chosen.items():
         model = LanguageModel.of(run, batch=batch)
         if progress is not None:
             model.progress = _adding_up(progress, name, len(questions_.examples))
@@ -95,13 +95,13 @@ def evaluate(
         path = Path(directory) / "evaluations" / f"{name}-step{run.step}.json"
         path.parent.mkdir(exist_ok=True)
         write_json(path, {**about, **how, **result[name], "records": records})
-    if asked.keys() == BENCHMARKS.keys():
-        result["combined"] = sum(result[name]["score"] for name in asked) / len(asked)
+    if chosen.keys() == BENCHMARKS.keys():
+        result["combined"] = sum(result[name]["score"] for name in chosen) / len(chosen)
     write_json(report, result)
     return result
 
 
-def ask(
+def questions_of(
     config: RunConfig, tasks: Sequence[str], settings: BenchmarkSettings | None = None
 ) -> tuple[dict[str, Questions], BenchmarkSettings]:
     """What the benchmarks among the tasks ask, and the settings: those of such a run unless given.
@@ -127,8 +127,8 @@ def ask(
                 "the run was not trained to chat, and benchmarks are asked in one: midtrain it, or "
                 "use lrkv harness RUN --tasks NAMES"
             )
-    asked = {name: questions(name, SPLIT, settings) for name in tasks if name in BENCHMARKS}
-    return asked, settings
+    chosen = {name: questions(name, SPLIT, settings) for name in tasks if name in BENCHMARKS}
+    return chosen, settings
 
 
 def _adding_up(progress: OnProgress, name: str, total: int) -> Callable[[float], None]:

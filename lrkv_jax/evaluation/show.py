@@ -18,9 +18,9 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
     for name, value in _measures(result):
         table.add_row(name, value)
     console.print(table)
-    asked = [name for name in BENCHMARKS if name in result]
-    if asked:
-        console.print(_benchmarks(result, asked))
+    benchmarks = [name for name in BENCHMARKS if name in result]
+    if benchmarks:
+        console.print(_benchmarks(result, benchmarks))
 
 
 def _measures(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -46,12 +46,12 @@ def _measures(result: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _benchmarks(result: dict[str, Any], asked: list[str]) -> Table:
-    demonstration = any(result[name]["dataset"]["demonstration"] for name in asked)
+def _benchmarks(result: dict[str, Any], benchmarks: list[str]) -> Table:
+    demonstration = any(result[name]["dataset"]["demonstration"] for name in benchmarks)
     title = "DEMONSTRATION SETS: no benchmark's scores" if demonstration else "benchmarks, %"
     columns = "", "measure", "score", "standard error", "examples", "cut"
     table = Table(*columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in asked:
+    for name in benchmarks:
         row = result[name]
         error = row["more"][f"{row['measure']}_stderr"]
         table.add_row(

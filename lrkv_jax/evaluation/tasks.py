@@ -25,10 +25,10 @@ from lrkv_jax.inference.language_model import LanguageModel
 
 
 def multiple_choice(
-    model: LanguageModel, asked: Questions, settings: BenchmarkSettings
+    model: LanguageModel, questions: Questions, settings: BenchmarkSettings
 ) -> BenchmarkResult:
     """The likeliest label right after the assistant's turn begins (the recipe's way)."""
-    examples: list[Choices] = asked.examples
+    examples: list[Choices] = questions.examples
     prompts, ids = [], []
     for example in examples:
         prompts.append(model.chat_prompt(letter_questions.conversation(example).unanswered()))
@@ -68,9 +68,11 @@ def multiple_choice(
     return BenchmarkResult("accuracy", more["accuracy"], records, more)
 
 
-def gsm8k(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -> BenchmarkResult:
+def gsm8k(
+    model: LanguageModel, questions: Questions, settings: BenchmarkSettings
+) -> BenchmarkResult:
     """Score the word problems, asked in a chat with the calculator, by the number after "#### "."""
-    examples: list[problems.WordProblem] = asked.examples
+    examples: list[problems.WordProblem] = questions.examples
     prompts = [model.chat_prompt(problems.conversation(e).unanswered()) for e in examples]
     records = []
     answers = model.answers(prompts, settings.new_tokens, settings.draws())
@@ -92,7 +94,7 @@ def gsm8k(model: LanguageModel, asked: Questions, settings: BenchmarkSettings) -
 
 
 def humaneval(
-    model: LanguageModel, asked: Questions, settings: BenchmarkSettings
+    model: LanguageModel, questions: Questions, settings: BenchmarkSettings
 ) -> BenchmarkResult:
     """Score programs that are asked for in a chat.
 
@@ -100,7 +102,7 @@ def humaneval(
     `settings.run_model_code` says that the programs may run.
     """
     check_allowed(settings)
-    examples = asked.examples
+    examples = questions.examples
     prompts = [model.chat_prompt(programs.conversation(e).unanswered()) for e in examples]
     texts_of_examples = [
         [answer.text(model.chat) for answer in samples]

@@ -6,7 +6,7 @@ import jax
 
 from lrkv_jax import files
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.conversation import Conversation, said
+from lrkv_jax.data.conversation import Conversation, text_message
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.inference import generate
 from lrkv_jax.inference.trained_run import SAMPLING
@@ -118,7 +118,8 @@ class Callbacks:
         stop: tuple[int, ...] = tokenizer.ends
         if self.config.data.mixture is not None:
             chat = ChatFormat(tokenizer)
-            conversations = [Conversation((said("user", text),)) for text in train.sample_prompts]
+            asked = (text_message("user", text) for text in train.sample_prompts)
+            conversations = [Conversation((one,)) for one in asked]
             prompts = [chat.prompt(one) for one in conversations]
             stop = chat.stops
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)

@@ -36,10 +36,10 @@ def initial_state(config: RunConfig, mesh: Mesh) -> TrainState:
     before = read_run(config.init_from)
     _check(config, before)
     _, params = restore_parameters(config.init_from, before.model, mesh, config.init_step)
-    placed = state_shardings(config, mesh).params
+    shardings = state_shardings(config, mesh).params
     grown = jax.jit(
         lambda old, fresh: jax.tree.map(_into, old, fresh),
-        out_shardings=placed, donate_argnums=1,
+        out_shardings=shardings, donate_argnums=1,
     )  # fmt: skip
     return replace(state, params=grown(params, state.params))
 

@@ -211,7 +211,8 @@ class _Loop:
         for tokens_bU in setup.loader.iterate(start, end):
             watchdog.at("step", step + 1)
             self._profile.before(step + 1)
-            batch = as_argument(setup.placed, setup.config.train.global_batch_size, tokens_bU)
+            size = setup.config.train.global_batch_size
+            batch = as_argument(setup.batch_sharding, size, tokens_bU)
             state, metrics = self._program.call(state, batch)
             step += 1
             if pending:

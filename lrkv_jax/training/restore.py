@@ -50,11 +50,11 @@ def restore_parameters(
     Raises `LrkvError` as `Checkpointer.restore` does.
     """
     shapes = abstract_parameters(model)
-    placed = parameter_shardings(specs(model), shapes, mesh)
+    shardings = parameter_shardings(specs(model), shapes, mesh)
     abstract = jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         shapes,
-        placed,
+        shardings,
     )
     with Checkpointer(Path(directory) / "checkpoints") as checkpoints:
         chosen = checkpoints.best() if step == "best" else cast(int | None, step)

@@ -31,7 +31,7 @@ def compiled_step(setup: Setup, abstract: TrainState) -> Compiled:
     train = setup.config.train
     step = make_train_step(setup.config, setup.mesh, setup.token_bytes_V, setup.batch_format)
     tokens = jax.ShapeDtypeStruct(
-        (train.global_batch_size, train.seq_len + 1), jnp.int32, sharding=setup.placed
+        (train.global_batch_size, train.seq_len + 1), jnp.int32, sharding=setup.batch_sharding
     )
     return compile_ahead(step, abstract, tokens, mesh=setup.mesh)
 

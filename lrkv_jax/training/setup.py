@@ -46,7 +46,7 @@ class Setup:
         return self.config.train.global_batch_size * self.config.train.seq_len
 
     @cached_property
-    def placed(self) -> NamedSharding:
+    def batch_sharding(self) -> NamedSharding:
         """Where the rows of a batch lie."""
         return batch_sharding(self.mesh)
 

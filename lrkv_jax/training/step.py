@@ -40,7 +40,7 @@ def make_train_step(
     gradient = make_gradient(config, mesh, token_bytes_V, batch_format)
     weights = learning_specs(config)
     rates = learning_rates(config.optimizer, config.train.total_steps)
-    placed = state_shardings(config, mesh)
+    shardings = state_shardings(config, mesh)
 
     def step(state: TrainState, tokens_BU):
         (loss, nats, num_bytes), grads = gradient(state.params, tokens_BU, state.teacher)
@@ -73,8 +73,8 @@ def make_train_step(
     return jax.jit(
         step,
         donate_argnums=0,
-        in_shardings=(placed, batch_sharding(mesh)),
-        out_shardings=(placed, replicated(mesh)),
+        in_shardings=(shardings, batch_sharding(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
     )
 
 

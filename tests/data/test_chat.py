@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.conversation import Conversation, Message, Part, exchange, said
+from lrkv_jax.data.conversation import Conversation, Message, Part, exchange, text_message
 from lrkv_jax.data.tokenizer import CHAT_NAMES, load_tokenizer
 from lrkv_jax.errors import LrkvError
 
 SMALL = ChatFormat(load_tokenizer("sotu-4096"))
 SUM = Conversation(
     (
-        said("user", "What is 48/2?"),
+        text_message("user", "What is 48/2?"),
         Message("assistant", (Part("text", "It is "), Part("python", "48/2"), Part("output", "24"),
                               Part("text", "24."))),
-        said("user", "Thanks"),
+        text_message("user", "Thanks"),
     )
 )  # fmt: skip
 
@@ -114,6 +114,8 @@ def test_an_answered_conversation_asks_nothing():
 
 
 def test_a_conversations_turns_are_joined_before_they_are_framed():
-    apart = Conversation((said("system", "S"), said("user", "a"), said("user", "b")))
-    assert SMALL.prompt(apart) == SMALL.prompt(Conversation((said("user", "S\n\na\n\nb"),)))
+    apart = Conversation(
+        (text_message("system", "S"), text_message("user", "a"), text_message("user", "b"))
+    )
+    assert SMALL.prompt(apart) == SMALL.prompt(Conversation((text_message("user", "S\n\na\n\nb"),)))
     assert SMALL.render(apart)[0].tolist() == SMALL.prompt(apart)[:-1]

@@ -8,7 +8,7 @@ from lrkv_jax.data.conversation import (
     Part,
     conversation_from,
     exchange,
-    said,
+    text_message,
 )
 from lrkv_jax.errors import LrkvError
 
@@ -34,7 +34,7 @@ def test_a_leading_system_message_goes_before_the_first_users_and_an_empty_one_a
     assert [message.role for message in got.messages] == ["system", "user", "assistant"]
     assert got.alternating() == exchange("Be brief.\n\nHi", "Hi")
     got = conversation_from(turns(("system", ""), ("user", "Hi")))
-    assert got == Conversation((said("user", "Hi"),))
+    assert got == Conversation((text_message("user", "Hi"),))
 
 
 def test_messages_of_one_role_that_follow_each_other_are_one_turn():
@@ -48,13 +48,15 @@ def test_messages_of_one_role_that_follow_each_other_are_one_turn():
     assert [(m.role, m.text) for m in got.alternating().messages] == expected
     assert got.alternating().alternating() == got.alternating()
     sum_ = Message("assistant", (Part("python", "1+1"), Part("output", "2")))
-    whole = Conversation((said("user", "?"), sum_, said("assistant", "2."))).alternating()
+    whole = Conversation(
+        (text_message("user", "?"), sum_, text_message("assistant", "2."))
+    ).alternating()
     kinds = [(part.kind, part.text) for part in whole.messages[1].parts]
     assert kinds == [("python", "1+1"), ("output", "2"), ("text", "\n\n2.")]
 
 
 def test_the_prompt_is_all_but_the_last_answer():
-    asked = Conversation((said("user", "Hi"),))
+    asked = Conversation((text_message("user", "Hi"),))
     assert exchange("Hi", "Ho").unanswered() == asked
     assert asked.unanswered() == asked
 

@@ -17,7 +17,7 @@ from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.benchmark import BenchmarkSettings, questions
-from lrkv_jax.evaluation.evaluate import BENCHMARKS, ask
+from lrkv_jax.evaluation.evaluate import BENCHMARKS, questions_of
 from lrkv_jax.models.transformer import with_parameters
 
 # The package's name `evaluate` is the function.
@@ -131,7 +131,9 @@ def test_what_a_run_cannot_answer_to_is_refused_before_the_work():
         (["humaneval"], DEMO, "--run-model-code"),
     ):
         with pytest.raises(LrkvError, match=message):
-            ask(a_run(few if "bpb" in tasks else config, params, 128).config, tasks, settings)
+            questions_of(
+                a_run(few if "bpb" in tasks else config, params, 128).config, tasks, settings
+            )
 
 
 def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from support.planted_models import drawn, plant
 
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.chat_template import ChatTemplate
-from lrkv_jax.data.conversation import Conversation, Message, Part, conversation_from, said
+from lrkv_jax.data.conversation import Conversation, Message, Part, conversation_from, text_message
 from lrkv_jax.data.tokenizer import foreign_tokenizer, load_tokenizer
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
@@ -112,7 +112,7 @@ def test_no_text_forges_a_token_of_a_template(name, folders):
     names = [token["content"] for token in special if token["special"]]
 
     def prompt(text):
-        ids = chat.prompt(Conversation((said("user", text),)))
+        ids = chat.prompt(Conversation((text_message("user", text),)))
         return [i for i in ids if not chat.tokenizer.token_bytes[i]], ids
 
     for text in (*names, "".join(names), f"a{names[-1]}b", f"\ufdd0{names[-1]}\ufdd1"):
@@ -168,7 +168,7 @@ def test_a_chats_turns_are_the_templates_whole_conversation(imported):
         held = chat._sequence.tokens
         assert held[: len(prompt)] == prompt, number
         assert chat.messages[-1] == {"role": "assistant", "content": answer}
-    assert chat.used > len(form.prompt(Conversation((said("user", "a"),))))
+    assert chat.used > len(form.prompt(Conversation((text_message("user", "a"),))))
 
 
 def test_an_answer_ends_where_the_model_says(folders):
@@ -239,7 +239,8 @@ def test_a_run_of_ours_that_comes_back_has_its_calculator(tmp_path, one_device):
     export(tmp_path / "run", tmp_path / "hf")
     import_model(str(tmp_path / "hf"), tmp_path / "back", say=lambda _: None)
     parts = (Part("python", "1+1"), Part("output", "2"), Part("text", "2."))
-    asked = Conversation((said("system", "S"), said("user", "?"), Message("assistant", parts)))
+    opening = text_message("system", "S"), text_message("user", "?")
+    asked = Conversation((*opening, Message("assistant", parts)))
     ours, back = (ChatFormat(load_run(tmp_path / name).tokenizer) for name in ("run", "back"))
     for loss in ("all", "assistant"):
         for one, other in zip(ours.render(asked, loss), back.render(asked, loss), strict=True):
@@ -252,4 +253,4 @@ def test_a_template_has_no_calculator(folders):
     chat = ChatFormat(foreign_tokenizer(str(folders["chatml"])))
     call = Message("assistant", (Part("python", "1+1"), Part("output", "2")))
     with pytest.raises(LrkvError, match="no tokens for the calculator"):
-        chat.render(Conversation((said("user", "?"), call)))
+        chat.render(Conversation((text_message("user", "?"), call)))

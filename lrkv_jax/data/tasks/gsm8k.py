@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from lrkv_jax.data.conversation import Conversation, Kind, Message, Part, said
+from lrkv_jax.data.conversation import Conversation, Kind, Message, Part, text_message
 from lrkv_jax.errors import LrkvError
 
 _FINAL = re.compile(r"#### (\-?[0-9\.\,]+)")
@@ -47,7 +47,7 @@ def conversation(problem: WordProblem) -> Conversation:
         parts.append(("python", expression if equals else result))
         parts.append(("output", result if equals else ""))
     kept = tuple(Part(kind, text) for kind, text in parts if text)
-    return Conversation((said("user", problem.question), Message("assistant", kept)))
+    return Conversation((text_message("user", problem.question), Message("assistant", kept)))
 
 
 def extract_answer(text: str) -> str | None:

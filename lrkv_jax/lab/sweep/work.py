@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import differences
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
-from lrkv_jax.evaluation.evaluate import ask
+from lrkv_jax.evaluation.evaluate import questions_of
 from lrkv_jax.files import read_json
 from lrkv_jax.lab.sweep.grid import Point
 from lrkv_jax.training.metrics import read_metrics
@@ -144,7 +144,7 @@ def work(
             "lrkv evaluate RUN --tasks humaneval --run-model-code"
         )
     for chats in {point.config.data.mixture is not None: point for point in points}.values():
-        ask(chats.config, tasks)
+        questions_of(chats.config, tasks)
     known: Mapping[str, RunRecord] = {}
     if archive:
         # Imported here: it loads scipy's statistics, which takes a second.
