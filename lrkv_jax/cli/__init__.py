@@ -44,6 +44,7 @@ def main() -> None:
         code = app(prog_name="lrkv", standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # by Ctrl-C
             _print_error("interrupted")
+        sys.stdout.flush()  # what cannot be printed is an error, and not the end of a command
         _end(code)
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a page, not a mistake

@@ -108,7 +108,7 @@ def test_analyze_writes_what_the_report_draws(capsys, monkeypatch, trained, one_
     report = (page / "report.html").read_text()
     assert "<img" in report and "Effective rank" in report
     assert "http" not in report.split("<body>")[1]
-    assert {path.suffix for path in page.iterdir()} >= {".png", ".svg", ".md", ".tex", ".json"}
+    assert {path.suffix for path in page.iterdir()} >= {".png", ".svg", ".md", ".json"}
 
 
 @pytest.mark.slow
