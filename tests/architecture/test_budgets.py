@@ -20,13 +20,13 @@ GOAL = {
 }  # fmt: skip
 # Today's lines; each is its goal in the end.
 NOW = {
-    "config": 1647, "models": 2918, "kernels": 2893, "optim": 468, "distributed": 1431,
-    "training": 2974, "data": 3312, "inference": 2993, "serving": 1925, "evaluation": 1532,
-    "interop": 2117, "cli": 1439, "lab": 7470, "": 206,
+    "config": 1647, "models": 2916, "kernels": 2893, "optim": 468, "distributed": 1431,
+    "training": 2976, "data": 3312, "inference": 2993, "serving": 1919, "evaluation": 1525,
+    "interop": 2117, "cli": 1440, "lab": 7465, "": 206,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
 # 20,000 and 2,000 in the end.
-ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 235, 25_400, 2_000
+ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 231, 25_400, 2_000
 
 
 def lines_of(path):
