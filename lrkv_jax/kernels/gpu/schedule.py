@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 TILE = 64  # tokens; the M of Hopper's warpgroup products, and the page of a paged cache
-PIECE = 8  # tiles; docs/decode.md has the estimate
+PIECE = 8  # tiles; experiments/results/NOTES.md has the estimate
 
 
 class PieceSchedule(NamedTuple):
