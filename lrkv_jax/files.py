@@ -98,19 +98,19 @@ def check_writable(path: str | Path) -> None:
         raise LrkvError(f"{path} cannot be written ({reason}): name another")
 
 
-def read_json(path: Path, mend: str) -> dict[str, Any] | None:
+def read_json(path: Path, hint: str) -> dict[str, Any] | None:
     """The mapping in a JSON file, None if there is no file.
 
-    Raises `LrkvError`, which ends in `mend`, for a file that holds none.
+    Raises `LrkvError`, which ends in `hint`, for a file that holds none.
     """
     if not path.is_file():
         return None
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise LrkvError(f"{path} cannot be read as JSON: {mend}") from error
+        raise LrkvError(f"{path} cannot be read as JSON: {hint}") from error
     if not isinstance(content, dict):
-        raise LrkvError(f"{path} is not a JSON mapping: {mend}")
+        raise LrkvError(f"{path} is not a JSON mapping: {hint}")
     return content
 
 

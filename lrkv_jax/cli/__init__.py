@@ -77,11 +77,11 @@ def _one_line(error: Exception) -> str | None:
 def _usage(error: Any) -> str:
     """What is wrong with a command line, and the help page or the setting that mends it."""
     path = error.ctx.command_path if error.ctx else "lrkv"
-    said = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".")
     settings = ""
     if getattr(error, "option_name", None):
         settings = " (settings have no dashes, as in train.steps=100)"
-    return f"{said[:1].lower()}{said[1:]}{settings}: see {path} --help"
+    return f"{message[:1].lower()}{message[1:]}{settings}: see {path} --help"
 
 
 def _print_error(text: str) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 HELP = ["-h", "--help"]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"lrkv {__version__}")
         raise typer.Exit
 
@@ -106,7 +106,7 @@ def start_alone(command: str) -> None:
     with working("starting"):
         from lrkv_jax.distributed import start
 
-        start(alone=f"lrkv {command}")
+        start(command=f"lrkv {command}")
 
 
 def loaded(command: str, run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:

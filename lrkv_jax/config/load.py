@@ -212,14 +212,14 @@ def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -
         raise LrkvError(f"init_from = {run} is not a run: it has no config.yaml")
     load_config(saved)  # an error then names this file
     base = _read(saved)
-    kept = {key: base[key] for key in ("variants", "model", "optimizer") if base.get(key)}
+    inherited = {key: base[key] for key in ("variants", "model", "optimizer") if base.get(key)}
     for name, group in (("train", TrainConfig), ("data", DataConfig)):
         settings = base.get(name) or {}
-        kept[name] = {k: settings[k] for k in inherited_settings(group) if k in settings}
-    kept["model"].pop("attention", None)
+        inherited[name] = {k: settings[k] for k in inherited_settings(group) if k in settings}
+    inherited["model"].pop("attention", None)
     name = f"{base['name']}-{raw['name']}" if raw.get("name") else base["name"]
     own = {key: value for key, value in raw.items() if value is not None}
-    return _deep(kept, own) | {"name": name, "attention": base["attention"]}
+    return _deep(inherited, own) | {"name": name, "attention": base["attention"]}
 
 
 def _deep(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -106,8 +106,8 @@ def template_of(folder: Path, special: Sequence[str]) -> ChatTemplate | None:
     old = files.read_json(folder / OLD_NAMES, "fetch it again") or {}
     tokens = {name: settings.get(name, old.get(name)) for name in NAMED}
     plain = {n: one.get("content") if isinstance(one, dict) else one for n, one in tokens.items()}
-    kept = {name: text for name, text in plain.items() if isinstance(text, str)}
-    return ChatTemplate(str(path), source, kept, special)
+    texts = {name: text for name, text in plain.items() if isinstance(text, str)}
+    return ChatTemplate(str(path), source, texts, special)
 
 
 class _Generation(jinja2.ext.Extension):

@@ -121,8 +121,8 @@ def provenance_of(config: DataConfig) -> dict[str, Any]:
             f"data.source = {folder} lacks {len(absent)} of {len(found['files'])} files of its "
             f"download, such as {absent[0]}: run lrkv data build again, which continues it"
         )
-    kept = ("repo", "repo_type", "revision", "commit")
-    return {"license": config.license or found["license"]} | {key: found[key] for key in kept}
+    keys = ("repo", "repo_type", "revision", "commit")
+    return {"license": config.license or found["license"]} | {key: found[key] for key in keys}
 
 
 def _absent(folder: Path, provenance: dict[str, Any]) -> list[str]:

@@ -159,8 +159,8 @@ def make_loader(
     """
     rows = range(batch) if rows is None else rows
     if not rows or rows[0] < 0 or rows[-1] >= batch:
-        held = f"rows {rows.start} to {rows.stop - 1}"
-        raise LrkvError(f"{held} of a batch of {batch}: use 0 to {batch - 1}")
+        named = f"rows {rows.start} to {rows.stop - 1}"
+        raise LrkvError(f"{named} of a batch of {batch}: use 0 to {batch - 1}")
     records = Records(build_dataset(data_config, context), "train")
     tokenizer = load_tokenizer(data_config.tokenizer)
     return Loader(records, tokenizer, data_config.shuffle_seed, batch, rows, epochs)

@@ -48,25 +48,25 @@ def documents(
     if split not in SPLITS:
         raise LrkvError(f"split = {split}: use train or heldout")
     names = file_names(source)
-    whole = whole_files(source, names, heldout_shards)
+    split_of_file = whole_files(source, names, heldout_shards)
     share = 0.0 if heldout_shards else heldout
-    return _of_split(source, split, names, whole, text_column, share)
+    return _of_split(source, split, names, split_of_file, text_column, share)
 
 
 def _of_split(
     source: str,
     split: Split,
     names: list[str],
-    whole: dict[str, Split],
+    split_of_file: dict[str, Split],
     text_column: str,
     heldout: float,
 ) -> Iterator[str]:
     found = False
     for name in names:
-        if whole.get(name, split) != split:
+        if split_of_file.get(name, split) != split:
             continue
         for row in rows(source, name, text_column=text_column, heldout=heldout):
-            if row.text and whole.get(name, row.split) == split:
+            if row.text and split_of_file.get(name, row.split) == split:
                 found = True
                 yield row.text
     if not found:
@@ -116,8 +116,8 @@ def whole_files(source: str, names: list[str], heldout_shards: int) -> dict[str,
             f"data.heldout_shards = {heldout_shards} holds out all that data.source = {source} "
             f"has ({len(names)} of them): add files, or use 0 and data.heldout"
         )
-    kept = len(names) - heldout_shards
-    return {name: "train" if n < kept else "heldout" for n, name in enumerate(names)}
+    training = len(names) - heldout_shards
+    return {name: "train" if n < training else "heldout" for n, name in enumerate(names)}
 
 
 def no_document(source: str, split: Split, heldout: float) -> LrkvError:

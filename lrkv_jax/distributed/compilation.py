@@ -180,5 +180,5 @@ def program_bytes(program: jax.stages.Compiled) -> int:
     They are arguments, output and temporaries, less the output that overwrites arguments.
     """
     memory = program.memory_analysis()
-    held = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    return held + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    live = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    return live + memory.output_size_in_bytes - memory.alias_size_in_bytes

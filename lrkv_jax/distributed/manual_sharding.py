@@ -49,8 +49,8 @@ def manual_part(spec: PartitionSpec) -> PartitionSpec:
 
     def keep(entry):
         names = entry if isinstance(entry, tuple) else (entry,)
-        kept = tuple(name for name in names if name in MANUAL_AXES)
-        return kept or None
+        manual = tuple(name for name in names if name in MANUAL_AXES)
+        return manual or None
 
     return PartitionSpec(*map(keep, spec))
 
@@ -143,14 +143,14 @@ def gathered(shards: list, axes: Sequence[Axes], dtype: jnp.dtype) -> list:
     """
 
     @jax.custom_vjp
-    def whole(shards):
+    def gathered(shards):
         return [weight.astype(jnp.float32) for weight in gather(shards, axes, dtype)]
 
-    whole.defvjp(
-        lambda shards: (whole(shards), None),
+    gathered.defvjp(
+        lambda shards: (gathered(shards), None),
         lambda _, gradients: (scatter(gradients, axes, sums=False),),
     )
-    return whole(shards)
+    return gathered(shards)
 
 
 def fsdp_layer(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
@@ -175,11 +175,11 @@ def fsdp_layer(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
         out, backward_f = residuals(x, weights, data)
         leaves = jax.tree.leaves(backward_f)
         flags = _depend_on_first(lambda *a: residuals(*a)[1], x, weights, data)
-        kept = [leaf for leaf, keep in zip(leaves, flags, strict=True) if keep]
-        return out, (kept, shards, data)
+        saved_leaves = [leaf for leaf, keep in zip(leaves, flags, strict=True) if keep]
+        return out, (saved_leaves, shards, data)
 
     def backward(saved, gradient):
-        kept, shards, data = saved
+        saved_leaves, shards, data = saved
         if size(FSDP) > 1:
             # Else an unrolled scan finds the forward pass's gather again, and keeps it.
             shards, gradient = jax.lax.optimization_barrier((shards, gradient))
@@ -189,7 +189,7 @@ def fsdp_layer(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
         backward_f = residuals(nowhere, weights, data)[1]
         flags = _depend_on_first(lambda *a: residuals(*a)[1], nowhere, weights, data)
         leaves, tree = jax.tree.flatten(backward_f)
-        rest = iter(kept)
+        rest = iter(saved_leaves)
         leaves = [next(rest) if keep else leaf for leaf, keep in zip(leaves, flags, strict=True)]
         gradient_x, gradients = tree.unflatten(leaves)(gradient)
         return gradient_x, scatter(gradients, axes, sums=sums), None

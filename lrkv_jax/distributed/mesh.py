@@ -30,9 +30,9 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     if free:
         sizes[free[0]] = len(devices) // named
     if math.prod(sizes.values()) != len(devices):
-        printed = " x ".join(f"mesh.{axis}={getattr(config, axis)}" for axis in AXES)
+        axes = " x ".join(f"mesh.{axis}={getattr(config, axis)}" for axis in AXES)
         raise LrkvError(
-            f"{printed} must multiply to the number of devices, {len(devices)}: "
+            f"{axes} must multiply to the number of devices, {len(devices)}: "
             "set one of them to -1 to take what is left"
         )
     return jax.make_mesh(
@@ -76,13 +76,13 @@ def _batch_remedy(batch: int, accumulation: int, shares: int) -> str:
     }, or "
 
 
-def check_divides(axis: str, size: int, name: str, whole: int, remedy: str = "") -> None:
+def check_divides(axis: str, size: int, name: str, total: int, remedy: str = "") -> None:
     """Raise `LrkvError` where a mesh axis of this size cannot split what there are `whole` of.
 
     `remedy` comes before the sizes that would do, and ends in "or ".
     """
-    if whole % size:
-        choices = ", ".join(str(n) for n in range(1, min(whole, 64) + 1) if whole % n == 0)
+    if total % size:
+        choices = ", ".join(str(n) for n in range(1, min(total, 64) + 1) if total % n == 0)
         raise LrkvError(
-            f"{axis} = {size} does not divide {name} = {whole}: {remedy}use one of {choices}"
+            f"{axis} = {size} does not divide {name} = {total}: {remedy}use one of {choices}"
         )

@@ -63,19 +63,19 @@ def decode_agreement(
     places_BN = np.array(prompt_lengths)[:, None] + np.arange(T - longest)
     rows_B1 = np.arange(B)[:, None]
     cached_BNV = engine.forced_logits(prompts, tokens_BT[rows_B1, places_BN].tolist())
-    whole = jax.jit(lambda model, tokens_BT: model(tokens_BT))
-    whole_BTV = whole(with_parameters(config, params), tokens_BT)
-    whole_BNV = np.asarray(whole_BTV)[rows_B1, places_BN - 1]
+    forward = jax.jit(lambda model, tokens_BT: model(tokens_BT))
+    forward_BTV = forward(with_parameters(config, params), tokens_BT)
+    forward_BNV = np.asarray(forward_BTV)[rows_B1, places_BN - 1]
     chosen_BN1 = cached_BNV.argmax(-1)[..., None]
-    behind_BN = whole_BNV.max(-1) - np.take_along_axis(whole_BNV, chosen_BN1, -1)[..., 0]
-    largest = float(np.abs(whole_BNV).max())
+    behind_BN = forward_BNV.max(-1) - np.take_along_axis(forward_BNV, chosen_BN1, -1)[..., 0]
+    largest = float(np.abs(forward_BNV).max())
     next_BN = tokens_BT[rows_B1, places_BN]
     return Agreement(
-        max_relative_error=float(np.abs(cached_BNV - whole_BNV).max()) / largest,
+        max_relative_error=float(np.abs(cached_BNV - forward_BNV).max()) / largest,
         same_greedy_token=float((behind_BN <= TIE * largest).mean()),
         positions=places_BN.size,
         loss=_loss(cached_BNV, next_BN),
-        forward_loss=_loss(whole_BNV, next_BN),
+        forward_loss=_loss(forward_BNV, next_BN),
     )
 
 

@@ -100,9 +100,9 @@ class LrkvLM(LM):
             for request, (context, _) in zip(requests, pairs, strict=True)
         ]
         groups = grouped(keys)
-        asked = [(pairs[group[0]][0], [pairs[i][1] for i in group]) for group in groups]
-        with self._bar(len(asked), "log-likelihoods", disable_tqdm):
-            scores = self.model.log_likelihoods(asked)
+        queries = [(pairs[group[0]][0], [pairs[i][1] for i in group]) for group in groups]
+        with self._bar(len(queries), "log-likelihoods", disable_tqdm):
+            scores = self.model.log_likelihoods(queries)
         results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         for group, row in zip(groups, scores, strict=True):
             for place, score in zip(group, row, strict=True):
@@ -118,7 +118,7 @@ class LrkvLM(LM):
         The harness's windows: disjoint but the last, which reads as much as fits before
         what is left. An empty text has log p 0.
         """
-        asked, owners = [], []
+        queries, owners = [], []
         for place, request in enumerate(requests):
             windows = get_rolling_token_windows(
                 self.model.tokenizer.encode(request.args[0]).tolist(),
@@ -127,10 +127,10 @@ class LrkvLM(LM):
                 context_len=1,
             )
             for context, predicted in map(make_disjoint_window, windows):
-                asked.append((context, [predicted]))
+                queries.append((context, [predicted]))
                 owners.append(place)
-        with self._bar(len(asked), "windows", disable_tqdm):
-            scores = self.model.log_likelihoods(asked)
+        with self._bar(len(queries), "windows", disable_tqdm):
+            scores = self.model.log_likelihoods(queries)
         results = [0.0] * len(requests)
         for place, (score,) in zip(owners, scores, strict=True):
             results[place] += score.log_p
@@ -142,12 +142,14 @@ class LrkvLM(LM):
         Prompts are cut and counted as `LanguageModel` does. Sampled texts depend on
         `seed` and the request's place among those with equal settings.
         """
-        asked = [GenerationSettings.of(request.args[1], self.model.context) for request in requests]
+        settings = [
+            GenerationSettings.of(request.args[1], self.model.context) for request in requests
+        ]
         kinds = [isinstance(request.args[0], ChatPrompt) for request in requests]
         results = [""] * len(requests)
         with self._bar(len(requests), "texts", disable_tqdm):
-            for group in grouped(list(zip(asked, kinds, strict=True))):
-                how, in_chat = asked[group[0]], kinds[group[0]]
+            for group in grouped(list(zip(settings, kinds, strict=True))):
+                how, in_chat = settings[group[0]], kinds[group[0]]
                 prompts = [self._prompt(requests[i].args[0]) for i in group]
                 draws = Draws(how.sampling, self._seed)
                 if in_chat:

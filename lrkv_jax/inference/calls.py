@@ -52,9 +52,9 @@ class Calls:
         self.model, self.mesh, self.steps = model, mesh, steps
         # A CPU reads one draft in a third of a step of eight slots, and eight in three
         # steps.
-        alone = jax.default_backend() == "cpu" and shards == 1
+        single_cpu = jax.default_backend() == "cpu" and shards == 1
         self.decode_options = {
-            "most": steps, "draft_tokens": draft_tokens, "drafts_at_once": int(alone),
+            "most": steps, "draft_tokens": draft_tokens, "drafts_at_once": int(single_cpu),
         }  # fmt: skip
         self.drafted = self.accepted = 0
         self._batch, self._shards, self._pages, self._each = slots, shards, pages, longest

@@ -65,16 +65,16 @@ class Chat:
         """
         if not text.strip():
             raise LrkvError("the message is empty: say something")
-        kept, turn = self._turn(text)
-        room = self.context - kept - len(turn)
+        retained, turn = self._turn(text)
+        room = self.context - retained - len(turn)
         if room < 1:
             raise LrkvError(
-                f"the context of {self.context} tokens is full ({kept} used, {len(turn)} "
+                f"the context of {self.context} tokens is full ({retained} used, {len(turn)} "
                 "asked): /reset starts anew"
             )
-        if self._sequence is not None and kept < self.used:
-            self._engine.cancel(self._sequence, retain=kept)
-            self._sequence = self._sequence if kept else None
+        if self._sequence is not None and retained < self.used:
+            self._engine.cancel(self._sequence, retain=retained)
+            self._sequence = self._sequence if retained else None
         self.messages.append({"role": "user", "content": text})
         going = self._answering(turn, min(self.new_tokens, room))
         reader, shown = _Reader(self._format), 0
@@ -100,14 +100,14 @@ class Chat:
         """
         chat = self._format
         if chat.template is not None:
-            said = [message for message in self.messages if message["content"]]
-            asked = {"role": "user", "content": text}
-            whole = chat.prompt(conversation_from([*said, asked]))
-            held = self._sequence.tokens if self._sequence else []
-            pairs = enumerate(zip(held, whole, strict=False))
-            same = next((at for at, (one, other) in pairs if one != other), len(held))
-            same = min(same, len(whole) - 1)
-            return same, whole[same:]
+            history = [message for message in self.messages if message["content"]]
+            question = {"role": "user", "content": text}
+            prompt_ids = chat.prompt(conversation_from([*history, question]))
+            cached_ids = self._sequence.tokens if self._sequence else []
+            pairs = enumerate(zip(cached_ids, prompt_ids, strict=False))
+            same = next((at for at, (one, other) in pairs if one != other), len(cached_ids))
+            same = min(same, len(prompt_ids) - 1)
+            return same, prompt_ids[same:]
         turn = chat.turn(text)
         turn[:0] = [] if self.messages else chat.start
         if self._unfinished:  # an answer that was cut short has no end yet

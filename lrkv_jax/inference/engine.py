@@ -182,10 +182,12 @@ class Engine:
         self._check("forced", request.forced)
         if not 0 <= (request.logprobs or 0) <= TOPS:
             raise LrkvError(f"logprobs = {request.logprobs}: use 0 to {TOPS}")
-        least, stops = request.min_tokens, len(request.stop_token_ids)
-        if not 0 <= least <= max(request.max_tokens, 0):
-            raise LrkvError(f"min_tokens = {least}: use 0 to max_tokens = {request.max_tokens}")
-        if least and stops > STOPS:
+        min_tokens, stops = request.min_tokens, len(request.stop_token_ids)
+        if not 0 <= min_tokens <= max(request.max_tokens, 0):
+            raise LrkvError(
+                f"min_tokens = {min_tokens}: use 0 to max_tokens = {request.max_tokens}"
+            )
+        if min_tokens and stops > STOPS:
             raise LrkvError(f"min_tokens with {stops} stop tokens: give up to {STOPS} of them")
         # The last token of a text or of a continuation is never read.
         longest = max(map(len, request.continuations), default=request.max_tokens)

@@ -109,8 +109,8 @@ def _texts(model: LanguageModel, rows: list, new_tokens: int, draws: Draws) -> l
         except LrkvError as error:
             raise LrkvError(f"{place}: {error}") from None
     if all(chats):
-        said = model.answers(prompts, new_tokens, draws)
-        return [answer.text(model.chat) for (answer,) in said]
+        answers = model.answers(prompts, new_tokens, draws)
+        return [answer.text(model.chat) for (answer,) in answers]
     if any(chats):
         raise LrkvError("some rows have a prompt and some have messages: use a file for each")
     return [text for (text,) in model.continuations(prompts, new_tokens, (), draws)]

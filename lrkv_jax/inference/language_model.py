@@ -126,20 +126,20 @@ class LanguageModel:
         if head is None and not context:
             return self.prompt(""), self._continued(continuation)
         encode = self.prompt if head is None else self._continued
-        whole, start = encode(context + continuation), len(encode(context))
-        return [*(head or ()), *whole[:start]], whole[start:]
+        ids, start = encode(context + continuation), len(encode(context))
+        return [*(head or ()), *ids[:start]], ids[start:]
 
     def _continued(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).tolist()
 
-    def log_likelihoods(self, asked: Sequence[tuple[Ids, Sequence[Ids]]]) -> list[list[Score]]:
+    def log_likelihoods(self, queries: Sequence[tuple[Ids, Sequence[Ids]]]) -> list[list[Score]]:
         """Return, for each (context, continuations), the score of every continuation.
 
         The context is prefilled once. Raises `LrkvError` for a continuation that is empty or longer
         than what the model reads.
         """
         fitted = []
-        for context, continuations in asked:
+        for context, continuations in queries:
             longest = max(map(len, continuations))
             if not min(map(len, continuations)) or longest > self.context:
                 raise LrkvError(
@@ -150,12 +150,12 @@ class LanguageModel:
         engine = self._engine()
 
         def submit(i):
-            return engine.submit(fitted[i], continuations=asked[i][1])
+            return engine.submit(fitted[i], continuations=queries[i][1])
 
-        results: list[list[Score]] = [[] for _ in asked]
-        for i, sequence in self._each(len(asked), submit):
+        results: list[list[Score]] = [[] for _ in queries]
+        for i, sequence in self._each(len(queries), submit):
             parts = iter(zip(sequence.result.log_p, sequence.result.is_greedy, strict=True))
-            for choice in asked[i][1]:
+            for choice in queries[i][1]:
                 own = list(_parts_of(len(choice), parts))
                 total = sum(float(log_p.sum(dtype=np.float64)) for log_p, _ in own)
                 results[i].append(Score(total, all(likeliest.all() for _, likeliest in own)))

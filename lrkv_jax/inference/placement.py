@@ -39,7 +39,7 @@ def model_of(config: ModelConfig, params: Any, mesh: Mesh | None) -> Unstacked:
     """The model with these parameters, as its steps read them, where they are read."""
     with jax.set_mesh(mesh):
         params = in_compute_dtype(config, params)
-        return placed(with_parameters(config, params).unstacked(), mesh)
+        return place_parameters(with_parameters(config, params).unstacked(), mesh)
 
 
 def in_compute_dtype(config: ModelConfig, params: Any) -> Any:
@@ -78,7 +78,7 @@ def mesh_for(config: ModelConfig, mesh: Mesh | None) -> Mesh | None:
     return mesh
 
 
-def placed(model: Unstacked, mesh: Mesh | None) -> Unstacked:
+def place_parameters(model: Unstacked, mesh: Mesh | None) -> Unstacked:
     """The model with its parameters placed as in training."""
     if mesh is None:
         return model

@@ -283,8 +283,8 @@ class Scheduler:
         """Pages of a prefix; at least one token of the prompt is left to read."""
         if sequence.pages or sequence.swapped_pages:
             return []
-        whole = (len(sequence.tokens) - 1) // PAGE
-        return self.pools[shard].shared(sequence.digests[:whole])
+        full_pages = (len(sequence.tokens) - 1) // PAGE
+        return self.pools[shard].shared(sequence.digests[:full_pages])
 
     def _start(self, sequence, slot, shared, plan):
         self._slots[slot], sequence.slot, sequence.shard = sequence, slot, self._shard(slot)

@@ -108,13 +108,13 @@ def convert(
         fit_layer(new, heads, calibration, biases)
         for (heads, biases), calibration in zip(heads_of(model, run.params), counted, strict=True)
     ]
-    params = placed(new, run.params, fitted, run.mesh)
+    params = place_parameters(new, run.params, fitted, run.mesh)
     models = run, replace(run, config=new_config, params=params)
     before, after = (losses(learnt, one) for one in _counted(models, "loss", 2, progress))
     loss = {name: {"before": before[name], "after": after[name]} for name in before}
     report = _report(source, run.step, model, new, fitted, loss, len(rows_NU) * context)
-    kept = {new_config.attention: new.attention}
-    changed = {"variants": kept, "run_dir": str(directory), "init_from": None}
+    variants = {new_config.attention: new.attention}
+    changed = {"variants": variants, "run_dir": str(directory), "init_from": None}
     with files.whole_folder(directory) as fresh:
         files.write_json(fresh / "conversion.json", report)
         write_run(fresh, directory, new_config.model_copy(update=changed), params, run.tokenizer)
@@ -254,8 +254,10 @@ def _within(
     """
     model = run.config.model
     own = cache_allocated_bytes_per_token(model)
-    few = range(0, model.layers, 4)
-    heads = {at: one for at, (one, _) in enumerate(heads_of(model, run.params)) if at in few}
+    sampled_layers = range(0, model.layers, 4)
+    heads = {
+        at: one for at, (one, _) in enumerate(heads_of(model, run.params)) if at in sampled_layers
+    }
 
     def of(**widths) -> RunConfig:
         return narrowed([*settings, *(f"attention.{name}={n}" for name, n in widths.items())])
@@ -283,7 +285,7 @@ def _within(
     if len(tried) == 1:
         return tried[0]
     costs = [
-        sum(fit_layer(one.model, heads[at], seen[at]).predicted for at in few)
+        sum(fit_layer(one.model, heads[at], seen[at]).predicted for at in sampled_layers)
         for one in _counted(tried, "choosing widths", len(tried), progress)
     ]
     return tried[int(np.argmin(costs))]
@@ -293,7 +295,7 @@ def _wider(one, other):
     return one != other and one[0] >= other[0] and one[1] >= other[1]
 
 
-def placed(new: ModelConfig, params: Any, fitted: list[LayerFit], mesh: Any) -> Any:
+def place_parameters(new: ModelConfig, params: Any, fitted: list[LayerFit], mesh: Any) -> Any:
     """The old model's parameters with the attention of the fits, each device's share put there."""
     shapes = abstract_parameters(new)
     shardings = parameter_shardings(specs(new), shapes, mesh)

@@ -22,14 +22,14 @@ def write_run(
     A tokenizer that lies in files comes along, and config.yaml names it beside itself.
     Raises `LrkvError` where the disk fails.
     """
-    source, kept, written = Path(config.data.tokenizer), fresh / RUN_TOKENIZER, config
-    if source.exists() and not kept.exists():
-        shutil.copytree(source, kept) if source.is_dir() else shutil.copyfile(source, kept)
-    if kept.exists():
-        written = _with_tokenizer(config, RUN_TOKENIZER)
+    source, copy, saved = Path(config.data.tokenizer), fresh / RUN_TOKENIZER, config
+    if source.exists() and not copy.exists():
+        shutil.copytree(source, copy) if source.is_dir() else shutil.copyfile(source, copy)
+    if copy.exists():
+        saved = _with_tokenizer(config, RUN_TOKENIZER)
         config = _with_tokenizer(config, str(Path(directory) / RUN_TOKENIZER))
     about = {
-        "config": written.model_dump(mode="json"),
+        "config": saved.model_dump(mode="json"),
         "tokens": 0,
         "loader": {"step": 0, "tokenizer": tokenizer.fingerprint},
     }
@@ -37,7 +37,7 @@ def write_run(
         checkpoints.save(0, {"params": params}, about)
     if checkpoints.failures:
         raise LrkvError(f"{directory} cannot be written: name another place")
-    files.write(fresh / "config.yaml", dump_config(written))
+    files.write(fresh / "config.yaml", dump_config(saved))
     return config
 
 

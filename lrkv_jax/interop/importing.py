@@ -71,7 +71,7 @@ def import_model(
         for name in KEPT:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, fresh / RUN_TOKENIZER / name)
-        params = _placed(config.model, mesh, places, folder)
+        params = _place_parameters(config.model, mesh, places, folder)
         write_run(fresh, directory, config, params, tokenizer)
     return config
 
@@ -191,7 +191,7 @@ def _by_path(params: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _placed(
+def _place_parameters(
     model: ModelConfig,
     mesh: Mesh,
     places: dict[str, tuple[WeightMapping, list[shards.Tensor]]],
@@ -209,23 +209,23 @@ def _placed(
 
         def read(tensor: shards.Tensor, shape: tuple[int, ...], index) -> np.ndarray:
             with np.errstate(over="ignore"):
-                held = mapping.layout.into(tensor.make(), shape)[index].astype(np.float32)
-            if not np.isfinite(held).all():
+                values = mapping.layout.into(tensor.make(), shape)[index].astype(np.float32)
+            if not np.isfinite(values).all():
                 raise LrkvError(
                     f"{folder}: {tensor.name} has values that are no finite float32: fetch the "
                     "model again"
                 )
-            return held
+            return values
 
         def share(index: tuple[slice, ...]) -> np.ndarray:
             if not mapping.stacked:
                 return read(tensors[0], leaf.shape, index)
             layers = tensors[index[0]]
             sizes = [len(range(*s.indices(n))) for s, n in zip(index, leaf.shape, strict=True)]
-            held = np.empty(sizes, np.float32)
+            values = np.empty(sizes, np.float32)
             for at, tensor in enumerate(layers):
-                held[at] = read(tensor, leaf.shape[1:], index[1:])
-            return held
+                values[at] = read(tensor, leaf.shape[1:], index[1:])
+            return values
 
         return jax.block_until_ready(jax.make_array_from_callback(leaf.shape, sharding, share))
 

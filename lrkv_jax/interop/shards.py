@@ -58,11 +58,11 @@ def write(folder: Path, tensors: Iterable[Tensor], largest: int) -> None:
         _write_file(folder / SINGLE, files[0])
         return
     where: dict[str, str] = {}
-    for number, held in enumerate(files, 1):
+    for number, some in enumerate(files, 1):
         name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        _write_file(folder / name, held)
-        where |= {tensor.name: name for tensor in held}
-    total = sum(tensor.nbytes for held in files for tensor in held)
+        _write_file(folder / name, some)
+        where |= {tensor.name: name for tensor in some}
+    total = sum(tensor.nbytes for some in files for tensor in some)
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
 
 

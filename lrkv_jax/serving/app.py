@@ -197,9 +197,9 @@ class _Routes:
         first = await unless_disconnected(anext(deltas), request.receive)
         if body.stream:
             return EventStream(handler.events(first, deltas), deltas, self._stream_ended)
-        whole = await unless_disconnected(handler.response(first, deltas), request.receive)
+        response = await unless_disconnected(handler.response(first, deltas), request.receive)
         self._count(request.url.path, 200)
-        return JSONResponse(whole)
+        return JSONResponse(response)
 
     # Answers.
 

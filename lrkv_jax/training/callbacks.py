@@ -118,8 +118,8 @@ class Callbacks:
         stop: tuple[int, ...] = tokenizer.ends
         if self.config.data.mixture is not None:
             chat = ChatFormat(tokenizer)
-            asked = (text_message("user", text) for text in train.sample_prompts)
-            conversations = [Conversation((one,)) for one in asked]
+            questions = (text_message("user", text) for text in train.sample_prompts)
+            conversations = [Conversation((one,)) for one in questions]
             prompts = [chat.prompt(one) for one in conversations]
             stop = chat.stops
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)

@@ -30,10 +30,10 @@ def load_run(
     Raises `LrkvError` if there is no run, no checkpoint or no such step.
     """
     config = read_run(directory, overrides)
-    asked, named = asked_dtype(directory, config), "model.dtype="
+    requested, named = asked_dtype(directory, config), "model.dtype="
     # Asked for as auto, it may have become another one where it was trained.
-    if asked != config.model.dtype and not any(one.startswith(named) for one in overrides):
-        model = config.model.model_copy(update={"dtype": resolve_dtype(asked).name})
+    if requested != config.model.dtype and not any(one.startswith(named) for one in overrides):
+        model = config.model.model_copy(update={"dtype": resolve_dtype(requested).name})
         config = config.model_copy(update={"model": model})
     if not any(override.startswith("mesh.") for override in overrides):
         config = config.model_copy(update={"mesh": MeshConfig(data=-1, fsdp=1)})

@@ -167,10 +167,10 @@ def pack(blocks: Iterator[np.ndarray], context: int, padding: int | None) -> Ite
     pending = np.empty(0, np.int32)
     for block in blocks:
         pending = np.concatenate([pending, block])
-        whole = max(len(pending) - 1, 0) // context
-        for start in range(0, whole * context, context):
+        full_records = max(len(pending) - 1, 0) // context
+        for start in range(0, full_records * context, context):
             yield pending[start : start + context + 1]
-        pending = pending[whole * context :]
+        pending = pending[full_records * context :]
     if padding is not None and len(pending) > 1:
         yield np.pad(pending, (0, context + 1 - len(pending)), constant_values=padding)
 

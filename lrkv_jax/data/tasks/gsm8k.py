@@ -46,8 +46,8 @@ def conversation(problem: WordProblem) -> Conversation:
         expression, equals, result = piece[2:-2].rpartition("=")
         parts.append(("python", expression if equals else result))
         parts.append(("output", result if equals else ""))
-    kept = tuple(Part(kind, text) for kind, text in parts if text)
-    return Conversation((text_message("user", problem.question), Message("assistant", kept)))
+    written = tuple(Part(kind, text) for kind, text in parts if text)
+    return Conversation((text_message("user", problem.question), Message("assistant", written)))
 
 
 def extract_answer(text: str) -> str | None:

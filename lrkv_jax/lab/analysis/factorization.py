@@ -74,8 +74,8 @@ def form_error(
         products = (left_HDK.swapaxes(1, 2) @ left_HDK) * (right_HDK.swapaxes(1, 2) @ right_HDK)
         return max(float(products.sum()), 0.0) ** 0.5
 
-    whole = norm(family_HDK)
-    return norm(family_HDK - approximation_HDK) / whole if whole else 0.0
+    total = norm(family_HDK)
+    return norm(family_HDK - approximation_HDK) / total if total else 0.0
 
 
 def factorization(heads: HeadWeights, rank: int) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class Implementation:
 
 def _needs_whole_keys(problem: DecodeProblem) -> str | None:
     cache = problem.cache
-    whole = isinstance(cache, GroupedCache) and not isinstance(cache.k_BSGK, Int8Rows)
-    return None if whole else "it needs whole keys and values of each head"
+    materialized = isinstance(cache, GroupedCache) and not isinstance(cache.k_BSGK, Int8Rows)
+    return None if materialized else "it needs whole keys and values of each head"
 
 
 def _needs_cudnn(problem: DecodeProblem) -> str | None:

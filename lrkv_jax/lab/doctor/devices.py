@@ -30,7 +30,7 @@ INTEGERS = 1 << 10  # float32 sums of fewer are exact
 
 def devices(gpus: int) -> Finding:
     """What JAX computes on; the driver shows `gpus`."""
-    start(alone="lrkv doctor")
+    start(command="lrkv doctor")
     here, backend = jax.local_devices(), jax.default_backend()
     faults = {}
     chosen = os.environ.get("JAX_PLATFORMS") == "cpu" or "CUDA_VISIBLE_DEVICES" in os.environ

@@ -123,11 +123,13 @@ def cache_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) ->
     bfloat16's. Padding is not counted: `cache_allocated_bytes_per_token` has it.
     """
     scalars = model.layers * model.attention.cache_scalars(model)
-    whole = cache_values_per_token(model) * itemsize + scalars * SCALAR_ITEMSIZE
+    unquantized = cache_values_per_token(model) * itemsize + scalars * SCALAR_ITEMSIZE
     if model.kv_cache_dtype == "auto":
-        return whole
+        return unquantized
     rows = model.attention.int8_rows(model)
-    return whole - model.layers * sum(n * (width * (itemsize - 1) - itemsize) for n, width in rows)
+    return unquantized - model.layers * sum(
+        n * (width * (itemsize - 1) - itemsize) for n, width in rows
+    )
 
 
 def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:

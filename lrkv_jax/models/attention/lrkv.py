@@ -207,8 +207,8 @@ class LowRankAttention(Attention):
         if share == 1:
             return up_GRK
         # In a training step residuals that `tensor` does not divide are whole on each shard.
-        whole = manual_sharding.in_train_step() and len(up_GRK) == groups
-        first = manual_sharding.index(TENSOR) * H if whole else 0
+        every_group = manual_sharding.in_train_step() and len(up_GRK) == groups
+        first = manual_sharding.index(TENSOR) * H if every_group else 0
         return up_GRK[(first + jnp.arange(H)) // share]
 
     def _keys(self, cache, positions_BT):

@@ -134,13 +134,13 @@ class Checkpointer:
             "versions": layout.versions(),
             "arrays": arrays,
         }
-        words = fingerprints(items)
-        written = layout.saving(self.directory, step)
+        digests = fingerprints(items)
+        folder = layout.saving(self.directory, step)
         try:
             context = ocp.Context()
             context.asynchronous.timeout_secs = SAVE_SECONDS
             with context:
-                response = ocp.save_checkpointables_async(written, dict(items))
+                response = ocp.save_checkpointables_async(folder, dict(items))
         except Exception as error:  # whatever a file system and Orbax raise; training continues
             self._failed(step, error)
             return
@@ -149,7 +149,7 @@ class Checkpointer:
             try:
                 response.result()
                 if self._processes.index == 0:
-                    self._publish(written, content, as_hex(words))
+                    self._publish(folder, content, as_hex(digests))
             except Exception as error:
                 self._failed(step, error)
 
@@ -224,20 +224,20 @@ class Checkpointer:
                     return self.restore_newest(abstract)
                 unsound[step] = str(damage)
                 continue
-            for damaged, reason in unsound.items():
-                self._pass_over(damaged, reason)
+            for unsound_step, reason in unsound.items():
+                self._pass_over(unsound_step, reason)
             self._sweep()
             return step, items
-        aside = layout.damaged_steps(self.directory)
-        if not unsound and not aside:
+        damaged = layout.damaged_steps(self.directory)
+        if not unsound and not damaged:
             self._sweep()
             return None
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in unsound.items())
-        aside_names = ", ".join(path.name for path in aside)
+        damaged_names = ", ".join(path.name for path in damaged)
         raise LrkvError(
             f"no checkpoint under {self.directory} is sound"
             + (f" ({reasons})" if reasons else "")
-            + (f"; set aside before: {aside_names}" if aside else "")
+            + (f"; set aside before: {damaged_names}" if damaged else "")
             + ": copy a sound one back, or delete the directory to start again from step 0"
         )
 
@@ -259,13 +259,13 @@ class Checkpointer:
             outcome = f"passed over and left there ({error.strerror})"
         self._warn(f"checkpoint {path} is damaged: {reason}; {outcome}")
 
-    def _publish(self, written: Path, content: dict[str, Any], words: list[str]) -> None:
+    def _publish(self, folder: Path, content: dict[str, Any], digests: list[str]) -> None:
         """Checksum the files, write the manifest, and make it a step."""
-        for array, word in zip(content["arrays"].values(), words, strict=True):
-            array["fingerprint"] = word
-        files = layout.checksums(written)
-        layout.write_manifest(written, {**content, "saved": time.time(), "files": files})
-        layout.publish(written, content["step"])
+        for array, digest in zip(content["arrays"].values(), digests, strict=True):
+            array["fingerprint"] = digest
+        files = layout.checksums(folder)
+        layout.write_manifest(folder, {**content, "saved": time.time(), "files": files})
+        layout.publish(folder, content["step"])
         try:
             self._prune()
         except OSError as error:

@@ -52,9 +52,11 @@ def _mix(x: Array) -> Array:
 def fingerprints(items: Any) -> UInt32[Array, "N 2"]:
     """The fingerprints of a tree's leaves, in order, computed on their devices; does not wait."""
     leaves = jax.tree.leaves(items)
-    placed = leaves[0].sharding
+    sharding = leaves[0].sharding
     everywhere = (
-        NamedSharding(placed.mesh, PartitionSpec()) if isinstance(placed, NamedSharding) else None
+        NamedSharding(sharding.mesh, PartitionSpec())
+        if isinstance(sharding, NamedSharding)
+        else None
     )
     return _stacked(everywhere)(leaves)
 

@@ -51,11 +51,11 @@ def saving(directory: Path, step: int) -> Path:
     return directory / f"{_SAVING}{step}"
 
 
-def publish(written: Path, step: int) -> None:
+def publish(folder: Path, step: int) -> None:
     """Give a written step its number, on the disk too when this returns."""
-    flush(written)
-    written.rename(written.parent / str(step))
-    flush(written.parent)
+    flush(folder)
+    folder.rename(folder.parent / str(step))
+    flush(folder.parent)
 
 
 def delete(step: Path) -> None:

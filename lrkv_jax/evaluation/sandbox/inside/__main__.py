@@ -52,11 +52,11 @@ def _supervise(order: dict) -> tuple[bool, float, str]:
     seconds = time.monotonic() - began
     os.set_blocking(reading, False)
     try:
-        proof = os.read(reading, 4096)
+        reply = os.read(reading, 4096)
     except BlockingIOError:  # something outlives it, holds the pipe, and nobody wrote
-        proof = b""
-    passed = status == 0 and proof == program.proof_of(key)
-    return passed, seconds, _reason(status, proof, passed)
+        reply = b""
+    passed = status == 0 and reply == program.proof_of(key)
+    return passed, seconds, _reason(status, reply, passed)
 
 
 def _wait(child: int, deadline: float) -> int | None:
@@ -73,7 +73,7 @@ def _wait(child: int, deadline: float) -> int | None:
         signal.sigtimedwait({signal.SIGCHLD}, left)
 
 
-def _reason(status: int | None, proof: bytes, passed: bool) -> str:
+def _reason(status: int | None, reply: bytes, passed: bool) -> str:
     if passed:
         return "passed"
     if status is None:
@@ -83,8 +83,8 @@ def _reason(status: int | None, proof: bytes, passed: bool) -> str:
         if number == signal.SIGXCPU:
             return "used up its processor time"
         return f"killed by {signal.Signals(number).name}"
-    if proof.startswith((b"raised ", b"ran out of memory")):
-        return " ".join(proof.decode(errors="replace").split())
+    if reply.startswith((b"raised ", b"ran out of memory")):
+        return " ".join(reply.decode(errors="replace").split())
     return "ended without passing"
 
 
