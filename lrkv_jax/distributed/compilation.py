@@ -9,7 +9,7 @@ program on disk would leave the others waiting for its share.
 
 Options are given to the compiler with the program, not through `XLA_FLAGS`: a name that this XLA
 does not know is then an error in one line, where `XLA_FLAGS` would end the process, and no other
-program of the process changes. docs/clusters.md has what was considered and left out.
+program of the process changes. experiments/results/NOTES.md has the options that were left out.
 """
 
 from __future__ import annotations
