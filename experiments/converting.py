@@ -2,8 +2,8 @@
 
     lrkv import DIR|REPO runs/smollm2
     cd /usr/share/common-licenses && cat Apache-2.0 Artistic CC0-1.0 GFDL-1.3 GPL-1 GPL-2 GPL-3 \\
-        LGPL-2.1 LGPL-3 MPL-1.1 MPL-2.0 > licences.txt      # of a domain never learnt from
-    python experiments/converting.py runs/smollm2 --unseen licences.txt --page docs/converting.md
+        LGPL-2.1 LGPL-3 MPL-1.1 MPL-2.0 > licenses.txt      # of a domain never learnt from
+    python experiments/converting.py runs/smollm2 --unseen licenses.txt --page docs/converting.md
 
 Each form is converted in `--out` as `lrkv convert` does, and healed as `lrkv train
 configs/heal.yaml` does, and the losses on all texts go into `--results`, a line of JSON as each is
@@ -142,13 +142,13 @@ STAGES = {"converted": "nothing", "healed": "addresses", "healed_on_both": "addr
 
 
 def write(results: Path, page: Path) -> None:
-    """Put the table of all lines between the marks of the page: nats a token more than before."""
+    """Put the table of all variants between the marks of the page: nats a token more than before."""
     from lrkv_jax.lab.bench.report import replace_between
     from lrkv_jax.lab.report.tabulated import tabulated
 
     parent, *lines = read(results)
     shares = {one["form"]: one["share"] for one in lines if "share" in one}
-    headers = "form", "cache", "healed on", "addresses", "docstrings", "licences"
+    headers = "form", "cache", "healed on", "addresses", "docstrings", "licenses"
     rows = []
     for form in sorted(shares, key=lambda form: (-shares[form], form)):
         for one in sorted(lines, key=lambda one: list(STAGES).index(one["stage"])):

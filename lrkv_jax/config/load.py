@@ -76,7 +76,7 @@ _ATTENTION_ELSEWHERE = (
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a scale's YAML, apply `key=value` overrides, choose the variant, validate.
 
-    `attention=NAME` picks a line of `variants`; `attention.KEY=VALUE` changes the picked line;
+    `attention=NAME` picks one of `variants`; `attention.KEY=VALUE` changes that one;
     any other dotted key changes that setting. `path` may also be the name of a shipped scale. A
     file that `extends` another, beside it or shipped, changes that one's settings; a file without
     variants starts from a run (`init_from`) and takes over its model.
@@ -104,7 +104,7 @@ def config_from(raw: dict[str, Any], path: str | Path, overrides: Sequence[str] 
     model = raw.get("model")
     if not isinstance(model, dict):
         raise LrkvError(f"{path} has no model: see the files under configs/")
-    # A dumped RunConfig repeats its chosen line there; anything else would be ignored.
+    # A dumped RunConfig repeats its chosen variant there; anything else would be ignored.
     if "attention" in model and model["attention"] != variants.get(str(raw.get("attention"))):
         raise LrkvError(_ATTENTION_ELSEWHERE)
     for key, value in changes:
@@ -123,7 +123,7 @@ def config_from(raw: dict[str, Any], path: str | Path, overrides: Sequence[str] 
         raise LrkvError(f"variants = {raw['variants']}: name one, as in variants.lrkv.rank=64")
     # Once more: an override may have added a line or changed a kind.
     raw["variants"] = variants = {n: _with_kind(n, entry) for n, entry in raw["variants"].items()}
-    # The chosen line first, under the name by which an override changes it.
+    # The chosen variant first, under the name by which an override changes it.
     for name in sorted(variants, key=lambda name: name != chosen):
         key = "attention" if name == chosen else f"variants.{name}"
         kind = variant_class(variants[name]["kind"])

@@ -32,7 +32,7 @@ class Described:
 def all_settings(prefix: str = "") -> list[Described]:
     """The settings whose key is `prefix` or lies below it, in the order of the configuration.
 
-    The settings of each line of the attention family stand under `attention`. Raises `LrkvError`,
+    The settings of each attention variant stand under `attention`. Raises `LrkvError`,
     naming the nearest, where there is none.
     """
     found = [setting for setting in _below(RunConfig, "") if setting.key != "model.attention"]
@@ -140,7 +140,7 @@ def as_markdown() -> str:
         *(f"| {role} | {meaning} |" for role, meaning in ROLES.items()), "",
         "A run resumes only with the settings of the roles `semantics` and `data` that it was "
         "trained with ([training.md](training.md)).",
-        "The settings under `attention` are those of the chosen line; a file writes them under "
+        "The settings under `attention` are those of the chosen variant; a file writes them under "
         "`variants`.",
     ]  # fmt: skip
     groups: dict[str, list[Described]] = {}

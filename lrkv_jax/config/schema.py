@@ -45,7 +45,7 @@ class ModelConfig(Group):
         "Hidden width of the MLP, F. Null is 4 · width.", None
     )
     vocabulary: Positive = semantics("Token ids, V. Must be at least the tokenizer's.")
-    attention: Attention = semantics("The chosen line of `variants`. Set it as `attention`.")
+    attention: Attention = semantics("The chosen variant. Set it as `attention`.")
     rope_base: PositiveFloat = semantics("Base of the rotary position embedding.", 10_000.0)
     rope_scaling: RopeScaling | None = semantics(
         "How the frequencies are changed for longer sequences. Null: they are not.", None
@@ -183,7 +183,7 @@ class OptimizerConfig(Group):
     moments_dtype: Literal["float32", "bfloat16"] = semantics(
         "Type in which momentum and first moments are kept.", "float32"
     )
-    muon: MuonConfig = Field(MuonConfig(), description="Muon's own settings.")
+    muon: MuonConfig = Field(MuonConfig(), description="Muon's settings.")
 
 
 class MixturePart(Group):
@@ -237,7 +237,7 @@ class DataConfig(Group):
         "Where the folder's files are fetched from. Null: you put them there.", None
     )
     license: str | None = placement(
-        "License of the folder's text, for the records' metadata. The hub names its own.", None
+        "License of the folder's text, for the records' metadata. The hub names a dataset's.", None
     )
     text_column: str = semantics("Column or field that holds a document's text.", "text")
     heldout: Fraction = semantics(
@@ -419,7 +419,7 @@ class WatchdogConfig(Group):
 
 
 class LoggingConfig(Group):
-    """Where a run reports to, beside its own directory."""
+    """Where a run reports to, beside its directory."""
 
     wandb: bool = schedule(
         "Log to Weights & Biases too (the extra wandb). Its WANDB_* variables apply.", False
@@ -436,9 +436,9 @@ class RunConfig(Group):
     name: Name = placement("Name of the scale; part of the run's directory.")
     model: ModelConfig = Field(description="The Transformer.")
     variants: dict[Name, Attention] = placement(
-        "Lines of attention by name; a line's `kind` is its name unless given."
+        "Attention variants by name; the `kind` of one is its name unless given."
     )
-    attention: Name = semantics("The line of `variants` that the model has.")
+    attention: Name = semantics("The variant that the model has, a key of `variants`.")
     # The checker does not see the defaults that `semantics` gives.
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Muon and AdamW.")  # type: ignore[call-arg] # noqa: E501
     data: DataConfig = Field(DataConfig(), description="Documents, tokenizer and records.")
@@ -456,7 +456,7 @@ class RunConfig(Group):
         return self.run_dir or f"runs/{self.name}-{self.attention}"
 
     def variant(self, name: str) -> RunConfig:
-        """The same run with another line of `variants`."""
+        """The same run with another of `variants`."""
         model = self.model.model_copy(update={"attention": self.variants[name]})
         ModelConfig.model_validate(model.model_dump())
         return self.model_copy(update={"model": model, "attention": name})

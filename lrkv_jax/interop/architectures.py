@@ -297,7 +297,7 @@ def context_of(config: dict[str, Any]) -> int:
 
 
 def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[str, Any], Any]:
-    """The architecture of a config.json, our model's settings, and its line of attention.
+    """The architecture of a config.json, our model's settings, and its attention variant.
 
     Raises `LrkvError`, with the fix, for what cannot be such a model.
     """

@@ -53,7 +53,7 @@ def _rate_table(name: str, variants: Mapping[str, TunedVariant], number: str) ->
     for label, variant in variants.items():
         cells = [Cell.over(variant.bits.get(rate, {})) for rate in rates]
         rows.append(TableRow.of(label, *cells, f"{variant.rate:g}{' †' * variant.at_edge}"))
-    columns = [Column("variant"), *at, Column("own rate")]
+    columns = [Column("variant"), *at, Column("rate")]
     return Table(f"{name}: learning rates", columns, rows, [RATES_NOTE], name=number)
 
 
@@ -78,7 +78,7 @@ VARIANTS = [
     Column("variant"),
     Column("cached values", "% of MHA", digits=1),
     Column("cache", "% of MHA's bytes", digits=1),
-    Column("own rate"),
+    Column("rate"),
     Column("seeds", digits=0),
     *(Column(text, "bits/byte", "lower", 4) for text in TEXTS.values()),
 ]
