@@ -44,44 +44,23 @@ def edited(folder, edit, scale="128m"):
 # What overrides do.
 
 
-def test_attention_names_the_line_and_attention_key_changes_it_alone():
+def test_overrides_choose_change_and_add_variants():
+    plain = load_config("128m")
     config = load_config("128m", ["attention.kv_heads=2", "attention=gqa"])
     assert config.attention == "gqa"
     assert config.model.attention == config.variants["gqa"] == GQA(kv_heads=2)
-    plain = load_config("128m")
     assert config.variants == {**plain.variants, "gqa": GQA(kv_heads=2)}
-
-
-def test_an_override_may_change_a_line_that_is_not_chosen_or_add_one():
     config = load_config("128m", ["variants.gqa.kv_heads=2", "variants.wide={kind: lrkv, rank: 9}"])
-    assert config.variants["gqa"] == GQA(kv_heads=2)
-    assert config.variants["wide"] == LRKV(rank=9)
+    assert config.variants == {**plain.variants, "gqa": GQA(kv_heads=2), "wide": LRKV(rank=9)}
     assert config.model.attention == LRKV(rank=46)
     assert config.variant("wide").model.attention == LRKV(rank=9)
 
 
-def test_a_kind_of_its_own_lets_a_scale_list_a_variant_twice(tmp_path):
-    path = edited(tmp_path, lambda raw: raw["variants"].update(lrkv64={"kind": "lrkv", "rank": 64}))
-    assert load_config(path, ["attention=lrkv64"]).model.attention == LRKV(rank=64)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1e-4", 1e-4),
-        ("1E+2", 100.0),
-        ("2.5e-3", 0.0025),
-        (".5", 0.5),
-        ("3", 3.0),
-        ("1_000.5", 1000.5),
-    ],
-)
+@pytest.mark.parametrize(("text", "value"), [("1e-4", 1e-4), (".5", 0.5), ("1_000.5", 1000.5)])
 def test_floats_are_read_as_people_write_them(text, value, tmp_path):
     assert load_config("128m", [f"optimizer.matrix_lr={text}"]).optimizer.matrix_lr == value
-    path = write(
-        tmp_path, find_config("128m").read_text().replace("matrix_lr: 0.02", f"matrix_lr: {text}")
-    )
-    assert load_config(path).optimizer.matrix_lr == value
+    raw = find_config("128m").read_text().replace("matrix_lr: 0.02", f"matrix_lr: {text}")
+    assert load_config(write(tmp_path, raw)).optimizer.matrix_lr == value
 
 
 def test_whole_numbers_may_be_written_as_floats():
@@ -89,8 +68,7 @@ def test_whole_numbers_may_be_written_as_floats():
     assert (train.tokens, train.global_batch_size) == (50_000_000_000, 16)
     assert type(train.tokens) is type(train.global_batch_size) is int
     for text in ("1.5", "1e300", "-1e3", "true", ".inf"):
-        with pytest.raises(LrkvError, match="train.tokens = "):
-            load_config("128m", [f"train.tokens={text}"])
+        assert "train.tokens = " in complaint("128m", f"train.tokens={text}")
 
 
 def test_null_reaches_settings_that_may_be_absent():
@@ -111,14 +89,10 @@ def test_a_group_left_empty_in_the_file_can_be_filled(tmp_path):
     assert load_config(path, ["mesh.tensor=2"]).mesh.tensor == 2
 
 
-@pytest.mark.parametrize("path", ["128m", "128m.yaml", "configs/128m.yaml", "configs/128m"])
-def test_a_shipped_scale_is_found_by_name_from_any_folder(path, monkeypatch, tmp_path):
+def test_a_shipped_scale_is_found_by_name_unless_a_file_has_that_name(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert load_config(path).name == "128m"
-
-
-def test_a_file_is_preferred_to_the_shipped_scale_of_its_name(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+    for path in ("128m", "128m.yaml", "configs/128m.yaml", "configs/128m"):
+        assert load_config(path).name == "128m"
     (tmp_path / "128m").write_text(find_config("quickstart").read_text())
     assert load_config("128m").name == "quickstart"
 
@@ -126,27 +100,16 @@ def test_a_file_is_preferred_to_the_shipped_scale_of_its_name(monkeypatch, tmp_p
 # What comes back.
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_a_dump_of_any_line_is_read_back_as_the_same_object(scale, tmp_path):
-    dumps = [dump_config, dump_config, as_json, as_yaml, dump_config, dump_config]
-    for variant, dump in zip(VARIANTS, dumps, strict=True):
-        config = load_config(scale, [f"attention={variant}"])
-        assert config == load_config(scale).variant(variant)
-        assert load_config(write(tmp_path, dump(config))) == config
-
-
-def as_json(config):
-    return config.model_dump_json()
-
-
-def as_yaml(config):
-    return yaml.safe_dump(config.model_dump(mode="json"))
-
-
-def test_a_dump_takes_overrides_as_the_file_does(tmp_path):
-    path = write(tmp_path, dump_config(load_config("128m", ["attention=gqa"])))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_dump_of_any_variant_is_read_back_as_the_same_object(variant, tmp_path):
+    config = load_config("quickstart", [f"attention={variant}"])
+    assert config == load_config("quickstart").variant(variant)
+    as_yaml = yaml.safe_dump(config.model_dump(mode="json"))
+    for text in (dump_config(config), config.model_dump_json(), as_yaml):
+        assert load_config(write(tmp_path, text)) == config
     overrides = ["attention=lrkv", "attention.rank=7", "train.steps=3"]
-    assert load_config(path, overrides) == load_config("128m", overrides)
+    path = write(tmp_path, dump_config(config))  # which takes overrides as the file does
+    assert load_config(path, overrides) == load_config("quickstart", overrides)
 
 
 floats = st.floats(1e-12, 1e12)
@@ -154,7 +117,7 @@ texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     numbers=st.fixed_dictionaries(
@@ -204,10 +167,6 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
     [
         ("model.layerz=2", "unknown key model.layerz: did you mean layers?"),
         ("modle.layers=2", "unknown key modle: did you mean model?"),
-        (
-            "optimizer.muon.momentun=1",
-            "unknown key optimizer.muon.momentun: did you mean momentum?",
-        ),
         ("mesh.zz=1", "unknown key mesh.zz: use one of data, fsdp, context, tensor"),
         ("attention.ranks=3", "unknown key attention.ranks: did you mean rank?"),
         ("variants.mla.latents=3", "unknown key variants.mla.latents: did you mean latent_norm?"),
@@ -217,59 +176,28 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ("model.layers=true", "model.layers = True should be a valid integer"),
         ("model.layers=0", "model.layers = 0 should be greater than 0"),
         ("model.tied_head=1", "model.tied_head = 1 should be a valid boolean"),
-        ("optimizer.beta1=2", "optimizer.beta1 = 2 should be less than or equal to 1"),
-        ("model.activation=relu", "model.activation = 'relu' should be 'relu2', 'gelu' or 'silu'"),
         ("attention.rope=ful", "attention.rope = 'ful' should be 'full', 'shared' or 'latent'"),
-        ("attention.rank=-1", "attention.rank = -1 should be greater than or equal to 0"),
-        (
-            "variants.mla.kv_lora_rank=x",
-            "variants.mla.kv_lora_rank = 'x' should be a valid integer",
-        ),
-        (
-            "attention.rank=200",
-            "attention.rank = 200 is larger than head_width = 128: use 0 (MQA) to",
-        ),
+        ("variants.mla.kv_lora_rank=x", "variants.mla.kv_lora_rank = 'x' should be a valid"),
         ("model.head_width=127", "model.head_width = 127 is odd"),
         ("model.head_width=127", "use 126 or 128"),
         ("model.head_width=1", "use 2"),
-        (
-            "model.rope_scaling={kind: dynamic, factor: 2}",
-            "model.rope_scaling.kind = 'dynamic' should be 'linear', 'llama3' or 'yarn'",
-        ),
         ("model.rope_scaling.kind=linear", "model.rope_scaling.factor is missing"),
-        (
-            "model.rope_scaling={kind: llama3, factor: 8}",
-            "model.rope_scaling.original_context is missing: give the tokens",
-        ),
-        (
-            "model.rope_scaling={kind: linear, factor: 8, mscale: 1}",
-            "model.rope_scaling.mscale belongs to kind: yarn, and this is linear: leave it out",
-        ),
+        ("model.rope_scaling={kind: llama3, factor: 8}", "original_context is missing: give the"),
+        ("model.rope_scaling={kind: linear, factor: 8, mscale: 1}", "mscale belongs to kind: yarn"),
         (
             "model.rope_scaling={kind: yarn, factor: 8, original_context: 64, beta_slow: 32}",
             "model.rope_scaling.beta_slow = 32 is not below beta_fast = 32",
         ),
-        (
-            "attention=mha model.qk_gain=true model.qk_norm=false",
-            "model.qk_gain = true, and model.qk_norm = false leaves it no norm: set",
-        ),
+        ("attention=mha model.qk_gain=true model.qk_norm=false", "leaves it no norm: set"),
         ("attention=lrkv attention.rope=latent model.qkv_bias=true", "model.qkv_bias = true asks"),
-        (
-            "attention=lrkv attention.rope=latent model.qk_gain=true",
-            "model.qk_gain = true asks for keys that are normed and rotated whole, and LRKV-46 "
-            "rope latent has none: use mha",
-        ),
+        ("attention=lrkv attention.rope=latent model.qk_gain=true", "LRKV-46 rope latent has none"),
         ("model.unroll=5", "model.unroll = 5 does not divide model.layers = 12: use 1 or 12"),
-        (
-            "train.grad_accum_steps=3",
-            "train.grad_accum_steps = 3 does not divide train.global_batch_size = 16: use a",
-        ),
+        ("train.grad_accum_steps=3", "= 3 does not divide train.global_batch_size = 16: use a"),
         ("mesh.data=-1", "mesh.data and mesh.fsdp are both -1: only one axis can"),
         ("mesh.data=0", "mesh.data = 0: use a size from 1, or -1"),
         ("attention=lrvk", "attention = lrvk is not a variant: did you mean lrkv?"),
         ("attention=[1]", "attention = [1] is not a variant: use one of mha, gqa, mqa, mla, lrkv"),
         ("attention.kind=mhaa", "kind mhaa is unknown: did you mean mha?"),
-        ("attention.kind=[1]", "kind [1] is unknown: use one of mha"),
         ("attention.kind=gqa", "unknown key attention.rank: use one of kv_heads"),
         ("variants.gqa={}", "variants.gqa.kv_heads is missing: give it a value"),
         ("variants.lrkv={}", "attention.rank is missing: give it a value"),
@@ -291,22 +219,8 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ("optimizer.grad_clip=.nan", "optimizer.grad_clip = '.nan' should be a valid number"),
         ("train.steps=1" + "0" * 22, "train.steps = 1"),
         ("train.steps=10000000000", "a run of 10000000000 steps cannot be counted"),
-        ("attention=gqa attention.kv_heads=4", "kv_heads = 4 does not divide heads = 6: use 1, 2,"),
-        (
-            "attention=gqa model.heads=7",
-            "attention.kv_heads = 3 does not divide heads = 7: use 1 or",
-        ),
         ("attention=gqa model.heads=1", "attention.kv_heads = 3 does not divide heads = 1: use 1"),
-        ("attention=mla attention.qk_rope_head_dim=63", "use 62 or 64"),
-        (
-            "attention=mla attention.rope=full attention.qk_rope_head_dim=64",
-            "leave qk_rope_head_dim out",
-        ),
-        (
-            "attention=mla attention.kv_lora=4",
-            "unknown key attention.kv_lora: did you mean kv_lora_rank?",
-        ),
-        ("attention=mha attention.rank=4", "unknown key attention.rank: there is nothing to set"),
+        ("attention=mla attention.rope=full attention.qk_rope_head_dim=64", "leave qk_rope_head"),
     ],
 )
 def test_a_bad_override_is_named_with_its_mend(override, message):
@@ -325,7 +239,6 @@ def test_a_run_has_one_length(tmp_path):
 @pytest.mark.parametrize(
     ("path", "mend"),
     [
-        ("128n", "did you mean 128m?"),
         ("configs/quikstart.yaml", "did you mean quickstart?"),
         ("/nowhere/128m.yaml", "did you mean 128m?"),
         ("", "nano, nano_family, nano_latents, nano_ranks, quickstart, quickstart_midtrain"),
@@ -342,6 +255,7 @@ def test_a_missing_file_is_told_which_there_are(path, mend):
         ("a: [", "is not YAML: while parsing a flow node"),
         ("a\nb: 3\n  c", "line 2"),
         ("\x00", "is not YAML"),
+        (b"\xff\xfe\x80", "run.yaml is not YAML: "),
         ("", "is not a mapping of settings: see the files under configs/"),
         ("- 1", "is not a mapping of settings"),
         ("name: x", "lists no variants: give at least `variants: {mha: {}}`"),
@@ -355,24 +269,16 @@ def test_a_missing_file_is_told_which_there_are(path, mend):
     ],
 )
 def test_a_file_that_is_no_configuration_is_told_why(text, message, tmp_path):
-    assert message in complaint(write(tmp_path, text))
-
-
-def test_bytes_that_are_no_text_are_not_yaml(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_bytes(b"\xff\xfe\x80")
-    assert f"{path} is not YAML: " in complaint(path)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert message in complaint(path)
 
 
-def test_a_key_unknown_to_a_files_variant_names_the_line_and_the_nearest(tmp_path):
+def test_a_wrong_key_of_a_file_s_variant_is_named_with_the_nearest(tmp_path):
     path = edited(tmp_path, lambda raw: raw["variants"].update(big={"kind": "lrkv", "rnk": 64}))
     assert complaint(path) == "run.yaml: unknown key variants.big.rnk: did you mean rank?"
-    assert complaint(path, "attention=big") == (
-        "run.yaml: unknown key attention.rnk: did you mean rank?"
-    )
-
-
-def test_attention_written_under_model_is_refused_not_ignored(tmp_path):
+    chosen = complaint(path, "attention=big")
+    assert chosen == "run.yaml: unknown key attention.rnk: did you mean rank?"
     path = edited(tmp_path, lambda raw: raw["model"].update(attention={"kind": "lrkv", "rank": 5}))
     assert "choose with attention=NAME" in complaint(path)
 
@@ -409,13 +315,12 @@ def test_lrkv_is_the_papers_model_and_lrkv_latent_beside_it_is_ours():
         assert list(config.variants) == VARIANTS
 
 
-@pytest.mark.parametrize("scale", ["128m", "2.5b"])
-def test_midtraining_takes_over_the_run_that_it_starts_from(scale, tmp_path):
-    run = load_config(scale, ["attention=mla"])
+def test_midtraining_takes_over_the_run_that_it_starts_from(tmp_path):
+    run = load_config("2.5b", ["attention=mla"])
     (tmp_path / "config.yaml").write_text(dump_config(run))
     mid = load_config("configs/midtrain.yaml", [f"init_from={tmp_path}"])
     assert mid.model == run.model and mid.attention == "mla" and mid.variants == run.variants
-    assert mid.name == f"{scale}-midtrain" and mid.directory == f"runs/{scale}-midtrain-mla"
+    assert mid.name == "2.5b-midtrain" and mid.directory == "runs/2.5b-midtrain-mla"
     assert mid.train.global_batch_size * mid.train.seq_len == 524_288 and mid.train.epochs == 1
     assert mid.data.tokenizer == run.data.tokenizer and mid.data.mixture.loss == "all"
     assert [part.first for part in mid.data.mixture.heldout] == [24_000, 5_200, 420]

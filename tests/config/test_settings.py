@@ -1,6 +1,5 @@
 """Every setting has one role and one description; lists and comparisons follow from them."""
 
-import math
 import resource
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from lrkv_jax.config import OptimizerConfig, load_config
+from lrkv_jax.config import load_config
 from lrkv_jax.config.attention import variants
 from lrkv_jax.config.differences import differences
 from lrkv_jax.config.frozen import ROLES, Group, placement, walk
@@ -25,10 +24,8 @@ def test_every_setting_has_one_role_and_a_description():
     assert len(found) > 80 and {role for _, role, _ in found} == set(ROLES)
     assert all(one.meaning.endswith(".") for one in all_settings())
     bare = {"__annotations__": {"depth": int}}
-    for missing, field in (
-        ("role", pydantic.Field(description="One.")),
-        ("description", placement("")),
-    ):
+    fields = {"role": pydantic.Field(description="One."), "description": placement("")}
+    for missing, field in fields.items():
         with pytest.raises(TypeError, match=f"Odd.depth has no {missing}"):
             type("Odd", (Group,), bare | {"depth": field})
 
@@ -41,13 +38,10 @@ TALK = "data.mixture={train: [{task: t, split: s}], heldout: [{task: t, split: s
     ("before", "after", "said"),
     [
         ([], ["train.global_batch_size=8"], "train.global_batch_size: 16 there, 8 asked for"),
-        ([], ["optimizer.muon.iterations=6"], "optimizer.muon.iterations: 5 there, 6 asked for"),
         (["attention=mha"], [], "model.attention: kind='mha' there"),
         ([], ["attention.rank=8"], "model.attention: kind='lrkv' rank=46"),
-        ([], ["train.steps=9"], "train.steps: 3051757 there, 9 asked for"),
         (["train.steps=64"], ["train.tokens=2097152"], None),
         (["train.epochs=2", "train.steps=9"], ["train.epochs=2"], None),
-        (["train.epochs=2"], ["train.epochs=3"], "train.epochs: 2 there, 3 asked for"),
         (["model.dtype=bfloat16"], [], None),
         (["model.dtype=bfloat16"], ["model.dtype=float32"], "model.dtype: bfloat16 there"),
         ([], [TALK], "data.mixture.train: None there"),
@@ -60,13 +54,6 @@ TALK = "data.mixture={train: [{task: t, split: s}], heldout: [{task: t, split: s
 def test_what_makes_another_run_is_said_by_its_key(before, after, said):
     changes = differences(load_config("128m", before), load_config("128m", after))
     assert (str(changes[0]) if changes else None) is said or str(changes[0]).startswith(said)
-
-
-def test_numbers_that_are_none_are_refused():
-    for key in ("grad_clip", "beta1", "matrix_lr"):
-        for value in (math.nan, math.inf):
-            with pytest.raises(LrkvError, match=f"^OptimizerConfig: {key} = "):
-                OptimizerConfig(**{key: value})
 
 
 def test_the_page_of_settings_is_current():
@@ -96,20 +83,13 @@ def test_the_list_has_every_setting_and_breaks_no_word():
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["train", "quickstart", "typo=1"], 2, "unknown key typo"),
-        (["sweep", "quickstart", "typo=1"], 2, "unknown key typo"),
-        (["settings", "train"], 0, "train.global_batch_size  int > 0"),
-    ],
-)
-def test_a_typo_is_named_before_anything_heavy_is_imported(arguments, code, said):
+@pytest.mark.parametrize("verb", ["train", "sweep"])
+def test_a_typo_is_named_before_anything_heavy_is_imported(verb):
     """REVIEW A17: it took 3.3 CPU seconds, since the loop was imported first."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "lrkv_jax.cli", *arguments]
+    command = [sys.executable, "-m", "lrkv_jax.cli", verb, "quickstart", "typo=1"]
     ended = subprocess.run(command, capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert ended.returncode == code and said in ended.stdout + ended.stderr
+    assert ended.returncode == 2 and "unknown key typo" in ended.stderr
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert spent < 0.7
