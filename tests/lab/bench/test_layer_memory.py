@@ -7,14 +7,12 @@ import pytest
 from lrkv_jax.config import load_config
 from lrkv_jax.models.attention import abstract_layer
 
-BOUND = 64_000_000
-
 
 @pytest.mark.parametrize(
     ("rope", "dtype"),
     [
-        ("full", "float32"),
         ("full", "bfloat16"),
+        pytest.param("full", "float32", marks=pytest.mark.slow),
         pytest.param("latent", "float32", marks=pytest.mark.slow),
     ],
 )
@@ -34,7 +32,7 @@ def test_a_decode_at_36x2304_takes_at_most_64_megabytes(rope, dtype):
         jax.ShapeDtypeStruct((4,), jnp.int32),
     )
     memory = jax.jit(step, donate_argnums=2).lower(*shapes).compile().memory_analysis()
-    assert 0 < memory.temp_size_in_bytes <= BOUND
+    assert 0 < memory.temp_size_in_bytes <= 64_000_000
     # The cache is written in place: what goes in comes out, aliased.
     itemsize = {"float32": 4, "bfloat16": 2}[dtype]
     cache_bytes = 4 * 8192 * (2 * (128 + 18 * 56) * itemsize + 18 * 4)
