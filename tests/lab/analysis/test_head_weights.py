@@ -14,8 +14,7 @@ from lrkv_jax.models.attention.grouped import GroupedAttention
 from lrkv_jax.models.transformer import with_parameters
 
 NAMES = (
-    "mha", "gqa-gain", "mqa", "mla", "mla-no_rope", "lrkv-full-rank_0",
-    *(f"lrkv-{mode}-odd_rank" for mode in MODES),
+    "gqa-gain", "mla", "lrkv-full-rank_0", *(f"lrkv-{mode}-odd_rank" for mode in MODES),
 )  # fmt: skip
 
 
