@@ -86,14 +86,18 @@ def test_maps_share_their_colors_and_leave_the_diagonal_out(of_heads):
     assert texts == {".00", "1.00", ".10", ".30", ".50"}
 
 
-def test_maps_of_logits_stand_beside_those_of_forms_where_text_was_read(tmp_path):
+def test_maps_of_logits_are_where_text_was_read_and_an_ablation_s_sizes_in_bars(tmp_path):
     analyzed(tmp_path, "mha", lambda layer: alike(H, 0.0), weighted=0.7)
     analyzed(tmp_path, "lrkv", lambda layer: alike(H, 0.2))
-    forms, logits = report_item("fig06").made(read_runs([tmp_path]))
+    analyzed(tmp_path, "lrkv", lambda layer: alike(H, 0.1), rank=2)
+    runs = read_runs([tmp_path])
+    forms, logits = report_item("fig06").made(runs)
     assert [forms.name, logits.name] == ["", "logits"]
     images = [[a.images[0] for a in made.figure.axes if a.images] for made in (forms, logits)]
     assert list(map(len, images)) == [6, 3], "LRKV was analyzed without text"
     assert images[1][0].get_array().compressed() == pytest.approx(np.full(H * (H - 1), 0.7))
+    ticks = report_item("fig07").made(runs)[0].figure.axes[0].get_xticklabels()
+    assert [tick.get_text() for tick in ticks] == ["MHA", "LRKV-2", "LRKV-4"]
 
 
 def test_the_gap_is_that_of_the_layer_less_mha_s(of_heads):
@@ -136,15 +140,6 @@ def test_the_paper_s_rank_stands_beside_the_same_setting_alone(tmp_path):
     of = report_item("table03").made(read_runs([tmp_path]))[0]
     texts = {one.cells[0].value: one.cells[2].paper and one.cells[2].paper.text for one in of.rows}
     assert texts == {"MHA": "95.4", "LRKV-46": None, "LRKV-64": "96.2"}
-
-
-def test_an_ablation_s_sizes_are_in_the_bars_and_not_in_the_maps(tmp_path):
-    analyzed(tmp_path, "lrkv", lambda layer: alike(H, 0.1))
-    analyzed(tmp_path, "lrkv", lambda layer: alike(H, 0.2), rank=2)
-    runs = read_runs([tmp_path])
-    ticks = report_item("fig07").made(runs)[0].figure.axes[0].get_xticklabels()
-    assert [tick.get_text() for tick in ticks] == ["LRKV-2", "LRKV-4"]
-    assert len([a for a in report_item("fig06").made(runs)[0].figure.axes if a.images]) == 3
 
 
 def test_text_s_weights_stand_beside_plain_ranks_and_random_ones(tmp_path):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,16 +14,14 @@ from typing import ClassVar
 import pytest
 from support.paper_cases import cells, report_item
 from support.planted_runs import planted
-from support.written_analyses import scattered, write_analysis
 from support.written_runs import write_run
 from typer.testing import CliRunner
 
 import lrkv_jax
 from lrkv_jax.cli.shared import app
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.report.comparison import read_runs
 from lrkv_jax.lab.report.figures import Picture, panels, style
-from lrkv_jax.lab.report.page import Section, page, write_page
+from lrkv_jax.lab.report.page import Section, page
 from lrkv_jax.lab.report.page import report_item as register
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
 from lrkv_jax.models.attention import MQA
@@ -88,12 +85,8 @@ def test_each_is_made_of_what_it_reads_and_says_what_it_needs(name, of_sweep, of
     assert len(kinds) == len(made), "no file is written twice"
     without = {each.name for each in one.made([])} - {"printed"}
     assert bool(without) == (reads == "configurations")
-
-
-def test_a_run_without_an_analysis_is_in_no_figure_of_heads(runs):
-    for one in REPORT_ITEMS:
-        if one.reads == "analyses":
-            assert [made.name for made in one.made(runs)] in ([], ["printed"])
+    if reads == "analyses":
+        assert [each.name for each in of_sweep(name)] in ([], ["printed"])
 
 
 class Sixth(MQA):
@@ -103,18 +96,15 @@ class Sixth(MQA):
     styles: ClassVar[dict] = {}
 
 
-def sixth(losses, seed=0):
-    run = planted("mqa", losses, seed=seed)
-    model = run.config.model.model_copy(update={"attention": Sixth()})
-    variants = {"mha": run.config.variants["mha"], "mine": Sixth()}
-    new = {"model": model, "attention": "mine", "variants": variants}
-    return replace(run, config=run.config.model_copy(update=new), path=Path(f"/planted/6-{seed}"))
-
-
 def test_a_run_of_a_sixth_kind_passes_through_every_table_and_figure():
     """A18: five names stood in Table 1, in the paper's scales and in the order of runs."""
     runs = [planted("mha", [4.0 + 0.01 * seed, 3.0], seed=seed) for seed in range(2)]
-    runs += [sixth([4.1 + 0.01 * seed, 3.1], seed) for seed in range(2)]
+    for seed in range(2):
+        run = planted("mqa", [4.1 + 0.01 * seed, 3.1], seed=seed, path=f"/planted/6-{seed}")
+        model = run.config.model.model_copy(update={"attention": Sixth()})
+        variants = {"mha": run.config.variants["mha"], "mine": Sixth()}
+        new = {"model": model, "attention": "mine", "variants": variants}
+        runs.append(replace(run, config=run.config.model_copy(update=new)))
     for one in REPORT_ITEMS:
         if one.name not in SLOW:
             one.made(runs)
@@ -165,35 +155,22 @@ def test_the_page_begins_with_its_runs_ends_with_what_is_missing_and_needs_no_ot
     assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in read.links)
     assert {link[1:] for link in read.links if link[0] == "#"} <= set(read.ids)
     assert not re.search(r"url\(|@import|<script|http", text)
-    parts = (
-        "Runs: 1; seeds: 1; settings: quickstart",
-        runs[0].path.name,
-        "<nav>",
-        "Table 1: ",
-        "Figure 2: ",
-    )
+    parts = "Runs: 1; seeds: 1; settings: quickstart", "<nav>", "Table 1: ", 'id="missing"'
     places = [text.index(part) for part in parts]
-    assert places == sorted(places) and text.index('id="missing"') > text.index("Nothing &lt;yet")
+    assert places == sorted(places) and places[-1] > text.index("Nothing &lt;yet")
     assert text.count("<img") == 1 and "needs runs at a context of 8,192 tokens" in text
 
 
-def test_lrkv_report_writes_what_is_asked_for_and_says_what_is_missing(sweep, tmp_path):
-    arguments = ["report", str(sweep), "--only", "table01,fig04", "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0 and "LRKV-8" in result.output
-    assert "report.html: 1 tables and figures; 1 without data" in result.output.replace("\n", "")
-    table = json.loads((tmp_path / "table01_pretraining.json").read_text())
-    assert table["title"] == "Pretraining" and not list(tmp_path.glob("fig04*"))
-
-
-def test_lrkv_report_lists_a_broken_run_and_leaves_it_out(tmp_path):
+def test_lrkv_report_writes_what_is_asked_for_and_says_what_is_left_out(tmp_path):
     _, broken = (write_run(tmp_path / "runs" / name) for name in ("sound", "broken"))
     (broken / "metrics.jsonl").write_text("{\n")
     out = tmp_path / "out"
-    result = CliRunner().invoke(
-        app, ["report", str(tmp_path), "--only", "fig02", "--out", str(out)]
-    )
-    assert result.exit_code == 0
+    arguments = ["report", str(tmp_path), "--only", "table01,fig04", "--out", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0 and "LRKV-8" in result.output
+    assert "report.html: 1 tables and figures; 1 without data" in result.output.replace("\n", "")
+    table = json.loads((out / "table01_pretraining.json").read_text())
+    assert table["title"] == "Pretraining" and not list(out.glob("fig04*"))
     assert f"left out: {broken}: metrics.jsonl:1 is not a row" in result.stderr
     html = (out / "report.html").read_text()
     assert "Runs left out: 1" in html and f"<dt>{broken}</dt>" in html
@@ -219,24 +196,6 @@ def test_a_picture_s_bytes_are_the_same_each_time(runs, tmp_path):
     assert [path.suffix for path in first] == [".png", ".svg"]
     for one, two in zip(first, again, strict=True):
         assert one.read_bytes() == two.read_bytes()
-
-
-@pytest.mark.slow
-def test_every_item_is_written_at_the_paper_s_size(sweep, tmp_path):
-    folder = shutil.copytree(sweep, tmp_path / "runs")
-    for number, kind in enumerate(("mha", "gqa", "mqa", "mla", "lrkv")):
-        run = write_run(folder / kind, f"attention={kind}", scale="2.5b", steps=None)
-        write_analysis(
-            run, lambda layer, n=number: scattered(18, 0.1 + 0.1 * n, 50 * n + layer), ranks=(8, 32)
-        )
-    runs, out = read_runs([folder]), tmp_path / "out"
-    every = [one for one in REPORT_ITEMS if one.name not in SLOW]
-    sections = write_page(out / "report.html", "All", every, runs)
-    assert not Reading((out / "report.html").read_text()).open
-    for section in sections:
-        written = list(out.glob(f"{section.item.name}*"))
-        assert bool(written) == bool(section.made)
-        assert all(file.stat().st_size > 100 for file in written)
 
 
 @pytest.mark.slow

@@ -38,20 +38,35 @@ def test_table_1_has_means_spreads_and_significant_differences(of_sweep, runs):
     assert len(paper.rows) == 20
 
 
-def test_an_unfinished_run_has_no_row(tmp_path):
-    write_run(tmp_path / "mha", "attention=mha", evaluation={})
-    write_run(tmp_path / "mla", "attention=mla", until=20)
-    ours, _ = report_item("table01").made(read_runs([tmp_path]))
-    assert [row.cells[0].value for row in ours.rows] == ["MHA"]
-
-
-def test_the_paper_s_value_stands_beside_a_run_of_its_setting_alone(tmp_path):
-    how = {"scale": "128m", "steps": None}
-    write_run(tmp_path / "same", "attention=lrkv", loss=lambda s: 2.9, **how)
-    write_run(tmp_path / "short", "attention=lrkv", "train.tokens=1310720", **how)
-    ours, _ = report_item("table01").made(read_runs([tmp_path]))
-    rows = [row.cells[3].paper for row in ours.rows if row.cells[0].value == "LRKV-46"]
-    assert sorted(p.text if p else "" for p in rows) == ["", "2.893"]
+def test_the_paper_s_value_stands_beside_a_run_of_its_setting_alone(of_sweep, tmp_path):
+    ours, _ = of_sweep("table08")  # every size beside the baselines
+    assert [row.cells[0].value for row in ours.rows] == [
+        "MHA", "GQA-2", "MQA", "MLA-32", "LRKV-2", "LRKV-4", "LRKV-8",
+    ]  # fmt: skip
+    assert "no MHA to compare with" not in [row.cells[-1].value for row in ours.rows]
+    for name in ("mha", "mla", "lrkv", "lrkv_latent"):
+        write_run(tmp_path / name, f"attention={name}", scale="128m", steps=None)
+    write_run(tmp_path / "r", "name=128m_ranks", rank=16, scale="128m", steps=None)
+    for name in ("lrkv", "lrkv_latent"):
+        write_run(tmp_path / f"long {name}", f"attention={name}", scale="512m_8k", steps=None)
+    write_run(
+        tmp_path / "short", "attention=lrkv", "train.tokens=1310720", scale="128m", steps=None
+    )
+    write_run(tmp_path / "begun", "attention=gqa", until=20)
+    runs = read_runs([tmp_path])
+    pretraining, _ = report_item("table01").made(runs)
+    rows = [(row.cells[0].value, row.cells[3].paper) for row in pretraining.rows]
+    assert "GQA-2" not in [name for name, _ in rows], "it has not ended"
+    texts = [paper.text if paper else "" for name, paper in rows if name == "LRKV-46"]
+    assert sorted(texts) == ["", "2.893"]
+    by_size, _ = report_item("table08").made(runs)
+    assert printed(by_size) == {
+        "MHA": "2.903", "MLA-128": "2.901", "LRKV-16": "2.905", "LRKV-46": None,
+        "LRKV-46 rope latent": None,
+    }  # fmt: skip
+    at_length, _ = report_item("table09").made(runs)
+    assert {row.block for row in at_length.rows} == {"512m_8k"}
+    assert printed(at_length) == {"LRKV-51": "2.665", "LRKV-52 rope latent": None}
 
 
 def test_an_old_run_loads_and_is_named_and_compared_by_its_settings(tmp_path):
@@ -123,32 +138,6 @@ def test_table_4_s_ranks_are_those_of_the_layers(kind):
     _, _, *stated = configurations.MECHANISMS[kind]
     named = [text.removesuffix(" in a group").replace("·", "*") for text in stated]
     assert [eval(text, sizes) for text in named] == ranks
-
-
-def test_table_8_has_every_size_beside_the_baselines_and_the_printed_ones(of_sweep, tmp_path):
-    ours, _ = of_sweep("table08")
-    assert [row.cells[0].value for row in ours.rows] == [
-        "MHA", "GQA-2", "MQA", "MLA-32", "LRKV-2", "LRKV-4", "LRKV-8",
-    ]  # fmt: skip
-    assert "no MHA to compare with" not in [row.cells[-1].value for row in ours.rows]
-    write_run(tmp_path / "r", "name=128m_ranks", rank=16, scale="128m", steps=None)
-    for name in ("mha", "mla", "lrkv", "lrkv_latent"):
-        write_run(tmp_path / name, f"attention={name}", scale="128m", steps=None)
-    ours, _ = report_item("table08").made(read_runs([tmp_path]))
-    assert printed(ours) == {
-        "MHA": "2.903", "MLA-128": "2.901", "LRKV-16": "2.905", "LRKV-46": None,
-        "LRKV-46 rope latent": None,
-    }  # fmt: skip
-
-
-def test_table_9_takes_the_long_contexts(tmp_path):
-    for name in ("lrkv", "lrkv_latent"):
-        write_run(tmp_path / name, f"attention={name}", scale="512m_8k", steps=None)
-    write_run(tmp_path / "short", "attention=lrkv")
-    ours, _ = report_item("table09").made(read_runs([tmp_path]))
-    assert {row.block for row in ours.rows} == {"512m_8k"}
-    assert cells(ours, "LRKV-51")["CE"].paper.text == "2.665"
-    assert cells(ours, "LRKV-52 rope latent")["CE"].paper is None, "the paper has none"
 
 
 def test_costs_say_that_lrkv_s_work_grows_with_the_cache():
