@@ -8,7 +8,6 @@ import pytest
 
 from lrkv_jax.config import MeshConfig, ModelConfig, load_config
 from lrkv_jax.config.attention import VARIANTS, AttentionConfig, variant_class
-from lrkv_jax.config.schema import TrainConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
 from lrkv_jax.models.attention.base import Attention
@@ -75,23 +74,6 @@ def test_a_mistake_in_python_is_one_line_too(settings, said):
     assert str(caught.value) == said
     with pytest.raises(LrkvError, match="^LRKV: unknown key ranks: did you mean rank"):
         LRKV(rank=8, ranks=3)
-
-
-def test_models_of_equal_settings_are_one_key():
-    """Compiled functions are cached by the model's configuration."""
-    one, other = (ModelConfig(**SHAPE, attention=LRKV(rank=2)) for _ in range(2))
-    assert {one: 1}[other] == 1
-    assert {one: 1}.get(ModelConfig(**SHAPE, attention=LRKV(rank=3))) is None
-
-
-def test_steps_are_counted_from_tokens_and_never_none():
-    shape = {"seq_len": 8, "global_batch_size": 4}
-    assert TrainConfig(**shape, tokens=100).total_steps == 3
-    assert TrainConfig(**shape, tokens=1).total_steps == 1
-    assert TrainConfig(**shape, steps=9).total_steps == 9
-    for length in ({}, {"steps": 1, "tokens": 1}):
-        with pytest.raises(LrkvError, match="give exactly one"):
-            TrainConfig(**shape, **length)
 
 
 def test_settings_cannot_be_changed_or_added():

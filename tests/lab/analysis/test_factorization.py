@@ -9,7 +9,6 @@ from support.random_heads import lrkv_heads
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.analysis.factorization import (
     alternating,
-    around,
     factorization,
     form_error,
     mean_and_svd,
@@ -64,26 +63,6 @@ def test_each_iteration_lowers_the_error():
     ]
     assert np.all(np.diff(errors) < 0)
     assert errors[0] == relative_error(family_HDK, mean_and_svd(family_HDK, 3).total_HDK)
-
-
-def test_where_it_ends_nothing_near_is_better():
-    """A stationary point: no small change of the shared part lowers the error."""
-    rng = np.random.default_rng(0)
-    family_HDK = rng.standard_normal((5, 20, 8))
-    shared_DK = alternating(family_HDK, 3, iterations=3000).shared_DK
-    at = relative_error(family_HDK, around(shared_DK, family_HDK, 3).total_HDK)
-    for _ in range(20):
-        nudged_DK = shared_DK + 0.03 * rng.standard_normal(shared_DK.shape)
-        assert relative_error(family_HDK, around(nudged_DK, family_HDK, 3).total_HDK) > at
-
-
-@pytest.mark.parametrize("rank", [6, 8])
-def test_where_residuals_span_everything_any_family_fits(rank):
-    """R = K, and H (K − R) ≤ K, where directions of the shared part are free."""
-    family_HDK = np.random.default_rng(0).standard_normal((4, 24, 8))
-    fit = alternating(family_HDK, rank)
-    assert relative_error(family_HDK, fit.total_HDK) < 1e-10
-    assert np.linalg.norm(fit.shared_DK) < 100 * np.linalg.norm(family_HDK)
 
 
 def test_form_error_is_that_of_forms_really_made():

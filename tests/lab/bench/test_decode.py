@@ -7,7 +7,6 @@ import jax
 import pytest
 from support.command import lrkv
 
-from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import clock, decode
 from lrkv_jax.lab.bench.decode import DecodeBenchmark, DecodeTiming, Implementation, run
@@ -19,7 +18,6 @@ from lrkv_jax.lab.bench.report import (
     WRONG,
     compare_with_mha,
     read_decode,
-    variants_of,
 )
 
 TINY = DecodeBenchmark(
@@ -44,13 +42,9 @@ def swept():
     return run(TINY)
 
 
-def measured(report):
-    return [row for row in report["rows"] if row.status == MEASURED]
-
-
 def test_rows_are_consistent_and_none_is_missing(swept):
     copy = swept["copy_bytes_per_second"]["median"]
-    rows = measured(swept)
+    rows = [row for row in swept["rows"] if row.status == MEASURED]
     assert [row.name for row in rows] == ["mha by xla", "mha by jax", "lrkv by xla"]
     for row in rows:
         assert row.samples == 3 and row.tokens == 2 * row.length
@@ -209,10 +203,3 @@ def test_the_command_prints_and_leaves_json_that_says_where_how_and_what(
     assert 0 < copy["first_quartile"] <= copy["median"] <= copy["third_quartile"]
     (row,) = report["rows"]
     assert row["status"] == "measured" and row["time_over_mha"] == 1
-
-
-def test_the_docs_benchmarks_are_of_variants_that_exist(experiment):
-    script = experiment("bench_decode")
-    for sweep in script.SWEEPS.values():
-        (scale,) = sweep.scales
-        assert list(variants_of(scale, sweep.variants)) == list(load_config(scale).variants)

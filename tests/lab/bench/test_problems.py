@@ -11,14 +11,7 @@ from support import reference
 from support.variants import ALL, small
 
 from lrkv_jax.lab.bench import problems
-from lrkv_jax.lab.bench.problems import (
-    bytes_to_move,
-    cache_nbytes,
-    lengths_of,
-    make_problem,
-    reference_of,
-    with_kernel,
-)
+from lrkv_jax.lab.bench.problems import cache_nbytes, lengths_of, reference_of, with_kernel
 from lrkv_jax.models.attention import abstract_layer, grouped, lrkv, mla
 
 FULL = "lrkv-full-odd_rank"  # padded
@@ -28,7 +21,7 @@ FULL = "lrkv-full-odd_rank"  # padded
 def problem_of(name, lengths=(5, 9), dtype="float32"):
     """Made once for all tests: nothing in a problem changes."""
     lengths_B = np.array(lengths, np.int32)
-    return make_problem(small(ALL[name]), lengths_B, max(lengths), dtype, 0)
+    return problems.make_problem(small(ALL[name]), lengths_B, max(lengths), dtype, 0)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +40,7 @@ def test_bytes_to_move_are_the_hand_count(name, values, scalars):
     for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
         cache = abstract_layer(model).cache_shapes(3, 16, jnp.dtype(dtype))
         a_token = values * itemsize + 4 * scalars
-        assert bytes_to_move(cache, np.array([5, 1, 9])) == (5 + 1 + 9) * a_token
+        assert problems.bytes_to_move(cache, np.array([5, 1, 9])) == (5 + 1 + 9) * a_token
         assert cache_nbytes(model, 3, 16, dtype) == 3 * 16 * a_token
 
 
@@ -103,23 +96,11 @@ def test_the_reference_is_the_oracles_answer(name):
     assert np.std(lse) > 0.05 and np.abs(out).std() > 0.1  # a wrong logit would show
 
 
-def test_arrays_are_padded_and_of_the_dtypes_of_a_real_cache():
-    problem = problem_of(FULL, dtype="bfloat16")
-    cache, weights = problem.cache, jax.tree.leaves(problem.inputs.weights)
-    assert cache.inverse_norm_BGS.dtype == jnp.float32 and cache.inverse_norm_BGS.min() > 0
-    assert cache.rk_BSGR.dtype == problem.inputs.query[0].dtype == jnp.bfloat16
-    assert {leaf.dtype for leaf in weights} == {jnp.dtype("bfloat16")}
-    assert problem.inputs.angles.dtype == jnp.float32
-    for latent in (cache.rk_BSGR, cache.rv_BSGR):
-        assert latent.shape[-1] == 8 and not latent[..., 3:].any()
-        assert latent[..., :3].astype(jnp.float32).std() == pytest.approx(1, abs=0.2)
-    live = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
-    assert live == cache_nbytes(problem.model, 2, 9, "bfloat16")
-    assert problem.bytes_to_move == live * (5 + 9) // (2 * 9)
-
-
 def test_rounding_to_bfloat16_is_allowed_in_bfloat16_alone():
     problem = problem_of(FULL, dtype="bfloat16")
+    live = sum(leaf.nbytes for leaf in jax.tree.leaves(problem.cache))
+    assert live == cache_nbytes(problem.model, 2, 9, "bfloat16")
+    assert problem.bytes_to_move == live * (5 + 9) // (2 * 9)
     out, lse = by_xla(problem, problem.cache, problem.lengths_B)
     rounded = out.astype(jnp.bfloat16).astype(jnp.float32)
     error = reference_of(problem).error(rounded, lse)

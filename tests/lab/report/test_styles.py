@@ -25,8 +25,3 @@ def test_equal_styles_become_a_ladder_from_light_to_full():
     made = distinct([variant_style("mha"), *[one] * 5, variant_style("gqa")])
     assert differ(made[1:6]) and made[0] == variant_style("mha")
     assert made[5].color == one.color and {each.name for each in made[1:6]} == {one.name}
-
-
-def test_a_variant_without_a_style_gets_one_of_its_own():
-    one = variant_style("sixth")
-    assert one.name == "SIXTH" and one.color not in {known.color for known in STYLES}

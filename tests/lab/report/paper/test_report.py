@@ -190,14 +190,6 @@ def test_lrkv_report_refuses_in_one_line(arguments, message):
     assert isinstance(result.exception, LrkvError) and message in str(result.exception)
 
 
-def test_a_picture_s_bytes_are_the_same_each_time(runs, tmp_path):
-    one = report_item("fig02")
-    first, again = (one.write(one.made(runs[:2]), tmp_path / name) for name in ("one", "two"))
-    assert [path.suffix for path in first] == [".png", ".svg"]
-    for one, two in zip(first, again, strict=True):
-        assert one.read_bytes() == two.read_bytes()
-
-
 @pytest.mark.slow
 def test_lrkv_report_of_an_installed_wheel_writes_the_page(sweep, tmp_path):
     """The configurations, the printed values and the page are in it: no checkout is on the path."""
