@@ -112,44 +112,34 @@ floats = st.floats(1e-12, 1e12)
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 
 
+texts |= st.sampled_from(["1e5", "1.5e3", ".5", "no", "null", "12:30", "~", "é"])
+names = st.from_regex(r"\A[A-Za-z0-9é\[:][A-Za-z0-9._ é\]-]{0,9}\Z")
+names |= st.sampled_from(["1e5", "1.5e3", "no", "null", "12:30"])
+
+
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    numbers=st.fixed_dictionaries(
-        {
-            "optimizer.matrix_lr": floats,
-            "optimizer.adam_eps": floats,
-            "optimizer.grad_clip": st.none() | floats,
-            "model.softcap": st.none() | floats,
-            "model.tied_head": st.booleans(),
-            "attention.rank": st.integers(0, 128),
-            "train.seed": st.integers(0, 2**32 - 1),
-        }
-    ),
-    strings=st.fixed_dictionaries(
-        {
-            "name": st.from_regex(r"\A[A-Za-z0-9é\[:][A-Za-z0-9._ é\]-]{0,9}\Z")
-            | st.sampled_from(["1e5", "1.5e3", "no", "null", "12:30", "é"]),
-            "data.source": texts
-            | st.sampled_from(["1e5", "1.5e3", ".5", "no", "null", "12:30", "~", "é"]),
-        }
-    ),
-    prompts=st.lists(texts, max_size=3),
-)
-def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path):
-    values = {**numbers, **strings, "train.sample_prompts": prompts}
-    # Overrides are written by YAML itself, quoted, as a user has to.
-    overrides = [
-        f"{key}={yaml.safe_dump(value, default_style='"')}" for key, value in strings.items()
-    ]
-    overrides += [f"{key}={'null' if v is None else str(v).lower()}" for key, v in numbers.items()]
-    overrides.append("train.sample_prompts=" + yaml.safe_dump(prompts, default_style='"'))
+    st.fixed_dictionaries({
+        "optimizer.matrix_lr": floats, "optimizer.grad_clip": st.none() | floats,
+        "model.tied_head": st.booleans(), "attention.rank": st.integers(0, 128),
+        "train.seed": st.integers(0, 2**32 - 1), "name": names, "data.source": texts,
+        "train.sample_prompts": st.lists(texts, max_size=3),
+    })
+)  # fmt: skip
+def test_any_settings_survive_the_round_trip(tmp_path, values):
+    # Overrides are written by YAML itself, texts quoted, as a user has to.
+    overrides = []
+    for key, value in values.items():
+        style = '"' if isinstance(value, str | list) else None
+        overrides.append(f"{key}={yaml.safe_dump(value, default_style=style)}")
     config = load_config("128m", overrides)
     assert config.name == values["name"] and config.data.source == values["data.source"]
-    assert config.train.sample_prompts == tuple(prompts)
+    assert config.train.sample_prompts == tuple(values["train.sample_prompts"])
     assert config.model.attention.rank == values["attention.rank"]
     assert config.optimizer.matrix_lr == values["optimizer.matrix_lr"]
+    assert config.optimizer.grad_clip == values["optimizer.grad_clip"]
     path = tmp_path / "round_trip.yaml"
     path.write_text(dump_config(config), encoding="utf-8")
     assert load_config(path) == config
@@ -168,21 +158,20 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ("variants.mla.latents=3", "unknown key variants.mla.latents: did you mean latent_norm?"),
         ("variants.mha.rank=3", "unknown key variants.mha.rank: there is nothing to set there"),
         ("model.layers=abc", "model.layers = 'abc' should be a valid integer"),
-        ("model.layers=2.5", "model.layers = 2.5 should be a valid integer"),
         ("model.layers=true", "model.layers = True should be a valid integer"),
         ("model.layers=0", "model.layers = 0 should be greater than 0"),
         ("model.tied_head=1", "model.tied_head = 1 should be a valid boolean"),
-        ("attention.rope=ful", "attention.rope = 'ful' should be 'full', 'shared' or 'latent'"),
         ("variants.mla.kv_lora_rank=x", "variants.mla.kv_lora_rank = 'x' should be a valid"),
-        ("model.head_width=127", "model.head_width = 127 is odd"),
-        ("model.head_width=127", "use 126 or 128"),
+        (
+            "model.head_width=127",
+            "model.head_width = 127 is odd, and rotation works on pairs: use 126 or 128",
+        ),
         ("model.head_width=1", "use 2"),
-        ("model.rope_scaling.kind=linear", "model.rope_scaling.factor is missing"),
         ("model.rope_scaling={kind: llama3, factor: 8}", "original_context is missing: give the"),
         ("model.rope_scaling={kind: linear, factor: 8, mscale: 1}", "mscale belongs to kind: yarn"),
         (
             "model.rope_scaling={kind: yarn, factor: 8, original_context: 64, beta_slow: 32}",
-            "model.rope_scaling.beta_slow = 32 is not below beta_fast = 32",
+            "beta_slow = 32 is not below beta_fast = 32",
         ),
         ("attention=mha model.qk_gain=true model.qk_norm=false", "leaves it no norm: set"),
         ("attention=lrkv attention.rope=latent model.qkv_bias=true", "model.qkv_bias = true asks"),
@@ -192,7 +181,6 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ("mesh.data=-1", "mesh.data and mesh.fsdp are both -1: only one axis can"),
         ("mesh.data=0", "mesh.data = 0: use a size from 1, or -1"),
         ("attention=lrvk", "attention = lrvk is not a variant: did you mean lrkv?"),
-        ("attention=[1]", "attention = [1] is not a variant: use one of mha, gqa, mqa, mla, lrkv"),
         ("attention.kind=mhaa", "kind mhaa is unknown: did you mean mha?"),
         ("attention.kind=gqa", "unknown key attention.rank: use one of kv_heads"),
         ("variants.gqa={}", "variants.gqa.kv_heads is missing: give it a value"),
@@ -200,12 +188,10 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ("variants={big: {kind: mha}}", "name one, as in variants.lrkv.rank=64"),
         ("variants.foo.rank=3", "variants.foo: kind foo is unknown: use one of mha, gqa"),
         ("variants=3", "variants = 3: name one"),
-        ("variants.mha=3", "variants.mha = 3: write its settings as a mapping, {} for none"),
         ("model.attention.rank=3", "choose with attention=NAME and change with attention.KEY"),
         ("model=3", "model = 3 should be a valid dictionary"),
         ("train.seq_len.foo=3", "train.seq_len.foo: seq_len is a value, not a group of settings"),
         ("train.steps", "'train.steps' is not an override: write key=value, as in train.steps=100"),
-        ("=3", "'=3' is not an override: write key=value"),
         ("data.source=[", "'data.source=[': the value is not YAML; quote it"),
         ("data={source: a, source: b}", "the value is not YAML"),
         ('run_dir="a\\0b"', r"run_dir = 'a\x00b' string should match"),
@@ -213,7 +199,6 @@ def test_any_settings_survive_the_round_trip(numbers, strings, prompts, tmp_path
         ("data.shuffle_seed=1e22", "data.shuffle_seed = 1e+22 should be a valid integer"),
         ("optimizer.grad_clip=1e400", "optimizer.grad_clip = inf should be a finite number"),
         ("optimizer.grad_clip=.nan", "optimizer.grad_clip = '.nan' should be a valid number"),
-        ("train.steps=1" + "0" * 22, "train.steps = 1"),
         ("train.steps=10000000000", "a run of 10000000000 steps cannot be counted"),
         ("attention=gqa model.heads=1", "attention.kv_heads = 3 does not divide heads = 1: use 1"),
         ("attention=mla attention.rope=full attention.qk_rope_head_dim=64", "leave qk_rope_head"),
