@@ -105,11 +105,6 @@ def test_groups_zeros_and_a_single_head_are_counted_as_they_are():
     assert diversity(*drawn(1, 5, 2)).centred.percent_of_cap is None
 
 
-def test_what_is_not_a_gram_matrix_is_refused():
-    with pytest.raises(LrkvError, match="no negative eigenvalue"):
-        spectrum(normalized(np.array([[1.0, 2.0], [2.0, 1.0]])), cap=2)
-
-
 @pytest.mark.parametrize("name", ["mha", "lrkv"])
 def test_random_weights_are_at_the_null(name):
     """Six layers of other seeds have the null's mean, within twice its own deviation."""
@@ -134,7 +129,9 @@ def test_the_null_is_near_its_caps_at_width_for_mha_and_mqa_alike():
             assert at[curve]["percent_of_cap"] > 99.8
 
 
-def test_a_null_of_no_seeds_is_refused_and_of_one_has_no_spread():
+def test_what_is_no_gram_matrix_or_no_null_is_refused_and_a_null_of_one_has_no_spread():
+    with pytest.raises(LrkvError, match="no negative eigenvalue"):
+        spectrum(normalized(np.array([[1.0, 2.0], [2.0, 1.0]])), cap=2)
     config = small(FIVE["mqa"])
     with pytest.raises(LrkvError, match="null_seeds = 0"):
         next(random_heads(config, 0))

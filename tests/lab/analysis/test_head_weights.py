@@ -79,8 +79,9 @@ def test_value_outputs_are_what_a_token_writes_for_itself(name):
 def test_lrkv_keeps_its_parts():
     config = small(FIVE["lrkv"])
     params = random_params(config)
+    attention = params["blocks"]["attention"]
     for at, heads in enumerate(head_weights(config, params)):
-        weights = {k: np.asarray(v[at], np.float64) for k, v in _attention(params).items()}
+        weights = {k: np.asarray(v[at], np.float64) for k, v in attention.items()}
         for family, parts in (("key", heads.key_parts), ("value", heads.value_parts)):
             for h in range(config.heads):
                 residual = weights[f"{family}_down"][h] @ weights[f"{family}_up"][h]
@@ -89,22 +90,15 @@ def test_lrkv_keeps_its_parts():
                 np.testing.assert_allclose(total, weights[family] + residual, atol=1e-14)
 
 
-def test_weights_that_are_not_finite_are_refused_by_name():
-    config = small(FIVE["gqa"])
+def test_what_cannot_be_analyzed_is_refused_by_name(monkeypatch):
+    config = small(FIVE["mha"])
     params = random_params(config)
-    key = _attention(params)["key"].at[1, 0, 0, 0].set(jnp.nan)
-    spoilt = {**params, "blocks": {"attention": {**_attention(params), "key": key}}}
+    attention = params["blocks"]["attention"]
+    key = attention["key"].at[1, 0, 0, 0].set(jnp.nan)
+    spoilt = {**params, "blocks": {"attention": {**attention, "key": key}}}
     with pytest.raises(LrkvError, match=r"blocks.attention.key is not finite"):
         list(head_weights(config, spoilt))
-
-
-def _attention(params):
-    return params["blocks"]["attention"]
-
-
-def test_a_variant_without_head_weights_is_refused_in_one_line(monkeypatch):
     monkeypatch.delattr(GroupedAttention, "head_weights")
-    config = small(FIVE["mha"], layers=1)
-    for heads in (head_weights(config, random_params(config)), random_heads(config, 1)):
+    for heads in (head_weights(config, params), random_heads(config, 1)):
         with pytest.raises(LrkvError, match="^attention.kind = mha cannot be analyzed: give its"):
             next(heads)
