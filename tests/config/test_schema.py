@@ -74,6 +74,9 @@ def test_a_mistake_in_python_is_one_line_too(settings, said):
     assert str(caught.value) == said
     with pytest.raises(LrkvError, match="^LRKV: unknown key ranks: did you mean rank"):
         LRKV(rank=8, ranks=3)
+    with pytest.raises(LrkvError, match="mesh"):
+        MeshConfig(tensor=-2)
+    assert MeshConfig(data=-1, fsdp=1).data == -1  # one axis may take what is left
 
 
 def test_settings_cannot_be_changed_or_added():
@@ -81,14 +84,6 @@ def test_settings_cannot_be_changed_or_added():
     for part, key in ((config, "name"), (config.model.attention, "rank"), (config.train, "extra")):
         with pytest.raises(pydantic.ValidationError):
             setattr(part, key, 1)
-
-
-def test_one_mesh_axis_may_take_what_is_left():
-    assert MeshConfig().fsdp == -1
-    assert MeshConfig(data=-1, fsdp=1).data == -1
-    for sizes in ({"data": -1}, {"data": -1, "fsdp": -1, "tensor": -1}, {"tensor": -2}):
-        with pytest.raises(LrkvError, match="mesh"):
-            MeshConfig(**sizes)
 
 
 def test_an_entry_is_made_by_its_kind():
@@ -126,12 +121,6 @@ def test_an_entry_is_made_by_its_kind():
 def test_impossible_shapes_are_refused_from_python_too(attention, message):
     with pytest.raises(LrkvError, match=message):
         ModelConfig(**SHAPE, attention=attention)
-
-
-def test_the_extremes_of_each_variant_are_allowed():
-    mla = MLA(kv_lora_rank=1, qk_rope_head_dim=0)
-    for attention in (LRKV(rank=0), LRKV(rank=4), GQA(kv_heads=1), GQA(kv_heads=6), mla):
-        assert ModelConfig(**SHAPE, attention=attention).attention == attention
 
 
 def test_an_odd_width_that_is_rotated_is_said_and_no_other():

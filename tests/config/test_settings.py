@@ -72,15 +72,13 @@ def test_the_list_has_every_setting_and_breaks_no_word():
         assert {f"attention.{n}" for n in entry.model_fields if n != "kind"} <= set(keys)
     assert [s.key for s in all_settings("optimizer.muon.")][0] == "optimizer.muon.momentum"
     assert [s.default for s in all_settings("train.max_checkpoints")] == ["2"]
-    lines = as_text(everything, 80).splitlines()
-    words = {word for line in lines for word in line.split()}
-    assert max(map(len, lines)) <= 80
-    assert all(set(setting.meaning.split()) <= words for setting in everything)
+    text = as_text(everything, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(set(setting.meaning.split()) <= set(text.split()) for setting in everything)
     with pytest.raises(LrkvError, match="no setting train.seq_lem: did you mean train.seq_len"):
         all_settings("train.seq_lem")
-    with pytest.raises(LrkvError, match="no setting 128m: use one of .*optimizer") as caught:
+    with pytest.raises(LrkvError, match="no setting 128m: use one of .*optimizer"):
         all_settings("128m")
-    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("verb", ["train", "sweep"])

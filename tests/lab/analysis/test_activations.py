@@ -5,18 +5,9 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import oracle
+from support import oracle, variants
 from support.random_heads import D, H, lrkv_heads
-from support.variants import (
-    ALL,
-    FIVE,
-    WIDTH,
-    error,
-    random_model,
-    random_params,
-    random_tokens,
-    small,
-)
+from support.variants import ALL, FIVE, WIDTH, error, random_model, small
 
 from lrkv_jax.interop.fits import root
 from lrkv_jax.lab.analysis.activations import logit_grams, on_text, weighted
@@ -84,14 +75,20 @@ def test_one_form_seen_through_another_rotation_is_another_logit():
     assert found[0, 2] < 0.95
 
 
-def oracle_similarity(config, attention, x_BTD, positions_BT, segments_BT):
-    """The same from equations, in float64: pair by pair, each query's logits less their mean."""
-    weights = {k: np.asarray(w, np.float64) for k, w in weights_of(attention).items()}
+@pytest.mark.parametrize(
+    "name", ["gqa", "mla", "lrkv-full-odd_rank", "lrkv-shared-groups", "lrkv-latent-odd_rank"]
+)
+def test_logits_similarity_equals_the_equations(name):
+    """In float64, pair by pair: each query's logits less their mean."""
+    config, T = small(ALL[name]), 12
+    layer = random_model(config).blocks[0].attention
+    weights = {k: np.asarray(w, np.float64) for k, w in weights_of(layer).items()}
+    x_BTD = np.random.default_rng(9).standard_normal((2, T, WIDTH))
+    segments_BT = np.array([[0] * T, [0] * 5 + [1] * 7])
     grams_HH = np.zeros((config.heads, config.heads))
-    norm = oracle.normed if config.qk_norm else lambda x: x
-    for x_TD, positions_T, segments_T in zip(x_BTD, positions_BT, segments_BT, strict=True):
+    for x_TD, segments_T in zip(x_BTD, segments_BT, strict=True):
         logits_HTS = [
-            oracle.head(config, weights, h, np.asarray(x_TD, np.float64), positions_T, norm)[0]
+            oracle.head(config, weights, h, x_TD, np.arange(T), oracle.normed)[0]
             for h in range(config.heads)
         ]
         for t, segment in enumerate(segments_T):
@@ -99,20 +96,7 @@ def oracle_similarity(config, attention, x_BTD, positions_BT, segments_BT):
             rows_HS = np.array([logits_TS[t, seen] for logits_TS in logits_HTS])
             rows_HS -= rows_HS.mean(axis=1, keepdims=True)
             grams_HH += rows_HS @ rows_HS.T
-    return normalized(grams_HH)
-
-
-@pytest.mark.parametrize(
-    "name", ["gqa", "mla", "lrkv-full-odd_rank", "lrkv-shared-groups", "lrkv-latent-odd_rank"]
-)
-def test_logits_similarity_equals_the_equations(name):
-    config, T = small(ALL[name]), 12
-    layer = random_model(config).blocks[0].attention
-    x_BTD = np.random.default_rng(9).standard_normal((2, T, WIDTH))
-    positions_BT = np.broadcast_to(np.arange(T), (2, T))
-    segments_BT = np.array([[0] * T, [0] * 5 + [1] * 7])
-    found = similarity(layer, T, jnp.asarray(segments_BT))
-    truth = oracle_similarity(config, layer, x_BTD, positions_BT, segments_BT)
+    found, truth = similarity(layer, T, jnp.asarray(segments_BT)), normalized(grams_HH)
     np.testing.assert_allclose(found, truth, atol=1e-5)
     assert np.abs(found - np.eye(config.heads)).max() > 0.01
 
@@ -122,9 +106,9 @@ def test_text_is_met_as_attention_reads_it():
     """Layer 0 reads the normed embedding, layer 1 what block 0 makes of it, in documents."""
     config = small(FIVE["lrkv"], norm_gain=True)
     model = random_model(config)
-    batches = [random_tokens(3, 9, seed=seed) for seed in (0, 1)]
+    batches = [variants.random_tokens(3, 9, seed=seed) for seed in (0, 1)]
     rows = BatchFormat(bos=5, separate_documents=True, restart_positions=True)
-    found = on_text(config, random_params(config), batches, rows)
+    found = on_text(config, variants.random_params(config), batches, rows)
     moments_LDD, tokens = found.moments_LDD, found.tokens
     assert tokens == 2 * 3 * 8 and moments_LDD.shape == (2, config.width, config.width)
     totals, logits = np.zeros_like(moments_LDD), np.zeros_like(found.logits_LHH)

@@ -1,7 +1,6 @@
 """A run's analysis: whole, readable by others, and about the step that was asked for."""
 
 import json
-import math
 
 import jax
 import numpy as np
@@ -41,20 +40,11 @@ def newest(run):
     return analyze(run[0], null_seeds=2, ranks=(0, 3), batches=2)
 
 
-def leaves(tree):
-    if isinstance(tree, dict | list):
-        for branch in tree.values() if isinstance(tree, dict) else tree:
-            yield from leaves(branch)
-    else:
-        yield tree
-
-
 def test_what_is_written_is_what_is_returned_and_json(run, newest):
     directory, config, _ = run
     assert json.loads((directory / "analysis.json").read_text()) == newest
     assert not list(directory.glob("*.tmp"))
-    numbers = [leaf for leaf in leaves(newest) if isinstance(leaf, float)]
-    assert len(numbers) > 200 and all(map(math.isfinite, numbers))
+    json.dumps(newest, allow_nan=False)  # every number is finite
     assert newest["kind"] == "lrkv" and newest["variant"] == "lrkv_latent" and newest["rank"] == 4
     assert (newest["layers"], newest["heads"], newest["head_width"]) == (2, 4, 8)
     assert newest["settings"] == config.model.model_dump(mode="json")

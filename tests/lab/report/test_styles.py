@@ -16,11 +16,8 @@ def differ(styles):
     return len({one.color for one in styles}) == len(shapes) == len(styles)
 
 
-def test_variants_differ_without_their_colors():
+def test_variants_differ_without_their_colors_and_equal_styles_become_a_ladder():
     assert differ(STYLES)
-
-
-def test_equal_styles_become_a_ladder_from_light_to_full():
     one = variant_style("lrkv", "latent")
     made = distinct([variant_style("mha"), *[one] * 5, variant_style("gqa")])
     assert differ(made[1:6]) and made[0] == variant_style("mha")

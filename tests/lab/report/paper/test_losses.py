@@ -199,13 +199,3 @@ def test_a_choice_shows_what_a_variant_gains_over_what_it_costs(rated):
     assert latent[1:4] == pytest.approx(shares) and mha[1:4] == [1, 1, 1]
     assert latent[5] == 0.5 and latent[6] == pytest.approx(shares[0])  # bytes, not products
     assert latent[8].startswith("-0.0200 (") and latent[9].startswith("-0.0400 (")
-
-
-def test_variants_of_one_kind_stand_beside_one_another_each_in_the_size_that_most_have():
-    names = ("mha", "mla", "mla_full", "lrkv_full", "lrkv_latent")
-    table, _ = report_item("table01").made(
-        [planted(name, [4.0, 3.0], scale="nano_family") for name in names]
-    )
-    shown = [row.cells[0].value for row in table.rows]
-    beside = ["LRKV-8", "LRKV-8 rope latent"]
-    assert shown == ["MHA", "MLA-32", "MLA-32 rope full", *beside]
