@@ -15,7 +15,7 @@ from support import oracle
 from support.variants import FIVE, VOCABULARY, error, random_params, random_tokens, small
 
 from lrkv_jax.config.rope import RopeScaling
-from lrkv_jax.models.attention import GQA, LRKV, MHA
+from lrkv_jax.models.attention import GQA, MHA
 from lrkv_jax.models.transformer import (
     Transformer,
     init_parameters,
@@ -59,17 +59,6 @@ def test_logits_are_those_of_the_published_equations(name):
         assert error(logits_TV, oracle.logits(config, theirs, tokens_T)) < 2e-6
 
 
-def test_logits_are_float32_of_the_vocabulary_and_hidden_states_of_the_width():
-    config = small(LRKV(rank=3), dtype="bfloat16")
-    model = with_parameters(config, random_params(config))
-    both = jax.eval_shape(lambda model, tokens: (model(tokens), model.hidden(tokens)),
-                          model, TOKENS_BT)  # fmt: skip
-    chex.assert_shape(both, [(2, 12, VOCABULARY), (2, 12, config.width)])
-    chex.assert_type(both, [jnp.float32, jnp.bfloat16])
-    with pytest.raises(AssertionError):
-        model(random_tokens(5))  # of another rank
-
-
 @pytest.mark.parametrize("name", ["mla", "lrkv"])
 def test_parameters_are_float32_mirror_their_specs_and_repeat_with_the_seed(name):
     config = small(FIVE[name], dtype="bfloat16")
@@ -108,7 +97,13 @@ def test_bfloat16_is_float32_within_rounding(name):
     params = random_params(config)
     exact = logits_of(with_parameters(config, params), TOKENS_BT)
     small_floats = config.model_copy(update={"dtype": "bfloat16"})
-    rounded = logits_of(with_parameters(small_floats, params), TOKENS_BT)
+    model = with_parameters(small_floats, params)
+    rounded = logits_of(model, TOKENS_BT)
+    hidden = jax.eval_shape(model.hidden, TOKENS_BT)
+    chex.assert_shape([rounded, hidden], [(2, 12, VOCABULARY), (2, 12, config.width)])
+    chex.assert_type([rounded, hidden], [jnp.float32, jnp.bfloat16])
+    with pytest.raises(AssertionError):
+        model(random_tokens(5))  # of another rank
     # 8 bits of mantissa, through two layers of a dozen products each.
     assert 1e-5 < error(rounded, exact) < 0.06
 
