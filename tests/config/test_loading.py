@@ -54,6 +54,10 @@ def test_overrides_choose_change_and_add_variants():
     assert config.variants == {**plain.variants, "gqa": GQA(kv_heads=2), "wide": LRKV(rank=9)}
     assert config.model.attention == LRKV(rank=46)
     assert config.variant("wide").model.attention == LRKV(rank=9)
+    # Another mode of MLA needs no word on the file's rope width.
+    for setting in ("attention.rope", "variants.mla.rope"):
+        chosen = load_config("nano", ["attention=mla", f"{setting}=full"]).model.attention
+        assert (chosen.rope, chosen.qk_rope_head_dim) == ("full", 0)
 
 
 @pytest.mark.parametrize(("text", "value"), [("1e-4", 1e-4), (".5", 0.5), ("1_000.5", 1000.5)])
@@ -338,13 +342,6 @@ def test_a_file_extends_another_and_has_variants_of_its_own(tmp_path):
         (tmp_path / "third.yaml").write_text(f"extends: {odd}\n")
         with pytest.raises(LrkvError, match="name a file beside it"):
             load_config(tmp_path / "third.yaml")
-
-
-@pytest.mark.parametrize("setting", ["attention.rope", "variants.mla.rope"])
-def test_another_mode_of_mla_needs_no_word_on_the_file_s_rope_width(setting):
-    assert load_config("nano", ["attention=mla"]).model.attention.qk_rope_head_dim == 16
-    chosen = load_config("nano", ["attention=mla", f"{setting}=full"]).model.attention
-    assert (chosen.rope, chosen.qk_rope_head_dim) == ("full", 0)
 
 
 def test_settings_of_earlier_versions_are_read():

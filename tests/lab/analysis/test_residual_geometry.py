@@ -5,7 +5,6 @@ import pytest
 from support.random_heads import D, H, K, lrkv_heads, mha_heads, parts
 
 from lrkv_jax.lab.analysis.heads import cosines, geometry, magnitude, principal_cosines
-from lrkv_jax.models.attention.head_weights import SharedResidual
 
 
 def test_principal_cosines_are_those_that_were_planted():
@@ -15,16 +14,6 @@ def test_principal_cosines_are_those_that_were_planted():
     mixed = turned @ np.random.default_rng(1).standard_normal((4, 4))
     found = principal_cosines(basis[:, :4] @ np.diag([1.0, 9.0, 1e3, 0.1]), mixed)
     np.testing.assert_allclose(found, np.cos(angles), atol=1e-12)
-
-
-def test_a_residual_along_the_shared_part_has_cosine_one():
-    """U = ±W_shared C, B = C⁻¹: the residual is the shared part itself, or its negative."""
-    rng = np.random.default_rng(0)
-    shared_DK, mix_KK = rng.standard_normal((10, 4)), rng.standard_normal((4, 4))
-    down = np.stack([shared_DK @ mix_KK, -shared_DK @ mix_KK])
-    both = SharedResidual(shared_DK, down, np.stack([np.linalg.inv(mix_KK)] * 2))
-    np.testing.assert_allclose(cosines(both), [1, -1], atol=1e-12)
-    np.testing.assert_allclose(principal_cosines(shared_DK, down[0]), np.ones(4), atol=1e-12)
 
 
 def test_random_parts_lie_as_the_nulls_say():

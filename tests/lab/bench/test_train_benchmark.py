@@ -129,9 +129,7 @@ def test_mfu_is_of_products_and_sheet(monkeypatch):
     assert row.mfu_of_datasheet == pytest.approx(4e11 / (2 * 989.5e12))
 
 
-def test_the_command_prints_and_leaves_json_that_says_where_how_and_what(
-    swept, capsys, monkeypatch, tmp_path
-):
+def test_the_command_measures_what_it_is_asked_for(swept, capsys, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(train, "run", lambda settings, progress: asked.append(settings) or swept)
     how = ("--variants", "mha", "--samples", "3", "--depth", "1", "--json",
@@ -140,10 +138,4 @@ def test_the_command_prints_and_leaves_json_that_says_where_how_and_what(
     assert code == 0 and asked == [SMALL]
     report = json.loads(out)
     assert report == json.loads((tmp_path / "train_cpu.json").read_text())
-    assert set(report) == {
-        "benchmark", "backend", "device", "devices", "cores", "load_average", "versions", "date",
-        "command", "settings", "rows",
-    }  # fmt: skip
     assert report["settings"]["dtype"] == "float32" and report["devices"] == 1
-    (row,) = report["rows"]
-    assert row["scale"] == "quickstart" and row["status"] == "measured" and row["samples"] == 3
