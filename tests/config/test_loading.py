@@ -13,9 +13,8 @@ from lrkv_jax.config import dump_config, find_config, load_config
 from lrkv_jax.config.load import as_settings, config_from
 from lrkv_jax.config.old_names import RENAMED
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.models.attention import GQA, LRKV, MHA, make_attention
+from lrkv_jax.models.attention import GQA, LRKV, make_attention
 
-SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b", "quickstart"]
 VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"]
 
 
@@ -158,7 +157,6 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
         ("model.layerz=2", "unknown key model.layerz: did you mean layers?"),
         ("modle.layers=2", "unknown key modle: did you mean model?"),
         ("mesh.zz=1", "unknown key mesh.zz: use one of data, fsdp, context, tensor"),
-        ("attention.ranks=3", "unknown key attention.ranks: did you mean rank?"),
         ("variants.mla.latents=3", "unknown key variants.mla.latents: did you mean latent_norm?"),
         ("variants.mha.rank=3", "unknown key variants.mha.rank: there is nothing to set there"),
         ("model.layers=abc", "model.layers = 'abc' should be a valid integer"),
@@ -185,7 +183,6 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
         ("mesh.data=-1", "mesh.data and mesh.fsdp are both -1: only one axis can"),
         ("mesh.data=0", "mesh.data = 0: use a size from 1, or -1"),
         ("attention=lrvk", "attention = lrvk is not a variant: did you mean lrkv?"),
-        ("attention.kind=mhaa", "kind mhaa is unknown: did you mean mha?"),
         ("attention.kind=gqa", "unknown key attention.rank: use one of kv_heads"),
         ("variants.gqa={}", "variants.gqa.kv_heads is missing: give it a value"),
         ("variants.lrkv={}", "attention.rank is missing: give it a value"),
@@ -200,7 +197,6 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
         ("data={source: a, source: b}", "the value is not YAML"),
         ('run_dir="a\\0b"', r"run_dir = 'a\x00b' string should match"),
         ("train.seed=1" + "0" * 22, "000 should be less than 4294967296"),
-        ("data.shuffle_seed=1e22", "data.shuffle_seed = 1e+22 should be a valid integer"),
         ("optimizer.grad_clip=1e400", "optimizer.grad_clip = inf should be a finite number"),
         ("optimizer.grad_clip=.nan", "optimizer.grad_clip = '.nan' should be a valid number"),
         ("train.steps=10000000000", "a run of 10000000000 steps cannot be counted"),
@@ -242,9 +238,7 @@ def test_a_missing_file_is_told_which_there_are(path, mend):
         ("\x00", "is not YAML"),
         (b"\xff\xfe\x80", "run.yaml is not YAML: "),
         ("", "is not a mapping of settings: see the files under configs/"),
-        ("- 1", "is not a mapping of settings"),
         ("name: x", "lists no variants: give at least `variants: {mha: {}}`"),
-        ("variants: [mha]", "lists no variants"),
         ("variants: {mha: {}}", "has no model"),
         ("variants: {mha: 3}", "variants.mha = 3: write its settings as a mapping"),
         ("variants: {mha: {kind: [2]}}", "kind [2] is unknown"),
@@ -286,18 +280,6 @@ def test_no_override_whatever_ends_in_anything_but_a_config_or_one_line(key, val
 
 
 # Loading changes nothing but what it is asked to.
-
-
-def test_lrkv_is_the_papers_model_and_lrkv_latent_beside_it_is_ours():
-    assert LRKV(rank=8).mode == "full"  # one default, wherever a mode is left out
-    for scale in SCALES:
-        config = load_config(scale)
-        assert config.attention == ("lrkv_latent" if scale == "quickstart" else "lrkv")
-        paper, ours = config.variants["lrkv"], config.variants["lrkv_latent"]
-        assert (ours.mode, paper.mode) == ("latent", "full")
-        assert ours.rank == paper.rank + paper.rank % 2  # every coordinate has its pair
-        assert config.variants["mha"] == MHA()
-        assert list(config.variants) == VARIANTS
 
 
 def test_midtraining_takes_over_the_run_that_it_starts_from(tmp_path):

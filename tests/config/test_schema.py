@@ -30,7 +30,7 @@ def test_the_papers_settings_stand_in_each_yaml(scale):
     (layers, width, heads), (kv_heads, latent, rank), (context, batch, tokens) = PAPER[scale]
     config = load_config(scale)
     model, optimizer, train = config.model, config.optimizer, config.train
-    assert (config.name, config.data.tokenizer) == (scale, "gpt2")
+    assert (config.name, config.data.tokenizer, config.attention) == (scale, "gpt2", "lrkv")
     assert (model.layers, model.width, model.heads) == (layers, width, heads)
     assert (model.head_width, model.vocabulary) == (128, 50304)
     assert (model.feed_forward_width, model.activation) == (4 * width, "relu2")

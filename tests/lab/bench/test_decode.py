@@ -8,17 +8,10 @@ import pytest
 from support.command import lrkv
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.bench import clock, decode
+from lrkv_jax.lab.bench import clock, decode, report
 from lrkv_jax.lab.bench.decode import DecodeBenchmark, DecodeTiming, Implementation, run
 from lrkv_jax.lab.bench.problems import with_kernel
-from lrkv_jax.lab.bench.report import (
-    FAILED,
-    MEASURED,
-    SKIPPED,
-    WRONG,
-    compare_with_mha,
-    read_decode,
-)
+from lrkv_jax.lab.bench.report import FAILED, MEASURED, SKIPPED, WRONG
 
 TINY = DecodeBenchmark(
     scales=("quickstart",), variants=("mha", "lrkv"), batches=(2,), lengths=(32,),
@@ -74,37 +67,31 @@ def test_ratios_are_to_the_fastest_mha_of_the_same_shape():
     half = row("lrkv", "xla", 3.0, bytes_to_move=50)
     alone = row("lrkv", "xla", 3.0, batch=4)
     rows = [slow, wrong, fast, other, half, alone]
-    compare_with_mha(rows, time_over_mha="us", bytes_over_mha="bytes_to_move")
+    report.compare_with_mha(rows, time_over_mha="us", bytes_over_mha="bytes_to_move")
     assert [r.time_over_mha for r in rows] == [2.0, None, 1.0, 1.0, 0.75, None]
     assert half.bytes_over_mha == 0.5
 
 
-def test_what_differs_from_the_reference_is_not_timed(monkeypatch):
+def test_what_differs_from_the_reference_or_raises_is_not_timed_and_the_rest_go_on(monkeypatch):
     def off(problem, inputs, cache, lengths_B):
         out, lse = with_kernel(problem, inputs, cache, lengths_B, "xla")
         return out.at[:, :, 1].multiply(1.01), lse
 
-    monkeypatch.setitem(decode.IMPLEMENTATIONS, "xla", Implementation(off))
-    (row,) = run(ALONE)["rows"]
-    assert row.status == WRONG and row.us is None and row.error > 1e-3
-    assert "reference" in row.reason and "not timed" in row.reason
+    def refuses(*arrays):
+        raise LrkvError("no GPU here")
 
+    def fails(*arrays):
+        raise RuntimeError("No cuDNN.\nmore")
 
-def test_what_peers_raise_are_their_reasons_and_the_rest_go_on(monkeypatch):
-    def raises(error):
-        def attend(*arrays):
-            raise error
-
-        return Implementation(attend)
-
-    monkeypatch.setitem(decode.IMPLEMENTATIONS, "jax", raises(LrkvError("no GPU here")))
-    monkeypatch.setitem(decode.IMPLEMENTATIONS, "cudnn", raises(RuntimeError("No cuDNN.\nmore")))
-    monkeypatch.setitem(decode.IMPLEMENTATIONS, "mosaic", raises(AssertionError()))
-    *peers, ours = run(replace(ALONE, implementations=("jax", "cudnn", "mosaic", "xla")))["rows"]
-    assert [(peer.status, peer.reason) for peer in peers] == [
-        (SKIPPED, "no GPU here"), (FAILED, "RuntimeError: No cuDNN."), (FAILED, "AssertionError: "),
-    ]  # fmt: skip
-    assert ours.status == MEASURED and ours.tokens == 32  # half of 2 · 32
+    for name, attend in (("mosaic", off), ("jax", refuses), ("cudnn", fails)):
+        monkeypatch.setitem(decode.IMPLEMENTATIONS, name, Implementation(attend))
+    rows = run(replace(ALONE, implementations=("mosaic", "jax", "cudnn", "xla")))["rows"]
+    assert [row.status for row in rows] == [WRONG, SKIPPED, FAILED, MEASURED]
+    wrong, skipped, failed, ours = rows
+    assert wrong.us is None and wrong.error > 1e-3
+    assert "reference" in wrong.reason and "not timed" in wrong.reason
+    assert (skipped.reason, failed.reason) == ("no GPU here", "RuntimeError: No cuDNN.")
+    assert ours.tokens == 32  # half of 2 · 32
 
 
 def test_a_program_of_several_calls_takes_each_copy_in_turn(monkeypatch):
@@ -191,15 +178,15 @@ def test_the_command_prints_and_leaves_json_that_says_where_how_and_what(
            "--impl", "xla", "--samples", "2", "--json", "--out", str(tmp_path / "new"))  # fmt: skip
     code, out, _ = lrkv(capsys, monkeypatch, "bench", "decode", *how)
     assert code == 0
-    report = json.loads(out)
-    assert report == read_decode(tmp_path / "new" / "decode_cpu.json")
-    assert set(report) == {
+    found = json.loads(out)
+    assert found == report.read_decode(tmp_path / "new" / "decode_cpu.json")
+    assert set(found) == {
         "benchmark", "backend", "device", "cores", "load_average", "versions", "date", "command",
         "settings", "copy_bytes_per_second", "rows",
     }  # fmt: skip
-    assert report["settings"]["dtype"] == "float32"  # auto, resolved
-    assert set(report["versions"]) == {"lrkv_jax", "jax", "jaxlib", "python"}
-    copy = report["copy_bytes_per_second"]
+    assert found["settings"]["dtype"] == "float32"  # auto, resolved
+    assert set(found["versions"]) == {"lrkv_jax", "jax", "jaxlib", "python"}
+    copy = found["copy_bytes_per_second"]
     assert 0 < copy["first_quartile"] <= copy["median"] <= copy["third_quartile"]
-    (row,) = report["rows"]
+    (row,) = found["rows"]
     assert row["status"] == "measured" and row["time_over_mha"] == 1
