@@ -1,13 +1,15 @@
-"""Tables: what is marked as best, what is escaped, and that a gap is told."""
+"""Tables: what is marked as best and what is escaped; styles that differ without their colors."""
 
 import json
 import re
 
 import pytest
 
+from lrkv_jax.config.attention import variants
 from lrkv_jax.lab.report.paper_values import PaperValue
 from lrkv_jax.lab.report.renderers import html, terminal, write_table
 from lrkv_jax.lab.report.renderers import markdown as padded
+from lrkv_jax.lab.report.styles import distinct, variant_style
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 
 row = TableRow.of
@@ -71,3 +73,17 @@ def test_json_has_the_numbers_whole_and_by_seed(tmp_path):
     cell = read["rows"][0]["cells"][1]
     assert cell["seeds"] == {"0": 2.0, "1": 2.123456789}
     assert cell["value"] == pytest.approx(2.0617283945)
+
+
+def test_variants_differ_without_their_colors_and_equal_styles_become_a_ladder():
+    def differ(styles):
+        """Whether they differ in color, and without."""
+        shapes = {(one.line, one.marker) for one in styles}
+        return len({one.color for one in styles}) == len(shapes) == len(styles)
+
+    known = [(entry, mode) for entry in variants().values() for mode in entry.modes() or (None,)]
+    assert differ([variant_style(entry.name, mode) for entry, mode in known])
+    one = variant_style("lrkv", "latent")
+    made = distinct([variant_style("mha"), *[one] * 5, variant_style("gqa")])
+    assert differ(made[1:6]) and made[0] == variant_style("mha")
+    assert made[5].color == one.color and {each.name for each in made[1:6]} == {one.name}
