@@ -65,7 +65,7 @@ def test_the_stages_are_those_of_the_ci_script_everywhere():
     assert re.findall(r"^\| `(\w+)` \|", page, re.M) == stages
 
 
-def test_the_image_copies_what_is_there_and_installs_an_extra_that_exists():
+def test_the_image_and_the_citation_are_of_what_is_there():
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
     assert copied and all((ROOT / word).exists() for word in copied)
@@ -73,9 +73,6 @@ def test_the_image_copies_what_is_there_and_installs_an_extra_that_exists():
     assert all(f"!{word}" in ignored for word in copied)
     (extra,) = re.findall(r"^ARG CUDA=(\w+)$", "\n".join(lines), re.M)
     assert extra in PROJECT["optional-dependencies"]
-
-
-def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == lrkv_jax.__version__
     assert citation["license"] == PROJECT["license"]

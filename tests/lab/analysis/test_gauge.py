@@ -14,15 +14,6 @@ from lrkv_jax.models.attention.head_weights import SharedResidual
 OFFSETS = range(-7, 8)
 
 
-def pair_rotations(seed=1):
-    """A rotation of each head's every frequency pair (j, j + K / 2), by angles of its own."""
-    angles_HJ = np.random.default_rng(seed).uniform(-np.pi, np.pi, (H, K // 2))
-    turns, j = np.zeros((H, K, K)), np.arange(K // 2)
-    turns[:, j, j] = turns[:, j + K // 2, j + K // 2] = np.cos(angles_HJ)
-    turns[:, j, j + K // 2], turns[:, j + K // 2, j] = np.sin(angles_HJ), -np.sin(angles_HJ)
-    return turns
-
-
 def logits(query_HDK, key_HDK, offset):
     """Of tokens `offset` apart, whose inputs are the D coordinates: every head's D × D form."""
     turned = oracle.rope(query_HDK.reshape(-1, K), np.full(H * D, offset))
@@ -35,8 +26,12 @@ def change(a, b):
 
 
 def test_pair_rotations_keep_the_logits_at_every_offset():
+    """Of each head's every frequency pair (j, j + K / 2), by an angle of its own."""
     query, key = np.random.default_rng(0).standard_normal((2, H, D, K))
-    turns = pair_rotations()
+    angles_HJ = np.random.default_rng(1).uniform(-np.pi, np.pi, (H, K // 2))
+    turns, j = np.zeros((H, K, K)), np.arange(K // 2)
+    turns[:, j, j] = turns[:, j + K // 2, j + K // 2] = np.cos(angles_HJ)
+    turns[:, j, j + K // 2], turns[:, j + K // 2, j] = np.sin(angles_HJ), -np.sin(angles_HJ)
     for offset in OFFSETS:
         moved = logits(query @ turns, key @ turns, offset)
         assert change(logits(query, key, offset), moved) < 1e-10

@@ -35,23 +35,16 @@ def run(tmp_path_factory, pages):
     return directory, config, {3: params, 5: alike}
 
 
-@pytest.fixture(scope="module")
-def newest(run):
-    return analyze(run[0], null_seeds=2, ranks=(0, 3), batches=2)
-
-
-def test_what_is_written_is_what_is_returned_and_json(run, newest):
+def test_the_newest_step_s_heads_are_seen_to_be_alike_and_json_says_so(run):
+    """Equal queries and no key residuals: one form. The values' residuals are still there."""
     directory, config, _ = run
+    newest = analyze(directory, null_seeds=2, ranks=(0, 3), batches=2)
     assert json.loads((directory / "analysis.json").read_text()) == newest
     assert not list(directory.glob("*.tmp"))
     json.dumps(newest, allow_nan=False)  # every number is finite
     assert newest["kind"] == "lrkv" and newest["variant"] == "lrkv_latent" and newest["rank"] == 4
     assert (newest["layers"], newest["heads"], newest["head_width"]) == (2, 4, 8)
     assert newest["settings"] == config.model.model_dump(mode="json")
-
-
-def test_the_newest_step_s_heads_are_seen_to_be_alike(newest):
-    """Equal queries and no key residuals: one form. The values' residuals are still there."""
     assert newest["step"] == 5
     found, values = newest["query_key"], newest["value_output"]
     assert found["mean"]["uncentred"]["effective_rank"] == pytest.approx(1)
@@ -79,7 +72,7 @@ def test_the_newest_step_s_heads_are_seen_to_be_alike(newest):
     assert logits["mean"]["mean_off_diagonal"] == pytest.approx(1, abs=1e-5)
 
 
-def test_another_step_is_analysed_when_it_is_asked_for(run):
+def test_another_step_is_analysed_when_it_is_asked_for_and_no_other_run_or_rank(run, tmp_path):
     directory, config, params = run
     found = analyze(directory, step=3, null_seeds=1)
     expected = head_diversity(config.model, params[3])
@@ -88,10 +81,7 @@ def test_another_step_is_analysed_when_it_is_asked_for(run):
     for kind, layers in expected.items():
         for written, layer in zip(found[kind]["per_layer"], layers, strict=True):
             np.testing.assert_array_equal(written["gram"], layer.gram_HH)
-
-
-def test_what_cannot_be_analysed_is_refused(run, tmp_path):
     with pytest.raises(LrkvError, match="is not a run"):
         analyze(tmp_path)
     with pytest.raises(LrkvError, match="rank = 9: use 0 to 8"):
-        analyze(run[0], ranks=(9,))
+        analyze(directory, ranks=(9,))

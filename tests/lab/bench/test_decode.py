@@ -119,7 +119,8 @@ def test_a_program_of_several_calls_takes_each_copy_in_turn(monkeypatch):
     assert len(set(timed)) == 4
 
 
-def test_samples_are_taken_in_rounds_of_random_order_and_slow_ones_stop_early():
+def test_samples_follow_others_of_their_program_in_rounds_of_random_order(monkeypatch):
+    """And slow ones stop early. Else they would pay for what the programs before them did."""
     order = []
 
     def timer(name, seconds):
@@ -130,10 +131,6 @@ def test_samples_are_taken_in_rounds_of_random_order_and_slow_ones_stop_early():
     assert rounds == {("a", "b"), ("b", "a")}
     assert [len(times) for times in taken] == [40, 20]
     assert clock.quartiles([4.0, 1.0, 2.0, 3.0, 100.0]) == (2.0, 3.0, 4.0)
-
-
-def test_a_sample_is_the_call_that_follows_others_of_its_program(monkeypatch):
-    """Else it would pay for what the programs before it did to caches and to the allocator."""
     now, cost = [0.0], iter([0.008, 0.004, 0.003])
     monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
 

@@ -11,7 +11,7 @@ from support import reference
 from support.variants import ALL, small
 
 from lrkv_jax.lab.bench import problems
-from lrkv_jax.lab.bench.problems import cache_nbytes, lengths_of, reference_of, with_kernel
+from lrkv_jax.lab.bench.problems import cache_nbytes, reference_of, with_kernel
 from lrkv_jax.models.attention import abstract_layer, grouped, lrkv, mla
 
 FULL = "lrkv-full-odd_rank"  # padded
@@ -42,20 +42,6 @@ def test_bytes_to_move_are_the_hand_count(name, values, scalars):
         a_token = values * itemsize + 4 * scalars
         assert problems.bytes_to_move(cache, np.array([5, 1, 9])) == (5 + 1 + 9) * a_token
         assert cache_nbytes(model, 3, 16, dtype) == 3 * 16 * a_token
-
-
-@pytest.mark.parametrize("batch", [1, 5])
-def test_ragged_lengths_come_from_the_seed_and_are_half_full(batch):
-    draws = [lengths_of(batch, 1000, ragged=True, seed=seed) for seed in range(20)]
-    np.testing.assert_array_equal(draws[3], lengths_of(batch, 1000, ragged=True, seed=3))
-    for lengths_B in draws:
-        assert lengths_B.shape == (batch,) and lengths_B.dtype == np.int32
-        assert 1 <= lengths_B.min() and lengths_B.max() <= 1000
-        assert abs(lengths_B.mean() - 500) <= 1
-    if batch > 1:
-        assert len({tuple(draw) for draw in draws}) == 20
-        assert np.ptp(np.concatenate(draws)) > 700
-    np.testing.assert_array_equal(lengths_of(batch, 7, ragged=False, seed=0), [7] * batch)
 
 
 def by_xla(problem, cache, lengths_B):

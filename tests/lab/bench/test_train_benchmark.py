@@ -99,13 +99,7 @@ def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(stubbed):
         assert row.peak_bytes == 6 << 30
 
 
-def test_a_step_that_computes_something_else_is_not_timed(stubbed):
-    stubbed.setattr(Stub, "first_loss", 1.0)
-    (row,) = run_alone(SMALL)["rows"]
-    assert row.status == WRONG and row.ms is None and "not ln V = 4.159" in row.reason
-
-
-def test_one_variant_that_cannot_start_does_not_stop_the_rest(stubbed):
+def test_a_step_that_is_wrong_is_not_timed_and_one_that_cannot_start_stops_no_other(stubbed):
     settings = replace(SMALL, variants=("mqa", "mha"))
     made = variants_of("quickstart", settings.variants, depth=1, overrides=settings.overrides)
     stubbed.setattr(Stub, "fails", resolve(made["mqa"]))
@@ -114,6 +108,9 @@ def test_one_variant_that_cannot_start_does_not_stop_the_rest(stubbed):
     assert mqa.status == "failed" and "too large" in mqa.reason and "\n" not in mqa.reason
     assert mha.status == MEASURED and mqa.time_over_mha is None
     assert f"- quickstart mqa: failed: {mqa.reason}" in tables(report)
+    stubbed.setattr(Stub, "first_loss", 1.0)
+    (row,) = run_alone(SMALL)["rows"]
+    assert row.status == WRONG and row.ms is None and "not ln V = 4.159" in row.reason
 
 
 def test_mfu_is_of_products_and_sheet(monkeypatch):
