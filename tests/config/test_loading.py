@@ -40,9 +40,6 @@ def edited(folder, edit, scale="128m"):
     return write(folder, yaml.safe_dump(raw))
 
 
-# What overrides do.
-
-
 def test_overrides_choose_change_and_add_variants():
     plain = load_config("128m")
     config = load_config("128m", ["attention.kv_heads=2", "attention=gqa"])
@@ -96,9 +93,6 @@ def test_a_shipped_scale_is_found_by_name_unless_a_file_has_that_name(monkeypatc
     assert load_config("128m").name == "quickstart"
 
 
-# What comes back.
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_dump_of_any_variant_is_read_back_as_the_same_object(variant, tmp_path):
     config = load_config("quickstart", [f"attention={variant}"])
@@ -146,9 +140,6 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
     path = tmp_path / "round_trip.yaml"
     path.write_text(dump_config(config), encoding="utf-8")
     assert load_config(path) == config
-
-
-# What bad input is told.
 
 
 @pytest.mark.parametrize(
@@ -277,9 +268,6 @@ def test_no_override_whatever_ends_in_anything_but_a_config_or_one_line(key, val
         load_config("128m", [f"{key}={value}"])
     except LrkvError as error:
         assert not re.search(r"[\r\n]", str(error))
-
-
-# Loading changes nothing but what it is asked to.
 
 
 def test_midtraining_takes_over_the_run_that_it_starts_from(tmp_path):

@@ -58,20 +58,16 @@ def test_the_papers_settings_stand_in_each_yaml(scale):
         assert config.variant(name).directory == f"runs/{scale}-{name}"
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"hidden_size": 64}, "ModelConfig: unknown key hidden_size: use width"),
-        ({"num_key_value_heads": 2},
-         "ModelConfig: unknown key num_key_value_heads: use attention.kv_heads"),
-        ({"laiers": 2}, "ModelConfig: unknown key laiers: did you mean layers?"),
-        ({"heads": "four"}, "ModelConfig: heads = 'four' should be a valid integer"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_python_is_one_line_too(settings, said):
-    with pytest.raises(LrkvError) as caught:
-        ModelConfig(**SHAPE | settings, attention=MHA())
-    assert str(caught.value) == said
+def test_a_mistake_in_python_is_one_line_too():
+    for key, value, said in (
+        ("hidden_size", 64, "unknown key hidden_size: use width"),
+        ("num_key_value_heads", 2, "unknown key num_key_value_heads: use attention.kv_heads"),
+        ("laiers", 2, "unknown key laiers: did you mean layers?"),
+        ("heads", "four", "heads = 'four' should be a valid integer"),
+    ):
+        with pytest.raises(LrkvError) as caught:
+            ModelConfig(**SHAPE | {key: value}, attention=MHA())
+        assert str(caught.value) == f"ModelConfig: {said}"
     with pytest.raises(LrkvError, match="^LRKV: unknown key ranks: did you mean rank"):
         LRKV(rank=8, ranks=3)
     with pytest.raises(LrkvError, match="mesh"):

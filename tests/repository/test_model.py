@@ -74,6 +74,8 @@ def test_parameters_are_float32_mirror_their_specs_and_repeat_with_the_seed(name
     assert not np.array_equal(params["embedding"]["table"], other["embedding"]["table"])
     # One seed's variants share what they have in common, so that they can be compared in pairs.
     mha = init_parameters(small(MHA(), dtype="bfloat16"), 3)
+    constructed = Transformer(small(MHA(), dtype="bfloat16"), rngs=nnx.Rngs(3))
+    chex.assert_trees_all_equal(parameters(constructed), mha)
     for path in (("embedding", "table"), ("blocks", "mlp", "up"), ("blocks", "attention", "query")):
         ours, its = (functools.reduce(dict.get, path, tree) for tree in (params, mha))
         assert ours.shape != its.shape or np.array_equal(ours, its), path
@@ -106,9 +108,3 @@ def test_bfloat16_is_float32_within_rounding(name):
         model(random_tokens(5))  # of another rank
     # 8 bits of mantissa, through two layers of a dozen products each.
     assert 1e-5 < error(rounded, exact) < 0.06
-
-
-def test_the_constructor_and_the_dict_of_arrays_are_the_same_model():
-    config = small(MHA())
-    model = Transformer(config, rngs=nnx.Rngs(0))
-    chex.assert_trees_all_equal(parameters(model), init_parameters(config, 0))

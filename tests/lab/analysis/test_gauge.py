@@ -73,9 +73,6 @@ def test_a_part_moved_between_shared_and_residual_needs_another_rank():
     assert set(np.linalg.matrix_rank(moved_HDK)) == {4}
 
 
-# Angles and norms of LRKV's parts, against planted ones and random ones.
-
-
 def test_principal_cosines_are_those_that_were_planted():
     angles = np.array([0.0, 0.3, 1.1, np.pi / 2])
     basis = np.linalg.qr(np.random.default_rng(0).standard_normal((20, 8)))[0]

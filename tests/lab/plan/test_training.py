@@ -117,11 +117,10 @@ def test_the_estimate_is_within_a_quarter_of_xla(run):
     assert estimate == pytest.approx(plan["compiled"]["total"], rel=0.25)
 
 
-def needed(config):
-    return memory_estimate(config, state_bytes(config))
+def test_policies_keep_less_and_a_tensor_shard_its_share():
+    def needed(config):
+        return memory_estimate(config, state_bytes(config))
 
-
-def test_policies_keep_less_and_need_less():
     found = {p: needed(resolved(configured("attention=lrkv", f"train.remat={p}", fsdp=8)))
              for p in ("none", "minimal", "full", "offload")}  # fmt: skip
     assert found["none"].activations > found["minimal"].activations
@@ -131,10 +130,7 @@ def test_policies_keep_less_and_need_less():
     assert found["offload"] == found["full"]
     held = {name: one.total - one.activations for name, one in found.items()}
     assert len(set(held.values())) == 1
-
-
-def test_a_tensor_shard_keeps_its_share_of_what_is_split():
-    """Twice the heads, MLP and vocabulary over two tensor shards: the same on each."""
+    # Twice the heads, MLP and vocabulary over two tensor shards: the same on each.
     half = resolved(configured("attention=mha", "model.layers=2"))
     sizes = ("model.heads=8", "model.feed_forward=256", "model.vocabulary=8192")
     both = resolved(configured("attention=mha", *sizes, tensor=2))

@@ -81,9 +81,6 @@ def test_a_run_of_a_sixth_kind_passes_through_every_table_and_figure():
     assert "SIXTH" in {line.get_label() for line in curves.figure.axes[0].lines}
 
 
-# The page.
-
-
 class Tags(HTMLParser):
     """Those of a page that are still open at its end; raises where they do not match."""
 

@@ -118,7 +118,7 @@ def test_table_4_s_ranks_are_those_of_the_heads(kind):
     assert [eval(text, sizes) for text in named] == ranks
 
 
-def test_costs_say_that_lrkv_s_work_grows_with_the_cache():
+def test_costs_grow_with_the_cache_and_formulas_as_written_give_the_bytes():
     (table,) = report_item("table10").made([])
     mha, shared, full = (
         list(cells(table, name, "128m, 12 layers").values())
@@ -128,9 +128,6 @@ def test_costs_say_that_lrkv_s_work_grows_with_the_cache():
     assert shared[2].value / mha[2].value == pytest.approx(1 + 46 / 128)
     assert full[2].value > 20 * mha[2].value
     assert shared[6].value == "None" and "depend on T" in shared[6].note
-
-
-def test_formulas_as_written_give_the_bytes():
     (formulas,) = report_item("table11").made([])
     for row in formulas.rows:
         _, paper, papers, ours, allocated = (cell.value for cell in row.cells)
