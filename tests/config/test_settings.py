@@ -15,19 +15,6 @@ from lrkv_jax.config.frozen import ROLES, Group, placement, walk
 from lrkv_jax.config.reference import all_settings, as_markdown, as_text
 from lrkv_jax.errors import LrkvError
 
-
-def test_every_setting_has_one_role_and_a_description():
-    config = load_config("128m")
-    found = [*walk(config), *walk(config.data.hub)]
-    assert len(found) > 80 and {role for _, role, _ in found} == set(ROLES)
-    assert all(one.meaning.endswith(".") for one in all_settings())
-    bare = {"__annotations__": {"depth": int}}
-    fields = {"role": pydantic.Field(description="One."), "description": placement("")}
-    for missing, field in fields.items():
-        with pytest.raises(TypeError, match=f"Odd.depth has no {missing}"):
-            type("Odd", (Group,), bare | {"depth": field})
-
-
 HUB = "data.hub={repo: a/b}"
 TALK = "data.mixture={train: [{task: t, split: s}], heldout: [{task: t, split: s}]}"
 
@@ -54,14 +41,21 @@ def test_what_makes_another_run_is_said_by_its_key(before, after, said):
     assert (str(changes[0]) if changes else None) is said or str(changes[0]).startswith(said)
 
 
-def test_the_list_and_the_page_have_every_setting():
+def test_the_list_and_the_page_have_every_setting_with_its_role_and_description():
     """To mend the page: lrkv settings --markdown > docs/settings.md."""
     page = Path(__file__).parents[2] / "docs/settings.md"
     assert page.read_text() == as_markdown()
-    everything = all_settings()
+    config, everything = load_config("128m"), all_settings()
+    assert {role for _, role, _ in [*walk(config), *walk(config.data.hub)]} == set(ROLES)
+    assert all(one.meaning.endswith(".") for one in everything)
+    bare = {"__annotations__": {"depth": int}}
+    fields = {"role": pydantic.Field(description="One."), "description": placement("")}
+    for missing, field in fields.items():
+        with pytest.raises(TypeError, match=f"Odd.depth has no {missing}"):
+            type("Odd", (Group,), bare | {"depth": field})
     keys = [setting.key for setting in everything]
-    known = {key for key, _, _ in walk(load_config("128m"))} - {"model.attention"}
-    assert known <= set(keys)
+    known = {key for key, _, _ in walk(config)} - {"model.attention"}
+    assert known <= set(keys) and len(known) > 80
     # Two variants may have settings of one name; each says whose it is.
     assert len({(setting.key, setting.meaning) for setting in everything}) == len(keys)
     for entry in variants().values():

@@ -13,10 +13,6 @@ from lrkv_jax.lab.analysis.heads import random_heads
 from lrkv_jax.models.attention.grouped import GroupedAttention
 from lrkv_jax.models.transformer import with_parameters
 
-NAMES = (
-    "gqa-gain", "mla", "lrkv-full-rank_0", *(f"lrkv-{mode}-odd_rank" for mode in MODES),
-)  # fmt: skip
-
 
 @functools.cache
 def layer(name):
@@ -39,7 +35,9 @@ def latent_rms(attention, x_BTD):
     return np.sqrt((latent_TC**2).mean(axis=-1) + attention.config.norm_eps)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", ["gqa-gain", "mla", "lrkv-full-rank_0", *(f"lrkv-{mode}-odd_rank" for mode in MODES)]
+)
 def test_forms_are_the_models_logits_at_one_position_and_values_its_values(name):
     """Every token at position 5: x_t A_h x_s, for all t and s. MLA's form has no latent norm."""
     attention, heads, x_BTD = layer(name)

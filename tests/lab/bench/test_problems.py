@@ -66,13 +66,10 @@ def from_oracle(problem):
         return with_kernel(problem, problem.inputs, problem.cache, problem.lengths_B, "xla")
 
 
-ONE_OF_EACH = (
+@pytest.mark.parametrize("name", [
     "gqa", "mla", "mla-full-rank", "lrkv-full-rank_0", FULL, "lrkv-shared-odd_rank",
     "lrkv-latent-odd_rank",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+])  # fmt: skip
 def test_the_reference_is_the_oracles_answer(name):
     problem = problem_of(name)
     answer = reference_of(problem)

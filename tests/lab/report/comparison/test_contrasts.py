@@ -7,16 +7,16 @@ from scipy import stats
 from lrkv_jax.lab.report.comparison import against, combined, contrasts, correlation, spread, trend
 from lrkv_jax.lab.report.comparison.contrasts import POWER, Contrast, holm
 
-# Critical values of Student's t, two-sided, as books print them (NIST handbook 1.3.6.7.2).
-TABLE = [(12.706, 1, 0.05), (9.925, 2, 0.01), (3.646, 30, 0.001), (1.984, 100, 0.05)]
-
 
 def pair(ours, theirs) -> Contrast:
     return against(theirs, {"ours": ours})["ours"]
 
 
-@pytest.mark.parametrize("t, degrees, p", TABLE)
+@pytest.mark.parametrize(
+    "t, degrees, p", [(12.706, 1, 0.05), (9.925, 2, 0.01), (3.646, 30, 0.001), (1.984, 100, 0.05)]
+)
 def test_two_variants_are_student_s_paired_test(t, degrees, p):
+    """At two-sided critical values as books print them (NIST handbook 1.3.6.7.2)."""
     spread_out = np.arange(degrees + 1) - degrees / 2
     differences = spread_out / spread_out.std(ddof=1) + t / (degrees + 1) ** 0.5
     for sign in (1, -1):

@@ -78,9 +78,6 @@ def test_digits_are_kept_as_printed_and_every_verdict_stands_at_a_printed_place(
         assert verdict(*place.split("/"))
 
 
-# Shapes and costs.
-
-
 def test_648_mb_are_36_layers_at_2048_tokens_and_not_18_at_8192():
     """Introduction: "2 × 18 × 18 × 128 × 8192 × 2 bytes = 648 MB"."""
     assert 2 * 18 * 18 * 128 * 8192 * 2 / MIB == 1296
@@ -166,9 +163,6 @@ def test_budgets_steps_and_the_embeddings_decay():
     # Decay 0.1 at rate 0.2 would leave the embedding 0.98 a step.
     assert (1 - 0.1 * 0.2) ** 1000 == pytest.approx(1.7e-9, rel=0.02)
     assert run_of("128m").optimizer.embedding_decay == 0
-
-
-# Caches.
 
 
 @pytest.mark.parametrize("heads, stated, rank", [(6, 52.6, 46), (18, 48.4, 55), (32, 45.1, 54)])
@@ -402,19 +396,16 @@ def test_lrkv_is_not_best_on_every_benchmark():
     }  # fmt: skip
 
 
-# Questions in the test sets: ARC-Easy and -Challenge, MMLU, GSM8K, HumanEval.
-QUESTIONS = (2376, 1172, 14042, 1319, 164)
-
-
 def test_lrkv_s_combined_lead_is_one_to_three_binomial_errors():
     """The paper gives no errors; these are of the questions alone, one model each."""
+    questions = np.array([2376, 1172, 14042, 1319, 164])  # in the test set of each task
     leads, errors = [], []
     for scale in TABLE2:
         scores = {
             kind: np.array([paper("table02", scale, kind, task) for task in TASKS])
             for kind in ("mha", "lrkv")
         }
-        variances = [s * (100 - s) / np.array(QUESTIONS) for s in scores.values()]
+        variances = [s * (100 - s) / questions for s in scores.values()]
         leads.append(scores["lrkv"].mean() - scores["mha"].mean())
         errors.append(np.sum(variances) ** 0.5 / len(TASKS))
     assert leads == pytest.approx([1.1, 2.6, 1.5], abs=0.05)
@@ -440,9 +431,6 @@ def test_losses_predict_scores_at_2_5b_and_not_at_6_3b():
     y = np.array([mean_of_five("2.5b", kind) for kind in KINDS])
     drawn = [np.corrcoef(x + e, y)[0, 1] ** 2 for e in rng.uniform(-5e-4, 5e-4, (500, 5))]
     assert min(drawn) < 0.786 < max(drawn)
-
-
-# Head diversity.
 
 
 def test_the_gap_between_the_two_effective_ranks_is_the_cap():

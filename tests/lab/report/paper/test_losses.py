@@ -12,8 +12,6 @@ from lrkv_jax.config.schema import MixtureConfig
 from lrkv_jax.lab.report.comparison import read_runs, steps_saved_by_seed
 from lrkv_jax.models.accounting.counts import executed_flops_per_token
 
-ROOT = Path(__file__).parents[4]
-
 
 def test_lrkv_at_a_baseline_s_loss_after_three_quarters_is_there_25_percent_sooner():
     """LRKV falls in a line from 5 to 4 nats; MHA ends at 4.25, three quarters of the way."""
@@ -69,7 +67,8 @@ def test_curves_below_are_over_the_baseline_s_of_the_same_seed():
 
 def test_the_shipped_runs_have_bars_in_figure_3():
     """No variant of theirs is named lrkv: the published form stands for LRKV."""
-    runs = read_runs([ROOT / "experiments/results/family/runs.jsonl"])
+    root = Path(__file__).parents[4]
+    runs = read_runs([root / "experiments/results/family/runs.jsonl"])
     _, picture = report_item("fig03").made(runs)
     assert all(axis.patches for axis in picture.figure.axes)
     assert [axis.get_title().endswith("LRKV-8") for axis in picture.figure.axes] == [True] * 3
