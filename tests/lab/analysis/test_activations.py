@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def similarity(layer, T=12, segments_BT=None):
     """Cosines of a layer's heads' logits on two random rows."""
     x_BTD = jnp.float32(np.random.default_rng(9).standard_normal((2, T, WIDTH)))
     positions_BT = jnp.broadcast_to(jnp.arange(T), (2, T))
-    grams_BHH = logit_grams(layer, x_BTD, positions_BT, segments_BT)
+    grams_BHH = jax.jit(lambda: logit_grams(layer, x_BTD, positions_BT, segments_BT))()
     return normalized(np.asarray(grams_BHH, np.float64).sum(axis=0))
 
 

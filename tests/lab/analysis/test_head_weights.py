@@ -2,16 +2,16 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.variants import ALL, FIVE, MODES, WIDTH, error, random_params, small
+from support.variants import ALL, FIVE, MODES, WIDTH, error, random_model, random_params, small
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.analysis import head_weights
 from lrkv_jax.lab.analysis.heads import random_heads
 from lrkv_jax.models.attention.grouped import GroupedAttention
-from lrkv_jax.models.transformer import with_parameters
 
 
 @functools.cache
@@ -21,7 +21,7 @@ def layer(name):
     # Gains without their norm, which no configuration may have: forms have gains, and no norms.
     config = small(ALL[name], qk_norm=False, layers=1).model_copy(update={"qk_gain": bool(gain)})
     params = random_params(config)
-    attention = with_parameters(config, params).unstacked().blocks[0].attention
+    attention = random_model(config).blocks[0].attention
     (heads,) = head_weights(config, params)
     x_BTD = np.random.default_rng(1).standard_normal((1, 6, WIDTH)).astype(np.float32)
     return attention, heads, x_BTD
@@ -42,9 +42,15 @@ def test_forms_are_the_models_logits_at_one_position_and_values_its_values(name)
     """Every token at position 5: x_t A_h x_s, for all t and s. MLA's form has no latent norm."""
     attention, heads, x_BTD = layer(name)
     positions_BT = jnp.full((1, 6), 5)
-    q_BTHW = attention.expand_query(attention.queries(x_BTD, positions_BT), positions_BT)
+
+    @jax.jit
+    def read(x_BTD):
+        query = attention.expand_query(attention.queries(x_BTD, positions_BT), positions_BT)
+        new_kv = attention.new_kv(x_BTD, positions_BT)
+        return query, *attention.materialize_kv(new_kv, positions_BT)
+
+    q_BTHW, k_BSGW, v_BSGK = read(x_BTD)
     H = q_BTHW.shape[2]
-    k_BSGW, v_BSGK = attention.materialize_kv(attention.new_kv(x_BTD, positions_BT), positions_BT)
     k_SHW, v_SHK = (np.repeat(a[0], H // a.shape[2], axis=1) for a in (k_BSGW, v_BSGK))
     logits_HTS = np.einsum("THW,SHW->HTS", q_BTHW[0], k_SHW)
     x_TD = x_BTD[0].astype(np.float64)
