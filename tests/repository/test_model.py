@@ -39,7 +39,6 @@ YARN = RopeScaling(kind="yarn", factor=20, original_context=32, beta_fast=4)
 PLAIN = {"gated": False, "activation": "relu2", "rope_scaling": YARN, "norm_eps": 0.5}
 MODELS = {
     "ours": (MHA(), {"softcap": 0.5}),  # which bounds logits around 1
-    "qwen2": (GQA(kv_heads=2), {**LLAMA, "qkv_bias": True}),
     "qwen3": (GQA(kv_heads=2), {**LLAMA, "norm_eps": 1e-6, "qk_norm": True, "qk_gain": True}),
     "llama3": (GQA(kv_heads=2), {**LLAMA, "rope_scaling": LLAMA3, "tied_head": True}),
     "arcee": (MHA(), {**LLAMA, **PLAIN}),

@@ -56,7 +56,7 @@ def test_logits_equal_up_to_a_constant_of_each_query_are_one():
 
 
 @pytest.mark.parametrize(
-    "name", ["gqa", "mla", "lrkv-full-odd_rank", "lrkv-shared-groups", "lrkv-latent-odd_rank"]
+    "name", ["mla", "lrkv-full-odd_rank", "lrkv-shared-groups", "lrkv-latent-odd_rank"]
 )
 def test_logits_similarity_equals_the_equations(name):
     """In float64, pair by pair: each query's logits less their mean."""
