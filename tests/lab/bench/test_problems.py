@@ -63,9 +63,7 @@ def from_oracle(problem):
         return with_kernel(problem, problem.inputs, problem.cache, problem.lengths_B, "xla")
 
 
-MORE = (
-    "gqa", "mla-full-rank", "lrkv-full-rank_0", "lrkv-shared-odd_rank", "lrkv-latent-odd_rank"
-)  # fmt: skip
+MORE = "gqa", "mla-full-rank", "lrkv-full-rank_0", "lrkv-shared-odd_rank", "lrkv-latent-odd_rank"
 
 
 @pytest.mark.parametrize(

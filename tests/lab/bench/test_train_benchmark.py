@@ -59,6 +59,7 @@ def test_a_row_adds_up(swept):
     # Parameters, two moments of embedding and head, one of each matrix, and a batch of int32.
     assert 8 * row.parameters < row.state_bytes < 12 * row.parameters + 4 * 8 * 33 + 100
     assert row.state_bytes < row.peak_bytes and row.compile_seconds > 0
+    assert variants_of("quickstart", ("mha",), depth=3)["mha"].model.unroll == 1  # divides it
 
 
 class Stub:
