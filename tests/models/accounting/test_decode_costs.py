@@ -6,39 +6,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.jaxprs import equations
 
 from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.kernels import angles, online
 from lrkv_jax.lab.bench.problems import make_problem, with_kernel
 from lrkv_jax.models.accounting.serving import attention_flops
-from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
+from lrkv_jax.models.attention import LRKV, MHA, MLA, MQA
 
 H, K = 4, 16
 ENTRIES = {
     "mha": MHA(),
-    "gqa": GQA(kv_heads=2),
     "mqa": MQA(),
     "mla": MLA(kv_lora_rank=24, qk_rope_head_dim=8),
-    "mla-no_rope_key": MLA(kv_lora_rank=24, qk_rope_head_dim=0),
     "mla-full": MLA(kv_lora_rank=24, rope="full"),
+    "mla-rank": MLA(kv_lora_rank=24, qk_rope_head_dim=8, rank=8),
     # A multiple of 8 is cached without padding, which a program multiplies like anything else.
     "lrkv-shared": LRKV(rank=8, rope="shared"),
-    "lrkv-latent": LRKV(rank=8, rope="latent"),
     "lrkv-full": LRKV(rank=8, rope="full"),
     "lrkv-rank0": LRKV(rank=0),
-    "mla-rank": MLA(kv_lora_rank=24, qk_rope_head_dim=8, rank=8),
 }
-
-
-def equations(jaxpr):
-    """Every equation, inner programs included; each loop's body once."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else [value]:
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from equations(inner)
 
 
 def products(program, *arguments) -> int:
