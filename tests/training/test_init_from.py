@@ -64,7 +64,7 @@ def test_the_parameters_are_the_runs_and_the_vocabulary_grows(pretrained, tmp_pa
 
 
 @pytest.mark.slow
-def test_another_model_or_tokenizer_is_refused(pretrained, tmp_path):
+def test_another_model_or_tokenizer_is_refused_before_it_trains(pretrained, tmp_path):
     for override, message in (
         ("model.rope_base=500.0", "has model.rope_base = 10000.0, and this run has 500.0"),
         ("attention.rank=2", "has model.attention = "),
@@ -80,9 +80,6 @@ def test_another_model_or_tokenizer_is_refused(pretrained, tmp_path):
         load_config("configs/quickstart_midtrain.yaml", ["init_from=nowhere"])
     with pytest.raises(LrkvError, match="lists no variants.*init_from=RUN"):
         load_config("configs/quickstart_midtrain.yaml")
-
-
-def test_a_model_without_the_chats_ids_is_refused_before_it_trains(pretrained, tmp_path):
     config = midtraining(pretrained, tmp_path, "model.vocabulary=4096")
     with pytest.raises(LrkvError, match="4096 has no ids for the chat's tokens.*=4224"):
         train(config, console=Console(file=io.StringIO()), **ONE)
@@ -122,12 +119,8 @@ def test_a_run_learns_from_a_teacher_and_resumes_to_the_same_bits(tiny, tmp_path
 
     def heal(*overrides):
         given = f"init_from={tmp_path / 'pupil'}", f"train.teacher={tmp_path / 'teacher'}"
-        ours = (
-            "train.steps=6",
-            "train.save_every=2",
-            "train.seq_len=64",
-            "train.global_batch_size=8",
-        )
+        ours = "train.steps=6", "train.save_every=2", "train.seq_len=64"
+        ours += ("train.global_batch_size=8",)
         small = "train.log_every=1", "train.trainable=all", "optimizer.matrix_lr=0.02"
         return load_config("configs/heal.yaml", [*given, *ours, *small, *overrides])
 

@@ -40,7 +40,9 @@ def run(snippet):
     return snippet[0]["run"]
 
 
-def test_logits_of_text_are_those_of_its_ids_after_the_beginning_of_sequence(run):
+def test_the_first_page_s_run_says_text_and_logits_of_text_and_of_ids(run, snippet):
+    text, shape = snippet[1].rsplit("\n", 2)[:2]
+    assert len(text) > 20 and shape.endswith(f", {run.config.model.vocabulary})")
     ids = [run.tokenizer.bos, *run.tokenizer.encode(TEXT).tolist()]
     logits_TV = np.asarray(run.logits(TEXT))
     assert logits_TV.shape == (len(ids), run.config.model.vocabulary)
@@ -50,18 +52,10 @@ def test_logits_of_text_are_those_of_its_ids_after_the_beginning_of_sequence(run
     np.testing.assert_allclose(batch_BTV[0], logits_TV, atol=1e-5)
     # Position 0 has seen the beginning of sequence alone, in both rows.
     np.testing.assert_allclose(batch_BTV[1, 0], logits_TV[0], atol=1e-5)
-
-
-def test_ids_that_the_model_does_not_have_are_refused(run):
     with pytest.raises(LrkvError, match="ids has the token id 4096"):
         run.model([[0, 4096]])
     with pytest.raises(LrkvError, match="ids holds float64 values"):
         run.model([0.5])
-
-
-def test_the_first_pages_snippet_prints_text(run, snippet):
-    text, shape = snippet[1].rsplit("\n", 2)[:2]
-    assert len(text) > 20 and shape.endswith(f", {run.config.model.vocabulary})")
 
 
 def test_auto_is_what_suits_this_machine_whatever_trained_the_run(finished_run, tmp_path):

@@ -1,4 +1,4 @@
-"""One step is the same whatever the mesh, the microbatches and the placement."""
+"""One step, which consumes its state, is the same whatever the mesh and the microbatches."""
 
 import chex
 import jax
@@ -8,8 +8,6 @@ import pytest
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
-from lrkv_jax.models.transformer import init_parameters, with_parameters
-from lrkv_jax.training.loss import make_loss
 from lrkv_jax.training.state import init_state, new_state, resolve, state_shardings
 from lrkv_jax.training.step import make_train_step
 
@@ -44,7 +42,9 @@ def losses(config, mesh, steps=5):
         step = make_train_step(config, mesh, token_bytes_V)
         for number in range(steps):
             tokens = jax.device_put(batch(config, number), batch_sharding(mesh))
-            state, metrics = step(state, tokens)
+            before = state
+            state, metrics = step(before, tokens)
+            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
             rows.append([float(metrics["loss"]), float(metrics["grad_norm"])])
     return np.array(rows), state
 
@@ -56,12 +56,10 @@ def one_device():
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
-    """LRKV on all of these meshes; tests/cli/test_commands.py has 2x2x1x2 at the real shape, and
-    tests/training/test_processes.py those of data or tensor alone. The others on one that splits by
-    every axis but data.
+    """LRKV on all of these meshes, the others on one that splits by every axis but data.
 
-    MLA with latents of single heads, which tensor splits, beside the common one; GQA in
-    the block of pretrained models.
+    MLA has latents of single heads, which tensor splits, beside the common one; GQA is in the block
+    of pretrained models. tests/training/test_processes.py has meshes of data or tensor alone.
     """
     pretrained = ["model.gated=true", "model.qk_gain=true", "model.qkv_bias=true"]
     own = {"mla": ["attention.rank=2"], "gqa": pretrained}
@@ -100,24 +98,6 @@ def test_microbatches_on_a_mesh_average_to_the_whole_batch_of_one_device(tiny):
     np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
 
 
-def test_the_loss_is_the_mean_over_tokens_of_the_models_own_log_probability(tiny):
-    config = resolve(tiny("model.vocabulary=64"))
-    params = jax.jit(lambda: init_parameters(config.model, 3))()
-    params = jax.tree.map(
-        lambda p: np.float32(p + 0.05 * np.cos(np.arange(p.size)).reshape(p.shape)), params
-    )
-    tokens = batch(config)
-    model = with_parameters(config.model, params)
-    logits = np.float64(jax.jit(lambda model, tokens: model(tokens))(model, tokens[:, :-1]))
-    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    expected = -np.take_along_axis(log_p, tokens[:, 1:, None], -1)[..., 0]
-    mesh = one_device()
-    with jax.set_mesh(mesh):
-        got = jax.jit(make_loss(config.model, mesh, chunk=16))(params, tokens)
-    chex.assert_shape(got, (config.train.global_batch_size, config.train.seq_len))
-    np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
-
-
 def test_moments_live_beside_their_parameter(tiny):
     config = resolve(tiny())
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
@@ -135,15 +115,3 @@ def test_moments_live_beside_their_parameter(tiny):
     assert muon == [placed.params["blocks"]["mlp"]["up"]]
     assert adam == [placed.params["embedding"]["table"]]
     assert muon[0].spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
-
-
-@pytest.mark.slow
-def test_a_step_consumes_its_state(tiny):
-    config = resolve(tiny(*LONG, "attention=mha"))
-    mesh = one_device()
-    with jax.set_mesh(mesh):
-        state = init_state(config, mesh)
-        step = make_train_step(config, mesh, np.ones(64, np.int32))
-        after, _ = step(state, batch(config))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
-    assert int(after.step) == 1

@@ -12,6 +12,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from support.variants import random_params
 
 from lrkv_jax.config import MeshConfig, load_config
 from lrkv_jax.distributed.compilation import xla_options
@@ -20,7 +21,6 @@ from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.kernels import flash
 from lrkv_jax.kernels.flash import whole
 from lrkv_jax.lab.bench.report import variants_of
-from lrkv_jax.models.transformer import abstract_parameters, specs
 from lrkv_jax.training.guard import GuardState
 from lrkv_jax.training.state import new_state, resolve, state_shardings
 from lrkv_jax.training.step import make_train_step
@@ -97,7 +97,11 @@ def after_a_step(config, mesh):
     tokens_BU = np.random.default_rng(1).integers(0, vocabulary, shape, np.int32)
     step = make_train_step(config, mesh, np.ones(vocabulary, np.int32))
     with jax.set_mesh(mesh):
-        state = random_state(config)
+        state = jax.tree.map(on_host, jax.eval_shape(lambda: new_state(config)))
+        params = jax.tree.map(np.array, random_params(config.model))
+        # Arrays of their own: the step consumes each of them.
+        guard = jax.tree.map(np.array, GuardState.fresh())
+        state = replace(state, params=params, guard=guard)
         arguments = (
             jax.device_put(state, state_shardings(config, mesh)),
             jax.device_put(tokens_BU, batch_sharding(mesh)),
@@ -110,24 +114,10 @@ def after_a_step(config, mesh):
     return {"loss": loss, "moments": moments, "changes": jax.tree.leaves(changes)}
 
 
-def random_state(config):
-    """The state before the first step on the host, its weights N(0, 1 / fan-in)."""
-    rng = np.random.default_rng(0)
-
-    def draw(spec, leaf):
-        if spec.group == "vector":
-            return np.float32(1 + 0.3 * rng.standard_normal(leaf.shape))
-        std = 1.0 if spec.group == "embedding" else spec.fans(leaf.shape)[0] ** -0.5
-        return np.float32(std * rng.standard_normal(leaf.shape))
-
-    def zeros(leaf):
-        key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return jax.random.key(0) if key else np.zeros(leaf.shape, leaf.dtype)
-
-    state = jax.tree.map(zeros, jax.eval_shape(lambda: new_state(config)))
-    params = jax.tree.map(draw, specs(config.model), abstract_parameters(config.model))
-    # Arrays of their own: the step consumes each of them.
-    return replace(state, params=params, guard=jax.tree.map(np.array, GuardState.fresh()))
+def on_host(leaf):
+    """Zeros, or a key, in place of an abstract array."""
+    key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key(0) if key else np.zeros(leaf.shape, leaf.dtype)
 
 
 def apart(ours, truth):
