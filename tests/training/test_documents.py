@@ -22,12 +22,6 @@ def one_device():
     return make_mesh(MeshConfig(), jax.devices()[:1])
 
 
-def documents():
-    """Two rows of LENGTHS' documents: the parts of each row."""
-    rng = np.random.default_rng(3)
-    return [[np.append(BOS, rng.integers(1, VOCABULARY, n - 1)) for n in LENGTHS] for _ in "ab"]
-
-
 def nats(config, mesh, tokens, rows):
     with jax.set_mesh(mesh):
         loss = jax.jit(make_loss(config, mesh, chunk=16, batch_format=rows))
@@ -35,13 +29,19 @@ def nats(config, mesh, tokens, rows):
         return np.asarray(loss(jax.tree.map(np.asarray, random_params(config)), tokens))
 
 
-def test_a_packed_document_has_the_losses_it_has_alone():
-    """Of one variant: tests/models/attention/test_contract.py packs documents for each."""
+def test_a_packed_document_has_the_losses_it_has_alone_and_a_joined_one_has_not():
+    """On a mesh that splits positions too; of one variant: test_contract.py packs for each."""
     config = small(FIVE["lrkv"], layers=1)
-    parts = documents()
+    rng = np.random.default_rng(3)
+    parts = [[np.append(BOS, rng.integers(1, VOCABULARY, n - 1)) for n in LENGTHS] for _ in "ab"]
     packed = np.stack([np.concatenate(row) for row in parts])
     how = BatchFormat(bos=BOS, separate_documents=True, restart_positions=True)
     got = nats(config, one_device(), packed, how)
+    mesh = make_mesh(MeshConfig(data=1, fsdp=2, context=2, tensor=2))
+    np.testing.assert_allclose(nats(config, mesh, packed, how), got, atol=2e-5)
+    joined = nats(config, one_device(), packed, BatchFormat(bos=BOS))
+    np.testing.assert_allclose(joined[:, :6], got[:, :6], atol=2e-5)
+    assert np.abs(joined - got)[:, 8:].max() > 0.1
     model = with_parameters(config, random_params(config))
     log_p = jax.jit(lambda model, tokens: jax.nn.log_softmax(model(tokens)))
     start = 0
@@ -54,25 +54,6 @@ def test_a_packed_document_has_the_losses_it_has_alone():
         within = slice(start, start + length - 1)
         np.testing.assert_allclose(got[:, within], expected, rtol=2e-5, atol=2e-5)
         start += length
-
-
-def test_joined_documents_see_each_other():
-    config = small(FIVE["mqa"], layers=1)
-    packed = np.stack([np.concatenate(row) for row in documents()])
-    apart = nats(config, one_device(), packed, BatchFormat(bos=BOS, separate_documents=True))
-    joined = nats(config, one_device(), packed, BatchFormat(bos=BOS))
-    np.testing.assert_allclose(joined[:, :6], apart[:, :6], atol=2e-5)
-    assert np.abs(joined - apart)[:, 8:].max() > 0.1
-
-
-def test_documents_stay_apart_on_a_mesh_that_splits_their_positions():
-    config = small(FIVE["lrkv"], layers=1)
-    packed = np.stack([np.concatenate(row) for row in documents()])
-    how = BatchFormat(bos=BOS, separate_documents=True, restart_positions=True)
-    mesh = make_mesh(MeshConfig(data=1, fsdp=2, context=2, tensor=2))
-    np.testing.assert_allclose(
-        nats(config, mesh, packed, how), nats(config, one_device(), packed, how), atol=2e-5
-    )
 
 
 def test_rows_say_where_documents_start_and_what_counts():

@@ -23,14 +23,12 @@ from lrkv_jax.training.restore import load_run
 ONE = {"devices": jax.devices()[:1]}
 
 
+# What must be equal bit for bit: no clocks.
+LEARNT = ("step", "loss", "bpb", "grad_norm", "lr_matrix", "validation_loss", "validation_bpb")
+
+
 def quiet():
     return Console(file=io.StringIO(), width=200)
-
-
-def learnt(rows):
-    """What must be equal bit for bit: no clocks."""
-    keys = ("step", "loss", "bpb", "grad_norm", "lr_matrix", "validation_loss", "validation_bpb")
-    return [{key: row.get(key) for key in keys} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +62,8 @@ def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, whole):
     assert (resumed.step, resumed.finished) == (6, True)
     a, b = read_metrics(whole[1]), read_metrics(resumed.run_dir)
     assert [row["step"] for row in b] == [1, 2, 3, 4, 5, 6]
-    assert learnt(a) == learnt(b)
+    for key in LEARNT:
+        assert [row.get(key) for row in a] == [row.get(key) for row in b], key
     chex.assert_trees_all_equal(load_run(whole[1]).params, load_run(resumed.run_dir).params)
 
 
@@ -87,12 +86,9 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
     assert rows[-1]["validation_tokens"] > rows[2]["validation_tokens"]
     assert rows[-1]["val_loss_subset"] != rows[-1]["validation_loss"]
     assert "val_loss_subset" not in rows[2]
-    saved = load_config(directory / "config.yaml")
-    assert saved.model.dtype == "float32"
-    assert saved.model.attention == config.model.attention
+    assert load_config(directory / "config.yaml").model.attention == config.model.attention
     assert (directory / "samples/step-00000006.txt").read_text().startswith("My fellow")
-    assert "step 2/6" in printed and "held out, 2 batches: CE" in printed
-    assert "held out, whole split: CE" in printed
+    assert "held out, 2 batches: CE" in printed and "held out, whole split: CE" in printed
     with Checkpointer(directory / "checkpoints") as checkpoints:
         manifest = checkpoints.manifest()
     assert manifest["step"] == 6 and manifest["tokens"] == 6 * 256

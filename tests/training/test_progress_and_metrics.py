@@ -58,61 +58,51 @@ class FakeWandB:
 
 @pytest.fixture
 def setup(tmp_path):
-    class Config:
-        def model_dump(self, mode):
-            return {"name": "tiny"}
+    config = SimpleNamespace(model_dump=lambda mode: {"name": "tiny"})
+    return SimpleNamespace(directory=tmp_path, config=config)
 
-    return SimpleNamespace(directory=tmp_path, config=Config())
+
+FIRST = {"validation_loss": 3.0, "validation_tokens": 10}
+LAST = {"validation_loss": 2.5, "validation_tokens": 90, "val_loss_subset": 2.0,
+        "val_bpb_subset": 1.0}  # fmt: skip
 
 
 def logged(setup, warn):
-    """Two starts of a run that logs a step each."""
-    for step in (1, 2):
+    """Two starts of a run that logs two steps each."""
+    for start, rows in ((0, ({}, FIRST)), (2, ({}, LAST))):
         also = WandB(setup, warn)
-        with MetricsLog(setup.directory, start_step=step - 1, warn=warn, also=also) as log:
-            log.row({"step": step, "loss": 1.0 / step, "batch": "ab"})
+        with MetricsLog(setup.directory, start_step=start, warn=warn, also=also) as log:
+            for step, more in enumerate(rows, start + 1):
+                log.row({"step": step, "loss": 1.0 / step, "batch": "ab"} | more)
 
 
 def test_weights_and_biases_gets_the_scalars_of_both_starts_in_one_run(setup, monkeypatch):
+    """A curve is of one text: that of the whole split has a name of its own."""
     fake = FakeWandB()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     logged(setup, pytest.fail)
     starts = [named for name, named in (c for c in fake.calls if c[0] == "init")]
     assert starts[0] == starts[1] and starts[0]["resume"] == "allow" and len(starts[0]["id"]) == 8
-    logs = [call[1] for call in fake.calls if call[0] == "log"]
-    assert logs == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
     assert [call[0] for call in fake.calls].count("finish") == 2
-
-
-def test_curves_are_of_one_text_each_and_have_every_step(setup, monkeypatch):
-    fake = FakeWandB()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    first = {"validation_loss": 3.0, "validation_tokens": 10}
-    last = {"validation_loss": 2.5, "validation_tokens": 90,
-            "val_loss_subset": 2.0, "val_bpb_subset": 1.0}  # fmt: skip
-    also = WandB(setup, pytest.fail)
-    with MetricsLog(setup.directory, start_step=0, warn=pytest.fail, also=also) as log:
-        for step, more in enumerate(({}, first, {}, last), 1):
-            log.row({"step": step, "loss": 1.0} | more)
     logs = [call[1] for call in fake.calls if call[0] == "log"]
     assert [row["step"] for row in logs] == [1, 2, 3, 4]
+    assert logs[2] == {"step": 3, "loss": 1 / 3}
     curves = {name: [row[name] for row in logs if name in row] for name in logs[1] | logs[3]}
     assert curves["validation_loss"] == [3.0, 2.0]
     assert curves["final_validation_loss"] == [2.5]
     assert curves["validation_tokens"] == [10] and curves["final_validation_tokens"] == [90]
-    (events,) = (setup.directory / "events").iterdir()
-    data = events.read_bytes()
+    data = b"".join(path.read_bytes() for path in (setup.directory / "events").iterdir())
     assert [data.count(name) for name in (b"loss", b"final_validation_loss")] == [7, 1]
 
 
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
 def test_weights_and_biases_that_fails_ends_nothing(setup, monkeypatch, broken):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandB([broken]))
-    said = []
-    logged(setup, said.append)
+    warnings = []
+    logged(setup, warnings.append)
     line = "Weights & Biases fails (ConnectionError: no route): training continues without it"
-    assert said == [line] * 2
-    assert [row["step"] for row in read_metrics(setup.directory)] == [1, 2]
+    assert warnings == [line] * 2
+    assert [row["step"] for row in read_metrics(setup.directory)] == [1, 2, 3, 4]
 
 
 def test_a_log_that_resumes_has_each_step_once_in_order(tmp_path):
