@@ -12,8 +12,6 @@ import pytest
 from jax.sharding import PartitionSpec
 from support import planted
 from support.decode_cases import compare, grouped_case, latent_case, lrkv_case
-from support.engines import PROMPTS, engine_of
-from support.variants import FIVE
 
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
@@ -95,22 +93,6 @@ def test_a_planted_kernel_never_runs_and_one_warning_names_the_shape_and_the_err
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
-def test_a_planted_wrong_kernel_never_reaches_a_users_text(plant, caplog):
-    """The length is of a cache that no other test has: each engine compiles a separate program."""
-
-    def text(kernel):
-        model = {"dtype": "bfloat16", "decode_kernel": kernel}
-        engine = engine_of(FIVE["gqa"], length=72, model=model)
-        return engine.generate(PROMPTS[1:2], 6), engine.report().kernels["grouped_decode"]
-
-    plant(planted.off_by_one_percent)
-    found, why = text("auto")
-    assert why.startswith("xla: the compiled kernel failed its check")
-    assert len(warnings(caplog)) == 1
-    assert found == text("xla")[0]
-
-
 def test_a_right_kernel_runs_and_is_checked_once(plant, monkeypatch, caplog):
     plant(planted.right)
     compared, compare = [], kernel_check._compare
@@ -156,24 +138,3 @@ def test_a_family_is_what_changes_the_kernel_and_nothing_else(checked):
     assert trace(case_of().astype("float16")) == len(cases) + 2
     scaled = partial(grouped_decode.grouped_decode, scale=0.25)
     assert trace(case_of(), program=scaled) == len(cases) + 3
-
-
-REAL = {
-    "gqa-3_queries": lambda: grouped_case([8], S=16, T=3, H=4, G=2, K=64),
-    "mla-8_queries": lambda: latent_case([8], S=16, T=8, H=2, C=128, P=64),
-    "lrkv-shared": lambda: lrkv_case([8], "shared", S=16, H=2, K=128, R=46),
-    "lrkv-rank_0": lambda: lrkv_case([8], S=16, H=2, K=64, R=0),
-    "mla-pages": lambda: latent_case([8], S=64, H=2, C=128, P=64).paged(),
-    "lrkv-full-pages": lambda: lrkv_case([8], "full", S=64, H=2, K=128, R=46).paged(),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
-def test_the_interpreted_kernels_pass_the_check(name, monkeypatch):
-    # The fewest multiprocessors of which one begins inside a sequence.
-    monkeypatch.setattr(plans, "MULTIPROCESSORS", 2)
-    case = REAL[name]().astype("bfloat16")
-    jax.eval_shape(lambda: case.run(impl="auto"))
-    chosen = dispatch.choices()[f"{case.kind}_decode"]
-    assert chosen == "mosaic: it equals XLA on this GPU"

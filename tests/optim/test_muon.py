@@ -39,25 +39,13 @@ def case(layout, shape, matrices, inputs, outputs, stacked=False):
 
 
 ALL = slice(None)
+EACH_HEAD = [[[(n, h)]] for n in range(2) for h in range(3)]
+ABREAST = [[[(n, ALL, h) for h in range(3)]] for n in range(2)]
 CASES = {
     "wide": case("embed -> mlp", (12, 20), [[[(ALL, ALL)]]], 0, 1),
-    "lrkv_U": case(
-        "heads: embed -> rank",
-        (2, 3, 12, 5),
-        [[[(n, h)]] for n in range(2) for h in range(3)],
-        2,
-        3,
-        stacked=True,
-    ),
+    "lrkv_U": case("heads: embed -> rank", (2, 3, 12, 5), EACH_HEAD, 2, 3, stacked=True),
     # D × (H · K): the heads' blocks lie side by side.
-    "heads_out": case(
-        "embed -> heads head",
-        (2, 10, 3, 4),
-        [[[(n, ALL, h) for h in range(3)]] for n in range(2)],
-        1,
-        (2, 3),
-        stacked=True,
-    ),
+    "heads_out": case("embed -> heads head", (2, 10, 3, 4), ABREAST, 1, (2, 3), stacked=True),
     # (H · K) × D: the heads' blocks lie one under another.
     "heads_in": case("heads head -> embed", (3, 4, 10), [[[(h,)] for h in range(3)]], (0, 1), 2),
 }

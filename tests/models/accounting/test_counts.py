@@ -10,7 +10,6 @@ from support import hlo
 from support.variants import ALL, small
 
 from lrkv_jax.config import ModelConfig, load_config
-from lrkv_jax.config.schema import TrainConfig
 from lrkv_jax.distributed.hardware import hardware
 from lrkv_jax.models.accounting import counts as accounting
 from lrkv_jax.models.accounting.serving import serving
@@ -171,14 +170,6 @@ def test_flops_are_three_times_the_products_of_a_forward_pass(name):
     assert executed * 3 * context == pytest.approx(3 * hlo.product_flops(text), rel=1e-12)
     formed = executed != accounting.training_flops_per_token(model, context)
     assert formed == name.endswith("formed")
-
-
-def test_the_budget_is_the_tokens_asked_or_the_steps_taken():
-    config = config_of("quickstart", "mha")
-    assert accounting.training_tokens(config) == config.train.steps * 8 * 256
-    train = TrainConfig(seq_len=256, global_batch_size=8, tokens=1_000_000)  # 488.28 steps
-    asked = config.model_copy(update={"train": train})
-    assert accounting.training_tokens(asked) == 1_000_000
 
 
 # Decoding.

@@ -13,7 +13,6 @@ import pytest
 from support import oracle
 from support.variants import (
     ALL,
-    LRKVS,
     MODES,
     PRETRAINED,
     VOCABULARY,
@@ -39,24 +38,25 @@ quick_jit = partial(jax.jit, compiler_options=QUICK)
 TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 
 
-# Variants in models with all that pretrained ones have.
-AS_PRETRAINED = {f"{n}-pretrained": n for n in ("gqa", "lrkv-full-groups", "mla-full-rank")}
+# Variants in models with all that pretrained ones have, and without QK-norm. GQA's norm is the one
+# that all queries and keys have; MLA and LRKV have others beside it.
+CHANGED = {
+    f"{n}-pretrained": (n, PRETRAINED) for n in ("gqa", "lrkv-full-groups", "mla-full-rank")
+} | {
+    f"{n}-no_norm": (n, {"qk_norm": False})
+    for n in ("gqa", "mla", "mla-full", *(f"lrkv-{mode}-odd_rank" for mode in MODES))
+}
 
 # MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the fast ones are the odd
 # rank, which is padded, and residuals of groups; `shared` attends as `latent` does. GQA's fast one,
 # and that of MLA with `full`, are pretrained models.
-FAST_LRKVS = {"lrkv-full-odd_rank", "lrkv-latent-groups"}
-NEIGHBOURS = {
-    "mha", "gqa", "mqa", "mla-no_rope", "mla-full", "mla-rank", "mla-full-rank", *LRKVS,
-} - FAST_LRKVS  # fmt: skip
+FAST = {"mla", "lrkv-full-odd_rank", "lrkv-latent-groups", "lrkv-full-odd_rank-no_norm"}
+FAST |= {name for name in CHANGED if name.endswith("pretrained")}
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(n, marks=pytest.mark.slow) if n in NEIGHBOURS else n
-        for n in (*ALL, *AS_PRETRAINED)
-    ],
+    params=[n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in (*ALL, *CHANGED)],
 )
 def name(request):
     """Every variant; of module scope, so that a variant's tests run together and share programs."""
@@ -64,10 +64,9 @@ def name(request):
 
 
 @functools.cache
-def model_of(name, dtype="float32", layers=1, **changes):
+def model_of(name, dtype="float32", layers=1):
     """A model of one layer: what joins layers is tests/repository/test_model.py's."""
-    if name in AS_PRETRAINED:
-        name, changes = AS_PRETRAINED[name], {**PRETRAINED, **changes}
+    name, changes = CHANGED.get(name, (name, {}))
     return random_model(small(ALL[name], dtype=dtype, layers=layers, **changes))
 
 
@@ -130,18 +129,16 @@ def test_decode_equals_forward(name):
     np.testing.assert_array_equal(greedy, whole_BTV[known_BT].argmax(-1))
 
 
-OTHER_MODES = [
-    pytest.param(f"lrkv-{m}-odd_rank", marks=pytest.mark.slow) for m in MODES if m != "full"
-]
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        "lrkv-full-odd_rank", *OTHER_MODES,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gqa", "mla", "mla-full")),
+        "lrkv-full-odd_rank",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gqa", "mla", "mla-full", "lrkv-shared-odd_rank", "lrkv-latent-odd_rank")
+        ),
     ],
-)  # fmt: skip
+)
 def test_decode_equals_forward_in_bfloat16_within_rounding(name):
     """The cache adds no more error than the format itself: float32 is the yardstick of both."""
     model = model_of(name, "bfloat16")
@@ -184,24 +181,6 @@ def test_whole_sequence_equals_float64_oracle(name):
     truth_BTD = np.tensordot(np.float64(out_BTHK), np.float64(layer.output[...]), 2)
     truth_BTD += weights.get("output_bias", 0)
     assert error(out_BTD, truth_BTD) <= EXACT
-
-
-# GQA's norm is the one that all queries and keys have; MLA and LRKV have their own beside it.
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gqa", "mla")),
-        "mla-full", "lrkv-full-odd_rank", *OTHER_MODES,
-    ],
-)  # fmt: skip
-def test_without_qk_norm_decode_equals_forward(name):
-    model = model_of(name, qk_norm=False, qk_gain=False)
-    cached_BTV, known_BT = from_cache(
-        model, TOKENS_BT, PROMPTS, model.init_cache(3, SLOTS), chunk=1
-    )
-    whole_BTV = whole_of(model, TOKENS_BT)
-    assert error(cached_BTV[known_BT], whole_BTV[known_BT]) <= EXACT
-    assert error(whole_BTV, whole_logits(name)) > 1e-3  # the norm does something
 
 
 def test_causality_to_the_bit(name):
