@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lrkv_jax.models.layers import MLP, Norm, inverse_rms, relu2, rms_norm
+from lrkv_jax.models.layers import MLP, inverse_rms, relu2, rms_norm
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
@@ -33,15 +33,6 @@ def test_zeros_stay_zeros_and_the_dtype_stays():
     assert not np.any(rms_norm(jnp.zeros((2, 4)), 1e-6))
     x = jnp.ones((2, 4), jnp.bfloat16)
     assert rms_norm(x, 1e-6).dtype == jnp.bfloat16 and inverse_rms(x, 1e-6).dtype == jnp.float32
-
-
-def test_gain_multiplies_each_coordinate_and_exists_only_if_asked_for():
-    x = np.float32(np.random.default_rng(0).standard_normal((2, 4)))
-    plain, gained = Norm(4, gain=False, eps=1e-6), Norm(4, gain=True, eps=1e-6)
-    assert plain.gain is None
-    np.testing.assert_array_equal(gained(x), plain(x))
-    gained.gain[...] = jnp.array([1.0, 2.0, -3.0, 0.0])
-    np.testing.assert_allclose(gained(x), np.asarray(plain(x)) * [1, 2, -3, 0], rtol=1e-6)
 
 
 ACTIVATIONS = {

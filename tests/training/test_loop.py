@@ -75,10 +75,8 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
     }  # fmt: skip
     assert [r["step"] for r in rows if "validation_loss" in r] == [3, 6]
     for row in rows:
-        assert row["tokens"] == row["step"] * 8 * 32
-        assert row["flops"] > 0 and row["tokens_per_second"] > 0 and row["mfu"] is None
-        assert 0 <= row["host_share"] <= 1
-        assert row["lr_embedding"] == pytest.approx(15 * row["lr_matrix"])
+        assert row["tokens"] == row["step"] * 8 * 32 and row["flops"] > 0
+        assert row["tokens_per_second"] > 0 and 0 <= row["host_share"] <= 1
     assert rows[0]["loss"] == pytest.approx(np.log(4096), rel=1e-5)  # the head starts at zero
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[0]["compile_seconds"] > 0 and "compile_seconds" not in rows[1]

@@ -113,19 +113,6 @@ def test_flops_of_a_step_are_the_products_of_its_program(name, monkeypatch):
     assert attention_flops(three).at(48) == 3 * flops.at(48)
 
 
-def test_compressed_angles_take_a_third_of_the_products(monkeypatch):
-    """Of a layer of 128M at 1,024 tokens, in mode `full`, by XLA."""
-    model = load_config("128m", ["attention.rope=full", "model.dtype=float32"]).model
-    problem, arguments = abstract_problem(model, 1024)
-
-    def program(*arrays):
-        return products(lambda *arrays: with_kernel(problem, *arrays, "xla"), *arrays)
-
-    ours = program(*arguments)
-    monkeypatch.setattr(angles, "logits", as_defined)
-    assert ours < 0.35 * program(*arguments)
-
-
 def test_lrkv_s_extra_work_grows_with_the_cache():
     """The paper's Table 10 says "T-dependence: none"; its own section on decoding says O(T r)."""
     for rope, share in (("shared", 46 / 128), ("full", 46 / 128 + 46 / 2)):

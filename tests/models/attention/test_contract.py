@@ -76,8 +76,8 @@ def programs(model):
 
     # Weights are arguments: XLA would spend its time folding constants.
     @quick_jit
-    def whole(model, tokens_BT, positions_BT, segments_BT):
-        return model(tokens_BT, positions_BT, segments_BT)
+    def whole(model, tokens_BT):
+        return model(tokens_BT)
 
     @quick_jit
     def decode(model, tokens_BT, cache, lengths_B):
@@ -87,17 +87,9 @@ def programs(model):
     return [partial(program, model) for program in (whole, decode)]
 
 
-def whole_of(model, tokens_BT, positions_BT=None, segments_BT=None):
-    if positions_BT is None:
-        positions_BT = np.broadcast_to(np.arange(TOTAL), tokens_BT.shape)
-    if segments_BT is None:
-        segments_BT = np.zeros(tokens_BT.shape, int)
-    return np.asarray(programs(model)[0](tokens_BT, positions_BT, segments_BT))
-
-
 @functools.cache
 def whole_logits(name, dtype="float32"):
-    return whole_of(model_of(name, dtype), TOKENS_BT)
+    return np.asarray(programs(model_of(name, dtype))[0](TOKENS_BT))
 
 
 def from_cache(model, tokens_BT, prompts, cache, padding=0, chunk=CHUNK):
@@ -158,6 +150,7 @@ def test_decode_equals_forward_in_bfloat16_within_rounding(name):
 
 
 def test_whole_sequence_equals_float64_oracle(name):
+    """The second of two sequences is two documents, packed with restarting positions."""
     config = model_of(name).config
     layer = model_of(name).blocks[0].attention
     weights = {
@@ -206,30 +199,6 @@ def test_causality_to_the_bit(name):
         np.testing.assert_array_equal(changed_2TD[:, :s], out_2TD[:, :s])
         sizes_2T = np.linalg.norm(changed_2TD - out_2TD, axis=-1)
         assert (sizes_2T[:, s:] > 1e-4).all()
-
-
-def test_packed_documents_never_see_each_other(name):
-    """Logits of documents packed with restarting positions equal each document's alone."""
-    model = model_of(name)
-    first, second = random_tokens(5, seed=3), random_tokens(7, seed=4)
-    packed_T = np.r_[first, second]
-    # Three packings in one batch: either order, and the same pair in one undivided document.
-    tokens_BT = np.stack([packed_T, np.r_[second, first], packed_T])
-    segments_BT = np.stack(
-        [np.repeat([0, 1], [5, 7]), np.repeat([3, 2], [7, 5]), np.zeros(TOTAL, int)]
-    )
-    positions_BT = np.stack([np.r_[:5, :7], np.r_[:7, :5], np.arange(TOTAL)])
-    logits_BTV = whole_of(model, tokens_BT, positions_BT, segments_BT)
-    # Alone: at the start of a row, where what follows cannot matter.
-    alone_BT = np.zeros((3, TOTAL), np.int32)
-    alone_BT[0, :5], alone_BT[1, :7], alone_BT[2] = first, second, packed_T
-    alone_BTV = whole_of(model, alone_BT)
-    assert error(logits_BTV[0, :5], alone_BTV[0, :5]) <= EXACT
-    assert error(logits_BTV[0, 5:], alone_BTV[1, :7]) <= EXACT
-    assert error(logits_BTV[1, :7], alone_BTV[1, :7]) <= EXACT
-    assert error(logits_BTV[1, 7:], alone_BTV[0, :5]) <= EXACT
-    assert error(logits_BTV[2], alone_BTV[2]) <= EXACT
-    assert error(logits_BTV[0, 5:], logits_BTV[2, 5:]) > 1e-2  # seeing more would show
 
 
 def test_live_cache_bytes_equal_the_formula(name):
