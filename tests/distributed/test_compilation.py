@@ -9,22 +9,14 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from lrkv_jax.distributed import compilation
-from lrkv_jax.distributed.compilation import (
-    BETWEEN_GPUS,
-    MEMORY_FRACTION,
-    compile_ahead,
-    take_memory,
-    use_cache,
-    xla_options,
-)
+from lrkv_jax.distributed.compilation import BETWEEN_GPUS, compile_ahead, use_cache, xla_options
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.errors import LrkvError
 
 SETTINGS = (
-    "jax_compilation_cache_dir",
-    "jax_enable_compilation_cache",
+    "jax_compilation_cache_dir", "jax_enable_compilation_cache",
     "jax_persistent_cache_min_compile_time_secs",
-)
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -77,11 +69,10 @@ def test_a_program_compiled_ahead_is_traced_once_and_consumes_its_arguments(sett
     shape = jax.ShapeDtypeStruct((16,), jnp.float32, sharding=split)
     compiled = compile_ahead(jitted, shape, shape, mesh=mesh)
     assert compiled.seconds > 0 and compiled.cached is False
-    x, y = (jax.device_put(jnp.arange(16.0), split) for _ in range(2))
-    after = x
+    after, y = (jax.device_put(jnp.arange(16.0), split) for _ in range(2))
     for _ in range(3):
         before = after
-        after, metrics = compiled.call(before, y)
+        after, _ = compiled.call(before, y)
         assert before.is_deleted() and not y.is_deleted()
     assert len(traced) == 1
     assert float(after[1]) == 1 + 3 * 240 and after.sharding == split
@@ -135,7 +126,7 @@ def test_options_are_for_programs_between_gpus_and_can_be_turned_off(monkeypatch
 def test_memory_is_taken_unless_the_user_says_how_much():
     """JAX refuses its two names for it together."""
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        take_memory(told := {name: "0.5"})
+        compilation.take_memory(told := {name: "0.5"})
         assert told == {name: "0.5"}
-    take_memory(untold := {})
-    assert untold == {"XLA_CLIENT_MEM_FRACTION": MEMORY_FRACTION}
+    compilation.take_memory(untold := {})
+    assert untold == {"XLA_CLIENT_MEM_FRACTION": compilation.MEMORY_FRACTION}

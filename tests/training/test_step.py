@@ -88,16 +88,6 @@ def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny):
     assert up.addressable_shards[0].data.shape == up.shape  # whole on each
 
 
-@pytest.mark.slow
-def test_microbatches_on_a_mesh_average_to_the_whole_batch_of_one_device(tiny):
-    """Accumulated, gradients are summed over data and context once, after the last."""
-    config = *LONG, "attention=mqa"
-    alone, _ = losses(resolve(tiny(*config)), one_device(), 3)
-    mesh = make_mesh(MeshConfig(**MESHES["2x2x2x1"]))
-    meshed, _ = losses(resolve(tiny(*config, "train.grad_accum_steps=2")), mesh, 3)
-    np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
-
-
 def test_moments_live_beside_their_parameter(tiny):
     config = resolve(tiny())
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
