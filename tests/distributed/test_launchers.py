@@ -72,12 +72,6 @@ def test_a_task_of_an_array_is_one_run_of_the_sweep(tmp_path):
     assert calls[0] == "srun lrkv sweep nano seed=0,1 train.sample_prompts=[a b] --only 2"
 
 
-@pytest.mark.parametrize("script", [SBATCH, ARRAY], ids=lambda path: path.name)
-def test_the_end_of_the_time_reaches_the_tasks_and_not_the_shell_alone(script):
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script.read_text(), re.M))
-    assert re.fullmatch(r"TERM@\d{3,}", asked["signal"]) and "requeue" in asked
-
-
 def test_the_manifest_makes_a_run_of_all_pods_that_their_devices_can_hold():
     service, job = yaml.safe_load_all(MANIFEST.read_text())
     spec = job["spec"]

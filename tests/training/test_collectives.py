@@ -123,28 +123,19 @@ def test_outside_the_layers_only_tokens_the_head_and_muon_travel():
     assert "collective-permute" not in once
     # The rest are numbers: the loss, its text's nats and bytes, the gradient's norm, the batch's
     # fingerprint, and a norm for each of Muon's matrices.
-    sums = [i for i in hlo.collectives(step_text("mha", (1, 8, 1, 1))) if i.kind == "all-reduce"]
-    assert all(len(shape) <= 1 for i in sums for shape in i.shapes)
+    for i in hlo.collectives(step_text("mha", (1, 8, 1, 1))):
+        assert i.kind != "all-reduce" or all(len(shape) <= 1 for shape in i.shapes)
 
 
-@pytest.mark.parametrize(
-    ("variant", "mesh_sizes"),
-    [("mha", (1, 8, 1, 1)), pytest.param("lrkv_latent", (1, 2, 2, 2), marks=SLOW)],
-)
-def test_no_weight_is_whole_outside_its_layers_turn(variant, mesh_sizes):
-    found = hlo.instructions(step_text(variant, mesh_sizes))
+def test_no_weight_is_whole_outside_its_layers_turn():
+    found = hlo.instructions(step_text("mha", (1, 8, 1, 1)))
     # A weight's rows are split: an axis of the whole width beside the layers' axis would be a
     # gathered stack. Activations have both, beside the batch's axes.
-    rows, positions = 8 // (mesh_sizes[0] * mesh_sizes[1]), 32 // mesh_sizes[2]
     stacks = {
-        shape
-        for i in found
-        for shape in i.shapes
-        # Muon's share of the residuals' factors is as many matrices as there are layers.
-        if shape[:1] == (LAYERS,) and WIDTH in shape[1:] and RANK not in shape
+        shape for i in found for shape in i.shapes if shape[:1] == (LAYERS,) and WIDTH in shape[1:]
     }
     assert stacks, "the stream itself is kept for the backward pass"
-    assert all(shape[1:3] == (rows, positions) for shape in stacks), stacks
+    assert all(shape[1:3] == (1, 32) for shape in stacks), stacks
     gathered = [i for i in found if i.kind == "all-gather" and WIDTH in i.shapes[0]]
     assert len(gathered) > 10
     assert {i.times for i in gathered if "head" not in i.scope} <= {LAYERS, 1}
@@ -165,11 +156,8 @@ def test_nothing_is_computed_twice_unasked(variant, parts):
     config = configured(f"attention={variant}")
 
     def plain(params, tokens_BU):
-        model = with_parameters(config.model, params)
-        logits_BTV = model(tokens_BU[:, :-1])
-        return -jnp.mean(
-            jax.nn.log_softmax(logits_BTV) * jax.nn.one_hot(tokens_BU[:, 1:], logits_BTV.shape[-1])
-        )
+        log_p_BTV = jax.nn.log_softmax(with_parameters(config.model, params)(tokens_BU[:, :-1]))
+        return -jnp.mean(log_p_BTV * jax.nn.one_hot(tokens_BU[:, 1:], config.model.vocabulary))
 
     D, H, K = config.model.width, config.model.heads, config.model.head_width
     # LRKV forms each head's weights at this shape. They depend on weights alone, and are made again

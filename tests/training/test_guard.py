@@ -89,11 +89,8 @@ def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was
 
         def run(params, tokens_BU, teacher):
             value, grads = gradient(params, tokens_BU, teacher)
-            # One entry of one gradient, where the batch begins with 63.
             leaves, tree = jax.tree.flatten(grads)
-            at = (0,) * leaves[-1].ndim
-            worst = jnp.where(tokens_BU[0, 0] == 63, np.inf, leaves[-1][at])
-            leaves[-1] = leaves[-1].at[at].set(worst)
+            leaves[-1] += jnp.where(tokens_BU[0, 0] == 63, np.inf, 0.0)
             return value, jax.tree.unflatten(tree, leaves)
 
         return run

@@ -4,14 +4,17 @@ import chex
 import jax
 import numpy as np
 import pytest
+from support.variants import random_params
 
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
+from lrkv_jax.models.remat import NAMED
+from lrkv_jax.models.transformer import abstract_parameters
+from lrkv_jax.training.loss import make_gradient
 from lrkv_jax.training.state import init_state, new_state, resolve, state_shardings
 from lrkv_jax.training.step import make_train_step
 
-VARIANTS = ("mha", "gqa", "mqa", "mla", "lrkv")
 MESHES = {
     "1x8x1x1": {"data": 1, "fsdp": 8},
     "2x2x2x1": {"data": 2, "fsdp": 2, "context": 2},
@@ -29,7 +32,7 @@ def batch(config, step=0):
     return ((first + (1 + by % 5) * places) % config.model.vocabulary).astype(np.int32)
 
 
-def losses(config, mesh, steps=5):
+def losses(config, mesh, steps):
     """Losses and gradient norms of the first steps, and the state after them."""
     token_bytes_V = np.ones(config.model.vocabulary, np.int32)
     rows = []
@@ -54,7 +57,7 @@ def one_device():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla", "lrkv"])
 def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
     """LRKV on all of these meshes, the others on one that splits by every axis but data.
 
@@ -96,12 +99,36 @@ def test_moments_live_beside_their_parameter(tiny):
     chex.assert_trees_all_equal_structs(
         jax.tree.map(lambda _: 0, placed), jax.tree.map(lambda _: 0, state)
     )
-    by_name = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree.leaves_with_path(placed.opt_state)
-    }
-    muon = [s for n, s in by_name.items() if n.endswith("momentum.blocks.mlp.up")]
-    adam = [s for n, s in by_name.items() if n.endswith("mu.embedding.table")]
-    assert muon == [placed.params["blocks"]["mlp"]["up"]]
-    assert adam == [placed.params["embedding"]["table"]]
-    assert muon[0].spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
+    rules = placed.opt_state[1].inner_states
+    muon, adam = (rules[group].inner_state[0] for group in ("matrix", "embedding"))
+    up = muon.momentum["blocks"]["mlp"]["up"]
+    assert up == placed.params["blocks"]["mlp"]["up"]
+    assert up.spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
+    assert adam.mu["embedding"]["table"] == placed.params["embedding"]["table"]
+
+
+@pytest.mark.slow
+def test_policies_of_rematerialization_keep_less_and_compute_the_same(tiny):
+    policies = ("none", "minimal", "full", "offload")
+    deep = ("attention=lrkv", "model.vocabulary=64", "model.layers=6", "train.seq_len=128")
+    traces, kept, gradients = {}, {}, {}
+    for policy in policies:
+        config = resolve(tiny(*deep, f"train.remat={policy}"))
+        tokens_BU = np.random.default_rng(0).integers(1, 64, (8, 129)).astype(np.int32)
+        with jax.set_mesh(mesh := one_device()):
+            gradient = jax.jit(make_gradient(config, mesh, np.ones(64)))
+            traces[policy] = gradient.trace(abstract_parameters(config.model), tokens_BU)
+        program = traces[policy].lower().compile()
+        gradients[policy] = program(random_params(config.model), tokens_BU)
+        kept[policy] = program.memory_analysis().temp_size_in_bytes
+    for policy in policies[1:]:
+        for got, expected in zip(
+            jax.tree.leaves(gradients[policy]), jax.tree.leaves(gradients["none"]), strict=True
+        ):
+            np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+    assert kept["full"] < kept["minimal"] < kept["none"]
+    # A CPU has one memory; a GPU moves what is named to its host's. The log-sum-exp is the
+    # chunked attention's, which these short sequences do not take.
+    on_gpu = [traces[p].lower(lowering_platforms=("cuda",)).as_text() for p in policies]
+    moved = [text.count('"pinned_host"') for text in on_gpu]
+    assert moved[:3] == [0, 0, 0] and moved[3] >= len(NAMED) - 1
