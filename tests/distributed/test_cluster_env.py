@@ -67,7 +67,6 @@ def test_a_batch_script_that_forgot_srun_is_told():
     ("environment", "message"),
     [
         ({"LRKV_PROCESS": "1"}, "LRKV_PROCESS is set and LRKV_PROCESSES is not"),
-        ({"LRKV_COORDINATOR": "a:1"}, "LRKV_COORDINATOR is set and LRKV_PROCESSES is not"),
         ({"LRKV_PROCESSES": "2", "LRKV_COORDINATOR": "a:1"}, "set LRKV_PROCESS"),
         ({"LRKV_PROCESSES": "two"}, "LRKV_PROCESSES = 'two': use a whole number"),
         ({"LRKV_PROCESSES": "2", "LRKV_PROCESS": "2", "LRKV_COORDINATOR": "a:1"}, "from 0 to 1"),

@@ -28,8 +28,6 @@ with Stopping() as stopping, stopping.hold(0):
     print("ready", flush=True)
     x @ x @ x @ x @ x @ x @ x @ x
 """
-
-
 # As while a step is compiled: another thread works, and the main one waits where Python cannot.
 BEFORE_THE_STEPS = """
 import threading, time

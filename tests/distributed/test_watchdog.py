@@ -29,19 +29,14 @@ def test_a_hang_is_told_with_stacks_and_ended_with_start_again():
     assert "in a_batch_that_never_comes" in ended.stderr
 
 
-def test_compiling_is_told_and_never_ended():
-    said = []
-    with Watchdog(0.1, 0.2, warn=said.append, leave=said.append) as watchdog:
-        watchdog.at(COMPILE, 0)
+@pytest.mark.parametrize(
+    ("activity", "limits"),
+    [(COMPILE, (0.1, 0.2)), ("step", (0.2, None)), ("step", (None, None))],
+)
+def test_compiling_is_told_and_never_ended_and_none_is_never(activity, limits):
+    warnings, left = [], []
+    with Watchdog(*limits, warn=warnings.append, leave=left.append) as watchdog:
+        watchdog.at(activity, 1)
         time.sleep(0.7)
-    assert said and all("compile of step 0 has taken" in text for text in said)
-    assert len(said) <= 3, "again when the time has doubled, not all the time"
-
-
-@pytest.mark.parametrize("limits", [(None, None), (0.2, None)])
-def test_none_is_never(limits):
-    said, left = [], []
-    with Watchdog(*limits, warn=said.append, leave=left.append) as watchdog:
-        watchdog.at("step", 1)
-        time.sleep(0.5)
-    assert bool(said) == (limits[0] is not None) and not left
+    assert bool(warnings) == (limits[0] is not None) and not left
+    assert len(warnings) <= 3, "again when the time has doubled, not all the time"

@@ -14,8 +14,6 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch, flash
 from lrkv_jax.kernels.flash import chunked, whole
 
-# Programs here run once: they need no optimizing.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 # Small strips and tiles, so that short sequences have several.
 PATHS = {
     "whole": partial(whole.causal_attention, width=3),
@@ -61,7 +59,7 @@ def program(attend):
         out, back = jax.vjp(lambda *qkv: attend(*qkv, scale=SCALE, segments_BT=segments), q, k, v)
         return out, *back(grad)
 
-    return jax.jit(both, compiler_options=QUICK)
+    return jax.jit(both)
 
 
 def close(got, truth, atol=5e-6):

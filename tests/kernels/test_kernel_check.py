@@ -36,19 +36,6 @@ def plant(monkeypatch):
     return lambda kernel: monkeypatch.setattr(grouped_decode, "_mosaic", kernel)
 
 
-@pytest.fixture
-def checked(monkeypatch):
-    """The calls whose check was asked for; each fails."""
-    calls = []
-
-    def failure_reason(call):
-        calls.append(call)
-        return "it is only wanted"
-
-    monkeypatch.setattr(kernel_check, "failure_reason", failure_reason)
-    return calls
-
-
 def case_of(lengths=(5, 16), **changes):
     shape = {"S": 16, "H": 4, "G": 2, "K": 16, **changes}
     return grouped_case(lengths, **shape).astype("bfloat16")
@@ -115,7 +102,10 @@ def test_the_check_runs_while_a_call_is_traced_for_a_mesh(plant):
     assert dispatch.choices()["grouped_decode"].startswith("mosaic")
 
 
-def test_a_family_is_what_changes_the_kernel_and_nothing_else(checked):
+def test_a_family_is_what_changes_the_kernel_and_nothing_else(monkeypatch):
+    checked = []
+    monkeypatch.setattr(kernel_check, "failure_reason", lambda c: checked.append(c) or "none runs")
+
     def trace(case, **how):
         jax.eval_shape(lambda: case.run(**{"impl": "auto", **how}))
         return len(set(checked))

@@ -158,11 +158,6 @@ def test_a_shape_the_kernel_cannot_take_is_refused_if_forced(message):
     assert "\n" not in str(error.value)
 
 
-def test_a_shape_the_kernel_cannot_take_falls_back():
-    case = grouped_case([3], T=9, S=16, H=2, G=1, K=8)
-    assert max(compare(case.run(impl="auto"), case.truth())) < 1e-5
-
-
 def test_a_gpu_would_not_take_a_float32_cache():
     shape = {"T": 1, "slots": 64, "paged": False, "widths": {}}
     assert "float32 cache" in plans.unsupported_reason("float32", **shape, interpret=False)

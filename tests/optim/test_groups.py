@@ -66,11 +66,10 @@ def optimizer_of(**options):
     return optimizer._replace(update=jax.jit(optimizer.update))
 
 
-def first(gradients, parameters=None, **options):
+def first(gradients, **options):
     """The first update, and the state after it."""
     optimizer = optimizer_of(**options)
-    parameters = zeros() if parameters is None else parameters
-    return optimizer.update(gradients, optimizer.init(parameters), parameters)
+    return optimizer.update(gradients, optimizer.init(zeros()), zeros())
 
 
 def moments(state, group):

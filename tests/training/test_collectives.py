@@ -101,11 +101,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize(
-    "key",
-    [
-        pytest.param(key, marks=() if key[0] == "mha" else SLOW, id=f"{key[0]}-{key[1]}")
-        for key in EXPECTED
-    ],
+    "key", [key if key[0] == "mha" else pytest.param(key, marks=SLOW) for key in EXPECTED], ids=str
 )
 def test_a_layer_says_what_the_table_predicts(key):
     counts = counted(step_text(*key))

@@ -66,9 +66,8 @@ def test_rows_say_where_documents_start_and_what_counts():
     assert here.positions_bt.tolist() == [[0, 1, 0, 1, 2, 0, 0]]
     assert here.segments_bt.tolist() == [[0, 0, 1, 1, 1, 2, 3]]
     second = TokenBatch.read(row, how, 4, 3)  # another device's share of the same row
-    assert second.positions_bt.tolist() == [[2, 0, 0]] and second.segments_bt.tolist() == [
-        [1, 2, 3]
-    ]
+    assert second.positions_bt.tolist() == [[2, 0, 0]]
+    assert second.segments_bt.tolist() == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,10 @@ def test_a_run_learns_from_a_teacher_and_resumes_to_the_same_bits(tiny, tmp_path
 
     def heal(*overrides):
         given = f"init_from={tmp_path / 'pupil'}", f"train.teacher={tmp_path / 'teacher'}"
-        ours = "train.steps=6", "train.save_every=2", "train.seq_len=64"
-        ours += ("train.global_batch_size=8",)
-        small = "train.log_every=1", "train.trainable=all", "optimizer.matrix_lr=0.02"
-        return load_config("configs/heal.yaml", [*given, *ours, *small, *overrides])
+        steps = "train.steps=6", "train.save_every=2", "train.log_every=1"
+        batch = "train.seq_len=64", "train.global_batch_size=8"
+        learns = "train.trainable=all", "optimizer.matrix_lr=0.02"
+        return load_config("configs/heal.yaml", [*given, *steps, *batch, *learns, *overrides])
 
     run(tiny("train.steps=6", "attention=lrkv"), "teacher")
     run(tiny("train.steps=1", "attention=gqa"), "pupil")

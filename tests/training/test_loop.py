@@ -122,7 +122,6 @@ def test_a_directory_that_is_no_run_is_refused_and_untouched(tiny, tmp_path):
     ("override", "message"),
     [
         ("mesh.data=3", "must multiply to the number of devices, 8"),
-        ("model.vocabulary=512", "set model.vocabulary=4096"),
         ("train.profile=3:2", "train.profile = 3:2: write the first step, then the last"),
         ("train.seq_len=1000000", "longer than the data"),
         ("data.source=/nowhere/at/all", "/nowhere/at/all"),

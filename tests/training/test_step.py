@@ -82,8 +82,7 @@ def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
 @pytest.mark.slow
 def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny):
     """Two groups of two heads over four tensor shards: each takes its own heads' residual."""
-    groups = "attention=lrkv", "attention.kv_heads=2"
-    config = resolve(tiny(*groups, "model.vocabulary=64"))
+    config = resolve(tiny("attention=lrkv", "attention.kv_heads=2", "model.vocabulary=64"))
     alone, _ = losses(config, one_device(), 3)
     meshed, state = losses(config, make_mesh(MeshConfig(data=2, fsdp=1, tensor=4)), 3)
     np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)

@@ -1,5 +1,7 @@
 """A step towards another model's distributions: its loss, its mesh, and what stands still."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -16,8 +18,8 @@ from lrkv_jax.training.step import make_train_step
 LEARN = ("key", "key_down", "key_up", "value", "value_down", "value_up")
 
 
-def taught(config, model):
-    train = config.train.model_copy(update={"teacher_model": model})
+def taught(config, model, **changes):
+    train = config.train.model_copy(update={"teacher_model": model, **changes})
     return config.model_copy(update={"train": train})
 
 
@@ -29,7 +31,7 @@ def one_step(config, params, teacher, tokens, sizes=None):
         state = init_state(config, mesh)
         where = state_shardings(config, mesh)
         placed = jax.device_put((params, teacher), (where.params, where.teacher))
-        state = type(state)(state.step, placed[0], *list(vars(state).values())[2:5], placed[1])
+        state = replace(state, params=placed[0], teacher=placed[1])
         step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32))
         after, metrics = step(state, jax.device_put(tokens, batch_sharding(mesh)))
         return jax.tree.map(np.asarray, (after.params, after.teacher)), jax.device_get(metrics)
@@ -46,8 +48,7 @@ def case(tiny):
 
 def test_the_loss_is_the_divergence_from_the_teacher_and_only_keys_and_values_learn(case):
     config, model, params, teacher, tokens_BU = case
-    train = config.train.model_copy(update={"trainable": "keys_and_values"})
-    config = taught(config.model_copy(update={"train": train}), model)
+    config = taught(config, model, trainable="keys_and_values")
     (after, same), metrics = one_step(config, params, teacher, tokens_BU)
     logits = [
         np.float64(jax.jit(with_parameters(m, jax.device_put(p)))(tokens_BU[:, :-1]))
@@ -68,8 +69,7 @@ def test_the_loss_is_the_divergence_from_the_teacher_and_only_keys_and_values_le
 @pytest.mark.slow
 def test_a_taught_step_of_two_microbatches_is_the_same_on_a_mesh(case):
     config, model, params, teacher, tokens_BU = case
-    train = config.train.model_copy(update={"grad_accum_steps": 2})
-    config = taught(config.model_copy(update={"train": train}), model)
+    config = taught(config, model, grad_accum_steps=2)
     (alone, _), metrics = one_step(config, params, teacher, tokens_BU)
     sizes = {"data": 1, "fsdp": 2, "context": 2, "tensor": 2}
     (meshed, _), others = one_step(config, params, teacher, tokens_BU, sizes)

@@ -128,7 +128,6 @@ FLOPS = {
     "mha": (MHA(), 512, True),
     "gqa": (GQA(kv_heads=2), 512, True),
     "mla": (MLA(kv_lora_rank=24, qk_rope_head_dim=4), 512, True),
-    "mla-no_norm": (MLA(kv_lora_rank=24, qk_rope_head_dim=4), 512, False),
     "mla-full": (MLA(kv_lora_rank=24, rope="full"), 512, True),
     "mla-groups": (MLA(kv_lora_rank=24, rope="full", kv_heads=2), 1024, True),
     # A narrow model's LRKV forms its heads' weights (A15); a wide one's keeps the factors.

@@ -31,10 +31,6 @@ PROMPTS = (5, 2, 7)  # ragged, in one batch
 PADDED, TOTAL, SLOTS = 9, 12, 16  # more than the queries that decode kernels take
 CHUNK = 3
 
-# Most of this suite's time is XLA's: these programs run once and need no optimizing.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
-quick_jit = partial(jax.jit, compiler_options=QUICK)
-
 TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 
 
@@ -75,11 +71,11 @@ def programs(model):
     """The jitted model and decode: one program a shape, shared by the tests."""
 
     # Weights are arguments: XLA would spend its time folding constants.
-    @quick_jit
+    @jax.jit
     def whole(model, tokens_BT):
         return model(tokens_BT)
 
-    @quick_jit
+    @jax.jit
     def decode(model, tokens_BT, cache, lengths_B):
         x_BTD, cache = model.decode(tokens_BT, cache, lengths_B)
         return model.logits(x_BTD), cache
@@ -161,7 +157,7 @@ def test_whole_sequence_equals_float64_oracle(name):
     positions_BT = np.stack([np.arange(TOTAL), np.r_[np.arange(5), np.arange(7)]])
     segments_BT = np.stack([np.zeros(TOTAL, int), np.repeat([0, 1], [5, 7])])
 
-    @quick_jit
+    @jax.jit
     def both(layer, x_BTD):
         out_BTHK = layer.heads(x_BTD, positions_BT, segments_BT)
         return out_BTHK, layer(x_BTD, positions_BT, segments_BT)
@@ -186,7 +182,7 @@ def test_causality_to_the_bit(name):
     # A chunk of one decode call, after two cached tokens (whatever they are).
     filled = jax.tree.map(lambda leaf: leaf + 0.5, layer.init_cache(1, SLOTS, jnp.float32))
 
-    @quick_jit
+    @jax.jit
     def paths(layer, x_TD, filled):
         whole_BTD = layer(x_TD[None], positions_BT)
         decoded_BTD, _ = layer.decode(x_TD[None], filled, jnp.array([2]))
@@ -270,7 +266,7 @@ def test_decode_equals_forward_for_every_shape_of_a_step_in_bfloat16(name):
     x_BTD = np.random.default_rng(5).standard_normal((3, 8, WIDTH)).astype(jnp.bfloat16)
     shapes = [(T, B) for T in (1, 3, 8) for B in (1, 3)]
 
-    @quick_jit
+    @jax.jit
     def first_tokens(layer, truth, x_BTD):
         """Decoded outputs of the first T tokens of B sequences, and the forward's of all."""
         decoded = []
