@@ -105,7 +105,8 @@ def test_cache_shares_are_the_papers(variant, printed):
         assert share == pytest.approx(percent, abs=0.0501), scale
 
 
-def test_cache_shares_with_the_rope_key_and_bytes_with_float32_norms_are_the_audits():
+def test_cache_bytes_with_float32_norms_are_the_audits():
+    """And the shares of values with MLA's rope key."""
     for variant, of, printed in (
         ("mla", accounting.cache_fraction, (12.5, 10.4, 9.72, 13.3)),
         ("lrkv", accounting.cache_bytes_fraction, (53.4, 49.0, 49.3, 46.1)),
