@@ -4,6 +4,7 @@ B batch  T queries  c slots of a chunk  H heads  K head width  R rank  J frequen
 """
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.decode_cases import compare, lrkv_case
@@ -44,8 +45,11 @@ def test_the_computed_ranks_suffice_and_none_could_go(K, base, chunk, scaling):
             assert singular[rank - 1] > angles.EXACT_TO
 
 
-def test_other_frequencies_than_the_usual_are_decoded(monkeypatch):
-    monkeypatch.setattr(angles, "default_chunk", lambda S, values: 5)
+@pytest.mark.parametrize("chunk", [5, 131])
+def test_other_frequencies_than_the_usual_are_decoded(chunk, monkeypatch):
+    """In odd chunks; products of the longer ones are by blocks of their rows."""
+    monkeypatch.setattr(angles, "default_chunk", lambda S, values: chunk)
+    monkeypatch.setattr(angles, "KEYS", 1)
     turns = frequencies(16, 300.0, RopeScaling(kind="llama3", factor=8, original_context=64))
-    case = lrkv_case([9, 13, 3], T=2, H=2, K=16, R=3, turns_J=turns)
+    case = lrkv_case([chunk + 4, 2 * chunk + 3, 3], T=2, H=2, K=16, R=3, turns_J=turns)
     assert max(compare(case.poisoned().run(impl="xla", frequencies_J=turns), case.truth())) < 2e-6

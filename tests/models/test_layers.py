@@ -49,6 +49,7 @@ ACTIVATIONS = {
 def test_mlp_equals_float64(activation, gated):
     rng = np.random.default_rng(0)
     layer = MLP(4, 6, activation, gated=gated)
+    assert not np.any(layer.down[...])  # at the start it adds nothing
     for name in ("up", "gate", "down") if gated else ("up", "down"):
         weight = getattr(layer, name)
         weight[...] = np.float32(rng.standard_normal(weight.shape))

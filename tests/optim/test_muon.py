@@ -115,7 +115,6 @@ def test_agrees_with_float64_numpy_over_six_steps(case):
     references = [NumpyMuon(matrix.shape) for matrix in matrices_of(gradients[0], case)]
     scale = max(1.0, *case.spec.fans(case.shape)) ** 0.5
     for beta, gradient, update in zip(betas, gradients, updates, strict=True):
-        chex.assert_equal_shape([update, gradient])
         for reference, g, ours in zip(
             references, matrices_of(gradient, case), matrices_of(update, case), strict=True
         ):

@@ -58,11 +58,10 @@ def test_a_warm_up_as_long_as_the_run_is_refused():
 
 def test_momentum_rises_linearly_to_its_value_or_is_constant():
     rising = MuonConfig(momentum=0.95, momentum_start=0.85, momentum_warmup=300)
-    at_once = MuonConfig(momentum=0.9, momentum_start=0.5, momentum_warmup=0)
     for config, expected in (
         (rising, {0: 0.85, 150: 0.9, 300: 0.95, 1000: 0.95}),
         (MuonConfig(momentum=0.9), {0: 0.9, 7: 0.9}),
-        (at_once, {0: 0.9, 7: 0.9}),
+        (MuonConfig(momentum=0.9, momentum_start=0.5, momentum_warmup=0), {0: 0.9, 7: 0.9}),
     ):
         momentum = momentum_schedule(config)
         for step, value in expected.items():

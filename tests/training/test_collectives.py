@@ -68,7 +68,6 @@ def counted(text):
     return {where: dict(kinds) for where, kinds in counts.items()}
 
 
-SLOW = pytest.mark.slow
 # Weights of a layer that fsdp splits: queries, keys, values, output and two of the MLP; LRKV has
 # two more for its residuals, and two factors that are whole; MLA has its latent and rope key in
 # place of keys and values, a second query, and two whole factors.
@@ -98,11 +97,10 @@ EXPECTED = {
         "backward": {"all-gather": 8, "reduce-scatter": 8, "all-reduce": 2 + 2 + 2},
     },
 }  # fmt: skip
+EACH = [key if key[0] == "mha" else pytest.param(key, marks=pytest.mark.slow) for key in EXPECTED]
 
 
-@pytest.mark.parametrize(
-    "key", [key if key[0] == "mha" else pytest.param(key, marks=SLOW) for key in EXPECTED], ids=str
-)
+@pytest.mark.parametrize("key", EACH, ids=str)
 def test_a_layer_says_what_the_table_predicts(key):
     counts = counted(step_text(*key))
     for turn, expected in EXPECTED[key].items():

@@ -39,6 +39,7 @@ def held(directory):
 def take_and_release(directory):
     with RunLock(directory, Processes()) as lock:
         lock.take()
+        lock.take()  # it is there
         assert f"process {os.getpid()} on " in (directory / "lock").read_text()
     assert not (directory / "lock").exists()
 

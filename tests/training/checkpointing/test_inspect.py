@@ -72,3 +72,9 @@ def test_verify_finds_a_byte_that_the_list_cannot_see(run, monkeypatch, capsys):
     for verb in ("list", "verify"):
         code, _, err = lrkv(capsys, monkeypatch, "checkpoint", verb, run / "checkpoints/1")
         assert code == 2 and "has no checkpoints: give a run's directory" in err
+
+
+def test_a_time_limit_that_is_none_is_refused(monkeypatch, capsys):
+    for limit in ("1", "0:00", "1:2:3:4", "-1:00", "²:00"):
+        code, _, err = lrkv(capsys, monkeypatch, "train", "quickstart", "--time-limit", limit)
+        assert code == 2 and ("write HH:MM:SS" in err or "No such option" in err)
