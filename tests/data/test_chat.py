@@ -45,6 +45,8 @@ def test_a_rendered_conversation_reads_as_it_should(name):
     assert spelled(ids[counted]) == "It is <|python_start|>48/2<|python_end|>24.<|assistant_end|>"
     assert spelled(chat.prompt(SUM)) == whole + "<|assistant_start|>"
     first = Conversation(SUM.messages[:2])
+    with pytest.raises(LrkvError, match="ends with an answer"):
+        chat.prompt(first)
     turns = [*chat.render(first)[0].tolist(), *chat.turn("Thanks")]
     assert turns == chat.prompt(SUM), "a chat's turns, one by one, are the conversation"
 
@@ -79,13 +81,15 @@ def test_a_tokenizer_that_has_the_tokens_uses_them_and_one_with_some_is_refused(
         with_tokens(CHAT_NAMES[:-1])
 
 
-@given(text=st.text(min_size=1, max_size=30) | st.sampled_from(CHAT_NAMES))
+@given(
+    st.text(min_size=1, max_size=30)
+    | st.lists(st.sampled_from([*CHAT_NAMES, "<|bos|>", "a"]), min_size=1).map("".join)
+)
 def test_no_text_forges_a_frame(text):
-    chat = SMALL
-    frames = {chat.tokenizer.bos, *vars(chat.ids).values()}
-    ids, _ = chat.render(exchange(text, text))
+    frames = {SMALL.tokenizer.bos, *vars(SMALL.ids).values()}
+    ids, _ = SMALL.render(exchange(text, text))
     assert sum(int(i) in frames for i in ids) == 5
-    assert chat.tokenizer.decode(ids) == chat.tokenizer.decode(chat.tokenizer.encode(text)) * 2
+    assert SMALL.tokenizer.decode(ids) == SMALL.tokenizer.decode(SMALL.tokenizer.encode(text)) * 2
 
 
 def test_a_call_is_found_at_the_end_alone():
@@ -106,11 +110,6 @@ def test_an_answer_is_written_with_its_calls(name):
     cut = answer[: answer.index(chat.ids.python_end) + 1]
     assert chat.written(cut) == "It is <<48/2>>" and chat.written([]) == ""
     assert chat.written(cut[:-1]) == "It is <<48/2"
-
-
-def test_an_answered_conversation_asks_nothing():
-    with pytest.raises(LrkvError, match="ends with an answer"):
-        SMALL.prompt(exchange("a", "b"))
 
 
 def test_a_conversations_turns_are_joined_before_they_are_framed():

@@ -1,11 +1,14 @@
 """Promises of fetching: pinned, continued, offline once it is there; errors that help."""
 
 import errno
+import hashlib
+import json
 import os
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from support.hub_server import COMMIT, Hub, serving
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.hub import download, fetch_source, read_provenance
@@ -15,6 +18,65 @@ from lrkv_jax.errors import LrkvError
 
 REPO = "HuggingFaceFW/fineweb-edu"
 WANTED = ("sample/10BT/*.jsonl",)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ABOUT = {"id": REPO, "sha": COMMIT, "cardData": {"license": "odc-by"}}
+
+
+class Hub(ThreadingHTTPServer):
+    """Speaks what huggingface_hub asks of the hub to fetch files: `files`, by name.
+
+    asked: the path of each request. cut: how many bytes of one body are sent before the hub goes
+    away. status: refuses all with it, and `code` as error.
+    """
+
+    def __init__(self, files):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.asked = files, []
+        self.cut, self.status, self.code = None, None, ""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        hub, (path, *_) = self.server, self.path.split("?")
+        hub.asked.append(path)
+        if hub.status:
+            self.send(hub.status, b"{}", {"X-Error-Code": hub.code})
+        elif path in (f"/api/datasets/{REPO}/revision/{name}" for name in ("main", COMMIT)):
+            siblings = [{"rfilename": n, "size": len(c)} for n, c in hub.files.items()]
+            self.send(200, json.dumps(ABOUT | {"siblings": siblings}).encode())
+        elif path.startswith(f"/api/datasets/{REPO}/tree/{COMMIT}"):
+            self.send(200, json.dumps([in_tree(*file) for file in hub.files.items()]).encode())
+        else:
+            content = hub.files[path.removeprefix(f"/datasets/{REPO}/resolve/{COMMIT}/")]
+            etag = f'"{hashlib.sha256(content).hexdigest()}"'
+            self.send(200, content, {"ETag": etag, "X-Repo-Commit": COMMIT})
+
+    do_HEAD = do_GET
+
+    def send(self, status, content, headers=()):
+        hub = self.server
+        self.send_response(status)
+        for name, value in {**dict(headers), "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if hub.cut is not None and len(content) > hub.cut:
+            content = content[: hub.cut]
+            self.close_connection = True
+            hub.cut, hub.status = None, 503
+        self.wfile.write(content)
+
+
+def in_tree(name, content):
+    oid = hashlib.sha256(content).hexdigest()
+    lfs = {"size": len(content), "oid": oid, "pointerSize": 134}
+    return {"type": "file", "path": name, "size": len(content), "oid": "0" * 40, "lfs": lfs}
 
 
 @pytest.fixture
@@ -23,12 +85,13 @@ def hub(monkeypatch):
     halves = (rows[:150_000], rows[150_000:])
     halves = [half[half.find(b"{") : half.rfind(b"\n") + 1] for half in (*halves, rows[:9000])]
     files = {f"sample/10BT/{n:03}_00000.jsonl": half for n, half in enumerate(halves)}
-    hub = Hub(REPO, files | {"README.md": b"# FineWeb-Edu"})
-    with serving(hub) as address:
-        monkeypatch.setenv("HF_ENDPOINT", address)
+    with Hub(files | {"README.md": b"# FineWeb-Edu"}) as hub:
+        threading.Thread(target=hub.serve_forever, args=(0.02,)).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
         monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits between tries
         yield hub
+        hub.shutdown()
 
 
 def test_what_matches_is_fetched_once_and_pinned(hub, tmp_path):

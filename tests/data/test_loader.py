@@ -71,14 +71,10 @@ def test_each_epoch_has_every_record_once_in_another_order(small):
         assert (epoch != everything).any()
     assert (epochs[0] != epochs[1]).any()
     assert loader.tokens_per_epoch == loader.records * CONTEXT
-
-
-def test_a_batch_may_exceed_the_records(small):
-    loader = make_loader(small, CONTEXT, 300)
-    assert loader.records < 300
-    rows = loader.batch_at(1)
-    assert rows.shape == (300, CONTEXT + 1)
-    assert len(set(map(tuple, rows))) == len({tuple(row) for row in loader.batch_at(0)})
+    # A batch may exceed the records.
+    large = make_loader(small, CONTEXT, 300)
+    batches = [set(map(tuple, large.batch_at(step))) for step in (0, 1)]
+    assert large.records < 300 and batches[0] == batches[1] == set(rows)
 
 
 def test_iterating_equals_batch_at_from_any_step(config):
@@ -111,12 +107,6 @@ def test_heldout_batches_hold_every_record_once_in_order(small):
     np.testing.assert_array_equal(rows[: len(records)], records.read(range(len(records))))
     bos = make_loader(small, CONTEXT, 1).tokenizer.bos
     assert (rows[len(records) :] == bos).all() and len(rows) - len(records) < 7
-
-
-def test_heldout_batches_count_every_byte_once(config):
-    token_bytes = make_loader(config, LONG, 1).token_bytes
-    counted = sum(token_bytes[rows[:, 1:]].sum() for rows in heldout_batches(config, LONG, 64))
-    assert counted == Records(build_dataset(config, LONG), "heldout").counts["bytes"] == 283_696
 
 
 @pytest.mark.parametrize("rows", [range(3, 7), range(-1, 3), range(0)])

