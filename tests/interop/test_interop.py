@@ -38,31 +38,29 @@ def test_an_imported_model_gives_the_logits_that_transformers_gave(case, tmp_pat
     np.testing.assert_allclose(logits[0, :, :16], RECORDED[case]["logits"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "largest"),
-    [
-        ((FULL, "attention.rank=3", "attention.kv_heads=2"), 10**9),
-        (
-            ("attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0",
-             "attention.rank=2", "attention.latent_norm=false"),
-            10**9,
-        ),
-        (("attention=gqa", "model.tied_head=true", "model.qkv_bias=true", *LLAMA), 20_000),
-    ],
-    ids=["lrkv-groups", "mla", "llama-tied-biases-shards"],
-)  # fmt: skip
-def test_export_import_export_gives_identical_bytes(settings, largest, tmp_path, monkeypatch):
-    plant(tmp_path / "run", *settings)
+ROUND_TRIPS = {
+    "lrkv-groups": (FULL, "attention.rank=3", "attention.kv_heads=2"),
+    "mla": ("attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0",
+            "attention.rank=2", "attention.latent_norm=false"),
+    "shards": ("attention=gqa", "model.tied_head=true", "model.qkv_bias=true", *LLAMA),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROUND_TRIPS)
+def test_export_import_export_gives_identical_bytes(case, tmp_path, monkeypatch):
+    largest = 20_000 if case == "shards" else 10**9
+    plant(tmp_path / "run", *ROUND_TRIPS[case])
     export(tmp_path / "run", tmp_path / "one", largest=largest)
-    monkeypatch.setattr(importing, "make_mesh", make_mesh)
-    import_model(str(tmp_path / "one"), tmp_path / "again", ["mesh.fsdp=2", "mesh.data=4"])
+    two_devices = partial(make_mesh, devices=jax.devices()[:2])
+    monkeypatch.setattr(importing, "make_mesh", two_devices)
+    import_model(str(tmp_path / "one"), tmp_path / "again", ["mesh.fsdp=2"])
     export(tmp_path / "again", tmp_path / "two", largest=largest)
     one, two = (
         {p.name: p.read_bytes() for p in (tmp_path / name).iterdir() if p.name != "README.md"}
         for name in ("one", "two")
     )
     assert one == two and one.keys() > {"config.json", "tokenizer.json", "generation_config.json"}
-    if largest < 10**9:
+    if case == "shards":
         assert shards.INDEX in one
         export(tmp_path / "run", tmp_path / "half", dtype="bfloat16")
         whole, half = shards.read(tmp_path / "one"), shards.read(tmp_path / "half")
@@ -88,7 +86,6 @@ def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
         run = load_run(there)
         assert run.ids("The Union") == before
         assert run.config.data.tokenizer == f"{there}/tokenizer"
-        assert run.generate("The", 4)
     export("moved", "two")
     for path in (tmp_path / "one").glob("*.json"):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
@@ -99,13 +96,10 @@ def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
 
 
 def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path):
+    normed = ["attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0"]
     for name, settings, named in (
         ("mla", ["attention=mla"], "attention.rope = decoupled"),
-        (
-            "normed",
-            ["attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0"],
-            "latent_no",
-        ),
+        ("normed", normed, "latent_no"),
         ("latent", [], "attention.rope = latent, .*: use --factored"),
         ("norms", [FULL, "model.embedding_norm=false"], "NanoChatForCausalLM needs embedding_norm"),
         ("biases", [FULL, "model.qkv_bias=true"], "NanoChatForCausalLM needs qkv_bias = False"),
