@@ -1,11 +1,12 @@
 """A chat's turns come from its cache, its calls are answered, and its mistakes cost nothing."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from support.hand_built import a_run, calling_run, language_model
-from support.variants import FIVE, random_params, small
+from support.variants import random_params
 
 from lrkv_jax.cli.conversation import converse
 from lrkv_jax.data.chat import ChatFormat
@@ -18,7 +19,7 @@ from lrkv_jax.inference.language_model import Draws
 TOKENIZER = load_tokenizer("sotu-4096")
 FORMAT = ChatFormat(TOKENIZER)
 IDS = FORMAT.ids
-RANDOM = small(FIVE["lrkv"], vocabulary=FORMAT.vocabulary, layers=1)
+RANDOM = calling_run().config.model
 
 
 def random_run():
@@ -50,7 +51,7 @@ def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(m
     assert filled == [before - 1], "one call, from the last token on"
     # The first answer was cut: its end comes with the next turn.
     assert chat.used == before + 1 + len(turn) + 9
-    model = language_model(TOKENIZER, (RANDOM, random_run().params), batch=1, context=128)
+    model = language_model(TOKENIZER, (RANDOM, random_run().params), batch=1, context=127)
     asked = [TOKENIZER.bos, *FORMAT.turn("What is the state of the Union?")]
     ((one,),) = model.answers([asked], 9, Draws())
     ((other,),) = model.answers([[*asked, *one.ids, IDS.assistant_end, *turn]], 9, Draws())
@@ -69,7 +70,7 @@ def test_calls_are_told_apart_from_text_and_answered():
         assert chat.messages[-1]["content"] == "<<4*5=20>>."
 
 
-def test_what_cannot_be_said_leaves_the_conversation_as_it_was():
+def test_what_cannot_be_said_or_is_stopped_costs_no_other_turn():
     chat = Chat(random_run(), sampling=Sampling(), new_tokens=20)
     first = heard(chat, "Hello")
     said, used = list(chat.messages), chat.used
@@ -79,16 +80,18 @@ def test_what_cannot_be_said_leaves_the_conversation_as_it_was():
     assert chat.messages == said and chat.used == used
     chat.reset()
     assert chat.used == 0 and heard(chat, "Hello") == first
+    run = random_run()
+    few = run.config.model_copy(update={"model": RANDOM.model_copy(update={"vocabulary": 4096})})
+    with pytest.raises(LrkvError, match="no ids for the chat's tokens"):
+        Chat(replace(run, config=few), sampling=Sampling())
 
-
-def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came():
-    chat = Chat(random_run(), sampling=Sampling(), new_tokens=30)
-    pieces = chat.say("Hello")
+    # An answer that is stopped is kept as far as it came.
+    pieces = chat.say("Go on")
     begun = next(pieces).text + next(pieces).text
     pieces.close()
     assert chat.messages[-1]["content"] == begun
-    heard(chat, "Go on")
-    assert len(chat.messages) == 4
+    heard(chat, "Hello")
+    assert len(chat.messages) == 6
 
 
 def test_a_character_of_several_tokens_comes_whole():
@@ -103,12 +106,6 @@ def test_a_character_of_several_tokens_comes_whole():
     assert [*cut.read(gpt2.tokenizer.encode("日").tolist()[:1]), *cut.rest()] == [
         ChatDelta("text", "�")
     ]
-
-
-def test_a_model_without_ids_for_a_chat_is_refused():
-    config = small(FIVE["mqa"], vocabulary=4096, layers=1)
-    with pytest.raises(LrkvError, match="no ids for the chat's tokens"):
-        Chat(a_run(config, random_params(config)), sampling=Sampling())
 
 
 def test_the_terminal_talks_and_survives_mistakes(monkeypatch):

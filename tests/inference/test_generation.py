@@ -29,13 +29,15 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def generate(run, source, target, **more):
+    how = {"new_tokens": 20, "sampling": Sampling(), "batch": 2}
+    return generate_file(run, source, target, **how, **more)
+
+
 def test_each_prompt_is_continued_in_its_row(tmp_path):
     source = rows(tmp_path / "in", *({"prompt": f"{'a ' * n}:", "n": n} for n in range(5)))
-    seen = []
-    cut = generate_file(
-        ours(" The people"), source, tmp_path / "out", new_tokens=9, sampling=Sampling(), batch=2,
-        progress=lambda *at: seen.append(at),
-    )  # fmt: skip
+    run, seen = ours(" The people"), []
+    cut = generate(run, source, tmp_path / "out", progress=lambda *at: seen.append(at))
     got = read(tmp_path / "out")
     assert [row["n"] for row in got] == list(range(5)) and cut == 0
     assert {row["text"] for row in got} == {" The people"}
@@ -44,12 +46,10 @@ def test_each_prompt_is_continued_in_its_row(tmp_path):
 
 
 def test_a_lone_surrogate_and_a_line_separator_lose_no_work(tmp_path):
-    """A10: JSON may hold both; the first was an error after the decoding, the second before."""
+    """JSON may hold both; the first was an error after the decoding, the second before."""
     prompt = "\ud800 a\u2028b:"
     (tmp_path / "in").write_text('{"prompt": "\\ud800 a\u2028b:"}\n', encoding="utf-8")
-    generate_file(
-        ours(" yes"), tmp_path / "in", tmp_path / "out", new_tokens=9, sampling=Sampling()
-    )
+    generate(ours(" yes"), tmp_path / "in", tmp_path / "out")
     (line,) = (tmp_path / "out").read_text(encoding="utf-8").strip().split("\n")
     assert json.loads(line) == {"prompt": prompt, "text": " yes"}
 
@@ -58,7 +58,7 @@ def test_texts_that_the_target_does_not_take_are_kept_elsewhere(tmp_path):
     source = rows(tmp_path / "in", {"prompt": ":"})
     (tmp_path / "out").symlink_to("/dev/full")
     with pytest.raises(LrkvError, match="No space left on device.: the texts are in ") as error:
-        generate_file(ours(" yes"), source, tmp_path / "out", new_tokens=9, sampling=Sampling())
+        generate(ours(" yes"), source, tmp_path / "out")
     spare = Path(str(error.value).rpartition(" in ")[2])
     assert read(spare)[0]["text"] == " yes"
     spare.unlink()
@@ -77,7 +77,7 @@ def test_texts_come_in_pieces_and_whole_characters():
 def test_messages_are_answered_in_a_chat(tmp_path):
     message = {"messages": [{"role": "user", "content": "How much?"}]}
     source = rows(tmp_path / "in", message)
-    generate_file(calling_run(), source, tmp_path / "out", new_tokens=20, sampling=Sampling())
+    generate(calling_run(), source, tmp_path / "out")
     assert read(tmp_path / "out") == [{**message, "text": "<<4*5=20>>."}]
 
 
@@ -95,20 +95,14 @@ def test_a_file_that_cannot_be_used_is_named_and_leaves_what_was_there(tmp_path,
     (tmp_path / "in").write_text(content)
     (tmp_path / "out").write_text("before")
     with pytest.raises(LrkvError, match=message):
-        generate_file(
-            ours(" a"), tmp_path / "in", tmp_path / "out", new_tokens=9, sampling=Sampling()
-        )
+        generate(ours(" a"), tmp_path / "in", tmp_path / "out")
     assert (tmp_path / "out").read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
 @pytest.mark.parametrize("target", ["none/out", "folder"])
 def test_a_target_that_cannot_be_written_is_refused_before_anything_is_decoded(tmp_path, target):
-    """A21: a folder was refused after the decoding."""
     source = rows(tmp_path / "in", {"prompt": ":"})
     (tmp_path / "folder").mkdir()
     with pytest.raises(LrkvError, match=f"{target} cannot be written"):
-        generate_file(
-            ours(" a"), source, tmp_path / target, new_tokens=9, sampling=Sampling(),
-            progress=lambda *_: pytest.fail("it was decoded"),
-        )  # fmt: skip
+        generate(ours(" a"), source, tmp_path / target, progress=pytest.fail)

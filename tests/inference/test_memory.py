@@ -9,8 +9,6 @@ from support.variants import FIVE
 from lrkv_jax.inference import programs
 from lrkv_jax.inference.schedule import SchedulerOutput
 
-B, CHUNK, LENGTHS = 4, 64, (4096, 8192)
-
 
 @pytest.fixture(autouse=True)
 def as_users_compile(quick_programs):
@@ -29,15 +27,13 @@ def bytes_of(cache):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
 
 
+SLOW = [*((name, 0, 8192) for name in ("mha", "gqa", "mqa", "mla")), ("lrkv", 7, 32_768)]
+
+
+# P Q M of a chunk has a size of its own, and is not small beside a pool of 8,192 slots.
 @pytest.mark.parametrize(
     ("name", "drafts", "length"),
-    [
-        ("mla", 0, 8192),
-        # P Q M of a chunk has a size of its own, and is not small beside a pool of 8,192 slots.
-        ("lrkv", 0, 32_768),
-        *(pytest.param(n, 0, 8192, marks=pytest.mark.slow) for n in ("mha", "gqa", "mqa")),
-        pytest.param("lrkv", 7, 32_768, marks=pytest.mark.slow),
-    ],
+    [("lrkv", 0, 32_768), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_steps_write_the_pool_in_place_and_copy_none_of_it(name, drafts, length):
     engine = engine_of(FIVE[name], length=length, draft_tokens=drafts)
@@ -56,7 +52,7 @@ def test_steps_write_the_pool_in_place_and_copy_none_of_it(name, drafts, length)
 @pytest.mark.parametrize("name", ["mha", "lrkv"])
 def test_a_piece_of_a_prompt_takes_as_much_memory_whatever_the_longest_request_is(name):
     temporary = []
-    for length in LENGTHS:
+    for length in (4096, 8192):
         engine = engine_of(FIVE[name], length=length)
         pool = engine.calls.cache()
         *arrays, _ = engine.calls.chunk_arrays(engine.calls.prefill, {})
