@@ -1,6 +1,6 @@
 """Models made to write an answer: calls are answered, texts end, programs run or do not."""
 
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -45,16 +45,13 @@ def prompt(text):
     return [TOKENIZER.bos, *CHAT.turn(text)]
 
 
-def test_a_call_is_answered_inside_the_answer():
+def test_a_call_is_answered_inside_the_answer_and_its_budget():
+    """An answer takes no more, whatever the others take."""
     model = language_model(TOKENIZER, CALLS)
     prompts = [prompt("How much?" * n) for n in (1, 7, 2, 3, 4)]
     for (answer,) in model.answers(prompts, 24, Draws()):
         assert answer.text(CHAT) == "<<4*5=20>>." and answer.ended
         assert answer.calls == [("4*5", "20")]
-
-
-def test_an_answer_takes_no_more_than_its_budget_whatever_the_others_take():
-    model = language_model(TOKENIZER, CALLS)
     whole = model.answers([prompt("a")], 24, Draws())[0][0].ids
     for budget in range(1, len(whole) + 1):
         one, other = (a for (a,) in model.answers([prompt("a"), prompt("b" * 40)], budget, Draws()))
@@ -99,26 +96,16 @@ def test_samples_are_an_examples_own():
         language_model(TOKENIZER, made).continuations(prompts, 512, (), draws)
 
 
-@pytest.mark.parametrize("n", range(1, 9))
-def test_pass_at_k_is_the_share_of_all_draws_that_hold_a_pass(n):
-    for c in range(n + 1):
-        passes = [i < c for i in range(n)]
-        for k in range(1, n + 1):
-            draws = [any(draw) for draw in combinations(passes, k)]
+def test_pass_at_k_is_the_share_of_all_draws_that_hold_a_pass():
+    for n, c, k in product(range(1, 9), repeat=3):
+        if max(c, k) <= n:
+            draws = [any(draw) for draw in combinations([i < c for i in range(n)], k)]
             assert pass_at_k(n, c, k) == pytest.approx(sum(draws) / len(draws), abs=1e-12)
-
-
-def test_passes_are_estimated_for_powers_of_two():
+    assert pass_at_k(4, 0, 2) == 0
     result = passed([{"correct": [True, False, False, False]}, {"correct": [False] * 4}])
     assert result.score == result.more["pass@1"] == 1 / 8
     assert result.more["pass@2"] == pytest.approx((1 - 3 * 2 / (4 * 3)) / 2)
     assert result.more["pass@4"] == 0.5 and "pass@3" not in result.more
-
-
-def test_humaneval_runs_nothing_unless_it_is_told_to():
-    asked = questions("humaneval", "test", DEMO)
-    with pytest.raises(LrkvError, match="--run-model-code"):
-        BENCHMARKS["humaneval"](language_model(TOKENIZER, CALLS), asked, DEMO)
 
 
 def test_humaneval_passes_the_programs_that_pass():
@@ -130,6 +117,8 @@ def test_humaneval_passes_the_programs_that_pass():
         for name, line in tests.items()
     ]
     model = language_model(TOKENIZER, says(TOKENIZER, "run = print"))
+    with pytest.raises(LrkvError, match="--run-model-code"):
+        BENCHMARKS["humaneval"](model, Questions(examples, {}), DEMO)
     result = BENCHMARKS["humaneval"](model, Questions(examples, {}), allowed)
     assert [record["correct"] for record in result.records] == [[True], [True], [False]]
     assert result.records[2]["reasons"] == ["raised AssertionError"]

@@ -154,7 +154,7 @@ def log_p_of(ids):
     return np.array([log_p[i, token] for i, token in enumerate(ids[1:])]), log_p.argmax(-1)
 
 
-@pytest.mark.parametrize("words", [0, 1, 20, 64, 65, 150])
+@pytest.mark.parametrize("words", [0, 1, 64, 65, 150])
 def test_rolling_predicts_every_token_once_with_full_context_at_the_end(words):
     text = " ".join(["The state of the Union is", "strong and", "it was 1945."] * 60)
     ids = TOKENIZER.encode(text).tolist()[:words]
@@ -223,11 +223,6 @@ def test_a_chat_is_answered_until_it_ends_or_a_stop(tasks):
     ]
     first = TOKENIZER.decode(TOKENIZER.encode(text)[:1])
     assert lm.generate_until(asked) == [text, "Water is cold", first]
-    few = small(FIVE["lrkv"], vocabulary=TOKENIZER.vocabulary)
-    if few.vocabulary < CHAT.vocabulary:
-        poor = harness_of(language_model(TOKENIZER, (few, random_params(few))))
-        with pytest.raises(LrkvError, match="has no ids for the chat's tokens"):
-            poor.apply_chat_template([{"role": "user", "content": "Hi"}])
 
 
 @pytest.mark.usefixtures("one_device")

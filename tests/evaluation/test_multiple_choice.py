@@ -20,8 +20,6 @@ from lrkv_jax.evaluation.benchmark import BenchmarkSettings, questions
 from lrkv_jax.evaluation.evaluate import BENCHMARKS, questions_of
 from lrkv_jax.models.transformer import with_parameters
 
-# The package's name `evaluate` is the function.
-
 TOKENIZER = load_tokenizer("sotu-4096")
 CHAT = ChatFormat(TOKENIZER)
 DEMO = BenchmarkSettings(folder="demo")
@@ -92,6 +90,10 @@ def test_likelihoods_are_the_whole_sequence_forwards():
         assert score.greedy == (log_p.argmax(-1) == continuation).all()
 
 
+def ids(count):
+    return random_tokens(count, seed=count).tolist()
+
+
 def test_a_prompt_that_is_too_long_loses_its_beginning_and_is_counted():
     model = language_model(TOKENIZER, ANSWERS_B, context=31)
     long, short = model.prompt("word " * 60 + "the end"), model.prompt("the end")
@@ -101,14 +103,7 @@ def test_a_prompt_that_is_too_long_loses_its_beginning_and_is_counted():
     (same,) = model.log_likelihoods([(kept, [[5, 6]])])
     assert model.truncated == 1
     assert scores[0][0].log_p == pytest.approx(same[0].log_p, abs=1e-5)
-
-
-def test_a_long_context_beside_a_long_continuation_scores_what_it_scores_alone():
-    model = language_model(TOKENIZER, ANSWERS_B, context=31)
-
-    def ids(count):
-        return random_tokens(count, seed=count).tolist()
-
+    # A long context beside a long continuation scores what it scores alone.
     asked = [(ids(28), [ids(3)]), (ids(1), [ids(31), ids(2)]), (ids(25), [ids(4)])]
     done = []
     model.progress = done.append
@@ -121,7 +116,6 @@ def test_a_long_context_beside_a_long_continuation_scores_what_it_scores_alone()
 
 
 def test_what_a_run_cannot_answer_to_is_refused_before_the_work():
-    """A21: after the held-out loss, or every other benchmark, was computed."""
     config, params = ANSWERS_B
     few = config.model_copy(update={"vocabulary": 4096})
     for tasks, settings, message in (
@@ -130,13 +124,13 @@ def test_what_a_run_cannot_answer_to_is_refused_before_the_work():
         (["gsm8k"], dataclasses.replace(DEMO, new_tokens=128), "new_tokens = 128: use 1 to 127"),
         (["humaneval"], DEMO, "--run-model-code"),
     ):
+        run = a_run(few if "bpb" in tasks else config, params, 128)
         with pytest.raises(LrkvError, match=message):
-            questions_of(
-                a_run(few if "bpb" in tasks else config, params, 128).config, tasks, settings
-            )
+            questions_of(run.config, tasks, settings)
 
 
 def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
+    # The package's name `evaluate` is the function.
     module = importlib.import_module("lrkv_jax.evaluation.evaluate")
     run, places = a_run(*ANSWERS_B, context=512), []
     parts = (MixturePart(task="mmlu", split="test"),)

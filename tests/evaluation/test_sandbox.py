@@ -50,13 +50,12 @@ def humaneval() -> list[dict]:
         return [json.loads(line) for line in lines]
 
 
-def as_program(problem: dict, completion: str) -> str:
-    return f"{problem['prompt']}{completion}\n{problem['test']}\ncheck({problem['entry_point']})\n"
-
-
 @pytest.mark.slow
 def test_every_canonical_solution_of_humaneval_passes():
-    programs = [as_program(p, p["canonical_solution"]) for p in humaneval()]
+    programs = [
+        f"{p['prompt']}{p['canonical_solution']}\n{p['test']}\ncheck({p['entry_point']})\n"
+        for p in humaneval()
+    ]
     outcomes = run_programs(programs, limits=SandboxLimits(seconds=30))
     assert [o.reason for o in outcomes] == ["passed"] * 164
 
@@ -126,24 +125,20 @@ FORGERIES = {
 }
 
 
-def test_a_forged_proof_does_not_pass():
+# Proofs that come too early, or not at all.
+TOUCHED = [
+    "import os\nfor fd in range(64):\n  try: os.close(fd)\n  except OSError: pass",
+    "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'x')\n  except OSError: pass",
+]
+
+
+def test_a_forged_or_touched_proof_does_not_pass():
     leave = "\nimport os\nos._exit(0)"
     programs = [textwrap.dedent(p) + leave for p in FORGERIES.values()]
-    outcomes = run_programs(programs, limits=SHORT)
-    expected = dict.fromkeys(FORGERIES, "ended without passing")
-    assert {n: o.reason for n, o in zip(FORGERIES, outcomes, strict=True)} == expected
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import os\nfor fd in range(64):\n  try: os.close(fd)\n  except OSError: pass",
-        "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'x')\n  except OSError: pass",
-    ],
-    ids=["closes_every_descriptor", "writes_before_the_proof"],
-)
-def test_touching_the_proof_does_not_pass(program):
-    assert not outcome_of(program).passed
+    outcomes = run_programs([*programs, *TOUCHED], limits=SHORT)
+    found = {name: outcome.reason for name, outcome in zip(FORGERIES, outcomes, strict=False)}
+    assert found == dict.fromkeys(FORGERIES, "ended without passing")
+    assert not any(outcome.passed for outcome in outcomes)
 
 
 def test_replacing_what_the_driver_calls_changes_nothing():
@@ -225,19 +220,17 @@ def test_what_it_writes_is_bounded():
                 file.write(bytes(512 << 10))
         """
     outcome = outcome_of(many, replace(SHORT, seconds=20, disk_bytes=4 * MIB))
-    assert (outcome.reason, "No space left" in outcome.output) == ("raised OSError", True)
+    assert outcome.reason == "raised OSError" and "No space left" in outcome.output
     one = """
         with open("file", "wb") as file:
             for i in range(10 << 10):
                 file.write(bytes(1 << 20))
         """
     outcome = outcome_of(one)
-    assert (outcome.reason, "File too large" in outcome.output) == ("raised OSError", True)
+    assert outcome.reason == "raised OSError" and "File too large" in outcome.output
 
 
-@pytest.mark.parametrize(
-    "then", ["", "while True: print('flood ' * 1000)"], ids=["ends", "goes on"]
-)
+@pytest.mark.parametrize("then", ["", "while True: print('flood ' * 1000)"])
 def test_a_flood_of_output_is_cut(then):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcome = outcome_of(f"print('flood ' * 400_000)\n{then}", replace(SHORT, seconds=20))
@@ -256,7 +249,10 @@ def test_files_of_the_machine_cannot_be_read():
         assert [o.reason for o in outcomes] == ["raised FileNotFoundError"] * 3
 
 
-def test_it_works_in_a_folder_of_its_own():
+def test_it_works_in_a_folder_of_its_own_and_never_forks_this_process():
+    """JAX's threads hold locks that a forked child would wait for."""
+    forks = []
+    os.register_at_fork(before=lambda: forks.append(1))
     program = """
         import os
         assert os.listdir() == []
@@ -266,7 +262,7 @@ def test_it_works_in_a_folder_of_its_own():
         open("/dev/null", "w").write("x")
         """
     outcome = outcome_of(program)
-    assert outcome.passed, outcome.output
+    assert outcome.passed and not forks, outcome.output
 
 
 def test_the_network_cannot_be_reached():
@@ -358,11 +354,3 @@ def soon(condition) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def test_this_process_is_never_forked():
-    """JAX's threads hold locks that a forked child would wait for."""
-    forks = []
-    os.register_at_fork(before=lambda: forks.append(1))
-    outcome_of("x = 1")
-    assert not forks
