@@ -1,12 +1,20 @@
-"""The sets: the hub's layouts are read, bad rows are named, the demonstration sets are sound."""
+"""The benchmarks' sets, as published: layouts, texts, answers, and the calculator of GSM8K."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lrkv_jax.data.conversation import Conversation
+from lrkv_jax.data.calculator import MAX_LENGTH, calculate
+from lrkv_jax.data.conversation import Conversation, Part, conversation_from, exchange
+from lrkv_jax.data.tasks import choices, gsm8k, humaneval
+from lrkv_jax.data.tasks.choices import Choices
+from lrkv_jax.data.tasks.gsm8k import WordProblem
+from lrkv_jax.data.tasks.humaneval import Program
 from lrkv_jax.data.tasks.registry import TASKS, fingerprint, load
 from lrkv_jax.errors import LrkvError
 
@@ -144,3 +152,208 @@ def test_each_demonstration_set_reads_and_renders(name, split):
     assert all(isinstance(conversation, Conversation) for conversation in rendered)
     assert all(c.messages[-1].role == "assistant" for c in rendered)
     assert len(set(rendered)) == len(rendered), "an example comes twice"
+
+
+LETTERS = "Multiple Choice question: {}\n\nRespond only with the letter of the correct answer."
+NUMERIC = Choices("b", "Which is hot?", ("ice", "fire", "snow", "rain"), tuple("1234"), 1)
+THREE = Choices("d", "How many?", ("1,000", "-2.5", "日本"), tuple("ABC"), 2)
+ASKED = [
+    (NUMERIC, "Which is hot?\n- ice=1\n- fire=2\n- snow=3\n- rain=4", "2"),
+    (THREE, "How many?\n- 1,000=A\n- -2.5=B\n- 日本=C", "C"),
+]
+
+
+@pytest.mark.parametrize(("example", "lettered", "answer"), ASKED)
+def test_choices_are_asked_as_the_recipe_asks_them(example, lettered, answer):
+    lettered = LETTERS.format(lettered)
+    assert choices.question(example) == lettered
+    assert choices.conversation(example) == exchange(lettered, answer)
+
+
+SPANS = [
+    ("Weng earns 12/60 = $<<12/60=0.2>>0.2 per minute.\nShe earned $<<0.2*50=10>>10.\n#### 10",
+     [("text", "Weng earns 12/60 = $"), ("python", "12/60"), ("output", "0.2"),
+      ("text", "0.2 per minute.\nShe earned $"), ("python", "0.2*50"), ("output", "10"),
+      ("text", "10.\n#### 10")]),
+    # at the start, two in a row: no empty text
+    ("<<1+1=2>><<2*3=6>>6\n#### 6",
+     [("python", "1+1"), ("output", "2"), ("python", "2*3"), ("output", "6"),
+      ("text", "6\n#### 6")]),
+    # cut at the last "="
+    ("<<x=1-1=0>>0", [("python", "x=1-1"), ("output", "0"), ("text", "0")]),
+    # no "=": a call without an output
+    ("<<7>>7\n#### 7", [("python", "7"), ("text", "7\n#### 7")]),
+    ("1 < 2 << 3, 日本\n#### 1", [("text", "1 < 2 << 3, 日本\n#### 1")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "parts"), SPANS)
+def test_spans_become_tool_calls(answer, parts):
+    got = gsm8k.conversation(WordProblem("x", "How many?", answer, "?"))
+    assert got.messages[0].parts == (Part("text", "How many?"),)
+    assert got.messages[1].parts == tuple(Part(*part) for part in parts)
+
+
+ANSWERS = [
+    ("So 9 + 9.\n#### 18", "18"),
+    ("#### 1,234,567", "1234567"),
+    ("#### -1,000.25", "-1000.25"),
+    ("#### 18.", "18."),  # the full stop stays, as published
+    ("#### $18", None),
+    ("####18", None),
+    ("#### 4\nQuestion: 7?\n#### 9", "4"),
+    ("", None),
+    ("日本 ８", None),  # a full-width eight
+    ("#### 12日", "12"),
+]
+
+
+@pytest.mark.parametrize(("text", "answer"), ANSWERS)
+def test_answers_are_extracted_as_published(text, answer):
+    assert gsm8k.extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("gold", "text", "right"),
+    [
+        ("x\n#### 18", "#### 18.0", False),  # strings, not numbers
+        ("x\n#### 1,800", "#### 1800", True),
+    ],
+)
+def test_numbers_are_compared_as_published(gold, text, right):
+    problem = gsm8k.example({"question": "q", "answer": gold}, "id")
+    assert gsm8k.is_correct(text, problem) is right
+
+
+PROMPT = '# adds\nimport math\nfrom typing import List\n\n\ndef add(a, b):\n    """Sum."""\n'
+PROGRAM = Program(
+    "p", PROMPT, "    return a + b\n", "def check(f):\n    assert f(1, 2) == 3", "add"
+)
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"),
+    [
+        ("Sure:\n```python\nx = 1\n```\nand\n```\ny = 2\n```", "x = 1"),
+        ("```\nx = 1\n\ny = 2\n```", "x = 1\n\ny = 2"),
+        ("```python   \n  x = 1\n```", "x = 1"),
+        ("```python\nx = 1", "```python\nx = 1"),  # never closed: all of it
+        ("```js\nx\n```", "```js\nx\n```"),  # another language's is not found
+        ("", ""),
+    ],
+)
+def test_a_completions_code_is_its_first_block(completion, code):
+    assert humaneval.extract_program(completion) == code
+
+
+def test_a_chats_program_is_imports_code_test_and_check():
+    got = humaneval.whole_program(PROGRAM, "```python\ndef add(a, b):\n    return a + b\n```")
+    assert got == (
+        "import math\nfrom typing import List\n\ndef add(a, b):\n    return a + b\n\n"
+        "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "imports"),
+    [
+        (PROMPT, "import math\nfrom typing import List"),
+        ("def f():\n    import os\n", ""),
+        ("\n\nimport a\nx = 1\nimport b\n", "import a"),
+        ("", ""),
+    ],
+)
+def test_only_leading_imports_are_taken(prompt, imports):
+    assert humaneval.leading_imports(prompt) == imports
+
+
+def test_a_program_is_taught_whole():
+    assert humaneval.conversation(PROGRAM) == conversation_from(
+        [
+            {"role": "user", "content": PROMPT},
+            {"role": "assistant", "content": PROMPT + "\n    return a + b\n"},
+        ]
+    )
+
+
+# Sums as (text, value), value None where a division by zero is in them.
+NUMBERS = st.one_of(
+    st.integers(0, 99_999).map(lambda n: (str(n), Fraction(n))),
+    st.integers(1000, 99_999).map(lambda n: (f"{n:,}", Fraction(n))),
+    st.decimals(0, 999, places=2).map(lambda d: (str(d), Fraction(d))),
+)
+
+
+def joined(pair, sign, space):
+    (left, a), (right, b) = pair
+    text = f"({left}){space}{sign}{space}({right})"
+    if a is None or b is None or (sign == "/" and b == 0):
+        return text, None
+    return text, {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else None}[sign]
+
+
+SUMS = st.recursive(
+    NUMBERS,
+    lambda inner: st.builds(
+        joined, st.tuples(inner, inner), st.sampled_from("+-*/"), st.sampled_from(["", " "])
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SUMS)
+def test_a_sum_is_its_exact_value_to_a_doubles_digits(pair):
+    text, value = pair
+    if len(text.replace(",", "")) > MAX_LENGTH or value is None:
+        assert calculate(text) is None
+        return
+    got = calculate(text)
+    if value.denominator == 1:
+        assert got == str(int(value))  # never 24.0
+    else:
+        assert "e" not in got
+        assert float(got) == float(value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text("0123456789+-*/.() ,", max_size=250) | st.text("12+*/().,e_x=<>'\n\0é日", max_size=20)
+)
+def test_nothing_that_is_written_raises(text):
+    got = calculate(text)
+    assert got is None or Fraction(got) is not None
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("48/2", "24"),
+        ("0.1+0.2", "0.3"),
+        ("1/3", "0.3333333333333333"),
+        ("1/100000", "0.00001"),
+        ("1,200 * 3", "3600"),
+        ("-1/4", "-0.25"),
+        (" 2*(3+4) ", "14"),
+        ("7//2", "3"),
+        (".5+.5", "1"),
+    ],
+)
+def test_results_are_written_as_gsm8k_writes_them(expression, result):
+    assert calculate(expression) == result
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("", " ", ",", "()", "...", "(", "1+", "1 2", "1(2)", "(1)(2)", "007", "1..2"),
+        *("1/0", "1//0", "0/(3-3)", "2**3", "9*(9**9)", "2*\n3", "1\x00", "１+１"),
+        *("x", "1e9", "0x10", "1_000", "1j", "5%", "1<<9", "[1]", "1;2", "1=1", "1 if 1 else 2"),
+        *("__import__('os')", "'a'.count('a')", "(1).real", "(1,2)"[:1] + "lambda:0)"),
+        "1+" * (MAX_LENGTH // 2) + "1",
+        "(" * 150 + "1" + ")" * 150,
+        "9" * 10_000,
+    ],
+)
+def test_what_is_not_a_short_sum_has_no_result(expression):
+    assert calculate(expression) is None
