@@ -62,25 +62,36 @@ def test_plan_prints_json_for_every_variant(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_evaluate_gives_the_same_numbers_whatever_the_batch(capsys, monkeypatch, trained):
+def test_evaluate_gives_the_same_numbers_whatever_the_batch(
+    capsys, monkeypatch, trained, one_device
+):
     results = []
-    for batch, tasks in ((1, "bpb"), (37, "bpb,docstrings"), (64, "bpb,docstrings")):
-        code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained, "--batch", batch,
-                           "--tasks", tasks, "--json")  # fmt: skip
-        assert code == 0
-        results.append(json.loads(out))
-    one, other = (result["docstrings"]["bits_per_byte"] for result in results[1:])
-    assert one == pytest.approx(other, rel=1e-6)
-    results = [result["bpb"] for result in results]
-    first = results[0]
+    for batch, tasks in ((1, "bpb"), (37, "bpb,docstrings,agreement"), (64, "bpb,docstrings")):
+        how = "--batch", batch, "--tasks", tasks
+        code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained, *how)
+        assert code == 0 and "bits per byte" in out
+        results.append(json.loads((trained / "evaluation.json").read_text()))
+    one, saved, other = results
+    for result in (saved, other):
+        for name in ("tokens", "bytes"):
+            assert result["bpb"][name] == one["bpb"][name]
+        for name in ("cross_entropy", "bits_per_byte"):
+            assert result["bpb"][name] == pytest.approx(one["bpb"][name], rel=1e-6)
+    docstrings = [result["docstrings"] for result in (saved, other)]
+    assert docstrings[0]["bits_per_byte"] == pytest.approx(docstrings[1]["bits_per_byte"], rel=1e-6)
+    # Every byte of the texts counts once: specials and padding excluded.
     data = load_config(trained / "config.yaml").data
     held_out = documents(data.source, "heldout", heldout=data.heldout)
-    # The texts' own count: specials and padding excluded.
-    assert first["bytes"] == sum(len(text.encode()) for text in held_out)
-    for other in results[1:]:
-        assert other["tokens"] == first["tokens"] and other["bytes"] == first["bytes"]
-        assert other["cross_entropy"] == pytest.approx(first["cross_entropy"], rel=1e-6)
-        assert other["bits_per_byte"] == pytest.approx(first["bits_per_byte"], rel=1e-6)
+    assert one["bpb"]["bytes"] == sum(len(text.encode()) for text in held_out)
+    lines = lzma.decompress(read_asset("stdlib.jsonl.xz")).decode().splitlines()
+    text_bytes = sum(len(json.loads(line)["text"].encode()) for line in lines)
+    assert saved["docstrings"]["bytes"] == text_bytes
+    assert saved["agreement"]["max_relative_error"] < 1e-5
+    assert saved["agreement"]["same_greedy_token"] == 1.0
+    # Two layers of 2 (K + H R) float32 values, rank 3 padded to 8, and H float32 norms.
+    assert saved["kv_cache_bytes_per_token"] == 2 * (2 * (8 + 4 * 8) * 4 + 4 * 4)
+    assert saved["kv_cache_dtype"] == "float32"
+    assert saved["kv_cache_bytes_per_token_bfloat16"] == 2 * (2 * (8 + 4 * 8) * 2 + 4 * 4)
 
 
 @pytest.mark.slow
@@ -97,24 +108,6 @@ def test_analyze_writes_what_the_report_draws(capsys, monkeypatch, trained, one_
     assert "<img" in report and "Effective rank" in report
     assert "http" not in report.split("<body>")[1]
     assert {path.suffix for path in page.iterdir()} >= {".png", ".svg", ".md", ".json"}
-
-
-@pytest.mark.slow
-def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained, one_device):
-    tasks = "bpb,docstrings,agreement"
-    code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained, "--tasks", tasks, "--batch", 37)
-    assert code == 0 and "bits per byte" in out and "docstrings" in out
-    saved = json.loads((trained / "evaluation.json").read_text())
-    # Every byte of the second text counts once.
-    lines = lzma.decompress(read_asset("stdlib.jsonl.xz")).decode().splitlines()
-    text_bytes = sum(len(json.loads(line)["text"].encode()) for line in lines)
-    assert saved["docstrings"]["bytes"] == text_bytes
-    assert saved["agreement"]["max_relative_error"] < 1e-5
-    assert saved["agreement"]["same_greedy_token"] == 1.0
-    # Two layers of 2 (K + H R) float32 values, rank 3 padded to 8, and H float32 norms.
-    assert saved["kv_cache_bytes_per_token"] == 2 * (2 * (8 + 4 * 8) * 4 + 4 * 4)
-    assert saved["kv_cache_dtype"] == "float32"
-    assert saved["kv_cache_bytes_per_token_bfloat16"] == 2 * (2 * (8 + 4 * 8) * 2 + 4 * 4)
 
 
 @pytest.mark.slow

@@ -171,26 +171,19 @@ def test_dask_worker_and_build_killed_and_started_again(source, expected, direct
     assert len(streams_of(directory)[0]) == FILES and not streams_of(directory)[1]
 
 
-@pytest.mark.parametrize("runner", ["dask", "direct"])
-def test_broken_file_is_named_in_one_line(source, directory, cluster, runner):
+def test_a_broken_file_and_an_absent_cluster_are_named_in_one_line(directory, cluster):
     cluster.two_workers()
-    (directory.parent / "texts").mkdir()
-    (directory.parent / "texts" / "broken.parquet").write_bytes(b"no parquet")
-    config = DataConfig(source=str(directory.parent / "texts"), directory=str(directory))
-    job = partial(write_stream, config, ["broken.parquet"], directory / "streams" / "broken")
-    options = cluster.options if runner == "dask" else DIRECT
-    with pytest.raises(LrkvError, match=r"broken.parquet is not readable parquet .*again$"):
-        list(beam_jobs(options.split())([job], 1))
-
-
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        ("--runner=DaskRunner --dask_client_address=tcp://127.0.0.1:9", "Timed out .*:9"),
-        ("--runner=FlinkRuner", "Unexpected pipeline runner: FlinkRuner"),
-    ],
-)
-def test_absent_cluster_is_named_in_one_line(options, said):
-    options = [*options.split(), "--dask_connection_timeout=2"]
-    with pytest.raises(LrkvError, match=rf"the Beam pipeline failed \({said}.*--beam-options"):
-        list(beam_jobs(options)([partial(os.getpid)], 1))
+    source = directory.parent / "texts"
+    source.mkdir()
+    (source / "broken.parquet").write_bytes(b"no parquet")
+    config = DataConfig(source=str(source), directory=str(directory))
+    broken = partial(write_stream, config, ["broken.parquet"], directory / "streams" / "broken")
+    for options, job, said in (
+        (DIRECT, broken, r"broken.parquet is not readable parquet .*again$"),
+        (cluster.options, broken, r"broken.parquet is not readable parquet .*again$"),
+        ("--runner=DaskRunner --dask_client_address=tcp://127.0.0.1:9 --dask_connection_timeout=2",
+         partial(os.getpid), r"the Beam pipeline failed \(Timed out .*:9.*--beam-options"),
+        ("--runner=FlinkRuner", partial(os.getpid), "Unexpected pipeline runner: FlinkRuner"),
+    ):  # fmt: skip
+        with pytest.raises(LrkvError, match=said):
+            list(beam_jobs(options.split())([job], 1))

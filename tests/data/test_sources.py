@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrkv_jax.data.sources import documents, source_files, source_identity
+from lrkv_jax.data.sources import documents
 from lrkv_jax.errors import LrkvError
 
 
@@ -169,12 +169,3 @@ def test_parquet_columns_are_checked(tmp_path, column, message):
 def test_a_split_without_documents_is_named(mixed, heldout, split):
     with pytest.raises(LrkvError, match=f"no document in its {split} split.*data.heldout"):
         list(documents(str(mixed), split, heldout=heldout))
-
-
-def test_identity_changes_with_the_files(mixed):
-    before = source_identity(str(mixed), "text", 0.1)
-    assert source_identity(str(mixed), "text", 0.1) == before
-    assert source_identity(str(mixed), "text", 0.2) != before
-    (mixed / "00.txt").write_text("longer than before")
-    assert source_identity(str(mixed), "text", 0.1) != before
-    assert len(source_files(str(mixed))) == 42

@@ -23,20 +23,16 @@ ROWS = {
     "smoltalk": {"messages": [{"role": r, "content": r} for r in ("user", "assistant")]},
     "mmlu": {"question": "q", "choices": list("wxyz"), "answer": 3, "subject": "virology"},
     "arc_easy": {
-        "id": "Mercury_1",
-        "question": "q",
+        "id": "Mercury_1", "question": "q", "answerKey": "4",
         "choices": {"text": list("wxyz"), "label": list("1234")},
-        "answerKey": "4",
     },
     "gsm8k": {"question": "q", "answer": "<<1+1=2>>2\n#### 2,000"},
     "humaneval": {
-        "task_id": "HumanEval/0",
-        "prompt": "def f():\n",
+        "task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f",
         "canonical_solution": "    return 1\n",
         "test": "def check(candidate):\n    assert candidate() == 1\n",
-        "entry_point": "f",
     },
-}
+}  # fmt: skip
 ROWS["arc_challenge"] = ROWS["arc_easy"]
 
 
@@ -70,26 +66,19 @@ def test_shards_are_read_in_order_and_all_must_be_there(tmp_path):
         load("gsm8k", "test", tmp_path)
 
 
-def test_auxiliary_train_is_read_out_of_its_struct(tmp_path):
-    nested = [{"train": {**ROWS["mmlu"], "subject": ""}}]
-    put(tmp_path, "mmlu", "auxiliary_train", nested)
-    (got,) = load("mmlu", "auxiliary_train", tmp_path)
-    assert (got.subject, got.answer, got.choices) == (None, 3, ("w", "x", "y", "z"))
-
-
-def test_numeric_labels_stay_and_commas_leave_the_number(tmp_path):
+def test_rows_are_read_as_their_sets_have_them(tmp_path):
+    empty = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]}
+    put(tmp_path, "mmlu", "auxiliary_train", [{"train": {**ROWS["mmlu"], "subject": ""}}])
     put(tmp_path, "arc_easy", "test", [ROWS["arc_easy"]])
     put(tmp_path, "gsm8k", "test", [ROWS["gsm8k"]])
-    (choices,) = load("arc_easy", "test", tmp_path)
-    (problem,) = load("gsm8k", "test", tmp_path)
-    assert (choices.id, choices.labels, choices.answer) == ("Mercury_1", tuple("1234"), 3)
-    assert problem.answer == "2000"
-
-
-def test_a_conversation_with_an_empty_turn_is_left_out(tmp_path):
-    empty = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]}
     put(tmp_path, "smoltalk", "train", [empty, ROWS["smoltalk"]])
-    assert len(load("smoltalk", "train", tmp_path)) == 1
+    (got,) = load("mmlu", "auxiliary_train", tmp_path)
+    assert (got.subject, got.answer, got.choices) == (None, 3, ("w", "x", "y", "z"))
+    (choices,) = load("arc_easy", "test", tmp_path)
+    assert (choices.id, choices.labels, choices.answer) == ("Mercury_1", tuple("1234"), 3)
+    (problem,) = load("gsm8k", "test", tmp_path)
+    assert problem.answer == "2000"
+    assert len(load("smoltalk", "train", tmp_path)) == 1, "one with an empty turn is left out"
 
 
 def arc(text, label, key):
@@ -213,16 +202,10 @@ def test_answers_are_extracted_as_published(text, answer):
     assert gsm8k.extract_answer(text) == answer
 
 
-@pytest.mark.parametrize(
-    ("gold", "text", "right"),
-    [
-        ("x\n#### 18", "#### 18.0", False),  # strings, not numbers
-        ("x\n#### 1,800", "#### 1800", True),
-    ],
-)
-def test_numbers_are_compared_as_published(gold, text, right):
-    problem = gsm8k.example({"question": "q", "answer": gold}, "id")
-    assert gsm8k.is_correct(text, problem) is right
+def test_numbers_are_compared_as_published():
+    problem = gsm8k.example({"question": "q", "answer": "x\n#### 1,800"}, "id")
+    assert gsm8k.is_correct("#### 1800", problem) is True
+    assert gsm8k.is_correct("#### 1800.0", problem) is False  # strings, not numbers
 
 
 PROMPT = '# adds\nimport math\nfrom typing import List\n\n\ndef add(a, b):\n    """Sum."""\n'

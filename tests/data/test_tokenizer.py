@@ -60,12 +60,6 @@ def test_any_text_round_trips_and_its_bytes_are_counted(own_path, name, text):
     assert tokenizer.bos not in ids
 
 
-@pytest.mark.parametrize("special", SPECIALS)
-def test_bos_of_a_file_is_the_first_known_name(tmp_path, special):
-    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "t.json", special=special))
-    assert tokenizer.bos == 0
-
-
 def test_added_text_tokens_keep_their_ids_and_bytes(tmp_path):
     added = []
 
@@ -89,6 +83,12 @@ def test_bytes_of_special_and_unused_ids_are_zero():
     sotu = load_tokenizer("sotu-4096")
     assert (sotu.vocabulary, sotu.bos, sotu.token_bytes[0]) == (4096, 0, 0)
     assert (sotu.token_bytes[1:] > 0).all()
+    # A larger model's own ids stand for no bytes.
+    padded = sotu.token_bytes_up_to(4100)
+    assert padded.shape == (4100,) and not padded[4096:].any()
+    np.testing.assert_array_equal(padded[:4096], sotu.token_bytes)
+    ids = sotu.encode("The state of the Union")
+    assert sotu.decode([*ids, 4099]) == "The state of the Union"
 
 
 def test_gpt2_matches_the_reference_merges_in_another_library():
@@ -106,9 +106,9 @@ def test_gpt2_matches_the_reference_merges_in_another_library():
 
 def test_fingerprint_tells_tokenizers_apart(own_path, tmp_path):
     other = write_tokenizer(tmp_path / "t.json", special="<s>")
-    names = [*NAMES, own_path, other]
-    assert len({load_tokenizer(name).fingerprint for name in names}) == 4
-    assert len(load_tokenizer("gpt2").fingerprint) == 64
+    found = [load_tokenizer(name) for name in (*NAMES, own_path, other)]
+    assert len({tokenizer.fingerprint for tokenizer in found}) == 4
+    assert found[2].bos == found[3].bos == 0, "the first known name"
 
 
 def test_gpt2_takes_any_length_of_space():
@@ -172,15 +172,6 @@ def test_what_is_no_tokenizer_is_refused_with_the_known_names(tmp_path):
         load_tokenizer("gtp2")
 
 
-def test_a_larger_models_own_ids_stand_for_no_bytes():
-    tokenizer = load_tokenizer("sotu-4096")
-    padded = tokenizer.token_bytes_up_to(4100)
-    assert padded.shape == (4100,) and not padded[4096:].any()
-    np.testing.assert_array_equal(padded[:4096], tokenizer.token_bytes)
-    ids = tokenizer.encode("The state of the Union")
-    assert tokenizer.decode([*ids, 4099]) == "The state of the Union"
-
-
 SIZE = 600
 
 
@@ -239,12 +230,3 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monk
     monkeypatch.setattr("lrkv_jax.data.train_tokenizer.train_tokenizer", pytest.fail)
     with pytest.raises(LrkvError, match=r"cannot be written \(.*\): name another"):
         app(["tokenizer", "train", "sotu", "--out", out], standalone_mode=False)
-
-
-def test_a_source_without_held_out_text_is_refused_before_the_work(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("the only document")
-    monkeypatch.setattr("lrkv_jax.data.train_tokenizer.train_tokenizer", pytest.fail)
-    with pytest.raises(LrkvError, match="no document in its heldout split"):
-        out = str(tmp_path / "out.json")
-        arguments = ["tokenizer", "train", str(tmp_path), "--heldout", "1e-9", "--out", out]
-        app(arguments, standalone_mode=False)

@@ -113,10 +113,18 @@ def another_step(step, rng):
     shutil.copytree(before(step), step)
 
 
-def foreign(step, rng):
-    """Something else altogether, in a directory with a number."""
+def no_manifest(step, rng):
+    (step / "manifest.json").unlink()
+
+
+def empty(step, rng):
     shutil.rmtree(step)
     step.mkdir()
+
+
+def foreign(step, rng):
+    """Something else altogether, in a directory with a number."""
+    empty(step, rng)
     (step / "model.safetensors").write_bytes(rng.randbytes(1000))
 
 
@@ -132,7 +140,7 @@ def garbled_manifest(step, rng):
 
 DAMAGES = (
     flip, flip_in_data, truncate, extend, delete, delete_an_item, reorder, another_steps_file,
-    another_step, foreign, a_file, garbled_manifest,
+    another_step, no_manifest, empty, foreign, a_file, garbled_manifest,
 )  # fmt: skip
 
 

@@ -67,13 +67,15 @@ def imported(tmp_path, folders, one_device):
     return make
 
 
-@pytest.mark.parametrize(("name", "refused"), [("chatml", 0), ("blocks", 5), ("inst", 11)])
-def test_chats_and_texts_have_the_ids_that_transformers_gives_them(name, refused, folders):
+@pytest.mark.parametrize(
+    ("name", "refused", "ends"),
+    [("chatml", 0, {262, 264}), ("blocks", 5, {262, 263}), ("inst", 11, {257, 258})],
+)
+def test_chats_and_texts_have_the_ids_that_transformers_gives_them(name, refused, ends, folders):
     tokenizer, recorded = foreign_tokenizer(str(folders[name])), OF[name]
-    chat, rendered = (
-        ChatFormat(tokenizer),
-        zip(recorded["chats"], recorded["chat_ids"], strict=True),
-    )
+    rendered = zip(recorded["chats"], recorded["chat_ids"], strict=True)
+    chat = ChatFormat(tokenizer)
+    assert set(tokenizer.ends) <= set(chat.ends) == ends, "an answer ends where the model says"
     assert len(CHATS["messages"]) == 60 and len(CHATS["texts"]) == 500
     for turns, (text, ids) in zip(CHATS["messages"], rendered, strict=True):
         conversation = conversation_from(turns)
@@ -145,12 +147,6 @@ def test_a_chats_turns_are_the_templates_whole_conversation(imported):
         assert chat._sequence.tokens[: len(prompt)] == prompt, number
         assert chat.messages[-1] == {"role": "assistant", "content": answer}
     assert chat.used > len(form.prompt(Conversation((text_message("user", "a"),))))
-
-
-def test_an_answer_ends_where_the_model_says(folders):
-    for name, ends in (("chatml", {262, 264}), ("blocks", {262, 263}), ("inst", {257, 258})):
-        tokenizer = foreign_tokenizer(str(folders[name]))
-        assert set(tokenizer.ends) <= set(ChatFormat(tokenizer).ends) == ends, name
 
 
 def test_what_the_assistant_says_is_the_target_of_a_template(folders):

@@ -249,19 +249,6 @@ def test_a_question_that_the_servers_end_met_is_kept_and_sent_again_when_it_is_b
         assert page.value(SAID) == ["And now?", answered(port, "And now?", most=200)]
 
 
-def test_all_of_the_page_can_be_reached_in_a_narrow_window(tmp_path):
-    service = served(random_run())
-    with serving(service) as port, browsing(f"http://127.0.0.1:{port}/", tmp_path) as page:
-        page.until("document.title === 'tiny'")
-        for width in (1200, 360):
-            page.resize(width, 640)
-            assert page.value("document.documentElement.scrollWidth") == width
-            assert page.value("$('go').getBoundingClientRect().bottom") <= 640
-        assert page.value("$('seed').offsetWidth") == 0
-        page.value("$('more').click()")
-        assert page.value("$('seed').getBoundingClientRect().right") <= 360
-
-
 def test_a_model_that_continues_text_has_conversations_of_its_own(tmp_path):
     service = served(random_run())
     config = random_run().config.model.model_copy(update={"vocabulary": 4096})
