@@ -318,43 +318,39 @@ def test_concurrent_requests_get_what_each_gets_alone_and_nothing_is_left(reques
     """Some are cancelled, some malformed, and some readers are slow."""
     service = served(random_run(), draft_tokens=drafts)
     with serving(service) as port:
-        concurrently(requests, port, service)
+        alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
+        before = program_counts(), threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+        def one(number):
+            rng = np.random.default_rng([7, number])
+            if number % 20 == 9:
+                with raw(port, asks({**asked(number % 12), "stream": True})) as there:
+                    while there.recv(int(rng.integers(1, 100))):
+                        time.sleep(0.01)
+                return None
+            if number % 10 == 3:
+                there = raw(port, asks({**asked(number % 12), "stream": True}))
+                time.sleep(rng.uniform(0, 0.2))
+                return there.close()
+            if number % 10 == 6:
+                assert post(port, "/v1/completions", {"prompt": 3})[0] == 400
+                return None
+            if number % 10 == 8:  # whatever the engine's call has taken, and not given back yet
+                assert {get(port, "/metrics")[0] for _ in range(40)} == {200}
+                return None
+            return number % 12, told(post(port, "/v1/completions", asked(number % 12))[1])
+
+        with ThreadPoolExecutor(12) as pool:
+            for answer in pool.map(one, range(requests)):
+                if isinstance(answer, tuple):
+                    assert answer[1] == alone[answer[0]]
+        wait_until(lambda: idle(service))
+        assert program_counts() == before[0], "something was compiled after the warm-up"
+        encoders = min(32, os.cpu_count() + 4)  # asyncio's own
+        assert threading.active_count() <= before[1] + encoders
+        assert len(os.listdir("/proc/self/fd")) <= before[2] + 2
+        assert service.engine_loop.faults == 0
     assert not drafts or service.engine_loop.engine.calls.accepted > 1000
-
-
-def concurrently(requests, port, service):
-    alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
-    before = program_counts(), threading.active_count(), len(os.listdir("/proc/self/fd"))
-
-    def one(number):
-        rng = np.random.default_rng([7, number])
-        if number % 20 == 9:
-            with raw(port, asks({**asked(number % 12), "stream": True})) as there:
-                while there.recv(int(rng.integers(1, 100))):
-                    time.sleep(0.01)
-            return None
-        if number % 10 == 3:
-            there = raw(port, asks({**asked(number % 12), "stream": True}))
-            time.sleep(rng.uniform(0, 0.2))
-            return there.close()
-        if number % 10 == 6:
-            assert post(port, "/v1/completions", {"prompt": 3})[0] == 400
-            return None
-        if number % 10 == 8:  # whatever the engine's call has taken, and not given back yet
-            assert {get(port, "/metrics")[0] for _ in range(40)} == {200}
-            return None
-        return number % 12, told(post(port, "/v1/completions", asked(number % 12))[1])
-
-    with ThreadPoolExecutor(12) as pool:
-        for answer in pool.map(one, range(requests)):
-            if isinstance(answer, tuple):
-                assert answer[1] == alone[answer[0]]
-    wait_until(lambda: idle(service))
-    assert program_counts() == before[0], "something was compiled after the warm-up"
-    encoders = min(32, os.cpu_count() + 4)  # asyncio's own
-    assert threading.active_count() <= before[1] + encoders
-    assert len(os.listdir("/proc/self/fd")) <= before[2] + 2
-    assert service.engine_loop.faults == 0
 
 
 def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(service, port):
