@@ -108,17 +108,6 @@ def test_a_call_is_found_at_the_end_alone():
     assert chat.call_in([chat.ids.python_end]) is None
 
 
-@pytest.mark.parametrize("name", ["gpt2", "sotu-4096"])
-def test_an_answer_is_written_with_its_calls(name):
-    chat = ChatFormat(load_tokenizer(name))
-    ids = chat.render(Conversation(SUM.messages[:2]))[0].tolist()
-    answer = ids[ids.index(chat.ids.assistant_start) + 1 : -1]
-    assert chat.written(answer) == "It is <<48/2=24>>24."
-    cut = answer[: answer.index(chat.ids.python_end) + 1]
-    assert chat.written(cut) == "It is <<48/2>>" and chat.written([]) == ""
-    assert chat.written(cut[:-1]) == "It is <<48/2"
-
-
 def test_a_conversations_turns_are_joined_before_they_are_framed():
     apart = Conversation(
         (text_message("system", "S"), text_message("user", "a"), text_message("user", "b"))

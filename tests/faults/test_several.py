@@ -115,13 +115,3 @@ def test_sigterm_to_one_process_saves_one_step_in_both(pages, tmp_path):
     with Checkpointer(run_dir / "checkpoints") as checkpoints:
         assert checkpoints.latest() == last
         assert checkpoints.manifest()["loader"]["step"] == last
-
-
-@pytest.mark.nights
-def test_the_end_of_the_time_is_a_signal_to_all(pages, tmp_path):
-    run_dir = tmp_path / "run"
-    with started(pages, run_dir, "train.steps=100000", "--time-limit", "00:25") as running:
-        both = ends(running, LIMIT)
-    assert [ended.code for ended in both] == [75, 75], both
-    last = read_metrics(run_dir)[-1]["step"]
-    assert f"stopped at step {last}, saved" in both[0].out and last > 3

@@ -34,7 +34,6 @@ def wait_for_rows(run, run_dir, count=5):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_while_the_step_compiles_ends_the_run_in_one_line(pages, tmp_path, name):
-    """A7: SIGINT was a segmentation fault, four times out of four."""
     # A program that is kept would be there before the signal.
     run = started(pages, tmp_path / "run", LRKV_COMPILATION_CACHE="off")
     while "mesh" not in (line := run.stdout.readline()):  # what is said before compiling begins
