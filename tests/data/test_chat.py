@@ -124,8 +124,10 @@ def test_a_leading_system_message_goes_before_the_first_users_and_an_empty_one_a
     got = conversation_from(turns(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi")))
     assert [message.role for message in got.messages] == ["system", "user", "assistant"]
     assert got.alternating() == exchange("Be brief.\n\nHi", "Hi")
-    got = conversation_from(turns(("system", ""), ("user", "Hi")))
-    assert got == Conversation((text_message("user", "Hi"),))
+    asked = Conversation((text_message("user", "Hi"),))
+    assert conversation_from(turns(("system", ""), ("user", "Hi"))) == asked
+    # The prompt is all but the last answer.
+    assert exchange("Hi", "Ho").unanswered() == asked == asked.unanswered()
 
 
 def test_messages_of_one_role_that_follow_each_other_are_one_turn():
@@ -140,12 +142,6 @@ def test_messages_of_one_role_that_follow_each_other_are_one_turn():
     whole = Conversation((text_message("user", "?"), sum_, text_message("assistant", "2.")))
     kinds = [(part.kind, part.text) for part in whole.alternating().messages[1].parts]
     assert kinds == [("python", "1+1"), ("output", "2"), ("text", "\n\n2.")]
-
-
-def test_the_prompt_is_all_but_the_last_answer():
-    asked = Conversation((text_message("user", "Hi"),))
-    assert exchange("Hi", "Ho").unanswered() == asked
-    assert asked.unanswered() == asked
 
 
 @pytest.mark.parametrize(

@@ -125,15 +125,6 @@ def test_offline_a_complete_folder_is_taken_and_an_incomplete_one_refused(
             download(REPO, "main", WANTED, tmp_path / folder)
 
 
-def test_a_full_disk_is_one_line(hub, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    with pytest.raises(LrkvError, match="fetching .* failed .*No space left.*continues"):
-        download(REPO, "main", WANTED, tmp_path)
-
-
 def test_a_hub_that_goes_away_leaves_whole_files_and_the_next_call_goes_on(hub, tmp_path):
     first = "sample/10BT/000_00000.jsonl"
     hub.cut = len(hub.files[first]) // 3
@@ -172,13 +163,10 @@ def test_a_configuration_fetches_and_its_build_knows_the_origin(hub, tmp_path):
     assert [f["name"] for f in metadata["files"]] == sorted(hub.files)[1:]
 
 
-def test_training_does_not_fetch_and_says_what_does(tmp_path):
+def test_training_does_not_fetch_and_your_own_folder_is_left_alone(hub, tmp_path):
     config = DataConfig(source=str(tmp_path / "none"), hub={"repo": REPO})
     with pytest.raises(LrkvError, match="not there yet: lrkv data build CONFIG fetches it"):
         build_dataset(config, 16)
-
-
-def test_your_own_folder_is_left_alone(hub, tmp_path):
     (tmp_path / "a.txt").write_text("mine")
     lines = []
     fetch_source(DataConfig(source=str(tmp_path), hub={"repo": REPO}), lines.append)
@@ -205,6 +193,12 @@ def test_a_refusal_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "f").exists() and "\n" not in str(error.value)
 
 
-def test_a_pattern_that_matches_nothing_names_what_is_there(hub, tmp_path):
+def test_a_full_disk_and_a_pattern_that_matches_nothing_are_one_line(hub, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with pytest.raises(LrkvError, match=r"no file like \*.parquet; .* sample/10BT/000_00000.jsonl"):
         download(REPO, "main", ["*.parquet"], tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(LrkvError, match="fetching .* failed .*No space left.*continues"):
+        download(REPO, "main", WANTED, tmp_path)

@@ -136,6 +136,7 @@ def test_generate_serve_and_the_harness_ask_by_the_template(imported):
     assert ChatFormat(run.tokenizer).prompt(body.conversation()) == expected
 
 
+@pytest.mark.slow
 def test_a_chats_turns_are_the_templates_whole_conversation(imported):
     run = imported("chatml")
     chat = Chat(run, sampling=Sampling(temperature=0), new_tokens=3)
