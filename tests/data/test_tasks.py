@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrkv_jax.data.calculator import MAX_LENGTH, calculate
-from lrkv_jax.data.conversation import Conversation, Part, conversation_from, exchange
+from lrkv_jax.data.conversation import Conversation, Part, exchange
 from lrkv_jax.data.tasks import choices, gsm8k, humaneval
 from lrkv_jax.data.tasks.choices import Choices
 from lrkv_jax.data.tasks.gsm8k import WordProblem
@@ -45,9 +45,13 @@ def put(folder: Path, name: str, split: str, rows):
 
 
 @pytest.mark.parametrize(("name", "split"), SPLITS)
-def test_the_hubs_layout_is_read(tmp_path, name, split):
+def test_the_hubs_layout_and_each_demonstration_set_are_read_and_rendered(tmp_path, name, split):
     put(tmp_path, name, split, [ROWS[name]] * 3)
     assert len(load(name, split, tmp_path)) == 3
+    rendered = [TASKS[name].conversation(example) for example in load(name, split)]
+    assert all(isinstance(conversation, Conversation) for conversation in rendered)
+    assert all(c.messages[-1].role == "assistant" for c in rendered)
+    assert len(set(rendered)) == len(rendered), "an example comes twice"
 
 
 def test_shards_are_read_in_order_and_all_must_be_there(tmp_path):
@@ -112,19 +116,13 @@ def test_what_is_missing_comes_with_the_command_that_fetches_it(tmp_path):
     put(tmp_path, "mmlu", "test", [ROWS["mmlu"]])
     with pytest.raises(LrkvError, match=r"holds no all/dev-\*.parquet: .*`lrkv data fetch mmlu`"):
         load("mmlu", "dev", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "split", "line"),
-    [
+    for name, split, line in (
         ("arc_eazy", "test", "'arc_eazy': did you mean arc_easy"),
         ("zzz", "test", "use one of smoltalk, mmlu"),
         ("gsm8k", "dev", "gsm8k has no split 'dev': use train, test"),
-    ],
-)
-def test_another_name_or_split_is_refused_with_what_there_is(name, split, line):
-    with pytest.raises(LrkvError, match=line):
-        load(name, split)
+    ):
+        with pytest.raises(LrkvError, match=line):
+            load(name, split)
 
 
 def test_a_fingerprint_hangs_on_every_example_and_their_order():
@@ -134,29 +132,14 @@ def test_a_fingerprint_hangs_on_every_example_and_their_order():
     assert len({same, fingerprint(examples[1:]), fingerprint(examples[::-1])}) == 3
 
 
-@pytest.mark.parametrize(("name", "split"), SPLITS)
-def test_each_demonstration_set_reads_and_renders(name, split):
-    examples = load(name, split)
-    rendered = [TASKS[name].conversation(example) for example in examples]
-    assert all(isinstance(conversation, Conversation) for conversation in rendered)
-    assert all(c.messages[-1].role == "assistant" for c in rendered)
-    assert len(set(rendered)) == len(rendered), "an example comes twice"
-
-
-LETTERS = "Multiple Choice question: {}\n\nRespond only with the letter of the correct answer."
-NUMERIC = Choices("b", "Which is hot?", ("ice", "fire", "snow", "rain"), tuple("1234"), 1)
-THREE = Choices("d", "How many?", ("1,000", "-2.5", "日本"), tuple("ABC"), 2)
-ASKED = [
-    (NUMERIC, "Which is hot?\n- ice=1\n- fire=2\n- snow=3\n- rain=4", "2"),
-    (THREE, "How many?\n- 1,000=A\n- -2.5=B\n- 日本=C", "C"),
-]
-
-
-@pytest.mark.parametrize(("example", "lettered", "answer"), ASKED)
-def test_choices_are_asked_as_the_recipe_asks_them(example, lettered, answer):
-    lettered = LETTERS.format(lettered)
+def test_choices_are_asked_as_the_recipe_asks_them():
+    example = Choices("d", "How many?", ("1,000", "-2.5", "日本"), tuple("123"), 2)
+    lettered = (
+        "Multiple Choice question: How many?\n- 1,000=1\n- -2.5=2\n- 日本=3\n\n"
+        "Respond only with the letter of the correct answer."
+    )
     assert choices.question(example) == lettered
-    assert choices.conversation(example) == exchange(lettered, answer)
+    assert choices.conversation(example) == exchange(lettered, "3")
 
 
 SPANS = [
@@ -209,9 +192,6 @@ def test_numbers_are_compared_as_published():
 
 
 PROMPT = '# adds\nimport math\nfrom typing import List\n\n\ndef add(a, b):\n    """Sum."""\n'
-PROGRAM = Program(
-    "p", PROMPT, "    return a + b\n", "def check(f):\n    assert f(1, 2) == 3", "add"
-)
 
 
 @pytest.mark.parametrize(
@@ -229,12 +209,16 @@ def test_a_completions_code_is_its_first_block(completion, code):
     assert humaneval.extract_program(completion) == code
 
 
-def test_a_chats_program_is_imports_code_test_and_check():
-    got = humaneval.whole_program(PROGRAM, "```python\ndef add(a, b):\n    return a + b\n```")
+def test_a_chats_program_is_imports_code_test_and_check_and_taught_whole():
+    check = "def check(f):\n    assert f(1, 2) == 3"
+    program = Program("p", PROMPT, "    return a + b\n", check, "add")
+    got = humaneval.whole_program(program, "```python\ndef add(a, b):\n    return a + b\n```")
     assert got == (
         "import math\nfrom typing import List\n\ndef add(a, b):\n    return a + b\n\n"
-        "def check(f):\n    assert f(1, 2) == 3\ncheck(add)"
+        f"{check}\ncheck(add)"
     )
+    taught = exchange(PROMPT, PROMPT + "\n    return a + b\n")
+    assert humaneval.conversation(program) == taught
 
 
 @pytest.mark.parametrize(
@@ -248,15 +232,6 @@ def test_a_chats_program_is_imports_code_test_and_check():
 )
 def test_only_leading_imports_are_taken(prompt, imports):
     assert humaneval.leading_imports(prompt) == imports
-
-
-def test_a_program_is_taught_whole():
-    assert humaneval.conversation(PROGRAM) == conversation_from(
-        [
-            {"role": "user", "content": PROMPT},
-            {"role": "assistant", "content": PROMPT + "\n    return a + b\n"},
-        ]
-    )
 
 
 # Sums as (text, value), value None where a division by zero is in them.

