@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.fault_runs import ENVIRONMENT, STEPS, command, learnt
+from support.fault_runs import ENVIRONMENT, STEPS, command, learnt, wait_for_rows
 from support.several import ends, several
 
 from lrkv_jax.training.checkpointing import Checkpointer
@@ -25,15 +25,6 @@ def started(pages, run_dir, *overrides):
     arguments = command(pages, run_dir, *OF_TWO, *overrides)
     return several(["-m", "lrkv_jax.cli", *arguments], devices=1,
                    XLA_FLAGS=ENVIRONMENT["XLA_FLAGS"])  # fmt: skip
-
-
-def wait_for_rows(running, run_dir, count):
-    deadline = time.monotonic() + LIMIT
-    metrics = run_dir / "metrics.jsonl"
-    while not (metrics.is_file() and metrics.read_text().count("\n") >= count):
-        assert time.monotonic() < deadline
-        assert all(p.poll() is None for p in running), [p.communicate() for p in running]
-        time.sleep(0.02)
 
 
 def job(pages, tmp_path, name, faults):
@@ -106,7 +97,7 @@ def test_without_a_launcher_jaxs_service_ends_the_partner(sent):
 def test_sigterm_to_one_process_saves_one_step_in_both(pages, tmp_path):
     run_dir = tmp_path / "run"
     with started(pages, run_dir, "train.steps=100000") as running:
-        wait_for_rows(running, run_dir, 3)
+        wait_for_rows(run_dir, 3, *running)
         running[1].send_signal(signal.SIGTERM)
         first, second = ends(running, LIMIT)
     assert (first.code, second.code) == (75, 75), (first, second)

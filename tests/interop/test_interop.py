@@ -207,13 +207,6 @@ def move_out(said):
 
 
 @change
-def length(folder, number):
-    """Another length of the header."""
-    with (folder / shards.SINGLE).open("r+b") as opened:
-        opened.write(struct.pack("<Q", number))
-
-
-@change
 def torn(folder):
     path = folder / shards.SINGLE
     path.write_bytes(path.read_bytes()[:-10])
@@ -253,7 +246,6 @@ CASES = {
     "config-list": (file("config.json", "[]"), "not a JSON mapping"),
     "config-deep": (file("config.json", DEEP), "config.json"),
     "gpt-2": (file("config.json", json.dumps(GPT2)), "architectures = GPT2LMHeadModel"),
-    "architectures-text": (config(architectures="NanoChatForCausalLM"), "architectures"),
     "vocabulary-10^12": (config(vocab_size=10**12), "different models"),
     "vocabulary-10^30": (config(vocab_size=10**30), "vocab_size"),
     "layers-10^9": (config(num_hidden_layers=10**9), "1000000000"),
@@ -261,7 +253,6 @@ CASES = {
         lambda d: edit_json(d / "config.json", lambda said: said.pop("num_hidden_layers")),
         "num_hidden_layers",
     ),
-    "width-text": (config(hidden_size="32"), "hidden_size"),
     "width-other": (config(hidden_size=48), f"{EMBEDDING} is [272, 32], and config.json makes it"),
     "groups-three": (config(num_key_value_heads=3), "kv_heads"),
     "base-nan": (config(rope_parameters={"rope_theta": float("nan")}), "rope_"),
@@ -269,17 +260,14 @@ CASES = {
     "rope-factor-text": (config(rope_parameters={"rope_type": "linear", "factor": "x"}), "factor"),
     "partial-rotary-text": (config(partial_rotary_factor="half"), "partial_rotary_factor"),
     "bias": (config(attention_bias=True), "attention_bias = True, and only False is taken"),
-    "activation": (config(hidden_act="gelu"), "hidden_act = gelu: use relu2"),
     "activation-list": (config(hidden_act=["silu"]), "hidden_act"),
     "window": (config(sliding_window=16), "train.seq_len=16 or less"),
-    "window-text": (config(sliding_window="x"), "sliding_window"),
     "experts": (config(num_local_experts=8), "num_local_experts = 8: mixtures of experts"),
     "quantized": (config(quantization_config={"quant_method": "gptq"}), "gptq"),
     # model.safetensors
     "tensors-absent": (removed(shards.SINGLE), "no model.safetensors"),
     "torn": (torn(), "torn: fetch it again"),
-    "header-past-the-end": (length(10**6), "torn"),
-    "header-zero": (length(0), "safetensors"),
+    "header-past-the-end": (file(shards.SINGLE, struct.pack("<Q", 10**6) + b"{}"), "torn"),
     "header-list": (header(lambda said: [1]), "safetensors"),
     "header-deep": (
         file(shards.SINGLE, len(DEEP).to_bytes(8, "little") + DEEP.encode()), "safetensors"
