@@ -43,23 +43,19 @@ def generate(run, source, target, **more):
 
 
 def test_each_prompt_is_continued_in_its_row(tmp_path):
-    source = rows(tmp_path / "in", *({"prompt": f"{'a ' * n}:", "n": n} for n in range(5)))
+    """A lone surrogate and a line separator, which JSON may hold, lose no work."""
+    odd = "\ud800 a\u2028b:"
+    content = [json.dumps({"prompt": f"{'a ' * n}:", "n": n}) for n in range(4)]
+    content.append('{"prompt": "\\ud800 a\u2028b:", "n": 4}')
+    (tmp_path / "in").write_text("\n".join(content), encoding="utf-8")
     run, seen = ours(" The people"), []
-    cut = generate(run, source, tmp_path / "out", progress=lambda *at: seen.append(at))
-    got = read(tmp_path / "out")
-    assert [row["n"] for row in got] == list(range(5)) and cut == 0
+    cut = generate(run, tmp_path / "in", tmp_path / "out", progress=lambda *at: seen.append(at))
+    lines = (tmp_path / "out").read_text(encoding="utf-8").strip().split("\n")
+    got = [json.loads(line) for line in lines]
+    assert [row["n"] for row in got] == list(range(5)) and cut == 0 and got[4]["prompt"] == odd
     assert {row["text"] for row in got} == {" The people"}
     assert seen == [("in", n, 5) for n in range(1, 6)]
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
-
-
-def test_a_lone_surrogate_and_a_line_separator_lose_no_work(tmp_path):
-    """JSON may hold both; the first was an error after the decoding, the second before."""
-    prompt = "\ud800 a\u2028b:"
-    (tmp_path / "in").write_text('{"prompt": "\\ud800 a\u2028b:"}\n', encoding="utf-8")
-    generate(ours(" yes"), tmp_path / "in", tmp_path / "out")
-    (line,) = (tmp_path / "out").read_text(encoding="utf-8").strip().split("\n")
-    assert json.loads(line) == {"prompt": prompt, "text": " yes"}
 
 
 def test_texts_that_the_target_does_not_take_are_kept_elsewhere(tmp_path):
@@ -80,13 +76,6 @@ def test_texts_come_in_pieces_and_whole_characters():
     pieces = list(streamed(run, prompts, **how))
     assert "".join(pieces) == "one: naïve\nthe other: naïve\n"
     assert len(pieces) > 5 and "\ufffd" not in "".join(pieces)
-
-
-def test_messages_are_answered_in_a_chat(tmp_path):
-    message = {"messages": [{"role": "user", "content": "How much?"}]}
-    source = rows(tmp_path / "in", message)
-    generate(calling_run(), source, tmp_path / "out")
-    assert read(tmp_path / "out") == [{**message, "text": "<<4*5=20>>."}]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +149,10 @@ def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(m
     assert chat.messages[3]["content"] == second
 
 
-def test_calls_are_told_apart_from_text_and_answered():
+def test_calls_are_told_apart_from_text_and_answered(tmp_path):
+    message = {"messages": [{"role": "user", "content": "How much?"}]}
+    generate(calling_run(), rows(tmp_path / "in", message), tmp_path / "out")
+    assert read(tmp_path / "out") == [{**message, "text": "<<4*5=20>>."}]
     chat = Chat(calling_run(), sampling=Sampling(), new_tokens=20)
     for _ in range(2):
         pieces = list(chat.say("How much?"))
