@@ -51,8 +51,8 @@ PROMPT = "The state of the union"
 
 
 @pytest.fixture(scope="module")
-def reloads(tmp_path_factory):
-    """Where each case's run lies, and what each interpreter's transformers says of its export.
+def reloaded(tmp_path_factory):
+    """Each case's run, and what each interpreter's transformers makes of its export, by release.
 
     The runs' weights are random, and nonzero everywhere: a residual that was left out would show.
     """
@@ -62,26 +62,15 @@ def reloads(tmp_path_factory):
         export(folder / f"{name}.run", folder / name, factored=name.startswith("factored"))
     # Nobody is there to answer a question, and nothing is left in the user's folders.
     alone = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
-    script, found = Path(__file__).parent / "reload.py", []
+    script, releases = Path(__file__).parent / "reload.py", {name: {} for name in CASES}
     for python in pythons:
         out = folder / "out.json"
         command = [python, script, out, json.dumps(IDS), *(folder / name for name in CASES)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env=alone)
-        found.append(json.loads(out.read_text()))
-    return folder, found
-
-
-@pytest.fixture(scope="module")
-def reloaded(reloads):
-    """Each case's run, and what each release makes of its export."""
-    folder, found = reloads
-    return {
-        name: (
-            load_run(folder / f"{name}.run"),
-            {one["transformers"]: one["folders"][str(folder / name)] for one in found},
-        )
-        for name in CASES
-    }
+        found = json.loads(out.read_text())
+        for name in CASES:
+            releases[name][found["transformers"]] = found["folders"][str(folder / name)]
+    return {name: (load_run(folder / f"{name}.run"), releases[name]) for name in CASES}
 
 
 @pytest.mark.parametrize("case", CASES)
