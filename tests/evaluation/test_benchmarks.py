@@ -110,16 +110,16 @@ def ids(count):
 
 
 def test_a_prompt_that_is_too_long_loses_its_beginning_and_is_counted():
-    model = language_model(TOKENIZER, ANSWERS_B, context=31)
-    long, short = model.prompt("word " * 60 + "the end"), model.prompt("the end")
+    model = language_model(TOKENIZER, ANSWERS_B)
+    long, short = model.prompt("word " * 600 + "the end"), model.prompt("the end")
     scores = model.log_likelihoods([(long, [[5, 6]]), (short, [[5, 6]])])
     assert model.truncated == 1
-    kept = [TOKENIZER.bos, *long[-29:]]  # 32 positions and predictions, two of the continuation
+    kept = [TOKENIZER.bos, *long[-510:]]  # 513 positions and predictions, two of the continuation
     (same,) = model.log_likelihoods([(kept, [[5, 6]])])
     assert model.truncated == 1
     assert scores[0][0].log_p == pytest.approx(same[0].log_p, abs=1e-5)
     # A long context beside a long continuation scores what it scores alone.
-    asked = [(ids(28), [ids(3)]), (ids(1), [ids(31), ids(2)]), (ids(25), [ids(4)])]
+    asked = [(ids(509), [ids(3)]), (ids(1), [ids(512), ids(2)]), (ids(506), [ids(4)])]
     done = []
     model.progress = done.append
     together = model.log_likelihoods(asked)
