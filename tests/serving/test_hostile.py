@@ -15,17 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import watch
-from support.planted_models import plant
 from support.served import asks, get, post, raw, started, wait_until
 
 PLAIN = {"prompt": "We the people", "max_tokens": 8, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("hostile") / "run"
-    plant(directory, "train.seq_len=256")
-    return directory
 
 
 @contextlib.contextmanager

@@ -10,17 +10,9 @@ import threading
 
 import pytest
 from support.command import lrkv
-from support.planted_models import plant
 from support.served import ENVIRONMENT, asks, get, post, raw, started, wait_until
 
 LONG = {"prompt": "We", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("served") / "run"
-    plant(directory, "train.seq_len=256")
-    return directory
 
 
 @pytest.mark.faults
