@@ -45,7 +45,6 @@ def trained(tmp_path_factory, finished_run):
         ("generate RUN --prompt x --top-p 2", "top_p = 2.0"),
         ("generate RUN --prompt x --step last", "--step last"),
         ("generate RUN --prompt x --step ²", "--step ²: use a number, or best"),
-        ("generate RUN --prompt x model.decode_kernel=mosaic", "cpu, not a GPU; use xla"),
         ("chat RUN", "has not been midtrained: run lrkv train configs/quickstart_midtrain.yaml"),
     ],
 )
@@ -127,6 +126,9 @@ def test_generate_takes_prompts_settings_and_a_seed(capsys, monkeypatch, trained
     first, again, other = said
     assert first == again and first[0] == 0
     assert first[1] != other[1] and first[1].startswith("My fellow") and "\nWe" in first[1]
+    how = [str(word).replace("=xla", "=mosaic") for word in how]
+    code, _, err = lrkv(capsys, monkeypatch, *how)
+    assert code == 2 and "cannot run as mosaic: the backend is cpu, not a GPU; use xla" in err
 
 
 def test_data_build_prints_where_the_records_are(capsys, monkeypatch, pages, tmp_path):

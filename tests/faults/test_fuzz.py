@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.command import lrkv
 from support.full import full_output
 
 from lrkv_jax.cli import commands, main
@@ -39,7 +40,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-def one_line(error: LrkvError) -> None:
+def one_line(error):
     assert str(error) and "\n" not in str(error)
 
 
@@ -180,23 +181,11 @@ def test_no_name_leads_out_of_the_runs_directory(name):
         one_line(error.value)
 
 
-def command(monkeypatch, *arguments, app=None):
-    """The exit code of `lrkv` with these arguments, or with another `app`."""
-    monkeypatch.setattr("sys.argv", ["lrkv", *arguments])
-    if app is not None:
-        monkeypatch.setattr("lrkv_jax.cli.app", app)
-    try:
-        return main()
-    except SystemExit as end:
-        return end.code
-
-
 @pytest.mark.parametrize("verb", ["evaluate", "checkpoint list", "train", "plan"])
 @pytest.mark.parametrize("name", ["\udcff", "[/b]", "a/" * 3000, "/dev/null", "/dev/null/x", "-"])
 def test_a_run_or_file_of_any_name_is_one_line(monkeypatch, capsys, verb, name):
-    assert command(monkeypatch, *verb.split(), name) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("lrkv: ") and said.err.count("\n") == 1
+    code, out, err = lrkv(capsys, monkeypatch, *verb.split(), name)
+    assert code == 2 and out == "" and err.startswith("lrkv: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -206,10 +195,10 @@ def test_what_is_refused_is_one_line_unless_debugged(monkeypatch, capsys, error)
     def app(**how):
         raise error
 
-    assert command(monkeypatch, app=app) == 2
-    said = capsys.readouterr().err
+    monkeypatch.setattr("lrkv_jax.cli.app", app)
+    code, _, said = lrkv(capsys, monkeypatch)
     text = getattr(error, "strerror", str(error))
-    assert text in said and said.startswith("lrkv: ") and said.count("\n") == 1
+    assert code == 2 and text in said and said.startswith("lrkv: ") and said.count("\n") == 1
     monkeypatch.setattr("sys.argv", ["lrkv", "--debug"])
     with pytest.raises(type(error), match=text):
         main()
@@ -220,15 +209,16 @@ def test_an_output_that_takes_nothing_is_an_exit_code(monkeypatch, capfd, names)
     with full_output() as full:
         for name in names:
             monkeypatch.setattr(f"sys.{name}", full)
-        code = command(monkeypatch, *(["plan", "quickstart"] if "stdout" in names else ["plan"]))
-    assert code == 2
-    assert "Traceback" not in capfd.readouterr().err
+        arguments = ["plan", "quickstart"] if "stdout" in names else ["plan"]
+        code, _, err = lrkv(capfd, monkeypatch, *arguments)
+    assert code == 2 and "Traceback" not in err
 
 
-def test_what_an_encoding_does_not_have_is_escaped(monkeypatch):
+def test_what_an_encoding_does_not_have_is_escaped(monkeypatch, capsys):
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, "ascii"))
-    assert command(monkeypatch, app=lambda **how: print("caf\u00e9 \ud800", flush=True)) is None
+    monkeypatch.setattr("lrkv_jax.cli.app", lambda **how: print("caf\u00e9 \ud800", flush=True))
+    assert lrkv(capsys, monkeypatch)[0] == 0
     assert raw.getvalue() == b"caf\\xe9 \\ud800\n"
 
 
@@ -237,8 +227,7 @@ def test_ctrl_c_is_one_line_and_130(monkeypatch, capsys):
     def endless():
         raise KeyboardInterrupt
 
-    assert command(monkeypatch, "endless") == 130
-    assert capsys.readouterr().err == "lrkv: interrupted\n"
+    assert lrkv(capsys, monkeypatch, "endless") == (130, "", "lrkv: interrupted\n")
     commands.app.registered_commands.pop()
 
 

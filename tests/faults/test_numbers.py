@@ -19,40 +19,26 @@ pytestmark = pytest.mark.faults
 ONE = {"devices": jax.devices()[:1]}
 
 
-def told():
-    return Console(file=io.StringIO(), width=400)
-
-
-@pytest.fixture
-def poison(monkeypatch):
-    """A function (batches) that makes the gradient of the head of these batches NaN."""
-    honest = step_module.make_gradient
-
-    def of(*batches):
-        first_rows = jnp.asarray(np.stack([batch[0] for batch in batches]))
-
-        def make(*arguments):
-            gradient = honest(*arguments)
-
-            def run(params, tokens_BU, teacher):
-                value, grads = gradient(params, tokens_BU, teacher)
-                bad = jnp.any(jnp.all(first_rows == tokens_BU[0], axis=1))
-                leaves, tree = jax.tree.flatten(grads)
-                leaves[-1] = leaves[-1] + jnp.where(bad, jnp.nan, 0.0)
-                return value, jax.tree.unflatten(tree, leaves)
-
-            return run
-
-        monkeypatch.setattr(step_module, "make_gradient", make)
-
-    return of
-
-
-def test_a_nan_batch_costs_its_step_and_many_in_a_row_stop_the_run(tiny, poison):
+def test_a_nan_batch_costs_its_step_and_many_in_a_row_stop_the_run(tiny, monkeypatch):
     config = tiny("train.save_every=1", "guard.stop_after=3", "attention=mha", "train.steps=10")
     loader = make_loader(config.data, config.train.seq_len, config.train.global_batch_size)
-    poison(*(loader.batch_at(step) for step in (2, 5, 6, 7)))
-    console = told()
+    first_rows = jnp.asarray(np.stack([loader.batch_at(step)[0] for step in (2, 5, 6, 7)]))
+    honest = step_module.make_gradient
+
+    def poisoned(*arguments):
+        gradient = honest(*arguments)
+
+        def run(params, tokens_BU, teacher):
+            value, grads = gradient(params, tokens_BU, teacher)
+            bad = jnp.any(jnp.all(first_rows == tokens_BU[0], axis=1))
+            leaves, tree = jax.tree.flatten(grads)
+            leaves[-1] = leaves[-1] + jnp.where(bad, jnp.nan, 0.0)  # the head's
+            return value, jax.tree.unflatten(tree, leaves)
+
+        return run
+
+    monkeypatch.setattr(step_module, "make_gradient", poisoned)
+    console = Console(file=io.StringIO(), width=400)
     with pytest.raises(LrkvError, match="3 steps in a row were skipped, up to step 8") as error:
         train(config, console=console, **ONE)
     assert "\n" not in str(error.value)
@@ -68,4 +54,4 @@ def test_a_nan_batch_costs_its_step_and_many_in_a_row_stop_the_run(tiny, poison)
     assert f"batch {rows[2]['batch']} of records {records[0]}, {records[1]}" in lines[0]
     # Started again, it is not taken for well: the count goes on from the checkpoint.
     with pytest.raises(LrkvError, match="steps in a row were skipped"):
-        train(config, console=told(), **ONE)
+        train(config, console=console, **ONE)
