@@ -163,12 +163,9 @@ def test_a_help_page_says_what_each_thing_is_and_cuts_no_purpose(capsys, monkeyp
         assert param.help, f"{path} {param.name} says nothing"
 
 
-def test_a_group_without_a_verb_shows_its_page(capsys, monkeypatch):
+def test_a_group_without_a_verb_shows_its_page_and_the_version_is_the_packages(capsys, monkeypatch):
     code, out, err = lrkv(capsys, monkeypatch, "bench")
     assert code == 2 and "decode" in out + err and "lrkv:" not in err
-
-
-def test_the_version_is_the_packages(capsys, monkeypatch):
     assert lrkv(capsys, monkeypatch, "--version") == (0, f"lrkv {__version__}\n", "")
 
 

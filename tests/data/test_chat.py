@@ -47,6 +47,7 @@ def test_a_rendered_conversation_reads_as_it_should(name):
         "<|user_end|>"
     )
     assert spelled(ids) == whole and counted.all()
+    whole_ids = ids.tolist()
     same, counted = chat.render(SUM, "assistant")
     np.testing.assert_array_equal(same, ids)
     assert spelled(ids[counted]) == "It is <|python_start|>48/2<|python_end|>24.<|assistant_end|>"
@@ -56,6 +57,11 @@ def test_a_rendered_conversation_reads_as_it_should(name):
         chat.prompt(first)
     turns = [*chat.render(first)[0].tolist(), *chat.turn("Thanks")]
     assert turns == chat.prompt(SUM), "a chat's turns, one by one, are the conversation"
+    # A call is found at the end alone.
+    end = whole_ids.index(chat.ids.python_end) + 1
+    assert chat.call_in(whole_ids[:end]) == "48/2"
+    assert chat.call_in(whole_ids) is None and chat.call_in([]) is None
+    assert chat.call_in([chat.ids.python_end]) is None
 
 
 def test_free_ids_of_gpt2_are_used_and_others_follow_the_vocabulary():
@@ -99,23 +105,6 @@ def test_no_text_forges_a_frame(text):
     assert SMALL.tokenizer.decode(ids) == SMALL.tokenizer.decode(SMALL.tokenizer.encode(text)) * 2
 
 
-def test_a_call_is_found_at_the_end_alone():
-    chat = ChatFormat(load_tokenizer("gpt2"))
-    ids = chat.render(SUM)[0].tolist()
-    end = ids.index(chat.ids.python_end) + 1
-    assert chat.call_in(ids[:end]) == "48/2"
-    assert chat.call_in(ids) is None and chat.call_in([]) is None
-    assert chat.call_in([chat.ids.python_end]) is None
-
-
-def test_a_conversations_turns_are_joined_before_they_are_framed():
-    apart = Conversation(
-        (text_message("system", "S"), text_message("user", "a"), text_message("user", "b"))
-    )
-    assert SMALL.prompt(apart) == SMALL.prompt(Conversation((text_message("user", "S\n\na\n\nb"),)))
-    assert SMALL.render(apart)[0].tolist() == SMALL.prompt(apart)[:-1]
-
-
 def turns(*pairs):
     return [{"role": role, "content": content} for role, content in pairs]
 
@@ -138,6 +127,9 @@ def test_messages_of_one_role_that_follow_each_other_are_one_turn():
     expected = [("user", "A\n\nB\n\nC\n\nD"), ("assistant", " É\n\n\nF"), ("user", "日")]
     assert [(m.role, m.text) for m in got.alternating().messages] == expected
     assert got.alternating().alternating() == got.alternating()
+    # They are joined before they are framed.
+    assert SMALL.prompt(got) == SMALL.prompt(got.alternating())
+    assert SMALL.render(got)[0].tolist() == SMALL.prompt(got)[:-1]
     sum_ = Message("assistant", (Part("python", "1+1"), Part("output", "2")))
     whole = Conversation((text_message("user", "?"), sum_, text_message("assistant", "2.")))
     kinds = [(part.kind, part.text) for part in whole.alternating().messages[1].parts]

@@ -94,7 +94,7 @@ def hub(monkeypatch):
         hub.shutdown()
 
 
-def test_what_matches_is_fetched_once_and_pinned(hub, tmp_path):
+def test_what_matches_is_fetched_once_and_pinned_and_needs_no_hub_then(hub, tmp_path, monkeypatch):
     provenance = download(REPO, "main", WANTED, tmp_path / "f")
     for name in provenance["files"]:
         assert (tmp_path / "f" / name).read_bytes() == hub.files[name]
@@ -109,12 +109,7 @@ def test_what_matches_is_fetched_once_and_pinned(hub, tmp_path):
     download(REPO, "main", WANTED, tmp_path / "f")
     paths = hub.asked[asked:]
     assert not any("main" in path for path in paths) and any(COMMIT in path for path in paths)
-
-
-def test_offline_a_complete_folder_is_taken_and_an_incomplete_one_refused(
-    hub, tmp_path, monkeypatch
-):
-    provenance = download(REPO, "main", WANTED, tmp_path / "f")
+    # Offline a complete folder is taken, and an incomplete one refused.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert download(REPO, "main", WANTED, tmp_path / "f") == provenance
     shutil.rmtree(tmp_path / "f" / ".cache")  # as in a folder that was copied without it

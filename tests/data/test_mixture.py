@@ -88,11 +88,8 @@ def test_the_targets_are_what_the_loss_says_and_padding_is_none():
         assert result.counts["tokens"] == sum(len(ids) for ids, _ in rows)
         padding = result.records == ~TOKENIZER.bos
         assert padding.sum() >= result.records.size - result.counts["tokens"]
-
-
-def test_a_conversation_longer_than_a_record_loses_its_end_and_is_counted():
+    # A conversation that is longer than a record loses its end, and is counted.
     result = packed(data(part("gsm8k", "train")), "train", 64, TOKENIZER)
-    rows = rendered("gsm8k")
     assert conversations(result.records) == texts(rows, 64)
     assert result.counts["cut"] == sum(len(ids) > 65 for ids, _ in rows) > 0
 

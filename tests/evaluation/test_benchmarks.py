@@ -142,6 +142,15 @@ def test_what_a_run_cannot_answer_to_is_refused_before_the_work():
         run = a_run(few if "bpb" in tasks else config, params, 128)
         with pytest.raises(LrkvError, match=message):
             questions_of(run.config, tasks, settings)
+    for change, message in (
+        ({"samples": 4}, "samples = 4 at temperature 0 are all the same"),
+        ({"limit": 0}, "limit = 0"),
+        ({"temperature": -1.0}, "temperature = -1"),
+        ({"top_p": 0.0}, "top_p = 0"),
+        ({"seed": 10**22}, "seed = 1.*: use a number below 2.63"),
+    ):
+        with pytest.raises(LrkvError, match=message):
+            BenchmarkSettings(**change)
 
 
 def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
@@ -165,18 +174,6 @@ def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
     records = json.loads(kept.read_text())["records"]
     right = [record["correct"] for record in records]
     assert len(records) == 6 and result["arc_easy"]["score"] == np.mean(right)
-
-
-def test_settings_that_cannot_be_are_named():
-    for change, message in (
-        ({"samples": 4}, "samples = 4 at temperature 0 are all the same"),
-        ({"limit": 0}, "limit = 0"),
-        ({"temperature": -1.0}, "temperature = -1"),
-        ({"top_p": 0.0}, "top_p = 0"),
-        ({"seed": 10**22}, "seed = 1.*: use a number below 2.63"),
-    ):
-        with pytest.raises(LrkvError, match=message):
-            BenchmarkSettings(**change)
 
 
 IDS = CHAT.ids
