@@ -21,12 +21,6 @@ SRUN = ROOT / "tests" / "support" / "srun.py"
 OF_TWO = ("attention=mha", "mesh.fsdp=2")
 
 
-def started(pages, run_dir, *overrides):
-    arguments = command(pages, run_dir, *OF_TWO, *overrides)
-    return several(["-m", "lrkv_jax.cli", *arguments], devices=1,
-                   XLA_FLAGS=ENVIRONMENT["XLA_FLAGS"])  # fmt: skip
-
-
 def job(pages, tmp_path, name, faults):
     """What a run learns that `launch/slurm.sbatch` starts, and starts again; what was printed."""
     run_dir, requeued = tmp_path / name, tmp_path / "requeued"
@@ -96,7 +90,9 @@ def test_without_a_launcher_jaxs_service_ends_the_partner(sent):
 @pytest.mark.faults
 def test_sigterm_to_one_process_saves_one_step_in_both(pages, tmp_path):
     run_dir = tmp_path / "run"
-    with started(pages, run_dir, "train.steps=100000") as running:
+    arguments = command(pages, run_dir, *OF_TWO, "train.steps=100000")
+    flags = ENVIRONMENT["XLA_FLAGS"]
+    with several(["-m", "lrkv_jax.cli", *arguments], devices=1, XLA_FLAGS=flags) as running:
         wait_for_rows(run_dir, 3, *running)
         running[1].send_signal(signal.SIGTERM)
         first, second = ends(running, LIMIT)
