@@ -57,7 +57,6 @@ def asked(number):
     return prompt, int(rng.integers(20, 110)), how
 
 
-REQUESTS = 6
 SLOW = [
     ("lrkv-latent", "int8", 0), ("lrkv-latent", "bfloat16", 3), ("mha", "bfloat16", 0),
     *((n, "float32", 7 * (n in ("lrkv-latent", "mha", "mla"))) for n in LINES if n != "lrkv"),
@@ -75,7 +74,7 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_batch(name, dtype, draft
         model = {"dtype": "bfloat16", "kv_cache_dtype": "int8"}
     engine = engine_of(LINES[name], model=model, draft_tokens=drafts, **SHARED)
     alone = []
-    for number in range(REQUESTS):
+    for number in range(10):
         prompt, new, how = asked(number)
         request = engine.submit(prompt, new, logprobs=2, **how)
         engine.finish([request])
@@ -85,12 +84,12 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_batch(name, dtype, draft
         assert engine.calls.accepted > 10, "no draft was right"
     if drafts and dtype == "float32":
         plain = engine_of(LINES[name], model=model, **SHARED)
-        requests = [plain.submit(p, new, **how) for p, new, how in map(asked, range(REQUESTS))]
+        requests = [plain.submit(p, new, **how) for p, new, how in map(asked, range(10))]
         plain.finish(requests)
         assert [request.output_ids for request in requests] == [text for text, _ in alone]
         assert plain.calls.drafted == 0
     engine.scheduler._expected = 0.0  # it lets in more than will fit
-    order = np.random.default_rng(1).permutation(REQUESTS)
+    order = np.random.default_rng(1).permutation(10)
     together: dict[int, Sequence] = {}
     for number in [*order, *order]:
         prompt, new, how = asked(number)
