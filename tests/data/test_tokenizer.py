@@ -195,7 +195,7 @@ def test_sizes_that_cannot_be_are_refused():
     with pytest.raises(LrkvError, match=f"too small .*use {SMALLEST} or more"):
         train_tokenizer(["text"], SMALLEST - 1)
     with pytest.raises(LrkvError, match="of 1000000000000 is too large: use 16777216 or less"):
-        train_tokenizer(["text"], 10**12)  # A21: the library ended the process
+        train_tokenizer(["text"], 10**12)  # with which the library ended the process
     with pytest.raises(LrkvError, match="has merges for a vocabulary of 2[67].*, not 5000"):
         train_tokenizer(["some text"], 5000)
 
