@@ -107,6 +107,10 @@ class Tokenizer:
         """
         return self.encode_batch([text])[0]
 
+    def __call__(self, text: str) -> list[int]:
+        """The ids of a text, as `encode` has them."""
+        return self.encode(text).tolist()
+
     def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
         """Encode each text."""
         return [np.array(ids, np.int32) for ids in self._encode([valid(text) for text in texts])]

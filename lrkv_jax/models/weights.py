@@ -73,14 +73,19 @@ def weight(
     if std is None:
         fan_in, fan_out = spec.fans(shape)
         std = min(1.0, math.sqrt(fan_out / fan_in)) / math.sqrt(fan_in)
-    return nnx.Param(jnp.zeros(shape), spec=spec, std=std)
+    return _param(jnp.zeros(shape), spec, std=std)
 
 
 def vector(axes: str, shape: tuple[int, ...], value: float) -> nnx.Param:
     """A float32 parameter that multiplies nothing from the left: gains (1), biases (0)."""
     names = tuple(axes.split())
     spec = WeightSpec(names, batch=0, inputs=len(names), group="vector")
-    return nnx.Param(jnp.full(shape, value, jnp.float32), spec=spec)
+    return _param(jnp.full(shape, value, jnp.float32), spec)
+
+
+def _param(value: Array, spec: WeightSpec, **metadata: Any) -> nnx.Param:
+    """With its axes' names where flax looks for them; placed by nobody before it is asked for."""
+    return nnx.Param(value, spec=spec, out_sharding=spec.axes, eager_sharding=False, **metadata)
 
 
 def draw(module: nnx.Module, key: Key[Array, ""]) -> None:
@@ -128,6 +133,14 @@ def weights_of(module: nnx.Module) -> Any:
 def with_weights[M: nnx.Module](module: M, weights: Any) -> M:
     """The module around other weights, given as `weights_of` gives them."""
     return jax.tree.unflatten(jax.tree.structure(module), jax.tree.leaves(weights))
+
+
+def set_axis_rules(module: nnx.Module, rules: Sequence[tuple[str, Any]]) -> None:
+    """Let flax place the weights by these rules; axes without one stay whole."""
+    named = {name for variable in variables(module) for name in spec_of(variable).axes}
+    every = {**dict.fromkeys(sorted(named)), **dict(rules)}
+    for variable in variables(module):
+        variable.set_metadata(sharding_rules=tuple(every.items()))
 
 
 def weight_specs(module: nnx.Module) -> Any:
