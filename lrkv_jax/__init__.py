@@ -34,6 +34,20 @@ _PUBLIC = {
     "head_diversity": "lrkv_jax.lab.analysis",
 }
 
+# What other libraries have under a name of theirs.
+_INSTEAD = {
+    **dict.fromkeys(
+        ("Attention", "LRKVAttention", "LowRankAttention", "MultiHeadAttention"),
+        "make_attention(config, rngs=...)",
+    ),
+    **dict.fromkeys(("Model", "GPT", "LanguageModel"), "Transformer"),
+    **dict.fromkeys(("generate", "LLM"), "load_run(DIR).generate, or Engine for many requests"),
+    **dict.fromkeys(("load", "load_model", "from_pretrained", "load_checkpoint"), "load_run"),
+    **dict.fromkeys(("Config", "LRKVConfig"), "ModelConfig"),
+    **dict.fromkeys(("SamplingParams", "GenerationConfig"), "Sampling"),
+    **dict.fromkeys(("Trainer", "fit"), "train"),
+}
+
 __all__ = ["LrkvError", "__version__", *_PUBLIC]
 
 
@@ -44,7 +58,10 @@ def __getattr__(name):
         return LrkvError
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'lrkv_jax' has no attribute {name!r}")
+    from lrkv_jax.errors import nearest
+
+    fix = f": use {_INSTEAD[name]}" if name in _INSTEAD else nearest(name, __all__)
+    raise AttributeError(f"lrkv_jax has no name {name}{fix}")
 
 
 def __dir__():
