@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from lrkv_jax.config import ModelConfig
+from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import placement
 from lrkv_jax.inference.calls import STOPS, Calls, batched_params
@@ -33,9 +33,6 @@ from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.models.accounting.counts import cache_bytes_per_token
 from lrkv_jax.models.layers import resolve_dtype
 
-if TYPE_CHECKING:
-    from lrkv_jax.inference.trained_run import TrainedRun
-
 # Tokens of prompts that are read at once: memory is linear in it. A CPU takes as long
 # for a short prompt as for so many tokens, and gains little from more.
 PREFILL_CHUNK = {"cpu": 128, "gpu": 512}
@@ -46,6 +43,17 @@ SCORED = 16
 GREEDY = Sampling()
 # Calls that are started and not read.
 AHEAD = 1
+
+
+class Run(Protocol):
+    """What an engine reads of a trained run."""
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def params(self) -> Any: ...
+    @property
+    def mesh(self) -> Mesh: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Engine:
 
     def __init__(
         self,
-        model: ModelConfig | TrainedRun,
+        model: ModelConfig | Run,
         params: Any = None,
         *,
         batch: int = 8,
