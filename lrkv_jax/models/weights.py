@@ -73,19 +73,14 @@ def weight(
     if std is None:
         fan_in, fan_out = spec.fans(shape)
         std = min(1.0, math.sqrt(fan_out / fan_in)) / math.sqrt(fan_in)
-    return _param(jnp.zeros(shape), spec, std=std)
+    return nnx.Param(jnp.zeros(shape), spec=spec, std=std)
 
 
 def vector(axes: str, shape: tuple[int, ...], value: float) -> nnx.Param:
     """A float32 parameter that multiplies nothing from the left: gains (1), biases (0)."""
     names = tuple(axes.split())
     spec = WeightSpec(names, batch=0, inputs=len(names), group="vector")
-    return _param(jnp.full(shape, value, jnp.float32), spec)
-
-
-def _param(value: Array, spec: WeightSpec, **metadata: Any) -> nnx.Param:
-    """With its axes' names where flax looks for them; placed by nobody before it is asked for."""
-    return nnx.Param(value, spec=spec, out_sharding=spec.axes, eager_sharding=False, **metadata)
+    return nnx.Param(jnp.full(shape, value, jnp.float32), spec=spec)
 
 
 def draw(module: nnx.Module, key: Key[Array, ""]) -> None:
@@ -135,12 +130,17 @@ def with_weights[M: nnx.Module](module: M, weights: Any) -> M:
     return jax.tree.unflatten(jax.tree.structure(module), jax.tree.leaves(weights))
 
 
-def set_axis_rules(module: nnx.Module, rules: Sequence[tuple[str, Any]]) -> None:
-    """Let flax place the weights by these rules; axes without one stay whole."""
+def name_axes(module: nnx.Module, rules: Sequence[tuple[str, Any]]) -> None:
+    """Name the weights' axes as flax does, with rules for them; an axis without one stays whole.
+
+    Without any rule flax takes those of its context. Nothing is placed before it is asked for.
+    """
     named = {name for variable in variables(module) for name in spec_of(variable).axes}
-    every = {**dict.fromkeys(sorted(named)), **dict(rules)}
+    every = tuple({**dict.fromkeys(sorted(named)), **dict(rules)}.items())
     for variable in variables(module):
-        variable.set_metadata(sharding_rules=tuple(every.items()))
+        variable.set_metadata(out_sharding=spec_of(variable).axes, eager_sharding=False)
+        if rules:
+            variable.set_metadata(sharding_rules=every)
 
 
 def weight_specs(module: nnx.Module) -> Any:

@@ -141,8 +141,8 @@ def make_gradient(
 
     scalars, own = (PartitionSpec(),) * 3, _parameter_parts(model, mesh)
     teacher_s = () if taught is None else _parameter_parts(taught, mesh)
-    parts = own, PartitionSpec(BATCH), teacher_s
-    mapped = manual_sharding.train_step(local, mesh, parts, (scalars, own))
+    in_specs = own, PartitionSpec(BATCH), teacher_s
+    mapped = manual_sharding.train_step(local, mesh, in_specs, (scalars, own))
     return lambda params, tokens_BU, teacher=(): mapped(params, tokens_BU, teacher)
 
 

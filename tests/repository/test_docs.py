@@ -152,7 +152,7 @@ def test_the_pages_on_python_and_on_the_engine_run(tmp_path, monkeypatch, pages)
     code = "\n".join(block for page in both for block in blocks(page, "python"))
     # Both engines of one small shape, so that the second finds the first one's programs.
     for page, here in (
-        ('["attention=lrkv"]', repr(settings)),
+        ('{"attention": "lrkv"}', repr(settings)),
         ("length=256", "length=128"),
         ("batch=8, length=1024, pages=64", "batch=2, length=128, pages=4"),
     ):

@@ -10,24 +10,25 @@ from lrkv_jax.models.attention.lrkv_config import LRKV
 from lrkv_jax.models.attention.mla_config import MLA
 
 
-def make_attention(config, *, rngs, axis_rules=()):
+def make_attention(config, *, rngs, axis_rules=None):
     """The attention layer of `config: ModelConfig`, a module x [B, T, D] → [B, T, D] for any model.
 
     Its weights are drawn from `rngs` (`nnx.Rngs`); the output projection starts at zero, so that a
-    fresh layer adds nothing to the stream. `axis_rules` are pairs of a logical axis and the mesh
-    axis, the mesh axes, or None that shards it, as flax has them: ("batch", "data"), ("heads",
-    "model"). They place what `decode` computes on the mesh in use and, in
-    `nnx.get_partition_spec`, the weights, whose axes are those of `RULES` in
-    `lrkv_jax.distributed.rules`. Raises `LrkvError` for an axis that is none of these.
+    fresh layer adds nothing to the stream. `axis_rules` are pairs of a logical axis, one of `RULES`
+    in `lrkv_jax.distributed.rules`, and the mesh axis, the mesh axes, or None that shards it, as
+    flax has them: ("batch", "data"), ("heads", "model"). They say how sequences and heads are split
+    on the mesh in use. With them the weights carry their axes' names, so that
+    `nnx.get_partition_spec` finds how they lie; () leaves the rules to flax's context. Raises
+    `LrkvError` for an axis that does not exist.
     """
     from lrkv_jax.distributed.rules import check_rules
-    from lrkv_jax.models.weights import draw, set_axis_rules
+    from lrkv_jax.models.weights import draw, name_axes
 
     layer = config.attention.layer_class()(config)
     draw(layer, rngs.params())
-    layer.axis_rules = check_rules(axis_rules)
-    if layer.axis_rules:
-        set_axis_rules(layer, layer.axis_rules)
+    if axis_rules is not None:
+        layer.axis_rules = check_rules(axis_rules)
+        name_axes(layer, layer.axis_rules)
     return layer
 
 
