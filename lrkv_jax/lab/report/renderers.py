@@ -81,8 +81,12 @@ def write_table(table: Table, out: Path, name: str) -> list[Path]:
 
 def terminal(table: Table) -> str:
     """The table as wide as the terminal, without footnotes and notes; * marks the best."""
-    widest = shutil.get_terminal_size().columns // len(table.columns) - 2
-    body, _ = _body(table, _Format("simple", str, best="*{}"), widest=max(widest, 6))
+    columns, form = shutil.get_terminal_size().columns, _Format("simple", str, best="*{}")
+    # The widest columns that fit: narrower ones break words.
+    for widest in range(40, 5, -1):
+        body, _ = _body(table, form, widest=widest)
+        if max(map(len, body.splitlines())) <= columns:
+            break
     return "\n".join(filter(None, (table.title, "", body, "", table.caption)))
 
 
