@@ -102,7 +102,8 @@ def config_from(
     if isinstance(overrides, Mapping):
         changes = list(_dotted(overrides))
     else:
-        changes = [_parse_override(text) for text in overrides]
+        texts = [overrides] if isinstance(overrides, str) else overrides
+        changes = [_parse_override(text) for text in texts]
     if "variants" not in raw:
         raw = of_today(_from_run(path, raw, changes))
     variants = raw.get("variants")

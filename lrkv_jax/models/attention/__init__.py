@@ -21,9 +21,16 @@ def make_attention(config, *, rngs, axis_rules=None):
     `nnx.get_partition_spec` finds how they lie; () leaves the rules to flax's context. Raises
     `LrkvError` for an axis that does not exist.
     """
+    from lrkv_jax.config import ModelConfig
     from lrkv_jax.distributed.rules import check_rules
+    from lrkv_jax.errors import LrkvError
     from lrkv_jax.models.weights import draw, name_axes
 
+    if not isinstance(config, ModelConfig):
+        raise LrkvError(
+            f"make_attention of a {type(config).__name__}: give a ModelConfig, as in "
+            "ModelConfig(width=64, heads=4, head_width=16, attention=LRKV(rank=8))"
+        )
     layer = config.attention.layer_class()(config)
     draw(layer, rngs.params())
     if axis_rules is not None:

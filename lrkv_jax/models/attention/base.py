@@ -158,6 +158,7 @@ class Attention(nnx.Module):
 
         Positions are 0 to T − 1 unless given.
         """
+        self._check_input(x_BTD)
         if positions_BT is None:
             positions_BT = jnp.broadcast_to(jnp.arange(x_BTD.shape[1]), x_BTD.shape[:2])
         if manual_sharding.in_train_step():
@@ -208,6 +209,7 @@ class Attention(nnx.Module):
         when a prompt is prefilled in chunks, making each head's keys once costs less than meeting
         the factors once per query. Raises `LrkvError` for a cache that this layer would not make.
         """
+        self._check_input(x_BTD)
         T = x_BTD.shape[1]
         self._check(cache, x_BTD.shape[0] if pages_BN is None else None)
         positions_BT = lengths_B[:, None] + jnp.arange(T)
@@ -277,6 +279,13 @@ class Attention(nnx.Module):
         if self.query_gain is None:
             return None
         return in_float64(self.query_gain) * in_float64(self.key_gain)
+
+    def _check_input(self, x_BTD):
+        if x_BTD.ndim != 3 or x_BTD.shape[-1] != self.config.width:
+            raise LrkvError(
+                f"the layer's input is {_shape(x_BTD)}: give [batch, positions, "
+                f"{self.config.width}], as wide as the model"
+            )
 
     def _check(self, cache, batch):
         """Raise `LrkvError` unless this layer makes such caches for `batch` sequences, or a pool
