@@ -38,7 +38,8 @@ WRONG = {
     "no run": (lambda: lj.load_run("nowhere"), "nowhere is not a run"),
     "a name to train": (lambda: lj.train("quickstart"), "give it load_config(NAME, overrides)"),
     "a setting that is none": (
-        lambda: lj.load_config("quickstart", {"train": {"step": 3}}), "unknown key train.step: did you mean steps?"
+        lambda: lj.load_config("quickstart", {"train": {"step": 3}}),
+        "unknown key train.step: did you mean steps?",
     ),
     "a bare engine": (lambda: lj.Engine(layer().config), "needs its parameters and a length"),
 }  # fmt: skip

@@ -99,7 +99,7 @@ def test_weights_and_biases_gets_the_scalars_of_both_starts_in_one_run(setup, mo
     starts = [named for name, named in (c for c in fake.calls if c[0] == "init")]
     assert starts[0] == starts[1] and starts[0]["resume"] == "allow" and len(starts[0]["id"]) == 8
     logs = [call[1] for call in fake.calls if call[0] == "log"]
-    assert logs == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
+    assert logs == [{"step": 1, "train/loss": 1.0}, {"step": 2, "train/loss": 0.5}]
     assert [call[0] for call in fake.calls].count("finish") == 2
 
 
@@ -116,12 +116,12 @@ def test_curves_are_of_one_text_each_and_have_every_step(setup, monkeypatch):
     logs = [call[1] for call in fake.calls if call[0] == "log"]
     assert [row["step"] for row in logs] == [1, 2, 3, 4]
     curves = {name: [row[name] for row in logs if name in row] for name in logs[1] | logs[3]}
-    assert curves["validation_loss"] == [3.0, 2.0]
-    assert curves["final_validation_loss"] == [2.5]
-    assert curves["validation_tokens"] == [10] and curves["final_validation_tokens"] == [90]
+    assert curves["val/loss"] == [3.0, 2.0]
+    assert curves["val/final_loss"] == [2.5]
+    assert curves["val/tokens"] == [10] and curves["val/final_tokens"] == [90]
     (events,) = (setup.directory / "events").iterdir()
     data = events.read_bytes()
-    assert [data.count(name) for name in (b"loss", b"final_validation_loss")] == [7, 1]
+    assert [data.count(name) for name in (b"/loss", b"val/final_loss")] == [6, 1]
 
 
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
