@@ -1,6 +1,5 @@
 """Every setting has one role and one description; lists and comparisons follow from them."""
 
-import math
 import resource
 import subprocess
 import sys
@@ -9,29 +8,12 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from lrkv_jax.config import OptimizerConfig, load_config
+from lrkv_jax.config import load_config
 from lrkv_jax.config.attention import variants
 from lrkv_jax.config.differences import differences
 from lrkv_jax.config.frozen import ROLES, Group, placement, walk
 from lrkv_jax.config.reference import all_settings, as_markdown, as_text
 from lrkv_jax.errors import LrkvError
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def test_every_setting_has_one_role_and_a_description():
-    config = load_config("128m")
-    found = [*walk(config), *walk(config.data.hub)]
-    assert len(found) > 80 and {role for _, role, _ in found} == set(ROLES)
-    assert all(one.meaning.endswith(".") for one in all_settings())
-    bare = {"__annotations__": {"depth": int}}
-    for missing, field in (
-        ("role", pydantic.Field(description="One.")),
-        ("description", placement("")),
-    ):
-        with pytest.raises(TypeError, match=f"Odd.depth has no {missing}"):
-            type("Odd", (Group,), bare | {"depth": field})
-
 
 HUB = "data.hub={repo: a/b}"
 TALK = "data.mixture={train: [{task: t, split: s}], heldout: [{task: t, split: s}]}"
@@ -41,13 +23,10 @@ TALK = "data.mixture={train: [{task: t, split: s}], heldout: [{task: t, split: s
     ("before", "after", "said"),
     [
         ([], ["train.global_batch_size=8"], "train.global_batch_size: 16 there, 8 asked for"),
-        ([], ["optimizer.muon.iterations=6"], "optimizer.muon.iterations: 5 there, 6 asked for"),
         (["attention=mha"], [], "model.attention: kind='mha' there"),
         ([], ["attention.rank=8"], "model.attention: kind='lrkv' rank=46"),
-        ([], ["train.steps=9"], "train.steps: 3051757 there, 9 asked for"),
         (["train.steps=64"], ["train.tokens=2097152"], None),
         (["train.epochs=2", "train.steps=9"], ["train.epochs=2"], None),
-        (["train.epochs=2"], ["train.epochs=3"], "train.epochs: 2 there, 3 asked for"),
         (["model.dtype=bfloat16"], [], None),
         (["model.dtype=bfloat16"], ["model.dtype=float32"], "model.dtype: bfloat16 there"),
         ([], [TALK], "data.mixture.train: None there"),
@@ -62,54 +41,43 @@ def test_what_makes_another_run_is_said_by_its_key(before, after, said):
     assert (str(changes[0]) if changes else None) is said or str(changes[0]).startswith(said)
 
 
-def test_numbers_that_are_none_are_refused():
-    for key in ("grad_clip", "beta1", "matrix_lr"):
-        for value in (math.nan, math.inf):
-            with pytest.raises(LrkvError, match=f"^OptimizerConfig: {key} = "):
-                OptimizerConfig(**{key: value})
-
-
-def test_the_page_of_settings_is_current():
-    """To mend it: lrkv settings --markdown > docs/settings.md."""
-    assert (DOCS / "settings.md").read_text() == as_markdown()
-
-
-def test_the_list_has_every_setting_and_breaks_no_word():
-    everything = all_settings()
+def test_the_list_and_the_page_have_every_setting_with_its_role_and_description():
+    """To mend the page: lrkv settings --markdown > docs/settings.md."""
+    page = Path(__file__).parents[2] / "docs/settings.md"
+    assert page.read_text() == as_markdown()
+    config, everything = load_config("128m"), all_settings()
+    assert {role for _, role, _ in [*walk(config), *walk(config.data.hub)]} == set(ROLES)
+    assert all(one.meaning.endswith(".") for one in everything)
+    bare = {"__annotations__": {"depth": int}}
+    fields = {"role": pydantic.Field(description="One."), "description": placement("")}
+    for missing, field in fields.items():
+        with pytest.raises(TypeError, match=f"Odd.depth has no {missing}"):
+            type("Odd", (Group,), bare | {"depth": field})
     keys = [setting.key for setting in everything]
-    known = {key for key, _, _ in walk(load_config("128m"))} - {"model.attention"}
-    assert known <= set(keys)
+    known = {key for key, _, _ in walk(config)} - {"model.attention"}
+    assert known <= set(keys) and len(known) > 80
     # Two variants may have settings of one name; each says whose it is.
     assert len({(setting.key, setting.meaning) for setting in everything}) == len(keys)
     for entry in variants().values():
         assert {f"attention.{n}" for n in entry.model_fields if n != "kind"} <= set(keys)
     assert [s.key for s in all_settings("optimizer.muon.")][0] == "optimizer.muon.momentum"
     assert [s.default for s in all_settings("train.max_checkpoints")] == ["2"]
-    lines = as_text(everything, 80).splitlines()
-    words = {word for line in lines for word in line.split()}
-    assert max(map(len, lines)) <= 80
-    assert all(set(setting.meaning.split()) <= words for setting in everything)
+    text = as_text(everything, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(set(setting.meaning.split()) <= set(text.split()) for setting in everything)
     with pytest.raises(LrkvError, match="no setting train.seq_lem: did you mean train.seq_len"):
         all_settings("train.seq_lem")
-    with pytest.raises(LrkvError, match="no setting 128m: use one of .*optimizer") as caught:
+    with pytest.raises(LrkvError, match="no setting 128m: use one of .*optimizer"):
         all_settings("128m")
-    assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["train", "quickstart", "typo=1"], 2, "unknown key typo"),
-        (["sweep", "quickstart", "typo=1"], 2, "unknown key typo"),
-        (["settings", "train"], 0, "train.global_batch_size  int > 0"),
-    ],
-)
-def test_a_typo_is_named_before_anything_heavy_is_imported(arguments, code, said):
+@pytest.mark.parametrize("verb", ["train", "sweep"])
+def test_a_typo_is_named_before_anything_heavy_is_imported(verb):
     """REVIEW A17: it took 3.3 CPU seconds, since the loop was imported first."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "lrkv_jax.cli", *arguments]
+    command = [sys.executable, "-m", "lrkv_jax.cli", verb, "quickstart", "typo=1"]
     ended = subprocess.run(command, capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert ended.returncode == code and said in ended.stdout + ended.stderr
+    assert ended.returncode == 2 and "unknown key typo" in ended.stderr
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert spent < 0.7

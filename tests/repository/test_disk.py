@@ -14,7 +14,10 @@ from lrkv_jax.errors import LrkvError
 LONE = "before \ud800 after é"
 
 
-def test_a_file_is_replaced_whole_and_keeps_its_mode(tmp_path):
+def test_a_file_is_replaced_whole_or_not_at_all_and_keeps_its_mode(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
     path = tmp_path / "out"
     path.write_text("before")
     path.chmod(0o640)
@@ -22,7 +25,10 @@ def test_a_file_is_replaced_whole_and_keeps_its_mode(tmp_path):
     files.write(path, "after")
     assert (path.read_text(), reader.read()) == ("after", "before")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert os.listdir(tmp_path) == ["out"]
+    monkeypatch.setattr("os.fchmod", full)
+    with pytest.raises(OSError, match="No space"):
+        files.write(path, "later")
+    assert path.read_text() == "after" and os.listdir(tmp_path) == ["out"]
 
 
 def test_two_writers_of_one_file_share_no_temporary_name(tmp_path, monkeypatch):
@@ -85,14 +91,3 @@ def test_what_cannot_be_written_is_named_before_the_work(tmp_path, name, reason)
         files.check_writable(tmp_path / name)
     assert "\n" not in str(error.value)
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "x").write_text("before")
-    monkeypatch.setattr("os.fchmod", full)
-    with pytest.raises(OSError, match="No space"):
-        files.write(tmp_path / "x", "after")
-    assert (tmp_path / "x").read_text() == "before" and os.listdir(tmp_path) == ["x"]

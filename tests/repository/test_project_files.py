@@ -1,6 +1,5 @@
 """pyproject, constraints, Dockerfile and the workflow say what the code and .ci/run need."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -28,15 +27,13 @@ def test_every_library_that_the_package_imports_is_declared():
     declared = {name_of(requirement) for requirement in wanted}
     installed = packages_distributions()
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            for top in {name.split(".")[0] for name in names} - {"lrkv_jax"}:
-                beside = (path.parent / f"{top}.py").exists()  # the sandbox's script imports so
-                if beside or top in sys.stdlib_module_names:
-                    continue
-                homes = {name_of(n) for n in installed.get(top, [top])}
-                assert homes & declared, f"{path.name} imports {top}, which pyproject lacks"
+        text = path.read_text(encoding="utf-8")
+        imported = re.findall(r"^ *(?:import|from) (\w+)(?:[. ].*)?$", text, re.M)
+        for top in set(imported) - {"lrkv_jax", *sys.stdlib_module_names}:
+            if (path.parent / f"{top}.py").exists():  # the sandbox's script imports so
+                continue
+            homes = {name_of(n) for n in installed.get(top, [top])}
+            assert homes & declared, f"{path.name} imports {top}, which pyproject lacks"
 
 
 def test_every_pinned_version_fits_what_is_declared():
@@ -68,7 +65,7 @@ def test_the_stages_are_those_of_the_ci_script_everywhere():
     assert re.findall(r"^\| `(\w+)` \|", page, re.M) == stages
 
 
-def test_the_image_copies_what_is_there_and_installs_an_extra_that_exists():
+def test_the_image_and_the_citation_are_of_what_is_there():
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
     assert copied and all((ROOT / word).exists() for word in copied)
@@ -76,9 +73,6 @@ def test_the_image_copies_what_is_there_and_installs_an_extra_that_exists():
     assert all(f"!{word}" in ignored for word in copied)
     (extra,) = re.findall(r"^ARG CUDA=(\w+)$", "\n".join(lines), re.M)
     assert extra in PROJECT["optional-dependencies"]
-
-
-def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == lrkv_jax.__version__
     assert citation["license"] == PROJECT["license"]

@@ -26,14 +26,6 @@ def cells(table, name, block=None):
     }
 
 
-def texts_of(picture) -> str:
-    """All that is written in a picture's panels."""
-    return "\n".join(
-        text for axis in picture.figure.axes
-        for text in [axis.get_title(), *(one.get_text() for one in axis.texts)]
-    )  # fmt: skip
-
-
 def analyzed(folder, kind, cosines, *, seed=0, norm=2.0, ranks=(), weighted=None, **written):
     """A finished run of six heads whose cosines at each layer are `cosines(layer)`."""
     run = write_run(

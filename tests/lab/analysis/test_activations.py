@@ -1,70 +1,39 @@
 """Weighted statistics are means over the tokens that weighted them; logits are the model's own."""
 
+from types import SimpleNamespace
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import oracle
+from support import oracle, variants
 from support.random_heads import D, H, lrkv_heads
-from support.variants import (
-    ALL,
-    FIVE,
-    WIDTH,
-    error,
-    random_model,
-    random_params,
-    random_tokens,
-    small,
-)
+from support.variants import ALL, FIVE, WIDTH, error, random_model, small
 
 from lrkv_jax.interop.fits import root
 from lrkv_jax.lab.analysis.activations import logit_grams, on_text, weighted
-from lrkv_jax.lab.analysis.diversity import diversity, gram, normalized
+from lrkv_jax.lab.analysis.diversity import gram, normalized
 from lrkv_jax.models.weights import weights_of
 from lrkv_jax.training.token_batch import BatchFormat
 
 
-def test_weighted_products_are_mean_products_of_logits_over_pairs_of_tokens():
+def test_weighted_products_are_means_over_tokens_of_logits_and_of_written_values():
     heads = lrkv_heads()
     x_ND = np.random.default_rng(0).standard_normal((15, D)) * np.linspace(0.1, 3, D)
+    moved = weighted(heads, root(x_ND.T @ x_ND / 15))  # of rank 15, less than D
     logits_HNN = (x_ND @ heads.query_HDK) @ (x_ND @ heads.key_HDK).swapaxes(1, 2)
     flat = logits_HNN.reshape(H, -1)
-    moved = weighted(heads, root(x_ND.T @ x_ND / 15))  # of rank 15, less than D
     np.testing.assert_allclose(gram(*moved.query_key()), flat @ flat.T / 15**2, rtol=1e-9)
-
-
-def test_weighted_values_are_what_tokens_write():
-    heads = lrkv_heads()
-    x_ND = np.random.default_rng(1).standard_normal((40, D))
     left, right = heads.value_output()
     flat = ((x_ND @ left) @ right.swapaxes(1, 2)).reshape(H, -1)
-    moved = weighted(heads, root(x_ND.T @ x_ND / 40))
-    np.testing.assert_allclose(gram(*moved.value_output()), flat @ flat.T / 40, rtol=1e-9)
-
-
-class Constant:
-    """A layer of the queries [B, T, H, W] and keys [B, S, G, W] that it was given."""
-
-    def __init__(self, query_BTHW, key_BSGW):
-        self.query, self.key = query_BTHW, key_BSGW
-
-    def queries(self, x_BTD, positions_BT):
-        return self.query
-
-    def expand_query(self, query, positions_BT):
-        return query
-
-    def new_kv(self, x_BTD, positions_BT):
-        return self.key
-
-    def materialize_kv(self, cache, positions_BT):
-        return cache, cache
+    np.testing.assert_allclose(gram(*moved.value_output()), flat @ flat.T / 15, rtol=1e-9)
 
 
 def similarity(layer, T=12, segments_BT=None):
     """Cosines of a layer's heads' logits on two random rows."""
     x_BTD = jnp.float32(np.random.default_rng(9).standard_normal((2, T, WIDTH)))
     positions_BT = jnp.broadcast_to(jnp.arange(T), (2, T))
-    grams_BHH = logit_grams(layer, x_BTD, positions_BT, segments_BT)
+    grams_BHH = jax.jit(lambda: logit_grams(layer, x_BTD, positions_BT, segments_BT))()
     return normalized(np.asarray(grams_BHH, np.float64).sum(axis=0))
 
 
@@ -72,43 +41,34 @@ def test_logits_equal_up_to_a_constant_of_each_query_are_one():
     """Softmax does not see it: keys that all lie aside by one vector are the same keys."""
     rng = np.random.default_rng(2)
     query_BTW, key_BSW = rng.standard_normal((2, 2, 12, 5))
-    other_BSW = rng.standard_normal((2, 12, 5))
-    keys = np.stack([key_BSW, key_BSW + 3 * rng.standard_normal(5), other_BSW], axis=2)
+    aside_BSW = key_BSW + 3 * rng.standard_normal(5)
+    keys = np.stack([key_BSW, aside_BSW, rng.standard_normal((2, 12, 5))], axis=2)
     queries = np.repeat(query_BTW[:, :, None], 3, axis=2)
-    found = similarity(Constant(jnp.float32(queries), jnp.float32(keys)))
+    layer = SimpleNamespace(  # of these queries [B, T, H, W] and keys [B, S, G, W]
+        queries=lambda x_BTD, positions_BT: jnp.float32(queries),
+        expand_query=lambda query, positions_BT: query,
+        new_kv=lambda x_BTD, positions_BT: jnp.float32(keys),
+        materialize_kv=lambda cache, positions_BT: (cache, cache),
+    )
+    found = similarity(layer)
     assert found[0, 1] == pytest.approx(1, abs=1e-5)
     assert abs(found[0, 2]) < 0.9
 
 
-def test_one_form_seen_through_another_rotation_is_another_logit():
-    """Queries and keys rotated together keep their form. RoPE, and so their logits, see it, unless
-    each of its frequency pairs is turned within itself."""
-    layer = random_model(small(FIVE["mha"])).blocks[0].attention
-    K = layer.query.shape[2]
-    angle = np.linspace(0.4, 2.0, K // 2)
-    turn, j = np.zeros((K, K)), np.arange(K // 2)
-    turn[j, j] = turn[j + K // 2, j + K // 2] = np.cos(angle)
-    turn[j, j + K // 2], turn[j + K // 2, j] = np.sin(angle), -np.sin(angle)
-    mixed = np.linalg.qr(np.random.default_rng(3).standard_normal((K, K)))[0]
-    for weight in (layer.query, layer.key):
-        DHK = np.array(weight[...])
-        DHK[:, 1], DHK[:, 2] = DHK[:, 0] @ turn, DHK[:, 0] @ mixed
-        weight[...] = jnp.asarray(DHK)
-    forms = diversity(*layer.head_weights().query_key()).gram_HH
-    assert forms[0, 1:3] == pytest.approx(1, abs=1e-6)
-    found = similarity(layer)
-    assert found[0, 1] == pytest.approx(1, abs=1e-5)
-    assert found[0, 2] < 0.95
-
-
-def oracle_similarity(config, attention, x_BTD, positions_BT, segments_BT):
-    """The same from equations, in float64: pair by pair, each query's logits less their mean."""
-    weights = {k: np.asarray(w, np.float64) for k, w in weights_of(attention).items()}
+@pytest.mark.parametrize(
+    "name", ["mla", "lrkv-full-odd_rank", "lrkv-shared-groups", "lrkv-latent-odd_rank"]
+)
+def test_logits_similarity_equals_the_equations(name):
+    """In float64, pair by pair: each query's logits less their mean."""
+    config, T = small(ALL[name]), 12
+    layer = random_model(config).blocks[0].attention
+    weights = {k: np.asarray(w, np.float64) for k, w in weights_of(layer).items()}
+    x_BTD = np.random.default_rng(9).standard_normal((2, T, WIDTH))
+    segments_BT = np.array([[0] * T, [0] * 5 + [1] * 7])
     grams_HH = np.zeros((config.heads, config.heads))
-    norm = oracle.normed if config.qk_norm else lambda x: x
-    for x_TD, positions_T, segments_T in zip(x_BTD, positions_BT, segments_BT, strict=True):
+    for x_TD, segments_T in zip(x_BTD, segments_BT, strict=True):
         logits_HTS = [
-            oracle.head(config, weights, h, np.asarray(x_TD, np.float64), positions_T, norm)[0]
+            oracle.head(config, weights, h, x_TD, np.arange(T), oracle.normed)[0]
             for h in range(config.heads)
         ]
         for t, segment in enumerate(segments_T):
@@ -116,24 +76,7 @@ def oracle_similarity(config, attention, x_BTD, positions_BT, segments_BT):
             rows_HS = np.array([logits_TS[t, seen] for logits_TS in logits_HTS])
             rows_HS -= rows_HS.mean(axis=1, keepdims=True)
             grams_HH += rows_HS @ rows_HS.T
-    return normalized(grams_HH)
-
-
-VARIANTS = (
-    "mha", "gqa", "mqa", "mla", "mla-full", "lrkv-full-odd_rank",
-    "lrkv-shared-groups", "lrkv-latent-odd_rank", "lrkv-latent-groups",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_logits_similarity_equals_the_equations(name):
-    config, T = small(ALL[name]), 12
-    layer = random_model(config).blocks[0].attention
-    x_BTD = np.random.default_rng(9).standard_normal((2, T, WIDTH))
-    positions_BT = np.broadcast_to(np.arange(T), (2, T))
-    segments_BT = np.array([[0] * T, [0] * 5 + [1] * 7])
-    found = similarity(layer, T, jnp.asarray(segments_BT))
-    truth = oracle_similarity(config, layer, x_BTD, positions_BT, segments_BT)
+    found, truth = similarity(layer, T, jnp.asarray(segments_BT)), normalized(grams_HH)
     np.testing.assert_allclose(found, truth, atol=1e-5)
     assert np.abs(found - np.eye(config.heads)).max() > 0.01
 
@@ -143,9 +86,9 @@ def test_text_is_met_as_attention_reads_it():
     """Layer 0 reads the normed embedding, layer 1 what block 0 makes of it, in documents."""
     config = small(FIVE["lrkv"], norm_gain=True)
     model = random_model(config)
-    batches = [random_tokens(3, 9, seed=seed) for seed in (0, 1)]
+    batches = [variants.random_tokens(3, 9, seed=seed) for seed in (0, 1)]
     rows = BatchFormat(bos=5, separate_documents=True, restart_positions=True)
-    found = on_text(config, random_params(config), batches, rows)
+    found = on_text(config, variants.random_params(config), batches, rows)
     moments_LDD, tokens = found.moments_LDD, found.tokens
     assert tokens == 2 * 3 * 8 and moments_LDD.shape == (2, config.width, config.width)
     totals, logits = np.zeros_like(moments_LDD), np.zeros_like(found.logits_LHH)

@@ -9,7 +9,6 @@ from support.random_heads import lrkv_heads
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.analysis.factorization import (
     alternating,
-    around,
     factorization,
     form_error,
     mean_and_svd,
@@ -18,21 +17,20 @@ from lrkv_jax.lab.analysis.factorization import (
 )
 
 
-def planted(H, D, K, R, scale, seed=0):
-    """(shared, family): residuals of rank R, `scale` times as large as the shared part."""
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize(
+    "H, D, K, R, scale", [(4, 24, 8, 3, 0.1), (6, 64, 16, 5, 1.0), (6, 40, 16, 8, 4.0)]
+)
+def test_a_planted_family_is_recovered(H, D, K, R, scale):
+    """So is the shared part: with these shapes nothing else is shared + rank R.
+
+    Residuals are `scale` times as large as the shared part.
+    """
+    rng = np.random.default_rng(0)
     shared_DK = rng.standard_normal((D, K))
     residual_HDK = rng.standard_normal((H, D, R)) @ rng.standard_normal((H, R, K))
     norms_H = np.linalg.norm(residual_HDK, axis=(1, 2))
     residual_HDK *= scale * np.linalg.norm(shared_DK) / norms_H[:, None, None]
-    return shared_DK, shared_DK + residual_HDK
-
-
-@pytest.mark.parametrize("scale", [0.1, 1.0, 4.0])
-@pytest.mark.parametrize("H, D, K, R", [(4, 24, 8, 3), (6, 64, 16, 5), (6, 40, 16, 8)])
-def test_a_planted_family_is_recovered(H, D, K, R, scale):
-    """Family and shared part alike: with these shapes nothing else is shared + rank R."""
-    shared_DK, family_HDK = planted(H, D, K, R, scale)
+    family_HDK = shared_DK + residual_HDK
     fit = alternating(family_HDK, R)
     assert relative_error(family_HDK, fit.total_HDK) < 1e-6
     assert relative_error(shared_DK, fit.shared_DK) < 1e-6
@@ -67,26 +65,6 @@ def test_each_iteration_lowers_the_error():
     assert errors[0] == relative_error(family_HDK, mean_and_svd(family_HDK, 3).total_HDK)
 
 
-def test_where_it_ends_nothing_near_is_better():
-    """A stationary point: no small change of the shared part lowers the error."""
-    rng = np.random.default_rng(0)
-    family_HDK = rng.standard_normal((5, 20, 8))
-    shared_DK = alternating(family_HDK, 3, iterations=3000).shared_DK
-    at = relative_error(family_HDK, around(shared_DK, family_HDK, 3).total_HDK)
-    for _ in range(20):
-        nudged_DK = shared_DK + 0.03 * rng.standard_normal(shared_DK.shape)
-        assert relative_error(family_HDK, around(nudged_DK, family_HDK, 3).total_HDK) > at
-
-
-@pytest.mark.parametrize("rank", [6, 8])
-def test_where_residuals_span_everything_any_family_fits(rank):
-    """R = K, and H (K − R) ≤ K, where directions of the shared part are free."""
-    family_HDK = np.random.default_rng(0).standard_normal((4, 24, 8))
-    fit = alternating(family_HDK, rank)
-    assert relative_error(family_HDK, fit.total_HDK) < 1e-10
-    assert np.linalg.norm(fit.shared_DK) < 100 * np.linalg.norm(family_HDK)
-
-
 def test_form_error_is_that_of_forms_really_made():
     rng = np.random.default_rng(0)
     left, family, guess = rng.standard_normal((3, 4, 12, 5))
@@ -98,11 +76,6 @@ def test_form_error_is_that_of_forms_really_made():
     assert form_error(0 * left, family, guess) == 0
 
 
-def test_a_rank_that_no_head_has_is_refused():
-    with pytest.raises(LrkvError, match=r"rank = 7 of matrices 10 × 6: use 0 to 6"):
-        truncated_svd(np.ones((2, 10, 6)), 7)
-
-
 def test_lrkv_fits_itself_at_its_own_rank_and_not_below():
     heads = lrkv_heads()  # rank 3
     for family in ("key", "value"):
@@ -111,3 +84,5 @@ def test_lrkv_fits_itself_at_its_own_rank_and_not_below():
         assert 0.05 < own["mean_svd"]["error"] < own["svd"]["error"]
         below = factorization(heads, 1)[family]
         assert below["mean_svd"]["error"] > below["alternating"]["error"] > 0.1
+    with pytest.raises(LrkvError, match=r"rank = 9 of matrices 24 × 8: use 0 to 8"):
+        factorization(heads, 9)

@@ -1,50 +1,23 @@
-"""What an analysis may not see: changes of basis that leave the model's logits as they are."""
+"""Changes of basis that leave the logits as they are, and the geometry of LRKV's parts."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.random_heads import lrkv_heads
-from support.variants import error
+from support import oracle
+from support.random_heads import D, H, K, lrkv_heads, mha_heads, parts
 
-from lrkv_jax.lab.analysis.diversity import diversity, gram
-from lrkv_jax.lab.analysis.heads import cosines, principal_cosines
+from lrkv_jax.lab.analysis.diversity import gram
+from lrkv_jax.lab.analysis.heads import cosines, geometry, magnitude, principal_cosines
 from lrkv_jax.models.attention.head_weights import SharedResidual
-from lrkv_jax.models.rope import rope_angles, rotate
 
-H, D, K = 4, 14, 6
 OFFSETS = range(-7, 8)
-
-
-def heads(seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal((H, D, K)), rng.standard_normal((H, D, K))
-
-
-def rotations(seed=1):
-    return np.linalg.qr(np.random.default_rng(seed).standard_normal((H, K, K)))[0]
-
-
-def pair_rotations(seed=1):
-    """A rotation of each head's every frequency pair (j, j + K / 2), by angles of its own."""
-    angles_HJ = np.random.default_rng(seed).uniform(-np.pi, np.pi, (H, K // 2))
-    turns, j = np.zeros((H, K, K)), np.arange(K // 2)
-    turns[:, j, j] = turns[:, j + K // 2, j + K // 2] = np.cos(angles_HJ)
-    turns[:, j, j + K // 2], turns[:, j + K // 2, j] = np.sin(angles_HJ), -np.sin(angles_HJ)
-    return turns
-
-
-def rope(x, position, base=10_000.0):
-    """The model's RoPE of rows x [..., K] at one position, in float64."""
-    angles_J = position * base ** (-2.0 * np.arange(K // 2) / K)
-    first, second = np.split(x, 2, axis=-1)
-    cos, sin = np.cos(angles_J), np.sin(angles_J)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def logits(query_HDK, key_HDK, offset):
     """Of tokens `offset` apart, whose inputs are the D coordinates: every head's D × D form."""
-    return rope(query_HDK, offset) @ key_HDK.swapaxes(1, 2)
+    turned = oracle.rope(query_HDK.reshape(-1, K), np.full(H * D, offset))
+    return turned.reshape(query_HDK.shape) @ key_HDK.swapaxes(1, 2)
 
 
 def change(a, b):
@@ -52,27 +25,13 @@ def change(a, b):
     return np.abs(a - b).max() / np.abs(a).max()
 
 
-def test_this_rope_is_the_models():
-    x = np.random.default_rng(0).standard_normal((5, K)).astype(np.float32)
-    for position in (0, 1, 7, 300):
-        cos, sin = rope_angles(np.array(position), K, 10_000.0)
-        assert error(rotate(x, cos, sin), rope(x.astype(np.float64), position)) < 3e-5
-
-
-def test_no_invertible_change_of_basis_changes_a_statistic():
-    query, key = heads()
-    mixes = np.random.default_rng(2).standard_normal((H, K, K)) + 3 * np.eye(K)
-    before = diversity(query, key)
-    after = diversity(query @ mixes, key @ np.linalg.inv(mixes).swapaxes(1, 2))
-    np.testing.assert_allclose(after.gram_HH, before.gram_HH, atol=1e-10)
-    for curve in ("uncentred", "centred"):
-        ranks = [getattr(each, curve).effective_rank for each in (before, after)]
-        assert ranks[1] == pytest.approx(ranks[0], rel=1e-10)
-
-
 def test_pair_rotations_keep_the_logits_at_every_offset():
-    query, key = heads()
-    turns = pair_rotations()
+    """Of each head's every frequency pair (j, j + K / 2), by an angle of its own."""
+    query, key = np.random.default_rng(0).standard_normal((2, H, D, K))
+    angles_HJ = np.random.default_rng(1).uniform(-np.pi, np.pi, (H, K // 2))
+    turns, j = np.zeros((H, K, K)), np.arange(K // 2)
+    turns[:, j, j] = turns[:, j + K // 2, j + K // 2] = np.cos(angles_HJ)
+    turns[:, j, j + K // 2], turns[:, j + K // 2, j] = np.sin(angles_HJ), -np.sin(angles_HJ)
     for offset in OFFSETS:
         moved = logits(query @ turns, key @ turns, offset)
         assert change(logits(query, key, offset), moved) < 1e-10
@@ -80,8 +39,8 @@ def test_pair_rotations_keep_the_logits_at_every_offset():
 
 def test_other_rotations_keep_the_logits_at_offset_zero_alone():
     """So with RoPE the forms' invariance is larger than the model's: A_h is its offset zero."""
-    query, key = heads()
-    turns = rotations()
+    query, key = np.random.default_rng(0).standard_normal((2, H, D, K))
+    turns = np.linalg.qr(np.random.default_rng(1).standard_normal((H, K, K)))[0]
     for offset in OFFSETS:
         moved = change(logits(query, key, offset), logits(query @ turns, key @ turns, offset))
         assert moved < 1e-10 if offset == 0 else moved > 0.01
@@ -91,8 +50,7 @@ def test_the_residuals_gauge_changes_nothing():
     """U → U G, B → B G⁻ᵀ of each head and family, by any invertible G."""
     layer = lrkv_heads()
     parts = layer.key_parts
-    heads_, _, R = parts.down_HDR.shape
-    mixes = np.random.default_rng(3).standard_normal((heads_, R, R)) + 2 * np.eye(R)
+    mixes = np.random.default_rng(3).standard_normal((H, 3, 3)) + 2 * np.eye(3)
     moved = SharedResidual(
         parts.shared_DK, parts.down_HDR @ mixes, np.linalg.inv(mixes) @ parts.up_HRK
     )
@@ -109,8 +67,54 @@ def test_a_part_moved_between_shared_and_residual_needs_another_rank():
     """(W_shared + Δ) + (U Bᵀ − Δ) is the same matrix, but the residual's rank rises by Δ's: so the
     split is no gauge freedom, whatever the paper says."""
     parts = lrkv_heads().key_parts
-    D, K = parts.shared_DK.shape
     rng = np.random.default_rng(4)
     moved_HDK = parts.residual_HDK - np.outer(rng.standard_normal(D), rng.standard_normal(K))
     assert set(np.linalg.matrix_rank(parts.residual_HDK)) == {3}
     assert set(np.linalg.matrix_rank(moved_HDK)) == {4}
+
+
+def test_principal_cosines_are_those_that_were_planted():
+    angles = np.array([0.0, 0.3, 1.1, np.pi / 2])
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((20, 8)))[0]
+    turned = basis[:, :4] * np.cos(angles) + basis[:, 4:] * np.sin(angles)
+    mixed = turned @ np.random.default_rng(1).standard_normal((4, 4))
+    found = principal_cosines(basis[:, :4] @ np.diag([1.0, 9.0, 1e3, 0.1]), mixed)
+    np.testing.assert_allclose(found, np.cos(angles), atol=1e-12)
+
+
+def test_random_parts_lie_as_the_nulls_say():
+    """Means over 400 random heads, within 4 of their own standard errors of the printed nulls."""
+    many = parts(H=400, D=40, K=10, R=3)
+    found = cosines(many)
+    sd = (40 * 10) ** -0.5
+    assert abs(found.mean()) < 4 * sd / 20
+    assert found.std() == pytest.approx(sd, rel=4 / np.sqrt(2 * 400))
+    squares = [
+        np.mean(principal_cosines(many.shared_DK, down_DR) ** 2) for down_DR in many.down_HDR
+    ]
+    assert abs(np.mean(squares) - 10 / 40) < 4 * np.std(squares) / 20
+
+
+def test_geometry_of_a_layer():
+    heads = lrkv_heads()
+    found = geometry(heads)
+    for name, family in (("key", heads.key_parts), ("value", heads.value_parts)):
+        one = found[name]
+        norms_H = np.linalg.norm(family.residual_HDK, axis=(1, 2))
+        products_H = np.einsum("DK,HDK->H", family.shared_DK, family.residual_HDK) / norms_H
+        np.testing.assert_allclose(
+            one["cosine"], products_H / np.linalg.norm(family.shared_DK), rtol=1e-12
+        )
+        angles = [principal_cosines(family.shared_DK, down_DR) for down_DR in family.down_HDR]
+        assert [len(row) for row in angles] == [3] * H
+        assert one["mean_square"] == pytest.approx(np.mean(np.square(angles)))
+        assert one["mean_square_null"] == pytest.approx(K / D)
+        assert one["cosine_null_sd"] == pytest.approx((D * K) ** -0.5)
+
+
+def test_heads_without_residuals_have_no_geometry():
+    heads = mha_heads()
+    assert geometry(heads) is None
+    found = magnitude(heads)["key"]
+    assert found["shared"] is None and found["residual"] is None
+    assert found["total"] == pytest.approx(np.mean([np.linalg.norm(w) for w in heads.key_HDK]))

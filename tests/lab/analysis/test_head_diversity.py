@@ -55,30 +55,6 @@ def test_centring_is_that_of_the_forms_themselves():
     np.testing.assert_allclose(found.centred.values_H, values, atol=1e-13)
 
 
-@pytest.mark.parametrize("H", [2, 3, 6, 18])
-def test_identical_heads_have_rank_one_and_nothing_but_their_mean(H):
-    left, right = (np.repeat(factor, H, axis=0) for factor in drawn(1, 40, 8))
-    found = diversity(left, right)
-    assert found.uncentred.effective_rank == pytest.approx(1, abs=1e-12)
-    assert found.uncentred.components() == 1
-    assert found.mean_off_diagonal == pytest.approx(1, abs=1e-14)
-    assert found.centred.effective_rank == 0 and found.centred.components() == 0
-    assert found.centred.total == 0 and not found.centred.cumulative_H.any()
-
-
-@pytest.mark.parametrize("H", [2, 3, 6, 18])
-def test_orthogonal_heads_reach_both_caps(H):
-    found = diversity(*orthogonal(H, 4 * H, 3))
-    assert found.mean_off_diagonal == pytest.approx(0, abs=1e-15)
-    for curve, cap in ((found.uncentred, H), (found.centred, H - 1)):
-        assert curve.cap == cap
-        assert curve.effective_rank == pytest.approx(cap, abs=1e-10)
-        assert curve.percent_of_cap == pytest.approx(100, abs=1e-9)
-        assert curve.percent_of_heads == pytest.approx(100 * cap / H, abs=1e-9)
-        np.testing.assert_allclose(curve.values_H[:cap], 1, atol=1e-12)
-        assert curve.components(0.9) == int(np.ceil(0.9 * cap - 1e-9))
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 8), st.integers(1, 4), st.integers(4, 9), st.integers(0, 99))
 def test_no_heads_pass_a_cap(H, W, D, seed):
@@ -92,8 +68,27 @@ def test_no_heads_pass_a_cap(H, W, D, seed):
     assert found.centred.values_H[-1] == 0
 
 
-def test_two_groups_of_equal_heads_have_rank_two():
-    """GQA's shape at its extreme: shares 4/6 and 2/6, so exp(entropy) is known."""
+@pytest.mark.parametrize("H", [2, 6])
+def test_identical_heads_have_rank_one_and_orthogonal_ones_reach_both_caps(H):
+    found = diversity(*(np.repeat(factor, H, axis=0) for factor in drawn(1, 40, 8)))
+    assert found.uncentred.effective_rank == pytest.approx(1, abs=1e-12)
+    assert found.uncentred.components() == 1
+    assert found.mean_off_diagonal == pytest.approx(1, abs=1e-14)
+    assert found.centred.effective_rank == 0 and found.centred.components() == 0
+    assert found.centred.total == 0 and not found.centred.cumulative_H.any()
+    found = diversity(*orthogonal(H, 4 * H, 3))
+    assert found.mean_off_diagonal == pytest.approx(0, abs=1e-15)
+    for curve, cap in ((found.uncentred, H), (found.centred, H - 1)):
+        assert curve.cap == cap
+        assert curve.effective_rank == pytest.approx(cap, abs=1e-10)
+        assert curve.percent_of_cap == pytest.approx(100, abs=1e-9)
+        assert curve.percent_of_heads == pytest.approx(100 * cap / H, abs=1e-9)
+        np.testing.assert_allclose(curve.values_H[:cap], 1, atol=1e-12)
+        assert curve.components(0.9) == int(np.ceil(0.9 * cap - 1e-9))
+
+
+def test_groups_zeros_and_a_single_head_are_counted_as_they_are():
+    """Two groups of equal heads, GQA's extreme: shares 4/6 and 2/6, so exp(entropy) is known."""
     left, right = orthogonal(2, 8, 3)
     found = diversity(np.repeat(left, [4, 2], axis=0), np.repeat(right, [4, 2], axis=0))
     shares = np.array([4, 2]) / 6
@@ -101,30 +96,16 @@ def test_two_groups_of_equal_heads_have_rank_two():
     assert found.uncentred.effective_rank == pytest.approx(rank)
     assert found.uncentred.components(0.6) == 1 and found.uncentred.components(0.7) == 2
     assert found.centred.effective_rank == pytest.approx(1)
-
-
-def test_one_head_has_no_centred_cap():
-    found = diversity(*drawn(1, 6, 2))
-    assert found.uncentred.percent_of_cap == pytest.approx(100)
-    assert found.centred.percent_of_cap is None and found.mean_off_diagonal is None
-    assert found.centred.effective_rank == 0
-
-
-def test_a_form_of_zero_takes_no_part():
     left, right = orthogonal(4, 8, 2)
-    right[2] = 0
+    right[2] = 0  # which takes no part
     found = diversity(left, right)
     assert not found.gram_HH[2].any()
     assert found.uncentred.effective_rank == pytest.approx(3)
     assert diversity(left, 0 * right).uncentred.effective_rank == 0
+    assert diversity(*drawn(1, 5, 2)).centred.percent_of_cap is None
 
 
-def test_what_is_not_a_gram_matrix_is_refused():
-    with pytest.raises(LrkvError, match="no negative eigenvalue"):
-        spectrum(normalized(np.array([[1.0, 2.0], [2.0, 1.0]])), cap=2)
-
-
-@pytest.mark.parametrize("name", ["mha", "mqa", "lrkv"])
+@pytest.mark.parametrize("name", ["mha", "lrkv"])
 def test_random_weights_are_at_the_null(name):
     """Six layers of other seeds have the null's mean, within twice its own deviation."""
     config = small(FIVE[name], layers=1, width=32)
@@ -148,7 +129,9 @@ def test_the_null_is_near_its_caps_at_width_for_mha_and_mqa_alike():
             assert at[curve]["percent_of_cap"] > 99.8
 
 
-def test_a_null_of_no_seeds_is_refused_and_of_one_has_no_spread():
+def test_what_is_no_gram_matrix_or_no_null_is_refused_and_a_null_of_one_has_no_spread():
+    with pytest.raises(LrkvError, match="no negative eigenvalue"):
+        spectrum(normalized(np.array([[1.0, 2.0], [2.0, 1.0]])), cap=2)
     config = small(FIVE["mqa"])
     with pytest.raises(LrkvError, match="null_seeds = 0"):
         next(random_heads(config, 0))
@@ -157,7 +140,7 @@ def test_a_null_of_no_seeds_is_refused_and_of_one_has_no_spread():
     assert one["sd_of_mean"]["mean_off_diagonal"] is None
 
 
-@pytest.mark.parametrize("name", ["gqa", "mla", "lrkv"])
+@pytest.mark.parametrize("name", ["mla", "lrkv"])
 def test_a_model_s_diversity_is_of_its_heads_forms(name):
     """`test_head_weights.py` has the model's own logits as the oracle of its heads."""
     config = small(FIVE[name])

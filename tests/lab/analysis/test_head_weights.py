@@ -2,21 +2,16 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.variants import ALL, FIVE, MODES, WIDTH, error, random_params, small
+from support.variants import ALL, FIVE, MODES, WIDTH, error, random_model, random_params, small
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.analysis import head_weights
 from lrkv_jax.lab.analysis.heads import random_heads
 from lrkv_jax.models.attention.grouped import GroupedAttention
-from lrkv_jax.models.transformer import with_parameters
-
-NAMES = (
-    "mha", "gqa-gain", "mqa", "mla", "mla-no_rope", "lrkv-full-rank_0",
-    *(f"lrkv-{mode}-odd_rank" for mode in MODES),
-)  # fmt: skip
 
 
 @functools.cache
@@ -26,7 +21,7 @@ def layer(name):
     # Gains without their norm, which no configuration may have: forms have gains, and no norms.
     config = small(ALL[name], qk_norm=False, layers=1).model_copy(update={"qk_gain": bool(gain)})
     params = random_params(config)
-    attention = with_parameters(config, params).unstacked().blocks[0].attention
+    attention = random_model(config).blocks[0].attention
     (heads,) = head_weights(config, params)
     x_BTD = np.random.default_rng(1).standard_normal((1, 6, WIDTH)).astype(np.float32)
     return attention, heads, x_BTD
@@ -40,14 +35,22 @@ def latent_rms(attention, x_BTD):
     return np.sqrt((latent_TC**2).mean(axis=-1) + attention.config.norm_eps)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", ["gqa-gain", "mla", "lrkv-full-rank_0", *(f"lrkv-{mode}-odd_rank" for mode in MODES)]
+)
 def test_forms_are_the_models_logits_at_one_position_and_values_its_values(name):
     """Every token at position 5: x_t A_h x_s, for all t and s. MLA's form has no latent norm."""
     attention, heads, x_BTD = layer(name)
     positions_BT = jnp.full((1, 6), 5)
-    q_BTHW = attention.expand_query(attention.queries(x_BTD, positions_BT), positions_BT)
+
+    @jax.jit
+    def read(x_BTD):
+        query = attention.expand_query(attention.queries(x_BTD, positions_BT), positions_BT)
+        new_kv = attention.new_kv(x_BTD, positions_BT)
+        return query, *attention.materialize_kv(new_kv, positions_BT)
+
+    q_BTHW, k_BSGW, v_BSGK = read(x_BTD)
     H = q_BTHW.shape[2]
-    k_BSGW, v_BSGK = attention.materialize_kv(attention.new_kv(x_BTD, positions_BT), positions_BT)
     k_SHW, v_SHK = (np.repeat(a[0], H // a.shape[2], axis=1) for a in (k_BSGW, v_BSGK))
     logits_HTS = np.einsum("THW,SHW->HTS", q_BTHW[0], k_SHW)
     x_TD = x_BTD[0].astype(np.float64)
@@ -80,8 +83,9 @@ def test_value_outputs_are_what_a_token_writes_for_itself(name):
 def test_lrkv_keeps_its_parts():
     config = small(FIVE["lrkv"])
     params = random_params(config)
+    attention = params["blocks"]["attention"]
     for at, heads in enumerate(head_weights(config, params)):
-        weights = {k: np.asarray(v[at], np.float64) for k, v in _attention(params).items()}
+        weights = {k: np.asarray(v[at], np.float64) for k, v in attention.items()}
         for family, parts in (("key", heads.key_parts), ("value", heads.value_parts)):
             for h in range(config.heads):
                 residual = weights[f"{family}_down"][h] @ weights[f"{family}_up"][h]
@@ -90,22 +94,15 @@ def test_lrkv_keeps_its_parts():
                 np.testing.assert_allclose(total, weights[family] + residual, atol=1e-14)
 
 
-def test_weights_that_are_not_finite_are_refused_by_name():
-    config = small(FIVE["gqa"])
+def test_what_cannot_be_analyzed_is_refused_by_name(monkeypatch):
+    config = small(FIVE["mha"])
     params = random_params(config)
-    key = _attention(params)["key"].at[1, 0, 0, 0].set(jnp.nan)
-    spoilt = {**params, "blocks": {"attention": {**_attention(params), "key": key}}}
+    attention = params["blocks"]["attention"]
+    key = attention["key"].at[1, 0, 0, 0].set(jnp.nan)
+    spoilt = {**params, "blocks": {"attention": {**attention, "key": key}}}
     with pytest.raises(LrkvError, match=r"blocks.attention.key is not finite"):
         list(head_weights(config, spoilt))
-
-
-def _attention(params):
-    return params["blocks"]["attention"]
-
-
-def test_a_variant_without_head_weights_is_refused_in_one_line(monkeypatch):
     monkeypatch.delattr(GroupedAttention, "head_weights")
-    config = small(FIVE["mha"], layers=1)
-    for heads in (head_weights(config, random_params(config)), random_heads(config, 1)):
+    for heads in (head_weights(config, params), random_heads(config, 1)):
         with pytest.raises(LrkvError, match="^attention.kind = mha cannot be analyzed: give its"):
             next(heads)

@@ -9,15 +9,11 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench.report import save
 from lrkv_jax.lab.bench.serve import ServeBenchmark, random_trace, run, tables
 
-TINY = ServeBenchmark(
-    context=256, requests=8, samples=1,
-    overrides=("model.layers=1", "model.unroll=1", "model.width=48", "model.vocabulary=1024"),
-)  # fmt: skip
-
 
 @pytest.mark.slow
 def test_every_ratio_is_measured_within_one_run(tmp_path):
-    report = run(TINY)
+    small = "model.layers=1", "model.unroll=1", "model.width=48", "model.vocabulary=1024"
+    report = run(ServeBenchmark(context=256, requests=8, samples=1, overrides=small))
     running, *_ = report["rows"]
     assert running.what == "texts running" and running.ratio > 1
     for row in report["rows"]:

@@ -1,7 +1,10 @@
 """What is planted around and in the devices is found, and no check stops the doctor's report."""
 
+import json
 import os
 import stat
+import subprocess
+import sys
 import time
 
 import pytest
@@ -44,6 +47,14 @@ def test_the_report_has_every_line_and_its_verdict_is_the_worst():
     assert report["versions"]["lrkv_jax"] and report["date"] and report["host"]
     assert sentence(report).startswith("2 wrong of 4 lines")
 
+    def unable(facts):  # an import between two checks fails
+        yield RIGHT
+        raise ImportError("no JAX")
+
+    shown = []
+    examine(shown.append, seconds=60, plan=unable)
+    assert [one.verdict for one in shown] == [OK, WRONG] and "no JAX" in shown[1].text
+
 
 def test_a_check_that_hangs_is_one_line_and_ends_the_examination():
     began = time.monotonic()
@@ -57,19 +68,6 @@ def test_a_check_that_hangs_is_one_line_and_ends_the_examination():
     assert cut.verdict == report["doctor"] == SLOW and "time was over" in cut.text
 
 
-def test_what_cannot_be_imported_between_two_checks_is_a_line():
-    def plan(facts):
-        yield RIGHT
-        raise ImportError("no JAX")
-
-    shown = []
-    examine(shown.append, seconds=60, plan=plan)
-    assert [one.verdict for one in shown] == [OK, WRONG] and "no JAX" in shown[1].text
-
-
-WHEELS = {"jax-cuda13-plugin": "0.12.0.1", "nvidia-cudnn-cu13": "9.15.0.57"}
-
-
 @pytest.mark.parametrize(
     ("version", "text"),
     [
@@ -78,8 +76,8 @@ WHEELS = {"jax-cuda13-plugin": "0.12.0.1", "nvidia-cudnn-cu13": "9.15.0.57"}
         ("10.0.0", "wants <10.0,>=9.12"),
     ],
 )
-def test_a_wrong_cudnn_is_found_in_the_wheels(tmp_path, monkeypatch, version, text):
-    for name, has in {**WHEELS, "nvidia-cudnn-cu13": version}.items():
+def test_a_wrong_cudnn_or_no_plugin_is_found_in_the_wheels(tmp_path, monkeypatch, version, text):
+    for name, has in {"jax-cuda13-plugin": "0.12.0.1", "nvidia-cudnn-cu13": version}.items():
         folder = tmp_path / f"{name.replace('-', '_')}-{has}.dist-info"
         folder.mkdir()
         lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {has}"]
@@ -91,12 +89,8 @@ def test_a_wrong_cudnn_is_found_in_the_wheels(tmp_path, monkeypatch, version, te
     found = host.packages(gpus=1)
     assert found.measured["jax"] and found.measured["optax"]
     assert found.verdict == (WRONG if text else OK) and (text or "cudnn") in found.text
-
-
-def test_gpus_without_a_plugin_are_wrong(monkeypatch):
-    monkeypatch.setattr(host, "PLUGINS", ())  # this machine may have one
-    assert host.packages(gpus=2).verdict == WRONG
-    assert host.packages(gpus=0).verdict == OK
+    monkeypatch.setattr(host, "PLUGINS", ())  # none is there
+    assert [host.packages(gpus=count).verdict for count in (2, 0)] == [WRONG, OK]
 
 
 ROW = "NVIDIA H200, 580.95.05, 143771, 4"
@@ -122,11 +116,9 @@ def test_a_driver_that_is_broken_or_whose_gpu_is_taken_is_found(
     assert found.verdict == verdict and text in found.text
 
 
-@pytest.mark.parametrize(
-    ("load", "free", "verdict"), [(1, 1, WRONG), (1, 3, SLOW), (5, 20, SLOW), (1, 20, OK)]
-)
-def test_a_busy_machine_and_too_little_memory_are_found(load, free, verdict):
-    assert host.check_machine(2, load, 25 << 30, free << 30).verdict == verdict
+def test_a_busy_machine_and_too_little_memory_are_found():
+    for load, free, verdict in ((1, 1, WRONG), (1, 3, SLOW), (5, 20, SLOW), (1, 20, OK)):
+        assert host.check_machine(2, load, 25 << 30, free << 30).verdict == verdict
     found = host.machine().measured
     assert 0 < found["free_bytes"] <= found["total_bytes"]
 
@@ -142,13 +134,14 @@ def test_a_slow_disk_and_one_with_no_room_are_found(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("copies", "products", "verdicts"),
-    [(4.1e12, 7e14, [OK, OK]), (2.0e12, 7e14, [SLOW, OK]), (4.1e12, 3e14, [OK, SLOW])],
-)
-def test_a_device_far_below_its_datasheet_is_slow(copies, products, verdicts):
-    found = devices.check_speed("device 0", H200, copies, products, "bfloat16")
-    assert [one.verdict for one in found] == verdicts
+def test_a_device_far_below_its_datasheet_is_slow_and_so_is_a_link():
+    for copies, products, verdicts in (
+        (4.1e12, 7e14, [OK, OK]), (2.0e12, 7e14, [SLOW, OK]), (4.1e12, 3e14, [OK, SLOW]),
+    ):  # fmt: skip
+        found = devices.check_speed("device 0", H200, copies, products, "bfloat16")
+        assert [one.verdict for one in found] == verdicts
+    for rate, wrong, verdict in ((3e11, False, OK), (1e10, False, SLOW), (3e11, True, WRONG)):
+        assert devices.check_between(8, H200, rate, wrong=wrong).verdict == verdict
 
 
 def test_gpus_that_jax_does_not_see_are_wrong(monkeypatch):
@@ -160,13 +153,6 @@ def test_gpus_that_jax_does_not_see_are_wrong(monkeypatch):
     assert devices.devices(gpus=1).verdict == OK
 
 
-def test_links_that_are_slow_or_garble_are_found():
-    check = devices.check_between
-    assert check(8, H200, 3e11, wrong=False).verdict == OK
-    assert check(8, H200, 1e10, wrong=False).verdict == SLOW
-    assert check(8, H200, 3e11, wrong=True).verdict == WRONG
-
-
 @pytest.mark.slow
 def test_sums_over_devices_are_measured_and_one_that_loses_a_device_is_found(monkeypatch):
     found = devices.between()
@@ -176,3 +162,40 @@ def test_sums_over_devices_are_measured_and_one_that_loses_a_device_is_found(mon
         devices, "_sum_over_devices", lambda mesh, x_NX: add(mesh, x_NX.at[3].set(0))
     )
     assert devices.between().verdict == WRONG
+
+
+# Python runs this in every process whose path it lies on.
+PLANTED = """
+import os, time
+
+def slow_fsync(descriptor, real=os.fsync):
+    time.sleep(0.15)
+    real(descriptor)
+
+os.fsync = slow_fsync
+"""
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("planted", [False, True])
+def test_this_machine_is_right_for_the_work_until_a_fault_is_planted(tmp_path, planted):
+    base = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
+    base = {k: v for k, v in base.items() if not k.startswith("JAX_")}
+    if planted:
+        (tmp_path / "sitecustomize.py").write_text(PLANTED)
+        base["PYTHONPATH"] = str(tmp_path)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "lrkv_jax.cli", "doctor", "--json", "--seconds", "300"],
+        cwd=folder, capture_output=True, text=True, env=base | {"LRKV_COMPILATION_CACHE": "off"},
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["doctor"] != "wrong"
+    assert list(folder.iterdir()) == []
+    assert len(done.stderr.splitlines()) == len(report["findings"])
+    assert report["versions"]["jax"] and report["date"] and report["device"]
+    lines = {finding["name"]: finding for finding in report["findings"]}
+    assert lines["device 0: copies"]["measured"]["bytes_per_second"] > 0
+    if planted:
+        assert lines["disk"]["verdict"] == "slow" and lines["disk"]["fix"]

@@ -4,27 +4,18 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 
-from lrkv_jax.config import find_config, load_config
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.config import load_config
 from lrkv_jax.lab.plan.report import as_text, plan_report
 
 COUNTS = {
-    "parameters",
-    "attention_parameters",
-    "kv_parameters",
-    "flops_per_token",
-    "kv_cache_values_per_token",
-    "kv_cache_bytes_per_token",
-    "kv_cache_allocated_bytes_per_token",
-}
+    "parameters", "attention_parameters", "kv_parameters", "flops_per_token",
+    "kv_cache_values_per_token", "kv_cache_bytes_per_token", "kv_cache_allocated_bytes_per_token",
+}  # fmt: skip
 FRACTIONS = {
-    "kv_cache_fraction_of_mha",
-    "kv_cache_bytes_fraction_of_mha",
-    "kv_cache_allocated_fraction_of_mha",
-    "kv_cache_fraction_published",
-}
+    "kv_cache_fraction_of_mha", "kv_cache_bytes_fraction_of_mha",
+    "kv_cache_allocated_fraction_of_mha", "kv_cache_fraction_published",
+}  # fmt: skip
 VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"]
 
 
@@ -37,16 +28,9 @@ def test_json_describes_the_run_and_every_variant():
     variants = plan.pop("variants")
     assert plan.pop("hardware")["name"] == "H200 SXM"
     assert plan == {
-        "name": "128m",
-        "layers": 12,
-        "width": 768,
-        "heads": 6,
-        "head_width": 128,
-        "vocabulary": 50304,
-        "context": 2048,
-        "tokens": 100_000_000_000,
-        "cache_dtype": "bfloat16",
-    }
+        "name": "128m", "layers": 12, "width": 768, "heads": 6, "head_width": 128,
+        "vocabulary": 50304, "context": 2048, "tokens": 100_000_000_000, "cache_dtype": "bfloat16",
+    }  # fmt: skip
     assert list(variants) == VARIANTS
     for costs in variants.values():
         assert set(costs) == COUNTS | FRACTIONS | {"training_exaflops", "decode"}
@@ -57,10 +41,8 @@ def test_json_describes_the_run_and_every_variant():
 
 
 def test_mha_is_the_reference_even_where_the_yaml_lists_none(tmp_path):
-    raw = yaml.safe_load(find_config("128m").read_text())
-    raw["variants"] = {"lrkv": {"rank": 46}, "half": {"kind": "gqa", "kv_heads": 3}}
     path = tmp_path / "no_mha.yaml"
-    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    path.write_text("extends: 128m\nvariants: {lrkv: {rank: 46}, half: {kind: gqa, kv_heads: 3}}\n")
     variants = planned(load_config(path))["variants"]
     assert list(variants) == ["lrkv", "half"]
     assert variants["half"]["kv_cache_fraction_of_mha"] == 0.5
@@ -68,25 +50,13 @@ def test_mha_is_the_reference_even_where_the_yaml_lists_none(tmp_path):
     assert variants["lrkv"]["kv_cache_fraction_of_mha"] == pytest.approx(0.526, abs=5e-4)
 
 
-def test_a_variant_that_cannot_have_the_shape_is_named_in_one_line():
-    config = load_config("128m", ["model.heads=7"])  # sound for the chosen lrkv, not for gqa
-    planned(config, ["lrkv"])
-    with pytest.raises(LrkvError, match=r"^attention.kv_heads = 3 .* heads = 7: use 1 or 7$"):
-        planned(config)
-
-
-def test_the_table_fits_a_terminal_and_says_what_it_counts():
-    text = as_text(planned(load_config("6.3b")))
-    assert max(map(len, text.splitlines())) <= 80
-    rows = [line.split() for line in text.splitlines()]
-    rows = [row for row in rows if row and row[0] in VARIANTS]
-    assert [row[0] for row in rows] == VARIANTS
+def test_the_table_has_the_paper_s_largest_model():
+    lines = as_text(planned(load_config("6.3b"))).splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(tuple(VARIANTS))}
+    assert list(rows) == VARIANTS
     paper = ["6.28B", "1.57B", "500.7M", "39.674", "241,664", "249,856", "47.7", "45.3"]
-    assert rows[-2] == ["lrkv", *paper]
-    assert rows[3][-2:] == ["13.3", "12.5"]
-    words = " ".join(text.split())
-    for part in ("embedding and head", "not its causal half", "inverse norms", "padding included"):
-        assert part in words
+    assert rows["lrkv"] == paper and rows["mla"][-2:] == ["13.3", "12.5"]
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -108,9 +78,6 @@ from lrkv_jax.lab.plan.report import as_text, plan_report
 from lrkv_jax.config import load_config
 config = load_config("6.3b")
 as_text(plan_report(config, list(config.variants), device="h100"))
-print(sorted({"jax", "jaxlib", "flax", "optax", "grain", "matplotlib"} & set(sys.modules)))
+assert not {"jax", "jaxlib", "flax", "optax", "grain", "matplotlib"} & set(sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)

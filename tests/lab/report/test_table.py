@@ -1,13 +1,15 @@
-"""Tables: what is marked as best, what is escaped, and that a gap is told."""
+"""Tables: what is marked as best and what is escaped; styles that differ without their colors."""
 
 import json
 import re
 
 import pytest
 
+from lrkv_jax.config.attention import variants
 from lrkv_jax.lab.report.paper_values import PaperValue
 from lrkv_jax.lab.report.renderers import html, terminal, write_table
 from lrkv_jax.lab.report.renderers import markdown as padded
+from lrkv_jax.lab.report.styles import distinct, variant_style
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 
 row = TableRow.of
@@ -23,10 +25,6 @@ def markdown(made):
     return re.sub(" +", " ", padded(made))
 
 
-def over(*values):
-    return Cell.over(dict(enumerate(values)))
-
-
 def test_the_best_of_each_block_is_marked_in_its_own_direction():
     columns = [Column("variant"), LOSS, Column("score", "%", "higher", 1), Column("bytes")]
     made = table(
@@ -36,16 +34,10 @@ def test_the_best_of_each_block_is_marked_in_its_own_direction():
     )  # fmt: skip
     assert made.best() == {(1, 1), (1, 2), (2, 1), (2, 2)}
     text = markdown(made)
+    for cell in (Cell(), Cell("—"), Cell(float("nan"))):  # no numbers
+        alike = table(row("a", cell), row("b", 2.4001), row("c", 2.4004), row("d", 2.41))
+        assert alike.best() == {(1, 1), (2, 1)}, "as they are written"
     assert "| b | **2.400** | **12.0** | 8 |" in text and "| a | **1.500** | **30.0** | 7 |" in text
-
-
-def test_what_is_written_alike_is_best_alike():
-    assert table(row("a", 2.4001), row("b", 2.4004), row("c", 2.41)).best() == {(0, 1), (1, 1)}
-
-
-@pytest.mark.parametrize("cell", [Cell(), Cell("—"), Cell(float("nan"))])
-def test_what_is_no_number_is_never_best(cell):
-    assert table(row("a", cell), row("b", 2.1), row("c", 2.2)).best() == {(1, 1)}
 
 
 def test_a_printed_value_stands_beside_ours_with_its_verdict():
@@ -54,19 +46,14 @@ def test_a_printed_value_stands_beside_ours_with_its_verdict():
     assert "**0.871 (paper 0.872)** [1]" in markdown(made)
     assert markdown(made).count("CE implies 0.875") == 1
     assert "<sup>1</sup>" in html(made)
+    spread = Cell.over({0: 2.0, 1: 2.00005})  # which is never written as nothing
+    assert "2.000 ± 4e-05" in markdown(table(row("a", spread), row("b", 3.0)))
 
 
-def test_a_spread_is_never_written_as_nothing():
-    assert "2.000 ± 4e-05" in markdown(table(row("a", over(2.0, 2.00005)), row("b", 3.0)))
-
-
-def test_a_terminal_shows_blocks_and_marks_the_best():
+def test_a_terminal_shows_blocks_marks_the_best_and_is_wide_enough(monkeypatch):
     rows = [row("a|b", 1.0, block="x"), row("c", 2.0, block="x")]
     lines = terminal(table(*rows)).splitlines()
     assert [line.split() for line in lines[-3:]] == [["x"], ["a|b", "*1.000"], ["c", "2.000"]]
-
-
-def test_a_terminal_s_table_is_no_wider_than_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     columns = [Column("variant"), *(Column(f"a long heading of {n} words") for n in range(6))]
     made = table(row("LRKV-8 latent", 4096, *["1.2345 (0.1 to 0.2)"] * 5), columns=columns)
@@ -79,10 +66,24 @@ def test_html_escapes_what_is_text():
 
 
 def test_json_has_the_numbers_whole_and_by_seed(tmp_path):
-    made = table(row("a", over(2.0, 2.123456789)), row("b", Cell()))
+    made = table(row("a", Cell.over({0: 2.0, 1: 2.123456789})), row("b", Cell()))
     paths = write_table(made, tmp_path / "new", "losses")
     assert [path.name for path in paths] == ["losses.md", "losses.json"]
     read = json.loads(paths[1].read_text())
     cell = read["rows"][0]["cells"][1]
     assert cell["seeds"] == {"0": 2.0, "1": 2.123456789}
     assert cell["value"] == pytest.approx(2.0617283945)
+
+
+def test_variants_differ_without_their_colors_and_equal_styles_become_a_ladder():
+    def differ(styles):
+        """Whether they differ in color, and without."""
+        shapes = {(one.line, one.marker) for one in styles}
+        return len({one.color for one in styles}) == len(shapes) == len(styles)
+
+    known = [(entry, mode) for entry in variants().values() for mode in entry.modes() or (None,)]
+    assert differ([variant_style(entry.name, mode) for entry, mode in known])
+    one = variant_style("lrkv", "latent")
+    made = distinct([variant_style("mha"), *[one] * 5, variant_style("gqa")])
+    assert differ(made[1:6]) and made[0] == variant_style("mha")
+    assert made[5].color == one.color and {each.name for each in made[1:6]} == {one.name}

@@ -16,22 +16,37 @@ def sweep(tmp_path_factory):
     return write_sweep(tmp_path_factory.mktemp("sweep") / "runs", seeds=(0, 1))
 
 
-def test_a_folder_of_runs_is_searched_two_levels_deep(sweep):
+def test_a_folder_of_runs_is_searched_two_levels_deep_and_its_seeds_compared(sweep):
     runs = read_runs([sweep.parent])
     assert len(runs) == 14
     assert [run.path for run in read_runs([sweep])] == [run.path for run in runs]
     assert [run.path for run in read_runs([sweep / "mla-seed1"])] == [sweep / "mla-seed1"]
+    assert len(read_runs([sweep, sweep / "mha-seed0", sweep.parent])) == 14  # each once
+    (run,) = read_runs([sweep / "lrkv_r4-seed1"])
+    assert (run.scale, run.variant, run.kind, run.size, run.label, run.seed) == (
+        "quickstart", "lrkv_r4", "lrkv", 4, "LRKV-4", 1,
+    )  # fmt: skip
+    # (K + H·R) / (H·K) of H = 4, K = 32.
+    assert cache_fraction(run.config.model) == (32 + 4 * 4) / (4 * 32)
+    # Float32, 4 layers: shared and latents of both, padded to 8 of them, and 4 inverse norms.
+    assert run.cache_bytes_measured == 4 * (4 * 2 * (32 + 4 * 8) + 4 * 4)
+    assert run.finished and run.evaluation is not None and run.analysis is None
+    (setting,) = settings(runs)
+    assert setting.name == "quickstart"
+    assert setting.labels == ["MHA", "GQA-2", "MQA", "MLA-32", "LRKV-2", "LRKV-4", "LRKV-8"]
+    assert sorted(setting.seeds("LRKV-2")) == sorted(setting.main("lrkv")) == [0, 1]
+    assert {run.label for run in setting.main("lrkv").values()} == {"LRKV-8"}
 
 
-def test_a_run_named_twice_is_read_once(sweep):
-    assert len(read_runs([sweep, sweep / "mha-seed0", sweep.parent])) == 14
-
-
-@pytest.mark.parametrize("path, said", [("empty", "holds no run"), ("absent", "is not there")])
-def test_a_path_without_a_run_is_one_line(tmp_path, path, said):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(LrkvError, match=said):
-        read_runs([tmp_path / path])
+def test_a_path_or_a_line_without_a_run_is_named_in_one_line(tmp_path):
+    for path, said in ((tmp_path, "holds no run"), (tmp_path / "absent", "is not there")):
+        with pytest.raises(LrkvError, match=said):
+            read_runs([path])
+    file = tmp_path / "archive.jsonl"
+    for line in ("{", "3", '{"run": "a", "rows": [], "history": 3}'):
+        file.write_text(line + "\n")
+        with pytest.raises(LrkvError, match="archive.jsonl, line 1 is not an archived run: delete"):
+            read_runs([file])
 
 
 def test_archived_runs_compare_as_their_directories_do(sweep, tmp_path):
@@ -48,34 +63,11 @@ def test_archived_runs_compare_as_their_directories_do(sweep, tmp_path):
             np.testing.assert_array_equal(getattr(ours.curve, name), getattr(theirs.curve, name))
 
 
-@pytest.mark.parametrize("line", ["{", "3", "{}", '{"run": "a", "rows": [], "history": 3}'])
-def test_a_line_that_is_no_archived_run_is_named(tmp_path, line):
-    file = tmp_path / "archive.jsonl"
-    file.write_text(line + "\n")
-    with pytest.raises(LrkvError, match="archive.jsonl, line 1 is not an archived run: delete it"):
-        read_runs([file])
-
-
-def test_a_record_says_what_the_run_is(sweep):
-    (run,) = read_runs([sweep / "lrkv_r4-seed1"])
-    assert (run.scale, run.variant, run.kind, run.size, run.label, run.seed) == (
-        "quickstart", "lrkv_r4", "lrkv", 4, "LRKV-4", 1,
-    )  # fmt: skip
-    # (K + H·R) / (H·K) of H = 4, K = 32.
-    assert cache_fraction(run.config.model) == (32 + 4 * 4) / (4 * 32)
-    # Float32, 4 layers: shared and latents of both, padded to 8 of them, and 4 inverse norms.
-    assert run.cache_bytes_measured == 4 * (4 * 2 * (32 + 4 * 8) + 4 * 4)
-    assert run.finished and run.evaluation is not None and run.analysis is None
-
-
-def test_a_run_that_has_not_ended_has_no_final_loss(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "run", until=25)])
-    assert not run.finished and run.cross_entropy is None and run.bits_per_byte is None
-    np.testing.assert_array_equal(run.curve.steps, [10, 20])
-
-
 def test_a_curve_is_of_one_held_out_text(tmp_path):
-    """The end is measured on the whole split, what comes before on a part of it."""
+    """The end is measured on the whole split, what comes before on a part of it.
+
+    Where the last row has `val_*_subset`, they are of that part, and end the curve.
+    """
     part = write_run(tmp_path / "part", heldout=(1000, 9000))
     whole = write_run(tmp_path / "whole", heldout=(9000, 9000))
     ended, alike = (read_runs([path])[0] for path in (part, whole))
@@ -83,15 +75,13 @@ def test_a_curve_is_of_one_held_out_text(tmp_path):
     assert ended.curve.heldout_tokens == 1000
     np.testing.assert_array_equal(alike.curve.steps, [10, 20, 30, 40])
     assert ended.cross_entropy == alike.cross_entropy == 4.0
-
-
-def test_a_curve_ends_with_the_last_row_s_losses_of_the_same_batches(tmp_path):
-    """`val_*_subset` of the last row are of the batches that the validations before it had."""
-    folder = write_run(tmp_path / "run", heldout=(1000, 9000))
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (begun,) = read_runs([write_run(tmp_path / "begun", until=25)])
+    assert not begun.finished and begun.cross_entropy is None and begun.bits_per_byte is None
+    np.testing.assert_array_equal(begun.curve.steps, [10, 20])
+    rows = [json.loads(line) for line in (part / "metrics.jsonl").read_text().splitlines()]
     rows[-1] |= {"val_loss_subset": 4.25, "val_bpb_subset": 1.5}
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (run,) = read_runs([folder])
+    (part / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (run,) = read_runs([part])
     archive_runs([run], tmp_path / "archive.jsonl")
     for one in (run, *read_runs([tmp_path / "archive.jsonl"])):
         np.testing.assert_array_equal(one.curve.steps, [10, 20, 30, 40])
@@ -120,35 +110,21 @@ def test_a_broken_run_is_named_with_its_reason_and_others_are_read(tmp_path, fil
         read_runs([tmp_path])
 
 
-def test_variants_and_seeds_are_compared(sweep):
-    (setting,) = settings(read_runs([sweep]))
-    assert setting.name == "quickstart"
-    assert setting.labels == ["MHA", "GQA-2", "MQA", "MLA-32", "LRKV-2", "LRKV-4", "LRKV-8"]
-    assert sorted(setting.seeds("LRKV-2")) == sorted(setting.main("lrkv")) == [0, 1]
-    assert {run.label for run in setting.main("lrkv").values()} == {"LRKV-8"}
-
-
-@pytest.mark.parametrize(
-    "override, told",
-    [
-        ("train.global_batch_size=16", "tokens 163,840"),
-        ("optimizer.matrix_lr=0.01", "optimizer.matrix_lr 0.01"),
-        ("model.layers=8", "model.layers 8"),
-        ("train.steps=50", "tokens 102,400"),
-    ],
-)
-def test_what_was_trained_otherwise_is_not(tmp_path, override, told):
+def test_what_was_trained_otherwise_is_not_compared(tmp_path):
     write_run(tmp_path / "one", "attention=mha")
-    write_run(tmp_path / "other", "attention=lrkv", "train.steps=40", override)
+    write_run(tmp_path / "longer", "attention=lrkv", "train.steps=50")
+    write_run(tmp_path / "slower", "attention=lrkv", "optimizer.matrix_lr=0.01")
     names = [setting.name for setting in settings(read_runs([tmp_path]))]
-    assert len(names) == 2 and any(told in name for name in names)
+    assert len(names) == 3
+    for told in ("tokens 102,400", "optimizer.matrix_lr 0.01"):
+        assert [told in name for name in names].count(True) == 1
 
 
 @pytest.mark.parametrize("key, schedule, apart", [
     ("train.global_batch_size", "cosine", True), ("train.steps", "cosine", True),
     ("train.steps", "constant", False), ("train.max_checkpoints", "cosine", False),
 ])  # fmt: skip
-def test_a_run_whose_result_was_changed_on_the_way_is_not(tmp_path, key, schedule, apart):
+def test_a_run_whose_result_was_changed_on_the_way_is_not_compared(tmp_path, key, schedule, apart):
     for name in ("mha", "lrkv"):
         write_run(tmp_path / name, f"attention={name}", f"optimizer.schedule={schedule}")
     role = "rhythm" if key == "train.max_checkpoints" else "result"
@@ -167,13 +143,9 @@ def test_how_a_run_was_carried_out_sets_nothing_apart(tmp_path):
     )  # fmt: skip
     (setting,) = settings(read_runs([tmp_path]))
     assert setting.name == "quickstart" and len(setting.runs) == 2
-
-
-def test_an_ablation_that_names_a_size_again_counts_it_once(tmp_path):
-    write_run(tmp_path / "a", rank=8)
-    write_run(tmp_path / "b", "attention=lrkv")
+    write_run(tmp_path / "ablation", rank=8)  # names a size again, which counts once
     (setting,) = settings(read_runs([tmp_path]))
-    assert [run.variant for run in setting.runs] == ["lrkv"]
+    assert [run.variant for run in setting.runs] == ["mha", "lrkv"]
 
 
 def test_the_variant_named_as_its_kind_stands_for_it_and_else_one_named_by_its_mode(tmp_path):

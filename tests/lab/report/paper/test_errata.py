@@ -48,7 +48,7 @@ def paper(*path):
     return paper_value(*path).value
 
 
-def ablation(row, what):
+def ablation(row, what="ce"):
     return paper("table08", "128m", row, what)
 
 
@@ -69,18 +69,13 @@ def test_digits_are_kept_as_printed_and_every_verdict_stands_at_a_printed_place(
     assert paper_value("table01", "1.2b", "mha", "ce").text == "2.530"
     assert paper_value("table08", "128m", "mla_192", "cache").value is None  # 12-5
     assert paper_value("table03", "128m", "gqa", "centred").value == 79.6  # printed 79.6*
-    assert (
-        paper_value("table01", "7b", "mha", "ce") is None
-        and paper_value("table01", "1.2b", "mha") is None
-    )
+    assert paper_value("table01", "7b", "mha", "ce") is None
+    assert paper_value("table01", "1.2b", "mha") is None
     for place in paper_table("verdicts"):
         node = paper_table(place.split("/")[0])
         for key in place.split("/")[1:]:
             node = node[key]
         assert verdict(*place.split("/"))
-
-
-# Shapes and costs.
 
 
 def test_648_mb_are_36_layers_at_2048_tokens_and_not_18_at_8192():
@@ -109,11 +104,9 @@ def test_2_5b_needs_36_layers_and_two_scales_are_one_model():
         nominal = float(text[:-1]) * {"M": 1e6, "B": 1e9}[text[-1]]
         off = abs(parameter_counts(model).total / nominal - 1)
         assert (off > 0.02) == bool(verdict("table05", scale, "parameters"))
-    counts = [
-        parameter_counts(model_of("2.5b", "mha", f"model.layers={layers}")).total / 1e9
-        for layers in (18, 36)
-    ]
-    assert counts == pytest.approx([1.378, 2.525], abs=0.001)
+    for layers, billions in ((18, 1.378), (36, 2.525)):
+        counts = parameter_counts(model_of("2.5b", "mha", f"model.layers={layers}"))
+        assert counts.total / 1e9 == pytest.approx(billions, abs=0.001)
 
 
 def test_exaflops_are_reproduced_by_no_count():
@@ -148,14 +141,12 @@ def inference_flops(model, context):
 
 def test_costs_a_token_are_others_than_the_footnote_says():
     """ "MQA −6 %, GQA −3.2 %, MLA −3.7 %, LRKV +0.8 %" at 2.5B, by which count?"""
-    variants = {
-        "mqa": [], "gqa": [], "mla": [], "lrkv": ["attention.rope=shared"],
-        "lrkv exact": ["attention.rope=full"],
-    }  # fmt: skip
+    models = [model_of("2.5b", kind) for kind in ("mqa", "gqa", "mla")]
+    models.append(model_of("2.5b", "lrkv", "attention.rope=shared"))
+    models.append(model_of("2.5b", "lrkv", "attention.rope=full"))
     mha = model_of("2.5b")
     inference, training = [], []
-    for name, overrides in variants.items():
-        model = model_of("2.5b", name.split()[0], *overrides)
+    for model in models:
         inference.append(100 * (inference_flops(model, 2048) / inference_flops(mha, 2048) - 1))
         flops = training_flops_per_token(model, 2048) / training_flops_per_token(mha, 2048)
         training.append(100 * (flops - 1))
@@ -174,17 +165,11 @@ def test_budgets_steps_and_the_embeddings_decay():
     assert run_of("128m").optimizer.embedding_decay == 0
 
 
-# Caches.
-
-
-@pytest.mark.parametrize(
-    ("heads", "stated"), [(6, 52.6), (18, 48.4), (32, 45.1)], ids=["128m", "2.5b", "6.3b"]
-)
-def test_the_printed_sums_are_of_other_ranks(heads, stated):
+@pytest.mark.parametrize("heads, stated, rank", [(6, 52.6, 46), (18, 48.4, 55), (32, 45.1, 54)])
+def test_the_printed_sums_are_of_other_ranks(heads, stated, rank):
     """ "1/6 + 64/128 = 0.526": it is 0.667; the percentages are those of ranks 46, 55 and 54."""
     assert 100 * (1 / heads + 64 / 128) > stated + 7
-    rank = (stated / 100 - 1 / heads) * 128
-    assert rank == pytest.approx({6: 46, 18: 55, 32: 54}[heads], abs=0.3)
+    assert (stated / 100 - 1 / heads) * 128 == pytest.approx(rank, abs=0.3)
 
 
 def test_measured_megabytes_are_of_rank_64_other_latents_and_36_layers():
@@ -211,17 +196,14 @@ def test_measured_megabytes_are_of_rank_64_other_latents_and_36_layers():
     assert stated == [6, 54, 128]
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_the_shares_of_table_7_leave_out_mla_s_rope_key(scale):
-    for kind in ("mqa", "gqa", "mla", "lrkv"):
-        share = 100 * cache_fraction_published(model_of(scale, kind))
-        assert share == pytest.approx(paper("table07", scale, kind), abs=0.0501)
-    whole = 100 * cache_fraction(model_of(scale, "mla"))
-    assert f"{whole:.1f} %" in verdict("table07", scale, "mla")
-
-
 def test_shares_do_not_fall_steadily_and_what_is_saved_is_the_rest():
     """ "52.6 → 48 → 48.4 → 45.1", "reduces KV cache by 45-53 %": it keeps that much."""
+    for scale in SCALES:  # whose shares in Table 7 leave out MLA's rope key
+        for kind in ("mqa", "gqa", "mla", "lrkv"):
+            share = 100 * cache_fraction_published(model_of(scale, kind))
+            assert share == pytest.approx(paper("table07", scale, kind), abs=0.0501)
+        whole = 100 * cache_fraction(model_of(scale, "mla"))
+        assert f"{whole:.1f} %" in verdict("table07", scale, "mla")
     shares = [100 * cache_fraction_published(model_of(s, "lrkv")) for s in TABLE1]
     assert shares == pytest.approx([52.6, 48.2, 48.5, 45.3], abs=0.05)
     assert shares[2] > shares[1]
@@ -232,9 +214,8 @@ ABLATION = [("lrkv", r) for r in (8, 16, 32, 64, 128)] + [("mla", c) for c in (1
 
 
 def ablated(kind, size):
-    return model_of(
-        "128m", kind, f"attention.{'rank' if kind == 'lrkv' else 'kv_lora_rank'}={size}"
-    )
+    setting = {"lrkv": "rank", "mla": "kv_lora_rank"}[kind]
+    return model_of("128m", kind, f"attention.{setting}={size}")
 
 
 @pytest.mark.parametrize(("kind", "size"), ABLATION)
@@ -251,13 +232,7 @@ def test_the_ablations_caches_are_right_but_for_the_text(kind, size):
 
 def test_lrkv_does_not_dominate_mla_in_the_papers_own_ablation():
     """MLA has the smaller cache and the lower loss six times, rope keys included; LRKV never."""
-    cases = {
-        case: (
-            cache_fraction(ablated(*case)),
-            ablation(f"{case[0]}_{case[1]}", "ce"),
-        )
-        for case in ABLATION
-    }
+    cases = {c: (cache_fraction(ablated(*c)), ablation("_".join(map(str, c)))) for c in ABLATION}
 
     def beats(one, other):
         return cases[one][0] <= cases[other][0] and cases[one][1] < cases[other][1]
@@ -294,7 +269,7 @@ def test_bpb_follows_from_ce_in_every_row_but_those_named():
     assert bits_per_byte(2.893) == pytest.approx(0.875, abs=0.0005)
     assert bits_per_byte(2.901) == pytest.approx(0.877, abs=0.0005)
     # The ablation's rank 64 has a lower CE and a higher BPB than Table 1's rank 46.
-    assert ablation("lrkv_64", "ce") < paper("table01", "128m", "lrkv", "ce")
+    assert ablation("lrkv_64") < paper("table01", "128m", "lrkv", "ce")
     assert ablation("lrkv_64", "bpb") > paper("table01", "128m", "lrkv", "bpb")
     rows = [paper_table("table08")["128m"][f"lrkv_{rank}"] for rank in (8, 16, 32, 64, 128)]
     ratios = [float(row["ce"]) / math.log(2) / float(row["bpb"]) for row in rows]
@@ -304,7 +279,7 @@ def test_bpb_follows_from_ce_in_every_row_but_those_named():
 def test_what_the_ablation_calls_bpb_are_bits_a_token():
     """ "CE = 2.877, BPB = 4.156", "CE = 2.908, BPB = 4.201"."""
     for row, stated in (("lrkv_128", 4.156), ("lrkv_8", 4.201)):
-        bits = ablation(row, "ce") / math.log(2)
+        bits = ablation(row) / math.log(2)
         assert bits == pytest.approx(stated, abs=0.007)
         assert ablation(row, "bpb") < 0.9
         assert f"{bits:.3f}" in verdict("table08", "128m", row, "bpb")
@@ -339,14 +314,10 @@ def test_mha_is_worse_at_8192_tokens_than_the_same_shape_at_2048():
     assert gain == pytest.approx(0.075, abs=1e-9)
 
 
-def of_rank(rank):
-    return ablation(f"lrkv_{rank}", "ce")
-
-
 def test_the_gain_is_largest_at_full_rank_where_lrkv_has_mha_s_functions():
     """Nothing is compressed there: the cache is larger than MHA's."""
     assert run_of("128m").model.head_width == 128
-    gains = {rank: ablation("mha", "ce") - of_rank(rank) for rank in (8, 16, 32, 64, 128)}
+    gains = {rank: ablation("mha") - ablation(f"lrkv_{rank}") for rank in (8, 16, 32, 64, 128)}
     assert max(gains, key=gains.get) == 128 and gains[128] == pytest.approx(0.026, abs=1e-9)
     assert cache_fraction_published(ablated("lrkv", 128)) > 1
     # The deployed rank, 46, gains less.
@@ -356,10 +327,10 @@ def test_the_gain_is_largest_at_full_rank_where_lrkv_has_mha_s_functions():
 
 def test_the_ablation_shows_no_threshold():
     """ "r ≈ 0.36-0.43 × d_h provides a critical threshold": no step stands out there."""
-    steps = [of_rank(r) - of_rank(2 * r) for r in (8, 16, 32, 64)]
+    steps = [ablation(f"lrkv_{r}") - ablation(f"lrkv_{2 * r}") for r in (8, 16, 32, 64)]
     assert steps == pytest.approx([0.003, 0.009, 0.008, 0.011], abs=1e-9)
     # 0.25 of d_h is below MHA already, and the step that crosses 0.36 to 0.43 is not the largest.
-    assert of_rank(32) < ablation("mha", "ce")
+    assert ablation("lrkv_32") < ablation("mha")
     assert max(steps) == steps[3] and steps[2] < steps[1]
 
 
@@ -425,19 +396,16 @@ def test_lrkv_is_not_best_on_every_benchmark():
     }  # fmt: skip
 
 
-# Questions in the test sets: ARC-Easy and -Challenge, MMLU, GSM8K, HumanEval.
-QUESTIONS = (2376, 1172, 14042, 1319, 164)
-
-
 def test_lrkv_s_combined_lead_is_one_to_three_binomial_errors():
     """The paper gives no errors; these are of the questions alone, one model each."""
+    questions = np.array([2376, 1172, 14042, 1319, 164])  # in the test set of each task
     leads, errors = [], []
     for scale in TABLE2:
         scores = {
             kind: np.array([paper("table02", scale, kind, task) for task in TASKS])
             for kind in ("mha", "lrkv")
         }
-        variances = [s * (100 - s) / np.array(QUESTIONS) for s in scores.values()]
+        variances = [s * (100 - s) / questions for s in scores.values()]
         leads.append(scores["lrkv"].mean() - scores["mha"].mean())
         errors.append(np.sum(variances) ** 0.5 / len(TASKS))
     assert leads == pytest.approx([1.1, 2.6, 1.5], abs=0.05)
@@ -463,9 +431,6 @@ def test_losses_predict_scores_at_2_5b_and_not_at_6_3b():
     y = np.array([mean_of_five("2.5b", kind) for kind in KINDS])
     drawn = [np.corrcoef(x + e, y)[0, 1] ** 2 for e in rng.uniform(-5e-4, 5e-4, (500, 5))]
     assert min(drawn) < 0.786 < max(drawn)
-
-
-# Head diversity.
 
 
 def test_the_gap_between_the_two_effective_ranks_is_the_cap():

@@ -9,11 +9,8 @@ from support.written_runs import write_run
 from lrkv_jax.lab.report.analyzed import FORMS
 from lrkv_jax.lab.report.comparison import read_runs
 from lrkv_jax.lab.report.figures import Picture
+from lrkv_jax.lab.report.paper import REPORT_ITEMS
 
-ALL = (
-    "table03", "fig06", "fig07", "fig08", "fig10", "fig12", "fig14", "fig16", "overlap",
-    "factorisation", "similarity_gap", "weighted_ranks",
-)  # fmt: skip
 CENTERED = "centered (PCA)"
 
 
@@ -25,7 +22,7 @@ def titles(made: Picture):
     return {axis.get_title(): axis for axis in made.figure.axes if axis.get_title()}
 
 
-def test_orthogonal_and_identical_heads_are_tabled_as_they_are(of_heads):
+def test_ranks_are_those_of_the_heads_in_the_table_and_in_every_picture(of_heads):
     of = of_heads("table03")[0]
     mha, mqa = cells(of, "MHA"), cells(of, "MQA")
     assert mha["uncentered", "count"].value == pytest.approx(H)
@@ -35,9 +32,6 @@ def test_orthogonal_and_identical_heads_are_tabled_as_they_are(of_heads):
     assert mqa["uncentered", "% of heads"].value == pytest.approx(100 / H)
     assert mqa[CENTERED, "count"].value == 0 and mqa[CENTERED, "components for 90 %"].value == 0
     assert len(mha["uncentered", "count"].seeds) == 2
-
-
-def test_the_bars_stand_where_the_table_says(of_heads):
     axes = titles(of_heads("fig07")[0])
     for form in FORMS.values():
         heights = {
@@ -47,9 +41,6 @@ def test_the_bars_stand_where_the_table_says(of_heads):
         assert heights["uncentered"][::2][:2] == pytest.approx([H, 1])
         assert heights[CENTERED][::2][:2] == pytest.approx([H - 1, 0])
         assert all(H - 2 < one < H - 1 for one in heights[CENTERED][1::2]), "random, under the cap"
-
-
-def test_lines_by_layer_lie_under_the_cap(of_heads):
     axes = titles(of_heads("fig14")[0])
     lines = curves(axes[f"query–key forms, {CENTERED}"])
     assert lines["MHA"] == pytest.approx(np.full(5, H - 1)) and lines["cap"][0] == H - 1
@@ -59,16 +50,16 @@ def test_lines_by_layer_lie_under_the_cap(of_heads):
 
 def test_spectra_and_cumulative_variance_show_what_heads_have_in_common(of_heads):
     uncentered = titles(of_heads("fig16")[0])
-    depths = ["early: layer 1 of 5", "middle: layer 3 of 5", "late: layer 5 of 5"]
-    assert list(uncentered) == depths
-    late = curves(uncentered[depths[2]])
-    assert late["MQA"] == pytest.approx([H] + [0] * (H - 1))
-    assert late["MHA"] == pytest.approx(np.ones(H))
-    assert late["LRKV-4"] == pytest.approx([1 + 0.5 * (H - 1)] + [0.5] * (H - 1))
-    centered = curves(titles(of_heads("fig10")[0])[depths[2]])
-    assert centered["LRKV-4"] == pytest.approx([0.5] * (H - 1) + [0], abs=1e-9)
+    early, middle, late = "early: layer 1 of 5", "middle: layer 3 of 5", "late: layer 5 of 5"
+    assert list(uncentered) == [early, middle, late]
+    lines = curves(uncentered[late])
+    assert lines["MQA"] == pytest.approx([H] + [0] * (H - 1))
+    assert lines["MHA"] == pytest.approx(np.ones(H))
+    assert lines["LRKV-4"] == pytest.approx([1 + 0.5 * (H - 1)] + [0.5] * (H - 1))
+    lines = curves(titles(of_heads("fig10")[0])[late])
+    assert lines["LRKV-4"] == pytest.approx([0.5] * (H - 1) + [0], abs=1e-9)
     (cumulative,) = of_heads("fig12")
-    lines = curves(titles(cumulative)[depths[0]])
+    lines = curves(titles(cumulative)[early])
     assert lines["MHA"] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
     assert lines["orthogonal heads"] == pytest.approx(lines["MHA"])
     assert "MHA 5, 5, 5; MQA 0, 0, 0" in cumulative.caption
@@ -86,40 +77,34 @@ def test_maps_share_their_colors_and_leave_the_diagonal_out(of_heads):
     assert texts == {".00", "1.00", ".10", ".30", ".50"}
 
 
-def test_maps_of_logits_stand_beside_those_of_forms_where_text_was_read(tmp_path):
+def test_maps_of_logits_are_where_text_was_read_and_an_ablation_s_sizes_in_bars(tmp_path):
     analyzed(tmp_path, "mha", lambda layer: alike(H, 0.0), weighted=0.7)
     analyzed(tmp_path, "lrkv", lambda layer: alike(H, 0.2))
-    forms, logits = report_item("fig06").made(read_runs([tmp_path]))
+    analyzed(tmp_path, "lrkv", lambda layer: alike(H, 0.1), rank=2)
+    runs = read_runs([tmp_path])
+    forms, logits = report_item("fig06").made(runs)
     assert [forms.name, logits.name] == ["", "logits"]
     images = [[a.images[0] for a in made.figure.axes if a.images] for made in (forms, logits)]
     assert list(map(len, images)) == [6, 3], "LRKV was analyzed without text"
     assert images[1][0].get_array().compressed() == pytest.approx(np.full(H * (H - 1), 0.7))
+    ticks = report_item("fig07").made(runs)[0].figure.axes[0].get_xticklabels()
+    assert [tick.get_text() for tick in ticks] == ["MHA", "LRKV-2", "LRKV-4"]
 
 
-def test_the_gap_is_that_of_the_layer_less_mha_s(of_heads):
-    (tabled,) = of_heads("similarity_gap")
-    found = cells(tabled, "LRKV-4")
+def test_gaps_norms_overlaps_and_fits_are_those_that_were_written(of_heads, heads):
+    found = cells(of_heads("similarity_gap")[0], "LRKV-4")
     assert found["less MHA's"].value.startswith("+0.3000 (")
     assert found["difference from MHA"].value.startswith("higher (p ")
-
-
-def test_norms_are_given_as_times_mha_s(of_heads):
     (made,) = of_heads("fig08")
-    axis = titles(made)["LRKV-4\nkeys: total 4.50 to 4.50× MHA's"]
-    assert curves(axis)["MHA ‖W_h‖"] == pytest.approx(np.full(5, 2.0))
-    assert curves(axis)["‖W_shared‖"] == pytest.approx(np.full(5, 7.2))
+    lines = curves(titles(made)["LRKV-4\nkeys: total 4.50 to 4.50× MHA's"])
+    assert lines["MHA ‖W_h‖"] == pytest.approx(np.full(5, 2.0))
+    assert lines["‖W_shared‖"] == pytest.approx(np.full(5, 7.2))
     assert "3.1-6.7×" in made.caption and "4-5×" in made.caption
-
-
-def test_overlap_stands_beside_random_residuals(of_heads, heads):
     (of,) = of_heads("overlap")
     geometry = [run for run in heads if run.kind == "lrkv"][0].analysis["geometry"]["mean"]
     keys = {c.name: cell for c, cell in zip(of.columns, of.rows[0].cells, strict=True)}
     assert of.rows[0].cells[2].value == pytest.approx(geometry["key"]["mean_cosine"])
     assert keys["the paper's"].value == "0.2-0.4" and keys["random"].value == pytest.approx(8 / 48)
-
-
-def test_fits_fall_with_the_rank(of_heads):
     (fits,) = of_heads("factorisation")
     keys = [row.cells[2:6] for row in fits.rows if row.cells[0].value == "MHA"][:3]
     for rank, (shown, *errors) in zip((1, 2, 4), keys, strict=True):
@@ -136,15 +121,6 @@ def test_the_paper_s_rank_stands_beside_the_same_setting_alone(tmp_path):
     of = report_item("table03").made(read_runs([tmp_path]))[0]
     texts = {one.cells[0].value: one.cells[2].paper and one.cells[2].paper.text for one in of.rows}
     assert texts == {"MHA": "95.4", "LRKV-46": None, "LRKV-64": "96.2"}
-
-
-def test_an_ablation_s_sizes_are_in_the_bars_and_not_in_the_maps(tmp_path):
-    analyzed(tmp_path, "lrkv", lambda layer: alike(H, 0.1))
-    analyzed(tmp_path, "lrkv", lambda layer: alike(H, 0.2), rank=2)
-    runs = read_runs([tmp_path])
-    ticks = report_item("fig07").made(runs)[0].figure.axes[0].get_xticklabels()
-    assert [tick.get_text() for tick in ticks] == ["LRKV-2", "LRKV-4"]
-    assert len([a for a in report_item("fig06").made(runs)[0].figure.axes if a.images]) == 3
 
 
 def test_text_s_weights_stand_beside_plain_ranks_and_random_ones(tmp_path):
@@ -168,6 +144,6 @@ def test_one_head_has_none_to_be_compared_with(tmp_path):
         )  # fmt: skip
         write_analysis(run, lambda layer: alike(1, 0.0))
     runs = read_runs([tmp_path])
-    made = {name: report_item(name).made(runs) for name in ALL}
-    assert made["fig06"] == made["similarity_gap"] == []
-    assert made["fig07"] and made["factorisation"]
+    made = {one.name: one.made(runs) for one in REPORT_ITEMS if one.reads == "analyses"}
+    assert made["fig06_head_similarity"] == made["similarity_gap"] == []
+    assert made["fig07_effective_rank"] and made["factorisation"]

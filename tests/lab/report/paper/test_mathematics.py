@@ -1,32 +1,23 @@
 """Where the paper's mathematics does not hold, at its own shapes; docs/paper.md lists each.
 
-Everything is float64 numpy, and nothing of the package takes part: these are facts about formulas.
+Everything is float64 numpy of formulas that stand in `support.oracle`: no code of the package.
 What this project does in their place is tested where it is (`tests/models/attention/test_lrkv.py`),
 and what does not hold of heads and their ranks with the statistics (`tests/lab/analysis/`).
 
 T positions  H heads  D width  K head width  R residual rank
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 from numpy.linalg import norm
+from support.oracle import normed, rope
+
+bare_normed = partial(normed, eps=0)
 
 K = 128
 SHAPES = {"128m": (768, 46), "1.2b": (1536, 51), "2.5b": (2304, 55), "6.3b": (4096, 54)}
-
-
-def rotate(x_TW, positions_T, base=10_000.0):
-    """RoPE in half-split order; an odd last coordinate is left alone."""
-    W = x_TW.shape[-1]
-    J = W // 2
-    angles = positions_T[:, None] * base ** (-2 * np.arange(J) / W)
-    cos, sin = np.cos(angles), np.sin(angles)
-    a, b, rest = x_TW[:, :J], x_TW[:, J : 2 * J], x_TW[:, 2 * J :]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
-
-
-def rms_normed(x):
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
 
 
 def off(value, truth):
@@ -54,10 +45,10 @@ POSITIONS = np.arange(0, 2048, 32)
 def test_rope_does_not_distribute_over_the_factors(scale, share, logits_off):
     """RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) Bᵀ: wrong by 13 % of the logits, then by 95 %."""
     q, shared, latent, up = head(scale, share)
-    turned = rotate(q, POSITIONS)
-    exact = turned @ rotate(shared + latent @ up.T, POSITIONS).T
-    printed = turned @ (rotate(shared, POSITIONS) + rotate(latent, POSITIONS) @ up.T).T
-    dropped = turned @ rotate(shared, POSITIONS).T
+    turned = rope(q, POSITIONS)
+    exact = turned @ rope(shared + latent @ up.T, POSITIONS).T
+    printed = turned @ (rope(shared, POSITIONS) + rope(latent, POSITIONS) @ up.T).T
+    dropped = turned @ rope(shared, POSITIONS).T
     assert off(printed, exact) == pytest.approx(logits_off, rel=0.05)
     assert off(printed, exact) > off(dropped, exact)  # leaving the residual out errs less
 
@@ -70,15 +61,15 @@ def test_odd_ranks_have_no_rotation_of_their_own():
 def test_qk_norm_is_no_sum_over_the_factors_but_one_scalar_a_token_makes_it_exact(share, at_least):
     _, shared, latent, up = head("128m", share)
     residual = latent @ up.T
-    exact = rms_normed(shared + residual)
-    assert off(rms_normed(shared) + rms_normed(residual), exact) > at_least
+    exact = bare_normed(shared + residual)
+    assert off(bare_normed(shared) + bare_normed(residual), exact) > at_least
     scalar = 1 / np.sqrt(np.mean((shared + residual) ** 2, axis=-1, keepdims=True))
     assert off(shared * scalar + (latent * scalar) @ up.T, exact) < 1e-13
     # It can wait until after the rotation, which keeps norms; with a gain it could not.
-    rotated = rotate(shared, POSITIONS) + rotate(residual, POSITIONS)
-    assert off(scalar * rotated, rotate(exact, POSITIONS)) < 1e-13
+    rotated = rope(shared, POSITIONS) + rope(residual, POSITIONS)
+    assert off(scalar * rotated, rope(exact, POSITIONS)) < 1e-13
     gain = np.random.default_rng(1).uniform(0.5, 1.5, K)
-    assert off(gain * scalar * rotated, rotate(gain * exact, POSITIONS)) > 0.1
+    assert off(gain * scalar * rotated, rope(gain * exact, POSITIONS)) > 0.1
 
 
 def test_a_norm_after_the_projection_hides_the_size_of_keys_and_not_of_values():
@@ -86,7 +77,7 @@ def test_a_norm_after_the_projection_hides_the_size_of_keys_and_not_of_values():
     q, k, v = np.random.default_rng(0).standard_normal((3, 8, K))
 
     def attend(k, v):
-        weights = np.exp(rms_normed(q) @ rms_normed(k).T / K**0.5)
+        weights = np.exp(bare_normed(q) @ bare_normed(k).T / K**0.5)
         return weights / weights.sum(axis=-1, keepdims=True) @ v
 
     assert off(attend(5 * k, v), attend(k, v)) < 1e-12
