@@ -71,10 +71,12 @@ def evaluate(
     config = run.config if isinstance(run, TrainedRun) else read_run(run)
     chosen, settings = questions_of(config, tasks, settings)
     if not isinstance(run, TrainedRun):
+        directory = Path(run)
         run = load_run(run, step=step, overrides=overrides)
     elif run.directory is None or step is not None or overrides:
         raise LrkvError("step and overrides choose what load_run reads: give it them")
-    directory = run.directory
+    else:
+        directory = run.directory
     batch = batch or run.config.train.global_batch_size
     report = directory / "evaluation.json"
     check_writable(report)
