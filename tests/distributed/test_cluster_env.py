@@ -2,7 +2,7 @@
 
 import pytest
 
-from lrkv_jax.distributed.cluster_env import ClusterEnv, find, first_host, left_out
+from lrkv_jax.distributed.cluster_env import find, first_host, left_out
 from lrkv_jax.errors import LrkvError
 
 # As `srun --ntasks-per-node=1` of a job on four nodes leaves it in the third.
@@ -14,18 +14,11 @@ SLURM = {
 }  # fmt: skip
 
 
-def host(place):
-    return place.coordinator.rpartition(":")[0]
-
-
-def port(place):
-    return int(place.coordinator.rpartition(":")[2])
-
-
 def test_slurm_says_all_of_it():
     place = find(SLURM)
     assert (place.launcher, place.process, place.processes) == ("Slurm", 2, 4)
-    assert host(place) == "gpu007" and 61440 <= port(place) < 65536
+    host, _, port = place.coordinator.rpartition(":")
+    assert host == "gpu007" and 61440 <= int(port) < 65536
     peers = [find({**SLURM, "SLURM_PROCID": str(p), "SLURM_NODEID": str(p)}) for p in range(4)]
     assert {peer.coordinator for peer in peers} == {place.coordinator}
     # Another job, or another step of this one, does not meet at the same port.
@@ -36,9 +29,7 @@ def test_slurm_says_all_of_it():
     ("nodes", "first"),
     [
         ("node001", "node001"),
-        ("node001,host2", "node001"),
         ("node[001-0015],host2", "node001"),
-        ("node[7,9-15]", "node7"),
         ("gpu-a[2-3]-ib,gpu-b1", "gpu-a2-ib"),
         ("rack[0-1]node[4-7]", "rack0node4"),
         ("10.0.0.7", "10.0.0.7"),
@@ -60,7 +51,6 @@ def test_the_first_of_slurms_hosts(nodes, first):
         # A batch script outside srun.
         {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
         {"JOB_COMPLETION_INDEX": "0"},  # a Job of one pod
-        {"LRKV_PROCESSES": "1"},
         {"LRKV_PROCESSES": "1", "LRKV_PROCESS": "0", "LRKV_COORDINATOR": "127.0.0.1:5000"},
     ],
 )
@@ -73,18 +63,10 @@ def test_a_batch_script_that_forgot_srun_is_told():
     assert left_out(SLURM) is None and left_out({"SLURM_NTASKS": "1"}) is None
 
 
-def test_a_kubernetes_pod_knows_its_number_and_the_manifest_the_rest():
-    given = {"LRKV_COORDINATOR": "lrkv-0.lrkv:8476", "LRKV_PROCESSES": "2"}
-    for index in ("0", "1"):
-        place = find({"JOB_COMPLETION_INDEX": index, **given})
-        assert place == ClusterEnv("Kubernetes", int(index), 2, "lrkv-0.lrkv:8476")
-
-
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
         ({"LRKV_PROCESS": "1"}, "LRKV_PROCESS is set and LRKV_PROCESSES is not"),
-        ({"LRKV_COORDINATOR": "a:1"}, "LRKV_COORDINATOR is set and LRKV_PROCESSES is not"),
         ({"LRKV_PROCESSES": "2", "LRKV_COORDINATOR": "a:1"}, "set LRKV_PROCESS"),
         ({"LRKV_PROCESSES": "two"}, "LRKV_PROCESSES = 'two': use a whole number"),
         ({"LRKV_PROCESSES": "2", "LRKV_PROCESS": "2", "LRKV_COORDINATOR": "a:1"}, "from 0 to 1"),
@@ -95,7 +77,6 @@ def test_a_kubernetes_pod_knows_its_number_and_the_manifest_the_rest():
         ),
         ({**SLURM, "LRKV_PROCESSES": "8"}, "LRKV_PROCESSES = 8 and nothing says which"),
         ({**SLURM, "SLURM_PROCID": "4"}, "process 4 of 4"),
-        ({**SLURM, "SLURM_PROCID": "-1"}, "SLURM_PROCID = '-1'"),
         ({"JOB_COMPLETION_INDEX": "1"}, "set LRKV_PROCESSES"),
         ({"JOB_COMPLETION_INDEX": "0", "LRKV_PROCESSES": "2"}, "LRKV_COORDINATOR = ''"),
     ],

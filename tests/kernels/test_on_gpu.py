@@ -82,8 +82,7 @@ def test_a_compiled_decode_kernel_meets_the_float32_oracle(case, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variant", "how"),
-    [("mla", "contiguous"), ("lrkv-full", "paged")],
+    ("variant", "how"), [("mla", "contiguous"), ("gqa", "paged"), ("lrkv-full", "paged")]
 )
 def test_the_same_check_runs_interpreted_on_a_cpu(variant, how, monkeypatch):
     monkeypatch.setattr(plans, "MULTIPROCESSORS", 1)

@@ -21,7 +21,7 @@ def split(lengths, workers):
     return jax.tree.map(np.asarray, _split(np.array(lengths), workers, SLOTS))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(lengths=st.lists(LENGTH, min_size=6, max_size=6), workers=WORKERS)
 def test_every_tile_is_done_once_in_order_and_no_worker_does_more_than_its_share(lengths, workers):
     work = split(lengths, workers)
@@ -42,7 +42,7 @@ def test_every_tile_is_done_once_in_order_and_no_worker_does_more_than_its_share
     assert load.max() <= -(-sum(-(-n // TILE) for n in lengths) // workers) + PIECE - 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(length=LENGTH, others=st.lists(LENGTH, min_size=5, max_size=5), place=st.integers(0, 5),
        workers=WORKERS)  # fmt: skip
 def test_pieces_of_a_sequence_depend_on_its_length_alone(length, others, place, workers):

@@ -7,26 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lrkv_jax.config.reference import all_settings
-from lrkv_jax.models.layers import MLP, Norm, inverse_rms, relu2, rms_norm
+from lrkv_jax.models.layers import MLP, inverse_rms, relu2, rms_norm
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
-def test_rms_norm_equals_float64(eps):
-    x = np.random.default_rng(0).standard_normal((3, 5, 8))
-    inverse = 1 / np.sqrt((x**2).mean(-1) + eps)
-    np.testing.assert_allclose(inverse_rms(np.float32(x), eps), inverse, rtol=1e-6)
-    np.testing.assert_allclose(rms_norm(np.float32(x), eps), x * inverse[..., None], rtol=2e-6)
-
-
-@pytest.mark.parametrize("eps", [1e-6, 0.5])
-def test_the_gradient_equals_the_formulas(eps):
-    rng = np.random.default_rng(1)
-    x, dy = rng.standard_normal((2, 3, 5, 8))
+def test_rms_norm_and_its_gradient_equal_float64(eps):
+    x, dy = np.random.default_rng(0).standard_normal((2, 3, 5, 8))
     # d(x/r)ᵢ/dxⱼ = δᵢⱼ/r − xᵢ xⱼ/(D r³), r² = mean(x²) + eps
     r = np.sqrt((x**2).mean(-1, keepdims=True) + eps)
     truth = dy / r - x * (x * dy).mean(-1, keepdims=True) / r**3
-    pull = jax.vjp(lambda x: rms_norm(x, eps), np.float32(x))[1]
+    np.testing.assert_allclose(inverse_rms(np.float32(x), eps), 1 / r[..., 0], rtol=1e-6)
+    out, pull = jax.vjp(lambda x: rms_norm(x, eps), np.float32(x))
+    np.testing.assert_allclose(out, x / r, rtol=2e-6)
     np.testing.assert_allclose(pull(np.float32(dy))[0], truth, rtol=1e-5, atol=1e-6)
 
 
@@ -39,18 +31,8 @@ def test_the_gradient_keeps_x_as_it_is_and_a_number_a_row():
 
 def test_zeros_stay_zeros_and_the_dtype_stays():
     assert not np.any(rms_norm(jnp.zeros((2, 4)), 1e-6))
-    x = jnp.full((2, 4), 3e19, jnp.bfloat16)  # its square overflows float32's neighbor, float16
-    assert rms_norm(x / 1e10, 1e-6).dtype == jnp.bfloat16
-    assert inverse_rms(x / 1e10, 1e-6).dtype == jnp.float32
-
-
-def test_gain_multiplies_each_coordinate_and_exists_only_if_asked_for():
-    x = np.float32(np.random.default_rng(0).standard_normal((2, 4)))
-    plain, gained = Norm(4, gain=False, eps=1e-6), Norm(4, gain=True, eps=1e-6)
-    assert plain.gain is None
-    np.testing.assert_array_equal(gained(x), plain(x))
-    gained.gain[...] = jnp.array([1.0, 2.0, -3.0, 0.0])
-    np.testing.assert_allclose(gained(x), np.asarray(plain(x)) * [1, 2, -3, 0], rtol=1e-6)
+    x = jnp.ones((2, 4), jnp.bfloat16)
+    assert rms_norm(x, 1e-6).dtype == jnp.bfloat16 and inverse_rms(x, 1e-6).dtype == jnp.float32
 
 
 ACTIVATIONS = {
@@ -61,11 +43,13 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("activation", "gated"), [("relu2", False), ("silu", True), ("gelu", False)]
+)
 def test_mlp_equals_float64(activation, gated):
     rng = np.random.default_rng(0)
     layer = MLP(4, 6, activation, gated=gated)
+    assert not np.any(layer.down[...])  # at the start it adds nothing
     for name in ("up", "gate", "down") if gated else ("up", "down"):
         weight = getattr(layer, name)
         weight[...] = np.float32(rng.standard_normal(weight.shape))
@@ -77,17 +61,6 @@ def test_mlp_equals_float64(activation, gated):
         hidden *= np.float64(x) @ np.float64(layer.up[...])
     truth = hidden @ np.float64(layer.down[...])
     np.testing.assert_allclose(layer(x), truth, rtol=1e-5, atol=1e-6)
-
-
-def test_the_setting_says_which_gelu_it_is():
-    """A21: gelu was the tanh form, and nothing said so."""
-    (activation,) = all_settings("model.activation")
-    assert "gelu is its tanh approximation" in activation.meaning
-
-
-def test_it_adds_nothing_at_the_start():
-    x = np.ones((1, 2, 4), np.float32)
-    assert not np.any(MLP(4, 6, "relu2")(x))
 
 
 def test_relu2s_gradient_is_twice_relu_and_keeps_one_array():

@@ -16,7 +16,6 @@ def drawn(module, seed=0):
 @pytest.mark.parametrize(
     ("layout", "axes", "batch", "inputs", "shape", "fans"),
     [
-        ("embed -> mlp", ("embed", "mlp"), 0, 1, (3, 5), (3, 5)),
         ("embed -> heads head_width", ("embed", "heads", "head_width"), 0, 1, (3, 4, 5), (3, 20)),
         ("heads head_width -> embed", ("heads", "head_width", "embed"), 0, 2, (4, 5, 3), (20, 3)),
         ("heads: embed -> rank", ("heads", "embed", "rank"), 1, 1, (4, 3, 2), (3, 2)),
@@ -31,27 +30,23 @@ def test_a_layout_names_the_axes_and_the_fans(layout, axes, batch, inputs, shape
     assert stacked.fans((7, *shape)) == fans
 
 
-@pytest.mark.parametrize(
-    ("shape", "std"), [((400, 100), 1 / 20 / 2), ((100, 400), 1 / 10), ((300, 300), 300**-0.5)]
-)
-def test_the_default_spread_is_by_fan_in_and_smaller_for_narrow_outputs(shape, std):
-    value = drawn(nnx.Dict(up=weight("embed -> mlp", shape))).up[...]
-    # The sample's standard deviation is off by 1/sqrt(2n) of itself: 0.4 % here; four of them.
-    assert abs(float(value.std()) / std - 1) < 4 / np.sqrt(2 * value.size)
-    assert abs(float(value.mean())) < 4 * std / np.sqrt(value.size)
-    assert value.dtype == np.float32
-
-
-def test_std_is_as_given_and_zeros_and_ones_stay():
+def test_the_spread_is_by_fan_in_and_smaller_for_narrow_outputs_or_as_given():
     layer = drawn(
         nnx.Dict(
+            narrow=weight("embed -> mlp", (400, 100)),
+            wide=weight("embed -> mlp", (100, 400)),
+            given=weight("embed -> mlp", (200, 200), std=2.0),
             zero=weight("a -> b", (3, 4), std=0),
             one=nnx.Param(np.ones(5), spec=WeightSpec(("a",), 0, 1, "vector")),
-            wide=weight("a -> b", (200, 200), std=2.0),
         )
     )
+    for name, std in {"narrow": 1 / 20 / 2, "wide": 1 / 10, "given": 2.0}.items():
+        value = getattr(layer, name)[...]
+        # The sample's standard deviation is off by 1/sqrt(2n) of itself; four of them.
+        assert abs(float(value.std()) / std - 1) < 4 / np.sqrt(2 * value.size)
+        assert abs(float(value.mean())) < 4 * std / np.sqrt(value.size)
+        assert value.dtype == np.float32
     assert not np.any(layer.zero[...]) and np.all(layer.one[...] == 1)
-    assert abs(float(layer.wide[...].std()) / 2 - 1) < 0.02
 
 
 class Two(nnx.Module):
@@ -64,14 +59,6 @@ def stack_of(layers):
     return nnx.vmap(Two)(jax.numpy.arange(layers))
 
 
-def test_specs_mirror_the_parameters_and_know_when_they_are_stacked():
-    one, many = drawn(Two()), drawn(stack_of(4))
-    assert set(weight_specs(one)) == {"first", "second"}
-    assert weight_specs(one)["second"] == WeightSpec.parse("vocabulary -> embed", "embedding")
-    assert weight_specs(many)["first"] == WeightSpec.parse("embed -> mlp").stacked()
-    assert many.first[...].shape == (4, 2, 3)
-
-
 def test_a_weight_depends_on_key_path_layer_and_shape_alone():
     one, more = drawn(Two()), Two()
     more.first, more.third = weight("a: b -> c", (1, 2, 3), std=9.0), weight("a -> b", (5, 2))
@@ -79,5 +66,6 @@ def test_a_weight_depends_on_key_path_layer_and_shape_alone():
     assert not np.array_equal(more.third[...], one.second[...])
     assert not np.array_equal(drawn(Two(), seed=1).second[...], one.second[...])
     few, many = drawn(stack_of(2)).first[...], drawn(stack_of(4)).first[...]
-    assert np.array_equal(few, many[:2])
+    assert many.shape == (4, 2, 3) and np.array_equal(few, many[:2])
+    assert weight_specs(stack_of(2))["first"] == WeightSpec.parse("embed -> mlp").stacked()
     assert len(np.unique(many)) == many.size  # each layer its own draw

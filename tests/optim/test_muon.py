@@ -1,4 +1,4 @@
-"""Muon against its formulas in float64 numpy, against optax.contrib, and across devices.
+"""Muon against its formulas in float64 numpy, and against optax.contrib.
 
 L layers  H heads  D width  F hidden  R rank  K head width
 """
@@ -39,35 +39,13 @@ def case(layout, shape, matrices, inputs, outputs, stacked=False):
 
 
 ALL = slice(None)
+EACH_HEAD = [[[(n, h)]] for n in range(2) for h in range(3)]
+ABREAST = [[[(n, ALL, h) for h in range(3)]] for n in range(2)]
 CASES = {
     "wide": case("embed -> mlp", (12, 20), [[[(ALL, ALL)]]], 0, 1),
-    "tall": case("mlp -> embed", (20, 12), [[[(ALL, ALL)]]], 0, 1),
-    "layers": case("embed -> mlp", (3, 12, 20), [[[(n,)]] for n in range(3)], 1, 2, stacked=True),
-    "lrkv_U": case(
-        "heads: embed -> rank",
-        (2, 3, 12, 5),
-        [[[(n, h)]] for n in range(2) for h in range(3)],
-        2,
-        3,
-        stacked=True,
-    ),
-    "lrkv_B": case(
-        "heads: rank -> head",
-        (2, 3, 5, 8),
-        [[[(n, h)]] for n in range(2) for h in range(3)],
-        2,
-        3,
-        stacked=True,
-    ),
+    "lrkv_U": case("heads: embed -> rank", (2, 3, 12, 5), EACH_HEAD, 2, 3, stacked=True),
     # D × (H · K): the heads' blocks lie side by side.
-    "heads_out": case(
-        "embed -> heads head",
-        (2, 10, 3, 4),
-        [[[(n, ALL, h) for h in range(3)]] for n in range(2)],
-        1,
-        (2, 3),
-        stacked=True,
-    ),
+    "heads_out": case("embed -> heads head", (2, 10, 3, 4), ABREAST, 1, (2, 3), stacked=True),
     # (H · K) × D: the heads' blocks lie one under another.
     "heads_in": case("heads head -> embed", (3, 4, 10), [[[(h,)] for h in range(3)]], (0, 1), 2),
 }
@@ -119,34 +97,41 @@ def run(transform, gradients):
     return updates, state
 
 
-def first_update(gradient, spec, **options):
-    """Jitted: one program, not one for each operation."""
-    transform = scale_by_muon(spec, **options)
-    return jax.jit(lambda gradient: transform.update(gradient, transform.init(gradient))[0])(
-        gradient
-    )
-
-
 def relative(x, reference):
-    return float(np.linalg.norm(np.asarray(x) - reference) / np.linalg.norm(reference))
+    return np.linalg.norm(np.asarray(x) - reference) / np.linalg.norm(reference)
 
 
 @each_case
 def test_agrees_with_float64_numpy_over_six_steps(case):
+    """Each matrix of a batch alone, beside others that are up to a million times larger."""
     betas = [0.85, 0.87, 0.89, 0.91, 0.93, 0.95]
     transform = scale_by_muon(case.spec, momentum=optax.linear_schedule(0.85, 0.95, 5))
-    gradients = [gaussians(*case.shape, seed=step) * 3.0**step for step in range(6)]
+    batch = case.shape[: case.spec.batch]
+    sizes = 10.0 ** (3 * np.arange(math.prod(batch)) % 7)
+    sizes = np.float32(sizes.reshape(*batch, *(1,) * (len(case.shape) - len(batch))))
+    gradients = [gaussians(*case.shape, seed=step) * 3.0**step * sizes for step in range(6)]
     updates, state = run(transform, gradients)
 
     references = [NumpyMuon(matrix.shape) for matrix in matrices_of(gradients[0], case)]
     scale = max(1.0, *case.spec.fans(case.shape)) ** 0.5
     for beta, gradient, update in zip(betas, gradients, updates, strict=True):
-        chex.assert_equal_shape([update, gradient])
         for reference, g, ours in zip(
             references, matrices_of(gradient, case), matrices_of(update, case), strict=True
         ):
             np.testing.assert_allclose(ours, reference.step(g, beta), rtol=0, atol=FLOAT32 * scale)
     assert int(state.count) == 6
+
+
+@each_case
+def test_first_update_agrees_with_optax(case):
+    """The first momentum is a multiple of the gradient, with or without its bias correction."""
+    gradient = {"w": gaussians(*case.shape)}
+    (ours,), _ = run(scale_by_muon({"w": case.spec}), [gradient])
+    optimizer = optax.contrib.muon(
+        -1.0, beta=0.95, eps=1e-7, muon_weight_dimension_numbers={"w": case.optax_axes}
+    )
+    theirs, _ = jax.jit(optimizer.update)(gradient, optimizer.init(gradient), gradient)
+    assert relative(ours["w"], np.asarray(theirs["w"])) < FLOAT32
 
 
 def with_values(values, columns):
@@ -160,24 +145,13 @@ def with_values(values, columns):
 # Made when they are needed: a worker that only collects this file needs none.
 HARD = {
     "geometric": lambda: with_values(np.geomspace(0.05, 1, 64), 64),
-    "geometric_wide": lambda: with_values(np.geomspace(0.05, 1, 128), 512),
     "one_large": lambda: with_values(np.r_[1, np.full(31, 0.2)], 128),
     "one_large_tall": lambda: with_values(np.r_[1, np.full(31, 0.2)], 128).T,
 }
 
 
 @pytest.mark.parametrize(
-    "u",
-    [
-        pytest.param(partial(gaussians, 32, 128), id="32x128"),
-        pytest.param(partial(gaussians, 64, 64), id="64x64"),
-        pytest.param(partial(gaussians, 512, 128), id="512x128", marks=pytest.mark.slow),
-        pytest.param(partial(gaussians, 768, 51), id="768x51", marks=pytest.mark.slow),
-        *(
-            pytest.param(u, id=name, marks=pytest.mark.slow if "wide" in name else ())
-            for name, u in HARD.items()
-        ),
-    ],
+    "u", [partial(gaussians, 32, 128), *HARD.values()], ids=["gaussian", *HARD]
 )
 def test_bfloat16_iterations_keep_the_quintic(u):
     """Within 2.5 % of float64 (A1): with the coefficients rounded too, it is 3 to 10 %."""
@@ -201,82 +175,20 @@ def test_singular_values_come_out_in_the_documented_interval(u, dtype, least):
 @pytest.mark.parametrize("dtype, precision", [("float32", "HIGHEST"), ("bfloat16", "DEFAULT")])
 def test_float32_iterations_are_not_tensorfloat32(dtype, precision):
     iterations = jax.jit(lambda u: orthogonalize(u, iterations=1, dtype=dtype))
-    products = [
-        line
-        for line in iterations.lower(gaussians(8, 8)).as_text().splitlines()
-        if "dot_gen" in line
-    ]
+    lines = iterations.lower(gaussians(8, 8)).as_text().splitlines()
+    products = [line for line in lines if "dot_gen" in line]
     assert len(products) == 3 and all(precision in line for line in products)
 
 
-@each_case
-def test_each_matrix_of_a_batch_is_alone(case):
-    """Alone or in a batch, beside a matrix a thousand times larger: the same update."""
-    sizes = 10.0 ** (3 * np.arange(math.prod(case.shape[: case.spec.batch])) % 7)
-    matrix_axes = len(case.shape) - case.spec.batch
-    sizes = sizes.reshape(*case.shape[: case.spec.batch], *(1,) * matrix_axes)
-    gradient = np.float32(gaussians(*case.shape) * sizes)
-    together = matrices_of(first_update(gradient, case.spec), case)
-    for matrix, ours in zip(matrices_of(gradient, case), together, strict=True):
-        expected = NumpyMuon(matrix.shape).step(matrix, 0.95)
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=2 * FLOAT32)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_zero_gradients_give_zero_updates(dtype):
-    specs = {name: CASES[name].spec for name in ("wide", "lrkv_U")}
-    zeros = {name: np.zeros(CASES[name].shape, np.float32) for name in specs}
-    updates, state = run(scale_by_muon(specs, dtype=dtype), [zeros])
-    chex.assert_trees_all_equal(updates[0], zeros)
-    chex.assert_trees_all_equal(state.momentum, zeros)
-
-
-def test_zero_size_weights_pass_through():
-    specs = {"U": CASES["lrkv_U"].spec, "B": CASES["lrkv_B"].spec}
-    empty = {"U": jnp.zeros((2, 3, 12, 0)), "B": jnp.zeros((2, 3, 0, 8))}
-    updates, state = run(scale_by_muon(specs), [empty, empty])
-    chex.assert_trees_all_equal_shapes_and_dtypes(updates[-1], state.momentum, empty)
+def test_zeros_stay_zeros_and_weights_of_no_size_pass_through():
+    specs = {name: CASES["lrkv_U"].spec for name in ("zero", "empty")}
+    zeros = {"zero": jnp.zeros((2, 3, 12, 5)), "empty": jnp.zeros((2, 3, 12, 0))}
+    updates, state = run(scale_by_muon(specs, dtype=jnp.bfloat16), [zeros, zeros])
+    chex.assert_trees_all_equal(updates[1], state.momentum, zeros)
+    chex.assert_trees_all_equal_shapes_and_dtypes(updates[1], zeros)
 
 
 def test_a_spec_that_misses_an_axis_is_refused():
     """Unstacked specs on stacked weights would make the layers part of the fan-in."""
     with pytest.raises(AssertionError, match="rank"):
-        first_update(gaussians(3, 12, 20), WeightSpec.parse("embed -> mlp"))
-
-
-def optax_muon(case, beta):
-    return optax.contrib.muon(
-        -1.0, beta=beta, eps=1e-7, muon_weight_dimension_numbers={"w": case.optax_axes}
-    )
-
-
-def compare_with_optax(case, gradients, beta):
-    """The relative difference of the updates of each step."""
-    gradients = [{"w": g} for g in gradients]
-    ours, _ = run(scale_by_muon({"w": case.spec}, momentum=beta), gradients)
-    optimizer = optax_muon(case, beta)
-    state = optimizer.init(gradients[0])
-    update = jax.jit(optimizer.update)
-    differences = []
-    for gradient, mine in zip(gradients, ours, strict=True):
-        theirs, state = update(gradient, state, gradient)
-        differences.append(relative(mine["w"], np.asarray(theirs["w"])))
-    return differences
-
-
-@pytest.mark.parametrize("name", ["wide", "lrkv_U", "heads_out", "heads_in"])
-def test_first_update_agrees_with_optax(name):
-    """The first momentum is a multiple of the gradient, with or without bias correction."""
-    case = CASES[name]
-    assert compare_with_optax(case, [gaussians(*case.shape)], 0.95)[0] < FLOAT32
-
-
-def test_later_updates_differ_from_optax_by_its_bias_correction():
-    """By several per cent at first; when its correction by β^t has vanished, not at all."""
-    case = CASES["layers"]
-    gradients = [gaussians(*case.shape, seed=step) for step in range(32)]
-    differences = compare_with_optax(case, gradients, 0.5)
-    assert differences[0] < FLOAT32
-    assert differences[1] > 0.02
-    assert max(differences[28:]) < FLOAT32
-    assert min(compare_with_optax(case, gradients[:4], 0.95)[1:]) > 0.03
+        run(scale_by_muon(WeightSpec.parse("embed -> mlp")), [gaussians(3, 12, 20)])

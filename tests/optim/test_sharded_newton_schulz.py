@@ -25,7 +25,6 @@ WEIGHTS = {
     "none": ("heads: rank -> head_width", (5, 4, 0, 8)),
 }
 SPECS = {name: WeightSpec.parse(layout).stacked() for name, (layout, _) in WEIGHTS.items()}
-MESHES = [(1, 8, 1, 1), (2, 2, 1, 2), (1, 2, 2, 2), (8, 1, 1, 1), (1, 1, 1, 4)]
 
 
 def gradients():
@@ -46,37 +45,30 @@ def on_mesh(f, sizes, tree):
 
 
 def updates(dtype):
-    muon = scale_by_muon(SPECS, iterations=2, dtype=dtype)
+    muon = scale_by_muon(SPECS, iterations=1, dtype=dtype)
     return lambda tree: muon.update(tree, muon.init(tree))[0]
-
-
-@pytest.fixture(scope="module")
-def one_device():
-    return {dtype: jax.jit(updates(dtype))(gradients()) for dtype in ("float32", "bfloat16")}
 
 
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
     [
-        ("float32", MESHES[0]),
-        ("float32", MESHES[1]),
-        *(pytest.param("float32", sizes, marks=pytest.mark.slow) for sizes in MESHES[2:]),
-        ("bfloat16", MESHES[2]),
+        ("float32", (1, 2, 2, 2)),
+        pytest.param("float32", (1, 8, 1, 1), marks=pytest.mark.slow),
+        pytest.param("bfloat16", (2, 2, 1, 2), marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_every_mesh_gives_one_devices_update(one_device, dtype, sizes):
+def test_every_mesh_gives_one_devices_update(dtype, sizes):
     got = on_mesh(updates(dtype), sizes, gradients())
     # The norms' sums differ in their last bit, and bfloat16 then rounds an entry here and there to
-    # its neighbor, 2⁻⁸ away; two iterations multiply that by up to 3.4².
-    rounding = 12 * 2.0**-8 if dtype == "bfloat16" else 3e-6
-    for name, truth in one_device[dtype].items():
+    # its neighbor, 2⁻⁸ away; the iteration multiplies that by up to 3.4.
+    rounding = 3.5 * 2.0**-8 if dtype == "bfloat16" else 3e-6
+    for name, truth in jax.jit(updates(dtype))(gradients()).items():
         np.testing.assert_allclose(got[name], truth, atol=rounding, err_msg=name)
 
 
-@pytest.mark.parametrize("sizes", MESHES[1:3], ids=str)
-def test_the_global_norm_counts_every_number_once(sizes):
+def test_the_global_norm_counts_every_number_once():
     tree = gradients()
     truth = np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in tree.values()))
-    got = on_mesh(lambda tree: global_norm(tree, SPECS), sizes, tree)
+    got = on_mesh(lambda tree: global_norm(tree, SPECS), (2, 2, 1, 2), tree)
     np.testing.assert_allclose(got, truth, rtol=1e-6)

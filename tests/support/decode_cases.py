@@ -19,7 +19,6 @@ from lrkv_jax.kernels import grouped_decode, latent_decode, lrkv_decode
 
 MASKED = -1e30
 SCALE = 0.6
-MODES = ("full", "shared", "latent")
 
 
 @dataclass(frozen=True)
@@ -270,8 +269,6 @@ def lrkv_case(
 
     `turns_J` are the angles per position, RoPE's own unless given.
     """
-    from lrkv_jax.kernels.lrkv_decode import Residual
-
     rng, B, S = np.random.default_rng(seed), len(lengths), S or max(1, *lengths)
     q = normal(rng, B, T, H, K) / K**0.25
     k, v = normal(rng, B, S, K), normal(rng, B, S, K)
@@ -281,7 +278,7 @@ def lrkv_case(
         return Case("lrkv", (q, k, v, None, inverse_norm), np.array(lengths))
     pad = [(0, 0), (0, 0), (0, 0), (0, -R % (8 if R <= 64 else 64))]
     rk, rv = (np.pad(normal(rng, B, S, G, R), pad) for _ in range(2))
-    residual = Residual(rk, rv, normal(rng, G, R, K) / (2 * R**0.5))
+    residual = lrkv_decode.Residual(rk, rv, normal(rng, G, R, K) / (2 * R**0.5))
     if mode == "full":
         residual = residual._replace(
             up_key_GRK=normal(rng, G, R, K) / (2 * R**0.5), angles_SK=angles(S, K, turns_J)

@@ -10,13 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-ITEMSIZES = {
-    "pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4,
-    "u32": 4, "f64": 8, "s64": 8, "u64": 8,
-}  # fmt: skip
 _HEAD = re.compile(r"^(?:ENTRY )?%?(\S+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(\S+) = (\(.*?\)|\S+) ([a-z-]+)\((.*)$")
-_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.-]+)")
 _OPERAND = re.compile(r"(?:\w+\[[\d,]*\]\S* )?%?([\w.-]+)")
@@ -24,7 +20,7 @@ _OPERAND = re.compile(r"(?:\w+\[[\d,]*\]\S* )?%?([\w.-]+)")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: `shapes` and `dtypes` are its results', `times` how often a run executes it.
+    """One instruction: `shapes` are its results', `times` how often a run executes it.
 
     `rest` is the line after the opening parenthesis: operands, attributes and metadata.
     """
@@ -32,7 +28,6 @@ class Instruction:
     name: str
     kind: str
     shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
     rest: str
     computation: str
     times: int
@@ -42,12 +37,6 @@ class Instruction:
         """Where in the program it comes from, by JAX's name stack."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
         return found.group(1) if found else ""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of its results."""
-        pairs = zip(self.dtypes, self.shapes, strict=True)
-        return sum(ITEMSIZES.get(dtype, 4) * math.prod(shape) for dtype, shape in pairs)
 
 
 def instructions(text: str) -> list[Instruction]:
@@ -63,10 +52,9 @@ def instructions(text: str) -> list[Instruction]:
     for where, name, result, kind, rest in lines:
         if not times[where]:
             continue
-        results = _SHAPE.findall(result)
-        shapes = tuple(tuple(int(n) for n in dims.split(",") if n) for _, dims in results)
-        dtypes = tuple(dtype for dtype, _ in results)
-        out.append(Instruction(name, kind, shapes, dtypes, rest, where, times[where]))
+        found = _SHAPE.findall(result)
+        shapes = tuple(tuple(int(n) for n in dims.split(",") if n) for dims in found)
+        out.append(Instruction(name, kind, shapes, rest, where, times[where]))
     return out
 
 

@@ -15,22 +15,11 @@ from lrkv_jax.training.state import resolve
 from lrkv_jax.training.token_batch import BatchFormat, TokenBatch
 
 BOS = 0
-TWO_FAST = [
-    name if name in ("mla", "lrkv") else pytest.param(name, marks=pytest.mark.slow) for name in FIVE
-]
 LENGTHS = (7, 1, 9)  # of the documents in a row, BOS included; one is nothing but its BOS
 
 
 def one_device():
     return make_mesh(MeshConfig(), jax.devices()[:1])
-
-
-def documents(rows=2):
-    """Rows of LENGTHS' documents: the parts of each row."""
-    rng = np.random.default_rng(3)
-    return [
-        [np.append(BOS, rng.integers(1, VOCABULARY, n - 1)) for n in LENGTHS] for _ in range(rows)
-    ]
 
 
 def nats(config, mesh, tokens, rows):
@@ -40,13 +29,19 @@ def nats(config, mesh, tokens, rows):
         return np.asarray(loss(jax.tree.map(np.asarray, random_params(config)), tokens))
 
 
-@pytest.mark.parametrize("name", TWO_FAST)
-def test_a_packed_document_has_the_losses_it_has_alone(name):
-    config = small(FIVE[name], layers=2)
-    parts = documents()
+def test_a_packed_document_has_the_losses_it_has_alone_and_a_joined_one_has_not():
+    """On a mesh that splits positions too; of one variant: test_contract.py packs for each."""
+    config = small(FIVE["lrkv"], layers=1)
+    rng = np.random.default_rng(3)
+    parts = [[np.append(BOS, rng.integers(1, VOCABULARY, n - 1)) for n in LENGTHS] for _ in "ab"]
     packed = np.stack([np.concatenate(row) for row in parts])
     how = BatchFormat(bos=BOS, separate_documents=True, restart_positions=True)
     got = nats(config, one_device(), packed, how)
+    mesh = make_mesh(MeshConfig(data=1, fsdp=2, context=2, tensor=2))
+    np.testing.assert_allclose(nats(config, mesh, packed, how), got, atol=2e-5)
+    joined = nats(config, one_device(), packed, BatchFormat(bos=BOS))
+    np.testing.assert_allclose(joined[:, :6], got[:, :6], atol=2e-5)
+    assert np.abs(joined - got)[:, 8:].max() > 0.1
     model = with_parameters(config, random_params(config))
     log_p = jax.jit(lambda model, tokens: jax.nn.log_softmax(model(tokens)))
     start = 0
@@ -61,25 +56,6 @@ def test_a_packed_document_has_the_losses_it_has_alone(name):
         start += length
 
 
-def test_joined_documents_see_each_other():
-    config = small(FIVE["mqa"], layers=2)
-    packed = np.stack([np.concatenate(row) for row in documents()])
-    apart = nats(config, one_device(), packed, BatchFormat(bos=BOS, separate_documents=True))
-    joined = nats(config, one_device(), packed, BatchFormat(bos=BOS))
-    np.testing.assert_allclose(joined[:, :6], apart[:, :6], atol=2e-5)
-    assert np.abs(joined - apart)[:, 8:].max() > 0.1
-
-
-def test_documents_stay_apart_on_a_mesh_that_splits_their_positions():
-    config = small(FIVE["lrkv"], layers=2)
-    packed = np.stack([np.concatenate(row) for row in documents(2)])
-    how = BatchFormat(bos=BOS, separate_documents=True, restart_positions=True)
-    mesh = make_mesh(MeshConfig(data=1, fsdp=2, context=2, tensor=2))
-    np.testing.assert_allclose(
-        nats(config, mesh, packed, how), nats(config, one_device(), packed, how), atol=2e-5
-    )
-
-
 def test_rows_say_where_documents_start_and_what_counts():
     how = BatchFormat(bos=9, separate_documents=True, restart_positions=True, masked=True)
     row = jnp.array([[4, 5, ~9, 6, ~7, 9, ~9, 1]])
@@ -90,9 +66,8 @@ def test_rows_say_where_documents_start_and_what_counts():
     assert here.positions_bt.tolist() == [[0, 1, 0, 1, 2, 0, 0]]
     assert here.segments_bt.tolist() == [[0, 0, 1, 1, 1, 2, 3]]
     second = TokenBatch.read(row, how, 4, 3)  # another device's share of the same row
-    assert second.positions_bt.tolist() == [[2, 0, 0]] and second.segments_bt.tolist() == [
-        [1, 2, 3]
-    ]
+    assert second.positions_bt.tolist() == [[2, 0, 0]]
+    assert second.segments_bt.tolist() == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -104,8 +79,9 @@ def test_rows_say_where_documents_start_and_what_counts():
     ids=["one device", "a mesh, microbatches"],
 )
 def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny, sizes, accumulation):
-    """On a mesh and in microbatches too, where some hold fewer targets than others."""
-    config = resolve(tiny("attention=lrkv", "model.vocabulary=40", "train.seq_len=16"))
+    """On a mesh and in microbatches too, where some hold fewer targets than others; or none."""
+    small = "model.layers=1", "model.vocabulary=40", "train.seq_len=16"
+    config = resolve(tiny("attention=lrkv", *small))
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, 40, (8, 17)).astype(np.int32)
     counted = rng.random((8, 17)) < np.linspace(0, 1, 8)[:, None]  # the first row has none
@@ -123,12 +99,13 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny, size
     devices = jax.devices()[: 8 if sizes else 1]
     mesh = make_mesh(MeshConfig(**sizes), devices)
     train = config.train.model_copy(update={"grad_accum_steps": accumulation})
-    run = config.model_copy(update={"train": train})
+    config = config.model_copy(update={"train": train})
     with jax.set_mesh(mesh):
-        gradient = make_gradient(run, mesh, token_bytes, BatchFormat(bos=BOS, masked=True))
-        (value, nats, num_bytes), got = jax.jit(gradient)(
-            params, jax.device_put(batch, batch_sharding(mesh))
-        )
+        gradient = make_gradient(config, mesh, token_bytes, BatchFormat(bos=BOS, masked=True))
+        run, where = jax.jit(gradient), batch_sharding(mesh)
+        (value, nats, num_bytes), got = run(params, jax.device_put(batch, where))
+        (nothing, *_), zeros = run(params, jax.device_put(~tokens, where))
+    assert nothing == 0 and not any(np.any(leaf) for leaf in jax.tree.leaves(zeros))
     np.testing.assert_allclose(value, loss, rtol=1e-5)
     np.testing.assert_allclose(nats, np.sum(np.asarray(nll) * in_bytes), rtol=1e-5)
     assert int(num_bytes) == int((tokens[:, 1:] * counted[:, 1:]).sum())
@@ -136,14 +113,3 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny, size
         lambda mine, exact: np.testing.assert_allclose(mine, exact, rtol=1e-3, atol=1e-5),
         got, grads,
     )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_batch_without_a_target_moves_nothing(tiny):
-    config = resolve(tiny("attention=mqa", "model.vocabulary=40", "train.seq_len=16"))
-    batch = ~np.random.default_rng(5).integers(0, 40, (8, 17)).astype(np.int32)
-    mesh = one_device()
-    with jax.set_mesh(mesh):
-        gradient = make_gradient(config, mesh, np.ones(40, int), BatchFormat(bos=BOS, masked=True))
-        (value, *_), grads = jax.jit(gradient)(random_params(config.model), batch)
-    assert value == 0 and all(not np.any(g) for g in jax.tree.leaves(grads))

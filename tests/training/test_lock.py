@@ -53,7 +53,6 @@ def test_a_live_holder_is_named_and_its_death_frees_the_lock(tmp_path):
             take_and_release(tmp_path)
         assert (tmp_path / "lock").exists()
     take_and_release(tmp_path)
-    take_and_release(tmp_path)
 
 
 def test_a_second_trainer_is_refused_and_touches_nothing(tiny):

@@ -1,6 +1,5 @@
 """A run goes on where it stopped, writes what it did, and touches nobody else's directory."""
 
-import hashlib
 import io
 import json
 import shutil
@@ -24,19 +23,12 @@ from lrkv_jax.training.restore import load_run
 ONE = {"devices": jax.devices()[:1]}
 
 
+# What must be equal bit for bit: no clocks.
+LEARNT = ("step", "loss", "bpb", "grad_norm", "lr_matrix", "validation_loss", "validation_bpb")
+
+
 def quiet():
     return Console(file=io.StringIO(), width=200)
-
-
-def learnt(rows):
-    """What must be equal bit for bit: no clocks."""
-    keys = ("step", "loss", "bpb", "grad_norm", "lr_matrix", "validation_loss", "validation_bpb")
-    return [{key: row.get(key) for key in keys} for row in rows]
-
-
-def digest(directory):
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +62,8 @@ def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, whole):
     assert (resumed.step, resumed.finished) == (6, True)
     a, b = read_metrics(whole[1]), read_metrics(resumed.run_dir)
     assert [row["step"] for row in b] == [1, 2, 3, 4, 5, 6]
-    assert learnt(a) == learnt(b)
+    for key in LEARNT:
+        assert [row.get(key) for row in a] == [row.get(key) for row in b], key
     chex.assert_trees_all_equal(load_run(whole[1]).params, load_run(resumed.run_dir).params)
 
 
@@ -82,10 +75,8 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
     }  # fmt: skip
     assert [r["step"] for r in rows if "validation_loss" in r] == [3, 6]
     for row in rows:
-        assert row["tokens"] == row["step"] * 8 * 32
-        assert row["flops"] > 0 and row["tokens_per_second"] > 0 and row["mfu"] is None
-        assert 0 <= row["host_share"] <= 1
-        assert row["lr_embedding"] == pytest.approx(15 * row["lr_matrix"])
+        assert row["tokens"] == row["step"] * 8 * 32 and row["flops"] > 0
+        assert row["tokens_per_second"] > 0 and 0 <= row["host_share"] <= 1
     assert rows[0]["loss"] == pytest.approx(np.log(4096), rel=1e-5)  # the head starts at zero
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[0]["compile_seconds"] > 0 and "compile_seconds" not in rows[1]
@@ -93,12 +84,9 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
     assert rows[-1]["validation_tokens"] > rows[2]["validation_tokens"]
     assert rows[-1]["val_loss_subset"] != rows[-1]["validation_loss"]
     assert "val_loss_subset" not in rows[2]
-    saved = load_config(directory / "config.yaml")
-    assert saved.model.dtype == "float32"
-    assert saved.model.attention == config.model.attention
+    assert load_config(directory / "config.yaml").model.attention == config.model.attention
     assert (directory / "samples/step-00000006.txt").read_text().startswith("My fellow")
-    assert "step 2/6" in printed and "held out, 2 batches: CE" in printed
-    assert "held out, whole split: CE" in printed
+    assert "held out, 2 batches: CE" in printed and "held out, whole split: CE" in printed
     with Checkpointer(directory / "checkpoints") as checkpoints:
         manifest = checkpoints.manifest()
     assert manifest["step"] == 6 and manifest["tokens"] == 6 * 256
@@ -117,10 +105,8 @@ def test_without_wandb_its_logging_is_refused_before_anything_is_written(
 def test_a_finished_run_is_left_as_it_is(whole):
     config, directory, _ = whole
     rows = (directory / "metrics.jsonl").read_bytes()
-    console = quiet()
-    again = train(config, console=console, **ONE)
+    again = train(config, console=quiet(), **ONE)
     assert again.finished and again.step == 6
-    assert "already at step 6 of 6" in console.file.getvalue()
     assert (directory / "metrics.jsonl").read_bytes() == rows
 
 
@@ -133,22 +119,16 @@ def test_a_directory_that_is_no_run_is_refused_and_untouched(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("override", "message"),
     [
-        (("mesh.data=3", "mesh.fsdp=1"), "must multiply to the number of devices, 8"),
-        (("mesh.tensor=8", "mesh.fsdp=1"), "does not divide model.heads = 4"),
-        (("model.vocabulary=512",), "set model.vocabulary=4096"),
-        (("optimizer.warmup_steps=6",), "optimizer.warmup_steps = 6"),
-        (("train.profile=3:2",), "train.profile = 3:2: write the first step, then the last"),
-        (("train.profile=all",), "train.profile"),
-        (("train.seq_len=1000000",), "longer than the data"),
-        (("data.source=/nowhere/at/all",), "/nowhere/at/all"),
+        ("mesh.data=3", "must multiply to the number of devices, 8"),
+        ("train.profile=3:2", "train.profile = 3:2: write the first step, then the last"),
+        ("train.seq_len=1000000", "longer than the data"),
+        ("data.source=/nowhere/at/all", "/nowhere/at/all"),
     ],
 )
-def test_what_cannot_be_trained_stops_before_anything_is_written(
-    tiny, tmp_path, overrides, message
-):
+def test_what_cannot_be_trained_stops_before_anything_is_written(tiny, tmp_path, override, message):
     with pytest.raises(LrkvError, match=message) as error:
-        train(tiny(*overrides), console=quiet())
+        train(tiny(override), console=quiet())
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()

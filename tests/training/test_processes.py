@@ -75,13 +75,12 @@ def test_two_processes_learn_what_one_learns(tmp_path, pages, alone):
     assert list(column(rows, "step")) == list(range(1, 11))
     assert_alike(rows, expected)
     assert np.ptp(column(rows, "loss")) > 1e-2, "nothing was learnt"
-    ends_at = rows[-1]["validation_loss"], expected[-1]["validation_loss"]
-    np.testing.assert_allclose(*ends_at, rtol=1e-5)
+    final = [of[-1]["validation_loss"] for of in (rows, expected)]
+    np.testing.assert_allclose(*final, rtol=1e-5)
     assert rows[-1]["validation_tokens"] == expected[-1]["validation_tokens"]
     # Text is process 0's: the other said nothing, and nothing is there twice.
     assert second.out == "" and second.err == ""
-    assert "2 processes" in first.out and first.out.count("step 10/10") == 1
-    assert first.out.count("compiled in") == 1
+    assert first.out.count("step 10/10") == 1
     assert len(list((tmp_path / "events").iterdir())) == 1
     assert [path.name for path in (tmp_path / "samples").iterdir()] == ["step-00000010.txt"]
     # What two have written, one reads.
@@ -95,8 +94,7 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(tmp_path, pages, alone):
     rows, expected = read_metrics(tmp_path), read_metrics(alone)
     assert len(rows) == 4
     assert_alike(rows, expected)
-    at_4 = rows[3]["validation_loss"], expected[3]["validation_loss"]
-    np.testing.assert_allclose(*at_4, rtol=1e-5)
+    np.testing.assert_allclose(*(of[3]["validation_loss"] for of in (rows, expected)), rtol=1e-5)
     assert_near(load_run(tmp_path).params, load_run(alone, step=4).params)
     rows = train_in_one(pages, tmp_path, "mesh.data=4", "mesh.fsdp=2")
     assert list(column(rows, "step")) == list(range(1, 11))

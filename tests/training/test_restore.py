@@ -1,7 +1,5 @@
 """A trained run answers from Python: logits of ids and of text, and text."""
 
-import contextlib
-import io
 import re
 import shutil
 from functools import partial
@@ -18,29 +16,20 @@ from lrkv_jax.training import restore
 TEXT = "Mr. Speaker"  # after it one token is much the likeliest
 
 
-@pytest.fixture(scope="module")
-def snippet(finished_run, tmp_path_factory):
-    """(names, printed text) of the first page's snippet, run where the finished run is."""
+def test_the_first_page_s_run_says_text_and_logits_of_text_and_of_ids(
+    finished_run, tmp_path, monkeypatch, capsys
+):
     page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     (source,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    folder, names, printed = tmp_path_factory.mktemp("snippet"), {}, io.StringIO()
-    (folder / "runs").mkdir()
-    (folder / "runs/quickstart-lrkv_latent").symlink_to(finished_run.directory)
-    with pytest.MonkeyPatch.context() as patch:
-        # On one device, as it was trained: its programs are training's.
-        patch.setattr(restore, "make_mesh", partial(make_mesh, devices=jax.devices()[:1]))
-        with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
-            exec(source, names)
-    return names, printed.getvalue()
-
-
-@pytest.fixture(scope="module")
-def run(snippet):
-    """The run that the snippet loaded."""
-    return snippet[0]["run"]
-
-
-def test_logits_of_text_are_those_of_its_ids_after_the_beginning_of_sequence(run):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/quickstart-lrkv_latent").symlink_to(finished_run.directory)
+    # On one device, as it was trained: its programs are training's.
+    monkeypatch.setattr(restore, "make_mesh", partial(make_mesh, devices=jax.devices()[:1]))
+    monkeypatch.chdir(tmp_path)
+    exec(source, names := {})
+    run = names["run"]
+    text, shape = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert len(text) > 20 and shape.endswith(f", {run.config.model.vocabulary})")
     ids = [run.tokenizer.bos, *run.tokenizer.encode(TEXT).tolist()]
     logits_TV = np.asarray(run.logits(TEXT))
     assert logits_TV.shape == (len(ids), run.config.model.vocabulary)
@@ -50,18 +39,10 @@ def test_logits_of_text_are_those_of_its_ids_after_the_beginning_of_sequence(run
     np.testing.assert_allclose(batch_BTV[0], logits_TV, atol=1e-5)
     # Position 0 has seen the beginning of sequence alone, in both rows.
     np.testing.assert_allclose(batch_BTV[1, 0], logits_TV[0], atol=1e-5)
-
-
-def test_ids_that_the_model_does_not_have_are_refused(run):
     with pytest.raises(LrkvError, match="ids has the token id 4096"):
         run.model([[0, 4096]])
     with pytest.raises(LrkvError, match="ids holds float64 values"):
         run.model([0.5])
-
-
-def test_the_first_pages_snippet_prints_text(run, snippet):
-    text, shape = snippet[1].rsplit("\n", 2)[:2]
-    assert len(text) > 20 and shape.endswith(f", {run.config.model.vocabulary})")
 
 
 def test_auto_is_what_suits_this_machine_whatever_trained_the_run(finished_run, tmp_path):

@@ -37,10 +37,8 @@ def ended(finished_run):
 @pytest.mark.parametrize(
     "change",
     [
-        "attention=mha", "attention.rank=2", "model.layers=1", "train.seq_len=16",
-        "train.global_batch_size=4",
-        "train.seed=9", "data.shuffle_seed=1", "data.heldout=0.3", "optimizer.matrix_lr=0.5",
-        "optimizer.muon.iterations=6", "train.steps=5", "guard.skip_spikes=true", "train.epochs=1",
+        "attention=mha", "model.layers=1", "train.global_batch_size=4", "train.seed=9",
+        "data.heldout=0.3", "optimizer.matrix_lr=0.5", "train.steps=5", "guard.skip_spikes=true",
     ],
 )  # fmt: skip
 def test_another_setting_that_changes_the_result_is_refused_with_its_values(ended, change):
@@ -78,16 +76,13 @@ def test_an_allowed_change_is_taken_and_written_into_the_history(ended, tmp_path
     }
 
 
-@pytest.mark.parametrize(
-    ("allow", "message"),
-    [
+def test_a_change_that_cannot_be_allowed_is_named(ended):
+    for allow, message in (
         ("train.seq_lem", "did you mean train.seq_len"),
         ("train.max_checkpoints", "no setting that changes results"),
-    ],
-)
-def test_a_change_that_cannot_be_allowed_is_named(ended, allow, message):
-    with pytest.raises(LrkvError, match=message):
-        open_run(resolve(ended.config()), [allow])
+    ):
+        with pytest.raises(LrkvError, match=message):
+            open_run(resolve(ended.config()), [allow])
 
 
 def test_data_are_what_they_hold_and_not_where_they_lie(ended, tmp_path):
@@ -124,12 +119,8 @@ def test_data_are_what_they_hold_and_not_where_they_lie(ended, tmp_path):
     tokenizer.write_text(json.dumps(json.loads(read_asset("sotu-4096.json"))))
     with pytest.raises(LrkvError, match=r"data.tokenizer = .*--allow-change data.tokenizer"):
         changes(allow=["data.source"])
-
-
-def test_other_data_under_the_same_path_stop_a_resume(ended, tmp_path):
+    # A resume asks this, and records no start.
     run = shutil.copytree(ended.run, tmp_path / "run")
-    tokenizer = tmp_path / "tokenizer.json"
-    tokenizer.write_text(json.dumps(json.loads(read_asset("sotu-4096.json"))))
     config = ended.config(f"data.tokenizer={tokenizer}", run=run)
     with pytest.raises(LrkvError, match="the run was trained with data.tokenizer"):
         train(config, console=Console(file=io.StringIO()), **ONE)

@@ -1,19 +1,20 @@
-"""One step is the same whatever the mesh, the microbatches and the placement."""
+"""One step, which consumes its state, is the same whatever the mesh and the microbatches."""
 
 import chex
 import jax
 import numpy as np
 import pytest
+from support.variants import random_params
 
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
-from lrkv_jax.models.transformer import init_parameters, with_parameters
-from lrkv_jax.training.loss import make_loss
+from lrkv_jax.models.remat import NAMED
+from lrkv_jax.models.transformer import abstract_parameters
+from lrkv_jax.training.loss import make_gradient
 from lrkv_jax.training.state import init_state, new_state, resolve, state_shardings
 from lrkv_jax.training.step import make_train_step
 
-VARIANTS = ("mha", "gqa", "mqa", "mla", "lrkv")
 MESHES = {
     "1x8x1x1": {"data": 1, "fsdp": 8},
     "2x2x2x1": {"data": 2, "fsdp": 2, "context": 2},
@@ -31,7 +32,7 @@ def batch(config, step=0):
     return ((first + (1 + by % 5) * places) % config.model.vocabulary).astype(np.int32)
 
 
-def losses(config, mesh, steps=5):
+def losses(config, mesh, steps):
     """Losses and gradient norms of the first steps, and the state after them."""
     token_bytes_V = np.ones(config.model.vocabulary, np.int32)
     rows = []
@@ -44,7 +45,9 @@ def losses(config, mesh, steps=5):
         step = make_train_step(config, mesh, token_bytes_V)
         for number in range(steps):
             tokens = jax.device_put(batch(config, number), batch_sharding(mesh))
-            state, metrics = step(state, tokens)
+            before = state
+            state, metrics = step(before, tokens)
+            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
             rows.append([float(metrics["loss"]), float(metrics["grad_norm"])])
     return np.array(rows), state
 
@@ -54,14 +57,12 @@ def one_device():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla", "lrkv"])
 def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
-    """LRKV on all of these meshes; tests/cli/test_commands.py has 2x2x1x2 at the real shape, and
-    tests/training/test_processes.py those of data or tensor alone. The others on one that splits by
-    every axis but data.
+    """LRKV on all of these meshes, the others on one that splits by every axis but data.
 
-    MLA with latents of single heads, which tensor splits, beside the common one; GQA in
-    the block of pretrained models.
+    MLA has latents of single heads, which tensor splits, beside the common one; GQA is in the block
+    of pretrained models. tests/training/test_processes.py has meshes of data or tensor alone.
     """
     pretrained = ["model.gated=true", "model.qk_gain=true", "model.qkv_bias=true"]
     own = {"mla": ["attention.rank=2"], "gqa": pretrained}
@@ -81,41 +82,12 @@ def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
 @pytest.mark.slow
 def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny):
     """Two groups of two heads over four tensor shards: each takes its own heads' residual."""
-    groups = "attention=lrkv", "attention.kv_heads=2"
-    config = resolve(tiny(*groups, "model.vocabulary=64"))
+    config = resolve(tiny("attention=lrkv", "attention.kv_heads=2", "model.vocabulary=64"))
     alone, _ = losses(config, one_device(), 3)
     meshed, state = losses(config, make_mesh(MeshConfig(data=2, fsdp=1, tensor=4)), 3)
     np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
     up = state.params["blocks"]["attention"]["key_up"]
     assert up.addressable_shards[0].data.shape == up.shape  # whole on each
-
-
-@pytest.mark.slow
-def test_microbatches_on_a_mesh_average_to_the_whole_batch_of_one_device(tiny):
-    """Accumulated, gradients are summed over data and context once, after the last."""
-    config = *LONG, "attention=mqa"
-    alone, _ = losses(resolve(tiny(*config)), one_device(), 3)
-    mesh = make_mesh(MeshConfig(**MESHES["2x2x2x1"]))
-    meshed, _ = losses(resolve(tiny(*config, "train.grad_accum_steps=2")), mesh, 3)
-    np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
-
-
-def test_the_loss_is_the_mean_over_tokens_of_the_models_own_log_probability(tiny):
-    config = resolve(tiny("model.vocabulary=64"))
-    params = jax.jit(lambda: init_parameters(config.model, 3))()
-    params = jax.tree.map(
-        lambda p: np.float32(p + 0.05 * np.cos(np.arange(p.size)).reshape(p.shape)), params
-    )
-    tokens = batch(config)
-    model = with_parameters(config.model, params)
-    logits = np.float64(jax.jit(lambda model, tokens: model(tokens))(model, tokens[:, :-1]))
-    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    expected = -np.take_along_axis(log_p, tokens[:, 1:, None], -1)[..., 0]
-    mesh = one_device()
-    with jax.set_mesh(mesh):
-        got = jax.jit(make_loss(config.model, mesh, chunk=16))(params, tokens)
-    chex.assert_shape(got, (config.train.global_batch_size, config.train.seq_len))
-    np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
 
 
 def test_moments_live_beside_their_parameter(tiny):
@@ -126,24 +98,36 @@ def test_moments_live_beside_their_parameter(tiny):
     chex.assert_trees_all_equal_structs(
         jax.tree.map(lambda _: 0, placed), jax.tree.map(lambda _: 0, state)
     )
-    by_name = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree.leaves_with_path(placed.opt_state)
-    }
-    muon = [s for n, s in by_name.items() if n.endswith("momentum.blocks.mlp.up")]
-    adam = [s for n, s in by_name.items() if n.endswith("mu.embedding.table")]
-    assert muon == [placed.params["blocks"]["mlp"]["up"]]
-    assert adam == [placed.params["embedding"]["table"]]
-    assert muon[0].spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
+    rules = placed.opt_state[1].inner_states
+    muon, adam = (rules[group].inner_state[0] for group in ("matrix", "embedding"))
+    up = muon.momentum["blocks"]["mlp"]["up"]
+    assert up == placed.params["blocks"]["mlp"]["up"]
+    assert up.spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
+    assert adam.mu["embedding"]["table"] == placed.params["embedding"]["table"]
 
 
 @pytest.mark.slow
-def test_a_step_consumes_its_state(tiny):
-    config = resolve(tiny(*LONG, "attention=mha"))
-    mesh = one_device()
-    with jax.set_mesh(mesh):
-        state = init_state(config, mesh)
-        step = make_train_step(config, mesh, np.ones(64, np.int32))
-        after, _ = step(state, batch(config))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
-    assert int(after.step) == 1
+def test_policies_of_rematerialization_keep_less_and_compute_the_same(tiny):
+    policies = ("none", "minimal", "full", "offload")
+    deep = ("attention=lrkv", "model.vocabulary=64", "model.layers=6", "train.seq_len=128")
+    traces, kept, gradients = {}, {}, {}
+    for policy in policies:
+        config = resolve(tiny(*deep, f"train.remat={policy}"))
+        tokens_BU = np.random.default_rng(0).integers(1, 64, (8, 129)).astype(np.int32)
+        with jax.set_mesh(mesh := one_device()):
+            gradient = jax.jit(make_gradient(config, mesh, np.ones(64)))
+            traces[policy] = gradient.trace(abstract_parameters(config.model), tokens_BU)
+        program = traces[policy].lower().compile()
+        gradients[policy] = program(random_params(config.model), tokens_BU)
+        kept[policy] = program.memory_analysis().temp_size_in_bytes
+    for policy in policies[1:]:
+        for got, expected in zip(
+            jax.tree.leaves(gradients[policy]), jax.tree.leaves(gradients["none"]), strict=True
+        ):
+            np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+    assert kept["full"] < kept["minimal"] < kept["none"]
+    # A CPU has one memory; a GPU moves what is named to its host's. The log-sum-exp is the
+    # chunked attention's, which these short sequences do not take.
+    on_gpu = [traces[p].lower(lowering_platforms=("cuda",)).as_text() for p in policies]
+    moved = [text.count('"pinned_host"') for text in on_gpu]
+    assert moved[:3] == [0, 0, 0] and moved[3] >= len(NAMED) - 1

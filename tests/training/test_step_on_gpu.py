@@ -12,6 +12,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from support.variants import random_params
 
 from lrkv_jax.config import MeshConfig, load_config
 from lrkv_jax.distributed.compilation import xla_options
@@ -20,9 +21,7 @@ from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.kernels import flash
 from lrkv_jax.kernels.flash import whole
 from lrkv_jax.lab.bench.report import variants_of
-from lrkv_jax.models.transformer import abstract_parameters, specs
-from lrkv_jax.training.guard import GuardState
-from lrkv_jax.training.state import new_state, resolve, state_shardings
+from lrkv_jax.training.state import init_state, resolve, state_shardings
 from lrkv_jax.training.step import make_train_step
 
 SCALE = "128m"
@@ -96,38 +95,17 @@ def after_a_step(config, mesh):
     shape = (train.global_batch_size, train.seq_len + 1)
     tokens_BU = np.random.default_rng(1).integers(0, vocabulary, shape, np.int32)
     step = make_train_step(config, mesh, np.ones(vocabulary, np.int32))
+    params = jax.tree.map(np.asarray, random_params(config.model))
     with jax.set_mesh(mesh):
-        state = random_state(config)
-        arguments = (
-            jax.device_put(state, state_shardings(config, mesh)),
-            jax.device_put(tokens_BU, batch_sharding(mesh)),
-        )
+        placed = jax.device_put(params, state_shardings(config, mesh).params)
+        state = replace(init_state(config, mesh), params=placed)
+        arguments = state, jax.device_put(tokens_BU, batch_sharding(mesh))
         lowered = step.lower(*arguments)
         new, metrics = lowered.compile(FAST_COMPILE if on_cpu else xla_options(mesh))(*arguments)
-    changes = jax.tree.map(lambda a, b: np.asarray(a) - b, new.params, state.params)
+    changes = jax.tree.map(lambda a, b: np.asarray(a) - b, new.params, params)
     moments = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(new.opt_state)]
     loss = np.array([float(metrics["loss"])])
     return {"loss": loss, "moments": moments, "changes": jax.tree.leaves(changes)}
-
-
-def random_state(config):
-    """The state before the first step on the host, its weights N(0, 1 / fan-in)."""
-    rng = np.random.default_rng(0)
-
-    def draw(spec, leaf):
-        if spec.group == "vector":
-            return np.float32(1 + 0.3 * rng.standard_normal(leaf.shape))
-        std = 1.0 if spec.group == "embedding" else spec.fans(leaf.shape)[0] ** -0.5
-        return np.float32(std * rng.standard_normal(leaf.shape))
-
-    def zeros(leaf):
-        key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return jax.random.key(0) if key else np.zeros(leaf.shape, leaf.dtype)
-
-    state = jax.tree.map(zeros, jax.eval_shape(lambda: new_state(config)))
-    params = jax.tree.map(draw, specs(config.model), abstract_parameters(config.model))
-    # Arrays of their own: the step consumes each of them.
-    return replace(state, params=params, guard=jax.tree.map(np.array, GuardState.fresh()))
 
 
 def apart(ours, truth):

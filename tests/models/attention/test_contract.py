@@ -13,7 +13,6 @@ import pytest
 from support import oracle
 from support.variants import (
     ALL,
-    LRKVS,
     MODES,
     PRETRAINED,
     VOCABULARY,
@@ -32,31 +31,28 @@ PROMPTS = (5, 2, 7)  # ragged, in one batch
 PADDED, TOTAL, SLOTS = 9, 12, 16  # more than the queries that decode kernels take
 CHUNK = 3
 
-# Most of this suite's time is XLA's: these programs run once and need no optimizing.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
-quick_jit = partial(jax.jit, compiler_options=QUICK)
-
 TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 
 
-# Lines in models with all that pretrained ones have.
-AS_PRETRAINED = {f"{n}-pretrained": n for n in ("gqa", "lrkv-full-groups", "mla-full-rank")}
+# Variants in models with all that pretrained ones have, and without QK-norm. GQA's norm is the one
+# that all queries and keys have; MLA and LRKV have others beside it.
+CHANGED = {
+    f"{n}-pretrained": (n, PRETRAINED) for n in ("gqa", "lrkv-full-groups", "mla-full-rank")
+} | {
+    f"{n}-no_norm": (n, {"qk_norm": False})
+    for n in ("gqa", "mla", "mla-full", *(f"lrkv-{mode}-odd_rank" for mode in MODES))
+}
 
 # MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the fast ones are the odd
-# rank, which is padded, and residuals of groups; `shared` attends as `latent` does. MLA with
-# `full` has its fast one in a pretrained model.
-FAST_LRKVS = {"lrkv-full-odd_rank", "lrkv-latent-groups"}
-NEIGHBOURS = {
-    "mha", "mqa", "mla-no_rope", "mla-full", "mla-rank", "mla-full-rank", *LRKVS,
-} - FAST_LRKVS  # fmt: skip
+# rank, which is padded, and residuals of groups; `shared` attends as `latent` does. GQA's fast one,
+# and that of MLA with `full`, are pretrained models.
+FAST = {"mla", "lrkv-full-odd_rank", "lrkv-latent-groups", "lrkv-full-odd_rank-no_norm"}
+FAST |= {name for name in CHANGED if name.endswith("pretrained")}
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(n, marks=pytest.mark.slow) if n in NEIGHBOURS else n
-        for n in (*ALL, *AS_PRETRAINED)
-    ],
+    params=[n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in (*ALL, *CHANGED)],
 )
 def name(request):
     """Every variant; of module scope, so that a variant's tests run together and share programs."""
@@ -64,10 +60,9 @@ def name(request):
 
 
 @functools.cache
-def model_of(name, dtype="float32", layers=1, **changes):
+def model_of(name, dtype="float32", layers=1):
     """A model of one layer: what joins layers is tests/repository/test_model.py's."""
-    if name in AS_PRETRAINED:
-        name, changes = AS_PRETRAINED[name], {**PRETRAINED, **changes}
+    name, changes = CHANGED.get(name, (name, {}))
     return random_model(small(ALL[name], dtype=dtype, layers=layers, **changes))
 
 
@@ -76,11 +71,11 @@ def programs(model):
     """The jitted model and decode: one program a shape, shared by the tests."""
 
     # Weights are arguments: XLA would spend its time folding constants.
-    @quick_jit
-    def whole(model, tokens_BT, positions_BT, segments_BT):
-        return model(tokens_BT, positions_BT, segments_BT)
+    @jax.jit
+    def whole(model, tokens_BT):
+        return model(tokens_BT)
 
-    @quick_jit
+    @jax.jit
     def decode(model, tokens_BT, cache, lengths_B):
         x_BTD, cache = model.decode(tokens_BT, cache, lengths_B)
         return model.logits(x_BTD), cache
@@ -88,17 +83,9 @@ def programs(model):
     return [partial(program, model) for program in (whole, decode)]
 
 
-def whole_of(model, tokens_BT, positions_BT=None, segments_BT=None):
-    if positions_BT is None:
-        positions_BT = np.broadcast_to(np.arange(TOTAL), tokens_BT.shape)
-    if segments_BT is None:
-        segments_BT = np.zeros(tokens_BT.shape, int)
-    return np.asarray(programs(model)[0](tokens_BT, positions_BT, segments_BT))
-
-
 @functools.cache
 def whole_logits(name, dtype="float32"):
-    return whole_of(model_of(name, dtype), TOKENS_BT)
+    return np.asarray(programs(model_of(name, dtype))[0](TOKENS_BT))
 
 
 def from_cache(model, tokens_BT, prompts, cache, padding=0, chunk=CHUNK):
@@ -130,19 +117,16 @@ def test_decode_equals_forward(name):
     np.testing.assert_array_equal(greedy, whole_BTV[known_BT].argmax(-1))
 
 
-# One for each decode kernel; other modes are slow.
-OTHER_MODES = [
-    pytest.param(f"lrkv-{m}-odd_rank", marks=pytest.mark.slow) for m in MODES if m != "full"
-]
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        "gqa", "mla", "lrkv-full-odd_rank", *OTHER_MODES,
-        pytest.param("mla-full", marks=pytest.mark.slow),
+        "lrkv-full-odd_rank",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gqa", "mla", "mla-full", "lrkv-shared-odd_rank", "lrkv-latent-odd_rank")
+        ),
     ],
-)  # fmt: skip
+)
 def test_decode_equals_forward_in_bfloat16_within_rounding(name):
     """The cache adds no more error than the format itself: float32 is the yardstick of both."""
     model = model_of(name, "bfloat16")
@@ -162,6 +146,7 @@ def test_decode_equals_forward_in_bfloat16_within_rounding(name):
 
 
 def test_whole_sequence_equals_float64_oracle(name):
+    """The second of two sequences is two documents, packed with restarting positions."""
     config = model_of(name).config
     layer = model_of(name).blocks[0].attention
     weights = {
@@ -172,7 +157,7 @@ def test_whole_sequence_equals_float64_oracle(name):
     positions_BT = np.stack([np.arange(TOTAL), np.r_[np.arange(5), np.arange(7)]])
     segments_BT = np.stack([np.zeros(TOTAL, int), np.repeat([0, 1], [5, 7])])
 
-    @quick_jit
+    @jax.jit
     def both(layer, x_BTD):
         out_BTHK = layer.heads(x_BTD, positions_BT, segments_BT)
         return out_BTHK, layer(x_BTD, positions_BT, segments_BT)
@@ -187,25 +172,6 @@ def test_whole_sequence_equals_float64_oracle(name):
     assert error(out_BTD, truth_BTD) <= EXACT
 
 
-# GQA's norm is the one that all queries and keys have; MLA and LRKV have their own beside it.
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gqa", "mla")),
-        pytest.param("lrkv-full-groups-pretrained", marks=pytest.mark.slow),
-        "mla-full", "lrkv-full-odd_rank", *OTHER_MODES,
-    ],
-)  # fmt: skip
-def test_without_qk_norm_decode_equals_forward(name):
-    model = model_of(name, qk_norm=False, qk_gain=False)
-    cached_BTV, known_BT = from_cache(
-        model, TOKENS_BT, PROMPTS, model.init_cache(3, SLOTS), chunk=1
-    )
-    whole_BTV = whole_of(model, TOKENS_BT)
-    assert error(cached_BTV[known_BT], whole_BTV[known_BT]) <= EXACT
-    assert error(whole_BTV, whole_logits(name)) > 1e-3  # the norm does something
-
-
 def test_causality_to_the_bit(name):
     """Another input(s) leaves output(t) as it is to the bit for t < s, and changes it from s on."""
     layer = model_of(name).blocks[0].attention
@@ -216,7 +182,7 @@ def test_causality_to_the_bit(name):
     # A chunk of one decode call, after two cached tokens (whatever they are).
     filled = jax.tree.map(lambda leaf: leaf + 0.5, layer.init_cache(1, SLOTS, jnp.float32))
 
-    @quick_jit
+    @jax.jit
     def paths(layer, x_TD, filled):
         whole_BTD = layer(x_TD[None], positions_BT)
         decoded_BTD, _ = layer.decode(x_TD[None], filled, jnp.array([2]))
@@ -231,34 +197,9 @@ def test_causality_to_the_bit(name):
         assert (sizes_2T[:, s:] > 1e-4).all()
 
 
-def test_packed_documents_never_see_each_other(name):
-    """Logits of documents packed with restarting positions equal each document's alone."""
-    model = model_of(name)
-    first, second = random_tokens(5, seed=3), random_tokens(7, seed=4)
-    packed_T = np.r_[first, second]
-    # Three packings in one batch: either order, and the same pair in one undivided document.
-    tokens_BT = np.stack([packed_T, np.r_[second, first], packed_T])
-    segments_BT = np.stack(
-        [np.repeat([0, 1], [5, 7]), np.repeat([3, 2], [7, 5]), np.zeros(TOTAL, int)]
-    )
-    positions_BT = np.stack([np.r_[:5, :7], np.r_[:7, :5], np.arange(TOTAL)])
-    logits_BTV = whole_of(model, tokens_BT, positions_BT, segments_BT)
-    # Alone: at the start of a row, where what follows cannot matter.
-    alone_BT = np.zeros((3, TOTAL), np.int32)
-    alone_BT[0, :5], alone_BT[1, :7], alone_BT[2] = first, second, packed_T
-    alone_BTV = whole_of(model, alone_BT)
-    assert error(logits_BTV[0, :5], alone_BTV[0, :5]) <= EXACT
-    assert error(logits_BTV[0, 5:], alone_BTV[1, :7]) <= EXACT
-    assert error(logits_BTV[1, :7], alone_BTV[1, :7]) <= EXACT
-    assert error(logits_BTV[1, 7:], alone_BTV[0, :5]) <= EXACT
-    assert error(logits_BTV[2], alone_BTV[2]) <= EXACT
-    assert error(logits_BTV[0, 5:], logits_BTV[2, 5:]) > 1e-2  # seeing more would show
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_live_cache_bytes_equal_the_formula(name, dtype):
-    model = model_of(name, dtype, layers=2)
-    config, itemsize = model.config, jnp.dtype(dtype).itemsize
+def test_live_cache_bytes_equal_the_formula(name):
+    model = model_of(name, "bfloat16", layers=2)
+    config, itemsize = model.config, 2
     entry = config.attention
     values = entry.cache_values(config) + entry.cache_padding_values(config)
     a_layer = values * itemsize + 4 * entry.cache_scalars(config)
@@ -292,53 +233,48 @@ def test_batch_padding_and_leftovers_change_nothing(name):
 
 
 @pytest.mark.parametrize(
-    ("own", "given", "message"),
+    ("name", "cache", "message"),
     [
-        (("lrkv-full-odd_rank", 3), ("mha", 3), "cache is a GroupedCache.* is a LowRankCache"),
-        (("mha", 3), ("gqa", 3), r"k_BSGK is float32\[3, 16, 2, 8\], .* float32\[3, 16, 4, 8\]"),
-        (("mha", 3), ("mha", 2), r"k_BSGK is float32\[2, 16, 4, 8\], .* float32\[3, 16, 4, 8\]"),
-        (("lrkv-full-odd_rank", 3), ("lrkv-full-rank_0", 3), "rk_BSGR is None, .* float32"),
+        ("lrkv-full-odd_rank", ("mha", 3, None), "cache is a GroupedCache.* is a LowRankCache"),
+        ("mha", ("gqa", 3, None), r"k_BSGK is float32\[3, 16, 2, 8\], .* float32\[3, 16, 4, 8\]"),
+        ("mha", ("mha", 2, None), r"k_BSGK is float32\[2, 16, 4, 8\], .* float32\[3, 16, 4, 8\]"),
+        ("mha", ("mha", 3, jnp.int8), "k_BSGK is int8"),
+        ("lrkv-full-odd_rank", ("lrkv-full-rank_0", 3, None), "rk_BSGR is None, .* float32"),
     ],
 )
-def test_another_models_cache_is_refused_in_one_line(own, given, message):
-    model = model_of(own[0])
-    cache = model_of(given[0]).init_cache(given[1], SLOTS)
+def test_another_models_cache_is_refused_in_one_line(name, cache, message):
+    given, batch, dtype = cache
+    cache = model_of(given).init_cache(batch, SLOTS, dtype)
     with pytest.raises(LrkvError, match=message) as error:
-        model.decode(jnp.zeros((own[1], 1), jnp.int32), cache, jnp.zeros(own[1], jnp.int32))
+        model_of(name).decode(jnp.zeros((3, 1), jnp.int32), cache, jnp.zeros(3, jnp.int32))
     assert "\n" not in str(error.value)
 
 
-def test_a_cache_of_integers_is_refused():
-    model = model_of("mha")
-    with pytest.raises(LrkvError, match="k_BSGK is int8"):
-        cache = model.init_cache(3, SLOTS, jnp.int8)
-        model.decode(jnp.zeros((3, 1), jnp.int32), cache, jnp.zeros(3, jnp.int32))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ALL)
-def test_decode_equals_forward_for_every_shape_of_a_step(name, dtype):
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("gqa", "lrkv-full-odd_rank") else pytest.param(n, marks=pytest.mark.slow)
+        for n in ALL
+    ],
+)
+def test_decode_equals_forward_for_every_shape_of_a_step_in_bfloat16(name):
     """1, 3 and 8 queries of 1 and 3 sequences: XLA on a CPU may lack a product that one of them is.
 
-    An output is held against the whole sequence's in float32, within rounding of the dtype.
+    An output is held against the whole sequence's in float32, within rounding.
     """
-    model = model_of(name, dtype)
-    layer, truth = (m.blocks[0].attention for m in (model, model_of(name)))
-    x_BTD = np.random.default_rng(5).standard_normal((3, 8, WIDTH)).astype(dtype)
+    layer, truth = (model_of(name, d).blocks[0].attention for d in ("bfloat16", "float32"))
+    x_BTD = np.random.default_rng(5).standard_normal((3, 8, WIDTH)).astype(jnp.bfloat16)
     shapes = [(T, B) for T in (1, 3, 8) for B in (1, 3)]
 
-    @quick_jit
+    @jax.jit
     def first_tokens(layer, truth, x_BTD):
         """Decoded outputs of the first T tokens of B sequences, and the forward's of all."""
-        decoded = [
-            layer.decode(
-                x_BTD[:B, :T], layer.init_cache(B, SLOTS, jnp.dtype(dtype)), jnp.zeros(B, int)
-            )
-            for T, B in shapes
-        ]
-        whole = truth(jnp.float32(x_BTD), jnp.broadcast_to(jnp.arange(8), (3, 8)))
-        return [out_BTD for out_BTD, _ in decoded], whole
+        decoded = []
+        for T, B in shapes:
+            cache = layer.init_cache(B, SLOTS, jnp.bfloat16)
+            decoded.append(layer.decode(x_BTD[:B, :T], cache, jnp.zeros(B, int))[0])
+        return decoded, truth(jnp.float32(x_BTD), jnp.broadcast_to(jnp.arange(8), (3, 8)))
 
     decoded, whole_BTD = first_tokens(layer, truth, x_BTD)
     for (T, B), out_BTD in zip(shapes, decoded, strict=True):
-        assert error(out_BTD, whole_BTD[:B, :T]) <= (EXACT if dtype == "float32" else 2**-5)
+        assert error(out_BTD, whole_BTD[:B, :T]) <= 2**-5

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jax
 import pytest
+from support.command import lrkv
 from support.tiny import TINY, few_pages
 
-from lrkv_jax.cli import main
 from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import clock, decode
@@ -43,37 +43,10 @@ def folder(tmp_path_factory):
     sys.modules.pop("tied_groups", None)
 
 
-@pytest.fixture(scope="module")
-def lrkv(folder):
-    """A function (arguments of the command line) → nothing, in this process."""
-
-    def command(*arguments):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["lrkv", *map(str, arguments)])
-            try:
-                main()
-            except SystemExit as stop:
-                assert not stop.code, arguments
-
-    return command
-
-
-@pytest.fixture(scope="module")
-def run(folder):
-    """Its run, of a few steps on one device."""
-    settings = (*SMALL, *few_pages(folder), "train.steps=3", "optimizer.muon.iterations=1")
-    result = train(load_config("tied.yaml", settings), devices=jax.devices()[:1])
-    assert result.step == 3
-    return folder / "runs" / "quickstart-tied"
-
-
-def test_it_is_planned_beside_the_others(lrkv, capsys):
-    lrkv("plan", "tied.yaml", "--all", "--json")
-    plan = json.loads(capsys.readouterr().out)
-    assert "tied" in json.dumps(plan)
+def test_it_is_planned_beside_the_others(folder, capsys, monkeypatch):
+    code, out, err = lrkv(capsys, monkeypatch, "plan", "tied.yaml", "--all", "--json")
+    assert code == 0 and "tied" in json.dumps(json.loads(out)), err
     model = load_config("tied.yaml").model
-    lrkv("plan", "tied.yaml", "--all")
-    assert "tied" in capsys.readouterr().out
     # 2 groups of one vector, where MHA's 4 heads leave two each.
     assert cache_allocated_bytes_per_token(model, 2) == model.layers * 2 * model.head_width * 2
     leaves = jax.tree.leaves(abstract_parameters(model))
@@ -81,29 +54,30 @@ def test_it_is_planned_beside_the_others(lrkv, capsys):
 
 
 @pytest.mark.slow
-def test_it_trains_evaluates_and_decodes_as_it_was_trained(run, lrkv):
+def test_it_trains_decodes_as_it_was_trained_and_stands_in_tables(folder, capsys, monkeypatch):
+    settings = (*SMALL, *few_pages(folder), "train.steps=3", "optimizer.muon.iterations=1")
+    assert train(load_config("tied.yaml", settings), devices=jax.devices()[:1]).step == 3
+    run = folder / "runs" / "quickstart-tied"
     config = load_config(run / "config.yaml")
     assert config.model.attention.kind == KIND and config.model.attention.label == "TIED-2"
-    lrkv("evaluate", run, "--tasks", "bpb,agreement")
+    assert lrkv(capsys, monkeypatch, "evaluate", run, "--tasks", "bpb,agreement")[0] == 0
     result = json.loads((run / "evaluation.json").read_text())
     assert result["attention"] == KIND and 0 < result["bpb"]["bits_per_byte"] < 20
     assert result["agreement"]["max_relative_error"] < 1e-5
     assert result["agreement"]["same_greedy_token"] == 1
     assert result["kv_cache_bytes_per_token"] == result["kv_cache_bytes_per_token_formula"]
-
-
-@pytest.mark.slow
-def test_it_stands_in_tables_and_figures(run, folder, lrkv):
-    lrkv("report", run, "--only", "table01,fig02", "--out", folder / "out")
+    where = ("--only", "table01,fig02", "--out", folder / "out")
+    assert lrkv(capsys, monkeypatch, "report", run, *where)[0] == 0
     (table,) = (folder / "out").rglob("table01*[!d].md")
     assert "TIED-2" in table.read_text() and "25.0" in table.read_text()
     assert "TIED" in (folder / "out" / "report.html").read_text()
 
 
 @pytest.mark.slow
-def test_its_decoding_is_measured(run, monkeypatch):
+def test_its_decoding_and_its_training_step_are_measured(folder, monkeypatch):
     monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr(clock, "ROTATED_BYTES", 1 << 16)
+    monkeypatch.setattr(clock, "SIDE", {"cpu": 16})
     settings = decode.DecodeBenchmark(
         scales=("tied.yaml",), batches=(2,), lengths=(32,), implementations=("xla",),
         samples=2,
@@ -111,11 +85,6 @@ def test_its_decoding_is_measured(run, monkeypatch):
     rows = decode.run(settings)["rows"]
     assert [row.variant for row in rows if row.status == MEASURED] == ["mha", "tied"]
     assert rows[-1].bytes_over_mha == 0.25 and rows[-1].error < 1e-5
-
-
-@pytest.mark.slow
-def test_its_training_step_is_measured(folder, monkeypatch):
-    monkeypatch.setattr(clock, "SIDE", {"cpu": 16})
     settings = train_bench.TrainBenchmark(
         scales=("tied.yaml",), variants=("tied",), samples=1, depth=1,
         overrides=(*(s for s in SMALL if "layers" not in s), "model.vocabulary=64"),

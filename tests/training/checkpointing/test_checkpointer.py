@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
 from lrkv_jax.config import MeshConfig
@@ -14,12 +15,9 @@ from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import Checkpointer, layout
 from lrkv_jax.training.checkpointing.checkpointer import read_verified
-from lrkv_jax.training.state import (
-    abstract_state,
-    checkpoint_items,
-    from_checkpoint_items,
-    resolve,
-)
+from lrkv_jax.training.state import checkpoint_items, from_checkpoint_items, new_state, resolve
+
+ONE_DEVICE = SingleDeviceSharding(jax.devices()[0])
 
 SMALL = {"params": {"w": jnp.arange(6.0).reshape(2, 3)}, "run": {"step": jnp.int32(1)}}
 ABSTRACT = jax.tree.map(
@@ -27,37 +25,35 @@ ABSTRACT = jax.tree.map(
 )
 
 
-def filled(abstract):
-    """A state with no two values alike, so that a swapped or lost array shows."""
-    leaves, tree = jax.tree.flatten(abstract)
+def test_a_checkpoint_restores_onto_another_mesh_bit_for_bit(tmp_path):
+    """tests/faults/test_elastic.py takes a whole state through seven meshes."""
+    w = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    split = jax.device_put(w, NamedSharding(mesh, PartitionSpec("fsdp", "tensor")))
+    one = jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=ONE_DEVICE)
+    with Checkpointer(tmp_path / "c") as checkpoints:
+        checkpoints.save(7, {"params": {"w": split}}, {"tokens": 5})
+        checkpoints.wait()
+        _, back = checkpoints.restore({"params": {"w": one}})
+    np.testing.assert_array_equal(back["params"]["w"], w)
+    assert back["params"]["w"].sharding == ONE_DEVICE
 
-    def fill(index, leaf):
+
+def test_a_state_is_made_of_its_items_again(tiny):
+    abstract = jax.eval_shape(lambda: new_state(resolve(tiny())))
+    numbers = iter(range(1000))
+
+    def fill(leaf):
+        """No two leaves alike, so that a swapped or lost one shows."""
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.key(77)
-        values = np.random.default_rng(index).normal(size=leaf.shape) * 100
-        return jax.device_put(values.astype(leaf.dtype), leaf.sharding)
+        return np.full(leaf.shape, next(numbers), leaf.dtype)
 
-    return tree.unflatten([fill(i, leaf) for i, leaf in enumerate(leaves)])
-
-
-def test_a_state_restores_onto_another_mesh_bit_for_bit(tiny, tmp_path):
-    config = resolve(tiny())
-    first = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    with Checkpointer(tmp_path / "c") as checkpoints:
-        state = filled(abstract_state(config, first))
-        checkpoints.save(7, checkpoint_items(state), {"tokens": 5})
-        checkpoints.wait()
-        abstract = abstract_state(config, make_mesh(MeshConfig(), jax.devices()[:1]))
-        back = from_checkpoint_items(abstract, checkpoints.restore(checkpoint_items(abstract))[1])
+    state = jax.tree.map(fill, abstract)
+    back = from_checkpoint_items(abstract, checkpoint_items(state))
     assert jnp.array_equal(jax.random.key_data(back.rng), jax.random.key_data(state.rng))
-    for old, new, wanted in zip(
-        jax.tree.leaves((state.params, state.opt_state, state.step)),
-        jax.tree.leaves((back.params, back.opt_state, back.step)),
-        jax.tree.leaves((abstract.params, abstract.opt_state, abstract.step)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
-        assert new.sharding == wanted.sharding
+    for part in ("params", "opt_state", "step", "guard"):
+        chex.assert_trees_all_equal(getattr(back, part), getattr(state, part))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -107,40 +103,20 @@ def test_what_a_failed_save_goes_on_writing_is_removed(tmp_path, monkeypatch):
     assert os.listdir(directory) == ["2"] and checkpoints.failures == 1
 
 
-def test_one_item_is_read_without_the_rest(tmp_path):
-    with Checkpointer(tmp_path / "c") as checkpoints:
-        checkpoints.save(1, SMALL, {})
-        checkpoints.wait()
-        _, restored = checkpoints.restore({"params": ABSTRACT["params"]})
-    assert set(restored) == {"params"}
-    chex.assert_trees_all_equal(restored["params"], SMALL["params"])
-
-
-def test_missing_checkpoints_are_named(tmp_path):
+def test_one_item_is_read_alone_and_what_is_not_there_or_is_another_model_s_is_one_line(tmp_path):
+    other = {"params": {"other": jax.ShapeDtypeStruct((4, 3), jnp.float32, sharding=ONE_DEVICE)}}
     with Checkpointer(tmp_path / "c") as checkpoints:
         with pytest.raises(LrkvError, match="no checkpoint under"):
             checkpoints.restore({})
         checkpoints.save(4, SMALL, {})
         checkpoints.wait()
+        _, restored = checkpoints.restore({"params": ABSTRACT["params"]})
+        chex.assert_trees_all_equal(restored, {"params": SMALL["params"]})
         with pytest.raises(LrkvError, match="no checkpoint of step 3: there are 4"):
             checkpoints.restore({}, 3)
-
-
-def test_nothing_starts_from_scratch_where_a_step_was_set_aside(tmp_path):
-    with Checkpointer(tmp_path / "c") as checkpoints:
-        checkpoints.save(4, SMALL, {})
-        checkpoints.wait()
-        layout.set_aside(tmp_path / "c/4")
-        with pytest.raises(LrkvError, match="set aside before: 4"):
-            checkpoints.restore_newest({})
-
-
-def test_arrays_of_another_shape_are_an_error_in_one_line(tmp_path):
-    with Checkpointer(tmp_path / "c") as checkpoints:
-        checkpoints.save(1, SMALL, {})
-        checkpoints.wait()
-        where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        other = {"params": {"other": jax.ShapeDtypeStruct((4, 3), jnp.float32, sharding=where)}}
         with pytest.raises(LrkvError, match="cannot be read as this model") as error:
             checkpoints.restore(other)
         assert "\n" not in str(error.value)
+        layout.set_aside(tmp_path / "c/4")
+        with pytest.raises(LrkvError, match="set aside before: 4"):
+            checkpoints.restore_newest({})  # nothing starts from scratch there

@@ -4,18 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprints
-
-# Each way of taking bits is fast once: by width, and a boolean's.
-DTYPES = [
-    "float32", "bfloat16", "uint8", "bool",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("int32", "uint32", "float16")),
-]  # fmt: skip
 
 
 def of(x) -> str:
@@ -42,7 +34,7 @@ def test_it_is_the_sums_that_the_module_describes():
     assert of(values.view(np.float32)) == by_hand(values), "a float is its bits"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "bool"])
 def test_no_sharding_changes_it(dtype):
     values = np.random.default_rng(1).normal(size=(8, 4, 6)) * 50
     x = jnp.asarray(values > 0 if dtype == "bool" else values).astype(dtype)
@@ -53,31 +45,19 @@ def test_no_sharding_changes_it(dtype):
         assert as_hex(fingerprints([placed])) == [expected], spec
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 31), st.integers(0, 6 * 9 - 1))
-def test_one_flipped_bit_changes_both_halves(bit, where):
-    values = np.random.default_rng(2).integers(0, 2**32, 6 * 9, np.uint32)
-    flipped = values.copy()
-    flipped[where] ^= np.uint32(1 << bit)
-    before, after = of(values.reshape(6, 9)), of(flipped.reshape(6, 9))
-    assert before[:8] != after[:8] and before[8:] != after[8:]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x[::-1],
-        lambda x: np.roll(x, 1),
-        lambda x: np.roll(x, 16),
-        lambda x: np.concatenate([x[32:64], x[:32], x[64:]]),
-        lambda x: np.where(np.arange(len(x)) < 8, 0, x),
-        lambda x: x * np.where(np.arange(len(x)) == 5, -1, 1),
-    ],
-    ids=["reversed", "shifted", "shifted by a block", "swapped blocks", "zeroed", "sign"],
-)
-def test_what_moves_or_vanishes_changes_it(change):
-    values = np.random.default_rng(3).normal(size=96).astype(np.float32)
-    assert of(values) != of(change(values).astype(np.float32))
+def test_what_flips_moves_or_vanishes_changes_both_halves():
+    x = np.random.default_rng(3).normal(size=96).astype(np.float32)
+    flipped = (x.view(np.uint32) ^ (np.arange(96) == 5)).astype(np.uint32)
+    changed = {
+        "one bit": flipped.view(np.float32),
+        "reversed": x[::-1],
+        "shifted by a block": np.roll(x, 16),
+        "swapped blocks": np.concatenate([x[32:64], x[:32], x[64:]]),
+        "zeroed": np.where(np.arange(96) < 8, np.float32(0), x),
+    }
+    for name, values in changed.items():
+        before, after = of(x), of(values)
+        assert before[:8] != after[:8] and before[8:] != after[8:], name
 
 
 def test_zeros_and_nothing_have_fingerprints_too():

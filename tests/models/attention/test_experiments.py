@@ -1,4 +1,4 @@
-"""experiments/mechanism: the factorial's variants, its plan of runs, and its text."""
+"""Variants of experiments/: each decodes as it is trained; the factorial's plan, and its text."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from support.variants import HEAD_WIDTH, HEADS, WIDTH, error, random_model, small
 
@@ -17,49 +16,74 @@ from lrkv_jax.models.attention import LRKV
 from lrkv_jax.optim.muon import scale_by_muon
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
-KIND = "mechanism.variants:PerHead"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def experiments():
+    """Their modules, on the path and out of memory again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXPERIMENTS)
-        yield variant_class(KIND)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mechanism"]:
-        sys.modules.pop(name)
+        yield
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("mechanism", "controls"):
+            sys.modules.pop(name)
+
+
+def per_head(**how):
+    return variant_class("mechanism.variants:PerHead")(**how)
+
+
+def one_table(**how):
+    return variant_class("controls:OneTable")(**how)
 
 
 def layer_of(attention):
     return random_model(small(attention, layers=1)).blocks[0].attention
 
 
-def outputs(layer, x_BTD):
-    """The forward of all tokens, and the last three decoded from the cache."""
+@jax.jit
+def forward(layer, x_BTD):
+    return layer(x_BTD, jnp.broadcast_to(jnp.arange(x_BTD.shape[1]), x_BTD.shape[:2]))
 
-    @jax.jit
-    def both(layer, x_BTD):
-        B, T, _ = x_BTD.shape
-        whole_BTD = layer(x_BTD, jnp.broadcast_to(jnp.arange(T), (B, T)))
-        cache = layer.init_cache(B, T, jnp.float32)
-        _, cache = layer.decode(x_BTD[:, :-3], cache, jnp.zeros(B, int))
-        return whole_BTD, layer.decode(x_BTD[:, -3:], cache, jnp.full(B, T - 3))[0]
 
-    return both(layer, x_BTD)
+@jax.jit
+def decoded(layer, x_BTD):
+    """The last three tokens' outputs from the cache."""
+    B, T, _ = x_BTD.shape
+    cache = layer.init_cache(B, T, jnp.float32)
+    _, cache = layer.decode(x_BTD[:, :-3], cache, jnp.zeros(B, int))
+    return layer.decode(x_BTD[:, -3:], cache, jnp.full(B, T - 3))[0]
 
 
 X_BTD = np.float32(np.random.default_rng(0).standard_normal((2, 12, WIDTH)))
 
 
-@pytest.mark.parametrize("how", [{}, {"shared": True}, {"factored": True}, {"rate": 2.0}])
-def test_each_way_decodes_what_its_forward_says(experiments, how):
-    whole_BTD, decoded_BTD = outputs(layer_of(experiments(**how)), X_BTD)
-    assert error(decoded_BTD, whole_BTD[:, -3:]) <= 1e-5
+VARIANTS = {
+    "per_head": per_head,
+    "shared": lambda: per_head(shared=True),
+    "factored": lambda: per_head(factored=True),
+    "doubled": lambda: per_head(rate=2.0),
+    "wide_mha": lambda: variant_class("controls:WideMHA")(more=4),
+    "one_table": lambda: one_table(rank=3, rope="latent"),
+}
 
 
-def test_both_of_the_factorial_is_lrkv_of_rank_k(experiments):
+@pytest.mark.parametrize("name", VARIANTS)
+def test_each_decodes_what_its_forward_says(name):
+    layer = layer_of(VARIANTS[name]())
+    assert error(decoded(layer, X_BTD), forward(layer, X_BTD)[:, -3:]) <= 1e-5
+
+
+def test_latents_of_one_table_are_lrkv_s_where_they_are_as_wide_as_heads():
+    for rank, same in ((HEAD_WIDTH, True), (4, False)):
+        ours, theirs = (layer_of(kind(rank=rank, rope="latent")) for kind in (one_table, LRKV))
+        assert (error(forward(ours, X_BTD), forward(theirs, X_BTD)) < 1e-6) == same
+
+
+def test_both_of_the_factorial_is_lrkv_of_rank_k():
     """The same weights give the same outputs, and both start at the same sizes."""
     lrkv = layer_of(LRKV(rank=HEAD_WIDTH, rope="full"))
-    both = layer_of(experiments(shared=True, factored=True))
+    both = layer_of(per_head(shared=True, factored=True))
     both.query, both.output = lrkv.query, lrkv.output
     for name in ("key", "value"):
         setattr(both, f"{name}_shared", getattr(lrkv, name))
@@ -68,37 +92,33 @@ def test_both_of_the_factorial_is_lrkv_of_rank_k(experiments):
             own, given = ours.get_metadata(), theirs.get_metadata()
             assert (own["std"], own["spec"].batch) == (given["std"], given["spec"].batch)
             setattr(both, f"{name}_{part}", theirs)
-    expected_BTD = outputs(lrkv, X_BTD)[0]
-    assert error(outputs(both, X_BTD)[0], expected_BTD) <= 1e-5
+    assert error(forward(both, X_BTD), forward(lrkv, X_BTD)) <= 1e-5
 
 
-def test_a_doubled_rate_moves_a_head_s_matrix_twice_as_far(experiments):
-    plain, doubled = (layer_of(experiments(rate=rate)) for rate in (1.0, 2.0))
+def test_a_doubled_rate_moves_a_head_s_matrix_twice_as_far():
+    plain, doubled = (layer_of(per_head(rate=rate)) for rate in (1.0, 2.0))
     before_HDK = 0.1 * np.float32(np.random.default_rng(1).standard_normal((HEADS, WIDTH, 8)))
     target_HDK = np.float32(np.random.default_rng(2).standard_normal((HEADS, WIDTH, 8)))
 
     def moved(layer):
         layer.key[...] = jnp.asarray(before_HDK / layer.config.attention.rate)
-        spec = layer.key.get_metadata()["spec"]
-        muon = scale_by_muon({"key": spec})
-
-        def loss(layer):
-            return jnp.sum((layer.matrices("key") - target_HDK) ** 2)
-
-        params, gradients = ({"key": at.key[...]} for at in (layer, jax.grad(loss)(layer)))
-        updates, _ = muon.update(gradients, muon.init(params))
-        layer.key[...] = optax.apply_updates(params, {"key": -0.01 * updates["key"]})["key"]
+        muon = scale_by_muon(layer.key.get_metadata()["spec"])
+        # Muon takes a gradient's direction alone.
+        update_HDK, _ = muon.update(before_HDK - target_HDK, muon.init(before_HDK))
+        layer.key[...] -= 0.01 * update_HDK
         return np.asarray(layer.matrices("key")) - before_HDK
 
     np.testing.assert_allclose(moved(doubled), 2 * moved(plain), rtol=1e-3, atol=1e-5)
 
 
-def test_a_rate_beside_a_product_is_refused(experiments):
+def test_what_a_variant_cannot_have_is_refused():
     with pytest.raises(LrkvError, match="attention.rate = 2.0 is of whole matrices"):
-        small(experiments(factored=True, rate=2.0))
+        small(per_head(factored=True, rate=2.0))
+    with pytest.raises(LrkvError, match="latents turn in rope: latent alone"):
+        small(one_table(rank=3, rope="full"))
 
 
-def test_rates_come_first_and_grow_at_an_edge_until_the_best_is_inside(experiments):
+def test_rates_come_first_and_grow_at_an_edge_until_the_best_is_inside():
     from mechanism import design
 
     config = load_config(EXPERIMENTS / "mechanism/mechanism.yaml", ["attention=mha"])
@@ -125,23 +145,10 @@ def test_rates_come_first_and_grow_at_an_edge_until_the_best_is_inside(experimen
         assert not sum(weights.values()) and set(weights) <= set(design.VARIANTS)
 
 
-def test_text_is_split_by_document_and_a_build_repeats_itself(experiments, tmp_path):
+def test_documents_are_held_out_by_their_names_alone():
     from mechanism import text
 
-    rng = np.random.default_rng(0)
-    words = [bytes(rng.integers(97, 123, 6)).decode() for _ in range(3000)]
-    kinds = {
-        kind: {f"{kind}-{n}": " ".join(rng.choice(words, 40)) for n in range(200)}
-        for kind in ("a", "b")
-    }
-    counts = text.build(kinds, tmp_path / "one", 290)
-    assert counts == text.build(kinds, tmp_path / "two", 290)
-    assert counts["a tune"]["documents"] == counts["b test"]["documents"] == 30
-    files = ["corpus/a-train.jsonl", "corpus/z-tune.jsonl", "test.jsonl", "tokenizer.json"]
-    for file in files:
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-    more = kinds["a"] | {"new": "text"}
-    before, after = (text.held_out(names) for names in (kinds["a"], more))
+    names = [f"a-{number}" for number in range(200)]
+    before, after = text.held_out(names), text.held_out([*names, "new"])
+    assert len(before) == 60 and list(before.values()).count("test") == 30
     assert len(set(before) ^ set(after)) <= 2  # a new document moves one at most
-    with pytest.raises(LrkvError, match="a has 90 documents: give twice 60"):
-        text.build({"a": dict(list(kinds["a"].items())[:90])}, tmp_path / "three")
