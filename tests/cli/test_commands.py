@@ -3,15 +3,19 @@
 import json
 import lzma
 import shutil
+import sys
 
 import pytest
+import typer
 from support.command import lrkv
 
+from lrkv_jax import __version__
+from lrkv_jax.cli import app, main
 from lrkv_jax.config import load_config
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.sources import documents
-
-QUICK = "configs/quickstart.yaml"
+from lrkv_jax.distributed.processes import HERE
+from lrkv_jax.errors import LrkvError
 
 
 @pytest.fixture(scope="module")
@@ -22,44 +26,37 @@ def trained(tmp_path_factory, finished_run):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named", "mend"),
+    ("line", "message"),
     [
-        (("train", QUICK, "model.layer=3"), "model.layer", "did you mean layers?"),
-        (("train", QUICK, "train.steps=many"), "train.steps", "integer"),
-        (("train", QUICK, "attention=lrvk"), "attention = lrvk", "did you mean lrkv?"),
-        (("train", QUICK, "attention.rank=33"), "attention.rank = 33", "use 0 (MQA) to 32"),
-        (("train", QUICK, "attention=gqa", "attention.kv_heads=3"), "kv_heads = 3", "1, 2 or 4"),
-        (("train", QUICK, "mesh.data=3", "mesh.fsdp=1"), "devices, 8", "set one of them to -1"),
-        (("train", QUICK, "train.seq_len=9999999"), "train.seq_len = 9999999", "the data allows"),
-        (("train", QUICK, "data.source=nowhere"), "nowhere", ""),
-        (("train", "configs/129m.yaml"), "configs/129m.yaml", "did you mean 128m?"),
-        (("train", QUICK, "steps"), "'steps'", "key=value"),
-        (("train", QUICK, "--until", "0"), "'--until'", "1: see lrkv train --help"),
-        (("train", QUICK, "data.tokenizer=gpt3"), "gpt3", "gpt2"),
-        (("plan", "configs/6.3b.yaml", "attention=gqa", "attention.kv_heads=5"), "= 5", "use 1,"),
-        (("evaluate", "runs/none"), "runs/none", "not a run"),
-        (("generate", "runs/none", "--prompt", "x"), "runs/none", "not a run"),
-        (("sweep", QUICK, "attention=mha,mha"), "attention=mha,mha", "each value once"),
-        (("sweep", QUICK, "seed=0,1", "--only", "2"), "--only 2", "0 to 1"),
-        (("analyze", "runs/none"), "runs/none", "give a run's directory"),
-        (
-            ("quickstart", "optimizer.warmup_steps=5000"),
-            "optimizer.warmup_steps = 5000",
-            "use at most",
-        ),
+        ("train quickstart model.layer=3", "model.layer: did you mean layers?"),
+        ("train quickstart mesh.data=3 mesh.fsdp=1", "devices, 8: set one of them to -1"),
+        ("train quickstart --until 0", "1: see lrkv train --help"),
+        ("train quickstart data.tokenizer=gpt3", "gpt3"),
+        ("train quickstart --steps 3", "settings have no dashes, as in train.steps=100"),
+        ("train --nonsense", "no such option: --nonsense"),
+        ("train", "missing argument 'CONFIG': see lrkv train --help"),
+        ("plan 128m --devices many", "'--devices'"),
+        ("trian", "Did you mean 'train'"),
+        ("evaluate runs/none", "runs/none is not a run"),
+        ("analyze runs/none", "give a run's directory"),
+        ("evaluate RUN --tasks bpb,poetry", "unknown task poetry"),
+        ("evaluate RUN --batch 0", "batch = 0"),
+        ("evaluate RUN --step 99", "no checkpoint of step 99: there are 6"),
+        ("generate RUN --prompt x --top-p 2", "top_p = 2.0"),
+        ("generate RUN --prompt x --step last", "--step last"),
+        ("generate RUN --prompt x --step ²", "--step ²: use a number, or best"),
+        ("chat RUN", "has not been midtrained: run lrkv train configs/quickstart_midtrain.yaml"),
     ],
 )
-def test_bad_input_is_one_line_that_names_the_thing_and_the_mend(
-    capsys, monkeypatch, tmp_path, pages, arguments, named, mend
+def test_a_wrong_command_is_one_line_that_names_the_mend(
+    capsys, monkeypatch, tmp_path, pages, trained, line, message
 ):
-    verb, target, *rest = arguments
-    if verb in ("train", "quickstart"):
-        rest = [f"run_dir={tmp_path / 'run'}", *pages, *rest]
-    code, _, err = lrkv(capsys, monkeypatch, verb, target, *rest)
-    assert code == 2
-    assert err.count("\n") == 1 and err.startswith("lrkv: ")
-    assert named in err and mend in err
-    assert "Traceback" not in err
+    verb, *rest = [str(trained) if word == "RUN" else word for word in line.split()]
+    if "quickstart" in rest:
+        rest += [f"run_dir={tmp_path / 'run'}", *pages]
+    code, out, err = lrkv(capsys, monkeypatch, verb, *rest)
+    assert code == 2 and err.count("\n") == 1 and err.startswith("lrkv: ")
+    assert message in err and "Traceback" not in err + out
     assert not (tmp_path / "run").exists()
 
 
@@ -74,25 +71,36 @@ def test_plan_prints_json_for_every_variant(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_evaluate_gives_the_same_numbers_whatever_the_batch(capsys, monkeypatch, trained):
+def test_evaluate_gives_the_same_numbers_whatever_the_batch(
+    capsys, monkeypatch, trained, one_device
+):
     results = []
-    for batch, tasks in ((1, "bpb"), (37, "bpb,docstrings"), (64, "bpb,docstrings")):
-        code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained, "--batch", batch,
-                           "--tasks", tasks, "--json")  # fmt: skip
-        assert code == 0
-        results.append(json.loads(out))
-    one, other = (result["docstrings"]["bits_per_byte"] for result in results[1:])
-    assert one == pytest.approx(other, rel=1e-6)
-    results = [result["bpb"] for result in results]
-    first = results[0]
+    for batch, tasks in ((1, "bpb"), (37, "bpb,docstrings,agreement"), (64, "bpb,docstrings")):
+        how = "--batch", batch, "--tasks", tasks
+        code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained, *how)
+        assert code == 0 and "bits per byte" in out
+        results.append(json.loads((trained / "evaluation.json").read_text()))
+    one, saved, other = results
+    for result in (saved, other):
+        for name in ("tokens", "bytes"):
+            assert result["bpb"][name] == one["bpb"][name]
+        for name in ("cross_entropy", "bits_per_byte"):
+            assert result["bpb"][name] == pytest.approx(one["bpb"][name], rel=1e-6)
+    docstrings = [result["docstrings"] for result in (saved, other)]
+    assert docstrings[0]["bits_per_byte"] == pytest.approx(docstrings[1]["bits_per_byte"], rel=1e-6)
+    # Every byte of the texts counts once: specials and padding excluded.
     data = load_config(trained / "config.yaml").data
     held_out = documents(data.source, "heldout", heldout=data.heldout)
-    # The texts' own count: specials and padding excluded.
-    assert first["bytes"] == sum(len(text.encode()) for text in held_out)
-    for other in results[1:]:
-        assert other["tokens"] == first["tokens"] and other["bytes"] == first["bytes"]
-        assert other["cross_entropy"] == pytest.approx(first["cross_entropy"], rel=1e-6)
-        assert other["bits_per_byte"] == pytest.approx(first["bits_per_byte"], rel=1e-6)
+    assert one["bpb"]["bytes"] == sum(len(text.encode()) for text in held_out)
+    lines = lzma.decompress(read_asset("stdlib.jsonl.xz")).decode().splitlines()
+    text_bytes = sum(len(json.loads(line)["text"].encode()) for line in lines)
+    assert saved["docstrings"]["bytes"] == text_bytes
+    assert saved["agreement"]["max_relative_error"] < 1e-5
+    assert saved["agreement"]["same_greedy_token"] == 1.0
+    # Two layers of 2 (K + H R) float32 values, rank 3 padded to 8, and H float32 norms.
+    assert saved["kv_cache_bytes_per_token"] == 2 * (2 * (8 + 4 * 8) * 4 + 4 * 4)
+    assert saved["kv_cache_dtype"] == "float32"
+    assert saved["kv_cache_bytes_per_token_bfloat16"] == 2 * (2 * (8 + 4 * 8) * 2 + 4 * 4)
 
 
 @pytest.mark.slow
@@ -111,70 +119,76 @@ def test_analyze_writes_what_the_report_draws(capsys, monkeypatch, trained, one_
     assert {path.suffix for path in page.iterdir()} >= {".png", ".svg", ".md", ".json"}
 
 
-@pytest.mark.slow
-def test_evaluate_prints_a_table_and_writes_json(capsys, monkeypatch, trained, one_device):
-    tasks = "bpb,docstrings,agreement"
-    code, out, _ = lrkv(capsys, monkeypatch, "evaluate", trained, "--tasks", tasks, "--batch", 37)
-    assert code == 0 and "bits per byte" in out and "docstrings" in out
-    saved = json.loads((trained / "evaluation.json").read_text())
-    # Every byte of the second text counts once.
-    lines = lzma.decompress(read_asset("stdlib.jsonl.xz")).decode().splitlines()
-    text_bytes = sum(len(json.loads(line)["text"].encode()) for line in lines)
-    assert saved["docstrings"]["bytes"] == text_bytes
-    assert saved["agreement"]["max_relative_error"] < 1e-5
-    assert saved["agreement"]["same_greedy_token"] == 1.0
-    # Two layers of 2 (K + H R) float32 values, rank 3 padded to 8, and H float32 norms.
-    assert saved["kv_cache_bytes_per_token"] == 2 * (2 * (8 + 4 * 8) * 4 + 4 * 4)
-    assert saved["kv_cache_dtype"] == "float32"
-    assert saved["kv_cache_bytes_per_token_bfloat16"] == 2 * (2 * (8 + 4 * 8) * 2 + 4 * 4)
-
-
-@pytest.mark.slow
-def test_generate_takes_settings(capsys, monkeypatch, trained, one_device):
-    how = ("generate", trained, "model.decode_kernel=xla", "--prompt", "We", "--tokens", "4")
-    code, out, _ = lrkv(capsys, monkeypatch, *how, "--prompt", "My fellow")
-    assert code == 0 and out.startswith("We") and "My fellow" in out
-    code, _, err = lrkv(capsys, monkeypatch, *[a.replace("xla", "mosaic") for a in map(str, how)])
+def test_generate_takes_prompts_settings_and_a_seed(capsys, monkeypatch, trained, one_device):
+    how = ("generate", trained, "model.decode_kernel=xla", "--prompt", "My fellow Americans,")
+    how = (*how, "--prompt", "We", "--tokens", "8")
+    said = [lrkv(capsys, monkeypatch, *how, "--seed", seed) for seed in ("3", "3", "4")]
+    first, again, other = said
+    assert first == again and first[0] == 0
+    assert first[1] != other[1] and first[1].startswith("My fellow") and "\nWe" in first[1]
+    how = [str(word).replace("=xla", "=mosaic") for word in how]
+    code, _, err = lrkv(capsys, monkeypatch, *how)
     assert code == 2 and "cannot run as mosaic: the backend is cpu, not a GPU; use xla" in err
 
 
-def test_generate_repeats_itself_with_a_seed(capsys, monkeypatch, trained, one_device):
-    how = ("generate", trained, "--prompt", "My fellow Americans,", "--tokens", "8")
-    first = lrkv(capsys, monkeypatch, *how, "--seed", "3")
-    again = lrkv(capsys, monkeypatch, *how, "--seed", "3")
-    other = lrkv(capsys, monkeypatch, *how, "--seed", "4")
-    assert first == again and first[0] == 0
-    assert first[1] != other[1]
-    assert first[1].startswith("My fellow")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("evaluate", "--tasks", "bpb,poetry"), "unknown task poetry"),
-        (("evaluate", "--batch", "0"), "batch = 0"),
-        (("evaluate", "--step", "99"), "no checkpoint of step 99: there are 6"),
-        (("generate", "--prompt", "x", "--top-p", "2"), "top_p = 2.0"),
-        (("chat",), "has not been midtrained: run lrkv train configs/quickstart_midtrain.yaml"),
-        (("generate", "--prompt", "x", "--step", "last"), "--step last"),
-        (("generate", "--prompt", "x", "--step", "²"), "--step ²: use a number, or best"),  # A21
-    ],
-)
-def test_bad_questions_to_a_run_are_one_line(capsys, monkeypatch, trained, arguments, message):
-    verb, *rest = arguments
-    code, _, err = lrkv(capsys, monkeypatch, verb, trained, *rest)
-    assert code == 2 and err.count("\n") == 1 and message in err
-
-
 def test_data_build_prints_where_the_records_are(capsys, monkeypatch, pages, tmp_path):
-    code, out, _ = lrkv(capsys, monkeypatch, "data", "build", QUICK, *pages,
+    code, out, _ = lrkv(capsys, monkeypatch, "data", "build", "quickstart", *pages,
                        f"data.directory={tmp_path / 'data'}", "train.seq_len=32")  # fmt: skip
     assert code == 0 and out.startswith(str(tmp_path / "data"))
     assert any((tmp_path / "data").rglob("*")), "and they are there"
 
 
-def test_a_terminal_shows_that_a_command_starts(capsys, monkeypatch):
-    """A19: the screen stayed empty for the seconds that imports take."""
-    monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
-    code, _, err = lrkv(capsys, monkeypatch, "train", QUICK, "mesh.data=3", "mesh.fsdp=1")
-    assert code == 2 and -1 < err.find("starting ...") < err.find("number of devices")
+COMMAND = typer.main.get_command(app)
+
+
+def every(command=COMMAND, path=()):
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from every(below, (*path, name))
+
+
+ALL = dict(every())
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: " ".join(path) or "lrkv")
+def test_a_help_page_says_what_each_thing_is_and_cuts_no_purpose(capsys, monkeypatch, path):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, page, _ = lrkv(capsys, monkeypatch, *path, "-h")
+    assert code == 0 and max(map(len, page.splitlines())) <= 80
+    words, command = " ".join(page.split()), ALL[path]
+    assert " ".join(command.help.split("\n\n")[0].split()) in words
+    for name, below in getattr(command, "commands", {}).items():
+        assert f"{name} {below.help.split(chr(10))[0]}" in words
+    for param in command.params:
+        assert param.help, f"{path} {param.name} says nothing"
+
+
+def test_a_group_without_a_verb_shows_its_page_and_the_version_is_the_packages(capsys, monkeypatch):
+    code, out, err = lrkv(capsys, monkeypatch, "bench")
+    assert code == 2 and "decode" in out + err and "lrkv:" not in err
+    assert lrkv(capsys, monkeypatch, "--version") == (0, f"lrkv {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "option", "code"),
+    [
+        (LrkvError("a setting"), "train", 2), (LrkvError("a setting"), "--debug", 1),
+        (FileNotFoundError(2, "No such file", "x"), "train", 2), (OSError("no number"), "train", 1),
+        (ValueError("a fault"), "train", 1),
+    ],
+)  # fmt: skip
+def test_one_of_several_processes_leaves_at_once_whatever_ends_it(monkeypatch, error, option, code):
+    """With --debug, or an OSError without a number, it waited in JAX's exit for the others."""
+
+    def fail(**_):
+        raise error
+
+    def leave(code):
+        raise SystemExit(f"left with {code}")
+
+    monkeypatch.setattr("lrkv_jax.cli.app", fail)
+    monkeypatch.setattr(HERE, "count", 2)
+    monkeypatch.setattr(HERE, "leave", leave)
+    monkeypatch.setattr(sys, "argv", ["lrkv", option])
+    with pytest.raises(SystemExit, match=f"left with {code}"):
+        main()

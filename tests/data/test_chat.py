@@ -1,4 +1,4 @@
-"""A conversation's ids: what frames it, what is a target, and that nobody can forge a frame."""
+"""What a conversation may hold, its ids and targets, and that nobody can forge a frame."""
 
 import json
 
@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.conversation import Conversation, Message, Part, exchange, text_message
+from lrkv_jax.data.conversation import (
+    Conversation,
+    Message,
+    Part,
+    conversation_from,
+    exchange,
+    text_message,
+)
 from lrkv_jax.data.tokenizer import CHAT_NAMES, load_tokenizer
 from lrkv_jax.errors import LrkvError
 
@@ -40,13 +47,21 @@ def test_a_rendered_conversation_reads_as_it_should(name):
         "<|user_end|>"
     )
     assert spelled(ids) == whole and counted.all()
+    whole_ids = ids.tolist()
     same, counted = chat.render(SUM, "assistant")
     np.testing.assert_array_equal(same, ids)
     assert spelled(ids[counted]) == "It is <|python_start|>48/2<|python_end|>24.<|assistant_end|>"
     assert spelled(chat.prompt(SUM)) == whole + "<|assistant_start|>"
     first = Conversation(SUM.messages[:2])
+    with pytest.raises(LrkvError, match="ends with an answer"):
+        chat.prompt(first)
     turns = [*chat.render(first)[0].tolist(), *chat.turn("Thanks")]
     assert turns == chat.prompt(SUM), "a chat's turns, one by one, are the conversation"
+    # A call is found at the end alone.
+    end = whole_ids.index(chat.ids.python_end) + 1
+    assert chat.call_in(whole_ids[:end]) == "48/2"
+    assert chat.call_in(whole_ids) is None and chat.call_in([]) is None
+    assert chat.call_in([chat.ids.python_end]) is None
 
 
 def test_free_ids_of_gpt2_are_used_and_others_follow_the_vocabulary():
@@ -79,43 +94,63 @@ def test_a_tokenizer_that_has_the_tokens_uses_them_and_one_with_some_is_refused(
         with_tokens(CHAT_NAMES[:-1])
 
 
-@given(text=st.text(min_size=1, max_size=30) | st.sampled_from(CHAT_NAMES))
+@given(
+    st.text(min_size=1, max_size=30)
+    | st.lists(st.sampled_from([*CHAT_NAMES, "<|bos|>", "a"]), min_size=1).map("".join)
+)
 def test_no_text_forges_a_frame(text):
-    chat = SMALL
-    frames = {chat.tokenizer.bos, *vars(chat.ids).values()}
-    ids, _ = chat.render(exchange(text, text))
+    frames = {SMALL.tokenizer.bos, *vars(SMALL.ids).values()}
+    ids, _ = SMALL.render(exchange(text, text))
     assert sum(int(i) in frames for i in ids) == 5
-    assert chat.tokenizer.decode(ids) == chat.tokenizer.decode(chat.tokenizer.encode(text)) * 2
+    assert SMALL.tokenizer.decode(ids) == SMALL.tokenizer.decode(SMALL.tokenizer.encode(text)) * 2
 
 
-def test_a_call_is_found_at_the_end_alone():
-    chat = ChatFormat(load_tokenizer("gpt2"))
-    ids = chat.render(SUM)[0].tolist()
-    end = ids.index(chat.ids.python_end) + 1
-    assert chat.call_in(ids[:end]) == "48/2"
-    assert chat.call_in(ids) is None and chat.call_in([]) is None
-    assert chat.call_in([chat.ids.python_end]) is None
+def turns(*pairs):
+    return [{"role": role, "content": content} for role, content in pairs]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "sotu-4096"])
-def test_an_answer_is_written_with_its_calls(name):
-    chat = ChatFormat(load_tokenizer(name))
-    ids = chat.render(Conversation(SUM.messages[:2]))[0].tolist()
-    answer = ids[ids.index(chat.ids.assistant_start) + 1 : -1]
-    assert chat.written(answer) == "It is <<48/2=24>>24."
-    cut = answer[: answer.index(chat.ids.python_end) + 1]
-    assert chat.written(cut) == "It is <<48/2>>" and chat.written([]) == ""
-    assert chat.written(cut[:-1]) == "It is <<48/2"
+def test_a_leading_system_message_goes_before_the_first_users_and_an_empty_one_adds_nothing():
+    got = conversation_from(turns(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi")))
+    assert [message.role for message in got.messages] == ["system", "user", "assistant"]
+    assert got.alternating() == exchange("Be brief.\n\nHi", "Hi")
+    asked = Conversation((text_message("user", "Hi"),))
+    assert conversation_from(turns(("system", ""), ("user", "Hi"))) == asked
+    # The prompt is all but the last answer.
+    assert exchange("Hi", "Ho").unanswered() == asked == asked.unanswered()
 
 
-def test_an_answered_conversation_asks_nothing():
-    with pytest.raises(LrkvError, match="ends with an answer"):
-        SMALL.prompt(exchange("a", "b"))
-
-
-def test_a_conversations_turns_are_joined_before_they_are_framed():
-    apart = Conversation(
-        (text_message("system", "S"), text_message("user", "a"), text_message("user", "b"))
+def test_messages_of_one_role_that_follow_each_other_are_one_turn():
+    roles = ("system", "system", "user", "user", "assistant", "assistant", "user")
+    got = conversation_from(
+        turns(*zip(roles, ("A", "B", "C", "D", " É\n", "F", "日"), strict=True))
     )
-    assert SMALL.prompt(apart) == SMALL.prompt(Conversation((text_message("user", "S\n\na\n\nb"),)))
-    assert SMALL.render(apart)[0].tolist() == SMALL.prompt(apart)[:-1]
+    expected = [("user", "A\n\nB\n\nC\n\nD"), ("assistant", " É\n\n\nF"), ("user", "日")]
+    assert [(m.role, m.text) for m in got.alternating().messages] == expected
+    assert got.alternating().alternating() == got.alternating()
+    # They are joined before they are framed.
+    assert SMALL.prompt(got) == SMALL.prompt(got.alternating())
+    assert SMALL.render(got)[0].tolist() == SMALL.prompt(got)[:-1]
+    sum_ = Message("assistant", (Part("python", "1+1"), Part("output", "2")))
+    whole = Conversation((text_message("user", "?"), sum_, text_message("assistant", "2.")))
+    kinds = [(part.kind, part.text) for part in whole.alternating().messages[1].parts]
+    assert kinds == [("python", "1+1"), ("output", "2"), ("text", "\n\n2.")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "line"),
+    [
+        ([], "is empty"),
+        (turns(("system", "x")), "is empty"),
+        (turns(("assistant", "x")), "message 1 is the assistant's"),
+        (turns(("system", "x"), ("assistant", "y")), "message 2 is the assistant's"),
+        (turns(("user", "x"), ("system", "y")), "message 2 is the system's"),
+        (turns(("user", "x"), ("assistant", "")), r"message 2 \(assistant\) is empty"),
+        (turns(("user", "x"), ("tool", "y")), "message 2 has role 'tool': use .*tools are not"),
+        (["x"], "message 1 has no role and content"),
+        ([{"role": "user"}], "message 1 has no role and content"),
+        ([{"role": "user", "content": None}], r"\(user\) has NoneType as content, not text"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_by_message(messages, line):
+    with pytest.raises(LrkvError, match=line):
+        conversation_from(messages).alternating()

@@ -1,11 +1,14 @@
 """Promises of fetching: pinned, continued, offline once it is there; errors that help."""
 
 import errno
+import hashlib
+import json
 import os
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from support.hub_server import COMMIT, Hub, serving
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.hub import download, fetch_source, read_provenance
@@ -15,6 +18,65 @@ from lrkv_jax.errors import LrkvError
 
 REPO = "HuggingFaceFW/fineweb-edu"
 WANTED = ("sample/10BT/*.jsonl",)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ABOUT = {"id": REPO, "sha": COMMIT, "cardData": {"license": "odc-by"}}
+
+
+class Hub(ThreadingHTTPServer):
+    """Speaks what huggingface_hub asks of the hub to fetch files: `files`, by name.
+
+    asked: the path of each request. cut: how many bytes of one body are sent before the hub goes
+    away. status: refuses all with it, and `code` as error.
+    """
+
+    def __init__(self, files):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.asked = files, []
+        self.cut, self.status, self.code = None, None, ""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        hub, (path, *_) = self.server, self.path.split("?")
+        hub.asked.append(path)
+        if hub.status:
+            self.send(hub.status, b"{}", {"X-Error-Code": hub.code})
+        elif path in (f"/api/datasets/{REPO}/revision/{name}" for name in ("main", COMMIT)):
+            siblings = [{"rfilename": n, "size": len(c)} for n, c in hub.files.items()]
+            self.send(200, json.dumps(ABOUT | {"siblings": siblings}).encode())
+        elif path.startswith(f"/api/datasets/{REPO}/tree/{COMMIT}"):
+            self.send(200, json.dumps([in_tree(*file) for file in hub.files.items()]).encode())
+        else:
+            content = hub.files[path.removeprefix(f"/datasets/{REPO}/resolve/{COMMIT}/")]
+            etag = f'"{hashlib.sha256(content).hexdigest()}"'
+            self.send(200, content, {"ETag": etag, "X-Repo-Commit": COMMIT})
+
+    do_HEAD = do_GET
+
+    def send(self, status, content, headers=()):
+        hub = self.server
+        self.send_response(status)
+        for name, value in {**dict(headers), "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if hub.cut is not None and len(content) > hub.cut:
+            content = content[: hub.cut]
+            self.close_connection = True
+            hub.cut, hub.status = None, 503
+        self.wfile.write(content)
+
+
+def in_tree(name, content):
+    oid = hashlib.sha256(content).hexdigest()
+    lfs = {"size": len(content), "oid": oid, "pointerSize": 134}
+    return {"type": "file", "path": name, "size": len(content), "oid": "0" * 40, "lfs": lfs}
 
 
 @pytest.fixture
@@ -23,15 +85,16 @@ def hub(monkeypatch):
     halves = (rows[:150_000], rows[150_000:])
     halves = [half[half.find(b"{") : half.rfind(b"\n") + 1] for half in (*halves, rows[:9000])]
     files = {f"sample/10BT/{n:03}_00000.jsonl": half for n, half in enumerate(halves)}
-    hub = Hub(REPO, files | {"README.md": b"# FineWeb-Edu"})
-    with serving(hub) as address:
-        monkeypatch.setenv("HF_ENDPOINT", address)
+    with Hub(files | {"README.md": b"# FineWeb-Edu"}) as hub:
+        threading.Thread(target=hub.serve_forever, args=(0.02,)).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
         monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits between tries
         yield hub
+        hub.shutdown()
 
 
-def test_what_matches_is_fetched_once_and_pinned(hub, tmp_path):
+def test_what_matches_is_fetched_once_and_pinned_and_needs_no_hub_then(hub, tmp_path, monkeypatch):
     provenance = download(REPO, "main", WANTED, tmp_path / "f")
     for name in provenance["files"]:
         assert (tmp_path / "f" / name).read_bytes() == hub.files[name]
@@ -46,12 +109,7 @@ def test_what_matches_is_fetched_once_and_pinned(hub, tmp_path):
     download(REPO, "main", WANTED, tmp_path / "f")
     paths = hub.asked[asked:]
     assert not any("main" in path for path in paths) and any(COMMIT in path for path in paths)
-
-
-def test_offline_a_complete_folder_is_taken_and_an_incomplete_one_refused(
-    hub, tmp_path, monkeypatch
-):
-    provenance = download(REPO, "main", WANTED, tmp_path / "f")
+    # Offline a complete folder is taken, and an incomplete one refused.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert download(REPO, "main", WANTED, tmp_path / "f") == provenance
     shutil.rmtree(tmp_path / "f" / ".cache")  # as in a folder that was copied without it
@@ -60,15 +118,6 @@ def test_offline_a_complete_folder_is_taken_and_an_incomplete_one_refused(
     for folder in ("f", "other"):
         with pytest.raises(LrkvError, match="fetching .* failed"):
             download(REPO, "main", WANTED, tmp_path / folder)
-
-
-def test_a_full_disk_is_one_line(hub, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    with pytest.raises(LrkvError, match="fetching .* failed .*No space left.*continues"):
-        download(REPO, "main", WANTED, tmp_path)
 
 
 def test_a_hub_that_goes_away_leaves_whole_files_and_the_next_call_goes_on(hub, tmp_path):
@@ -109,13 +158,10 @@ def test_a_configuration_fetches_and_its_build_knows_the_origin(hub, tmp_path):
     assert [f["name"] for f in metadata["files"]] == sorted(hub.files)[1:]
 
 
-def test_training_does_not_fetch_and_says_what_does(tmp_path):
+def test_training_does_not_fetch_and_your_own_folder_is_left_alone(hub, tmp_path):
     config = DataConfig(source=str(tmp_path / "none"), hub={"repo": REPO})
     with pytest.raises(LrkvError, match="not there yet: lrkv data build CONFIG fetches it"):
         build_dataset(config, 16)
-
-
-def test_your_own_folder_is_left_alone(hub, tmp_path):
     (tmp_path / "a.txt").write_text("mine")
     lines = []
     fetch_source(DataConfig(source=str(tmp_path), hub={"repo": REPO}), lines.append)
@@ -142,6 +188,12 @@ def test_a_refusal_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "f").exists() and "\n" not in str(error.value)
 
 
-def test_a_pattern_that_matches_nothing_names_what_is_there(hub, tmp_path):
+def test_a_full_disk_and_a_pattern_that_matches_nothing_are_one_line(hub, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with pytest.raises(LrkvError, match=r"no file like \*.parquet; .* sample/10BT/000_00000.jsonl"):
         download(REPO, "main", ["*.parquet"], tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(LrkvError, match="fetching .* failed .*No space left.*continues"):
+        download(REPO, "main", WANTED, tmp_path)

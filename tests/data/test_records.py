@@ -103,19 +103,7 @@ def built(tmp_path_factory):
     return config, build_dataset(config, 16, progress=lambda *done: seen.append(done)), seen
 
 
-def test_each_heldout_token_is_predicted_once_and_train_loses_its_last_partial_record(built):
-    config, path, _ = built
-    rows, expected = records(path, "heldout"), stream(config, "heldout")
-    targets = rows[:, 1:].ravel()
-    np.testing.assert_array_equal(targets[: len(expected) - 1], expected[1:])
-    assert (targets[len(expected) - 1 :] == TOKENIZER.bos).all()
-    np.testing.assert_array_equal(rows[1:, 0], rows[:-1, -1])
-    rows, expected = records(path, "train"), stream(config, "train")
-    assert len(rows) == (len(expected) - 1) // 16
-    np.testing.assert_array_equal(rows[:, 1:].ravel(), expected[1 : 1 + rows[:, 1:].size])
-
-
-def test_the_manifest_counts_documents_tokens_and_bytes(built):
+def test_a_build_has_every_token_and_its_manifest_counts_them(built):
     config, path, seen = built
     info = open_dataset(path).info
     for split in SPLITS:
@@ -131,6 +119,15 @@ def test_the_manifest_counts_documents_tokens_and_bytes(built):
     for name in ("bytes read", "tokens packed"):
         progress = [(done, of) for what, done, of in seen if what == name]
         assert progress == sorted(progress) and progress[-1][0] == progress[-1][1] > 0
+    # Each held-out token is predicted once, and training loses its last partial record.
+    rows, expected = records(path, "heldout"), stream(config, "heldout")
+    targets = rows[:, 1:].ravel()
+    np.testing.assert_array_equal(targets[: len(expected) - 1], expected[1:])
+    assert (targets[len(expected) - 1 :] == TOKENIZER.bos).all()
+    np.testing.assert_array_equal(rows[1:, 0], rows[:-1, -1])
+    rows, expected = records(path, "train"), stream(config, "train")
+    assert len(rows) == (len(expected) - 1) // 16
+    np.testing.assert_array_equal(rows[:, 1:].ravel(), expected[1 : 1 + rows[:, 1:].size])
 
 
 def test_a_complete_build_is_reused_and_nothing_is_printed(built, capfd):
@@ -191,26 +188,19 @@ def with_fewer_rows(text):
     return json.dumps(about)
 
 
-# A file of a built folder, what happens to it, and the words of the refusal.
-DAMAGES = {
-    "missing file": ("*train*", None, "train.array_record-.* is missing: delete .* built again"),
-    "missing description": ("dataset_info.json", None, "is not a built dataset: delete"),
-    "cut description": ("dataset_info.json", half, "is damaged .*: delete it"),
-    "no context": ("metadata.json", lambda text: "{}", "is damaged .*context.*: delete it"),
-    # A21: other numbers of rows were believed, and rows left out without a word.
-    "fewer rows": (
-        "dataset_info.json",
-        with_fewer_rows,
-        "has .* rows, dataset_info.json says .*: delete .* built again",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_folder_is_named_with_its_mend(built, tmp_path, name):
+@pytest.mark.parametrize(
+    ("pattern", "change", "message"),
+    [
+        ("*train*", None, "train.array_record-.* is missing: delete .* built again"),
+        ("dataset_info.json", None, "is not a built dataset: delete"),
+        ("dataset_info.json", half, "is damaged .*: delete it"),
+        ("metadata.json", lambda text: "{}", "is damaged .*context.*: delete it"),
+        ("dataset_info.json", with_fewer_rows, "has .* rows, dataset_info.json says .*: delete"),
+    ],
+)
+def test_a_damaged_folder_is_named_with_its_mend(built, tmp_path, pattern, change, message):
     path = tmp_path / built[1].name
     shutil.copytree(built[1], path)
-    pattern, change, message = DAMAGES[name]
     (file,) = path.glob(pattern)
     if change is None:
         file.unlink()
@@ -232,8 +222,8 @@ def shards(tmp_path_factory):
 
 
 def settings(source, directory, **options):
-    options = {"heldout_shards": 1, "workers": 1} | options
-    return DataConfig(source=str(source), directory=str(directory), **options)
+    how = {"heldout_shards": 1, "workers": 1, **options}
+    return DataConfig(source=str(source), directory=str(directory), **how)
 
 
 @pytest.fixture(scope="module")
@@ -243,11 +233,6 @@ def staged(shards, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_module, "SHARD_BYTES", 0)
         yield config, build_dataset(config, 64)
-
-
-def test_stages_make_what_is_made_at_once(shards, staged, tmp_path):
-    at_once = build_dataset(settings(shards, tmp_path, workers=None), 64)
-    assert content(at_once) == content(staged[1])
 
 
 def test_another_context_is_packed_from_the_streams_that_are_there(staged, monkeypatch):
@@ -265,7 +250,9 @@ def test_another_context_is_packed_from_the_streams_that_are_there(staged, monke
         assert abs(len(targets) - (len(expected) - 1)) < 100
 
 
-def test_the_last_files_are_held_out_and_each_is_accounted_for(shards, staged, tmp_path):
+def test_stages_make_what_is_made_at_once_and_account_for_each_file(shards, staged, tmp_path):
+    at_once = build_dataset(settings(shards, tmp_path, workers=None), 64)
+    assert content(at_once) == content(staged[1])
     metadata = open_dataset(staged[1]).info.metadata
     files = metadata["files"]
     assert [file["name"] for file in files] == [f"00{n}_00000.parquet" for n in range(3)]
@@ -323,14 +310,10 @@ build.build_dataset(DataConfig.model_validate_json(sys.argv[1]), 64)
 """
 
 
-def test_a_worker_that_is_killed_is_one_line():
+def test_a_killed_worker_and_a_cut_stream_are_named(staged, tmp_path):
     with pytest.raises(LrkvError, match="a process of the build was killed: run the same command"):
         list(run_jobs([partial(os.abort)], 1))
-
-
-def test_a_stream_that_was_cut_is_named(staged, tmp_path):
-    streams_of = Path(staged[0].directory) / "streams"
-    shutil.copytree(streams_of, tmp_path / "streams")
+    shutil.copytree(Path(staged[0].directory) / "streams", tmp_path / "streams")
     (folder,) = (tmp_path / "streams").glob("000_*")
     os.truncate(folder / "train.bin", 100)
     with pytest.raises(LrkvError, match="000_00000.* is damaged: delete it"):

@@ -1,4 +1,4 @@
-"""Promises of the tokenizers, against the bytes of the text and against each other's libraries."""
+"""Promises of the tokenizers, ours and trained ones, against the bytes of the text."""
 
 import gzip
 import hashlib
@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from lrkv_jax.cli import app
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.sources import documents
 from lrkv_jax.data.tokenizer import GPT2_VOCABULARY, load_tokenizer
+from lrkv_jax.data.train_tokenizer import SMALLEST, SPECIAL_TOKENS, train_tokenizer, up_to
 from lrkv_jax.errors import LrkvError
 
 GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -28,11 +30,9 @@ def write_tokenizer(path, *, special="<|bos|>", change=lambda definition: None):
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=[special],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=300, special_tokens=[special], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(["the cat sat on the mat"] * 3, trainer)
     definition = json.loads(tokenizer.to_str())
@@ -58,19 +58,6 @@ def test_any_text_round_trips_and_its_bytes_are_counted(own_path, name, text):
     assert tokenizer.bos not in ids
 
 
-def test_special_strings_never_become_special_ids(own_path):
-    for tokenizer in map(load_tokenizer, (*NAMES, own_path)):
-        for special in SPECIALS:
-            ids = tokenizer.encode(f"a {special} b{special}")
-            assert (tokenizer.token_bytes[ids] > 0).all() and tokenizer.bos not in ids
-
-
-@pytest.mark.parametrize("special", SPECIALS)
-def test_bos_of_a_file_is_the_first_known_name(tmp_path, special):
-    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "t.json", special=special))
-    assert tokenizer.bos == 0
-
-
 def test_added_text_tokens_keep_their_ids_and_bytes(tmp_path):
     added = []
 
@@ -94,11 +81,18 @@ def test_bytes_of_special_and_unused_ids_are_zero():
     sotu = load_tokenizer("sotu-4096")
     assert (sotu.vocabulary, sotu.bos, sotu.token_bytes[0]) == (4096, 0, 0)
     assert (sotu.token_bytes[1:] > 0).all()
+    # A larger model's own ids stand for no bytes.
+    padded = sotu.token_bytes_up_to(4100)
+    assert padded.shape == (4100,) and not padded[4096:].any()
+    np.testing.assert_array_equal(padded[:4096], sotu.token_bytes)
+    ids = sotu.encode("The state of the Union")
+    assert sotu.decode([*ids, 4099]) == "The state of the Union"
 
 
 def test_gpt2_matches_the_reference_merges_in_another_library():
-    merges = gzip.decompress(read_asset("gpt2.bpe.gz")).decode().split("\n")[1:-1]
-    pairs = [tuple(line.split(" ")) for line in merges]
+    merges = gzip.decompress(read_asset("gpt2.bpe.gz"))
+    assert hashlib.sha256(merges).hexdigest() == GPT2_SHA256
+    pairs = [tuple(line.split(" ")) for line in merges.decode().split("\n")[1:-1]]
     # The same byte order as GPT-2's encoder.py: printable first, then the stand-ins.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*alphabet, *("".join(p) for p in pairs)])}
@@ -108,16 +102,11 @@ def test_gpt2_matches_the_reference_merges_in_another_library():
     assert load_tokenizer("gpt2").encode(text).tolist() == reference.encode(text).ids
 
 
-def test_the_merges_are_gpt2s():
-    merges = gzip.decompress(read_asset("gpt2.bpe.gz"))
-    assert hashlib.sha256(merges).hexdigest() == GPT2_SHA256
-
-
 def test_fingerprint_tells_tokenizers_apart(own_path, tmp_path):
     other = write_tokenizer(tmp_path / "t.json", special="<s>")
-    names = [*NAMES, own_path, other]
-    assert len({load_tokenizer(name).fingerprint for name in names}) == 4
-    assert len(load_tokenizer("gpt2").fingerprint) == 64
+    found = [load_tokenizer(name) for name in (*NAMES, own_path, other)]
+    assert len({tokenizer.fingerprint for tokenizer in found}) == 4
+    assert found[2].bos == found[3].bos == 0, "the first known name"
 
 
 def test_gpt2_takes_any_length_of_space():
@@ -142,19 +131,12 @@ def drop_byte(definition):
 
 
 def word_pieces(definition):
-    definition["model"] = {
-        "type": "WordPiece",
-        "unk_token": "?",
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 9,
-        "vocab": {"?": 0},
-    }
+    how = {"unk_token": "?", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9}
+    definition["model"] = {"type": "WordPiece", "vocab": {"?": 0}, **how}
 
 
 LOSES_TEXT = [
     {"type": "WhitespaceSplit"},
-    {"type": "BertPreTokenizer"},
-    {"type": "CharDelimiterSplit", "delimiter": "x"},
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
 ]
 
@@ -183,10 +165,58 @@ def test_what_is_no_tokenizer_is_refused_with_the_known_names(tmp_path):
         load_tokenizer("gtp2")
 
 
-def test_a_larger_models_own_ids_stand_for_no_bytes():
-    tokenizer = load_tokenizer("sotu-4096")
-    padded = tokenizer.token_bytes_up_to(4100)
-    assert padded.shape == (4100,) and not padded[4096:].any()
-    np.testing.assert_array_equal(padded[:4096], tokenizer.token_bytes)
-    ids = tokenizer.encode("The state of the Union")
-    assert tokenizer.decode([*ids, 4099]) == "The state of the Union"
+SIZE = 600
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_text(train_tokenizer(up_to(documents("sotu", "train"), 100_000), SIZE))
+    return path, load_tokenizer(str(path))
+
+
+def test_size_and_special_tokens_are_as_asked(trained):
+    path, tokenizer = trained
+    definition = json.loads(path.read_text())
+    ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
+    assert tokenizer.vocabulary == SIZE == len(definition["model"]["vocab"])
+    assert ids == {name: number for number, name in enumerate(SPECIAL_TOKENS)}
+    assert tokenizer.bos == 0 and not tokenizer.token_bytes[: len(SPECIAL_TOKENS)].any()
+    # Text that spells one is text.
+    assert min(tokenizer.encode("<|bos|><|user_start|>")) >= len(SPECIAL_TOKENS)
+    # The same text gives the same file.
+    assert train_tokenizer(up_to(documents("sotu", "train"), 100_000), SIZE) == path.read_text()
+    assert all(len(tokenizer.decode([i])) <= 3 for i in tokenizer.encode("123456"))
+    # Learnt merges are used: English takes fewer than one token a byte.
+    assert len(tokenizer.encode("the American people of the United States")) < 25
+
+
+def test_sizes_that_cannot_be_are_refused():
+    with pytest.raises(LrkvError, match=f"too small .*use {SMALLEST} or more"):
+        train_tokenizer(["text"], SMALLEST - 1)
+    with pytest.raises(LrkvError, match="of 1000000000000 is too large: use 16777216 or less"):
+        train_tokenizer(["text"], 10**12)  # with which the library ended the process
+    with pytest.raises(LrkvError, match="has merges for a vocabulary of 2[67].*, not 5000"):
+        train_tokenizer(["some text"], 5000)
+
+
+def test_the_command_writes_it_and_measures_it(tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(up_to(documents("sotu", "train"), 100_000)):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text)
+    out = str(tmp_path / "tokenizer.json")
+    arguments = [str(tmp_path / "texts"), "--vocabulary", "400", "--heldout", "0.5", "--out", out]
+    app(["tokenizer", "train", *arguments], standalone_mode=False)
+    said = capsys.readouterr().out
+    assert said.startswith(f"{out}: 400 entries, ") and "bytes per token on held-out text" in said
+    assert 1 < float(said.split(", ")[1].split()[0]) < 4
+    assert load_tokenizer(out).vocabulary == 400
+
+
+@pytest.mark.parametrize("out", ["folder", "a\0b", "x" * 5000, "/dev/null/x"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr("lrkv_jax.data.train_tokenizer.train_tokenizer", pytest.fail)
+    with pytest.raises(LrkvError, match=r"cannot be written \(.*\): name another"):
+        app(["tokenizer", "train", "sotu", "--out", out], standalone_mode=False)

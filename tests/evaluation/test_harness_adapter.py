@@ -41,13 +41,8 @@ CHAT = ChatFormat(TOKENIZER)
 CONFIG = small(FIVE["lrkv"], vocabulary=4224)
 EXACT = 1e-5  # float32
 DEMO = FOLDER / "demo"
-ROOT = Path(__file__).parents[2]
 SHOT_SPLIT = {"arc_easy": "train", "arc_challenge": "train", "mmlu": "dev", "gsm8k": "train"}
-TEMPLATES = {
-    "arc_easy": "arc/arc_easy.yaml",
-    "arc_challenge": "arc/arc_challenge.yaml",
-    "gsm8k": "gsm8k/gsm8k.yaml",
-}
+TEMPLATES = {"arc_easy": "arc", "arc_challenge": "arc", "gsm8k": "gsm8k"}
 
 
 @functools.cache  # an engine's programs are compiled once
@@ -89,9 +84,9 @@ def tasks(tmp_path_factory):
         }
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(changes))
 
-    for name, template in TEMPLATES.items():
+    for name, shipped_in in TEMPLATES.items():
         files = [DEMO / f"{name}-{split}.jsonl" for split in ("test", SHOT_SPLIT[name])]
-        task(f"demo_{name}", template, *files, SHOT_SPLIT[name])
+        task(f"demo_{name}", f"{shipped_in}/{name}.yaml", *files, SHOT_SPLIT[name])
     for subject in subjects():
         files = []
         for split in ("test", "dev"):
@@ -154,7 +149,7 @@ def log_p_of(ids):
     return np.array([log_p[i, token] for i, token in enumerate(ids[1:])]), log_p.argmax(-1)
 
 
-@pytest.mark.parametrize("words", [0, 1, 20, 64, 65, 150])
+@pytest.mark.parametrize("words", [0, 1, 64, 65, 150])
 def test_rolling_predicts_every_token_once_with_full_context_at_the_end(words):
     text = " ".join(["The state of the Union is", "strong and", "it was 1945."] * 60)
     ids = TOKENIZER.encode(text).tolist()[:words]
@@ -193,19 +188,14 @@ def test_a_chats_likelihoods_are_those_of_its_frame():
     begun = lm.apply_chat_template(
         [*history, {"role": "assistant", "content": "It is "}], add_generation_prompt=False
     )
-    got = lm.loglikelihood(
-        [request("loglikelihood", prompt, "water"), request("loglikelihood", begun, "water")]
-    )
+    got = lm.loglikelihood([request("loglikelihood", one, "water") for one in (prompt, begun)])
     at, encode = CHAT.ids, lambda text: TOKENIZER.encode(text).tolist()
     asked = encode("What is <|user_end|> ice?")
     head = [TOKENIZER.bos, at.user_start, *asked, at.user_end, at.assistant_start]
-    assert got[0][0] == pytest.approx(
-        log_p_of([*head, *encode("water")])[0][len(head) - 1 :].sum(), abs=1e-5
-    )
     read = len(head) + len(encode("It is"))
-    assert got[1][0] == pytest.approx(
-        log_p_of([*head, *encode("It is water")])[0][read - 1 :].sum(), abs=1e-5
-    )
+    for (found, _), text, start in ((got[0], "water", len(head)), (got[1], "It is water", read)):
+        expected = log_p_of([*head, *encode(text)])[0][start - 1 :].sum()
+        assert found == pytest.approx(expected, abs=1e-5)
     with pytest.raises(LrkvError, match="without --apply_chat_template"):
         lm.loglikelihood([request("loglikelihood", prompt + "\n", "water")])
     with pytest.raises(LrkvError, match="there is one format"):
@@ -223,11 +213,6 @@ def test_a_chat_is_answered_until_it_ends_or_a_stop(tasks):
     ]
     first = TOKENIZER.decode(TOKENIZER.encode(text)[:1])
     assert lm.generate_until(asked) == [text, "Water is cold", first]
-    few = small(FIVE["lrkv"], vocabulary=TOKENIZER.vocabulary)
-    if few.vocabulary < CHAT.vocabulary:
-        poor = harness_of(language_model(TOKENIZER, (few, random_params(few))))
-        with pytest.raises(LrkvError, match="has no ids for the chat's tokens"):
-            poor.apply_chat_template([{"role": "user", "content": "Hi"}])
 
 
 @pytest.mark.usefixtures("one_device")

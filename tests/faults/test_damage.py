@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from support import damages
 from support.tiny import TINY
 
 from lrkv_jax.config import load_config
@@ -29,18 +28,8 @@ STEPS = (2, 4, 6)
 def run(tmp_path_factory, pages):
     """(configuration, directory) of a finished run with a checkpoint of each of `STEPS`."""
     directory = tmp_path_factory.mktemp("run") / "run"
-    config = load_config(
-        "configs/quickstart.yaml",
-        [
-            *TINY,
-            *pages,
-            f"run_dir={directory}",
-            "train.save_every=2",
-            "train.max_checkpoints=3",
-            "optimizer.muon.iterations=1",
-            "train.sample_tokens=0",
-        ],
-    )
+    saves = "train.save_every=2", "train.max_checkpoints=3", "optimizer.muon.iterations=1"
+    config = load_config("quickstart", [*TINY, *pages, *saves, f"run_dir={directory}"])
     train(config, console=Console(file=io.StringIO()), **ONE)
     return resolve(config), directory
 
@@ -55,24 +44,113 @@ def truth(run):
     return jax.tree.map(np.asarray, restored), abstract
 
 
-@pytest.mark.parametrize("kind", damages.ALL, ids=lambda kind: kind.__name__)
+def files_in(step):
+    return sorted(path for path in step.rglob("*") if path.is_file())
+
+
+def filled_files(step):
+    return [path for path in files_in(step) if path.stat().st_size]
+
+
+def before(step):
+    """The directory of the step before."""
+    return step.parent / str(int(step.name) - 2)
+
+
+def flip(path, rng):
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+def flip_in_data(step, rng):
+    flip(max(files_in(step), key=lambda path: path.stat().st_size), rng)
+
+
+def truncate(step, rng):
+    path = rng.choice(filled_files(step))
+    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
+
+
+def extend(step, rng):
+    with rng.choice(files_in(step)).open("ab") as file:
+        file.write(b"\0" * rng.randrange(1, 99))
+
+
+def reorder(step, rng):
+    """Two files trade places."""
+    one, other = rng.sample(filled_files(step), 2)
+    while one.read_bytes() == other.read_bytes():
+        one, other = rng.sample(filled_files(step), 2)
+    keep = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(keep)
+
+
+def another_steps_file(step, rng):
+    """A file of the step before, in the place of this one's."""
+    twins = [(path, before(step) / path.relative_to(step)) for path in files_in(step)]
+    twins = [(path, twin) for path, twin in twins if twin.is_file()]
+    path, twin = rng.choice([(a, b) for a, b in twins if a.read_bytes() != b.read_bytes()])
+    path.write_bytes(twin.read_bytes())
+
+
+def another_step(step, rng):
+    """The whole step before, under this one's number."""
+    shutil.rmtree(step)
+    shutil.copytree(before(step), step)
+
+
+def empty(step, rng):
+    shutil.rmtree(step)
+    step.mkdir()
+
+
+def foreign(step, rng):
+    """Something else altogether, in a directory with a number."""
+    empty(step, rng)
+    (step / "model.safetensors").write_bytes(rng.randbytes(1000))
+
+
+def a_file(step, rng):
+    shutil.rmtree(step)
+    step.write_bytes(rng.randbytes(100))
+
+
+def garbled_manifest(step, rng):
+    texts = ["", "{}", "[]", "null", "[" * 100_000, '{"format": 1}', "\0" * 40]
+    (step / "manifest.json").write_text(rng.choice(texts))
+
+
+def delete_an_item(step, rng):
+    shutil.rmtree(rng.choice([path for path in step.iterdir() if path.is_dir()]))
+
+
+DAMAGES = {
+    "a bit": lambda step, rng: flip(rng.choice(filled_files(step)), rng),
+    "a file is gone": lambda step, rng: rng.choice(files_in(step)).unlink(),
+    "no manifest": lambda step, rng: (step / "manifest.json").unlink(),
+    "a bit of data": flip_in_data, "cut": truncate, "longer": extend, "an item": delete_an_item,
+    "order": reorder, "another step's file": another_steps_file, "another step": another_step,
+    "empty": empty, "foreign": foreign, "a file": a_file, "garbled manifest": garbled_manifest,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_newest_sound_one_used(run, truth, tmp_path, kind):
     for seed in range(3):
-        rng = random.Random(f"{kind.__name__} {seed}")
+        rng = random.Random(f"{kind} {seed}")
         there = tmp_path / str(seed) / "checkpoints"
         shutil.copytree(run[1] / "checkpoints", there)
         broken = STEPS[1:] if seed == 0 else STEPS[2:]
         for step in reversed(broken):
-            kind(there / str(step), rng)
+            DAMAGES[kind](there / str(step), rng)
         said = []
         with Checkpointer(there, warn=said.append) as checkpoints:
             step, items = checkpoints.restore_newest(truth[1])
             assert checkpoints.steps() == [s for s in STEPS if s not in broken]
         assert step == max(s for s in STEPS if s not in broken)
-        for expected, found in zip(
-            jax.tree.leaves(truth[0][step]), jax.tree.leaves(items), strict=True
-        ):
-            np.testing.assert_array_equal(expected, np.asarray(found))
+        jax.tree.map(np.testing.assert_array_equal, truth[0][step], items)
         assert len(said) == len(broken)
         for text, number in zip(sorted(said), broken, strict=True):
             assert f"checkpoints/{number} is damaged" in text and "set aside as" in text
@@ -83,7 +161,7 @@ def resumed(config, run, tmp_path, damage_all=False):
     """(result, printed text) of training on after the newest checkpoint was damaged."""
     shutil.copytree(run[1], tmp_path / "run")
     for step in STEPS if damage_all else STEPS[2:]:
-        damages.flip_in_data(tmp_path / f"run/checkpoints/{step}", random.Random(step))
+        flip_in_data(tmp_path / f"run/checkpoints/{step}", random.Random(step))
     console = Console(file=io.StringIO(), width=300)
     here = config.model_copy(update={"run_dir": str(tmp_path / "run")})
     return train(here, console=console, **ONE), console.file.getvalue()
@@ -97,9 +175,8 @@ def test_training_goes_on_from_the_newest_sound_step_bit_for_bit(run, tmp_path):
     before, after = read_metrics(directory), read_metrics(tmp_path / "run")
     for key in ("step", "loss", "grad_norm", "bpb", "batch"):
         assert [row[key] for row in before] == [row[key] for row in after]
-    one, other = (
-        Checkpointer(d / "checkpoints").manifest(6)["arrays"] for d in (directory, tmp_path / "run")
-    )
+    folders = directory / "checkpoints", tmp_path / "run/checkpoints"
+    one, other = (Checkpointer(folder).manifest(6)["arrays"] for folder in folders)
     assert one == other, "every array has the fingerprint it had"
 
 
@@ -118,7 +195,7 @@ def test_a_run_without_a_sound_checkpoint_stops_and_says_what_to_do(run, tmp_pat
 
 def test_a_step_that_is_asked_for_is_refused_when_damaged(run, truth, tmp_path):
     shutil.copytree(run[1] / "checkpoints", tmp_path / "checkpoints")
-    damages.flip_in_data(tmp_path / "checkpoints/4", random.Random(0))
+    flip_in_data(tmp_path / "checkpoints/4", random.Random(0))
     with Checkpointer(tmp_path / "checkpoints") as checkpoints:
         with pytest.raises(LrkvError, match="checkpoints/4 is damaged: .* there are steps 2, 4, 6"):
             checkpoints.restore(truth[1], 4)

@@ -83,7 +83,30 @@ def whole(warm, variant, pages, run_dir: Path, *overrides, **environment):
     return learnt(run_dir)
 
 
-def check(warm, variant, pages, tmp_path, kills, seed):
+@pytest.mark.slow
+def test_a_run_repeats_itself_with_and_without_compiled_programs_kept(warm, pages, tmp_path):
+    some = "--until", "10"
+    kept = whole(warm, "mha", pages, tmp_path / "kept", *some)
+    without = whole(warm, "mha", pages, tmp_path / "off", *some, LRKV_COMPILATION_CACHE="off")
+    again = whole(warm, "mha", pages, tmp_path / "again", *some)
+    assert kept == without == again
+    cached = [read_metrics(tmp_path / n)[0]["compile_cached"] for n in ("off", "again")]
+    assert cached == [False, True]
+
+
+NIGHTS = [
+    pytest.param(variant, 30, 1000 + seed, marks=pytest.mark.nights)
+    for variant in ("mha", "gqa", "mqa", "mla", "lrkv")
+    for seed in range(20)
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "kills", "seed"), [pytest.param("lrkv", 15, 4, marks=pytest.mark.faults), *NIGHTS]
+)
+def test_a_run_killed_many_times_is_the_run_that_was_not(
+    warm, variant, pages, tmp_path, kills, seed
+):
     expected, *expected_rest = whole(warm, variant, pages, tmp_path / "whole")
     broken, output = tmp_path / "broken", tmp_path / "broken.txt"
     arguments = command(pages, broken, f"attention={variant}")
@@ -97,29 +120,3 @@ def check(warm, variant, pages, tmp_path, kills, seed):
     assert left == [], "what killed saves left was removed"
     starts = set(re.findall(r"resuming from step (\d+)", output.read_text()))
     assert len(starts) >= 3 and len(set(kinds)) >= 3, "the kills were all alike"
-
-
-@pytest.mark.slow
-def test_a_run_repeats_itself_with_and_without_compiled_programs_kept(warm, pages, tmp_path):
-    some = "--until", "10"
-    kept = whole(warm, "mha", pages, tmp_path / "kept", *some)
-    without = whole(warm, "mha", pages, tmp_path / "off", *some, LRKV_COMPILATION_CACHE="off")
-    again = whole(warm, "mha", pages, tmp_path / "again", *some)
-    assert kept == without == again
-    cached = [read_metrics(tmp_path / n)[0]["compile_cached"] for n in ("off", "again")]
-    assert cached == [False, True]
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [pytest.param("mha", marks=pytest.mark.nights), pytest.param("lrkv", marks=pytest.mark.faults)],
-)
-def test_a_run_killed_fifteen_times_is_the_run_that_was_not(warm, variant, pages, tmp_path):
-    check(warm, variant, pages, tmp_path, kills=15, seed=len(variant))
-
-
-@pytest.mark.nights
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla", "lrkv"])
-def test_a_run_killed_by_night_is_the_run_that_was_not(warm, variant, pages, tmp_path, seed):
-    check(warm, variant, pages, tmp_path, kills=30, seed=1000 + seed)

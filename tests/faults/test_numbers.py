@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from lrkv_jax.data.loader import make_loader
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training import step as step_module
 from lrkv_jax.training.loop import train
@@ -18,70 +19,39 @@ pytestmark = pytest.mark.faults
 ONE = {"devices": jax.devices()[:1]}
 
 
-def told():
-    return Console(file=io.StringIO(), width=400)
-
-
-@pytest.fixture
-def poison(monkeypatch):
-    """A function (batches) that makes the gradient of the head of these batches NaN."""
+def test_a_nan_batch_costs_its_step_and_many_in_a_row_stop_the_run(tiny, monkeypatch):
+    config = tiny("train.save_every=1", "guard.stop_after=3", "attention=mha", "train.steps=10")
+    loader = make_loader(config.data, config.train.seq_len, config.train.global_batch_size)
+    first_rows = jnp.asarray(np.stack([loader.batch_at(step)[0] for step in (2, 5, 6, 7)]))
     honest = step_module.make_gradient
 
-    def of(*batches):
-        first_rows = jnp.asarray(np.stack([batch[0] for batch in batches]))
+    def poisoned(*arguments):
+        gradient = honest(*arguments)
 
-        def make(*arguments):
-            gradient = honest(*arguments)
+        def run(params, tokens_BU, teacher):
+            value, grads = gradient(params, tokens_BU, teacher)
+            bad = jnp.any(jnp.all(first_rows == tokens_BU[0], axis=1))
+            leaves, tree = jax.tree.flatten(grads)
+            leaves[-1] = leaves[-1] + jnp.where(bad, jnp.nan, 0.0)  # the head's
+            return value, jax.tree.unflatten(tree, leaves)
 
-            def run(params, tokens_BU, teacher):
-                value, grads = gradient(params, tokens_BU, teacher)
-                bad = jnp.any(jnp.all(first_rows == tokens_BU[0], axis=1))
-                leaves, tree = jax.tree.flatten(grads)
-                leaves[-1] = leaves[-1] + jnp.where(bad, jnp.nan, 0.0)
-                return value, jax.tree.unflatten(tree, leaves)
+        return run
 
-            return run
-
-        monkeypatch.setattr(step_module, "make_gradient", make)
-
-    return of
-
-
-def batches(config):
-    from lrkv_jax.data.loader import make_loader
-
-    loader = make_loader(config.data, config.train.seq_len, config.train.global_batch_size)
-    return loader, [loader.batch_at(step) for step in range(config.train.total_steps)]
-
-
-def test_a_nan_batch_costs_its_step_and_is_named(tiny, poison):
-    config = tiny("train.save_every=2", "train.max_checkpoints=3", "attention=mha")
-    loader, all_batches = batches(config)
-    poison(all_batches[2])  # of step 3
-    console = told()
-    result = train(config, console=console, **ONE)
-    assert result.finished
-    rows = read_metrics(result.run_dir)
-    assert [row["skipped"] for row in rows] == [0, 0, 1, 1, 1, 1]
-    assert rows[2]["grad_norm"] is None and rows[2]["skipped_in_a_row"] == 1
-    assert all(row["grad_norm"] > 0 for row in rows if row["step"] != 3)
-    records = loader.records_of(2)
-    line = next(x for x in console.file.getvalue().splitlines() if "SKIPPED" in x)
-    assert line.startswith("STEP 3 SKIPPED, not finite: loss ") and "gradient norm nan" in line
-    assert f"batch {rows[2]['batch']} of records {records[0]}, {records[1]}" in line
-
-
-def test_a_run_that_only_skips_stops_and_says_where(tiny, poison):
-    config = tiny("train.save_every=1", "guard.stop_after=3", "attention=mha", "train.steps=8")
-    _, all_batches = batches(config)
-    poison(*all_batches[2:])
-    console = told()
-    with pytest.raises(LrkvError, match="3 steps in a row were skipped, up to step 5") as error:
+    monkeypatch.setattr(step_module, "make_gradient", poisoned)
+    console = Console(file=io.StringIO(), width=400)
+    with pytest.raises(LrkvError, match="3 steps in a row were skipped, up to step 8") as error:
         train(config, console=console, **ONE)
     assert "\n" not in str(error.value)
-    run_dir = config.directory
-    assert [row["step"] for row in read_metrics(run_dir)] == [1, 2, 3, 4, 5]
-    assert console.file.getvalue().count("SKIPPED") == 3
+    rows = read_metrics(config.directory)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [row["skipped"] for row in rows] == [0, 0, 1, 1, 1, 2, 3, 4]
+    assert rows[2]["grad_norm"] is None and rows[2]["skipped_in_a_row"] == 1
+    assert all(row["grad_norm"] > 0 for row in rows if row["step"] in (1, 2, 4, 5))
+    lines = [line for line in console.file.getvalue().splitlines() if "SKIPPED" in line]
+    records = loader.records_of(2)
+    assert len(lines) == 4 and lines[0].startswith("STEP 3 SKIPPED, not finite: loss ")
+    assert "gradient norm nan" in lines[0]
+    assert f"batch {rows[2]['batch']} of records {records[0]}, {records[1]}" in lines[0]
     # Started again, it is not taken for well: the count goes on from the checkpoint.
     with pytest.raises(LrkvError, match="steps in a row were skipped"):
-        train(config, console=told(), **ONE)
+        train(config, console=console, **ONE)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.fault_runs import ENVIRONMENT, STEPS, command, learnt
+from support.fault_runs import ENVIRONMENT, STEPS, command, learnt, wait_for_rows
 from support.several import ends, several
 
 from lrkv_jax.training.checkpointing import Checkpointer
@@ -19,21 +19,6 @@ LIMIT = 150
 ROOT = Path(__file__).parents[2]
 SRUN = ROOT / "tests" / "support" / "srun.py"
 OF_TWO = ("attention=mha", "mesh.fsdp=2")
-
-
-def started(pages, run_dir, *overrides):
-    arguments = command(pages, run_dir, *OF_TWO, *overrides)
-    return several(["-m", "lrkv_jax.cli", *arguments], devices=1,
-                   XLA_FLAGS=ENVIRONMENT["XLA_FLAGS"])  # fmt: skip
-
-
-def wait_for_rows(running, run_dir, count):
-    deadline = time.monotonic() + LIMIT
-    metrics = run_dir / "metrics.jsonl"
-    while not (metrics.is_file() and metrics.read_text().count("\n") >= count):
-        assert time.monotonic() < deadline
-        assert all(p.poll() is None for p in running), [p.communicate() for p in running]
-        time.sleep(0.02)
 
 
 def job(pages, tmp_path, name, faults):
@@ -105,8 +90,10 @@ def test_without_a_launcher_jaxs_service_ends_the_partner(sent):
 @pytest.mark.faults
 def test_sigterm_to_one_process_saves_one_step_in_both(pages, tmp_path):
     run_dir = tmp_path / "run"
-    with started(pages, run_dir, "train.steps=100000") as running:
-        wait_for_rows(running, run_dir, 3)
+    arguments = command(pages, run_dir, *OF_TWO, "train.steps=100000")
+    flags = ENVIRONMENT["XLA_FLAGS"]
+    with several(["-m", "lrkv_jax.cli", *arguments], devices=1, XLA_FLAGS=flags) as running:
+        wait_for_rows(run_dir, 3, *running)
         running[1].send_signal(signal.SIGTERM)
         first, second = ends(running, LIMIT)
     assert (first.code, second.code) == (75, 75), (first, second)
@@ -115,13 +102,3 @@ def test_sigterm_to_one_process_saves_one_step_in_both(pages, tmp_path):
     with Checkpointer(run_dir / "checkpoints") as checkpoints:
         assert checkpoints.latest() == last
         assert checkpoints.manifest()["loader"]["step"] == last
-
-
-@pytest.mark.nights
-def test_the_end_of_the_time_is_a_signal_to_all(pages, tmp_path):
-    run_dir = tmp_path / "run"
-    with started(pages, run_dir, "train.steps=100000", "--time-limit", "00:25") as running:
-        both = ends(running, LIMIT)
-    assert [ended.code for ended in both] == [75, 75], both
-    last = read_metrics(run_dir)[-1]["step"]
-    assert f"stopped at step {last}, saved" in both[0].out and last > 3

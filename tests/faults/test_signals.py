@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from support.fault_runs import ENVIRONMENT, command
+from support.fault_runs import ENVIRONMENT, command, wait_for_rows
 
 from lrkv_jax.training.checkpointing.inspect import entries, verify
 from lrkv_jax.training.metrics import read_metrics
@@ -25,16 +25,8 @@ def started(pages, run_dir, *more, **environment):
     )  # fmt: skip
 
 
-def wait_for_rows(run, run_dir, count=5):
-    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + LIMIT
-    while not (metrics.is_file() and metrics.read_text().count("\n") >= count):
-        assert run.poll() is None and time.monotonic() < deadline, run.communicate()
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_while_the_step_compiles_ends_the_run_in_one_line(pages, tmp_path, name):
-    """A7: SIGINT was a segmentation fault, four times out of four."""
     # A program that is kept would be there before the signal.
     run = started(pages, tmp_path / "run", LRKV_COMPILATION_CACHE="off")
     while "mesh" not in (line := run.stdout.readline()):  # what is said before compiling begins
@@ -51,7 +43,7 @@ def test_a_signal_while_the_step_compiles_ends_the_run_in_one_line(pages, tmp_pa
 def test_sigterm_finishes_the_step_saves_and_says_start_me_again(pages, tmp_path):
     run_dir = tmp_path / "run"
     run = started(pages, run_dir)
-    wait_for_rows(run, run_dir)
+    wait_for_rows(run_dir, 5, run)
     run.send_signal(signal.SIGTERM)
     output, errors = run.communicate(timeout=LIMIT)
     assert run.returncode == 75, output + errors
@@ -64,7 +56,7 @@ def test_sigterm_finishes_the_step_saves_and_says_start_me_again(pages, tmp_path
 def test_a_second_signal_leaves_the_last_checkpoint_as_it_was(pages, tmp_path):
     run_dir = tmp_path / "run"
     run = started(pages, run_dir, "train.save_every=3")
-    wait_for_rows(run, run_dir, 8)
+    wait_for_rows(run_dir, 8, run)
     run.send_signal(signal.SIGINT)
     time.sleep(0.6)
     run.send_signal(signal.SIGINT)

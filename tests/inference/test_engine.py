@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.engines import (
-    LENGTHS,
     PROMPTS,
+    SHARED,
     assert_greedy,
     engine_of,
     program_counts,
@@ -16,8 +16,10 @@ from support.variants import FIVE, LRKVS, VOCABULARY, error, random_params, smal
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
+from lrkv_jax.inference.calls import batched_params
 from lrkv_jax.inference.pages import PAGE
-from lrkv_jax.inference.request import RngStream, Sequence
+from lrkv_jax.inference.request import Request, RngStream, Sequence
+from lrkv_jax.inference.sampling import sample
 from lrkv_jax.models.attention import MLA
 
 LRKV = FIVE["lrkv"]
@@ -31,7 +33,7 @@ SAMPLED = Sampling(1.0, 30, 0.95, 0.001, frequency_penalty=0.2, presence_penalty
 
 @pytest.fixture(scope="module")
 def engine():
-    return engine_of(LRKV)
+    return engine_of(LRKV, **SHARED)
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +57,22 @@ def asked(number):
     return prompt, int(rng.integers(20, 110)), how
 
 
+SLOW = [
+    ("lrkv-latent", "int8", 0), ("lrkv-latent", "bfloat16", 3), ("mha", "bfloat16", 0),
+    *((n, "float32", 7 * (n in ("lrkv-latent", "mha", "mla"))) for n in LINES if n != "lrkv"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "drafts"),
-    [
-        ("lrkv-latent", "float32", 7),
-        pytest.param("lrkv-latent", "int8", 0, marks=pytest.mark.slow),
-        pytest.param("lrkv-latent", "bfloat16", 3, marks=pytest.mark.slow),
-        *(
-            pytest.param(n, "float32", 7 * (n in ("mha", "mla")), marks=pytest.mark.slow)
-            for n in LINES
-            if n != "lrkv-latent"
-        ),
-        pytest.param("mha", "bfloat16", 0, marks=pytest.mark.slow),
-    ],
+    [("lrkv", "float32", 7), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_a_text_is_the_same_to_the_bit_alone_and_in_any_batch(name, dtype, drafts):
     """Other requests, order, slots, pages, shared prefixes, preemption, drafts change nothing."""
     model = {"dtype": dtype}
     if dtype == "int8":
         model = {"dtype": "bfloat16", "kv_cache_dtype": "int8"}
-    engine = engine_of(LINES[name], model=model, length=256, pages=5, draft_tokens=drafts)
+    engine = engine_of(LINES[name], model=model, draft_tokens=drafts, **SHARED)
     alone = []
     for number in range(10):
         prompt, new, how = asked(number)
@@ -85,7 +83,7 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_batch(name, dtype, draft
     if drafts:
         assert engine.calls.accepted > 10, "no draft was right"
     if drafts and dtype == "float32":
-        plain = engine_of(LINES[name], model=model, length=256, pages=5)
+        plain = engine_of(LINES[name], model=model, **SHARED)
         requests = [plain.submit(p, new, **how) for p, new, how in map(asked, range(10))]
         plain.finish(requests)
         assert [request.output_ids for request in requests] == [text for text, _ in alone]
@@ -103,16 +101,15 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_batch(name, dtype, draft
     engine.finish(list(together.values()))
     for number, request in together.items():
         assert (request.output_ids, request.result.logprobs) == alone[number], number
-    assert any(request.result.preemptions for request in together.values()), "none was preempted"
-    assert any(request.result.cached_tokens for request in together.values()), (
-        "none shared a prefix"
-    )
+    results = [request.result for request in together.values()]
+    assert any(result.preemptions for result in results), "none was preempted"
+    assert any(result.cached_tokens for result in results), "none shared a prefix"
     made = np.subtract(program_counts(), before)
     assert made[:3].tolist() == [0, 0, 0], "programs are made before the first request ends"
     while engine.advance():
         pass
     (pool,) = engine.scheduler.pools
-    assert pool.free == engine.pages == 5
+    assert pool.free == engine.pages == 8
 
 
 def test_a_request_has_its_own_rules_and_is_told_what_the_model_thinks(engine, text):
@@ -140,40 +137,18 @@ def test_a_request_has_its_own_rules_and_is_told_what_the_model_thinks(engine, t
     assert not set(late.tokens[start : start + 6]) & set(text[0])
 
 
-def test_a_stop_token_ends_its_sequence_alone_and_is_not_returned(engine, text):
-    stop = text[0][4]
-    stopped = engine.generate(PROMPTS, 11, stop=(stop,))
-    for before, after in zip(text, stopped, strict=True):
-        cut = before.index(stop) if stop in before else len(before)
-        assert after == before[:cut]
-
-
-def test_more_ids_than_a_slot_has_room_for_stop_it_too(engine, text):
-    unsaid = [token for token in range(VOCABULARY) if token not in text[0]]
-    stop = (*unsaid, text[0][4])
-    assert len(stop) > 8
-    assert engine.generate(PROMPTS[:1], 11, stop=stop)[0] == text[0][: text[0].index(stop[-1])]
-
-
-def test_a_stream_is_the_text_in_pieces_and_ends_with_its_last_sequence(engine, text):
-    stop = tuple({tokens[5] for tokens in text})
-    pieces = list(engine.stream(PROMPTS, 11, stop=stop))
-    assert len(pieces) > 1 and all(any(new) for new in pieces)
-    for row, tokens in enumerate(text):
-        end = min(tokens.index(token) for token in stop if token in tokens)
-        assert sum((new[row] for new in pieces), []) == tokens[:end]
-
-
-@pytest.mark.slow
-def test_programs_are_as_many_for_any_requests():
-    engine = engine_of(FIVE["mqa"], batch=2, length=192)
-    before = program_counts()
-    sizes = [(1, 2), (32, 1), (33, 3), (64, 4), (65, 5), (97, 9), (128, 17), (140, 20)]
-    for longest, new in sizes:
-        how = {"sampling": SAMPLED if new % 2 else Sampling(), "stop": [1, 2, 3][: new % 4]}
-        engine.generate([[3] * longest, [1, 2], [5]], new, **how)
-    made = np.subtract(program_counts(), before)
-    assert made.tolist() == [1, 1, 1, 0, 0, 0]
+def test_stop_tokens_end_their_sequence_alone_whole_or_in_a_stream(engine, text):
+    for stop in ((text[0][4],), tuple({tokens[5] for tokens in text})):
+        cut = [min((t.index(i) for i in stop if i in t), default=len(t)) for t in text]
+        expected = [tokens[:end] for tokens, end in zip(text, cut, strict=True)]
+        assert engine.generate(PROMPTS, 11, stop=stop) == expected
+        pieces = list(engine.stream(PROMPTS, 11, stop=stop))
+        assert len(pieces) > 1 and all(any(new) for new in pieces)
+        assert [sum((new[row] for new in pieces), []) for row in range(len(text))] == expected
+    # More ids than a slot has room for.
+    many = [*(token for token in range(VOCABULARY) if token not in text[0]), text[0][4]]
+    assert len(many) > 8
+    assert engine.generate(PROMPTS[:1], 11, stop=many)[0] == text[0][: text[0].index(many[-1])]
 
 
 def test_a_text_that_nobody_reads_to_its_end_leaves_nothing(engine, text):
@@ -208,9 +183,10 @@ def test_requests_go_on_after_whatever_stopped_a_call_half_way(engine, text, mon
 
 
 def test_a_request_may_fill_its_pages_to_the_last_slot(engine):
-    texts = engine.generate(PROMPTS, 128 - max(LENGTHS))
-    assert {len(text) for text in texts} == {128 - max(LENGTHS)}
-    assert_greedy(engine.config, PROMPTS, texts)
+    prompts = PROMPTS[:2]
+    texts = [engine.generate([prompt], 256 - len(prompt))[0] for prompt in prompts]
+    assert [len(p + t) for p, t in zip(prompts, texts, strict=True)] == [256, 256]
+    assert_greedy(engine.config, prompts, texts)
 
 
 def test_the_report_sums_live_buffers(engine):
@@ -219,15 +195,20 @@ def test_the_report_sums_live_buffers(engine):
     per_token = 2 * (8 + 4 * 8) * 4 + 4 * 4
     assert report.cache_bytes_per_token == per_token
     assert report.cache_bytes_per_token_formula == 2 * (8 + 4 * 3) * 4 + 4 * 4
-    # Four requests of two pages, and the page that nobody has.
-    assert report.cache_bytes == report.cache_bytes_per_device == per_token * PAGE * (4 * 2 + 1)
+    # Eight pages, and the page that nobody has.
+    assert report.cache_bytes == report.cache_bytes_per_device == per_token * PAGE * (8 + 1)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(engine.calls.cache())) == report.cache_bytes
     assert (report.decode_kernel, report.mesh, report.heads_split) == ("auto", {}, False)
 
 
+def given(other):
+    """An engine that is given another model's parameters."""
+    return Engine(small(LRKV), random_params(other), batch=1, length=64)
+
+
 REFUSED = [
     (lambda e: e.generate([[1], []], 4), "the prompt is empty"),
-    (lambda e: e.generate([[1] * 125], 5), "125 tokens and 5 more do not fit a cache of 128"),
+    (lambda e: e.generate([[1] * 253], 5), "253 tokens and 5 more do not fit a cache of 256"),
     (lambda e: e.generate([[1], [VOCABULARY]], 4), f"token id {VOCABULARY}, .* 0 to 39"),
     (lambda e: e.generate([[-1]], 4), "the prompt has the token id -1"),
     (lambda e: e.generate([[1.5]], 4), "the prompt holds float64 values"),
@@ -237,16 +218,16 @@ REFUSED = [
     (lambda e: e.submit([1], 3, logprobs=99), "logprobs = 99: use 0 to 20"),
     (lambda e: e.submit([1], continuations=[[1], []]), "continuation 1 is empty"),
     (lambda e: e.submit([1], continuations=[[99]]), "continuation 0 has the token id 99"),
-    (lambda e: e.submit([1], continuations=[[1] * 128]), "1 tokens and 128 more do not fit"),
+    (lambda e: e.submit([1], continuations=[[1] * 256]), "1 tokens and 256 more do not fit"),
     (lambda e: e.submit([1], candidate_ids=[40]), "candidate_ids has the token id 40"),
     (lambda e: e.append(e.submit([1], 3), [1], 2), "sequence is queued: only a retained one"),
     (lambda e: e.forced_logits([[1]], [[1], [2]]), "2 continuations of .1. tokens for 1"),
     (lambda e: e.forced_logits([[1]], [[1, 99]]), "forced has the token id 99"),
     (lambda e: engine_of(LRKV, prefill_chunk=0), "prefill_chunk = 0: use 1 or more"),
-    (
-        lambda e: engine_of(LRKV, pages=1),
-        "a request of 128 tokens needs .* bytes of cache",
-    ),
+    (lambda e: engine_of(LRKV, pages=1), "a request of 128 tokens needs .* bytes of cache"),
+    (lambda e: given(small(FIVE["mha"])), r"key is \(2, 24, 4, 8\), and .* \(2, 24, 8\)"),
+    (lambda e: given(small(LRKV, layers=1)), r"is \(1, .*, and the configuration has \(2, "),
+    (lambda e: given(small(LRKV, tied_head=True)), "head.kernel is nothing"),
 ]
 
 
@@ -258,28 +239,10 @@ def test_what_cannot_be_decoded_is_refused_and_leaves_nothing(engine, call, mess
     engine.reset()
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (small(FIVE["mha"]), r"blocks.attention.key is \(2, 24, 4, 8\), and .* \(2, 24, 8\)"),
-        (small(LRKV, layers=1), r"is \(1, .*, and the configuration has \(2, "),
-        (small(LRKV, tied_head=True), "head.kernel is nothing"),
-    ],
-)
-def test_parameters_of_another_model_are_refused(other, message):
-    with pytest.raises(LrkvError, match=message) as error:
-        Engine(small(LRKV), random_params(other), batch=1, length=64)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "attention",
-    [FIVE["mha"], FIVE["mla"], LRKV],
-    ids=["mha", "mla", "lrkv"],
-)
-def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(attention):
-    engine = engine_of(attention, model={"dtype": "bfloat16", "norm_gain": True})
+@pytest.mark.parametrize("name", ["mha", "mla", "lrkv"])
+def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(name):
+    engine = engine_of(FIVE[name], model={"dtype": "bfloat16", "norm_gain": True})
     kinds = {leaf.dtype for leaf in jax.tree.leaves(engine.calls.model) if leaf.ndim > 1}
     assert kinds == {jnp.dtype("bfloat16")}
     continuations = [[7, 3, 9, 1]] * len(PROMPTS)
@@ -288,3 +251,64 @@ def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(at
     forward = whole_logits(engine.config, rows)
     for prompt, logits, forward_TV in zip(PROMPTS, ours, forward, strict=True):
         assert error(logits, forward_TV[len(prompt) - 1 : -1]) < 2.0**-5
+
+
+P_V = np.array([0.05, 0.4, 0.02, 0.25, 0.18, 0.1])
+DRAWS = 20_000
+EVERY = [0, 1, 2, 3, 4, 5]
+# How a row draws, the tokens that it keeps, and the power of P_V that it draws them by.
+RULES = [
+    (Sampling(1.0), EVERY, 1.0),
+    (Sampling(0.5), EVERY, 2.0),
+    (Sampling(1.0, top_k=2), [1, 3], 1.0),
+    (Sampling(1.0, top_k=99), EVERY, 1.0),
+    (Sampling(1.0, top_p=0.6), [1, 3], 1.0),  # 0.4 is short of 0.6, 0.65 is not
+    (Sampling(1.0, top_p=0.7), [1, 3, 4], 1.0),
+    (Sampling(1.0, top_p=0.01), [1], 1.0),
+    (Sampling(2.0, top_k=4, top_p=0.5), [1, 3], 0.5),
+    (Sampling(1.0, min_p=0.4), [1, 3, 4], 1.0),  # of 0.4
+    (Sampling(1.0, top_k=5, min_p=0.3), [1, 3, 4], 1.0),
+    # Below 1e-37 a temperature counted as 0, and others were drawn.
+    (Sampling(0.0), [1], 1.0),
+    (Sampling(1e-38, top_k=3), [1], 1.0),
+    (Sampling(5e-324, top_p=0.9), [1], 1.0),
+]
+
+
+def test_each_row_draws_the_tokens_that_it_keeps_in_proportion():
+    """All rules in one batch, each over many keys."""
+    ways = [Sequence.of(Request([1], 2, sampling=how)) for how, _, _ in RULES]
+    rows = jnp.repeat(jnp.arange(len(RULES)), DRAWS)
+    params = jax.tree.map(jnp.asarray, batched_params(ways)).of_slots(rows)
+    logits_BV = jnp.broadcast_to(jnp.log(P_V), (len(rows), len(P_V)))
+    tokens_B = np.asarray(sample(logits_BV, jax.random.split(jax.random.key(0), len(rows)), params))
+    for (how, kept, power), drawn in zip(RULES, tokens_B.reshape(-1, DRAWS), strict=True):
+        expected = np.where(np.isin(EVERY, kept), P_V**power, 0)
+        expected /= expected.sum()
+        # Four standard deviations of a binomial frequency.
+        spread = 4 * np.sqrt(expected * (1 - expected) / DRAWS)
+        found = np.bincount(drawn, minlength=len(P_V)) / DRAWS
+        assert (abs(found - expected) <= spread).all(), how
+
+
+def test_a_requests_way_of_choosing_reaches_its_row():
+    how = {"sampling": Sampling(0.5, 3, 0.75), "rng": RngStream(7, 9)}
+    request = Request([1], 2, stop_token_ids=frozenset([4, 2]), **how)
+    choice = batched_params([None, Sequence.of(request)])
+    assert (choice.temperature_B.tolist(), choice.top_k_B.tolist()) == ([0, 0.5], [0, 3])
+    assert (choice.top_p_B.tolist(), choice.stream_B.tolist()) == ([1, 0.75], [0, 9])
+    assert choice.seed_B2[1].tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+    assert choice.stopped_by(jnp.array([2, 2])).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0),
+        ("top_p", 1.5), ("min_p", -0.1), ("frequency_penalty", float("inf")),
+        ("bias", {1: float("nan")}),
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_refused(name, value):
+    with pytest.raises(LrkvError, match=name):
+        Sampling(**{name: value})

@@ -1,15 +1,23 @@
-"""Files of prompts become files of texts, row by row, whole or not at all."""
+"""Files of prompts, and chats: each text is its prompt's, whole, and mistakes cost nothing."""
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.hand_built import a_run, calling_run, follows
+from rich.console import Console
+from support.hand_built import a_run, calling_run, follows, language_model
+from support.variants import random_params
 
+from lrkv_jax.cli.conversation import converse
+from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.inference import Sampling
+from lrkv_jax.inference import Sampling, programs
+from lrkv_jax.inference.chat import Chat, ChatDelta, _Reader
 from lrkv_jax.inference.generation import generate_file, streamed
+from lrkv_jax.inference.language_model import Draws
 
 TOKENIZER = load_tokenizer("sotu-4096")
 
@@ -29,36 +37,32 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def generate(run, source, target, **more):
+    how = {"new_tokens": 20, "sampling": Sampling(), "batch": 2}
+    return generate_file(run, source, target, **how, **more)
+
+
 def test_each_prompt_is_continued_in_its_row(tmp_path):
-    source = rows(tmp_path / "in", *({"prompt": f"{'a ' * n}:", "n": n} for n in range(5)))
-    seen = []
-    cut = generate_file(
-        ours(" The people"), source, tmp_path / "out", new_tokens=9, sampling=Sampling(), batch=2,
-        progress=lambda *at: seen.append(at),
-    )  # fmt: skip
-    got = read(tmp_path / "out")
-    assert [row["n"] for row in got] == list(range(5)) and cut == 0
+    """A lone surrogate and a line separator, which JSON may hold, lose no work."""
+    odd = "\ud800 a\u2028b:"
+    content = [json.dumps({"prompt": f"{'a ' * n}:", "n": n}) for n in range(4)]
+    content.append('{"prompt": "\\ud800 a\u2028b:", "n": 4}')
+    (tmp_path / "in").write_text("\n".join(content), encoding="utf-8")
+    run, seen = ours(" The people"), []
+    cut = generate(run, tmp_path / "in", tmp_path / "out", progress=lambda *at: seen.append(at))
+    lines = (tmp_path / "out").read_text(encoding="utf-8").strip().split("\n")
+    got = [json.loads(line) for line in lines]
+    assert [row["n"] for row in got] == list(range(5)) and cut == 0 and got[4]["prompt"] == odd
     assert {row["text"] for row in got} == {" The people"}
     assert seen == [("in", n, 5) for n in range(1, 6)]
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
-
-
-def test_a_lone_surrogate_and_a_line_separator_lose_no_work(tmp_path):
-    """A10: JSON may hold both; the first was an error after the decoding, the second before."""
-    prompt = "\ud800 a\u2028b:"
-    (tmp_path / "in").write_text('{"prompt": "\\ud800 a\u2028b:"}\n', encoding="utf-8")
-    generate_file(
-        ours(" yes"), tmp_path / "in", tmp_path / "out", new_tokens=9, sampling=Sampling()
-    )
-    (line,) = (tmp_path / "out").read_text(encoding="utf-8").strip().split("\n")
-    assert json.loads(line) == {"prompt": prompt, "text": " yes"}
 
 
 def test_texts_that_the_target_does_not_take_are_kept_elsewhere(tmp_path):
     source = rows(tmp_path / "in", {"prompt": ":"})
     (tmp_path / "out").symlink_to("/dev/full")
     with pytest.raises(LrkvError, match="No space left on device.: the texts are in ") as error:
-        generate_file(ours(" yes"), source, tmp_path / "out", new_tokens=9, sampling=Sampling())
+        generate(ours(" yes"), source, tmp_path / "out")
     spare = Path(str(error.value).rpartition(" in ")[2])
     assert read(spare)[0]["text"] == " yes"
     spare.unlink()
@@ -68,17 +72,10 @@ def test_texts_come_in_pieces_and_whole_characters():
     """The engine's own texts, the first one while it is decoded."""
     run = ours(" naïve")
     prompts = ["one:", "the other:"]
-    how = {"new_tokens": 30, "sampling": Sampling()}
-    pieces = list(streamed(run, prompts, **how))
+    # As long as a text of `generate`, so that the same programs serve it.
+    pieces = list(streamed(run, prompts, new_tokens=130, sampling=Sampling()))
     assert "".join(pieces) == "one: naïve\nthe other: naïve\n"
     assert len(pieces) > 5 and "\ufffd" not in "".join(pieces)
-
-
-def test_messages_are_answered_in_a_chat(tmp_path):
-    message = {"messages": [{"role": "user", "content": "How much?"}]}
-    source = rows(tmp_path / "in", message)
-    generate_file(calling_run(), source, tmp_path / "out", new_tokens=20, sampling=Sampling())
-    assert read(tmp_path / "out") == [{**message, "text": "<<4*5=20>>."}]
 
 
 @pytest.mark.parametrize(
@@ -95,20 +92,120 @@ def test_a_file_that_cannot_be_used_is_named_and_leaves_what_was_there(tmp_path,
     (tmp_path / "in").write_text(content)
     (tmp_path / "out").write_text("before")
     with pytest.raises(LrkvError, match=message):
-        generate_file(
-            ours(" a"), tmp_path / "in", tmp_path / "out", new_tokens=9, sampling=Sampling()
-        )
+        generate(ours(" a"), tmp_path / "in", tmp_path / "out")
     assert (tmp_path / "out").read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
 @pytest.mark.parametrize("target", ["none/out", "folder"])
 def test_a_target_that_cannot_be_written_is_refused_before_anything_is_decoded(tmp_path, target):
-    """A21: a folder was refused after the decoding."""
     source = rows(tmp_path / "in", {"prompt": ":"})
     (tmp_path / "folder").mkdir()
     with pytest.raises(LrkvError, match=f"{target} cannot be written"):
-        generate_file(
-            ours(" a"), source, tmp_path / target, new_tokens=9, sampling=Sampling(),
-            progress=lambda *_: pytest.fail("it was decoded"),
-        )  # fmt: skip
+        generate(ours(" a"), source, tmp_path / target, progress=pytest.fail)
+
+
+FORMAT = ChatFormat(TOKENIZER)
+IDS = FORMAT.ids
+RANDOM = calling_run().config.model
+
+
+def random_run():
+    # A head that says no frame: the texts then go on to their budget.
+    params = random_params(RANDOM, 1)
+    head = params["head"]["kernel"].at[:, 4096:].set(0).at[:, 0].set(0)
+    return a_run(RANDOM, {**params, "head": {"kernel": head}}, context=128)
+
+
+def heard(chat, text):
+    return "".join(piece.text for piece in chat.say(text))
+
+
+def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(monkeypatch):
+    chat = Chat(random_run(), sampling=Sampling(), new_tokens=9)
+    first = heard(chat, "What is the state of the Union?")
+    filled = []
+    run = chat._engine.calls.run
+
+    def watched(program, *arguments, **static):
+        if program is programs.prefill:
+            filled.append(int(arguments[2][0]))
+        return run(program, *arguments, **static)
+
+    monkeypatch.setattr(chat._engine.calls, "run", watched)
+    before = chat.used
+    second = heard(chat, "And of the economy?")
+    turn = FORMAT.turn("And of the economy?")
+    assert filled == [before - 1], "one call, from the last token on"
+    # The first answer was cut: its end comes with the next turn.
+    assert chat.used == before + 1 + len(turn) + 9
+    model = language_model(TOKENIZER, (RANDOM, random_run().params), batch=1, context=127)
+    asked = [TOKENIZER.bos, *FORMAT.turn("What is the state of the Union?")]
+    ((one,),) = model.answers([asked], 9, Draws())
+    ((other,),) = model.answers([[*asked, *one.ids, IDS.assistant_end, *turn]], 9, Draws())
+    assert (first, second) == (one.text(FORMAT), other.text(FORMAT))
+    roles = ["user", "assistant", "user", "assistant"]
+    assert [message["role"] for message in chat.messages] == roles
+    assert chat.messages[3]["content"] == second
+
+
+def test_calls_are_told_apart_from_text_and_answered(tmp_path):
+    message = {"messages": [{"role": "user", "content": "How much?"}]}
+    generate(calling_run(), rows(tmp_path / "in", message), tmp_path / "out")
+    assert read(tmp_path / "out") == [{**message, "text": "<<4*5=20>>."}]
+    chat = Chat(calling_run(), sampling=Sampling(), new_tokens=20)
+    for _ in range(2):
+        pieces = list(chat.say("How much?"))
+        joined = {kind: "".join(p.text for p in pieces if p.kind == kind) for kind, _ in pieces}
+        assert joined == {"python": "4*5", "output": "20", "text": "."}
+        assert chat.messages[-1]["content"] == "<<4*5=20>>."
+
+
+def test_what_cannot_be_said_or_is_stopped_costs_no_other_turn():
+    chat = Chat(random_run(), sampling=Sampling(), new_tokens=20)
+    first = heard(chat, "Hello")
+    said, used = list(chat.messages), chat.used
+    for text, message in (("word " * 120, "is full .* /reset"), (" ", "message is empty")):
+        with pytest.raises(LrkvError, match=message):
+            heard(chat, text)
+    assert chat.messages == said and chat.used == used
+    chat.reset()
+    assert chat.used == 0 and heard(chat, "Hello") == first
+    run = random_run()
+    few = run.config.model_copy(update={"model": RANDOM.model_copy(update={"vocabulary": 4096})})
+    with pytest.raises(LrkvError, match="no ids for the chat's tokens"):
+        Chat(replace(run, config=few), sampling=Sampling())
+
+    # An answer that is stopped is kept as far as it came.
+    pieces = chat.say("Go on")
+    begun = next(pieces).text + next(pieces).text
+    pieces.close()
+    assert chat.messages[-1]["content"] == begun
+    heard(chat, "Hello")
+    assert len(chat.messages) == 6
+
+
+def test_a_character_of_several_tokens_comes_whole():
+    gpt2 = ChatFormat(load_tokenizer("gpt2"))
+    text = "naïve 👩‍👩 日本"
+    ids = gpt2.tokenizer.encode(text).tolist()
+    reader = _Reader(gpt2)
+    pieces = [p for n in range(len(ids) + 1) for p in reader.read(ids[:n])]
+    assert "".join(p.text for p in pieces) == text and len(pieces) < len(ids)
+    assert not any("�" in piece.text for piece in pieces)
+    cut = _Reader(gpt2)
+    assert [*cut.read(gpt2.tokenizer.encode("日").tolist()[:1]), *cut.rest()] == [
+        ChatDelta("text", "�")
+    ]
+
+
+def test_the_terminal_talks_and_survives_mistakes(monkeypatch):
+    lines = iter(["How \ud800 much?", "", "We the people " * 999, "How much?", "/reset", "/quit"])
+    out = io.StringIO()
+    console = Console(file=out, width=300, highlight=False)
+    monkeypatch.setattr(console, "input", lambda prompt: next(lines))
+    chat = Chat(calling_run(), sampling=Sampling(), new_tokens=20)
+    converse(chat, console)
+    printed = out.getvalue()
+    assert printed.count("4*5 = 20 .") == 2 and "/reset starts anew" in printed
+    assert chat.messages == [] and next(lines, "none") == "none"

@@ -9,8 +9,6 @@ from support.variants import FIVE
 from lrkv_jax.inference import programs
 from lrkv_jax.inference.schedule import SchedulerOutput
 
-B, CHUNK, LENGTHS = 4, 64, (4096, 8192)
-
 
 @pytest.fixture(autouse=True)
 def as_users_compile(quick_programs):
@@ -21,46 +19,39 @@ def as_users_compile(quick_programs):
 
 
 def memory_of(engine, program, *arguments, **static):
-    lowered = program.lower(engine.calls.model, *arguments, **static)
-    return lowered.compile().memory_analysis()
+    """(Bytes of the pool, which comes back in the same buffers; those beside it)."""
+    pool = engine.calls.cache()
+    lowered = program.lower(engine.calls.model, pool, *arguments, **static)
+    memory = lowered.compile().memory_analysis()
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(pool))
+    assert memory.alias_size_in_bytes >= size
+    return size, memory.temp_size_in_bytes
 
 
-def bytes_of(cache):
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+SLOW = [*((name, 0, 8192) for name in ("mha", "gqa", "mqa", "mla")), ("lrkv", 7, 32_768)]
 
 
+# P Q M of a chunk has a size of its own, and is not small beside a pool of 8,192 slots.
 @pytest.mark.parametrize(
     ("name", "drafts", "length"),
-    [
-        ("mla", 0, 8192),
-        # P Q M of a chunk has a size of its own, and is not small beside a pool of 8,192 slots.
-        ("lrkv", 0, 32_768),
-        *(pytest.param(n, 0, 8192, marks=pytest.mark.slow) for n in ("mha", "gqa", "mqa")),
-        pytest.param("lrkv", 7, 32_768, marks=pytest.mark.slow),
-    ],
+    [("lrkv", 0, 32_768), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_steps_write_the_pool_in_place_and_copy_none_of_it(name, drafts, length):
     engine = engine_of(FIVE[name], length=length, draft_tokens=drafts)
-    pool = engine.calls.cache()
-    memory = memory_of(
-        engine, programs.decode, pool, engine.calls.slots,
-        engine.calls.step_inputs(SchedulerOutput()), np.int32(16), np.False_, None,
-        **{**engine.calls.decode_options, "most": 16},
-    )  # fmt: skip
-    # All that goes in comes back in the same buffers, and 16 steps share what is beside it.
-    assert memory.alias_size_in_bytes >= bytes_of(pool)
-    assert memory.temp_size_in_bytes <= (0.2 if drafts else 0.15) * bytes_of(pool)
+    calls = engine.calls
+    arrays = calls.slots, calls.step_inputs(SchedulerOutput()), np.int32(16), np.False_, None
+    pool, temporary = memory_of(
+        engine, programs.decode, *arrays, **{**calls.decode_options, "most": 16}
+    )
+    assert temporary <= (0.2 if drafts else 0.15) * pool  # which 16 steps share
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mha", "lrkv"])
 def test_a_piece_of_a_prompt_takes_as_much_memory_whatever_the_longest_request_is(name):
     temporary = []
-    for length in LENGTHS:
+    for length in (4096, 8192):
         engine = engine_of(FIVE[name], length=length)
-        pool = engine.calls.cache()
         *arrays, _ = engine.calls.chunk_arrays(engine.calls.prefill, {})
-        memory = memory_of(engine, programs.prefill, pool, *arrays, most=4)
-        assert memory.alias_size_in_bytes >= bytes_of(pool)
-        temporary.append(memory.temp_size_in_bytes)
+        temporary.append(memory_of(engine, programs.prefill, *arrays, most=4)[1])
     assert temporary[1] <= 1.01 * temporary[0]

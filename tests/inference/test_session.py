@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.engines import PROMPTS, engine_of, whole_logits
+from support.engines import PROMPTS, SHARED, engine_of, whole_logits
 from support.variants import FIVE, VOCABULARY, random_tokens
 
 from lrkv_jax.inference import Sampling
@@ -14,7 +14,7 @@ MORE = [random_tokens(n, seed=50 + n).tolist() for n in (3, 19, 2, 6)]
 
 @pytest.fixture(scope="module")
 def engine():
-    return engine_of(FIVE["lrkv"], length=192)
+    return engine_of(FIVE["lrkv"], **SHARED)
 
 
 def test_turns_say_what_one_long_prompt_says(engine):
@@ -31,12 +31,13 @@ def test_turns_say_what_one_long_prompt_says(engine):
     engine.finish(requests)
     second = [request.output_ids for request in requests]
     whole = [p + a + t for p, a, t in zip(PROMPTS, first, turns, strict=True)]
-    assert first == [answer[:5] for answer in engine.generate(PROMPTS, 9)]
-    assert second == engine.generate(whole, 7)
     assert [request.cached for request in requests] == [len(text) + 6 for text in whole]
     for request in requests:
         engine.cancel(request)
     assert engine.scheduler.idle and not engine.scheduler._retained
+    engine.reset()  # or their pages would be found
+    assert first == [answer[:5] for answer in engine.generate(PROMPTS, 9)]
+    assert second == engine.generate(whole, 7)
 
 
 def test_penalties_and_min_tokens_count_what_the_model_chose_in_this_turn(engine):
@@ -76,7 +77,7 @@ def test_penalties_and_min_tokens_count_what_the_model_chose_in_this_turn(engine
 
 @pytest.mark.parametrize("name", ONE_FAST)
 def test_scores_are_the_forwards_and_choices_share_their_context(name):
-    engine = engine_of(FIVE[name], length=192)
+    engine = engine_of(FIVE[name], **SHARED)
     long = random_tokens(21, seed=9).tolist()  # scored in two pieces
     choices = [[more, more[::-1] + [1], long] for more in MORE]
     asked = [[3, 1], [2], [7, 7, 9], [0]]

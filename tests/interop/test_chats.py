@@ -21,7 +21,6 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.harness_requests import ChatPrompt
 from lrkv_jax.inference import Sampling
 from lrkv_jax.inference.chat import Chat
-from lrkv_jax.inference.generation import generate_file, streamed
 from lrkv_jax.inference.language_model import LanguageModel
 from lrkv_jax.interop import importing
 from lrkv_jax.interop.export import export
@@ -68,41 +67,29 @@ def imported(tmp_path, folders, one_device):
     return make
 
 
-def check_chats(folder, recorded):
-    """Each chat's text and ids are those of `apply_chat_template`, or both refuse it."""
-    chat, refused = ChatFormat(foreign_tokenizer(str(folder))), 0
-    for turns, text, ids in zip(
-        CHATS["messages"], recorded["chats"], recorded["chat_ids"], strict=True
-    ):
+@pytest.mark.parametrize(
+    ("name", "refused", "ends"),
+    [("chatml", 0, {262, 264}), ("blocks", 5, {262, 263}), ("inst", 11, {257, 258})],
+)
+def test_chats_and_texts_have_the_ids_that_transformers_gives_them(name, refused, ends, folders):
+    tokenizer, recorded = foreign_tokenizer(str(folders[name])), OF[name]
+    rendered = zip(recorded["chats"], recorded["chat_ids"], strict=True)
+    chat = ChatFormat(tokenizer)
+    assert set(tokenizer.ends) <= set(chat.ends) == ends, "an answer ends where the model says"
+    assert len(CHATS["messages"]) == 60 and len(CHATS["texts"]) == 500
+    for turns, (text, ids) in zip(CHATS["messages"], rendered, strict=True):
         conversation = conversation_from(turns)
         if text is None:
-            refused += 1
+            refused -= 1
             with pytest.raises(LrkvError, match="chat template refuses the conversation") as raised:
                 chat.prompt(conversation)
             assert "\n" not in str(raised.value)
             continue
         assert chat.shown(conversation) == text
         assert chat.prompt(conversation) == ids
-    return refused
-
-
-def check_texts(folder, recorded):
-    """Each text has the ids that the tokenizer gives it when it is called."""
-    tokenizer = foreign_tokenizer(str(folder))
+    assert refused == 0
     for text, ids in zip(CHATS["texts"], recorded["text_ids"], strict=True):
         assert tokenizer.prompt(text) == (ids or [tokenizer.prefix])
-
-
-@pytest.mark.parametrize(("name", "refused"), [("chatml", 0), ("blocks", 5), ("inst", 11)])
-def test_chats_are_rendered_as_transformers_renders_them(name, refused, folders):
-    assert len(CHATS["messages"]) == 60
-    assert check_chats(folders[name], OF[name]) == refused
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_texts_begin_as_their_tokenizer_has_them(name, folders):
-    assert len(CHATS["texts"]) == 500
-    check_texts(folders[name], OF[name])
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -133,7 +120,7 @@ def test_a_prompt_has_no_bos_where_its_tokenizer_puts_none(imported):
     assert whole.ids("The Union")[0] == 262 == LanguageModel.of(whole, batch=2).prompt("a")[0]
 
 
-def test_chat_generate_serve_and_the_harness_ask_by_the_template(imported, tmp_path):
+def test_generate_serve_and_the_harness_ask_by_the_template(imported):
     run = imported("chatml")
     expected = ChatFormat(run.tokenizer).prompt(conversation_from(TURNS))
     text = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in TURNS)
@@ -142,39 +129,25 @@ def test_chat_generate_serve_and_the_harness_ask_by_the_template(imported, tmp_p
     assert model.chat_prompt(conversation_from(TURNS)) == expected
     asked = ChatPrompt.of(model.chat, TURNS)
     assert list(asked.head) == expected and asked == f"{text}<|im_start|>assistant\n"
-    begun = ChatPrompt.of(
-        model.chat, [*TURNS, {"role": "assistant", "content": "It"}], answers=False
-    )
+    more = [*TURNS, {"role": "assistant", "content": "It"}]
+    begun = ChatPrompt.of(model.chat, more, answers=False)
     assert list(begun.head) == expected and begun.begun == "It"
     body = ChatRequest.model_validate({"messages": TURNS})
     assert ChatFormat(run.tokenizer).prompt(body.conversation()) == expected
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"messages": TURNS[:2]}) + "\n")
-    generate_file(
-        run, rows, tmp_path / "said.jsonl", new_tokens=4, sampling=Sampling(temperature=0)
-    )
-    assert "text" in json.loads((tmp_path / "said.jsonl").read_text())
-    assert "".join(streamed(run, ["The"], new_tokens=3, sampling=Sampling())).startswith("The")
 
 
+@pytest.mark.slow
 def test_a_chats_turns_are_the_templates_whole_conversation(imported):
     run = imported("chatml")
     chat = Chat(run, sampling=Sampling(temperature=0), new_tokens=3)
     form = ChatFormat(run.tokenizer)
     for number, text in enumerate(("a", "b")):
         answer = "".join(piece.text for piece in chat.say(text))
-        messages = [{**m} for m in chat.messages[: 2 * number + 1]]
+        messages = chat.messages[: 2 * number + 1]
         prompt = form.prompt(conversation_from([m for m in messages if m["content"]]))
-        held = chat._sequence.tokens
-        assert held[: len(prompt)] == prompt, number
+        assert chat._sequence.tokens[: len(prompt)] == prompt, number
         assert chat.messages[-1] == {"role": "assistant", "content": answer}
     assert chat.used > len(form.prompt(Conversation((text_message("user", "a"),))))
-
-
-def test_an_answer_ends_where_the_model_says(folders):
-    for name, ends in (("chatml", {262, 264}), ("blocks", {262, 263}), ("inst", {257, 258})):
-        tokenizer = foreign_tokenizer(str(folders[name]))
-        assert set(tokenizer.ends) <= set(ChatFormat(tokenizer).ends) == ends, name
 
 
 def test_what_the_assistant_says_is_the_target_of_a_template(folders):
@@ -186,6 +159,9 @@ def test_what_the_assistant_says_is_the_target_of_a_template(folders):
     np.testing.assert_array_equal(ids, same)
     assert every.all() and chat.tokenizer.decode(ids[counted]) == "HoNo"
     assert (ids[counted] == 264).sum() == 2, "and the tokens that end it"
+    call = Message("assistant", (Part("python", "1+1"), Part("output", "2")))
+    with pytest.raises(LrkvError, match="no tokens for the calculator"):
+        chat.render(Conversation((text_message("user", "?"), call)))
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -211,7 +187,6 @@ def test_a_run_that_was_trained_on_from_it_keeps_the_template_with_its_factors(
         "{{ ().__class__.__base__.__subclasses__() }}",
         "{{ messages.append(1) }}",
         "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
-        "{{ dict.mro() }}",
         "{% for i in range(10**9) %}{% endfor %}",
         "{{ raise_exception('two\nlines') }}",
         "{{ 1 / 0 }}",
@@ -247,10 +222,3 @@ def test_a_run_of_ours_that_comes_back_has_its_calculator(tmp_path, one_device):
             np.testing.assert_array_equal(one, other)
     assert back.prompt(asked.unanswered()) == ours.prompt(asked.unanswered())
     assert back.tokenizer.template.source == TEMPLATE
-
-
-def test_a_template_has_no_calculator(folders):
-    chat = ChatFormat(foreign_tokenizer(str(folders["chatml"])))
-    call = Message("assistant", (Part("python", "1+1"), Part("output", "2")))
-    with pytest.raises(LrkvError, match="no tokens for the calculator"):
-        chat.render(Conversation((text_message("user", "?"), call)))

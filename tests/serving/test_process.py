@@ -10,17 +10,9 @@ import threading
 
 import pytest
 from support.command import lrkv
-from support.planted_models import plant
 from support.served import ENVIRONMENT, asks, get, post, raw, started, wait_until
 
 LONG = {"prompt": "We", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("served") / "run"
-    plant(directory, "train.seq_len=256")
-    return directory
 
 
 @pytest.mark.faults
@@ -51,14 +43,11 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
         process.communicate(timeout=60)
     process, port, _ = started(run, "--draft-tokens", "7")
     assert post(port, "/v1/completions", LONG)[1]["choices"][0]["text"] == whole
-    found = re.search(r"^lrkv_spec_decode_num_accepted_tokens_total (\S+)$", metrics(port), re.M)
+    accepted = r"^lrkv_spec_decode_num_accepted_tokens_total (\S+)$"
+    found = re.search(accepted, get(port, "/metrics")[1], re.MULTILINE)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 0 and float(found[1]) > 0
-
-
-def metrics(port):
-    return get(port, "/metrics")[1]
 
 
 def text_of(connection):

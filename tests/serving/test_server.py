@@ -17,7 +17,6 @@ from support.served import asks, get, idle, late, post, random_run, raw, served,
 
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.inference import Sampling
 from lrkv_jax.serving.connections import ConnectionLimits
 from lrkv_jax.serving.server import allowed_hosts, serving
 from lrkv_jax.serving.service import ServiceLimits
@@ -46,17 +45,24 @@ def client(port):
         yield client
 
 
+def forward(run, ids):
+    """Float64 logits at each position of the text; every text is padded to one length."""
+    padded = [*ids, *[0] * (64 - len(ids))]
+    return np.asarray(run.model(padded), np.float64)[: len(ids)]
+
+
 def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, service):
     run = service.run
     body = {"model": "tiny", "prompt": "My fellow", "max_tokens": 40, "temperature": 0}
-    ids = {"return_token_ids": True}
-    whole = client.completions.create(**body, logprobs=2, extra_body=ids)
+    more = {"return_token_ids": True, "ignore_eos": True}
+    whole = client.completions.create(**body, logprobs=2, extra_body=more)
     (choice,) = whole.choices
-    assert choice.text == run.generate("My fellow", 40, sampling=Sampling())
+    assert choice.text == TOKENIZER.decode(choice.token_ids)
     assert choice.finish_reason == "length" and whole.usage.completion_tokens == 40
 
     logprobs, prompt = choice.logprobs, run.ids("My fellow")
-    logits_TV = np.asarray(run.model([*prompt, *choice.token_ids]), np.float64)[len(prompt) - 1 :]
+    logits_TV = forward(run, [*prompt, *choice.token_ids])[len(prompt) - 1 : -1]
+    assert choice.token_ids == logits_TV.argmax(-1).tolist()
     log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
     expected = log_p_TV[np.arange(40), choice.token_ids]
     np.testing.assert_allclose(logprobs.token_logprobs, expected, atol=1e-5)
@@ -64,9 +70,8 @@ def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, se
     for token, start in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         assert token.startswith(("token_id:", "bytes:")) or choice.text[start:].startswith(token)
 
-    events = list(
-        client.completions.create(**body, stream=True, stream_options={"include_usage": True})
-    )
+    how = {"stream": True, "stream_options": {"include_usage": True}}
+    events = list(client.completions.create(**body, **how))
     assert "".join(event.choices[0].text for event in events[:-1]) == choice.text
     assert len(events) > 3 and events[-1].usage == whole.usage
     assert sum(event.choices[0].tokens for event in events[:-1]) == 40
@@ -81,13 +86,12 @@ def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, se
     assert len(set(texts)) == 3 and [one.index for one in seeded.choices] == [0, 1, 2]
     same = client.completions.create(model="tiny", prompt="We", max_tokens=9, n=2, seed=seeded.seed)
     assert [one.text for one in same.choices] == texts[:2]
-    ids = post_tokenize(client, "My fellow")
-    assert ids == prompt
-
-
-def post_tokenize(client, text):
-    url = str(client.base_url).removesuffix("v1/") + "tokenize"
-    return client.post(url, cast_to=object, body={"prompt": text})["tokens"]
+    with pytest.raises(openai.BadRequestError, match="max_token: Extra inputs"):
+        client.completions.create(model="tiny", prompt="a", extra_body={"max_token": 3})
+    with pytest.raises(openai.NotFoundError, match="use tiny"):
+        client.completions.create(model="gpt-5", prompt="a")
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert post(client.base_url.port, "/tokenize", {"prompt": "My fellow"})[1]["tokens"] == prompt
 
 
 def test_a_chat_is_answered_with_the_calculator():
@@ -97,10 +101,8 @@ def test_a_chat_is_answered_with_the_calculator():
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="secret") as client,
     ):
         asked = {"model": "calls", "messages": [{"role": "user", "content": "How much?"}]}
-        answer = client.chat.completions.create(
-            **asked, temperature=0, logprobs=True, top_logprobs=1
-        )
-        (choice,) = answer.choices
+        how = {"temperature": 0, "logprobs": True, "top_logprobs": 1}
+        (choice,) = client.chat.completions.create(**asked, **how).choices
         assert choice.message.content == "<<4*5=20>>." and choice.finish_reason == "stop"
         tokens = [entry.token for entry in choice.logprobs.content]
         assert tokens[0].startswith("token_id:") and tokens[1:4] == ["4", "*", "5"]
@@ -110,23 +112,12 @@ def test_a_chat_is_answered_with_the_calculator():
         events = list(client.chat.completions.create(**asked, temperature=0, stream=True))
         assert events[0].choices[0].delta.role == "assistant"
         assert "".join(e.choices[0].delta.content or "" for e in events) == "<<4*5=20>>."
-        said = [
-            {"role": "assistant", "content": "<<4*5=20>>."},
-            {"role": "user", "content": "And?"},
-        ]
-        more = {
-            **asked,
-            "messages": [{"role": "system", "content": "Count."}, *asked["messages"], *said],
-        }
-        assert client.chat.completions.create(**more).choices[0].message.content == "<<4*5=20>>."
         for key in ("", "wrong", "sécret"):
-            status, body, _ = post(
-                port, "/v1/completions", {}, authorization=f"Bearer {key}".encode()
-            )
+            headers = {"authorization": f"Bearer {key}".encode()}
+            status, body, _ = post(port, "/v1/completions", {}, **headers)
             assert status == 401 and body["error"]["code"] == "invalid_api_key"
-        assert (
-            get(port, "/health")[0] == get(port, "/")[0] == 200 and get(port, "/metrics")[0] == 401
-        )
+        assert get(port, "/health")[0] == get(port, "/")[0] == 200
+        assert get(port, "/metrics")[0] == 401
 
 
 WRONG = [
@@ -136,35 +127,21 @@ WRONG = [
     ("/v1/completions", {"prompt": [[1], []]}, 400, "prompt"),
     ("/v1/completions", {"prompt": [1, 99999]}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 300}, 400, "prompt"),
-    ("/v1/completions", {"prompt": "a " * 5000}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "stop": ["x"] * 1_000_000}, 413, None),
-    ("/v1/completions", {"prompt": "a", "stop": ["x"] * 100}, 400, "stop"),
-    ("/v1/completions", {"prompt": "a", "temperature": "warm"}, 400, "temperature"),
-    ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, None),
     ("/v1/completions", {"prompt": ["a"] * 33, "n": 2, "max_tokens": 1}, 400, "prompt"),
     ("/v1/completions", {"prompt": [[1]] * 400_000, "n": 16}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a" * 1_000_000}, 400, "prompt"),
-    ("/v1/completions", {"prompt": ["a", 3]}, 400, "prompt"),
-    ("/v1/completions", {"prompt": None}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "min_tokens": 2**31}, 400, "min_tokens"),
     ("/v1/completions", {"prompt": "a", "min_tokens": 17}, 400, None),
-    ("/v1/completions", {"prompt": "a", "seed": 2**63}, 400, "seed"),
-    ("/v1/completions", {"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, None),
     ("/v1/completions", {"prompt": "a", "logit_bias": dict.fromkeys(range(301), 1)}, 400, None),
     ("/v1/completions", {"prompt": "a", "best_of": 2}, 400, "best_of"),
-    ("/v1/completions", {"prompt": "a", "echo": True}, 400, "echo"),
-    ("/v1/completions", {"prompt": "a", "guided_regex": "a+"}, 400, "guided_regex"),
     ("/v1/completions", {"prompt": "a", "stop_token_ids": ["x"] * 300_000}, 400, "stop_token_ids"),
     ("/v1/chat/completions", {"messages": [{"role": "user"}] * 5000}, 400, "messages"),
-    ("/v1/chat/completions", {"messages": "x", "tools": [{}]}, 400, "messages"),
-    ("/v1/chat/completions", {"messages": []}, 400, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 400, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, None),
-    ("/v1/chat/completions", {"messages": 7, "tools": []}, 400, "messages"),
     ("/v1/completions", b'{"prompt": "\xff"}', 400, None),
     ("/v1/completions", b"[" * 100_000, 400, None),
-    ("/v1/completions", {"prompt": "a", "logit_bias": 3}, 400, "logit_bias"),
     ("/v1/completions", {"prompt": "a", **{str(i): 1 for i in range(100_000)}}, 400, None),
     ("/v1/completions", {"prompt": "a", "stop": "[{" * 100_000}, 400, "stop"),
     ("/v1/completions", b"", 400, None),
@@ -182,8 +159,7 @@ def test_what_is_wrong_is_told_in_openais_form(path, body, status, param, port):
 
 
 NO_OPS = [
-    dict.fromkeys(("stop", "top_k", "min_p", "logit_bias", "min_tokens", "ignore_eos", "best_of")),
-    dict.fromkeys(("tools", "response_format", "stream", "stream_options", "suffix")),
+    dict.fromkeys(("stop", "top_k", "logit_bias", "ignore_eos", "best_of", "tools", "stream")),
     {"repetition_penalty": 1.0, "best_of": 1, "top_k": -1, "min_p": 0, "ignore_eos": False},
     {"tools": [], "tool_choice": "none", "user": "me", "store": False, "metadata": {"a": "b"}},
     {"response_format": {"type": "text"}, "skip_special_tokens": True, "length_penalty": 1},
@@ -191,11 +167,11 @@ NO_OPS = [
 ]
 
 
-@pytest.mark.parametrize("more", NO_OPS)
-def test_what_clients_send_without_effect_has_none(more, port):
+def test_what_clients_send_without_effect_has_none(port):
     body = {"prompt": "We the people", "max_tokens": 8, "temperature": 0}
-    plain, given = (post(port, "/v1/completions", {**body, **extra}) for extra in ({}, more))
-    assert given[0] == 200 and told(given[1]) == told(plain[1])
+    plain, *given = (post(port, "/v1/completions", {**body, **more}) for more in ({}, *NO_OPS))
+    for status, answer, _ in given:
+        assert status == 200 and told(answer) == told(plain[1])
 
 
 def test_a_repetition_penalty_is_that_of_vllm(port, service):
@@ -207,7 +183,7 @@ def test_a_repetition_penalty_is_that_of_vllm(port, service):
     assert status == 200
     ids = run.ids(body["prompt"])
     for token in answer["choices"][0]["token_ids"]:
-        logits_V = np.array(run.model(ids)[-1], np.float64)
+        logits_V = forward(run, ids)[-1]
         seen = logits_V[sorted(set(ids))]
         logits_V[sorted(set(ids))] = np.where(seen > 0, seen / penalty, seen * penalty)
         assert token == logits_V.argmax()
@@ -254,19 +230,19 @@ def test_a_host_that_is_not_this_server_is_refused(service):
     assert allowed_hosts("127.0.0.1", "localhost", ["*"]) is None
 
 
-def test_idle_connections_make_room_and_end(service):
+def test_idle_and_odd_connections_make_room_and_end(service):
     limits = ConnectionLimits(total=40, each=30, head=1.5)
     with serving(served(service.run), limits=limits) as port:
         idle_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
         idle_ones += [raw(port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")]
         began = time.monotonic()
         for source in ("127.0.0.1", "127.0.0.2"):
-            with socket.create_connection(
-                ("127.0.0.1", port), timeout=5, source_address=(source, 0)
-            ) as other:
-                other.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+            with raw(port, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n", source) as other:
                 assert other.recv(100).startswith(b"HTTP/1.1 200")
         assert time.monotonic() < began + 1
+        for data in (b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"a" * 200_000, b"\x16\3\1\2"):
+            with raw(port, data) as odd:
+                assert odd.recv(100).startswith((b"HTTP/1.1 4", b""))
         assert post(port, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
         for one in idle_ones:
             one.settimeout(10)
@@ -276,34 +252,8 @@ def test_idle_connections_make_room_and_end(service):
         assert time.monotonic() < began + 8
 
 
-def test_openais_client_raises_what_it_has_for_each(client):
-    with pytest.raises(openai.BadRequestError, match="max_token: Extra inputs"):
-        client.completions.create(model="tiny", prompt="a", extra_body={"max_token": 3})
-    with pytest.raises(openai.NotFoundError, match="use tiny"):
-        client.completions.create(model="gpt-5", prompt="a")
-    assert [model.id for model in client.models.list()] == ["tiny"]
-
-
-def test_connections_that_never_say_all_cost_nothing(port):
-    there = [raw(port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n") for _ in range(20)]
-    there += [raw(port, asks({"prompt": "a"})[:-3]) for _ in range(20)]
-    odd = [b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"a" * 200_000, b"\x16\x03\x01\x02"]
-    for data in odd:
-        with raw(port, data) as one:
-            assert one.recv(100).startswith((b"HTTP/1.1 4", b""))
-    assert post(port, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
-    for one in there:
-        one.close()
-
-
 def test_a_client_that_goes_away_leaves_its_pages_in_whatever_phase(port, service):
-    long = {
-        "prompt": "the people " * 60,
-        "max_tokens": 100,
-        "n": 4,
-        "stream": True,
-        "ignore_eos": True,
-    }
+    long = {"prompt": "the people " * 60, "max_tokens": 100, "n": 4, "ignore_eos": True}
     for whole in (False, True):
         # Four decode; the others wait for a row.
         there = [raw(port, asks({**long, "stream": not whole})) for _ in range(5)]
@@ -327,12 +277,8 @@ def asked(number):
     """A request of any kind; a third of them begin alike, a third draw."""
     rng = np.random.default_rng(number)
     words = " ".join(rng.choice(WORDS, rng.integers(1, 60)))
-    body = {
-        "prompt": words,
-        "max_tokens": int(rng.integers(1, 60)),
-        "temperature": 0,
-        "seed": number,
-    }
+    body = {"prompt": words, "max_tokens": int(rng.integers(1, 60))}
+    body |= {"temperature": 0, "seed": number}
     if number % 3 == 0:
         body["prompt"] = " ".join(WORDS * 6) + words
     if number % 3 == 1:
@@ -348,59 +294,51 @@ def told(body):
     return [(c["text"], c["logprobs"], c["finish_reason"]) for c in body["choices"]]
 
 
-def open_files():
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.parametrize(
-    "requests",
-    [pytest.param(30, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.nights)],
+    ("requests", "drafts"),
+    [
+        pytest.param(30, 0, marks=pytest.mark.slow),
+        pytest.param(2000, 0, marks=pytest.mark.nights),
+        pytest.param(2000, 7, marks=pytest.mark.nights),
+    ],
 )
-def test_concurrent_requests_get_what_each_gets_alone_and_nothing_is_left(requests, port, service):
+def test_concurrent_requests_get_what_each_gets_alone_and_nothing_is_left(requests, drafts):
     """Some are cancelled, some malformed, and some readers are slow."""
-    concurrently(requests, port, service)
-
-
-@pytest.mark.nights
-def test_concurrent_requests_with_drafts_get_what_each_gets_alone_and_nothing_is_left():
-    service = served(random_run(), draft_tokens=7)
+    service = served(random_run(), draft_tokens=drafts)
     with serving(service) as port:
-        concurrently(2000, port, service)
-    assert service.engine_loop.engine.calls.accepted > 1000
+        alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
+        before = program_counts(), threading.active_count(), len(os.listdir("/proc/self/fd"))
 
+        def one(number):
+            rng = np.random.default_rng([7, number])
+            if number % 20 == 9:
+                with raw(port, asks({**asked(number % 12), "stream": True})) as there:
+                    while there.recv(int(rng.integers(1, 100))):
+                        time.sleep(0.01)
+                return None
+            if number % 10 == 3:
+                there = raw(port, asks({**asked(number % 12), "stream": True}))
+                time.sleep(rng.uniform(0, 0.2))
+                return there.close()
+            if number % 10 == 6:
+                assert post(port, "/v1/completions", {"prompt": 3})[0] == 400
+                return None
+            if number % 10 == 8:  # whatever the engine's call has taken, and not given back yet
+                assert {get(port, "/metrics")[0] for _ in range(40)} == {200}
+                return None
+            return number % 12, told(post(port, "/v1/completions", asked(number % 12))[1])
 
-def concurrently(requests, port, service):
-    alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
-    before = program_counts(), threading.active_count(), open_files()
-
-    def one(number):
-        rng = np.random.default_rng([7, number])
-        if number % 20 == 9:
-            with raw(port, asks({**asked(number % 12), "stream": True})) as there:
-                while there.recv(int(rng.integers(1, 100))):
-                    time.sleep(0.01)
-            return None
-        if number % 10 == 3:
-            there = raw(port, asks({**asked(number % 12), "stream": True}))
-            time.sleep(rng.uniform(0, 0.2))
-            return there.close()
-        if number % 10 == 6:
-            assert post(port, "/v1/completions", {"prompt": 3})[0] == 400
-            return None
-        if number % 10 == 8:  # whatever the engine's call has taken, and not given back yet
-            assert {get(port, "/metrics")[0] for _ in range(40)} == {200}
-            return None
-        return number % 12, told(post(port, "/v1/completions", asked(number % 12))[1])
-
-    with ThreadPoolExecutor(12) as pool:
-        for answer in pool.map(one, range(requests)):
-            if isinstance(answer, tuple):
-                assert answer[1] == alone[answer[0]]
-    wait_until(lambda: idle(service))
-    assert program_counts() == before[0], "something was compiled after the warm-up"
-    encoders = min(32, os.cpu_count() + 4)  # asyncio's own
-    assert threading.active_count() <= before[1] + encoders and open_files() <= before[2] + 2
-    assert service.engine_loop.faults == 0
+        with ThreadPoolExecutor(12) as pool:
+            for answer in pool.map(one, range(requests)):
+                if isinstance(answer, tuple):
+                    assert answer[1] == alone[answer[0]]
+        wait_until(lambda: idle(service))
+        assert program_counts() == before[0], "something was compiled after the warm-up"
+        encoders = min(32, os.cpu_count() + 4)  # asyncio's own
+        assert threading.active_count() <= before[1] + encoders
+        assert len(os.listdir("/proc/self/fd")) <= before[2] + 2
+        assert service.engine_loop.faults == 0
+    assert not drafts or service.engine_loop.engine.calls.accepted > 1000
 
 
 def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(service, port):
@@ -410,9 +348,8 @@ def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(serv
         service.limits = ServiceLimits(1, tokens=10**6, seconds=0.8)
         service.open += 1
         for stream in (False, True):
-            status, body, headers = post(
-                port, "/v1/completions", {"prompt": "We", "stream": stream}
-            )
+            asked = {"prompt": "We", "stream": stream}
+            status, body, headers = post(port, "/v1/completions", asked)
             assert status == 429 and body["error"]["code"] == "overloaded"
             assert headers["retry-after"] == "1"
         service.open -= 1

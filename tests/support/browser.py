@@ -81,11 +81,6 @@ class Page:
         self.until("!document.before")
         self._loaded()
 
-    def resize(self, width, height):
-        """As by a person who drags the window's corner."""
-        how = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **how)
-
     def value(self, script):
         """What an expression of JavaScript is on the page."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True)

@@ -15,6 +15,8 @@ PROMPTS = [random_tokens(n, seed=n).tolist() for n in LENGTHS]
 
 
 SEED = 3  # greedy text of these weights does not stick to one token
+# Of an engine that tests of several files share, so that its programs are compiled once.
+SHARED = {"length": 256, "pages": 8}
 
 
 def engine_of(attention, *, model=None, **changes):
@@ -44,10 +46,10 @@ _forward = jax.jit(lambda model, tokens_BT: model(tokens_BT))
 
 def whole_logits(config, rows):
     """Logits of each row of tokens, from the forward over all of it; rows are padded at the end."""
-    tokens_BT = np.zeros((len(rows), 128), np.int32)
-    for row, tokens in zip(tokens_BT, rows, strict=True):
+    tokens_BT = np.zeros((max(len(rows), len(PROMPTS)), 256), np.int32)
+    for row, tokens in zip(tokens_BT, rows, strict=False):
         row[: len(tokens)] = tokens
-    logits_BTV = np.asarray(_forward(_whole(config), tokens_BT))
+    logits_BTV = np.asarray(_forward(_whole(config), tokens_BT))[: len(rows)]
     return [logits_TV[: len(row)] for logits_TV, row in zip(logits_BTV, rows, strict=True)]
 
 

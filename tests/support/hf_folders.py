@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from support import chat_folders
 from support.planted_models import drawn
 
-from lrkv_jax.data.tokenizer import byte_alphabet
 from lrkv_jax.interop import shards
 
 RECORDED = json.loads((Path(__file__).parents[1] / "interop/recorded.json").read_text())
@@ -13,15 +13,7 @@ RECORDED = json.loads((Path(__file__).parents[1] / "interop/recorded.json").read
 
 def tokenizer_json(*special, **changes):
     """256 bytes, no merges, and special tokens."""
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    added = [{"id": 256 + n, "content": s, "special": True, **plain} for n, s in enumerate(special)]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    vocab = {piece: i for i, piece in enumerate(byte_alphabet())}
-    model = {"type": "BPE", "vocab": vocab, "merges": []}
-    return json.dumps(
-        {"added_tokens": added, "normalizer": None, "pre_tokenizer": byte_level,
-         "post_processor": None, "decoder": byte_level, "model": model} | changes
-    )  # fmt: skip
+    return json.dumps(chat_folders.tokenizer(special, **changes))
 
 
 def hf_folder(folder, case="nanochat", **changes):
