@@ -100,7 +100,7 @@ class TrainedRun:
         engine = Engine(self, batch=1, length=len(ids) + max_new_tokens)
         (new,) = engine.generate(
             [ids], max_new_tokens, sampling=replace(sampling, **settings), seed=seed,
-            stop=self.tokenizer.ends,
+            stop=self.tokenizer.eos_token_ids,
         )  # fmt: skip
         return self.tokenizer.decode(new)
 

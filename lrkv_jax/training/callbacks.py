@@ -115,13 +115,13 @@ class Callbacks:
         """Write text from each prompt to samples/."""
         tokenizer, train = self.loader.tokenizer, self.config.train
         prompts = [tokenizer.prompt(text) for text in train.sample_prompts]
-        stop: tuple[int, ...] = tokenizer.ends
+        stop: tuple[int, ...] = tokenizer.eos_token_ids
         if self.config.data.mixture is not None:
             chat = ChatFormat(tokenizer)
             questions = (text_message("user", text) for text in train.sample_prompts)
             conversations = [Conversation((one,)) for one in questions]
             prompts = [chat.prompt(one) for one in conversations]
-            stop = chat.stops
+            stop = chat.stop_token_ids
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
         length = max(map(len, prompts)) + train.sample_tokens
         engine = Engine(self.config.model, state.params, batch=len(prompts), length=length)

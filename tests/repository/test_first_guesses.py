@@ -59,7 +59,7 @@ def test_right_guesses_about_a_run_work(finished_run):
     text = run.generate("The", max_new_tokens=3, temperature=0)
     assert text == run.generate("The", 3, sampling=lj.Sampling())
     engine = lj.Engine(run, batch=1, length=16)
-    (new,) = engine.generate([run.ids("The")], 3, stop=run.tokenizer.ends)
+    (new,) = engine.generate([run.ids("The")], 3, stop=run.tokenizer.eos_token_ids)
     assert run.tokenizer.decode(new) == text
     logits = run.apply(run.params, jnp.array([[3, 4]]))
     assert jnp.allclose(logits, run.model([[3, 4]]), atol=1e-5)
