@@ -1,7 +1,7 @@
-"""Draw the documentation's picture, as SVG: `python docs/pictures/draw.py` writes it beside it.
+"""Draw the documentation's pictures, as SVG: `python docs/pictures/draw.py` writes them beside it.
 
 `method.svg` shows how LRKV makes a head's key and what each variant caches; its bars are computed
-from the configurations.
+from the configurations. `rope.svg` shows what RoPE rotates in each mode.
 """
 
 from __future__ import annotations
@@ -132,7 +132,54 @@ def method() -> str:
     return picture(860, 500, "How LRKV makes and caches the keys of a layer", parts)
 
 
-PICTURES = {"method.svg": method}
+ROTATED, UNROTATED = "#ddf4ff", "white"
+# Mode, boxes (what, width, rotated), what the query meets them with, what that costs.
+MODES = (
+    ("LRKV full", (("k shared", 150, True), ("r", 60, False)),
+     "q, and M(q), which carries RoPE across B", "the most arithmetic", "the paper's"),
+    ("LRKV latent", (("k shared", 150, True), ("r", 60, True)),
+     "q, and q B rotated in R dimensions", "next to no arithmetic", "lowest loss here"),
+    ("LRKV shared", (("k shared", 150, True), ("r", 60, False)),
+     "q, and q B before its rotation", "next to no arithmetic", "printed equations hold"),
+    ("MLA decoupled", (("c", 150, False), ("rope key", 60, True)),
+     "q W, and a second query that is rotated", "next to no arithmetic", "DeepSeek's"),
+    ("MLA full", (("c", 150, False),),
+     "M(q), which carries RoPE across W", "the most arithmetic", "no rope key"),
+)  # fmt: skip
+
+
+def rope() -> str:
+    y = 34
+    parts = [
+        text(24, y, "What RoPE rotates, by mode", size=16, weight="bold"),
+        box(560, y - 13, 26, 16, fill=ROTATED, stroke=SHARED, radius=2),
+        text(594, y, "cached rotated", size=12, fill=GREY),
+        box(704, y - 13, 26, 16, fill=UNROTATED, stroke=PRIVATE, radius=2),
+        text(738, y, "cached unrotated", size=12, fill=GREY),
+        text(24, y + 30, "mode", size=12, fill=GREY),
+        text(150, y + 30, "cached for a key", size=12, fill=GREY),
+        text(400, y + 30, "what the query brings", size=12, fill=GREY),
+        text(690, y + 30, "decoding", size=12, fill=GREY),
+    ]
+    for name, boxes, query, cost, note in MODES:
+        y += 56
+        parts += [text(24, y + 18, name, weight="bold"), text(24, y + 34, note, size=11, fill=GREY)]
+        x = 150
+        for what, width, rotated in boxes:
+            fill, stroke = (ROTATED, SHARED) if rotated else (UNROTATED, PRIVATE)
+            parts.append(box(x, y + 2, width, 28, fill=fill, stroke=stroke))
+            label = text(x + width / 2, y + 21, what, size=13, anchor="middle", fill=stroke)
+            parts.append(label)
+            x += width + 8
+        parts += [text(400, y + 21, query, size=13), text(690, y + 21, cost, size=13)]
+    parts.append(
+        text(24, y + 66, "r: a head's latent, R wide. c: the latent of all heads. B, W: the factors"
+             " that make keys from them. Values are never rotated.", size=12, fill=GREY)
+    )  # fmt: skip
+    return picture(860, y + 84, "What RoPE rotates in each mode of LRKV and MLA", parts)
+
+
+PICTURES = {"method.svg": method, "rope.svg": rope}
 
 
 def main() -> None:

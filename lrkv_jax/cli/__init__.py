@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from lrkv_jax.cli import bench, commands, data, interop, report, runs, serve, sweep
+from lrkv_jax.cli import bench, commands, data, interop, overview, report, runs, serve, sweep
 from lrkv_jax.cli.shared import app
 from lrkv_jax.distributed.processes import HERE
 from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError

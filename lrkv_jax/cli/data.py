@@ -51,6 +51,45 @@ def data_build(
     print(path)
 
 
+@data_app.command("show")
+def data_show(
+    config: Config,
+    overrides: Overrides = None,
+    records: Annotated[int, typer.Option(min=0, help="Records to decode")] = 2,
+) -> None:
+    """Show the data of a configuration: what it counts, and the first records as text.
+
+    They are built first if they are not there.
+    """
+    from lrkv_jax.config import load_config
+    from lrkv_jax.data.loader import Records
+    from lrkv_jax.data.records.build import build_dataset
+    from lrkv_jax.data.sources import SPLITS, left_out
+    from lrkv_jax.data.tokenizer import load_tokenizer
+    from lrkv_jax.lab.report.tabulated import tabulated
+
+    run = load_config(config, overrides or [])
+    tokenizer = load_tokenizer(run.data.tokenizer)
+    with batches_bar() as progress:
+        path = build_dataset(run.data, run.train.seq_len, progress=progress)
+    print(f"{path}\n{tokenizer}, records of {run.train.seq_len:,} + 1 tokens\n")
+    splits = {split: Records(path, split) for split in SPLITS}
+    names = [name for name in splits["train"].counts if name != "parts"]
+    rows = [
+        (split, f"{len(found):,}", *(f"{found.counts[name]:,}" for name in names))
+        for split, found in splits.items()
+    ]
+    print(tabulated(("split", "records", *names), rows, form="simple"))
+    counts = splits["train"].counts
+    if "bytes" in counts:
+        print(f"\n{counts['bytes'] / counts['tokens']:.3f} bytes a token")
+    if run.data.mixture is None and (others := left_out(run.data.source)):
+        print(f"left out, for their names: {', '.join(others[:8])}{', …' * (len(others) > 8)}")
+    for number in range(min(records, len(splits["train"]))):
+        (ids,) = splits["train"].read([number])
+        print(f"\nrecord {number}:\n{tokenizer.decode(ids)}")
+
+
 @data_app.command("fetch")
 def data_fetch(
     tasks: Annotated[

@@ -257,6 +257,9 @@ def variants() -> dict[str, type[AttentionConfig]]:
 
 
 def _of_kind(settings: Any) -> Any:
+    if isinstance(settings, str):
+        name = variant_class(settings).__name__
+        raise LrkvError(f"attention = {settings!r}: give its settings, as in lrkv_jax.{name}()")
     if not isinstance(settings, dict):
         return settings
     return variant_class(settings.get("kind")).model_validate(settings)

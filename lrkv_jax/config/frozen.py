@@ -64,9 +64,12 @@ ROLES: dict[Role, str] = {
 class _OneLine(ModelMetaclass):
     """A class whose call raises `LrkvError` where a setting is wrong, and no page of pydantic."""
 
-    def __call__(cls, *args: Any, **settings: Any) -> Any:
+    def __call__(cls, *values: Any, **settings: Any) -> Any:
+        if values:
+            first = next(name for name in cast("type[Frozen]", cls).model_fields if name != "kind")
+            raise LrkvError(f"{cls.__name__} takes its settings by name: {first}={values[0]!r}")
         try:
-            return super().__call__(*args, **settings)
+            return super().__call__(**settings)
         except ValidationError as error:
             own = cast("type[Frozen]", cls)
             raise LrkvError(f"{cls.__name__}: {first_problem(error, own)}") from error

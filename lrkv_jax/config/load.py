@@ -1,7 +1,7 @@
 """From YAML and dotted `key=value` overrides to a `RunConfig`, and back."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,11 @@ _ATTENTION_ELSEWHERE = (
 )
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a scale's YAML, apply `key=value` overrides, choose the variant, validate.
+def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
+    """Read a scale's YAML, apply overrides, choose the variant, validate.
+
+    `overrides` are texts `key=value` as on the command line, or a mapping of dotted keys to values,
+    of groups to such mappings too.
 
     `attention=NAME` picks one of `variants`; `attention.KEY=VALUE` changes that one;
     any other dotted key changes that setting. `path` may also be the name of a shipped scale. A
@@ -88,13 +91,19 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return config_from(_extended(path, _read(path)), path, overrides)
 
 
-def config_from(raw: dict[str, Any], path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def config_from(
+    raw: dict[str, Any], path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> RunConfig:
     """The same from settings as YAML has them, which messages say are in `path`; changes `raw`.
 
     Settings of earlier versions are read too (`lrkv_jax.config.old_names`).
     """
     path, raw = Path(path), of_today(raw)
-    changes = [_parse_override(text) for text in overrides]
+    if isinstance(overrides, Mapping):
+        changes = list(_dotted(overrides))
+    else:
+        texts = [overrides] if isinstance(overrides, str) else overrides
+        changes = [_parse_override(text) for text in texts]
     if "variants" not in raw:
         raw = of_today(_from_run(path, raw, changes))
     variants = raw.get("variants")
@@ -134,6 +143,14 @@ def config_from(raw: dict[str, Any], path: str | Path, overrides: Sequence[str] 
     if isinstance(raw["model"], dict):
         raw["model"]["attention"] = variants[chosen]
     return _validated(path, RunConfig, raw)
+
+
+def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def dump_config(config: RunConfig) -> str:

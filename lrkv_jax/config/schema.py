@@ -37,14 +37,14 @@ class ModelConfig(Group):
     L layers  D width  H heads  K head_width  F feed_forward  V vocabulary
     """
 
-    layers: Positive = semantics("Number of blocks, L.")
+    layers: Positive = semantics("Number of blocks, L.", 12)
     width: Positive = semantics("Width of the residual stream, D.")
     heads: Positive = semantics("Query heads of each block, H.")
     head_width: Positive = semantics("Width of one head, K.", 128)
     feed_forward: Positive | None = semantics(
         "Hidden width of the MLP, F. Null is 4 · width.", None
     )
-    vocabulary: Positive = semantics("Token ids, V. Must be at least the tokenizer's.")
+    vocabulary: Positive = semantics("Token ids, V. Must be at least the tokenizer's.", 50_304)
     attention: Attention = semantics("The chosen variant. Set it as `attention`.")
     rope_base: PositiveFloat = semantics("Base of the rotary position embedding.", 10_000.0)
     rope_scaling: RopeScaling | None = semantics(
@@ -90,7 +90,7 @@ class ModelConfig(Group):
         "MLA's rope key and inverse norms stay as they are.",
         "auto",
     )
-    train_kernel: Literal["auto", "whole", "chunked", "cudnn"] = placement(
+    train_kernel: Literal["auto", "dot_product", "chunked", "cudnn"] = placement(
         "Attention of whole sequences. auto is cuDNN where it can run (`lrkv_jax.kernels.flash`).",
         "auto",
     )

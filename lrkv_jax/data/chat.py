@@ -51,12 +51,14 @@ class ChatFormat:
         # No template writes the calculator's calls: with its tokens the frames are used.
         self.template = None if tokenizer.chat else tokenizer.template
         if self.template is not None:
-            self.ids = ChatIds(-1, -1, -1, tokenizer.ends[-1], -1, -1, -1, -1)
+            self.ids = ChatIds(-1, -1, -1, tokenizer.eos_token_ids[-1], -1, -1, -1, -1)
         elif tokenizer.chat:
             self.ids = ChatIds(*(tokenizer.chat[name] for name in CHAT_NAMES))
         else:
             self.ids = ChatIds(*(tokenizer.vocabulary + i for i in range(len(CHAT_NAMES))))
-        self.ends = tuple(dict.fromkeys((self.ids.assistant_end, *tokenizer.ends)))
+        self.eos_token_ids = tuple(
+            dict.fromkeys((self.ids.assistant_end, *tokenizer.eos_token_ids))
+        )
         self.start = [tokenizer.bos] if tokenizer.begins else []
         self.vocabulary = max(tokenizer.vocabulary, *(i + 1 for i in astuple(self.ids)))
 
@@ -134,7 +136,7 @@ class ChatFormat:
                     f"{self.template.what} does not write message {number + 1} behind what asks "
                     "for it: train with data.mixture.loss=all"
                 )
-            ends = [at for at in range(len(before), len(after)) if after[at] in self.ends]
+            ends = [at for at in range(len(before), len(after)) if after[at] in self.eos_token_ids]
             counted[len(before) : ends[-1] + 1 if ends else len(after)] = True
         return np.array(ids, np.int32), counted
 
@@ -167,9 +169,9 @@ class ChatFormat:
         return [self.ids.output_start, *self._text(text), self.ids.output_end]
 
     @property
-    def stops(self) -> tuple[int, ...]:
+    def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that end an answer or a call to the calculator."""
-        return tuple(i for i in (*self.ends, self.ids.python_end) if i >= 0)
+        return tuple(i for i in (*self.eos_token_ids, self.ids.python_end) if i >= 0)
 
     def call_in(self, ids: list[int]) -> str | None:
         """The expression of the call that an answer's `ids` end with, if one does."""
@@ -178,7 +180,7 @@ class ChatFormat:
         start = next((i for i in range(len(ids))[::-1] if ids[i] == self.ids.python_start), None)
         return None if start is None else self.tokenizer.decode(ids[start + 1 : -1])
 
-    def written(self, ids: Sequence[int]) -> str:
+    def decode_answer(self, ids: Sequence[int]) -> str:
         """An answer's ids as text, a call and its output as GSM8K writes them: <<48/2=24>>."""
         writer = Writer(self)
         pieces = [writer.piece(token) for token in ids]

@@ -104,6 +104,15 @@ def file_names(source: str) -> list[str]:
     return [path.relative_to(source).as_posix() for path in source_files(source)]
 
 
+def left_out(source: str) -> list[str]:
+    """The files of a folder that are not read, for their names."""
+    if source == EMBEDDED:
+        return []
+    read, root = set(source_files(source)), Path(source)
+    there = (path for path in root.rglob("*") if path.is_file())
+    return sorted(path.relative_to(root).as_posix() for path in there if path not in read)
+
+
 def whole_files(source: str, names: list[str], heldout_shards: int) -> dict[str, Split]:
     """The split of each file where files are held out whole; empty where documents are.
 

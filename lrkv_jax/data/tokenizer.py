@@ -77,14 +77,14 @@ class Tokenizer:
         chat: Mapping[str, int] | None = None,
         begins: bool = True,
         prefix: int | None = None,
-        ends: Sequence[int] = (),
+        eos_token_ids: Sequence[int] = (),
         processed: Callable[[str], list[int]] | None = None,
         framed: Callable[[str], list[int]] | None = None,
         template: "ChatTemplate | None" = None,
     ):
         self.name, self.begins, self.template = name, begins, template
         self.prefix = bos if prefix is None else prefix
-        self.ends = tuple(dict.fromkeys((bos, *ends)))
+        self.eos_token_ids = tuple(dict.fromkeys((bos, *eos_token_ids)))
         self._processed, self._framed = processed, framed
         self.vocabulary = len(pieces)
         self.bos = bos
@@ -106,6 +106,10 @@ class Tokenizer:
         Lone surrogates, which are no characters, are read as U+FFFD.
         """
         return self.encode_batch([text])[0]
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of a text, as `encode` has them."""
+        return self.encode(text).tolist()
 
     def encode_batch(self, texts: Iterable[str]) -> list[np.ndarray]:
         """Encode each text."""
@@ -358,7 +362,7 @@ def foreign_tokenizer(folder: str, warn: Callable[[str], None] = lambda _: None)
         folder, _encoder(backend), pieces, found[0], content + settings_content,
         {name: ids[name] for name in chat}, begins,
         prefix=next((ids[name] for name in (bos_name, end_name) if name in ids), found[0]),
-        ends=[*ends, *_generation_ends(Path(folder), len(pieces)), *turn_ends],
+        eos_token_ids=[*ends, *_generation_ends(Path(folder), len(pieces)), *turn_ends],
         processed=lambda text: backend.encode(text, add_special_tokens=True).ids,
         framed=lambda text: with_special_tokens().encode(text, add_special_tokens=False).ids,
         template=template_of(Path(folder), sorted(special)),

@@ -17,7 +17,9 @@ Left to itself the compiler would sum a gradient over devices once a loss chunk 
 microbatch, and gather activations where it finds them smaller than weights.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -33,10 +35,37 @@ EMBED = "embed"
 
 Axes = tuple[str, ...]
 
+_IN_TRAIN_STEP = ContextVar("in_train_step", default=False)
+
 
 def in_train_step() -> bool:
-    """Whether this is traced inside the manual region of a training step."""
-    return FSDP in jax.sharding.get_abstract_mesh().manual_axes
+    """Whether this is traced inside the manual region of a training step, `train_step`'s.
+
+    A layer that somebody calls in a `jax.shard_map` of their own, over axes of any name, is not.
+    """
+    return _IN_TRAIN_STEP.get()
+
+
+@contextlib.contextmanager
+def _train_step() -> Iterator[None]:
+    before = _IN_TRAIN_STEP.set(True)
+    try:
+        yield
+    finally:
+        _IN_TRAIN_STEP.reset(before)
+
+
+def train_step(f: Callable, mesh: Any, in_specs: Any, out_specs: Any) -> Callable:
+    """`f` as the manual region of a training step on this mesh."""
+
+    def region(*arguments):
+        with _train_step():
+            return f(*arguments)
+
+    return jax.shard_map(
+        region, mesh=mesh, in_specs=in_specs, out_specs=out_specs,
+        axis_names=manual_axes(mesh), check_vma=False,
+    )  # fmt: skip
 
 
 def manual_axes(mesh: Mesh) -> set[str]:

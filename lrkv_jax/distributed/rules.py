@@ -8,7 +8,7 @@ B rows of the whole batch  b rows of this process  U tokens of a row
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,13 +16,15 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import LrkvError, nearest
 
 BATCH = ("data", "fsdp")
 CONTEXT = "context"
 TENSOR = "tensor"
 
-RULES: dict[str, str | tuple[str, ...] | None] = {
+# The mesh axes of each logical axis.
+Rules = Mapping[str, str | tuple[str, ...] | None]
+RULES: Rules = {
     # Activations.
     "batch": BATCH,
     "positions": CONTEXT,
@@ -40,10 +42,19 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
 }
 
 
-def mesh_axes_of(name: str) -> tuple[str, ...]:
+def check_rules(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    """The pairs as a tuple; raises `LrkvError` for one whose logical axis does not exist."""
+    pairs = tuple((name, tuple(axis) if isinstance(axis, list) else axis) for name, axis in pairs)
+    for name, _ in pairs:
+        if name not in RULES:
+            raise LrkvError(f"axis_rules: there is no logical axis {name}{nearest(name, RULES)}")
+    return pairs
+
+
+def mesh_axes_of(name: str, rules: Rules = RULES) -> tuple[str, ...]:
     """The mesh axes that shard a logical axis: none, one or several."""
-    rule = RULES[name]
-    return () if rule is None else (rule,) if isinstance(rule, str) else rule
+    rule = rules[name]
+    return () if rule is None else (rule,) if isinstance(rule, str) else tuple(rule)
 
 
 def partition(axes: Sequence[str], shape: Sequence[int], mesh: Any) -> PartitionSpec:
@@ -78,7 +89,9 @@ def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
 def constrain_batch(x: jax.Array) -> jax.Array:
     """Keep a [B, ...] activation split over the batch axes, where the compiler places it."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.manual_axes or x.shape[0] % math.prod(mesh.shape[a] for a in BATCH):
+    if mesh.manual_axes or not set(BATCH) <= set(mesh.axis_names):
+        return x
+    if x.shape[0] % math.prod(mesh.shape[axis] for axis in BATCH):
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH))
 

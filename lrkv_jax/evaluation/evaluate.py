@@ -43,7 +43,7 @@ OnProgress = Callable[[str, float, int], None]
 
 
 def evaluate(
-    directory: str | Path,
+    run: str | Path | TrainedRun,
     *,
     tasks: Sequence[str] = ("bpb", "agreement"),
     batch: int | None = None,
@@ -52,8 +52,8 @@ def evaluate(
     overrides: Sequence[str] = (),
     progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a run; writes the result to `evaluation.json` in its directory, and each
-    benchmark's records to `evaluations/`.
+    """Evaluate a run, or the run of a directory; writes the result to `evaluation.json` in its
+    directory, and each benchmark's records to `evaluations/`.
 
     `bpb` is cross-entropy and bits per byte over the whole held-out split, the same whatever
     `batch` (the run's own unless given); `docstrings` is the same on docstrings of Python's
@@ -67,10 +67,18 @@ def evaluate(
     """
     if batch is not None and batch < 1:
         raise LrkvError(f"batch = {batch}: use 1 or more")
-    chosen, settings = questions_of(read_run(directory), tasks, settings)
-    run = load_run(directory, step=step, overrides=overrides)
+    tasks = tasks.split(",") if isinstance(tasks, str) else tasks
+    config = run.config if isinstance(run, TrainedRun) else read_run(run)
+    chosen, settings = questions_of(config, tasks, settings)
+    if not isinstance(run, TrainedRun):
+        directory = Path(run)
+        run = load_run(run, step=step, overrides=overrides)
+    elif run.directory is None or step is not None or overrides:
+        raise LrkvError("step and overrides choose what load_run reads: give it them")
+    else:
+        directory = run.directory
     batch = batch or run.config.train.global_batch_size
-    report = Path(directory) / "evaluation.json"
+    report = directory / "evaluation.json"
     check_writable(report)
     about = _about(run, directory)
     result = dict(about)
@@ -92,7 +100,7 @@ def evaluate(
             "seconds": time.monotonic() - began,
             "dataset": questions_.dataset,
         }
-        path = Path(directory) / "evaluations" / f"{name}-step{run.step}.json"
+        path = directory / "evaluations" / f"{name}-step{run.step}.json"
         path.parent.mkdir(exist_ok=True)
         write_json(path, {**about, **how, **result[name], "records": records})
     if chosen.keys() == BENCHMARKS.keys():

@@ -22,7 +22,7 @@ class Answer:
 
     def text(self, chat: ChatFormat) -> str:
         """The answer as text, its calls as <<48/2=24>>."""
-        return chat.written(self.ids)
+        return chat.decode_answer(self.ids)
 
 
 class Answering:
@@ -42,7 +42,7 @@ class Answering:
         """Add what was decoded since the last time, and answer a call."""
         sequence, answer = self.sequence, self.answer
         for token in sequence.tokens[self._start + len(answer.ids) :]:
-            answer.ended = token in self._chat.ends
+            answer.ended = token in self._chat.eos_token_ids
             if not answer.ended:
                 answer.ids.append(token)
         if sequence.done and not self.over:

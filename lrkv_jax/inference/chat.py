@@ -118,7 +118,7 @@ class Chat:
         """Put a turn behind what was said, and start its answer."""
         options: dict[str, Any] = {"sampling": self.sampling, "rng": RngStream(self._seed)}
         if self._sequence is None:
-            stops = frozenset(self._format.stops)
+            stops = frozenset(self._format.stop_token_ids)
             self._sequence = self._engine.submit(
                 turn, budget, stop_token_ids=stops, retain=True, **options
             )

@@ -7,17 +7,19 @@ for it depends neither on the other requests nor on its slot, its pages or a sha
 B prompts  N tokens of a continuation  V vocabulary
 """
 
+from __future__ import annotations
+
 from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from lrkv_jax.config import ModelConfig
+from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import placement
 from lrkv_jax.inference.calls import STOPS, Calls, batched_params
@@ -43,6 +45,17 @@ GREEDY = Sampling()
 AHEAD = 1
 
 
+class Run(Protocol):
+    """What an engine reads of a trained run."""
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def params(self) -> Any: ...
+    @property
+    def mesh(self) -> Mesh: ...
+
+
 @dataclass(frozen=True)
 class EngineReport:
     """What an engine decodes with, and what its cache occupies as it was allocated."""
@@ -60,9 +73,11 @@ class EngineReport:
 class Engine:
     """Decodes with one model: up to `batch` requests at a time, each of up to `length` tokens.
 
-    pages: pages of `PAGE` tokens that the cache has for all requests together, or, as cache_bytes,
-    those that so much memory holds; unless given, enough for `batch` of the longest. host_pages:
-    pages of which the host keeps copies while others use theirs; unless given, as many.
+    model: a run (`load_run`), with its context and mesh unless others are given, or a
+    `ModelConfig` whose parameters follow. pages: pages of `PAGE` tokens that the cache has for all
+    requests together, or, as cache_bytes, those that so much memory holds; unless given, enough for
+    `batch` of the longest. host_pages: pages of which the host keeps copies while others use
+    theirs; unless given, as many.
     draft_tokens: tokens that prompt lookup proposes at a time (`lrkv_jax.inference.prompt_lookup`).
     On a `mesh` (`lrkv_jax.distributed.make_mesh`; the mesh in use, unless given) requests are split
     over `data` and `fsdp`, whose product `batch` is rounded up to, heads and their cache over
@@ -74,11 +89,11 @@ class Engine:
 
     def __init__(
         self,
-        config: ModelConfig,
-        params: Any,
+        model: ModelConfig | Run,
+        params: Any = None,
         *,
-        batch: int,
-        length: int,
+        batch: int = 8,
+        length: int | None = None,
         pages: int | None = None,
         cache_bytes: int | None = None,
         host_pages: int | None = None,
@@ -87,6 +102,13 @@ class Engine:
         steps_per_call: int = STEPS_PER_CALL,
         draft_tokens: int = 0,
     ):
+        if isinstance(model, ModelConfig):
+            config = model
+        else:
+            config, params, mesh = model.config.model, model.params, mesh or model.mesh
+            length = length or model.config.train.seq_len
+        if params is None or length is None:
+            raise LrkvError("an Engine of a ModelConfig needs its parameters and a length")
         each = -(-length // PAGE)  # pages of the longest request
         if prefill_chunk is None:
             prefill_chunk = PREFILL_CHUNK.get(jax.default_backend(), PREFILL_CHUNK["gpu"])
@@ -102,14 +124,14 @@ class Engine:
         placement.check_parameters(config, params)
         self.config, self.length = config, length
         self.mesh = placement.mesh_for(config, mesh)
-        model = placement.model_of(config, params, self.mesh)
+        placed = placement.model_of(config, params, self.mesh)
         shards = placement.shards(self.mesh)
         self.batch = batch = -(-batch // shards) * shards
         if cache_bytes is not None:
-            pages = cache_bytes // placement.page_bytes(model, PAGE) - shards
+            pages = cache_bytes // placement.page_bytes(placed, PAGE) - shards
         self.pages = -(-(batch * each if pages is None else pages) // shards)  # of a shard
         if self.pages < each:
-            needed = (each + 1) * shards * placement.page_bytes(model, PAGE)
+            needed = (each + 1) * shards * placement.page_bytes(placed, PAGE)
             raise LrkvError(
                 f"a request of {length} tokens needs {needed:,} bytes of cache, {each + 1} pages "
                 f"on each of {shards} shards: give more than {max(self.pages, 0)} pages, or use a "
@@ -124,7 +146,7 @@ class Engine:
         self._extra = most_tokens(steps_per_call, draft_tokens) - steps_per_call
         self._host_pages = batch * each if host_pages is None else host_pages
         self.calls = Calls(
-            model, self.mesh,
+            placed, self.mesh,
             slots=batch, shards=shards, pages=self.pages, longest=each, prefill=self._prefill,
             score=self._score, steps=steps_per_call, draft_tokens=draft_tokens,
         )  # fmt: skip
@@ -350,24 +372,3 @@ class Engine:
                 f"{tokens} tokens and {more} more do not fit a cache of {self.length}: shorten the "
                 "prompt or make the cache longer"
             )
-
-
-def generate(
-    config: ModelConfig,
-    params: Any,
-    prompts: abc.Sequence[Ids],
-    new_tokens: int,
-    *,
-    sampling: Sampling = GREEDY,
-    seed: int = 0,
-    stop: Ids = (),
-    mesh: Mesh | None = None,
-) -> list[list[int]]:
-    """New token ids for each prompt of token ids, decoded together from one cache.
-
-    `params` is the nested dict of `lrkv_jax.models.transformer.parameters`. Stop tokens end a
-    sequence and are not returned. `mesh` and what is raised are as for `Engine`.
-    """
-    length = max((len(prompt) for prompt in prompts), default=0) + new_tokens
-    engine = Engine(config, params, batch=max(1, len(prompts)), length=max(1, length), mesh=mesh)
-    return engine.generate(prompts, new_tokens, sampling=sampling, seed=seed, stop=stop)

@@ -36,7 +36,9 @@ def streamed(
     columns: list[list[int]] = [[] for _ in ids]
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompts[0]
-    for new in engine.stream(ids, new_tokens, sampling=sampling, seed=seed, stop=tokenizer.ends):
+    for new in engine.stream(
+        ids, new_tokens, sampling=sampling, seed=seed, stop=tokenizer.eos_token_ids
+    ):
         for column, more in zip(columns, new, strict=True):
             column += more
         for token in new[0]:

@@ -179,7 +179,7 @@ class LanguageModel:
         """
         self.check_chat()
         fitted = self._with_room(prompts, new_tokens)
-        engine, stops = self._engine(), frozenset(self.chat.stops)
+        engine, stops = self._engine(), frozenset(self.chat.stop_token_ids)
         growing: dict[EngineSequence, Answering] = {}
 
         def submit(place):
@@ -208,7 +208,7 @@ class LanguageModel:
     ) -> list[list[str]]:
         """Return `draws.samples` texts after each prompt, up to the first string of `until`."""
         fitted = self._with_room(prompts, new_tokens)
-        engine, stops = self._engine(), frozenset(self.tokenizer.ends)
+        engine, stops = self._engine(), frozenset(self.tokenizer.eos_token_ids)
 
         def submit(place):
             prompt = fitted[place // draws.samples]

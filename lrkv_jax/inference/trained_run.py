@@ -1,4 +1,4 @@
-"""A trained model with what was said of its run: ready for evaluation and decoding.
+"""A trained model with the configuration of its run: ready for evaluation and decoding.
 
 B batch  T positions  V vocabulary
 """
@@ -6,8 +6,9 @@ B batch  T positions  V vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ from jaxtyping import Array, Float, Int
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
-from lrkv_jax.inference.engine import generate
+from lrkv_jax.errors import LrkvError, nearest
+from lrkv_jax.inference.engine import Engine
 from lrkv_jax.inference.request import check_tokens
 from lrkv_jax.inference.sampling import Sampling
 from lrkv_jax.models.transformer import with_parameters
@@ -25,19 +27,22 @@ from lrkv_jax.models.transformer import with_parameters
 # How text is sampled by default: on the command line, from Python and while a run
 # trains.
 SAMPLING = Sampling(temperature=0.8, top_p=0.95)
+_SETTINGS = ("max_new_tokens", "seed", *(field.name for field in fields(Sampling)))
 
 
 @dataclass(frozen=True)
 class TrainedRun:
     """A run's configuration and the parameters of one of its steps, placed on `mesh`.
 
-    `params` is the nested dict of `lrkv_jax.models.transformer.parameters`.
+    `params` is the nested dict of `lrkv_jax.models.transformer.parameters`, `directory` the run's,
+    if it has one.
     """
 
     config: RunConfig
     step: int
     params: Any
     mesh: Mesh
+    directory: Path | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -47,6 +52,13 @@ class TrainedRun:
     def ids(self, text: str) -> list[int]:
         """The ids of a text that begins: BOS and its tokens, or as its own tokenizer has them."""
         return self.tokenizer.prompt(text)
+
+    def apply(self, params: Any, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Float32 logits of the next token at every position: pure, for `jax.grad` and `jax.jit`.
+
+        `params` has the structure of `self.params`.
+        """
+        return with_parameters(self.config.model, params)(tokens_BT)
 
     def model(self, ids: Int[Array, "... T"] | Sequence) -> Float[Array, "... T V"]:
         """Float32 logits of the next token at every position of `ids`, one sequence or a batch.
@@ -64,16 +76,31 @@ class TrainedRun:
         return self.model(self.ids(text))
 
     def generate(
-        self, text: str, new_tokens: int = 128, *, sampling: Sampling | None = None, seed: int = 0
+        self,
+        text: str,
+        max_new_tokens: int = 128,
+        *,
+        sampling: Sampling = SAMPLING,
+        seed: int = 0,
+        **settings: Any,
     ) -> str:
-        """The text that continues `text`, up to `new_tokens` long, decoded from the cache.
+        """The text that continues `text`, up to `max_new_tokens` long, decoded from the cache.
 
-        Tokens are drawn as `lrkv generate` draws them unless `sampling` says otherwise: at
-        temperature 0.8, among the likeliest that make up 0.95.
+        Tokens are drawn as `lrkv generate` draws them, at temperature 0.8 and among the likeliest
+        that make up 0.95, unless `sampling` or `settings` of it (`temperature=0`, `top_k=50`) say
+        otherwise. Raises `LrkvError` for a prompt that is no text and for wrong settings.
         """
-        (new,) = generate(
-            self.config.model, self.params, [self.ids(text)], new_tokens,
-            sampling=sampling or SAMPLING, seed=seed, stop=self.tokenizer.ends, mesh=self.mesh,
+        if not isinstance(text, str):
+            raise LrkvError(f"the prompt is a {type(text).__name__}: give a text")
+        if max_new_tokens < 1:
+            raise LrkvError(f"max_new_tokens = {max_new_tokens}: use 1 or more")
+        if unknown := sorted(settings.keys() - vars(sampling).keys()):
+            raise LrkvError(f"generate has no setting {unknown[0]}{nearest(unknown[0], _SETTINGS)}")
+        ids = self.ids(text)
+        engine = Engine(self, batch=1, length=len(ids) + max_new_tokens)
+        (new,) = engine.generate(
+            [ids], max_new_tokens, sampling=replace(sampling, **settings), seed=seed,
+            stop=self.tokenizer.eos_token_ids,
         )  # fmt: skip
         return self.tokenizer.decode(new)
 

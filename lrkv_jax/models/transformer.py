@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Int
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import constrain_batch
-from lrkv_jax.models.attention import make_attention
 from lrkv_jax.models.attention.cache import Cache, Pages
 from lrkv_jax.models.layers import MLP, Embedding, Head, Norm, resolve_dtype, soft_cap
 from lrkv_jax.models.remat import Remat, rematerialized
@@ -30,7 +29,7 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig):
         gain: dict[str, Any] = {"gain": config.norm_gain, "eps": config.norm_eps}
         self.norm_attention = Norm(config.width, **gain)
-        self.attention = make_attention(config)
+        self.attention = config.attention.layer_class()(config)
         self.norm_mlp = Norm(config.width, **gain)
         self.mlp = MLP(
             config.width, config.feed_forward_width, config.activation, gated=config.gated
@@ -164,7 +163,6 @@ class Unstacked(Transformer):
 
         `dtype` is the computation's unless given.
         """
-        dtype = dtype or resolve_dtype(self.config.dtype)
         return [block.attention.init_cache(batch, length, dtype) for block in self.blocks]
 
     def decode(

@@ -130,6 +130,19 @@ def with_weights[M: nnx.Module](module: M, weights: Any) -> M:
     return jax.tree.unflatten(jax.tree.structure(module), jax.tree.leaves(weights))
 
 
+def name_axes(module: nnx.Module, rules: Sequence[tuple[str, Any]]) -> None:
+    """Name the weights' axes as flax does, with rules for them; an axis without one stays whole.
+
+    Without any rule flax takes those of its context. Nothing is placed before it is asked for.
+    """
+    named = {name for variable in variables(module) for name in spec_of(variable).axes}
+    every = tuple({**dict.fromkeys(sorted(named)), **dict(rules)}.items())
+    for variable in variables(module):
+        variable.set_metadata(out_sharding=spec_of(variable).axes, eager_sharding=False)
+        if rules:
+            variable.set_metadata(sharding_rules=every)
+
+
 def weight_specs(module: nnx.Module) -> Any:
     """The tree of `WeightSpec` that mirrors `weights_of(module)`."""
     tree = jax.tree.structure(weights_of(module))

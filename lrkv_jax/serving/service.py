@@ -188,7 +188,7 @@ class Service:
         ids = [self._ids(number, prompt) for number, prompt in enumerate(prompts)]
         if not ids:
             raise APIError(400, "prompt: give one or more", param="prompt")
-        ends = () if body.ignore_eos else self.tokenizer.ends
+        ends = () if body.ignore_eos else self.tokenizer.eos_token_ids
         return self._completions(body, ids, body.most, ends, None, "prompt")
 
     def _answers(self, body):
@@ -198,7 +198,7 @@ class Service:
         self._check_length("messages", "".join(m.plain["content"] for m in body.messages))
         prompt = self.chat.prompt(body.conversation())
         most = max(1, self.context - len(prompt)) if body.most is None else body.most
-        ends = () if body.ignore_eos else self.chat.stops
+        ends = () if body.ignore_eos else self.chat.stop_token_ids
         return self._completions(body, [prompt], most, ends, self.chat, "messages")
 
     def _completions(self, body, prompts, most, ends, chat, param):
@@ -219,7 +219,7 @@ class Service:
         }  # fmt: skip
         made = [
             Completion(
-                self.tokenizer, index, prompts[index // n], most, chat=chat, stop=body.stops,
+                self.tokenizer, index, prompts[index // n], most, chat=chat, stop=body.stop_strings,
                 options={**options, "rng": RngStream(seed, index)},
             )
             for index in range(len(prompts) * n)

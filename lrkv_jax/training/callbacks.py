@@ -8,7 +8,7 @@ from lrkv_jax import files
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import Conversation, text_message
 from lrkv_jax.data.loader import heldout_batches
-from lrkv_jax.inference import generate
+from lrkv_jax.inference import Engine
 from lrkv_jax.inference.trained_run import SAMPLING
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.metrics import MetricsLog
@@ -115,18 +115,19 @@ class Callbacks:
         """Write text from each prompt to samples/."""
         tokenizer, train = self.loader.tokenizer, self.config.train
         prompts = [tokenizer.prompt(text) for text in train.sample_prompts]
-        stop: tuple[int, ...] = tokenizer.ends
+        stop: tuple[int, ...] = tokenizer.eos_token_ids
         if self.config.data.mixture is not None:
             chat = ChatFormat(tokenizer)
             questions = (text_message("user", text) for text in train.sample_prompts)
             conversations = [Conversation((one,)) for one in questions]
             prompts = [chat.prompt(one) for one in conversations]
-            stop = chat.stops
+            stop = chat.stop_token_ids
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
-        continued = generate(
-            self.config.model, state.params, prompts, train.sample_tokens,
-            sampling=SAMPLING, seed=seed, stop=stop,
-        )  # fmt: skip
+        length = max(map(len, prompts)) + train.sample_tokens
+        engine = Engine(self.config.model, state.params, batch=len(prompts), length=length)
+        continued = engine.generate(
+            prompts, train.sample_tokens, sampling=SAMPLING, seed=seed, stop=stop
+        )
         between = "" if self.config.data.mixture is None else "\n"
         texts = [
             prompt + between + tokenizer.decode(ids)

@@ -68,6 +68,8 @@ def train(
     Raises `LrkvError`, before anything is written, for a mesh, a model or data that do not fit,
     and for a run directory that holds another run or that another process trains in.
     """
+    if not isinstance(config, RunConfig):
+        raise LrkvError(f"train of a {type(config).__name__}: give it load_config(NAME, overrides)")
     processes, console = processes or HERE.as_jax_knows(), console or Console(markup=False)
     if config.logging.wandb:
         check_wandb()

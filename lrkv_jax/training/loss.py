@@ -52,7 +52,7 @@ def make_loss(
         )
 
     parts = _parameter_parts(config, mesh), PartitionSpec(BATCH)
-    return _mapped(local, mesh, parts, PartitionSpec(BATCH, CONTEXT))
+    return manual_sharding.train_step(local, mesh, parts, PartitionSpec(BATCH, CONTEXT))
 
 
 def make_gradient(
@@ -141,7 +141,8 @@ def make_gradient(
 
     scalars, own = (PartitionSpec(),) * 3, _parameter_parts(model, mesh)
     teacher_s = () if taught is None else _parameter_parts(taught, mesh)
-    mapped = _mapped(local, mesh, (own, PartitionSpec(BATCH), teacher_s), (scalars, own))
+    in_specs = own, PartitionSpec(BATCH), teacher_s
+    mapped = manual_sharding.train_step(local, mesh, in_specs, (scalars, own))
     return lambda params, tokens_BU, teacher=(): mapped(params, tokens_BU, teacher)
 
 
@@ -149,17 +150,6 @@ def _own_positions(tokens_bU, batch_format):
     """This device's positions of its rows of the batch."""
     t = (tokens_bU.shape[1] - 1) // manual_sharding.size(CONTEXT)
     return TokenBatch.read(tokens_bU, batch_format, manual_sharding.first_position(t), t)
-
-
-def _mapped(local, mesh, in_specs, out_specs):
-    return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names=manual_sharding.manual_axes(mesh),
-        check_vma=False,
-    )
 
 
 def _parameter_parts(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,13 @@ def peak_flops(devices: list[jax.Device]) -> float | None:
     """The dense bfloat16 peak of all devices together, FLOP/s, or None where it is not known."""
     one = hardware_of(devices[0].device_kind)
     return one.bf16_flops * len(devices) if one else None
+
+
+def memory_peak() -> int:
+    """The most bytes that one of this process's devices has held; on a CPU, the process itself."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return stats.get("peak_bytes_in_use", resident)
 
 
 class Meter:
@@ -68,6 +76,7 @@ class Meter:
             "mfu": rate * self._flops / self._peak if self._peak else None,
             "seconds": seconds,
             "host_share": 1 - waited / seconds,
+            "memory_bytes": memory_peak(),
         }
 
 
@@ -279,17 +288,21 @@ class Profile(_Optional):
 
 
 def scalars_of(row: dict[str, Any]) -> dict[str, float]:
-    """A row's numbers by the curve that each is a point of.
+    """A row's numbers by the curve that each is a point of: `train/loss`, `val/loss`, and so on.
 
     A curve is of one text: `val_*_subset` of the last row, over the batches that were validated on
-    before, continues `validation_*`; what is over the whole split is `final_validation_*`.
+    before, continues `val/*`; what is over the whole split is `val/final_*`.
     """
     numbers = {n: v for n, v in row.items() if isinstance(v, int | float) and n != "step"}
-    if "val_loss_subset" not in numbers:
-        return numbers
-    subset = {f"validation_{n}": numbers.pop(f"val_{n}_subset") for n in ("loss", "bpb")}
-    names = {n: f"final_{n}" if n.startswith("validation_") else n for n in numbers}
-    return {names[name]: value for name, value in numbers.items()} | subset
+    subset = {f"val/{n}": numbers.pop(f"val_{n}_subset", None) for n in ("loss", "bpb")}
+    last = subset["val/loss"] is not None
+
+    def curve(name: str) -> str:
+        if name.startswith("validation_"):
+            return f"val/{'final_' * last}{name.removeprefix('validation_')}"
+        return f"train/{name}"
+
+    return {curve(name): value for name, value in numbers.items()} | (subset if last else {})
 
 
 def _strict(row: dict[str, Any]) -> dict[str, Any]:

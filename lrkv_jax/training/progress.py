@@ -45,6 +45,7 @@ class ProgressDisplay:
         self._shows = processes.index == 0
         self._bar: Progress | None = None
         self._file = self._console.file
+        self._validation = ""  # the last loss on held-out text
 
     def __enter__(self) -> ProgressDisplay:
         self._console.file = cast(IO[str], _Tolerant(self._file))
@@ -114,6 +115,12 @@ class ProgressDisplay:
         parts = [f"loss {row['loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
         if row["mfu"] is not None:
             parts.append(f"MFU {row['mfu']:.0%}" if self._bar else f"MFU {row['mfu']:.1%}")
+        if row.get("validation_loss") is not None:
+            self._validation = f"val {row['validation_loss']:.3f}"
+        if self._bar and self._validation:
+            parts.append(self._validation)
+        if self._bar and row.get("memory_bytes"):
+            parts.append(f"{row['memory_bytes'] / 1e9:.1f} GB")
         if row["skipped"]:
             parts.append(f"{row['skipped']} skipped")
         if self._bar:

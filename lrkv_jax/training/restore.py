@@ -39,7 +39,7 @@ def load_run(
         config = config.model_copy(update={"mesh": MeshConfig(data=-1, fsdp=1)})
     mesh = make_mesh(config.mesh)
     step, params = restore_parameters(directory, config.model, mesh, step)
-    return TrainedRun(config, step, params, mesh)
+    return TrainedRun(config, step, params, mesh, Path(directory))
 
 
 def restore_parameters(

@@ -159,6 +159,21 @@ def _saved_config(directory: str | Path) -> Path:
     return saved
 
 
+def is_training(directory: str | Path) -> bool:
+    """Whether another process, of this host or of one that shares its locks, trains the run now."""
+    try:
+        file = os.open(Path(directory) / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in _IS_HELD
+    finally:
+        os.close(file)
+    return False
+
+
 class RunLock:
     """The right to train in a directory; use as a context manager around `take`.
 

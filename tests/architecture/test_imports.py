@@ -102,7 +102,7 @@ for absent in ("grain", "tensorflow_datasets", "tensorflow", "tensorboardX", "py
     sys.modules[absent] = None  # an import of it now fails
 import lrkv_jax.models.transformer, lrkv_jax.inference, lrkv_jax.optim
 from lrkv_jax.models.attention import grouped, lrkv, mla
-from lrkv_jax import Transformer, ModelConfig, generate
+from lrkv_jax import Transformer, ModelConfig, Engine
 from lrkv_jax.lab.bench import train
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -112,5 +112,6 @@ def test_every_public_name_is_there():
     for name in set(lrkv_jax.__all__) - {"__version__"}:
         assert callable(getattr(lrkv_jax, name)), name
     assert set(lrkv_jax.__all__) <= set(dir(lrkv_jax))
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        lrkv_jax.nothing  # noqa: B018
+    for guess, answer in (("loadrun", "did you mean load_run"), ("GPT", "use Transformer")):
+        with pytest.raises(AttributeError, match=f"has no name {guess}: {answer}"):
+            getattr(lrkv_jax, guess)

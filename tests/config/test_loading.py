@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from flax import nnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -330,6 +331,6 @@ def test_settings_of_earlier_versions_are_read():
         assert config.model.attention.cache_values(config.model) == values
         assert config_from(as_settings(config), "again") == config
         with pytest.raises(LrkvError, match="was given up, and only its results can be read"):
-            make_attention(config.model)
+            make_attention(config.model, rngs=nnx.Rngs(0))
     with pytest.raises(LrkvError, match="unknown key attention.tied"):
         load_config("nano", ["attention=lrkv", "attention.tied=true"])

@@ -75,7 +75,9 @@ def test_chats_and_texts_have_the_ids_that_transformers_gives_them(name, refused
     tokenizer, recorded = foreign_tokenizer(str(folders[name])), OF[name]
     rendered = zip(recorded["chats"], recorded["chat_ids"], strict=True)
     chat = ChatFormat(tokenizer)
-    assert set(tokenizer.ends) <= set(chat.ends) == ends, "an answer ends where the model says"
+    assert set(tokenizer.eos_token_ids) <= set(chat.eos_token_ids) == ends, (
+        "an answer ends where the model says"
+    )
     assert len(CHATS["messages"]) == 60 and len(CHATS["texts"]) == 500
     for turns, (text, ids) in zip(CHATS["messages"], rendered, strict=True):
         conversation = conversation_from(turns)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch, flash
-from lrkv_jax.kernels.flash import chunked, whole
+from lrkv_jax.kernels.flash import chunked, dot_product
 
 # Small strips and tiles, so that short sequences have several.
 PATHS = {
-    "whole": partial(whole.causal_attention, width=3),
+    "dot_product": partial(dot_product.causal_attention, width=3),
     "chunked": partial(chunked.causal_attention, chunk=3),
 }
 SCALE = 0.7
@@ -93,7 +93,7 @@ def test_every_shape_equals_float64(data):
     case = arrays(1, T, groups * share, groups, K, W, seed=T)
     truth = oracle(*case, segments)
     for attend in (
-        partial(whole.causal_attention, width=step),
+        partial(dot_product.causal_attention, width=step),
         partial(chunked.causal_attention, chunk=step),
     ):
         close(program(attend)(*case, segments), truth)
@@ -135,10 +135,10 @@ def test_the_longest_sequences_choose_tiles_and_the_choice_is_logged_once(caplog
     dispatch._log_once.cache_clear()
     with caplog.at_level("INFO", logger="lrkv_jax.kernels"):
         chosen = [flash.choose(*arrays(1, T, 1, 1, 8, 8)[:3]) for T in (8, 511, 512, 4096)]
-    assert chosen == ["whole", "whole", "chunked", "chunked"]
+    assert chosen == ["dot_product", "dot_product", "chunked", "chunked"]
     assert [record.message for record in caplog.records] == [
         f"causal_attention runs on {name}: the backend is cpu, not a GPU"
-        for name in ("whole", "chunked")
+        for name in ("dot_product", "chunked")
     ]
     assert dispatch.choices()["causal_attention"].startswith("chunked: ")
 
@@ -146,7 +146,7 @@ def test_the_longest_sequences_choose_tiles_and_the_choice_is_logged_once(caplog
 def test_an_impossible_choice_is_one_line():
     for impl, message in (
         ("cudnn", "cannot run as cudnn: the backend is cpu, not a GPU; use auto"),
-        ("flash", "train kernel 'flash' is unknown: use auto, whole, chunked, cudnn"),
+        ("flash", "train kernel 'flash' is unknown: use auto, dot_product, chunked, cudnn"),
     ):
         with pytest.raises(LrkvError, match=message) as error:
             flash.causal_attention(*arrays(1, 4, 1, 1, 8, 8)[:3], scale=1.0, impl=impl)

@@ -121,6 +121,7 @@ def test_the_index_and_the_architecture_page_leave_nothing_out():
     packages = {path.parent.name for path in Path(lrkv_jax.__file__).parent.glob("*/__init__.py")}
     page = (ROOT / "docs/architecture.md").read_text()
     assert packages == set(re.findall(r"^\| `(\w+)/`", page, re.M))
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 
 
 def test_the_pictures_are_what_their_script_draws():
@@ -141,7 +142,7 @@ def test_the_pages_on_python_and_on_the_engine_run(tmp_path, monkeypatch, pages)
     code = "\n".join(block for page in both for block in blocks(page, "python"))
     # Both engines of one small shape, so that the second finds the first one's programs.
     for page, here in (
-        ('["attention=lrkv"]', repr(settings)),
+        ('{"attention": "lrkv"}', repr(settings)),
         ("length=256", "length=128"),
         ("batch=8, length=1024, pages=64", "batch=2, length=128, pages=4"),
     ):

@@ -1,6 +1,7 @@
-"""The notebook's cells run, on a tiny model, and what is kept of its outputs is small."""
+"""The examples run: the two files, and the notebook on a tiny model."""
 
 import json
+import runpy
 from pathlib import Path
 
 import jax
@@ -10,7 +11,20 @@ from support.tiny import TINY
 
 from lrkv_jax import load_config, train
 
-NOTEBOOK = Path(__file__).parents[2] / "examples/heads.ipynb"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NOTEBOOK = EXAMPLES / "heads.ipynb"
+
+
+def test_the_layer_in_a_hundred_lines_checks_itself_and_needs_nothing_of_ours(capsys):
+    file = EXAMPLES / "lrkv_in_100_lines.py"
+    assert len(file.read_text().splitlines()) <= 100 and "import lrkv_jax" not in file.read_text()
+    runpy.run_path(str(file), run_name="__main__")
+    assert "decoded exactly, from 80 values" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_layer_learns_in_a_plain_transformer():
+    assert runpy.run_path(str(EXAMPLES / "in_your_model.py"))["main"]() > 0.9
 
 
 @pytest.mark.slow

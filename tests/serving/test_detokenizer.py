@@ -65,4 +65,4 @@ def test_a_call_is_written_as_it_is_when_read_at_once(name, answered, whole):
     writer = Writer(chat)
     detokenizer = Detokenizer(writer.piece, writer.rest)
     text = "".join([detokenizer.read(token) for token in ids]) + detokenizer.end()
-    assert text == chat.written(ids) == whole and chat.written([]) == ""
+    assert text == chat.decode_answer(ids) == whole and chat.decode_answer([]) == ""

@@ -26,7 +26,7 @@ def command(pages, run_dir, *overrides) -> list[str]:
 
 def learnt(run_dir: Path):
     """What must be equal bit for bit: every row without its clocks, and the last arrays."""
-    clocks = ("seconds", "tokens_per_second", "host_share", "mfu", "compile_")
+    clocks = ("seconds", "tokens_per_second", "host_share", "mfu", "compile_", "memory_bytes")
     rows = [
         {name: value for name, value in row.items() if not name.startswith(clocks)}
         for row in read_metrics(run_dir)

@@ -86,13 +86,13 @@ def test_weights_and_biases_gets_the_scalars_of_both_starts_in_one_run(setup, mo
     assert [call[0] for call in fake.calls].count("finish") == 2
     logs = [call[1] for call in fake.calls if call[0] == "log"]
     assert [row["step"] for row in logs] == [1, 2, 3, 4]
-    assert logs[2] == {"step": 3, "loss": 1 / 3}
+    assert logs[2] == {"step": 3, "train/loss": 1 / 3}
     curves = {name: [row[name] for row in logs if name in row] for name in logs[1] | logs[3]}
-    assert curves["validation_loss"] == [3.0, 2.0]
-    assert curves["final_validation_loss"] == [2.5]
-    assert curves["validation_tokens"] == [10] and curves["final_validation_tokens"] == [90]
+    assert curves["val/loss"] == [3.0, 2.0]
+    assert curves["val/final_loss"] == [2.5]
+    assert curves["val/tokens"] == [10] and curves["val/final_tokens"] == [90]
     data = b"".join(path.read_bytes() for path in (setup.directory / "events").iterdir())
-    assert [data.count(name) for name in (b"loss", b"final_validation_loss")] == [7, 1]
+    assert [data.count(name) for name in (b"/loss", b"val/final_loss")] == [6, 1]
 
 
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])

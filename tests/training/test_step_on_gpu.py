@@ -19,7 +19,7 @@ from lrkv_jax.distributed.compilation import xla_options
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.kernels import flash
-from lrkv_jax.kernels.flash import whole
+from lrkv_jax.kernels.flash import dot_product
 from lrkv_jax.lab.bench.report import variants_of
 from lrkv_jax.training.state import init_state, resolve, state_shardings
 from lrkv_jax.training.step import make_train_step
@@ -73,9 +73,9 @@ def test_the_check_of_a_step_passes_on_a_cpu_and_finds_attention_that_is_wrong(m
     assert all(found[part] <= allowed[part] for part in allowed), found
 
     def wrong(q, k, v, **how):
-        return whole.causal_attention(q, k * 1.01, v, **how)
+        return dot_product.causal_attention(q, k * 1.01, v, **how)
 
-    monkeypatch.setitem(flash._RUN, "whole", wrong)
+    monkeypatch.setitem(flash._RUN, "dot_product", wrong)
     found, allowed = differences("lrkv")
     assert found["moments"] > allowed["moments"]
 

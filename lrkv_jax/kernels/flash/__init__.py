@@ -2,16 +2,16 @@
 
 Three implementations behind one function:
 
-| name      | what it is                                         | memory beside inputs and output |
-|-----------|----------------------------------------------------|---------------------------------|
-| `whole`   | plain XLA, strips of queries over their prefix     | B·H·T²/2 weights                |
-| `chunked` | plain XLA, a loop over tiles, its own backward pass| O(B·H·T)                        |
-| `cudnn`   | cuDNN's flash attention, on an NVIDIA GPU          | O(B·H·T)                        |
+| name          | what it is                                     | memory beside input, output |
+|---------------|------------------------------------------------|-----------------------------|
+| `dot_product` | plain XLA, strips of queries over their prefix | B·H·T²/2 weights            |
+| `chunked`     | plain XLA, a loop over tiles, its own backward | O(B·H·T)                    |
+| `cudnn`       | cuDNN's flash attention, on an NVIDIA GPU      | O(B·H·T)                    |
 
 `auto` takes cuDNN wherever it supports the arrays (`lrkv_jax.kernels.flash.cudnn` has its limits);
-elsewhere `whole` below `WHOLE_BELOW` positions and `chunked` from there on. The choice and its
-reason are logged once, as a warning where a GPU goes without cuDNN. The other names force one;
-`cudnn` raises where it cannot run.
+elsewhere `dot_product` below `DOT_PRODUCT_BELOW` positions and `chunked` from there on. The choice
+and its reason are logged once, as a warning where a GPU goes without cuDNN. The other names force
+one; `cudnn` raises where it cannot run.
 
 All three respect documents: tokens of different segments never see each other.
 
@@ -20,18 +20,18 @@ B batch  T positions  H heads  G key/value heads  W logit width  K head width
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
-from lrkv_jax.kernels.flash import chunked, cudnn, whole
+from lrkv_jax.kernels.flash import chunked, cudnn, dot_product
 
 _RUN = {
-    "whole": whole.causal_attention,
+    "dot_product": dot_product.causal_attention,
     "chunked": chunked.causal_attention,
     "cudnn": cudnn.causal_attention,
 }
 IMPLEMENTATIONS = ("auto", *_RUN)
 
 # From here on the loop over tiles is the faster one on two CPU cores, forward and backward: at 512
-# positions 0.2 to 0.8 of the time of whole strips, at 256 it is 1.3 of it.
-WHOLE_BELOW = 512
+# positions 0.2 to 0.8 of the time of strips, at 256 it is 1.3 of it.
+DOT_PRODUCT_BELOW = 512
 
 
 def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, impl="auto"):
@@ -46,11 +46,11 @@ def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, impl="a
 
 
 def choose(q_BTHW, k_BTGW, v_BTGK, segments_BT=None, impl="auto"):
-    """The implementation that runs: "whole", "chunked" or "cudnn"; shapes and dtypes decide."""
+    """The name of the implementation that runs, by shapes and dtypes."""
     if impl not in IMPLEMENTATIONS:
         raise LrkvError(f"train kernel {impl!r} is unknown: use {', '.join(IMPLEMENTATIONS)}")
     name = "causal_attention"
-    if impl in ("whole", "chunked"):
+    if impl in ("dot_product", "chunked"):
         return dispatch.settle(name, impl, "asked for")
     unsupported_reason = cudnn.unsupported_reason(q_BTHW, k_BTGW, v_BTGK, segments_BT)
     if impl == "cudnn":
@@ -58,6 +58,8 @@ def choose(q_BTHW, k_BTGW, v_BTGK, segments_BT=None, impl="auto"):
             raise LrkvError(f"{name} cannot run as cudnn: {unsupported_reason}; use auto")
         return dispatch.settle(name, impl, "asked for")
     T = q_BTHW.shape[1]
-    chosen = "cudnn" if not unsupported_reason else "whole" if T < WHOLE_BELOW else "chunked"
+    chosen = (
+        "cudnn" if not unsupported_reason else "dot_product" if T < DOT_PRODUCT_BELOW else "chunked"
+    )
     reason = unsupported_reason or "a GPU with cuDNN is available"
     return dispatch.settle(name, chosen, reason, best="cudnn")

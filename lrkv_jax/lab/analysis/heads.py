@@ -14,7 +14,7 @@ from scipy.linalg import orth, svdvals
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.models.attention import abstract_layer, make_attention
+from lrkv_jax.models.attention import abstract_layer
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
 from lrkv_jax.models.weights import draw, with_weights
 
@@ -46,7 +46,7 @@ def random_heads(config: ModelConfig, seeds: int) -> Iterator[HeadWeights]:
     if seeds < 1:
         raise LrkvError(f"null_seeds = {seeds}: use 1 or more")
     for seed in range(seeds):
-        layer = make_attention(config)
+        layer = config.attention.layer_class()(config)
         draw(layer, jax.random.key(seed))
         heads = layer.head_weights()
         output_HKD = np.random.default_rng(seed).standard_normal(heads.output_HKD.shape)

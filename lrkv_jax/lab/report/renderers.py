@@ -1,12 +1,19 @@
 """A table as Markdown, HTML and text: one function, through tabulate."""
 
 import html as _html
+import io
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
+
+import rich.box
+import rich.table
+from rich.console import Console
+from rich.text import Text
 
 from lrkv_jax.lab.report.tables import Cell, Column, Table
 from lrkv_jax.lab.report.tabulated import tabulated
@@ -27,8 +34,8 @@ class _Format:
     words: str = "{}"
 
 
-def _body(table: Table, form: _Format, *, widest: int | None = None) -> tuple[str, list[str]]:
-    """The table in a format of tabulate, and the notes beneath it."""
+def _cells(table: Table, form: _Format) -> tuple[list[str], list[list[str]], list[str]]:
+    """The headings, the rows with their blocks' headings, and the notes beneath the table."""
     best, rows = table.best(), []
     footnotes: list[str] = []
     for block, numbered in groupby(enumerate(table.rows), key=lambda each: each[1].block):
@@ -43,7 +50,13 @@ def _body(table: Table, form: _Format, *, widest: int | None = None) -> tuple[st
             ])  # fmt: skip
     headings = [form.escape(column.heading) for column in table.columns]
     notes = [f"[{n}] {text}" for n, text in enumerate(footnotes, 1)] + table.notes
-    return tabulated(headings, rows, form=form.name, widest=widest), notes + [BOLD] * bool(best)
+    return headings, rows, notes + [BOLD] * bool(best)
+
+
+def _body(table: Table, form: _Format) -> tuple[str, list[str]]:
+    """The table in a format of tabulate, and the notes beneath it."""
+    headings, rows, notes = _cells(table, form)
+    return tabulated(headings, rows, form=form.name), notes
 
 
 def _text(cell: Cell, column: Column, form: _Format, footnotes: list[str], *, best: bool) -> str:
@@ -81,8 +94,19 @@ def write_table(table: Table, out: Path, name: str) -> list[Path]:
 
 def terminal(table: Table) -> str:
     """The table as wide as the terminal, without footnotes and notes; * marks the best."""
-    widest = shutil.get_terminal_size().columns // len(table.columns) - 2
-    body, _ = _body(table, _Format("simple", str, best="*{}"), widest=max(widest, 6))
+    headings, rows, _ = _cells(table, _Format("", str, best="*{}"))
+    shown = rich.table.Table(
+        box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for number, heading in enumerate(headings):
+        side: Literal["left", "right"] = "right" if number else "left"
+        shown.add_column(Text(heading), justify=side, overflow="fold")
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    console = Console(file=io.StringIO(), width=shutil.get_terminal_size().columns)
+    with console.capture() as captured:
+        console.print(shown)
+    body = "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
     return "\n".join(filter(None, (table.title, "", body, "", table.caption)))
 
 

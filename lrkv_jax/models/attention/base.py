@@ -28,6 +28,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.config import ModelConfig
+from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.models.attention.cache import (
@@ -41,8 +42,8 @@ from lrkv_jax.models.attention.cache import (
 )
 from lrkv_jax.models.attention.context_parallel import attend_sequences
 from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
-from lrkv_jax.models.attention.on_mesh import on_mesh
-from lrkv_jax.models.layers import biased, gained, on_tensor, rms_norm
+from lrkv_jax.models.attention.on_mesh import on_mesh, summed_over_heads
+from lrkv_jax.models.layers import biased, gained, on_tensor, resolve_dtype, rms_norm
 from lrkv_jax.models.rope import frequencies, logit_factor, rope_angles, rotate
 from lrkv_jax.models.weights import vector, weight
 
@@ -53,8 +54,11 @@ Query = Any
 class Attention(nnx.Module):
     """One layer of attention: x [B, T, D] → [B, T, D].
 
-    A cache of S slots serves sequences of up to S tokens, each with its own length.
+    A cache of S slots serves sequences of up to S tokens, each with its own length. `axis_rules`
+    are pairs of a logical axis and the mesh axes that shard it, before those of `RULES`.
     """
+
+    axis_rules: tuple[tuple[str, Any], ...] = ()
 
     def __init__(self, config: ModelConfig):
         """Make the output projection, zero at the start, and the vectors that variants share."""
@@ -147,11 +151,21 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x_BTD: Float[Array, "B T D"],
-        positions_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"] | None = None,
         segments_BT: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Attend over whole sequences; tokens of different segments never see each other."""
-        return self._project(on_tensor(Attention.heads, self, x_BTD, positions_BT, segments_BT))
+        """Attend over whole sequences; tokens of different segments never see each other.
+
+        Positions are 0 to T − 1 unless given.
+        """
+        self._check_input(x_BTD)
+        if positions_BT is None:
+            positions_BT = jnp.broadcast_to(jnp.arange(x_BTD.shape[1]), x_BTD.shape[:2])
+        if manual_sharding.in_train_step():
+            out_BTHK = on_tensor(Attention.heads, self, x_BTD, positions_BT, segments_BT)
+        else:
+            out_BTHK, _ = on_mesh(_heads, self, x_BTD, None, positions_BT, segments_BT)
+        return self._project(out_BTHK)
 
     def heads(
         self,
@@ -167,9 +181,12 @@ class Attention(nnx.Module):
         )  # fmt: skip
         return self.attend_full(x_BTD, positions_BT, attend)
 
-    def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
-        """An empty cache for `batch` sequences of up to `length` tokens."""
-        shapes = self.stored_shapes(batch, length, dtype)
+    def init_cache(self, batch: int, length: int, dtype: jnp.dtype | None = None) -> Cache:
+        """An empty cache for `batch` sequences of up to `length` tokens.
+
+        `dtype` is the computation's, `config.dtype`, unless given.
+        """
+        shapes = self.stored_shapes(batch, length, dtype or resolve_dtype(self.config.dtype))
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     def stored_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
@@ -192,11 +209,12 @@ class Attention(nnx.Module):
         when a prompt is prefilled in chunks, making each head's keys once costs less than meeting
         the factors once per query. Raises `LrkvError` for a cache that this layer would not make.
         """
+        self._check_input(x_BTD)
         T = x_BTD.shape[1]
         self._check(cache, x_BTD.shape[0] if pages_BN is None else None)
         positions_BT = lengths_B[:, None] + jnp.arange(T)
         attend = Attention._attend_from_cache if T <= MOST_QUERIES else Attention._prefill
-        out_BTHK, cache = on_mesh(attend, self, x_BTD, positions_BT, cache, pages_BN)
+        out_BTHK, cache = on_mesh(attend, self, x_BTD, cache, positions_BT, pages_BN)
         return self._project(out_BTHK), cache
 
     # What variants share.
@@ -262,6 +280,13 @@ class Attention(nnx.Module):
             return None
         return in_float64(self.query_gain) * in_float64(self.key_gain)
 
+    def _check_input(self, x_BTD):
+        if x_BTD.ndim != 3 or x_BTD.shape[-1] != self.config.width:
+            raise LrkvError(
+                f"the layer's input is {_shape(x_BTD)}: give [batch, positions, "
+                f"{self.config.width}], as wide as the model"
+            )
+
     def _check(self, cache, batch):
         """Raise `LrkvError` unless this layer makes such caches for `batch` sequences, or a pool
         like this one for None."""
@@ -282,7 +307,7 @@ class Attention(nnx.Module):
                     "dtype: make it with this model's init_cache"
                 )
 
-    def _attend_from_cache(self, x_BTD, positions_BT, cache, pages_BN):
+    def _attend_from_cache(self, x_BTD, cache, positions_BT, pages_BN):
         """Heads' outputs for a few new tokens, and the cache with them in it."""
         query = self.queries(x_BTD, positions_BT)
         cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
@@ -290,7 +315,7 @@ class Attention(nnx.Module):
         out_BTHK, _ = self.attend_cached(query, cache, positions_BT, angles, pages_BN)
         return out_BTHK.astype(x_BTD.dtype), cache
 
-    def _prefill(self, x_BTD, positions_BT, cache, pages_BN):
+    def _prefill(self, x_BTD, cache, positions_BT, pages_BN):
         """The same for many: keys and values exist for a tile of slots at a time."""
         q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
         cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
@@ -301,8 +326,15 @@ class Attention(nnx.Module):
         return out_BTHK.astype(x_BTD.dtype), cache
 
     def _project(self, out_BTHK: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
-        out_BTD = jnp.einsum("BTHK,HKD->BTD", out_BTHK, self.output[...].astype(out_BTHK.dtype))
+        out_BTD = jnp.einsum(
+            "BTHK,HKD->BTD", out_BTHK, self.output[...].astype(out_BTHK.dtype),
+            out_sharding=summed_over_heads(out_BTHK),
+        )  # fmt: skip
         return biased(out_BTD, self.output_bias)
+
+
+def _heads(layer, x_BTD, cache, positions_BT, segments_BT):
+    return layer.heads(x_BTD, positions_BT, segments_BT), cache
 
 
 def _shape(array):

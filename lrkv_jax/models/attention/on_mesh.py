@@ -1,9 +1,10 @@
-"""Cached attention on a mesh: each device attends with its own heads to its own sequences.
+"""Attention on a mesh: each device attends with its own heads to its own sequences.
 
 A Mosaic kernel cannot be partitioned by the compiler, and a cache must never be gathered: so the
-part of a layer between its input and its heads' outputs runs in `jax.shard_map`. Heads are split
-over `tensor`, sequences over `data` and `fsdp`. What all heads share (LRKV's shared keys and
-values, MLA's latent and rope key, the single head of MQA) is whole on every tensor shard.
+part of a layer between its input and its heads' outputs runs in `jax.shard_map`. By our rules heads
+are split over `tensor`, sequences over `data` and `fsdp`; a layer's `axis_rules` say otherwise. An
+axis that the mesh does not have splits nothing. What all heads share (LRKV's shared keys and
+values, MLA's latent and rope key, the single head of MQA) is whole on every shard.
 
 B batch  T new tokens  D model width  H heads  K head width
 """
@@ -16,60 +17,66 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lrkv_jax.distributed.rules import BATCH, RULES
+from lrkv_jax.distributed.rules import RULES, mesh_axes_of
 from lrkv_jax.models.weights import spec_of, variables
 
 HEADS = ("heads", "kv_heads")
 
 
-def on_mesh(attend, layer, x_BTD, positions_BT, cache, pages_BN=None):
-    """`attend(layer, x, positions, cache, pages)` on the mesh in use: heads' outputs, the cache.
+def on_mesh(attend, layer, x_BTD, cache, *rows):
+    """`attend(layer, x, cache, *rows)` on the mesh in use: heads' outputs, and the cache or None.
 
-    Without a mesh, or on one of a single device, this is the call itself. Where sequences are split
-    a pool of pages is too: a sequence's table then counts from its own shard's first page.
+    `rows` are arrays [B, ...], or None. Without a mesh, on one of a single device, and where every
+    axis is manual already, this is the call itself. Where sequences are split a pool of pages is
+    too: a sequence's table then counts from its own shard's first page.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
-        return attend(layer, x_BTD, positions_BT, cache, pages_BN)
+    if math.prod(mesh.shape[axis] for axis in _free_axes(mesh)) == 1:
+        return attend(layer, x_BTD, cache, *rows)
     weights, tree = jax.tree.flatten(layer)
 
-    def local(weights, x_BTD, positions_BT, cache, pages_BN):
-        return attend(tree.unflatten(weights), x_BTD, positions_BT, cache, pages_BN)
+    def local(weights, x_BTD, cache, *rows):
+        return attend(tree.unflatten(weights), x_BTD, cache, *rows)
 
-    split = splits_heads(layer, mesh)
-    specs = [_partition(*axes_shape, mesh, split) for axes_shape in _weights(layer)]
-    rows = _partition(("batch",), x_BTD.shape[:1], mesh, split)
-    out = _partition(
-        ("batch", "positions", "heads"), (*x_BTD.shape[:2], layer.config.heads), mesh, split
-    )
-    cache_specs = _cache_partitions(cache, mesh, split)
+    parts = _Partitions(layer, mesh)
+    batch = parts.of(("batch",), x_BTD.shape[:1])
+    out = parts.of(("batch", "positions", "heads"), (*x_BTD.shape[:2], layer.config.heads))
+    cache_specs = None if cache is None else parts.of_cache(cache)
+    weight_specs = [parts.of(*axes_shape) for axes_shape in _weights(layer)]
+    arguments = weights, x_BTD, cache, *rows
+    specs = weight_specs, batch, cache_specs, *[batch for _ in rows]
+    if mesh.explicit_axes:
+        arguments = jax.tree.map(_resharded, specs, arguments)
     # Off: a Pallas kernel's results do not say over which axes they vary.
     mapped = jax.shard_map(
-        local, in_specs=(specs, rows, rows, cache_specs, rows), out_specs=(out, cache_specs),
+        local, in_specs=specs, out_specs=(out, cache_specs), axis_names=set(_free_axes(mesh)),
         check_vma=False,
     )  # fmt: skip
-    return mapped(weights, x_BTD, positions_BT, cache, pages_BN)
+    return mapped(*arguments)
+
+
+def summed_over_heads(out_BTHK: jax.Array) -> PartitionSpec | None:
+    """Where [B, T, D] lies that is summed over heads, on a mesh of explicit axes; None elsewhere.
+
+    There the compiler is told, and elsewhere it finds out.
+    """
+    if not jax.sharding.get_abstract_mesh().explicit_axes:
+        return None
+    return PartitionSpec(*jax.typeof(out_BTHK).sharding.spec[:2])
 
 
 def splits_heads(layer: Any, mesh: Any) -> bool:
-    """Whether `tensor` divides the layer's heads, and its key/value heads if there are several.
+    """Whether the mesh divides the layer's heads, and its key/value heads if there are several.
 
-    Where it does not, every tensor shard attends with all heads.
+    Where it does not, every shard attends with all heads.
     """
-    tensor = mesh.shape[RULES["heads"]]
-    sizes = {
-        size
-        for axes, shape in _weights(layer)
-        for name, size in zip(axes, shape, strict=True)
-        if name in HEADS
-    }
-    return layer.config.heads % tensor == 0 and all(n == 1 or n % tensor == 0 for n in sizes)
+    return _Partitions(layer, mesh).split
 
 
 def cache_shardings(layer: nnx.Module, shapes: Any, mesh: Mesh) -> Any:
     """`NamedSharding` of every array of a layer's cache."""
-    parts = _cache_partitions(shapes, mesh, splits_heads(layer, mesh))
-    return jax.tree.map(lambda part: NamedSharding(mesh, part), parts)
+    specs = _Partitions(layer, mesh).of_cache(shapes)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def constrain_cache(layer: nnx.Module, cache: Any) -> Any:
@@ -77,38 +84,68 @@ def constrain_cache(layer: nnx.Module, cache: Any) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return cache
-    parts = _cache_partitions(cache, mesh, splits_heads(layer, mesh))
-    return jax.tree.map(jax.lax.with_sharding_constraint, cache, parts)
+    specs = _Partitions(layer, mesh).of_cache(cache)
+    return jax.tree.map(jax.lax.with_sharding_constraint, cache, specs)
 
 
-def _cache_partitions(cache, mesh, split):
-    """The same dataclass, with the placement of each array that is there."""
+class _Partitions:
+    """Where the arrays of a layer lie on a mesh, by the layer's rules."""
 
-    def of(name, array):
-        axes = cache.AXES[name].split()  # scales of rows have all but the last
-        return jax.tree.map(
-            lambda part: _partition(axes[: part.ndim], part.shape, mesh, split), array
+    def __init__(self, layer, mesh):
+        rules, free = RULES | dict(layer.axis_rules), _free_axes(mesh)
+        self._batch, self._heads = (
+            tuple(axis for axis in mesh_axes_of(name, rules) if axis in free)
+            for name in ("batch", "heads")
         )
+        self._rows = math.prod(mesh.shape[axis] for axis in self._batch)
+        sizes = {
+            size
+            for axes, shape in _weights(layer)
+            for name, size in zip(axes, shape, strict=True)
+            if name in HEADS and size > 1
+        }
+        devices = math.prod(mesh.shape[axis] for axis in self._heads)
+        self.split = all(size % devices == 0 for size in (layer.config.heads, *sizes))
 
-    return type(cache)(**{name: of(name, array) for name, array in vars(cache).items()})
+    def of(self, axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec:
+        """Sequences and heads over their mesh axes; a single one, and all else, stays whole."""
+
+        def place(name, size):
+            if name == "batch":
+                return self._batch if size % self._rows == 0 else ()
+            return self._heads if name in HEADS and self.split and size > 1 else ()
+
+        # As the compiler writes the placement of its results: an equal one is no new program.
+        places = [_written(place(*axis)) for axis in zip(axes, shape, strict=True)]
+        while places and places[-1] is None:
+            places.pop()
+        return PartitionSpec(*places)
+
+    def of_cache(self, cache: Any) -> Any:
+        """The same dataclass, with the placement of each array that is there."""
+
+        def of(name, array):
+            axes = cache.AXES[name].split()  # scales of rows have all but the last
+            return jax.tree.map(lambda part: self.of(axes[: part.ndim], part.shape), array)
+
+        return type(cache)(**{name: of(name, array) for name, array in vars(cache).items()})
+
+
+def _resharded(spec, arrays):
+    return jax.tree.map(lambda array: jax.reshard(array, spec), arrays)
+
+
+def _written(axes):
+    """Mesh axes as the compiler writes them: none, one or several."""
+    return axes if len(axes) > 1 else axes[0] if axes else None
+
+
+def _free_axes(mesh) -> tuple[str, ...]:
+    """The axes of a mesh over which a program is not manual already."""
+    manual = getattr(mesh, "manual_axes", ())
+    return tuple(axis for axis in mesh.axis_names if axis not in manual)
 
 
 def _weights(layer) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
     """(axes, shape) of each weight, in the order of the layer's leaves."""
     return [(spec_of(v).axes, v.get_value().shape) for v in variables(layer)]
-
-
-def _partition(axes: Sequence[str], shape: Sequence[int], mesh, split: bool) -> PartitionSpec:
-    """Sequences over the batch axes, heads over theirs; a single one, and all else, stays whole."""
-    rows = math.prod(mesh.shape[axis] for axis in BATCH)
-
-    def place(name, size):
-        if name == "batch":
-            return BATCH if size % rows == 0 else None
-        return RULES[name] if name in HEADS and split and size > 1 else None
-
-    places = list(map(place, axes, shape))
-    # As the compiler writes the placement of its results: an equal one is no new program.
-    while places and places[-1] is None:
-        places.pop()
-    return PartitionSpec(*places)

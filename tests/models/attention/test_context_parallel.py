@@ -48,10 +48,7 @@ def test_attention_over_a_mesh_is_attention(heads, key_heads, context, tensor):
         )(q, k, v, segments)
 
     rows = P(None, "context")
-    mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(rows,) * 4, out_specs=rows,
-        axis_names=manual_sharding.manual_axes(mesh), check_vma=False,
-    )  # fmt: skip
+    mapped = manual_sharding.train_step(step, mesh, (rows,) * 4, rows)
 
     def both(f):
         def value(q, k, v):

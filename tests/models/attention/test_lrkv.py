@@ -12,7 +12,7 @@ from support.oracle import rope
 from support.variants import error, random_params, random_tokens, small
 
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA, make_attention
+from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA, abstract_layer
 from lrkv_jax.models.transformer import init_parameters, with_parameters
 
 MODES = ("full", "shared", "latent")
@@ -116,7 +116,7 @@ def test_decoding_never_holds_a_heads_keys_or_values_for_the_whole_cache(entry):
     config = ModelConfig(
         layers=1, width=48, heads=H, head_width=K, vocabulary=8, attention=entry, dtype="float32"
     )
-    layer = jax.eval_shape(lambda: make_attention(config))
+    layer = abstract_layer(config)
     cache = jax.eval_shape(lambda: layer.init_cache(1, S, jnp.float32))
     jaxpr = jax.make_jaxpr(lambda layer, x, cache, n: layer.decode(x, cache, n))(
         layer, np.zeros((1, 1, 48), np.float32), cache, np.array([S - 1])

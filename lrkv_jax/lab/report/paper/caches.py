@@ -20,7 +20,7 @@ from lrkv_jax.lab.report.styles import variant_name
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, cache_bytes_per_token
 from lrkv_jax.models.accounting.serving import attention_flops
-from lrkv_jax.models.attention import LRKV, MLA, abstract_layer, make_attention
+from lrkv_jax.models.attention import LRKV, MLA, abstract_layer
 
 FAMILY_SCALE = "128m"
 OF_ALL, OF_SOME, NORM = "#0072B2", "#D55E00", "#777777"
@@ -133,7 +133,7 @@ def _family() -> list[ModelConfig]:
 
 def _arrays(model: ModelConfig) -> list[tuple[str, str, int]]:
     """(name, color, bytes) of each array of a layer's cache of one token."""
-    layer = jax.eval_shape(lambda: make_attention(model))
+    layer = abstract_layer(model)
     found = []
     for field, array in vars(layer.cache_shapes(1, 1, jnp.bfloat16)).items():
         if array is None or not array.size:

@@ -1,0 +1,72 @@
+"""`lrkv runs`, `compare`, `show` and `data show` say what is there."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support.command import lrkv
+from support.written_runs import write_run
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two written runs, the second of which was stopped."""
+    finished = write_run(tmp_path / "runs" / "one", heldout=(9000, 9000))
+    stopped = write_run(tmp_path / "runs" / "two", "attention=mha", "train.seed=3", until=30)
+    return finished, stopped
+
+
+def test_runs_are_listed_with_their_state(capsys, monkeypatch, two):
+    finished, stopped = two
+    code, out, _ = lrkv(capsys, monkeypatch, "runs", str(finished.parent), "--json")
+    rows = {row["run"].rpartition("/")[2]: row for row in json.loads(out)}
+    assert code == 0 and [rows[name]["state"] for name in ("one", "two")] == ["finished", "stopped"]
+    assert rows["two"]["step"] < rows["two"]["steps"] == rows["one"]["step"]
+    assert rows["one"]["bytes"] == sum(path.stat().st_size for path in finished.iterdir())
+    hold = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    hold += "; print(flush=True); sys.stdin.read()"
+    other = [sys.executable, "-c", hold, str(stopped / "lock")]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+        trainer.stdout.readline()
+        _, out, _ = lrkv(capsys, monkeypatch, "runs", str(finished.parent))
+        trainer.stdin.close()
+    lines = [line.split() for line in out.splitlines()[2:]]
+    assert [line[0] for line in lines] == ["two", "one"]  # MHA comes first
+    assert lines[0][3] == "training"
+
+
+def test_two_runs_are_compared_by_settings_results_and_curves(capsys, monkeypatch, tmp_path, two):
+    where = "--out", str(tmp_path / "out")
+    code, out, _ = lrkv(capsys, monkeypatch, "compare", *map(str, two), *where)
+    assert code == 0 and "train.seed" in out and "MHA" in out and " → " in out
+    assert (tmp_path / "out/compare.png").stat().st_size > 10_000
+    code, _, err = lrkv(capsys, monkeypatch, "compare", str(two[0]), str(two[0].parent), *where)
+    assert code == 2 and "hold 3 runs" in err
+
+
+def test_a_configuration_is_shown_resolved_or_as_what_differs(capsys, monkeypatch, two):
+    _, out, _ = lrkv(capsys, monkeypatch, "show", "quickstart", "attention=mla", "train.steps=7")
+    assert "\nattention: mla\n" in out and "  steps: 7\n" in out
+    diff = "show", "quickstart", "train.steps=7", "--diff", "quickstart"
+    _, out, _ = lrkv(capsys, monkeypatch, *diff)
+    assert [line.split() for line in out.splitlines()[2:]] == [["train.steps", "7", "200"]]
+    _, out, _ = lrkv(capsys, monkeypatch, "show", str(two[0]), "--diff", str(two[0]))
+    assert out == "no difference\n"
+
+
+def test_data_are_counted_and_the_first_records_shown(capsys, monkeypatch, tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("The people of the United States. " * 40)
+    (texts / "b.txt").write_text("We have no question of the cost. " * 40)
+    (texts / "notes.md").write_text("not read")
+    settings = (f"data.source={texts}", f"data.directory={tmp_path}", "data.heldout_shards=1")
+    code, out, _ = lrkv(
+        capsys, monkeypatch, "data", "show", "quickstart", *settings, "train.seq_len=16",
+        "--records", "1",
+    )  # fmt: skip
+    assert code == 0 and "left out, for their names: notes.md" in out
+    train = next(line.split() for line in out.splitlines() if line.startswith("train"))
+    assert train[2] == "1" and train[4] == "1,320"
+    assert "record 0:\nThe people of the United States." in out
