@@ -25,7 +25,7 @@ def data_build(
         ),
     ] = None,
 ) -> None:
-    """Fetch, tokenise and pack the data of a configuration.
+    """Fetch, tokenize and pack the data of a configuration.
 
     The same command resumes a build that was stopped.
     """
@@ -57,7 +57,7 @@ def data_show(
     overrides: Overrides = None,
     records: Annotated[int, typer.Option(min=0, help="Records to decode")] = 2,
 ) -> None:
-    """Show the data of a configuration: what it counts, and the first records as text.
+    """Count the data of a configuration, and show its first records.
 
     They are built first if they are not there.
     """

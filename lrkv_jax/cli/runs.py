@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from tabulate import tabulate
 
 from lrkv_jax.cli import shared
 from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
+
+if TYPE_CHECKING:
+    from lrkv_jax.inference.chat import Chat
 
 Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")]
@@ -169,7 +174,6 @@ def chat(
 
     In the chat: /reset and /quit.
     """
-    from lrkv_jax.cli.conversation import converse
     from lrkv_jax.data.chat import ChatFormat
     from lrkv_jax.data.tokenizer import load_tokenizer
     from lrkv_jax.inference import Sampling
@@ -186,6 +190,52 @@ def chat(
     trained = shared.loaded("chat", run, step, overrides)
     talk = Chat(trained, sampling=sampling, seed=seed, new_tokens=tokens)
     converse(talk, Console(highlight=False, markup=False))
+
+
+_STYLES = {"text": "", "python": "cyan", "output": "bold cyan"}
+
+
+def converse(chat: Chat, console: Console) -> None:
+    """Talk until the user leaves. Mistakes are reported, and the chat continues."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # input() then knows the arrow keys
+    config = chat.run.config
+    console.print(
+        f"{config.directory}, step {chat.run.step}: {config.model.attention.kind}, context of "
+        f"{chat.context} tokens. /reset starts a new conversation, /quit ends; Ctrl-C stops an "
+        "answer."
+    )
+    while True:
+        try:
+            line = console.input(Text("you> ", style="bold"))
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if line.strip() == "/quit":
+            return
+        if line.strip() == "/reset":
+            chat.reset()
+            console.print("a new conversation", style="dim")
+        elif line.strip():
+            _answer(chat, line, console)
+
+
+def _answer(chat: Chat, text: str, console: Console) -> None:
+    deltas = chat.say(text)
+    kind = "text"
+    try:
+        for delta in deltas:
+            if delta.kind != kind:
+                # A call and what it gives: 27 * 14 = 378
+                console.print(Text(" = " if delta.kind == "output" else " "), end="")
+                kind = delta.kind
+            console.print(Text(delta.text, style=_STYLES[delta.kind]), end="", soft_wrap=True)
+    except KeyboardInterrupt:
+        deltas.close()
+        console.print(" …", end="")
+    except LrkvError as error:
+        console.print(str(error), style="red", end="")
+    console.print()
 
 
 checkpoint_app = shared.group("checkpoint", "List and verify a run's checkpoints.")

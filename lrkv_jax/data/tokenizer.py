@@ -15,7 +15,7 @@ import numpy as np
 
 from lrkv_jax import files
 from lrkv_jax.data.assets import read_asset
-from lrkv_jax.distributed.device import usable_cores
+from lrkv_jax.distributed.hardware import usable_cores
 from lrkv_jax.errors import LrkvError
 
 if TYPE_CHECKING:

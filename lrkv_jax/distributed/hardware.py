@@ -1,12 +1,15 @@
-"""What the devices that runs are planned for can do, from their vendor's datasheets.
+"""Devices: what this process computes on, and what those that runs are planned for can do.
 
-Decimal units throughout: a GB is 10⁹ bytes. A driver shows 5 to 7 % more memory than the sheet's
-decimal gigabytes (an H200's 141 GB are 141 · 2³⁰ bytes before error correction and the driver's own
-share), and takes some of it for its context and the collectives' buffers. Nothing here loads JAX.
+Datasheets' figures, in decimal units: a GB is 10⁹ bytes. A driver shows 5 to 7 % more memory than
+the sheet's decimal gigabytes (an H200's 141 GB are 141 · 2³⁰ bytes before error correction and the
+driver's own share), and takes some of it for its context and the collectives' buffers.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+import platform
 from dataclasses import dataclass
 
 from lrkv_jax.errors import LrkvError
@@ -61,3 +64,35 @@ def hardware(name: str) -> Hardware:
 def hardware_of(device_kind: str) -> Hardware | None:
     """The table's entry for what JAX calls a device ("NVIDIA H200"), or None."""
     return next((entry for entry in HARDWARE.values() if entry.kind in device_kind), None)
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def device_name() -> str:
+    """JAX's first device by its kind; a CPU by its processor, as in "AMD EPYC, family 25 model 17".
+
+    Virtual machines shorten a processor's name, and its family and model tell what it is.
+    """
+    import jax  # what asks for cores alone does not need it
+
+    device = jax.devices()[0]
+    return _processor() if device.platform == "cpu" else device.device_kind
+
+
+def _processor() -> str:
+    found: dict[str, str] = {}
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                found.setdefault(key.strip(), value.strip())
+    except OSError:
+        pass
+    name = found.get("model name") or platform.processor() or "cpu"
+    if {"cpu family", "model"} <= found.keys():
+        name += f", family {found['cpu family']} model {found['model']}"
+    return name

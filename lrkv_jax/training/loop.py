@@ -19,14 +19,13 @@ from lrkv_jax.distributed.rules import as_argument
 from lrkv_jax.distributed.stopping import Stopping, StopRequest
 from lrkv_jax.distributed.watchdog import COMPILE
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.training.callbacks import Callbacks
+from lrkv_jax.training.callbacks import Callbacks, SkippedSteps
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.metrics import Meter, MetricsLog, Profile, WandB, check_wandb, read_metrics
 from lrkv_jax.training.progress import ProgressDisplay
 from lrkv_jax.training.resume import compiled_step, restore_or_init
 from lrkv_jax.training.run_dir import RunLock, open_run, record_start
 from lrkv_jax.training.setup import Setup, prepare_data, resolve_with_mesh
-from lrkv_jax.training.skipped_steps import SkippedSteps
 from lrkv_jax.training.state import TrainState, abstract_state
 from lrkv_jax.training.validate import HeldOutLoss
 

@@ -22,7 +22,7 @@ from lrkv_jax import files
 from lrkv_jax.config import RunConfig, dump_config, load_config
 from lrkv_jax.config.differences import Change, check_keys, covers, differences
 from lrkv_jax.config.frozen import ROLES
-from lrkv_jax.distributed.device import device_name, usable_cores
+from lrkv_jax.distributed.hardware import device_name, usable_cores
 from lrkv_jax.distributed.processes import HERE, Processes
 from lrkv_jax.errors import LrkvError
 

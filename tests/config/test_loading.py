@@ -320,6 +320,8 @@ def test_settings_of_earlier_versions_are_read():
     for entry in old["variants"].values():
         entry |= {"tied": False} if entry["kind"] == "lrkv" else {}
     assert config_from(old, "old") == config_from(copy.deepcopy(raw), "new")
+    named = {**old, "model": {**old["model"], "train_kernel": "whole"}}
+    assert config_from(named, "old").model.train_kernel == "dot_product"
     old["variants"]["tied"] = {**old["variants"]["lrkv_latent"], "rank": 16, "tied": True}
     old["variants"]["turned"] = {"kind": "mla", "latent": 32, "rope_width": 0, "rope": "latent"}
     for name, label, values in (

@@ -10,7 +10,7 @@ from rich.console import Console
 from support.hand_built import a_run, calling_run, follows, language_model
 from support.variants import random_params
 
-from lrkv_jax.cli.conversation import converse
+from lrkv_jax.cli.runs import converse
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError

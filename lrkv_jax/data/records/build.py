@@ -50,7 +50,7 @@ from lrkv_jax.data.sources import (
     whole_files,
 )
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
-from lrkv_jax.distributed.device import usable_cores
+from lrkv_jax.distributed.hardware import usable_cores
 from lrkv_jax.errors import LrkvError
 
 FORMAT = 2  # raise it when records of the same input change

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from lrkv_jax.distributed.device import usable_cores
+from lrkv_jax.distributed.hardware import usable_cores
 from lrkv_jax.errors import LrkvError
 
 INSIDE = Path(__file__).parent / "inside"

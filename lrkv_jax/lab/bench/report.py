@@ -18,7 +18,7 @@ import jaxlib
 import lrkv_jax
 from lrkv_jax import files
 from lrkv_jax.config import RunConfig, load_config
-from lrkv_jax.distributed.device import device_name, usable_cores
+from lrkv_jax.distributed.hardware import device_name, usable_cores
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.report.tabulated import tabulated
 

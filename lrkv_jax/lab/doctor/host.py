@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from lrkv_jax.distributed.device import usable_cores
+from lrkv_jax.distributed.hardware import usable_cores
 from lrkv_jax.lab.doctor.examine import NOT_HERE, SLOW, WRONG, Check, Facts, Finding, judged
 
 # A process that trains the smallest configuration takes 1.2 GB; reading records, a few more.
