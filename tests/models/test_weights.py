@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 from flax import nnx
 
 from lrkv_jax.models.weights import WeightSpec, draw, weight, weight_specs
@@ -11,23 +10,6 @@ from lrkv_jax.models.weights import WeightSpec, draw, weight, weight_specs
 def drawn(module, seed=0):
     draw(module, jax.random.key(seed))
     return module
-
-
-@pytest.mark.parametrize(
-    ("layout", "axes", "batch", "inputs", "shape", "fans"),
-    [
-        ("embed -> heads head_width", ("embed", "heads", "head_width"), 0, 1, (3, 4, 5), (3, 20)),
-        ("heads head_width -> embed", ("heads", "head_width", "embed"), 0, 2, (4, 5, 3), (20, 3)),
-        ("heads: embed -> rank", ("heads", "embed", "rank"), 1, 1, (4, 3, 2), (3, 2)),
-    ],
-)
-def test_a_layout_names_the_axes_and_the_fans(layout, axes, batch, inputs, shape, fans):
-    spec = WeightSpec.parse(layout)
-    assert (spec.axes, spec.batch, spec.inputs, spec.group) == (axes, batch, inputs, "matrix")
-    assert spec.fans(shape) == fans
-    stacked = spec.stacked()
-    assert stacked.axes == ("layers", *axes) and stacked.batch == batch + 1
-    assert stacked.fans((7, *shape)) == fans
 
 
 def test_the_spread_is_by_fan_in_and_smaller_for_narrow_outputs_or_as_given():

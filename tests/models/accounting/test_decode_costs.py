@@ -12,12 +12,11 @@ from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.kernels import angles, online
 from lrkv_jax.lab.bench.problems import make_problem, with_kernel
 from lrkv_jax.models.accounting.serving import attention_flops
-from lrkv_jax.models.attention import LRKV, MHA, MLA, MQA
+from lrkv_jax.models.attention import LRKV, MHA, MLA
 
 H, K = 4, 16
 ENTRIES = {
     "mha": MHA(),
-    "mqa": MQA(),
     "mla": MLA(kv_lora_rank=24, qk_rope_head_dim=8),
     "mla-full": MLA(kv_lora_rank=24, rope="full"),
     "mla-rank": MLA(kv_lora_rank=24, qk_rope_head_dim=8, rank=8),

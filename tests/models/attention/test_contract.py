@@ -236,7 +236,6 @@ def test_batch_padding_and_leftovers_change_nothing(name):
     ("name", "cache", "message"),
     [
         ("lrkv-full-odd_rank", ("mha", 3, None), "cache is a GroupedCache.* is a LowRankCache"),
-        ("mha", ("gqa", 3, None), r"k_BSGK is float32\[3, 16, 2, 8\], .* float32\[3, 16, 4, 8\]"),
         ("mha", ("mha", 2, None), r"k_BSGK is float32\[2, 16, 4, 8\], .* float32\[3, 16, 4, 8\]"),
         ("mha", ("mha", 3, jnp.int8), "k_BSGK is int8"),
         ("lrkv-full-odd_rank", ("lrkv-full-rank_0", 3, None), "rk_BSGR is None, .* float32"),

@@ -11,7 +11,6 @@ from support.variants import HEAD_WIDTH, HEADS, WIDTH, error, random_model, smal
 
 from lrkv_jax.config import load_config
 from lrkv_jax.config.attention import variant_class
-from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention import LRKV
 from lrkv_jax.optim.muon import scale_by_muon
 
@@ -109,13 +108,6 @@ def test_a_doubled_rate_moves_a_head_s_matrix_twice_as_far():
         return np.asarray(layer.matrices("key")) - before_HDK
 
     np.testing.assert_allclose(moved(doubled), 2 * moved(plain), rtol=1e-3, atol=1e-5)
-
-
-def test_what_a_variant_cannot_have_is_refused():
-    with pytest.raises(LrkvError, match="attention.rate = 2.0 is of whole matrices"):
-        small(per_head(factored=True, rate=2.0))
-    with pytest.raises(LrkvError, match="latents turn in rope: latent alone"):
-        small(one_table(rank=3, rope="full"))
 
 
 def test_rates_come_first_and_grow_at_an_edge_until_the_best_is_inside():
