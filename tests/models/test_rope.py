@@ -43,7 +43,7 @@ def test_bfloat16_rotates_in_float32():
 
 
 @pytest.mark.parametrize("scaling", [None, RopeScaling(kind="linear", factor=8)])
-@pytest.mark.parametrize(("width", "base"), [(7, 1e4), (64, 1e4), (128, 5e5)])
+@pytest.mark.parametrize(("width", "base"), [(7, 1e4), (128, 5e5)])
 def test_angles_are_exact_at_every_position(width, base, scaling):
     positions = np.r_[np.arange(0, 300_000, 31), 2**24 + 1, 2**30, -5]
     cos, sin = rope_angles(positions, width, base, scaling)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import chex
 import jax
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from lrkv_jax.models.attention import GQA
 from lrkv_jax.models.remat import NAMED
 from lrkv_jax.models.transformer import abstract_parameters, with_parameters
 from lrkv_jax.training.loss import make_gradient
-from lrkv_jax.training.state import init_state, new_state, resolve, state_shardings
+from lrkv_jax.training.state import init_state, resolve, state_shardings
 from lrkv_jax.training.step import make_train_step
 
 MESHES = {
@@ -91,22 +90,6 @@ def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny):
     np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
     up = state.params["blocks"]["attention"]["key_up"]
     assert up.addressable_shards[0].data.shape == up.shape  # whole on each
-
-
-def test_moments_live_beside_their_parameter(tiny):
-    config = resolve(tiny())
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    placed = state_shardings(config, mesh)
-    state = jax.eval_shape(lambda: new_state(config))
-    chex.assert_trees_all_equal_structs(
-        jax.tree.map(lambda _: 0, placed), jax.tree.map(lambda _: 0, state)
-    )
-    rules = placed.opt_state[1].inner_states
-    muon, adam = (rules[group].inner_state[0] for group in ("matrix", "embedding"))
-    up = muon.momentum["blocks"]["mlp"]["up"]
-    assert up == placed.params["blocks"]["mlp"]["up"]
-    assert up.spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
-    assert adam.mu["embedding"]["table"] == placed.params["embedding"]["table"]
 
 
 @pytest.mark.slow

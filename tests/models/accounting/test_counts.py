@@ -136,7 +136,7 @@ FLOPS = {
     "lrkv-shared-groups-no_norm": (LRKV(rank=2, rope="shared", kv_heads=2), 1024, False),
     "lrkv-latent-groups": (LRKV(rank=2, rope="latent", kv_heads=2), 1024, True),
 }
-FAST = ("mha", "mla", "lrkv-full-formed", "lrkv-latent-groups")
+FAST = ("lrkv-full-formed", "lrkv-latent-groups")
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ CHANGED = {
 # MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the fast ones are the odd
 # rank, which is padded, and residuals of groups; `shared` attends as `latent` does. GQA's fast one,
 # and that of MLA with `full`, are pretrained models.
-FAST = {"mla", "lrkv-full-odd_rank", "lrkv-latent-groups", "lrkv-full-odd_rank-no_norm"}
+FAST = {"mla", "lrkv-full-odd_rank", "lrkv-latent-groups"}
 FAST |= {name for name in CHANGED if name.endswith("pretrained")}
 
 
@@ -251,10 +251,7 @@ def test_another_models_cache_is_refused_in_one_line(name, cache, message):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        n if n in ("gqa", "lrkv-full-odd_rank") else pytest.param(n, marks=pytest.mark.slow)
-        for n in ALL
-    ],
+    [n if n == "lrkv-full-odd_rank" else pytest.param(n, marks=pytest.mark.slow) for n in ALL],
 )
 def test_decode_equals_forward_for_every_shape_of_a_step_in_bfloat16(name):
     """1, 3 and 8 queries of 1 and 3 sequences: XLA on a CPU may lack a product that one of them is.

@@ -11,12 +11,13 @@ from support.variants import ALL, WIDTH, random_model, small
 
 from lrkv_jax.models.attention.cache import write
 
-VARIANTS = (
-    "mha", "mla", "mla-full", "lrkv-full-odd_rank", "lrkv-shared-odd_rank", "lrkv-latent-even_rank"
-)  # fmt: skip
+SLOW = "mha", "mla-full", "lrkv-shared-odd_rank", "lrkv-latent-even_rank"
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    ["mla", "lrkv-full-odd_rank", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)],
+)
 def test_decode_equals_forward_at_the_end_of_a_long_context(name):
     """The last token's heads from the cache and from what trains, within 2e-6 of the values'.
 

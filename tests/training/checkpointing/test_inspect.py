@@ -54,9 +54,7 @@ def test_list_and_verify_say_what_is_there(run, monkeypatch, capsys):
     assert all(row["bytes"] > 600 and row["damage"] is None for row in rows)
     code, out, _ = lrkv(capsys, monkeypatch, "checkpoint", "verify", run)
     assert code == 0 and out.count("sound") == 4 and "best" in out
-
-
-def test_verify_finds_a_byte_that_the_list_cannot_see(run, monkeypatch, capsys):
+    # A byte that the list cannot see.
     files = [p for p in (run / "checkpoints/3/params").rglob("*") if p.is_file()]
     path = max(files, key=lambda path: path.stat().st_size)
     data = bytearray(path.read_bytes())
