@@ -1,4 +1,4 @@
-"""RMSNorm and the feed-forward layer against their formulas in float64."""
+"""RMSNorm and the feed-forward layer against float64; what a weight is drawn from."""
 
 import math
 
@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from lrkv_jax.models.layers import MLP, inverse_rms, relu2, rms_norm
+from lrkv_jax.models.weights import WeightSpec, draw, weight, weight_specs
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
@@ -51,3 +53,49 @@ def test_relu2s_gradient_is_twice_relu_and_keeps_one_array():
     np.testing.assert_array_equal(jax.vmap(jax.grad(relu2))(x), [0, 0, 0, 1, 6])
     pull = jax.eval_shape(lambda x: jax.vjp(relu2, x)[1], jax.ShapeDtypeStruct((5,), jnp.bfloat16))
     assert [leaf.shape for leaf in jax.tree.leaves(pull) if leaf.shape] == [(5,)]
+
+
+def drawn(module, seed=0):
+    draw(module, jax.random.key(seed))
+    return module
+
+
+def test_the_spread_is_by_fan_in_and_smaller_for_narrow_outputs_or_as_given():
+    layer = drawn(
+        nnx.Dict(
+            narrow=weight("embed -> mlp", (400, 100)),
+            wide=weight("embed -> mlp", (100, 400)),
+            given=weight("embed -> mlp", (200, 200), std=2.0),
+            zero=weight("a -> b", (3, 4), std=0),
+            one=nnx.Param(np.ones(5), spec=WeightSpec(("a",), 0, 1, "vector")),
+        )
+    )
+    for name, std in {"narrow": 1 / 20 / 2, "wide": 1 / 10, "given": 2.0}.items():
+        value = getattr(layer, name)[...]
+        # The sample's standard deviation is off by 1/sqrt(2n) of itself; four of them.
+        assert abs(float(value.std()) / std - 1) < 4 / np.sqrt(2 * value.size)
+        assert abs(float(value.mean())) < 4 * std / np.sqrt(value.size)
+        assert value.dtype == np.float32
+    assert not np.any(layer.zero[...]) and np.all(layer.one[...] == 1)
+
+
+class Two(nnx.Module):
+    def __init__(self, _=None):
+        self.first = weight("embed -> mlp", (2, 3))
+        self.second = weight("vocabulary -> embed", (5, 2), group="embedding")
+
+
+def stack_of(layers):
+    return nnx.vmap(Two)(jax.numpy.arange(layers))
+
+
+def test_a_weight_depends_on_key_path_layer_and_shape_alone():
+    one, more = drawn(Two()), Two()
+    more.first, more.third = weight("a: b -> c", (1, 2, 3), std=9.0), weight("a -> b", (5, 2))
+    assert np.array_equal(drawn(more).second[...], one.second[...])
+    assert not np.array_equal(more.third[...], one.second[...])
+    assert not np.array_equal(drawn(Two(), seed=1).second[...], one.second[...])
+    few, many = drawn(stack_of(2)).first[...], drawn(stack_of(4)).first[...]
+    assert many.shape == (4, 2, 3) and np.array_equal(few, many[:2])
+    assert weight_specs(stack_of(2))["first"] == WeightSpec.parse("embed -> mlp").stacked()
+    assert len(np.unique(many)) == many.size  # each layer its own draw

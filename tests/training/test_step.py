@@ -150,6 +150,7 @@ def case(tiny):
     return config, model, params, teacher, np.random.default_rng(0).integers(0, 64, shape)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_divergence_from_the_teacher_and_only_keys_and_values_learn(case):
     config, model, params, teacher, tokens_BU = case
     config = taught(config, model, trainable="keys_and_values")
