@@ -1,4 +1,4 @@
-"""Variants of experiments/: each decodes as it is trained; the factorial's plan."""
+"""Variants of experiments/: each decodes as it is trained, and is LRKV at its limit."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from support.variants import HEAD_WIDTH, HEADS, WIDTH, error, random_model, small
 
-from lrkv_jax.config import load_config
 from lrkv_jax.config.attention import variant_class
 from lrkv_jax.models.attention import LRKV
 from lrkv_jax.optim.muon import scale_by_muon
@@ -108,30 +107,3 @@ def test_a_doubled_rate_moves_a_head_s_matrix_twice_as_far():
         return np.asarray(layer.matrices("key")) - before_HDK
 
     np.testing.assert_allclose(moved(doubled), 2 * moved(plain), rtol=1e-3, atol=1e-5)
-
-
-def test_rates_come_first_and_grow_at_an_edge_until_the_best_is_inside():
-    from mechanism import design
-
-    config = load_config(EXPERIMENTS / "mechanism/mechanism.yaml", ["attention=mha"])
-    assert set(design.VARIANTS) == set(config.variants)
-    assert config.train.total_steps == design.STEPS
-
-    def tuned(best):
-        rates = (*design.RATES, 0.0071, 0.028)
-        return {
-            (variant, rate, seed): abs(np.log(rate / best))
-            for variant in design.VARIANTS for rate in rates for seed in design.RATE_SEEDS
-        }  # fmt: skip
-
-    first = design.planned({})
-    assert len(first) == 9 * 3 * 2 and {run.steps for run in first} == {design.RATE_STEPS}
-    main = [run for run in design.planned(tuned(0.014)) if run.steps == design.STEPS]
-    assert len(main) == 54 and {run.rate for run in main} == {0.014}
-    # The best is the lowest rate: 0.0071 is asked for, and then the run's own rate is inside.
-    missing = {key: loss for key, loss in tuned(0.0101).items() if key[1] != 0.0071}
-    assert {run.rate for run in design.planned(missing)} == {*design.RATES, 0.0071}
-    assert {r.rate for r in design.planned(tuned(0.0101)) if r.steps == design.STEPS} == {0.01}
-    assert not {run.seed for run in main} & set(design.RATE_SEEDS)
-    for weights in design.CONTRASTS.values():
-        assert not sum(weights.values()) and set(weights) <= set(design.VARIANTS)
