@@ -107,5 +107,3 @@ def test_a_kind_that_is_not_there_is_one_line(folder, kind, message):
     with pytest.raises(LrkvError, match=re.escape(message)) as error:
         load_config("tied.yaml", [f"variants.tied.kind={kind}"])
     assert "\n" not in str(error.value)
-    with pytest.raises(LrkvError, match="unknown key attention.group: did you mean groups?"):
-        load_config("tied.yaml", ["attention.group=2"])
