@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.jaxprs import equations
 
-from lrkv_jax.config import ModelConfig
+from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.kernels import angles, online
 from lrkv_jax.lab.bench.problems import make_problem, with_kernel
 from lrkv_jax.models.accounting.serving import attention_flops
@@ -80,3 +80,12 @@ def test_flops_of_a_step_are_the_products_of_its_program(name, monkeypatch):
         assert flops.at(length) == products(program) + made
     three = model.model_copy(update={"layers": 3})
     assert attention_flops(three).at(48) == 3 * flops.at(48)
+
+
+def test_lrkv_s_extra_work_grows_with_the_cache():
+    """The paper's Table 10 says "T-dependence: none"; its own section on decoding says O(T r)."""
+    for rope, share in (("shared", 46 / 128), ("full", 46 / 128 + 46 / 2)):
+        model = load_config("128m", [f"attention.rope={rope}"]).model
+        mha = attention_flops(load_config("128m", ["attention=mha"]).model)
+        ours = attention_flops(model)
+        assert ours.per_cached_token / mha.per_cached_token == pytest.approx(1 + share)
