@@ -43,7 +43,7 @@ def test_bfloat16_rotates_in_float32():
 
 
 @pytest.mark.parametrize("scaling", [None, RopeScaling(kind="linear", factor=8)])
-@pytest.mark.parametrize(("width", "base"), [(7, 1e4), (64, 1e4), (128, 5e5)])
+@pytest.mark.parametrize(("width", "base"), [(7, 1e4), (128, 5e5)])
 def test_angles_are_exact_at_every_position(width, base, scaling):
     positions = np.r_[np.arange(0, 300_000, 31), 2**24 + 1, 2**30, -5]
     cos, sin = rope_angles(positions, width, base, scaling)
@@ -60,6 +60,3 @@ def test_scaled_frequencies_and_factors_are_transformers(name):
         frequencies(width, base, scaling), known["frequencies"], rtol=1e-6, atol=0
     )
     assert logit_factor(scaling) == pytest.approx(known["attention_factor"] ** 2, rel=1e-12)
-    # At position 1 an angle is a frequency.
-    cos_J, sin_J = rope_angles(np.array(1), width, base, scaling)
-    np.testing.assert_allclose(np.arctan2(sin_J, cos_J), known["frequencies"], rtol=1e-6, atol=0)

@@ -23,12 +23,6 @@ class Ended:
     err: str
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextlib.contextmanager
 def several(command, *, count=2, devices=4, places=None, **environment):
     """Start `command` (arguments of python) `count` times with `devices` simulated devices each.
@@ -36,7 +30,9 @@ def several(command, *, count=2, devices=4, places=None, **environment):
     "{process}" in it is the process's number; `places` has each one's own variables. Yields the
     processes; kills what is left of them.
     """
-    address = f"127.0.0.1:{free_port()}"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
     running = []
     try:
         for process in range(count):

@@ -107,8 +107,9 @@ def test_a_layer_says_what_the_table_predicts(key):
         assert counts[turn] == expected, turn
 
 
-def test_outside_the_layers_only_tokens_the_head_and_muon_travel():
-    once = counted(step_text("mha", (1, 8, 1, 1)))["once"]
+def test_a_step_gathers_a_layer_at_a_time_and_shares_newton_schulz():
+    text = step_text("mha", (1, 8, 1, 1))
+    once = counted(text)["once"]
     # All-gathers: tokens for the embedding, and the head. All-to-alls: the embedding's columns
     # forward and backward; Muon's two shapes (D × D and D × 4D) there and back.
     assert once["all-gather"] == 2
@@ -117,12 +118,9 @@ def test_outside_the_layers_only_tokens_the_head_and_muon_travel():
     assert "collective-permute" not in once
     # The rest are numbers: the loss, its text's nats and bytes, the gradient's norm, the batch's
     # fingerprint, and a norm for each of Muon's matrices.
-    for i in hlo.collectives(step_text("mha", (1, 8, 1, 1))):
+    for i in hlo.collectives(text):
         assert i.kind != "all-reduce" or all(len(shape) <= 1 for shape in i.shapes)
-
-
-def test_no_weight_is_whole_outside_its_layers_turn():
-    found = hlo.instructions(step_text("mha", (1, 8, 1, 1)))
+    found = hlo.instructions(text)
     # A weight's rows are split: an axis of the whole width beside the layers' axis would be a
     # gathered stack. Activations have both, beside the batch's axes.
     stacks = {
@@ -133,6 +131,16 @@ def test_no_weight_is_whole_outside_its_layers_turn():
     gathered = [i for i in found if i.kind == "all-gather" and WIDTH in i.shapes[0]]
     assert len(gathered) > 10
     assert {i.times for i in gathered if "head" not in i.scope} <= {LAYERS, 1}
+    config = configured("attention=mha")
+    products = [i for i in found if "muon" in i.scope and i.kind == "dot"]
+    # Three products an iteration for each of the two shapes, D × HK and D × 4D.
+    assert len(products) == 2 * 3 * config.optimizer.muon.iterations
+    # 12 matrices of attention and 6 of the MLP: 2 and 1 on each of 8 devices. The compiler drops
+    # the batch axis of the latter.
+    inner = config.model.heads * config.model.head_width
+    batches = {i.shapes[0][0] for i in products if i.shapes[0][-1] == inner}
+    assert batches == {2}
+    assert all(len(i.shapes[0]) == 2 or i.shapes[0][0] <= 2 for i in products)
 
 
 def flops(f, config):
@@ -159,17 +167,3 @@ def test_nothing_is_computed_twice_unasked(variant, parts):
     formed = parts * LAYERS * 2 * D * RANK * H * K
     gradient = make_gradient(config, meshed(), np.ones(config.model.vocabulary))
     assert flops(gradient, config) - formed == flops(jax.grad(plain), config) > 1e8
-
-
-def test_eight_devices_share_the_products_of_newton_schulz():
-    config = configured("attention=mha")
-    text = step_text("mha", (1, 8, 1, 1))
-    products = [i for i in hlo.instructions(text) if "muon" in i.scope and i.kind == "dot"]
-    # Three products an iteration for each of the two shapes, D × HK and D × 4D.
-    assert len(products) == 2 * 3 * config.optimizer.muon.iterations
-    # 12 matrices of attention and 6 of the MLP: 2 and 1 on each of 8 devices. The compiler drops
-    # the batch axis of the latter.
-    inner = config.model.heads * config.model.head_width
-    batches = {i.shapes[0][0] for i in products if i.shapes[0][-1] == inner}
-    assert batches == {2}
-    assert all(len(i.shapes[0]) == 2 or i.shapes[0][0] <= 2 for i in products)

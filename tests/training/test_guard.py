@@ -52,13 +52,10 @@ def test_what_is_not_finite_is_never_taken_and_counted(bad):
     assert taken == [True, False, False, True] and int(state.in_a_row) == 0
 
 
-def test_there_is_no_spike_before_a_window_of_losses():
-    losses = [2.0] * (WINDOW - 1) + [1e9]
-    taken, _, height = after(losses, SKIP)
-    assert all(taken) and np.isnan(height)
-
-
 def test_a_spike_is_told_and_left_out_if_asked():
+    # There is none before a window of losses.
+    taken, _, height = after([2.0] * (WINDOW - 1) + [1e9], SKIP)
+    assert all(taken) and np.isnan(height)
     noise = 3 + 0.05 * np.random.default_rng(0).normal(size=WINDOW)
     for config, expected in ((WATCH, True), (SKIP, False)):
         taken, state, height = after([*noise, 4.0], config)
@@ -78,7 +75,7 @@ def test_spikes_do_not_hide_each_other_and_a_new_level_becomes_the_normal():
 
 @pytest.mark.slow
 def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was(tiny, monkeypatch):
-    """Infinite, on a mesh; tests/faults/test_numbers.py has batches of NaN on one device."""
+    """On a mesh; tests/faults/test_numbers.py has whole runs on one device."""
     axes = "mesh.fsdp=2", "mesh.tensor=2", "mesh.data=2"
     config = resolve(tiny("model.layers=1", "model.vocabulary=64", "attention=lrkv", *axes))
     mesh = make_mesh(config.mesh)
@@ -115,8 +112,6 @@ def test_a_bad_gradient_leaves_every_bit_and_the_next_step_is_as_if_it_never_was
     for one, other in ((with_bad[0], with_bad[1]), (without[1], with_bad[2])):
         for a, b in zip(jax.tree.leaves(one[0]), jax.tree.leaves(other[0]), strict=True):
             np.testing.assert_array_equal(a, b)
-    assert [m["skipped"] for _, m in with_bad] == [0, 1, 1]
-    assert np.isfinite(with_bad[1][1]["loss"]) and not np.isfinite(with_bad[1][1]["grad_norm"])
     # The schedule, too, goes on from where it was.
-    assert with_bad[2][1]["lr_matrix"] == without[1][1]["lr_matrix"]
-    assert with_bad[2][1]["loss"] == without[1][1]["loss"]
+    for name in ("lr_matrix", "loss"):
+        assert with_bad[2][1][name] == without[1][1][name]

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
@@ -40,22 +41,6 @@ def test_characters_that_the_output_cannot_encode_are_escaped():
     assert raw.getvalue() == b"caf\xe9 \\u2192 \\ud800 [/b]\n"
 
 
-class FakeWandB:
-    """The calls of wandb that a run makes, noted; `broken` ones raise."""
-
-    def __init__(self, broken=()):
-        self.calls, self._broken = [], broken
-
-    def __getattr__(self, name):
-        def call(*arguments, **named):
-            if name in self._broken:
-                raise ConnectionError("no\nroute")
-            self.calls.append((name, *arguments, named))
-            return self
-
-        return call
-
-
 @pytest.fixture
 def setup(tmp_path):
     config = SimpleNamespace(model_dump=lambda mode: {"name": "tiny"})
@@ -78,13 +63,12 @@ def logged(setup, warn):
 
 def test_weights_and_biases_gets_the_scalars_of_both_starts_in_one_run(setup, monkeypatch):
     """A curve is of one text: that of the whole split has a name of its own."""
-    fake = FakeWandB()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setitem(sys.modules, "wandb", fake := MagicMock())
     logged(setup, pytest.fail)
-    starts = [named for name, named in (c for c in fake.calls if c[0] == "init")]
+    run, starts = fake.init.return_value, [call.kwargs for call in fake.init.call_args_list]
     assert starts[0] == starts[1] and starts[0]["resume"] == "allow" and len(starts[0]["id"]) == 8
-    assert [call[0] for call in fake.calls].count("finish") == 2
-    logs = [call[1] for call in fake.calls if call[0] == "log"]
+    assert run.finish.call_count == 2
+    logs = [call.args[0] for call in run.log.call_args_list]
     assert [row["step"] for row in logs] == [1, 2, 3, 4]
     assert logs[2] == {"step": 3, "train/loss": 1 / 3}
     curves = {name: [row[name] for row in logs if name in row] for name in logs[1] | logs[3]}
@@ -97,7 +81,9 @@ def test_weights_and_biases_gets_the_scalars_of_both_starts_in_one_run(setup, mo
 
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
 def test_weights_and_biases_that_fails_ends_nothing(setup, monkeypatch, broken):
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandB([broken]))
+    monkeypatch.setitem(sys.modules, "wandb", fake := MagicMock())
+    of = fake if broken == "init" else fake.init.return_value
+    getattr(of, broken).side_effect = ConnectionError("no\nroute")
     warnings = []
     logged(setup, warnings.append)
     line = "Weights & Biases fails (ConnectionError: no route): training continues without it"

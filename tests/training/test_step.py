@@ -1,6 +1,7 @@
-"""One step, which consumes its state, is the same whatever the mesh and the microbatches."""
+"""One step, which consumes its state, is the same whatever the mesh, towards a teacher too."""
 
-import chex
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ from support.variants import random_params
 from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
+from lrkv_jax.models.attention import GQA
 from lrkv_jax.models.remat import NAMED
-from lrkv_jax.models.transformer import abstract_parameters
+from lrkv_jax.models.transformer import abstract_parameters, with_parameters
 from lrkv_jax.training.loss import make_gradient
-from lrkv_jax.training.state import init_state, new_state, resolve, state_shardings
+from lrkv_jax.training.state import init_state, resolve, state_shardings
 from lrkv_jax.training.step import make_train_step
 
 MESHES = {
@@ -90,22 +92,6 @@ def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny):
     assert up.addressable_shards[0].data.shape == up.shape  # whole on each
 
 
-def test_moments_live_beside_their_parameter(tiny):
-    config = resolve(tiny())
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    placed = state_shardings(config, mesh)
-    state = jax.eval_shape(lambda: new_state(config))
-    chex.assert_trees_all_equal_structs(
-        jax.tree.map(lambda _: 0, placed), jax.tree.map(lambda _: 0, state)
-    )
-    rules = placed.opt_state[1].inner_states
-    muon, adam = (rules[group].inner_state[0] for group in ("matrix", "embedding"))
-    up = muon.momentum["blocks"]["mlp"]["up"]
-    assert up == placed.params["blocks"]["mlp"]["up"]
-    assert up.spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
-    assert adam.mu["embedding"]["table"] == placed.params["embedding"]["table"]
-
-
 @pytest.mark.slow
 def test_policies_of_rematerialization_keep_less_and_compute_the_same(tiny):
     policies = ("none", "minimal", "full", "offload")
@@ -131,3 +117,68 @@ def test_policies_of_rematerialization_keep_less_and_compute_the_same(tiny):
     on_gpu = [traces[p].lower(lowering_platforms=("cuda",)).as_text() for p in policies]
     moved = [text.count('"pinned_host"') for text in on_gpu]
     assert moved[:3] == [0, 0, 0] and moved[3] >= len(NAMED) - 1
+
+
+LEARN = ("key", "key_down", "key_up", "value", "value_down", "value_up")
+
+
+def taught(config, model, **changes):
+    train = config.train.model_copy(update={"teacher_model": model, **changes})
+    return config.model_copy(update={"train": train})
+
+
+def one_step(config, params, teacher, tokens, sizes=None):
+    """The state after a step from `params`, and its metrics, on a mesh of these sizes."""
+    devices = None if sizes else jax.devices()[:1]
+    mesh = make_mesh(MeshConfig(**(sizes or {"data": 1, "fsdp": 1})), devices)
+    with jax.set_mesh(mesh):
+        state = init_state(config, mesh)
+        where = state_shardings(config, mesh)
+        placed = jax.device_put((params, teacher), (where.params, where.teacher))
+        state = replace(state, params=placed[0], teacher=placed[1])
+        step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32))
+        after, metrics = step(state, jax.device_put(tokens, batch_sharding(mesh)))
+        return jax.tree.map(np.asarray, (after.params, after.teacher)), jax.device_get(metrics)
+
+
+@pytest.fixture
+def case(tiny):
+    config = resolve(tiny("attention=lrkv", "model.vocabulary=64", "model.layers=1"))
+    model = config.model.model_copy(update={"attention": GQA(kv_heads=2), "softcap": 7.0})
+    params, teacher = (jax.tree.map(np.asarray, random_params(m)) for m in (config.model, model))
+    shape = config.train.global_batch_size, config.train.seq_len + 1
+    return config, model, params, teacher, np.random.default_rng(0).integers(0, 64, shape)
+
+
+@pytest.mark.slow
+def test_the_loss_is_the_divergence_from_the_teacher_and_only_keys_and_values_learn(case):
+    config, model, params, teacher, tokens_BU = case
+    config = taught(config, model, trainable="keys_and_values")
+    (after, same), metrics = one_step(config, params, teacher, tokens_BU)
+    logits = [
+        np.float64(jax.jit(with_parameters(m, jax.device_put(p)))(tokens_BU[:, :-1]))
+        for m, p in ((config.model, params), (model, teacher))
+    ]
+    log_p, log_q = (z - np.log(np.exp(z).sum(-1, keepdims=True)) for z in logits)
+    truth = (np.exp(log_q) * (log_q - log_p)).sum(-1).mean()
+    assert metrics["loss"] == pytest.approx(truth, rel=1e-5)
+    nll = -np.take_along_axis(log_p, tokens_BU[:, 1:, None], axis=-1).mean()
+    assert metrics["bpb"] == pytest.approx(nll / np.log(2), rel=1e-5)  # every token is a byte
+    jax.tree.map(np.testing.assert_array_equal, same, jax.tree.map(np.asarray, teacher))
+    for path, leaf in jax.tree.leaves_with_path(after):
+        before = np.asarray(dict(jax.tree.leaves_with_path(params))[path])
+        learns = path[-2].key == "attention" and path[-1].key in LEARN
+        assert (leaf == before).all() != learns, path
+
+
+@pytest.mark.slow
+def test_a_taught_step_of_two_microbatches_is_the_same_on_a_mesh(case):
+    config, model, params, teacher, tokens_BU = case
+    config = taught(config, model, grad_accum_steps=2)
+    (alone, _), metrics = one_step(config, params, teacher, tokens_BU)
+    sizes = {"data": 1, "fsdp": 2, "context": 2, "tensor": 2}
+    (meshed, _), others = one_step(config, params, teacher, tokens_BU, sizes)
+    for name in ("loss", "grad_norm", "bpb"):
+        assert others[name] == pytest.approx(metrics[name], rel=2e-5), name
+    # Muon turns a gradient's rounding into a direction: what is small there moves little.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3), meshed, alone)

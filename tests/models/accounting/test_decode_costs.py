@@ -12,12 +12,11 @@ from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.kernels import angles, online
 from lrkv_jax.lab.bench.problems import make_problem, with_kernel
 from lrkv_jax.models.accounting.serving import attention_flops
-from lrkv_jax.models.attention import LRKV, MHA, MLA, MQA
+from lrkv_jax.models.attention import LRKV, MHA, MLA
 
 H, K = 4, 16
 ENTRIES = {
     "mha": MHA(),
-    "mqa": MQA(),
     "mla": MLA(kv_lora_rank=24, qk_rope_head_dim=8),
     "mla-full": MLA(kv_lora_rank=24, rope="full"),
     "mla-rank": MLA(kv_lora_rank=24, qk_rope_head_dim=8, rank=8),
@@ -40,29 +39,14 @@ def products(program, *arguments) -> int:
     return total
 
 
-def abstract_problem(model, length):
-    """A problem of one sequence, and its arrays as shapes: nothing is compiled."""
-    made = []
-
-    def arrays():
-        made.append(make_problem(model, np.array([length], np.int32), length, "float32", 0))
-        return made[0].inputs, made[0].cache, made[0].lengths_B
-
-    shapes = jax.eval_shape(arrays)
-    return made[0], shapes
-
-
-def mix_query(q_BTHK, up_HRK):
-    """M_h(q) [B, T, H, K, R]: rows for cos, then rows for sin."""
+def as_defined(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base, pages_BN):
+    """[cos sΘ, sin sΘ] · M_h(q) · rk_h as it stands."""
+    # M_h(q) [B, T, H, K, R]: rows for cos, then rows for sin.
     a, b = jnp.split(q_BTHK[..., None], 2, axis=-2)
     first_HJR, second_HJR = jnp.split(up_HRK.swapaxes(1, 2), 2, axis=1)
     cos_sin = a * first_HJR + b * second_HJR, b * first_HJR - a * second_HJR
-    return jnp.concatenate(cos_sin, axis=-2)
-
-
-def as_defined(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base, pages_BN):
-    """[cos sΘ, sin sΘ] · M_h(q) · rk_h as it stands."""
-    view_BTHSR = jnp.einsum("SK,BTHKR->BTHSR", angles_SK, mix_query(q_BTHK, up_HRK))
+    mixed_BTHKR = jnp.concatenate(cos_sin, axis=-2)
+    view_BTHSR = jnp.einsum("SK,BTHKR->BTHSR", angles_SK, mixed_BTHKR)
     if rk_BSHR.shape[2] == 1:  # one latent for all heads
         return jnp.einsum("BTHSR,BSR->SBTH", view_BTHSR, rk_BSHR[:, :, 0])
     return jnp.einsum("BTHSR,BSHR->SBTH", view_BTHSR, rk_BSHR)
@@ -82,10 +66,10 @@ def test_flops_of_a_step_are_the_products_of_its_program(name, monkeypatch):
     model = ModelConfig(**shape, attention=entry, dtype="float32")
     flops = attention_flops(model)
     for length in (16, 48):  # fewer than a chunk: the program's loop turns once
-        problem, arguments = abstract_problem(model, length)
 
-        def program(inputs, cache, lengths_B, problem=problem):
-            return with_kernel(problem, inputs, cache, lengths_B, "xla")
+        def program(length=length):
+            problem = make_problem(model, np.array([length], np.int32), length, "float32", 0)
+            return with_kernel(problem, problem.inputs, problem.cache, problem.lengths_B, "xla")
 
         made = 0
         if name.endswith("-full"):
@@ -93,7 +77,7 @@ def test_flops_of_a_step_are_the_products_of_its_program(name, monkeypatch):
             monkeypatch.setattr(angles, "logits", as_defined)
             # An element of M_h(q) is two products and a sum.
             made = 3 * H * K * (entry.rank if name == "lrkv-full" else entry.kv_lora_rank)
-        assert flops.at(length) == products(program, *arguments) + made
+        assert flops.at(length) == products(program) + made
     three = model.model_copy(update={"layers": 3})
     assert attention_flops(three).at(48) == 3 * flops.at(48)
 

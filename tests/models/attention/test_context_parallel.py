@@ -27,9 +27,8 @@ def inputs(heads, key_heads):
 @pytest.mark.parametrize(
     ("heads", "key_heads", "context", "tensor"),
     [
-        pytest.param(4, 4, 4, 1, id="a_key_head_for_each_query_head"),
+        pytest.param(4, 4, 4, 1, id="a_key_head_for_each_query", marks=pytest.mark.slow),
         pytest.param(4, 1, 2, 2, id="one_key_head_for_all"),
-        pytest.param(6, 3, 2, 1, id="key_heads_shared_unevenly", marks=pytest.mark.slow),
         pytest.param(8, 2, 2, 4, id="fewer_key_heads_than_tensor_shards", marks=pytest.mark.slow),
         pytest.param(8, 4, 4, 2, id="two_devices_for_each_key_head"),
     ],

@@ -15,8 +15,7 @@ from lrkv_jax.models.attention import LRKV
 from lrkv_jax.models.attention.cache import contiguous, slot_axes, slots_of
 
 PAGE, PAGES = 8, 3  # slots of a sequence: 24
-FAST = ("gqa", "lrkv-full-groups")
-FORMS = (*FAST, "mla", "mla-full-rank", "lrkv-latent-groups")
+SLOW = ("gqa", "mla", "mla-full-rank", "lrkv-latent-groups")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -41,7 +40,7 @@ def test_rows_are_kept_to_half_a_step_of_their_largest_value(dtype):
 
 @pytest.fixture(
     scope="module",
-    params=[n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in FORMS],
+    params=["lrkv-full-groups", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)],
 )
 def layer(request):
     """A layer that keeps an int8 cache, with all that pretrained models have where it can."""

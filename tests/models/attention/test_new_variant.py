@@ -20,7 +20,6 @@ from lrkv_jax.models.transformer import abstract_parameters
 from lrkv_jax.training.loop import train
 
 PAGE = Path(__file__).parents[3] / "docs" / "new_variant.md"
-KIND = "tied_groups:Tied"
 SMALL = tuple(text for text in TINY if not text.startswith("variants."))
 
 
@@ -59,10 +58,10 @@ def test_it_trains_decodes_as_it_was_trained_and_stands_in_tables(folder, capsys
     assert train(load_config("tied.yaml", settings), devices=jax.devices()[:1]).step == 3
     run = folder / "runs" / "quickstart-tied"
     config = load_config(run / "config.yaml")
-    assert config.model.attention.kind == KIND and config.model.attention.label == "TIED-2"
+    assert config.model.attention.label == "TIED-2"
     assert lrkv(capsys, monkeypatch, "evaluate", run, "--tasks", "bpb,agreement")[0] == 0
     result = json.loads((run / "evaluation.json").read_text())
-    assert result["attention"] == KIND and 0 < result["bpb"]["bits_per_byte"] < 20
+    assert result["attention"] == "tied_groups:Tied" and 0 < result["bpb"]["bits_per_byte"] < 20
     assert result["agreement"]["max_relative_error"] < 1e-5
     assert result["agreement"]["same_greedy_token"] == 1
     assert result["kv_cache_bytes_per_token"] == result["kv_cache_bytes_per_token_formula"]
@@ -108,5 +107,3 @@ def test_a_kind_that_is_not_there_is_one_line(folder, kind, message):
     with pytest.raises(LrkvError, match=re.escape(message)) as error:
         load_config("tied.yaml", [f"variants.tied.kind={kind}"])
     assert "\n" not in str(error.value)
-    with pytest.raises(LrkvError, match="unknown key attention.group: did you mean groups?"):
-        load_config("tied.yaml", ["attention.group=2"])

@@ -1,21 +1,24 @@
-"""Checkpoints come back bit for bit, onto any mesh, and the right ones are kept."""
+"""Checkpoints are kept, read, listed and verified; tests/faults/test_elastic.py: on any mesh."""
 
+import json
 import os
+import shutil
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1 as ocp
+from support.command import lrkv
 
-from lrkv_jax.config import MeshConfig
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import Checkpointer, layout
 from lrkv_jax.training.checkpointing.checkpointer import read_verified
-from lrkv_jax.training.state import checkpoint_items, from_checkpoint_items, new_state, resolve
+from lrkv_jax.training.checkpointing.fingerprint import as_hex, fingerprints
+from lrkv_jax.training.checkpointing.inspect import entries, verify
 
 ONE_DEVICE = SingleDeviceSharding(jax.devices()[0])
 
@@ -23,37 +26,6 @@ SMALL = {"params": {"w": jnp.arange(6.0).reshape(2, 3)}, "run": {"step": jnp.int
 ABSTRACT = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), SMALL
 )
-
-
-def test_a_checkpoint_restores_onto_another_mesh_bit_for_bit(tmp_path):
-    """tests/faults/test_elastic.py takes a whole state through seven meshes."""
-    w = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    split = jax.device_put(w, NamedSharding(mesh, PartitionSpec("fsdp", "tensor")))
-    one = jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=ONE_DEVICE)
-    with Checkpointer(tmp_path / "c") as checkpoints:
-        checkpoints.save(7, {"params": {"w": split}}, {"tokens": 5})
-        checkpoints.wait()
-        _, back = checkpoints.restore({"params": {"w": one}})
-    np.testing.assert_array_equal(back["params"]["w"], w)
-    assert back["params"]["w"].sharding == ONE_DEVICE
-
-
-def test_a_state_is_made_of_its_items_again(tiny):
-    abstract = jax.eval_shape(lambda: new_state(resolve(tiny())))
-    numbers = iter(range(1000))
-
-    def fill(leaf):
-        """No two leaves alike, so that a swapped or lost one shows."""
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.key(77)
-        return np.full(leaf.shape, next(numbers), leaf.dtype)
-
-    state = jax.tree.map(fill, abstract)
-    back = from_checkpoint_items(abstract, checkpoint_items(state))
-    assert jnp.array_equal(jax.random.key_data(back.rng), jax.random.key_data(state.rng))
-    for part in ("params", "opt_state", "step", "guard"):
-        chex.assert_trees_all_equal(getattr(back, part), getattr(state, part))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -120,3 +92,112 @@ def test_one_item_is_read_alone_and_what_is_not_there_or_is_another_model_s_is_o
         layout.set_aside(tmp_path / "c/4")
         with pytest.raises(LrkvError, match="set aside before: 4"):
             checkpoints.restore_newest({})  # nothing starts from scratch there
+
+
+def of(x) -> str:
+    return as_hex(fingerprints([jnp.asarray(x)]))[0]
+
+
+def mix(x):
+    """MurmurHash3's finaliser in Python's integers."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = (x ^ (x >> shift)) * factor % 2**32
+    return x ^ (x >> 16)
+
+
+def by_hand(values) -> str:
+    """The two sums of an array of 32 bits, in Python's integers."""
+    mixed = [mix(int(v) ^ i * 0x9E3779B1 % 2**32) for i, v in enumerate(np.ravel(values))]
+    second = [(m ^ (m >> 15)) * (m | 1) % 2**32 for m in mixed]
+    return f"{sum(mixed) % 2**32:08x}{sum(second) % 2**32:08x}"
+
+
+def test_it_is_the_sums_that_the_module_describes():
+    values = np.random.default_rng(0).integers(0, 2**32, (3, 5, 7), np.uint32)
+    assert of(values) == by_hand(values)
+    assert of(values.view(np.float32)) == by_hand(values), "a float is its bits"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "bool"])
+def test_no_sharding_changes_it(dtype):
+    values = np.random.default_rng(1).normal(size=(8, 4, 6)) * 50
+    x = jnp.asarray(values > 0 if dtype == "bool" else values).astype(dtype)
+    expected = of(x)
+    mesh = jax.make_mesh((2, 4), ("a", "b"))
+    for spec in (P("a"), P("b", "a")):
+        placed = jax.device_put(x, NamedSharding(mesh, spec))
+        assert as_hex(fingerprints([placed])) == [expected], spec
+
+
+def test_zeros_and_nothing_have_fingerprints_too():
+    # Moments start at zero, and LRKV of rank 0 has empty residuals.
+    assert of(np.zeros(4, np.float32)) != of(np.zeros(5, np.float32))
+    assert of(np.zeros((0, 3), np.float32)) == "0" * 16
+    assert of(np.float32(0.0)) != of(np.float32(-0.0))
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    run = tmp_path_factory.mktemp("run")
+    with Checkpointer(run / "checkpoints", max_to_keep=9) as checkpoints:
+        for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None)):
+            items = {"params": {"w": jnp.full((30, 5), step / 7)}, "run": {"step": jnp.int32(step)}}
+            checkpoints.save(step, items, {"tokens": 100 * step}, loss)
+            checkpoints.wait()
+    return run
+
+
+@pytest.fixture
+def run(pristine, tmp_path):
+    shutil.copytree(pristine, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_step_that_is_deleted_while_it_is_looked_at_is_not_damaged(run, monkeypatch):
+    """A21: `list` and `verify` said DAMAGED while a training run deleted old steps."""
+    first, *_ = entries(run)
+    layout.delete(first.path)
+    layout.delete(first.path)  # nor is it an error that another has deleted it
+    assert verify(first) is None
+    read = layout.read_manifest
+
+    def late(path):
+        if path.name == "2":
+            layout.delete(path)
+        return read(path)
+
+    monkeypatch.setattr("lrkv_jax.training.checkpointing.layout.read_manifest", late)
+    assert [(e.step, e.damage) for e in entries(run)] == [(3, None), (4, None)]
+
+
+def test_list_and_verify_say_what_is_there(run, monkeypatch, capsys):
+    code, out, _ = lrkv(capsys, monkeypatch, "checkpoint", "list", run, "--json")
+    rows = json.loads(out)
+    assert code == 0 and [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["best"] for row in rows] == [False, True, False, False]
+    assert [row["tokens"] for row in rows] == [100, 200, 300, 400]
+    assert all(row["bytes"] > 600 and row["damage"] is None for row in rows)
+    code, out, _ = lrkv(capsys, monkeypatch, "checkpoint", "verify", run)
+    assert code == 0 and out.count("sound") == 4 and "best" in out
+    # A byte that the list cannot see.
+    files = [p for p in (run / "checkpoints/3/params").rglob("*") if p.is_file()]
+    path = max(files, key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert lrkv(capsys, monkeypatch, "checkpoint", "list", run)[0] == 0
+    code, out, _ = lrkv(capsys, monkeypatch, "checkpoint", "verify", run, "--json")
+    assert code == 2
+    damaged = {row["step"]: row["damage"] for row in json.loads(out) if row["damage"]}
+    assert set(damaged) == {3}
+    assert path.name in damaged[3] and "is not as it was written" in damaged[3]
+    assert lrkv(capsys, monkeypatch, "checkpoint", "verify", run, "--step", "4")[0] == 0
+    for verb in ("list", "verify"):
+        code, _, err = lrkv(capsys, monkeypatch, "checkpoint", verb, run / "checkpoints/1")
+        assert code == 2 and "has no checkpoints: give a run's directory" in err
+
+
+def test_a_time_limit_that_is_none_is_refused(monkeypatch, capsys):
+    for limit in ("1", "0:00", "1:2:3:4", "-1:00", "²:00"):
+        code, _, err = lrkv(capsys, monkeypatch, "train", "quickstart", "--time-limit", limit)
+        assert code == 2 and ("write HH:MM:SS" in err or "No such option" in err)
