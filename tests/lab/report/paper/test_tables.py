@@ -156,12 +156,3 @@ def test_measured_caches_are_their_formulas_beside_what_is_printed(monkeypatch):
     lrkv = table.rows[-1].cells
     assert (lrkv[0].value, lrkv[1].value) == ("LRKV-46", 2)
     assert "Rank 64" in lrkv[5].paper.verdict
-
-
-@pytest.mark.slow
-def test_every_scale_s_cache_is_allocated_and_weighed():
-    (table,) = report_item("table12").made([])
-    assert len(table.rows) == 25
-    assert all(row.cells[4].value == row.cells[5].value for row in table.rows)
-    mha = table.rows[-5]  # of 6.3B
-    assert (mha.cells[0].value, mha.cells[5].value) == ("MHA", 1024)  # MiB
