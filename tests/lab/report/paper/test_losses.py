@@ -35,7 +35,7 @@ def test_lrkv_at_a_baseline_s_loss_after_three_quarters_is_there_25_percent_soon
     assert mqa == "never"  # it ends lower in each seed
 
 
-def test_losses_have_the_spread_of_seeds_and_curves_below_are_over_the_baseline_s_of_the_same_seed():
+def test_losses_have_the_spread_of_seeds_and_curves_below_are_over_the_same_seed_s_baseline():
     # Seeds differ by more than variants do: only pairs show that MQA is 0.1 over MHA at each.
     runs = [
         planted(kind, [5 + seed + extra, 4 + seed + extra], seed=seed)
