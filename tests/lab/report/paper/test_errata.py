@@ -353,6 +353,8 @@ def test_the_gap_between_the_two_effective_ranks_is_the_cap():
         {"mha": 99.5, "lrkv_64": 99.0, "gqa": 97.1, "mqa": 96.4, "mla": 97.0}, abs=0.05
     )
 
+    assert of_cap["128m"]["mha"] == pytest.approx(98.9, abs=0.05)
+    assert of_cap["128m"]["lrkv_64"] == pytest.approx(99.6, abs=0.05)
     # LRKV's gaps of 13.2 and 4.8 points: the cap alone makes 16.7 and 5.6.
     for scale, gap, heads in (("128m", 13.2, 6), ("2.5b", 4.8, 18)):
         uncentred = paper("table03", scale, "lrkv_64", "uncentred")
