@@ -64,18 +64,6 @@ def test_the_shipped_runs_have_bars_in_figure_3():
     assert [axis.get_title().endswith("LRKV-8") for axis in picture.figure.axes] == [True] * 3
 
 
-def test_an_ablation_s_ranks_are_joined_beside_the_baselines_of_its_scale():
-    runs = [planted(f"lrkv_r{rank}", [4.0 - rank / 100], scale="nano_ranks") for rank in (2, 8, 32)]
-    runs += [planted("mha", [4.0]), planted("lrkv", [3.92])]
-    losses, by_rank = report_item("fig05").made(runs)
-    mha, lrkv = losses.figure.axes[0].containers
-    assert lrkv.lines[0].get_ydata() == pytest.approx([3.98, 3.92, 3.68])
-    assert np.all(np.diff(lrkv.lines[0].get_xdata()) > 0) and lrkv.lines[0].get_xdata()[-1] > 100
-    assert "32" in [mark.get_text() for mark in losses.figure.axes[0].texts]
-    labels = {line.get_label() for line in by_rank.figure.axes[0].get_lines()}
-    assert labels == {"MHA", "LRKV-2", "LRKV-8", "LRKV-32"}
-
-
 def test_a_score_stands_at_the_bits_per_byte_of_the_pretraining():
     """Each is of a run midtrained from another; GQA's is not there."""
     part = [{"task": "gsm8k", "split": "train"}]
