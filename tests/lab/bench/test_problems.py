@@ -47,7 +47,7 @@ def by_xla(problem, cache, lengths_B):
 
 
 @pytest.mark.parametrize(
-    "name", ["mla", FULL, pytest.param("lrkv-shared-odd_rank", marks=pytest.mark.slow)]
+    "name", [FULL, *(pytest.param(n, marks=pytest.mark.slow) for n in ("gqa", "mla"))]
 )
 def test_the_reference_is_the_oracles_answer(name, monkeypatch):
     """The oracles in place of the variant's kernels."""
