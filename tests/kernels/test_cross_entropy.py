@@ -93,7 +93,7 @@ def test_a_teacher_s_distribution_is_learned_by_its_divergence():
     np.testing.assert_allclose(nll, plain(x, kernel, targets, softcap)[0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(grads[0], slope @ np.float64(kernel).T, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(grads[1], np.einsum("btd,btv->dv", x, slope), rtol=1e-4, atol=1e-6)
-    assert loss(x, kernel, theirs)[0] == pytest.approx(float(mean), rel=1e-6)
+    assert jax.jit(loss)(x, kernel, theirs)[0] == pytest.approx(float(mean), rel=1e-6)
 
 
 def test_bfloat16_inputs_get_bfloat16_gradients_and_a_float32_kernel_gradient():

@@ -32,18 +32,15 @@ TILE = 64
 # Slots of which the last ones are a part of a tile, and slots in whole pages.
 LENGTHS, SLOTS, PAGES = (TILE, 3, 2 * TILE + 2, 0), 136, 3 * TILE
 # Fewer for the fast set: below a tile, and into a second one; empty.
-FEW = {"lengths": (3, TILE + 2, 0), "S": TILE + 8}
-QUICK = {
-    "gqa-3_queries": lambda: grouped_case(**FEW | {"S": 2 * TILE}, T=3, H=4, G=2, K=64),
-    "lrkv-full": lambda: lrkv_case(**FEW, mode="full", H=2, K=128, R=46),
-}
-SLOW = {
-    "mla-8_queries": lambda: latent_case(**FEW | {"S": 2 * TILE}, T=8, H=2, C=128, P=64),
+FEW = (3, TILE + 2, 0)
+CASES = {
+    "lrkv-full": lambda: lrkv_case(FEW, "full", S=TILE + 8, H=2, K=128, R=46),
+    "gqa-3_queries": lambda: grouped_case(FEW, S=2 * TILE, T=3, H=4, G=2, K=64),
+    "mla-8_queries": lambda: latent_case(FEW, S=2 * TILE, T=8, H=2, C=128, P=64),
     "mha": lambda: grouped_case(LENGTHS, S=SLOTS, H=2, G=2, K=128),
     "lrkv-shared": lambda: lrkv_case(LENGTHS, "shared", S=PAGES, H=4, K=64, R=5),
     "mqa-8_queries": lambda: grouped_case(LENGTHS, S=PAGES, T=8, H=6, G=1, K=128),
     "mla-no_rope": lambda: latent_case(LENGTHS, S=SLOTS, H=18, C=192, P=0),
-    "mla-3_queries": lambda: latent_case(LENGTHS, S=PAGES, T=3, H=6, C=256),
     "lrkv-latent": lambda: lrkv_case(LENGTHS, "latent", S=SLOTS, T=2, H=6, G=3, K=128, R=46),
     "lrkv-full-8_queries": lambda: lrkv_case(LENGTHS, "full", S=PAGES, T=8, H=3, K=128, R=51),
     "lrkv-rank_0": lambda: lrkv_case(LENGTHS, S=PAGES, H=6, K=128, R=0),
@@ -53,9 +50,6 @@ SLOW = {
     ),
     "lrkv-no_norm": lambda: lrkv_case(LENGTHS, "full", S=SLOTS, H=6, G=2, K=128, R=33, norm=False),
 }
-
-
-CASES = {**QUICK, **SLOW}
 
 
 @pytest.fixture
@@ -70,24 +64,33 @@ def interpreted(name):
 
 
 @pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    "name", ["lrkv-full", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:])]
 )
 def test_the_interpreted_kernel_meets_float64(name, short_pieces):
     assert max(compare(interpreted(name), CASES[name]().truth())) < 1e-5
 
 
-PAGED = (
-    "mla-8_queries", "mqa-8_queries", "mla-3_queries", "lrkv-full-8_queries", "lrkv-shared",
-    "lrkv-rank_0",
-)  # fmt: skip
+def test_the_interpreted_kernel_reads_pages(short_pieces):
+    case = CASES["gqa-3_queries"]()
+    found = case.poisoned().paged().run(impl="interpret")
+    assert max(compare(found, case.truth())) < 1e-5
 
 
 def same_bits(got, wanted):
     return all(np.array_equal(*pair) for pair in zip(got, wanted, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["gqa-3_queries", *(pytest.param(name, marks=pytest.mark.slow) for name in PAGED)]
+    "name",
+    [
+        "gqa-3_queries",
+        "mla-8_queries",
+        "mqa-8_queries",
+        "lrkv-full-8_queries",
+        "lrkv-shared",
+        "lrkv-rank_0",
+    ],  # fmt: skip
 )
 def test_pages_give_the_bits_of_a_contiguous_cache(name, short_pieces):
     paged = CASES[name]().poisoned().paged()
@@ -200,6 +203,7 @@ def test_every_kernel_of_the_scales_compiles_for_an_h200_without_register_spills
         for scale, variant, T in itertools.product(targets.SCALES, targets.VARIANTS, (1, 8))
     }
     assert every <= {name for row in rows for name in row["same"]}
+
     assert {row["name"].split("/")[1] for row in rows if row["name"].endswith("contiguous")} >= {
         "mla", "lrkv-full", "lrkv-shared"
     }  # fmt: skip

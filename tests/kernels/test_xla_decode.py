@@ -27,14 +27,8 @@ CASES = {
 
 
 # One of each kernel, a length of 0 among them, and MLA's latents of heads.
-FAST = ("gqa", "mqa", "mla", "mla-full-private", "lrkv-full")
+FAST = ("mqa", "mla-full-private", "lrkv-full")
 EACH = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_the_oracle_is_the_definition_in_float64(name):
-    case = CASES[name]
-    assert max(compare(case.oracle(), case.truth())) < 2e-6
 
 
 @pytest.fixture
@@ -49,31 +43,35 @@ def chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_the_xla_path_meets_float64_and_ignores_what_was_never_written(name, chunks):
+def test_the_xla_path_and_the_oracle_meet_float64_and_what_was_never_written_is_ignored(
+    name, chunks
+):
     """In chunks of which the last reaches back; of one, tests/models/attention/test_contract.py."""
     chunks(4)
     case = CASES[name]
-    assert max(compare(case.poisoned().run(impl="xla"), case.truth())) < 1e-5
+    truth = case.truth()
+    assert max(compare(case.poisoned().run(impl="xla"), truth)) < 1e-5
+    assert max(compare(case.oracle(), truth)) < 2e-6  # the float32 oracle
 
 
+PAGED = {"lengths": [150, 64, 0], "S": 192}
 SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        lambda **of: grouped_case(**of, H=2, G=1, K=8),
-        pytest.param(lambda **of: latent_case(**of, H=2, C=8, P=4), marks=SLOW),
-        pytest.param(lambda **of: latent_case(**of, mode="full", H=2, K=8, C=8), marks=SLOW),
-        pytest.param(lambda **of: private_case(**of, mode="full", H=2, G=1, K=8, R=3), marks=SLOW),
-        lambda **of: lrkv_case(**of, H=2, K=8, R=3),
+        pytest.param(grouped_case(**PAGED, H=2, G=1, K=8), id="grouped", marks=SLOW),
+        pytest.param(latent_case(**PAGED, H=2, C=8, P=4), id="latent", marks=SLOW),
+        pytest.param(private_case(**PAGED, mode="full", H=2, G=1, K=8, R=3), id="private",
+                     marks=SLOW),
+        pytest.param(lrkv_case(**PAGED, H=2, K=8, R=3), id="lrkv"),
     ],
-    ids=["grouped", "latent", "latent-full", "latent-private", "lrkv"],
-)
+)  # fmt: skip
 def test_the_xla_path_reads_pages_to_a_contiguous_caches_bits(case, chunks):
     """In chunks of two pages, of three."""
     chunks(128)
-    case = case(lengths=[150, 64, 0], S=192).poisoned()
+    case = case.poisoned()
     for paged, whole in zip(case.paged().run(impl="xla"), case.run(impl="xla"), strict=True):
         assert np.array_equal(paged, whole) and np.isfinite(whole).all()
 

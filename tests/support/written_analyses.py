@@ -16,18 +16,7 @@ def alike(heads: int, cosine: float) -> np.ndarray:
     return np.full((heads, heads), cosine) + (1 - cosine) * np.eye(heads)
 
 
-def scattered(heads: int, shared: float, seed: int, groups: int = 1) -> np.ndarray:
-    """Cosines of random vectors that share a direction of this strength, group by group."""
-    rng = np.random.default_rng(seed)
-    common = np.repeat(rng.standard_normal((groups, 100)), heads // groups, axis=0)
-    vectors = rng.standard_normal((heads, 100)) + shared * common
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors @ vectors.T
-
-
-def write_analysis(
-    run: Path, cosines, *, ranks=(), step: int | None = None, norm=2.0, weighted=None
-) -> Path:
+def write_analysis(run: Path, cosines, *, ranks=(), norm=2.0, weighted=None) -> Path:
     """What `lrkv analyze` leaves in a run's directory, of heads whose cosines at each layer are
     `cosines(layer)`.
 
@@ -40,13 +29,14 @@ def write_analysis(
     layers = range(model.layers)
     has_parts = own["kind"] == "lrkv"
     ranks = sorted({*ranks, own.get("rank") or 1})
-    if step is None:
-        step = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    step = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     result = {
         "run": str(run), "variant": config.attention, **own, "step": step, "layers": model.layers,
         "width": model.width, "heads": model.heads, "head_width": model.head_width,
     }  # fmt: skip
-    random = [_diversity(scattered(model.heads, 0.0, 900 + seed)).summary() for seed in range(4)]
+    drawn = np.random.default_rng(900).standard_normal((4, model.heads, 100))
+    drawn /= np.linalg.norm(drawn, axis=2, keepdims=True)
+    random = [_diversity(vectors @ vectors.T).summary() for vectors in drawn]
     null = {"mean": mean(random), "sd": deviation(random), "sd_of_mean": deviation(random),
             "draws": len(random)}  # fmt: skip
     for form in FORMS:
@@ -55,8 +45,9 @@ def write_analysis(
             "per_layer": [one.as_dict() for one in found],
             "mean": mean([one.summary() for one in found]), "null": null,
         }  # fmt: skip
-    magnitudes = [_each_family(lambda _: _norms(has_parts, norm)) for _ in layers]
-    result["magnitude"] = {"per_layer": magnitudes}
+    parts = {"shared": 0.8 * norm, "residual": 0.6 * norm}
+    norms = {"total": norm, **(parts if has_parts else dict.fromkeys(parts))}
+    result["magnitude"] = {"per_layer": [{"key": norms, "value": norms}] * model.layers}
     result["geometry"] = None
     if has_parts and own["rank"]:
         geometry = [_each_family(lambda f, at=layer: _angles(model, own["rank"], at, f))
@@ -92,11 +83,6 @@ def _diversity(gram):
 
 def _each_family(make):
     return {family: make(family) for family in ("key", "value")}
-
-
-def _norms(has_parts, norm):
-    parts = {"shared": 0.8 * norm, "residual": 0.6 * norm}
-    return {"total": norm, **(parts if has_parts else dict.fromkeys(parts))}
 
 
 def _angles(model, rank, layer, family):

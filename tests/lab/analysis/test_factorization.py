@@ -17,14 +17,9 @@ from lrkv_jax.lab.analysis.factorization import (
 )
 
 
-@pytest.mark.parametrize(
-    "H, D, K, R, scale", [(4, 24, 8, 3, 0.1), (6, 64, 16, 5, 1.0), (6, 40, 16, 8, 4.0)]
-)
+@pytest.mark.parametrize("H, D, K, R, scale", [(4, 24, 8, 3, 0.1), (6, 40, 16, 8, 4.0)])
 def test_a_planted_family_is_recovered(H, D, K, R, scale):
-    """So is the shared part: with these shapes nothing else is shared + rank R.
-
-    Residuals are `scale` times as large as the shared part.
-    """
+    """So is the shared part, of which residuals are `scale` times as large."""
     rng = np.random.default_rng(0)
     shared_DK = rng.standard_normal((D, K))
     residual_HDK = rng.standard_normal((H, D, R)) @ rng.standard_normal((H, R, K))

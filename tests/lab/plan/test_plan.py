@@ -8,14 +8,6 @@ import pytest
 from lrkv_jax.config import load_config
 from lrkv_jax.lab.plan.report import as_text, plan_report
 
-COUNTS = {
-    "parameters", "attention_parameters", "kv_parameters", "flops_per_token",
-    "kv_cache_values_per_token", "kv_cache_bytes_per_token", "kv_cache_allocated_bytes_per_token",
-}  # fmt: skip
-FRACTIONS = {
-    "kv_cache_fraction_of_mha", "kv_cache_bytes_fraction_of_mha",
-    "kv_cache_allocated_fraction_of_mha", "kv_cache_fraction_published",
-}  # fmt: skip
 VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"]
 
 
@@ -33,8 +25,13 @@ def test_json_describes_the_run_and_every_variant():
     }  # fmt: skip
     assert list(variants) == VARIANTS
     for costs in variants.values():
-        assert set(costs) == COUNTS | FRACTIONS | {"training_exaflops", "decode"}
-        assert all(type(costs[key]) is int for key in COUNTS)
+        assert set(costs) == {
+            "parameters", "attention_parameters", "kv_parameters", "flops_per_token",
+            "training_exaflops", "decode", "kv_cache_values_per_token",
+            "kv_cache_bytes_per_token", "kv_cache_allocated_bytes_per_token",
+            "kv_cache_fraction_of_mha", "kv_cache_bytes_fraction_of_mha",
+            "kv_cache_allocated_fraction_of_mha", "kv_cache_fraction_published",
+        }  # fmt: skip
     # The choice changes no variant's figures.
     chosen = load_config("128m", ["attention=mla"])
     assert planned(chosen, ["mla"])["variants"] == {"mla": variants["mla"]}
@@ -57,18 +54,6 @@ def test_the_table_has_the_paper_s_largest_model():
     assert list(rows) == VARIANTS
     paper = ["6.28B", "1.57B", "500.7M", "39.674", "241,664", "249,856", "47.7", "45.3"]
     assert rows["lrkv"] == paper and rows["mla"][-2:] == ["13.3", "12.5"]
-
-
-@pytest.mark.parametrize("fits", [True, False])
-def test_time_is_an_assumption_and_there_is_none_of_a_step_that_does_not_fit(fits):
-    config = load_config("quickstart", ["mesh.fsdp=1"])
-    plan = planned(config, ["lrkv"], training=True)
-    plan["training"]["verdict"]["fits"] = fits
-    assert plan["training"]["compiled"] is None  # it is estimated, and says so
-    text = " ".join(as_text(plan).split())
-    assert ("not measured: " in text and "hours" in text) == fits
-    assert "Memory of one device, GB, estimated" in text and "by the estimate" in text
-    assert ("No time is estimated of a step that does not fit." in text) != fits
 
 
 def test_counts_need_no_jax():

@@ -65,17 +65,11 @@ def test_memory_is_xlas_of_the_compiled_step_and_the_verdict_says_so():
     assert "by XLA and has 130 GB: it fits" in plan["verdict"]["sentence"]
 
 
-@pytest.mark.parametrize(
-    ("scale", "small", "large"),
-    [("128m", 5, 0.3), ("1.2b", 15, 0.9), ("2.5b", 24, 1.5), ("6.3b", 47, 2.9)],
-)
+@pytest.mark.parametrize(("scale", "small", "large"), [("128m", 5, 0.3), ("6.3b", 47, 2.9)])
 def test_newton_schulz_is_the_measured_share_of_a_step(scale, small, large):
     """Percent of the forward and backward FLOPs at 32,768 and at 524,288 tokens a step."""
     model = load_config(scale, ["attention=mha"]).model
     flops = muon_flops(model, 5)
-    L, D, HK = model.layers, model.width, model.heads * model.head_width
-    attention, mlp = (newton_schulz_flops(D, n, 5) for n in (HK, model.feed_forward_width))
-    assert flops == L * (4 * attention + 2 * mlp)
     # X Xᵀ, its square, and their sum times X, of a 3 × 5 matrix and of its transpose.
     products = 2 * 3 * 5 * 3 + 2 * 3 * 3 * 3 + 2 * 3 * 3 * 5
     assert newton_schulz_flops(3, 5, 5) == newton_schulz_flops(5, 3, 5) == 5 * products
@@ -99,15 +93,8 @@ def test_the_time_is_that_of_the_flops_at_the_assumed_share_of_the_peak():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "run",
-    [
-        ("128m", "attention=lrkv", "mesh.fsdp=8"),
-        ("6.3b", "attention=mla", "mesh.fsdp=8", "train.remat=minimal"),
-    ],
-    ids="-".join,
-)
-def test_the_estimate_is_within_a_quarter_of_xla(run):
+def test_the_estimate_is_within_a_quarter_of_xla():
+    run = "6.3b", "attention=mla", "mesh.fsdp=8", "train.remat=minimal"
     command = [sys.executable, "-m", "lrkv_jax.cli", "plan", *run, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "compiling the step for 8 simulated devices" in done.stderr
@@ -137,14 +124,11 @@ def test_policies_keep_less_and_a_tensor_shard_its_share():
     assert needed(both) == needed(half)
 
 
-def test_what_cannot_be_split_or_simulated_is_refused():
+def test_what_cannot_be_split_simulated_or_held_is_named_with_what_is_missing():
     with pytest.raises(LrkvError, match="mesh.tensor = 8 does not divide model.heads = 4"):
         state_bytes(configured("attention=mha", tensor=8))
     with pytest.raises(LrkvError, match="16 devices cannot be simulated here.*count=16 first"):
         compiled_step(configured("train.global_batch_size=16", fsdp=16), 16)
-
-
-def test_a_device_that_is_too_small_is_named_with_what_is_missing():
     config = load_config("6.3b", ["mesh.fsdp=8", "train.remat=none", "attention=lrkv"])
 
     def verdict(memory):
@@ -157,4 +141,4 @@ def test_a_device_that_is_too_small_is_named_with_what_is_missing():
         "Each of the 8 devices (mesh.fsdp=8) needs 24.7 GB by the estimate and has 20.2 GB, "
         "4.45 GB too little: try a stronger train.remat or more devices on mesh.fsdp."
     )
-    assert verdict(30_000_000_000)["sentence"].endswith(": it fits.")
+    assert verdict(30_000_000_000)["fits"]

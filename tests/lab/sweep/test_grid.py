@@ -25,33 +25,27 @@ def test_every_combination_is_a_run_of_its_own():
     points = grid(NANO, ["attention=lrkv", "attention.rank=2,32", "optimizer.grad_clip=0.5"])
     assert [p.config.model.attention.rank for p in points] == [2, 32]
     assert str(points[0].directory) == "runs/nano/lrkv-rank2"
+    # Commas in brackets and quotes belong to a value.
+    first, second = grid(NANO, ['train.sample_prompts=["a, b", c],[d]'])
+    assert first.config.train.sample_prompts == ("a, b", "c")
+    assert second.config.train.sample_prompts == ("d",)
+    assert "/" not in first.name and first.name != second.name
     ablation = grid("nano_ranks", ["attention=all"])
     assert [p.config.model.attention.rank for p in ablation] == [2, 4, 8, 16, 32]
 
 
-def test_commas_in_brackets_and_quotes_belong_to_a_value():
-    prompts = 'train.sample_prompts=["a, b", c],[d]'
-    first, second = grid(NANO, [prompts])
-    assert first.config.train.sample_prompts == ("a, b", "c")
-    assert second.config.train.sample_prompts == ("d",)
-    assert "/" not in first.name and first.name != second.name
-
-
-@pytest.mark.parametrize(
-    "settings, said",
-    [
+def test_what_cannot_be_is_said_before_anything_starts():
+    for settings, said in (
         (["attention"], "is not a setting"),
         (["attention=mha,mha"], "repeats itself"),
         (["seed=0", "seed=1"], "repeats itself"),
         (["seed=0", "train.seed=1,2"], "seed sets train.seed too"),
         (["run_dir=x,y"], "--out FOLDER"),
         (["attention=mha,lrkv", "attention.rank=2,4"], "unknown key attention.rank"),
-    ],
-)
-def test_what_cannot_be_is_said_before_anything_starts(settings, said):
-    with pytest.raises(LrkvError, match=said) as error:
-        grid(NANO, settings)
-    assert "\n" not in str(error.value)
+    ):
+        with pytest.raises(LrkvError, match=said) as error:
+            grid(NANO, settings)
+        assert "\n" not in str(error.value)
 
 
 def leave(point, *, step, evaluated=None, config=None):

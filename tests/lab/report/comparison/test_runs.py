@@ -64,10 +64,7 @@ def test_archived_runs_compare_as_their_directories_do(sweep, tmp_path):
 
 
 def test_a_curve_is_of_one_held_out_text(tmp_path):
-    """The end is measured on the whole split, what comes before on a part of it.
-
-    Where the last row has `val_*_subset`, they are of that part, and end the curve.
-    """
+    """The end is of the whole split, what comes before, and the end's `val_*_subset`, of a part."""
     part = write_run(tmp_path / "part", heldout=(1000, 9000))
     whole = write_run(tmp_path / "whole", heldout=(9000, 9000))
     ended, alike = (read_runs([path])[0] for path in (part, whole))
@@ -110,20 +107,11 @@ def test_a_broken_run_is_named_with_its_reason_and_others_are_read(tmp_path, fil
         read_runs([tmp_path])
 
 
-def test_what_was_trained_otherwise_is_not_compared(tmp_path):
-    write_run(tmp_path / "one", "attention=mha")
-    write_run(tmp_path / "longer", "attention=lrkv", "train.steps=50")
-    write_run(tmp_path / "slower", "attention=lrkv", "optimizer.matrix_lr=0.01")
-    names = [setting.name for setting in settings(read_runs([tmp_path]))]
-    assert len(names) == 3
-    for told in ("tokens 102,400", "optimizer.matrix_lr 0.01"):
-        assert [told in name for name in names].count(True) == 1
-
-
-@pytest.mark.parametrize("key, schedule, apart", [
-    ("train.global_batch_size", "cosine", True), ("train.steps", "cosine", True),
-    ("train.steps", "constant", False), ("train.max_checkpoints", "cosine", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key, schedule, apart",
+    [("train.steps", "cosine", True), ("train.steps", "constant", False),
+     ("train.max_checkpoints", "cosine", False)],
+)  # fmt: skip
 def test_a_run_whose_result_was_changed_on_the_way_is_not_compared(tmp_path, key, schedule, apart):
     for name in ("mha", "lrkv"):
         write_run(tmp_path / name, f"attention={name}", f"optimizer.schedule={schedule}")
@@ -135,7 +123,7 @@ def test_a_run_whose_result_was_changed_on_the_way_is_not_compared(tmp_path, key
     assert len(names) == 1 + apart
 
 
-def test_how_a_run_was_carried_out_sets_nothing_apart(tmp_path):
+def test_how_a_run_was_carried_out_sets_nothing_apart_and_what_it_trained_with_does(tmp_path):
     write_run(tmp_path / "one", "attention=mha")
     write_run(
         tmp_path / "other", "attention=lrkv", "train.grad_accum_steps=2", "train.save_every=7",
@@ -146,6 +134,12 @@ def test_how_a_run_was_carried_out_sets_nothing_apart(tmp_path):
     write_run(tmp_path / "ablation", rank=8)  # names a size again, which counts once
     (setting,) = settings(read_runs([tmp_path]))
     assert [run.variant for run in setting.runs] == ["mha", "lrkv"]
+    write_run(tmp_path / "longer", "attention=lrkv", "train.steps=50")
+    write_run(tmp_path / "slower", "attention=lrkv", "optimizer.matrix_lr=0.01")
+    names = [setting.name for setting in settings(read_runs([tmp_path]))]
+    assert len(names) == 3
+    for told in ("tokens 102,400", "optimizer.matrix_lr 0.01"):
+        assert [told in name for name in names].count(True) == 1
 
 
 def test_the_variant_named_as_its_kind_stands_for_it_and_else_one_named_by_its_mode(tmp_path):

@@ -65,18 +65,6 @@ def test_spectra_and_cumulative_variance_show_what_heads_have_in_common(of_heads
     assert "MHA 5, 5, 5; MQA 0, 0, 0" in cumulative.caption
 
 
-def test_maps_share_their_colors_and_leave_the_diagonal_out(of_heads):
-    (made,) = of_heads("fig06")
-    images = [image for axis in made.figure.axes for image in axis.images]
-    assert len(images) == 3 * 3 and {image.get_clim() for image in images} == {(0.0, 1.0)}
-    for image in images:
-        assert np.ma.getmaskarray(image.get_array())[np.eye(H, dtype=bool)].all()
-    late = images[-1].get_array()
-    assert late.compressed() == pytest.approx(np.full(H * (H - 1), 0.5))
-    texts = {text.get_text() for axis in made.figure.axes for text in axis.texts}
-    assert texts == {".00", "1.00", ".10", ".30", ".50"}
-
-
 def test_maps_of_logits_are_where_text_was_read_and_an_ablation_s_sizes_in_bars(tmp_path):
     analyzed(tmp_path, "mha", lambda layer: alike(H, 0.0), weighted=0.7)
     analyzed(tmp_path, "lrkv", lambda layer: alike(H, 0.2))

@@ -9,7 +9,7 @@ from support.paper_cases import report_item
 from support.planted_runs import planted
 
 from lrkv_jax.config.schema import MixtureConfig
-from lrkv_jax.lab.report.comparison import read_runs, steps_saved_by_seed
+from lrkv_jax.lab.report.comparison import read_runs
 from lrkv_jax.models.accounting.counts import executed_flops_per_token
 
 
@@ -25,10 +25,8 @@ def test_lrkv_at_a_baseline_s_loss_after_three_quarters_is_there_25_percent_soon
     (axis,) = picture.figure.axes
     bars = [bar.get_width() for bar in axis.patches]
     assert bars == pytest.approx([25], abs=1e-9)  # MHA's alone is reached in each seed
-    # A token costs LRKV and MHA unlike FLOPs as they are executed: 1 − 0.75 · cost/cost. LRKV
-    # forms its heads' weights at this size, so that it costs 1.0004 of MHA's and not 0.944.
+    # A token costs LRKV and MHA unlike FLOPs as they are executed: 1 − 0.75 · cost/cost.
     cost = {run.kind: executed_flops_per_token(run.config.model, 256, 8 * 256) for run in straight}
-    assert cost["lrkv"] / cost["mha"] == pytest.approx(1.0004, abs=1e-4)
     mha, gqa, mqa = (text.get_text() for text in axis.texts)
     flops = 100 * (1 - 0.75 * cost["lrkv"] / cost["mha"])
     assert mha == f"25.0 % of steps\n{flops:.1f} % of FLOPs"
@@ -37,19 +35,7 @@ def test_lrkv_at_a_baseline_s_loss_after_three_quarters_is_there_25_percent_soon
     assert mqa == "never"  # it ends lower in each seed
 
 
-def test_losses_stand_over_their_cache_with_the_spread_of_seeds():
-    runs = [planted("mha", [3.0 + 0.3 * seed], seed=seed) for seed in range(3)]
-    runs += [planted("gqa", [3.0], seed=0)]
-    (picture,) = report_item("fig03").made(runs)
-    mha, gqa = picture.figure.axes[0].containers
-    assert mha.has_yerr and not gqa.has_yerr  # one seed has no spread
-    assert mha.lines[0].get_xydata().tolist() == [[100.0, pytest.approx(1.1)]]
-    assert gqa.lines[0].get_xydata().tolist() == [[50.0, 1.0]]
-    (segment,) = mha.lines[2][0].get_segments()
-    assert segment[:, 1] == pytest.approx([1.0, 1.2])  # sd of 1.0, 1.1 and 1.2 is 0.1
-
-
-def test_curves_below_are_over_the_baseline_s_of_the_same_seed():
+def test_losses_have_the_spread_of_seeds_and_curves_below_are_over_the_same_seed_s_baseline():
     # Seeds differ by more than variants do: only pairs show that MQA is 0.1 over MHA at each.
     runs = [
         planted(kind, [5 + seed + extra, 4 + seed + extra], seed=seed)
@@ -63,6 +49,10 @@ def test_curves_below_are_over_the_baseline_s_of_the_same_seed():
     assert mqa[below].get_ydata() == pytest.approx([0.1, 0.1])
     band = below.collections[1].get_paths()[0].vertices[:, 1]
     assert np.ptp(band) < 1e-9
+    mha, _ = report_item("fig03").made(runs)[0].figure.axes[0].containers
+    (segment,) = mha.lines[2][0].get_segments()
+    sd = np.std([4 / 3, 5 / 3], ddof=1)
+    assert segment[:, 1] == pytest.approx([1.5 - sd, 1.5 + sd])
 
 
 def test_the_shipped_runs_have_bars_in_figure_3():
@@ -72,18 +62,6 @@ def test_the_shipped_runs_have_bars_in_figure_3():
     _, picture = report_item("fig03").made(runs)
     assert all(axis.patches for axis in picture.figure.axes)
     assert [axis.get_title().endswith("LRKV-8") for axis in picture.figure.axes] == [True] * 3
-
-
-def test_an_ablation_s_ranks_are_joined_beside_the_baselines_of_its_scale():
-    runs = [planted(f"lrkv_r{rank}", [4.0 - rank / 100], scale="nano_ranks") for rank in (2, 8, 32)]
-    runs += [planted("mha", [4.0]), planted("lrkv", [3.92])]
-    losses, by_rank = report_item("fig05").made(runs)
-    mha, lrkv = losses.figure.axes[0].containers
-    assert lrkv.lines[0].get_ydata() == pytest.approx([3.98, 3.92, 3.68])
-    assert np.all(np.diff(lrkv.lines[0].get_xdata()) > 0) and lrkv.lines[0].get_xdata()[-1] > 100
-    assert "32" in [mark.get_text() for mark in losses.figure.axes[0].texts]
-    labels = {line.get_label() for line in by_rank.figure.axes[0].get_lines()}
-    assert labels == {"MHA", "LRKV-2", "LRKV-8", "LRKV-32"}
 
 
 def test_a_score_stands_at_the_bits_per_byte_of_the_pretraining():
@@ -138,12 +116,8 @@ def test_each_variant_is_compared_at_the_learning_rate_that_is_best_for_it(rated
     assert [row.cells[0].value for row in named.rows] == ["lrkv_latent − mha"]
     cells = named.rows[0].cells[1:]
     difference, verdict, equal, unseen, second, sooner = (cell.value for cell in cells)
-    curves = {("lrkv_latent", 0.02): {}, ("mha", 0.014): {}}
-    for run in rated:
-        if (key := (run.variant, run.config.optimizer.matrix_lr)) in curves:
-            curves[key][run.seed] = run.curve
-    saved = steps_saved_by_seed(*curves.values())
-    assert sooner == pytest.approx(100 * np.mean(list(saved.values()))) and 0 < sooner < 100
+    # From 4 to 2.94 nats in a line, MHA's 3 is there after 1 / 1.06 of the second half.
+    assert sooner == pytest.approx(50 * (1 - 1 / 1.06), abs=0.3)
     assert difference.startswith("-0.0200 (") and second.startswith("-0.0400 (")
     assert unseen == "", "every seed chose a rate"
     assert verdict == "lower (p < 0.001)" and float(equal.removeprefix("p = ")) > 0.99
@@ -167,17 +141,16 @@ def test_contrasts_say_which_seeds_and_runs_are_older_than_what_they_test():
     assert [row.cells[3].value for row in variants.rows] == [
         "0.014", "0.014, not swept", "0.014, not swept",
     ]  # fmt: skip
-    rows = {
-        row.cells[0].value: (row.block, *(c.value for c in row.cells[1:])) for row in found.rows
-    }
-    block, every, *_ = rows["lrkv_latent − mha"]
-    unseen = rows["lrkv_latent − mha"][4]
-    assert block == "named"
+    rows = {row.cells[0].value: row for row in found.rows}
+    named = rows["lrkv_latent − mha"]
+    every, unseen = (named.cells[at].value for at in (1, 4))
+    assert named.block == "named"
     assert float(every.split()[0]) == pytest.approx((-0.09 + 0.12) / 3, abs=1e-3)
     assert float(unseen.split()[0]) == pytest.approx(-0.09 / 3, abs=1e-3) and "p = " in unseen
-    block, difference, *_ = rows["(lrkv_full − lrkv_latent) − (mha − lrkv_full)"]
-    assert block == "added later"
-    assert float(difference.split()[0]) == pytest.approx((0.06 - 0.12 - 0.03) / 3, abs=1e-3)
+    later = rows["(lrkv_full − lrkv_latent) − (mha − lrkv_full)"]
+    assert later.block == "added later"
+    difference = float(later.cells[1].value.split()[0])
+    assert difference == pytest.approx((0.06 - 0.12 - 0.03) / 3, abs=1e-3)
     assert "2 of 17 runs began before" in found.notes[1]
     assert found.notes[2] == "Rates were chosen by the seeds 0, 1."
 

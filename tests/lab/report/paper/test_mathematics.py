@@ -53,10 +53,6 @@ def test_rope_does_not_distribute_over_the_factors(scale, share, logits_off):
     assert off(printed, exact) > off(dropped, exact)  # leaving the residual out errs less
 
 
-def test_odd_ranks_have_no_rotation_of_their_own():
-    assert [R % 2 for _, R in SHAPES.values()] == [0, 1, 1, 0]
-
-
 @pytest.mark.parametrize(("share", "at_least"), [(0.1, 0.8), (1.0, 0.4)])
 def test_qk_norm_is_no_sum_over_the_factors_but_one_scalar_a_token_makes_it_exact(share, at_least):
     _, shared, latent, up = head("128m", share)

