@@ -1,4 +1,4 @@
-"""Muon against its formulas in float64 numpy; on a mesh, against itself on one device.
+"""Muon against float64 numpy and optax.contrib; on a mesh, against itself on one device.
 
 L layers  H heads  D width  F hidden  R rank  K head width
 """
@@ -118,6 +118,18 @@ def test_agrees_with_float64_numpy_over_six_steps(case):
         ):
             np.testing.assert_allclose(ours, reference.step(g, beta), rtol=0, atol=FLOAT32 * scale)
     assert int(state.count) == 6
+
+
+@pytest.mark.parametrize(("name", "axes"), [("lrkv_U", (2, 3)), ("heads_in", ((0, 1), 2))])
+def test_the_first_update_agrees_with_optax(name, axes):
+    """The first momentum is a multiple of the gradient, with or without its bias correction."""
+    case, dimensions = CASES[name], optax.contrib.MuonDimensionNumbers(*axes)
+    gradient = {"w": gaussians(*case.shape)}
+    (ours,), _ = run(scale_by_muon({"w": case.spec}), [gradient])
+    how = {"muon_weight_dimension_numbers": {"w": dimensions}}
+    optimizer = optax.contrib.muon(-1.0, beta=0.95, eps=1e-7, **how)
+    theirs, _ = jax.jit(optimizer.update)(gradient, optimizer.init(gradient), gradient)
+    assert relative(ours["w"], np.asarray(theirs["w"])) < FLOAT32
 
 
 def with_values(values, columns):
