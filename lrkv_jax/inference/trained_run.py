@@ -80,7 +80,7 @@ class TrainedRun:
         text: str,
         max_new_tokens: int = 128,
         *,
-        sampling: Sampling = SAMPLING,
+        sampling: Sampling | None = None,
         seed: int = 0,
         **settings: Any,
     ) -> str:
@@ -94,6 +94,7 @@ class TrainedRun:
             raise LrkvError(f"the prompt is a {type(text).__name__}: give a text")
         if max_new_tokens < 1:
             raise LrkvError(f"max_new_tokens = {max_new_tokens}: use 1 or more")
+        sampling = sampling or SAMPLING
         if unknown := sorted(settings.keys() - vars(sampling).keys()):
             raise LrkvError(f"generate has no setting {unknown[0]}{nearest(unknown[0], _SETTINGS)}")
         ids = self.ids(text)

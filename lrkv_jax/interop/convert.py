@@ -108,7 +108,7 @@ def convert(
         fit_layer(new, heads, calibration, biases)
         for (heads, biases), calibration in zip(heads_of(model, run.params), counted, strict=True)
     ]
-    params = place_parameters(new, run.params, fitted, run.mesh)
+    params = fitted_parameters(new, run.params, fitted, run.mesh)
     models = run, replace(run, config=new_config, params=params)
     before, after = (losses(learnt, one) for one in _counted(models, "loss", 2, progress))
     loss = {name: {"before": before[name], "after": after[name]} for name in before}
@@ -295,7 +295,7 @@ def _wider(one, other):
     return one != other and one[0] >= other[0] and one[1] >= other[1]
 
 
-def place_parameters(new: ModelConfig, params: Any, fitted: list[LayerFit], mesh: Any) -> Any:
+def fitted_parameters(new: ModelConfig, params: Any, fitted: list[LayerFit], mesh: Any) -> Any:
     """The old model's parameters with the attention of the fits, each device's share put there."""
     shapes = abstract_parameters(new)
     shardings = parameter_shardings(specs(new), shapes, mesh)

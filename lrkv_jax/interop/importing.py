@@ -71,7 +71,7 @@ def import_model(
         for name in KEPT:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, fresh / RUN_TOKENIZER / name)
-        params = _place_parameters(config.model, mesh, places, folder)
+        params = _read_parameters(config.model, mesh, places, folder)
         write_run(fresh, directory, config, params, tokenizer)
     return config
 
@@ -191,7 +191,7 @@ def _by_path(params: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _place_parameters(
+def _read_parameters(
     model: ModelConfig,
     mesh: Mesh,
     places: dict[str, tuple[WeightMapping, list[shards.Tensor]]],

@@ -127,8 +127,9 @@ class Callbacks:
             prompts = [chat.prompt(one) for one in conversations]
             stop = chat.stop_token_ids
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
-        length = max(map(len, prompts)) + train.sample_tokens
-        engine = Engine(self.config.model, state.params, batch=len(prompts), length=length)
+        length = max(map(len, prompts), default=0) + train.sample_tokens
+        batch = max(1, len(prompts))
+        engine = Engine(self.config.model, state.params, batch=batch, length=length)
         continued = engine.generate(
             prompts, train.sample_tokens, sampling=SAMPLING, seed=seed, stop=stop
         )

@@ -15,7 +15,7 @@ from lrkv_jax.config import MeshConfig, load_config
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.interop import fits
-from lrkv_jax.interop.convert import convert, fit_layer, heads_of, place_parameters
+from lrkv_jax.interop.convert import convert, fit_layer, fitted_parameters, heads_of
 from lrkv_jax.interop.fits import Calibration
 from lrkv_jax.interop.folders import write_run
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA
@@ -91,7 +91,7 @@ def test_a_form_that_spans_the_old_one_gives_its_logits(old, changes, new):
     ]
     assert max(one.key_error + one.value_error for one in fitted) < 1e-10
     mesh = make_mesh(MeshConfig(data=1, fsdp=1), DEVICES[:1])
-    converted = place_parameters(after, params, fitted, mesh)
+    converted = fitted_parameters(after, params, fitted, mesh)
     assert error(logits(after, converted), logits(before, params)) < 2e-5
 
 

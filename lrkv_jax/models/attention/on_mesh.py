@@ -58,7 +58,7 @@ def on_mesh(attend, layer, x_BTD, cache, *rows):
 def summed_over_heads(out_BTHK: jax.Array) -> PartitionSpec | None:
     """Where [B, T, D] lies that is summed over heads, on a mesh of explicit axes; None elsewhere.
 
-    There the compiler is told, and elsewhere it finds out.
+    Explicit axes need the placement of a sum; elsewhere the compiler finds it.
     """
     if not jax.sharding.get_abstract_mesh().explicit_axes:
         return None
