@@ -94,13 +94,12 @@ class TrainedRun:
             raise LrkvError(f"the prompt is a {type(text).__name__}: give a text")
         if max_new_tokens < 1:
             raise LrkvError(f"max_new_tokens = {max_new_tokens}: use 1 or more")
-        sampling = sampling or SAMPLING
-        if unknown := sorted(settings.keys() - vars(sampling).keys()):
+        if unknown := sorted(settings.keys() - vars(SAMPLING).keys()):
             raise LrkvError(f"generate has no setting {unknown[0]}{nearest(unknown[0], _SETTINGS)}")
         ids = self.ids(text)
         engine = Engine(self, batch=1, length=len(ids) + max_new_tokens)
         (new,) = engine.generate(
-            [ids], max_new_tokens, sampling=replace(sampling, **settings), seed=seed,
+            [ids], max_new_tokens, sampling=replace(sampling or SAMPLING, **settings), seed=seed,
             stop=self.tokenizer.eos_token_ids,
         )  # fmt: skip
         return self.tokenizer.decode(new)

@@ -128,8 +128,7 @@ class Callbacks:
             stop = chat.stop_token_ids
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
         length = max(map(len, prompts), default=0) + train.sample_tokens
-        batch = max(1, len(prompts))
-        engine = Engine(self.config.model, state.params, batch=batch, length=length)
+        engine = Engine(self.config.model, state.params, batch=len(prompts) or 1, length=length)
         continued = engine.generate(
             prompts, train.sample_tokens, sampling=SAMPLING, seed=seed, stop=stop
         )
