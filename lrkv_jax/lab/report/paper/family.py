@@ -97,11 +97,11 @@ VARIANTS_NOTE = (
     "swept: trained at this rate alone. Cache: bfloat16, as allocated."
 )
 CONTRASTS_NOTE = (
-    "First less second, from one model of all variants and seeds, with its 95 % interval; p "
-    "adjusted by Holm for the contrasts of a block. Where none is found, the smallest that such "
-    "runs would find four times in five stands beside it. Equal: p of two one-sided tests. Sooner: "
-    "the share of its training that the second had left when the first came down to its last "
-    "validation, mean ± standard deviation where each seed did; two equal variants have some too."
+    "First minus second, with a 95 % interval, from one model of all variants and seeds. p is "
+    "adjusted by Holm within a block. Not found: the number is the smallest difference that such "
+    "runs detect with a power of 0.8. Equal: p of two one-sided tests. Sooner: the share of its "
+    "steps that the second had left when the first reached its final loss, mean ± standard "
+    "deviation if every seed did. Equal variants have some too."
 )
 
 
