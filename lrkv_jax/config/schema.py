@@ -329,7 +329,7 @@ class TrainConfig(Group):
         20,
     )
     save_every: NonNegative = schedule("Steps between checkpoints. 0: only at the end.", 1000)
-    max_checkpoints: Positive = schedule("Newest checkpoints that are kept, beside the best.", 2)
+    max_checkpoints: Positive = schedule("Newest checkpoints to keep, next to the best one.", 2)
     sample_every: NonNegative = schedule("Steps between samples. 0: only at the end.", 0)
     sample_prompts: tuple[str, ...] = schedule(
         "Texts that samples continue.", ("My fellow Americans,",), strict=False

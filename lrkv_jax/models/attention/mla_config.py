@@ -46,12 +46,11 @@ class MLA(AttentionConfig):
         64,
     )
     rope: Literal["decoupled", "full"] = semantics(
-        "What positions rotate. decoupled: a rope key beside the latent; full: each head's whole "
-        "key.",
+        "What positions rotate. decoupled: a separate rope key; full: each head's whole key.",
         "decoupled",
     )
     rank: NonNegative = semantics(
-        "Width of the latent that each head has of its own, beside the common one, R.", 0
+        "Width of each head's private latent, next to the common one, R.", 0
     )
     kv_heads: Positive | None = semantics(
         "Number of keys and values that latents are expanded into, G: each serves a group of "
