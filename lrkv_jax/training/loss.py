@@ -3,7 +3,7 @@
 Both run in one `jax.shard_map`, manual over data, fsdp and context
 (`lrkv_jax.distributed.manual_sharding`).
 
-B sequences  T positions  b, t a device's  M microbatches  V vocabulary
+B sequences  T positions  b, t a device's  M microbatches  V vocabulary  E width of a teacher
 """
 
 from __future__ import annotations
