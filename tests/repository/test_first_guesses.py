@@ -75,6 +75,6 @@ def test_right_guesses_about_a_run_work(finished_run):
 
 def test_settings_are_texts_or_mappings():
     mapping = {"train": {"steps": 3}, "attention": {"rank": 4}}
-    texts = ["train.steps=3", "attention.rank=4"]
-    assert lj.load_config("quickstart", mapping) == lj.load_config("quickstart", texts)
+    config = lj.load_config("quickstart", ["train.steps=3", "attention.rank=4"])
+    assert config == lj.load_config("quickstart", mapping)
     assert lj.load_config("quickstart", "train.steps=3").train.steps == 3
