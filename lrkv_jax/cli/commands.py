@@ -122,7 +122,7 @@ def plan(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Say what a run needs.
+    """Report the memory and time that a run needs.
 
     That is parameters, FLOPs, cache bytes, memory and time.
 
@@ -174,7 +174,7 @@ def doctor(
     ] = 115,
     as_json: Json = False,
 ) -> None:
-    """Examine this machine.
+    """Check this machine and its devices.
 
     It checks versions, devices and speeds. Each line is ok, slow or wrong, with the fix, or not
     here. It takes less than two minutes, and exits with 2 if something is wrong.

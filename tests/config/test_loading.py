@@ -300,7 +300,7 @@ def test_a_file_extends_another_and_has_variants_of_its_own(tmp_path):
     assert "extends mine, which extends another" in complaint(write(tmp_path, "extends: mine"))
     assert "did you mean quickstart" in complaint(write(tmp_path, "extends: quickstrat"))
     for odd in ("[1]", "''", "x" * 300, "null"):
-        assert "name a file beside it" in complaint(write(tmp_path, f"extends: {odd}"))
+        assert "name a file next to it" in complaint(write(tmp_path, f"extends: {odd}"))
 
 
 def test_settings_of_earlier_versions_are_read():

@@ -148,7 +148,7 @@ REFUSED = {
         grouped_case([8]), pages_BN=np.int32([[0]])
     ),
     "it rebuilds no keys from a latent of all heads": lambda: latent_case([8], "full", C=64),
-    "it reads one latent of all heads, and none of": lambda: private_case([8], "decoupled"),
+    "it reads one latent of all heads, and no": lambda: private_case([8], "decoupled"),
     "rope-key width = 4: the kernel takes a multiple of 8": lambda: latent_case([8], P=4),
     "head width = 192: the kernel rotates keys of up to 128": lambda: lrkv_case([8], K=192),
 }
