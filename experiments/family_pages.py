@@ -121,7 +121,7 @@ def _supported(settings) -> dict[str, str]:
         return "yes"
 
     return {
-        "cuDNN in training, with documents": yes(cudnn_takes_documents),
+        "cuDNN with a document mask": yes(cudnn_takes_documents),
         "GPU kernel in decoding": yes(decode),
         "int8 cache": yes(checked, kv_cache_dtype="int8"),
         "gains and biases": yes(checked, qk_gain=True, qkv_bias=True),
