@@ -119,6 +119,7 @@ def test_analyze_writes_what_the_report_draws(capsys, monkeypatch, trained, one_
     assert {path.suffix for path in page.iterdir()} >= {".png", ".svg", ".md", ".json"}
 
 
+@pytest.mark.slow
 def test_generate_takes_prompts_settings_and_a_seed(capsys, monkeypatch, trained, one_device):
     how = ("generate", trained, "model.decode_kernel=xla", "--prompt", "My fellow Americans,")
     how = (*how, "--prompt", "We", "--tokens", "8")

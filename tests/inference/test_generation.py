@@ -121,6 +121,7 @@ def heard(chat, text):
     return "".join(piece.text for piece in chat.say(text))
 
 
+@pytest.mark.slow
 def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(monkeypatch):
     chat = Chat(random_run(), sampling=Sampling(), new_tokens=9)
     first = heard(chat, "What is the state of the Union?")

@@ -53,6 +53,7 @@ def test_a_wrong_guess_is_answered_in_one_line(case):
     assert answer in str(raised.value) and "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_right_guesses_about_a_run_work(finished_run):
     run = lj.load_run(finished_run.directory)
     assert run.tokenizer("The") == run.tokenizer.encode("The").tolist()

@@ -131,15 +131,19 @@ def idle_sockets(port, count=2048):
 
 
 def hurry(port, seconds, clients):
-    """Clients that ask at once for so long, a tenth of whom go away in mid-answer; how it went."""
-    end = time.monotonic() + seconds
+    """Clients that ask at once for so long, a tenth of whom go away in mid-answer; how it went.
+
+    Whoever asks the same gets the same text.
+    """
+    end, texts = time.monotonic() + seconds, {}
     counts = {"answered": 0, "gone": 0, "refused": 0}
     lock = threading.Lock()
 
     def client(number):
         rng = np.random.default_rng([4, number])
         while time.monotonic() < end:
-            body = {"prompt": "We the people " * int(rng.integers(1, 20)), "max_tokens": 16}
+            length = int(rng.integers(1, 20))
+            body = {"prompt": "We the people " * length, "max_tokens": 16, "seed": length}
             if rng.integers(10) == 0:
                 with raw(port, asks({**body, "stream": True, "n": 4})) as there:
                     time.sleep(rng.uniform(0, 0.2))
@@ -147,11 +151,14 @@ def hurry(port, seconds, clients):
                         there.recv(100)
                 kind = "gone"
             else:
-                status = sent(port, "/v1/completions", json.dumps(body).encode())
+                status, answer, _ = post(port, "/v1/completions", body)
                 assert status in (200, 429), status
                 kind = "answered" if status == 200 else "refused"
                 if status == 429:
                     time.sleep(0.2)
+                else:
+                    (choice,) = answer["choices"]
+                    assert texts.setdefault(length, choice["text"]) == choice["text"]
             with lock:
                 counts[kind] += 1
 

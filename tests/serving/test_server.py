@@ -1,17 +1,13 @@
 """What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
 
 import contextlib
-import os
 import re
 import socket
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openai
 import pytest
-from support.engines import program_counts
 from support.hand_built import calling_run
 from support.served import asks, get, idle, late, post, random_run, raw, served, wait_until
 
@@ -124,7 +120,6 @@ WRONG = [
     ("/v1/completions", {"prompt": "a", "max_token": 3}, 400, "max_token"),
     ("/v1/completions", {"prompt": "a", "model": "gpt-5"}, 404, "model"),
     ("/v1/completions", {"prompt": {"a": 1}}, 400, "prompt"),
-    ("/v1/completions", {"prompt": [[1], []]}, 400, "prompt"),
     ("/v1/completions", {"prompt": [1, 99999]}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 300}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "stop": ["x"] * 1_000_000}, 413, None),
@@ -132,19 +127,15 @@ WRONG = [
     ("/v1/completions", {"prompt": [[1]] * 400_000, "n": 16}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a" * 1_000_000}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "min_tokens": 2**31}, 400, "min_tokens"),
-    ("/v1/completions", {"prompt": "a", "min_tokens": 17}, 400, None),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, None),
     ("/v1/completions", {"prompt": "a", "logit_bias": dict.fromkeys(range(301), 1)}, 400, None),
     ("/v1/completions", {"prompt": "a", "best_of": 2}, 400, "best_of"),
-    ("/v1/completions", {"prompt": "a", "stop_token_ids": ["x"] * 300_000}, 400, "stop_token_ids"),
     ("/v1/chat/completions", {"messages": [{"role": "user"}] * 5000}, 400, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 400, "messages"),
-    ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, None),
     ("/v1/completions", b'{"prompt": "\xff"}', 400, None),
     ("/v1/completions", b"[" * 100_000, 400, None),
     ("/v1/completions", {"prompt": "a", **{str(i): 1 for i in range(100_000)}}, 400, None),
     ("/v1/completions", {"prompt": "a", "stop": "[{" * 100_000}, 400, "stop"),
-    ("/v1/completions", b"", 400, None),
     ("/v1/nothing", {}, 404, None),
     ("/v1/models", {}, 405, None),
 ]
@@ -273,72 +264,8 @@ def test_a_client_that_goes_away_leaves_its_pages_in_whatever_phase(port, servic
     assert float(aborted[-1].split()[1]) >= 10
 
 
-def asked(number):
-    """A request of any kind; a third of them begin alike, a third draw."""
-    rng = np.random.default_rng(number)
-    words = " ".join(rng.choice(WORDS, rng.integers(1, 60)))
-    body = {"prompt": words, "max_tokens": int(rng.integers(1, 60))}
-    body |= {"temperature": 0, "seed": number}
-    if number % 3 == 0:
-        body["prompt"] = " ".join(WORDS * 6) + words
-    if number % 3 == 1:
-        body |= {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.5, "n": 2}
-    if number % 4 == 0:
-        body["logprobs"] = 2
-    if number % 5 == 0:
-        body["stop"] = ["the", "a b"]
-    return body
-
-
 def told(body):
     return [(c["text"], c["logprobs"], c["finish_reason"]) for c in body["choices"]]
-
-
-@pytest.mark.parametrize(
-    ("requests", "drafts"),
-    [
-        pytest.param(30, 0, marks=pytest.mark.slow),
-        pytest.param(2000, 0, marks=pytest.mark.nights),
-        pytest.param(2000, 7, marks=pytest.mark.nights),
-    ],
-)
-def test_concurrent_requests_get_what_each_gets_alone_and_nothing_is_left(requests, drafts):
-    """Some are cancelled, some malformed, and some readers are slow."""
-    service = served(random_run(), draft_tokens=drafts)
-    with serving(service) as port:
-        alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
-        before = program_counts(), threading.active_count(), len(os.listdir("/proc/self/fd"))
-
-        def one(number):
-            rng = np.random.default_rng([7, number])
-            if number % 20 == 9:
-                with raw(port, asks({**asked(number % 12), "stream": True})) as there:
-                    while there.recv(int(rng.integers(1, 100))):
-                        time.sleep(0.01)
-                return None
-            if number % 10 == 3:
-                there = raw(port, asks({**asked(number % 12), "stream": True}))
-                time.sleep(rng.uniform(0, 0.2))
-                return there.close()
-            if number % 10 == 6:
-                assert post(port, "/v1/completions", {"prompt": 3})[0] == 400
-                return None
-            if number % 10 == 8:  # whatever the engine's call has taken, and not given back yet
-                assert {get(port, "/metrics")[0] for _ in range(40)} == {200}
-                return None
-            return number % 12, told(post(port, "/v1/completions", asked(number % 12))[1])
-
-        with ThreadPoolExecutor(12) as pool:
-            for answer in pool.map(one, range(requests)):
-                if isinstance(answer, tuple):
-                    assert answer[1] == alone[answer[0]]
-        wait_until(lambda: idle(service))
-        assert program_counts() == before[0], "something was compiled after the warm-up"
-        encoders = min(32, os.cpu_count() + 4)  # asyncio's own
-        assert threading.active_count() <= before[1] + encoders
-        assert len(os.listdir("/proc/self/fd")) <= before[2] + 2
-        assert service.engine_loop.faults == 0
-    assert not drafts or service.engine_loop.engine.calls.accepted > 1000
 
 
 def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(service, port):

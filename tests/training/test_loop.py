@@ -160,6 +160,7 @@ def test_another_setting_that_changes_the_result_is_refused_with_its_values(ende
     assert {path: path.read_bytes() for path in ended.run.glob("*.*")} == before
 
 
+@pytest.mark.slow
 def test_an_allowed_change_is_taken_and_written_into_the_history(ended, tmp_path):
     run = shutil.copytree(ended.run, tmp_path / "[/b]x")  # which rich would read as markup (A21)
     other = ended.config(

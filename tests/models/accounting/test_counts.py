@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support import hlo
+from support.marks import quick
 from support.variants import ALL, small
 
 from lrkv_jax.config import ModelConfig, load_config
@@ -132,12 +133,9 @@ FLOPS = {
     "lrkv-shared-groups-no_norm": (LRKV(rank=2, rope="shared", kv_heads=2), 1024, False),
     "lrkv-latent-groups": (LRKV(rank=2, rope="latent", kv_heads=2), 1024, True),
 }
-FAST = ("lrkv-full-formed", "lrkv-latent-groups")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in FLOPS]
-)
+@pytest.mark.parametrize("name", quick("lrkv-full-formed", "lrkv-latent-groups", slow=FLOPS))
 def test_flops_are_three_times_the_products_of_a_forward_pass(name):
     """In `shared` and `latent`, B^K multiplies each of H queries and, for the norm, G keys."""
     attention, width, qk_norm = FLOPS[name]

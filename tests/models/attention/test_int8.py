@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.marks import quick
 from support.variants import ALL, PRETRAINED, error, random_model, small
 
 from lrkv_jax.errors import LrkvError
@@ -40,7 +41,7 @@ def test_rows_are_kept_to_half_a_step_of_their_largest_value(dtype):
 
 @pytest.fixture(
     scope="module",
-    params=["lrkv-full-groups", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)],
+    params=quick("lrkv-full-groups", slow=SLOW),
 )
 def layer(request):
     """A layer that keeps an int8 cache, with all that pretrained models have where it can."""
