@@ -21,7 +21,7 @@ def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, pages_BN=None, i
 
     `impl` is one of `dispatch.IMPLEMENTATIONS`. Returns float32 outputs [B, T, H, K] and
     log-sum-exp [B, T, H]: 0 and −1e30 for a query that sees nothing. On a GPU the results of a
-    sequence depend, to the last bit, on its length and cache alone.
+    sequence depend, to the last bit, on its own length and cache alone.
     """
     arrays, axes = (q_BTHK, k_BSGK, v_BSGK, pages_BN), ("BTHK", "BSGK", "BSGK", "BN")
     found = _plan(q_BTHK, k_BSGK, pages_BN, impl)
