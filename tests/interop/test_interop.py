@@ -48,7 +48,8 @@ ROUND_TRIPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", quick("mla", slow=ROUND_TRIPS))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ROUND_TRIPS)
 def test_export_import_export_gives_identical_bytes(case, tmp_path, monkeypatch):
     largest = 20_000 if case == "shards" else 10**9
     plant(tmp_path / "run", *ROUND_TRIPS[case])

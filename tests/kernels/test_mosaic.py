@@ -64,7 +64,8 @@ def interpreted(name):
     return CASES[name]().poisoned().run(impl="interpret")
 
 
-@pytest.mark.parametrize("name", quick("gqa-3_queries", slow=CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_the_interpreted_kernel_meets_float64(name, short_pieces):
     assert max(compare(interpreted(name), CASES[name]().truth())) < 1e-5
 

@@ -119,13 +119,8 @@ def test_decode_equals_forward(name):
     np.testing.assert_array_equal(greedy, whole_BTV[known_BT].argmax(-1))
 
 
-@pytest.mark.parametrize(
-    "name",
-    quick(
-        "lrkv-full-odd_rank",
-        slow=("gqa", "mla", "mla-full", "lrkv-shared-odd_rank", "lrkv-latent-odd_rank"),
-    ),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("gqa", "mla", "mla-full", *(f"lrkv-{m}-odd_rank" for m in MODES)))
 def test_decode_equals_forward_in_bfloat16_within_rounding(name):
     """The cache adds no more error than the format itself: float32 is the yardstick of both."""
     model = model_of(name, "bfloat16")

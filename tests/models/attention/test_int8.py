@@ -16,7 +16,7 @@ from lrkv_jax.models.attention import LRKV
 from lrkv_jax.models.attention.cache import contiguous, slot_axes, slots_of
 
 PAGE, PAGES = 8, 3  # slots of a sequence: 24
-SLOW = ("gqa", "mla", "mla-full-rank", "lrkv-latent-groups")
+LAYERS = ("lrkv-full-groups", "gqa", "mla", "mla-full-rank", "lrkv-latent-groups")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -41,7 +41,7 @@ def test_rows_are_kept_to_half_a_step_of_their_largest_value(dtype):
 
 @pytest.fixture(
     scope="module",
-    params=quick("lrkv-full-groups", slow=SLOW),
+    params=quick(slow=LAYERS),
 )
 def layer(request):
     """A layer that keeps an int8 cache, with all that pretrained models have where it can."""
