@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lrkv_jax.cli.shared import Json, Overrides, group, names, sizes, start_alone
+from lrkv_jax.cli.shared import Json, Overrides, at_least, group, names, sizes, start_alone
 from lrkv_jax.errors import LrkvError
 
 bench_app = group("bench", "Time decoding, training and serving on this machine.")
@@ -87,7 +87,9 @@ def bench_serve(
     variants: Annotated[
         str, typer.Option(help="Two variants of it; the first is the yardstick.")
     ] = "mha,lrkv_latent",
-    context: Annotated[int, typer.Option(min=256, help="Most tokens of a text")] = 1024,
+    context: Annotated[
+        int, typer.Option(parser=at_least(256), metavar="N", help="Most tokens of a text")
+    ] = 1024,
     requests: Annotated[int, typer.Option(min=1, help="Requests of the trace")] = 64,
     samples: Annotated[int, typer.Option(help="Repetitions")] = 3,
     out: Out = None,

@@ -14,6 +14,7 @@ from lrkv_jax.cli.shared import (
     Run,
     Step,
     app,
+    at_least,
     batches_bar,
     start_alone,
     step_named,
@@ -90,10 +91,19 @@ def convert(
             "--bytes", metavar="SHARE", help="Choose widths for this share of the run's cache."
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text to learn from")] = 8192,
-    heldout: Annotated[int, typer.Option(min=2, help="Tokens of each text to measure on")] = 16384,
+    tokens: Annotated[
+        int, typer.Option(parser=at_least(2), metavar="N", help="Tokens of each text to learn from")
+    ] = 8192,
+    heldout: Annotated[
+        int, typer.Option(parser=at_least(2), metavar="N", help="Tokens of each text to measure on")
+    ] = 16384,
     context: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a record (default: 1024, or the run's).")
+        int | None,
+        typer.Option(
+            parser=at_least(2),
+            metavar="N",
+            help="Tokens of a record (default: 1024, or the run's).",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -14,13 +14,13 @@ from rich.text import Text
 from tabulate import tabulate
 
 from lrkv_jax.cli import shared
-from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar
+from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar, count
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
 if TYPE_CHECKING:
     from lrkv_jax.inference.chat import Chat
 
-Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens")]
+Tokens = Annotated[int, typer.Option(parser=count, metavar="N", help="Most new tokens")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")]
 TopK = Annotated[int, typer.Option(help="Sample among the K likeliest tokens; 0 keeps all")]
 TopP = Annotated[
@@ -47,7 +47,12 @@ def evaluate(
         str, typer.Option(help="Folder of the sets; demo for the shipped demonstration sets")
     ] = "data/tasks",
     limit: Annotated[
-        int | None, typer.Option(help="Ask only the first examples of each set (default: all).")
+        int | None,
+        typer.Option(
+            parser=count,
+            metavar="N",
+            help="Ask only the first examples of each set (default: all).",
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(help="Answers generated per example")] = 1,
     temperature: Temperature = 0.0,
@@ -163,7 +168,7 @@ def generate(
 def chat(
     run: Run,
     overrides: Overrides = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of an answer")] = 256,
+    tokens: Tokens = 256,
     temperature: Temperature = 0.8,
     top_k: TopK = 0,
     top_p: TopP = 0.95,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lrkv_jax.cli import shared
-from lrkv_jax.cli.shared import Overrides, Run, Step, app, working
+from lrkv_jax.cli.shared import Overrides, Run, Step, app, at_least, working
 from lrkv_jax.errors import LrkvError
 
 
@@ -29,7 +29,11 @@ def serve(
     batch: Annotated[int, typer.Option(min=1, help="Texts that are decoded together.")] = 8,
     context: Annotated[
         int | None,
-        typer.Option(min=2, help="Most tokens of a text with its prompt (default: the run's)."),
+        typer.Option(
+            parser=at_least(2),
+            metavar="N",
+            help="Most tokens of a text with its prompt (default: the run's).",
+        ),  # fmt: skip
     ] = None,
     cache: Annotated[
         str | None,

@@ -69,19 +69,50 @@ def names(text: str | None) -> tuple[str, ...] | None:
     return text if text is None else tuple(p.strip() for p in text.split(",") if p.strip())
 
 
+def at_least(least: int) -> Callable[[str | int], int]:
+    """The parser of options that count tokens or steps, as in 2048, 50e9 or 50B."""
+
+    def count(text: str | int) -> int:
+        from lrkv_jax.config.frozen import whole_number
+
+        found = int(text) if str(text).isdecimal() else whole_number(text)
+        if not isinstance(found, int) or found < least:
+            raise typer.BadParameter(
+                f"{text}: use a whole number from {least} on, as in 4096 or 1e6"
+            )
+        return found
+
+    return count
+
+
+count = at_least(1)
+
+
 def sizes(option: str, text: str) -> tuple[int, ...]:
-    parts = names(text)
-    if not all(part.isdecimal() for part in parts):
-        raise LrkvError(f"{option} {text}: use whole numbers, as in 1,4")
-    return tuple(int(part) for part in parts)
+    try:
+        return tuple(count(part) for part in names(text))
+    except typer.BadParameter:
+        raise LrkvError(f"{option} {text}: use whole numbers, as in 1,4") from None
+
+
+def fractions(option: str, text: str) -> tuple[float, ...]:
+    """Two numbers above 0 and at most 1; one stands for both."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if len(found) not in (1, 2) or not all(0 < one <= 1 for one in found):
+        raise LrkvError(f"{option} {text}: use one or two numbers of at most 1, as in 0.3,0.5")
+    return found if len(found) == 2 else 2 * found
 
 
 def step_named(text: str | None) -> int | str | None:
     if text is None or text == "best":
         return text
-    if not text.isdecimal():
-        raise LrkvError(f"--step {text}: use a number, or best")
-    return int(text)
+    try:
+        return at_least(0)(text)
+    except typer.BadParameter:
+        raise LrkvError(f"--step {text}: use a number, or best") from None
 
 
 def seconds_of(text: str) -> int:
