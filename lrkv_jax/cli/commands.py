@@ -1,5 +1,6 @@
 """The commands that make and plan runs: quickstart, train, plan, settings, doctor."""
 
+import contextlib
 import json
 import os
 import sys
@@ -96,7 +97,7 @@ def train(
     with Stopping(deadline=deadline) as stopping:
         # A mistake costs no import of JAX; of several processes, process 0 reports it.
         run = load_config(config, overrides or []) if cluster_env.find(os.environ) is None else None
-        with working("starting"):
+        with working("starting", plain=False):
             from lrkv_jax.distributed import start
             from lrkv_jax.training.loop import train as run_training
 
@@ -211,9 +212,17 @@ def doctor(
     from lrkv_jax.lab.doctor.examine import WRONG, examine, sentence
     from lrkv_jax.lab.doctor.host import checks
 
-    def show(finding) -> None:
-        print(finding, file=sys.stderr if as_json else sys.stdout, flush=True)
+    with contextlib.ExitStack() as status:
 
-    report = examine(show, seconds=seconds, plan=checks)
+        def begin(what: str) -> None:
+            status.close()
+            status.enter_context(working(what))
+
+        def show(finding) -> None:
+            status.close()
+            print(finding, file=sys.stderr if as_json else sys.stdout, flush=True)
+            begin("starting the next check")
+
+        report = examine(show, begin, seconds=seconds, plan=checks)
     print(json.dumps(report, indent=2) if as_json else sentence(report), flush=True)
     os._exit(EXIT_BAD_INPUT if report["doctor"] == WRONG else 0)  # a check may hang in a thread

@@ -15,9 +15,9 @@ from lrkv_jax.cli.shared import (
     Step,
     app,
     at_least,
-    batches_bar,
     start_alone,
     step_named,
+    working,
 )
 from lrkv_jax.errors import LrkvError
 
@@ -119,7 +119,7 @@ def convert(
 
     if bytes_ is not None and not 0 < bytes_ < 1:
         raise LrkvError(f"--bytes {bytes_:g}: use a share between 0 and 1")
-    with batches_bar() as progress:
+    with working("reading the run") as progress:
         report = run_convert(
             run, new, settings, step=step_named(step), names=text or (OWN, SECOND), share=bytes_,
             tokens=tokens, heldout=heldout, context=context, progress=progress,

@@ -79,11 +79,12 @@ def serve(
     config = read_run(run, overrides or [])
     listener = server.bound(host, port, key)  # before a model is read for nothing
     hosts = server.allowed_hosts(listener.getsockname()[0], host, allowed_host or ())
-    trained = shared.loaded("serve", run, step, overrides)
+    shared.start_alone("serve")
+    trained = shared.loaded(run, step, overrides)
     from lrkv_jax.serving.service import Service
 
     length = config.train.seq_len if context is None else context
-    with working("compiling"):
+    with working("compiling, a minute at most the first time"):
         service = Service.of(
             trained, name or Path(run).resolve().name,
             batch=batch, context=length, cache_bytes=cache_bytes, queue=queue,

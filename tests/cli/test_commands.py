@@ -4,6 +4,7 @@ import json
 import lzma
 import shutil
 import sys
+import time
 
 import pytest
 import typer
@@ -11,6 +12,7 @@ from support.command import lrkv
 
 from lrkv_jax import __version__
 from lrkv_jax.cli import app, main
+from lrkv_jax.cli.shared import working
 from lrkv_jax.config import load_config
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.sources import documents
@@ -60,6 +62,24 @@ def test_a_wrong_command_is_one_line_that_names_the_mend(
     assert code == 2 and err.count("\n") == 1 and err.startswith("lrkv: ")
     assert message in err and "Traceback" not in err + out
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("terminal", ["", "1"])
+def test_what_a_command_does_is_said_on_stderr_before_two_seconds(capsys, monkeypatch, terminal):
+    """In a changing line with the time that is left, or in one plain line an activity."""
+    monkeypatch.setenv("FORCE_COLOR", terminal)
+    with working("too short to be said"):
+        pass
+    with working("reading") as show:
+        for done in range(3):
+            show("evaluating", done, 4)
+            time.sleep(0.6)
+    out, err = capsys.readouterr()
+    assert out == ""
+    if terminal:
+        assert "evaluating, 2 of 4, 00:00:01 left" in err
+    else:
+        assert err == "lrkv: evaluating, 0 of 4\n"
 
 
 def test_plan_prints_json_for_every_variant(capsys, monkeypatch):
@@ -126,7 +146,7 @@ def test_generate_takes_prompts_settings_and_a_seed(capsys, monkeypatch, trained
     how = (*how, "--prompt", "We", "--tokens", "8")
     said = [lrkv(capsys, monkeypatch, *how, "--seed", seed) for seed in ("3", "3", "4")]
     first, again, other = said
-    assert first == again and first[0] == 0
+    assert first[:2] == again[:2] and first[0] == 0
     assert first[1] != other[1] and first[1].startswith("My fellow") and "\nWe" in first[1]
     how = [str(word).replace("=xla", "=mosaic") for word in how]
     code, _, err = lrkv(capsys, monkeypatch, *how)
