@@ -158,7 +158,7 @@ def plan(
     from lrkv_jax.distributed.hardware import hardware as device_named
     from lrkv_jax.lab.plan import report
 
-    run = load_config(config, overrides or [])
+    run, shares = load_config(config, overrides or []), fractions("--utilization", utilization)
     name = hardware or "h200"
     on_mesh = any(override.startswith("mesh.") for override in overrides or [])
     training = on_mesh or any(given is not None for given in (devices, hardware, sbatch))
@@ -166,13 +166,13 @@ def plan(
     if compiled:
         from lrkv_jax.lab.plan.training import simulate_devices
 
-        count = simulate_devices(run, devices, device_named(name))
-        what = f"compiling the step for {count} simulated devices, 10 to 30 s for eight"
+        simulated = simulate_devices(run, devices, device_named(name))
+        what = f"compiling the step for {simulated} simulated devices, 10 to 30 s for eight"
     with working(what):
         planned = report.plan_report(
             run, list(run.variants) if all_variants else [run.attention], training=training,
             compiled=compiled, devices=devices, device=name, length=length,
-            utilization=fractions("--utilization", utilization),
+            utilization=shares,
         )  # fmt: skip
     if sbatch:
         files.write(sbatch, report.sbatch(planned, config, overrides or []))

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -151,8 +152,8 @@ def working(what: str, *, plain: bool = True) -> Iterator[Callable[..., None]]:
         if done or total:
             text += f", {done:,.0f}" + (f" of {total:,}" if total else "")
         if done and total:
-            left = (before - began) / done * (total - done)
-            text += time.strftime(", %H:%M:%S left", time.gmtime(left))
+            left = timedelta(seconds=round((before - began) / done * (total - done)))
+            text += f", {left} left"
         if status:
             status.update(text)
         elif plain and activity != shown:

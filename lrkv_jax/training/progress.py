@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -127,7 +128,7 @@ class ProgressDisplay:
             self._bar.update(self._task, completed=row["step"], line=" ".join(parts))
         elif row["step"] % self._every == 0 or row["step"] == self._total:
             per_step = (time.monotonic() - self._began) / max(1, row["step"] - self._start)
-            left = time.strftime("%H:%M:%S", time.gmtime(per_step * (self._total - row["step"])))
+            left = timedelta(seconds=round(per_step * (self._total - row["step"])))
             parts.insert(1, f"bpb {row['bpb']:.3f}  grad {row['grad_norm']:.2f}")
             line = "  ".join(parts)
             self.info(f"{self._label} step {row['step']}/{self._total}  {line}  left {left}")

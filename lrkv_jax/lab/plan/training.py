@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -37,10 +38,13 @@ POLICIES = ("none", "minimal", "full", "offload")
 # What an alternative to a step that fits must leave of its device-hours.
 WORTH = 0.9
 MOST_ALTERNATIVES = 5
-TRIED = (
-    "train.remat", "train.global_batch_size", "train.grad_accum_steps", "mesh.data", "mesh.fsdp",
-    "mesh.context",
-)  # fmt: skip
+TRIED = {
+    key: attrgetter(key)
+    for key in (
+        "train.remat", "train.global_batch_size", "train.grad_accum_steps", "mesh.data",
+        "mesh.fsdp", "mesh.context",
+    )
+}  # fmt: skip
 # The scheduler that a CPU runs by default orders a program for parallel threads: the stacks of all
 # loops then exist from the start. A GPU's program is ordered for memory.
 FLAGS = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
@@ -130,7 +134,7 @@ def alternatives(
     found: dict[frozenset[str], dict[str, Any]] = {}
     for changed, state in _tried(config, larger_batch=needs <= usable):
         total, cost = memory_estimate(changed, state).total + lacks, hours(changed)
-        changes = {key: new for key in TRIED if (new := _get(changed, key)) != _get(config, key)}
+        changes = {key: of(changed) for key, of in TRIED.items() if of(changed) != of(config)}
         keys = frozenset("mesh" if key.startswith("mesh.") else key for key in changes)
         known = found[keys]["device_hours"] if keys in found else [math.inf]
         if total <= usable and cost < known and cost[-1] <= most:
@@ -174,16 +178,12 @@ def _tried(config: RunConfig, *, larger_batch: bool) -> Iterator[tuple[RunConfig
                 yield _changed(split, dict(zip(TRIED, values, strict=False))), state
 
 
-def _get(config: RunConfig, key: str) -> Any:
-    group, name = key.split(".")
-    return getattr(getattr(config, group), name)
-
-
-def _changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+def _changed(config: Any, changes: dict[str, Any]) -> Any:
+    """The settings with others in the place of these, by dotted key."""
     for key, value in changes.items():
-        group, name = key.split(".")
-        new = getattr(config, group).model_copy(update={name: value})
-        config = config.model_copy(update={group: new})
+        name, _, rest = key.partition(".")
+        value = _changed(getattr(config, name), {rest: value}) if rest else value
+        config = config.model_copy(update={name: value})
     return config
 
 
@@ -217,13 +217,8 @@ def compiled_step(config: RunConfig, devices: int) -> CompiledStep:
 
 def resolved(config: RunConfig) -> RunConfig:
     """The run as an accelerator computes it: `auto` is bfloat16 there."""
-    model, optimizer = config.model, config.optimizer
-    if model.dtype == "auto":
-        model = model.model_copy(update={"dtype": "bfloat16"})
-    if optimizer.muon.dtype == "auto":
-        muon_config = optimizer.muon.model_copy(update={"dtype": "bfloat16"})
-        optimizer = optimizer.model_copy(update={"muon": muon_config})
-    return config.model_copy(update={"model": model, "optimizer": optimizer})
+    keys = ("model.dtype", "optimizer.muon.dtype")
+    return _changed(config, {key: "bfloat16" for key in keys if attrgetter(key)(config) == "auto"})
 
 
 def on_devices(config: RunConfig, devices: int | None, device: Hardware) -> RunConfig:
