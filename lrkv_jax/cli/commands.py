@@ -12,20 +12,11 @@ import typer
 from rich.console import Console
 
 from lrkv_jax import files
-from lrkv_jax.cli.shared import (
-    Config,
-    Json,
-    Overrides,
-    app,
-    count,
-    fractions,
-    seconds_of,
-    start_alone,
-    working,
-)
+from lrkv_jax.cli import shared
+from lrkv_jax.cli.shared import Config, Json, Overrides, app, count, start_alone, working
 from lrkv_jax.distributed import cluster_env
 from lrkv_jax.distributed.stopping import Stopping
-from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_START_AGAIN
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_START_AGAIN, LrkvError
 
 
 @app.command()
@@ -91,7 +82,7 @@ def train(
     A run that exists resumes from its newest sound checkpoint. Ctrl-C and SIGTERM
     finish the step, save, and exit with 75: start the same command again.
     """
-    deadline = None if time_limit is None else time.monotonic() + seconds_of(time_limit)
+    deadline = None if time_limit is None else time.monotonic() + shared.seconds_of(time_limit)
     from lrkv_jax.config import load_config
 
     with Stopping(deadline=deadline) as stopping:
@@ -138,8 +129,9 @@ def plan(
         ),
     ] = True,
     utilization: Annotated[
-        str, typer.Option(metavar="LOW,HIGH", help="The share of the peak that a step may reach.")
-    ] = "0.3,0.5",
+        tuple[float, float],
+        typer.Option(metavar="LOW HIGH", help="Shares of the peak that a step may reach."),
+    ] = (0.3, 0.5),
     sbatch: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the Slurm job of this step to FILE.")
     ] = None,
@@ -158,7 +150,9 @@ def plan(
     from lrkv_jax.distributed.hardware import hardware as device_named
     from lrkv_jax.lab.plan import report
 
-    run, shares = load_config(config, overrides or []), fractions("--utilization", utilization)
+    run = load_config(config, overrides or [])
+    if not all(0 < share <= 1 for share in utilization):
+        raise LrkvError("--utilization: use two shares above 0 and at most 1, as in 0.3 0.5")
     name = hardware or "h200"
     on_mesh = any(override.startswith("mesh.") for override in overrides or [])
     training = on_mesh or any(given is not None for given in (devices, hardware, sbatch))
@@ -172,7 +166,7 @@ def plan(
         planned = report.plan_report(
             run, list(run.variants) if all_variants else [run.attention], training=training,
             compiled=compiled, devices=devices, device=name, length=length,
-            utilization=shares,
+            utilization=utilization,
         )  # fmt: skip
     if sbatch:
         files.write(sbatch, report.sbatch(planned, config, overrides or []))

@@ -39,7 +39,7 @@ def trained(tmp_path_factory, finished_run):
         ("train", "missing argument 'CONFIG': see lrkv train --help"),
         ("plan 128m --devices many", "'--devices'"),
         ("plan 128m --length 1.5", "1.5: use a whole number from 1 on"),
-        ("plan 128m mesh.fsdp=8 --utilization 40", "--utilization 40: use one or two numbers"),
+        ("plan 128m mesh.fsdp=8 --utilization 40 50", "--utilization: use two shares"),
         ("trian", "Did you mean 'train'"),
         ("evaluate runs/none", "runs/none is not a run"),
         ("analyze runs/none", "give a run's directory"),

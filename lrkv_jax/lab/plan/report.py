@@ -136,10 +136,7 @@ def _alternatives(training: dict[str, Any]) -> list[str]:
     what = "would cost less" if training["verdict"]["fits"] else "would fit"
     found = training["alternatives"]
     if not found:
-        tried = "train.remat, train.grad_accum_steps, a larger batch"
-        if not training["verdict"]["fits"]:
-            tried = "train.remat, train.grad_accum_steps, eight times mesh.fsdp or mesh.context"
-        return [_wrapped(f"Of {tried}, none {what}.")]
+        return [f"None of the other remat policies, batches and meshes that were tried {what}."]
     rows = [
         [
             "\n".join(f"{key}={value}" for key, value in one["changes"].items()),
