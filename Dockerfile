@@ -9,6 +9,7 @@ FROM python:3.12-slim AS source
 WORKDIR /opt/lrkv
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY configs ./configs
+COPY launch ./launch
 COPY lrkv_jax ./lrkv_jax
 
 FROM source AS cuda

@@ -13,6 +13,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from lrkv_jax.cli.shared import working
 from lrkv_jax.lab.bench.report import command, replace_between
 from lrkv_jax.lab.bench.train import TrainBenchmark, TrainTiming, run, tables
 
@@ -49,7 +50,8 @@ def main() -> None:
     options = parser.parse_args()
     for name, settings in SWEEPS.items():
         if not options.page_only and options.only in (None, name):
-            command(run, settings, tables, print_json=False, out=options.out, suffix=f"-{name}")
+            how = {"print_json": False, "out": options.out, "suffix": f"-{name}"}
+            command(run, settings, tables, working("measuring"), **how)
     replace_between(PAGE, BLOCK, page_tables(options.out))
     print(PAGE)
 

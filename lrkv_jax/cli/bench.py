@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lrkv_jax.cli.shared import Json, Overrides, group, names, sizes, start_alone
+from lrkv_jax.cli.shared import Json, Overrides, at_least, group, names, sizes, start_alone, working
 from lrkv_jax.errors import LrkvError
 
 bench_app = group("bench", "Time decoding, training and serving on this machine.")
@@ -46,7 +46,7 @@ def bench_decode(
         lengths=sizes("--length", length), implementations=names(impl), ragged=ragged, dtype=dtype,
         samples=samples, overrides=tuple(overrides or ()),
     )  # fmt: skip
-    command(run, settings, tables, print_json=as_json, out=out)
+    command(run, settings, tables, working("measuring"), print_json=as_json, out=out)
 
 
 @bench_app.command("train")
@@ -78,7 +78,7 @@ def bench_train(
         scales=names(scale), variants=names(variants), overrides=tuple(overrides or ()),
         depth=depth, samples=samples,
     )  # fmt: skip
-    command(run, settings, tables, print_json=as_json, out=out)
+    command(run, settings, tables, working("measuring"), print_json=as_json, out=out)
 
 
 @bench_app.command("serve")
@@ -87,7 +87,9 @@ def bench_serve(
     variants: Annotated[
         str, typer.Option(help="Two variants of it; the first is the yardstick.")
     ] = "mha,lrkv_latent",
-    context: Annotated[int, typer.Option(min=256, help="Most tokens of a text")] = 1024,
+    context: Annotated[
+        int, typer.Option(parser=at_least(256), metavar="N", help="Most tokens of a text")
+    ] = 1024,
     requests: Annotated[int, typer.Option(min=1, help="Requests of the trace")] = 64,
     samples: Annotated[int, typer.Option(help="Repetitions")] = 3,
     out: Out = None,
@@ -105,4 +107,4 @@ def bench_serve(
     if len(pair) != 2:
         raise LrkvError(f"--variants {variants}: name two, as in mha,lrkv_latent")
     settings = ServeBenchmark(scale, (pair[0], pair[1]), context, requests, samples)
-    command(run, settings, tables, print_json=as_json, out=out)
+    command(run, settings, tables, working("measuring"), print_json=as_json, out=out)

@@ -1,18 +1,22 @@
 """The commands that make and plan runs: quickstart, train, plan, settings, doctor."""
 
+import contextlib
 import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from lrkv_jax.cli.shared import Config, Json, Overrides, app, seconds_of, start_alone, working
+from lrkv_jax import files
+from lrkv_jax.cli import shared
+from lrkv_jax.cli.shared import Config, Json, Overrides, app, count, start_alone, working
 from lrkv_jax.distributed import cluster_env
 from lrkv_jax.distributed.stopping import Stopping
-from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_START_AGAIN
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_START_AGAIN, LrkvError
 
 
 @app.command()
@@ -57,7 +61,8 @@ def train(
     config: Config,
     overrides: Overrides = None,
     until: Annotated[
-        int | None, typer.Option(min=1, metavar="STEP", help="Save and stop after this step.")
+        int | None,
+        typer.Option(parser=count, metavar="STEP", help="Save and stop after this step."),
     ] = None,
     time_limit: Annotated[
         str | None,
@@ -77,13 +82,13 @@ def train(
     A run that exists resumes from its newest sound checkpoint. Ctrl-C and SIGTERM
     finish the step, save, and exit with 75: start the same command again.
     """
-    deadline = None if time_limit is None else time.monotonic() + seconds_of(time_limit)
+    deadline = None if time_limit is None else time.monotonic() + shared.seconds_of(time_limit)
     from lrkv_jax.config import load_config
 
     with Stopping(deadline=deadline) as stopping:
         # A mistake costs no import of JAX; of several processes, process 0 reports it.
         run = load_config(config, overrides or []) if cluster_env.find(os.environ) is None else None
-        with working("starting"):
+        with working("starting", plain=False):
             from lrkv_jax.distributed import start
             from lrkv_jax.training.loop import train as run_training
 
@@ -111,7 +116,10 @@ def plan(
         str | None, typer.Option(help="a100, h100, h200 or b200 (default: h200).")
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="Tokens in a decoder's cache (default: the context).")
+        int | None,
+        typer.Option(
+            parser=count, metavar="N", help="Tokens in a decoder's cache (default: the context)."
+        ),
     ] = None,
     compile_: Annotated[
         bool,
@@ -120,35 +128,49 @@ def plan(
             help="Compile the step for its memory (10 to 30 s), or estimate it.",
         ),
     ] = True,
+    utilization: Annotated[
+        tuple[float, float],
+        typer.Option(metavar="LOW HIGH", help="Shares of the peak that a step may reach."),
+    ] = (0.3, 0.5),
+    sbatch: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the Slurm job of this step to FILE.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Report the memory and time that a run needs.
 
     That is parameters, FLOPs, cache bytes, memory and time.
 
-    A mesh axis, --devices or --hardware adds the training step on those devices: its memory
-    and time.
+    A mesh axis, --devices, --hardware or --sbatch adds the training step on those devices: its
+    memory and time, and which settings would make it fit or cost less.
     """
     # Nothing is computed: no reason to take an accelerator, or to wait for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from lrkv_jax.config import load_config
     from lrkv_jax.distributed.hardware import hardware as device_named
-    from lrkv_jax.lab.plan.report import as_text, plan_report
+    from lrkv_jax.lab.plan import report
 
     run = load_config(config, overrides or [])
+    if not all(0 < share <= 1 for share in utilization):
+        raise LrkvError("--utilization: use two shares above 0 and at most 1, as in 0.3 0.5")
     name = hardware or "h200"
     on_mesh = any(override.startswith("mesh.") for override in overrides or [])
-    training = on_mesh or devices is not None or hardware is not None
-    compiled = training and compile_
+    training = on_mesh or any(given is not None for given in (devices, hardware, sbatch))
+    compiled, what = training and compile_, "planning"
     if compiled:
         from lrkv_jax.lab.plan.training import simulate_devices
 
-        simulate_devices(run, devices, device_named(name))
-    planned = plan_report(
-        run, list(run.variants) if all_variants else [run.attention], training=training,
-        compiled=compiled, devices=devices, device=name, length=length,
-    )  # fmt: skip
-    print(json.dumps(planned, indent=2) if as_json else as_text(planned))
+        simulated = simulate_devices(run, devices, device_named(name))
+        what = f"compiling the step for {simulated} simulated devices, 10 to 30 s for eight"
+    with working(what):
+        planned = report.plan_report(
+            run, list(run.variants) if all_variants else [run.attention], training=training,
+            compiled=compiled, devices=devices, device=name, length=length,
+            utilization=utilization,
+        )  # fmt: skip
+    if sbatch:
+        files.write(sbatch, report.sbatch(planned, config, overrides or []))
+    print(json.dumps(planned, indent=2) if as_json else report.as_text(planned))
 
 
 @app.command()
@@ -184,9 +206,17 @@ def doctor(
     from lrkv_jax.lab.doctor.examine import WRONG, examine, sentence
     from lrkv_jax.lab.doctor.host import checks
 
-    def show(finding) -> None:
-        print(finding, file=sys.stderr if as_json else sys.stdout, flush=True)
+    with contextlib.ExitStack() as status:
 
-    report = examine(show, seconds=seconds, plan=checks)
+        def begin(what: str) -> None:
+            status.close()
+            status.enter_context(working(what))
+
+        def show(finding) -> None:
+            status.close()
+            print(finding, file=sys.stderr if as_json else sys.stdout, flush=True)
+            begin("starting the next check")
+
+        report = examine(show, begin, seconds=seconds, plan=checks)
     print(json.dumps(report, indent=2) if as_json else sentence(report), flush=True)
     os._exit(EXIT_BAD_INPUT if report["doctor"] == WRONG else 0)  # a check may hang in a thread

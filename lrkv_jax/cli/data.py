@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lrkv_jax.cli.shared import Config, Overrides, batches_bar, group
+from lrkv_jax.cli.shared import Config, Overrides, group, working
 from lrkv_jax.errors import LrkvError
 
 data_app = group("data", "Fetch data and turn it into records of tokens.")
@@ -46,7 +46,7 @@ def data_build(
             raise LrkvError("--beam is for documents: a mixture is built here, leave it out")
     else:
         fetch_source(run.data, _say)
-    with batches_bar() as progress:
+    with working("building the dataset") as progress:
         path = build_dataset(run.data, run.train.seq_len, progress=progress, run=jobs)
     print(path)
 
@@ -70,7 +70,7 @@ def data_show(
 
     run = load_config(config, overrides or [])
     tokenizer = load_tokenizer(run.data.tokenizer)
-    with batches_bar() as progress:
+    with working("building the dataset") as progress:
         path = build_dataset(run.data, run.train.seq_len, progress=progress)
     print(f"{path}\n{tokenizer}, records of {run.train.seq_len:,} + 1 tokens\n")
     splits = {split: Records(path, split) for split in SPLITS}
@@ -157,7 +157,7 @@ def tokenizer_train(
     limit = None if megabytes is None else megabytes * 1_000_000
     files.check_writable(out)
     next(documents(source, "heldout", **splits))  # refused before the work where there is none
-    with batches_bar() as bar:
+    with working("reading") as bar:
         definition = train_tokenizer(
             up_to(documents(source, "train", **splits), limit), vocabulary,
             progress=lambda size: bar("bytes read", size, limit),

@@ -8,16 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 from tabulate import tabulate
 
-from lrkv_jax.cli.shared import (
-    Json,
-    Overrides,
-    Run,
-    Step,
-    app,
-    batches_bar,
-    start_alone,
-    step_named,
-)
+from lrkv_jax.cli import shared
+from lrkv_jax.cli.shared import Json, Overrides, Run, Step, app, at_least, working
 from lrkv_jax.errors import LrkvError
 
 
@@ -40,10 +32,10 @@ def export(
 
     It has weights, a tokenizer, a chat template and a model card.
     """
-    start_alone("export")
+    shared.start_alone("export")
     from lrkv_jax.interop.export import export as run_export
 
-    name = run_export(run, directory, step=step_named(step), dtype=dtype, factored=factored)
+    name = run_export(run, directory, step=shared.step_named(step), dtype=dtype, factored=factored)
     print(f"{directory}: {name}, {dtype}")
 
 
@@ -56,7 +48,7 @@ def import_(
     overrides: Overrides = None,
 ) -> None:
     """Make a run of a Hugging Face model."""
-    start_alone("import")
+    shared.start_alone("import")
     from lrkv_jax.interop.importing import import_model
 
     config = import_model(source, run, overrides or [], say=_note)
@@ -90,10 +82,19 @@ def convert(
             "--bytes", metavar="SHARE", help="Choose widths for this share of the run's cache."
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text to learn from")] = 8192,
-    heldout: Annotated[int, typer.Option(min=2, help="Tokens of each text to measure on")] = 16384,
+    tokens: Annotated[
+        int, typer.Option(parser=at_least(2), metavar="N", help="Tokens of each text to learn from")
+    ] = 8192,
+    heldout: Annotated[
+        int, typer.Option(parser=at_least(2), metavar="N", help="Tokens of each text to measure on")
+    ] = 16384,
     context: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a record (default: 1024, or the run's).")
+        int | None,
+        typer.Option(
+            parser=at_least(2),
+            metavar="N",
+            help="Tokens of a record (default: 1024, or the run's).",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -103,16 +104,16 @@ def convert(
     attention=mla attention.kv_lora_rank=C (one latent for both), attention.rank=R
     beside it, or attention=lrkv attention.rank=R.
     """
-    start_alone("convert")
+    shared.start_alone("convert")
     from lrkv_jax.interop.convert import OWN, SECOND
     from lrkv_jax.interop.convert import convert as run_convert
 
     if bytes_ is not None and not 0 < bytes_ < 1:
         raise LrkvError(f"--bytes {bytes_:g}: use a share between 0 and 1")
-    with batches_bar() as progress:
+    with working("reading the run") as progress:
         report = run_convert(
-            run, new, settings, step=step_named(step), names=text or (OWN, SECOND), share=bytes_,
-            tokens=tokens, heldout=heldout, context=context, progress=progress,
+            run, new, settings, step=shared.step_named(step), names=text or (OWN, SECOND),
+            share=bytes_, tokens=tokens, heldout=heldout, context=context, progress=progress,
         )  # fmt: skip
     if as_json:
         print(json.dumps(report, indent=2))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lrkv_jax.cli.shared import Step, app, batches_bar, names, sizes, start_alone, step_named
+from lrkv_jax.cli.shared import Step, app, names, sizes, start_alone, step_named, working
 from lrkv_jax.errors import LrkvError
 
 if TYPE_CHECKING:
@@ -42,20 +42,22 @@ def report(
     data, and what it needs.
     """
     start_alone("report")
-    from lrkv_jax.lab.bench.report import read_decode
-    from lrkv_jax.lab.report.comparison import read_sound_runs
-    from lrkv_jax.lab.report.page import first_table, write_page
-    from lrkv_jax.lab.report.paper import REPORT_ITEMS
-    from lrkv_jax.lab.report.renderers import terminal
+    with working("starting, for some seconds"):
+        from lrkv_jax.lab.bench.report import read_decode
+        from lrkv_jax.lab.report.comparison import read_sound_runs
+        from lrkv_jax.lab.report.page import first_table, write_page
+        from lrkv_jax.lab.report.paper import REPORT_ITEMS
+        from lrkv_jax.lab.report.renderers import terminal
 
     chosen = _chosen(REPORT_ITEMS, only)
     benches = [read_decode(path) for path in bench or []]
-    records, broken = read_sound_runs(runs or [])
+    with working("reading the runs"):
+        records, broken = read_sound_runs(runs or [])
     if broken and not records:
         folder, reason = next(iter(broken.items()))
         raise LrkvError(f"{folder}: {reason}")
     path = out / "report.html"
-    with batches_bar() as progress:
+    with working("tables and figures") as progress:
         sections = write_page(
             path, "Low-rank key-value attention: tables and figures", chosen, records,
             broken=broken, benches=benches, progress=progress,
@@ -113,7 +115,7 @@ def analyze(
 
     fitted = None if ranks is None else sizes("--ranks", ranks)
     records = read_runs(runs)
-    with batches_bar() as progress:
+    with working("analyzing") as progress:
         for done, record in enumerate(records):
             progress("analyzing", done, len(records))
             analyze_run(record.path, step=step_named(step), ranks=fitted, batches=batches)

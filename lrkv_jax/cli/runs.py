@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import time
@@ -14,13 +15,14 @@ from rich.text import Text
 from tabulate import tabulate
 
 from lrkv_jax.cli import shared
-from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, batches_bar
+from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, count, working
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
 if TYPE_CHECKING:
     from lrkv_jax.inference.chat import Chat
 
-Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens")]
+COMPILING = "compiling, a minute at most the first time"
+Tokens = Annotated[int, typer.Option(parser=count, metavar="N", help="Most new tokens")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")]
 TopK = Annotated[int, typer.Option(help="Sample among the K likeliest tokens; 0 keeps all")]
 TopP = Annotated[
@@ -47,7 +49,12 @@ def evaluate(
         str, typer.Option(help="Folder of the sets; demo for the shipped demonstration sets")
     ] = "data/tasks",
     limit: Annotated[
-        int | None, typer.Option(help="Ask only the first examples of each set (default: all).")
+        int | None,
+        typer.Option(
+            parser=count,
+            metavar="N",
+            help="Ask only the first examples of each set (default: all).",
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(help="Answers generated per example")] = 1,
     temperature: Temperature = 0.0,
@@ -68,16 +75,17 @@ def evaluate(
     Its held-out loss, its cached decode against the forward, and benchmarks.
     """
     shared.start_alone("evaluate")
-    from lrkv_jax.evaluation.benchmark import BenchmarkSettings
-    from lrkv_jax.evaluation.evaluate import evaluate as run_evaluation
-    from lrkv_jax.evaluation.show import print_evaluation
+    with working("starting, for some seconds"):
+        from lrkv_jax.evaluation.benchmark import BenchmarkSettings
+        from lrkv_jax.evaluation.evaluate import evaluate as run_evaluation
+        from lrkv_jax.evaluation.show import print_evaluation
 
     settings = BenchmarkSettings(
         folder=data, limit=limit,
         samples=samples, temperature=temperature, top_p=top_p, new_tokens=tokens, seed=seed,
         run_model_code=run_model_code,
     )  # fmt: skip
-    with batches_bar() as progress:
+    with working("reading and evaluating the run") as progress:
         result = run_evaluation(
             run, tasks=shared.names(tasks), batch=batch, step=shared.step_named(step),
             settings=settings, overrides=overrides or [], progress=progress,
@@ -133,18 +141,19 @@ def generate(
     step: Step = None,
 ) -> None:
     """Continue prompts, given on the command line or in a file."""
-    from lrkv_jax.inference import Sampling
-
     if bool(prompt) == bool(prompts):
         raise LrkvError("give either --prompt TEXT or --prompts FILE")
     if bool(prompts) != bool(out):
         raise LrkvError("--prompts FILE and --out FILE go together")
+    shared.start_alone("generate")
+    from lrkv_jax.inference import Sampling
+
     sampling = Sampling(temperature, top_k, top_p)
-    trained = shared.loaded("generate", run, step, overrides)
+    trained = shared.loaded(run, step, overrides)
     if prompts:
         from lrkv_jax.inference.generation import generate_file
 
-        with batches_bar() as progress:
+        with working(COMPILING) as progress:
             cut = generate_file(
                 trained, prompts, out, new_tokens=tokens, sampling=sampling, seed=seed, batch=batch,
                 progress=progress,
@@ -155,7 +164,9 @@ def generate(
     from lrkv_jax.inference.generation import streamed
 
     pieces = streamed(trained, prompt, new_tokens=tokens, sampling=sampling, seed=seed)
-    for piece in pieces:
+    with working(COMPILING):
+        first = list(itertools.islice(pieces, 2))  # the prompt, and what compiling it gave
+    for piece in itertools.chain(first, pieces):
         print(piece, end="", flush=True)
 
 
@@ -163,7 +174,7 @@ def generate(
 def chat(
     run: Run,
     overrides: Overrides = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of an answer")] = 256,
+    tokens: Tokens = 256,
     temperature: Temperature = 0.8,
     top_k: TopK = 0,
     top_p: TopP = 0.95,
@@ -174,11 +185,13 @@ def chat(
 
     In the chat: /reset and /quit.
     """
-    from lrkv_jax.data.chat import ChatFormat
-    from lrkv_jax.data.tokenizer import load_tokenizer
-    from lrkv_jax.inference import Sampling
-    from lrkv_jax.inference.chat import Chat
-    from lrkv_jax.training.run_dir import read_run
+    shared.start_alone("chat")
+    with working("starting, for some seconds"):
+        from lrkv_jax.data.chat import ChatFormat
+        from lrkv_jax.data.tokenizer import load_tokenizer
+        from lrkv_jax.inference import Sampling
+        from lrkv_jax.inference.chat import Chat
+        from lrkv_jax.training.run_dir import read_run
 
     config = read_run(run)
     if not ChatFormat(load_tokenizer(config.data.tokenizer)).trained(config.data.mixture):
@@ -187,7 +200,7 @@ def chat(
             f"{run} has not been midtrained: run lrkv train configs/{name}.yaml init_from={run}"
         )
     sampling = Sampling(temperature, top_k, top_p)
-    trained = shared.loaded("chat", run, step, overrides)
+    trained = shared.loaded(run, step, overrides)
     talk = Chat(trained, sampling=sampling, seed=seed, new_tokens=tokens)
     converse(talk, Console(highlight=False, markup=False))
 
@@ -224,7 +237,9 @@ def _answer(chat: Chat, text: str, console: Console) -> None:
     deltas = chat.say(text)
     kind = "text"
     try:
-        for delta in deltas:
+        with working(COMPILING):
+            first = list(itertools.islice(deltas, 1))
+        for delta in itertools.chain(first, deltas):
             if delta.kind != kind:
                 # A call and what it gives: 27 * 14 = 378
                 console.print(Text(" = " if delta.kind == "output" else " "), end="")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lrkv_jax.cli import shared
-from lrkv_jax.cli.shared import Overrides, Run, Step, app, working
+from lrkv_jax.cli.shared import Overrides, Run, Step, app, at_least, working
 from lrkv_jax.errors import LrkvError
 
 
@@ -29,7 +29,11 @@ def serve(
     batch: Annotated[int, typer.Option(min=1, help="Texts that are decoded together.")] = 8,
     context: Annotated[
         int | None,
-        typer.Option(min=2, help="Most tokens of a text with its prompt (default: the run's)."),
+        typer.Option(
+            parser=at_least(2),
+            metavar="N",
+            help="Most tokens of a text with its prompt (default: the run's).",
+        ),  # fmt: skip
     ] = None,
     cache: Annotated[
         str | None,
@@ -75,11 +79,12 @@ def serve(
     config = read_run(run, overrides or [])
     listener = server.bound(host, port, key)  # before a model is read for nothing
     hosts = server.allowed_hosts(listener.getsockname()[0], host, allowed_host or ())
-    trained = shared.loaded("serve", run, step, overrides)
+    shared.start_alone("serve")
+    trained = shared.loaded(run, step, overrides)
     from lrkv_jax.serving.service import Service
 
     length = config.train.seq_len if context is None else context
-    with working("compiling"):
+    with working("compiling, a minute at most the first time"):
         service = Service.of(
             trained, name or Path(run).resolve().name,
             batch=batch, context=length, cache_bytes=cache_bytes, queue=queue,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from lrkv_jax.training.restore import TrainedRun
 
 HELP = ["-h", "--help"]
+# Bytes of a checkpoint that two CPU cores verify and restore in a second: 125 MB in 1 to 2 s.
+READ_RATE = 1e8
 
 
 def _version(requested: bool) -> None:
@@ -69,19 +75,39 @@ def names(text: str | None) -> tuple[str, ...] | None:
     return text if text is None else tuple(p.strip() for p in text.split(",") if p.strip())
 
 
+def at_least(least: int) -> Callable[[str | int], int]:
+    """The parser of options that count tokens or steps, as in 2048, 50e9 or 50B."""
+
+    def count(text: str | int) -> int:
+        from lrkv_jax.config.frozen import whole_number
+
+        found = int(text) if str(text).isdecimal() else whole_number(text)
+        if not isinstance(found, int) or found < least:
+            raise typer.BadParameter(
+                f"{text}: use a whole number from {least} on, as in 4096 or 1e6"
+            )
+        return found
+
+    return count
+
+
+count = at_least(1)
+
+
 def sizes(option: str, text: str) -> tuple[int, ...]:
-    parts = names(text)
-    if not all(part.isdecimal() for part in parts):
-        raise LrkvError(f"{option} {text}: use whole numbers, as in 1,4")
-    return tuple(int(part) for part in parts)
+    try:
+        return tuple(at_least(0)(part) for part in names(text))
+    except typer.BadParameter:
+        raise LrkvError(f"{option} {text}: use whole numbers, as in 1,4") from None
 
 
 def step_named(text: str | None) -> int | str | None:
     if text is None or text == "best":
         return text
-    if not text.isdecimal():
-        raise LrkvError(f"--step {text}: use a number, or best")
-    return int(text)
+    try:
+        return at_least(0)(text)
+    except typer.BadParameter:
+        raise LrkvError(f"--step {text}: use a number, or best") from None
 
 
 def seconds_of(text: str) -> int:
@@ -94,49 +120,61 @@ def seconds_of(text: str) -> int:
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show on a terminal's stderr that this block is working, while it prints nothing."""
-    console = Console(stderr=True)
-    with console.status(f"{what} ...") if console.is_terminal else contextlib.nullcontext():
-        yield
+def working(what: str, *, plain: bool = True) -> Iterator[Callable[..., None]]:
+    """Say on stderr what this block does: in a line that changes on a terminal; elsewhere in plain
+    lines, if `plain`, one for each activity that takes a second.
+
+    The function given takes (activity, done, all) as the work goes on, and shows what is left; an
+    `all` of None says that nobody knows. The block prints nothing itself.
+    """
+    console = Console(stderr=True, highlight=False, markup=False)
+    status = console.status(what) if console.is_terminal else None
+    began = before = time.monotonic()
+    last, shown = 0.0, ""
+    timer = threading.Timer(1, lambda: None)
+
+    def show(activity: str, done: float = 0.0, total: int | None = None) -> None:
+        nonlocal began, before, last, shown, timer
+        if done < last:  # the next of several tasks
+            began = before
+        before, last, text = time.monotonic(), done, activity
+        if done or total:
+            text += f", {done:,.0f}" + (f" of {total:,}" if total else "")
+        if done and total:
+            left = timedelta(seconds=round((before - began) / done * (total - done)))
+            text += f", {left} left"
+        if status:
+            status.update(text)
+        elif plain and activity != shown:
+            timer.cancel()
+            timer = threading.Timer(
+                1, print, [f"lrkv: {text}"], {"file": sys.stderr, "flush": True}
+            )
+            timer.daemon, shown = True, activity
+            timer.start()
+
+    with status or contextlib.nullcontext():
+        show(what)
+        try:
+            yield show
+        finally:
+            timer.cancel()
 
 
 def start_alone(command: str) -> None:
     """Import JAX and start this process's devices for a command that one process does."""
-    with working("starting"):
+    with working("starting, for some seconds"):
         from lrkv_jax.distributed import start
 
         start(command=f"lrkv {command}")
 
 
-def loaded(command: str, run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:
+def loaded(run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:
     """The run that a command decodes with, once this process has its devices."""
-    start_alone(command)
-    with working("reading the run"):
+    with working("reading the run") as show:
+        from lrkv_jax.training.checkpointing.inspect import entries
         from lrkv_jax.training.restore import load_run
 
+        size = max((entry.bytes for entry in entries(run)), default=0)
+        show(f"reading {size / 1e6:,.0f} MB, about {1 + size / READ_RATE:,.0f} s")
         return load_run(run, step=step_named(step), overrides=overrides or [])
-
-
-@contextlib.contextmanager
-def batches_bar() -> Iterator[Callable[[str, float, int | None], None]]:
-    """Give a function (name, done, all) that moves a progress bar on a terminal's stderr.
-
-    Until it is called, the bar only moves. None says that nobody knows how much there is.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Left
-
-    console = Console(stderr=True, markup=False)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left()
-    tasks = {}
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        waiting = bar.add_task("working", total=None)
-
-        def show(name: str, done: float, total: int | None) -> None:
-            if name not in tasks:
-                bar.update(waiting, visible=False)
-                tasks[name] = bar.add_task(name, total=total)
-            bar.update(tasks[name], completed=int(done), total=total)
-
-        yield show

@@ -1,7 +1,9 @@
 """The base of every configuration object (frozen, strict, no unknown keys), and how a setting is
 declared: its default, its description and its role, once, at its field."""
 
+import re
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
@@ -38,14 +40,19 @@ FROM_TRANSFORMERS = {
 _RENAMED = {old: new for names in RENAMED.values() for old, new in names.items()}
 
 
-def _whole(value: Any) -> Any:
-    """50e9, which YAML reads as a float, as the integer that it is; anything else as it came."""
-    exact = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
-    return int(value) if exact else value
+def whole_number(value: Any) -> Any:
+    """50e9, a float to YAML, and 50B as the integers that they are; anything else as it came."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, str) and (parts := re.fullmatch(r"(\d+(?:\.\d+)?)(e\d\d?|[MBT])", value)):
+        power = int(parts[2][1:] or 6 + 3 * "MBT".index(parts[2]))
+        number = Decimal(parts[1]).scaleb(power)
+        return int(number) if number == number.to_integral_value() else value
+    return value
 
 
-Positive = Annotated[int, BeforeValidator(_whole), Field(gt=0, lt=2**63)]
-NonNegative = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)]
+Positive = Annotated[int, BeforeValidator(whole_number), Field(gt=0, lt=2**63)]
+NonNegative = Annotated[int, BeforeValidator(whole_number), Field(ge=0, lt=2**63)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

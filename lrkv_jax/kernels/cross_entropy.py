@@ -15,21 +15,32 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 
 class Teacher(NamedTuple):
     """Another model's hidden states, head and cap: the tokens' distributions to be learned."""
 
-    x_BTE: Any
-    kernel_EV: Any
+    x_BTE: Float[Array, "B T E"]
+    kernel_EV: Float[Array, "E V"]
     softcap: float | None
 
 
-def chunked_cross_entropy(x_BTD, kernel_DV, targets_BT, *, softcap, chunk, axis=None):
-    """−log p(target) in nats, float32 [B, T], for logits softcap · tanh(x · kernel / softcap).
+def chunked_cross_entropy(
+    x_BTD: Float[Array, "B T D"],
+    kernel_DV: Float[Array, "D V"],
+    targets_BT: Int[Array, "B T"],
+    *,
+    softcap: float | None,
+    chunk: int,
+    axis: str | None = None,
+) -> Float[Array, "B T"]:
+    """−log p(target) in nats, float32, for logits softcap · tanh(x · kernel / softcap).
 
-    Differentiable; the backward pass computes the logits again. Training uses
-    `mean_cross_entropy`, which computes them once.
+    Products are of `x_BTD`'s dtype and summed in float32. A `softcap` of None leaves logits as
+    they are (Gemma 2, arXiv 2408.00118, has one). `chunk` tokens' logits are held at a time, and
+    `axis` names the mesh axis that splits V. Differentiable; the backward pass computes the logits
+    again. Training uses `mean_cross_entropy`, which computes them once.
     """
     kernel_DV = kernel_DV.astype(x_BTD.dtype)
 
@@ -43,18 +54,18 @@ def chunked_cross_entropy(x_BTD, kernel_DV, targets_BT, *, softcap, chunk, axis=
 
 
 def mean_cross_entropy(
-    x_BTD,
-    kernel_DV,
-    targets_BT,
-    counted_BT=None,
-    count=None,
+    x_BTD: Float[Array, "B T D"],
+    kernel_DV: Float[Array, "D V"],
+    targets_BT: Int[Array, "B T"],
+    counted_BT: Bool[Array, "B T"] | None = None,
+    count: Int[Array, ""] | int | None = None,
     *,
-    softcap,
-    chunk,
-    axis=None,
+    softcap: float | None,
+    chunk: int,
+    axis: str | None = None,
     teacher: Teacher | None = None,
-):
-    """The mean of `chunked_cross_entropy`, and each token's nats [B, T], which carry no gradient.
+) -> tuple[Float[Array, ""], Float[Array, "B T"]]:
+    """The mean of `chunked_cross_entropy`, and each token's nats, which carry no gradient.
 
     With `counted_BT` (bool) it is the sum over those targets divided by `count`, a scalar: theirs,
     or that of a larger batch of which this is a part. With a `teacher` it is the mean over the same

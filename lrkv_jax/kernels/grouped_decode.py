@@ -4,12 +4,24 @@ B batch  T queries  S cache slots  c slots of a chunk  H heads  G key/value head
 K head width
 """
 
+from jaxtyping import Array, Float, Int
+
 from lrkv_jax.kernels import dispatch, online
 from lrkv_jax.kernels.gpu import columns
 from lrkv_jax.kernels.gpu import plan as plans
+from lrkv_jax.kernels.int8 import Int8Rows
 
 
-def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, pages_BN=None, impl="auto"):
+def grouped_decode(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BSGK: Float[Array, "B S G K"] | Int8Rows,
+    v_BSGK: Float[Array, "B S G K"] | Int8Rows,
+    lengths_B: Int[Array, "B"],
+    *,
+    scale: float,
+    pages_BN: Int[Array, "B N"] | None = None,
+    impl: str = "auto",
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"]]:
     """Attend each sequence's last T tokens to a cache that already holds them.
 
     `lengths_B` counts the tokens of each sequence in the cache, the T queries' own included; query
@@ -19,9 +31,10 @@ def grouped_decode(q_BTHK, k_BSGK, v_BSGK, lengths_B, *, scale, pages_BN=None, i
     sequence b is row s % 64 of page `pages_BN`[b, s // 64]. Entries past a sequence's last page
     may be any page's, and what other pages hold is never used.
 
-    `impl` is one of `dispatch.IMPLEMENTATIONS`. Returns float32 outputs [B, T, H, K] and
-    log-sum-exp [B, T, H]: 0 and −1e30 for a query that sees nothing. On a GPU the results of a
-    sequence depend, to the last bit, on its own length and cache alone.
+    Returns outputs and log-sum-exp (arXiv 1805.02867), both float32: 0 and −1e30 for a query that
+    sees nothing. On a GPU the results of a sequence depend, to the last bit, on its own length and
+    cache alone. `impl` is one of `dispatch.IMPLEMENTATIONS`; raises `LrkvError` for another, and
+    for one that cannot run.
     """
     arrays, axes = (q_BTHK, k_BSGK, v_BSGK, pages_BN), ("BTHK", "BSGK", "BSGK", "BN")
     found = _plan(q_BTHK, k_BSGK, pages_BN, impl)

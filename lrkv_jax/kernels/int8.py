@@ -36,7 +36,7 @@ class Int8Rows:
         return cls(jnp.clip(jnp.round(quantized), -MOST, MOST).astype(jnp.int8), scale)
 
     @classmethod
-    def shapes(cls, rows):
+    def shapes(cls, rows: jax.ShapeDtypeStruct) -> Self:
         """The same of abstract rows, with scales of their type."""
         return cls(
             jax.ShapeDtypeStruct(rows.shape, jnp.int8),

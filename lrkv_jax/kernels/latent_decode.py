@@ -15,17 +15,20 @@ is 1/rms of head h's key, or 1.
 
 B batch  T queries  S cache slots  c slots of a chunk  H heads  G groups of them  K head width
 C latent width  R width of a group's own latents  P rope-key width
-X width of a query: C, in mode `full` K  J = K / 2 frequency pairs
+X width of a query: C, in mode `full` K  Y of an output: C, with private latents C + R'
+J = K / 2 frequency pairs
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from lrkv_jax.kernels import angles, dispatch, online
 from lrkv_jax.kernels.gpu import columns
 from lrkv_jax.kernels.gpu import plan as plans
+from lrkv_jax.kernels.int8 import Int8Rows
 
 
 class Rotation(NamedTuple):
@@ -35,9 +38,9 @@ class Rotation(NamedTuple):
     None.
     """
 
-    angles_SK: Any
-    up_key_CGK: Any
-    inverse_norm_BGS: Any = None
+    angles_SK: Float[Array, "S K"]
+    up_key_CGK: Float[Array, "C G K"]
+    inverse_norm_BGS: Float[Array, "B G S"] | None = None
 
 
 class Private(NamedTuple):
@@ -47,37 +50,37 @@ class Private(NamedTuple):
     `Rotation.angles_SK`.
     """
 
-    latent_BSGR: Any
-    q_BTHR: Any = None
-    up_key_GRK: Any = None
+    latent_BSGR: Float[Array, "B S G R_cached"] | Int8Rows
+    q_BTHR: Float[Array, "B T H R"] | None = None
+    up_key_GRK: Float[Array, "G R K"] | None = None
 
 
-ROTATION_AXES = Rotation("SK", "CGK", "BGS")
-PRIVATE_AXES = Private("BSGR", "BTHR", "GRK")
+ROTATION_AXES = Rotation._make(["SK", "CGK", "BGS"])
+PRIVATE_AXES = Private._make(["BSGR", "BTHR", "GRK"])
 
 
 def latent_decode(
-    q_BTHX,
-    q_rope_BTHP,
-    latent_BSC,
-    rope_key_BSP,
-    rotation,
-    private,
-    lengths_B,
+    q_BTHX: Float[Array, "B T H X"],
+    q_rope_BTHP: Float[Array, "B T H P"] | None,
+    latent_BSC: Float[Array, "B S C"] | Int8Rows,
+    rope_key_BSP: Float[Array, "B S P"] | Int8Rows | None,
+    rotation: Rotation | None,
+    private: Private | None,
+    lengths_B: Int[Array, "B"],
     *,
-    scale,
-    frequencies_J=None,
-    pages_BN=None,
-    impl="auto",
-):
+    scale: float,
+    frequencies_J: tuple[float, ...] | None = None,
+    pages_BN: Int[Array, "B N"] | None = None,
+    impl: str = "auto",
+) -> tuple[Float[Array, "B T H Y"], Float[Array, "B T H"]]:
     """Attend each sequence's last T tokens to the cache, which already holds them.
 
     `rotation` is None in mode `decoupled`, and the rope query and key in `full`; `private` is None
     without latents of single heads. `q_BTHX` is in the latent's space; in `full` it is each head's
     rotated query, K wide, and `frequencies_J` are the
     angles per position that rotated it (None: RoPE's own). With groups, inverse norms are the
-    groups'. Lengths, pages, `impl` and results as in `grouped_decode`, the output still in
-    the latents: [B, T, H, C + R'].
+    groups'. Lengths, pages, `impl`, results and what is raised as in `grouped_decode`, the output
+    still in the latents. MLA is DeepSeek-V2's (arXiv 2405.04434, section 2.1).
     """
     if private is not None:
         width = private.latent_BSGR.shape[3]

@@ -20,13 +20,15 @@ B batch  T queries  S cache slots  c slots of a chunk  H heads  K head width  R 
 J = K / 2 frequency pairs
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from lrkv_jax.kernels import angles, dispatch, online
 from lrkv_jax.kernels.gpu import columns
 from lrkv_jax.kernels.gpu import plan as plans
+from lrkv_jax.kernels.int8 import Int8Rows
 
 
 class Residual(NamedTuple):
@@ -37,14 +39,14 @@ class Residual(NamedTuple):
     `up_key_GRK` and `angles_SK`, [cos, sin] of each slot's position; in the others `q_latent_BTHR`.
     """
 
-    rk_BSGR: Any
-    rv_BSGR: Any
-    up_value_GRK: Any
-    q_latent_BTHR: Any = None
-    up_key_GRK: Any = None
-    angles_SK: Any = None
+    rk_BSGR: Float[Array, "B S G R_cached"] | Int8Rows
+    rv_BSGR: Float[Array, "B S G Rv_cached"] | Int8Rows
+    up_value_GRK: Float[Array, "G Rv K"]
+    q_latent_BTHR: Float[Array, "B T H R"] | None = None
+    up_key_GRK: Float[Array, "G R K"] | None = None
+    angles_SK: Float[Array, "S K"] | None = None
 
-    def padded(self):
+    def padded(self) -> "Residual":
         """A copy whose factors are padded to the cache's width."""
         R_k, R_v = self.rk_BSGR.shape[-1], self.rv_BSGR.shape[-1]
 
@@ -55,29 +57,29 @@ class Residual(NamedTuple):
         )
 
 
-RESIDUAL_AXES = Residual("BSGR", "BSGR", "GRK", "BTHR", "GRK", "SK")
+RESIDUAL_AXES = Residual._make(["BSGR", "BSGR", "GRK", "BTHR", "GRK", "SK"])
 
 
 def lrkv_decode(
-    q_BTHK,
-    k_shared_BSK,
-    v_shared_BSK,
-    residual,
-    inverse_norm_BGS,
-    lengths_B,
+    q_BTHK: Float[Array, "B T H K"],
+    k_shared_BSK: Float[Array, "B S K"] | Int8Rows,
+    v_shared_BSK: Float[Array, "B S K"] | Int8Rows,
+    residual: Residual | None,
+    inverse_norm_BGS: Float[Array, "B G S"] | None,
+    lengths_B: Int[Array, "B"],
     *,
-    scale,
-    pages_BN=None,
-    frequencies_J=None,
-    impl="auto",
-):
+    scale: float,
+    pages_BN: Int[Array, "B N"] | None = None,
+    frequencies_J: tuple[float, ...] | None = None,
+    impl: str = "auto",
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"]]:
     """Attend each sequence's last T tokens to the factored cache, which already holds them.
 
     `q_BTHK` is rotated, by `frequencies_J` angles per position (None: RoPE's own). `residual` is
     None at rank 0; its heads, and those of `inverse_norm_BGS`, may be groups of query heads, as
     many as divide them, and `inverse_norm_BGS` (float32, H = 1 at rank 0) is None without QK-norm.
-    Lengths, pages, `impl` and results as in `grouped_decode`; the pool of inverse norms is
-    [P, H, 64].
+    Lengths, pages, `impl`, results and what is raised as in `grouped_decode`; the pool of inverse
+    norms is [P, H, 64]. LRKV is arXiv 2601.11471's; the factored decode of rotated keys is ours.
     """
     residual = residual and residual.padded()
     arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN)

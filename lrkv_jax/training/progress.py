@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -92,15 +93,13 @@ class ProgressDisplay:
         self._label, self._start, self._total, self._every = label, start, total, every
         self._began = time.monotonic()
         if self._shows and self._console.is_terminal:
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", style="bold", markup=False),
-                BarColumn(bar_width=None if self._console.width >= 100 else 8),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[line]}", markup=False),
-                TimeRemainingColumn(compact=True),
-                console=self._console,
-            )
+            line = TextColumn("{task.fields[line]}", markup=False)
+            left = TimeRemainingColumn(compact=True), TextColumn("left")
+            columns = [SpinnerColumn(), MofNCompleteColumn(), line, *left]
+            if self._console.width >= 100:
+                name = TextColumn("{task.description}", style="bold", markup=False)
+                columns[1:1] = [name, BarColumn(bar_width=None)]
+            self._bar = Progress(*columns, console=self._console)
             self._task = self._bar.add_task(label, total=total, completed=start, line="first step")
             self._bar.start()
         try:
@@ -112,7 +111,9 @@ class ProgressDisplay:
         """Show a row of `metrics.jsonl`."""
         if not self._shows:
             return
-        parts = [f"loss {row['loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
+        speed = row["tokens_per_second"]
+        fast = f"{speed / 1e3:,.0f}k tok/s" if speed >= 1e5 else f"{speed:,.0f} tok/s"
+        parts = [f"loss {row['loss']:.3f}", fast]
         if row["mfu"] is not None:
             parts.append(f"MFU {row['mfu']:.0%}" if self._bar else f"MFU {row['mfu']:.1%}")
         if row.get("validation_loss") is not None:
@@ -120,14 +121,14 @@ class ProgressDisplay:
         if self._bar and self._validation:
             parts.append(self._validation)
         if self._bar and row.get("memory_bytes"):
-            parts.append(f"{row['memory_bytes'] / 1e9:.1f} GB")
+            parts.append(f"{row['memory_bytes'] / 1e9:.3g} GB")
         if row["skipped"]:
             parts.append(f"{row['skipped']} skipped")
         if self._bar:
             self._bar.update(self._task, completed=row["step"], line=" ".join(parts))
         elif row["step"] % self._every == 0 or row["step"] == self._total:
             per_step = (time.monotonic() - self._began) / max(1, row["step"] - self._start)
-            left = time.strftime("%H:%M:%S", time.gmtime(per_step * (self._total - row["step"])))
+            left = timedelta(seconds=round(per_step * (self._total - row["step"])))
             parts.insert(1, f"bpb {row['bpb']:.3f}  grad {row['grad_norm']:.2f}")
             line = "  ".join(parts)
             self.info(f"{self._label} step {row['step']}/{self._total}  {line}  left {left}")

@@ -4,6 +4,7 @@ import json
 import lzma
 import shutil
 import sys
+import time
 
 import pytest
 import typer
@@ -11,6 +12,7 @@ from support.command import lrkv
 
 from lrkv_jax import __version__
 from lrkv_jax.cli import app, main
+from lrkv_jax.cli.shared import working
 from lrkv_jax.config import load_config
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.sources import documents
@@ -30,12 +32,14 @@ def trained(tmp_path_factory, finished_run):
     [
         ("train quickstart model.layer=3", "model.layer: did you mean layers?"),
         ("train quickstart mesh.data=3 mesh.fsdp=1", "devices, 8: set one of them to -1"),
-        ("train quickstart --until 0", "1: see lrkv train --help"),
+        ("train quickstart --until 0", "0: use a whole number from 1 on"),
         ("train quickstart data.tokenizer=gpt3", "gpt3"),
         ("train quickstart --steps 3", "settings have no dashes, as in train.steps=100"),
         ("train --nonsense", "no such option: --nonsense"),
         ("train", "missing argument 'CONFIG': see lrkv train --help"),
         ("plan 128m --devices many", "'--devices'"),
+        ("plan 128m --length 1.5", "1.5: use a whole number from 1 on"),
+        ("plan 128m mesh.fsdp=8 --utilization 40 50", "--utilization: use two shares"),
         ("trian", "Did you mean 'train'"),
         ("evaluate runs/none", "runs/none is not a run"),
         ("analyze runs/none", "give a run's directory"),
@@ -60,14 +64,22 @@ def test_a_wrong_command_is_one_line_that_names_the_mend(
     assert not (tmp_path / "run").exists()
 
 
-def test_plan_prints_json_for_every_variant(capsys, monkeypatch):
-    code, out, _ = lrkv(capsys, monkeypatch, "plan", "configs/128m.yaml", "--json", "--all")
-    variants = json.loads(out)["variants"]
-    percent = {n: round(100 * v["kv_cache_fraction_of_mha"], 1) for n, v in variants.items()}
-    assert code == 0
-    lrkv_s = {"lrkv": 52.6, "lrkv_latent": 52.6}
-    assert percent == {"mha": 100.0, "gqa": 50.0, "mqa": 16.7, "mla": 12.5, **lrkv_s}
-    assert round(100 * variants["mla"]["kv_cache_fraction_published"], 1) == 8.3
+@pytest.mark.parametrize("terminal", ["", "1"])
+def test_what_a_command_does_is_said_on_stderr_before_two_seconds(capsys, monkeypatch, terminal):
+    """In a changing line with the time that is left, or in one plain line an activity."""
+    monkeypatch.setenv("FORCE_COLOR", terminal)
+    with working("too short to be said"):
+        pass
+    with working("reading") as show:
+        for done in range(3):
+            show("evaluating", done, 4)
+            time.sleep(0.6)
+    out, err = capsys.readouterr()
+    assert out == ""
+    if terminal:
+        assert "evaluating, 2 of 4, 0:00:01 left" in err
+    else:
+        assert err == "lrkv: evaluating, 0 of 4\n"
 
 
 @pytest.mark.slow
@@ -125,7 +137,7 @@ def test_generate_takes_prompts_settings_and_a_seed(capsys, monkeypatch, trained
     how = (*how, "--prompt", "We", "--tokens", "8")
     said = [lrkv(capsys, monkeypatch, *how, "--seed", seed) for seed in ("3", "3", "4")]
     first, again, other = said
-    assert first == again and first[0] == 0
+    assert first[:2] == again[:2] and first[0] == 0
     assert first[1] != other[1] and first[1].startswith("My fellow") and "\nWe" in first[1]
     how = [str(word).replace("=xla", "=mosaic") for word in how]
     code, _, err = lrkv(capsys, monkeypatch, *how)

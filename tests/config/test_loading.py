@@ -60,10 +60,11 @@ def test_numbers_are_read_as_people_write_them(tmp_path):
         assert load_config("128m", [f"optimizer.matrix_lr={text}"]).optimizer.matrix_lr == value
         raw = find_config("128m").read_text().replace("matrix_lr: 0.02", f"matrix_lr: {text}")
         assert load_config(write(tmp_path, raw)).optimizer.matrix_lr == value
-    train = load_config("128m", ["train.tokens=50e9", "train.global_batch_size=1.6e1"]).train
-    assert (train.tokens, train.global_batch_size) == (50_000_000_000, 16)
+    for text in ("50e9", "50B", "0.05T"):
+        train = load_config("128m", [f"train.tokens={text}", "train.global_batch_size=1.6e1"]).train
+        assert (train.tokens, train.global_batch_size) == (50_000_000_000, 16)
     assert type(train.tokens) is type(train.global_batch_size) is int
-    for text in ("1.5", "1e300", "-1e3", "true", ".inf"):
+    for text in ("1.5", "1e300", "-1e3", "true", ".inf", "5k", "0.1e-1B", "9999999999T"):
         assert "train.tokens = " in complaint("128m", f"train.tokens={text}")
 
 

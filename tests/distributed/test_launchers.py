@@ -1,5 +1,6 @@
 """The launchers say what the code understands, and the Slurm one does what it promises."""
 
+import functools
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.command import lrkv
 
 from lrkv_jax.config import load_config
 from lrkv_jax.distributed.cluster_env import find
@@ -45,6 +47,28 @@ def slurm(tmp_path, code, *arguments, script=SBATCH, **more):
         ["bash", script, *arguments], env=environment, capture_output=True, text=True, timeout=30
     )
     return run.returncode, calls.read_text().splitlines()
+
+
+@pytest.mark.parametrize(("mesh", "nodes", "gpus"), [("mesh.fsdp=16", 2, 8), ("mesh.fsdp=4", 1, 4)])
+def test_plan_writes_the_job_of_the_step_that_it_planned(
+    tmp_path, capsys, monkeypatch, mesh, nodes, gpus
+):
+    """And of none that does not fit: its argument is quoted, its time is the estimate's."""
+    script = tmp_path / "job.sbatch"
+    given = ["6.3b", "run_dir=a b", "train.grad_accum_steps=1"]
+    plan = functools.partial(lrkv, capsys, monkeypatch, "plan", *given, "--no-compile")
+    assert plan(mesh, f"--sbatch={script}")[0] == 0
+    code, calls = slurm(tmp_path, 0, "train.seed=1", script=script)
+    split = f"mesh.data=1 {mesh} mesh.context=1 mesh.tensor=1"
+    command = f"lrkv train {' '.join(given)} {split} train.seed=1"
+    assert code == 0 and calls[0] == f"srun --kill-on-bad-exit=1 {command}"
+    assert f"LRKV_LOCAL_DEVICES={gpus}" in calls
+    options = re.findall(r"^#SBATCH --(.*)$", script.read_text(), re.M)
+    assert {f"nodes={nodes}", f"gpus-per-node={gpus}", "time=24:00:00"} <= {*options}
+    assert ("exclusive" in options) == (gpus == 8) and "requeue" in options
+    script.unlink()
+    code, _, err = plan("mesh.fsdp=1", "--hardware=h100", f"--sbatch={script}")
+    assert code == 2 and "--sbatch is for a step that fits" in err and not script.exists()
 
 
 # A save; an error, a task that was killed, and one that JAX's service ended.

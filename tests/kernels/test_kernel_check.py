@@ -34,7 +34,7 @@ def small_gpu(monkeypatch):
 @pytest.fixture
 def plant(monkeypatch):
     """Put another in the place of the compiled kernel."""
-    return lambda kernel: monkeypatch.setattr(grouped_decode, "_mosaic", kernel)
+    return lambda kernel: monkeypatch.setitem(grouped_decode.__globals__, "_mosaic", kernel)
 
 
 def case_of(lengths=(5, 16), **changes):
@@ -59,7 +59,7 @@ def warnings(caplog):
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-xla = grouped_decode._xla
+xla = grouped_decode.__globals__["_xla"]
 
 
 def right(plan, q, k, v, pages_BN, lengths_B, scale, interpret):
@@ -126,7 +126,7 @@ def test_a_right_kernel_runs_and_is_checked_once(plant, monkeypatch, caplog):
 def test_the_check_runs_while_a_call_is_traced_for_a_mesh(plant):
     plant(right)
     mesh = make_mesh(MeshConfig(data=2), jax.devices()[:2])
-    call = partial(grouped_decode.grouped_decode, scale=0.5)
+    call = partial(grouped_decode, scale=0.5)
     rows = PartitionSpec("data")
     with jax.set_mesh(mesh):
         mapped = jax.shard_map(call, in_specs=rows, out_specs=rows, check_vma=False)
@@ -158,5 +158,5 @@ def test_a_family_is_what_changes_the_kernel_and_nothing_else(monkeypatch):
     longer = lrkv_case([9, 70], **{**shape, "S": 128}).paged()
     assert families(longer.astype("bfloat16")) == len(cases) + 1
     assert families(case_of().astype("float16")) == len(cases) + 2
-    scaled = partial(grouped_decode.grouped_decode, scale=0.25)
+    scaled = partial(grouped_decode, scale=0.25)
     assert families(case_of(), program=scaled) == len(cases) + 3

@@ -22,9 +22,10 @@ from support.marks import quick
 
 from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.kernels import dispatch, lrkv_decode
+from lrkv_jax.kernels import dispatch
 from lrkv_jax.kernels.gpu import kernel_check, schedule
 from lrkv_jax.kernels.gpu import plan as plans
+from lrkv_jax.kernels.lrkv_decode import RESIDUAL_AXES
 from lrkv_jax.models.rope import frequencies
 
 LLAMA3 = RopeScaling(kind="llama3", factor=8, original_context=8192)
@@ -105,7 +106,7 @@ def moved(case, order, seed):
 AXES = {
     "grouped": ("B", "B", "B"),
     "latent": ("B", "B", "B", "B", "", ""),
-    "lrkv": ("B", "B", "B", lrkv_decode.RESIDUAL_AXES, "B"),
+    "lrkv": ("B", "B", "B", RESIDUAL_AXES, "B"),
 }
 # Sequence 0 has five pieces, the last one short: more than are joined at once.
 THREE = {"lengths": (4 * TILE + 5, 3, 3 * TILE), "S": 5 * TILE}

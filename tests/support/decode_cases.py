@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from support import reference
 
-from lrkv_jax.kernels import grouped_decode, latent_decode, lrkv_decode
+from lrkv_jax import kernels
 
 MASKED = -1e30
 SCALE = 0.6
@@ -32,12 +32,8 @@ class Case:
 
     def program(self, **how):
         """The jitted kernel, for cases of one shape to share."""
-        kernels = {
-            "grouped": grouped_decode.grouped_decode,
-            "latent": latent_decode.latent_decode,
-            "lrkv": lrkv_decode.lrkv_decode,
-        }
-        return jax.jit(partial(kernels[self.kind], scale=SCALE, **how))
+        kernel = getattr(kernels, f"{self.kind}_decode")
+        return jax.jit(partial(kernel, scale=SCALE, **how))
 
     def run(self, program=None, **how):
         """The kernel's (output, log-sum-exp), by `program` or by one of its own."""
@@ -240,7 +236,7 @@ def latent_case(lengths, mode="decoupled", *, T=1, S=None, H=4, G=None, K=64, C=
         q, latent = normal(rng, B, T, H, K) / K**0.25, normal(rng, B, S, C)
         norms = np.float32(rng.uniform(0.5, 1.5, (B, G or H, S))) if norm else None
         up_key = normal(rng, C, G or H, K) / C**0.5
-        rotation = latent_decode.Rotation(angles(S, K), up_key, norms)
+        rotation = kernels.Rotation(angles(S, K), up_key, norms)
         return Case("latent", (q, None, latent, None, rotation, None), np.array(lengths))
     q, q_rope = normal(rng, B, T, H, C) / C**0.25, normal(rng, B, T, H, P) / max(P, 1) ** 0.25
     return Case(
@@ -256,9 +252,9 @@ def private_case(lengths, mode, *, T=1, S=None, H=4, G=2, K=16, R=5, seed=0):
     case = latent_case(lengths, mode, T=T, S=S, H=H, G=G, K=K, C=K, P=8, seed=seed)
     latents = np.pad(normal(rng, B, S, G, R), [(0, 0), (0, 0), (0, 0), (0, -R % 8)])
     if mode == "full":
-        private = latent_decode.Private(latents, up_key_GRK=normal(rng, G, R, K) / (2 * R**0.5))
+        private = kernels.Private(latents, up_key_GRK=normal(rng, G, R, K) / (2 * R**0.5))
     else:
-        private = latent_decode.Private(latents, normal(rng, B, T, H, R) / R**0.25)
+        private = kernels.Private(latents, normal(rng, B, T, H, R) / R**0.25)
     return replace(case, arrays=(*case.arrays[:5], private))
 
 
@@ -278,7 +274,7 @@ def lrkv_case(
         return Case("lrkv", (q, k, v, None, inverse_norm), np.array(lengths))
     pad = [(0, 0), (0, 0), (0, 0), (0, -R % (8 if R <= 64 else 64))]
     rk, rv = (np.pad(normal(rng, B, S, G, R), pad) for _ in range(2))
-    residual = lrkv_decode.Residual(rk, rv, normal(rng, G, R, K) / (2 * R**0.5))
+    residual = kernels.Residual(rk, rv, normal(rng, G, R, K) / (2 * R**0.5))
     if mode == "full":
         residual = residual._replace(
             up_key_GRK=normal(rng, G, R, K) / (2 * R**0.5), angles_SK=angles(S, K, turns_J)

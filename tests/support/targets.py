@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from lrkv_jax.config import load_config
-from lrkv_jax.kernels import dispatch, grouped_decode, latent_decode, lrkv_decode
+from lrkv_jax.kernels import Residual, dispatch, grouped_decode, latent_decode, lrkv_decode
 from lrkv_jax.kernels.gpu import kernel_check
 from lrkv_jax.kernels.gpu.schedule import TILE
 
@@ -56,17 +56,17 @@ def case(scale, variant, T, array, how="contiguous"):
         C, P = attention.kv_lora_rank, attention.qk_rope_head_dim
         shapes = (BATCH, T, H, C), (BATCH, T, H, P), (*slots, C), (*slots, P)
         caches = [array(shape, bf16) for shape in shapes]
-        return call(latent_decode.latent_decode, *caches, None, None, lengths)
+        return call(latent_decode, *caches, None, None, lengths)
     if kind != "lrkv":
         kv = array((*slots, attention.groups(model), K), bf16)
-        return call(grouped_decode.grouped_decode, q, kv, kv, lengths)
+        return call(grouped_decode, q, kv, kv, lengths)
     mode, _, groups = mode.partition("-")
     G = H // 2 if groups else H
     if groups and T == 8:  # two heads' queries are eight then
         q = array((BATCH, 4, H, K), bf16)
     R, shared = attention.rank, array((*slots, K), bf16)
     latents = (array((*slots, G, cached), bf16) for cached in attention.cached_ranks(model))
-    residual = lrkv_decode.Residual(*latents, array((G, R, K), f32))
+    residual = Residual(*latents, array((G, R, K), f32))
     if mode == "full":
         residual = residual._replace(
             up_key_GRK=array((G, R, K), f32), angles_SK=array((SLOTS, K), f32)
@@ -74,7 +74,7 @@ def case(scale, variant, T, array, how="contiguous"):
     else:
         residual = residual._replace(q_latent_BTHR=array((*q.shape[:3], R), bf16))
     norms = array((slots[0], G, slots[1]), f32)
-    return call(lrkv_decode.lrkv_decode, q, shared, shared, residual, norms, lengths)
+    return call(lrkv_decode, q, shared, shared, residual, norms, lengths)
 
 
 def lower(scale, variant, T):

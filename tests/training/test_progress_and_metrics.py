@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -41,6 +42,19 @@ def test_characters_that_the_output_cannot_encode_are_escaped():
     ) as progress:
         progress.info("caf\u00e9 \u2192 \ud800 [/b]")
     assert raw.getvalue() == b"caf\xe9 \\u2192 \\ud800 [/b]\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_line_of_a_large_run_fits_80_columns_and_has_the_days_left(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80, no_color=True)
+    large = {"tokens_per_second": 1.2e6, "mfu": 0.43, "validation_loss": 2.4, "memory_bytes": 12e10}
+    progress = ProgressDisplay(console, WatchdogConfig(), Processes())
+    with progress, progress.steps("lrkv_latent", 0, 190_734, 1):
+        progress._began -= 86_400
+        progress.step(ROW | large | {"step": 12_345})
+    line = r"12345/190734 loss 1.500 1,200k tok/s MFU 43% val 2.400 120 GB \S+ left$"
+    line = line if terminal else r"left 14 days, [\d:]+$"
+    assert re.search(line, console.file.getvalue(), re.M)
 
 
 @pytest.fixture

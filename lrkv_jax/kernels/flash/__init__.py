@@ -18,6 +18,8 @@ All three respect documents: tokens of different segments never see each other.
 B batch  T positions  H heads  G key/value heads  W logit width  K head width
 """
 
+from jaxtyping import Array, Float, Int
+
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
 from lrkv_jax.kernels.flash import chunked, cudnn, dot_product
@@ -34,12 +36,20 @@ IMPLEMENTATIONS = ("auto", *_RUN)
 DOT_PRODUCT_BELOW = 512
 
 
-def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, impl="auto"):
+def causal_attention(
+    q_BTHW: Float[Array, "B T H W"],
+    k_BTGW: Float[Array, "B T G W"],
+    v_BTGK: Float[Array, "B T G K"],
+    *,
+    scale: float,
+    segments_BT: Int[Array, "B T"] | None = None,
+    impl: str = "auto",
+) -> Float[Array, "B T H K"]:
     """softmax(scale · q kᵀ) v over positions s ≤ t (and of the same segment, if given).
 
-    H query heads share G key/value heads in order: head h reads group h // (H / G). Logits and
-    softmax are float32; the output [B, T, H, K] has v's dtype. `impl` is one of `IMPLEMENTATIONS`;
-    raises `LrkvError` for another, and for `cudnn` where it cannot run.
+    H query heads share G key/value heads in order (GQA, arXiv 2305.13245): head h reads group
+    h // (H / G). Logits and softmax are float32; the output has v's dtype. `impl` is one of
+    `IMPLEMENTATIONS`; raises `LrkvError` for another, and for `cudnn` where it cannot run.
     """
     run = _RUN[choose(q_BTHW, k_BTGW, v_BTGK, segments_BT, impl)]
     return run(q_BTHW, k_BTGW, v_BTGK, scale=scale, segments_BT=segments_BT)

@@ -6,6 +6,7 @@ each in every round. A time over MHA's is over the fastest MHA that was timed to
 B batch  S cache slots  H heads  G key/value heads  K head width
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -167,11 +168,14 @@ def run(settings: DecodeBenchmark, progress: report.Progress = report.silent) ->
     copy_bytes = COPY_BYTES.get(jax.default_backend(), COPY_BYTES["cpu"])
     copies = clock.copy_bandwidth(copy_bytes)
     rows: list[DecodeTiming] = []
-    for scale, variants in models.items():
-        for batch in settings.batches:
-            for length in settings.lengths:
-                progress(f"{scale}, batch {batch}, {length} tokens")
-                rows += _at_one_shape(settings, scale, variants, batch, length)
+    done = itertools.count()
+    total = sum(map(len, models.values())) * len(settings.batches) * len(settings.lengths)
+    for scale, batch, length in itertools.product(models, settings.batches, settings.lengths):
+
+        def begin(variant: str, what: str = f"{scale}, batch {batch}, {length} tokens") -> None:
+            progress(f"{what}: {variant}", next(done), total)
+
+        rows += _at_one_shape(settings, scale, models[scale], batch, length, begin)
     # The machine may have been busier at one end of the run than at the other.
     copies += clock.copy_bandwidth(copy_bytes)
     first, bandwidth, third = clock.quartiles(copies)
@@ -191,7 +195,7 @@ def run(settings: DecodeBenchmark, progress: report.Progress = report.silent) ->
 
 
 def _at_one_shape(
-    settings, scale: str, models: dict[str, ModelConfig], batch: int, length: int
+    settings, scale: str, models: dict[str, ModelConfig], batch: int, length: int, begin
 ) -> list[DecodeTiming]:
     """Every row of one scale, batch and length."""
     lengths_B = lengths_of(batch, length, ragged=settings.ragged, seed=settings.seed)
@@ -206,6 +210,7 @@ def _at_one_shape(
     if report.skip_unless_it_fits(every, need, clock.memory_limit()):
         candidates: list[Candidate] = []
         for variant, model in models.items():
+            begin(variant)
             problem = make_problem(model, lengths_B, length, settings.dtype, settings.seed)
             candidates += _candidates(rows[variant], problem)
         _time(candidates, settings.samples)

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -24,15 +25,11 @@ from lrkv_jax.lab.report.tabulated import tabulated
 
 MEASURED, SKIPPED, WRONG, FAILED = "measured", "skipped", "wrong", "failed"
 
-Progress = Callable[[str], None]
+# Takes (activity, done, all).
+Progress = Callable[..., None]
 
 
-def print_progress(text: str) -> None:
-    """A `Progress` on stderr."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def silent(text: str) -> None:
+def silent(*_: Any) -> None:
     """A `Progress` that shows nothing."""
 
 
@@ -177,13 +174,15 @@ def command(
     run: Callable[[Any, Progress], dict[str, Any]],
     settings: Any,
     tables: Callable[[dict[str, Any]], str],
+    shown: AbstractContextManager[Progress],
     *,
     print_json: bool,
     out: str | Path | None,
     suffix: str = "",
 ) -> None:
-    """Run a benchmark: tables or JSON on stdout, progress on stderr, a file in the folder `out`."""
-    report = run(settings, print_progress)
+    """Run a benchmark while `shown`: tables or JSON on stdout, a file in the folder `out`."""
+    with shown as progress:
+        report = run(settings, progress)
     print(json.dumps(as_json(report), indent=2) if print_json else tables(report))
     if out is not None:
         print(save(report, out, suffix), file=sys.stderr)

@@ -63,6 +63,7 @@ def run(settings: ServeBenchmark, progress: report.Progress = report.silent) -> 
     which the first variant answered them. Raises `LrkvError` for a scale or a variant that there is
     not.
     """
+    progress("compiling")
     first, second = _engines(settings)
     trace = random_trace(settings.requests, settings.context)
     progress("all requests at once")
@@ -76,7 +77,7 @@ def run(settings: ServeBenchmark, progress: report.Progress = report.silent) -> 
     waits: dict[Engine, list[list[float]]] = {first: [], second: []}
     rate = BUSY * settings.requests / seconds
     for sample in range(settings.samples):
-        progress(f"requests at random, sample {sample + 1} of {settings.samples}")
+        progress("requests at random", sample, settings.samples)
         for engine, of_engine in waits.items():
             engine.reset()
             of_engine.append(_waits(engine, trace, rate, sample))

@@ -224,8 +224,8 @@ def _at_one_scale(
     scale_layers = load_config(scale).model.layers
     rows: list[TrainTiming] = []
     programs: list[tuple[TrainTiming, TrainProgram]] = []
-    for variant, config in variants.items():
-        progress(f"{scale}, {variant}: compiling")
+    for done, (variant, config) in enumerate(variants.items()):
+        progress(f"{scale}, {variant}: compiling", done, len(variants))
         row = _row(scale, variant, config, scale_layers, mesh)
         rows.append(row)
         try:

@@ -58,15 +58,17 @@ Facts = dict[str, dict[str, Any]]  # what each line measured, by its name
 Plan = Callable[[Facts], Iterable[Check]]
 
 
-def examine(show: Callable[[Finding], None], *, seconds: float, plan: Plan) -> dict[str, Any]:
-    """Run the checks, show each finding as it comes; the report, ready for JSON.
+def examine(
+    show: Callable[[Finding], None], begin: Callable[[str], None], *, seconds: float, plan: Plan
+) -> dict[str, Any]:
+    """Run the checks, say what begins, show each finding as it comes; the report, ready for JSON.
 
     A check that runs after `seconds`, or longer than it may, is given up, and what follows it is
     not run. Its thread still runs then: leave by `os._exit`.
     """
     faulthandler.enable()  # a crash prints which check it was in
     began, found = time.monotonic(), []
-    for one in _findings(plan, began + seconds):
+    for one in _findings(plan, began + seconds, begin):
         found.append(one)
         show(one)
     facts = {one.name: one.measured for one in found}
@@ -86,7 +88,7 @@ def examine(show: Callable[[Finding], None], *, seconds: float, plan: Plan) -> d
     }
 
 
-def _findings(plan: Plan, end: float) -> Iterator[Finding]:
+def _findings(plan: Plan, end: float, begin: Callable[[str], None]) -> Iterator[Finding]:
     """What the checks find until the last one ends, one hangs, or the time `end` comes."""
     messages: queue.SimpleQueue[Check | list[Finding] | None] = queue.SimpleQueue()
     threading.Thread(target=_run, args=(plan, messages), daemon=True).start()
@@ -95,6 +97,7 @@ def _findings(plan: Plan, end: float) -> Iterator[Finding]:
         while message := messages.get(timeout=max(0.0, min(until, end) - time.monotonic())):
             if isinstance(message, Check):
                 name, fix, until = message.name, message.fix, time.monotonic() + message.seconds
+                begin(f"{name}, {message.seconds:.0f} s at most")
             else:
                 yield from message
                 until = time.monotonic() + START_SECONDS

@@ -5,6 +5,7 @@ of few terms; docs/planning.md says how far it is from XLA.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,9 @@ from lrkv_jax.training.state import abstract_state
 
 # Logits of a chunk, their softmax and their gradient, all in float32.
 LOGIT_ARRAYS = 3
-# The share of the devices' peak that a step is assumed to reach: public trainers of dense models
-# report 0.4 to 0.5 on H100s.
-PEAK_SHARE = 0.4
+# The least and the most of the devices' peak that a step is assumed to reach, unless the user
+# knows better: public trainers of dense models report 0.4 to 0.5 on H100s.
+UTILIZATION = (0.3, 0.5)
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,12 @@ def activation_values(config: RunConfig) -> int:
     return 4 * model.width + attended + heads * width + 2 * products
 
 
-def time_estimate(config: RunConfig, device: Hardware, devices: int) -> dict[str, float]:
-    """A step's seconds and what follows for the run, if its devices reach `PEAK_SHARE`.
+def time_estimate(
+    config: RunConfig, device: Hardware, devices: int, utilization: Sequence[float] = UTILIZATION
+) -> dict[str, list[float]]:
+    """A step's seconds and what follows for the run, each from least to most.
 
+    That is where its executed FLOPs reach between the shares `utilization` of the devices' peak.
     Newton–Schulz runs at the same rate, and `full` rematerialization repeats the forward pass.
     Input, validation and checkpoints are not counted.
     """
@@ -114,15 +118,15 @@ def time_estimate(config: RunConfig, device: Hardware, devices: int) -> dict[str
     flops = training_flops_per_token(config.model, train.seq_len) * tokens
     muon = muon_flops(config.model, config.optimizer.muon.iterations)
     executed = flops * (4 / 3 if train.remat == "full" else 1) + muon
-    step = executed / (devices * device.bf16_flops * PEAK_SHARE)
-    hours = training_tokens(config) / (tokens / step) / 3600
+    shares = sorted(utilization)
+    step = [executed / (devices * device.bf16_flops * share) for share in reversed(shares)]
+    hours = [training_tokens(config) / tokens * seconds / 3600 for seconds in step]
     return {
-        "assumed_peak_share": PEAK_SHARE,
+        "utilization": shares,
         "step": step,
-        "tokens_per_second": tokens / step,
+        "tokens_per_second": [tokens / seconds for seconds in reversed(step)],
         "hours": hours,
-        "device_hours": hours * devices,
-        "newton_schulz_share": muon / flops,
+        "device_hours": [devices * each for each in hours],
     }
 
 

@@ -4,8 +4,13 @@ All is counted from the configuration. A training step on a mesh is compiled, or
 closed form; nothing is allocated.
 """
 
+import math
+import re
+import shlex
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from lrkv_jax.config import RunConfig
@@ -27,12 +32,14 @@ def plan_report(
     devices: int | None = None,
     device: str = "h200",
     length: int | None = None,
+    utilization: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """The costs of the run under each variant of `names`, ready for JSON.
 
     `training` adds a step on the mesh, `compiled` or else estimated: `devices` fill an axis of −1,
     a node's unless given. `length` is the number of tokens in a decoder's cache, the run's context
-    unless given.
+    unless given. `utilization` is the least and the most of the devices' peak that a step may
+    reach.
 
     Raises `LrkvError` for a variant that cannot have the model's shape, unknown hardware, and a
     mesh that the devices or the model cannot have.
@@ -53,7 +60,10 @@ def plan_report(
         # Imported here: the step and its optimizer take a second to load.
         from lrkv_jax.lab.plan import training as of_training
 
-        planned["training"] = of_training.training(config, named, devices, compiled=compiled)
+        planned["training"] = of_training.training(
+            config, named, devices, compiled=compiled,
+            utilization=utilization or of_training.UTILIZATION,
+        )  # fmt: skip
     return planned
 
 
@@ -110,19 +120,77 @@ def _training(planned: dict[str, Any]) -> list[str]:
         f"{training['dtype']}, {training['tokens_per_step']:,} tokens"
     )
     time = training["time"]
-    if training["verdict"]["fits"]:
+    sentence = "No time is given for a step that does not fit."
+    if time:
+        shares = " to ".join(dict.fromkeys(f"{one:.0%}" for one in time["utilization"]))
         sentence = (
-            "Time, not measured: {tokens_per_second:,.0f} tokens/s, {hours:,.1f} hours, "
-            "{device_hours:,.0f} GPU-hours, if the step reaches {assumed_peak_share:.0%} of the "
-            "peak."
-        ).format(**time)
-    else:
-        sentence = "No time is estimated of a step that does not fit."
-    share = (
-        f"Muon's Newton–Schulz is {time['newton_schulz_share']:.1%} of the step's forward and "
-        "backward FLOPs."
-    )
-    return [title, *_memory(training), _wrapped(sentence), _wrapped(share)]
+            f"Time, not measured: {_range(time['hours'])} hours, {_range(time['device_hours'])} "
+            f"GPU-hours, {_range(time['tokens_per_second'])} tokens/s, if the step's FLOPs reach "
+            f"{shares} of the peak (--utilization). Muon's Newton–Schulz is "
+            f"{training['newton_schulz_share']:.1%} of the forward and backward FLOPs."
+        )
+    return [_wrapped(title), *_memory(training), _wrapped(sentence), *_alternatives(training)]
+
+
+def _alternatives(training: dict[str, Any]) -> list[str]:
+    what = "would cost less" if training["verdict"]["fits"] else "would fit"
+    found = training["alternatives"]
+    if not found:
+        return [f"None of the other remat policies, batches and meshes that were tried {what}."]
+    rows = [
+        [
+            "\n".join(f"{key}={value}" for key, value in one["changes"].items()),
+            f"{one['needs'] / GIGA:.3g}",
+            _range(one["device_hours"]),
+            "changes" if "train.global_batch_size" in one["changes"] else "stays",
+        ]
+        for one in found
+    ]
+    headers = ("setting", "GB\n/device", "GPU-hours", "result of\nthe training")
+    return [f"What {what}, estimated", tabulated(headers, rows, form="simple")]
+
+
+def _range(ends: Sequence[float]) -> str:
+    """1,200 to 2,000: two digits of both ends, of what the estimate knows one."""
+    places = [1 - math.floor(math.log10(end)) for end in ends]
+    least, most = (f"{round(x, n):,.{max(0, n)}f}" for x, n in zip(ends, places, strict=True))
+    return least if least == most else f"{least} to {most}"
+
+
+def sbatch(planned: dict[str, Any], config: str, overrides: Sequence[str]) -> str:
+    """`launch/slurm.sbatch` for the planned step, to be submitted without arguments.
+
+    Raises `LrkvError` for a step that does not fit.
+    """
+    training, device = planned["training"], planned["hardware"]
+    if not training["verdict"]["fits"]:
+        raise LrkvError(f"--sbatch is for a step that fits: {training['verdict']['sentence']}")
+    package = Path(__file__).parents[2]  # a wheel has the launchers in the package
+    folder = next(d for d in (package.parent / "launch", package / "launch") if d.is_dir())
+    text = (folder / "slurm.sbatch").read_text(encoding="utf-8")
+    devices, hours = training["devices"], training["time"]["hours"]
+    nodes = -(-devices // device["node"])
+    while devices % nodes:
+        nodes += 1
+    about = f"""Written by lrkv plan for {devices} x {device["name"]}; docs/clusters.md says more.
+        {training["verdict"]["sentence"]} Estimated, not measured: {_range(hours)} hours."""
+    about = textwrap.fill(" ".join(about.split()), 98, initial_indent="# ", subsequent_indent="# ")
+    mesh = [f"mesh.{axis}={size}" for axis, size in training["mesh"].items()]
+    words = [config, *(one for one in overrides if not one.startswith("mesh.")), *mesh]
+    changes = {
+        r"^# A training run(.*\n#)+ .*": about,
+        r"(?<=--job-name=).*": planned["name"],
+        r"(?<=--nodes=).*": str(nodes),
+        r"((?<=--gpus-per-node=)|(?<=LOCAL_DEVICES:-))\d+": str(devices // nodes),
+        # An hour is for compiling, validation and saving; a longer run goes on in the next job.
+        r"(?<=--time=).*": f"{min(24, math.ceil(hours[-1]) + 1):02d}:00:00",
+        r'(?<=lrkv train )"\$@"': f'{shlex.join(words)} "$@"',
+    }
+    if devices // nodes < device["node"]:  # the rest of the node is for others
+        changes[r"^# The whole node.*\n#SBATCH --exclusive\n#SBATCH --mem=0\n"] = ""
+    for pattern, new in changes.items():
+        text = re.sub(pattern, new.replace("\\", r"\\"), text, flags=re.M)
+    return text
 
 
 def _memory(training: dict[str, Any]) -> list[str]:

@@ -5,10 +5,12 @@ CPU's program differs from a GPU's: it writes to memory what a GPU computes agai
 and it has no host memory to offload to.
 """
 
+import itertools
 import math
 import os
-import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -19,11 +21,30 @@ from lrkv_jax.distributed.hardware import Hardware
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench.train import TrainProgram
-from lrkv_jax.lab.plan.estimate import memory_estimate, sizes_of, state_bytes, time_estimate
+from lrkv_jax.lab.plan.estimate import (
+    UTILIZATION,
+    StateBytes,
+    memory_estimate,
+    muon_flops,
+    sizes_of,
+    state_bytes,
+    time_estimate,
+)
+from lrkv_jax.models.accounting.counts import training_flops_per_token
 
 # Of a device's memory: what `lrkv train` lets JAX take.
 USABLE = float(MEMORY_FRACTION)
 POLICIES = ("none", "minimal", "full", "offload")
+# What an alternative to a step that fits must leave of its device-hours.
+WORTH = 0.9
+MOST_ALTERNATIVES = 5
+TRIED = {
+    key: attrgetter(key)
+    for key in (
+        "train.remat", "train.global_batch_size", "train.grad_accum_steps", "mesh.data",
+        "mesh.fsdp", "mesh.context",
+    )
+}  # fmt: skip
 # The scheduler that a CPU runs by default orders a program for parallel threads: the stacks of all
 # loops then exist from the start. A GPU's program is ordered for memory.
 FLAGS = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
@@ -43,26 +64,38 @@ class CompiledStep:
 
 
 def training(
-    config: RunConfig, device: Hardware, devices: int | None, *, compiled: bool
+    config: RunConfig,
+    device: Hardware,
+    devices: int | None,
+    *,
+    compiled: bool,
+    utilization: Sequence[float] = UTILIZATION,
 ) -> dict[str, Any]:
     """The run's step on its mesh, ready for JSON. Bytes are one device's.
 
     The memory is XLA's of the `compiled` step, or else an estimate. The memory of each remat policy
-    and the time are estimates always.
+    and the time are estimates always; a step that does not fit has no time.
     """
     config = resolved(on_devices(config, devices, device))
     count = math.prod(sizes_of(config.mesh).values())
     state = state_bytes(config)
-    estimates = {p: memory_estimate(_with_remat(config, p), state) for p in POLICIES}
+    tokens = config.train.global_batch_size * config.train.seq_len
+    flops = training_flops_per_token(config.model, config.train.seq_len) * tokens
+    estimates = {
+        policy: memory_estimate(_changed(config, {"train.remat": policy}), state)
+        for policy in POLICIES
+    }
     step = compiled_step(config, count) if compiled else None
     needs = step.total if step else estimates[config.train.remat].total
     usable = round(USABLE * device.memory)
+    fits = needs <= usable
     source = "by XLA" if step else "by the estimate"
     return {
         "mesh": sizes_of(config.mesh),
         "devices": count,
         "dtype": config.model.dtype,
-        "tokens_per_step": config.train.global_batch_size * config.train.seq_len,
+        "tokens_per_step": tokens,
+        "newton_schulz_share": muon_flops(config.model, config.optimizer.muon.iterations) / flops,
         "memory": {
             "usable": usable,
             **asdict(state),
@@ -73,23 +106,96 @@ def training(
         "verdict": {
             "needs": needs,
             "has": usable,
-            "fits": needs <= usable,
+            "fits": fits,
             "sentence": _verdict(config.mesh, count, needs, usable, source),
         },
-        "time": time_estimate(config, device, count),
+        "time": time_estimate(config, device, count, utilization) if fits else None,
+        "alternatives": alternatives(config, device, needs, utilization),
     }
 
 
-def simulate_devices(config: RunConfig, devices: int | None, device: Hardware) -> None:
-    """Let JAX, which must not have started yet, take this CPU for the devices of the run's mesh."""
+def alternatives(
+    config: RunConfig, device: Hardware, needs: int, utilization: Sequence[float] = UTILIZATION
+) -> list[dict[str, Any]]:
+    """Settings that make the step fit, or save a tenth of the device-hours of one that fits.
+
+    `needs` is what the step of `config` takes of each device. Each alternative is estimated, and
+    what the estimate of `config` lacks of `needs` is added. The fewest changes come first, and each
+    further one must save another tenth.
+    """
+    usable = USABLE * device.memory
+    lacks = needs - memory_estimate(config, state_bytes(config)).total
+
+    def hours(run: RunConfig) -> list[float]:
+        devices = math.prod(sizes_of(run.mesh).values())
+        return time_estimate(run, device, devices, utilization)["device_hours"]
+
+    most = WORTH * hours(config)[-1] if needs <= usable else math.inf
+    found: dict[frozenset[str], dict[str, Any]] = {}
+    for changed, state in _tried(config, larger_batch=needs <= usable):
+        total, cost = memory_estimate(changed, state).total + lacks, hours(changed)
+        changes = {key: of(changed) for key, of in TRIED.items() if of(changed) != of(config)}
+        keys = frozenset("mesh" if key.startswith("mesh.") else key for key in changes)
+        known = found[keys]["device_hours"] if keys in found else [math.inf]
+        if total <= usable and cost < known and cost[-1] <= most:
+            found[keys] = {"changes": changes, "needs": total, "device_hours": cost}
+    few = {keys: one for keys, one in found.items() if not _needless(keys, found)}
+    order = sorted(few, key=lambda keys: (len(keys), few[keys]["device_hours"]))
+    return [few[keys] for keys in order[:MOST_ALTERNATIVES]]
+
+
+def _needless(keys: frozenset[str], found: dict[frozenset[str], dict[str, Any]]) -> bool:
+    """Whether fewer of these changes do as well."""
+    cost = found[keys]["device_hours"][-1]
+    return any(fewer < keys and cost > WORTH * found[fewer]["device_hours"][-1] for fewer in found)
+
+
+def _tried(config: RunConfig, *, larger_batch: bool) -> Iterator[tuple[RunConfig, StateBytes]]:
+    """Runs with other settings, and their state: larger batches, or else other meshes.
+
+    A larger batch saves Newton–Schulz. Offload is left out: nobody has timed its copies.
+    """
+    train, mesh = config.train, config.mesh
+    batches = (1, 2, 4, 8, 16) if larger_batch else (1,)
+    meshes = [{"mesh.fsdp": mesh.fsdp}]
+    if not larger_batch:
+        meshes = [{"mesh.data": 1, "mesh.fsdp": mesh.data * mesh.fsdp}]
+        meshes += [{"mesh.fsdp": mesh.fsdp * times} for times in (1, 2, 4, 8)]
+        meshes += [{"mesh.context": mesh.context * times} for times in (2, 4, 8)]
+    microbatches = sorted(
+        {times * parts for times in (1, 2, 4, 8, 16) for parts in (1, train.grad_accum_steps)}
+    )
+    for sizes in meshes:
+        split = _changed(config, sizes | {"train.grad_accum_steps": 1})
+        try:
+            state = state_bytes(split)
+        except LrkvError:  # what this mesh cannot split
+            continue
+        rows = train.global_batch_size // (split.mesh.data * split.mesh.fsdp)
+        for policy, times, parts in itertools.product(POLICIES[:3], batches, microbatches):
+            if rows * times % parts == 0:
+                values = policy, train.global_batch_size * times, parts
+                yield _changed(split, dict(zip(TRIED, values, strict=False))), state
+
+
+def _changed(config: Any, changes: dict[str, Any]) -> Any:
+    """The settings with others in the place of these, by dotted key."""
+    for key, value in changes.items():
+        name, _, rest = key.partition(".")
+        value = _changed(getattr(config, name), {rest: value}) if rest else value
+        config = config.model_copy(update={name: value})
+    return config
+
+
+def simulate_devices(config: RunConfig, devices: int | None, device: Hardware) -> int:
+    """Let JAX, which must not have started yet, take this CPU for the devices of the run's mesh.
+
+    Returns how many they are.
+    """
     count = math.prod(sizes_of(on_devices(config, devices, device).mesh).values())
     simulated = f"--xla_force_host_platform_device_count={count}"
     os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), FLAGS, simulated)).strip()
-    print(
-        f"lrkv: compiling the step for {count} simulated devices, 10 to 30 s for eight; "
-        "--no-compile estimates instead",
-        file=sys.stderr,
-    )
+    return count
 
 
 def compiled_step(config: RunConfig, devices: int) -> CompiledStep:
@@ -111,13 +217,8 @@ def compiled_step(config: RunConfig, devices: int) -> CompiledStep:
 
 def resolved(config: RunConfig) -> RunConfig:
     """The run as an accelerator computes it: `auto` is bfloat16 there."""
-    model, optimizer = config.model, config.optimizer
-    if model.dtype == "auto":
-        model = model.model_copy(update={"dtype": "bfloat16"})
-    if optimizer.muon.dtype == "auto":
-        muon_config = optimizer.muon.model_copy(update={"dtype": "bfloat16"})
-        optimizer = optimizer.model_copy(update={"muon": muon_config})
-    return config.model_copy(update={"model": model, "optimizer": optimizer})
+    keys = ("model.dtype", "optimizer.muon.dtype")
+    return _changed(config, {key: "bfloat16" for key in keys if attrgetter(key)(config) == "auto"})
 
 
 def on_devices(config: RunConfig, devices: int | None, device: Hardware) -> RunConfig:
@@ -145,13 +246,7 @@ def _verdict(mesh: MeshConfig, devices: int, needs: int, usable: int, source: st
     text += f"and has {_gigabytes(usable)}"
     if needs <= usable:
         return f"{text}: it fits."
-    change = "a stronger train.remat or more devices on mesh.fsdp"
-    return f"{text}, {_gigabytes(needs - usable)} too little: try {change}."
-
-
-def _with_remat(config: RunConfig, policy: str) -> RunConfig:
-    train = config.train.model_copy(update={"remat": policy})
-    return config.model_copy(update={"train": train})
+    return f"{text}, {_gigabytes(needs - usable)} too little."
 
 
 def _mesh_text(mesh: MeshConfig) -> str:

@@ -1,11 +1,7 @@
 """Every table and figure: what it is made of, which files it leaves, and the page they stand on."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -116,22 +112,3 @@ def test_lrkv_report_refuses_in_one_line():
     ):
         result = CliRunner().invoke(app, ["report", option, value])
         assert isinstance(result.exception, LrkvError) and message in str(result.exception)
-
-
-@pytest.mark.slow
-def test_lrkv_report_of_an_installed_wheel_writes_the_page(sweep, tmp_path):
-    """The configurations, the printed values and the page are in it: no checkout is on the path."""
-    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT]
-    subprocess.run(wheel, check=True, timeout=300)
-    (built,) = tmp_path.glob("*.whl")
-    zipfile.ZipFile(built).extractall(tmp_path / "site")
-    few = ["--only", "table0,fig01", "--out", "out"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "lrkv_jax.cli", "report", str(sweep), *few],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, timeout=300,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "report.html" in done.stdout
-    text = (tmp_path / "out/report.html").read_text()
-    few = [one.name for one in ITEMS if one.name.startswith(("table0", "fig01"))]
-    assert all(f'id="{name}"' in text for name in few)
