@@ -1,5 +1,6 @@
 """The command line: bad input is one line and exit code 2; the verbs do what they say."""
 
+import html
 import json
 import lzma
 import shutil
@@ -68,6 +69,31 @@ def test_plan_prints_json_for_every_variant(capsys, monkeypatch):
     lrkv_s = {"lrkv": 52.6, "lrkv_latent": 52.6}
     assert percent == {"mha": 100.0, "gqa": 50.0, "mqa": 16.7, "mla": 12.5, **lrkv_s}
     assert round(100 * variants["mla"]["kv_cache_fraction_published"], 1) == 8.3
+
+
+def test_train_ends_with_the_page_of_its_run(capsys, monkeypatch, trained, one_device):
+    again = "train", trained / "config.yaml", f"run_dir={trained}"
+    code, out, _ = lrkv(capsys, monkeypatch, *again)
+    assert code == 0 and [line.split() for line in out.splitlines()[-3:]] == [
+        ["report", str(trained / "report.html")],
+        ["next", "lrkv", "evaluate", str(trained)],
+        ["lrkv", "generate", str(trained), "--prompt", "'My", "fellow", "Americans,'"],
+    ]
+    page = html.unescape((trained / "report.html").read_text())
+    (sample,) = (trained / "samples").iterdir()
+    (start,) = map(json.loads, (trained / "history.jsonl").read_text().splitlines())
+    last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
+    for said in (
+        sample.read_text(), f"1 × {start['device']}", f"jax {start['versions']['jax']}",
+        f"{last['validation_loss']:.4f} nats/token", f"{6 * 8 * 32:,}", "train.seq_len",
+    ):  # fmt: skip
+        assert said in page
+    assert page.count("data:image/svg+xml") == 3, "loss, learning rate and speed"
+    monkeypatch.setattr("lrkv_jax.lab.report.page.svg", lambda _: 1 / 0)
+    code, _, err = lrkv(capsys, monkeypatch, *again)
+    assert code == 0 and err == (
+        "the run is saved, but not its report (ZeroDivisionError: division by zero)\n"
+    )
 
 
 @pytest.mark.slow

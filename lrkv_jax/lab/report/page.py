@@ -1,161 +1,130 @@
-"""What one table or figure of the report is, the registry that each joins, and their page.
+"""Pages of runs: one HTML file each, which needs no other file and no network.
 
-The page is one HTML file: runs, tables, pictures, and what is missing.
+`lrkv train` ends with the page of its run; `lrkv report` writes one of several: what they have come
+to beside one another, then each in the same form, then the paper's tables and figures if asked for.
 """
 
 from __future__ import annotations
 
 import base64
 import platform
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lrkv_jax import __version__
-from lrkv_jax.lab.report.comparison import RunRecord, every_setting
-from lrkv_jax.lab.report.figures import Picture, style, svg, write_picture
-from lrkv_jax.lab.report.renderers import html, write_table
-from lrkv_jax.lab.report.tables import Column, Table, TableRow
+from lrkv_jax import __version__, files
+from lrkv_jax.evaluation.evaluate import BENCHMARKS
+from lrkv_jax.evaluation.show import measures
+from lrkv_jax.lab.overview import (
+    Panel,
+    about,
+    cost,
+    curves,
+    drawn,
+    from_shipped,
+    next_commands,
+    row_of,
+    run_curves,
+    samples,
+    shown_path,
+    state_of,
+)
+from lrkv_jax.lab.report.comparison import RunRecord, Setting, against, every_setting, finished
+from lrkv_jax.lab.report.figures import Picture, svg
+from lrkv_jax.lab.report.paper import ReportItem
+from lrkv_jax.lab.report.renderers import html
+from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 
-_PACKAGES = ("jax", "flax", "optax", "numpy", "scipy", "matplotlib")
-Made = Table | Picture
-Reads = Literal["configurations", "runs", "analyses", "runs and benches"]
-NEEDS = {
-    "configurations": "nothing",
-    "runs": "finished runs: lrkv report RUN",
-    "analyses": "analyzed runs: lrkv analyze RUN",
-    "runs and benches": "finished runs of these variants, with MHA: lrkv report RUN --bench FILE",
-}
-GROUPS = ("Tables", "Figures", "Beside the paper's tables and figures")
-_REGISTRY: dict[str, ReportItem] = {}
+_PACKAGES = ("jax", "flax", "optax", "numpy", "matplotlib")
+COMPARED = (
+    "Means ± standard deviation over seeds, at the end of training. The difference has its 95 % "
+    "interval, from one model of variant and seed; p is adjusted by Holm for the number of "
+    "variants. Without several seeds a difference cannot be told from chance."
+)
 
 
 @dataclass(frozen=True)
-class ReportItem:
-    """A table or figure of the paper, or one beside it.
+class Listing:
+    """Text as it is: a sample, or commands."""
 
-    `name` is that of its files; `paper` says where it stands there, as in "Figure 2". `make` turns
-    what it `reads` into tables and pictures, or none: runs, analyzed runs, or runs and reports of
-    decode benchmarks. One that reads configurations alone is given the runs too. `needs` says what
-    it takes to make any.
-    """
-
-    name: str
     title: str
-    paper: str
-    reads: Reads
-    needs: str
-    make: Callable[..., Made | Iterable[Made]]
-
-    def made(self, runs: Sequence[Any], benches: Sequence[dict[str, Any]] = ()) -> list[Made]:
-        """Its tables and pictures of these runs and benchmarks."""
-        with style():
-            more = [benches] if self.reads == "runs and benches" else []
-            result = self.make(runs, *more)
-            return [result] if isinstance(result, Table | Picture) else list(result)
-
-    def write(self, made: Sequence[Made], out: Path) -> list[Path]:
-        """Write them into a folder: tables as Markdown and JSON, pictures as PNG and SVG."""
-        paths = []
-        for one in made:
-            name = f"{self.name}_{one.name}" if one.name else self.name
-            if isinstance(one, Table):
-                paths += write_table(one, out, name)
-            else:
-                paths += write_picture(one, out, name)
-        return paths
-
-    @property
-    def group(self) -> str:
-        """The heading of the page's contents that it stands under."""
-        return next((name for name in GROUPS if name.startswith(self.paper[:5])), GROUPS[-1])
-
-    @property
-    def _order(self) -> tuple:
-        number = re.search(r"\d+", self.paper)
-        return GROUPS.index(self.group), int(number[0]) if number else 0, self.paper, self.name
+    text: str
 
 
-def report_item(
-    paper: str, title: str, *, reads: Reads = "runs", needs: str = ""
-) -> Callable[..., ReportItem]:
-    """Register the decorated function as an item of the report, under the function's name."""
-
-    def register(make: Callable[..., Made | Iterable[Made]]) -> ReportItem:
-        name = make.__name__
-        if name in _REGISTRY:
-            raise ValueError(f"two items of the report are named {name}")
-        _REGISTRY[name] = ReportItem(name, title, paper, reads, needs or NEEDS[reads], make)
-        return _REGISTRY[name]
-
-    return register
-
-
-def registered() -> tuple[ReportItem, ...]:
-    """All that joined: tables by their numbers, figures by theirs, then those without one."""
-    return tuple(sorted(_REGISTRY.values(), key=lambda one: one._order))
+Part = Table | Picture | Listing
 
 
 @dataclass(frozen=True)
 class Section:
-    """An item of the report and what was made of it."""
+    """What stands below one heading of a page; `name` is its anchor."""
 
-    item: ReportItem
-    made: Sequence[Made]
+    name: str
+    title: str
+    parts: Sequence[Part]
+    group: str = ""  # its heading in the contents
+
+
+def write_run_page(run: RunRecord) -> Path:
+    """Write the page of one run into its directory, as report.html."""
+    path = run.path / "report.html"
+    section = Section("", "", run_parts(run))
+    files.write(path, page(f"{run.path.name}: {run.label}, {_how_far(run)}", [section]))
+    return path
 
 
 def write_page(
     path: Path,
-    title: str,
-    items: Sequence[ReportItem],
     runs: Sequence[RunRecord],
+    items: Sequence[ReportItem] = (),
     *,
     broken: Mapping[Path, str] = MappingProxyType({}),
     benches: Sequence[dict[str, Any]] = (),
     progress: Callable[[str, float, int], None] = lambda name, done, total: None,
 ) -> list[Section]:
-    """Make items of runs and decode benchmarks: their files, and the page, beside one another.
+    """Write a page of runs, and beside it the files of the `items` that have something to show.
 
     `broken` are {directory: reason} of runs that were left out. `progress` is called with a
-    description, the number done and the number of all.
+    description, the number done and the number of all. Returns the page's sections.
     """
-    sections = []
-    for done, item in enumerate(items):
-        progress("tables and figures", done, len(items))
-        made = item.made(runs, benches)
-        item.write(made, path.parent)
-        sections.append(Section(item, made))
+    sections, total = [], len(runs) + len(items)
+    if runs:
+        parts = [runs_table(runs), *(part for one in every_setting(runs) for part in compared(one))]
+        sections.append(Section("runs", "Overview", parts, "Runs"))
+    for done, run in enumerate(runs):
+        progress("report", done, total)
+        if run.path.is_dir():
+            title = f"{run.path.name}: {run.label}, {_how_far(run)}"
+            sections.append(Section(f"run-{done}", title, run_parts(run), "Runs"))
+    for done, item in enumerate(items, len(runs)):
+        progress("report", done, total)
+        if made := item.made(runs, benches):
+            item.write(made, path.parent)
+            sections.append(Section(item.name, f"{item.paper}: {item.title}", made, item.group))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(title, sections, runs, broken), encoding="utf-8")
-    progress("tables and figures", len(items), len(items))
+    files.write(path, page("Report of runs" if runs else "Tables and figures", sections, broken))
+    progress("report", total, total)
     return sections
 
 
 def page(
-    title: str,
-    sections: Sequence[Section],
-    runs: Sequence[RunRecord],
-    broken: Mapping[Path, str] = MappingProxyType({}),
+    title: str, sections: Sequence[Section], broken: Mapping[Path, str] = MappingProxyType({})
 ) -> str:
     """The page as HTML: pictures inlined as SVG, no link that leaves it, readable when printed."""
-    shown = [section for section in sections if section.made]
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html.jinja").render(
         title=title,
-        runs=runs_table(runs),
-        seeds=len({run.seed for run in runs}),
+        sections=sections,
+        groups=[(name, list(some)) for name, some in groupby(sections, lambda one: one.group)],
         broken=broken,
-        groups=[(name, list(some)) for name, some in groupby(shown, lambda one: one.item.group)],
-        absent=[section.item for section in sections if not section.made],
-        is_picture=lambda made: isinstance(made, Picture),
+        kind=lambda part: type(part).__name__,
         html=html,
         # As an image: parts of several inlined SVGs would share their ids.
         image=lambda picture: base64.b64encode(svg(picture)).decode(),
@@ -164,29 +133,92 @@ def page(
     )
 
 
-def first_table(sections: Sequence[Section]) -> Table | None:
-    """The first table of runs, for a terminal, or None."""
-    of_runs = (one.made for one in sections if one.item.reads in ("runs", "analyses"))
-    tables = (made for every in of_runs for made in every if isinstance(made, Table))
-    return next((table for table in tables if table.name != "printed"), None)
+def run_parts(run: RunRecord) -> list[Part]:
+    """What a run is, its curves, samples, evaluation, machine and cost, and what to do next."""
+    shipped, changed = from_shipped(run)
+    evaluation = run.evaluation or {}
+    scores = [(name, evaluation[name]) for name in BENCHMARKS if name in evaluation]
+    return [
+        *_pairs("Run", about(run)),
+        *_pictures(run_curves(run)),
+        *(Listing(f"Sample, {step}", text) for step, text in samples(run).items()),
+        *_pairs("Evaluation", measures(evaluation) if evaluation else []),
+        *_pairs("Benchmarks", [(name, f"{one['score']:.1%}") for name, one in scores]),
+        *_pairs("Settings", changed, "setting", "value", f"in {shipped}"),
+        *_pairs("Machine and cost", cost(run)),
+        Listing("Next", "\n".join(next_commands(run))),
+    ]
+
+
+def _pairs(title: str, rows: Iterable[Sequence[str]], *names: str) -> list[Table]:
+    """A table of texts, or none without rows."""
+    made = [TableRow.of(*row) for row in rows]
+    return [Table(title, list(map(Column, names or ("", ""))), made)] if made else []
+
+
+def _pictures(shown: Iterable[Panel]) -> list[Picture]:
+    """A picture of each panel that has data."""
+    return [picture for panel in shown if (picture := drawn(panel[0], [panel]))]
+
+
+def _how_far(run: RunRecord) -> str:
+    return f"{state_of(run)} at step {run.steps_done:,} of {run.config.train.total_steps:,}"
 
 
 def runs_table(runs: Sequence[RunRecord]) -> Table:
-    """Which runs a page is of, and how far each has come."""
+    """Which runs a page is of, how far each has come, and what it took."""
     columns = [
-        Column("run"), Column("variant"), Column("seed"), Column("steps"),
-        Column("bits per byte", digits=4), Column("evaluated"), Column("analyzed"),
+        Column("run"), Column("variant"), Column("seed"), Column("step"), Column("state"),
+        Column("training loss"), Column("bits/byte", digits=4), Column("tokens/s", digits=0),
+        Column("time"),
     ]  # fmt: skip
     rows = []
     for setting in every_setting(runs):
         for run in setting.runs:
-            steps = f"{run.steps_done:,} of {run.config.train.total_steps:,}"
-            analyzed = f"step {run.analysis['step']:,}" if run.analysis else "no"
-            bits = None if run.midtrained else run.bits_per_byte
+            row = row_of(run)
+            seconds = sum(row.get("seconds", 0.0) for row in run.rows)
             rows.append(
                 TableRow.of(
-                    run.path.name, run.label, run.seed, steps, bits,
-                    "yes" if run.evaluation else "no", analyzed, block=setting.name,
+                    shown_path(run.path), run.label, run.seed, f"{row['step']:,}/{row['steps']:,}",
+                    row["state"], row["loss"], row["bits_per_byte"], row["tokens_per_second"],
+                    seconds and str(timedelta(seconds=round(seconds))), block=setting.name,
                 )
             )  # fmt: skip
-    return Table("Runs on this page", columns, rows)
+    return Table("Runs", columns, rows).with_data()
+
+
+def compared(setting: Setting) -> Iterable[Part]:
+    """The finished variants of a setting beside one another, and the curves of all its runs."""
+    by_label = {label: finished(setting.seeds(label)) for label in setting.labels}
+    done = {label: runs for label, runs in by_label.items() if runs}
+    if len(done) > 1:
+        yield _comparison(setting.name, done)
+    if len(setting.runs) > 1:
+        yield from _pictures(curves(setting.runs))
+
+
+def _comparison(name: str, done: Mapping[str, Mapping[int, RunRecord]]) -> Table:
+    """A row for each variant's finished runs by seed, compared with MHA or else the first."""
+    bits = {
+        label: {seed: run.bits_per_byte for seed, run in runs.items() if run.bits_per_byte}
+        for label, runs in done.items()
+    }
+    base = "MHA" if "MHA" in done else next(iter(done))
+    tests = against(bits[base], {label: seeds for label, seeds in bits.items() if label != base})
+    rows = []
+    for label, runs in done.items():
+        one, test = next(iter(runs.values())), tests.get(label)
+        speeds = {seed: row_of(run)["tokens_per_second"] for seed, run in runs.items()}
+        rows.append(
+            TableRow.of(
+                label, len(runs), Cell.over(bits[label]),
+                test.with_interval(4) if test else "", test.in_words if test else "",
+                Cell.over(speeds), 100 * one.cache_allocated_fraction,
+            )
+        )  # fmt: skip
+    columns = [
+        Column("variant"), Column("seeds"), Column("bits/byte", better="lower", digits=4),
+        Column(f"difference from {base}"), Column("verdict"), Column("tokens/s", digits=0),
+        Column("cache", "% of MHA", digits=1),
+    ]  # fmt: skip
+    return Table(f"Comparison, {name}", columns, rows, [COMPARED]).with_data()

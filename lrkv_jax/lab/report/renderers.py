@@ -126,7 +126,9 @@ def html(table: Table) -> str:
         '<span class="words">{}</span>',
     )  # fmt: skip
     body, notes = _body(table, form)
-    caption = f"{text(table.title)}. {text(table.caption)}".strip()
+    if not any(column.heading for column in table.columns):
+        body = body.partition("<thead>")[0] + body.partition("</thead>")[2]
+    caption = f"<b>{text(table.title)}</b>" + f". {text(table.caption)}" * bool(table.caption)
     beneath = "".join(f"<p>{text(note)}</p>" for note in notes)
     return (
         f'<figure class="table"><figcaption>{caption}</figcaption><div class="wide">{body}</div>'

@@ -7,7 +7,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.lab.report.figures import Picture, panels
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import (
     KINDS,
     SCALES,

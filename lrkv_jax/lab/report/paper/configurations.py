@@ -1,6 +1,6 @@
 """What the configurations alone say: Tables 4 to 7."""
 
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import KINDS, SCALES, of_paper, paper_value
 from lrkv_jax.lab.report.styles import variant_name
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow

@@ -20,7 +20,7 @@ from lrkv_jax.lab.report.comparison import (
     steps_saved_by_seed,
 )
 from lrkv_jax.lab.report.figures import Picture, draw_mean, legend_below, panels
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import paper_value
 from lrkv_jax.lab.report.styles import (
     VariantStyle,

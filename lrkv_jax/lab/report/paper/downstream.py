@@ -16,7 +16,7 @@ from lrkv_jax.lab.report.comparison import (
     spread,
 )
 from lrkv_jax.lab.report.figures import Picture, legend_below, panels
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import paper_value
 from lrkv_jax.lab.report.styles import GRAY, VariantStyle, run_style
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper

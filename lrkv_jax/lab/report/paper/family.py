@@ -16,7 +16,7 @@ from lrkv_jax.lab.report.comparison import (
     families,
     steps_saved_by_seed,
 )
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import shipped
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import (

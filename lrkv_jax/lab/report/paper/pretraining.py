@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lrkv_jax.lab.report.comparison import RunRecord, against, finished, settings
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import beside
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper
 from lrkv_jax.models.accounting.counts import cache_fraction
