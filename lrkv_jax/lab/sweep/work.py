@@ -5,6 +5,8 @@ is reported and does not stop the others.
 """
 
 import contextlib
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +22,6 @@ from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
 from lrkv_jax.evaluation.evaluate import questions_of
 from lrkv_jax.files import read_json
 from lrkv_jax.lab.sweep.grid import Point
-from lrkv_jax.training.metrics import read_metrics
 from lrkv_jax.training.run_dir import read_run
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def state_of(
         evaluation = read_json(point.directory / "evaluation.json", "delete it")
     if _is_evaluated(evaluation, last, tasks):
         return State("done", last, evaluation)
-    rows = read_metrics(point.directory)
+    rows = newest_rows(point.directory)
     return State("begun", rows[-1]["step"] if rows else 0)
 
 
@@ -96,6 +97,12 @@ class PointOutcome:
     seconds: float = 0.0  # 0 if it was done already
     error: str | None = None
 
+    @property
+    def heldout(self) -> tuple[float | None, float | None]:
+        """Its held-out loss in nats per token and in bits per byte, where it was evaluated so."""
+        found = (self.state.evaluation or {}).get("bpb") or {}
+        return found.get("cross_entropy"), found.get("bits_per_byte")
+
 
 class _Child:
     """The process that runs now. A signal to stop this one is passed on: it saves and ends."""
@@ -103,8 +110,8 @@ class _Child:
     stopped = False
     process: subprocess.Popen | None = None
 
-    def run(self, command: list[str], log: Path) -> int:
-        """A command's exit code."""
+    def run(self, command: list[str], log: Path, watch: Callable[[], None]) -> int:
+        """A command's exit code; `watch` is called every second until it ends."""
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
@@ -112,7 +119,11 @@ class _Child:
             )  # fmt: skip
         if self.stopped:  # the signal came while this one was started
             self.process.terminate()
-        return self.process.wait()
+        while True:
+            try:
+                return self.process.wait(timeout=1)
+            except subprocess.TimeoutExpired:
+                watch()
 
     def stop(self, number: int, frame: object = None) -> None:
         """The handler of SIGINT and SIGTERM; a second one is passed on and ends it at once."""
@@ -121,19 +132,32 @@ class _Child:
             self.process.terminate()
 
 
+def newest_rows(directory: Path, size: int = 1 << 14) -> list[dict[str, Any]]:
+    """The last rows of a run's metrics, as many as `size` bytes hold; it may be writing them."""
+    try:
+        with (directory / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines[:-1] if line.startswith(b"{")]
+
+
 def work(
     points: Sequence[Point],
     *,
     tasks: Sequence[str],
     logs: Path,
     report: Callable[[PointOutcome], None],
+    watch: Callable[[Point], None] = lambda point: None,
     archive: Path | None = None,
 ) -> bool:
-    """Bring every point to its end; `report` is called for each, even if skipped.
+    """Bring every point to its end; `report` is called for each, first for those that are done.
 
-    What a point's processes print goes to a file of its name in `logs`. Runs that the file
-    `archive` has are done, and a run that ends is added to it. On SIGINT or SIGTERM the point that
-    runs saves and ends; False is then returned, and the same call resumes later.
+    `watch` is called every second with the point that runs. What a point's processes print goes to
+    a file of its name in `logs`. Runs that the file `archive` has are done, and a run that ends is
+    added to it. On SIGINT or SIGTERM the point that runs saves and ends; False is then returned,
+    and the same call resumes later.
 
     Raises `LrkvError` before anything starts if a directory holds another run, or a task is none
     that its runs can be evaluated on.
@@ -156,10 +180,11 @@ def work(
     child = _Child()
     before = {n: signal.signal(n, child.stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for point, state in zip(points, states, strict=True):
+        pairs = zip(points, states, strict=True)
+        for point, state in sorted(pairs, key=lambda pair: pair[1].name != "done"):
             outcome = PointOutcome(point, state)
             if state.name != "done":
-                outcome = _finish(point, tasks, child, logs)
+                outcome = _finish(point, tasks, child, logs, watch)
             if archive and _belongs_in(known, outcome):
                 archive_runs([read_run_record(point.directory)], archive)
             report(outcome)
@@ -178,12 +203,18 @@ def _belongs_in(known: "Mapping[str, RunRecord]", outcome: PointOutcome) -> bool
     return here and (point.name not in known or known[point.name].evaluation != state.evaluation)
 
 
-def _finish(point: Point, tasks: Sequence[str], child: _Child, logs: Path) -> PointOutcome:
+def _finish(
+    point: Point,
+    tasks: Sequence[str],
+    child: _Child,
+    logs: Path,
+    watch: Callable[[Point], None],
+) -> PointOutcome:
     began = time.monotonic()
     log = logs / f"{point.name}.log"
     evaluate = [*LRKV, "evaluate", str(point.directory), "--tasks", ",".join(tasks)]
     for command in ([*LRKV, "train", *point.arguments], evaluate):
-        code = child.run(command, log)
+        code = child.run(command, log, lambda: watch(point))
         if code or child.stopped:
             break
     error = None

@@ -17,7 +17,6 @@ from lrkv_jax.lab.report.comparison.files import (
     read_runs,
     read_sound_runs,
 )
-from lrkv_jax.lab.report.comparison.rates import TunedFamily, TunedVariant, families
 from lrkv_jax.lab.report.comparison.runs import (
     Curve,
     RunRecord,
