@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from lrkv_jax.lab.report.paper import ReportItem
 
 
+WIDE = ("cached values", "live cache", "CE")  # columns that the page alone has
+
+
 @app.command()
 def report(
     runs: Annotated[
@@ -82,7 +85,7 @@ def report(
         raise LrkvError(f"--only {only}: no data; it needs {items[0].needs}")
     for table in sections[0].parts:
         if isinstance(table, Table) and table.title != "Runs":  # lrkv runs lists them
-            print(terminal(table), end="\n\n")
+            print(terminal(table.with_data(*WIDE)), end="\n\n")
     for folder, reason in broken.items():
         print(f"left out: {folder}: {reason}", file=sys.stderr)
     print(path)

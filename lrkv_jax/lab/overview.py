@@ -43,7 +43,6 @@ def row_of(run: RunRecord) -> dict[str, Any]:
     files = [path for path in run.path.rglob("*") if path.is_file()]
     last = run.rows[-1] if run.rows else {}
     measured = [row["validation_bpb"] for row in run.rows if row.get("validation_bpb") is not None]
-    speeds = [row["tokens_per_second"] for row in run.rows if row.get("tokens_per_second")]
     return {
         "run": str(run.path),
         "variant": run.label,
@@ -52,7 +51,7 @@ def row_of(run: RunRecord) -> dict[str, Any]:
         "state": state_of(run),
         "loss": last.get("loss"),
         "bits_per_byte": measured[-1] if measured else None,
-        "tokens_per_second": statistics.median(speeds) if speeds else None,
+        "tokens_per_second": run.tokens_per_second,
         "bytes": sum(path.stat().st_size for path in files),
         "age": time.time() - max((path.stat().st_mtime for path in files), default=0.0),
     }
@@ -170,11 +169,10 @@ def cost(run: RunRecord) -> Iterator[tuple[str, str]]:
     if rows:
         yield "tokens", f"{rows[-1]['tokens']:,}"
         yield "FLOPs", f"{rows[-1]['flops']:.3g}"
-    for name, key, form in (
-        ("tokens/s", "tokens_per_second", ",.0f"), ("MFU", "mfu", ".1%"),
-    ):  # fmt: skip
-        if found := [row[key] for row in rows if row.get(key)]:
-            yield f"{name}, median", f"{statistics.median(found):{form}}"
+    if run.tokens_per_second:
+        yield "tokens/s, median", f"{run.tokens_per_second:,.0f}"
+    if found := [row["mfu"] for row in rows if row.get("mfu")]:
+        yield "MFU, median", f"{statistics.median(found):.1%}"
     if memory := max((row.get("memory_bytes", 0) for row in rows), default=0):
         yield "most memory", f"{memory / 1e9:.2f} GB"
 

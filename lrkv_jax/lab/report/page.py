@@ -36,18 +36,14 @@ from lrkv_jax.lab.overview import (
     shown_path,
     state_of,
 )
-from lrkv_jax.lab.report.comparison import RunRecord, Setting, against, every_setting, finished
+from lrkv_jax.lab.report.comparison import RunRecord, Setting, every_setting
 from lrkv_jax.lab.report.figures import Picture, svg
 from lrkv_jax.lab.report.paper import ReportItem
+from lrkv_jax.lab.report.paper.pretraining import COLUMNS, NOTE, loss_rows
 from lrkv_jax.lab.report.renderers import html
-from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
+from lrkv_jax.lab.report.tables import Column, Table, TableRow
 
 _PACKAGES = ("jax", "flax", "optax", "numpy", "matplotlib")
-COMPARED = (
-    "Means ± standard deviation over seeds, at the end of training. The difference has its 95 % "
-    "interval, from one model of variant and seed; p is adjusted by Holm for the number of "
-    "variants. Without several seeds a difference cannot be told from chance."
-)
 
 
 @dataclass(frozen=True)
@@ -189,36 +185,8 @@ def runs_table(runs: Sequence[RunRecord]) -> Table:
 
 def compared(setting: Setting) -> Iterable[Part]:
     """The finished variants of a setting beside one another, and the curves of all its runs."""
-    by_label = {label: finished(setting.seeds(label)) for label in setting.labels}
-    done = {label: runs for label, runs in by_label.items() if runs}
-    if len(done) > 1:
-        yield _comparison(setting.name, done)
+    variants = {label: setting.seeds(label) for label in setting.labels}
+    if len(rows := loss_rows("", variants)) > 1:
+        yield Table(f"Comparison, {setting.name}", COLUMNS, rows, [NOTE]).with_data()
     if len(setting.runs) > 1:
         yield from _pictures(curves(setting.runs))
-
-
-def _comparison(name: str, done: Mapping[str, Mapping[int, RunRecord]]) -> Table:
-    """A row for each variant's finished runs by seed, compared with MHA or else the first."""
-    bits = {
-        label: {seed: run.bits_per_byte for seed, run in runs.items() if run.bits_per_byte}
-        for label, runs in done.items()
-    }
-    base = "MHA" if "MHA" in done else next(iter(done))
-    tests = against(bits[base], {label: seeds for label, seeds in bits.items() if label != base})
-    rows = []
-    for label, runs in done.items():
-        one, test = next(iter(runs.values())), tests.get(label)
-        speeds = {seed: row_of(run)["tokens_per_second"] for seed, run in runs.items()}
-        rows.append(
-            TableRow.of(
-                label, len(runs), Cell.over(bits[label]),
-                test.with_interval(4) if test else "", test.in_words if test else "",
-                Cell.over(speeds), 100 * one.cache_allocated_fraction,
-            )
-        )  # fmt: skip
-    columns = [
-        Column("variant"), Column("seeds"), Column("bits/byte", better="lower", digits=4),
-        Column(f"difference from {base}"), Column("verdict"), Column("tokens/s", digits=0),
-        Column("cache", "% of MHA", digits=1),
-    ]  # fmt: skip
-    return Table(f"Comparison, {name}", columns, rows, [COMPARED]).with_data()

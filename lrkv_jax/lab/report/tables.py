@@ -92,11 +92,12 @@ class Table:
     caption: str = ""
     name: str = ""
 
-    def with_data(self) -> Table:
-        """The table without the columns that hold nothing in any row."""
+    def with_data(self, *without: str) -> Table:
+        """The table without columns of these names, and those that hold nothing in any row."""
         kept = [
-            at for at in range(len(self.columns))
-            if any(row.cells[at].value not in (None, "") for row in self.rows)
+            at for at, column in enumerate(self.columns)
+            if column.name not in without
+            and any(row.cells[at].value not in (None, "") for row in self.rows)
         ]  # fmt: skip
         rows = [TableRow(tuple(row.cells[at] for at in kept), row.block) for row in self.rows]
         return replace(self, columns=[self.columns[at] for at in kept], rows=rows)
