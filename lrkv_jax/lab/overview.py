@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter
 
 from lrkv_jax.config import AttentionConfig, RunConfig, load_config
 from lrkv_jax.config.differences import differences
-from lrkv_jax.config.frozen import ROLES
+from lrkv_jax.config.frozen import ROLES, Group
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.report.comparison.runs import RunRecord
 from lrkv_jax.lab.report.figures import Picture, legend_below, panels, style
@@ -39,7 +39,8 @@ def state_of(run: RunRecord) -> str:
 
 def row_of(run: RunRecord) -> dict[str, Any]:
     """What `lrkv runs` says of a run: nats of its last step, its last held-out bits per byte, the
-    median speed of its steps, the size of its directory, and seconds since it was last written."""
+    median speed of its steps, the size of its directory, and seconds since it was last written;
+    of an archived run neither is known."""
     files = [path for path in run.path.rglob("*") if path.is_file()]
     last = run.rows[-1] if run.rows else {}
     measured = [row["validation_bpb"] for row in run.rows if row.get("validation_bpb") is not None]
@@ -52,8 +53,8 @@ def row_of(run: RunRecord) -> dict[str, Any]:
         "loss": last.get("loss"),
         "bits_per_byte": measured[-1] if measured else None,
         "tokens_per_second": run.tokens_per_second,
-        "bytes": sum(path.stat().st_size for path in files),
-        "age": time.time() - max((path.stat().st_mtime for path in files), default=0.0),
+        "bytes": sum(path.stat().st_size for path in files) or None,
+        "age": time.time() - max(path.stat().st_mtime for path in files) if files else None,
     }
 
 
@@ -62,7 +63,8 @@ def as_cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         Path(row["run"]).name, row["variant"], f"{row['step']:,}/{row['steps']:,}", row["state"],
         _number(row["loss"], ".3f"), _number(row["bits_per_byte"], ".4f"),
-        _number(row["tokens_per_second"], ",.0f"), f"{row['bytes'] / 1e6:,.1f}", _age(row["age"]),
+        _number(row["tokens_per_second"], ",.0f"),
+        _number(row["bytes"] and row["bytes"] / 1e6, ",.1f"), _age(row["age"]),
     )  # fmt: skip
 
 
@@ -105,16 +107,24 @@ def sparklines(one: RunRecord, other: RunRecord, width: int = 40) -> list[str]:
     return lines
 
 
-def from_shipped(run: RunRecord) -> tuple[str, list[tuple[str, str, str]]]:
-    """The shipped configuration of the run's name, and (setting, the run's value, that one's).
+def changed_settings(config: RunConfig) -> tuple[str, list[tuple[str, str, str]]]:
+    """A heading, and (setting, its value, what stands under the heading) where the two differ.
 
-    A run whose name no shipped configuration has gives ("", []).
+    That is the value in the shipped configuration of this name, or else the default.
     """
     try:
-        shipped = load_config(run.scale)
+        return f"in {config.name}", setting_rows(config, load_config(config.name))
     except LrkvError:
-        return "", []
-    return run.scale, setting_rows(run.config, shipped)
+        return "default", list(_from_defaults(config))
+
+
+def _from_defaults(group: Group, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    for name, field in type(group).model_fields.items():
+        value, default = getattr(group, name), field.get_default(call_default_factory=True)
+        if isinstance(value, Group):
+            yield from _from_defaults(value, f"{prefix}{name}.")
+        elif value != default and name not in ("name", "variants", "run_dir"):
+            yield prefix + name, _value(value), "" if field.is_required() else _value(default)
 
 
 def about(run: RunRecord) -> Iterator[tuple[str, str]]:
@@ -287,7 +297,9 @@ def _value(value: Any) -> str:
     return value.label if isinstance(value, AttentionConfig) else str(value)
 
 
-def _age(seconds: float) -> str:
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

@@ -10,7 +10,6 @@ import base64
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -23,17 +22,18 @@ from lrkv_jax import __version__, files
 from lrkv_jax.evaluation.evaluate import BENCHMARKS
 from lrkv_jax.evaluation.show import measures
 from lrkv_jax.lab.overview import (
+    HEADERS,
     Panel,
     about,
+    as_cells,
+    changed_settings,
     cost,
     curves,
     drawn,
-    from_shipped,
     next_commands,
     row_of,
     run_curves,
     samples,
-    shown_path,
     state_of,
 )
 from lrkv_jax.lab.report.comparison import RunRecord, Setting, every_setting
@@ -91,7 +91,10 @@ def write_page(
     """
     sections, total = [], len(runs) + len(items)
     if runs:
-        parts = [runs_table(runs), *(part for one in every_setting(runs) for part in compared(one))]
+        parts = [
+            *_pairs("Runs", map(as_cells, map(row_of, runs)), *HEADERS),
+            *(part for one in every_setting(runs) for part in compared(one)),
+        ]
         sections.append(Section("runs", "Overview", parts, "Runs"))
     for done, run in enumerate(runs):
         progress("report", done, total)
@@ -131,7 +134,7 @@ def page(
 
 def run_parts(run: RunRecord) -> list[Part]:
     """What a run is, its curves, samples, evaluation, machine and cost, and what to do next."""
-    shipped, changed = from_shipped(run)
+    where, changed = changed_settings(run.config)
     evaluation = run.evaluation or {}
     scores = [(name, evaluation[name]) for name in BENCHMARKS if name in evaluation]
     return [
@@ -140,7 +143,7 @@ def run_parts(run: RunRecord) -> list[Part]:
         *(Listing(f"Sample, {step}", text) for step, text in samples(run).items()),
         *_pairs("Evaluation", measures(evaluation) if evaluation else []),
         *_pairs("Benchmarks", [(name, f"{one['score']:.1%}") for name, one in scores]),
-        *_pairs("Settings", changed, "setting", "value", f"in {shipped}"),
+        *_pairs("Settings", changed, "setting", "value", where),
         *_pairs("Machine and cost", cost(run)),
         Listing("Next", "\n".join(next_commands(run))),
     ]
@@ -149,7 +152,8 @@ def run_parts(run: RunRecord) -> list[Part]:
 def _pairs(title: str, rows: Iterable[Sequence[str]], *names: str) -> list[Table]:
     """A table of texts, or none without rows."""
     made = [TableRow.of(*row) for row in rows]
-    return [Table(title, list(map(Column, names or ("", ""))), made)] if made else []
+    columns = [Column(name) for name in names or ("", "")]
+    return [Table(title, columns, made).with_data()] if made else []
 
 
 def _pictures(shown: Iterable[Panel]) -> list[Picture]:
@@ -159,28 +163,6 @@ def _pictures(shown: Iterable[Panel]) -> list[Picture]:
 
 def _how_far(run: RunRecord) -> str:
     return f"{state_of(run)} at step {run.steps_done:,} of {run.config.train.total_steps:,}"
-
-
-def runs_table(runs: Sequence[RunRecord]) -> Table:
-    """Which runs a page is of, how far each has come, and what it took."""
-    columns = [
-        Column("run"), Column("variant"), Column("seed"), Column("step"), Column("state"),
-        Column("training loss"), Column("bits/byte", digits=4), Column("tokens/s", digits=0),
-        Column("time"),
-    ]  # fmt: skip
-    rows = []
-    for setting in every_setting(runs):
-        for run in setting.runs:
-            row = row_of(run)
-            seconds = sum(row.get("seconds", 0.0) for row in run.rows)
-            rows.append(
-                TableRow.of(
-                    shown_path(run.path), run.label, run.seed, f"{row['step']:,}/{row['steps']:,}",
-                    row["state"], row["loss"], row["bits_per_byte"], row["tokens_per_second"],
-                    seconds and str(timedelta(seconds=round(seconds))), block=setting.name,
-                )
-            )  # fmt: skip
-    return Table("Runs", columns, rows).with_data()
 
 
 def compared(setting: Setting) -> Iterable[Part]:
