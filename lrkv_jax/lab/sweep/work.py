@@ -14,18 +14,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import differences
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
 from lrkv_jax.evaluation.evaluate import questions_of
 from lrkv_jax.files import read_json
+from lrkv_jax.lab.report.comparison import (
+    RunRecord,
+    archive_runs,
+    archived_by_name,
+    read_run_record,
+)
 from lrkv_jax.lab.sweep.grid import Point
 from lrkv_jax.training.run_dir import read_run
-
-if TYPE_CHECKING:
-    from lrkv_jax.lab.report.comparison import RunRecord
 
 LRKV = (sys.executable, "-m", "lrkv_jax.cli")
 
@@ -46,7 +49,7 @@ class State:
 
 
 def state_of(
-    point: Point, tasks: Sequence[str], known: "Mapping[str, RunRecord] | None" = None
+    point: Point, tasks: Sequence[str], known: Mapping[str, RunRecord] | None = None
 ) -> State:
     """How far a point is; it is done when its last step has been evaluated on all `tasks`.
 
@@ -171,9 +174,6 @@ def work(
         questions_of(chats.config, tasks)
     known: Mapping[str, RunRecord] = {}
     if archive:
-        # Imported here: it loads scipy's statistics, which takes a second.
-        from lrkv_jax.lab.report.comparison import archive_runs, archived_by_name, read_run_record
-
         known = archived_by_name(archive)
     states = [state_of(point, tasks, known) for point in points]
     logs.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def work(
     return not child.stopped
 
 
-def _belongs_in(known: "Mapping[str, RunRecord]", outcome: PointOutcome) -> bool:
+def _belongs_in(known: Mapping[str, RunRecord], outcome: PointOutcome) -> bool:
     """Whether a finished run has a directory, and the archive has not its evaluation yet."""
     point, state = outcome.point, outcome.state
     here = state.name == "done" and (point.directory / "config.yaml").is_file()
