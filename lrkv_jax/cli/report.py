@@ -82,7 +82,7 @@ def report(
         )
     made = {section.name for section in sections}
     if only is not None and not made & {item.name for item in items}:
-        raise LrkvError(f"--only {only}: no data; it needs {items[0].needs}")
+        raise LrkvError(f"--only {only}: these {items[0].reads} have nothing to show there")
     for table in sections[0].parts:
         if isinstance(table, Table) and table.title != "Runs":  # lrkv runs lists them
             print(terminal(table.with_data(*WIDE)), end="\n\n")

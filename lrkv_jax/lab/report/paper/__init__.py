@@ -18,12 +18,6 @@ from lrkv_jax.lab.report.tables import Table
 
 Made = Table | Picture
 Reads = Literal["configurations", "runs", "analyses", "runs and benches"]
-NEEDS = {
-    "configurations": "nothing",
-    "runs": "finished runs: lrkv report RUN --paper",
-    "analyses": "analyzed runs: lrkv analyze RUN",
-    "runs and benches": "finished runs of these variants, with MHA: lrkv report RUN --bench FILE",
-}
 GROUPS = ("Tables", "Figures", "Beside the paper's tables and figures")
 _REGISTRY: dict[str, "ReportItem"] = {}
 
@@ -34,15 +28,13 @@ class ReportItem:
 
     `name` is that of its files; `paper` says where it stands there, as in "Figure 2". `make` turns
     what it `reads` into tables and pictures, or none: runs, analyzed runs, or runs and reports of
-    decode benchmarks. One that reads configurations alone is given the runs too. `needs` says what
-    it takes to make any.
+    decode benchmarks. One that reads configurations alone is given the runs too.
     """
 
     name: str
     title: str
     paper: str
     reads: Reads
-    needs: str
     make: Callable[..., Made | Iterable[Made]]
 
     def made(self, runs: Sequence[Any], benches: Sequence[dict[str, Any]] = ()) -> list[Made]:
@@ -74,16 +66,14 @@ class ReportItem:
         return GROUPS.index(self.group), int(number[0]) if number else 0, self.paper, self.name
 
 
-def report_item(
-    paper: str, title: str, *, reads: Reads = "runs", needs: str = ""
-) -> Callable[..., ReportItem]:
+def report_item(paper: str, title: str, *, reads: Reads = "runs") -> Callable[..., ReportItem]:
     """Register the decorated function as an item of the report, under the function's name."""
 
     def register(make: Callable[..., Made | Iterable[Made]]) -> ReportItem:
         name = make.__name__
         if name in _REGISTRY:
             raise ValueError(f"two items of the report are named {name}")
-        _REGISTRY[name] = ReportItem(name, title, paper, reads, needs or NEEDS[reads], make)
+        _REGISTRY[name] = ReportItem(name, title, paper, reads, make)
         return _REGISTRY[name]
 
     return register

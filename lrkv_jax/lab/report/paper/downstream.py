@@ -25,10 +25,9 @@ TASKS = {
     "arc_easy": "ARC-E", "arc_challenge": "ARC-C", "mmlu": "MMLU", "gsm8k": "GSM8K",
     "humaneval": "HumanEval", "combined": "combined",
 }  # fmt: skip
-EVALUATE = "runs evaluated on the five benchmarks: lrkv evaluate RUN --tasks arc_easy,..."
 
 
-@report_item("Table 2", "Downstream tasks", needs=EVALUATE)
+@report_item("Table 2", "Downstream tasks")
 def table02_downstream(runs):
     """The five benchmarks, by variant, from each run's `evaluation.json`.
 
@@ -70,7 +69,7 @@ def _score(seeds: Mapping[int, RunRecord], task: str) -> Cell:
 Points = Mapping[tuple[VariantStyle, str], tuple[Sequence[float], Sequence[float]]]
 
 
-@report_item("Figure 19", "Bits per byte against benchmark scores", needs=EVALUATE)
+@report_item("Figure 19", "Bits per byte against benchmark scores")
 def fig19_downstream_correlation(runs):
     """Whether bits per byte after pretraining predict the combined score of five benchmarks.
 

@@ -118,9 +118,7 @@ def families(runs: Sequence[RunRecord]) -> list[TunedFamily]:
     return found
 
 
-@report_item(
-    "Beside the paper", "Learning rates", needs="runs of a variant at several learning rates"
-)
+@report_item("Beside the paper", "Learning rates")
 def learning_rates(runs):
     """Each variant at several learning rates of the matrices, and the best of them."""
     tables = []
@@ -190,10 +188,7 @@ CONTRASTS_NOTE = (
 )
 
 
-@report_item(
-    "Beside the paper", "The family, each variant at its own learning rate",
-    needs="finished runs of two variants of one setting",
-)  # fmt: skip
+@report_item("Beside the paper", "The family, each variant at its own learning rate")
 def family(runs):
     """The variants, each at its learning rate, and what separates them.
 

@@ -104,9 +104,7 @@ WEIGHTED_NOTE = (
 )
 
 
-@report_item(
-    "Beside the paper", WEIGHTED, reads="analyses", needs="lrkv analyze RUN --batches 4"
-)  # fmt: skip
+@report_item("Beside the paper", WEIGHTED, reads="analyses")  # fmt: skip
 def weighted_ranks(runs):
     """Effective ranks of heads as held-out text meets them, and random weights'.
 
