@@ -53,7 +53,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write a page of these runs: a comparison, and each run by itself.
+    """Write a page that compares runs and shows each one.
 
     It has curves, intervals, samples, speed and cost. The paper's tables and figures
     come with --paper or --only: tables as Markdown and JSON too, figures as PNG and SVG.
