@@ -80,11 +80,13 @@ def report(
         sections = write_page(
             path, records, items, broken=broken, benches=benches, progress=progress
         )
-    made = {section.name for section in sections}
-    if only is not None and not made & {item.name for item in items}:
+    shown = {"runs"} if only is None else {item.name for item in items}
+    parts = [part for section in sections if section.name in shown for part in section.parts]
+    if only is not None and not parts:
         raise LrkvError(f"--only {only}: these {items[0].reads} have nothing to show there")
-    for table in sections[0].parts:
-        if isinstance(table, Table) and table.title != "Runs":  # lrkv runs lists them
+    for table in parts:
+        # lrkv runs lists the runs.
+        if isinstance(table, Table) and table.title != "Runs" and table.name != "printed":
             print(terminal(table.with_data(*WIDE)), end="\n\n")
     for folder, reason in broken.items():
         print(f"left out: {folder}: {reason}", file=sys.stderr)

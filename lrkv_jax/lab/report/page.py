@@ -21,21 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from lrkv_jax import __version__, files
 from lrkv_jax.evaluation.evaluate import BENCHMARKS
 from lrkv_jax.evaluation.show import measures
-from lrkv_jax.lab.overview import (
-    HEADERS,
-    Panel,
-    about,
-    as_cells,
-    changed_settings,
-    cost,
-    curves,
-    drawn,
-    next_commands,
-    row_of,
-    run_curves,
-    samples,
-    state_of,
-)
+from lrkv_jax.lab import overview
 from lrkv_jax.lab.report.comparison import RunRecord, Setting, every_setting
 from lrkv_jax.lab.report.figures import Picture, svg
 from lrkv_jax.lab.report.paper import ReportItem
@@ -70,8 +56,7 @@ class Section:
 def write_run_page(run: RunRecord) -> Path:
     """Write the page of one run into its directory, as report.html."""
     path = run.path / "report.html"
-    section = Section("", "", run_parts(run))
-    files.write(path, page(f"{run.path.name}: {run.label}, {_how_far(run)}", [section]))
+    files.write(path, page(_title(run), [Section("", "", run_parts(run))]))
     return path
 
 
@@ -92,15 +77,14 @@ def write_page(
     sections, total = [], len(runs) + len(items)
     if runs:
         parts = [
-            *_pairs("Runs", map(as_cells, map(row_of, runs)), *HEADERS),
+            *_pairs("Runs", map(overview.as_cells, map(overview.row_of, runs)), *overview.HEADERS),
             *(part for one in every_setting(runs) for part in compared(one)),
         ]
         sections.append(Section("runs", "Overview", parts, "Runs"))
     for done, run in enumerate(runs):
         progress("report", done, total)
         if run.path.is_dir():
-            title = f"{run.path.name}: {run.label}, {_how_far(run)}"
-            sections.append(Section(f"run-{done}", title, run_parts(run), "Runs"))
+            sections.append(Section(f"run-{done}", _title(run), run_parts(run), "Runs"))
     for done, item in enumerate(items, len(runs)):
         progress("report", done, total)
         if made := item.made(runs, benches):
@@ -134,18 +118,18 @@ def page(
 
 def run_parts(run: RunRecord) -> list[Part]:
     """What a run is, its curves, samples, evaluation, machine and cost, and what to do next."""
-    where, changed = changed_settings(run.config)
+    where, changed = overview.changed_settings(run.config)
     evaluation = run.evaluation or {}
     scores = [(name, evaluation[name]) for name in BENCHMARKS if name in evaluation]
     return [
-        *_pairs("Run", about(run)),
-        *_pictures(run_curves(run)),
-        *(Listing(f"Sample, {step}", text) for step, text in samples(run).items()),
+        *_pairs("Run", overview.about(run)),
+        *_pictures(overview.run_curves(run)),
+        *(Listing(f"Sample, {step}", text) for step, text in overview.samples(run).items()),
         *_pairs("Evaluation", measures(evaluation) if evaluation else []),
         *_pairs("Benchmarks", [(name, f"{one['score']:.1%}") for name, one in scores]),
         *_pairs("Settings", changed, "setting", "value", where),
-        *_pairs("Machine and cost", cost(run)),
-        Listing("Next", "\n".join(next_commands(run))),
+        *_pairs("Machine and cost", overview.cost(run)),
+        Listing("Next", "\n".join(overview.next_commands(run))),
     ]
 
 
@@ -156,13 +140,14 @@ def _pairs(title: str, rows: Iterable[Sequence[str]], *names: str) -> list[Table
     return [Table(title, columns, made).with_data()] if made else []
 
 
-def _pictures(shown: Iterable[Panel]) -> list[Picture]:
+def _pictures(shown: Iterable[overview.Panel]) -> list[Picture]:
     """A picture of each panel that has data."""
-    return [picture for panel in shown if (picture := drawn(panel[0], [panel]))]
+    return [picture for panel in shown if (picture := overview.drawn(panel[0], [panel]))]
 
 
-def _how_far(run: RunRecord) -> str:
-    return f"{state_of(run)} at step {run.steps_done:,} of {run.config.train.total_steps:,}"
+def _title(run: RunRecord) -> str:
+    step = f"step {run.steps_done:,} of {run.config.train.total_steps:,}"
+    return f"{run.path.name}: {run.label}, {overview.state_of(run)} at {step}"
 
 
 def compared(setting: Setting) -> Iterable[Part]:
@@ -171,4 +156,4 @@ def compared(setting: Setting) -> Iterable[Part]:
     if len(rows := loss_rows("", variants)) > 1:
         yield Table(f"Comparison, {setting.name}", COLUMNS, rows, [NOTE]).with_data()
     if len(setting.runs) > 1:
-        yield from _pictures(curves(setting.runs))
+        yield from _pictures(overview.curves(setting.runs))
