@@ -1,5 +1,6 @@
 """What a sweep shows: how far each run is, and at the end what each has come to."""
 
+import shlex
 import statistics
 import time
 from collections.abc import Sequence
@@ -71,6 +72,7 @@ class Display:
         headers = ("run", "loss", "bits/byte", "steps", "tokens/s")
         if rows:
             print(tabulate(rows, headers, floatfmt=("", ".4f", ".4f", "", ",.0f"), intfmt=","))
+            print(f"next    lrkv report {shlex.quote(str(self._points[0].directory.parent))}")
         for one in self.outcomes.values():
             if one.error:
                 print(f"failed: {one.point.name}: {one.error}")

@@ -81,7 +81,8 @@ def test_a_sweep_shows_how_far_each_run_is_and_ends_in_a_table(tmp_path, stand_i
     assert [row[:2] for row in rows[2:4]] == [
         [str(tmp_path / "mha"), "2.0000"], [str(tmp_path / "gqa"), "2.1000"],
     ]  # fmt: skip
-    assert rows[4][:2] == ["failed:", "mqa:"] and "no multi-query today" in " ".join(rows[4])
+    assert rows[4] == ["next", "lrkv", "report", str(tmp_path)]
+    assert rows[5][:2] == ["failed:", "mqa:"] and "no multi-query today" in " ".join(rows[5])
 
 
 def test_archived_runs_are_done_without_their_directories(tmp_path, stand_in):
