@@ -107,12 +107,12 @@ def _write_report(directory: Path) -> None:
         with working("drawing the report"):
             from lrkv_jax.lab.overview import next_commands, shown_path
             from lrkv_jax.lab.report.comparison import read_run_record
-            from lrkv_jax.lab.report.page import write_run_page
+            from lrkv_jax.lab.report.page import write_page
 
-            record = read_run_record(directory)
-            page = shown_path(write_run_page(record))
+            page, record = directory / "report.html", read_run_record(directory)
+            write_page(page, [record])
         first, second = next_commands(record)[:2]
-        print(f"report  {page}\nnext    {first}\n        {second}", flush=True)
+        print(f"report  {shown_path(page)}\nnext    {first}\n        {second}", flush=True)
     except Exception as error:  # the run itself is saved
         why = " ".join(f"{type(error).__name__}: {error}".split())
         with contextlib.suppress(OSError):

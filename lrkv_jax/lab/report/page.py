@@ -53,13 +53,6 @@ class Section:
     group: str = ""  # its heading in the contents
 
 
-def write_run_page(run: RunRecord) -> Path:
-    """Write the page of one run into its directory, as report.html."""
-    path = run.path / "report.html"
-    files.write(path, page(_title(run), [Section("", "", run_parts(run))]))
-    return path
-
-
 def write_page(
     path: Path,
     runs: Sequence[RunRecord],
@@ -71,11 +64,16 @@ def write_page(
 ) -> list[Section]:
     """Write a page of runs, and beside it the files of the `items` that have something to show.
 
-    `broken` are {directory: reason} of runs that were left out. `progress` is called with a
-    description, the number done and the number of all. Returns the page's sections.
+    The page of one run alone is that run's parts, and its title names it. `broken` are
+    {directory: reason} of runs that were left out. `progress` is called with a description, the
+    number done and the number of all. Returns the page's sections.
     """
     sections, total = [], len(runs) + len(items)
-    if runs:
+    alone = len(runs) == total == 1 and runs[0].path.is_dir()
+    title = "Report of runs" if runs else "Tables and figures"
+    if alone:
+        title = _title(runs[0])
+    elif runs:
         parts = [
             *_pairs("Runs", map(overview.as_cells, map(overview.row_of, runs)), *overview.HEADERS),
             *(part for one in every_setting(runs) for part in compared(one)),
@@ -84,14 +82,15 @@ def write_page(
     for done, run in enumerate(runs):
         progress("report", done, total)
         if run.path.is_dir():
-            sections.append(Section(f"run-{done}", _title(run), run_parts(run), "Runs"))
+            heading = "" if alone else _title(run)
+            sections.append(Section(f"run-{done}", heading, run_parts(run), "Runs"))
     for done, item in enumerate(items, len(runs)):
         progress("report", done, total)
         if made := item.made(runs, benches):
             item.write(made, path.parent)
             sections.append(Section(item.name, f"{item.paper}: {item.title}", made, item.group))
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, page("Report of runs" if runs else "Tables and figures", sections, broken))
+    files.write(path, page(title, sections, broken))
     progress("report", total, total)
     return sections
 
