@@ -80,7 +80,8 @@ def train(
     """Train a configuration, or resume its run.
 
     A run that exists resumes from its newest sound checkpoint. Ctrl-C and SIGTERM
-    finish the step, save, and exit with 75: start the same command again.
+    finish the step, save, and exit with 75: start the same command again. It ends with
+    the run's page, report.html in its directory.
     """
     deadline = None if time_limit is None else time.monotonic() + shared.seconds_of(time_limit)
     from lrkv_jax.config import load_config
@@ -98,7 +99,27 @@ def train(
         result = run_training(
             run, until=until, stopping=stopping, allow=allow_change or (), processes=processes
         )
+        if processes.index == 0:
+            _write_report(result.run_dir)
     sys.exit(EXIT_START_AGAIN if result.stopped else 0)
+
+
+def _write_report(directory: Path) -> None:
+    """Write the run's page, and print where it is and what to do next; no failure ends the run."""
+    try:
+        with working("drawing the report"):
+            from lrkv_jax.lab.overview import next_commands, shown_path
+            from lrkv_jax.lab.report.comparison import read_run_record
+            from lrkv_jax.lab.report.page import write_page
+
+            page, record = directory / "report.html", read_run_record(directory)
+            write_page(page, [record])
+        first, second = next_commands(record)[:2]
+        print(f"report  {shown_path(page)}\nnext    {first}\n        {second}", flush=True)
+    except Exception as error:  # the run itself is saved
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        with contextlib.suppress(OSError):
+            print(f"the run is saved, but not its report ({why})", file=sys.stderr)
 
 
 @app.command()
