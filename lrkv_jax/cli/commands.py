@@ -114,8 +114,8 @@ def _write_report(directory: Path) -> None:
 
             page, record = directory / "report.html", read_run_record(directory)
             write_page(page, [record])
-        first, second = next_commands(record)[:2]
-        print(f"report  {shown_path(page)}\nnext    {first}\n        {second}", flush=True)
+        print(f"report  {shown_path(page)}")
+        print("next   ", "\n        ".join(next_commands(record)[:2]), flush=True)
     except Exception as error:  # the run itself is saved
         why = " ".join(f"{type(error).__name__}: {error}".split())
         with contextlib.suppress(OSError):

@@ -202,9 +202,12 @@ def next_commands(run: RunRecord) -> list[str]:
     place = shlex.quote(shown_path(run.path))
     prompt = shlex.quote(next(iter(run.config.train.sample_prompts), "The"))
     say = f"chat {place}" if run.midtrained else f"generate {place} --prompt {prompt}"
-    found = [f"train {place}/config.yaml run_dir={place}"] * (not run.finished)
-    found += [f"evaluate {place}"] * (run.evaluation is None)
-    return [f"lrkv {verb}" for verb in (*found, say, f"serve {place}")]
+    auto = any(row.get("asked_dtype") == "auto" for row in run.history)  # config.yaml has another
+    resume = f"train {place}/config.yaml run_dir={place}" + " model.dtype=auto" * auto
+    found = [resume] * (not run.finished)
+    if run.rows:
+        found += [f"evaluate {place}"] * (run.evaluation is None) + [say, f"serve {place}"]
+    return [f"lrkv {verb}" for verb in found]
 
 
 def shown_path(path: Path) -> str:
