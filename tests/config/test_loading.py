@@ -1,7 +1,6 @@
 """Loading a configuration: what overrides do, what comes back, and what bad input is told."""
 
 import copy
-import re
 from pathlib import Path
 
 import pytest
@@ -230,23 +229,6 @@ def test_a_wrong_key_of_a_file_s_variant_is_named_with_the_nearest(tmp_path):
     assert chosen == "run.yaml: unknown key attention.rnk: did you mean rank?"
     path = edited(tmp_path, lambda raw: raw["model"].update(attention={"kind": "lrkv", "rank": 5}))
     assert "choose with attention=NAME" in complaint(path)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    key=st.lists(
-        st.sampled_from(["model", "train", "attention", "variants", "mla", "muon", "optimizer"])
-        | st.sampled_from(["layers", "rank", "kind", "steps", "sample_prompts", "zz"]),
-        min_size=1,
-        max_size=4,
-    ).map(".".join),
-    value=texts | st.sampled_from(["null", "3", "-1", "{}", "[]", "{a: {b: [1]}}", "{kind: mla}"]),
-)
-def test_no_override_whatever_ends_in_anything_but_a_config_or_one_line(key, value):
-    try:
-        load_config("128m", [f"{key}={value}"])
-    except LrkvError as error:
-        assert not re.search(r"[\r\n]", str(error))
 
 
 def test_midtraining_takes_over_the_run_that_it_starts_from(tmp_path):

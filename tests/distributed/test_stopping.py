@@ -58,17 +58,6 @@ def test_one_signal_is_noted_and_a_repeated_one_is_the_same():
     assert (process.returncode, out, err) == (0, f"stopped {int(signal.SIGTERM)}\n", "")
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_before_the_steps_a_signal_ends_the_process_in_one_line(name):
-    """A7: it was a traceback, a crash of XLA's threads, or nothing at all."""
-    # These tests may themselves run under nohup.
-    process = started(BEFORE_THE_STEPS, "env", f"--default-signal={name}")
-    process.send_signal(getattr(signal, name))
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 75 and out == ""
-    assert err == f"lrkv: ended by {name} with nothing to save: the same command resumes\n"
-
-
 def test_what_nohup_has_set_to_be_ignored_stays_ignored():
     process = started(BEFORE_THE_STEPS, "sh", "-c", 'trap "" HUP; exec "$@"', "sh")
     process.send_signal(signal.SIGHUP)

@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import jax
@@ -15,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.hand_built import language_model, says
-from support.planted_models import plant
-from support.torch_python import torch_pythons
 from support.variants import FIVE, random_params, small
 
 from lrkv_jax.data.assets import FOLDER
@@ -251,49 +248,3 @@ def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_pa
             LrkvLM.create_from_arg_obj(arguments)
     lm = LrkvLM.create_from_arg_string(f"run={run},batch=2,mesh.data=2,mesh.fsdp=4")
     assert lm.model.batch == 2 and lm.tokenizer_name.startswith("sotu-4096-")
-
-
-def test_an_exported_model_scores_through_transformers_what_ours_scores(tasks, tmp_path):
-    """The harness's own `hf` model of the exported folder: log-likelihoods, texts and scores."""
-    from lrkv_jax.interop.export import export
-
-    python = torch_pythons("lm_eval")[0]
-    plant(tmp_path / "run", "train.seq_len=512", "attention=lrkv", "attention.rank=3")
-    export(tmp_path / "run", tmp_path / "hf")
-    names = ["demo_arc_easy", "demo_arc_challenge", "demo_gsm8k"]
-    lm = harness_of(LanguageModel.of(load_run(tmp_path / "run"), batch=3))
-    theirs = through_transformers(python, tmp_path / "hf", tasks, names, "max_gen_toks=12")
-    for name, ours in ask(lm, tasks, names, 1, gen_kwargs={"max_gen_toks": 12}).items():
-        for one, other in zip(theirs[name], ours, strict=True):
-            if name == "demo_gsm8k":
-                assert one["resps"] == other["resps"]
-                continue
-            np.testing.assert_allclose(log_p(one), log_p(other), rtol=EXACT)
-            assert (one["acc"], one["acc_norm"]) == (other["acc"], other["acc_norm"])
-    assert not lm.model.truncated
-
-
-def log_p(sample):
-    """The log p of each choice of an item."""
-    return [float(response[0][0]) for response in sample["resps"]]
-
-
-def through_transformers(python, folder, tasks, names, generation=None):
-    """The harness's samples of each task by its `hf` model of a folder, one example before each."""
-    out = folder.parent / "out"
-    more = [] if generation is None else ["--gen_kwargs", generation]
-    subprocess.run(
-        [
-            python, "-m", "lm_eval", "run", "--model", "hf", "--tasks", ",".join(names),
-            "--model_args", f"pretrained={folder},dtype=float32", "--device", "cpu",
-            "--include_path", str(tasks), "--num_fewshot", "1", "--batch_size", "4",
-            "--log_samples", "--output_path", str(out), *more,
-        ],
-        check=True, env=os.environ | {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    samples = {}
-    for name in names:
-        (logged,) = out.rglob(f"samples_{name}_*.jsonl")
-        samples[name] = [json.loads(line) for line in logged.read_text().splitlines()]
-        assert len(samples[name]) > 8
-    return samples
