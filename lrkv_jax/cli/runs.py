@@ -82,7 +82,7 @@ def evaluate(
 
     settings = BenchmarkSettings(
         folder=data, limit=limit,
-        samples=samples, temperature=temperature, top_p=top_p, new_tokens=tokens, seed=seed,
+        samples=samples, temperature=temperature, top_p=top_p, max_new_tokens=tokens, seed=seed,
         run_model_code=run_model_code,
     )  # fmt: skip
     with working("reading and evaluating the run") as progress:
@@ -155,7 +155,7 @@ def generate(
 
         with working(COMPILING) as progress:
             cut = generate_file(
-                trained, prompts, out, new_tokens=tokens, sampling=sampling, seed=seed, batch=batch,
+                trained, prompts, out, max_new_tokens=tokens, sampling=sampling, seed=seed, batch=batch,
                 progress=progress,
             )  # fmt: skip
         lost = f", {cut} prompts lost their beginning" if cut else ""
@@ -163,7 +163,7 @@ def generate(
         return
     from lrkv_jax.inference.generation import streamed
 
-    pieces = streamed(trained, prompt, new_tokens=tokens, sampling=sampling, seed=seed)
+    pieces = streamed(trained, prompt, max_new_tokens=tokens, sampling=sampling, seed=seed)
     with working(COMPILING):
         first = list(itertools.islice(pieces, 2))  # the prompt, and what compiling it gave
     for piece in itertools.chain(first, pieces):
@@ -201,7 +201,7 @@ def chat(
         )
     sampling = Sampling(temperature, top_k, top_p)
     trained = shared.loaded(run, step, overrides)
-    talk = Chat(trained, sampling=sampling, seed=seed, new_tokens=tokens)
+    talk = Chat(trained, sampling=sampling, seed=seed, max_new_tokens=tokens)
     converse(talk, Console(highlight=False, markup=False))
 
 

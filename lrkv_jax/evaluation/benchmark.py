@@ -17,7 +17,7 @@ class BenchmarkSettings:
     """How benchmarks are asked: in a chat, zero-shot, as the recipe asks a midtrained model.
 
     folder: where the sets lie, or "demo". limit: the first so many examples. samples, temperature,
-    top_p, new_tokens, seed: of generated answers. run_model_code: whether programs that the model
+    top_p, max_new_tokens, seed: of generated answers. run_model_code: whether programs that the model
     writes may run, in the sandbox.
 
     Raises LrkvError for settings that contradict each other.
@@ -28,12 +28,12 @@ class BenchmarkSettings:
     samples: int = 1
     temperature: float = 0.0
     top_p: float = 1.0
-    new_tokens: int = 512
+    max_new_tokens: int = 512
     seed: int = 0
     run_model_code: bool = False
 
     def __post_init__(self):
-        for name in ("limit", "samples", "new_tokens"):
+        for name in ("limit", "samples", "max_new_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise LrkvError(f"{name} = {value}: use 1 or more")
         self.draws()  # which refuses a temperature or a top_p that cannot be

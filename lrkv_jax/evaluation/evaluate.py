@@ -125,8 +125,8 @@ def questions_of(
     if "humaneval" in tasks:
         check_allowed(settings)
     context = config.train.seq_len
-    if {"gsm8k", "humaneval"} & set(tasks) and settings.new_tokens >= context:
-        raise LrkvError(f"new_tokens = {settings.new_tokens}: use 1 to {context - 1}")
+    if {"gsm8k", "humaneval"} & set(tasks) and settings.max_new_tokens >= context:
+        raise LrkvError(f"max_new_tokens = {settings.max_new_tokens}: use 1 to {context - 1}")
     if BENCHMARKS.keys() & set(tasks):
         chat = ChatFormat(load_tokenizer(config.data.tokenizer))
         chat.check(config.model.vocabulary)

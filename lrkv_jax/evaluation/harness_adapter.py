@@ -153,10 +153,10 @@ class LrkvLM(LM):
                 prompts = [self._prompt(requests[i].args[0]) for i in group]
                 draws = Draws(how.sampling, self._seed)
                 if in_chat:
-                    answers = self.model.answers(prompts, how.new_tokens, draws)
+                    answers = self.model.answers(prompts, how.max_new_tokens, draws)
                     texts = [cut(answer.text(self.model.chat), how.until) for (answer,) in answers]
                 else:
-                    drawn = self.model.continuations(prompts, how.new_tokens, how.until, draws)
+                    drawn = self.model.continuations(prompts, how.max_new_tokens, how.until, draws)
                     texts = [text for (text,) in drawn]
                 for place, text in zip(group, texts, strict=True):
                     results[place] = text

@@ -35,10 +35,10 @@ def grouped(keys: Sequence[Hashable]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How a text is generated: up to the first of `until`, with at most `new_tokens`."""
+    """How a text is generated: up to the first of `until`, with at most `max_new_tokens`."""
 
     until: tuple[str, ...]
-    new_tokens: int
+    max_new_tokens: int
     sampling: Sampling
 
     @classmethod
@@ -58,10 +58,10 @@ class GenerationSettings:
                 "use until, max_gen_toks, do_sample, temperature, top_k, top_p"
             )
         lengths = [kwargs[name] for name in _NEW_TOKENS_NAMES if kwargs.get(name) is not None]
-        new_tokens = int(lengths[0]) if lengths else min(NEW_TOKENS, context // 2)
-        if not 1 <= new_tokens < context:
+        max_new_tokens = int(lengths[0]) if lengths else min(NEW_TOKENS, context // 2)
+        if not 1 <= max_new_tokens < context:
             raise LrkvError(
-                f"max_gen_toks = {new_tokens}: the model reads {context} tokens, so give "
+                f"max_gen_toks = {max_new_tokens}: the model reads {context} tokens, so give "
                 f"--gen_kwargs max_gen_toks=N of 1 to {context - 1}"
             )
         do_sample, temperature = kwargs.get("do_sample"), kwargs.get("temperature")
@@ -77,7 +77,7 @@ class GenerationSettings:
         )
         until = kwargs.get("until") or ()
         stops = (until,) if isinstance(until, str) else tuple(until)
-        return cls(tuple(stop for stop in stops if stop), new_tokens, sampling)
+        return cls(tuple(stop for stop in stops if stop), max_new_tokens, sampling)
 
 
 class ChatPrompt(str):

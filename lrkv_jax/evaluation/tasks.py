@@ -75,7 +75,7 @@ def gsm8k(
     examples: list[problems.WordProblem] = questions.examples
     prompts = [model.chat_prompt(problems.conversation(e).unanswered()) for e in examples]
     records = []
-    answers = model.answers(prompts, settings.new_tokens, settings.draws())
+    answers = model.answers(prompts, settings.max_new_tokens, settings.draws())
     for problem, prompt, samples in zip(examples, prompts, answers, strict=True):
         texts = [answer.text(model.chat) for answer in samples]
         records.append(
@@ -106,7 +106,7 @@ def humaneval(
     prompts = [model.chat_prompt(programs.conversation(e).unanswered()) for e in examples]
     texts_of_examples = [
         [answer.text(model.chat) for answer in samples]
-        for samples in model.answers(prompts, settings.new_tokens, settings.draws())
+        for samples in model.answers(prompts, settings.max_new_tokens, settings.draws())
     ]
     sources = [
         programs.whole_program(example, text)

@@ -26,14 +26,14 @@ class ChatDelta(NamedTuple):
 class Chat:
     """Turns with one run, in one cache.
 
-    sampling, new_tokens: of the answers from now on; they may be set between turns. messages: what
+    sampling, max_new_tokens: of the answers from now on; they may be set between turns. messages: what
     was said, as [{role, content}]. Raises `LrkvError` for a model without ids for a chat.
     """
 
     def __init__(
-        self, run: TrainedRun, *, sampling: Sampling, seed: int = 0, new_tokens: int = 256
+        self, run: TrainedRun, *, sampling: Sampling, seed: int = 0, max_new_tokens: int = 256
     ):
-        self.run, self.sampling, self.new_tokens = run, sampling, new_tokens
+        self.run, self.sampling, self.max_new_tokens = run, sampling, max_new_tokens
         self._format = ChatFormat(run.tokenizer)
         self._format.check(run.config.model.vocabulary)
         self.context = run.config.train.seq_len
@@ -76,7 +76,7 @@ class Chat:
             self._engine.cancel(self._sequence, retain=retained)
             self._sequence = self._sequence if retained else None
         self.messages.append({"role": "user", "content": text})
-        going = self._answering(turn, min(self.new_tokens, room))
+        going = self._answering(turn, min(self.max_new_tokens, room))
         reader, shown = _Reader(self._format), 0
         try:
             while not going.over or shown < len(going.answer.ids):

@@ -285,7 +285,7 @@ class Engine:
     def stream(
         self,
         prompts: abc.Sequence[Ids],
-        new_tokens: int,
+        max_new_tokens: int,
         *,
         sampling: Sampling = GREEDY,
         seed: int = 0,
@@ -303,7 +303,7 @@ class Engine:
         try:
             for prompt, n in zip(prompts, numbers, strict=True):
                 rng = RngStream(seed, n)
-                sequences.append(self.submit(prompt, new_tokens, rng=rng, **options))
+                sequences.append(self.submit(prompt, max_new_tokens, rng=rng, **options))
             shown = [0] * len(sequences)
             pairs = list(enumerate(sequences))
             while not all(shown[i] == len(one.output_ids) and one.done for i, one in pairs):
@@ -316,10 +316,10 @@ class Engine:
             for sequence in sequences:
                 self.cancel(sequence)
 
-    def generate(self, prompts: abc.Sequence[Ids], new_tokens: int, **how) -> list[list[int]]:
+    def generate(self, prompts: abc.Sequence[Ids], max_new_tokens: int, **how) -> list[list[int]]:
         """The new tokens of each prompt, without the stop token; arguments as for `stream`."""
         texts: list[list[int]] = [[] for _ in prompts]
-        for new in self.stream(prompts, new_tokens, **how):
+        for new in self.stream(prompts, max_new_tokens, **how):
             for text, some in zip(texts, new, strict=True):
                 text += some
         return texts

@@ -22,7 +22,7 @@ def streamed(
     run: TrainedRun,
     prompts: Sequence[str],
     *,
-    new_tokens: int,
+    max_new_tokens: int,
     sampling: Sampling,
     seed: int = 0,
 ) -> Iterator[str]:
@@ -31,13 +31,13 @@ def streamed(
     All are decoded together; the first one is yielded meanwhile, and the rest when it has ended.
     """
     tokenizer, ids = run.tokenizer, [run.ids(text) for text in prompts]
-    longest = max(map(len, ids)) + new_tokens
+    longest = max(map(len, ids)) + max_new_tokens
     engine = Engine(run.config.model, run.params, batch=len(ids), length=longest, mesh=run.mesh)
     columns: list[list[int]] = [[] for _ in ids]
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompts[0]
     for new in engine.stream(
-        ids, new_tokens, sampling=sampling, seed=seed, stop=tokenizer.eos_token_ids
+        ids, max_new_tokens, sampling=sampling, seed=seed, stop=tokenizer.eos_token_ids
     ):
         for column, more in zip(columns, new, strict=True):
             column += more
@@ -53,7 +53,7 @@ def generate_file(
     source: str | Path,
     target: str | Path,
     *,
-    new_tokens: int,
+    max_new_tokens: int,
     sampling: Sampling,
     seed: int = 0,
     batch: int = 8,
@@ -78,7 +78,7 @@ def generate_file(
             progress(Path(source).name, done, len(rows))
 
     model = LanguageModel.of(run, batch=batch, progress=advance)
-    texts = _texts(model, rows, new_tokens, Draws(sampling, seed))
+    texts = _texts(model, rows, max_new_tokens, Draws(sampling, seed))
     lines = (
         json.dumps({**row, "text": text}, ensure_ascii=False)
         for (_, row), text in zip(rows, texts, strict=True)
@@ -99,7 +99,7 @@ def _write(target: str | Path, text: str) -> None:
     raise LrkvError(f"{target} cannot be written ({reason}): the texts are in {spare.name}")
 
 
-def _texts(model: LanguageModel, rows: list, new_tokens: int, draws: Draws) -> list[str]:
+def _texts(model: LanguageModel, rows: list, max_new_tokens: int, draws: Draws) -> list[str]:
     prompts = []
     chats = ["messages" in row for _, row in rows]
     for (place, row), is_chat in zip(rows, chats, strict=True):
@@ -111,11 +111,11 @@ def _texts(model: LanguageModel, rows: list, new_tokens: int, draws: Draws) -> l
         except LrkvError as error:
             raise LrkvError(f"{place}: {error}") from None
     if all(chats):
-        answers = model.answers(prompts, new_tokens, draws)
+        answers = model.answers(prompts, max_new_tokens, draws)
         return [answer.text(model.chat) for (answer,) in answers]
     if any(chats):
         raise LrkvError("some rows have a prompt and some have messages: use a file for each")
-    return [text for (text,) in model.continuations(prompts, new_tokens, (), draws)]
+    return [text for (text,) in model.continuations(prompts, max_new_tokens, (), draws)]
 
 
 def _rows(source: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -172,19 +172,21 @@ class LanguageModel:
             (results[i],) = sequence.result.log_p
         return results
 
-    def answers(self, prompts: Sequence[Ids], new_tokens: int, draws: Draws) -> list[list[Answer]]:
+    def answers(
+        self, prompts: Sequence[Ids], max_new_tokens: int, draws: Draws
+    ) -> list[list[Answer]]:
         """Return `draws.samples` answers to each chat prompt.
 
-        Each has up to `new_tokens`, the calculator's included; fewer where the context ends.
+        Each has up to `max_new_tokens`, the calculator's included; fewer where the context ends.
         """
         self.check_chat()
-        fitted = self._with_room(prompts, new_tokens)
+        fitted = self._with_room(prompts, max_new_tokens)
         engine, stops = self._engine(), frozenset(self.chat.stop_token_ids)
         growing: dict[EngineSequence, Answering] = {}
 
         def submit(place):
             prompt = fitted[place // draws.samples]
-            budget = min(new_tokens, self.context - len(prompt))
+            budget = min(max_new_tokens, self.context - len(prompt))
             sequence = engine.submit(
                 prompt, budget, stop_token_ids=stops, retain=True, **draws.options(place)
             )
@@ -204,15 +206,15 @@ class LanguageModel:
         return results
 
     def continuations(
-        self, prompts: Sequence[Ids], new_tokens: int, until: Sequence[str], draws: Draws
+        self, prompts: Sequence[Ids], max_new_tokens: int, until: Sequence[str], draws: Draws
     ) -> list[list[str]]:
         """Return `draws.samples` texts after each prompt, up to the first string of `until`."""
-        fitted = self._with_room(prompts, new_tokens)
+        fitted = self._with_room(prompts, max_new_tokens)
         engine, stops = self._engine(), frozenset(self.tokenizer.eos_token_ids)
 
         def submit(place):
             prompt = fitted[place // draws.samples]
-            budget = min(new_tokens, self.context - len(prompt))
+            budget = min(max_new_tokens, self.context - len(prompt))
             return engine.submit(prompt, budget, stop_token_ids=stops, **draws.options(place))
 
         def is_over(sequence):
@@ -252,12 +254,12 @@ class LanguageModel:
                 engine.cancel(sequence)
                 self.progress(1 / samples)
 
-    def _with_room(self, prompts, new_tokens):
+    def _with_room(self, prompts, max_new_tokens):
         """The prompts, cut so that each leaves room for an answer."""
-        if new_tokens < 1 or new_tokens >= self.context:
-            raise LrkvError(f"new_tokens = {new_tokens}: use 1 to {self.context - 1}")
+        if max_new_tokens < 1 or max_new_tokens >= self.context:
+            raise LrkvError(f"max_new_tokens = {max_new_tokens}: use 1 to {self.context - 1}")
         # A prompt leaves the answer a quarter of the context, or all that it may take.
-        reserved = min(new_tokens, self.context // 4)
+        reserved = min(max_new_tokens, self.context // 4)
         return [self._fitted(prompt, self.context - reserved) for prompt in prompts]
 
     def _fitted(self, prompt: Ids, limit: int) -> list[int]:

@@ -170,13 +170,15 @@ def chat(
         return False
     tasks = [name for name in BENCHMARKS if name != "humaneval" or run_model_code]
     settings = BenchmarkSettings(
-        folder="demo", new_tokens=CHAT_TOKENS, run_model_code=run_model_code
+        folder="demo", max_new_tokens=CHAT_TOKENS, run_model_code=run_model_code
     )
     result = evaluate(midtrained.run_dir, tasks=["bpb", "agreement", *tasks], settings=settings)
     print_evaluation(result, console)
     if not run_model_code:
         console.print("humaneval was left out: --run-model-code runs what the model wrote")
-    conversation = Chat(load_run(midtrained.run_dir), sampling=Sampling(), new_tokens=CHAT_TOKENS)
+    conversation = Chat(
+        load_run(midtrained.run_dir), sampling=Sampling(), max_new_tokens=CHAT_TOKENS
+    )
     for turn in TURNS:
         cached = conversation.used
         console.print(Text("asked by this command: ", style="bold") + Text(turn))

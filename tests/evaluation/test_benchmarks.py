@@ -37,7 +37,7 @@ from lrkv_jax.models.transformer import with_parameters
 
 TOKENIZER = load_tokenizer("sotu-4096")
 CHAT = ChatFormat(TOKENIZER)
-DEMO = BenchmarkSettings(folder="demo", new_tokens=24)
+DEMO = BenchmarkSettings(folder="demo", max_new_tokens=24)
 SETS = ("arc_easy", "arc_challenge", "mmlu")
 
 
@@ -136,7 +136,11 @@ def test_what_a_run_cannot_answer_to_is_refused_before_the_work():
     for tasks, settings, message in (
         (["bpb", "mmlu"], DEMO, "model.vocabulary = 4096 has no ids for the chat's tokens"),
         (["arc_easy"], DEMO, "not trained to chat, .*: midtrain it, or use lrkv harness RUN"),
-        (["gsm8k"], dataclasses.replace(DEMO, new_tokens=128), "new_tokens = 128: use 1 to 127"),
+        (
+            ["gsm8k"],
+            dataclasses.replace(DEMO, max_new_tokens=128),
+            "max_new_tokens = 128: use 1 to 127",
+        ),
         (["humaneval"], DEMO, "--run-model-code"),
     ):
         run = a_run(few if "bpb" in tasks else config, params, 128)
@@ -235,7 +239,7 @@ def test_samples_are_an_examples_own():
     alone = language_model(TOKENIZER, made, batch=1).continuations(prompts, 6, (), draws)
     assert texts == alone
     assert len({t for row in texts for t in row}) == 9
-    with pytest.raises(LrkvError, match="new_tokens = 512: use 1 to 511"):
+    with pytest.raises(LrkvError, match="max_new_tokens = 512: use 1 to 511"):
         language_model(TOKENIZER, made).continuations(prompts, 512, (), draws)
 
 
@@ -253,7 +257,7 @@ def test_pass_at_k_is_the_share_of_all_draws_that_hold_a_pass():
 
 def test_humaneval_passes_the_programs_that_pass():
     """The model says `run = print`, whatever is asked."""
-    allowed = BenchmarkSettings(folder="demo", new_tokens=24, run_model_code=True)
+    allowed = BenchmarkSettings(folder="demo", max_new_tokens=24, run_model_code=True)
     tests = {"any": "pass", "print": "assert f() is None", "no_print": "assert f() == 3"}
     examples = [
         Program(name, "def run():\n", "    return 3\n", f"def check(f):\n    {line}\n", "run")
@@ -270,7 +274,7 @@ def test_humaneval_passes_the_programs_that_pass():
 
 
 @pytest.mark.parametrize(
-    ("asked", "until", "new_tokens", "sampling"),
+    ("asked", "until", "max_new_tokens", "sampling"),
     [
         ({}, (), 256, Sampling(0.0)),
         ({"until": "\n", "num_beams": 1}, ("\n",), 256, Sampling(0.0)),
@@ -283,9 +287,11 @@ def test_humaneval_passes_the_programs_that_pass():
         ({"do_sample": True, "temperature": 1, "top_k": 3}, (), 256, Sampling(1.0, 3)),
     ],
 )
-def test_settings_of_texts_are_read_as_the_harness_reads_them(asked, until, new_tokens, sampling):
+def test_settings_of_texts_are_read_as_the_harness_reads_them(
+    asked, until, max_new_tokens, sampling
+):
     before = copy.deepcopy(asked)
-    assert GenerationSettings.of(asked, 1024) == GenerationSettings(until, new_tokens, sampling)
+    assert GenerationSettings.of(asked, 1024) == GenerationSettings(until, max_new_tokens, sampling)
     assert asked == before
 
 

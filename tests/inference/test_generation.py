@@ -38,7 +38,7 @@ def read(path):
 
 
 def generate(run, source, target, **more):
-    how = {"new_tokens": 20, "sampling": Sampling(), "batch": 2}
+    how = {"max_new_tokens": 20, "sampling": Sampling(), "batch": 2}
     return generate_file(run, source, target, **how, **more)
 
 
@@ -73,7 +73,7 @@ def test_texts_come_in_pieces_and_whole_characters():
     run = ours(" naïve")
     prompts = ["one:", "the other:"]
     # As long as a text of `generate`, so that the same programs serve it.
-    pieces = list(streamed(run, prompts, new_tokens=130, sampling=Sampling()))
+    pieces = list(streamed(run, prompts, max_new_tokens=130, sampling=Sampling()))
     assert "".join(pieces) == "one: naïve\nthe other: naïve\n"
     assert len(pieces) > 5 and "\ufffd" not in "".join(pieces)
 
@@ -123,7 +123,7 @@ def heard(chat, text):
 
 @pytest.mark.slow
 def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(monkeypatch):
-    chat = Chat(random_run(), sampling=Sampling(), new_tokens=9)
+    chat = Chat(random_run(), sampling=Sampling(), max_new_tokens=9)
     first = heard(chat, "What is the state of the Union?")
     filled = []
     run = chat._engine.calls.run
@@ -155,7 +155,7 @@ def test_calls_are_told_apart_from_text_and_answered(tmp_path):
     message = {"messages": [{"role": "user", "content": "How much?"}]}
     generate(calling_run(), rows(tmp_path / "in", message), tmp_path / "out")
     assert read(tmp_path / "out") == [{**message, "text": "<<4*5=20>>."}]
-    chat = Chat(calling_run(), sampling=Sampling(), new_tokens=20)
+    chat = Chat(calling_run(), sampling=Sampling(), max_new_tokens=20)
     for _ in range(2):
         pieces = list(chat.say("How much?"))
         joined = {kind: "".join(p.text for p in pieces if p.kind == kind) for kind, _ in pieces}
@@ -164,7 +164,7 @@ def test_calls_are_told_apart_from_text_and_answered(tmp_path):
 
 
 def test_what_cannot_be_said_or_is_stopped_costs_no_other_turn():
-    chat = Chat(random_run(), sampling=Sampling(), new_tokens=20)
+    chat = Chat(random_run(), sampling=Sampling(), max_new_tokens=20)
     first = heard(chat, "Hello")
     said, used = list(chat.messages), chat.used
     for text, message in (("word " * 120, "is full .* /reset"), (" ", "message is empty")):
@@ -206,7 +206,7 @@ def test_the_terminal_talks_and_survives_mistakes(monkeypatch):
     out = io.StringIO()
     console = Console(file=out, width=300, highlight=False)
     monkeypatch.setattr(console, "input", lambda prompt: next(lines))
-    chat = Chat(calling_run(), sampling=Sampling(), new_tokens=20)
+    chat = Chat(calling_run(), sampling=Sampling(), max_new_tokens=20)
     converse(chat, console)
     printed = out.getvalue()
     assert printed.count("4*5 = 20 .") == 2 and "/reset starts anew" in printed

@@ -50,11 +50,11 @@ def test_penalties_and_min_tokens_count_what_the_model_chose_in_this_turn(engine
         """What each part's new tokens are: (tokens to append, new tokens, within the turn)."""
         request = engine.submit(prompt, 6, retain=True, **how)
         said = []
-        for tokens, new_tokens, same_turn in (*parts, (None, None, None)):
+        for tokens, max_new_tokens, same_turn in (*parts, (None, None, None)):
             engine.finish([request])
             said.append(request.tokens[request.prompt_length :])
             if tokens is not None:
-                engine.append(request, tokens, new_tokens, same_turn=same_turn)
+                engine.append(request, tokens, max_new_tokens, same_turn=same_turn)
         engine.cancel(request)
         return said
 

@@ -141,7 +141,7 @@ def test_generate_serve_and_the_harness_ask_by_the_template(imported):
 @pytest.mark.slow
 def test_a_chats_turns_are_the_templates_whole_conversation(imported):
     run = imported("chatml")
-    chat = Chat(run, sampling=Sampling(temperature=0), new_tokens=3)
+    chat = Chat(run, sampling=Sampling(temperature=0), max_new_tokens=3)
     form = ChatFormat(run.tokenizer)
     for number, text in enumerate(("a", "b")):
         answer = "".join(piece.text for piece in chat.say(text))
