@@ -22,7 +22,8 @@ from lrkv_jax.models.attention import MQA
 ROOT = Path(lrkv_jax.__file__).parents[1]
 # What has nothing of its own of the sweep, or of the analyzed heads.
 NOTHING = {
-    "table02_downstream", "table09_long_context", "learning_rates", "weighted_ranks",
+    "table02_downstream", "table09_long_context", "fig04_long_context_curves",
+    "fig19_downstream_correlation", "learning_rates", "weighted_ranks",
 }  # fmt: skip
 # Table 12 fills 1.2 GB, in test_tables.py alone.
 ITEMS = [one for one in REPORT_ITEMS if one.name != "table12_cache_bytes"]
