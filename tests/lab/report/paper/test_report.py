@@ -89,7 +89,8 @@ def test_a_page_of_runs_compares_them_and_needs_no_other_file(sweep, tmp_path):
     ids = re.findall(r'id="([^"]*)"', text)
     assert {link[1:] for link in links if link[0] == "#"} <= set(ids)
     assert not re.search(r"url\(|@import|<script|http", text)
-    CliRunner().invoke(app, [*arguments, "--paper", "--only", "table01,weighted"])
+    only = CliRunner().invoke(app, [*arguments, "--only", "table01,table05,weighted"])
+    assert re.search(r"^heads +6 +12 +12 +18 +32$", only.output, re.M), "columns below one another"
     table = json.loads((tmp_path / "out/table01_pretraining.json").read_text())
     assert table["title"] == "Pretraining" and not list(tmp_path.glob("out/weighted*"))
     assert "<b>The paper&#x27;s values, printed</b>" in (tmp_path / "out/report.html").read_text()
