@@ -62,8 +62,7 @@ def test_the_paper_s_value_stands_beside_a_run_of_its_setting_alone(of_sweep, tm
     at_length, _ = report_item("table09").made(runs)
     assert {row.block for row in at_length.rows} == {"512m_8k"}
     assert printed(at_length) == {"LRKV-51": "2.665", "LRKV-52 rope latent": None}
-    (curves,) = report_item("fig04").made(runs)
-    assert [axis.get_title() for axis in curves.figure.axes] == ["512m_8k", ""]
+    assert report_item("fig04").made(runs)[0].figure.axes[0].get_title() == "512m_8k"
 
 
 def test_an_old_run_loads_and_is_named_and_compared_by_its_settings(tmp_path):
