@@ -120,7 +120,7 @@ def analyze(
     """Describe the heads of runs.
 
     This covers diversity, norms, geometry and optimal factorizations. It writes
-    analysis.json into each run, and lrkv report RUN draws them.
+    analysis.json into each run, and lrkv report RUN --paper draws them.
     """
     start_alone("analyze")
     from lrkv_jax.lab.analysis import analyze as analyze_run

@@ -86,8 +86,13 @@ def write_table(table: Table, out: Path, name: str) -> list[Path]:
 
 
 def terminal(table: Table) -> str:
-    """The table as wide as the terminal, without footnotes and notes; * marks the best."""
+    """The table as wide as the terminal, without footnotes and notes; * marks the best.
+
+    Many columns of few rows stand below one another.
+    """
     headings, rows, _ = _cells(table, _Format("", str, best="*{}"))
+    if len(headings) > 8 > len(rows) and not any(row.block for row in table.rows):
+        headings, *rows = map(list, zip(headings, *rows, strict=True))
     widest = shutil.get_terminal_size().columns // len(headings) - 2
     body = tabulated(headings, rows, form="simple", widest=widest)
     return "\n\n".join(filter(None, (table.title, body, table.caption)))

@@ -193,3 +193,40 @@ def holm(p: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p) - rank) * p[which]))
         adjusted[which] = largest
     return adjusted
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Pearson's r² of `n` points, and its 95 % interval; None for fewer than 4 points."""
+
+    r_squared: float
+    n: int
+    interval: tuple[float, float] | None
+
+    @property
+    def in_words(self) -> str:
+        """R² with its interval, as pictures write it."""
+        if self.interval is None:
+            return f"R² = {self.r_squared:.3f} of {self.n} points: too few for an interval"
+        low, high = self.interval
+        return f"R² = {self.r_squared:.3f} (n = {self.n}; 95 %: {low:.2f} to {high:.2f})"
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> Correlation | None:
+    """Pearson's correlation; None where it is undefined: fewer than 3 points, or one value alone.
+
+    The interval of r is Fisher's (1921, Metron 1:3); that of its square begins at 0
+    where r's contains 0.
+    """
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    from scipy.stats import pearsonr
+
+    found = pearsonr(x, y)
+    r_squared = float(found.statistic) ** 2
+    if len(x) < 4:
+        return Correlation(r_squared, len(x), None)
+    with np.errstate(divide="ignore"):  # points on a line are certain, by this measure
+        low, high = map(float, found.confidence_interval(0.95))
+    squares = sorted((low**2, high**2))
+    return Correlation(r_squared, len(x), (0.0 if low < 0 < high else squares[0], squares[1]))

@@ -21,6 +21,7 @@ from lrkv_jax.lab.report.comparison import (
 )
 from lrkv_jax.lab.report.figures import Picture, draw_mean, legend_below, panels
 from lrkv_jax.lab.report.paper import report_item
+from lrkv_jax.lab.report.paper.pretraining import at_long_context
 from lrkv_jax.lab.report.paper_values import paper_value
 from lrkv_jax.lab.report.styles import (
     VariantStyle,
@@ -72,16 +73,25 @@ def _variants(setting: Setting) -> list[VariantRuns]:
     ]
 
 
-@report_item("Figures 2 and 4", "Held-out loss during pretraining")
+@report_item("Figure 2", "Held-out loss during pretraining")
 def fig02_loss_curves(runs):
     """Held-out cross-entropy against training tokens, and against training FLOPs.
 
     A column for each scale; lines are means over seeds, bands one standard deviation. The upper
     axis shows MHA's FLOPs: a token of another variant costs up to some per cent more or less.
     """
-    shown = [one for one in settings(runs) if any(run.curve for run in one.runs)]
-    columns = {one.name: _variants(one) for one in shown}
-    return _draw_curves("Held-out loss during pretraining", columns)
+    return _curves("Held-out loss during pretraining", settings(runs))
+
+
+@report_item("Figure 4", "Held-out loss at a long context")
+def fig04_long_context_curves(runs):
+    """Figure 2 of models trained at a context of 8,192 tokens or more, as those of 512m_8k."""
+    return _curves("Held-out loss at a long context", at_long_context(runs))
+
+
+def _curves(title: str, shown: Sequence[Setting]) -> list[Picture]:
+    columns = {one.name: _variants(one) for one in shown if any(run.curve for run in one.runs)}
+    return _draw_curves(title, columns)
 
 
 def _draw_curves(

@@ -1,8 +1,8 @@
 """Held-out loss over scales, ranks and contexts as tables: Tables 1, 8 and 9."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from lrkv_jax.lab.report.comparison import RunRecord, against, finished, settings
+from lrkv_jax.lab.report.comparison import RunRecord, Setting, against, finished, settings
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import beside
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper
@@ -107,10 +107,18 @@ def table08_rank_ablation(runs):
     return _with_the_paper_s("Rank and latent width", rows, "table08")
 
 
+def at_long_context(runs: Sequence[RunRecord]) -> list[Setting]:
+    """The settings of runs that were trained at a context of 8,192 tokens or more."""
+    return settings([run for run in runs if run.config.train.seq_len >= LONG])
+
+
 @report_item("Table 9", "Long context")
 def table09_long_context(runs):
     """Held-out loss of models trained at a long context, of 8,192 tokens or more."""
-    long = settings([run for run in runs if run.config.train.seq_len >= LONG])
-    rows = [row for setting in long for row in loss_rows(setting.name, setting.beside, "table09")]
+    rows = [
+        row
+        for setting in at_long_context(runs)
+        for row in loss_rows(setting.name, setting.beside, "table09")
+    ]
     over = Column("CE over MHA's", "%")
     return _with_the_paper_s("Long context", rows, "table09", loss_over_mha=over)

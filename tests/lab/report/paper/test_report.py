@@ -22,7 +22,8 @@ from lrkv_jax.models.attention import MQA
 ROOT = Path(lrkv_jax.__file__).parents[1]
 # What has nothing of its own of the sweep, or of the analyzed heads.
 NOTHING = {
-    "table02_downstream", "table09_long_context", "learning_rates", "weighted_ranks",
+    "table02_downstream", "table09_long_context", "fig04_long_context_curves",
+    "fig19_downstream_correlation", "learning_rates", "weighted_ranks",
 }  # fmt: skip
 # Table 12 fills 1.2 GB, in test_tables.py alone.
 ITEMS = [one for one in REPORT_ITEMS if one.name != "table12_cache_bytes"]
@@ -88,7 +89,8 @@ def test_a_page_of_runs_compares_them_and_needs_no_other_file(sweep, tmp_path):
     ids = re.findall(r'id="([^"]*)"', text)
     assert {link[1:] for link in links if link[0] == "#"} <= set(ids)
     assert not re.search(r"url\(|@import|<script|http", text)
-    CliRunner().invoke(app, [*arguments, "--paper", "--only", "table01,weighted"])
+    only = CliRunner().invoke(app, [*arguments, "--only", "table01,table05,weighted"])
+    assert re.search(r"^heads +6 +12 +12 +18 +32$", only.output, re.M), "columns below one another"
     table = json.loads((tmp_path / "out/table01_pretraining.json").read_text())
     assert table["title"] == "Pretraining" and not list(tmp_path.glob("out/weighted*"))
     assert "<b>The paper&#x27;s values, printed</b>" in (tmp_path / "out/report.html").read_text()

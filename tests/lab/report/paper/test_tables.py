@@ -1,15 +1,19 @@
-"""Tables of runs and of caches: counted, measured, and never made up."""
+"""Tables of runs, of configurations and of caches: counted, measured, and never made up."""
 
+import numpy as np
 import pytest
 import yaml
 from support.paper_cases import cells, report_item
+from support.variants import random_params, small
 from support.written_runs import write_run
 
 from lrkv_jax.config import load_config
+from lrkv_jax.lab.analysis import head_weights
 from lrkv_jax.lab.report import paper_values
 from lrkv_jax.lab.report.comparison import read_runs
-from lrkv_jax.lab.report.paper import caches
-from lrkv_jax.models.attention import LRKV
+from lrkv_jax.lab.report.paper import caches, configurations
+from lrkv_jax.lab.report.paper_values import of_paper
+from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
 
 
 def printed(table, name="CE"):
@@ -58,6 +62,7 @@ def test_the_paper_s_value_stands_beside_a_run_of_its_setting_alone(of_sweep, tm
     at_length, _ = report_item("table09").made(runs)
     assert {row.block for row in at_length.rows} == {"512m_8k"}
     assert printed(at_length) == {"LRKV-51": "2.665", "LRKV-52 rope latent": None}
+    assert report_item("fig04").made(runs)[0].figure.axes[0].get_title() == "512m_8k"
 
 
 def test_an_old_run_loads_and_is_named_and_compared_by_its_settings(tmp_path):
@@ -91,7 +96,28 @@ def test_table_2_reads_the_benchmarks(tmp_path):
     assert len(paper.rows) == 15
 
 
-def test_costs_of_decoding_grow_with_the_cache():
+H, K, G, C, R = 4, 8, 2, 12, 3
+ENTRIES = {
+    "mha": MHA(), "gqa": GQA(kv_heads=G), "mqa": MQA(), "lrkv": LRKV(rank=R, rope="full"),
+    "mla": MLA(kv_lora_rank=C, qk_rope_head_dim=0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_table_4_s_ranks_are_those_of_the_heads(kind):
+    """At random weights, and at a width that limits none of them."""
+    model = small(ENTRIES[kind], layers=1, width=96, heads=H, head_width=K)
+    (heads,) = head_weights(model, random_params(model))
+    keys = heads.key_HDK
+    together = [np.concatenate(list(some), axis=1) for some in (keys, [*keys, *heads.value_HDK])]
+    ranks = [np.linalg.matrix_rank(w, tol=1e-4) for w in (keys[0], *together, keys[0] - keys[1])]
+    sizes = {"H": H, "K": K, "G": G, "C": C, "R": R}
+    _, _, *stated = configurations.MECHANISMS[kind]
+    named = [text.removesuffix(" in a group").replace("·", "*") for text in stated]
+    assert [eval(text, sizes) for text in named] == ranks
+
+
+def test_costs_grow_with_the_cache_and_formulas_as_written_give_the_bytes():
     (table,) = report_item("table10").made([])
     mha, shared, full = (
         list(cells(table, name, "128m, 12 layers").values())
@@ -101,6 +127,19 @@ def test_costs_of_decoding_grow_with_the_cache():
     assert shared[2].value / mha[2].value == pytest.approx(1 + 46 / 128)
     assert full[2].value > 20 * mha[2].value
     assert shared[6].value == "None" and "depend on T" in shared[6].note
+    (formulas,) = report_item("table11").made([])
+    for row in formulas.rows:
+        _, paper, papers, ours, allocated = (cell.value for cell in row.cells)
+        model = of_paper(row.block, row.cells[0].value.lower()).model
+        entry = model.attention
+        names = {
+            "H": model.heads, "K": model.head_width, "C": getattr(entry, "kv_lora_rank", 0),
+            "P": getattr(entry, "qk_rope_head_dim", 0), "R": getattr(entry, "rank", 0),
+            "Q": entry.cached_ranks(model)[0] if entry.name == "lrkv" else 0,
+            "G": getattr(entry, "kv_heads", 0),
+        }  # fmt: skip
+        for text, given in ((paper, papers), (ours, allocated)):
+            assert eval(text.replace("·", "*").replace("R'", "Q"), names) == given
 
 
 def test_measured_caches_are_their_formulas_beside_what_is_printed(monkeypatch):
