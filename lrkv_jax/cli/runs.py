@@ -155,8 +155,8 @@ def generate(
 
         with working(COMPILING) as progress:
             cut = generate_file(
-                trained, prompts, out, max_new_tokens=tokens, sampling=sampling, seed=seed, batch=batch,
-                progress=progress,
+                trained, prompts, out, max_new_tokens=tokens, sampling=sampling, seed=seed,
+                batch=batch, progress=progress,
             )  # fmt: skip
         lost = f", {cut} prompts lost their beginning" if cut else ""
         print(f"{out}{lost}")

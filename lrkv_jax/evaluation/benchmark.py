@@ -17,8 +17,8 @@ class BenchmarkSettings:
     """How benchmarks are asked: in a chat, zero-shot, as the recipe asks a midtrained model.
 
     folder: where the sets lie, or "demo". limit: the first so many examples. samples, temperature,
-    top_p, max_new_tokens, seed: of generated answers. run_model_code: whether programs that the model
-    writes may run, in the sandbox.
+    top_p, max_new_tokens, seed: of generated answers. run_model_code: whether programs that the
+    model writes may run, in the sandbox.
 
     Raises LrkvError for settings that contradict each other.
     """

@@ -26,8 +26,8 @@ class ChatDelta(NamedTuple):
 class Chat:
     """Turns with one run, in one cache.
 
-    sampling, max_new_tokens: of the answers from now on; they may be set between turns. messages: what
-    was said, as [{role, content}]. Raises `LrkvError` for a model without ids for a chat.
+    sampling, max_new_tokens: of the answers from now on; they may be set between turns. messages:
+    what was said, as [{role, content}]. Raises `LrkvError` for a model without ids for a chat.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from lrkv_jax.data.tasks import choices, gsm8k, humaneval
 from lrkv_jax.data.tasks.choices import Choices
 from lrkv_jax.data.tasks.gsm8k import WordProblem
 from lrkv_jax.data.tasks.humaneval import Program
-from lrkv_jax.data.tasks.registry import TASKS, fingerprint, load
+from lrkv_jax.data.tasks.registry import TASKS, load
 from lrkv_jax.errors import LrkvError
 
 SPLITS = [(task.name, split) for task in TASKS.values() for split in task.splits]
@@ -122,13 +122,6 @@ def test_what_is_missing_comes_with_the_command_that_fetches_it(tmp_path):
     ):
         with pytest.raises(LrkvError, match=line):
             load(name, split)
-
-
-def test_a_fingerprint_hangs_on_every_example_and_their_order():
-    examples = load("mmlu", "test")
-    same = fingerprint(load("mmlu", "test"))
-    assert fingerprint(examples) == same
-    assert len({same, fingerprint(examples[1:]), fingerprint(examples[::-1])}) == 3
 
 
 def test_choices_are_asked_as_the_recipe_asks_them():

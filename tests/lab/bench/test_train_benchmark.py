@@ -13,7 +13,7 @@ from support.tiny import TINY
 
 from lrkv_jax.distributed.hardware import HARDWARE
 from lrkv_jax.lab.bench import clock, train
-from lrkv_jax.lab.bench.report import MEASURED, SKIPPED, WRONG, variants_of
+from lrkv_jax.lab.bench.report import MEASURED, WRONG, variants_of
 from lrkv_jax.lab.bench.train import TrainBenchmark, TrainTiming, tables
 from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.training.state import resolve
@@ -91,19 +91,6 @@ def stubbed(monkeypatch):
     monkeypatch.setattr(train, "Trainer", Stub)
     monkeypatch.setattr(clock, "memory_limit", lambda: 1 << 40)  # whatever else is running here
     return monkeypatch
-
-
-def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(stubbed, on_one_device):
-    # Both states stay while either steps: 2 · 4 + 2 GiB.
-    settings = replace(SMALL, variants=("mha", "mqa"))
-    stubbed.setattr(clock, "memory_limit", lambda: (10 << 30) - 1)
-    for row in on_one_device(settings)["rows"]:
-        assert row.status == SKIPPED and row.ms is None and row.compile_seconds == 0.1
-        assert row.reason.startswith("10.7 GB needed at once, 10.7 GB to be had: fewer variants")
-    stubbed.setattr(clock, "memory_limit", lambda: 10 << 30)
-    for row in on_one_device(settings)["rows"]:
-        assert row.status == MEASURED and row.ms == 3e3
-        assert row.peak_bytes == 6 << 30
 
 
 def test_a_step_that_is_wrong_is_not_timed_and_one_that_cannot_start_stops_no_other(
