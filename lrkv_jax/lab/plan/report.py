@@ -179,7 +179,7 @@ def sbatch(planned: dict[str, Any], config: str, overrides: Sequence[str]) -> st
     words = [config, *(one for one in overrides if not one.startswith("mesh.")), *mesh]
     changes = {
         r"^# A training run(.*\n#)+ .*": about,
-        r"(?<=--job-name=).*": planned["name"],
+        r"(?<=--job-name=).*": shlex.quote(planned["name"]),
         r"(?<=--nodes=).*": str(nodes),
         r"((?<=--gpus-per-node=)|(?<=LOCAL_DEVICES:-))\d+": str(devices // nodes),
         # An hour is for compiling, validation and saving; a longer run goes on in the next job.
