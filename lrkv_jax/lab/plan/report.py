@@ -178,7 +178,7 @@ def sbatch(planned: dict[str, Any], config: str, overrides: Sequence[str]) -> st
     nodes = -(-devices // device["node"])
     while devices % nodes:
         nodes += 1
-    about = f"""Written by lrkv plan for {devices} x {device["name"]}; docs/clusters.md says more.
+    about = f"""Written by lrkv plan for {devices} x {device["name"]}.
         {training["verdict"]["sentence"]} Estimated, not measured: {_duration(hours)}."""
     about = textwrap.fill(" ".join(about.split()), 98, initial_indent="# ", subsequent_indent="# ")
     mesh = [f"mesh.{axis}={size}" for axis, size in training["mesh"].items()]
