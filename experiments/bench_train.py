@@ -1,17 +1,15 @@
-"""Training benchmarks, as docs/performance.md shows them: `python experiments/bench_train.py`.
+"""Training benchmarks, as docs/planning.md shows them: `python experiments/bench_train.py`.
 
 The quickstart model whole, then layers of the 128M and the 1.2B model, cut in depth, vocabulary and
 batch as their tables say; about ten minutes on two idle CPU cores. Writes train_cpu-NAME.json into
-`--out FOLDER` (experiments/results) and, from all such files there, the part of docs/performance.md
+`--out FOLDER` (experiments/results) and, from all such files there, the part of docs/planning.md
 that is of a CPU; `--page-only` writes the page alone. On a GPU: `first_light.py`.
 """
 
 import argparse
 import json
 import os
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -20,16 +18,12 @@ from lrkv_jax.lab.bench.report import command, replace_between
 from lrkv_jax.lab.bench.train import TrainBenchmark, TrainTiming, run, tables
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "docs" / "planning.md"
 BLOCK = "training steps"
 
 # One sequence of 512 tokens, and a head that does not hide the layers.
-CUT = (
-    "train.global_batch_size=1",
-    "train.grad_accum_steps=1",
-    "train.seq_len=512",
-    "model.vocabulary=4096",
-)
+CUT = ("train.global_batch_size=1", "train.grad_accum_steps=1", "train.seq_len=512",
+       "model.vocabulary=4096")  # fmt: skip
 SWEEPS = {
     "quickstart": TrainBenchmark(scales=("quickstart",), samples=9),
     "128m": TrainBenchmark(scales=("128m",), overrides=CUT, depth=2, samples=5),
@@ -43,29 +37,9 @@ def page_tables(folder: Path) -> str:
     """The measured part of the page, from every result in `folder`."""
     paths = [folder / f"train_cpu-{name}.json" for name in SWEEPS]
     reports = [json.loads(path.read_text()) for path in paths if path.is_file()]
-    return "\n\n".join(
-        ["### On a CPU", *(tables(one | {"rows": _rows(one)}, "pipe") for one in reports)]
-    )
-
-
-# Fields of older files.
-OLD = {
-    "batch": "global_batch_size",
-    "context": "seq_len",
-    "accumulation": "grad_accum_steps",
-}
-
-
-def _rows(report: dict[str, Any]) -> list[TrainTiming]:
-    """The rows of a file, which may be an older one's: its variants had modes."""
-    known = {field.name for field in fields(TrainTiming)}
-    rows = []
-    for row in report["rows"]:
-        variant = " ".join(filter(None, (row["variant"], row.get("rope"))))
-        named = {OLD.get(name, name): value for name, value in row.items()}
-        named = {name: value for name, value in named.items() if name in known}
-        rows.append(TrainTiming(**named | {"variant": variant}))
-    return rows
+    for one in reports:
+        one["rows"] = [TrainTiming(**row) for row in one["rows"]]
+    return "\n\n".join(["### On a CPU", *(tables(one, "pipe") for one in reports)])
 
 
 def main() -> None:

@@ -8,7 +8,7 @@
 | decoding | decode attention beside the best MHA: XLA, cuDNN, PyTorch and its libraries |
 | training | training steps, remat policies |
 | runs | 128M pretrained on the embedded corpus: held-out loss, decode agreement, tokens/s |
-| tables | the tables of docs/decode.md and docs/performance.md, from the files in DIR |
+| tables | the tables of docs/decode.md and docs/planning.md, from the files in DIR |
 
 A stage runs in a separate process (`first_light_stages.py`), which ends where an item takes too
 long or crashes, and then begins again after that item. Each item is a row in DIR/STAGE.json, with
@@ -64,7 +64,7 @@ TABLES = "tables"
 # The documents' blocks, and the stages that each shows.
 BLOCKS = {
     ("decode.md", "first light: decoding"): ("kernels", "decoding"),
-    ("performance.md", "first light: training"): ("training", "runs"),
+    ("planning.md", "first light: training"): ("training", "runs"),
 }
 NOTHING = "Not measured on a GPU yet (`python experiments/first_light.py`)."
 LIMIT = 480

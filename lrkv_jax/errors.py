@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class LrkvError(Exception):
-    """A mistake outside the code: one line that names the thing and the mend.
+    """A mistake outside the code: one line that names the thing and the fix.
 
     The command line prints it and exits with code 2; `--debug` shows the traceback.
     """

@@ -80,7 +80,8 @@ def train(
     """Train a configuration, or resume its run.
 
     A run that exists resumes from its newest sound checkpoint. Ctrl-C and SIGTERM
-    finish the step, save, and exit with 75: start the same command again.
+    finish the step, save, and exit with 75: start the same command again. It ends with
+    the run's page, report.html in its directory.
     """
     deadline = None if time_limit is None else time.monotonic() + shared.seconds_of(time_limit)
     from lrkv_jax.config import load_config
@@ -98,7 +99,27 @@ def train(
         result = run_training(
             run, until=until, stopping=stopping, allow=allow_change or (), processes=processes
         )
+        if processes.index == 0:
+            _write_report(result.run_dir)
     sys.exit(EXIT_START_AGAIN if result.stopped else 0)
+
+
+def _write_report(directory: Path) -> None:
+    """Write the run's page, and print where it is and what to do next; no failure ends the run."""
+    try:
+        with working("drawing the report"):
+            from lrkv_jax.lab.overview import next_commands, shown_path
+            from lrkv_jax.lab.report.comparison import read_run_record
+            from lrkv_jax.lab.report.page import write_page
+
+            page, record = directory / "report.html", read_run_record(directory)
+            write_page(page, [record])
+        print(f"report  {shown_path(page)}")
+        print("next   ", "\n        ".join(next_commands(record)[:2]), flush=True)
+    except Exception as error:  # the run itself is saved
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        with contextlib.suppress(OSError):
+            print(f"the run is saved, but not its report ({why})", file=sys.stderr)
 
 
 @app.command()
@@ -137,7 +158,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a run needs.
+    """Report the memory and time that a run needs.
 
     That is parameters, FLOPs, cache bytes, memory and time.
 
@@ -196,7 +217,7 @@ def doctor(
     ] = 115,
     as_json: Json = False,
 ) -> None:
-    """Examine this machine.
+    """Check this machine and its devices.
 
     It checks versions, devices and speeds. Each line is ok, slow or wrong, with the fix, or not
     here. It takes less than two minutes, and exits with 2 if something is wrong.

@@ -63,7 +63,8 @@ def compare(
     wide = max(map(len, names))
     for name, line in zip(names, overview.sparklines(first, second), strict=True):
         print(f"{name:{wide}}  {line or 'no validation'}")
-    print(write_picture(overview.curves(first, second), out, "compare")[0])
+    if picture := overview.drawn(" and ".join(names), overview.curves(records)):
+        print(write_picture(picture, out, "compare")[0])
 
 
 @app.command()

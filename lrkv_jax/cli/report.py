@@ -1,4 +1,4 @@
-"""`lrkv report` and `lrkv analyze`: the tables and figures of the paper, made of runs."""
+"""`lrkv report` and `lrkv analyze`: pages of runs, and the paper's tables and figures."""
 
 from __future__ import annotations
 
@@ -12,19 +12,28 @@ from lrkv_jax.cli.shared import Step, app, names, sizes, start_alone, step_named
 from lrkv_jax.errors import LrkvError
 
 if TYPE_CHECKING:
-    from lrkv_jax.lab.report.page import ReportItem
+    from lrkv_jax.lab.report.paper import ReportItem
+
+
+WIDE = ("cached values", "live cache", "CE")  # columns that the page alone has
 
 
 @app.command()
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN", help="Directories of runs, or folders of them."),
+        typer.Argument(
+            metavar="RUN", help="Directories of runs, or folders of them (default: runs)."
+        ),
     ] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Add the paper's tables and figures, with its values.")
+    ] = False,
     only: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,...", help="Names, or their beginnings: fig05,table01 (default: all)."
+            metavar="NAME,...",
+            help="Of the paper's tables and figures, those that begin so: fig05,table01.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files and the page")] = Path("out"),
@@ -35,40 +44,44 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write every table and figure of the paper from these runs.
+    """Write a page that compares runs and shows each one.
 
-    One HTML page shows them all. Tables are written as Markdown and JSON, figures as
-    PNG and SVG. Figures of heads need lrkv analyze RUN first. The page lists what has no
-    data, and what it needs.
+    It has curves, intervals, samples, speed and cost. The paper's tables and figures
+    come with --paper or --only: tables as Markdown and JSON too, figures as PNG and SVG.
+    Figures of heads need lrkv analyze RUN first.
     """
-    start_alone("report")
-    with working("starting, for some seconds"):
+    with working("reading the runs"):
         from lrkv_jax.lab.bench.report import read_decode
         from lrkv_jax.lab.report.comparison import read_sound_runs
-        from lrkv_jax.lab.report.page import first_table, write_page
+        from lrkv_jax.lab.report.page import write_page
         from lrkv_jax.lab.report.paper import REPORT_ITEMS
         from lrkv_jax.lab.report.renderers import terminal
+        from lrkv_jax.lab.report.tables import Table
 
-    chosen = _chosen(REPORT_ITEMS, only)
-    benches = [read_decode(path) for path in bench or []]
-    with working("reading the runs"):
-        records, broken = read_sound_runs(runs or [])
+        items = _chosen(REPORT_ITEMS, only) if paper or only is not None else []
+        benches = [read_decode(path) for path in bench or []]
+        records, broken = read_sound_runs(runs or ([] if items else ["runs"]))
     if broken and not records:
         folder, reason = next(iter(broken.items()))
         raise LrkvError(f"{folder}: {reason}")
+    if items:  # some allocate caches
+        start_alone("report")
     path = out / "report.html"
     with working("tables and figures") as progress:
         sections = write_page(
-            path, "Low-rank key-value attention: tables and figures", chosen, records,
-            broken=broken, benches=benches, progress=progress,
-        )  # fmt: skip
-    if table := first_table(sections):
-        print(terminal(table))
+            path, records, items, broken=broken, benches=benches, progress=progress
+        )
+    shown = {"runs"} if only is None else {item.name for item in items}
+    parts = [part for section in sections if section.name in shown for part in section.parts]
+    if only is not None and not parts:
+        raise LrkvError(f"--only {only}: these {items[0].reads} have nothing to show there")
+    for table in parts:
+        # lrkv runs lists the runs.
+        if isinstance(table, Table) and table.title != "Runs" and table.name != "printed":
+            print(terminal(table.with_data(*WIDE)), end="\n\n")
     for folder, reason in broken.items():
         print(f"left out: {folder}: {reason}", file=sys.stderr)
-    shown = sum(bool(section.made) for section in sections)
-    absent = f"; {len(sections) - shown} without data, listed there" * (shown < len(sections))
-    print(f"{path}: {shown} tables and figures{absent}")
+    print(path)
 
 
 def _chosen(items: tuple[ReportItem, ...], only: str | None) -> list[ReportItem]:

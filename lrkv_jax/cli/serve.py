@@ -64,7 +64,7 @@ def serve(
     ] = None,
     step: Step = None,
 ) -> None:
-    """Serve a run to OpenAI's clients, and to people.
+    """Serve a run through OpenAI's HTTP interface and a web page.
 
     The page is at http://HOST:PORT/.
     """

@@ -2,13 +2,11 @@
 
 import shlex
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from lrkv_jax.cli.shared import Config, app, names
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
@@ -55,6 +53,7 @@ def sweep(
     from lrkv_jax.lab.sweep.grid import grid
 
     points = grid(config, settings or [], out)  # a mistake costs no import of JAX
+    from lrkv_jax.lab.sweep.display import Display
     from lrkv_jax.lab.sweep.work import state_of, work
 
     wanted = names(tasks)
@@ -73,21 +72,18 @@ def sweep(
         if not 0 <= only < len(points):
             raise LrkvError(f"--only {only}: the sweep's runs are 0 to {len(points) - 1}")
         points = [points[only]]
-    outcomes = []
-
-    def report(outcome) -> None:
-        outcomes.append(outcome)
-        spent = timedelta(seconds=round(outcome.seconds))
-        time = f" in {spent}" if outcome.seconds else ", as it was"
-        line = f"{len(outcomes):3d}/{len(points)}  {outcome.point.name}"
-        console.print(f"{line}  {outcome.error or outcome.state}{time}", soft_wrap=True)
-
+    display = Display(points, console)
     logs = points[0].directory.parent / "logs"
-    with console.status(Text(f"{len(points)} runs; what each prints is in {logs}")):
-        ended = work(points, tasks=wanted, logs=logs, report=report, archive=archive)
-    failed = sum(outcome.error is not None for outcome in outcomes)
+    console.print(f"{len(points)} runs; what each prints is in {logs}", soft_wrap=True)
+    with display:
+        ended = work(
+            points, tasks=wanted, logs=logs, report=display.report, watch=display.watch,
+            archive=archive,
+        )  # fmt: skip
+    failed = [one for one in display.outcomes.values() if one.error]
+    display.print_results()
     if failed:
-        raise LrkvError(f"{failed} of {len(points)} runs failed: see {logs}")
+        raise LrkvError(f"{len(failed)} of {len(points)} runs failed: see {logs}")
     if not ended:
         print("stopped: the same command resumes", file=sys.stderr)
         sys.exit(EXIT_START_AGAIN)

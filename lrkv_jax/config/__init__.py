@@ -1,4 +1,4 @@
-"""What a run is: frozen, validated, loaded from YAML with dotted overrides."""
+"""Configuration: frozen, validated settings, loaded from YAML with dotted overrides."""
 
 from lrkv_jax.config.attention import AttentionConfig
 from lrkv_jax.config.load import dump_config, find_config, load_config

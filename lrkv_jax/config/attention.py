@@ -48,7 +48,7 @@ class AttentionConfig(Frozen):
 
     A subclass that gives itself a `name` is a variant. Its `kind`, which a configuration writes, is
     that name; outside this package it is "module:Class". `layer` names the class of its layer as
-    "module:Class", or as "Class" in the variant's own module. `styles` gives each mode (None: a
+    "module:Class", or as "Class" in the variant's module. `styles` gives each mode (None: a
     variant without modes) its color, line style and marker in pictures; others take spare ones.
     """
 
@@ -119,7 +119,7 @@ class AttentionConfig(Frozen):
 
     @property
     def form(self) -> str:
-        """What its label says beside name and size: "rope shared", "tied"; "" as published."""
+        """What its label says besides name and size: "rope shared", "tied"; "" as published."""
         return "" if self.mode == self.published_mode() else f"rope {self.mode}"
 
     @property
@@ -197,11 +197,11 @@ class AttentionConfig(Frozen):
         return self.cache_values(model)
 
     def cache_scalars(self, model: ModelShape) -> int:
-        """Float32 scalars that a token leaves in the cache beside its values."""
+        """Float32 scalars that a token leaves in the cache next to its values."""
         return 0
 
     def cache_padding_values(self, model: ModelShape) -> int:
-        """Values that are allocated for a token beside `cache_values`, and always zero."""
+        """Values that are allocated for a token besides `cache_values`, and always zero."""
         return 0
 
     def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
@@ -312,7 +312,7 @@ def with_groups_on_shard[E: AttentionConfig](entry: E, model: ModelShape, tensor
 
 
 def groups_on_shard(groups: int, model: ModelShape, tensor: int) -> int:
-    # Groups that `tensor` does not divide stay whole; a shard reads those of its own heads.
+    # Groups that `tensor` does not divide stay whole; a shard reads those of its heads.
     heads = model.heads // tensor
     most = min(heads, groups // tensor if groups % tensor == 0 else groups)
     return next(g for g in range(most, 0, -1) if heads % g == 0)

@@ -154,7 +154,7 @@ def _is_group(annotation: Any) -> bool:
 def first_problem(error: ValidationError, model: type[Frozen], group: str = "") -> str:
     """The first problem as `key = value: what is wrong`."""
     problems = error.errors()
-    # A misspelled key is also a missing one; its spelling is the mend.
+    # A misspelled key is also a missing one; its spelling is the fix.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location = [str(part) for part in problem["loc"]]
     key = ".".join([group, *location] if group else location)

@@ -62,7 +62,7 @@ for _yaml in (_Loader, _Dumper):
     )
 
 
-# What a run's config.yaml calls a tokenizer that lies beside it: the run may be moved.
+# What a run's config.yaml calls a tokenizer that lies next to it: the run may be moved.
 RUN_TOKENIZER = "tokenizer"
 
 # Also a number of 4,300 digits, a date of the year 0, brackets a thousand deep.
@@ -81,7 +81,7 @@ def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
 
     `attention=NAME` picks one of `variants`; `attention.KEY=VALUE` changes that one;
     any other dotted key changes that setting. `path` may also be the name of a shipped scale. A
-    file that `extends` another, beside it or shipped, changes that one's settings; a file without
+    file that `extends` another, next to it or shipped, changes that one's settings; a file without
     variants starts from a run (`init_from`) and takes over its model.
 
     Raises `LrkvError` for a missing file, unknown keys (naming the nearest), wrong types and
@@ -202,7 +202,7 @@ def _extended(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
         return raw
     name = raw["extends"]
     if not isinstance(name, str) or not 0 < len(name) < 200:
-        raise LrkvError(f"{path}: extends = {str(name)[:60]}: name a file beside it, or a scale")
+        raise LrkvError(f"{path}: extends = {str(name)[:60]}: name a file next to it, or a scale")
     beside = path.parent / f"{name.removesuffix('.yaml')}.yaml"
     base = _read(beside if beside.is_file() else find_config(name))
     if "extends" in base:

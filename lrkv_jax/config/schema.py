@@ -212,7 +212,7 @@ class MixtureConfig(Group):
 class HubConfig(Group):
     """Files of a data set on the Hugging Face hub, fetched into `data.source` before it is built.
 
-    The commit that `revision` names at the first download is written beside the files, and later
+    The commit that `revision` names at the first download is written next to the files, and later
     ones take that commit.
     """
 
@@ -329,7 +329,7 @@ class TrainConfig(Group):
         20,
     )
     save_every: NonNegative = schedule("Steps between checkpoints. 0: only at the end.", 1000)
-    max_checkpoints: Positive = schedule("Newest checkpoints that are kept, beside the best.", 2)
+    max_checkpoints: Positive = schedule("Newest checkpoints to keep, next to the best one.", 2)
     sample_every: NonNegative = schedule("Steps between samples. 0: only at the end.", 0)
     sample_prompts: tuple[str, ...] = schedule(
         "Texts that samples continue.", ("My fellow Americans,",), strict=False
@@ -419,7 +419,7 @@ class WatchdogConfig(Group):
 
 
 class LoggingConfig(Group):
-    """Where a run reports to, beside its directory."""
+    """Where a run reports to, besides its directory."""
 
     wandb: bool = schedule(
         "Log to Weights & Biases too (the extra wandb). Its WANDB_* variables apply.", False
@@ -443,7 +443,7 @@ class RunConfig(Group):
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Muon and AdamW.")  # type: ignore[call-arg] # noqa: E501
     data: DataConfig = Field(DataConfig(), description="Documents, tokenizer and records.")
     mesh: MeshConfig = Field(MeshConfig(), description="How devices share the work.")
-    train: TrainConfig = Field(description="Length, batch and rhythm of training.")
+    train: TrainConfig = Field(description="Length, batch and schedule of training.")
     guard: GuardConfig = Field(GuardConfig(), description="Steps whose numbers are wrong.")
     watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Activities that hang.")
     logging: LoggingConfig = Field(LoggingConfig(), description="Where a run reports to.")

@@ -228,7 +228,7 @@ class Writer:
         self._called = False  # the last id ended a call
 
     def piece(self, token: int) -> bytes:
-        """What the next id adds; how a call ends is told by the id after it."""
+        """What the next id adds; the id after a call says how it ends."""
         unanswered = self._called and token != self._ids.output_start
         self._called = token == self._ids.python_end
         own = b"" if self._called else self._marks.get(token) or self._decode([token])

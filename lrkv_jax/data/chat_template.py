@@ -43,7 +43,7 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
-            raise LrkvError(f"{what} is not a template ({error}): mend or delete it") from None
+            raise LrkvError(f"{what} is not a template ({error}): fix or delete it") from None
 
     def render(self, messages: Sequence[Mapping[str, str]], *, answers: bool) -> str:
         """The text of a conversation; with `answers` up to the start of the assistant's answer.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lrkv_jax.data.chat_template import ChatTemplate
 
 EMBEDDED = ("sotu-4096", "gpt2")
-# What a chat is made of beside text and BOS; nanochat's names.
+# What a chat is made of besides text and BOS; nanochat's names.
 CHAT_NAMES = tuple(
     f"<|{what}_{end}|>"
     for what in ("user", "assistant", "python", "output")
@@ -118,7 +118,7 @@ class Tokenizer:
     def prompt(self, text: str) -> list[int]:
         """The ids of a text that a model is to continue, as a document begins.
 
-        BOS and the text's; of an imported tokenizer what its own post-processor makes
+        BOS and the text's; of an imported tokenizer what its post-processor makes
         of the text, which may put nothing before it. An empty text is `prefix`.
         """
         if self._processed is None:
@@ -376,7 +376,7 @@ def _generation_ends(folder: Path, vocabulary: int) -> list[int]:
     listed = named if isinstance(named, list) else [] if named is None else [named]
     for one in listed:
         if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocabulary:
-            raise LrkvError(f"{path}: eos_token_id = {str(one)[:60]} is no id: mend or delete it")
+            raise LrkvError(f"{path}: eos_token_id = {str(one)[:60]} is no id: fix or delete it")
     return listed
 
 

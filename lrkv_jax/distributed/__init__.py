@@ -1,6 +1,6 @@
-"""What a process does before and around its work on devices: joining others, compiling, stopping.
+"""Devices and processes: the mesh, partition rules, start-up, signals, the compilation cache.
 
-`start` comes first in every command that computes.
+Every command that computes calls `start` first.
 """
 
 from __future__ import annotations

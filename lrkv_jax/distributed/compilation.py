@@ -168,7 +168,7 @@ def xla_options(mesh: jax.sharding.Mesh) -> dict[str, str]:
 def take_memory(environment: MutableMapping[str, str]) -> None:
     """Let JAX take `MEMORY_FRACTION` of a GPU's memory, where it takes 0.75 by itself.
 
-    Read when the backend starts. The older name still works, but not beside the newer one.
+    Read when the backend starts. The older name still works, but not together with the newer one.
     """
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in environment:
         environment.setdefault("XLA_CLIENT_MEM_FRACTION", MEMORY_FRACTION)

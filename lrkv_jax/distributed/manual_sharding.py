@@ -118,7 +118,7 @@ def first_position(positions: int) -> jax.Array | int:
 
 
 def gather(shards: list, axes: Sequence[Axes], dtype: jnp.dtype) -> list:
-    """Whole weights (but for `tensor`) from each device's rows, in the computation's dtype."""
+    """Whole weights (except over `tensor`) from each device's rows, in the computation's dtype."""
 
     def local(shards):
         pairs = zip(shards, axes, strict=True)

@@ -168,7 +168,7 @@ class Processes:
         raise StoppedElsewhere from failure
 
     def check_devices(self) -> None:
-        """Raise `LrkvError` where this one sees other devices than planned, or than its peers.
+        """Raise `LrkvError` where this one sees other devices than planned, or than the others.
 
         Planned is `LRKV_LOCAL_DEVICES`. Starts the backend.
         """

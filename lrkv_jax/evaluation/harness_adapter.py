@@ -45,8 +45,8 @@ class LrkvLM(LM):
     """The harness's model: log-likelihoods and texts of a `LanguageModel`.
 
     A text begins as the tokenizer has it, with BOS or without; an empty context is its
-    prefix. A score depends on its own question alone: requests share a prefill if they
-    have the same question and context. info: what the harness writes beside its
+    prefix. A score depends on its question alone: requests share a prefill if they
+    have the same question and context. info: what the harness writes next to its
     results.
     """
 
@@ -223,7 +223,7 @@ class LrkvLM(LM):
 
 
 def command_line(arguments: Mapping[str, Any], rest: Sequence[str]) -> None:
-    """The harness's own command `lm_eval run` over a run: `arguments` as `--model_args` has them.
+    """The harness's command `lm_eval run` over a run: `arguments` as `--model_args` has them.
 
     Raises LrkvError as `LrkvLM.create_from_arg_obj` does; SystemExit for bad options of its own.
     """

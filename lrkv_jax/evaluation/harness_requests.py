@@ -22,7 +22,7 @@ _NEW_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_comple
 _KNOWN = (
     *_NEW_TOKENS_NAMES, "until", "do_sample", "temperature", "top_k", "top_p", "num_beams",
 )  # fmt: skip
-OPENING = len(CHAT_NAMES[0])  # characters by which a chat's prompt is told from text
+OPENING = len(CHAT_NAMES[0])  # characters by which a chat's prompt is recognized
 
 
 def grouped(keys: Sequence[Hashable]) -> list[list[int]]:

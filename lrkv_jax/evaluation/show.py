@@ -15,7 +15,7 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("measure")
     table.add_column("value", justify="right")
-    for name, value in _measures(result):
+    for name, value in measures(result):
         table.add_row(name, value)
     console.print(table)
     benchmarks = [name for name in BENCHMARKS if name in result]
@@ -23,13 +23,15 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
         console.print(_benchmarks(result, benchmarks))
 
 
-def _measures(result: dict[str, Any]) -> list[tuple[str, str]]:
-    cache, measured = "KV-cache bytes per token", result["kv_cache_bytes_per_token"]
-    found = [
-        ("parameters", f"{result['parameters']:,}"),
-        (f"{cache}, bfloat16", f"{result['kv_cache_bytes_per_token_bfloat16']:,.0f}"),
-        (f"{cache}, {result['kv_cache_dtype']}, measured", f"{measured:,.0f}"),
-    ]
+def measures(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """(what, value) of an evaluation without its benchmarks."""
+    cache, measured = "KV-cache bytes per token", result.get("kv_cache_dtype")
+    numbers = (
+        ("parameters", "parameters", ","),
+        ("kv_cache_bytes_per_token_bfloat16", f"{cache}, bfloat16", ",.0f"),
+        ("kv_cache_bytes_per_token", f"{cache}, {measured}, measured", ",.0f"),
+    )
+    found = [(text, f"{result[key]:{form}}") for key, text, form in numbers if key in result]
     for task, text in (("bpb", "held-out"), ("docstrings", "docstrings")):
         if loss := result.get(task):
             found += [

@@ -137,7 +137,7 @@ def check_allowed(settings: BenchmarkSettings) -> None:
     if not settings.run_model_code:
         raise LrkvError(
             "humaneval runs programs that the model wrote: allow it with --run-model-code "
-            "(docs/sandbox.md says what keeps them in)"
+            "(docs/evaluation.md says what keeps them in)"
         )
     check_sandbox()
 

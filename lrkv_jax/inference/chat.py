@@ -129,7 +129,7 @@ class Chat:
 
 
 class _Reader:
-    """Ids that keep coming to text: whole characters, with the calculator's parts told apart."""
+    """Ids that keep coming to text: whole characters, with the calculator's parts marked."""
 
     def __init__(self, chat: ChatFormat):
         self._tokenizer = chat.tokenizer

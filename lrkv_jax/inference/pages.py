@@ -20,7 +20,7 @@ NULL = 0
 
 
 class Digest(NamedTuple):
-    """Of a page and all before it; the page's own ids lie beside it, and are compared."""
+    """Of a page and all before it; the page's ids are stored with it, and are compared."""
 
     chain: bytes
     ids: bytes

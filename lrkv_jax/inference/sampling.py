@@ -1,6 +1,6 @@
 """From logits to the next token: a pure function of the logits, the request's rules and its key.
 
-B sequences  K reported likeliest tokens  V vocabulary  X ids that stop a row, or are biased
+B sequences  N reported likeliest tokens  V vocabulary  X ids that stop a row, or are biased
 """
 
 import math
@@ -121,29 +121,29 @@ class Logprobs(NamedTuple):
     """Float32 log p of a token under the model itself, and the likeliest tokens with theirs."""
 
     log_p_B: Float[Array, "B"]
-    top_ids_BK: Int[Array, "B K"]
-    top_log_p_BK: Float[Array, "B K"]
+    top_ids_BN: Int[Array, "B N"]
+    top_log_p_BN: Float[Array, "B N"]
 
     @classmethod
     def of(
         cls, logits_BV: Float[Array, "B V"], token_B: Int[Array, "B"], wanted: Bool[Array, ""]
     ) -> "Logprobs":
         """Those of each row; zeros, for which nothing is computed, unless they are `wanted`."""
-        (B, V), K = logits_BV.shape, min(TOPS, logits_BV.shape[1])
+        (B, V), N = logits_BV.shape, min(TOPS, logits_BV.shape[1])
 
         def compute():
             log_p_BV = jax.nn.log_softmax(logits_BV)
             log_p_B = jnp.take_along_axis(log_p_BV, token_B[:, None], axis=1)[:, 0]
-            top_log_p_BK, top_ids_BK = jax.lax.top_k(log_p_BV, K)
-            return cls(log_p_B, top_ids_BK.astype(jnp.int32), top_log_p_BK)
+            top_log_p_BN, top_ids_BN = jax.lax.top_k(log_p_BV, N)
+            return cls(log_p_B, top_ids_BN.astype(jnp.int32), top_log_p_BN)
 
         return jax.lax.cond(wanted, compute, lambda: cls.none(B, V))
 
     @classmethod
     def none(cls, rows: int, vocabulary: int) -> "Logprobs":
         """Nothing yet, of so many rows."""
-        K = min(TOPS, vocabulary)
-        return cls(jnp.zeros(rows), jnp.zeros((rows, K), jnp.int32), jnp.zeros((rows, K)))
+        N = min(TOPS, vocabulary)
+        return cls(jnp.zeros(rows), jnp.zeros((rows, N), jnp.int32), jnp.zeros((rows, N)))
 
 
 def apply_penalties(

@@ -50,7 +50,7 @@ class TrainedRun:
         return load_tokenizer(self.config.data.tokenizer)
 
     def ids(self, text: str) -> list[int]:
-        """The ids of a text that begins: BOS and its tokens, or as its own tokenizer has them."""
+        """The ids of a text that begins: BOS and its tokens, or as its tokenizer has them."""
         return self.tokenizer.prompt(text)
 
     def apply(self, params: Any, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T V"]:

@@ -1,1 +1,1 @@
-"""Models come in and go out: Hugging Face folders from runs, and runs from Hugging Face folders."""
+"""Hugging Face import and export, and conversion of pretrained models to smaller caches."""

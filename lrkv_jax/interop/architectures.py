@@ -1,4 +1,4 @@
-"""The Hugging Face architectures: their settings and tensors beside ours, in one table.
+"""The Hugging Face architectures: their settings and tensors next to ours, in one table.
 
 Exporting and importing are both readings of it. A `WeightMapping` says which parameter a tensor is,
 and how its numbers are laid out there; those of a block stand once and are meant for each layer.

@@ -249,7 +249,7 @@ def _within(
 ) -> RunConfig:
     """The configuration whose cache fits into a share of the run's, and whose errors are least.
 
-    LRKV's ranks are tried from all for keys to all for values, MLA's latent as wide as fits beside
+    LRKV's ranks are tried from all for keys to all for values, MLA's latent as wide as fits next to
     the private latents that were asked for. Every fourth layer is fitted with each.
     """
     model = run.config.model
@@ -279,7 +279,7 @@ def _within(
         tried = [one for pair, one in pairs.items() if not any(_wider(q, pair) for q in pairs)]
     if not tried:
         raise LrkvError(
-            f"--bytes {share:g}: no width of {most.attention.name} is so small beside {own} bytes "
+            f"--bytes {share:g}: no width of {most.attention.name} is so small next to {own} bytes "
             "a token: give more, or another kind"
         )
     if len(tried) == 1:

@@ -164,7 +164,7 @@ def _check_factored(model: ModelConfig) -> None:
 
 
 def _factored_settings(model: ModelConfig) -> dict[str, Any]:
-    """What config.json says beside the numbers that every model has."""
+    """What config.json says besides the numbers that every model has."""
     entry, base, scaling = model.attention, model.rope_base, model.rope_scaling
     rank_key, rank_value = entry.ranks
     return {

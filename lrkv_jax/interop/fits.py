@@ -57,7 +57,7 @@ class Calibration:
     gain_K: Float[np.ndarray, "K"] | None = None
 
     def of_keys(self, groups: int) -> Float[np.ndarray, "G K"]:
-        """n_g of each coordinate of a key: both of a pair have the pair's, but for the gain."""
+        """n_g of each coordinate of a key: both of a pair have the pair's, except for the gain."""
         H, J = self.energy_HJ.shape
         squares_GJ = self.energy_HJ.reshape(groups, H // groups, J).sum(axis=1) / 2
         gain_K = np.ones(2 * J) if self.gain_K is None else self.gain_K
@@ -146,7 +146,7 @@ def joint(
 
     Each family's error counts relative to the family, times its square of `weights` (1
     unless given). Without a rank it is the optimum (Eckart & Young 1936); with one,
-    both parts are fitted in turn, each exactly, and the error never rises.
+    both parts are fitted alternately, each exactly, and the error never rises.
     """
     factors = weights or [1.0] * len(readers)
     read = [part @ N for part, N in zip(reduced.parts, readers, strict=True)]
@@ -192,7 +192,7 @@ def shared_values(
 ) -> SharedFit:
     """Values: a shared matrix in any basis of each group, and residuals of a rank.
 
-    The shared span and the residuals outside it are fitted in turn, each exactly.
+    The shared span and the residuals outside it are fitted alternately, each exactly.
     """
     K = reduced_GMK.shape[2]
     Y_GMK = reduced_GMK @ reader_GKK
@@ -215,7 +215,7 @@ def shared_keys(
 
     `free` is what the model's outputs do not depend on: "any" complex number per pair,
     a "phase", or "nothing" (a gain behind the norm fixes coordinates). Pairs' numbers
-    and residuals are fitted in turn, each exactly.
+    and residuals are fitted alternately, each exactly.
     """
     if free == "nothing":
         return _untouched_keys(reduced_GMK, back_DM, reader_GK, rank)

@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 def import_model(
     source: str, directory: str | Path, overrides: Sequence[str] = (), *, say: Say = print
 ) -> RunConfig:
-    """Make a run of a folder, or of a model on the hub, which is fetched beside the run first.
+    """Make a run of a folder, or of a model on the hub, which is fetched next to the run first.
 
     Each parameter is read tensor by tensor into its place on the mesh that `overrides` ask for: the
     host holds a device's share of one parameter and one tensor. The tokenizer's files come along.

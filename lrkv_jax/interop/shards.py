@@ -96,8 +96,8 @@ def read(folder: Path) -> dict[str, Tensor]:
     where = index.get("weight_map") if index is not None else {}
     if not isinstance(where, dict) or not all(map(_is_shard, where.values())):
         raise LrkvError(
-            f"{folder / INDEX} has no weight_map from tensors to *.safetensors beside it: fetch it "
-            "again"
+            f"{folder / INDEX} has no weight_map from tensors to *.safetensors next to it: fetch "
+            "it again"
         )
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(where.values())) if index is not None else [SINGLE]:

@@ -6,7 +6,7 @@ so that a sharded batch stays where it is.
 Inside a `jax.shard_map`, `axis` names the mesh axis that splits the vocabulary, if one does: the
 kernel is then a device's columns, and devices exchange three numbers per token, never logits.
 
-B batch  T positions  D width  V vocabulary (a device's)  N chunks  t positions per chunk
+B batch  T positions  D, E width (a teacher's)  V vocabulary (a device's)  N chunks of t positions
 """
 
 from functools import partial

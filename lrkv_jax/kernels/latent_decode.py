@@ -103,7 +103,7 @@ def _plan(q_BTHX, q_rope_BTHP, latent_BSC, rope_key_BSP, rotation, private, page
     """(plan, None) or (None, reason), for one key head of width C + P."""
     (_, T, H, _), C = q_BTHX.shape, latent_BSC.shape[-1]
     if private is not None:
-        return None, "it reads one latent of all heads, and none of their own"
+        return None, "it reads one latent of all heads, and no private ones"
     if rotation is not None:
         return None, "it rebuilds no keys from a latent of all heads"
     P = q_rope_BTHP.shape[-1]

@@ -93,7 +93,7 @@ def _products(q, k, out, queries, cached):
     """`einsum`(`q`,`k`->`out`) as products in the cache's order, and then their sum.
 
     The barrier keeps the two apart: XLA on a CPU otherwise hands both to a library, which needs a
-    copy of the chunk and of the queries beside it, and takes about twice the time.
+    copy of the chunk and of the queries, and takes about twice the time.
     """
     shape = [queries.shape[q.index(axis)] if axis in q else 1 for axis in k]
     shared = "".join(axis for axis in k if axis in q)

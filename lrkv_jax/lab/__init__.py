@@ -1,1 +1,1 @@
-"""What measures, compares and reports; nothing that trains, decodes or serves imports it."""
+"""Benchmarks, plans, analyses, reports and sweeps; the core never imports them."""

@@ -1,4 +1,4 @@
-"""The layers beside attention: RMSNorm, the feed-forward layer, embedding and head.
+"""The layers besides attention: RMSNorm, the feed-forward layer, embedding and head.
 
 RMSNorm has no gain unless asked for (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467). The
 feed-forward layer is D → F → D, plain (ReLU²: So et al. 2021, https://arxiv.org/abs/2109.08668) or
@@ -113,7 +113,7 @@ def on_tensor(f: Callable, layer: nnx.Module, x_BTD, *data: Any):
 
 @jax.custom_jvp
 def relu2(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """max(x, 0)², whose gradient keeps one array, and no mask beside it."""
+    """max(x, 0)², whose gradient keeps one array, and no mask next to it."""
     return jnp.square(jax.nn.relu(x))
 
 

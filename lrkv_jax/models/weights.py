@@ -86,7 +86,7 @@ def vector(axes: str, shape: tuple[int, ...], value: float) -> nnx.Param:
 def draw(module: nnx.Module, key: Key[Array, ""]) -> None:
     """Give the weights of a module their first numbers, in place.
 
-    Each weight has its own key: `key` folded with the weight's path in the module and, if the
+    Each weight has a separate key: `key` folded with the weight's path in the module and, if the
     weight is stacked, with the layer. A weight therefore depends on `key`, its path, its layer and
     its shape alone: modules that differ elsewhere, even in depth, share it.
     """

@@ -31,7 +31,7 @@ from lrkv_jax.optim.schedules import learning_rates, momentum_schedule
 def make_optimizer(
     config: OptimizerConfig, specs: Any, total_steps: int, *, muon_dtype: DTypeLike
 ) -> optax.GradientTransformation:
-    """Clip the whole gradient by its global norm, then update each group by its own rule.
+    """Clip the whole gradient by its global norm, then update each group by its rule.
 
     `specs` is the tree of `WeightSpec` that mirrors the parameters; `muon_dtype` is that of the
     Newton–Schulz iterations. Decay is decoupled and scaled by the group's learning rate:

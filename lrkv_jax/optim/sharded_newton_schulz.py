@@ -5,7 +5,7 @@ Weights of one shape form one long batch of matrices, which all devices share ou
 by all-to-all, orthogonalize, and bring back. What travels is the matrix divided by its norm, in the
 dtype of the iterations, and the result, which has that dtype: both ways lose nothing.
 
-N matrices  A × B one matrix, A the side that fsdp splits  (a lower-case letter: a device's part)
+N matrices of one shape, whose rows are the side that fsdp splits
 """
 
 import math
@@ -28,7 +28,7 @@ Axes = tuple[str, ...]  # mesh axes
 class MatrixLayout(NamedTuple):
     """How a weight is a batch of matrices, and which mesh axes split each of their axes.
 
-    `flip` says that A is the weight's output side.
+    `flip` says that rows are the weight's output side.
     """
 
     flip: bool
@@ -66,12 +66,12 @@ def orthogonalize_on_mesh(
 ) -> list[jax.Array]:
     """Orthogonalises each matrix of each weight, float32, placed as `partition` places them.
 
-    `iterate` takes and gives [N, A, B] in `dtype`.
+    `iterate` takes and gives [N, rows, columns] in `dtype`.
     """
     mesh = in_use()
     places = [partition(s.axes, w.shape, mesh) for s, w in zip(specs, weights, strict=True)]
     layouts = [layout_of(s, w.shape, mesh) for s, w in zip(specs, weights, strict=True)]
-    groups: dict[MatrixLayout, list[int]] = {}  # weights whose pieces have one shape, once A × B
+    groups: dict[MatrixLayout, list[int]] = {}  # weights whose pieces have one shape, once flipped
     for i, layout in enumerate(layouts):
         groups.setdefault(layout._replace(flip=False), []).append(i)
 

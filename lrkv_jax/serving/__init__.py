@@ -1,6 +1,6 @@
-"""One model for many people: the engine behind OpenAI's HTTP interface.
+"""An OpenAI-compatible HTTP server around one engine.
 
-request_schema, responses: what clients send, and what they get. detokenizer: ids to text as they
-come, up to a stop string. engine_loop: the thread that owns the engine. app: the routes. metrics:
-what Prometheus reads. server: the process. page.html: what a person sees.
+request_schema, responses: the JSON of requests and answers. detokenizer: ids to text, token by
+token, up to a stop string. engine_loop: the thread that owns the engine. app: the routes. metrics:
+series for Prometheus. server: the process. page.html: the page in the browser.
 """

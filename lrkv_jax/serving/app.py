@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import secrets
 import time
 from collections.abc import Collection, Sequence
 from importlib import resources
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -31,7 +31,7 @@ _COUNTED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "stream")
 # Seconds for a client to send its body.
 BODY_SECONDS = 30.0
 _POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
@@ -53,7 +53,9 @@ def application(
     page = resources.files("lrkv_jax.serving").joinpath("page.html").read_text()
 
     async def show_page(request):
-        return HTMLResponse(page, headers={"content-security-policy": _POLICY})
+        nonce = secrets.token_urlsafe(16)  # no script runs but the page's
+        policy = {"content-security-policy": _POLICY.format(nonce=nonce)}
+        return HTMLResponse(page.replace("NONCE", nonce), headers=policy)
 
     @contextlib.asynccontextmanager
     async def running(app):
@@ -61,11 +63,7 @@ def application(
         yield
         await asyncio.to_thread(service.engine_loop.stop, 10.0)
 
-    cross: dict[str, Any] = {
-        "allow_origins": origins,
-        "allow_methods": ["GET", "POST"],
-        "allow_headers": ["*"],
-    }
+    methods, headers = ["GET", "POST"], ["*"]
     expected = (APIError, HTTPException, LrkvError, EngineError, TimeoutError)
     return Starlette(
         routes=[
@@ -86,7 +84,7 @@ def application(
         },
         middleware=[
             *([] if hosts is None else [Middleware(TrustedHostMiddleware, list(hosts), False)]),
-            *([Middleware(CORSMiddleware, **cross)] if origins else []),
+            *([Middleware(CORSMiddleware, origins, methods, headers)] if origins else []),
         ],
         lifespan=running,
     )
@@ -120,7 +118,7 @@ class _Routes:
         model = {
             "id": service.name, "object": "model", "created": service.created,
             "owned_by": "lrkv_jax", "max_model_len": service.context,
-            "chat": service.chat is not None,
+            "chat": service.chat is not None, "system_role": service.takes_system,
         }  # fmt: skip
         name = request.path_params.get("model")
         if name is None:

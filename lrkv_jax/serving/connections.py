@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import resource
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,15 +98,6 @@ class Connection(H11Protocol):
     def __init__(self, *arguments: Any, connections: Connections, **more: Any):
         super().__init__(*arguments, **more)
         self._connections = connections
-
-    @classmethod
-    def counted_in(cls, connections: Connections) -> Callable[..., Connection]:
-        """What uvicorn makes a connection with."""
-
-        def make(*arguments: Any, **more: Any) -> Connection:
-            return cls(*arguments, connections=connections, **more)
-
-        return make
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

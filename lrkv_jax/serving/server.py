@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -128,7 +129,7 @@ def serve(
         log_config=None, log_level="error", access_log=False, lifespan="on", ws="none",
         server_header=False, h11_max_incomplete_event_size=HEADERS, loop="asyncio",
         timeout_graceful_shutdown=int(drain), timeout_keep_alive=15, backlog=BACKLOG,
-        http=Connection.counted_in(connections),  # type: ignore[arg-type]
+        http=functools.partial(Connection, connections=connections),  # type: ignore[arg-type]
     )  # fmt: skip
     _Server(config, service, ready).run(sockets=[listener])
     if service.engine_loop.fault is not None:
@@ -137,13 +138,13 @@ def serve(
 
 @contextlib.contextmanager
 def serving(
-    service: Service, key: str | None = None, *, drain: float = 30.0, **how: Any
+    service: Service, key: str | None = None, *, port: int = 0, drain: float = 30.0, **how: Any
 ) -> Iterator[int]:
-    """Serve in a thread of this process, on a free port, which is given; raises what ended it.
+    """Serve in a thread of this process, on a port that is given; raises what ended it.
 
-    Keywords are those of `serve`.
+    port: 0 for a free one. Further keywords are those of `serve`.
     """
-    listener = bound("127.0.0.1", 0, key)
+    listener = bound("127.0.0.1", port, key)
     port = listener.getsockname()[1]
     leaves: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
     with ThreadPoolExecutor(1, "server") as pool:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from lrkv_jax import __version__
 from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import Conversation, text_message
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.request import RngStream, check_tokens
@@ -152,6 +153,15 @@ class Service:
         self.draining = False
         self._queue = FairQueue()
         self.open = self.open_tokens = 0  # completions, and what they may take
+
+    @property
+    def takes_system(self) -> bool:
+        """Whether the chat format passes on a system message: a template may leave it out."""
+        messages = text_message("system", "Be brief."), text_message("user", "Yes?")
+        try:
+            return self.chat is not None and "Be brief." in self.chat.shown(Conversation(messages))
+        except LrkvError:  # the template refuses it
+            return False
 
     def health(self) -> str:
         """Empty if the engine answers; else what is the matter."""

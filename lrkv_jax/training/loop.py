@@ -143,7 +143,8 @@ def _prepare(
     if start >= end:
         return state, start, None
     _introduce(setup, start, progress)
-    for line in record_start(setup.config, start, data, setup.processes, asked_dtype):
+    devices = setup.mesh.size
+    for line in record_start(setup.config, start, data, setup.processes, devices, asked_dtype):
         progress.info(line)
     with progress.doing(COMPILE, start):
         program = compiled_step(setup, abstract)

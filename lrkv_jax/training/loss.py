@@ -3,7 +3,7 @@
 Both run in one `jax.shard_map`, manual over data, fsdp and context
 (`lrkv_jax.distributed.manual_sharding`).
 
-B sequences  T positions  b, t a device's  M microbatches  V vocabulary
+B sequences  T positions  b, t a device's  M microbatches  V vocabulary  E width of a teacher
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def make_gradient(
 
     The loss is the mean over all targets, nats; with `train.teacher_model`, whose parameters are
     `teacher`, it is the mean of KL(teacher ‖ model) over the same places. `nats` and `bytes` are
-    sums over those targets that stand for text. Gradients are float32 and lie beside their
+    sums over those targets that stand for text. Gradients are float32 and lie next to their
     parameters; those of `train.grad_accum_steps` microbatches are averaged. Sums over data and
     context happen once a step.
     """

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lrkv_jax import files
+from lrkv_jax import __version__, files
 from lrkv_jax.config import RunConfig, dump_config, load_config
 from lrkv_jax.config.differences import Change, check_keys, covers, differences
 from lrkv_jax.config.frozen import ROLES
@@ -86,8 +86,9 @@ def _refuse_another(directory: Path, config: RunConfig, allow: Collection[str] =
 
 
 def record_start(
-    config: RunConfig, step: int, data: Sequence[Change], processes: Processes, asked_dtype: str
-) -> list[str]:
+    config: RunConfig, step: int, data: Sequence[Change], processes: Processes, devices: int,
+    asked_dtype: str,
+) -> list[str]:  # fmt: skip
     """Write into the run's history that it starts at a step, on what, and what changes from there.
 
     `data` is what has another content, `asked_dtype` is `model.dtype` before auto became another.
@@ -101,7 +102,8 @@ def record_start(
             same = {change.key for change in data}
             now = datetime.now(UTC).isoformat(timespec="seconds")
             begin = {"time": now, "step": step, "event": "start"}
-            begin |= {"device": device_name(), "cores": usable_cores(), "jax": version("jax")}
+            begin |= {"device": device_name(), "devices": devices, "cores": usable_cores()}
+            begin |= {"versions": {"lrkv_jax": __version__, "jax": version("jax")}}
             begin |= {"dtype": config.model.dtype, "asked_dtype": asked_dtype}
             rows = [*read_history(directory), begin]
             for change in [*settings, *data]:

@@ -88,7 +88,7 @@ def new_state(config: RunConfig) -> TrainState:
 
 
 def state_shardings(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
-    """Where each array of the state lives: moments beside their parameter, scalars everywhere."""
+    """Where each array of the state lives: moments next to their parameter, scalars everywhere."""
     abstract = jax.eval_shape(lambda: new_state(config))
     params = parameter_shardings(specs(config.model), abstract.params, mesh)
 
@@ -148,7 +148,7 @@ def checkpoint_items(state: TrainState) -> dict[str, Any]:
 def from_checkpoint_items(
     abstract: TrainState, items: dict[str, Any], teacher: Any = ()
 ) -> TrainState:
-    """The inverse: restored items in the structure of `abstract`, and the teacher beside them."""
+    """The inverse: restored items in the structure of `abstract`, and the teacher with them."""
     moments = [items["optimizer"][_name(path)] for path, _ in _optimizer_leaves(abstract)]
     return TrainState(
         step=items["run"]["step"],

@@ -1,5 +1,6 @@
 """The command line: bad input is one line and exit code 2; the verbs do what they say."""
 
+import html
 import json
 import lzma
 import shutil
@@ -82,6 +83,30 @@ def test_what_a_command_does_is_said_on_stderr_before_two_seconds(capsys, monkey
         assert err == "lrkv: evaluating, 0 of 4\n"
 
 
+def test_train_ends_with_the_page_of_its_run(capsys, monkeypatch, trained, one_device):
+    again = "train", trained / "config.yaml", f"run_dir={trained}"
+    code, out, _ = lrkv(capsys, monkeypatch, *again)
+    assert code == 0 and [line.split() for line in out.splitlines()[-3:]] == [
+        ["report", str(trained / "report.html")],
+        ["next", "lrkv", "evaluate", str(trained)],
+        ["lrkv", "generate", str(trained), "--prompt", "'My", "fellow", "Americans,'"],
+    ]
+    page = html.unescape((trained / "report.html").read_text())
+    (sample,) = (trained / "samples").iterdir()
+    (start,) = map(json.loads, (trained / "history.jsonl").read_text().splitlines())
+    last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
+    for said in (
+        sample.read_text(), f"1 × {start['device']}", f"jax {start['versions']['jax']}",
+        f"{last['validation_loss']:.4f} nats/token", f"{6 * 8 * 32:,}", "train.seq_len",
+    ):  # fmt: skip
+        assert said in page
+    assert page.count("data:image/svg+xml") == 3, "loss, learning rate and speed"
+    monkeypatch.setattr("lrkv_jax.lab.report.page.svg", lambda _: 1 / 0)
+    code, _, err = lrkv(capsys, monkeypatch, *again)
+    why = "ZeroDivisionError: division by zero"
+    assert code == 0 and err.splitlines()[-1] == f"the run is saved, but not its report ({why})"
+
+
 @pytest.mark.slow
 def test_evaluate_gives_the_same_numbers_whatever_the_batch(
     capsys, monkeypatch, trained, one_device
@@ -131,6 +156,7 @@ def test_analyze_writes_what_the_report_draws(capsys, monkeypatch, trained, one_
     assert {path.suffix for path in page.iterdir()} >= {".png", ".svg", ".md", ".json"}
 
 
+@pytest.mark.slow
 def test_generate_takes_prompts_settings_and_a_seed(capsys, monkeypatch, trained, one_device):
     how = ("generate", trained, "model.decode_kernel=xla", "--prompt", "My fellow Americans,")
     how = (*how, "--prompt", "We", "--tokens", "8")

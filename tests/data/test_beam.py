@@ -1,6 +1,5 @@
 """`lrkv data build --beam` writes the bytes of one process's build, whatever dies on the way."""
 
-import json
 import os
 import signal
 import subprocess
@@ -68,13 +67,6 @@ def streams_of(directory):
     return [name for name in names if not name.startswith(".")], writing
 
 
-def packing(directory):
-    """Whether a file of records is complete and another one half written."""
-    scratch = list(directory.glob(".building-*"))
-    names = os.listdir(scratch[0]) if scratch else []
-    return {name.split("-")[0] for name in names} >= {"tokens", ".tokens"}
-
-
 def kill(process):
     """Kill a build and all that it started."""
     os.killpg(process.pid, signal.SIGKILL)
@@ -104,47 +96,6 @@ def directory(tmp_path):
     return tmp_path / "built"
 
 
-class Cluster:
-    """A Dask scheduler and workers of one thread each, on loopback."""
-
-    def __init__(self, folder):
-        self._folder, self._about = folder, folder / "scheduler.json"
-        self._processes = [self._dask("scheduler", "--port", "0")]
-        while not self._about.exists():
-            assert self._processes[0].poll() is None, (folder / "dask.log").read_text()
-            time.sleep(0.05)
-        address = json.loads(self._about.read_text())["address"]
-        self.options = f"--runner=DaskRunner --dask_client_address={address}"
-
-    def _dask(self, *words):
-        where = ("--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(self._about))
-        log = (self._folder / "dask.log").open("ab")
-        return subprocess.Popen(
-            [sys.executable, "-m", "dask", *words, *where], stdout=log, stderr=log
-        )
-
-    def two_workers(self):
-        """Start as many workers as are missing; the process ids of both."""
-        scheduler, *workers = self._processes
-        alive = [worker for worker in workers if worker.poll() is None]
-        for _ in range(2 - len(alive)):
-            alive.append(self._dask("worker", "--nthreads", "1", "--no-nanny"))
-        self._processes = [scheduler, *alive]
-        return [worker.pid for worker in alive]
-
-    def kill(self, processes):
-        for process in self._processes[processes]:
-            process.kill()
-            process.wait()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("dask"))
-    yield cluster
-    cluster.kill(slice(None))
-
-
 def test_direct_runner_of_two_processes_killed_and_started_again(source, expected, directory):
     process = start(source, directory, DIRECT)
     until(process, lambda: len(streams_of(directory)[0]) >= 1)
@@ -158,32 +109,15 @@ def test_direct_runner_of_two_processes_killed_and_started_again(source, expecte
     assert len(streams_of(directory)[0]) == FILES and not streams_of(directory)[1]
 
 
-def test_dask_worker_and_build_killed_and_started_again(source, expected, directory, cluster):
-    workers = cluster.two_workers()
-    process = start(source, directory, cluster.options)
-    # Both work at once: each job is a task of its own.
-    until(process, lambda: set(streams_of(directory)[1]) == set(workers))
-    cluster.kill(slice(1, 2))  # a worker: the first process is the scheduler
-    cluster.two_workers()
-    until(process, lambda: packing(directory))
-    kill(process)
-    assert finish(start(source, directory, cluster.options), directory) == expected
-    assert len(streams_of(directory)[0]) == FILES and not streams_of(directory)[1]
-
-
-def test_a_broken_file_and_an_absent_cluster_are_named_in_one_line(directory, cluster):
-    cluster.two_workers()
+def test_a_broken_file_and_an_unknown_runner_are_named_in_one_line(directory):
     source = directory.parent / "texts"
     source.mkdir()
     (source / "broken.parquet").write_bytes(b"no parquet")
     config = DataConfig(source=str(source), directory=str(directory))
     broken = partial(write_stream, config, ["broken.parquet"], directory / "streams" / "broken")
-    for options, job, said in (
+    for options, job, message in (
         (DIRECT, broken, r"broken.parquet is not readable parquet .*again$"),
-        (cluster.options, broken, r"broken.parquet is not readable parquet .*again$"),
-        ("--runner=DaskRunner --dask_client_address=tcp://127.0.0.1:9 --dask_connection_timeout=2",
-         partial(os.getpid), r"the Beam pipeline failed \(Timed out .*:9.*--beam-options"),
         ("--runner=FlinkRuner", partial(os.getpid), "Unexpected pipeline runner: FlinkRuner"),
-    ):  # fmt: skip
-        with pytest.raises(LrkvError, match=said):
+    ):
+        with pytest.raises(LrkvError, match=message):
             list(beam_jobs(options.split())([job], 1))

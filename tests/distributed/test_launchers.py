@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "launch" / "slurm.sbatch"
 ARRAY = ROOT / "launch" / "sweep.sbatch"
 MANIFEST = ROOT / "launch" / "kubernetes.yaml"
-GUIDE = ROOT / "docs" / "clusters.md"
+GUIDE = ROOT / "docs" / "parallelism.md"
 
 
 def names(text: str) -> set[str]:

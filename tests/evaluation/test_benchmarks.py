@@ -11,7 +11,7 @@ from itertools import combinations, product
 import jax
 import numpy as np
 import pytest
-from support.hand_built import a_run, follows, language_model, says
+from support.hand_built import a_run, calling_run, follows, language_model, says
 from support.variants import random_tokens
 
 from lrkv_jax.config import MeshConfig
@@ -183,23 +183,14 @@ def chain(*ids):
     return dict(zip(ids, ids[1:], strict=False))
 
 
-# Calls the calculator with 4*5, and after its output says ".".
-CALLS = follows(
-    TOKENIZER,
-    {
-        **chain(IDS.assistant_start, IDS.python_start, *map(token, "4*5"), IDS.python_end),
-        **chain(IDS.output_end, token("."), IDS.assistant_end),
-    },
-)  # fmt: skip
-
-
 def prompt(text):
     return [TOKENIZER.bos, *CHAT.turn(text)]
 
 
 def test_a_call_is_answered_inside_the_answer_and_its_budget():
     """An answer takes no more, whatever the others take."""
-    model = language_model(TOKENIZER, CALLS)
+    run = calling_run()
+    model = language_model(TOKENIZER, (run.config.model, run.params))
     prompts = [prompt("How much?" * n) for n in (1, 7, 2, 3, 4)]
     for (answer,) in model.answers(prompts, 24, Draws()):
         assert answer.text(CHAT) == "<<4*5=20>>." and answer.ended

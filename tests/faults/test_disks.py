@@ -106,21 +106,3 @@ def test_a_disk_that_stays_full_keeps_the_last_sound_step_and_says_where_it_goes
     assert f"resumes from step {newest}, once" in last
     assert f"resuming from step {newest}" in second and "code 0" in second
     assert steps(tmp_path / "kept") == list(range(1, STEPS + 1))
-
-
-@pytest.mark.faults
-def test_a_directory_that_cannot_be_written_stops_no_step(mounts, pages, tmp_path):
-    ended = script(
-        pages, tmp_path, "",
-        'C="$RUN/checkpoints"; until_ test -e "$C/8"; mount --bind "$C" "$C";'
-        ' until_ mount -o remount,bind,ro "$C"',
-        'umount "$RUN/checkpoints"',
-    )  # fmt: skip
-    text = ended.stdout
-    assert "code 2" in text, text + ended.stderr
-    assert f"step {STEPS}/{STEPS}" in text, "it came to its end"
-    assert "FAILED" in text and "Read-only file system" in text
-    assert f"step {STEPS} could not be saved" in ended.stderr
-    assert steps(tmp_path / "kept") == list(range(1, STEPS + 1))
-    newest = int(text.rpartition("the newest is of step ")[2].partition(";")[0])
-    assert sound(tmp_path / "kept")[-1] == newest >= 8

@@ -1,6 +1,7 @@
 """A batch whose gradients are no numbers costs one step; many in a row stop the run, explained."""
 
 import io
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +12,19 @@ from rich.console import Console
 from lrkv_jax.data.loader import make_loader
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training import step as step_module
+from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.loop import train
 from lrkv_jax.training.metrics import read_metrics
 
 pytestmark = pytest.mark.faults
 
-ONE = {"devices": jax.devices()[:1]}
+MESH = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
 
 
 def test_a_nan_batch_costs_its_step_and_many_in_a_row_stop_the_run(tiny, monkeypatch):
-    config = tiny("train.save_every=1", "guard.stop_after=3", "attention=mha", "train.steps=10")
+    saves = "train.save_every=1", "train.max_checkpoints=9"
+    config = tiny(*MESH, *saves, "guard.stop_after=3", "attention=lrkv", "train.steps=20",
+                  "optimizer.warmup_steps=15")  # fmt: skip
     loader = make_loader(config.data, config.train.seq_len, config.train.global_batch_size)
     first_rows = jnp.asarray(np.stack([loader.batch_at(step)[0] for step in (2, 5, 6, 7)]))
     honest = step_module.make_gradient
@@ -40,7 +44,7 @@ def test_a_nan_batch_costs_its_step_and_many_in_a_row_stop_the_run(tiny, monkeyp
     monkeypatch.setattr(step_module, "make_gradient", poisoned)
     console = Console(file=io.StringIO(), width=400)
     with pytest.raises(LrkvError, match="3 steps in a row were skipped, up to step 8") as error:
-        train(config, console=console, **ONE)
+        train(config, console=console)
     assert "\n" not in str(error.value)
     rows = read_metrics(config.directory)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -52,6 +56,13 @@ def test_a_nan_batch_costs_its_step_and_many_in_a_row_stop_the_run(tiny, monkeyp
     assert len(lines) == 4 and lines[0].startswith("STEP 3 SKIPPED, not finite: loss ")
     assert "gradient norm nan" in lines[0]
     assert f"batch {rows[2]['batch']} of records {records[0]}, {records[1]}" in lines[0]
+    with Checkpointer(Path(config.directory, "checkpoints")) as checkpoints:
+        before, after = (checkpoints.manifest(step)["arrays"] for step in (2, 3))
+    changed = {name for name, array in before.items() if after[name] != array}
+    assert changed and all(name.startswith("run/") for name in changed), "weights moved"
+    # The schedule, too, goes on from where it was.
+    rates = [row["lr_matrix"] for row in rows]
+    assert rates[1] < rates[2] == rates[3] < rates[4]
     # Started again, it is not taken for well: the count goes on from the checkpoint.
     with pytest.raises(LrkvError, match="steps in a row were skipped"):
-        train(config, console=console, **ONE)
+        train(config, console=console)

@@ -121,6 +121,7 @@ def heard(chat, text):
     return "".join(piece.text for piece in chat.say(text))
 
 
+@pytest.mark.slow
 def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(monkeypatch):
     chat = Chat(random_run(), sampling=Sampling(), new_tokens=9)
     first = heard(chat, "What is the state of the Union?")
@@ -149,6 +150,7 @@ def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(m
     assert chat.messages[3]["content"] == second
 
 
+@pytest.mark.slow
 def test_calls_are_told_apart_from_text_and_answered(tmp_path):
     message = {"messages": [{"role": "user", "content": "How much?"}]}
     generate(calling_run(), rows(tmp_path / "in", message), tmp_path / "out")

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from support.engines import engine_of
+from support.marks import quick
 from support.variants import FIVE
 
 from lrkv_jax.inference import programs
@@ -34,7 +35,7 @@ SLOW = [*((name, 0, 8192) for name in ("mha", "gqa", "mqa", "mla")), ("lrkv", 7,
 # P Q M of a chunk has a size of its own, and is not small beside a pool of 8,192 slots.
 @pytest.mark.parametrize(
     ("name", "drafts", "length"),
-    [("lrkv", 0, 32_768), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+    quick(("lrkv", 0, 32_768), slow=SLOW),
 )
 def test_steps_write_the_pool_in_place_and_copy_none_of_it(name, drafts, length):
     engine = engine_of(FIVE[name], length=length, draft_tokens=drafts)

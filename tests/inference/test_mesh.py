@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from support.engines import PROMPTS, assert_greedy, engine_of, program_counts, whole_logits
+from support.marks import quick
 from support.variants import ALL, FIVE, PRETRAINED, error
 
 from lrkv_jax.config import MeshConfig
@@ -52,11 +53,7 @@ LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
 
 @pytest.mark.parametrize(
     ("name", "cache"),
-    [
-        ("lrkv", "auto"),
-        *(pytest.param(n, "auto", marks=pytest.mark.slow) for n in LINES if n != "lrkv"),
-        pytest.param("lrkv", "int8", marks=pytest.mark.slow),
-    ],
+    quick(("lrkv", "auto"), slow=[*((name, "auto") for name in LINES), ("lrkv", "int8")]),
 )
 def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cache(name, cache):
     model = {"kv_cache_dtype": cache, **(PRETRAINED if name in ("gqa", "mla-full-rank") else {})}

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from support.engines import PROMPTS, SHARED, engine_of, whole_logits
+from support.marks import quick
 from support.variants import FIVE, VOCABULARY, random_tokens
 
 from lrkv_jax.inference import Sampling
 from lrkv_jax.inference.request import RngStream
 
-ONE_FAST = [name if name == "lrkv" else pytest.param(name, marks=pytest.mark.slow) for name in FIVE]
 MORE = [random_tokens(n, seed=50 + n).tolist() for n in (3, 19, 2, 6)]
 
 
@@ -75,7 +75,7 @@ def test_penalties_and_min_tokens_count_what_the_model_chose_in_this_turn(engine
         whole, counts[token] = [*whole, token], counts[token] + 1
 
 
-@pytest.mark.parametrize("name", ONE_FAST)
+@pytest.mark.parametrize("name", quick("lrkv", slow=FIVE))
 def test_scores_are_the_forwards_and_choices_share_their_context(name):
     engine = engine_of(FIVE[name], **SHARED)
     long = random_tokens(21, seed=9).tolist()  # scored in two pieces

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from support.engines import PROMPTS, SHARED, assert_greedy, engine_of, whole_logits
+from support.marks import quick
 from support.variants import FIVE, LRKVS, error
 
 from lrkv_jax.models.attention import MLA
@@ -15,17 +16,12 @@ MODELS = {
     "lrkv-shared": LRKVS["lrkv-shared-odd_rank"],
     "lrkv-latent": LRKVS["lrkv-latent-odd_rank"],
 }
-FAST = ("mla", "lrkv")  # the contract has all, one layer at a time
 CONTINUATIONS = [[(7 * i + row) % 40 for i in range(6)] for row in range(len(PROMPTS))]
-SLOW = [*((name, 1) for name in MODELS if name not in FAST), ("lrkv", 2)]
 
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [
-        *((name, 1) for name in FAST),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
-    ],
+    quick(("lrkv", 1), slow=[*((name, 1) for name in MODELS), ("lrkv", 2)]),
 )
 def test_texts_and_logits_are_the_forwards_whatever_is_read_beside(name, layers):
     """Ragged prompts, read in chunks and decoded in calls of which the last is not whole."""

@@ -76,11 +76,11 @@ FULL_MLA = {"rope": "full", "latent_norm": False}
     ("old", "changes", "new"),
     [
         (GQA(kv_heads=2), {"qk_gain": True}, SPANNING),
-        (GQA(kv_heads=2), {"qk_norm": False, "qkv_bias": True}, SPANNING),
         (MHA(), {"norm_gain": True, "qkv_bias": True}, MLA(kv_lora_rank=16, rank=8, **FULL_MLA)),
+        (GQA(kv_heads=2), {"qk_norm": False, "qkv_bias": True}, SPANNING),
         (LRKV(rank=3, rope="full"), {}, MLA(kv_lora_rank=24, **FULL_MLA)),
     ],
-    ids=["gqa-lrkv-gain", "gqa-lrkv-bias", "mha-mla-rank", "lrkv-mla"],
+    ids=["gqa-lrkv-gain", "mha-mla-rank", "gqa-lrkv-bias", "lrkv-mla"],
 )
 def test_a_form_that_spans_the_old_one_gives_its_logits(old, changes, new):
     before, after = (small(entry, vocabulary=64, **changes) for entry in (old, new))
@@ -144,6 +144,7 @@ def test_what_cannot_be_converted_is_one_line_and_leaves_nothing(
     assert not new.exists()
 
 
+@pytest.mark.slow
 def test_the_command_shows_errors_losses_and_bytes(runs, text, capsys, monkeypatch, tmp_path):
     new = tmp_path / "new"
     arguments = (

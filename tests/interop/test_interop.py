@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from support.hf_folders import RECORDED, hf_folder, tokenizer_json, write
+from support.marks import quick
 from support.planted_models import IDS, LLAMA, configured, drawn, plant
 
 from lrkv_jax.config import load_config
@@ -32,7 +33,7 @@ def one_device(monkeypatch):
     monkeypatch.setattr(importing, "make_mesh", alone)
 
 
-@pytest.mark.parametrize("case", RECORDED)
+@pytest.mark.parametrize("case", quick("llama-3.1", "nanochat", slow=RECORDED))
 def test_an_imported_model_gives_the_logits_that_transformers_gave(case, tmp_path):
     import_model(str(hf_folder(tmp_path / "hf", case)), tmp_path / "run", say=lambda _: None)
     logits = np.asarray(load_run(tmp_path / "run").model(IDS))
@@ -47,6 +48,7 @@ ROUND_TRIPS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ROUND_TRIPS)
 def test_export_import_export_gives_identical_bytes(case, tmp_path, monkeypatch):
     largest = 20_000 if case == "shards" else 10**9
@@ -247,7 +249,6 @@ CASES = {
     "config-deep": (file("config.json", DEEP), "config.json"),
     "gpt-2": (file("config.json", json.dumps(GPT2)), "architectures = GPT2LMHeadModel"),
     "vocabulary-10^12": (config(vocab_size=10**12), "different models"),
-    "vocabulary-10^30": (config(vocab_size=10**30), "vocab_size"),
     "layers-10^9": (config(num_hidden_layers=10**9), "1000000000"),
     "layers-missing": (
         lambda d: edit_json(d / "config.json", lambda said: said.pop("num_hidden_layers")),
@@ -257,10 +258,7 @@ CASES = {
     "groups-three": (config(num_key_value_heads=3), "kv_heads"),
     "base-nan": (config(rope_parameters={"rope_theta": float("nan")}), "rope_"),
     "rope-list": (config(rope_parameters=[1]), "rope_parameters"),
-    "rope-factor-text": (config(rope_parameters={"rope_type": "linear", "factor": "x"}), "factor"),
-    "partial-rotary-text": (config(partial_rotary_factor="half"), "partial_rotary_factor"),
     "bias": (config(attention_bias=True), "attention_bias = True, and only False is taken"),
-    "activation-list": (config(hidden_act=["silu"]), "hidden_act"),
     "window": (config(sliding_window=16), "train.seq_len=16 or less"),
     "experts": (config(num_local_experts=8), "num_local_experts = 8: mixtures of experts"),
     "quantized": (config(quantization_config={"quant_method": "gptq"}), "gptq"),
@@ -268,24 +266,19 @@ CASES = {
     "tensors-absent": (removed(shards.SINGLE), "no model.safetensors"),
     "torn": (torn(), "torn: fetch it again"),
     "header-past-the-end": (file(shards.SINGLE, struct.pack("<Q", 10**6) + b"{}"), "torn"),
-    "header-list": (header(lambda said: [1]), "safetensors"),
     "header-deep": (
         file(shards.SINGLE, len(DEEP).to_bytes(8, "little") + DEEP.encode()), "safetensors"
     ),
-    "entry-empty": (header(lambda said: said.update({Q: {}})), Q),
     "shape-negative": (entry(shape=[-32, -32]), Q),
     "shape-overflows": (entry(shape=[2**62, 2**62]), Q),
-    "offsets-turned": (entry(data_offsets=[4096, 0]), Q),
     "offsets-outside": (header(move_out), "torn"),
     "dtype-unknown": (entry(dtype="F32X"), "F32X"),
     "dtype-half-of-it": (entry(dtype="F16"), "torn"),
     "nan": (last_number(np.nan), f"{Q} has"),
     "beyond-float32": (last_number(1e300, np.float64), f"{Q} has"),
-    "a-tensor-absent": (tensors(lambda a: a.pop(Q)), f"no tensor {Q}: fetch the model again"),
     "a-tensor-cut": (tensors(lambda a: a.update({Q: a[Q][:-1]})), "different models"),
     "a-tensor-more": (tensors(lambda a: a.update({"model.vision.weight": a[Q]})), "vision"),
     # the index
-    "index-list": (index([1]), "weight_map"),
     "index-outside": (index({Q: "../../etc/passwd"}), "weight_map"),
     "index-absent": (index({Q: "x.safetensors"}), "x.safetensors"),
     # the tokenizer
@@ -294,11 +287,9 @@ CASES = {
         file("tokenizer.json", tokenizer_json(*(f"<{n}>" for n in range(40)), "<s>")),
         "297 ids, and the model 272: it is another model's",
     ),
-    "tokenizer-text": (file("tokenizer.json", "hello"), "tokenizer"),
     "tokenizer-id-2^32": (vocabulary(lambda said: said["vocab"].update(zz=2**32 - 1)), "ids"),
     "tokenizer-merge": (vocabulary(lambda said: said.update(merges=["q q"])), "tokenizer"),
     "settings-list": (file("tokenizer_config.json", "[]"), "tokenizer_config.json"),
-    "settings-bos-list": (file("tokenizer_config.json", '{"bos_token": [1]}'), "bos_token"),
     "template-bytes": (file("chat_template.jinja", b"\xff"), "chat_template.jinja"),
     "template-deep": (file("chat_template.jinja", "{{ " + "(" * 10**5), "is not a template"),
     "template-number": (file("tokenizer_config.json", '{"chat_template": 1}'), "no text"),

@@ -126,14 +126,9 @@ REFUSED = {
     "unknown": "kv_state",
     "static": "StaticCache",
     "other": "another model's",
-    "legacy": "tuple",
-    "mask-4d": "attention_mask",
-    "mask-long": "attention_mask",
+    "mask": "attention_mask",
     "positions": "position_ids",
     "attentions": "output_attentions",
-    "hidden": "output_hidden_states",
-    "generate-static": "StaticCache",
-    "generate-offloaded": "offloaded",
 }
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from support import targets
 from support.decode_cases import compare, grouped_case, latent_case, lrkv_case, private_case
+from support.marks import quick
 
 from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.errors import LrkvError
@@ -64,17 +65,10 @@ def interpreted(name):
     return CASES[name]().poisoned().run(impl="interpret")
 
 
-@pytest.mark.parametrize(
-    "name", ["lrkv-full", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_the_interpreted_kernel_meets_float64(name, short_pieces):
     assert max(compare(interpreted(name), CASES[name]().truth())) < 1e-5
-
-
-def test_the_interpreted_kernel_reads_pages(short_pieces):
-    case = CASES["gqa-3_queries"]()
-    found = case.poisoned().paged().run(impl="interpret")
-    assert max(compare(found, case.truth())) < 1e-5
 
 
 def same_bits(got, wanted):
@@ -149,7 +143,7 @@ REFUSED = {
         grouped_case([8]), pages_BN=np.int32([[0]])
     ),
     "it rebuilds no keys from a latent of all heads": lambda: latent_case([8], "full", C=64),
-    "it reads one latent of all heads, and none of": lambda: private_case([8], "decoupled"),
+    "it reads one latent of all heads, and no": lambda: private_case([8], "decoupled"),
     "rope-key width = 4: the kernel takes a multiple of 8": lambda: latent_case([8], P=4),
     "head width = 192: the kernel rotates keys of up to 128": lambda: lrkv_case([8], K=192),
 }
@@ -174,10 +168,7 @@ def pretend_gpu(monkeypatch):
     monkeypatch.setattr(kernel_check, "failure_reason", lambda call: None)
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [v if v == "lrkv-full" else pytest.param(v, marks=pytest.mark.slow) for v in targets.VARIANTS],
-)
+@pytest.mark.parametrize("variant", quick("lrkv-full", slow=targets.VARIANTS))
 def test_it_lowers_for_cuda(variant, pretend_gpu):
     """The interpreter does not see a layout, or an amount of shared memory, that a GPU refuses."""
     # Eight queries for every other one: `.ci/run cuda` compiles all kernels for both.

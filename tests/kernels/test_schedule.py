@@ -28,9 +28,9 @@ def test_every_tile_is_done_once_in_order_and_no_worker_does_more_than_its_share
     load, done = np.zeros(workers, int), {}
     for w, (begin, count) in enumerate(zip(work.begin_Z, work.count_Z, strict=True)):
         for j in range(begin, begin + count):
-            assert j not in done and work.tiles_J[j] > 0
-            done[j] = work.sequence_J[j], work.first_J[j], work.first_J[j] + work.tiles_J[j]
-            load[w] += work.tiles_J[j]
+            assert j not in done and work.tiles_Y[j] > 0
+            done[j] = work.sequence_Y[j], work.first_Y[j], work.first_Y[j] + work.tiles_Y[j]
+            load[w] += work.tiles_Y[j]
     for b, n in enumerate(lengths):
         end = 0
         for j in range(work.place_B[b], work.place_B[b] + work.pieces_B[b]):
@@ -49,6 +49,6 @@ def test_pieces_of_a_sequence_depend_on_its_length_alone(length, others, place, 
     def cut(lengths, place, workers):
         work = split(lengths, workers)
         own = slice(work.place_B[place], work.place_B[place] + work.pieces_B[place])
-        return list(zip(work.first_J[own], work.tiles_J[own], strict=True))
+        return list(zip(work.first_Y[own], work.tiles_Y[own], strict=True))
 
     assert cut([*others[:place], length, *others[place:]], place, workers) == cut([length], 0, 1)

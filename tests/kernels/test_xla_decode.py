@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from support.decode_cases import compare, grouped_case, latent_case, lrkv_case, private_case
+from support.marks import quick
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import angles, online
@@ -27,8 +28,7 @@ CASES = {
 
 
 # One of each kernel, a length of 0 among them, and MLA's latents of heads.
-FAST = ("mqa", "mla-full-private", "lrkv-full")
-EACH = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+EACH = quick("mqa", "mla-full-private", "lrkv-full", slow=CASES)
 
 
 @pytest.fixture

@@ -1,276 +1,276 @@
-"""The page in a real browser: a person writes, reads as it comes, stops, and reloads."""
+"""The page in a real browser: a person writes, reads as it comes, stops, edits, and reloads."""
 
 import contextlib
-import queue
-import threading
+import json
+import re
+from html import unescape
+from pathlib import Path
 
+import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 from support.browser import browsing, chromium
 from support.hand_built import a_run
-from support.served import idle, late, post, random_run, served, wait_until
+from support.served import post, random_run, served, slow
 from support.variants import random_params
 
-from lrkv_jax.serving.server import bound, serve, serving
+from lrkv_jax.data.chat_template import ChatTemplate
+from lrkv_jax.serving.server import serving
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium on this machine"),
 ]
-
-SAID = "[...document.querySelectorAll('.turn span')].map((turn) => turn.textContent)"
+# What the conversation has, and what is seen of it.
+SAID = "current.turns.flatMap((turn) => [turn.question, turn.answer])"
+SEEN = "[...document.querySelectorAll('.text')].map((text) => text.textContent)"
 NOTE = "[...document.querySelectorAll('.turn small')].at(-1)?.textContent"
-BUTTON = "document.getElementById('go').textContent"
-WRONG = "document.querySelector('.turn.error span')?.textContent"
-ANSWERED = f"{BUTTON} === 'Send' && {NOTE}"
+WRONG = "document.querySelector('.error:not([hidden])')?.textContent"
+ENDED = f"$('go').textContent === 'Send' && ({NOTE} || {WRONG})"
+TITLES = "[...document.querySelectorAll('#list .open')].map((one) => one.textContent)"
+SHORT, LONG = ({"temperature": 0, "tokens": tokens} for tokens in (20, 200))
 
 
-@contextlib.contextmanager
-def slowly(service):
-    """Calls of its engine take a tenth of a second more."""
-    calls = service.engine_loop.engine.calls
-    calls.read, read = late(calls.read)
-    try:
-        yield
-    finally:
-        calls.read = read
+@pytest.fixture
+def tiny(tmp_path):
+    """A chatting service, its port, and the page that it shows."""
+    service = served(random_run())
+    with serving(service) as port, browsing(f"http://127.0.0.1:{port}/", tmp_path) as page:
+        page.until("document.title === 'tiny'")
+        yield service, port, page
 
 
-@contextlib.contextmanager
-def ended_at_once(service, port=0):
-    """Serve on this port, which is given; at the end streams are cut."""
-    there, ready = bound("127.0.0.1", port, None), queue.SimpleQueue()
-    how = {"drain": 0, "ready": ready.put}
-    thread = threading.Thread(target=serve, args=(service, there, None), kwargs=how)
-    thread.start()
-    leave = ready.get(timeout=60)
-    try:
-        yield there.getsockname()[1]
-    finally:
-        leave()
-        thread.join(60)
-
-
-def choose(page, tokens):
-    """Greedy answers of so many tokens, as set by a person who then writes."""
-    for name, value in (("temperature", 0), ("tokens", tokens)):
-        page.value(f"$('{name}').value = {value}; $('{name}').dispatchEvent(new Event('change'))")
+def ask(page, text, *, until=ENDED, **fields):
+    """Set fields, ask, and return all that was said once it is true."""
+    for name, value in fields.items():
+        page.value(f"$('{name}').value = {json.dumps(value)}")
+        page.value(f"$('{name}').dispatchEvent(new Event('change'))")
     page.value("$('text').focus()")
-
-
-def ask_at_length(page, text):
-    """Ask for a long answer, and return the part of it that the page shows once it has begun."""
-    choose(page, tokens=200)
     page.type(text)
-    return page.until(f"{BUTTON} === 'Stop' && {SAID}[1]")
+    page.until(until)
+    return page.value(SAID)
 
 
-def answered(port, *said, most=100):
-    """The greedy answer of `most` tokens to the last of what was said, in turns."""
-    roles = ("user", "assistant", "user")
-    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
-    body = {"messages": messages, "max_tokens": most, "temperature": 0}
-    reply = post(port, "/v1/chat/completions", body)[1]
-    return reply["choices"][0]["message"]["content"]
+def click(page, element, number=0):
+    page.value(f"document.querySelectorAll({json.dumps(element)})[{number}].click()")
 
 
-def test_an_answer_comes_in_pieces_is_stopped_and_outlives_a_reload(tmp_path):
-    service = served(random_run())
-    with serving(service) as port, browsing(f"http://127.0.0.1:{port}/", tmp_path) as page:
-        page.until("document.title === 'tiny'")
-        choose(page, tokens=100)
-        page.type("My fellow")
-        page.until(f"{BUTTON} === 'Send' && {NOTE}")
-        first = answered(port, "My fellow")
-        assert page.value(SAID) == ["My fellow", first]
-        assert "length · 100 tokens · " in page.value(NOTE)
-
-        second = answered(port, "My fellow", first, "And now?")
-        with slowly(service):
-            page.type("And now?")
-            seen = {page.until(f"{SAID}[3]")}
-            while len(seen) < 3:  # it grows while it is read
-                seen.add(page.value(f"{SAID}[3]"))
-            page.value("$('go').click()")
-            page.until(f"{BUTTON} === 'Send'")
-        wait_until(lambda: idle(service))
-        said = page.value(SAID)
-        assert all(second.startswith(part) for part in (*seen, said[3])) and said[3] != second
-        assert page.value(NOTE).startswith("stopped")
-
-        page.reload()
-        page.until(f"document.title === 'tiny' && {SAID}.length === 4")
-        assert page.value(SAID) == said and page.value("$('tokens').value") == "100"
+def letters(text):
+    """What Markdown keeps of a text."""
+    return "".join(filter(str.isalpha, text))
 
 
-def test_what_the_server_refuses_is_said_and_a_key_is_asked_for(tmp_path):
-    service = served(random_run())
-    with (
-        serving(service, "secret") as port,
-        browsing(f"http://127.0.0.1:{port}/", tmp_path) as page,
-    ):
-        page.until("!$('keyed').hidden")
-        page.value("$('key').value = 'secret'; $('key').dispatchEvent(new Event('change'))")
-        page.until("document.title === 'tiny'")
-        page.value("$('text').focus()")
-        page.type("<b>We</b> " * 200)  # more tokens than a text may have
-        page.until(f"document.querySelector('.turn.error') && {BUTTON} === 'Send'")
-        asked, answer = page.value(SAID)
-        assert asked.startswith("<b>We</b> <b>") and "256" in answer
-        assert page.value("document.querySelector('.turn b')") is None, "text is text"
+def answered(port, *said, tokens, system=""):
+    """The greedy answer of so many tokens to the last of what was said, in turns."""
+    turns = zip(("system", *("user", "assistant") * 3), (system, *said), strict=False)
+    messages = [{"role": role, "content": text} for role, text in turns]
+    body = {"messages": messages, "max_tokens": tokens, "temperature": 0}
+    return post(port, "/v1/chat/completions", body)[1]["choices"][0]["message"]["content"]
 
 
-def test_new_while_an_answer_streams_keeps_the_conversation_and_the_next_one_works(tmp_path):
-    service = served(random_run())
-    with serving(service) as port, browsing(f"http://127.0.0.1:{port}/", tmp_path) as page:
-        page.until("document.title === 'tiny'")
-        with slowly(service):
-            seen = ask_at_length(page, "My fellow")
-            page.value("$('clear').click()")
-            assert page.value(SAID) == [] and page.value(BUTTON) == "Send"
-            choose(page, tokens=20)
-            page.type("And now?")  # what the first one still gets is no part of it
-            page.until(ANSWERED)
-        assert page.value(SAID)[0] == "And now?" and len(page.value(SAID)) == 2
-        wait_until(lambda: idle(service))
-
-        page.value("$('text').focus()")
-        page.type("Again?")
-        page.until(f"{BUTTON} === 'Send' && {SAID}.length === 4 && {NOTE}")
-        assert "20 tokens" in page.value(NOTE)
-        assert page.value("document.querySelector('.turn.error')") is None
-
-        first = page.value("[...$('list').options].find((one) => one.text === 'My fellow').value")
-        page.value(f"$('list').value = '{first}'; $('list').dispatchEvent(new Event('change'))")
-        said = page.value(SAID)
-        assert said[0] == "My fellow" and said[1].startswith(seen) and len(said) == 2
-        assert page.value(NOTE).startswith("stopped")
-        page.type("Go on")
-        page.until(f"{BUTTON} === 'Send' && {SAID}.length === 4 && {NOTE}")
-        assert page.value(SAID)[:2] == said
-
-        page.value("confirm = () => true; $('delete').click()")
-        options = page.value("[...$('list').options].map((one) => one.text)")
-        assert options == ["New conversation", "And now?"]
+def test_an_answer_comes_in_pieces_is_stopped_and_outlives_a_reload(tiny, monkeypatch):
+    service, port, page = tiny
+    first = answered(port, "My fellow", tokens=20)
+    assert ask(page, "My fellow", **SHORT) == ["My fellow", first]
+    assert page.value(NOTE).startswith("cut off at max new tokens · 20 tokens · ")
+    slow(service, monkeypatch)
+    ask(page, "And now?", until=f"{NOTE}.startsWith('Waiting for the first token')", **LONG)
+    seen = {letters(page.until(f"{SEEN}[3]"))}
+    while len(seen) < 3:  # it grows while it is read
+        seen.add(letters(page.value(f"{SEEN}[3]")))
+    click(page, "#go")
+    page.until(f"$('go').textContent === 'Send' && {NOTE}.startsWith('stopped')")
+    said, second = page.value(SAID), answered(port, "My fellow", first, "And now?", tokens=200)
+    assert all(letters(second).startswith(part) for part in seen)
+    assert second.startswith(said[3]) and said[3] != second
+    ask(page, "More?", until=f"{SAID}[5]", **SHORT)
+    page.reload()
+    monkeypatch.undo()
+    page.until(f"document.title === 'tiny' && {SAID}.length === 6")
+    assert page.value(SAID)[:4] == said and page.value(WRONG).startswith("Unfinished")
+    click(page, ".again")
+    page.until(f"{ENDED} && !{WRONG}")
+    assert page.value(SAID)[5] == answered(port, *said, "More?", tokens=20)
 
 
-def assert_kept(page, seen, said):
-    """The question and at least what was seen of its answer are there; returns that answer."""
-    question, answer, wrong = page.value(SAID)
-    assert question == "My fellow" and answer.startswith(seen)
-    assert wrong.startswith(said)
-    return answer
+def test_a_question_is_edited_its_answer_is_drawn_again_and_the_system_prompt_is_sent(tiny):
+    service, port, page = tiny
+    for text in ("My fellow", "Second", "Third"):
+        said = ask(page, text, system="Be brief.", **SHORT)
+    first = answered(port, "My fellow", tokens=20, system="Be brief.")
+    assert said[:2] == ["My fellow", first]
+    page.value("current.turns[2].answer = ''")
+    click(page, ".again")
+    page.until(ENDED)
+    assert page.value(SAID) == said, "a greedy answer is the same again"
+
+    click(page, ".edit-it", 1)
+    page.value("document.querySelector('.edit textarea').value = ''")
+    page.type("Instead")
+    page.until(f"{SAID}.length === 4 && {ENDED}")
+    second = answered(port, "My fellow", first, "Instead", tokens=20, system="Be brief.")
+    assert page.value(SAID) == ["My fellow", first, "Instead", second]
+
+    template = "{% for one in messages if one.role != 'system' %}{{ one.content }}{% endfor %}"
+    service.chat.template = ChatTemplate("it", template, {}, ())
+    page.reload()
+    page.until("document.title === 'tiny' && $('system').disabled")
+    assert "no system role" in page.value("$('system_hint').textContent")
+    assert page.value("messages(current)[0].role") == "user"
 
 
-def test_a_reload_in_mid_answer_keeps_the_question_and_the_text_so_far(tmp_path):
-    service = served(random_run())
-    with serving(service) as port, browsing(f"http://127.0.0.1:{port}/", tmp_path) as page:
-        page.until("document.title === 'tiny'")
-        with slowly(service):
-            seen = ask_at_length(page, "My fellow")
-            page.reload()
-        page.until(f"document.title === 'tiny' && {SAID}.length")
-        answer = assert_kept(page, seen, "Unfinished")
-        wait_until(lambda: idle(service))
-
-        page.value("document.querySelector('.again').click()")
-        page.until(ANSWERED)
-        said = page.value(SAID)
-        assert said[0] == "My fellow" and said[1].startswith(answer) and len(said) == 2
-
-
-def test_questions_beyond_the_context_leave_out_the_oldest_turns_and_say_so(tmp_path):
-    service = served(random_run())
-    with serving(service) as port, browsing(f"http://127.0.0.1:{port}/", tmp_path) as page:
-        page.until("document.title === 'tiny'")
-        assert page.value("$('tokens').value") == "64", "a quarter of the context"
-        assert page.value("$('used').textContent") == "0 of 256 tokens"
-        page.value("$('temperature').value = 0")
-        full = []
-        for number in range(6):
-            page.type(f"Question {number}")
-            page.until(f"{BUTTON} === 'Send' && {SAID}.length === {2 * number + 2} && {NOTE}")
-            assert "64 tokens" in page.value(NOTE)
-            full.append(page.value("$('meter').value"))
-            assert page.value("$('used').textContent") == f"{full[-1]} of 256 tokens"
-        assert 64 < full[0] < full[1] < full[2] < 256 and max(full) <= 256
-        said, line = page.value(SAID), page.value("document.querySelector('.line').textContent")
-        assert line.startswith("The context of 256 tokens is full")
-        after = "[...document.querySelectorAll('.line ~ .user span')].map((one) => one.textContent)"
-        assert page.value(after) == ["Question 3", "Question 4", "Question 5"]
-        # The model is asked with just what is below the line.
-        messages = [
-            {"role": ("user", "assistant")[number % 2], "content": text}
-            for number, text in enumerate(said[6:11])
-        ]
-        body = {"messages": messages, "max_tokens": 64, "temperature": 0}
-        reply = post(port, "/v1/chat/completions", body)[1]
-        assert reply["choices"][0]["message"]["content"] == said[11]
-        assert reply["usage"]["total_tokens"] == full[-1]
-
-        page.type("We " * 300)  # what no room can be made for takes none
-        page.until(f"{BUTTON} === 'Send' && {WRONG}")
-        assert page.value(WRONG).startswith("This question alone fills the context of 256 tokens")
-        page.value("$('text').value = 'begun'; document.querySelector('.edit').click()")
-        assert page.value("$('text').value") == "We " * 300 + "\nbegun"
-
-        page.reload()
-        page.until(f"document.title === 'tiny' && {SAID}.length === 12")
-        assert page.value("document.querySelector('.line').textContent") == line
-        assert page.value(after) == ["Question 3", "Question 4", "Question 5"]
+def test_conversations_are_listed_switched_between_and_deleted(tiny, monkeypatch):
+    service, _, page = tiny
+    slow(service, monkeypatch)
+    begun = ask(page, "My fellow", until=f"{SAID}[1]", **LONG)[1]
+    click(page, "#new")  # while the answer comes
+    assert page.value(SAID) == [] and page.value("$('go').textContent") == "Send"
+    monkeypatch.undo()
+    said = ask(page, "And now?\nSoon?", **SHORT)  # what the first one still gets is not here
+    assert said[0] == "And now?\nSoon?" and len(said) == 2
+    assert page.value(TITLES) == ["And now?", "My fellow"]
+    click(page, "#list .open", 1)
+    said = page.value(SAID)
+    assert said[0] == "My fellow" and said[1].startswith(begun) and len(said) == 2
+    assert ask(page, "Go on")[:2] == said and page.value(TITLES) == ["My fellow", "And now?"]
+    page.value("confirm = () => true")
+    click(page, "#list .discard")
+    assert page.value(SAID) == [] and page.value(TITLES) == ["And now?"]
+    page.value("for (let n = 0; n < 60; n++) save({ key: `lrkv.chat.${n}`, turns: [{}] })")
+    assert page.value("conversations().length") == 50
 
 
-def test_a_question_that_the_servers_end_met_is_kept_and_sent_again_when_it_is_back(tmp_path):
-    service = served(random_run())
-    with contextlib.ExitStack() as pages, contextlib.ExitStack() as server:
-        port = server.enter_context(ended_at_once(service))
-        page = pages.enter_context(browsing(f"http://127.0.0.1:{port}/", tmp_path))
-        page.until("document.title === 'tiny'")
-        with slowly(service):
-            seen = ask_at_length(page, "My fellow")
-            server.close()
-            page.until(f"{BUTTON} === 'Send'")
-        assert_kept(page, seen, "The server is gone. Your question is kept")
-        assert page.value("$('state').textContent").startswith("The server is gone.")
-
-        page.value("$('clear').click()")
-        page.type("And now?")  # while nobody answers
-        page.until(f"{BUTTON} === 'Send' && {WRONG}")
-        assert page.value(SAID)[0] == "And now?" and "The server is gone." in page.value(WRONG)
-
-        server.enter_context(ended_at_once(served(random_run()), port))
-        page.until("$('state').textContent === 'The server is back.'")
-        assert page.value(WRONG).endswith("It is back: send the question again.")
-        page.value("document.querySelector('.again').click()")
-        page.until(ANSWERED)
-        assert page.value(SAID) == ["And now?", answered(port, "And now?", most=200)]
+def test_questions_beyond_the_context_leave_out_the_oldest_turns_and_say_so(tiny):
+    _, port, page = tiny
+    for number in range(6):
+        said = ask(page, f"Question {number}", temperature=0)
+        assert "64 tokens" in page.value(NOTE), "a quarter of the context"
+        assert page.value("$('used').textContent") == f"{page.value("$('meter').value")} of 256"
+    shown = "[...document.querySelectorAll('.full, .full ~ .user .text')].map((at) => at.innerText)"
+    line, *seen = page.value(shown)
+    assert line.startswith("The context of 256 tokens is full")
+    # The model is asked with just what is below the line.
+    assert seen == said[6::2] and said[11] == answered(port, *said[6:11], tokens=64)
+    ask(page, "We " * 300)  # what no room can be made for takes none
+    assert page.value(WRONG).startswith("This question alone fills the context of 256 tokens")
 
 
-def test_a_model_that_continues_text_has_conversations_of_its_own(tmp_path):
-    service = served(random_run())
+def test_a_question_outlives_the_server_and_another_kind_of_model_has_other_ones(
+    tmp_path, monkeypatch
+):
     config = random_run().config.model.model_copy(update={"vocabulary": 4096})
     plain = a_run(config, random_params(config, 3), context=256)
+    plain, service = served(plain, "plain"), served(random_run())
     with contextlib.ExitStack() as pages, contextlib.ExitStack() as server:
-        port = server.enter_context(ended_at_once(service))
+        port = server.enter_context(serving(service, drain=0))
         page = pages.enter_context(browsing(f"http://127.0.0.1:{port}/", tmp_path))
         page.until("document.title === 'tiny'")
-        choose(page, tokens=20)
-        page.type("My fellow")
-        page.until(ANSWERED)
+        slow(service, monkeypatch)
+        begun = ask(page, "My fellow", until=f"{SAID}[1]", **LONG)[1]
+        server.close()  # streams are cut
+        page.until(ENDED)
+        gone, (question, answer) = "The server is unreachable.", page.value(SAID)
+        assert question == "My fellow" and answer.startswith(begun)
+        assert page.value(WRONG).startswith(f"{gone} Your question is kept")
+        assert page.value("$('state').textContent") == f"{gone} Reconnecting …"
+        server.enter_context(serving(served(random_run()), "secret", port=port, drain=0))
+        page.until("!$('keyed').hidden")
+        page.value("$('key').value = 'secret'; $('key').dispatchEvent(new Event('change'))")
+        page.until("$('keyed').hidden")
+        assert page.value(WRONG).endswith("It is back: send the question again.")
+        click(page, ".again")
+        page.until(f"{ENDED} && !{WRONG}")
         server.close()
-        server.enter_context(ended_at_once(served(plain, "plain"), port))
 
-        page.type("We are")  # to a server that is another one by now
-        page.until("$('state')?.textContent.includes('another kind of model')")
+        server.enter_context(serving(plain, port=port))
+        ask(page, "We are", until="$('state').textContent.includes('another kind of model')")
         assert page.value(SAID) == [] and page.value("$('text').value") == "We are"
-        page.type("")
-        page.until(ANSWERED)
+        said = ask(page, "", **SHORT)
         body = {"prompt": "We are", "max_tokens": 20, "temperature": 0}
         reply = post(port, "/v1/completions", body)[1]
-        assert page.value(SAID) == ["We are", reply["choices"][0]["text"]]
+        assert said == ["We are", reply["choices"][0]["text"]] == page.value(SEEN)
+        ask(page, "We " * 99, **LONG)  # 100 tokens or more, so fewer than 200 follow
+        assert page.value(NOTE).startswith("the context is full · ")
+        assert page.value(TITLES) == ["We are"]
 
-        choose(page, tokens=200)
-        page.type("We " * 99)  # 100 tokens or more, so fewer than 200 follow
-        page.until(f"{SAID}.length === 4 && {ANSWERED}")
-        assert page.value("$('used').textContent") == "256 of 256 tokens"
-        assert "length · the context is full" in page.value(NOTE)
-        assert page.value("[...$('list').options].map((one) => one.text)") == ["We are"]
+
+MARKDOWN = Path(__file__).with_name("sample.md").read_text()
+TURN = {"question": "<b>", "state": "done", "note": "note", "prompt": 9, "fresh": 9, "exact": True}
+
+
+def show(page, *turns, **more):
+    turns = [{**TURN, **turn} for turn in turns]
+    page.value(f"show({json.dumps({'key': 'lrkv.chat.it', 'from': 0, 'turns': turns, **more})})")
+
+
+def shape(html):
+    """Text and elements, without plain containers, attributes and space."""
+    elements = re.sub(r"<(/?)(\w+)[^>]*>", r"<\1\2>", html.replace("s>", "del>"))
+    return unescape(re.sub(r"</?(p|div|hr)>|\s", "", elements))
+
+
+def test_markdown_is_that_of_markdown_it_and_hostile_text_stays_text(tiny):
+    page = tiny[2]
+    show(page, {"answer": MARKDOWN})
+    page.value("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    click(page, ".code button")
+    assert page.value("copied") == 'x = "**"\n\n\ny = 1'
+    click(page, ".assistant .actions button")
+    assert page.value("copied") == MARKDOWN
+    page.value("document.querySelectorAll('.code > div').forEach((head) => head.remove())")
+    expected = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    shown = page.value("document.querySelector('.assistant .text').innerHTML")
+    assert shape(shown) == shape(expected.render(MARKDOWN))
+    page.value("document.body.append(make('script', '', 'window.ran = true'))")
+    assert page.value("window.ran") is None, "no script runs but the page's"
+
+    page.value("const drawn = make('div'); let text = ''")
+    for text in ("<img src=x onerror=alert(1)>", "[x](javascript:alert(1))", "![", "]("):
+        page.value(f"text = {json.dumps(text)}.repeat(20000); render(drawn, [text])")
+        assert page.value("drawn.textContent === text && drawn.firstChild.children.length === 0")
+    for text in ("*a **b ", "`a``b", "~~a_b", "> ", "- - a\n", "|-\n", "http://.", "1. ", "```\n"):
+        page.value(f"text = {json.dumps(text)}.repeat(200000 / {len(text)})")
+        page.value("window.began = performance.now(); render(drawn, text.split('\\n'))")
+        assert page.value("performance.now() - began") < 10_000, text
+        drawn, whole = map(letters, page.value("[drawn.textContent, text]"))
+        assert drawn.startswith(whole), text
+
+
+# Each element that shows text, its color, and the color behind it.
+COLORS = """[...document.querySelectorAll("body :not(script)")].filter((at) =>
+  at.checkVisibility({ visibilityProperty: true }) &&
+  (at.placeholder || [...at.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
+).map((at) => {
+  const { color, opacity } = getComputedStyle(at, at.placeholder ? "::placeholder" : null);
+  let below = at;
+  const behind = () => getComputedStyle(below).backgroundColor;
+  while (behind() === "rgba(0, 0, 0, 0)") below = below.parentElement;
+  return [at.outerHTML.slice(0, 80), opacity === "1" ? color : "translucent", behind()];
+})"""
+
+
+def luminance(color):
+    """WCAG's, of an opaque color."""
+    srgb = np.array(re.fullmatch(r"rgb\((\d+), (\d+), (\d+)\)", color).groups(), float) / 255
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722] + 0.05
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)])
+def test_all_text_has_contrast_and_fits_a_phone(scheme, width, tiny):
+    page = tiny[2]
+    scheme = {"name": "prefers-color-scheme", "value": scheme}
+    page.call("Emulation.setEmulatedMedia", features=[scheme])
+    screen = {"height": 844, "deviceScaleFactor": 1, "mobile": True}
+    page.call("Emulation.setDeviceMetricsOverride", width=width, **screen)
+    gone = {"answer": f"`{'x' * 999}`\n```\n{'x' * 999}", "state": "gone", "error": "Gone."}
+    show(page, {"answer": MARKDOWN}, gone, gone, **{"from": 1}, system="S" * 400)
+    page.value("say('Gone.', true); $('keyed').hidden = false; edit(current.turns[2])")
+    for opened in ("settings", "side"):
+        page.value(f"$('{opened}').showPopover()")
+        colors = page.value(COLORS)
+        ratios = {at: luminance(color) / luminance(behind) for at, color, behind in colors}
+        assert not {at: ratio for at, ratio in ratios.items() if 1 / 4.5 < ratio < 4.5}
+        assert len(colors) > 50
+    fits = "document.documentElement.scrollWidth <= innerWidth"
+    assert page.value(f"{fits} && $('turns').scrollWidth <= $('turns').clientWidth")

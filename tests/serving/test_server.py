@@ -1,19 +1,16 @@
 """What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
 
 import contextlib
-import os
 import re
 import socket
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import openai
 import pytest
-from support.engines import program_counts
 from support.hand_built import calling_run
-from support.served import asks, get, idle, late, post, random_run, raw, served, wait_until
+from support.served import asks, get, idle, post, random_run, raw, served, slow, wait_until
 
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
@@ -121,10 +118,7 @@ def test_a_chat_is_answered_with_the_calculator():
 
 
 WRONG = [
-    ("/v1/completions", {"prompt": "a", "max_token": 3}, 400, "max_token"),
-    ("/v1/completions", {"prompt": "a", "model": "gpt-5"}, 404, "model"),
     ("/v1/completions", {"prompt": {"a": 1}}, 400, "prompt"),
-    ("/v1/completions", {"prompt": [[1], []]}, 400, "prompt"),
     ("/v1/completions", {"prompt": [1, 99999]}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 300}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "stop": ["x"] * 1_000_000}, 413, None),
@@ -132,19 +126,15 @@ WRONG = [
     ("/v1/completions", {"prompt": [[1]] * 400_000, "n": 16}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a" * 1_000_000}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "min_tokens": 2**31}, 400, "min_tokens"),
-    ("/v1/completions", {"prompt": "a", "min_tokens": 17}, 400, None),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, None),
     ("/v1/completions", {"prompt": "a", "logit_bias": dict.fromkeys(range(301), 1)}, 400, None),
     ("/v1/completions", {"prompt": "a", "best_of": 2}, 400, "best_of"),
-    ("/v1/completions", {"prompt": "a", "stop_token_ids": ["x"] * 300_000}, 400, "stop_token_ids"),
     ("/v1/chat/completions", {"messages": [{"role": "user"}] * 5000}, 400, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 400, "messages"),
-    ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, None),
     ("/v1/completions", b'{"prompt": "\xff"}', 400, None),
     ("/v1/completions", b"[" * 100_000, 400, None),
     ("/v1/completions", {"prompt": "a", **{str(i): 1 for i in range(100_000)}}, 400, None),
     ("/v1/completions", {"prompt": "a", "stop": "[{" * 100_000}, 400, "stop"),
-    ("/v1/completions", b"", 400, None),
     ("/v1/nothing", {}, 404, None),
     ("/v1/models", {}, 405, None),
 ]
@@ -269,123 +259,46 @@ def test_a_client_that_goes_away_leaves_its_pages_in_whatever_phase(port, servic
     reset = raw(port, asks(long))  # while its prompt is read, at the latest
     reset.close()
     wait_until(lambda: idle(service))
-    aborted = [line for line in get(port, "/metrics")[1].splitlines() if "aborted_total" in line]
-    assert float(aborted[-1].split()[1]) >= 10
-
-
-def asked(number):
-    """A request of any kind; a third of them begin alike, a third draw."""
-    rng = np.random.default_rng(number)
-    words = " ".join(rng.choice(WORDS, rng.integers(1, 60)))
-    body = {"prompt": words, "max_tokens": int(rng.integers(1, 60))}
-    body |= {"temperature": 0, "seed": number}
-    if number % 3 == 0:
-        body["prompt"] = " ".join(WORDS * 6) + words
-    if number % 3 == 1:
-        body |= {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.5, "n": 2}
-    if number % 4 == 0:
-        body["logprobs"] = 2
-    if number % 5 == 0:
-        body["stop"] = ["the", "a b"]
-    return body
+    assert float(value(port, "aborted_total")) >= 10
 
 
 def told(body):
     return [(c["text"], c["logprobs"], c["finish_reason"]) for c in body["choices"]]
 
 
-@pytest.mark.parametrize(
-    ("requests", "drafts"),
-    [
-        pytest.param(30, 0, marks=pytest.mark.slow),
-        pytest.param(2000, 0, marks=pytest.mark.nights),
-        pytest.param(2000, 7, marks=pytest.mark.nights),
-    ],
-)
-def test_concurrent_requests_get_what_each_gets_alone_and_nothing_is_left(requests, drafts):
-    """Some are cancelled, some malformed, and some readers are slow."""
-    service = served(random_run(), draft_tokens=drafts)
-    with serving(service) as port:
-        alone = {n: told(post(port, "/v1/completions", asked(n))[1]) for n in range(12)}
-        before = program_counts(), threading.active_count(), len(os.listdir("/proc/self/fd"))
-
-        def one(number):
-            rng = np.random.default_rng([7, number])
-            if number % 20 == 9:
-                with raw(port, asks({**asked(number % 12), "stream": True})) as there:
-                    while there.recv(int(rng.integers(1, 100))):
-                        time.sleep(0.01)
-                return None
-            if number % 10 == 3:
-                there = raw(port, asks({**asked(number % 12), "stream": True}))
-                time.sleep(rng.uniform(0, 0.2))
-                return there.close()
-            if number % 10 == 6:
-                assert post(port, "/v1/completions", {"prompt": 3})[0] == 400
-                return None
-            if number % 10 == 8:  # whatever the engine's call has taken, and not given back yet
-                assert {get(port, "/metrics")[0] for _ in range(40)} == {200}
-                return None
-            return number % 12, told(post(port, "/v1/completions", asked(number % 12))[1])
-
-        with ThreadPoolExecutor(12) as pool:
-            for answer in pool.map(one, range(requests)):
-                if isinstance(answer, tuple):
-                    assert answer[1] == alone[answer[0]]
-        wait_until(lambda: idle(service))
-        assert program_counts() == before[0], "something was compiled after the warm-up"
-        encoders = min(32, os.cpu_count() + 4)  # asyncio's own
-        assert threading.active_count() <= before[1] + encoders
-        assert len(os.listdir("/proc/self/fd")) <= before[2] + 2
-        assert service.engine_loop.faults == 0
-    assert not drafts or service.engine_loop.engine.calls.accepted > 1000
-
-
-def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(service, port):
-    was, slow = service.limits, {"prompt": "We", "max_tokens": 250, "ignore_eos": True}
-    calls = service.engine_loop.engine.calls
-    try:
-        service.limits = ServiceLimits(1, tokens=10**6, seconds=0.8)
-        service.open += 1
-        for stream in (False, True):
-            asked = {"prompt": "We", "stream": stream}
-            status, body, headers = post(port, "/v1/completions", asked)
-            assert status == 429 and body["error"]["code"] == "overloaded"
-            assert headers["retry-after"] == "1"
-        service.open -= 1
-        calls.read, read = late(calls.read)
-        status, body, _ = post(port, "/v1/completions", slow)
-        assert status == 504 and body["error"]["code"] == "timeout"
-        # A call of 16 steps takes 0.1 s, so fewer steps make a call.
-        assert 1 <= service.engine_loop.engine.scheduler.steps <= 8
-        calls.read = read
-    finally:
-        service.limits = was
+def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(
+    service, port, monkeypatch
+):
+    monkeypatch.setattr(service, "limits", ServiceLimits(1, tokens=10**6, seconds=0.8))
+    service.open += 1
+    for stream in (False, True):
+        asked = {"prompt": "We", "stream": stream}
+        status, body, headers = post(port, "/v1/completions", asked)
+        assert status == 429 and body["error"]["code"] == "overloaded"
+        assert headers["retry-after"] == "1"
+    service.open -= 1
+    slow(service, monkeypatch)
+    long = {"prompt": "We", "max_tokens": 250, "ignore_eos": True}
+    status, body, _ = post(port, "/v1/completions", long)
+    assert status == 504 and body["error"]["code"] == "timeout"
+    # A call of 16 steps takes 0.1 s, so fewer steps make a call.
+    assert 1 <= service.engine_loop.engine.scheduler.steps <= 8
     wait_until(lambda: idle(service))
 
 
 def test_a_call_that_fails_ends_its_requests_and_an_engine_that_always_fails_is_given_up():
     service = served(random_run())
-    calls, failures = service.engine_loop.engine.calls, []
-    start, short = calls.start, {"prompt": "We", "max_tokens": 9, "temperature": 0}
-
-    def failing(*plan):
-        if failures:
-            raise failures.pop()
-        return start(*plan)
-
-    def planted(count):
-        failures[:] = [RuntimeError("planted")] * count
-
+    calls, failure = service.engine_loop.engine.calls, RuntimeError("planted")
+    calls.start = Mock(wraps=calls.start)
+    short = {"prompt": "We", "max_tokens": 9, "temperature": 0}
     with pytest.raises(LrkvError, match="3 times in a row"), serving(service) as port:
         right = post(port, "/v1/completions", short)
-        calls.start = failing
-        planted(1)
+        calls.start.side_effect = [failure, *[DEFAULT] * 99]
         status, body, _ = post(port, "/v1/completions", short)
         assert status == 500 and "planted" in body["error"]["message"]
         again = post(port, "/v1/completions", short)
         assert again[0] == 200 and told(again[1]) == told(right[1])
         assert service.engine_loop.faults == 1
         wait_until(lambda: idle(service))
-        planted(100)
+        calls.start.side_effect = failure
         assert [post(port, "/v1/completions", short)[0] for _ in range(3)] == [500, 500, 503]

@@ -4,60 +4,13 @@ No import of lrkv_jax: the script that records what transformers makes of them h
 """
 
 import json
+from pathlib import Path
 
-SMOL = """\
-{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
-{{ '<|im_start|>system\\nBe of use.<|im_end|>\\n' }}{% endif %}\
-{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}\
-{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-# Blocks on lines of their own, macros, namespace, loop controls, filters, and what it refuses.
-BLOCKS = """\
-{{- bos_token }}
-{%- set ns = namespace(system='', last=-1) %}
-{%- macro head(role) %}
-{{- '<|head|>' ~ role ~ '<|tail|>\\n' }}
-{%- endmacro %}
-{%- for message in messages %}
-    {%- if message.role == 'system' %}
-        {%- if not loop.first %}
-            {{- raise_exception('the system speaks first') }}
-        {%- endif %}
-        {%- set ns.system = message['content'] | trim %}
-        {%- continue %}
-    {%- endif %}
-    {%- if message.role == 'user' %}
-        {%- set ns.last = loop.index0 %}
-    {%- endif %}
-{%- endfor %}
-{%- if ns.system %}
-{{ head('system') }}{{ ns.system | tojson }}{{ eos_token }}
-{% endif %}
-{% for message in messages if message.role != 'system' %}
-    {% if loop.index > 40 %}{% break %}{% endif %}
-    {% if message.role == 'assistant' %}
-{{ head('assistant') }}{% generation %}\
-{{ message.content.split('</think>')[-1] }}{{ eos_token }}{% endgeneration %}
+TEMPLATES = Path(__file__).with_name("chat_templates")
 
-    {% else %}
-{{ head(message.role) }}{{ message.content | trim }}{{ eos_token }}
-    {% endif %}
-{% endfor %}
-{% if add_generation_prompt %}
-{{ head('assistant') -}}
-{% endif %}"""
-INST = """\
-{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}\
-{% set system = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}\
-{% set system = none %}{% endif %}\
-{% for message in loop_messages %}\
-{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
-{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}\
-{% endif %}\
-{% if loop.index0 == 0 and system is not none %}\
-{% set content = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + message['content'] %}\
-{% else %}{% set content = message['content'] %}{% endif %}\
-{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}\
-{% else %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"""
+
+def jinja(name):
+    return (TEMPLATES / f"{name}.jinja").read_text()
 
 
 def alphabet():
@@ -121,7 +74,7 @@ def chatml(path):
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     settings = {
         "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>",
-        "unk_token": "<|endoftext|>", "chat_template": SMOL,
+        "unk_token": "<|endoftext|>", "chat_template": jinja("chatml"),
     }  # fmt: skip
     ends = {"eos_token_id": 264}
     return folder(path, tokenizer(special, MERGES), settings, generation_config=ends)
@@ -138,7 +91,7 @@ def blocks(path):
         "eos_token": "<|eot|>",
         "chat_template": "{{ 'not this one' }}",
     }  # fmt: skip
-    return folder(path, definition, settings, BLOCKS)
+    return folder(path, definition, settings, jinja("blocks"))
 
 
 def inst(path):
@@ -146,7 +99,7 @@ def inst(path):
     definition = tokenizer(("<unk>", "<s>", "</s>"), post_processor=first("<s>", 257))
     templates = [
         {"name": "tool_use", "template": "{{ 'tools' }}"},
-        {"name": "default", "template": INST},
+        {"name": "default", "template": jinja("inst")},
     ]
     settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
                 "chat_template": templates}  # fmt: skip

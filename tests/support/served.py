@@ -42,14 +42,11 @@ def wait_until(true, seconds=30.0):
         time.sleep(0.01)
 
 
-def late(read):
-    """(the engine's reading of a call, a tenth of a second late; itself)."""
-
-    def slow(ahead):
-        time.sleep(0.1)
-        read(ahead)
-
-    return slow, read
+def slow(service, monkeypatch):
+    """Until it is undone, calls of the service's engine take a tenth of a second more."""
+    calls = service.engine_loop.engine.calls
+    read = calls.read
+    monkeypatch.setattr(calls, "read", lambda ahead: (time.sleep(0.1), read(ahead))[1])
 
 
 def post(port, path, body, **headers):

@@ -38,7 +38,8 @@ def stop(directory):
 def evaluate(directory, option, tasks):
     assert option == "--tasks"
     step = json.loads(Path(directory, "metrics.jsonl").read_text())["step"]
-    report = {"step": step} | {task: {"bits_per_byte": 2.0} for task in tasks.split(",")}
+    loss = {"bits_per_byte": 1.0, "cross_entropy": 2.0 + 0.1 * directory.endswith("gqa")}
+    report = {"step": step} | {task: loss for task in tasks.split(",")}
     Path(directory, "evaluation.json").write_text(json.dumps(report))
 
 

@@ -58,7 +58,7 @@ def finish(folder: Path) -> FinishedRun:
         texts.mkdir(parents=True)
         few_pages(texts)
     changes = [*settings_of(texts), f"run_dir={folder / 'run'}"]
-    changes += ["train.log_every=2", "train.validate_every=3", "train.sample_tokens=8"]
+    changes += ["train.log_every=2", "train.validate_every=3"]
     config = load_config("configs/quickstart.yaml", [*TINY, *changes])
     if not printed.exists():
         console = Console(file=io.StringIO(), width=200)

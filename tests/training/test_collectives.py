@@ -97,16 +97,17 @@ EXPECTED = {
         "backward": {"all-gather": 8, "reduce-scatter": 8, "all-reduce": 2 + 2 + 2},
     },
 }  # fmt: skip
-EACH = [key if key[0] == "mha" else pytest.param(key, marks=pytest.mark.slow) for key in EXPECTED]
 
 
-@pytest.mark.parametrize("key", EACH, ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("key", EXPECTED, ids=str)
 def test_a_layer_says_what_the_table_predicts(key):
     counts = counted(step_text(*key))
     for turn, expected in EXPECTED[key].items():
         assert counts[turn] == expected, turn
 
 
+@pytest.mark.slow
 def test_a_step_gathers_a_layer_at_a_time_and_shares_newton_schulz():
     text = step_text("mha", (1, 8, 1, 1))
     once = counted(text)["once"]

@@ -29,6 +29,7 @@ def nats(config, mesh, tokens, rows):
         return np.asarray(loss(jax.tree.map(np.asarray, random_params(config)), tokens))
 
 
+@pytest.mark.slow
 def test_a_packed_document_has_the_losses_it_has_alone():
     """On a mesh that splits positions too; of one variant: test_contract.py packs for each."""
     config = small(FIVE["lrkv"], layers=1)

@@ -47,11 +47,13 @@ def whole(tmp_path_factory, finished_run):
     return config, directory, finished_run.printed
 
 
+@pytest.mark.slow
 def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, whole):
     """Also where a kill left rows past the checkpoint and a torn one, and stdout is full (A5)."""
     stopping = Stopping()
     stopping.due = iter([False, False, True]).__next__  # in the last step: it cuts nothing short
-    half = tiny("train.log_every=2", "train.validate_every=3", "train.profile=2:3")
+    more = "train.profile=2:3", "train.sample_tokens=8"
+    half = tiny("train.log_every=2", "train.validate_every=3", *more)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
     stopped = train(half, until=3, stopping=stopping, console=terminal, **ONE)
     assert (stopped.step, stopped.finished, stopped.stopped) == (3, False, False)
@@ -72,13 +74,15 @@ def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, whole):
     for key in LEARNT:
         assert [row.get(key) for row in a] == [row.get(key) for row in b], key
     chex.assert_trees_all_equal(load_run(whole[1]).params, load_run(resumed.run_dir).params)
+    sample = resumed.run_dir / "samples/step-00000006.txt"
+    assert sample.read_text().startswith("My fellow")
 
 
 def test_a_run_directory_holds_what_the_readme_says(whole):
     config, directory, printed = whole
     rows = read_metrics(directory)
     assert {p.name for p in directory.iterdir()} == {
-        "config.yaml", "history.jsonl", "metrics.jsonl", "events", "checkpoints", "samples",
+        "config.yaml", "history.jsonl", "metrics.jsonl", "events", "checkpoints",
     }  # fmt: skip
     assert [r["step"] for r in rows if "validation_loss" in r] == [3, 6]
     for row in rows:
@@ -92,7 +96,6 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
     assert rows[-1]["val_loss_subset"] != rows[-1]["validation_loss"]
     assert "val_loss_subset" not in rows[2]
     assert load_config(directory / "config.yaml").model.attention == config.model.attention
-    assert (directory / "samples/step-00000006.txt").read_text().startswith("My fellow")
     assert "held out, 2 batches: CE" in printed and "held out, whole split: CE" in printed
     with Checkpointer(directory / "checkpoints") as checkpoints:
         manifest = checkpoints.manifest()
@@ -160,6 +163,7 @@ def test_another_setting_that_changes_the_result_is_refused_with_its_values(ende
     assert {path: path.read_bytes() for path in ended.run.glob("*.*")} == before
 
 
+@pytest.mark.slow
 def test_an_allowed_change_is_taken_and_written_into_the_history(ended, tmp_path):
     run = shutil.copytree(ended.run, tmp_path / "[/b]x")  # which rich would read as markup (A21)
     other = ended.config(

@@ -12,8 +12,10 @@ from rich.console import Console
 from support.full import full_output
 
 from lrkv_jax.config.schema import WatchdogConfig
+from lrkv_jax.distributed.hardware import HARDWARE, hardware, hardware_of
 from lrkv_jax.distributed.processes import Processes
-from lrkv_jax.training.metrics import MetricsLog, WandB, read_metrics
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.training.metrics import MetricsLog, WandB, peak_flops, read_metrics
 from lrkv_jax.training.progress import ProgressDisplay
 
 ROW = {"step": 7, "loss": 1.5, "tokens_per_second": 2e4, "mfu": None, "skipped": 0, "bpb": 1.0,
@@ -113,3 +115,15 @@ def test_a_log_that_resumes_has_each_step_once_in_order(tmp_path):
     with MetricsLog(tmp_path, start_step=6, warn=print) as log:
         log.row({"step": 7, "loss": 1.0})
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 7]
+
+
+def test_a_name_or_what_jax_calls_a_device_finds_it():
+    assert hardware("H200").name == "H200 SXM"
+    with pytest.raises(LrkvError, match="'tpu' is unknown: use a100, h100, h200, b200$"):
+        hardware("tpu")
+    kinds = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"
+    for kind, device in zip(kinds, HARDWARE.values(), strict=True):
+        assert hardware_of(kind) is device
+        assert peak_flops([SimpleNamespace(device_kind=kind)] * 8) == 8 * device.bf16_flops
+    assert hardware_of("cpu") is None
+    assert peak_flops([SimpleNamespace(device_kind="cpu")]) is None

@@ -1,4 +1,4 @@
-"""Documents to records on disk: tokenized shard by shard, packed, resumed after a kill.
+"""Records on disk from documents: tokenized shard by shard, packed, resumed after a kill.
 
-`build` is the road from source to manifest; `folders` are what is written and read.
+`build` goes from source to manifest; `folders` has the files that are written and read.
 """

@@ -13,14 +13,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
 from lrkv_jax.errors import LrkvError
 
 # One core each: the tokenizers' threads would only wait for one another.
 _ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-
-_DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 Job = Callable[[], None]  # what can be pickled
 RunJobs = Callable[[Sequence[Job], int], Iterator[int]]
@@ -78,19 +75,15 @@ def beam_jobs(options: Sequence[str] = ()) -> RunJobs:
     """Like `run_jobs`, on Beam; options: a pipeline's, as its command line takes them.
 
     The runner on this machine is used unless they name another. Raises LrkvError where
-    Beam, or Dask for its runner, is not installed; the function that it returns raises
-    one where a job or the runner fails.
+    Beam is not installed; the function that it returns raises one where a job or the
+    runner fails.
     """
     try:
         import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+        from apache_beam.options.pipeline_options import PipelineOptions
     except ImportError:
         raise LrkvError('--beam needs apache-beam: pip install -e ".[beam]"') from None
     parsed = PipelineOptions(list(options))
-    standard = parsed.view_as(StandardOptions)
-    if standard.runner in ("DaskRunner", _DASK):
-        standard.runner = _DASK  # the one runner that Beam does not know by its short name
-        _one_job_to_a_task(parsed)
 
     def run(jobs: Sequence[Job], workers: int) -> Iterator[int]:
         try:
@@ -104,17 +97,6 @@ def beam_jobs(options: Sequence[str] = ()) -> RunJobs:
         yield from range(len(jobs))
 
     return run
-
-
-def _one_job_to_a_task(parsed: Any) -> None:
-    """Unless the options say how the jobs are divided: by default 128 share a task, so a worker."""
-    try:
-        from apache_beam.runners.dask.dask_runner import DaskOptions
-    except (ImportError, AttributeError):  # the latter is how the module misses dask
-        raise LrkvError('--runner=DaskRunner needs dask: pip install -e ".[beam]"') from None
-    dask = parsed.view_as(DaskOptions)
-    if dask.npartitions is None and dask.partition_size is None:
-        dask.partition_size = 1
 
 
 def _failed(error: Exception) -> LrkvError:

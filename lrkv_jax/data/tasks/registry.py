@@ -51,7 +51,7 @@ class Task:
 def _smoltalk_example(row: dict[str, Any], id: str) -> Conversation | None:
     """A row, `messages: [{role, content}]`; None, to be left out, where a message of it is empty.
 
-    There is nothing to learn from an empty turn, and nobody can mend a row of the hub's. The set
+    There is nothing to learn from an empty turn, and nobody can fix a row of the hub's. The set
     names no rows, so `id` leaves no trace. Raises LrkvError for a question without an answer.
     """
     messages = row["messages"]
@@ -109,7 +109,7 @@ def stream(name: str, split: str, folder: str | Path = DEMO) -> Iterator[Example
     """The examples of one split, in the files' order, one at a time (SmolTalk's 460K are large).
 
     folder: "demo" for the small demonstration set that ships with the package; else where fetched
-    sets lie, each in a subfolder of its name with the repository's own layout.
+    sets lie, each in a subfolder of its name with the repository's layout.
 
     Raises LrkvError at once for another name or split; while iterating for files that
     are missing (with the command that fetches them), and with its place for any row

@@ -39,7 +39,7 @@ OLDEST = 91100  # cuDNN 9.11: the first to train MLA's widths
 
 
 class Gpu(NamedTuple):
-    """A CUDA GPU's compute capability, and the version of the cuDNN beside it (9.15.0 is 91500)."""
+    """A CUDA GPU's compute capability, and the version of its cuDNN (9.15.0 is 91500)."""
 
     capability: tuple[int, int]
     cudnn: int

@@ -41,7 +41,7 @@ class Consumer:
         self.zeros_MN = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), LAYOUT)
 
     def run(self, each_piece):
-        """Attend to each piece of the worker in turn."""
+        """Attend to each piece of the worker, one after another."""
         if self.plan.full:
             self._load_factors()
         each_piece(self._attend, jnp.int32(0))

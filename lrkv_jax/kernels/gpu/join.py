@@ -3,7 +3,7 @@
 One order makes the result the same whenever and wherever the pieces were computed. XLA's segment
 sums are atomic additions on a GPU, in the order of arrival.
 
-B batch  J places of pieces  U units of heads  Q warpgroups per CTA  N columns  X 64 coordinates
+B batch  Y places of pieces  U units of heads  Q warpgroups per CTA  N columns  X 64 coordinates
 """
 
 import jax
@@ -22,8 +22,8 @@ AT_ONCE = 4  # pieces whose sums are on their way at the same time
 def join(work, sums, peak, total, *, interpret):
     """Softmax averages [B, U, Q, blocks, X, N] and log-sum-exps [B, U, Q, N] from pieces' sums.
 
-    `sums` [J, U, Q, blocks, X, N] are unnormalized; `peak` [J, U, Q, N] is a piece's largest logit
-    times log2(e), `total` [J, U, Q, N] its sum of 2^(logit − peak). A query that sees nothing gets
+    `sums` [Y, U, Q, blocks, X, N] are unnormalized; `peak` [Y, U, Q, N] is a piece's largest logit
+    times log2(e), `total` [Y, U, Q, N] its sum of 2^(logit − peak). A query that sees nothing gets
     0 and MASKED. `interpret` are the arguments of `plgpu.kernel` for the interpreter.
     """
     B, (_, U, Q, blocks, _, N) = len(work.place_B), sums.shape

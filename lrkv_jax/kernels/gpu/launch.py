@@ -38,7 +38,7 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
     operands = {
         **operands,
         "lengths": lengths_B.astype(jnp.int32), "begin_Z": work.begin_Z, "count_Z": work.count_Z,
-        "pieces": jnp.stack([work.sequence_J, work.first_J, work.tiles_J], axis=1),
+        "pieces": jnp.stack([work.sequence_Y, work.first_Y, work.tiles_Y], axis=1),
     }  # fmt: skip
     if pages_BN is None:
         del operands["pages"]
@@ -46,7 +46,7 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
         operands |= _angles(operands["angles"])
     names, arrays = zip(*operands.items(), strict=True)
     scratch = _scratch(plan, operands["keys"].dtype, operands["queries"].dtype)
-    shape = (len(work.tiles_J), plan.units, plan.warpgroups)
+    shape = (len(work.tiles_Y), plan.units, plan.warpgroups)
     blocks = plan.value_blocks + plan.rank_blocks
     outputs = {
         "sums": jax.ShapeDtypeStruct((*shape, blocks, WIDTH, plan.columns), jnp.float32),

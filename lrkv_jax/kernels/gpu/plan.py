@@ -75,7 +75,7 @@ class KernelPlan:
 
     @property
     def fixed_bytes(self):
-        """Shared memory beside the rings."""
+        """Shared memory besides the rings."""
         N, Q, row = self.columns, self.warpgroups, WIDTH * ITEMSIZE
         total = Q * N * row * (self.query_blocks + 1)  # queries and weights
         total += Q * WIDTH * N * 4 + 2 * Q * N * 4  # staging of the results

@@ -3,7 +3,7 @@
 Each sequence is cut at multiples of `PIECE` tiles and nowhere else, so that how its results are
 rounded depends on the sequence alone. Shapes are static; lengths are data.
 
-B batch  Z workers  J places of pieces
+B batch  Z workers  Y places of pieces
 """
 
 from typing import NamedTuple
@@ -18,8 +18,8 @@ PIECE = 8  # tiles; experiments/results/NOTES.md has the estimate
 class PieceSchedule(NamedTuple):
     """Which worker attends to which piece: a piece is a run of tiles of one sequence.
 
-    The piece of place j is `tiles_J`[j] tiles of sequence `sequence_J`[j], from its tile
-    `first_J`[j] on. Worker w does the `count_Z`[w] pieces from place `begin_Z`[w] on, and sequence
+    The piece of place j is `tiles_Y`[j] tiles of sequence `sequence_Y`[j], from its tile
+    `first_Y`[j] on. Worker w does the `count_Z`[w] pieces from place `begin_Z`[w] on, and sequence
     b has the `pieces_B`[b] pieces from place `place_B`[b] on, in the order of its tokens.
     """
 
@@ -27,9 +27,9 @@ class PieceSchedule(NamedTuple):
     count_Z: jax.Array
     place_B: jax.Array
     pieces_B: jax.Array
-    sequence_J: jax.Array
-    first_J: jax.Array
-    tiles_J: jax.Array
+    sequence_Y: jax.Array
+    first_Y: jax.Array
+    tiles_Y: jax.Array
 
 
 def split(lengths_B, workers, slots):
@@ -44,13 +44,13 @@ def split(lengths_B, workers, slots):
     pieces_B = -(-tiles_B // PIECE)
     end_B = jnp.cumsum(pieces_B)
     place_B = end_B - pieces_B
-    places_J = jnp.arange(B * -(-slots // (TILE * PIECE)))
-    sequence_J = jnp.minimum((end_B <= places_J[:, None]).sum(axis=1), B - 1)
-    first_J = (places_J - place_B[sequence_J]) * PIECE
-    tiles_J = jnp.clip(tiles_B[sequence_J] - first_J, 0, PIECE)
-    worker_J = (start_B[sequence_J] + first_J) // jnp.maximum(-(-total // workers), 1)
-    worker_J = jnp.where(tiles_J > 0, worker_J, workers)
-    begin_Z = (worker_J < jnp.arange(workers)[:, None]).sum(axis=1)
-    count_Z = (worker_J == jnp.arange(workers)[:, None]).sum(axis=1)
-    parts = begin_Z, count_Z, place_B, pieces_B, sequence_J, first_J, tiles_J
+    places_Y = jnp.arange(B * -(-slots // (TILE * PIECE)))
+    sequence_Y = jnp.minimum((end_B <= places_Y[:, None]).sum(axis=1), B - 1)
+    first_Y = (places_Y - place_B[sequence_Y]) * PIECE
+    tiles_Y = jnp.clip(tiles_B[sequence_Y] - first_Y, 0, PIECE)
+    worker_Y = (start_B[sequence_Y] + first_Y) // jnp.maximum(-(-total // workers), 1)
+    worker_Y = jnp.where(tiles_Y > 0, worker_Y, workers)
+    begin_Z = (worker_Y < jnp.arange(workers)[:, None]).sum(axis=1)
+    count_Z = (worker_Y == jnp.arange(workers)[:, None]).sum(axis=1)
+    parts = begin_Z, count_Z, place_B, pieces_B, sequence_Y, first_Y, tiles_Y
     return PieceSchedule(*(part.astype(jnp.int32) for part in parts))

@@ -1,4 +1,4 @@
-"""What trained heads look like: how diverse, how large, how well factored (`docs/analysis.md`)."""
+"""Statistics of trained heads: diversity, size and factorization (`docs/analysis.md`)."""
 
 from lrkv_jax.lab.analysis.heads import head_weights
 from lrkv_jax.lab.analysis.run import analyze, head_diversity

@@ -280,7 +280,7 @@ def _start(
 
 
 def _time(settings: TrainBenchmark, mesh: Mesh, started: list[tuple[TrainTiming, Trainer]]) -> None:
-    """Fill in the rows' times, sampled in turn."""
+    """Fill in the rows' times, sampled alternately."""
     if not started:
         return
     products, product_flops = clock.matmul_timer(mesh, started[0][0].dtype)

@@ -1,5 +1,5 @@
-"""`lrkv doctor`: what this machine is, and whether it is right for the work.
+"""`lrkv doctor`: checks of this machine and its devices.
 
-`checks` lists what is looked at; `host` has the checks of the machine, its disk, driver and
-packages, `devices` those of JAX's devices. `examine` runs them, ends where one hangs, and sums up.
+`checks` lists them; `host` has those of the machine, its disk, driver and packages, `devices`
+those of JAX's devices. `examine` runs them, stops if one hangs, and sums up.
 """

@@ -37,7 +37,7 @@ class Finding:
 
 
 def judged(name: str, faults: dict[str, str], text: str, measured: dict[str, Any]) -> Finding:
-    """A finding whose verdict is the worst of `faults`, which maps what is amiss to its verdict.
+    """A finding whose verdict is the worst of `faults`, which maps what is wrong to its verdict.
 
     The text begins with the faults.
     """
@@ -46,7 +46,7 @@ def judged(name: str, faults: dict[str, str], text: str, measured: dict[str, Any
 
 
 class Check(NamedTuple):
-    """A check that may take `seconds`; `fix` is for what it finds amiss."""
+    """A check that may take `seconds`; `fix` is for what it finds wrong."""
 
     name: str
     seconds: float

@@ -1,1 +1,1 @@
-"""The tools that tables, figures and pages are made with."""
+"""Tables, figures and pages from runs: the tools, those of the paper, and comparisons."""

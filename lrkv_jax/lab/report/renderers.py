@@ -1,19 +1,12 @@
 """A table as Markdown, HTML and text: one function, through tabulate."""
 
 import html as _html
-import io
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
-
-import rich.box
-import rich.table
-from rich.console import Console
-from rich.text import Text
 
 from lrkv_jax.lab.report.tables import Cell, Column, Table
 from lrkv_jax.lab.report.tabulated import tabulated
@@ -95,19 +88,9 @@ def write_table(table: Table, out: Path, name: str) -> list[Path]:
 def terminal(table: Table) -> str:
     """The table as wide as the terminal, without footnotes and notes; * marks the best."""
     headings, rows, _ = _cells(table, _Format("", str, best="*{}"))
-    shown = rich.table.Table(
-        box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    for number, heading in enumerate(headings):
-        side: Literal["left", "right"] = "right" if number else "left"
-        shown.add_column(Text(heading), justify=side, overflow="fold")
-    for row in rows:
-        shown.add_row(*map(Text, row))
-    console = Console(file=io.StringIO(), width=shutil.get_terminal_size().columns)
-    with console.capture() as captured:
-        console.print(shown)
-    body = "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
-    return "\n".join(filter(None, (table.title, "", body, "", table.caption)))
+    widest = shutil.get_terminal_size().columns // len(headings) - 2
+    body = tabulated(headings, rows, form="simple", widest=widest)
+    return "\n\n".join(filter(None, (table.title, body, table.caption)))
 
 
 def markdown(table: Table) -> str:
@@ -126,7 +109,9 @@ def html(table: Table) -> str:
         '<span class="words">{}</span>',
     )  # fmt: skip
     body, notes = _body(table, form)
-    caption = f"{text(table.title)}. {text(table.caption)}".strip()
+    if not any(column.heading for column in table.columns):
+        body = body.partition("<thead>")[0] + body.partition("</thead>")[2]
+    caption = f"<b>{text(table.title)}</b>" + f". {text(table.caption)}" * bool(table.caption)
     beneath = "".join(f"<p>{text(note)}</p>" for note in notes)
     return (
         f'<figure class="table"><figcaption>{caption}</figcaption><div class="wide">{body}</div>'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lrkv_jax.lab.report.comparison.contrasts import spread
@@ -91,6 +91,16 @@ class Table:
     notes: list[str] = field(default_factory=list)
     caption: str = ""
     name: str = ""
+
+    def with_data(self, *without: str) -> Table:
+        """The table without columns of these names, and those that hold nothing in any row."""
+        kept = [
+            at for at, column in enumerate(self.columns)
+            if column.name not in without
+            and any(row.cells[at].value not in (None, "") for row in self.rows)
+        ]  # fmt: skip
+        rows = [TableRow(tuple(row.cells[at] for at in kept), row.block) for row in self.rows]
+        return replace(self, columns=[self.columns[at] for at in kept], rows=rows)
 
     def best(self) -> set[tuple[int, int]]:
         """Places (row, column) of each block's best values, and of those written alike."""

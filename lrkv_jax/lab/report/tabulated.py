@@ -21,7 +21,8 @@ def tabulated(
     """
     align = ["left"] * left + ["right"] * (len(headers) - left)
     if widest:  # tabulate's own maxcolwidths fails on numbers like 4,096
-        headers, *rows = [[textwrap.fill(cell, widest) for cell in row] for row in (headers, *rows)]
+        headers = [textwrap.fill(cell, widest - 2) for cell in headers]  # it adds two spaces
+        rows = [[textwrap.fill(cell, widest) for cell in row] for row in rows]
     return tabulate(
         rows, headers, tablefmt=form, disable_numparse=True, colalign=align if rows else None
     )

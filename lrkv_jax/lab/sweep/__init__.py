@@ -1,1 +1,1 @@
-"""A grid of runs: which there are (`grid`), and running those that are not done (`work`)."""
+"""A grid of runs: its points (`grid`), and training and evaluating them (`work`)."""

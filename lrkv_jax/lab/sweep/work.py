@@ -5,6 +5,8 @@ is reported and does not stop the others.
 """
 
 import contextlib
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,19 +14,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import differences
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
 from lrkv_jax.evaluation.evaluate import questions_of
 from lrkv_jax.files import read_json
+from lrkv_jax.lab.report.comparison import (
+    RunRecord,
+    archive_runs,
+    archived_by_name,
+    read_run_record,
+)
 from lrkv_jax.lab.sweep.grid import Point
-from lrkv_jax.training.metrics import read_metrics
 from lrkv_jax.training.run_dir import read_run
-
-if TYPE_CHECKING:
-    from lrkv_jax.lab.report.comparison import RunRecord
 
 LRKV = (sys.executable, "-m", "lrkv_jax.cli")
 
@@ -45,7 +49,7 @@ class State:
 
 
 def state_of(
-    point: Point, tasks: Sequence[str], known: "Mapping[str, RunRecord] | None" = None
+    point: Point, tasks: Sequence[str], known: Mapping[str, RunRecord] | None = None
 ) -> State:
     """How far a point is; it is done when its last step has been evaluated on all `tasks`.
 
@@ -68,7 +72,7 @@ def state_of(
         evaluation = read_json(point.directory / "evaluation.json", "delete it")
     if _is_evaluated(evaluation, last, tasks):
         return State("done", last, evaluation)
-    rows = read_metrics(point.directory)
+    rows = newest_rows(point.directory)
     return State("begun", rows[-1]["step"] if rows else 0)
 
 
@@ -96,6 +100,12 @@ class PointOutcome:
     seconds: float = 0.0  # 0 if it was done already
     error: str | None = None
 
+    @property
+    def heldout(self) -> tuple[float | None, float | None]:
+        """Its held-out loss in nats per token and in bits per byte, where it was evaluated so."""
+        found = (self.state.evaluation or {}).get("bpb") or {}
+        return found.get("cross_entropy"), found.get("bits_per_byte")
+
 
 class _Child:
     """The process that runs now. A signal to stop this one is passed on: it saves and ends."""
@@ -103,8 +113,8 @@ class _Child:
     stopped = False
     process: subprocess.Popen | None = None
 
-    def run(self, command: list[str], log: Path) -> int:
-        """A command's exit code."""
+    def run(self, command: list[str], log: Path, watch: Callable[[], None]) -> int:
+        """A command's exit code; `watch` is called every second until it ends."""
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
@@ -112,7 +122,11 @@ class _Child:
             )  # fmt: skip
         if self.stopped:  # the signal came while this one was started
             self.process.terminate()
-        return self.process.wait()
+        while True:
+            try:
+                return self.process.wait(timeout=1)
+            except subprocess.TimeoutExpired:
+                watch()
 
     def stop(self, number: int, frame: object = None) -> None:
         """The handler of SIGINT and SIGTERM; a second one is passed on and ends it at once."""
@@ -121,19 +135,32 @@ class _Child:
             self.process.terminate()
 
 
+def newest_rows(directory: Path, size: int = 1 << 14) -> list[dict[str, Any]]:
+    """The last rows of a run's metrics, as many as `size` bytes hold; it may be writing them."""
+    try:
+        with (directory / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines[:-1] if line.startswith(b"{")]
+
+
 def work(
     points: Sequence[Point],
     *,
     tasks: Sequence[str],
     logs: Path,
     report: Callable[[PointOutcome], None],
+    watch: Callable[[Point], None] = lambda point: None,
     archive: Path | None = None,
 ) -> bool:
-    """Bring every point to its end; `report` is called for each, even if skipped.
+    """Bring every point to its end; `report` is called for each, first for those that are done.
 
-    What a point's processes print goes to a file of its name in `logs`. Runs that the file
-    `archive` has are done, and a run that ends is added to it. On SIGINT or SIGTERM the point that
-    runs saves and ends; False is then returned, and the same call resumes later.
+    `watch` is called every second with the point that runs. What a point's processes print goes to
+    a file of its name in `logs`. Runs that the file `archive` has are done, and a run that ends is
+    added to it. On SIGINT or SIGTERM the point that runs saves and ends; False is then returned,
+    and the same call resumes later.
 
     Raises `LrkvError` before anything starts if a directory holds another run, or a task is none
     that its runs can be evaluated on.
@@ -147,19 +174,17 @@ def work(
         questions_of(chats.config, tasks)
     known: Mapping[str, RunRecord] = {}
     if archive:
-        # Imported here: it loads scipy's statistics, which takes a second.
-        from lrkv_jax.lab.report.comparison import archive_runs, archived_by_name, read_run_record
-
         known = archived_by_name(archive)
     states = [state_of(point, tasks, known) for point in points]
     logs.mkdir(parents=True, exist_ok=True)
     child = _Child()
     before = {n: signal.signal(n, child.stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for point, state in zip(points, states, strict=True):
+        pairs = zip(points, states, strict=True)
+        for point, state in sorted(pairs, key=lambda pair: pair[1].name != "done"):
             outcome = PointOutcome(point, state)
             if state.name != "done":
-                outcome = _finish(point, tasks, child, logs)
+                outcome = _finish(point, tasks, child, logs, watch)
             if archive and _belongs_in(known, outcome):
                 archive_runs([read_run_record(point.directory)], archive)
             report(outcome)
@@ -171,19 +196,25 @@ def work(
     return not child.stopped
 
 
-def _belongs_in(known: "Mapping[str, RunRecord]", outcome: PointOutcome) -> bool:
+def _belongs_in(known: Mapping[str, RunRecord], outcome: PointOutcome) -> bool:
     """Whether a finished run has a directory, and the archive has not its evaluation yet."""
     point, state = outcome.point, outcome.state
     here = state.name == "done" and (point.directory / "config.yaml").is_file()
     return here and (point.name not in known or known[point.name].evaluation != state.evaluation)
 
 
-def _finish(point: Point, tasks: Sequence[str], child: _Child, logs: Path) -> PointOutcome:
+def _finish(
+    point: Point,
+    tasks: Sequence[str],
+    child: _Child,
+    logs: Path,
+    watch: Callable[[Point], None],
+) -> PointOutcome:
     began = time.monotonic()
     log = logs / f"{point.name}.log"
     evaluate = [*LRKV, "evaluate", str(point.directory), "--tasks", ",".join(tasks)]
     for command in ([*LRKV, "train", *point.arguments], evaluate):
-        code = child.run(command, log)
+        code = child.run(command, log, lambda: watch(point))
         if code or child.stopped:
             break
     error = None

@@ -160,7 +160,7 @@ def cache_fraction_published(model: ModelConfig) -> float:
 
 
 def with_mha(model: ModelConfig) -> ModelConfig:
-    """The same model with MHA and its whole cache, what caches are compared with."""
+    """The same model with MHA and a cache in its dtype, which caches are compared with."""
     return model.model_copy(update={"attention": MHA(), "kv_cache_dtype": "auto"})
 
 

@@ -23,7 +23,7 @@ class Serving:
 
     `largest_batch` is 0 where one sequence does not fit. `floor` is a step's at that batch, or at
     one sequence; `floor_of_one` is that of a single sequence. `flops_per_byte` are attention's, of
-    each cached byte: beyond the device's own ratio, arithmetic takes longer than bytes.
+    each cached byte: beyond the device's ratio, arithmetic takes longer than bytes.
     """
 
     length: int

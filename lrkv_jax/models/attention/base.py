@@ -54,7 +54,7 @@ Query = Any
 class Attention(nnx.Module):
     """One layer of attention: x [B, T, D] → [B, T, D].
 
-    A cache of S slots serves sequences of up to S tokens, each with its own length. `axis_rules`
+    A cache of S slots serves sequences of up to S tokens, each with a length. `axis_rules`
     are pairs of a logical axis and the mesh axes that shard it, before those of `RULES`.
     """
 
@@ -121,7 +121,7 @@ class Attention(nnx.Module):
         return None
 
     def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
-        """The cache as `jax.ShapeDtypeStruct`s, all of `dtype` but for inverse norms."""
+        """The cache as `jax.ShapeDtypeStruct`s, all of `dtype` except for inverse norms."""
         raise NotImplementedError
 
     def head_weights(self) -> HeadWeights:

@@ -36,7 +36,7 @@ class _Grouped(AttentionConfig):
 
 
 class MHA(_Grouped):
-    """Multi-head attention: each head has its own keys and values."""
+    """Multi-head attention: each head has separate keys and values."""
 
     name: ClassVar[str] = "mha"
     styles: ClassVar = {None: ("#000000", "-", "o")}

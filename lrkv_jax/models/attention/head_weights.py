@@ -31,7 +31,7 @@ class SharedResidual:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """One layer's heads, each with its own matrices, in float64.
+    """One layer's heads, each with separate matrices, in float64.
 
     Keys and values that heads share are repeated. `query_rope` and `rope_key` are MLA's part that
     carries positions; `key_parts` and `value_parts` are LRKV's, where its rank is not 0. `gain_K`
@@ -49,7 +49,7 @@ class HeadWeights:
     gain_K: Float[np.ndarray, "K"] | None = None
 
     def query_key(self) -> tuple[Float[np.ndarray, "H D W"], Float[np.ndarray, "H D W"]]:
-        """(Q, K) with A_h = Q_h K_hᵀ: a logit between tokens at one position, but for its norms.
+        """(Q, K) with A_h = Q_h K_hᵀ: a logit between tokens at one position, without its norms.
 
         RoPE at offset zero is the identity, in every rope mode of LRKV too. MLA's is the sum of
         both its parts, W^Q_h (W_down W^up_h)ᵀ + W^Qr_h W_rᵀ, without the norms on its latent and

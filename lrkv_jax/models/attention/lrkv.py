@@ -177,7 +177,7 @@ class LowRankAttention(Attention):
 
     @property
     def _in_latents(self) -> bool:
-        """Whether queries meet the keys' latents in their own R coordinates."""
+        """Whether queries meet the keys' latents in R coordinates."""
         return bool(self.rank) and self.rope != "full"
 
     @property
@@ -244,7 +244,7 @@ class LowRankAttention(Attention):
     def _forms_weights(self, x_BTD):
         """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
 
-        By the entry's rule, of this device's own tokens and residuals.
+        By the entry's rule, of this device's tokens and residuals.
         """
         (B, T, D), (G, _, K) = x_BTD.shape, self.key_up[...].shape
         return self.config.attention.forms_weights(D, G, K, B * T)

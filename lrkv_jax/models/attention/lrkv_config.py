@@ -46,7 +46,7 @@ class LRKV(AttentionConfig):
     )
     rope: Literal["full", "shared", "latent"] = semantics(
         "What positions rotate. full: the whole key, as in the paper; shared: its shared part "
-        "alone; latent: its shared part, and the latent in its own R coordinates.",
+        "alone; latent: its shared part, and the latent in its R coordinates.",
         "full",
     )
     rank_key: Positive | None = semantics("Rank of the keys' residuals, R_k. Null is rank.", None)

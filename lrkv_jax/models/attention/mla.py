@@ -6,7 +6,7 @@ C latent width  R width of a head's own latent  P rope-key width  W logit width
 c = norm(x W_down), C wide; v_h = c W^V_h. Positions enter in one of two modes, each decoded
 exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):
 
-    decoupled  k_h = [c W^K_h ; norm(rope(x W_r))], one rope key beside the latent. A head's query
+    decoupled  k_h = [c W^K_h ; norm(rope(x W_r))], one rope key next to the latent. A head's query
                is [K without rope ; P with rope], each part normed. The expanded keys carry no norm:
                q · (c W^K_h) = (q W^K_hᵀ) · c needs them linear in c. DeepSeek's.
     full       k_h = norm(rope(c W^K_h)), the query normed and rotated as MHA's. Cached are c and

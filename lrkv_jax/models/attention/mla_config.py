@@ -26,10 +26,10 @@ from lrkv_jax.errors import LrkvError
 class MLA(AttentionConfig):
     """Multi-head latent attention: one latent per token, expanded into each head's keys and values.
 
-    `rope`: `decoupled` puts positions into one rope key beside the latent (DeepSeek's);
-    `qk_rope_head_dim = 0` reproduces the paper's cache count there, and drops positions altogether.
-    `full` rotates each head's whole key, and has no rope key. With `rank` each head has a latent
-    of its own beside the common one; in `full`, keys, values and those latents may be of G groups
+    `rope`: `decoupled` puts positions into a separate rope key (DeepSeek's). There,
+    `qk_rope_head_dim = 0` reproduces the paper's cache count, and drops positions altogether.
+    `full` rotates each head's whole key, and has no rope key. With `rank` each head has a private
+    latent next to the common one. In `full`, keys, values and private latents may be of G groups
     of heads (`kv_heads`).
     """
 
@@ -46,12 +46,11 @@ class MLA(AttentionConfig):
         64,
     )
     rope: Literal["decoupled", "full"] = semantics(
-        "What positions rotate. decoupled: a rope key beside the latent; full: each head's whole "
-        "key.",
+        "What positions rotate. decoupled: a separate rope key; full: each head's whole key.",
         "decoupled",
     )
     rank: NonNegative = semantics(
-        "Width of the latent that each head has of its own, beside the common one, R.", 0
+        "Width of each head's private latent, next to the common one, R.", 0
     )
     kv_heads: Positive | None = semantics(
         "Number of keys and values that latents are expanded into, G: each serves a group of "
@@ -74,7 +73,7 @@ class MLA(AttentionConfig):
 
     @classmethod
     def overridden(cls, settings: dict[str, Any], changed: set[str]) -> dict[str, Any]:
-        """A file's rope width is of its own mode: another mode's is not asked for with it."""
+        """A file's rope width is of its mode, and is dropped with another mode."""
         moved = "rope" in changed and settings.get("rope") == "full"
         if moved and "qk_rope_head_dim" not in changed:
             return {key: value for key, value in settings.items() if key != "qk_rope_head_dim"}
@@ -108,7 +107,7 @@ class MLA(AttentionConfig):
 
     @property
     def cached_rank(self) -> int:
-        """Columns of a head's own cached latents."""
+        """Columns of a head's private cached latents."""
         return padded_rank(self.rank)
 
     def check(self, model: ModelShape) -> None:

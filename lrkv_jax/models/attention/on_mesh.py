@@ -1,4 +1,4 @@
-"""Attention on a mesh: each device attends with its own heads to its own sequences.
+"""Attention on a mesh: each device attends with its heads to its sequences.
 
 A Mosaic kernel cannot be partitioned by the compiler, and a cache must never be gathered: so the
 part of a layer between its input and its heads' outputs runs in `jax.shard_map`. By our rules heads
@@ -28,7 +28,7 @@ def on_mesh(attend, layer, x_BTD, cache, *rows):
 
     `rows` are arrays [B, ...], or None. Without a mesh, on one of a single device, and where every
     axis is manual already, this is the call itself. Where sequences are split a pool of pages is
-    too: a sequence's table then counts from its own shard's first page.
+    too: a sequence's table then counts from its shard's first page.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if math.prod(mesh.shape[axis] for axis in _free_axes(mesh)) == 1:

@@ -1,4 +1,4 @@
-"""Checkpoints that can be trusted: checksummed, verified, and never half there."""
+"""Checkpoints that are written whole, checksummed, and verified when they are restored."""
 
 from lrkv_jax.training.checkpointing.checkpointer import Checkpointer
 from lrkv_jax.training.checkpointing.layout import Damaged

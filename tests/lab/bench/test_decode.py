@@ -29,6 +29,7 @@ def small_copies():
         yield
 
 
+@pytest.mark.slow
 def test_the_command_leaves_consistent_rows_of_which_none_is_missing(capsys, monkeypatch, tmp_path):
     how = ("--scale", "quickstart", "--variants", "mha,lrkv", "--batch", "2", "--length", "32",
            "--impl", "xla,mosaic,jax", "--samples", "3", "--json",

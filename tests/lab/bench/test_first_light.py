@@ -17,7 +17,7 @@ SCRIPT = ROOT / "experiments" / "first_light.py"
 @pytest.fixture
 def light(monkeypatch, tmp_path):
     """The script, with the stages of `support.planted_items`, and copies of the pages."""
-    for page in ("decode.md", "performance.md"):
+    for page in ("decode.md", "planning.md"):
         shutil.copy(ROOT / "docs" / page, tmp_path / page)
     spec = importlib.util.spec_from_file_location("first_light", SCRIPT)
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
@@ -86,7 +86,7 @@ def test_tables_are_of_the_files_or_say_that_nothing_was_measured(light, tmp_pat
     plant("kernels", row("t1", "ok"), dry=True)
     plant("training")
     light.write_tables(tmp_path, tmp_path)
-    for page, name in (("decode.md", "decoding"), ("performance.md", "training")):
+    for page, name in (("decode.md", "decoding"), ("planning.md", "training")):
         text = block(tmp_path / page, name)
         assert text == "Not measured on a GPU yet (`python experiments/first_light.py`)."
         # As in the repository, until it is measured.

@@ -46,9 +46,8 @@ def by_xla(problem, cache, lengths_B):
     return attend(problem.inputs, cache, lengths_B)
 
 
-@pytest.mark.parametrize(
-    "name", [FULL, *(pytest.param(n, marks=pytest.mark.slow) for n in ("gqa", "mla"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [FULL, "gqa", "mla"])
 def test_the_reference_is_the_oracles_answer(name, monkeypatch):
     """The oracles in place of the variant's kernels."""
 
@@ -66,6 +65,7 @@ def test_the_reference_is_the_oracles_answer(name, monkeypatch):
     assert np.std(lse) > 0.05 and np.abs(out).std() > 0.1  # a wrong logit would show
 
 
+@pytest.mark.slow
 def test_rounding_to_bfloat16_is_allowed_in_bfloat16_alone():
     problem = problem_of("gqa", dtype="bfloat16")
     live = sum(leaf.nbytes for leaf in jax.tree.leaves(problem.cache))
@@ -77,6 +77,7 @@ def test_rounding_to_bfloat16_is_allowed_in_bfloat16_alone():
     assert problems.tolerance("float32") < error < problems.tolerance("bfloat16")
 
 
+@pytest.mark.slow
 def test_a_broken_implementation_is_far_from_the_reference():
     problem = problem_of(FULL)
     cache, lengths_B, reference = problem.cache, problem.lengths_B, reference_of(problem)

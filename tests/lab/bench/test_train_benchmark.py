@@ -41,6 +41,7 @@ def on_one_device(monkeypatch):
     return alone
 
 
+@pytest.mark.slow
 def test_the_command_leaves_a_row_that_adds_up(on_one_device, capsys, monkeypatch, tmp_path):
     how = ("--variants", "mha", "--samples", "3", "--depth", "1", "--json",
            "--out", str(tmp_path), *SMALL.overrides)  # fmt: skip

@@ -51,6 +51,7 @@ def test_state_is_what_live_arrays_hold():
     assert counted.gradients == counted.parameters  # both float32
 
 
+@pytest.mark.slow
 def test_memory_is_xlas_of_the_compiled_step_and_the_verdict_says_so():
     smaller = "model.layers=1", "optimizer.muon.iterations=1"
     config = configured("attention=mha", "model.dtype=float32", *smaller, fsdp=2)

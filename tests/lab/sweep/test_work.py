@@ -1,5 +1,6 @@
 """A sweep does each run once, goes on after anything, and lets no failure stop the others."""
 
+import io
 import json
 import shutil
 import signal
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.command import lrkv
 from support.several import FEW_OPTIMISATIONS
 from support.tiny import TINY
@@ -16,6 +18,7 @@ from support.tiny import TINY
 from lrkv_jax.config import dump_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.sweep import work as sweep_work
+from lrkv_jax.lab.sweep.display import Display
 from lrkv_jax.lab.sweep.grid import grid
 from lrkv_jax.lab.sweep.work import work
 from lrkv_jax.training.metrics import read_metrics
@@ -59,6 +62,27 @@ def test_done_runs_are_skipped_and_a_failure_stops_no_other(tmp_path, stand_in):
     assert starts(points) == [1, 2, 1]
     run(points, tmp_path, tasks=["bpb", "agreement"])  # trained, but not evaluated on both
     assert starts(points) == [2, 3, 2]
+
+
+def test_a_sweep_shows_how_far_each_run_is_and_ends_in_a_table(tmp_path, stand_in, capsys):
+    points = points_of(tmp_path, "attention=gqa,mqa,mha,lrkv")
+    screen = Console(file=io.StringIO(), force_terminal=True, width=80, height=24)
+    with Display(points, screen) as display:
+        run(points[:3], tmp_path, report=display.report)
+        points[3].directory.mkdir()
+        row = {"step": 2, "loss": 5.5, "seconds": 30.0}
+        points[3].directory.joinpath("metrics.jsonl").write_text(f"{json.dumps(row)}\n" * 2 + '{"s')
+        display.watch(points[3])
+    frame = [line.split() for line in screen.file.getvalue().rpartition("loss")[2].splitlines()]
+    assert [["gqa", "done", "5/5", "2.1000"], ["mqa", "failed", "0/5"]] == frame[2:4]
+    assert ["lrkv", "training", "2/5", "5.5000", "0:01:30"] == frame[5]
+    display.print_results()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in rows[2:4]] == [
+        [str(tmp_path / "mha"), "2.0000"], [str(tmp_path / "gqa"), "2.1000"],
+    ]  # fmt: skip
+    assert rows[4] == ["next", "lrkv", "report", str(tmp_path)]
+    assert rows[5][:2] == ["failed:", "mqa:"] and "no multi-query today" in " ".join(rows[5])
 
 
 def test_archived_runs_are_done_without_their_directories(tmp_path, stand_in):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.jaxprs import equations
+from support.marks import quick
 
 from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.kernels import angles, online
@@ -53,8 +54,7 @@ def as_defined(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, base, pages_BN):
 
 
 # The rest differs from these by a number.
-QUICK = {"mha", "mla", "lrkv-shared", "lrkv-full"}
-MARKED = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ENTRIES]
+MARKED = quick("mha", "mla", "lrkv-shared", "lrkv-full", slow=ENTRIES)
 
 
 @pytest.mark.parametrize("name", MARKED)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import oracle
+from support.marks import quick
 from support.variants import (
     ALL,
     MODES,
@@ -46,15 +47,14 @@ CHANGED = {
 }
 
 # MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the fast ones are the odd
-# rank, which is padded, and residuals of groups; `shared` attends as `latent` does. GQA's fast one,
-# and that of MLA with `full`, are pretrained models.
-FAST = {"mla", "lrkv-full-odd_rank", "lrkv-latent-groups"}
-FAST |= {name for name in CHANGED if name.endswith("pretrained")}
+# rank, which is padded, and residuals of groups; `shared` attends as `latent` does. GQA's fast one
+# is a pretrained model.
+FAST = ("mla", "lrkv-full-odd_rank", "lrkv-latent-groups", "gqa-pretrained")
 
 
 @pytest.fixture(
     scope="module",
-    params=[n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in (*ALL, *CHANGED)],
+    params=quick(*FAST, slow=(*ALL, *CHANGED)),
 )
 def name(request):
     """Every variant; of module scope, so that a variant's tests run together and share programs."""
@@ -119,16 +119,8 @@ def test_decode_equals_forward(name):
     np.testing.assert_array_equal(greedy, whole_BTV[known_BT].argmax(-1))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "lrkv-full-odd_rank",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("gqa", "mla", "mla-full", "lrkv-shared-odd_rank", "lrkv-latent-odd_rank")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("gqa", "mla", "mla-full", *(f"lrkv-{m}-odd_rank" for m in MODES)))
 def test_decode_equals_forward_in_bfloat16_within_rounding(name):
     """The cache adds no more error than the format itself: float32 is the yardstick of both."""
     model = model_of(name, "bfloat16")
@@ -251,10 +243,8 @@ def test_another_models_cache_is_refused_in_one_line(name, cache, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "lrkv-full-odd_rank" else pytest.param(n, marks=pytest.mark.slow) for n in ALL],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
 def test_decode_equals_forward_for_every_shape_of_a_step_in_bfloat16(name):
     """1, 3 and 8 queries of 1 and 3 sequences: XLA on a CPU may lack a product that one of them is.
 
@@ -278,13 +268,10 @@ def test_decode_equals_forward_for_every_shape_of_a_step_in_bfloat16(name):
         assert error(out_BTD, whole_BTD[:B, :T]) <= 2**-5
 
 
-FAR = "mha", "mla-full", "lrkv-shared-odd_rank", "lrkv-latent-even_rank"
+FAR = "mha", "mla", "mla-full", "lrkv-shared-odd_rank", "lrkv-latent-even_rank"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["mla", "lrkv-full-odd_rank", *(pytest.param(n, marks=pytest.mark.slow) for n in FAR)],
-)
+@pytest.mark.parametrize("name", quick("lrkv-full-odd_rank", slow=FAR))
 def test_decode_equals_forward_at_the_end_of_a_long_context(name):
     """The last token's heads from the cache and from what trains, within 2e-6 of the values'.
 

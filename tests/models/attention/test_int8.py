@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.marks import quick
 from support.variants import ALL, PRETRAINED, error, random_model, small
 
 from lrkv_jax.errors import LrkvError
@@ -15,7 +16,7 @@ from lrkv_jax.models.attention import LRKV
 from lrkv_jax.models.attention.cache import contiguous, slot_axes, slots_of
 
 PAGE, PAGES = 8, 3  # slots of a sequence: 24
-SLOW = ("gqa", "mla", "mla-full-rank", "lrkv-latent-groups")
+LAYERS = ("lrkv-full-groups", "gqa", "mla", "mla-full-rank", "lrkv-latent-groups")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -40,7 +41,7 @@ def test_rows_are_kept_to_half_a_step_of_their_largest_value(dtype):
 
 @pytest.fixture(
     scope="module",
-    params=["lrkv-full-groups", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)],
+    params=quick(slow=LAYERS),
 )
 def layer(request):
     """A layer that keeps an int8 cache, with all that pretrained models have where it can."""

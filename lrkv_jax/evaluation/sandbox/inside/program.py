@@ -7,7 +7,7 @@ import sys
 import system
 
 REPORT = 3  # closed before the program begins
-PROOF = 4  # the one that it has beside 0, 1 and 2
+PROOF = 4  # the one that it has besides 0, 1 and 2
 ALL_DESCRIPTORS = 1 << 20
 
 

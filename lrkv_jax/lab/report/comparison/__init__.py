@@ -5,19 +5,16 @@ from lrkv_jax.lab.report.comparison.contrasts import (
     against,
     combined,
     contrasts,
-    correlation,
     spread,
     trend,
 )
 from lrkv_jax.lab.report.comparison.files import (
     archive_runs,
     archived_by_name,
-    pretraining,
     read_run_record,
     read_runs,
     read_sound_runs,
 )
-from lrkv_jax.lab.report.comparison.rates import TunedFamily, TunedVariant, families
 from lrkv_jax.lab.report.comparison.runs import (
     Curve,
     RunRecord,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtr, stdtrit  # of Student's t; scipy.stats takes a second
 
 LEVEL = 0.05
 POWER = 0.8
@@ -61,7 +61,7 @@ class Contrast:
         """The 95 % interval, of this contrast by itself; None without an error."""
         if self.difference is None or self.error is None:
             return None
-        half = float(stats.t.isf(LEVEL / 2, self.degrees)) * self.error
+        half = -float(stdtrit(self.degrees, LEVEL / 2)) * self.error
         return self.difference - half, self.difference + half
 
     @property
@@ -72,8 +72,8 @@ class Contrast:
         """
         if self.error is None:
             return None
-        t = stats.t(self.degrees)
-        return float(t.isf(LEVEL / 2 / self.family) + t.ppf(POWER)) * self.error
+        found, missed = stdtrit(self.degrees, [LEVEL / 2 / self.family, POWER])
+        return float(missed - found) * self.error
 
     def equal_within(self, margin: float) -> float | None:
         """p of two one-sided tests that |difference| < `margin` (Schuirmann 1987); small: it is."""
@@ -81,7 +81,7 @@ class Contrast:
             return None
         if not self.error:
             return float(abs(self.difference) >= margin)
-        return float(stats.t.sf((margin - abs(self.difference)) / self.error, self.degrees))
+        return float(stdtr(self.degrees, (abs(self.difference) - margin) / self.error))
 
     @property
     def verdict(self) -> str:
@@ -171,7 +171,7 @@ def _estimate(X: np.ndarray, values: Sequence[float], c: np.ndarray) -> Contrast
     error = float(sigma * np.linalg.norm(weights))
     if error:
         return Contrast(
-            difference, error, degrees, float(2 * stats.t.sf(abs(difference) / error, degrees))
+            difference, error, degrees, float(2 * stdtr(degrees, -abs(difference) / error))
         )
     # The same difference each time: certain, or none at all.
     return Contrast(difference, 0.0, degrees, float(abs(difference) <= scale))
@@ -193,38 +193,3 @@ def holm(p: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p) - rank) * p[which]))
         adjusted[which] = largest
     return adjusted
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """Pearson's r² of `n` points, and its 95 % interval; None for fewer than 4 points."""
-
-    r_squared: float
-    n: int
-    interval: tuple[float, float] | None
-
-    @property
-    def in_words(self) -> str:
-        """R² with its interval, as pictures write it."""
-        if self.interval is None:
-            return f"R² = {self.r_squared:.3f} of {self.n} points: too few for an interval"
-        low, high = self.interval
-        return f"R² = {self.r_squared:.3f} (n = {self.n}; 95 %: {low:.2f} to {high:.2f})"
-
-
-def correlation(x: Sequence[float], y: Sequence[float]) -> Correlation | None:
-    """Pearson's correlation; None where it is undefined: fewer than 3 points, or one value alone.
-
-    The interval of r is Fisher's (1921, Metron 1:3); that of its square begins at 0
-    where r's contains 0.
-    """
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return None
-    found = stats.pearsonr(x, y)
-    r_squared = float(found.statistic) ** 2
-    if len(x) < 4:
-        return Correlation(r_squared, len(x), None)
-    with np.errstate(divide="ignore"):  # points on a line are certain, by this measure
-        low, high = map(float, found.confidence_interval(0.95))
-    squares = sorted((low**2, high**2))
-    return Correlation(r_squared, len(x), (0.0 if low < 0 < high else squares[0], squares[1]))

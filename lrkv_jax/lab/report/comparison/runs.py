@@ -1,6 +1,7 @@
 """What finished runs left, and which of them may be compared with which."""
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -122,6 +123,12 @@ class RunRecord:
     @property
     def steps_done(self) -> int:
         return self.rows[-1]["step"] if self.rows else 0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The median over its steps."""
+        speeds = [row["tokens_per_second"] for row in self.rows if row.get("tokens_per_second")]
+        return statistics.median(speeds) if speeds else None
 
     @property
     def finished(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is cached, and what decoding from it costs: Figure 1, Tables 10 to 12."""
+"""What is cached, and what decoding from it costs: Figure 1, Tables 10 and 12."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.lab.report.figures import Picture, panels
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import (
     KINDS,
     SCALES,
@@ -16,7 +16,6 @@ from lrkv_jax.lab.report.paper_values import (
     paper_value,
     verdict,
 )
-from lrkv_jax.lab.report.styles import variant_name
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, cache_bytes_per_token
 from lrkv_jax.models.accounting.serving import attention_flops
@@ -191,47 +190,6 @@ def table10_memory_latency(runs):
         "Cache and attention of one decoded token", columns, rows,
         caption="All layers; the cache bfloat16, as allocated; two FLOPs per multiplication. "
         "MLA is absorbed; LRKV reads its factors, with the whole key rotated or its shared part.",
-    )  # fmt: skip
-
-
-# Bytes per token and layer in bfloat16: H heads, G key/value heads, K head width, C latent, P rope
-# key, R rank, R' the rank padded to whole rows. The paper's counts come first.
-FORMULAS = {
-    "mha": ("2·2·H·K", "2·2·H·K"),
-    "mqa": ("2·2·K", "2·2·K"),
-    "gqa": ("2·2·G·K", "2·2·G·K"),
-    "mla": ("2·C", "2·(C + P)"),
-    "lrkv": ("2·2·(K + H·R)", "2·2·(K + H·R') + 4·H"),
-}
-
-
-@report_item("Table 11", "KV cache structure", reads="configurations")
-def table11_cache_shapes(runs):
-    """Bytes that a token leaves in a layer's cache, by formula and by number."""
-    columns = [
-        Column("variant"), Column("the paper's formula"), Column("gives", "B"),
-        Column("as allocated"), Column("gives", "B"),
-    ]  # fmt: skip
-    rows = []
-    for scale in DECODE_SCALES:
-        for variant, (paper, ours) in FORMULAS.items():
-            model = of_paper(scale, variant).model
-            rows.append(
-                TableRow.of(
-                    variant_name(variant),
-                    paper, 2 * model.attention.cache_values_published(model),
-                    ours, cache_allocated_bytes_per_token(model) // model.layers, block=scale,
-                )
-            )  # fmt: skip
-    note = (
-        "The paper's Table 11 writes H/G for the key/value heads of GQA, its Table 10 G: here G is "
-        "their number. Its caches have neither rope keys nor norms: without a rope key MLA's keys "
-        "have no positions, without norms LRKV's factored logits are not of normed keys."
-    )
-    return Table(
-        "Bytes that a token leaves in a layer's cache", columns, rows, [note],
-        caption="bfloat16. H heads, G key/value heads, K head width, C latent, P rope key, R rank, "
-        "R' the rank padded to a multiple of 8.",
     )  # fmt: skip
 
 

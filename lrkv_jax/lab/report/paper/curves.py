@@ -20,7 +20,7 @@ from lrkv_jax.lab.report.comparison import (
     steps_saved_by_seed,
 )
 from lrkv_jax.lab.report.figures import Picture, draw_mean, legend_below, panels
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import paper_value
 from lrkv_jax.lab.report.styles import (
     VariantStyle,
@@ -42,7 +42,6 @@ CACHE_NOTE = (
     "deviation. Cache share: by the formula, of a bfloat16 cache with LRKV's float32 inverse norms "
     "and MLA's rope key, which the paper's shares leave out."
 )
-LONG = 8192
 
 
 @dataclass(frozen=True)
@@ -73,29 +72,16 @@ def _variants(setting: Setting) -> list[VariantRuns]:
     ]
 
 
-@report_item("Figure 2", "Held-out loss during pretraining")
+@report_item("Figures 2 and 4", "Held-out loss during pretraining")
 def fig02_loss_curves(runs):
     """Held-out cross-entropy against training tokens, and against training FLOPs.
 
     A column for each scale; lines are means over seeds, bands one standard deviation. The upper
     axis shows MHA's FLOPs: a token of another variant costs up to some per cent more or less.
     """
-    return _curves("Held-out loss during pretraining", settings(runs))
-
-
-@report_item(
-    "Figure 4", "Held-out loss at a context of 8,192",
-    needs="runs at a context of 8,192 tokens, as those of configs/512m_8k.yaml",
-)  # fmt: skip
-def fig04_long_context_curves(runs):
-    """Held-out cross-entropy during pretraining at a context of 8,192 tokens, as in Figure 2."""
-    long = settings([run for run in runs if run.config.train.seq_len == LONG])
-    return _curves("Held-out loss at a context of 8,192", long)
-
-
-def _curves(title: str, shown: Sequence[Setting]) -> list[Picture]:
-    columns = {one.name: _variants(one) for one in shown if any(run.curve for run in one.runs)}
-    return _draw_curves(title, columns)
+    shown = [one for one in settings(runs) if any(run.curve for run in one.runs)]
+    columns = {one.name: _variants(one) for one in shown}
+    return _draw_curves("Held-out loss during pretraining", columns)
 
 
 def _draw_curves(
@@ -257,10 +243,7 @@ def _tested(test: Contrast) -> str:
 ABLATED = ("mla", "lrkv")  # by latent and by rank
 
 
-@report_item(
-    "Figure 5", "Ablation of rank and latent",
-    needs="runs of two ranks or two latents of a scale, as those of configs/nano_ranks.yaml",
-)  # fmt: skip
+@report_item("Figure 5", "Ablation of rank and latent")
 def fig05_rank_ablation(runs):
     """What LRKV's rank and MLA's latent buy.
 

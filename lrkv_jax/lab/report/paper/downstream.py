@@ -1,34 +1,18 @@
-"""Benchmark scores: Table 2 and Figure 19."""
+"""Benchmark scores: Table 2."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
-
-from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.report.comparison import (
-    RunRecord,
-    correlation,
-    every_setting,
-    pretraining,
-    settings,
-    spread,
-)
-from lrkv_jax.lab.report.figures import Picture, legend_below, panels
-from lrkv_jax.lab.report.page import report_item
-from lrkv_jax.lab.report.paper_values import paper_value
-from lrkv_jax.lab.report.styles import GRAY, VariantStyle, run_style
+from lrkv_jax.lab.report.comparison import RunRecord, settings
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper
 
 TASKS = {
     "arc_easy": "ARC-E", "arc_challenge": "ARC-C", "mmlu": "MMLU", "gsm8k": "GSM8K",
     "humaneval": "HumanEval", "combined": "combined",
 }  # fmt: skip
-EVALUATE = "runs evaluated on the five benchmarks: lrkv evaluate RUN --tasks arc_easy,..."
 
 
-@report_item("Table 2", "Downstream tasks", needs=EVALUATE)
+@report_item("Table 2", "Downstream tasks")
 def table02_downstream(runs):
     """The five benchmarks, by variant, from each run's `evaluation.json`.
 
@@ -64,73 +48,3 @@ def _score(seeds: Mapping[int, RunRecord], task: str) -> Cell:
     where = "as the harness asks" if example.get("style") == "harness" else "in a chat"
     note = f"{TASKS[task]}: {example['examples']:,} examples, asked {where}."
     return Cell.over(scores, note=note)
-
-
-# By a variant's style and name: bits per byte and scores in per cent, by seed.
-Points = Mapping[tuple[VariantStyle, str], tuple[Sequence[float], Sequence[float]]]
-
-
-@report_item("Figure 19", "Bits per byte against benchmark scores", needs=EVALUATE)
-def fig19_downstream_correlation(runs):
-    """Whether bits per byte after pretraining predict the combined score of five benchmarks.
-
-    Shown are runs that were evaluated on all five benchmarks; a midtrained one stands
-    at the bits per byte of the run it was started from, which is read from `init_from`
-    where it is not among the runs given. A point is a variant, the mean over its seeds.
-    """
-    shown = _measured(runs)
-    if not shown:
-        return []
-    figure, axes = panels(1, len(shown))
-    for axis, (heading, points) in zip(axes[0], shown.items(), strict=True):
-        _draw(axis, heading, points)
-    legend_below(figure)
-    claimed = paper_value("fig19", "r_squared").text
-    return Picture(
-        "Combined score against bits per byte after pretraining", figure,
-        "Means over seeds, bars one standard deviation. R² of the variants' means; its 95 % "
-        "interval by Fisher's z spans, for five points, most of the possible range. The paper "
-        f"prints {claimed} for 2.5B and none for the other scales.",
-    )  # fmt: skip
-
-
-def _measured(runs: Sequence[RunRecord]) -> Mapping[str, Points]:
-    found: dict[str, dict] = {}
-    known = {run.path.resolve(): run for run in runs}
-    for setting in every_setting(runs):
-        for run in setting.runs:
-            if (run.evaluation or {}).get("combined") is None:
-                continue
-            try:
-                bits = pretraining(run, known).bits_per_byte
-            except LrkvError:
-                continue  # there is no pretraining to stand at
-            points = found.setdefault(setting.name, {})
-            at = points.setdefault((run_style(run), run.label), ([], []))
-            at[0].append(bits)
-            at[1].append(100 * run.evaluation["combined"])
-    return found
-
-
-def _draw(axis: Axes, heading: str, points: Points) -> None:
-    """Draw means over seeds, bars of one standard deviation, the least-squares line and R²."""
-    x, y = [], []
-    for (style, label), (bits, scores) in points.items():
-        across, up = spread(bits), spread(scores)
-        axis.errorbar(
-            across.mean, up.mean, xerr=across.sd, yerr=up.sd, label=label, capsize=3,
-            **style.plot | {"linestyle": "none"},
-        )  # fmt: skip
-        x.append(across.mean)
-        y.append(up.mean)
-    found = correlation(x, y)
-    if found:
-        ends = np.array([min(x), max(x)])
-        slope, at_zero = np.polyfit(x, y, 1)
-        axis.plot(ends, slope * ends + at_zero, color=GRAY, lw=1, ls="--", zorder=1)
-    axis.set_title(f"{heading}\n{found.in_words if found else 'too few variants to correlate'}")
-    axis.invert_xaxis()
-    axis.xaxis.set_major_locator(MaxNLocator(5))
-    axis.margins(0.12)
-    axis.set_xlabel("pretraining bits/byte (better to the right)")
-    axis.set_ylabel("combined score, %")

@@ -1,6 +1,13 @@
-"""Beside the paper: variants by learning rate, by contrast, and by what they cost."""
+"""Beside the paper: variants by learning rate, by contrast, and by what they cost.
+
+At one learning rate for all, a variant may gain from it. A variant's rate is that of the lowest
+mean loss over the seeds that all its rates have run. It is chosen by some of the runs that are then
+compared, for every variant alike.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from lrkv_jax.config import ModelConfig
@@ -8,15 +15,15 @@ from lrkv_jax.distributed.hardware import HARDWARE
 from lrkv_jax.lab.bench.decode import OURS
 from lrkv_jax.lab.report.comparison import (
     Contrast,
-    TunedFamily,
-    TunedVariant,
+    RunRecord,
     against,
     combined,
     contrasts,
-    families,
+    spread,
     steps_saved_by_seed,
 )
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.comparison.runs import alike
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import shipped
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import (
@@ -31,11 +38,87 @@ RATES_NOTE = (
     "over the seeds that all rates of a variant have run. Its rate has the lowest mean; † it is "
     "the smallest or the largest that was tried, so that a better may lie beyond."
 )
+RATE = "optimizer.matrix_lr"
 
 
-@report_item(
-    "Beside the paper", "Learning rates", needs="runs of a variant at several learning rates"
-)
+@dataclass(frozen=True)
+class TunedVariant:
+    """One variant's finished runs at each rate that it was trained at: {rate: {seed: run}}."""
+
+    label: str
+    by_rate: Mapping[float, Mapping[int, RunRecord]]
+
+    @cached_property
+    def bits(self) -> Mapping[float, Mapping[int, float]]:
+        """{rate: {seed: bits per byte}}, of the seeds that all rates have run, if there are any."""
+        shared = set.intersection(*(set(runs) for runs in self.by_rate.values()))
+        return {
+            rate: {seed: runs[seed].bits_per_byte or 0.0 for seed in sorted(shared or runs)}
+            for rate, runs in self.by_rate.items()
+        }
+
+    @cached_property
+    def rate(self) -> float:
+        """The best of those that were tried."""
+        means = {rate: spread(list(bits.values())).mean for rate, bits in self.bits.items()}
+        return min(means, key=means.__getitem__)
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether its rate is the smallest or the largest tried, so that a better may lie beyond.
+
+        Of a variant that was trained at one rate alone nothing was chosen.
+        """
+        return self.swept and self.rate in (min(self.by_rate), max(self.by_rate))
+
+    @property
+    def swept(self) -> bool:
+        """Whether it was trained at several rates; otherwise its rate was not chosen."""
+        return len(self.by_rate) > 1
+
+    @property
+    def runs(self) -> Mapping[int, RunRecord]:
+        """Those at its rate, by seed."""
+        return self.by_rate[self.rate]
+
+
+@dataclass(frozen=True)
+class TunedFamily:
+    """Variants that differ in variant, seed and learning rate alone, under their setting's name."""
+
+    name: str
+    variants: Mapping[str, TunedVariant]
+
+    @property
+    def choosing(self) -> set[int]:
+        """The seeds by which some variant's rate was chosen."""
+        swept = [variant for variant in self.variants.values() if variant.swept]
+        return {seed for variant in swept for bits in variant.bits.values() for seed in bits}
+
+    def named(self, name: str) -> TunedVariant | None:
+        """The variant that configurations list under this name."""
+        for variant in self.variants.values():
+            if any(run.variant == name for run in variant.runs.values()):
+                return variant
+        return None
+
+
+def families(runs: Sequence[RunRecord]) -> list[TunedFamily]:
+    """Finished runs of text by what they may be compared with, each variant with its rate."""
+    found = []
+    for name, members in alike([run for run in runs if not run.midtrained], free=(RATE,)):
+        by_label: dict[str, dict[float, dict[int, RunRecord]]] = {}
+        for run in members:
+            if run.finished:
+                rate = run.config.optimizer.matrix_lr
+                by_label.setdefault(run.label, {}).setdefault(rate, {}).setdefault(run.seed, run)
+        if by_label:
+            variants = {label: TunedVariant(label, by_rate) for label, by_rate in by_label.items()}
+            found.append(TunedFamily(name, variants))
+    return found
+
+
+@report_item("Beside the paper", "Learning rates")
 def learning_rates(runs):
     """Each variant at several learning rates of the matrices, and the best of them."""
     tables = []
@@ -97,18 +180,15 @@ VARIANTS_NOTE = (
     "swept: trained at this rate alone. Cache: bfloat16, as allocated."
 )
 CONTRASTS_NOTE = (
-    "First less second, from one model of all variants and seeds, with its 95 % interval; p "
-    "adjusted by Holm for the contrasts of a block. Where none is found, the smallest that such "
-    "runs would find four times in five stands beside it. Equal: p of two one-sided tests. Sooner: "
-    "the share of its training that the second had left when the first came down to its last "
-    "validation, mean ± standard deviation where each seed did; two equal variants have some too."
+    "First minus second, with a 95 % interval, from one model of all variants and seeds. p is "
+    "adjusted by Holm within a block. Not found: the number is the smallest difference that such "
+    "runs detect with a power of 0.8. Equal: p of two one-sided tests. Sooner: the share of its "
+    "steps that the second had left when the first reached its final loss, mean ± standard "
+    "deviation if every seed did. Equal variants have some too."
 )
 
 
-@report_item(
-    "Beside the paper", "The family, each variant at its own learning rate",
-    needs="finished runs of two variants of one setting",
-)  # fmt: skip
+@report_item("Beside the paper", "The family, each variant at its own learning rate")
 def family(runs):
     """The variants, each at its learning rate, and what separates them.
 

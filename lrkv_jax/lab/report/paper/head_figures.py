@@ -19,7 +19,7 @@ from lrkv_jax.lab.report.analyzed import (
     pictures,
 )
 from lrkv_jax.lab.report.figures import Picture, legend_below, mean_and_sd, panels
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import paper_value
 from lrkv_jax.lab.report.styles import GRAY
 

@@ -14,7 +14,7 @@ from lrkv_jax.lab.report.analyzed import (
     analyzed_settings,
 )
 from lrkv_jax.lab.report.comparison import against
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import beside, paper_value
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper
 
@@ -104,9 +104,7 @@ WEIGHTED_NOTE = (
 )
 
 
-@report_item(
-    "Beside the paper", WEIGHTED, reads="analyses", needs="lrkv analyze RUN --batches 4"
-)  # fmt: skip
+@report_item("Beside the paper", WEIGHTED, reads="analyses")  # fmt: skip
 def weighted_ranks(runs):
     """Effective ranks of heads as held-out text meets them, and random weights'.
 

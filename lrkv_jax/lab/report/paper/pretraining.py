@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lrkv_jax.lab.report.comparison import RunRecord, against, finished, settings
-from lrkv_jax.lab.report.page import report_item
+from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import beside
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper
 from lrkv_jax.models.accounting.counts import cache_fraction
@@ -14,37 +14,39 @@ COLUMNS = [
     Column("live cache", "bytes/token", digits=0),
     Column("CE", "nats/token", "lower", 4),
     Column("BPB", "bits/byte", "lower", 4),
-    Column("BPB over MHA's", "bits/byte"),
-    Column("difference from MHA"),
+    Column("BPB over baseline", "bits/byte"),
+    Column("difference from baseline"),
+    Column("training", "tokens/s", digits=0),
 ]
 NOTE = (
     "Mean ± standard deviation over seeds, on the whole held-out split, at the end of training. "
-    "Difference: one model of the block (variant and seed), with its 95 % interval; p adjusted "
-    "by Holm for the number of variants. Where it is not found (p ≥ 0.05), the smallest difference "
-    "that such runs would find four times in five stands beside it. Live cache: summed from the "
-    "buffers of the evaluated run, in the dtype that a footnote names."
+    "Difference from MHA, or else the first: one model of the block (variant and seed), with its "
+    "95 % interval; p adjusted by Holm for the number of variants. Where it is not found "
+    "(p ≥ 0.05), the smallest difference that such runs would find four times in five stands "
+    "beside it. Live cache: summed from the buffers of the evaluated run, in the dtype that a "
+    "footnote names."
 )
 PRINTED = {"cache": Column("cache", "% of MHA"), "ce": Column("CE"), "bpb": Column("BPB")}
 SIZED = ("lrkv", "mla")
 LONG = 8192
 
 
-def _loss_rows(
-    block: str, variants: Mapping[str, Mapping[int, RunRecord]], paper: str
+def loss_rows(
+    block: str, variants: Mapping[str, Mapping[int, RunRecord]], paper: str = ""
 ) -> list[TableRow]:
-    """A row of `COLUMNS` for each label's finished runs by seed, beside the paper's table."""
+    """A row of `COLUMNS` for each label's finished runs by seed, beside a table of the paper's."""
     done = {label: found for label, runs in variants.items() if (found := finished(runs))}
     bits = {
         label: {seed: run.bits_per_byte for seed, run in runs.items()}
         for label, runs in done.items()
     }
-    rivals = {label: seeds for label, seeds in bits.items() if label != "MHA"}
-    tests = against(bits["MHA"], rivals) if "MHA" in bits else {}
+    base = "MHA" if "MHA" in done else next(iter(done), "")
+    tests = against(bits.get(base, {}), {label: bits[label] for label in done if label != base})
     rows = []
     for label, runs in done.items():
         one, test = next(iter(runs.values())), tests.get(label)
-        words = test.in_words if test else "" if label == "MHA" else "no MHA to compare with"
         losses = {seed: run.cross_entropy for seed, run in runs.items()}
+        speeds = {seed: run.tokens_per_second for seed, run in runs.items()}
         rows.append(
             TableRow.of(
                 label,
@@ -53,7 +55,8 @@ def _loss_rows(
                 Cell.over(losses, paper=beside(paper, one, "ce")),
                 Cell.over(bits[label], paper=beside(paper, one, "bpb")),
                 test.with_interval(4) if test else "",
-                words,
+                test.in_words if test else "",
+                Cell.over(speeds),
                 block=block,
             )
         )
@@ -78,13 +81,13 @@ def table01_pretraining(runs):
     rows = [
         row
         for setting in settings(runs)
-        for row in _loss_rows(setting.name, setting.beside, "table01")
+        for row in loss_rows(setting.name, setting.beside, "table01")
     ]
     return _with_the_paper_s("Pretraining", rows, "table01")
 
 
 def _with_the_paper_s(title: str, rows: list[TableRow], paper: str, **more: Column) -> list[Table]:
-    ours = [Table(title, COLUMNS, rows, [NOTE])] if rows else []
+    ours = [Table(title, COLUMNS, rows, [NOTE]).with_data()] if rows else []
     return [*ours, table_of_paper(paper, PRINTED | more)]
 
 
@@ -100,7 +103,7 @@ def table08_rank_ablation(runs):
         sizes = {run.label for run in setting.runs if run.kind in SIZED}
         if len(sizes) > 2:  # more than one of each kind
             every = {label: setting.seeds(label) for label in setting.labels}
-            rows += _loss_rows(setting.name, every, "table08")
+            rows += loss_rows(setting.name, every, "table08")
     return _with_the_paper_s("Rank and latent width", rows, "table08")
 
 
@@ -108,6 +111,6 @@ def table08_rank_ablation(runs):
 def table09_long_context(runs):
     """Held-out loss of models trained at a long context, of 8,192 tokens or more."""
     long = settings([run for run in runs if run.config.train.seq_len >= LONG])
-    rows = [row for setting in long for row in _loss_rows(setting.name, setting.beside, "table09")]
+    rows = [row for setting in long for row in loss_rows(setting.name, setting.beside, "table09")]
     over = Column("CE over MHA's", "%")
     return _with_the_paper_s("Long context", rows, "table09", loss_over_mha=over)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lrkv_jax.lab.report.comparison import against, combined, contrasts, correlation, spread, trend
+from lrkv_jax.lab.report.comparison import against, combined, contrasts, spread, trend
 from lrkv_jax.lab.report.comparison.contrasts import POWER, Contrast, holm
 
 
@@ -113,20 +113,3 @@ def test_rates_of_error_and_of_discovery_are_as_said():
     # At the margin, "equal within" is wrong one time in twenty; far below it, it is found.
     share((four[0].equal_within(0.02) < 0.05 for four in (found(0.02) for _ in range(400))), 0.05)
     assert np.mean([four[0].equal_within(0.05) < 0.05 for four in same]) > 0.9
-
-
-def test_r_squared_is_the_share_that_least_squares_explains_and_its_interval_fisher_s():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=9)
-    y = 0.5 * x + rng.normal(size=9)
-    left = y - np.polyval(np.polyfit(x, y, 1), x)
-    one = correlation(x, y)
-    assert one.r_squared == pytest.approx(1 - (left @ left) / ((y - y.mean()) @ (y - y.mean())))
-    # r = 1/2 exactly; artanh 1/2 = ln(3)/2, and tanh z = (e^2z − 1)/(e^2z + 1).
-    one = correlation([1, -1, 0, 0, 0], [1, 0, -1, 0, 0])
-    assert one.r_squared == pytest.approx(0.25)
-    top = 3 * np.exp(2 * 1.959964 / 2**0.5)
-    # r's own interval holds 0, and so does its square's.
-    assert one.interval == pytest.approx((0.0, ((top - 1) / (top + 1)) ** 2), abs=1e-6)
-    assert correlation([1, 2, 3], [1, 2, 4]).interval is None
-    assert correlation([1, 2], [3, 4]) is correlation([1, 1, 1], [1, 2, 3]) is None

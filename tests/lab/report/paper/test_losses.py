@@ -8,7 +8,6 @@ import pytest
 from support.paper_cases import report_item
 from support.planted_runs import planted
 
-from lrkv_jax.config.schema import MixtureConfig
 from lrkv_jax.lab.report.comparison import read_runs
 from lrkv_jax.models.accounting.counts import executed_flops_per_token
 
@@ -62,28 +61,6 @@ def test_the_shipped_runs_have_bars_in_figure_3():
     _, picture = report_item("fig03").made(runs)
     assert all(axis.patches for axis in picture.figure.axes)
     assert [axis.get_title().endswith("LRKV-8") for axis in picture.figure.axes] == [True] * 3
-
-
-def test_a_score_stands_at_the_bits_per_byte_of_the_pretraining():
-    """Each is of a run midtrained from another; GQA's is not there."""
-    part = [{"task": "gsm8k", "split": "train"}]
-    mixture = MixtureConfig(folder="demo", train=part, heldout=part)
-    runs = []
-    for kind, loss, score in (
-        ("mha", 3.0, 0.3), ("mqa", 3.3, 0.25), ("lrkv", 2.7, 0.35), ("gqa", None, 0.3),
-    ):  # fmt: skip
-        before = f"/planted/text/{kind}"
-        runs += [planted(kind, [loss], path=before)] if loss else []
-        after = planted(kind, [9.0], path=f"/planted/chat/{kind}")
-        data = after.config.data.model_copy(update={"mixture": mixture})
-        config = after.config.model_copy(update={"init_from": before, "data": data})
-        runs.append(replace(after, config=config, evaluation={"combined": score}))
-    (picture,) = report_item("fig19").made(runs)
-    (axis,) = picture.figure.axes
-    points = np.stack([one.lines[0].get_xydata()[0] for one in axis.containers])
-    assert points == pytest.approx(np.array([(1.0, 30), (1.1, 25), (0.9, 35)]))
-    assert axis.xaxis_inverted()
-    assert "R² = 1.000 of 3 points" in axis.get_title() and "0.786" in picture.caption
 
 
 @pytest.fixture(scope="module")

@@ -45,12 +45,19 @@ POSITIONS = np.arange(0, 2048, 32)
 def test_rope_does_not_distribute_over_the_factors(scale, share, logits_off):
     """RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) Bᵀ: wrong by 13 % of the logits, then by 95 %."""
     q, shared, latent, up = head(scale, share)
-    turned = rope(q, POSITIONS)
-    exact = turned @ rope(shared + latent @ up.T, POSITIONS).T
-    printed = turned @ (rope(shared, POSITIONS) + rope(latent, POSITIONS) @ up.T).T
-    dropped = turned @ rope(shared, POSITIONS).T
+
+    def logits(positions):
+        turned, apart = rope(q, positions), rope(shared, positions)
+        exact = turned @ rope(shared + latent @ up.T, positions).T
+        printed = turned @ (apart + rope(latent, positions) @ up.T).T
+        return exact, printed, turned @ apart.T
+
+    exact, printed, dropped = logits(POSITIONS)
     assert off(printed, exact) == pytest.approx(logits_off, rel=0.05)
     assert off(printed, exact) > off(dropped, exact)  # leaving the residual out errs less
+    # It forgets that positions are relative.
+    exact_later, printed_later, _ = logits(POSITIONS + 50)
+    assert off(exact_later, exact) < 1e-10 < 0.05 < off(printed_later, printed)
 
 
 @pytest.mark.parametrize(("share", "at_least"), [(0.1, 0.8), (1.0, 0.4)])

@@ -15,25 +15,23 @@ from typer.testing import CliRunner
 import lrkv_jax
 from lrkv_jax.cli.shared import app
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.report.figures import Picture, panels, style
-from lrkv_jax.lab.report.page import Section, page
+from lrkv_jax.lab.report.figures import Picture
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
 from lrkv_jax.models.attention import MQA
 
 ROOT = Path(lrkv_jax.__file__).parents[1]
 # What has nothing of its own of the sweep, or of the analyzed heads.
 NOTHING = {
-    "table02_downstream", "table09_long_context", "fig04_long_context_curves",
-    "fig19_downstream_correlation", "learning_rates", "weighted_ranks",
+    "table02_downstream", "table09_long_context", "learning_rates", "weighted_ranks",
 }  # fmt: skip
 # Table 12 fills 1.2 GB, in test_tables.py alone.
 ITEMS = [one for one in REPORT_ITEMS if one.name != "table12_cache_bytes"]
 
 
 @pytest.mark.parametrize("one", ITEMS, ids=lambda one: one.name)
-def test_each_is_made_of_what_it_reads_and_says_what_it_needs(one, of_sweep, of_heads):
+def test_each_is_made_of_what_it_reads(one, of_sweep, of_heads):
     made = (of_heads if one.reads == "analyses" else of_sweep)(one.name)
-    assert one.needs and all(isinstance(m, Picture) == one.name.startswith("fig") for m in made)
+    assert all(isinstance(m, Picture) == one.name.startswith("fig") for m in made)
     names = [each.name for each in made]
     assert len(set(names)) == len(names), "no file is written twice"
     assert ([name for name in names if name != "printed"] == []) == (one.name in NOTHING)
@@ -68,38 +66,32 @@ def test_a_run_of_a_sixth_kind_passes_through_every_table_and_figure():
     assert "SIXTH" in {line.get_label() for line in curves.figure.axes[0].lines}
 
 
-def test_the_page_says_what_is_missing_and_needs_no_other_file(runs):
-    with style():
-        figure, _ = panels()
-    table = report_item("table01")
-    sections = [
-        Section(report_item("fig04"), []),
-        Section(table, table.made(runs[:1])),
-        Section(report_item("fig02"), [Picture("Nothing <yet>", figure)]),
-    ]
-    text = page("Runs <of> ours", sections, runs[:1])
-    assert "Runs &lt;of&gt; ours" in text
+def test_a_page_of_runs_compares_them_and_needs_no_other_file(sweep, tmp_path):
+    """The paper's tables come with --paper alone, and nothing is drawn without data."""
+    write_run(tmp_path / "runs" / "stopped<b>", until=15)
+    (broken := write_run(tmp_path / "runs" / "broken")).joinpath("metrics.jsonl").write_text("{\n")
+    some = [str(sweep / f"{name}-seed{seed}") for name in ("mha", "lrkv") for seed in range(3)]
+    arguments = ["report", *some, str(tmp_path), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0 and "LRKV-8" in result.output
+    assert f"left out: {broken}: metrics.jsonl:1 is not a row" in result.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
+    text = (tmp_path / "out/report.html").read_text()
+    (comparison,) = re.findall("<b>Comparison, quickstart</b>.*?</table>", text, re.S)
+    low, high = map(float, re.search(r"-0\.\d+ \((\S+) to (\S+)\)", comparison).groups())
+    assert low < -0.05 / 0.693 / 4 < high < 0, "what was written, in bits"
+    assert f"<dt>{broken}</dt>" in text and "stopped&lt;b&gt;: LRKV-8 rope latent, stopped" in text
+    assert text.count("<img") == 2 + 7, "held-out curves, no learning rates or speeds"
+    assert "Figure" not in text and "paper" not in text.split("</style>")[1]
     links = re.findall(r'(?:href|src)="([^"]*)"', text)
     assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in links)
     ids = re.findall(r'id="([^"]*)"', text)
     assert {link[1:] for link in links if link[0] == "#"} <= set(ids)
     assert not re.search(r"url\(|@import|<script|http", text)
-    assert "Runs: 1; seeds: 1; settings: quickstart" in text and "Nothing &lt;yet" in text
-    assert text.count("<img") == 1 and "needs runs at a context of 8,192 tokens" in text
-
-
-def test_lrkv_report_writes_what_is_asked_for_and_says_what_is_left_out(tmp_path):
-    _, broken = (write_run(tmp_path / "runs" / name) for name in ("sound", "broken"))
-    (broken / "metrics.jsonl").write_text("{\n")
-    out = tmp_path / "out"
-    arguments = ["report", str(tmp_path), "--only", "table01,fig04", "--out", str(out)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0 and "LRKV-8" in result.output
-    assert "report.html: 1 tables and figures; 1 without data" in result.output.replace("\n", "")
-    table = json.loads((out / "table01_pretraining.json").read_text())
-    assert table["title"] == "Pretraining" and not list(out.glob("fig04*"))
-    assert f"left out: {broken}: metrics.jsonl:1 is not a row" in result.stderr
-    assert f"<dt>{broken}</dt>" in (out / "report.html").read_text()
+    CliRunner().invoke(app, [*arguments, "--paper", "--only", "table01,weighted"])
+    table = json.loads((tmp_path / "out/table01_pretraining.json").read_text())
+    assert table["title"] == "Pretraining" and not list(tmp_path.glob("out/weighted*"))
+    assert "<b>The paper&#x27;s values, printed</b>" in (tmp_path / "out/report.html").read_text()
 
 
 def test_lrkv_report_refuses_in_one_line():
@@ -107,6 +99,7 @@ def test_lrkv_report_refuses_in_one_line():
     for option, value, message in (
         ("--only", "fig99", "--only fig99: no table or figure begins so"),
         ("--only", ",", "--only: name a table or figure"),
+        ("--only", "weighted", "these analyses have nothing to show there"),
         ("--bench", "absent.json", "absent.json: No such file"),
         ("--bench", plan, "is not a decode benchmark"),
     ):
