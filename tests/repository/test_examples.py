@@ -18,7 +18,7 @@ from lrkv_jax import load_config, train
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NOTEBOOK = EXAMPLES / "heads.ipynb"
-ENV = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+ENV = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
 
 
 def test_the_layer_in_a_hundred_lines_checks_itself_and_needs_nothing_of_ours(capsys):

@@ -124,7 +124,7 @@ def _training(planned: dict[str, Any]) -> list[str]:
     if time:
         shares = " to ".join(dict.fromkeys(f"{one:.0%}" for one in time["utilization"]))
         sentence = (
-            f"Time, not measured: {_range(time['hours'])} hours, {_range(time['device_hours'])} "
+            f"Time, not measured: {_duration(time['hours'])}, {_range(time['device_hours'])} "
             f"GPU-hours, {_range(time['tokens_per_second'])} tokens/s, if the step's FLOPs reach "
             f"{shares} of the peak (--utilization). Muon's Newton–Schulz is "
             f"{training['newton_schulz_share']:.1%} of the forward and backward FLOPs."
@@ -136,7 +136,7 @@ def _alternatives(training: dict[str, Any]) -> list[str]:
     what = "would cost less" if training["verdict"]["fits"] else "would fit"
     found = training["alternatives"]
     if not found:
-        return [f"None of the other remat policies, batches and meshes that were tried {what}."]
+        return [_wrapped(f"No other remat policy, batch or mesh that was tried {what}.")]
     rows = [
         [
             "\n".join(f"{key}={value}" for key, value in one["changes"].items()),
@@ -157,6 +157,12 @@ def _range(ends: Sequence[float]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
+def _duration(hours: Sequence[float]) -> str:
+    if hours[-1] >= 0.1:
+        return f"{_range(hours)} hours"
+    return f"{_range([3600 * end for end in hours])} seconds"
+
+
 def sbatch(planned: dict[str, Any], config: str, overrides: Sequence[str]) -> str:
     """`launch/slurm.sbatch` for the planned step, to be submitted without arguments.
 
@@ -172,14 +178,14 @@ def sbatch(planned: dict[str, Any], config: str, overrides: Sequence[str]) -> st
     nodes = -(-devices // device["node"])
     while devices % nodes:
         nodes += 1
-    about = f"""Written by lrkv plan for {devices} x {device["name"]}; docs/clusters.md says more.
-        {training["verdict"]["sentence"]} Estimated, not measured: {_range(hours)} hours."""
+    about = f"""Written by lrkv plan for {devices} x {device["name"]}.
+        {training["verdict"]["sentence"]} Estimated, not measured: {_duration(hours)}."""
     about = textwrap.fill(" ".join(about.split()), 98, initial_indent="# ", subsequent_indent="# ")
     mesh = [f"mesh.{axis}={size}" for axis, size in training["mesh"].items()]
     words = [config, *(one for one in overrides if not one.startswith("mesh.")), *mesh]
     changes = {
         r"^# A training run(.*\n#)+ .*": about,
-        r"(?<=--job-name=).*": planned["name"],
+        r"(?<=--job-name=).*": shlex.quote(planned["name"]),
         r"(?<=--nodes=).*": str(nodes),
         r"((?<=--gpus-per-node=)|(?<=LOCAL_DEVICES:-))\d+": str(devices // nodes),
         # An hour is for compiling, validation and saving; a longer run goes on in the next job.
@@ -226,8 +232,8 @@ def _decoding(planned: dict[str, Any]) -> list[str]:
     device = planned["hardware"]
     length = next(iter(planned["variants"].values()))["decode"]["length"]
     headers = (
-        "variant", "weights\nGB", "cache GB\n/sequence", "largest\nbatch", "ms, one\nsequence",
-        "ms, all", "tokens/s\nat most", "FLOPs\n/byte",
+        "variant", "weights\nGB", "cache\nGB", "largest\nbatch", "ms,\none", "ms,\nbatch",
+        "tokens\n/s", "FLOPs\n/byte",
     )  # fmt: skip
     rows = []
     for name, costs in planned["variants"].items():
@@ -236,9 +242,9 @@ def _decoding(planned: dict[str, Any]) -> list[str]:
             [
                 name,
                 f"{one['weights'] / GIGA:.3g}",
-                f"{one['cache_per_sequence'] / GIGA:.3g}",
+                f"{one['cache_per_sequence'] / GIGA:.2g}",
                 f"{one['largest_batch']:,}",
-                f"{1e3 * one['floor_of_one']:.3g}",
+                f"{1e3 * one['floor_of_one']:.2g}",
                 f"{1e3 * one['floor']:.3g}" if one["largest_batch"] else "-",
                 _human(round(one["tokens_per_second"])),
                 f"{one['flops_per_byte']:.0f}",
@@ -246,10 +252,10 @@ def _decoding(planned: dict[str, Any]) -> list[str]:
         )
     ridge = device["bf16_flops"] / device["memory_bandwidth"]
     legend = (
-        f"Weights and cache in bfloat16; the batch fills {device['decode_usable']:.0%} of the "
-        "memory. A step reads all weights but the embedding's table, and all caches: it takes no "
-        f"less than that does. Attention with more than {ridge:.0f} FLOPs per cached byte is "
-        "bound by arithmetic instead."
+        "Weights, and the cache of one sequence, in bfloat16; the batch fills "
+        f"{device['decode_usable']:.0%} of the memory. A step reads all weights but the "
+        "embedding's table, and all caches: it takes no less than that does. Attention with more "
+        f"than {ridge:.0f} FLOPs per cached byte is bound by arithmetic instead."
     )
     title = f"Decoding on one {device['name']}, {length:,} tokens in each cache, at the bandwidth"
     return [title, tabulated(headers, rows, form="simple"), _wrapped(legend)]

@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
 
@@ -50,19 +50,6 @@ TRIED = {
 FLAGS = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
-@dataclass(frozen=True)
-class CompiledStep:
-    """XLA's figures of one step on one device, in bytes; `seconds` is what compiling it took.
-
-    `total` is arguments, output and temporaries, less the output that overwrites arguments.
-    """
-
-    seconds: float
-    arguments: int
-    temporary: int
-    total: int
-
-
 def training(
     config: RunConfig,
     device: Hardware,
@@ -86,7 +73,7 @@ def training(
         for policy in POLICIES
     }
     step = compiled_step(config, count) if compiled else None
-    needs = step.total if step else estimates[config.train.remat].total
+    needs = step["total"] if step else estimates[config.train.remat].total
     usable = round(USABLE * device.memory)
     fits = needs <= usable
     source = "by XLA" if step else "by the estimate"
@@ -102,7 +89,7 @@ def training(
             "remat": config.train.remat,
             "estimates": {policy: asdict(one) for policy, one in estimates.items()},
         },
-        "compiled": asdict(step) if step else None,
+        "compiled": step,
         "verdict": {
             "needs": needs,
             "has": usable,
@@ -198,8 +185,11 @@ def simulate_devices(config: RunConfig, devices: int | None, device: Hardware) -
     return count
 
 
-def compiled_step(config: RunConfig, devices: int) -> CompiledStep:
-    """Lower and compile the run's step from shapes alone; every axis of its mesh has a size.
+def compiled_step(config: RunConfig, devices: int) -> dict[str, Any]:
+    """XLA's bytes of one device for the run's step, and the seconds that compiling it took.
+
+    It is compiled from shapes alone; every axis of the run's mesh has a size. `total` is arguments,
+    output and temporaries, less the output that overwrites arguments.
 
     Raises `LrkvError` if JAX has started with fewer CPU devices, and for a model or a batch that
     the mesh cannot split.
@@ -212,7 +202,10 @@ def compiled_step(config: RunConfig, devices: int) -> CompiledStep:
         )
     program = TrainProgram(config, make_mesh(config.mesh, here[:devices]))
     temporary = program.step.call.memory_analysis().temp_size_in_bytes
-    return CompiledStep(program.step.seconds, program.state_bytes, temporary, program.peak_bytes)
+    return {
+        "seconds": program.step.seconds, "arguments": program.state_bytes,
+        "temporary": temporary, "total": program.peak_bytes,
+    }  # fmt: skip
 
 
 def resolved(config: RunConfig) -> RunConfig:

@@ -40,6 +40,8 @@ def test_mha_is_the_reference_even_where_the_yaml_lists_none(tmp_path):
 
 
 def test_the_table_has_the_paper_s_largest_model():
+    step = planned(load_config("nano", ["mesh.fsdp=2"]), training=True)
+    assert max(map(len, as_text(step).splitlines())) <= 80
     lines = as_text(planned(load_config("6.3b"))).splitlines()
     assert max(map(len, lines)) <= 80
     rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(tuple(VARIANTS))}
