@@ -20,9 +20,9 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1672, "models": 3022, "kernels": 2895, "optim": 468, "distributed": 1469,
-    "training": 2999, "data": 3327, "inference": 3025, "serving": 1919, "evaluation": 1535,
-    "interop": 2119, "cli": 1571, "lab": 7630, "": 231,
+    "config": 1679, "models": 3021, "kernels": 2958, "optim": 468, "distributed": 1469,
+    "training": 3003, "data": 3309, "inference": 3027, "serving": 1918, "evaluation": 1537,
+    "interop": 2119, "cli": 1695, "lab": 8161, "": 231,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments.
 ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 230, 20_600, 2_000

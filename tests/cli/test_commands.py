@@ -84,6 +84,9 @@ def test_what_a_command_does_is_said_on_stderr_before_two_seconds(capsys, monkey
 
 
 def test_train_ends_with_the_page_of_its_run(capsys, monkeypatch, trained, one_device):
+    sample = trained / "samples/step-00000006.txt"
+    sample.parent.mkdir()
+    sample.write_text("My fellow <b>Americans")
     again = "train", trained / "config.yaml", f"run_dir={trained}"
     code, out, _ = lrkv(capsys, monkeypatch, *again)
     assert code == 0 and [line.split() for line in out.splitlines()[-3:]] == [
@@ -92,7 +95,6 @@ def test_train_ends_with_the_page_of_its_run(capsys, monkeypatch, trained, one_d
         ["lrkv", "generate", str(trained), "--prompt", "'My", "fellow", "Americans,'"],
     ]
     page = html.unescape((trained / "report.html").read_text())
-    (sample,) = (trained / "samples").iterdir()
     (start,) = map(json.loads, (trained / "history.jsonl").read_text().splitlines())
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     for said in (
