@@ -67,7 +67,6 @@ def test_a_batch_script_that_forgot_srun_is_told():
     ("environment", "message"),
     [
         ({"LRKV_PROCESS": "1"}, "LRKV_PROCESS is set and LRKV_PROCESSES is not"),
-        ({"LRKV_PROCESSES": "2", "LRKV_COORDINATOR": "a:1"}, "set LRKV_PROCESS"),
         ({"LRKV_PROCESSES": "two"}, "LRKV_PROCESSES = 'two': use a whole number"),
         ({"LRKV_PROCESSES": "2", "LRKV_PROCESS": "2", "LRKV_COORDINATOR": "a:1"}, "from 0 to 1"),
         ({"LRKV_PROCESSES": "2", "LRKV_PROCESS": "0"}, "write the HOST:PORT where process 0 of 2"),
@@ -78,7 +77,6 @@ def test_a_batch_script_that_forgot_srun_is_told():
         ({**SLURM, "LRKV_PROCESSES": "8"}, "LRKV_PROCESSES = 8 and nothing says which"),
         ({**SLURM, "SLURM_PROCID": "4"}, "process 4 of 4"),
         ({"JOB_COMPLETION_INDEX": "1"}, "set LRKV_PROCESSES"),
-        ({"JOB_COMPLETION_INDEX": "0", "LRKV_PROCESSES": "2"}, "LRKV_COORDINATOR = ''"),
     ],
 )
 def test_what_does_not_fit_together_is_one_line(environment, message):
