@@ -25,7 +25,7 @@ BUDGET = {
     "interop": 2119, "cli": 1695, "lab": 8161, "": 231,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments.
-ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 230, 20_600, 2_000
+ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 230, 20_000, 2_000
 
 
 def lines_of(path):
