@@ -191,6 +191,7 @@ def prompt(text):
     return [TOKENIZER.bos, *CHAT.turn(text)]
 
 
+@pytest.mark.slow
 def test_a_call_is_answered_inside_the_answer_and_its_budget():
     """An answer takes no more, whatever the others take."""
     run = calling_run()

@@ -163,6 +163,7 @@ def test_calls_are_told_apart_from_text_and_answered(tmp_path):
         assert chat.messages[-1]["content"] == "<<4*5=20>>."
 
 
+@pytest.mark.slow
 def test_what_cannot_be_said_or_is_stopped_costs_no_other_turn():
     chat = Chat(random_run(), sampling=Sampling(), max_new_tokens=20)
     first = heard(chat, "Hello")

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 from support.engines import engine_of
-from support.marks import quick
 from support.variants import FIVE
 
 from lrkv_jax.inference import programs
@@ -29,14 +28,13 @@ def memory_of(engine, program, *arguments, **static):
     return size, memory.temp_size_in_bytes
 
 
-SLOW = [*((name, 0, 8192) for name in ("mha", "gqa", "mqa", "mla")), ("lrkv", 7, 32_768)]
+CASES = [(name, 0, 8192) for name in ("mha", "gqa", "mqa", "mla")]
+CASES += [("lrkv", drafts, 32_768) for drafts in (0, 7)]
 
 
 # P Q M of a chunk has a size of its own, and is not small beside a pool of 8,192 slots.
-@pytest.mark.parametrize(
-    ("name", "drafts", "length"),
-    quick(("lrkv", 0, 32_768), slow=SLOW),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "drafts", "length"), CASES)
 def test_steps_write_the_pool_in_place_and_copy_none_of_it(name, drafts, length):
     engine = engine_of(FIVE[name], length=length, draft_tokens=drafts)
     calls = engine.calls

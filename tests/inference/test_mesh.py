@@ -53,7 +53,7 @@ LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
 
 @pytest.mark.parametrize(
     ("name", "cache"),
-    quick(("lrkv", "auto"), slow=[*((name, "auto") for name in LINES), ("lrkv", "int8")]),
+    quick(slow=[*((name, "auto") for name in LINES), ("lrkv", "int8")]),
 )
 def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cache(name, cache):
     model = {"kv_cache_dtype": cache, **(PRETRAINED if name in ("gqa", "mla-full-rank") else {})}

@@ -219,15 +219,11 @@ def updates(dtype):
     return lambda tree: muon.update(tree, muon.init(tree))[0]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "sizes"),
-    [
-        ("float32", (1, 2, 2, 2)),
-        pytest.param("float32", (1, 8, 1, 1), marks=pytest.mark.slow),
-        pytest.param("bfloat16", (2, 2, 1, 2), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+MESHES = [("float32", (1, 2, 2, 2)), ("float32", (1, 8, 1, 1)), ("bfloat16", (2, 2, 1, 2))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "sizes"), MESHES, ids=str)
 def test_every_mesh_gives_one_devices_update(dtype, sizes):
     got = on_mesh(updates(dtype), sizes, gradients())
     # The norms' sums differ in their last bit, and bfloat16 then rounds an entry here and there to

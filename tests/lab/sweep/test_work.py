@@ -125,6 +125,7 @@ def test_a_task_that_cannot_be_is_refused_before_anything_is_trained(tmp_path, s
     assert not points[0].directory.exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_lets_its_run_save_and_goes_on_later(tmp_path, stand_in):
     points = points_of(tmp_path, "attention=mla,mha")
     arguments = [NANO, "attention=mla,mha", "train.steps=5", "--out", str(tmp_path)]
