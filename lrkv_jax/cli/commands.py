@@ -107,7 +107,7 @@ def train(
 def _write_report(directory: Path) -> None:
     """Write the run's page, and print where it is and what to do next; no failure ends the run."""
     try:
-        with working("drawing the report"):
+        with working("drawing the report", plain=False):
             from lrkv_jax.lab.overview import next_commands, shown_path
             from lrkv_jax.lab.report.comparison import read_run_record
             from lrkv_jax.lab.report.page import write_page

@@ -116,6 +116,7 @@ def test_widths_are_chosen_for_a_share_of_the_cache_by_their_errors(runs, text, 
     assert costs[0] < costs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "asked", "message"),
     [

@@ -130,6 +130,7 @@ def test_what_biases_of_values_are_folded_from_must_be_there_in_its_shape(name, 
         assert name in str(raised.value) and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_gpt2_leaves_with_the_chat_in_its_own_ids(tmp_path):
     import tokenizers
 

@@ -16,6 +16,7 @@ from lrkv_jax.training import restore
 TEXT = "Mr. Speaker"  # after it one token is much the likeliest
 
 
+@pytest.mark.slow
 def test_the_first_page_s_run_says_text_and_logits_of_text_and_of_ids(
     finished_run, tmp_path, monkeypatch, capsys
 ):

@@ -79,6 +79,7 @@ def test_ratios_are_to_the_fastest_mha_of_the_same_shape():
     assert half.bytes_over_mha == 0.5
 
 
+@pytest.mark.slow
 def test_what_differs_from_the_reference_or_raises_is_not_timed_and_the_rest_go_on(monkeypatch):
     def off(problem, inputs, cache, lengths_B):
         out, lse = with_kernel(problem, inputs, cache, lengths_B, "xla")

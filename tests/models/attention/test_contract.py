@@ -46,15 +46,10 @@ CHANGED = {
     for n in ("gqa", "mla", "mla-full", *(f"lrkv-{mode}-odd_rank" for mode in MODES))
 }
 
-# MHA and MQA are GQA with as many groups as heads, and with one. Of LRKV the fast ones are the odd
-# rank, which is padded, and residuals of groups; `shared` attends as `latent` does. GQA's fast one
-# is a pretrained model.
-FAST = ("mla", "lrkv-full-odd_rank", "lrkv-latent-groups", "gqa-pretrained")
-
 
 @pytest.fixture(
     scope="module",
-    params=quick(*FAST, slow=(*ALL, *CHANGED)),
+    params=quick("mla", "lrkv-full-odd_rank", slow=(*ALL, *CHANGED)),
 )
 def name(request):
     """Every variant; of module scope, so that a variant's tests run together and share programs."""

@@ -100,7 +100,7 @@ ON_TWO = [
 ON_HEADS = ("lrkv_full", ("data", "model"), AxisType.Explicit)
 
 
-@pytest.mark.parametrize(("name", "axes", "types"), quick(ON_HEADS, slow=ON_TWO))
+@pytest.mark.parametrize(("name", "axes", "types"), quick(slow=[ON_HEADS, *ON_TWO]))
 def test_a_layer_computes_the_same_on_a_mesh_of_other_axes(name, axes, types):
     layer = trained(name)[0].attention[0]
     x_BTD = jax.random.normal(jax.random.key(5), (4, 12, D))
