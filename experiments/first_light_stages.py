@@ -69,7 +69,7 @@ def send(**what: Any) -> None:
 _output: Any = None
 
 
-def progress(text: str) -> None:
+def progress(text: str, done: float = 0, total: int | None = None) -> None:
     """What the item begins: named where it never ends."""
     send(progress=text)
 
