@@ -42,6 +42,7 @@ HEADERS = (
 NEXT = """What to try next:
   lrkv train configs/quickstart.yaml attention=mla        another variant
   lrkv generate {run} --prompt "The state of our union"
+  lrkv report                                             both on one page, with curves
   lrkv plan configs/128m.yaml --all                       what the paper's scales cost
   lrkv quickstart --chat                                  midtrain it, and talk to it
   lrkv train configs/128m.yaml attention=lrkv mesh.fsdp=8 the real thing"""

@@ -236,20 +236,20 @@ def _contrasts(family: TunedFamily) -> Table:
         found = {text: contrasts(one, labels.values()) for text, one in values.items()}
         for pair, both in pairs.items():
             of = [found[text][labels[pair]] for text in values]
-            rows.append(_contrast_row(" − ".join(pair), of, _sooner(*both), block))
+            rows.append(_contrast_row(" − ".join(pair), of, _steps_saved(*both), block))
     rows += _rotation_less_factorization(family, values)
     chosen = f"by the seeds {', '.join(map(str, sorted(choosing)))}" if choosing else "for none"
     notes = [CONTRASTS_NOTE, _when(family), f"Rates were chosen {chosen}."]
     return Table(f"{family.name}: contrasts", CONTRASTS, rows, notes, name="contrasts")
 
 
-def _contrast_row(name: str, found: Sequence[Contrast], sooner: Cell | str, block: str) -> TableRow:
+def _contrast_row(name: str, found: Sequence[Contrast], saved: Cell | str, block: str) -> TableRow:
     one, second, unseen = found
     equal = one.equal_within(MARGIN)
     p = "" if unseen.p is None else f", p = {unseen.p:.0e}"
     return TableRow.of(
         name, one.with_interval(4), one.in_words, "" if equal is None else f"p = {equal:.2g}",
-        unseen.with_interval(4) + p, second.with_interval(4), sooner, block=block,
+        unseen.with_interval(4) + p, second.with_interval(4), saved, block=block,
     )  # fmt: skip
 
 
@@ -277,7 +277,7 @@ def _when(family: TunedFamily) -> str:
     return f"{before} of {len(runs)} runs began before the commit that names the contrasts."
 
 
-def _sooner(first: TunedVariant, second: TunedVariant) -> Cell:
+def _steps_saved(first: TunedVariant, second: TunedVariant) -> Cell:
     curves = [
         {seed: run.curve for seed, run in one.runs.items() if run.curve} for one in (first, second)
     ]
