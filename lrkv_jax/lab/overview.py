@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import statistics
@@ -162,9 +163,11 @@ def cost(run: RunRecord) -> Iterator[tuple[str, str]]:
     if last:
         count = f"{devices} × " if devices else ""
         yield "device", f"{count}{last['device']}, {last['cores']} cores, {last['dtype']}"
-        mesh = run.config.mesh.model_dump().items()
-        if sizes := ", ".join(f"{axis} {size}" for axis, size in mesh if size != 1):
-            yield "mesh", sizes
+        mesh = run.config.mesh.model_dump()
+        left = (devices or 1) // math.prod(size for size in mesh.values() if size > 0)
+        sizes = {axis: left if size < 0 else size for axis, size in mesh.items()}
+        if split := ", ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1):
+            yield "mesh", split
         if "versions" in last:
             yield "versions", ", ".join(" ".join(one) for one in last["versions"].items())
         yield "started", f"{starts[0]['time'][:16].replace('T', ' ')} UTC"

@@ -22,7 +22,7 @@ PLAN = {
 BUDGET = {
     "config": 1679, "models": 3021, "kernels": 2958, "optim": 468, "distributed": 1469,
     "training": 3003, "data": 3309, "inference": 3027, "serving": 1918, "evaluation": 1537,
-    "interop": 2119, "cli": 1695, "lab": 8162, "": 231,
+    "interop": 2119, "cli": 1695, "lab": 8165, "": 231,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests and experiments.
 ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 230, 20_000, 2_000
