@@ -24,7 +24,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f": did you mean {close[0]}?" if close else f": use one of {', '.join(known)}"
 
 
-# What a process's exit code says.
+# The meaning of a process's exit code.
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # by Ctrl-C
 EXIT_START_AGAIN = 75  # EX_TEMPFAIL: what was saved is sound, and the same command resumes

@@ -43,7 +43,7 @@ def write(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """The same for JSON."""
+    """Write `content` as indented JSON, as `write` does."""
     write(path, json.dumps(content, indent=2) + "\n")
 
 
@@ -72,7 +72,7 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
 
 
 def why_not(path: str | Path) -> str | None:
-    """Why `write` would fail, None where it would not: to be asked before the work.
+    """Why `write` would fail, None where it would not: call it before the work.
 
     A file system that is full is noticed, and nothing is left behind.
     """
@@ -124,7 +124,7 @@ def flush(directory: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether it is there and is neither a file nor a folder."""
+    """Whether `path` exists and is neither a file nor a folder."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

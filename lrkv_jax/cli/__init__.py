@@ -13,7 +13,7 @@ from lrkv_jax.cli.shared import app
 from lrkv_jax.distributed.processes import HERE
 from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError
 
-# Typer has its own copy of click, or click itself, by version; its public name for this is a child.
+# Typer bundles click or depends on it, by version; its public name for this is a child.
 UsageError: Any = typer.BadParameter.__base__
 
 
@@ -56,7 +56,7 @@ def main() -> None:
                 traceback.print_exception(error)
                 HERE.leave(1)
             raise
-        if text:  # empty where another process says it
+        if text:  # empty where another process prints it
             _print_error(text)
         if HERE.must_leave():  # an ordinary exit waits for the others
             HERE.leave(EXIT_BAD_INPUT)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _one_line(error: Exception) -> str | None:
-    """What to say of an error that is the user's to mend; None for a fault of the program."""
+    """The message of an error that the user can fix; None for a fault of the program."""
     if isinstance(error, LrkvError):
         return str(error)
     if isinstance(error, UsageError):
@@ -75,7 +75,7 @@ def _one_line(error: Exception) -> str | None:
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with a command line, and the help page or the setting that mends it."""
+    """The error in a command line, and the help page or the setting that fixes it."""
     path = error.ctx.command_path if error.ctx else "lrkv"
     message = error.format_message().rstrip(".")
     settings = ""

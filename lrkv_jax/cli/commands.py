@@ -222,7 +222,7 @@ def doctor(
     It checks versions, devices and speeds. Each line is ok, slow or wrong, with the fix, or not
     here. It takes less than two minutes, and exits with 2 if something is wrong.
     """
-    # Beside other programs: what is not needed is not taken.
+    # Next to other programs: take no device memory that is not needed.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from lrkv_jax.lab.doctor.examine import WRONG, examine, sentence
     from lrkv_jax.lab.doctor.host import checks

@@ -121,11 +121,11 @@ def seconds_of(text: str) -> int:
 
 @contextlib.contextmanager
 def working(what: str, *, plain: bool = True) -> Iterator[Callable[..., None]]:
-    """Say on stderr what this block does: in a line that changes on a terminal; elsewhere in plain
+    """Show on stderr what this block does: in a line that changes on a terminal; elsewhere in plain
     lines, if `plain`, one for each activity that takes a second.
 
     The function given takes (activity, done, all) as the work goes on, and shows what is left; an
-    `all` of None says that nobody knows. The block prints nothing itself.
+    `all` of None stands for an unknown number. The block prints nothing itself.
     """
     console = Console(stderr=True, highlight=False, markup=False)
     status = console.status(what) if console.is_terminal else None

@@ -1,8 +1,8 @@
-"""What every attention variant answers as configuration, and where each is found.
+"""The settings that every attention variant has, and where each variant is found.
 
-A variant is a frozen settings class and a layer that the class names. The package's own stand in
-`lrkv_jax.models.attention`, the settings of `lrkv.py` beside it in `lrkv_config.py`, because they
-are read without JAX: the layer's module is imported when a layer is made. A variant outside this
+A variant is a frozen settings class and a layer that the class names. This package's variants are
+in `lrkv_jax.models.attention`. The settings of `lrkv.py` are in `lrkv_config.py`, since they are
+read without JAX: the layer's module is imported when a layer is made. A variant outside this
 package joins under `kind: my_module:MyVariant`; `docs/new_variant.md` has an example.
 """
 
@@ -34,7 +34,7 @@ RETIRED = {
 
 
 class ModelShape(Protocol):
-    """What a variant asks of the model around it."""
+    """What a variant reads of the model around it."""
 
     width: int
     heads: int
@@ -59,7 +59,7 @@ class AttentionConfig(Frozen):
     kind: str = semantics("The variant; by default the name that it stands under.", "")
 
     if TYPE_CHECKING:
-        # Each variant has settings of its own, and its layer reads them.
+        # Each variant has separate settings, and its layer reads them.
         def __getattr__(self, name: str) -> Any: ...
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
@@ -100,11 +100,11 @@ class AttentionConfig(Frozen):
 
     @property
     def mode(self) -> str | None:
-        """Its `rope`; None for a variant that has only one way to place positions."""
+        """The setting `rope`; None for a variant that has only one way to place positions."""
         return getattr(self, "rope", None)
 
     def in_mode(self, mode: str) -> Self:
-        """The same with another `rope`."""
+        """This variant with another `rope`."""
         return self.model_copy(update={"rope": mode})
 
     @property
@@ -119,7 +119,7 @@ class AttentionConfig(Frozen):
 
     @property
     def form(self) -> str:
-        """What its label says besides name and size: "rope shared", "tied"; "" as published."""
+        """The rest of its label, after name and size: "rope shared", "tied"; "" as published."""
         return "" if self.mode == self.published_mode() else f"rope {self.mode}"
 
     @property
@@ -139,7 +139,7 @@ class AttentionConfig(Frozen):
 
     @property
     def rotates_full_keys(self) -> bool:
-        """Whether keys are normed and rotated whole, K wide: gains and biases ask for that."""
+        """Whether norm and RoPE apply to whole keys, K wide, as gains and biases require."""
         return False
 
     def check(self, model: ModelShape) -> None:
@@ -147,7 +147,7 @@ class AttentionConfig(Frozen):
 
     @property
     def warning(self) -> str:
-        """What a run says of it once, when it starts: something allowed that may not be meant."""
+        """A warning that a run prints once, at its start, of settings that may not be meant."""
         return ""
 
     def on_shard(self, model: ModelShape, tensor: int) -> Self:
@@ -201,7 +201,7 @@ class AttentionConfig(Frozen):
         return 0
 
     def cache_padding_values(self, model: ModelShape) -> int:
-        """Values that are allocated for a token besides `cache_values`, and always zero."""
+        """Values allocated for a token in addition to `cache_values`, and always zero."""
         return 0
 
     def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
@@ -269,7 +269,7 @@ def _of_kind(settings: Any) -> Any:
 Attention = Annotated[SerializeAsAny[AttentionConfig], BeforeValidator(_of_kind)]
 
 
-# What several variants check and count alike.
+# Checks and counts that several variants share.
 
 
 def joined_words(*parts: str) -> str:

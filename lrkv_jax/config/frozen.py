@@ -117,7 +117,7 @@ class Group(Frozen):
 
 
 def role_of(field: FieldInfo) -> Role | None:
-    """The role of a setting; None of a group, whose settings have their own."""
+    """The role of a setting; None for a group, each of whose settings has a role."""
     return _about(field).get("role")
 
 

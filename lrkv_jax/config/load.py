@@ -94,7 +94,7 @@ def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
 def config_from(
     raw: dict[str, Any], path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> RunConfig:
-    """The same from settings as YAML has them, which messages say are in `path`; changes `raw`.
+    """Make a `RunConfig` of settings as YAML has them; messages name `path`. Changes `raw`.
 
     Settings of earlier versions are read too (`lrkv_jax.config.old_names`).
     """
@@ -196,7 +196,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _extended(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     """The file on top of the one it extends: its settings change single keys, its variants replace.
 
-    An ablation has the model, data and training of its scale, and lines of its own.
+    An ablation has the model, data and training of its scale, and different variants.
     """
     if "extends" not in raw:
         return raw

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from lrkv_jax.config.frozen import Group, Positive, PositiveFloat, semantics
 from lrkv_jax.errors import LrkvError
 
-# The settings that each kind has besides `factor`; the first is required.
+# The settings that each kind has in addition to `factor`; the first is required.
 OWN = {
     "linear": (),
     "llama3": ("original_context", "low_freq_factor", "high_freq_factor"),

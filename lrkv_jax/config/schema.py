@@ -1,7 +1,7 @@
 """What a run is, as frozen objects: model, optimizer, data, mesh, training, evaluation.
 
 Each setting is declared once: its default, its description and its role (`config.frozen`).
-Defaults are the paper's where it states them; a comment says where a default comes from elsewhere.
+Defaults are the paper's where it states them; a comment names the source of any other default.
 """
 
 from __future__ import annotations
@@ -419,7 +419,7 @@ class WatchdogConfig(Group):
 
 
 class LoggingConfig(Group):
-    """Where a run reports to, besides its directory."""
+    """Where a run reports to, in addition to its directory."""
 
     wandb: bool = schedule(
         "Log to Weights & Biases too (the extra wandb). Its WANDB_* variables apply.", False
@@ -456,7 +456,7 @@ class RunConfig(Group):
         return self.run_dir or f"runs/{self.name}-{self.attention}"
 
     def variant(self, name: str) -> RunConfig:
-        """The same run with another of `variants`."""
+        """This run's configuration with another of `variants`."""
         model = self.model.model_copy(update={"attention": self.variants[name]})
         ModelConfig.model_validate(model.model_dump())
         return self.model_copy(update={"model": model, "attention": name})

@@ -38,7 +38,7 @@ def calculate(expression: str) -> str | None:
         return None
     try:
         return _written(_value(ast.parse(plain, mode="eval").body))
-    # MemoryError is how some parsers say "too many brackets".
+    # Some parsers raise MemoryError for too many brackets.
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
 
@@ -57,5 +57,5 @@ def _value(node: ast.expr) -> Fraction:
 def _written(value: Fraction) -> str:
     if value.denominator == 1:
         return str(value.numerator)
-    # As many digits as tell the double from its neighbors, and never an exponent.
+    # As many digits as distinguish the double from its neighbors, and never an exponent.
     return format(Decimal(repr(float(value))), "f")

@@ -1,4 +1,4 @@
-"""Conversations as token ids, and which of them a model learns to say.
+"""Conversations as token ids, and which of the ids are training targets.
 
     <bos> <user_start> … <user_end> <assistant_start> … <assistant_end> <user_start> …
 
@@ -42,8 +42,8 @@ class ChatFormat:
     `ids` are nanochat's; of a template's chat it has the end of an answer, and -1 for the others.
     `ends` are the ids that end an answer, `start` those that a chat begins with.
 
-    A tokenizer without the chat's tokens is given the ids that follow its own: a model needs
-    `vocabulary` ids then, and one that was pretrained without them grows by `init_from`.
+    For a tokenizer without the chat's tokens, the ids after its last are taken. A model then needs
+    `vocabulary` ids, and one that was pretrained without them grows by `init_from`.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -111,7 +111,7 @@ class ChatFormat:
         return [*self.render(conversation)[0].tolist(), self.ids.assistant_start]
 
     def shown(self, conversation: Conversation) -> str:
-        """The same as text, for logs."""
+        """The prompt for an answer as text, for logs."""
         if self.template is not None:
             turns = self._turns(conversation.messages)
             return self.template.plain(self.template.render(turns, answers=True))
@@ -228,12 +228,12 @@ class Writer:
         self._called = False  # the last id ended a call
 
     def piece(self, token: int) -> bytes:
-        """What the next id adds; the id after a call says how it ends."""
+        """What the next id adds; the id after a call decides how the call ends."""
         unanswered = self._called and token != self._ids.output_start
         self._called = token == self._ids.python_end
         own = b"" if self._called else self._marks.get(token) or self._decode([token])
         return (b">>" if unanswered else b"") + own
 
     def rest(self) -> bytes:
-        """What is left when no more comes."""
+        """The bytes to add when no more ids come."""
         return b">>" if self._called else b""

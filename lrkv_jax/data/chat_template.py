@@ -49,7 +49,7 @@ class ChatTemplate:
         """The text of a conversation; with `answers` up to the start of the assistant's answer.
 
         A special token that a message spells out is marked, for `stretches`. Raises
-        `LrkvError` with what the template says of a conversation that it refuses.
+        `LrkvError` with the template's message for a conversation that it refuses.
         """
         turns = [{key: self._guarded(text) for key, text in turn.items()} for turn in messages]
         try:
@@ -111,7 +111,7 @@ def template_of(folder: Path, special: Sequence[str]) -> ChatTemplate | None:
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %}, which marks what the assistant says: no mark here."""
+    """{% generation %} … {% endgeneration %}, which marks the assistant's text: no mark here."""
 
     tags = {"generation"}
 
@@ -141,7 +141,7 @@ def _raise(message: str) -> None:
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """Without the escapes for HTML that Jinja's own filter has."""
+    """Jinja's `tojson` filter without its escapes for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,4 +1,4 @@
-"""A conversation as text: who says what, and which of it is a tool's call or a tool's answer.
+"""A conversation as text: each turn's role, and which parts are a tool's calls and outputs.
 
 The sets of midtraining, the chat and the benchmarks all become this; turning it into
 token ids is another module's work.
@@ -41,13 +41,13 @@ class Message:
 
     @property
     def text(self) -> str:
-        """Its parts in one."""
+        """The message's parts, joined."""
         return "".join(part.text for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in the order in which they were said; one whose last is not the
+    """Messages in order. A conversation whose last message is not the
     assistant's waits for an answer.
 
     Raises LrkvError where there is none.
@@ -68,7 +68,7 @@ class Conversation:
     def alternating(self) -> Conversation:
         """Turns of user and assistant, the user first, as a format without a system's turn has it.
 
-        What the system says at the start goes before the first user's text, with an
+        A system message at the start goes before the first user's text, with an
         empty line between (nanochat's rule, tokenizer.py:render_conversation); messages
         of one role that follow each other are one, with an empty line between.
 
@@ -128,7 +128,7 @@ def exchange(question: str, answer: str) -> Conversation:
 def conversation_from(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     """From [{"role", "content"}], as chat data sets and requests hold them.
 
-    An empty system message is left out. Which order of roles a model takes, its chat format says.
+    An empty system message is left out. The model's chat format checks the order of roles.
 
     Raises LrkvError that names the message: one without role and content, content that
     is empty or no text, another role.

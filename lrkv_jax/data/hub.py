@@ -1,7 +1,7 @@
 """Files of a repository on the Hugging Face hub, fetched into a folder, at one commit.
 
 `huggingface_hub.snapshot_download` does the work: it resumes, and fetches a changed file again.
-PROVENANCE.json, beside the files, records the commit, which later calls take, and the files.
+PROVENANCE.json, next to the files, lists them and records the commit, which later calls take.
 """
 
 import fnmatch
@@ -85,8 +85,8 @@ def fetch_source(config: DataConfig, warn: Callable[[str], None]) -> None:
 def read_provenance(folder: Path) -> dict[str, Any] | None:
     """Return what a download wrote into the folder; None if there was no download.
 
-    Keys: repo, repo_type, revision (as asked), patterns, first, commit, license and files, which
-    is {name: bytes}. Raises LrkvError where the file is damaged or cannot be read.
+    Keys: repo, repo_type, revision (as requested), patterns, first, commit, license and files
+    ({name: bytes}). Raises LrkvError where the file is damaged or cannot be read.
     """
     fix = "delete it and fetch again"
     try:
@@ -130,7 +130,7 @@ def _absent(folder: Path, provenance: dict[str, Any]) -> list[str]:
 
 
 def _list(request: dict[str, Any], known: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the commit, the license, and the sizes in bytes of the files that are asked for.
+    """Return the commit, the license, and the sizes in bytes of the requested files.
 
     Those that are known from an earlier call stay, and so does its commit.
     """

@@ -153,7 +153,7 @@ def source_files(source: str) -> list[Path]:
         if not stat.S_ISDIR(root.stat().st_mode):
             raise LrkvError(f"data.source = {source} is a file: give the folder that holds it")
         for folder, folders, names in os.walk(root, onerror=_raise):
-            # What begins with a dot is left out, as a download's own notes.
+            # Names that begin with a dot are left out: a download keeps its notes in such files.
             folders[:] = [name for name in folders if not name.startswith(".")]
             paths = [Path(folder, name) for name in names if not name.startswith(".")]
             files += [p for p in paths if p.suffix.lower() in _READERS and p.is_file()]

@@ -56,7 +56,7 @@ def read_parquet(path: Path, column: str | None = None) -> Iterator[tuple[int, d
             for group in range(file.num_row_groups):
                 place = f"row group {group} of {file.num_row_groups}, after row {done}"
                 # One small batch at a time: a FineWeb-Edu file is 2 GB of text. In this
-                # thread: several files are read at once, each by a process of its own.
+                # thread: several files are read at once, each by a separate process.
                 for batch in file.iter_batches(
                     batch_size=_BATCH, row_groups=[group], columns=columns, use_threads=False
                 ):

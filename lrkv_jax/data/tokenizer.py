@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lrkv_jax.data.chat_template import ChatTemplate
 
 EMBEDDED = ("sotu-4096", "gpt2")
-# What a chat is made of besides text and BOS; nanochat's names.
+# The special tokens of a chat, except for BOS; nanochat's names.
 CHAT_NAMES = tuple(
     f"<|{what}_{end}|>"
     for what in ("user", "assistant", "python", "output")
@@ -45,7 +45,7 @@ _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 _LONGEST_SPACE = 100_000
 _LONG_SPACE = re.compile(rf"(?<!\s)\s{{{_LONGEST_SPACE},}}")
 
-# What a tokenizer.json must give back unchanged: spaces of every kind, scripts, its own stand-ins.
+# What a tokenizer.json must decode unchanged: spaces of every kind, scripts, its stand-ins.
 _PROBE = "  a  b\n\n\tc \r\n" + "".join(map(chr, range(384))) + " ▁ 日本 👩‍👩 e\u0301 12 "
 
 Encode = Callable[[list[str]], Sequence[Sequence[int] | np.ndarray]]
@@ -54,7 +54,7 @@ Encode = Callable[[list[str]], Sequence[Sequence[int] | np.ndarray]]
 class Tokenizer:
     """A byte-level tokenizer: `decode(encode(text)) == text` for any text.
 
-    name: what `load_tokenizer` was asked for.
+    name: the name that `load_tokenizer` was called with.
     vocabulary: size of the id space, V; some ids may be unused.
     bos: the id that starts a document; no text ever encodes to it.
     token_bytes: int32 [V], UTF-8 bytes each token stands for; 0 for special and unused ids, so a
@@ -97,7 +97,7 @@ class Tokenizer:
         self.fingerprint = hashlib.sha256(header + definition).hexdigest()
 
     def token_bytes_up_to(self, vocabulary: int) -> np.ndarray:
-        """`token_bytes` for a model of at least as many ids; those that are its own stand for 0."""
+        """`token_bytes` for a model of at least as many ids; ids past the tokenizer's count 0."""
         return np.pad(self.token_bytes, (0, vocabulary - self.vocabulary))
 
     def encode(self, text: str) -> np.ndarray:
@@ -247,7 +247,7 @@ def _cut_long_space(text: str) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(cuts)]
 
 
-# Keyed by content, so that a file that changes is read anew.
+# Keyed by content, so that a file that changes is read again.
 @functools.lru_cache(maxsize=4)
 def tokenizer_from_json(name: str, content: bytes) -> Tokenizer:
     """The tokenizer that a tokenizer.json's content defines; raises like `load_tokenizer`."""

@@ -1,7 +1,7 @@
 """Programs compiled ahead of time with XLA's options, and kept on disk for the next start.
 
-The stored programs are JAX's persistent compilation cache, in a directory of this user's own: what
-is in it is run, so nobody else may write there. JAX's key of a program holds the versions, the
+The stored programs are JAX's persistent compilation cache. They are run, so they are in a directory
+where only this user may write. JAX's key of a program holds the versions, the
 options, and the kind of device; of a CPU its instruction sets too, so a home directory may serve
 many hosts. Process 0 writes and all read. That only works where they read the same directory: on
 GPUs, processes divide the search for the fastest kernels among them, and one that has found its

@@ -2,7 +2,7 @@
 
 Datasheets' figures, in decimal units: a GB is 10⁹ bytes. A driver shows 5 to 7 % more memory than
 the sheet's decimal gigabytes (an H200's 141 GB are 141 · 2³⁰ bytes before error correction and the
-driver's own share), and takes some of it for its context and the collectives' buffers.
+driver's share), and takes some of it for its context and the collectives' buffers.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def usable_cores() -> int:
 def device_name() -> str:
     """JAX's first device by its kind; a CPU by its processor, as in "AMD EPYC, family 25 model 17".
 
-    Virtual machines shorten a processor's name, and its family and model tell what it is.
+    Virtual machines shorten a processor's name; its family and model identify it.
     """
-    import jax  # what asks for cores alone does not need it
+    import jax  # a caller that only counts cores does not need it
 
     device = jax.devices()[0]
     return _processor() if device.platform == "cpu" else device.device_kind

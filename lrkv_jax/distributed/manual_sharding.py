@@ -1,7 +1,7 @@
 """The collectives of a training step, placed manually.
 
 The loss and its gradient run in a `jax.shard_map` that is manual over data, fsdp and context: each
-device sees its own rows and positions, and its own rows of every weight. Here are the few places
+device sees its rows and positions, and its rows of every weight. Here are the few places
 where devices meet:
 
 - a layer's weights are gathered over fsdp, in the computation's dtype, in the layer's turn: once
@@ -41,7 +41,7 @@ _IN_TRAIN_STEP = ContextVar("in_train_step", default=False)
 def in_train_step() -> bool:
     """Whether this is traced inside the manual region of a training step, `train_step`'s.
 
-    A layer that somebody calls in a `jax.shard_map` of their own, over axes of any name, is not.
+    A layer that a user calls in another `jax.shard_map`, over axes of any name, is not.
     """
     return _IN_TRAIN_STEP.get()
 
@@ -85,7 +85,7 @@ def manual_part(spec: PartitionSpec) -> PartitionSpec:
 
 
 def over_tensor(f: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """`f` with every mesh axis manual, `tensor` included, split as the specs say."""
+    """`f` with every mesh axis manual, `tensor` included, split as the specs define."""
     if TENSOR in jax.sharding.get_abstract_mesh().manual_axes:  # a mesh of one tensor shard
         return f
     return jax.shard_map(
@@ -186,10 +186,10 @@ def fsdp_layer(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
     """`f(x, weights, data)` as a function of the weights' shards, gathered for f's turn alone.
 
     x goes in and comes out in one shape; `data` (integers, or None) has no gradient. The backward
-    pass gathers again what depends on weights alone, and reads everything else that `f`'s own
+    pass gathers again what depends on weights alone, and reads everything else that `f`'s
     gradient keeps: no weight outlives its turn, and no activation is computed twice. Gradients of
-    the shards are float32; `sums` says whether also over data and context, or whether a caller that
-    accumulates microbatches will.
+    the shards are float32. With `sums` they are summed over data and context here; without, by a
+    caller that accumulates microbatches.
     """
 
     @jax.custom_vjp

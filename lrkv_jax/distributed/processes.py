@@ -54,7 +54,7 @@ class Processes:
         self._topics = itertools.count()  # the same in every process: all run the same program
 
     def join(self) -> None:
-        """Make this process one of its run's, if its environment says that there are more.
+        """Make this process one of its run's, if its environment describes more processes.
 
         Must come before anything touches a device. A program that has called
         `jax.distributed.initialize` itself is left as it is. Where the others do not come in time,
@@ -88,8 +88,8 @@ class Processes:
         self._hosts = self.exchange(socket.gethostname())
 
     def as_jax_knows(self) -> Self:
-        """Itself, of several where somebody has called `jax.distributed.initialize`."""
-        # The client has no public name. Orbax and JAX's own multihost_utils take it from here.
+        """This process, one of several where `jax.distributed.initialize` was called before."""
+        # The client has no public name. Orbax and JAX's multihost_utils take it from here.
         from jax._src.distributed import global_state as jax_state
 
         self.count, self.index = jax_state.num_processes, jax_state.process_id
@@ -142,8 +142,8 @@ class Processes:
     def together(self) -> Iterator[None]:
         """A block that every process runs: it ends when all have, and fails in all if in one.
 
-        The process that failed raises its own error, named after it; if it is the same as process
-        0's, process 0 alone does. Process 0 raises another's. The rest raise `StoppedElsewhere`.
+        The process that failed raises its error, under its name; if it is the same as process 0's,
+        process 0 alone does. Process 0 raises another's. The rest raise `StoppedElsewhere`.
         """
         if self.count == 1:
             yield

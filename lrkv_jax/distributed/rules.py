@@ -77,7 +77,7 @@ def parameter_shardings(specs: Any, shapes: Any, mesh: Mesh | AbstractMesh) -> A
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """The same array on every device."""
+    """The sharding of an array that every device has whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -128,5 +128,5 @@ def as_argument(
 
 
 def global_batch(rows: NamedSharding, tokens_BU: np.ndarray) -> Int[Array, "B U"]:
-    """The same for a batch that every process has read whole; each gives its devices their part."""
+    """A global array of a batch that every process has read whole; each places its part."""
     return jax.make_array_from_callback(tokens_BU.shape, rows, lambda index: tokens_BU[index])

@@ -7,7 +7,7 @@ saved. A second one ends the process at once; what is being saved has no number 
 
 A process alone stops at the end of its step. Of several, a scheduler may signal only one, and each
 runs ahead of its devices by a step or two: they must agree on a step that none has passed. A
-thread in each asks the coordination service once a second whether any of them was signalled. When
+thread in each polls the coordination service once a second for a signal to any of them. When
 one was, every process holds its loop back for the moment that it takes to exchange step numbers;
 the step after the highest is the last. No step pays for this: the loop takes a lock that is free.
 
@@ -122,7 +122,7 @@ class Stopping:
                     self._end_now(128 + number[0], "second signal: ended at once, nothing saved")
 
     def _end_now(self, code: int, text: str) -> None:
-        """Say why on stderr and exit, past every lock that another thread may hold."""
+        """Print the reason on stderr and exit, past every lock that another thread may hold."""
         with contextlib.suppress(OSError, ValueError):
             # A bar on a terminal has hidden the cursor and does not come to its end.
             if sys.__stdout__.isatty():

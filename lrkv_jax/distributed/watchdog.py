@@ -1,4 +1,4 @@
-"""Says what hangs, with every thread's stack, and ends what hangs for good.
+"""Reports what hangs, with every thread's stack, and ends what hangs for good.
 
 A process that waits for a collective that a peer never joins, for a file system that went away or
 for a batch that never comes shows nothing and costs as much as one that works.
@@ -21,7 +21,7 @@ COMPILE = "compile"
 
 
 class Watchdog:
-    """Knows what the main thread does, and since when; use as a context manager around it.
+    """Records what the main thread does, and since when; use as a context manager around it.
 
     After `warn_after` seconds of one activity, `warn` gets a line and stderr the stacks, and again
     when the time has doubled. After `end_after` it calls `leave` with 75. None is never.
@@ -60,7 +60,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def during(self, activity: str, step: int) -> Iterator[None]:
-        """The same for a block; afterwards the activity of before begins anew."""
+        """Watch a block as this activity; afterwards the earlier activity starts again."""
         before = self._doing
         self.at(activity, step)
         try:

@@ -1,4 +1,4 @@
-"""Does cached decoding say what the whole-sequence forward says, on real text?
+"""Does cached decoding agree with the whole-sequence forward, on real text?
 
 B sequences  T positions  N decoded tokens of each  V vocabulary
 """
@@ -31,7 +31,7 @@ class Agreement:
     `max_relative_error` is the largest difference of a logit over the largest logit;
     `same_greedy_token` the share of positions whose likeliest token is the same, or
     ties with the forward's to within TIE of the largest logit; `loss` the mean nats of
-    the text's own tokens by decoding, and `forward_loss` by the forward.
+    the text's tokens by decoding, and `forward_loss` by the forward.
     """
 
     max_relative_error: float
@@ -80,7 +80,7 @@ def decode_agreement(
 
 
 def agreement_on(run: TrainedRun, tokens_BT: np.ndarray) -> Agreement:
-    """The same of a run: prompts of different lengths, then up to `STEPS` tokens one by one."""
+    """`Agreement` of a run: prompts of different lengths, then up to `STEPS` tokens one by one."""
     tokens_BT = tokens_BT[:ROWS, : 4 * STEPS]
     T = tokens_BT.shape[1]
     longest = T - min(STEPS, T // 2)

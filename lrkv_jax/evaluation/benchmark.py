@@ -1,4 +1,4 @@
-"""What the five benchmarks have in common: how they are asked, and what a result holds."""
+"""The parts common to the five benchmarks: their settings, questions and results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from lrkv_jax.inference.language_model import Draws, LanguageModel
 
 @dataclass(frozen=True)
 class BenchmarkSettings:
-    """How benchmarks are asked: in a chat, zero-shot, as the recipe asks a midtrained model.
+    """Settings of benchmarks: in a chat, zero-shot, as the recipe evaluates a midtrained model.
 
     folder: where the sets lie, or "demo". limit: the first so many examples. samples, temperature,
     top_p, max_new_tokens, seed: of generated answers. run_model_code: whether programs that the
@@ -49,7 +49,7 @@ class BenchmarkSettings:
 
 @dataclass(frozen=True)
 class Questions:
-    """What a benchmark asks, and what identifies it."""
+    """A benchmark's questions, and what identifies them."""
 
     examples: list[Any]  # of the set's kind
     dataset: dict[str, Any]

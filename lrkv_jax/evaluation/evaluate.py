@@ -56,10 +56,10 @@ def evaluate(
     directory, and each benchmark's records to `evaluations/`.
 
     `bpb` is cross-entropy and bits per byte over the whole held-out split, the same whatever
-    `batch` (the run's own unless given); `docstrings` is the same on docstrings of Python's
+    `batch` (the run's unless given); `docstrings` is the same on docstrings of Python's
     standard library, a text unlike the embedded corpus; `agreement` compares cached decoding with
-    the whole-sequence forward on held-out text; the others are benchmarks, asked in a chat as
-    `settings` say, and `combined` the mean of all five where all were asked.
+    the whole-sequence forward on held-out text; the others are benchmarks, run in a chat
+    by `settings`, and `combined` the mean of all five where all were run.
 
     Raises `LrkvError`, before anything is computed, for an unknown task, a set that is
     not there, settings that the run cannot answer to, a run that cannot be read, and a
@@ -112,7 +112,7 @@ def evaluate(
 def questions_of(
     config: RunConfig, tasks: Sequence[str], settings: BenchmarkSettings | None = None
 ) -> tuple[dict[str, Questions], BenchmarkSettings]:
-    """What the benchmarks among the tasks ask, and the settings: those of such a run unless given.
+    """Questions of the benchmarks among the tasks, and the settings, by default such a run's.
 
     Raises `LrkvError` for an unknown task, one that is not permitted, settings that the
     run cannot answer to, and a set that is not there.
@@ -176,7 +176,7 @@ def _held_out(run: TrainedRun, batch: int) -> dict[str, float]:
 
 def _docstrings(run: TrainedRun, batch: int) -> dict[str, float]:
     rows = docstring_rows(run.tokenizer, run.config.train.seq_len)
-    # Filled up with rows of no targets: a last batch of its own size would be a program of its own.
+    # Filled up with rows of no targets: a smaller last batch would need a separate program.
     filled = np.pad(rows, ((0, -len(rows) % batch), (0, 0)), constant_values=~run.tokenizer.bos)
     return _loss_on(run, (filled[at : at + batch] for at in range(0, len(filled), batch)))
 

@@ -1,4 +1,4 @@
-"""EleutherAI's lm-evaluation-harness over a run: its tasks, asked of the cached decoder.
+"""EleutherAI's lm-evaluation-harness over a run: its tasks, answered by the cached decoder.
 
 Importing this registers the model `lrkv` with the harness (https://github.com/EleutherAI/
 lm-evaluation-harness, extra `harness`). No other module imports `lm_eval`.
@@ -56,7 +56,7 @@ class LrkvLM(LM):
         super().__init__()
         self.model = model
         self._seed, self._info = seed, dict(info or {})
-        self._opening = ""  # of the chats that were asked for
+        self._opening = ""  # of the chats that were requested
 
     @classmethod
     def create_from_arg_obj(
@@ -225,7 +225,7 @@ class LrkvLM(LM):
 def command_line(arguments: Mapping[str, Any], rest: Sequence[str]) -> None:
     """The harness's command `lm_eval run` over a run: `arguments` as `--model_args` has them.
 
-    Raises LrkvError as `LrkvLM.create_from_arg_obj` does; SystemExit for bad options of its own.
+    Raises LrkvError as `LrkvLM.create_from_arg_obj` does; SystemExit for the harness's bad options.
     """
     from lm_eval.__main__ import cli_evaluate
 

@@ -1,4 +1,4 @@
-"""What the lm-evaluation-harness asks, read without it: groups, settings of texts, chats.
+"""Requests of the lm-evaluation-harness, read without it: groups, settings of texts, chats.
 
 `harness_adapter` answers.
 """
@@ -15,7 +15,7 @@ from lrkv_jax.data.tokenizer import CHAT_NAMES
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Sampling
 
-# The harness's own default for tasks that name none (models/huggingface.py).
+# The harness's default for tasks that name none (models/huggingface.py).
 NEW_TOKENS = 256
 # Its names for one thing, the first one given counts.
 _NEW_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")

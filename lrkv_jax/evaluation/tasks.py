@@ -1,6 +1,6 @@
 """The benchmark sets: choices that are compared, and answers that are generated in a chat.
 
-ARC and MMLU ask which of a question's choices the model finds likeliest. Test splits have
+ARC and MMLU compare the likelihoods of a question's choices. Test splits have
 2,376 questions (ARC-Easy), 1,172 (ARC-Challenge), and MMLU's 14,042 of 57 subjects, scored
 overall (each question counts the same) and for each subject. GSM8K's test split has 1,319
 word problems, right where the number is; HumanEval has 164 functions to write, each right
@@ -71,7 +71,7 @@ def multiple_choice(
 def gsm8k(
     model: LanguageModel, questions: Questions, settings: BenchmarkSettings
 ) -> BenchmarkResult:
-    """Score the word problems, asked in a chat with the calculator, by the number after "#### "."""
+    """Score the word problems, in a chat with the calculator, by the number after "#### "."""
     examples: list[problems.WordProblem] = questions.examples
     prompts = [model.chat_prompt(problems.conversation(e).unanswered()) for e in examples]
     records = []
@@ -96,10 +96,10 @@ def gsm8k(
 def humaneval(
     model: LanguageModel, questions: Questions, settings: BenchmarkSettings
 ) -> BenchmarkResult:
-    """Score programs that are asked for in a chat.
+    """Score programs that the model writes in a chat.
 
     pass@k with the unbiased estimator (Chen et al. 2021). Raises `LrkvError` unless
-    `settings.run_model_code` says that the programs may run.
+    `settings.run_model_code` allows the programs to run.
     """
     check_allowed(settings)
     examples = questions.examples

@@ -1,7 +1,7 @@
 """Files that ship with the package.
 
 Each was made once, by scripts that git's history has (`build.py` and `demo_build.py` of
-this folder): `*.PROVENANCE.md` and `demo/DEMO.md` say how and of what.
+this folder): `*.PROVENANCE.md` and `demo/DEMO.md` record how, and from what.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ exactly once (the first, a BOS, has no predecessor), across the source's files a
 
 The source's files are grouped to shards, each shard becomes a stream of ids on the disk
 (`lrkv_jax.data.records.streams`), records are cut from the joined streams of a split,
-and a manifest is written beside them.
+and a manifest is written next to them.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """TFDS folders of token arrays in ArrayRecord files, written as a stream and opened again.
 
-TFDS's own builder keeps a split in memory until it is complete and, above 1 GB, needs
+TFDS's builder keeps a split in memory until it is complete and, above 1 GB, needs
 TensorFlow. Here each file is written as its rows arrive, by any process, and TFDS
-describes the folder at the end; a reader cannot tell the difference.
+describes the folder at the end, which a reader opens like any other.
 """
 
 import contextlib
@@ -224,7 +224,7 @@ def remove_abandoned(target: Path) -> None:
         pid = folder.name.removeprefix(prefix).split(".")[0]
         if folder.name.startswith(prefix) and pid.isdecimal():
             try:
-                os.kill(int(pid), 0)  # signal 0 asks whether the process lives
+                os.kill(int(pid), 0)  # signal 0 tests whether the process lives
             except ProcessLookupError:
                 shutil.rmtree(folder, ignore_errors=True)
             except PermissionError:

@@ -1,9 +1,9 @@
-"""What does a build's jobs: processes of this machine, of one thread each, or Apache Beam.
+"""Runners of a build's jobs: processes of this machine, of one thread each, or Apache Beam.
 
 On Beam (extra `beam`) the jobs are a pipeline's elements: the source's shards become
 streams of ids in `data.directory`, which all workers must see, and records are cut from
 them. Each job makes one folder or one file, which appears whole, so a runner may repeat
-any of them. There is no shuffle and no sink: a runner needs nothing but a map.
+any of them. There is no shuffle and no sink: a runner needs only a map.
 """
 
 import multiprocessing
@@ -92,7 +92,7 @@ def beam_jobs(options: Sequence[str] = ()) -> RunJobs:
                     _ = pipeline | beam.Create(jobs) | beam.Reshuffle() | beam.Map(call)
         except LrkvError:
             raise
-        except Exception as error:  # each runner has its own
+        except Exception as error:  # each runner has different classes
             raise _failed(error) from error
         yield from range(len(jobs))
 
@@ -100,7 +100,7 @@ def beam_jobs(options: Sequence[str] = ()) -> RunJobs:
 
 
 def _failed(error: Exception) -> LrkvError:
-    """The job's own error where the runner's text has one, else the runner's first line."""
+    """The job's error where the runner's text has one, else the runner's first line."""
     text = str(error)
     if found := re.findall(r"LrkvError: (.+?)(?: \[while running .*)?$", text, re.MULTILINE):
         return LrkvError(found[-1])

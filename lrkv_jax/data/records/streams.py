@@ -112,7 +112,7 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
 class Stream:
     """Some shards' ids of a split, joined. parts: (folder, split in it) of each, in order.
 
-    Raises LrkvError where a file is shorter or longer than its entries say.
+    Raises LrkvError where a file's length is not the sum of its entries.
     """
 
     def __init__(self, parts: Sequence[tuple[Path, Split]], vocabulary: int):

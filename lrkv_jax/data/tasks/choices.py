@@ -1,7 +1,7 @@
 """Multiple choice: ARC (Clark et al., arXiv 1803.05457), MMLU (Hendrycks et al., arXiv 2009.03300).
 
-A row of either set becomes a `Choices`; `question` and `conversation` ask it as the
-recipe does: the letter comes after its choice, and answers it.
+A row of either set becomes a `Choices`; `question` and `conversation` write it as the
+recipe does: the letter comes after its choice, and is the answer.
 """
 
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ def question(example: Choices) -> str:
 
     The letter stands after the choice, which small models bind better, and right after
     "=", so that it is the very token of the answer (" A" is another one). The letters
-    are the set's own labels: ARC's numeric ones are shown, and answered, as 1, 2, 3, 4.
+    are the set's labels: ARC's numeric ones are shown, and answered, as 1, 2, 3, 4.
     """
     pairs = zip(example.choices, example.labels, strict=True)
     lines = "".join(f"- {choice}={label}\n" for choice, label in pairs)

@@ -53,7 +53,7 @@ def conversation(problem: WordProblem) -> Conversation:
 def extract_answer(text: str) -> str | None:
     """The number after the first "#### ", commas taken out, or None: the recipe's rule.
 
-    It is OpenAI's own (grade_school_math/dataset.py): a final full stop stays part of
+    It is OpenAI's rule too (grade_school_math/dataset.py): a final full stop stays part of
     the number, and "#### $5" holds none.
     """
     match = _FINAL.search(text)

@@ -24,7 +24,7 @@ class Program:
 
 
 def example(row: dict[str, Any], id: str) -> Program:
-    """A row as a program, under the set's own id; its columns are the same on PyPI."""
+    """A row as a program, under the set's id; its columns are the same on PyPI."""
     fields = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
     return Program(*(row[name] for name in fields))
 

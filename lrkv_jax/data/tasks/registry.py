@@ -181,7 +181,7 @@ def _rows(found: Task, split: str, folder: str | Path) -> Iterator[tuple[str, di
 
 
 def _paths(found: Task, split: str, folder: Path) -> list[Path]:
-    """A split's files. The hub's names say how many there are: test-00000-of-00004.parquet."""
+    """A split's files. The hub's names contain their number: test-00000-of-00004.parquet."""
     fetch = f"fetch it with `lrkv data fetch {found.name}`"
     try:
         paths = sorted(folder.glob(found.files[split]))

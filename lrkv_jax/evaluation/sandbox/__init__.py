@@ -1,6 +1,6 @@
 """Runs code that a model wrote, in separate processes that Linux isolates.
 
-docs/evaluation.md says what this protects from, and what it does not.
+docs/evaluation.md lists what this protects from, and what it does not.
 """
 
 from lrkv_jax.evaluation.sandbox.launch import (

@@ -95,9 +95,9 @@ def check_sandbox() -> None:
 
 
 def run(program: str, limits: SandboxLimits) -> ProgramOutcome:
-    """Run one program in namespaces that hold nothing but the standard library.
+    """Run one program in namespaces that hold only the standard library.
 
-    The interpreter starts by vfork and exec, with an empty environment and in a session of its own;
+    The interpreter starts by vfork and exec, with an empty environment and in a new session;
     it sets the limits on itself before it becomes the program. All that was started is killed
     before this returns. Raises LrkvError where the sandbox could not be built.
     """
@@ -128,7 +128,7 @@ def run(program: str, limits: SandboxLimits) -> ProgramOutcome:
             "readable": readable(),
             "report": report.fileno(),
             "parent": os.getpid(),
-            # Its processes are counted apart from everybody's, and it owns nothing.
+            # A separate user: its processes are counted separately, and it owns no files.
             "user": _FIRST_USER + process.pid if _is_root_of_machine() else None,
         }
         late = False

@@ -1,4 +1,4 @@
-"""The supervisor: builds the isolation, starts the program behind it, and says how it ended.
+"""The supervisor: builds the isolation, starts the program inside it, and reports how it ended.
 
 Run as `python -I -S -B FOLDER`, with an order on its input (launch.py). Two lines go to the
 descriptor `report`: "starts", and "ended PASSED SECONDS REASON". Imports little: it starts often.
@@ -24,7 +24,7 @@ def main() -> None:
     system.die_with_parent()
     if os.getppid() != order["parent"]:
         sys.exit("the process that asked for this has ended")
-    user = order["user"]  # None: the one who asked
+    user = order["user"]  # None: the caller
     namespaces.enter(order, as_root=user is not None)
     if user is not None:
         os.setgroups([])

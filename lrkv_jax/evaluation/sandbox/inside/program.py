@@ -7,7 +7,7 @@ import sys
 import system
 
 REPORT = 3  # closed before the program begins
-PROOF = 4  # the one that it has besides 0, 1 and 2
+PROOF = 4  # the only one open, except for 0, 1 and 2
 ALL_DESCRIPTORS = 1 << 20
 
 
@@ -31,11 +31,11 @@ def become(order: dict, key: bytes, proof_pipe: int) -> None:
 
 def _limit(limits: dict) -> None:
     def at_most(what: int, value: float) -> None:
-        # A container's own limit may be lower; it stays.
+        # A container's limit may be lower; it stays.
         hard = resource.getrlimit(what)[1]
         value = -int(-value // 1)  # up to a whole number
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        # SIGXCPU comes at the first and says what was too much; SIGKILL, at the second.
+        # SIGXCPU comes at the first, and names the cause; SIGKILL, at the second.
         last = value + 1 if what == resource.RLIMIT_CPU and value != hard else value
         resource.setrlimit(what, (value, last))
 
