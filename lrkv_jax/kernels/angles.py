@@ -7,7 +7,7 @@ matrix [cos iΘ, sin iΘ] is P Q, to float32's rounding, with P of ρ columns, �
     [cos iΘ, sin iΘ] · M_h(q) · rk_h = P_i (Q M_h(q)) · rk_h
 
 costs ρ · R products per position, and ρ · K · R per chunk. Counted from the chunk's middle, which
-is turned onto the query, cosines are even in i and sines odd. Each has a P and a Q of its own, of
+is turned onto the query, cosines are even in i and sines odd. Each has a separate P and Q, of
 ρ / 2 columns and K / 2 rows, and positions i and −i share both products: that halves either cost.
 
 B batch  T queries  S cache slots  c slots of a chunk  n slots of half a chunk  b of a block of that
@@ -88,7 +88,7 @@ def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, frequencies_J=None, pa
     """The residual's part of each logit, float32 [S, B, T, H]; past the longest sequence, anything.
 
     `q_BTHK` is rotated, `angles_SK` are [cos, sin] of each slot's position, `frequencies_J` the
-    angles per position; None: RoPE's own. With `pages_BN`, `rk_BSHR` is a pool of pages.
+    angles per position; None: RoPE's. With `pages_BN`, `rk_BSHR` is a pool of pages.
     """
     (B, T, H, K), S = q_BTHK.shape, slots_of(rk_BSHR, pages_BN)
     chunk = default_chunk(S, B * T * H * up_HRK.shape[1])
@@ -111,7 +111,7 @@ def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, frequencies_J=None, pa
 
 
 def of_slots(logits_SBTH, start, chunk):
-    """Those of the `chunk` slots from `start` as softmax reads them, [B, H, T, c]."""
+    """Logits of the `chunk` slots from `start` as softmax reads them, [B, H, T, c]."""
     some_cBTH = jax.lax.dynamic_slice_in_dim(logits_SBTH, start, chunk)
     return some_cBTH.transpose(1, 3, 2, 0)
 
@@ -145,7 +145,7 @@ def _of_chunk(chunk, found: Compressed, q_BTHK, halves_JHR, rk_BSHR, origin, sta
             (jax.lax.dynamic_slice_in_dim(jnp.asarray(left), row, block) @ right).reshape(-1, *rest)
             for left, right in ((found.even_nE, even_EX), (found.odd_nO, odd_OX))
         )
-        # An odd chunk's middle is its own mirror image: it is written twice, alike.
+        # An odd chunk's middle mirrors itself: it is written twice, with the same values.
         above, below = chunk // 2 + row, (chunk + 1) // 2 - row - block
         above_bBTHR = (even_bBTHR + odd_bBTHR) * latents(above)
         below_bBTHR = (even_bBTHR - odd_bBTHR)[::-1] * latents(below)

@@ -38,8 +38,8 @@ class Kernel(NamedTuple):
 
         `found` is (plan, None), or (None, the reason why `mosaic` cannot take the arrays); `axes`
         has the letters of the arrays' axes. Where there is a page table ("BN"), arrays with both B
-        and S are pools, of pages and their slots. `own` goes to `xla` alone; the arrays of the
-        kernel's check have what its defaults say.
+        and S are pools, of pages and their slots. `own` goes to `xla` alone; in the
+        check of the kernel these options have their defaults.
         """
         plan, unsupported_reason = found
         parts = jax.tree.leaves(arrays, is_leaf=lambda part: isinstance(part, Int8Rows))
@@ -60,9 +60,9 @@ def choose(kernel, impl, unsupported_reason, failure_reason):
     """The implementation to run: "xla", "mosaic" or "interpret".
 
     `unsupported_reason` is the reason why the Mosaic kernel cannot take the arguments, or None;
-    `failure_reason()` the reason why it must not run on this GPU, or None, asked for if nothing
-    else is against it. Raises `LrkvError` for an unknown name, and for a forced kernel that cannot
-    run.
+    `failure_reason()` the reason why it must not run on this GPU, or None. It is called only
+    if nothing else forbids the kernel. Raises `LrkvError` for an unknown name, and for a forced
+    kernel that cannot run.
     """
     if impl not in IMPLEMENTATIONS:
         raise LrkvError(f"decode kernel {impl!r} is unknown: use {', '.join(IMPLEMENTATIONS)}")
@@ -86,7 +86,7 @@ def choices():
 
 
 def settle(kernel, chosen, reason, *, best=None, loud=False):
-    """Remember a choice, and log it once unless it was asked for; returns it.
+    """Remember a choice, and log it once unless it was requested; returns it.
 
     A `loud` one is logged as a warning, and on a GPU process 0 warns of any other than `best`.
     """

@@ -24,7 +24,7 @@ def grouped_decode(
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"]]:
     """Attend each sequence's last T tokens to a cache that already holds them.
 
-    `lengths_B` counts the tokens of each sequence in the cache, the T queries' own included; query
+    `lengths_B` counts the tokens of each sequence in the cache, the T queries' included; query
     t sees slots up to `lengths_B` − T + t, and slots past the length are never used.
 
     With a page table `pages_BN` (int32) the cache is a pool of pages, [P, 64, G, K]: slot s of
@@ -32,9 +32,9 @@ def grouped_decode(
     may be any page's, and what other pages hold is never used.
 
     Returns outputs and log-sum-exp (arXiv 1805.02867), both float32: 0 and −1e30 for a query that
-    sees nothing. On a GPU the results of a sequence depend, to the last bit, on its own length and
-    cache alone. `impl` is one of `dispatch.IMPLEMENTATIONS`; raises `LrkvError` for another, and
-    for one that cannot run.
+    sees nothing. On a GPU the results of a sequence depend, to the last bit, only on its length and
+    cache. `impl` is one of `dispatch.IMPLEMENTATIONS`; raises `LrkvError` for another, and for one
+    that cannot run.
     """
     arrays, axes = (q_BTHK, k_BSGK, v_BSGK, pages_BN), ("BTHK", "BSGK", "BSGK", "BN")
     found = _plan(q_BTHK, k_BSGK, pages_BN, impl)

@@ -1,7 +1,7 @@
 """Cached attention to latents that are read once, as key and as value.
 
-All heads read one latent c per token, and heads or groups of them may have latents r of their own
-beside it. The cache holds both unrotated. Logits of a position s are n_h(s) times the sum of
+All heads read one latent c per token, and heads or groups of them may have private latents r next
+to it. The cache holds both unrotated. Logits of a position s are n_h(s) times the sum of
 
     c, alone      q·c                                    MLA `decoupled`, which adds q'·k', its rope
                                                          key
@@ -14,7 +14,7 @@ rotated query and RoPE across the factor that makes keys (`lrkv_jax.kernels.lrkv
 is 1/rms of head h's key, or 1.
 
 B batch  T queries  S cache slots  c slots of a chunk  H heads  G groups of them  K head width
-C latent width  R width of a group's own latents  P rope-key width
+C latent width  R width of a group's latents  P rope-key width
 X width of a query: C, in mode `full` K  Y of an output: C, with private latents C + R'
 J = K / 2 frequency pairs
 """
@@ -78,7 +78,7 @@ def latent_decode(
     `rotation` is None in mode `decoupled`, and the rope query and key in `full`; `private` is None
     without latents of single heads. `q_BTHX` is in the latent's space; in `full` it is each head's
     rotated query, K wide, and `frequencies_J` are the
-    angles per position that rotated it (None: RoPE's own). With groups, inverse norms are the
+    angles per position that rotated it (None: RoPE's). With groups, inverse norms are the
     groups'. Lengths, pages, `impl`, results and what is raised as in `grouped_decode`, the output
     still in the latents. MLA is DeepSeek-V2's (arXiv 2405.04434, section 2.1).
     """

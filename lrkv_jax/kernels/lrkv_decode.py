@@ -75,7 +75,7 @@ def lrkv_decode(
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"]]:
     """Attend each sequence's last T tokens to the factored cache, which already holds them.
 
-    `q_BTHK` is rotated, by `frequencies_J` angles per position (None: RoPE's own). `residual` is
+    `q_BTHK` is rotated, by `frequencies_J` angles per position (None: RoPE's). `residual` is
     None at rank 0; its heads, and those of `inverse_norm_BGS`, may be groups of query heads, as
     many as divide them, and `inverse_norm_BGS` (float32, H = 1 at rank 0) is None without QK-norm.
     Lengths, pages, `impl`, results and what is raised as in `grouped_decode`; the pool of inverse

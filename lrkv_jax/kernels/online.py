@@ -34,7 +34,7 @@ def default_chunk(S, small_batch, values, single_sequence=False):
     """Slots of a chunk that stays in a CPU's cache; all slots elsewhere.
 
     `values` are those of a slot's keys over all sequences; many queries read a chunk often.
-    `single_sequence` says that one product reads the chunk, and not a batch of them.
+    With `single_sequence` one product reads the chunk, instead of a batch of them.
     """
     if jax.default_backend() != "cpu":
         return S
@@ -77,7 +77,7 @@ def _float32_einsum(subscripts, left, cached):
     """`einsum` in float32: of operands in the cache's dtype, and on a CPU of float32 ones.
 
     XLA on a CPU with bfloat16 instructions has no batched product of bfloat16 that gives float32,
-    and says so only when it runs.
+    and reports that only when it runs.
     """
     dtype = jnp.float32 if jax.default_backend() == "cpu" else cached.dtype
     operands = left.astype(dtype), cached.astype(dtype)
@@ -85,7 +85,7 @@ def _float32_einsum(subscripts, left, cached):
 
 
 def _is_one(own, cached, array):
-    """Whether `array` has one number for each of the cache's: its own axes are of size 1."""
+    """Whether `array` has one number for each of the cache's: its other axes are of size 1."""
     return all(size == 1 for axis, size in zip(own, array.shape, strict=True) if axis not in cached)
 
 
@@ -214,7 +214,7 @@ def as_queries(q_BTHW, groups):
 
 
 def as_heads(found, repeats):
-    """The same back, of what each query found: [B, N T, G, ...] → [B, T, G N, ...]."""
+    """The inverse of `as_queries`, for results: [B, N T, G, ...] → [B, T, G N, ...]."""
     B, _, G, *rest = found.shape
     return by_head(jnp.moveaxis(found.reshape(B, repeats, -1, G, *rest), 3, 1))
 

@@ -1,6 +1,6 @@
-"""The layers besides attention: RMSNorm, the feed-forward layer, embedding and head.
+"""The layers, except for attention: RMSNorm, the feed-forward layer, embedding and head.
 
-RMSNorm has no gain unless asked for (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467). The
+RMSNorm has no gain unless configured (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467). The
 feed-forward layer is D → F → D, plain (ReLU²: So et al. 2021, https://arxiv.org/abs/2109.08668) or
 gated (Shazeer 2020, https://arxiv.org/abs/2002.05202).
 
@@ -48,7 +48,7 @@ def inverse_rms(x: Float[Array, "... D"], eps: float) -> Float[Array, "..."]:
 def rms_norm(x: Float[Array, "... D"], eps: float) -> Float[Array, "... D"]:
     """x · inverse_rms(x), computed in float32 and returned in x's dtype.
 
-    Its gradient keeps x in its own dtype and a number a row, where autodiff would keep x in float32
+    Its gradient keeps x in x's dtype and one number per row; autodiff would keep x in float32
     twice.
     """
     return _norm_forward(x, eps)[0]

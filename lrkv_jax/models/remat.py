@@ -30,7 +30,7 @@ CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 
 
 def rematerialized(f: Callable, remat: Remat, *, unrolled: bool) -> Callable:
-    """`f`, one layer of a scan, whose gradient keeps what `remat` says."""
+    """`f`, one layer of a scan, whose gradient keeps what `remat` names."""
     if remat == "none":
         return f
     policy = {

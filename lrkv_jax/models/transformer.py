@@ -85,7 +85,7 @@ class Transformer(nnx.Module):
         """The normed stream before the head.
 
         `remat` names what a gradient computes again (`lrkv_jax.models.remat`). In a training step,
-        `sums` says whether layers' gradients are summed over all devices in their turn.
+        `sums` decides whether layers' gradients are summed over all devices in their turn.
         """
         chex.assert_rank(tokens_BT, 2)
         if positions_BT is None:
@@ -121,14 +121,14 @@ class Transformer(nnx.Module):
         return soft_cap(logits_BTV, self.config.softcap)
 
     def head_kernel(self) -> Float[Array, "D V"]:
-        """The head's matrix: its own, or the embedding's transpose scaled by 1/sqrt(D)."""
+        """The head's matrix: a separate one, or the embedding's transpose scaled by 1/sqrt(D)."""
         dtype = resolve_dtype(self.config.dtype)
         if self.head is not None:
             return _gathered(self.head, dtype).kernel[...]
         return _gathered(self.embedding, dtype).table[...].T * self.config.width**-0.5
 
     def unstacked(self) -> Unstacked:
-        """The same model, its blocks one by one."""
+        """The model with its blocks one by one."""
         return Unstacked(self)
 
     def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -222,7 +222,7 @@ def specs(config: ModelConfig) -> Any:
     return _shape_of(config)[2]
 
 
-# A training run asks some forty times before its first step, at tens of milliseconds a model.
+# A training run calls this some forty times before its first step, at tens of milliseconds each.
 @functools.lru_cache
 def _shape_of(config: ModelConfig) -> tuple[Any, Any, Any]:
     """The model's structure, the shapes of its parameters, and their `WeightSpec`s."""

@@ -1,4 +1,4 @@
-"""A weight that says what it is: the meaning of each axis, its fan-in and fan-out, its group.
+"""A weight with its description: the meaning of each axis, its fan-in and fan-out, its group.
 
 One line of layout serves initialization, sharding, Muon and the counts:
 
@@ -49,7 +49,7 @@ class WeightSpec:
         return cls(tuple(sum(parts, [])), len(parts[0]), len(parts[1]), group)
 
     def stacked(self) -> WeightSpec:
-        """The same weight, one for each layer."""
+        """The spec of such a weight for each layer, stacked."""
         return replace(self, axes=(LAYERS, *self.axes), batch=self.batch + 1)
 
     def fans(self, shape: Sequence[int]) -> tuple[int, int]:
@@ -133,7 +133,7 @@ def with_weights[M: nnx.Module](module: M, weights: Any) -> M:
 def name_axes(module: nnx.Module, rules: Sequence[tuple[str, Any]]) -> None:
     """Name the weights' axes as flax does, with rules for them; an axis without one stays whole.
 
-    Without any rule flax takes those of its context. Nothing is placed before it is asked for.
+    Without any rule flax takes those of its context. Nothing is placed before it is used.
     """
     named = {name for variable in variables(module) for name in spec_of(variable).axes}
     every = tuple({**dict.fromkeys(sorted(named)), **dict(rules)}.items())

@@ -63,7 +63,7 @@ def newton_schulz(x_IO: Float[Array, "... I O"], iterations: int) -> Float[Array
     dtype = x_IO.dtype
     tall = x_IO.shape[-2] > x_IO.shape[-1]
     x_MN = x_IO.mT if tall else x_IO  # the Gram matrix is the smaller of the two
-    # Float32 that is asked for is float32 on every device, not TensorFloat-32.
+    # Requested float32 is float32 on every device, not TensorFloat-32.
     precision = "highest" if dtype == jnp.float32 else "default"
     with jax.default_matmul_precision(precision):
         for _ in range(iterations):

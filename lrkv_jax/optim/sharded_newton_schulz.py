@@ -28,7 +28,7 @@ Axes = tuple[str, ...]  # mesh axes
 class MatrixLayout(NamedTuple):
     """How a weight is a batch of matrices, and which mesh axes split each of their axes.
 
-    `flip` says that rows are the weight's output side.
+    With `flip`, rows are the weight's output side.
     """
 
     flip: bool

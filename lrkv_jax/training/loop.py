@@ -132,8 +132,8 @@ def _prepare(
 ) -> tuple[TrainState, int, Compiled | None]:
     """The state to start from, its step, and the step's program.
 
-    The program is None where the run is at its `end` already. `asked_dtype` is the dtype that was
-    asked for, auto or not.
+    The program is None where the run is at its `end` already. `asked_dtype` is the requested dtype,
+    auto or not.
     """
     abstract = abstract_state(setup.config, setup.mesh)
     saved = checkpoints.agreed()

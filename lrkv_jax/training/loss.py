@@ -97,7 +97,7 @@ def make_gradient(
             *targets[: 3 if batch_format.masked else 1],
             teacher=teacher,
         )
-        bytes_bt = jnp.asarray(token_bytes_V)[here.targets_bt]  # an array has its own mesh
+        bytes_bt = jnp.asarray(token_bytes_V)[here.targets_bt]  # a concrete array brings a mesh
         if batch_format.masked:  # the mean is over all devices' and microbatches' targets already
             bytes_bt = bytes_bt * here.counted_bt
         else:

@@ -84,8 +84,8 @@ class MetricsLog:
     """The rows of a run in `metrics.jsonl`, and their scalars for TensorBoard.
 
     Opening it for a run that resumes at `start_step` drops the rows past that step and keeps each
-    step once, in order. Rows that cannot be written are tried again with the next one; `warn` says
-    so once. `also` gets the same scalars as TensorBoard. A process that
+    step once, in order. Rows that cannot be written are tried again with the next one; `warn`
+    reports that once. `also` gets the same scalars as TensorBoard. A process that
     does not `write` logs nothing. Use as a context manager.
     """
 
@@ -217,14 +217,14 @@ def check_wandb() -> None:
 
 
 class WandB(_Optional):
-    """The same scalars for Weights & Biases: one run of it for all starts of a run directory."""
+    """Scalars for Weights & Biases: one W&B run for all starts of a run directory."""
 
     def __init__(self, setup: Setup, warn: Callable[[str], None]):
         super().__init__("Weights & Biases", warn)
         import wandb
 
         with self._tolerant():
-            folder = setup.directory / "wandb"  # where wandb puts its own files
+            folder = setup.directory / "wandb"  # where wandb puts its files
             folder.mkdir(exist_ok=True)
             name = folder / "lrkv-id"
             if not name.is_file():
@@ -237,7 +237,7 @@ class WandB(_Optional):
                 dir=str(setup.directory),
                 config=setup.config.model_dump(mode="json"),
             )
-            # A run that resumes goes back to its checkpoint, and wandb's own step never goes back.
+            # A run that resumes goes back to its checkpoint, and wandb's step never goes back.
             self._run.define_metric("*", step_metric="step")
 
     def scalars(self, step: int, values: dict[str, float]) -> None:

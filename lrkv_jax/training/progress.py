@@ -74,7 +74,7 @@ class ProgressDisplay:
 
     @contextlib.contextmanager
     def doing(self, activity: str, step: int) -> Iterator[None]:
-        """A block that may take long: `watchdog` knows of it, and on a terminal something moves."""
+        """A block that may take long: `watchdog` records it, and on a terminal something moves."""
         with self.watchdog.during(activity, step):
             if self._bar is not None:
                 before = self._bar.tasks[0].fields["line"]

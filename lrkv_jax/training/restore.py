@@ -31,7 +31,7 @@ def load_run(
     """
     config = read_run(directory, overrides)
     requested, named = asked_dtype(directory, config), "model.dtype="
-    # Asked for as auto, it may have become another one where it was trained.
+    # Requested as auto, it may have become a different dtype on the training machine.
     if requested != config.model.dtype and not any(one.startswith(named) for one in overrides):
         model = config.model.model_copy(update={"dtype": resolve_dtype(requested).name})
         config = config.model_copy(update={"model": model})

@@ -68,7 +68,7 @@ def _claim(directory: Path, config: RunConfig, allow: Collection[str]) -> None:
 
 
 def unusable(directory: Path, error: OSError) -> LrkvError:
-    """What is raised where a run's directory cannot be made or written."""
+    """The error for a run's directory that cannot be made or written."""
     return LrkvError(
         f"run_dir = {directory} cannot be written ({error.strerror}): give another run_dir=PATH"
     )
@@ -142,7 +142,7 @@ def read_history(directory: str | Path) -> list[dict[str, Any]]:
 
 
 def asked_dtype(directory: str | Path, config: RunConfig) -> str:
-    """`model.dtype` as the run was last asked for: auto, or what its configuration says."""
+    """`model.dtype` as last requested for the run: auto, or its configuration's."""
     starts = [row for row in read_history(directory) if row.get("event") == "start"]
     return starts[-1].get("asked_dtype", config.model.dtype) if starts else config.model.dtype
 
@@ -202,7 +202,7 @@ class RunLock:
     def take(self, *, if_there: bool = False) -> None:
         """Take the lock, unless this process has it; with `if_there` only where its file exists.
 
-        Raises `LrkvError`, in all processes, while somebody else holds it.
+        Raises `LrkvError`, in all processes, while another run holds it.
         """
         with self._processes.together():
             if self._processes.index or self._file is not None:

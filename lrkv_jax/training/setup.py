@@ -47,7 +47,7 @@ class Setup:
 
     @cached_property
     def batch_sharding(self) -> NamedSharding:
-        """Where the rows of a batch lie."""
+        """The sharding of a batch's rows."""
         return batch_sharding(self.mesh)
 
     @cached_property
@@ -62,7 +62,7 @@ class Setup:
 def resolve_with_mesh(
     config: RunConfig, devices: list[jax.Device] | None, processes: Processes
 ) -> tuple[RunConfig, Mesh]:
-    """The configuration without `auto`, and the mesh it asks for, of all devices unless given.
+    """The configuration without `auto`, and its mesh, of all devices unless given.
 
     Raises `LrkvError`, in all processes, for a mesh or a schedule that does not fit.
     """

@@ -1,4 +1,4 @@
-"""What a batch of token ids holds besides its ids: documents, positions, and which are targets.
+"""Properties of a batch of token ids: documents, positions, and which ids are targets.
 
 Documents start with BOS, so a row needs no second array to separate them. An id that is no target
 (padding, or a user's turn, under an assistant's loss) is stored as its complement ~id, which

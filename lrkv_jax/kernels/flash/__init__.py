@@ -2,10 +2,10 @@
 
 Three implementations behind one function:
 
-| name          | what it is                                     | memory beside input, output |
+| name          | what it is                                     | memory beyond input, output |
 |---------------|------------------------------------------------|-----------------------------|
 | `dot_product` | plain XLA, strips of queries over their prefix | B·H·T²/2 weights            |
-| `chunked`     | plain XLA, a loop over tiles, its own backward | O(B·H·T)                    |
+| `chunked`     | plain XLA, a loop over tiles, custom backward  | O(B·H·T)                    |
 | `cudnn`       | cuDNN's flash attention, on an NVIDIA GPU      | O(B·H·T)                    |
 
 `auto` takes cuDNN wherever it supports the arrays (`lrkv_jax.kernels.flash.cudnn` has its limits);

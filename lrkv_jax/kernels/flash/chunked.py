@@ -128,7 +128,7 @@ def _chunks(x_BTHW, chunk, groups):
     """[B, T, H, W] → [n, B, G, N · c, W]: heads before positions, a group's queries in one axis.
 
     Each product is then a plain batched matmul. T is padded with zeros to n · c: no real position
-    sees the padding, which comes later, and its own rows are dropped.
+    sees the padding, which comes later, and the padding's rows are dropped.
     """
     B, T, H, W = x_BTHW.shape
     x_BTHW = jnp.pad(x_BTHW, ((0, 0), (0, -T % chunk), (0, 0), (0, 0)))

@@ -7,7 +7,7 @@ include/cudnn_frontend/node/sdpa_support_surface.h; backend 9.18). Both directio
 - bfloat16 or float16, compute capability 8.0 or later, widths that are multiples of 8;
 - keys and values of one width, up to 128, or up to 256 on a Hopper;
 - keys 192 and values 128 wide on a Hopper or a B200 (MLA's; LRKV's K + R in its modes `shared` and
-  `latent` is padded up to it). JAX's public function asks for equal widths, so that this one pair
+  `latent` is padded up to it). JAX's public function requires equal widths, so that this one pair
   goes through the function beneath it;
 - documents as an additive mask [B, 1, T, T] in the inputs' dtype, for widths up to 128 and an
   even T: 2·B·T² bytes per layer, and no block is skipped. JAX's other way, packed segments,
@@ -15,7 +15,7 @@ include/cudnn_frontend/node/sdpa_support_surface.h; backend 9.18). Both directio
 
 Narrower keys or values are padded with zeros, which add nothing to a logit; the padded columns of
 the output are dropped. The backward pass is deterministic under `--xla_gpu_deterministic_ops=true`:
-XLA then asks cuDNN for its deterministic algorithm.
+XLA then chooses cuDNN's deterministic algorithm.
 
 B batch  T positions  H heads  G key/value heads  W logit width  K head width
 """

@@ -2,7 +2,7 @@
 
 A cooperative thread array (CTA) takes one segment of a sequence (`schedule`) for one unit of query
 heads. One warpgroup copies tiles of 64 tokens from the cache into rings of 8 KB slots, 64 x 64
-16-bit values each; one or two others consume them, each for `heads` query heads of its own, and
+16-bit values each; one or two others consume them, each for `heads` separate query heads, and
 share the tiles that all heads read. Products are transposed: tokens are the 64 rows, (head,
 query) pairs the N columns, so that few heads waste no tensor-core work.
 

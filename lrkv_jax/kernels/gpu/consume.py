@@ -226,7 +226,7 @@ class Consumer:
         return sums_XN
 
     def _add_latent(self, i, valid, head, sums_XN):
-        """The sums plus blocksᵀ · weights of a head's latent values, in its own columns."""
+        """The sums plus blocksᵀ · weights of a head's latent values, in the head's columns."""
         plan, r = self.plan, self.r
         mine_MN = lax.div(self.column_MN, jnp.int32(plan.queries)) == head
         if plan.repeats > 1:  # with the division 96 bytes are spilled at 128M
@@ -284,7 +284,7 @@ class Consumer:
         plgpu.barrier_wait(r.queries_ready.at[me])
 
     def _first_angle(self, first):
-        """Angles of a piece's first tile: a tile's own, turned by those of its first token."""
+        """Angles of a piece's first tile: those of a tile, turned by those of its first token."""
 
         def load(ref, layout):
             return [plgpu.load(ref.at[i], layout=layout, optimized=False) for i in (0, 1)]

@@ -1,6 +1,6 @@
 """One check of a compiled decode kernel against XLA, in this process, before its first use.
 
-`dispatch` asks `failure_reason` before it takes the Mosaic kernel for a family of calls.
+`dispatch` calls `failure_reason` before it takes the Mosaic kernel for a family of calls.
 A family is all that the kernel's code depends on: heads, widths, dtypes, queries, scale and plan.
 Batch and cache length are not in it. The check has another batch and cache: in 16 and 32 bits
 they take up to 1.6 GB of the device's memory for a moment (6.3B). Where a kernel hangs, so does

@@ -37,7 +37,7 @@ class KernelPlan:
     norm_heads: int = 0  # rows of inverse norms per warpgroup; 0 without QK-norm
     shared_norm: bool = False  # one row serves all heads
     ring: int = 0  # slots that all warpgroups read
-    head_ring: int = 0  # slots of each warpgroup's own ring
+    head_ring: int = 0  # slots of each warpgroup's private ring
     ctas: int = 1  # per multiprocessor
     workers: int = 0
 
@@ -75,7 +75,7 @@ class KernelPlan:
 
     @property
     def fixed_bytes(self):
-        """Shared memory besides the rings."""
+        """Shared memory in addition to the rings."""
         N, Q, row = self.columns, self.warpgroups, WIDTH * ITEMSIZE
         total = Q * N * row * (self.query_blocks + 1)  # queries and weights
         total += Q * WIDTH * N * 4 + 2 * Q * N * 4  # staging of the results
@@ -140,7 +140,7 @@ def make_plan(*, H, G, T, multiprocessors=MULTIPROCESSORS, **widths):
 
 def with_rings(plan):
     """The plan with rings that fill the shared memory, or None where they do not fit."""
-    # One consumer cannot hide its own latency: two CTAs then share a multiprocessor.
+    # One consumer cannot hide its latency: two CTAs then share a multiprocessor.
     two_fit = plan.accumulators <= TWO_CTAS_ACCUMULATORS
     ctas = 2 if plan.warpgroups == 1 and not plan.full and two_fit else 1
     free = (SHARED_MEMORY // ctas - plan.fixed_bytes) // SLOT_BYTES

@@ -85,7 +85,7 @@ def training_flops_per_token(model: ModelConfig, context: int) -> int:
 
 
 def executed_flops_per_token(model: ModelConfig, context: int, tokens: int) -> float:
-    """The same as they are executed in steps of `tokens` on one device.
+    """FLOPs per token as executed in steps of `tokens` on one device.
 
     They differ where a layer makes its keys and values in a dearer way than from their parameters,
     because that moves less memory.
@@ -160,7 +160,7 @@ def cache_fraction_published(model: ModelConfig) -> float:
 
 
 def with_mha(model: ModelConfig) -> ModelConfig:
-    """The same model with MHA and a cache in its dtype, which caches are compared with."""
+    """The model with MHA and a cache in its dtype, with which caches are compared."""
     return model.model_copy(update={"attention": MHA(), "kv_cache_dtype": "auto"})
 
 

@@ -16,9 +16,9 @@ def make_attention(config, *, rngs, axis_rules=None):
     Its weights are drawn from `rngs` (`nnx.Rngs`); the output projection starts at zero, so that a
     fresh layer adds nothing to the stream. `axis_rules` are pairs of a logical axis, one of `RULES`
     in `lrkv_jax.distributed.rules`, and the mesh axis, the mesh axes, or None that shards it, as
-    flax has them: ("batch", "data"), ("heads", "model"). They say how sequences and heads are split
-    on the mesh in use. With them the weights carry their axes' names, so that
-    `nnx.get_partition_spec` finds how they lie; () leaves the rules to flax's context. Raises
+    flax has them: ("batch", "data"), ("heads", "model"). They define how sequences and heads are
+    split on the mesh in use. With them the weights carry their axes' names, so that
+    `nnx.get_partition_spec` finds their placement; () leaves the rules to flax's context. Raises
     `LrkvError` for an axis that does not exist.
     """
     from lrkv_jax.config import ModelConfig
@@ -40,7 +40,7 @@ def make_attention(config, *, rngs, axis_rules=None):
 
 
 def abstract_layer(config):
-    """The same with shapes in place of weights; nothing is allocated."""
+    """The attention layer with shapes instead of weights; nothing is allocated."""
     from flax import nnx
 
     return nnx.eval_shape(lambda: config.attention.layer_class()(config))

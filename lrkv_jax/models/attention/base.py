@@ -85,7 +85,7 @@ class Attention(nnx.Module):
         raise NotImplementedError
 
     def new_kv(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Cache:
-        """What each token leaves in the cache: the cache's own dataclass with T slots."""
+        """Each token's cache entries: the cache's dataclass with T slots."""
         raise NotImplementedError
 
     def attend_cached(
@@ -246,7 +246,7 @@ class Attention(nnx.Module):
         positions_BT: Int[Array, "B T"],
         gain: nnx.Param | None,
     ) -> Float[Array, "B T H K"]:
-        """Whole queries or keys as they meet: normed, gained, rotated."""
+        """Whole queries or keys as logits take them: normed, gained, rotated."""
         if gain is None:  # then the rotation commutes with the norm
             return self.normed(self.rotated(x_BTHK, positions_BT))
         return self.rotated(gained(self.normed(x_BTHK), gain), positions_BT)
@@ -271,7 +271,7 @@ class Attention(nnx.Module):
         return frequencies(model.head_width, model.rope_base, model.rope_scaling)
 
     def table(self, slots: int, width: int) -> Float[Array, "S 2J"]:
-        """The same of each slot's position as one array, [cos, sin], for `slot_angles`."""
+        """cos and sin of each slot's position as one array, [cos, sin], for `slot_angles`."""
         return jnp.concatenate(self.angles_at(jnp.arange(slots), width), axis=-1)
 
     def logit_gain(self) -> np.ndarray | None:
@@ -316,7 +316,7 @@ class Attention(nnx.Module):
         return out_BTHK.astype(x_BTD.dtype), cache
 
     def _prefill(self, x_BTD, cache, positions_BT, pages_BN):
-        """The same for many: keys and values exist for a tile of slots at a time."""
+        """Heads' outputs for many tokens: keys and values exist for a tile of slots at a time."""
         q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
         cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
         out_BTHK = attend_tiles(

@@ -54,7 +54,7 @@ def _serving(x_BTGK, H, key_heads):
     first = manual_sharding.index(CONTEXT) * h + (0 if split else manual_sharding.index(TENSOR) * H)
     if h % share == 0 or share % h == 0:
         return lax.dynamic_slice_in_dim(x_BSGK, first // share, here, axis=2)
-    # Query heads here share key heads unevenly: each takes its own.
+    # Query heads here share key heads unevenly: each takes a copy of its key head.
     return x_BSGK[:, :, (first + lax.iota("int32", h)) // share]
 
 

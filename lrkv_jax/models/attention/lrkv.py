@@ -62,7 +62,7 @@ class LowRankCache:
 class LowRankAttention(Attention):
     """A shared full-rank projection and low-rank residuals, for keys and for values.
 
-    Each head has a residual of its own, or each group of heads.
+    Each head, or each group of heads, has a separate residual.
     """
 
     def __init__(self, config: ModelConfig):
@@ -177,7 +177,7 @@ class LowRankAttention(Attention):
 
     @property
     def _in_latents(self) -> bool:
-        """Whether queries meet the keys' latents in R coordinates."""
+        """Whether logits are products of queries and keys' latents in R coordinates."""
         return bool(self.rank) and self.rope != "full"
 
     @property
@@ -189,7 +189,7 @@ class LowRankAttention(Attention):
 
     @property
     def _up_of_rotated_keys(self):
-        """The same past the norm, where keys have their gain."""
+        """B^K after the norm, with the gain of keys."""
         if self.key_gain is None:
             return self._up_of_keys
         return gained(self._up_of_keys[...], self.key_gain)

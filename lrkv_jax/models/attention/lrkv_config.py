@@ -28,7 +28,7 @@ VALUE = 800
 class LRKV(AttentionConfig):
     """Low-rank key-value attention: one shared projection and a rank-R residual for each head.
 
-    Keys and values may have ranks of their own, R_k and R_v (`rank_key`, `rank_value`). With
+    Keys and values may have separate ranks, R_k and R_v (`rank_key`, `rank_value`). With
     `kv_heads`, G groups of query heads have a residual each.
     `rope`: `full`, the default, rotates the whole key, as the paper trains it; `shared` rotates the
     shared part alone; `latent` rotates the shared part and, in R dimensions, the latent.

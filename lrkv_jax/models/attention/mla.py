@@ -1,7 +1,7 @@
 """MLA: one latent per token, expanded into each head's keys and values.
 
 B batch  T new tokens  S cache slots  D model width  H heads  G groups of them  K head width
-C latent width  R width of a head's own latent  P rope-key width  W logit width
+C latent width  R width of a head's private latent  P rope-key width  W logit width
 
 c = norm(x W_down), C wide; v_h = c W^V_h. Positions enter in one of two modes, each decoded
 exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):
@@ -13,8 +13,8 @@ exactly as it is trained (`lrkv_jax.kernels.latent_decode` has the equations):
                n_h = 1/rms(c W^K_h), a float32 scalar per token and head. Where c is read, gains
                of keys are in W^K_h, and so are their biases: c has one column more, which is 1.
 
-With `rank`, head h has a latent of its own, r_h = norm(x U_h), R wide, beside the common one: for
-c W read c W + r_h B_h above, for keys and for values.
+With `rank`, head h has a private latent, r_h = norm(x U_h), R wide, next to the common one: read
+c W above as c W + r_h B_h, for keys and for values.
 
 G is H but in `full`, where keys, values and latents r may be of groups (`kv_heads`), and where the
 norms of latents may be left out (`latent_norm`).
@@ -81,7 +81,7 @@ class LatentAttention(Attention):
         self.up_value = weight(f"latent -> {heads} head_width", (C, G, K))
         if R := self.rank:
             self.private_down = weight(f"{heads}: embed -> rank", (G, D, R))
-            # A normed latent: a head's own part is a tenth of its keys, and of its values.
+            # A normed latent: a head's private part is a tenth of its keys, and of its values.
             for name in ("private_key", "private_value"):
                 setattr(
                     self, name, weight(f"{heads}: rank -> head_width", (G, R, K), std=0.1 * R**-0.5)
@@ -237,7 +237,7 @@ class LatentAttention(Attention):
         up_CGK = self._up_of(name).astype(latent.dtype)
         if latent.shape[-1] > len(up_CGK):  # values have no bias
             latent = latent[..., : len(up_CGK)]
-        # A mean latent is a head's own: it meets the factors of the head's group.
+        # Each head has a mean latent: it meets the factors of the head's group.
         share = latent.shape[2] // up_CGK.shape[1] if of_heads else 1
         up_CGK = jnp.repeat(up_CGK, share, axis=1)
         raised_BTGK = jnp.einsum(f"{'BTGC' if of_heads else 'BTC'},CGK->BTGK", latent, up_CGK)

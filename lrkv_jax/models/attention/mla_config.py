@@ -1,6 +1,6 @@
 """MLA as configuration: settings, checks and closed-form counts per layer.
 
-D model width  H heads  G groups of them  K head width  C latent width  R width of a head's own
+D model width  H heads  G groups of them  K head width  C latent width  R width of a head's private
 latent  P rope-key width
 """
 

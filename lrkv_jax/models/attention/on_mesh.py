@@ -2,7 +2,7 @@
 
 A Mosaic kernel cannot be partitioned by the compiler, and a cache must never be gathered: so the
 part of a layer between its input and its heads' outputs runs in `jax.shard_map`. By our rules heads
-are split over `tensor`, sequences over `data` and `fsdp`; a layer's `axis_rules` say otherwise. An
+are split over `tensor`, sequences over `data` and `fsdp`; a layer's `axis_rules` change that. An
 axis that the mesh does not have splits nothing. What all heads share (LRKV's shared keys and
 values, MLA's latent and rope key, the single head of MQA) is whole on every shard.
 
@@ -47,7 +47,7 @@ def on_mesh(attend, layer, x_BTD, cache, *rows):
     specs = weight_specs, batch, cache_specs, *[batch for _ in rows]
     if mesh.explicit_axes:
         arguments = jax.tree.map(_resharded, specs, arguments)
-    # Off: a Pallas kernel's results do not say over which axes they vary.
+    # Off: a Pallas kernel's results do not declare over which axes they vary.
     mapped = jax.shard_map(
         local, in_specs=specs, out_specs=(out, cache_specs), axis_names=set(_free_axes(mesh)),
         check_vma=False,
@@ -122,7 +122,7 @@ class _Partitions:
         return PartitionSpec(*places)
 
     def of_cache(self, cache: Any) -> Any:
-        """The same dataclass, with the placement of each array that is there."""
+        """The cache's dataclass, with the placement of each array that is there."""
 
         def of(name, array):
             axes = cache.AXES[name].split()  # scales of rows have all but the last

@@ -1,4 +1,4 @@
-"""Variants that were given up, and whose runs are kept: what reports ask of them, and no layer.
+"""Retired variants, whose runs are kept: the settings that reports need, and no layer.
 
 D model width  H heads  G residuals  K head width  R residual rank  C latent width
 """

@@ -27,7 +27,7 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Of its files, as they are."""
+        """The present size of the checkpoint's files."""
         return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
 

@@ -1,6 +1,6 @@
 """A checkpoint on the disk: the names of its directory, and the checksum manifest in it.
 
-`manifest.json`, beside what Orbax wrote, names the step, the run and every array, and has the sizes
+`manifest.json`, next to Orbax's files, names the step, the run and every array, and has the sizes
 and checksums of the files as they stood when the save had finished. It is written last, and the
 directory gets the step's number in one move after that. What is being written, or deleted, has a
 name that no reader takes for a step, so a kill leaves a step or none.
@@ -34,7 +34,7 @@ _THREADS = 8
 
 
 class Damaged(Exception):
-    """A checkpoint that must not be used; the message says why, in one line."""
+    """A checkpoint that must not be used; the message gives the reason in one line."""
 
 
 def numbered(directory: Path) -> dict[int, Path]:
