@@ -13,7 +13,7 @@ class Answer:
     """An answer so far.
 
     ids: what it holds, without what ended it. calls: the calculator's, as (expression, output),
-    output None where it was no sum. ended: whether the model said that it is done.
+    output None where it was no sum. ended: whether the model ended its turn.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Answering:
             self._engine.cancel(self.sequence, retain=self._start + ids)
 
     def _goes_on(self):
-        """Whether the answer goes on, behind what the calculator says to a call."""
+        """Whether the answer goes on, after the calculator's output for a call."""
         answer, chat = self.answer, self._chat
         if self.sequence.result.finish_reason != "stop":
             return False

@@ -62,7 +62,7 @@ class Calls:
         self._most = max(MIN_PRODUCT_ROWS, prefill.rows * shards)
 
     def reset(self) -> None:
-        """Drop the cache and all that was started; the cache is made anew when it is needed."""
+        """Drop the cache and all that was started; the cache is made again when it is needed."""
         self.pool: Any = None
         self.started: deque[Callable[[], Any]] = deque()
         longest = self._each * PAGE if self.decode_options["draft_tokens"] else 0

@@ -17,7 +17,7 @@ from lrkv_jax.inference.trained_run import TrainedRun
 
 
 class ChatDelta(NamedTuple):
-    """A stretch of an answer. kind: text, python (a call) or output (what the calculator said)."""
+    """A stretch of an answer. kind: text, python (a call) or output (the calculator's)."""
 
     kind: str
     text: str
@@ -27,7 +27,7 @@ class Chat:
     """Turns with one run, in one cache.
 
     sampling, max_new_tokens: of the answers from now on; they may be set between turns. messages:
-    what was said, as [{role, content}]. Raises `LrkvError` for a model without ids for a chat.
+    those so far, as [{role, content}]. Raises `LrkvError` for a model without ids for a chat.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Chat:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything that was said."""
+        """Start a new conversation."""
         self.messages: list[dict[str, str]] = []
         if self._sequence is not None:
             self._engine.cancel(self._sequence)
@@ -96,7 +96,7 @@ class Chat:
     def _turn(self, text: str) -> tuple[int, list[int]]:
         """How many of the cached tokens stay, and the ids that go behind them.
 
-        A template writes the whole conversation anew, and may write earlier turns otherwise.
+        A template writes the whole conversation again, and may change earlier turns.
         """
         chat = self._format
         if chat.template is not None:
@@ -115,7 +115,7 @@ class Chat:
         return self.used, turn
 
     def _answering(self, turn: list[int], budget: int) -> Answering:
-        """Put a turn behind what was said, and start its answer."""
+        """Append a turn to the conversation, and start its answer."""
         options: dict[str, Any] = {"sampling": self.sampling, "rng": RngStream(self._seed)}
         if self._sequence is None:
             stops = frozenset(self._format.stop_token_ids)

@@ -60,14 +60,14 @@ class Run(Protocol):
 class EngineReport:
     """What an engine decodes with, and what its cache occupies as it was allocated."""
 
-    decode_kernel: str  # as asked for: `ModelConfig.decode_kernel`
+    decode_kernel: str  # as requested: `ModelConfig.decode_kernel`
     kernels: dict[str, str]  # what each kernel ran on so far in this process, and why
     cache_bytes: int
     cache_bytes_per_token: float
     cache_bytes_per_token_formula: int  # without what allocation pads
     cache_bytes_per_device: int
     mesh: dict[str, int]  # empty without one
-    heads_split: bool  # each tensor shard attends with its own heads
+    heads_split: bool  # each tensor shard attends with its heads alone
 
 
 class Engine:
@@ -138,8 +138,8 @@ class Engine:
                 "shorter length"
             )
         chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)
-        # One shape, so that a text's bits do not depend on how many were read beside
-        # it.
+        # One shape, so that a text's bits do not depend on how many others were read
+        # with it.
         self._prefill = Shape(chunk // PAGE, PAGE)
         self._score = Shape(max(1, min(chunk // SCORED, batch // shards)), SCORED)
         self.steps_per_call, self._shards = steps_per_call, shards
@@ -153,7 +153,7 @@ class Engine:
         self.reset()
 
     def reset(self) -> None:
-        """Drop all requests and published pages; the cache is made anew when it is needed."""
+        """Drop all requests and published pages; the cache is made again when it is needed."""
         self.scheduler = Scheduler(
             self._empty(),
             slots=self.batch, prefill=self._prefill, score=self._score, steps=self.steps_per_call,

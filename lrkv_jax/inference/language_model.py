@@ -1,7 +1,7 @@
-"""A trained run as benchmarks ask it: likelihoods of texts, and texts, in batches.
+"""A trained run as benchmarks use it: likelihoods of texts, and texts, in batches.
 
-Every answer is its own example's: what else is decoded beside it changes nothing, and how many
-devices share it nothing beyond the rounding of float32.
+No answer depends on what else is decoded in its batch. The number of devices changes it by no more
+than the rounding of float32.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LanguageModel:
     def chat_prompt(self, conversation: Conversation) -> list[int]:
         """Return the ids of a conversation up to the start of the answer.
 
-        Raises `LrkvError` for a model without ids for a chat, and where nothing is asked.
+        Raises `LrkvError` for a model without ids for a chat, and for no questions.
         """
         self.check_chat()
         return self.chat.prompt(conversation)
@@ -114,7 +114,7 @@ class LanguageModel:
     def pair(
         self, context: str, continuation: str, head: Ids | None = None
     ) -> tuple[list[int], list[int]]:
-        """Ids of a context and of a continuation, cut where the context's own ids end.
+        """Ids of a context and of a continuation, cut where the ids of the context alone end.
 
         The lm-evaluation-harness's rule: spaces that end the context go over to the continuation,
         and both are encoded together. An empty context is the tokenizer's prefix. With `head` the

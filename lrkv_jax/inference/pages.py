@@ -15,19 +15,19 @@ import numpy as np
 from lrkv_jax.kernels.gpu.schedule import TILE
 
 PAGE = TILE  # tokens: the tile of the kernels, which read a page at a time
-# Where rows without a sequence write, and what a table's unused entries say.
+# The page to which rows without a sequence write, and a table's unused entries point.
 NULL = 0
 
 
 class Digest(NamedTuple):
-    """Of a page and all before it; the page's ids are stored with it, and are compared."""
+    """Hash of a page and all before it, with the page's ids, which are compared too."""
 
     chain: bytes
     ids: bytes
 
 
 def digests(ids: Sequence[int]) -> list[Digest]:
-    """Of each whole page of `ids`."""
+    """Digests of each whole page of `ids`."""
     found: list[Digest] = []
     before = b""
     for start in range(0, len(ids) - PAGE + 1, PAGE):
@@ -73,7 +73,7 @@ class Pool:
             self._idle.pop(page, None)
 
     def take(self, count: int) -> list[int]:
-        """Pages that nobody holds or finds any more, each with one holder; `free` says how many."""
+        """Take `count` of the `free` pages, which nobody holds or finds; each gets one holder."""
         taken = []
         for _ in range(count):
             if self._unused:

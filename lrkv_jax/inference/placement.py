@@ -94,7 +94,7 @@ def place_parameters(model: Unstacked, mesh: Mesh | None) -> Unstacked:
 
 
 def splits_heads(model: Unstacked, mesh: Mesh | None) -> bool:
-    """Whether each tensor shard attends with its own heads, and caches no other's."""
+    """Whether each tensor shard attends with its heads alone, and caches no other's."""
     return mesh is not None and on_mesh.splits_heads(model.blocks[0].attention, mesh)
 
 
@@ -104,7 +104,7 @@ def shards(mesh: Mesh | None) -> int:
 
 
 def replicated(arrays: Any, mesh: Mesh | None) -> Any:
-    """The same arrays, whole on every device of the mesh."""
+    """The arrays, replicated on every device of the mesh."""
     return arrays if mesh is None else jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
 
 

@@ -224,7 +224,7 @@ def swap_in(model, pool, pages_N, content):
 
 
 def _replicated(arrays):
-    """The same arrays, whole on every device of the mesh in use: any process can read them."""
+    """The arrays, replicated on every device of the mesh in use: any process can read them."""
     if jax.sharding.get_abstract_mesh().empty:
         return arrays
     return jax.lax.with_sharding_constraint(arrays, PartitionSpec())

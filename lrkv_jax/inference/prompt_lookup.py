@@ -36,8 +36,8 @@ def propose(
 ) -> tuple[Int[Array, "B W"], Bool[Array, "B"]]:
     """The `width` tokens that followed the last `MATCH` ids when they last occurred.
 
-    `known_B` counts the ids of each text. A draft that reaches the text's end goes on from its own
-    beginning, as what repeats does. Also returns which slots have a draft.
+    `known_B` counts the ids of each text. A draft that reaches the text's end goes on from the
+    draft's beginning, as a repetition would. Also returns which slots have a draft.
     """
     L, last_B1 = ids_BL.shape[1], known_B[:, None] - 1
     tail_BM = jnp.take_along_axis(ids_BL, jnp.maximum(last_B1 - jnp.arange(MATCH), 0), axis=1)

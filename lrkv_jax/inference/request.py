@@ -1,4 +1,4 @@
-"""A request in three objects: what a client asks, the scheduler's state, and what came of it."""
+"""A request in three objects: the client's request, the scheduler's state, and the result."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Sequence:
 
     @property
     def is_sampled(self) -> list[bool]:
-        """Of each token whether it was sampled in this turn: penalties count those."""
+        """For each token, whether it was sampled in this turn: penalties count those."""
         inserted = {place for span in self.inserted for place in span}
         return [n >= self.answer_start and n not in inserted for n in range(len(self.tokens))]
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from lrkv_jax.errors import LrkvError
 
-# Below it nothing but the likeliest token is ever drawn; a subnormal divisor would
+# Below it only the likeliest token is ever drawn; a subnormal divisor would
 # count as 0.
 MIN_TEMPERATURE = 1e-30
 # Likeliest tokens that can be reported, and ids whose logits can be changed.
@@ -128,7 +128,7 @@ class Logprobs(NamedTuple):
     def of(
         cls, logits_BV: Float[Array, "B V"], token_B: Int[Array, "B"], wanted: Bool[Array, ""]
     ) -> "Logprobs":
-        """Those of each row; zeros, for which nothing is computed, unless they are `wanted`."""
+        """Log-probabilities of each row; zeros, at no cost, unless they are `wanted`."""
         (B, V), N = logits_BV.shape, min(TOPS, logits_BV.shape[1])
 
         def compute():
@@ -185,7 +185,7 @@ def sample(
     cumulative probability reaches p (Holtzman et al. 2020, https://arxiv.org/abs/1904.09751); min-p
     keeps those with that share of the likeliest one's probability (Nguyen et al. 2024,
     https://arxiv.org/abs/2407.01082). Tokens tied with the last one kept stay too. Nothing is
-    sorted or drawn unless a row asks.
+    sorted or drawn unless a row requests it.
     """
     greedy_B = params.temperature_B == 0
     likeliest_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)

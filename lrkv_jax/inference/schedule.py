@@ -1,13 +1,13 @@
 """The scheduler: slots, pages and chunks of prompts, shared out among sequences.
 
-Pure Python, a function of the sequences and of what was read: it never asks the device. What was
+Pure Python, a function of the sequences and of what was read: it never reads the device. What was
 started and not read is counted in advance (`steps_in_flight`, `reads_in_flight`), so that a call
 can be planned while another runs.
 
 First come, first served, among equal priorities. A sequence starts when a slot is free and when its
 prompt and the text that is expected of it find pages. If texts grow longer than expected, the
 youngest is preempted: its pages are swapped out to the host and come back as they were, so that its
-text does not change. The oldest is never preempted, so somebody always gets on.
+text does not change. The oldest is never preempted, so one always advances.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Shape(NamedTuple):
 class PrefillChunk(NamedTuple):
     """A stretch of one sequence's text, for a row of a program that reads.
 
-    The tokens stand at `start` and what follows; `targets` are to be scored, and `last` says that
-    the prompt ends here.
+    The tokens stand at `start` and what follows; `targets` are to be scored, and `last` marks
+    the end of the prompt.
     """
 
     sequence: Sequence
@@ -171,7 +171,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Sequences that have no slot and want one."""
+        """The number of sequences that wait for a slot."""
         return len(self._queue)
 
     @property
@@ -363,7 +363,7 @@ class Scheduler:
             self._enqueue(sequence)
 
     def _retained_in(self, shard, sequence):
-        """Sequences without a slot that keep pages in a shard, but for this one."""
+        """Sequences without a slot that keep pages in a shard, except for this one."""
         others = (r for r in (*self._retained, *self._queue) if r is not sequence)
         return [r for r in others if r.pages and r.shard == shard]
 

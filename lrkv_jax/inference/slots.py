@@ -17,7 +17,7 @@ from lrkv_jax.inference.sampling import BatchedSamplingParams, Logprobs, apply_p
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SlotState:
-    """Where each slot stands. `token_B` is sampled, and not yet in the cache.
+    """The state of each slot. `token_B` is sampled, and not yet in the cache.
 
     For slots with penalties `token_counts_BV` counts the tokens of the new text, and `in_prompt_BV`
     has those of the prompt. `ids_BL` is the text, `token_B` included, for prompt lookup.

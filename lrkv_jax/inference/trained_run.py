@@ -86,9 +86,9 @@ class TrainedRun:
     ) -> str:
         """The text that continues `text`, up to `max_new_tokens` long, decoded from the cache.
 
-        Tokens are drawn as `lrkv generate` draws them, at temperature 0.8 and among the likeliest
-        that make up 0.95, unless `sampling` or `settings` of it (`temperature=0`, `top_k=50`) say
-        otherwise. Raises `LrkvError` for a prompt that is no text and for wrong settings.
+        Tokens are drawn as `lrkv generate` draws them, at temperature 0.8 and top-p 0.95, unless
+        `sampling` or `settings` (`temperature=0`, `top_k=50`) change that. Raises `LrkvError` for
+        a prompt that is no text and for wrong settings.
         """
         if not isinstance(text, str):
             raise LrkvError(f"the prompt is a {type(text).__name__}: give a text")

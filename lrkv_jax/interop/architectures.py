@@ -1,7 +1,7 @@
 """The Hugging Face architectures: their settings and tensors next to ours, in one table.
 
-Exporting and importing are both readings of it. A `WeightMapping` says which parameter a tensor is,
-and how its numbers are laid out there; those of a block stand once and are meant for each layer.
+Export and import both read it. A `WeightMapping` maps a tensor to a parameter, and to the layout of
+its numbers there; the mappings of a block are listed once, for all layers.
 
 D model width  H heads  G key/value heads  K head width  F hidden width of the MLP
 """
@@ -156,8 +156,8 @@ class Architecture:
     """One class of transformers.
 
     `settings` are those of our model that every such model has; `numbers` those that
-    both write, under its name and ours; `fixed` what its configuration must say to be
-    such a model, and `defaults` what it says where it says nothing.
+    both write, under its name and ours; `fixed` the values that its configuration
+    must have, and `defaults` the values of fields that it omits.
     """
 
     name: str
@@ -261,7 +261,7 @@ def _check_attention(model: ModelConfig) -> None:
 
 
 def config_of(one: Architecture, model: ModelConfig, context: int, dtype: str) -> dict[str, Any]:
-    """What its config.json says of this model."""
+    """The config.json of this model."""
     settings = model.model_dump() | {"feed_forward": model.feed_forward_width}
     numbers = {theirs: settings[ours] for theirs, ours in {**_NUMBERS, **one.numbers}.items()}
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
@@ -292,7 +292,7 @@ def architecture_of(config: dict[str, Any]) -> Architecture:
 
 
 def context_of(config: dict[str, Any]) -> int:
-    """The longest text that a config.json says the model reads."""
+    """The longest text that the model reads, by its config.json."""
     return _whole_number(config, "max_position_embeddings")
 
 

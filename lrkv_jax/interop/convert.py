@@ -43,7 +43,7 @@ NAMES = ("key", "value")
 Biases = Mapping[str, np.ndarray]  # "query_bias" [H, K] and "key_bias" [G, K], or nothing
 NONE: Biases = {}
 SMALLEST = 8  # width or rank: caches are padded to eights
-CONTEXT = 1024  # of the texts' records, unless the run's own is shorter
+CONTEXT = 1024  # of the texts' records, unless the run's is shorter
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def convert(
     """Write a run whose attention is that of `settings`, `attention=KIND attention.NAME=VALUE ...`.
 
     It learns from `tokens` of each text that is named (`calibration.texts`), and is measured on
-    `heldout` others. `share` asks for the widths that fit into this share of the run's cache.
+    `heldout` others. `share` chooses the widths that fit into this share of the run's cache.
     Returns what it also writes to `conversion.json`: errors per layer, losses before and after, and
     bytes. `progress` is called with what is done, how much of it, and of how much.
 
@@ -250,7 +250,7 @@ def _within(
     """The configuration whose cache fits into a share of the run's, and whose errors are least.
 
     LRKV's ranks are tried from all for keys to all for values, MLA's latent as wide as fits next to
-    the private latents that were asked for. Every fourth layer is fitted with each.
+    the requested private latents. Every fourth layer is fitted with each.
     """
     model = run.config.model
     own = cache_allocated_bytes_per_token(model)

@@ -1,8 +1,8 @@
 """A run as a folder that transformers, and what builds on it, loads: `lrkv export`.
 
 With `--factored` LRKV keeps its small cache there: `assets/modeling_lrkv.py.txt` is the class, in
-PyTorch; it is exported as modeling_lrkv.py and has the parameters under their own names and in
-their own layout.
+PyTorch; it is exported as modeling_lrkv.py and keeps the parameters' names and
+layout.
 
 D model width  G key/value heads  K head width  L layers
 """
@@ -164,7 +164,7 @@ def _check_factored(model: ModelConfig) -> None:
 
 
 def _factored_settings(model: ModelConfig) -> dict[str, Any]:
-    """What config.json says besides the numbers that every model has."""
+    """The fields of config.json in addition to the numbers that every model has."""
     entry, base, scaling = model.attention, model.rope_base, model.rope_scaling
     rank_key, rank_value = entry.ranks
     return {

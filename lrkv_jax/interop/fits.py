@@ -115,7 +115,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Joint:
-    """One latent for all groups, and one of each group's own: W_g ≈ down A_g + own_g B_g.
+    """One latent for all groups, and a private one for each group: W_g ≈ down A_g + own_g B_g.
 
     `up` and `own_up` hold those factors for each family that was fitted, keys and values.
     """
@@ -247,7 +247,7 @@ def shared_keys(
 
 
 def _untouched_keys(reduced_GMK, back_DM, reader_GK, rank):
-    """The same in the coordinates that the keys have."""
+    """`SharedFit` in the coordinates that the keys have."""
     S_MK = alternating(reduced_GMK, rank, reader_GK)
     readers_GKK = reader_GK[:, :, None] * np.eye(reduced_GMK.shape[2])
     fit = _with_residual(S_MK, readers_GKK, reduced_GMK * reader_GK[:, None], back_DM, rank)
@@ -338,7 +338,7 @@ def _span_and_own(Y_GMN, width, rank):
         outside_GMN = Y_GMN - S_MC @ (S_MC.T @ Y_GMN)
         own_GMR = leading(outside_GMN, rank)
         error = np.sum((outside_GMN - own_GMR @ (own_GMR.swapaxes(1, 2) @ outside_GMN)) ** 2)
-        if error < before:  # but for rounding
+        if error < before:  # always, except for rounding
             best = S_MC, own_GMR
         if not rank or error > before * (1 - STEADY):
             break
@@ -350,7 +350,7 @@ def _one_for_all(rest_GMJ, n_GJ, turn_GJ, free):
     """The complex vector of each pair, and each group's number, that fit best.
 
     With any number it is the leading singular pair. With phases alone the vector is the
-    weighted mean of the groups' own, turned back, and the phases are renewed once.
+    weighted mean of the groups' vectors, turned back, and the phases are renewed once.
     """
     if free == "any":
         u_JMX, s_JX, vh_JXG = np.linalg.svd(rest_GMJ.transpose(2, 1, 0), full_matrices=False)

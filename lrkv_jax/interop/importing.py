@@ -46,9 +46,9 @@ def import_model(
 ) -> RunConfig:
     """Make a run of a folder, or of a model on the hub, which is fetched next to the run first.
 
-    Each parameter is read tensor by tensor into its place on the mesh that `overrides` ask for: the
-    host holds a device's share of one parameter and one tensor. The tokenizer's files come along.
-    `say` gets a line for what is not as it would be in a run of our own.
+    Each parameter is read tensor by tensor into its place on the mesh of `overrides`: the host
+    holds a device's share of one parameter and one tensor. The tokenizer's files are copied too.
+    `say` gets a line for each difference from a run that is trained here.
 
     Raises `LrkvError`, and leaves no run, for a folder that is not such a model.
     """
@@ -90,7 +90,7 @@ def _found(source: str, directory: Path) -> Path:
 def _config(
     folder: Path, config_json: dict[str, Any], directory: Path, overrides: Sequence[str]
 ) -> tuple[RunConfig, Architecture]:
-    """The run's configuration; the context is the model's own, up to `LONGEST`, unless given."""
+    """The run's configuration; the context is the model's, up to `LONGEST`, unless given."""
     architecture_of(config_json)  # before its numbers, which other classes name otherwise
     longest = context_of(config_json)
     train = {"seq_len": min(longest, LONGEST), "global_batch_size": 8, "steps": 1000}

@@ -1,7 +1,7 @@
 """Tensors in safetensors files, one at a time: https://github.com/huggingface/safetensors#format.
 
 A file is the length of its header (8 bytes), the header (JSON: each tensor's type,
-shape and place) and the tensors' bytes. The library's own writer takes a file's tensors
+shape and place) and the tensors' bytes. The library's writer takes a file's tensors
 together; here each exists only while it is written.
 """
 
@@ -34,7 +34,7 @@ _TORN = "the file is torn: fetch it again"
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that is made, or read, when it is asked for."""
+    """A tensor that is made, or read, when it is needed."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Tensor:
 
 def write(folder: Path, tensors: Iterable[Tensor], largest: int) -> None:
     """Write tensors as model.safetensors, or as several files of at most `largest` bytes and their
-    index; a tensor that is larger has a file of its own."""
+    index; a tensor that is larger has a separate file."""
     files: list[list[Tensor]] = [[]]
     for tensor in tensors:
         if files[-1] and sum(one.nbytes for one in files[-1]) + tensor.nbytes > largest:
@@ -84,7 +84,7 @@ def _write_file(path: Path, tensors: list[Tensor]) -> None:
 
 
 def read(folder: Path) -> dict[str, Tensor]:
-    """A folder's tensors by name; their bytes are mapped, and read when they are asked for.
+    """A folder's tensors by name; their bytes are mapped, and read when they are needed.
 
     Raises `LrkvError` for a folder without tensors, a torn file and types that are not floats.
     """

@@ -43,7 +43,7 @@ TEMPLATE = """\
 
 
 def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
-    """Write the run's tokenizer; returns what config.json says of its special ids.
+    """Write the run's tokenizer; returns the special ids for config.json.
 
     An imported run's is the one that came. Others get the ids of a chat's tokens, where the
     model has them, and put BOS before a text.

@@ -43,11 +43,11 @@ def application(
     hosts: Collection[str] | None = None,
     origins: Sequence[str] = (),
 ) -> Starlette:
-    """The server's application; with a `key`, all but the page and its health asks for it.
+    """The server's application; with a `key`, only the page and its health work without it.
 
     hosts: names by which a request may mean this server, None for any. A page of another site can
     have its name resolved to this machine, and would then reach a server that serves it alone.
-    origins: of pages of other sites that may ask; "*" is any.
+    origins: of pages of other sites that may send requests; "*" is any.
     """
     routes = _Routes(service, key)
     page = resources.files("lrkv_jax.serving").joinpath("page.html").read_text()
@@ -209,12 +209,12 @@ class _Routes:
         return JSONResponse(refused.body, refused.status, headers=headers)
 
     async def gone(self, request: Request, error: Exception) -> Response:
-        """Nobody is there to read it."""
+        """The response to a client that has disconnected, which nobody reads."""
         self.service.metrics.aborted.inc()
         return Response(status_code=499)
 
     def _stream_ended(self, error):
-        """Count a stream; what to tell of an error that ended it."""
+        """Count a stream; returns the message for an error that ended it."""
         if isinstance(error, ClientDisconnect):
             self.service.metrics.aborted.inc()
             return {}

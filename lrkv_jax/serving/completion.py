@@ -15,7 +15,7 @@ from lrkv_jax.serving.detokenizer import Detokenizer
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a completion, where its own characters begin, and its log p if requested."""
+    """A token of a completion, where its characters begin, and its log p if requested."""
 
     id: int
     start: int
@@ -24,7 +24,7 @@ class Token:
 
 @dataclass
 class TextDelta:
-    """What is new of completion `index`. finish_reason: stop or length, empty until it ends."""
+    """New text of completion `index`. finish_reason: stop or length, empty until it ends."""
 
     index: int
     text: str = ""
@@ -77,7 +77,7 @@ class Completion:
             self._answering = Answering(engine, chat, self.sequence, self.max_tokens)
 
     def delta(self) -> TextDelta | None:
-        """What is new since the last call of the engine; None if nothing is."""
+        """The delta since the last call of the engine; None if there is none."""
         ids, done = self._output_ids()
         delta = TextDelta(self.index)
         for token in ids[self.token_count :]:

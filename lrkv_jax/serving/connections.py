@@ -1,4 +1,4 @@
-"""Connections: how many there are, how long they may say nothing, and which one makes room.
+"""Connections: how many there are, how long they may be idle, and which one makes room.
 
 Whoever holds many idle ones shuts nobody out: where there is no room, the one of that address that
 has been idle longest is closed for the new one, and then the one of all addresses.
@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 # Connections that are accepted before any of them is looked at, and those that the kernel keeps
 # waiting before that: who finds no room there tries again only after a second.
 BACKLOG, WAITING = 16, 2048
-# Files that are opened beside connections: those of data, logs and libraries that load late.
+# Open files other than connections: those of data, logs and libraries that load late.
 SPARE_FILES = 16
 
 
@@ -31,7 +31,7 @@ class ConnectionLimits:
     head: float = 15.0
 
     def within_files(self) -> ConnectionLimits:
-        """The same, or fewer where this process may not open as many files."""
+        """These limits, or lower ones where this process may not open as many files."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         room = max(8, most - len(os.listdir("/proc/self/fd")) - 4 * BACKLOG - SPARE_FILES)
         total = min(self.total, room)
@@ -69,11 +69,11 @@ class Connections:
                 del self._of[one.address]
 
     def busy(self, one: Connection) -> None:
-        """Its request is being answered."""
+        """Mark a connection as busy: its request is being answered."""
         self._idle.pop(one, None)
 
     def idle(self, one: Connection) -> None:
-        """It waits for a request."""
+        """Mark a connection as idle: it waits for a request."""
         if one in self._open:
             self._idle.pop(one, None)
             self._idle[one] = None

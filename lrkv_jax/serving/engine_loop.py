@@ -1,4 +1,4 @@
-"""The thread that owns the engine: it takes orders between two calls, and delivers what is new."""
+"""The thread that runs the engine: it takes orders between two calls, and delivers new tokens."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Handler:
         )  # fmt: skip
 
     async def deltas(self) -> Deltas:
-        """What is new of each completion, as it comes."""
+        """The deltas of each completion, as they come."""
         deltas = self._service.deltas(self._completions, self._address)
         async with contextlib.aclosing(deltas):
             async for delta in deltas:

@@ -1,4 +1,4 @@
-"""What Prometheus reads: counts and times of responses, and the engine's state when asked.
+"""What Prometheus reads: counts and times of responses, and the engine's state at each read.
 
 Names are vLLM's where it has the series, with the prefix lrkv.
 """

@@ -1,6 +1,6 @@
-"""What clients may ask, field by field: OpenAI's names, and some of ours.
+"""The request schema, field by field: OpenAI's names, and some of ours.
 
-Each class refuses what it does not know. Limits on what a client can make the server hold are here.
+Each class refuses unknown fields. Limits on what a client can make the server hold are here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
-# Fields that change no text, whatever they say: OpenAI's, and vLLM's.
+# Fields that change no text, whatever their value: OpenAI's, and vLLM's.
 IGNORED = frozenset({
     "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "user",
     "parallel_tool_calls", "request_id", "kv_transfer_params",
@@ -42,7 +42,7 @@ NEUTRAL: dict[str, Any] = {
 
 
 class Body(BaseModel):
-    """A body whose unknown fields are errors, and whose types are what they say.
+    """A body whose unknown fields are errors, and whose types are strict.
 
     A field that is null is one that is left out.
     """
@@ -54,7 +54,7 @@ class Body(BaseModel):
     def _without_nulls(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        if len(body) > MOST_FIELDS:  # each unknown one would be an error of its own
+        if len(body) > MOST_FIELDS:  # each unknown one would be a separate error
             raise ValueError(f"{len(body)} fields are more than {MOST_FIELDS}: send those you need")
         return {name: value for name, value in body.items() if value is not None}
 
@@ -67,7 +67,7 @@ class StreamOptions(Body):
 
 
 class GenerationRequest(Body):
-    """What asks for texts of either kind have in common."""
+    """The fields common to requests for both kinds of text."""
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -123,7 +123,7 @@ class GenerationRequest(Body):
         return self.n or 1
 
     def sampling(self) -> Sampling:
-        """How tokens are drawn; OpenAI's defaults where nothing is said: temperature 1, top-p 1.
+        """How tokens are drawn; OpenAI's defaults for omitted fields: temperature 1, top-p 1.
 
         Raises `LrkvError` for a bias whose keys are no token ids or whose values are not in ±100.
         """
@@ -244,7 +244,7 @@ class TokenizeRequest(Body):
 
 
 def read[Kind: Body](kind: type[Kind], body: bytes) -> tuple[Kind | None, str, str]:
-    """(what is asked, what is wrong with it, the field that is wrong); either is empty."""
+    """(the request, or None; what is wrong with it; the field that is wrong)."""
     try:
         return kind.model_validate_json(body), "", ""
     except ValidationError as error:

@@ -161,7 +161,7 @@ def serving(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, whose process ends with 0 when it was asked to end."""
+    """uvicorn's server, whose process exits with 0 after a signal to stop."""
 
     def __init__(self, config, service, ready):
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""What is served: a run, the thread of its engine, and who may still come in."""
+"""The service: a run, the thread of its engine, and the admission of requests."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SHARE = 0.75
 class FairQueue:
     """What each address has open, and the turn of its next text, so that addresses take turns.
 
-    However much one asks for, another's text is not behind all of it: start-time fair queueing
-    (Goyal, Vin and Cheng, 1996), with a text as the unit.
+    A text does not wait for all texts of a busier address: start-time fair queueing (Goyal, Vin and
+    Cheng, 1996), with a text as the unit.
 
     An address's texts have ascending turns, one apart; its first comes after what is being decoded.
     So one address alone is served in the order of its requests, and several are served in turn.
@@ -57,7 +57,7 @@ class FairQueue:
         self._now = max(self._now, turn)
 
     def closed(self, address: str, texts: int, tokens: int) -> None:
-        """They are over; of an address that has none left nothing is kept."""
+        """Count texts that ended; an address with none left is dropped."""
         self.completions[address] -= texts
         self.tokens[address] -= tokens
         if not self.completions[address]:
@@ -258,7 +258,7 @@ class Service:
     async def deltas(
         self, completions: Sequence[Completion], address: str = ""
     ) -> AsyncGenerator[TextDelta]:
-        """What is new of each, as it comes, until all have ended.
+        """The deltas of each completion, as they come, until all have ended.
 
         address: whom they are for. Whatever ends the iteration ends the completions. Raises
         `APIError` at once where too many are open, and `TimeoutError` for what takes too long.
@@ -302,7 +302,7 @@ class Service:
             (*of_address, SHARE, "of yours are open"),
         )
         for opened, open_tokens, share, what in whose:
-            # What one request may ask for is never too much of an address that has nothing open.
+            # Its share alone never refuses an address that has nothing open.
             if share < 1 and not opened:
                 continue
             full = opened + count > share * self.limits.completions

@@ -38,7 +38,7 @@ class EventStream(Response):
         self.background = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send everything, as ASGI wants it."""
+        """Send all events, as an ASGI application."""
 
         async def send_event(content: str, more: bool = True) -> None:
             body = f"data: {content}\n\n".encode("utf-8", "replace")
@@ -67,7 +67,7 @@ class EventStream(Response):
         except ClientDisconnect as error:
             self._ended(error)
         finally:
-            with contextlib.suppress(RuntimeError):  # closed by its own end
+            with contextlib.suppress(RuntimeError):  # it is closing already
                 await self._deltas.aclose()
 
 
