@@ -39,7 +39,7 @@ def state_of(run: RunRecord) -> str:
 
 
 def row_of(run: RunRecord) -> dict[str, Any]:
-    """What `lrkv runs` says of a run: nats of its last step, its last held-out bits per byte, the
+    """A run's row in `lrkv runs`: nats of its last step, its last held-out bits per byte, the
     median speed of its steps, the size of its directory, and seconds since it was last written;
     of an archived run neither is known."""
     files = [path for path in run.path.rglob("*") if path.is_file()]
@@ -60,7 +60,7 @@ def row_of(run: RunRecord) -> dict[str, Any]:
 
 
 def as_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """The same as texts, under `HEADERS`; the run by the end of its path."""
+    """A row as texts, under `HEADERS`; the run by the end of its path."""
     return (
         Path(row["run"]).name, row["variant"], f"{row['step']:,}/{row['steps']:,}", row["state"],
         _number(row["loss"], ".3f"), _number(row["bits_per_byte"], ".4f"),

@@ -49,7 +49,7 @@ def on_text(
 ) -> OnText:
     """What one forward pass over each of `batches` shows of every layer.
 
-    `batches` are rows of a run's records, int32 [B, T + 1], which `rows` says how to read. Moments
+    `batches` are rows of a run's records, int32 [B, T + 1], in the format `rows`. Moments
     are summed in float32 within a batch, logits' products within a row; all else is float64.
     """
 
@@ -124,7 +124,7 @@ def logit_grams(
 def weighted(heads: HeadWeights, root_DD: Float[np.ndarray, "D D"]) -> HeadWeights:
     """The heads whose plain statistics are the weighted ones: C^½ before all that reads the input.
 
-    The output projection is as it was: what it writes is compared in the stream's own coordinates.
+    The output projection is as it was: what it writes is compared in the stream's coordinates.
     """
 
     def read(matrix):

@@ -29,7 +29,7 @@ ROUNDING = 1e-12
 def gram(left_HDW: Float[np.ndarray, "H D W"], right_HDW: Float[np.ndarray, "H D W"]):
     """⟨A_i, A_j⟩ of every two forms A_h = L_h R_hᵀ: float64 [H, H].
 
-    2 D (H W)² multiplications and additions; beside its arguments it holds a copy of
+    2 D (H W)² multiplications and additions; in addition to its arguments it holds a copy of
     both and two arrays of W × H W.
     """
     H, _, W = left_HDW.shape
@@ -80,7 +80,7 @@ class Spectrum:
 
     @property
     def shares_H(self) -> Float[np.ndarray, "H"]:
-        """Of the total; all zero where that is."""
+        """Shares of the total; all zero where the total is."""
         return self.values_H / self.total if self.total else self.values_H
 
     @property

@@ -40,8 +40,8 @@ def random_heads(config: ModelConfig, seeds: int) -> Iterator[HeadWeights]:
     """One layer as it is initialized, for each of `seeds` seeds.
 
     Its output projection, which starts at zero and so has no direction, is drawn from a Gaussian:
-    no statistic of forms asks for its scale. LRKV's residuals are a tenth of its shared part there,
-    so that its null is nearly MQA's. Raises `LrkvError` for no seeds.
+    no statistic of forms depends on its scale. LRKV's residuals are a tenth of its shared part
+    there, so that its null is nearly MQA's. Raises `LrkvError` for no seeds.
     """
     if seeds < 1:
         raise LrkvError(f"null_seeds = {seeds}: use 1 or more")

@@ -84,8 +84,8 @@ def interleaved(
 ) -> list[list[float]]:
     """Rounds of one sample of each timer, so that a busy moment of the machine meets them all.
 
-    The order is drawn anew in each round: what a call finds in caches and in the allocator is what
-    the one before it left. One that has used `seconds` stops at `least` samples. The first sample
+    The order is drawn again in each round, since a call finds caches and the allocator as the call
+    before it left them. One that has used `seconds` stops at `least` samples. The first sample
     of each is not counted.
     """
     for sample in timers:

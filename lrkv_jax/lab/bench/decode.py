@@ -66,7 +66,7 @@ def _needs_cudnn(problem: DecodeProblem) -> str | None:
 
 
 def _jax_nn(implementation, problem, inputs, cache, lengths_B):
-    """`jax.nn.dot_product_attention`: JAX's own, by XLA or by cuDNN."""
+    """`jax.nn.dot_product_attention`, by XLA or by cuDNN."""
     out_BTHK = jax.nn.dot_product_attention(
         inputs.query, cache.k_BSGK, cache.v_BSGK,
         scale=abstract_layer(problem.model).scale, key_value_seq_lengths=lengths_B,

@@ -23,7 +23,7 @@ from lrkv_jax.models.weights import spec_of, variables
 
 
 class DecodeInputs(NamedTuple):
-    """A program's arguments besides the cache and the lengths.
+    """A program's arguments, except for the cache and the lengths.
 
     `weights` are the layer's leaves, `query` what its `queries` gives, `angles` its `slot_angles`.
     """

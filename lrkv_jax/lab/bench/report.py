@@ -85,7 +85,7 @@ def compare_with_mha(rows: Sequence[Any], **over: str) -> None:
 
 
 def skip_unless_it_fits(rows: Sequence[Any], need: int, limit: int) -> bool:
-    """Whether `need` bytes are within the limit; the rows are skipped and say so if not."""
+    """Whether `need` bytes are within the limit; if not, the rows are marked as skipped."""
     if need <= limit:
         return True
     for row in rows:

@@ -32,7 +32,7 @@ Trace = list[tuple[list[int], int]]  # prompt ids and new tokens of each request
 
 @dataclass(frozen=True)
 class ServeBenchmark:
-    """What is measured, on which scale; the first variant is what the second is held against."""
+    """The measurements, and their scale; the second variant is compared with the first."""
 
     scale: str = "nano_family"
     variants: tuple[str, str] = ("mha", "lrkv_latent")

@@ -261,7 +261,7 @@ def _row(scale: str, variant: str, config: RunConfig, scale_layers: int, mesh: M
 def _start(
     programs: Sequence[tuple[TrainTiming, TrainProgram]], seed: int
 ) -> list[tuple[TrainTiming, Trainer]]:
-    """Make each variant's state and take its first step; those that fail say why."""
+    """Make each variant's state and take its first step; rows that fail hold the reason."""
     started = []
     for row, made in programs:
         try:

@@ -61,7 +61,7 @@ Plan = Callable[[Facts], Iterable[Check]]
 def examine(
     show: Callable[[Finding], None], begin: Callable[[str], None], *, seconds: float, plan: Plan
 ) -> dict[str, Any]:
-    """Run the checks, say what begins, show each finding as it comes; the report, ready for JSON.
+    """Run the checks, and announce and show each; returns the report, ready for JSON.
 
     A check that runs after `seconds`, or longer than it may, is given up, and what follows it is
     not run. Its thread still runs then: leave by `os._exit`.

@@ -107,9 +107,9 @@ def driver() -> Finding:
 
 
 def packages(gpus: int) -> Finding:
-    """Installed packages against what this one, JAX and its CUDA plugin ask for.
+    """Installed packages against the requirements of this one, JAX and its CUDA plugin.
 
-    `gpus` is how many the driver shows. What the plugin wants and no wheel has is the machine's.
+    `gpus` is how many the driver shows. A requirement without a wheel is the machine's.
     """
     plugins = [name for name in PLUGINS if _version(name)]
     faults = {}

@@ -1,5 +1,5 @@
 """`lrkv plan`: the memory and time of a run, before it starts.
 
 `report` has everything as a dictionary and as text. `training` compiles a step for a mesh of named
-devices and says whether it fits; `estimate` has closed forms of its memory and time.
+devices and reports whether it fits; `estimate` has closed forms of its memory and time.
 """

@@ -1,7 +1,7 @@
 """A training step in closed form: its memory and its time, without a trace or a compiler.
 
 The state is counted exactly, from the shapes and shardings that the step has. The rest is a formula
-of few terms; docs/planning.md says how far it is from XLA.
+of few terms; docs/planning.md has its error against XLA's count.
 """
 
 import math

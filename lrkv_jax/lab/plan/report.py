@@ -151,7 +151,7 @@ def _alternatives(training: dict[str, Any]) -> list[str]:
 
 
 def _range(ends: Sequence[float]) -> str:
-    """1,200 to 2,000: two digits of both ends, of what the estimate knows one."""
+    """A range like 1,200 to 2,000: two digits of each end."""
     places = [1 - math.floor(math.log10(end)) for end in ends]
     least, most = (f"{round(x, n):,.{max(0, n)}f}" for x, n in zip(ends, places, strict=True))
     return least if least == most else f"{least} to {most}"

@@ -1,4 +1,4 @@
-"""Analyzed runs: which stand beside one another, and how each variant of them looks.
+"""Analyzed runs: which are compared with one another, and how each variant of them looks.
 
 Everything is read from `analysis.json` (`lrkv_jax.lab.analysis.analyze`).
 """
@@ -53,7 +53,7 @@ class AnalyzedVariant:
 class AnalyzedSetting:
     """The analyzed runs of one setting.
 
-    `variants` are those that stand beside one another (`Setting.beside`), or all if there are none;
+    `variants` are those that are compared (`Setting.beside`), or all if there are none;
     `every` has all, an ablation's too.
     """
 

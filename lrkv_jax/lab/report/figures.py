@@ -108,7 +108,7 @@ def write_picture(picture: Picture, out: Path, name: str) -> list[Path]:
 
 
 def svg(picture: Picture) -> bytes:
-    """The picture as SVG, drawn once however often it is asked for."""
+    """The picture as SVG, drawn once however often it is used."""
     if picture.drawn is None:
         buffer = io.BytesIO()
         with style():

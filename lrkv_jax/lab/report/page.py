@@ -1,7 +1,7 @@
 """Pages of runs: one HTML file each, which needs no other file and no network.
 
-`lrkv train` ends with the page of its run; `lrkv report` writes one of several: what they have come
-to beside one another, then each in the same form, then the paper's tables and figures if asked for.
+`lrkv train` ends with the page of its run; `lrkv report` writes one of several: their results
+compared, then each in the same form, then the paper's tables and figures if requested.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def write_page(
     benches: Sequence[dict[str, Any]] = (),
     progress: Callable[[str, float, int], None] = lambda name, done, total: None,
 ) -> list[Section]:
-    """Write a page of runs, and beside it the files of the `items` that have something to show.
+    """Write a page of runs, and next to it the files of the `items` that have something to show.
 
     The page of one run alone is that run's parts, and its title names it. `broken` are
     {directory: reason} of runs that were left out. `progress` is called with a description, the
@@ -150,7 +150,7 @@ def _title(run: RunRecord) -> str:
 
 
 def compared(setting: Setting) -> Iterable[Part]:
-    """The finished variants of a setting beside one another, and the curves of all its runs."""
+    """The finished variants of a setting, compared, and the curves of all its runs."""
     variants = {label: setting.seeds(label) for label in setting.labels}
     if len(rows := loss_rows("", variants)) > 1:
         yield Table(f"Comparison, {setting.name}", COLUMNS, rows, [NOTE]).with_data()

@@ -1,7 +1,7 @@
-"""What the paper prints, as data; a value that does not hold has a verdict that says why.
+"""The paper's printed values, as data; a value that does not hold has a verdict with the reason.
 
 The values are those of arXiv 2601.11471's source, in `paper_values.yaml`; the verdicts
-beside them were recomputed, and the tests recompute them again.
+next to them were recomputed, and the tests recompute them again.
 """
 
 from dataclasses import dataclass

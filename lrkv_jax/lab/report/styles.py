@@ -27,11 +27,11 @@ class VariantStyle:
 
     @property
     def plot(self) -> dict[str, Any]:
-        """As keywords of matplotlib's `plot`."""
+        """The style as keywords of matplotlib's `plot`."""
         return {"color": self.color, "linestyle": self.line, "marker": self.marker}
 
 
-# Of variants that bring no style, in turn.
+# Styles for variants without one, in this order.
 SPARES = (
     VariantStyle("#F0E442", (0, (5, 1)), "h", ""),
     VariantStyle("#999933", (0, (3, 1, 1, 1)), "p", ""),
@@ -55,7 +55,7 @@ def run_style(run: RunRecord) -> VariantStyle:
 
 
 def _style(variant: type[AttentionConfig] | None, kind: str, mode: str | None) -> VariantStyle:
-    """What the settings class says (`AttentionConfig.styles`), or a spare one, always the same."""
+    """The settings class's style (`AttentionConfig.styles`), or a spare one, always the same."""
     published = variant.published_mode() if variant else None
     mode = mode or published
     name = kind.upper() if mode == published else f"{kind.upper()}, rope {mode}"

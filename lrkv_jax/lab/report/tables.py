@@ -1,4 +1,4 @@
-"""Tables: cells with spreads, the paper's value beside ours, and the best of each block.
+"""Tables: cells with spreads, the paper's value next to ours, and the best of each block.
 
 `lrkv_jax.lab.report.renderers` writes them as Markdown, HTML and text.
 """

@@ -20,7 +20,7 @@ def tabulated(
     which its lines are broken.
     """
     align = ["left"] * left + ["right"] * (len(headers) - left)
-    if widest:  # tabulate's own maxcolwidths fails on numbers like 4,096
+    if widest:  # tabulate's maxcolwidths fails on numbers like 4,096
         headers = [textwrap.fill(cell, widest - 2) for cell in headers]  # it adds two spaces
         rows = [[textwrap.fill(cell, widest) for cell in row] for row in rows]
     return tabulate(

@@ -82,7 +82,7 @@ class Display:
         self._console.print(f"{count:3d}/{len(self._points)}  {text}", soft_wrap=True)
 
     def _table(self) -> Table:
-        """As many runs as the terminal has room for, the one that trains among them."""
+        """A table of as many runs as fit on the terminal, with the one that trains."""
         room = max(3, self._console.height - 6)
         at = self._points.index(self._running) if self._running else 0
         first = max(0, min(at - room // 2, len(self._points) - room))

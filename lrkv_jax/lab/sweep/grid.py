@@ -1,4 +1,4 @@
-"""From `attention=mha,lrkv seed=0,1,2` to the runs that it stands for."""
+"""From `attention=mha,lrkv seed=0,1,2` to the runs of that grid."""
 
 import itertools
 import re
@@ -96,7 +96,7 @@ def _spelled_out(chosen: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def _name(variant: str, chosen: dict[str, str]) -> str:
-    """As `lrkv-rank16-seed0`: the variant, then what varies, the seed last."""
+    """A name like `lrkv-rank16-seed0`: the variant, then what varies, the seed last."""
     rest = sorted((k for k in chosen if k != "attention"), key=lambda key: key == "seed")
     parts = [key.rpartition(".")[2] + chosen[key] for key in rest]
     return re.sub(r"[^\w.+-]+", "_", "-".join([variant, *parts]))

@@ -1,4 +1,4 @@
-"""Running a sweep's points, one after another, each in processes of its own.
+"""Running a sweep's points, one after another, each in separate processes.
 
 A point that is done is skipped, one that was begun resumes from its checkpoint, and one that fails
 is reported and does not stop the others.
@@ -102,7 +102,7 @@ class PointOutcome:
 
     @property
     def heldout(self) -> tuple[float | None, float | None]:
-        """Its held-out loss in nats per token and in bits per byte, where it was evaluated so."""
+        """Held-out loss in nats per token and in bits per byte, where it was evaluated so."""
         found = (self.state.evaluation or {}).get("bpb") or {}
         return found.get("cross_entropy"), found.get("bits_per_byte")
 

@@ -1,4 +1,4 @@
-"""Finished runs beside one another: what they reached, how soon, and whether they differ."""
+"""Finished runs, compared: what they reached, how soon, and whether they differ."""
 
 from lrkv_jax.lab.report.comparison.contrasts import (
     Contrast,

@@ -27,7 +27,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
 
 
 def read_sound_runs(paths: Iterable[str | Path]) -> tuple[list[RunRecord], dict[Path, str]]:
-    """The same without the runs whose files are damaged: those are {directory: reason}."""
+    """The runs at these paths, and those with damaged files, as {directory: reason}."""
     found: dict[Path, None] = {}
     archived: list[RunRecord] = []
     for path in map(Path, paths):

@@ -26,7 +26,7 @@ from lrkv_jax.models.accounting.counts import (
 # The package's variants, in the order in which tables and legends have them; others follow.
 KINDS = tuple(VARIANTS)
 
-# What two runs may differ in and still be compared, beside rhythm and place; how long they are is
+# What compared runs may differ in, in addition to schedule and placement. Their lengths are
 # compared in tokens, and runs that start from others start from different ones.
 _FREE = ("attention", "model.attention", *SEEDS, "train.steps", "train.epochs",
          "init_from", "init_step")  # fmt: skip
@@ -141,7 +141,7 @@ class RunRecord:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """The same in bits per UTF-8 byte."""
+        """`cross_entropy` in bits per UTF-8 byte."""
         return self.rows[-1].get("validation_bpb") if self.finished else None
 
     @cached_property
@@ -224,13 +224,13 @@ class Setting:
         return list(dict.fromkeys(run.kind for run in self.runs))
 
     def main(self, kind: str) -> dict[int, RunRecord]:
-        """The runs by seed that stand for a kind, of those `beside` one another; {} without one."""
+        """The runs by seed that represent a kind, of those in `beside`; {} without one."""
         runs = [run for seeds in self.beside.values() for run in seeds.values() if run.kind == kind]
         return self.seeds(max(runs, key=_standing).label) if runs else {}
 
     @property
     def beside(self) -> dict[str, dict[int, RunRecord]]:
-        """The variants that stand beside one another: {label: runs by seed}.
+        """The variants that are compared with one another: {label: runs by seed}.
 
         They are one size of each form of a kind: the only one, or that of the variant named as the
         kind, or else by its mode (`lrkv_latent`). Other sizes are an ablation's.
@@ -285,7 +285,7 @@ def steps_saved_by_seed(
 
 
 def finished(runs: Mapping[int, RunRecord]) -> dict[int, RunRecord]:
-    """Those, by seed, that reached their end."""
+    """The runs, by seed, that reached their end."""
     return {seed: run for seed, run in runs.items() if run.finished}
 
 
@@ -294,7 +294,7 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
 
     A setting is named as its shortest scale; where two share that, with the first thing
     that they differ in. The same run twice counts once. Runs of conversations and runs
-    of text are never mixed: `midtrained` says which are meant, and so does the name.
+    of text are never mixed: `midtrained` chooses between them, and the name shows it.
     """
     what = ", midtrained" if midtrained else ""
     found = []
@@ -328,7 +328,7 @@ def alike(runs: Sequence[RunRecord], free: Sequence[str] = ()) -> list[tuple[str
 
 
 def every_setting(runs: Sequence[RunRecord]) -> list[Setting]:
-    """Those of runs of text, and then those of runs of conversations."""
+    """Settings of runs of text, and then those of runs of conversations."""
     return [*settings(runs), *settings(runs, midtrained=True)]
 
 
@@ -350,7 +350,7 @@ def _standing(run: RunRecord) -> int:
 
 
 def order(run: RunRecord) -> tuple:
-    """Where tables have it: by kind, then by size."""
+    """The sort key of tables: by kind, then by size."""
     return *_kind_order(run.kind), run.size or 0, run.label
 
 

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and those beside them: a file for each subject.
+"""The paper's tables and figures, and some more: a file for each subject.
 
 Each function registers what it makes (`report_item`); `REPORT_ITEMS` are all of them in the order
 of a page. `lrkv report RUN... --paper` makes them.
@@ -24,9 +24,9 @@ _REGISTRY: dict[str, "ReportItem"] = {}
 
 @dataclass(frozen=True)
 class ReportItem:
-    """A table or figure of the paper, or one beside it.
+    """A table or figure of the paper, or an additional one.
 
-    `name` is that of its files; `paper` says where it stands there, as in "Figure 2". `make` turns
+    `name` is that of its files; `paper` is its number there, as in "Figure 2". `make` turns
     what it `reads` into tables and pictures, or none: runs, analyzed runs, or runs and reports of
     decode benchmarks. One that reads configurations alone is given the runs too.
     """

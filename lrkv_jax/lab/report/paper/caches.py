@@ -99,7 +99,7 @@ def fig01_family(runs):
 
 
 def _draw_cache(axis: Axes, place: int, model: ModelConfig, mha: int) -> None:
-    """Draw a box for each array of a layer's cache, beside one another, 100 wide for MHA's."""
+    """Draw a box for each array of a layer's cache, side by side, 100 wide for MHA's."""
     left = 0.0
     for name, color, size in _arrays(model):
         width = 100 * size / mha

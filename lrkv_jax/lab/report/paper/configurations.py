@@ -1,4 +1,4 @@
-"""What the configurations alone say: Tables 4 to 7."""
+"""Tables that need only the configurations: Tables 4 to 7."""
 
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import KINDS, SCALES, of_paper, paper_value

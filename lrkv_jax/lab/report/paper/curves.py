@@ -63,7 +63,7 @@ class VariantRuns:
 
 
 def _variants(setting: Setting) -> list[VariantRuns]:
-    """The variants that stand beside one another, under their labels where two share a name."""
+    """The variants that are compared, under their labels where two share a name."""
     beside = setting.beside
     styles = distinct([run_style(next(iter(runs.values()))) for runs in beside.values()])
     names = [style.name for style in styles]
@@ -157,7 +157,7 @@ def _flops_axis(axis: Axes, curve: Curve) -> None:
 
 @report_item("Figure 3", "Training efficiency")
 def fig03_training_efficiency(runs):
-    """Loss against cache, and how much sooner LRKV reaches each baseline's final loss.
+    """Loss against cache, and how much earlier LRKV reaches each baseline's final loss.
 
     (a) Bits per byte against the share of MHA's cache. (b) 1 − step*/step_final for
     each baseline: step* is where LRKV's curve of the same seed first comes down to the
@@ -203,7 +203,7 @@ def _efficiency(shown: Sequence[Setting]) -> list[Picture]:
 
 
 def _saving_bars(axis: Axes, setting: Setting) -> None:
-    """Draw a bar for each baseline; beside it, its numbers and whether the final losses differ."""
+    """Draw a bar for each baseline, with its numbers and whether the final losses differ."""
     done = {kind: finished(setting.main(kind)) for kind in setting.kinds}
     done = {kind: runs for kind, runs in done.items() if runs}
     losses = {kind: {s: run.cross_entropy for s, run in done[kind].items()} for kind in done}
@@ -231,7 +231,7 @@ def _saving_bars(axis: Axes, setting: Setting) -> None:
 def _saved_in_words(
     saved: Mapping[int, float | None], curves: Mapping[int, Curve], baselines: Mapping[int, Curve]
 ) -> str:
-    """What stands beside a baseline's bar: the means in steps and in FLOPs."""
+    """The text next to a baseline's bar: the means in steps and in FLOPs."""
     if not saved:
         return "no seed in common"
     missed = list(saved.values()).count(None)
@@ -317,7 +317,7 @@ def _draw_over_cache(
     """Draw points of finished runs by seed: the mean of their `loss` (an attribute of `RunRecord`).
 
     Error bars are one standard deviation over seeds; several points are joined from the
-    smallest cache to the largest. `marks` are written beside the points.
+    smallest cache to the largest. `marks` are written next to the points.
     """
     found = []
     for place, runs in enumerate(points):

@@ -59,7 +59,7 @@ def _score(seeds: Mapping[int, RunRecord], task: str) -> Cell:
     if not answers:
         return Cell()
     example = next(iter(answers.values()))
-    # Evaluations of earlier versions could be asked as the lm-evaluation-harness asks.
+    # Earlier versions could evaluate with the prompts of the lm-evaluation-harness.
     where = "as the harness asks" if example.get("style") == "harness" else "in a chat"
     note = f"{TASKS[task]}: {example['examples']:,} examples, asked {where}."
     return Cell.over(scores, note=note)
@@ -103,7 +103,7 @@ def _measured(runs: Sequence[RunRecord]) -> Mapping[str, Points]:
             try:
                 bits = pretraining(run, known).bits_per_byte
             except LrkvError:
-                continue  # there is no pretraining to stand at
+                continue  # there is no pretraining to plot it at
             points = found.setdefault(setting.name, {})
             at = points.setdefault((run_style(run), run.label), ([], []))
             at[0].append(bits)

@@ -1,8 +1,8 @@
-"""Beside the paper: variants by learning rate, by contrast, and by what they cost.
+"""Additions to the paper: variants by learning rate, by contrast, and by what they cost.
 
 At one learning rate for all, a variant may gain from it. A variant's rate is that of the lowest
-mean loss over the seeds that all its rates have run. It is chosen by some of the runs that are then
-compared, for every variant alike.
+mean loss over the seeds that all its rates have run. For every variant, it is chosen by some of the
+runs that are then compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ class TunedVariant:
 
     @property
     def runs(self) -> Mapping[int, RunRecord]:
-        """Those at its rate, by seed."""
+        """The runs at its rate, by seed."""
         return self.by_rate[self.rate]
 
 
@@ -150,7 +150,7 @@ NAMED = (
     ("lrkv_latent_tied_16", "lrkv_latent_third"),  # at equal bytes
 )
 NAMED_ON = "2026-11-23T04:15:29+00:00"  # the commit that has them first
-# What readers asked of the runs afterwards.
+# Comparisons that readers requested afterwards.
 LATER = (("lrkv_full", "mha"),)
 ROTATION, FACTORIZATION = ("lrkv_full", "lrkv_latent"), ("mha", "lrkv_full")
 # Bits per byte: differences below it would change nobody's choice.

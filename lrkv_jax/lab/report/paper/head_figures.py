@@ -111,7 +111,7 @@ def _write_values(axis: Axes, gram: np.ma.MaskedArray, low: float, high: float) 
 def fig07_effective_rank(runs):
     """Effective rank of heads, uncentered and centered, as bars.
 
-    Each bar is a mean over layers and seeds, beside random weights and under the cap.
+    Each bar is a mean over layers and seeds, next to random weights and under the cap.
     """
     return pictures(runs, _rank_bars)
 
@@ -119,7 +119,7 @@ def fig07_effective_rank(runs):
 def _rank_bars(setting: AnalyzedSetting) -> Picture:
     names = [variant.label.replace(" rope", "\nrope") for variant in setting.every]
     shown = [(form, view) for form in FORMS for view in VIEWS]
-    # One below the other: beside one another they would be too wide for a page.
+    # One below the other: side by side they would be too wide for a page.
     figure, axes = panels(len(shown), panel=(max(3.2, 0.85 * len(names) + 0.7), 2.4))
     for [axis], (form, view) in zip(axes, shown, strict=True):
         for x, variant in enumerate(setting.every):
@@ -164,7 +164,7 @@ PARTS: dict[str, dict[str, Any]] = {
 def fig08_key_norms(runs):
     """Frobenius norms of keys and values by layer.
 
-    MHA's, and LRKV's shared part, residual and total; the paper says 3.1 to 6.7 times
+    MHA's, and LRKV's shared part, residual and total. The paper has 3.1 to 6.7 times
     MHA's in one place and 4 to 5 in another.
     """
     return pictures(runs, _norms)
@@ -207,7 +207,7 @@ def _norm(family: str, part: str) -> Callable[[dict[str, Any]], list[float]]:
 
 @report_item("Figures 14 and 15", "Effective rank of heads by layer", reads="analyses")
 def fig14_rank_by_layer(runs):
-    """Effective rank of heads by layer, uncentered beside centered.
+    """Effective rank of heads by layer, uncentered next to centered.
 
     Lines are means over seeds, between the cap and the effective rank of random weights.
     """

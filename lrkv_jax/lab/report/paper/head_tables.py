@@ -1,6 +1,6 @@
 """Tables of analyzed heads: Table 3, ranks as text meets them, and what the paper only describes.
 
-Each value is a mean over layers ± the standard deviation over seeds, unless a heading says more.
+Each value is a mean over layers ± the standard deviation over seeds, unless its heading differs.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def table03_effective_rank(runs):
     """Effective rank of heads, uncentered and centered.
 
     Counts, % of heads (the paper's convention), % of the cap that centering leaves, and
-    random weights. The paper's values stand in a table of their own.
+    random weights. The paper's values are in a separate table.
     """
     found = analyzed_settings(runs)
     tables = []
@@ -193,7 +193,7 @@ OVERLAP_NOTE = (
 def overlap(runs):
     """How LRKV's residuals lie against its shared part.
 
-    Cosines (the paper says 0.2 to 0.4) and principal angles, beside random residuals.
+    Cosines (0.2 to 0.4 in the paper) and principal angles, next to random residuals.
     """
     rows = [
         _overlap_row(variant, family, setting.name)

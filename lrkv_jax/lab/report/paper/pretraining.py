@@ -34,7 +34,7 @@ LONG = 8192
 def loss_rows(
     block: str, variants: Mapping[str, Mapping[int, RunRecord]], paper: str = ""
 ) -> list[TableRow]:
-    """A row of `COLUMNS` for each label's finished runs by seed, beside a table of the paper's."""
+    """A row of `COLUMNS` for each label's finished runs by seed, next to a table of the paper's."""
     done = {label: found for label, runs in variants.items() if (found := finished(runs))}
     bits = {
         label: {seed: run.bits_per_byte for seed, run in runs.items()}
@@ -75,7 +75,7 @@ def _live_cache(run: RunRecord) -> Cell:
 def table01_pretraining(runs):
     """Held-out cross-entropy and bits per byte of every variant, with what its cache holds.
 
-    A block for each scale among the runs. The paper's value stands beside ours where a
+    A block for each scale among the runs. The paper's value is next to ours where a
     run repeats its setting.
     """
     rows = [
@@ -93,7 +93,7 @@ def _with_the_paper_s(title: str, rows: list[TableRow], paper: str, **more: Colu
 
 @report_item("Table 8", "Ablation of rank and latent")
 def table08_rank_ablation(runs):
-    """Held-out loss by LRKV's rank and by MLA's latent width, beside the baselines.
+    """Held-out loss by LRKV's rank and by MLA's latent width, next to the baselines.
 
     It shows every size of LRKV and MLA among runs that may be compared; an ablation's runs
     (nano_ranks) and the baselines of the scale that it extends (nano) come together.
