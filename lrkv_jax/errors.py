@@ -16,7 +16,7 @@ class LrkvError(Exception):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """How a message about an unknown `word` ends: with the nearest of the `known`, or all."""
+    """The end of a message about an unknown `word`: the nearest of the `known`, or all."""
     known = [str(name) for name in known]
     if not known:
         return ": there is nothing to set there, remove it"

@@ -1,4 +1,4 @@
-"""What commands have in common: the application, and how their arguments are written."""
+"""The parts that commands share: the application, and how their arguments are written."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class ModelShape(Protocol):
 
 
 class AttentionConfig(Frozen):
-    """What every variant answers; counts are per layer.
+    """The settings and counts of every variant; counts are per layer.
 
     A subclass that gives itself a `name` is a variant. Its `kind`, which a configuration writes, is
     that name; outside this package it is "module:Class". `layer` names the class of its layer as
@@ -69,7 +69,7 @@ class AttentionConfig(Frozen):
 
     @classmethod
     def own_kind(cls) -> str:
-        """What a configuration writes as `kind`: from it any process can find this class."""
+        """The `kind` in a configuration, from which any process can find this class."""
         path = f"{cls.__module__}:{cls.__name__}"
         return cls.name if path in (*VARIANTS.values(), *RETIRED.values()) else path
 
@@ -109,7 +109,7 @@ class AttentionConfig(Frozen):
 
     @property
     def size(self) -> int | None:
-        """What an ablation varies: key/value heads, latent width or rank; None for nothing."""
+        """The setting that an ablation varies: key/value heads, latent width or rank; or None."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""In what two configurations differ, by the roles of their settings (`config.frozen`)."""
+"""The differences of two configurations, by the roles of their settings (`config.frozen`)."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

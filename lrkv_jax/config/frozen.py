@@ -167,7 +167,7 @@ def first_problem(error: ValidationError, model: type[Frozen], group: str = "") 
 
 
 def _instead(key: str, known: Sequence[str]) -> str:
-    """How a message about an unknown key ends: our name for a field of transformers, or nearest."""
+    """The end of a message about an unknown key: our name for transformers' field, or nearest."""
     ours = FROM_TRANSFORMERS.get(key) or _RENAMED.get(key, "")
     if ours and ("." in ours or ours in known):
         return f": use {ours}"

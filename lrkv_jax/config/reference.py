@@ -1,4 +1,4 @@
-"""Every setting as a reader meets it: key, type, default, role and meaning."""
+"""The reference of every setting: key, type, default, role and meaning."""
 
 import difflib
 import textwrap
@@ -82,7 +82,7 @@ def _yaml(value: Any) -> str:
 
 
 def _type(annotation: Any, limits: list[Any]) -> str:
-    """What a setting takes, in words; limits as in `int > 0`."""
+    """The type of a setting, in words; limits as in `int > 0`."""
     if hasattr(annotation, "__metadata__"):
         inner = [m for one in annotation.__metadata__ for m in getattr(one, "metadata", [one])]
         return _type(annotation.__origin__, [*inner, *limits])

@@ -1,4 +1,4 @@
-"""How rotary frequencies are changed for longer sequences than they were trained on: settings."""
+"""Settings of RoPE scaling: frequencies for longer sequences than they were trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is, as frozen objects: model, optimizer, data, mesh, training, evaluation.
+"""The settings of a run, as frozen objects: model, optimizer, data, mesh, training, evaluation.
 
 Each setting is declared once: its default, its description and its role (`config.frozen`).
 Defaults are the paper's where it states them; a comment names the source of any other default.

@@ -141,7 +141,7 @@ class ChatFormat:
         return np.array(ids, np.int32), counted
 
     def _templated(self, messages: Sequence[Message], *, answers: bool = False) -> list[int]:
-        """What the template makes of messages; no text of theirs becomes a special token."""
+        """Ids of the messages by the template; no text of theirs becomes a special token."""
         rendered = self.template.render(self._turns(messages), answers=answers)
         parts = list(self.template.stretches(rendered))
         if len(parts) == 1 and not parts[0][1]:
@@ -228,7 +228,7 @@ class Writer:
         self._called = False  # the last id ended a call
 
     def piece(self, token: int) -> bytes:
-        """What the next id adds; the id after a call decides how the call ends."""
+        """The bytes that the next id adds; the id after a call decides how the call ends."""
         unanswered = self._called and token != self._ids.output_start
         self._called = token == self._ids.python_end
         own = b"" if self._called else self._marks.get(token) or self._decode([token])

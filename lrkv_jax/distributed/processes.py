@@ -129,7 +129,7 @@ class Processes:
             self.client.wait_at_barrier(name, timeout_in_ms=_PATIENCE_MS)
 
     def exchange(self, value: Any) -> list[Any]:
-        """What every process gave to this call, in order; it ends when all have. JSON's types."""
+        """The values that all processes pass to this call, in order. Waits for all. JSON's types."""
         if self.count == 1:
             return [value]
         topic = self.topic("exchange")

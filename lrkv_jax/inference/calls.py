@@ -195,7 +195,7 @@ class Calls:
         return tokens_FT, start_F, count_F, pages_FN, by_place
 
     def step_inputs(self, plan):
-        """What the host passes for each slot to a call of steps."""
+        """The host's inputs for each slot of a call of steps."""
         B = self._batch
         pages_BN = np.full((B, self._each), NULL, np.int32)
         numbers = np.zeros((3, B), np.int32)

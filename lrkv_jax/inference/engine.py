@@ -46,7 +46,7 @@ AHEAD = 1
 
 
 class Run(Protocol):
-    """What an engine reads of a trained run."""
+    """The parts of a trained run that an engine reads."""
 
     @property
     def config(self) -> RunConfig: ...
@@ -58,7 +58,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What an engine decodes with, and what its cache occupies as it was allocated."""
+    """An engine's kernels and settings, and the bytes of its cache as it was allocated."""
 
     decode_kernel: str  # as requested: `ModelConfig.decode_kernel`
     kernels: dict[str, str]  # what each kernel ran on so far in this process, and why
@@ -347,7 +347,7 @@ class Engine:
         return np.stack([sequence.result.logits for sequence in sequences])
 
     def report(self) -> EngineReport:
-        """What runs, and the bytes of the cache, summed from its live buffers."""
+        """The engine's report, with the bytes of the cache summed from its live buffers."""
         leaves = jax.tree.leaves(self.calls.cache())
         total = sum(leaf.nbytes for leaf in leaves)
         return EngineReport(

@@ -279,7 +279,7 @@ class LanguageModel:
 
 
 def _parts_of(tokens: int, parts: Iterator[tuple]) -> Iterator[tuple]:
-    """Those of a sequence's scored chunks that make up a continuation of so many tokens."""
+    """The scored chunks of a sequence that make up a continuation of so many tokens."""
     while tokens:
         part = next(parts)
         tokens -= len(part[0])

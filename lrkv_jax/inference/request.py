@@ -66,7 +66,7 @@ class Request:
 
 @dataclass
 class Result:
-    """What came of a request, except its tokens, which are `Sequence.output_ids`."""
+    """The result of a request, except for its tokens, which are `Sequence.output_ids`."""
 
     finish_reason: str = ""  # stop, length, scored or cancelled
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by place in the tokens
@@ -78,7 +78,7 @@ class Result:
 
 
 class Phase(enum.Enum):
-    """Where a sequence is: it waits, its prompt is read, it is continued or scored, or neither."""
+    """The phase of a sequence: it waits, its prompt is read, it is decoded or scored, or ended."""
 
     QUEUED = "queued"
     PREFILLING = "prefilling"

@@ -106,7 +106,7 @@ class BatchedSamplingParams:
         return (self.frequency_B != 0) | (self.presence_B != 0) | (self.repetition_B != 1)
 
     def of_slots(self, slots_X: Int[Array, "X"]) -> Self:
-        """How these slots sample, each as often as named; one past the last names the last."""
+        """Parameters of these slots, each as often as named; one past the last names the last."""
         arrays = {name: of for name, of in vars(self).items() if of.ndim}
         return replace(
             self, **{name: of.at[slots_X].get(mode="clip") for name, of in arrays.items()}
@@ -141,7 +141,7 @@ class Logprobs(NamedTuple):
 
     @classmethod
     def none(cls, rows: int, vocabulary: int) -> "Logprobs":
-        """Nothing yet, of so many rows."""
+        """Empty log-probabilities of so many rows."""
         N = min(TOPS, vocabulary)
         return cls(jnp.zeros(rows), jnp.zeros((rows, N), jnp.int32), jnp.zeros((rows, N)))
 

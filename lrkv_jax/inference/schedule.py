@@ -64,7 +64,7 @@ class PageMove(NamedTuple):
 
 @dataclass
 class SchedulerOutput:
-    """What to do next, in this order. Chunks by (shard, row) of their program's shape."""
+    """The calls to make next, in this order. Chunks by (shard, row) of their program's shape."""
 
     swap_out: list[PageMove] = field(default_factory=list)  # to the host
     swap_in: list[PageMove] = field(default_factory=list)  # and from it

@@ -1,4 +1,4 @@
-"""What the engine's programs have for each slot: its state, and a call's inputs and outputs.
+"""Arrays of the engine's programs for each slot: its state, and a call's inputs and outputs.
 
 B slots  L ids of a text  M tokens that a slot can take in a call  N pages of a sequence, or steps
 of a call  F rows  T tokens of a row  V vocabulary
@@ -43,7 +43,7 @@ class SlotState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepInputs:
-    """What the host passes for each slot to a call: its pages, where it ends, how it samples.
+    """The host's inputs of a call for each slot: its pages, where it ends, how it samples.
 
     Slots that are not `scheduled_B` do nothing. Those that are `fresh_B` take their token and
     length from here, and the others from `SlotState`.
@@ -61,7 +61,7 @@ class StepInputs:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepOutputs:
-    """What slots sampled in a call: `count_B` tokens each, and their log-probabilities.
+    """The samples of a call: `count_B` tokens for each slot, and their log-probabilities.
 
     `logits_BNV` are those of the first tokens if any is forced, else None.
     """
@@ -75,7 +75,7 @@ class StepOutputs:
 
     @classmethod
     def none(cls, most: int, slots: int, vocabulary: int, forced: int) -> Self:
-        """Nothing yet, of up to `most` tokens a slot, with logits of the first `forced` ones."""
+        """Empty outputs of up to `most` tokens a slot, with logits of the first `forced` ones."""
         logprobs_B = Logprobs.none(slots, vocabulary)
         return cls(
             jnp.zeros((slots, most), jnp.int32),

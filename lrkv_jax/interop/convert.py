@@ -61,7 +61,7 @@ class LayerFit:
 
     @property
     def predicted(self) -> float:
-        """What widths are chosen by."""
+        """The error by which widths are chosen."""
         return BALANCE**2 * self.key_error + self.value_error
 
 

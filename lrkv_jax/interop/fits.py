@@ -75,7 +75,7 @@ def reader_of_values(
 
 
 def freedom(model: ModelConfig) -> str:
-    """What queries undo of a model's keys, as `shared_keys` has it."""
+    """The transformations of keys that outputs do not depend on, as in `shared_keys`."""
     return "nothing" if model.qk_gain else "phase" if model.qk_norm else "any"
 
 

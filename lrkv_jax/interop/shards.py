@@ -108,7 +108,7 @@ def read(folder: Path) -> dict[str, Tensor]:
 
 
 def _is_shard(name: Any) -> bool:
-    """Whether an index may name it: a file in the folder itself."""
+    """Whether an index may name this file: one in the folder itself."""
     return isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
 
 

@@ -135,7 +135,7 @@ def _of_chunk(chunk, found: Compressed, q_BTHK, halves_JHR, rk_BSHR, origin, sta
     firsts = jnp.array(chunk_starts(n, block))
 
     def latents(place):
-        """Those of a block from `place` of the chunk on, [slots, B, 1, H, R]."""
+        """Latents of a block from `place` of the chunk on, [slots, B, 1, H, R]."""
         rk_BbHR = slots(rk_BSHR, None, origin + place, block)
         return rk_BbHR.astype(jnp.float32).swapaxes(0, 1)[:, :, None]
 

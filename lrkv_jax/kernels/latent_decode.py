@@ -32,7 +32,7 @@ from lrkv_jax.kernels.int8 import Int8Rows
 
 
 class Rotation(NamedTuple):
-    """What rotates keys as they are read: [cos, sin] of each slot's position, and the factors.
+    """The rotation of keys as they are read: [cos, sin] of each slot's position, and the factors.
 
     `up_key_CGK` makes the keys of heads, or of groups of them. `inverse_norm_BGS` is float32, or
     None.

@@ -32,7 +32,7 @@ from lrkv_jax.kernels.int8 import Int8Rows
 
 
 class Residual(NamedTuple):
-    """What belongs to single heads: their cached latents, and the factors that multiply them.
+    """The residuals of single heads: their cached latents, and the factors that multiply them.
 
     Or to G groups of them; `q_latent_BTHR` has each query head's. The cached latents [B, S, G, R']
     may be padded: R ≤ R', and keys and values may have different ranks. In mode `full` there are

@@ -26,7 +26,7 @@ def first_seen(lengths_B, T):
 
 
 def is_small_batch(queries):
-    """Whether a key meets few queries: on a CPU, fewer than a chunk has slots."""
+    """Whether a key has few queries: on a CPU, fewer than a chunk has slots."""
     return jax.default_backend() == "cpu" and queries < LEAST
 
 
@@ -167,8 +167,8 @@ def slots(array_BS, pages_BN, start, chunk, seen_Bc=None, axis=1):
     """`chunk` slots from `start` of a cache array, or of its pool with a page table.
 
     `axis` is that of the slots: 1, or 2 in [B, H, S], whose pool is [P, H, 64]. Zeros where
-    `seen_Bc` says that no token is written. Of pools, `start` and `chunk` are whole pages. Rows in
-    eight bits become what they stand for.
+    `seen_Bc` marks no token. Of pools, `start` and `chunk` are whole pages. Rows in
+    eight bits are dequantized.
     """
     if pages_BN is None:
         some = jax.tree.map(

@@ -1,4 +1,4 @@
-"""What a run is, how far it is and what it cost, as texts and pictures; two side by side."""
+"""A run's settings, progress and cost, as texts and pictures; two runs side by side."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def state_of(run: RunRecord) -> str:
-    """How far a run is: finished, training, stopped, or new."""
+    """The state of a run: finished, training, stopped, or new."""
     if run.finished:
         return "finished"
     if is_training(run.path):

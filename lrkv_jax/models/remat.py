@@ -1,4 +1,4 @@
-"""What a layer's backward pass keeps from its forward pass, and what it computes again.
+"""Rematerialization: what a backward pass keeps from its forward pass, and what it recomputes.
 
 | policy  | kept a layer, a token                                  | computed again               |
 |---------|--------------------------------------------------------|------------------------------|

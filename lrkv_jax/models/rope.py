@@ -85,7 +85,7 @@ def rotate(
 
 
 def logit_factor(scaling: RopeScaling | None) -> float:
-    """What logits are multiplied by: the square of YaRN's attention factor, or 1."""
+    """The factor of logits: the square of YaRN's attention factor, or 1."""
     if scaling is None or scaling.kind != "yarn":
         return 1.0
     if scaling.attention_factor is not None:
@@ -100,7 +100,7 @@ def logit_factor(scaling: RopeScaling | None) -> float:
 
 
 def _stretch(width: int, base: float, scaling: RopeScaling) -> Float[np.ndarray, "J"]:
-    """What each pair's frequency is multiplied by, in float64."""
+    """The factor of each pair's frequency, in float64."""
     kept_J = np.clip(_kept(width, base, scaling), 0, 1)
     return kept_J + (1 - kept_J) / scaling.factor
 

@@ -213,7 +213,7 @@ def with_parameters(config: ModelConfig, params: Any) -> Transformer:
 
 
 def abstract_parameters(config: ModelConfig) -> Any:
-    """What `init_parameters` gives, with `jax.ShapeDtypeStruct`s in place of arrays."""
+    """The parameters of `init_parameters`, with `jax.ShapeDtypeStruct`s instead of arrays."""
     return _shape_of(config)[1]
 
 

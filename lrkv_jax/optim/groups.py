@@ -119,6 +119,6 @@ def global_norm(tree: Any, specs: Any) -> Float[Array, ""]:
 
 
 def _pieces(place, mesh):
-    """In how many pieces a leaf is split; its other copies count as one."""
+    """The number of pieces of a split leaf; its other copies count as one."""
     names = [n for entry in place for n in (entry if isinstance(entry, tuple) else (entry,)) if n]
     return math.prod(mesh.shape[name] for name in names)

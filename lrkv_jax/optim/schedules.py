@@ -1,4 +1,4 @@
-"""How learning rates and Muon's momentum move with the step, from optax's pieces."""
+"""Schedules of learning rates and Muon's momentum by step, from optax's pieces."""
 
 from collections.abc import Callable
 

@@ -26,7 +26,7 @@ Axes = tuple[str, ...]  # mesh axes
 
 
 class MatrixLayout(NamedTuple):
-    """How a weight is a batch of matrices, and which mesh axes split each of their axes.
+    """A weight as a batch of matrices, and which mesh axes split each of their axes.
 
     With `flip`, rows are the weight's output side.
     """

@@ -25,7 +25,7 @@ Deliver = Callable[[TextDelta], None]
 
 
 class EngineError(Exception):
-    """What a client gets whose request failed with others, through no fault that is known."""
+    """The error of a request that failed with others, through no known fault."""
 
 
 class EngineLoop:

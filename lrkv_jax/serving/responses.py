@@ -80,7 +80,7 @@ class ResponseBuilder:
         self._object = "chat.completion" if chat else "text_completion"
 
     def first(self, index: int) -> list[dict[str, Any]]:
-        """What opens a choice: a chat's role."""
+        """The first chunk of a choice: a chat's role."""
         return [self._chunk(index, {"role": "assistant", "content": ""})] if self._chat else []
 
     def chunk(self, delta: TextDelta, completion: Completion) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _is_loopback(address):
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a browser finds the server of this socket."""
+    """The URL of the server of this socket."""
     address, port = listener.getsockname()[:2]
     return f"http://{_in_url(address)}:{port}/"
 

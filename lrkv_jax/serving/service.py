@@ -29,7 +29,7 @@ SHARE = 0.75
 
 
 class FairQueue:
-    """What each address has open, and the turn of its next text, so that addresses take turns.
+    """The open texts of each address, and the turn of its next one, so that addresses take turns.
 
     A text does not wait for all texts of a busier address: start-time fair queueing (Goyal, Vin and
     Cheng, 1996), with a text as the unit.
@@ -67,7 +67,7 @@ class FairQueue:
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """What clients may take together and each.
+    """Limits for all clients together, and for each.
 
     completions: that are open at a time, with those that wait. tokens: of their prompts and new
     text. body: bytes of a request. bodies: of all that are being read. seconds: until a response

@@ -1,4 +1,4 @@
-"""What happens between steps: validation, checkpoints, samples, and a look at the numbers."""
+"""Callbacks between steps: validation, checkpoints, samples, and a look at the numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lrkv_jax.training.validate import HeldOutLoss, make_validation
 
 
 class Callbacks:
-    """What the loop stops for after some steps; every process does it, process 0 writes."""
+    """The callbacks after some steps; every process runs them, process 0 writes."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Callbacks:
             self.checkpoints.save(step, checkpoint_items(state), about, loss, first=self._log.sync)
 
     def failed_saves(self) -> dict[str, int]:
-        """How many saves have failed since the start, as part of a row; nothing for none."""
+        """The number of saves that failed since the start, as part of a row; empty for none."""
         failures = self.checkpoints.failures
         return {"failed_saves": failures} if failures else {}
 

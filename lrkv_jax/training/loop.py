@@ -32,7 +32,7 @@ from lrkv_jax.training.validate import HeldOutLoss
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where the run is, how far it got, its last validation, and whether a signal cut it short."""
+    """A run's directory, last step and last validation, and whether a signal cut it short."""
 
     run_dir: Path
     step: int

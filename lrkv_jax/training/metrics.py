@@ -1,4 +1,4 @@
-"""What a run writes about itself: `metrics.jsonl`, TensorBoard events, Weights & Biases, traces."""
+"""The logs of a run: `metrics.jsonl`, TensorBoard events, Weights & Biases, traces."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class MetricsLog:
 
 
 class _Optional:
-    """What training continues without: a failure is warned of once, and then it is left alone."""
+    """A log that training continues without: its first failure is a warning, and ends it."""
 
     def __init__(self, name: str, warn: Callable[[str], None]):
         self._name, self._warn = name, warn

@@ -1,4 +1,4 @@
-"""What a run does at the moment: a progress bar or lines, and a watchdog for what hangs."""
+"""A run's present activity: a progress bar or lines, and a watchdog for what hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run starts from: its compiled step, and its state.
+"""The start of a run: its compiled step, and its state.
 
 The state is from a checkpoint, or fresh, or fresh with the parameters of another run.
 """
@@ -58,7 +58,7 @@ def restore_or_init(
 
 
 def data_fingerprints(loader: Loader, step: int) -> dict[str, str]:
-    """What a run learns from after a step: fingerprints of tokenizer, sources and next batch."""
+    """The data of a run after a step: fingerprints of tokenizer, sources and next batch."""
     return {
         "tokenizer": loader.tokenizer.fingerprint,
         "sources": loader.fingerprint,
@@ -69,7 +69,7 @@ def data_fingerprints(loader: Loader, step: int) -> dict[str, str]:
 def changed_data(
     config: RunConfig, loader: Loader, manifest: dict[str, Any], allow: Collection[str] = ()
 ) -> list[Change]:
-    """What the data are now that a checkpoint's were not; `allow` lets it through.
+    """The changes of the data since a checkpoint; `allow` permits them.
 
     Folders may have moved: contents are compared. The next batch is compared unless a change is
     allowed that makes other batches of the same data. Raises `LrkvError` for what is not allowed.

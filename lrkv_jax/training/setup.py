@@ -1,4 +1,4 @@
-"""What a run is made of before it begins: the configuration, resolved, its mesh and its data."""
+"""The parts of a run before it begins: the configuration, resolved, its mesh and its data."""
 
 from __future__ import annotations
 

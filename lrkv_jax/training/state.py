@@ -1,4 +1,4 @@
-"""Everything that a step reads and replaces, and where each of its arrays lives."""
+"""The training state, which a step reads and replaces, and the shardings of its arrays."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def new_state(config: RunConfig) -> TrainState:
 
 
 def state_shardings(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
-    """Where each array of the state lives: moments next to their parameter, scalars everywhere."""
+    """The shardings of the state: moments next to their parameter, scalars everywhere."""
     abstract = jax.eval_shape(lambda: new_state(config))
     params = parameter_shardings(specs(config.model), abstract.params, mesh)
 

@@ -30,7 +30,7 @@ _WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
 def token_dtype(vocabulary: int, *, signed: bool = False) -> type[np.integer]:
-    """What ids are stored in: uint16 or, where the vocabulary or a sign needs it, int32."""
+    """The dtype of stored ids: uint16 or, where the vocabulary or a sign needs it, int32."""
     return np.uint16 if vocabulary <= 1 << 16 and not signed else np.int32
 
 

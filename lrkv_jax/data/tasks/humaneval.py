@@ -52,7 +52,7 @@ def leading_imports(prompt: str) -> str:
 
 
 def whole_program(program: Program, completion: str) -> str:
-    """What to run for a chat's completion: imports, its code, the test, the check (recipe).
+    """The program of a chat's completion: imports, its code, the test, the check (recipe).
 
     The completion is expected to hold the whole function, as the recipe's midtraining teaches.
     """

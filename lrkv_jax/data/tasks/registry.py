@@ -124,7 +124,7 @@ def load(name: str, split: str, folder: str | Path = DEMO) -> list[Example]:
 
 
 def identity(name: str, split: str, folder: str | Path = DEMO) -> list[object]:
-    """What identifies a split without reading it: the asset's checksum, or files, sizes, mtimes.
+    """A split's identity without reading it: the asset's checksum, or files, sizes, mtimes.
 
     Raises LrkvError as `load` does for what is missing.
     """

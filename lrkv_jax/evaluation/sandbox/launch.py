@@ -55,7 +55,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True)
 class ProgramOutcome:
-    """How a program ended.
+    """The outcome of a program.
 
     passed: it came to its end without raising. reason: "passed", "timed out", "raised
     NameError", "ran out of memory", "ended without passing", ... seconds: wall clock of

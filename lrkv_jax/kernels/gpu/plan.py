@@ -21,7 +21,7 @@ MOST_SLOTS = 28  # of a ring: its barriers keep their state in the bits of one r
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """What the kernel is compiled for. Heads are split evenly over units and warpgroups."""
+    """The kernel's compile-time plan. Heads are split evenly over units and warpgroups."""
 
     heads: int  # query heads per warpgroup
     queries: int  # columns per head: T rounded up to 1, 2, 4 or 8

@@ -16,7 +16,7 @@ PIECE = 8  # tiles; experiments/results/NOTES.md has the estimate
 
 
 class PieceSchedule(NamedTuple):
-    """Which worker attends to which piece: a piece is a run of tiles of one sequence.
+    """The pieces of each worker: a piece is a run of tiles of one sequence.
 
     The piece of place j is `tiles_Y`[j] tiles of sequence `sequence_Y`[j], from its tile
     `first_Y`[j] on. Worker w does the `count_Z`[w] pieces from place `begin_Z`[w] on, and sequence

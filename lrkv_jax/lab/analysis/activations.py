@@ -47,7 +47,7 @@ class OnText(NamedTuple):
 def on_text(
     config: ModelConfig, params: Any, batches: Iterable[np.ndarray], rows: BatchFormat = PLAIN
 ) -> OnText:
-    """What one forward pass over each of `batches` shows of every layer.
+    """Statistics of every layer, from one forward pass over each of `batches`.
 
     `batches` are rows of a run's records, int32 [B, T + 1], in the format `rows`. Moments
     are summed in float32 within a batch, logits' products within a row; all else is float64.

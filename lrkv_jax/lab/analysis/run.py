@@ -84,7 +84,7 @@ def analyze(
 
 
 def _layer(heads: HeadWeights, ranks: Sequence[int]) -> dict[str, Any]:
-    """What is computed of one layer, so that only one is in memory."""
+    """The analysis of one layer, so that only one is in memory."""
     return {
         **_diversities(heads),
         "magnitude": magnitude(heads),
@@ -110,7 +110,7 @@ def _compared(layers: Sequence[Mapping[str, Any]], nulls: Mapping[str, Any]) -> 
 
 
 def _about(directory: str | Path, config: RunConfig) -> dict[str, Any]:
-    """What was analyzed."""
+    """A description of the analyzed run."""
     model = config.model
     shape = {name: getattr(model, name) for name in ("layers", "width", "heads", "head_width")}
     variant = model.attention.model_dump()  # its kind and its settings: rank, latent, …

@@ -85,7 +85,7 @@ IMPLEMENTATIONS = {
 
 @dataclass(frozen=True)
 class DecodeBenchmark:
-    """What to measure. Raises `LrkvError` for what does not exist."""
+    """Settings of the benchmark. Raises `LrkvError` for what does not exist."""
 
     scales: tuple[str, ...] = ("128m",)
     variants: tuple[str, ...] | None = None  # None: all of the scale
@@ -145,7 +145,7 @@ class DecodeTiming:
 
     @property
     def shape(self) -> tuple:
-        """What rows must share to be compared."""
+        """The key that rows must share to be compared."""
         return self.scale, self.batch, self.length, self.ragged
 
 
@@ -219,7 +219,7 @@ def _at_one_shape(
 
 
 def _candidates(rows: list[DecodeTiming], problem: DecodeProblem) -> list[Candidate]:
-    """What can be timed of one variant: all implementations read the same copies of its cache."""
+    """The timed calls of one variant: all implementations read the same copies of its cache."""
     count = clock.copies_needed(nbytes_of(problem.cache))
     copies = [problem.cache, *(_copy(problem.cache) for _ in range(count - 1))]
     reference = reference_of(problem)

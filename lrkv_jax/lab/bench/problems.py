@@ -35,7 +35,7 @@ class DecodeInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """What to attend to: arguments, the layer's kind of cache, and the tokens in it."""
+    """A decode problem: arguments, the layer's kind of cache, and the tokens in it."""
 
     model: ModelConfig
     inputs: DecodeInputs
@@ -201,7 +201,7 @@ def reference_of(problem: DecodeProblem) -> Reference:
 
 
 def _of_one(inputs: DecodeInputs, cache: Cache, sequence) -> tuple[DecodeInputs, Cache]:
-    """What one sequence is given, and its cache."""
+    """The inputs of one sequence, and its cache."""
 
     def cut(tree):
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, sequence, 1), tree)

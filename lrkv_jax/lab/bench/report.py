@@ -107,7 +107,7 @@ def put_down(row: Any, error: Exception) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what: device, versions, date, command, and how busy the machine was."""
+    """The circumstances: device, versions, date, command, and how busy the machine was."""
     program = Path(sys.argv[0]).name
     return {
         "backend": jax.default_backend(),

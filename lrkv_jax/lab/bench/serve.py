@@ -1,4 +1,4 @@
-"""What a smaller cache gains in serving: two variants in as many bytes, as ratios of one run.
+"""The gain of a smaller cache in serving: two variants in as many bytes, as ratios of one run.
 
 Both sides of a ratio are measured in turns on the same machine, on random weights: times depend on
 shapes, and requests have the lengths of a trace. A server is loaded from outside by any client of

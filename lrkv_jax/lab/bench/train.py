@@ -38,7 +38,7 @@ LOSS_TOLERANCE = 1e-2
 
 @dataclass(frozen=True)
 class TrainBenchmark:
-    """What to measure. `overrides` change every variant's settings, as mesh.fsdp=2 does.
+    """Settings of the benchmark. `overrides` change every variant's settings, as mesh.fsdp=2 does.
 
     Raises `LrkvError` for what does not exist.
     """
@@ -99,7 +99,7 @@ class TrainTiming:
 
     @property
     def shape(self) -> tuple:
-        """What rows must share to be compared."""
+        """The key that rows must share to be compared."""
         return (
             self.scale, self.layers, self.vocabulary, self.global_batch_size, self.seq_len,
             self.grad_accum_steps, self.remat, self.dtype, *self.mesh.items(),
@@ -166,7 +166,7 @@ def random_tokens(config: RunConfig, mesh: Mesh, seed: int) -> Int[Array, "B U"]
 
 
 def here(**chosen: Any) -> TrainBenchmark:
-    """What to measure on this machine; of `chosen`, what is None is left to it.
+    """The settings for this machine, which chooses those that are None in `chosen`.
 
     On a CPU about two minutes of the quickstart model on two cores, on a GPU the 128M model.
     """

@@ -29,7 +29,7 @@ INTEGERS = 1 << 10  # float32 sums of fewer are exact
 
 
 def devices(gpus: int) -> Finding:
-    """What JAX computes on; the driver shows `gpus`."""
+    """The devices of JAX; the driver shows `gpus`."""
     start(command="lrkv doctor")
     here, backend = jax.local_devices(), jax.default_backend()
     faults = {}

@@ -89,7 +89,7 @@ def examine(
 
 
 def _findings(plan: Plan, end: float, begin: Callable[[str], None]) -> Iterator[Finding]:
-    """What the checks find until the last one ends, one hangs, or the time `end` comes."""
+    """Findings of the checks until the last one ends, one hangs, or the time `end` comes."""
     messages: queue.SimpleQueue[Check | list[Finding] | None] = queue.SimpleQueue()
     threading.Thread(target=_run, args=(plan, messages), daemon=True).start()
     name, fix, until = "the next check", "", time.monotonic() + START_SECONDS

@@ -64,7 +64,7 @@ def state_bytes(config: RunConfig) -> StateBytes:
 
 
 def memory_estimate(config: RunConfig, state: StateBytes) -> MemoryEstimate:
-    """What a device needs for a step of this run, whose state takes `state`.
+    """The memory of a device for a step of this run, whose state takes `state`.
 
     The run's dtype is not `auto`. A second copy of the gradients is there while microbatches are
     summed. A teacher's logits are not counted.

@@ -89,7 +89,7 @@ class AnalyzedSetting:
 
     @property
     def seeds(self) -> str:
-        """How many seeds the means are over, in words."""
+        """The number of seeds of the means, in words."""
         counts = {one.label: len(one.runs) for one in self.every}
         if len(set(counts.values())) > 1:
             return "Seeds: " + ", ".join(f"{name} {n}" for name, n in counts.items()) + "."
@@ -124,7 +124,7 @@ def _analyzed(setting: Setting) -> AnalyzedSetting:
 def pictures(
     runs: Sequence[RunRecord], draw: Callable[[AnalyzedSetting], Picture | None]
 ) -> list[Picture]:
-    """What `draw` makes of each setting, named after it."""
+    """The pictures that `draw` makes, one for each setting, named after it."""
     found = analyzed_settings(runs)
     drawn = [(setting.name, picture) for setting in found if (picture := draw(setting))]
     for name, picture in drawn:

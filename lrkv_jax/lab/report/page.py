@@ -45,7 +45,7 @@ Part = Table | Picture | Listing
 
 @dataclass(frozen=True)
 class Section:
-    """What stands below one heading of a page; `name` is its anchor."""
+    """A section of a page, below one heading; `name` is its anchor."""
 
     name: str
     title: str
@@ -116,7 +116,7 @@ def page(
 
 
 def run_parts(run: RunRecord) -> list[Part]:
-    """What a run is, its curves, samples, evaluation, machine and cost, and what to do next."""
+    """A run's description, curves, samples, evaluation, machine and cost, and what to do next."""
     where, changed = overview.changed_settings(run.config)
     evaluation = run.evaluation or {}
     scores = [(name, evaluation[name]) for name in BENCHMARKS if name in evaluation]

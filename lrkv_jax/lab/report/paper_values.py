@@ -33,7 +33,7 @@ class PaperValue:
 def paper_value(*path: str) -> PaperValue | None:
     """The value at a place of `paper_values.yaml`, as in ("table01", "128m", "lrkv", "ce").
 
-    None where the paper prints nothing. A verdict stands for its place and all below it.
+    None where the paper prints nothing. A verdict applies to its place and all below it.
     """
     node: Any = _data()
     for key in path:
@@ -49,12 +49,12 @@ def paper_value(*path: str) -> PaperValue | None:
 
 
 def paper_table(name: str) -> dict[str, Any]:
-    """All that the paper prints in one table or figure."""
+    """All values that the paper prints in one table or figure."""
     return _data()[name]
 
 
 def verdict(*path: str) -> str:
-    """What is wrong with the value at a place, or with a place above it; "" if nothing."""
+    """The error in the value at a place, or at a place above it; "" if there is none."""
     verdicts = _data()["verdicts"]
     places = ["/".join(path[:depth]) for depth in range(len(path), 0, -1)]
     return next((verdicts[place] for place in places if place in verdicts), "")
@@ -68,7 +68,7 @@ def _data() -> dict[str, Any]:
 
 
 def beside(table: str, run: RunRecord, what: str) -> PaperValue | None:
-    """What the paper's `table` prints of the setting that a run repeats, or None.
+    """The value in the paper's `table` for the setting that a run repeats, or None.
 
     Compared are the model's shape, the variant with its size, the context, the batch,
     the number of tokens and their source, against the paper's scale as it is shipped.

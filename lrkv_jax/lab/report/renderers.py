@@ -17,7 +17,7 @@ _WORDS = 30  # characters; a longer cell is text, whose lines are broken
 
 @dataclass(frozen=True)
 class _Format:
-    """What a format does with text, with the best value, a block's heading and footnotes."""
+    """A format's rules for text, the best value, a block's heading and footnotes."""
 
     name: str  # tabulate's
     escape: Callable[[str], str]
@@ -88,7 +88,7 @@ def write_table(table: Table, out: Path, name: str) -> list[Path]:
 def terminal(table: Table) -> str:
     """The table as wide as the terminal, without footnotes and notes; * marks the best.
 
-    Many columns of few rows stand below one another.
+    Many columns of few rows are written below one another.
     """
     headings, rows, _ = _cells(table, _Format("", str, best="*{}"))
     if len(headings) > 8 > len(rows) and not any(row.block for row in table.rows):

@@ -1,4 +1,4 @@
-"""How a variant looks in every picture: color, line style and marker.
+"""The style of a variant in every picture: color, line style and marker.
 
 The package's variants have Okabe and Ito's colors, which color-blind readers can
 distinguish; line style and marker carry the same in grayscale.
@@ -67,7 +67,7 @@ def _style(variant: type[AttentionConfig] | None, kind: str, mode: str | None) -
 
 
 def variant_name(kind: str) -> str:
-    """What a table calls a variant."""
+    """The name of a variant in tables."""
     return variant_style(kind).name
 
 

@@ -70,7 +70,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Cells in the order of the columns; rows of one `block` stand under it as their heading."""
+    """Cells in the order of the columns; rows of one `block` have it as their heading."""
 
     cells: tuple[Cell, ...]
     block: str = ""
@@ -103,7 +103,7 @@ class Table:
         return replace(self, columns=[self.columns[at] for at in kept], rows=rows)
 
     def best(self) -> set[tuple[int, int]]:
-        """Places (row, column) of each block's best values, and of those written alike."""
+        """Places (row, column) of each block's best values, and of those written the same."""
         found: set[tuple[int, int]] = set()
         for at, column in enumerate(self.columns):
             for block in dict.fromkeys(row.block for row in self.rows if column.better):
@@ -170,6 +170,6 @@ def table_of_paper(name: str, columns: Mapping[str, Column]) -> Table:
 
 
 def paper_name(variant: str) -> str:
-    """What a table calls one of the paper's variants: mha, or lrkv_64 of an ablation."""
+    """The name of one of the paper's variants in tables: mha, or lrkv_64 of an ablation."""
     kind, _, size = variant.partition("_")
     return variant_name(kind) + (f"-{size}" if size else "")

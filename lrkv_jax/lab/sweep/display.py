@@ -1,4 +1,4 @@
-"""What a sweep shows: how far each run is, and at the end what each has come to."""
+"""A sweep's display: the progress of each run, and at the end their results."""
 
 import shlex
 import statistics

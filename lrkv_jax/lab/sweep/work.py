@@ -51,7 +51,7 @@ class State:
 def state_of(
     point: Point, tasks: Sequence[str], known: Mapping[str, RunRecord] | None = None
 ) -> State:
-    """How far a point is; it is done when its last step has been evaluated on all `tasks`.
+    """The state of a point; it is done when its last step has been evaluated on all `tasks`.
 
     `known` are archived runs by name; one of these settings counts, whatever grid named it. Raises
     `LrkvError` if its directory, or the archived run of its name, is a run with other settings.
@@ -93,7 +93,7 @@ def _is_evaluated(evaluation: dict[str, Any] | None, last: int, tasks: Sequence[
 
 @dataclass(frozen=True)
 class PointOutcome:
-    """How a point ended; `error` is the last line of its process, None unless it failed."""
+    """The outcome of a point; `error` is the last line of its process, None unless it failed."""
 
     point: Point
     state: State

@@ -1,1 +1,1 @@
-"""What a model and a run cost, from configuration alone; nothing here loads JAX."""
+"""The costs of a model and a run, from configuration alone; nothing here loads JAX."""

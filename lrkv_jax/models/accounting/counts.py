@@ -1,4 +1,4 @@
-"""What a model costs, from its configuration alone: parameters, training FLOPs, cache bytes.
+"""The costs of a model, from its configuration alone: parameters, training FLOPs, cache bytes.
 
 Nothing here loads JAX. A variant answers for one of its layers (`lrkv_jax.config.attention`);
 here are the sums over a model and a run.

@@ -1,4 +1,4 @@
-"""What decoding needs: the cache at a length, the sequences that fit, and the floor of a step.
+"""The costs of decoding: the cache at a length, the sequences that fit, the floor of a step.
 
 A step of decoding reads every weight but the embedding's table once, and every sequence's cache;
 no step is shorter than those bytes over the device's bandwidth.
@@ -51,12 +51,12 @@ class AttentionFlops:
     per_cached_token: int
 
     def at(self, length: int) -> int:
-        """With `length` tokens in the cache."""
+        """The sum with `length` tokens in the cache."""
         return self.fixed + length * self.per_cached_token
 
 
 def attention_flops(model: ModelConfig) -> AttentionFlops:
-    """What attention to the cache costs a decoding step of one sequence."""
+    """FLOPs of attention to the cache in a decoding step of one sequence."""
     entry, layers = model.attention, model.layers
     each = layers * entry.decode_flops_per_cached_token(model)
     return AttentionFlops(layers * entry.decode_flops(model), each)

@@ -6,8 +6,8 @@ A variant supplies, in this order in its file:
 - `queries`, each head's query in the form that is multiplied with the cache, and `new_kv`, what
   each token leaves there;
 - `attend_cached`, what queries read from the cache as it lies, through a decode kernel;
-- `materialize_kv`, the keys and values of each head that the cache stands for, and `expand_query`,
-  the queries that meet those;
+- `materialize_kv`, the keys and values of each head that the cache represents, and `expand_query`,
+  the queries for those;
 - `cache_shapes`, and `head_weights` for analysis.
 
 `attend_full` (training) follows from these, and a variant that can do better replaces it. Decoding,
@@ -107,17 +107,17 @@ class Attention(nnx.Module):
     def materialize_kv(
         self, cache: Cache, positions_BT: Int[Array, "1 S"]
     ) -> tuple[Float[Array, "B S G W"], Float[Array, "B S G K"]]:
-        """The keys and values of the heads (or of groups of heads) that these slots stand for."""
+        """The keys and values of the heads (or of groups of heads) in these slots."""
         raise NotImplementedError
 
     def expand_query(
         self, query: Query, positions_BT: Int[Array, "B T"]
     ) -> Float[Array, "B T H W"]:
-        """The queries that meet materialized keys."""
+        """The queries for materialized keys."""
         return query
 
     def slot_angles(self, slots: int) -> Any:
-        """What `attend_cached` needs of the slots' positions, made once for all layers; or None."""
+        """The angles of slots' positions for `attend_cached`, made once for all layers; or None."""
         return None
 
     def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
@@ -221,7 +221,7 @@ class Attention(nnx.Module):
 
     @property
     def scale(self) -> float:
-        """What logits are multiplied by: 1 / sqrt(width), and YaRN's factor."""
+        """The factor of logits: 1 / sqrt(width), times YaRN's factor."""
         return self.normed_width**-0.5 * logit_factor(self.config.rope_scaling)
 
     @property
@@ -275,7 +275,7 @@ class Attention(nnx.Module):
         return jnp.concatenate(self.angles_at(jnp.arange(slots), width), axis=-1)
 
     def logit_gain(self) -> np.ndarray | None:
-        """What gains multiply each coordinate of a logit's product by, [K], in float64."""
+        """The gains' factor of each coordinate of a logit's product, [K], in float64."""
         if self.query_gain is None:
             return None
         return in_float64(self.query_gain) * in_float64(self.key_gain)

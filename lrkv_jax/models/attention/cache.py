@@ -1,4 +1,4 @@
-"""What every variant's cache has in common: which axis is which, how new tokens are written, and
+"""The parts common to every variant's cache: which axis is which, how new tokens are written, and
 how many queries attend to it.
 
 A cache is a dataclass of arrays, some of them None. Its static `AXES` names the axes of each, as in

@@ -1,4 +1,4 @@
-"""What an attention layer's heads are as matrices, whatever the variant stores: for analysis.
+"""An attention layer's heads as matrices, whatever the variant stores: for analysis.
 
 H heads  D model width  K head width  R residual rank  P rope-key width
 """
@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 @dataclass(frozen=True)
 class SharedResidual:
-    """One family of head matrices, kept as what it is made of: W_h = W_shared + U_h B_hᵀ."""
+    """One family of head matrices, kept in factored form: W_h = W_shared + U_h B_hᵀ."""
 
     shared_DK: Float[np.ndarray, "D K"]
     down_HDR: Float[np.ndarray, "H D R"]

@@ -338,7 +338,7 @@ def read_verified(path: Path, abstract: dict[str, Any], processes: Processes) ->
 
 
 def _together(work: Callable[[], Any], processes: Processes) -> Any:
-    """What `work` returns here; raises `Damaged` in every process if it does in one."""
+    """The result of `work` here; raises `Damaged` in every process if it does in one."""
     result, reason = None, None
     try:
         result = work()

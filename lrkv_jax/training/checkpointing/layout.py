@@ -47,7 +47,7 @@ def numbered(directory: Path) -> dict[int, Path]:
 
 
 def saving(directory: Path, step: int) -> Path:
-    """Where a step is written."""
+    """The directory into which a step is written."""
     return directory / f"{_SAVING}{step}"
 
 

@@ -1,4 +1,4 @@
-"""What finished runs left, and which of them may be compared with which."""
+"""The records of finished runs, and which of them may be compared with which."""
 
 import json
 import statistics
@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one run left: its configuration, `metrics.jsonl`, `history.jsonl`, and two results.
+    """The files of one run: its configuration, `metrics.jsonl`, `history.jsonl`, and two results.
 
     `evaluation.json` and `analysis.json` are None where the run has none. `path` is its directory,
     or its name in an archive (`lrkv_jax.lab.report.comparison.files`).
@@ -81,12 +81,12 @@ class RunRecord:
 
     @property
     def mode(self) -> str | None:
-        """How it places positions, if its variant has modes."""
+        """The RoPE mode of the run, if its variant has modes."""
         return self.config.model.attention.mode
 
     @property
     def size(self) -> int | None:
-        """What its kind is sized by: key/value heads, latent width or residual rank."""
+        """The size of its variant: key/value heads, latent width or residual rank."""
         return self.config.model.attention.size
 
     @property
@@ -96,7 +96,7 @@ class RunRecord:
 
     @property
     def form(self) -> tuple[str, str]:
-        """What runs that differ in size alone have in common."""
+        """The form that runs share when they differ in size alone."""
         return self.kind, self.config.model.attention.form
 
     @property
@@ -105,7 +105,7 @@ class RunRecord:
 
     @property
     def midtrained(self) -> bool:
-        """Whether it learned conversations: its losses are of those, not of text."""
+        """Whether the run learned conversations: its losses are of those, not of text."""
         return self.config.data.mixture is not None
 
     @property
@@ -146,7 +146,7 @@ class RunRecord:
 
     @cached_property
     def curve(self) -> Curve | None:
-        """Its validations; None where there were none.
+        """The run's validations; None where there were none.
 
         A run validates on `train.validation_batches` until its end, which is measured on the whole
         split and, as `val_*_subset`, on those batches: losses of different text. The curve is of
@@ -215,12 +215,12 @@ class Setting:
 
     @property
     def labels(self) -> list[str]:
-        """Its labels, in the order of their kinds and then by size."""
+        """The setting's labels, in the order of their kinds and then by size."""
         return list(dict.fromkeys(run.label for run in self.runs))
 
     @property
     def kinds(self) -> list[str]:
-        """Its kinds, in table order."""
+        """The setting's kinds, in table order."""
         return list(dict.fromkeys(run.kind for run in self.runs))
 
     def main(self, kind: str) -> dict[int, RunRecord]:
@@ -333,7 +333,7 @@ def every_setting(runs: Sequence[RunRecord]) -> list[Setting]:
 
 
 def _apart(own: dict[str, Any], others: list[dict[str, Any]]) -> str:
-    """What sets a setting apart from the others, as ", optimizer.beta1 0.8"; "" of one alone."""
+    """The difference of a setting from the others, as ", optimizer.beta1 0.8"; "" for one alone."""
     differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
     words, same = "", others
     for key in differing:

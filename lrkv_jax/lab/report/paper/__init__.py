@@ -38,7 +38,7 @@ class ReportItem:
     make: Callable[..., Made | Iterable[Made]]
 
     def made(self, runs: Sequence[Any], benches: Sequence[dict[str, Any]] = ()) -> list[Made]:
-        """Its tables and pictures of these runs and benchmarks."""
+        """The item's tables and pictures of these runs and benchmarks."""
         with style():
             more = [benches] if self.reads == "runs and benches" else []
             result = self.make(runs, *more)
@@ -57,7 +57,7 @@ class ReportItem:
 
     @property
     def group(self) -> str:
-        """The heading of the page's contents that it stands under."""
+        """The item's heading in the page's contents."""
         return next((name for name in GROUPS if name.startswith(self.paper[:5])), GROUPS[-1])
 
     @property

@@ -1,4 +1,4 @@
-"""What is cached, and what decoding from it costs: Figure 1, Tables 10 to 12."""
+"""Cached values, and the cost of decoding from them: Figure 1, Tables 10 to 12."""
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ FIG01 = "What a token leaves in each variant's cache, and how a query meets it"
 
 @report_item("Figure 1", FIG01, reads="configurations")
 def fig01_family(runs):
-    """What a token leaves in each variant's cache, and how a query meets it.
+    """A token's entries in each variant's cache, and how a query reads them.
 
     The boxes are the arrays that one layer allocates at the 128M shape, in proportion
     to their bytes in bfloat16; inverse norms are float32.

@@ -65,7 +65,7 @@ class TunedVariant:
 
     @property
     def at_edge(self) -> bool:
-        """Whether its rate is the smallest or the largest tried, so that a better may lie beyond.
+        """Whether the rate is the smallest or the largest tried, so that a better may lie beyond.
 
         Of a variant that was trained at one rate alone nothing was chosen.
         """
@@ -73,12 +73,12 @@ class TunedVariant:
 
     @property
     def swept(self) -> bool:
-        """Whether it was trained at several rates; otherwise its rate was not chosen."""
+        """Whether the variant was trained at several rates; otherwise its rate was not chosen."""
         return len(self.by_rate) > 1
 
     @property
     def runs(self) -> Mapping[int, RunRecord]:
-        """The runs at its rate, by seed."""
+        """The runs at the chosen rate, by seed."""
         return self.by_rate[self.rate]
 
 
@@ -270,7 +270,7 @@ def _rotation_less_factorization(
 
 
 def _when(family: TunedFamily) -> str:
-    """How many of the runs are older than the contrasts."""
+    """The number of runs that are older than the contrasts."""
     by_rate = [runs for one in family.variants.values() for runs in one.by_rate.values()]
     runs = [run for by_seed in by_rate for run in by_seed.values()]
     before = sum(run.history[0]["time"] < NAMED_ON for run in runs if run.history)
@@ -314,7 +314,7 @@ COST_NOTE = (
 
 @report_item("Beside the paper", "Which variant to choose", reads="runs and benches")
 def choosing(runs, benches):
-    """What each variant costs, and what it gains, so that one can choose.
+    """The cost of each variant and its gain, so that one can choose.
 
     Losses are of the runs, each variant at its learning rate. Costs are those of the
     variants of the same names in `SCALE`, where each keeps the same share of MHA's

@@ -1,4 +1,4 @@
-"""Tables of analyzed heads: Table 3, ranks as text meets them, and what the paper only describes.
+"""Tables of analyzed heads: Table 3, ranks on text, and what the paper only describes.
 
 Each value is a mean over layers ± the standard deviation over seeds, unless its heading differs.
 """
@@ -106,7 +106,7 @@ WEIGHTED_NOTE = (
 
 @report_item("Beside the paper", WEIGHTED, reads="analyses")  # fmt: skip
 def weighted_ranks(runs):
-    """Effective ranks of heads as held-out text meets them, and random weights'.
+    """Effective ranks of heads on held-out text, and of random weights.
 
     An input direction counts as often as it occurs. Needs `lrkv analyze RUN... --batches 4`.
     """
@@ -191,7 +191,7 @@ OVERLAP_NOTE = (
 
 @report_item("Described, not shown", OVERLAP, reads="analyses")
 def overlap(runs):
-    """How LRKV's residuals lie against its shared part.
+    """The overlap of LRKV's residuals with its shared part.
 
     Cosines (0.2 to 0.4 in the paper) and principal angles, next to random residuals.
     """
