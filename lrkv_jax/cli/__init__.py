@@ -93,7 +93,7 @@ def _print_error(text: str) -> None:
 
 
 def _end(code: int | str | None) -> None:
-    """Exit, also when what is left to print cannot be printed."""
+    """Exit, also when the remaining output cannot be printed."""
     try:
         sys.stdout.flush()
     except OSError:  # Python would try again, and exit with 120

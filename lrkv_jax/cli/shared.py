@@ -124,8 +124,8 @@ def working(what: str, *, plain: bool = True) -> Iterator[Callable[..., None]]:
     """Show on stderr what this block does: in a line that changes on a terminal; elsewhere in plain
     lines, if `plain`, one for each activity that takes a second.
 
-    The function given takes (activity, done, all) as the work goes on, and shows what is left; an
-    `all` of None stands for an unknown number. The block prints nothing itself.
+    The function given takes (activity, done, all) during the work, and shows the remaining time; an
+    `all` of None is an unknown number. The block prints nothing itself.
     """
     console = Console(stderr=True, highlight=False, markup=False)
     status = console.status(what) if console.is_terminal else None

@@ -19,7 +19,7 @@ class _Loader(yaml.SafeLoader):
     """YAML whose floats may be written 1e-4 (YAML 1.1 reads that as text), without aliases.
 
     10:13 is text, where YAML 1.1 reads minutes and seconds. Nine lines of aliases of aliases are a
-    billion values, and an alias can hold itself. A key that stands twice in a mapping is refused:
+    billion values, and an alias can hold itself. A key that occurs twice in a mapping is refused:
     YAML would keep the last one.
     """
 
@@ -62,7 +62,7 @@ for _yaml in (_Loader, _Dumper):
     )
 
 
-# What a run's config.yaml calls a tokenizer that lies next to it: the run may be moved.
+# What a run's config.yaml calls a tokenizer next to it: the run may be moved.
 RUN_TOKENIZER = "tokenizer"
 
 # Also a number of 4,300 digits, a date of the year 0, brackets a thousand deep.

@@ -14,7 +14,7 @@ from lrkv_jax.config.frozen import ROLES, Frozen, Group, Role, role_of
 from lrkv_jax.config.schema import RunConfig
 from lrkv_jax.errors import LrkvError, nearest
 
-# Groups whose settings stand at another group of their kind.
+# Groups whose settings are listed at another group of their kind.
 _SHOWN_ELSEWHERE = {"data.mixture.heldout", "train.teacher_model"}
 
 
@@ -30,9 +30,9 @@ class Described:
 
 
 def all_settings(prefix: str = "") -> list[Described]:
-    """The settings whose key is `prefix` or lies below it, in the order of the configuration.
+    """The settings whose key is `prefix` or is below it, in the order of the configuration.
 
-    The settings of each attention variant stand under `attention`. Raises `LrkvError`,
+    The settings of each attention variant are under `attention`. Raises `LrkvError`,
     naming the nearest, where there is none.
     """
     found = [setting for setting in _below(RunConfig, "") if setting.key != "model.attention"]

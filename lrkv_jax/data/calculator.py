@@ -27,9 +27,9 @@ def calculate(expression: str) -> str | None:
 
     The recipe's tool (nanochat, engine.py:use_calculator): commas are taken out of numbers, other
     characters and `**` are refused, and a wrong expression or a division by zero yields nothing.
-    Two departures: nothing is passed to `eval` (an exact walk over the parsed tree, so it needs no
-    time limit), and the result is written as GSM8K writes it in its spans, which are what the model
-    has learnt from: 48/2 is `24`, not `24.0`; 0.1+0.2 is `0.3`; 1/3 is `0.3333333333333333`.
+    Two departures. An exact walk over the parsed tree replaces `eval`, so it needs no time limit.
+    Results are written as in GSM8K's spans, from which the model has learnt:
+    48/2 is `24`, not `24.0`; 0.1+0.2 is `0.3`; 1/3 is `0.3333333333333333`.
 
     Never raises; `expression` may be anything a model wrote.
     """

@@ -83,7 +83,7 @@ def fetch_source(config: DataConfig, warn: Callable[[str], None]) -> None:
 
 
 def read_provenance(folder: Path) -> dict[str, Any] | None:
-    """Return what a download wrote into the folder; None if there was no download.
+    """Return the record of a download into the folder; None if there was no download.
 
     Keys: repo, repo_type, revision (as requested), patterns, first, commit, license and files
     ({name: bytes}). Raises LrkvError where the file is damaged or cannot be read.

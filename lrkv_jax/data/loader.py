@@ -25,7 +25,7 @@ class Records:
     """One split's records by index; safe to read from many threads.
 
     context: targets in a record. counts: the split's documents, tokens and UTF-8 bytes.
-    fingerprint: 12 hex digits of the sources' contents, wherever those lie. Raises
+    fingerprint: 12 hex digits of the sources' contents, wherever those are. Raises
     LrkvError where the folder is damaged or lacks the split.
     """
 
@@ -52,7 +52,7 @@ class Records:
         found = np.empty((len(indices), self.context + 1), np.int32)
         try:
             # One by one: for a batch of 16, TFDS's __getitems__ spends twice as long starting
-            # threads. Behind the head are the ids: five times as fast as TFDS's decoder.
+            # threads. After the head are the ids: five times as fast as TFDS's decoder.
             for row, index in zip(found, indices, strict=True):
                 stored = self._source.data_source[int(index)]
                 row[:] = np.frombuffer(stored, self._dtype, offset=len(self._head))
@@ -63,7 +63,7 @@ class Records:
 
 
 def _sources_of(metadata: dict[str, Any]) -> str:
-    """Stands for the content of the files, or of a mixture's sets, that records were made of."""
+    """A hash of the content of the files, or of a mixture's sets, that records were made of."""
     files = metadata.get("files", ())
     sets = [part for split in SPLITS for part in metadata[split].get("parts", ())]
     sums = [source["sha256"] for source in (*files, *sets)]
@@ -171,8 +171,8 @@ def heldout_batches(
 ) -> Iterator[np.ndarray]:
     """Every held-out record once, in order: int32 [batch, context + 1] each.
 
-    some: only so many batches, spread evenly over the split, the same ones each time.
-    The last batch is filled up with rows of BOS, whose targets stand for no bytes.
+    some: only this many batches, spread evenly over the split, the same ones each time.
+    The last batch is filled up with rows of BOS, whose targets have no bytes.
     Raises LrkvError as `dataset` does, before the first batch.
     """
     records = Records(build_dataset(data_config, context), "heldout")

@@ -40,7 +40,7 @@ def documents(
       .jsonl line and a .parquet row (their `text_column`).
     heldout: share of a folder's documents, 0 to 1. A document's split depends on its relative path
       and row alone, so it does not change when other files are added.
-    heldout_shards: that many of a folder's last files are held out, in place of a share.
+    heldout_shards: that many of a folder's last files are held out, instead of a share.
 
     Raises LrkvError at once for a missing or empty folder and for more shards than it has, and
     while iterating for what cannot be parsed, a missing column, or a split without a document.

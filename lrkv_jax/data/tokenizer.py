@@ -1,4 +1,4 @@
-"""Text to token ids and back, and how many UTF-8 bytes each token stands for."""
+"""Text to token ids and back, and the number of UTF-8 bytes of each token."""
 
 import functools
 import gzip
@@ -57,11 +57,11 @@ class Tokenizer:
     name: the name that `load_tokenizer` was called with.
     vocabulary: size of the id space, V; some ids may be unused.
     bos: the id that starts a document; no text ever encodes to it.
-    token_bytes: int32 [V], UTF-8 bytes each token stands for; 0 for special and unused ids, so a
+    token_bytes: int32 [V], UTF-8 bytes of each token; 0 for special and unused ids, so a
       zero marks what bits per byte must not count.
     chat: the ids of `CHAT_NAMES` that it has, by name: all, or none.
     begins: whether a chat starts with BOS.
-    prefix: what stands for an empty text, which a model cannot read.
+    prefix: the ids of an empty text, which a model cannot read.
     ends: the ids after which a text is over.
     template: the chat template that an imported model brings.
     fingerprint: sha256 (hex) of everything that decides which ids a text gets.
@@ -135,7 +135,7 @@ class Tokenizer:
         return self._framed(valid(text))
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes that the ids stand for; special, unused and unknown ids stand for none."""
+        """The bytes of the ids; special, unused and unknown ids have none."""
         return b"".join(self._pieces[i] for i in map(int, ids) if i < self.vocabulary)
 
     def decode(self, ids: Iterable[int]) -> str:

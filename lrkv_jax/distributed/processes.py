@@ -129,7 +129,7 @@ class Processes:
             self.client.wait_at_barrier(name, timeout_in_ms=_PATIENCE_MS)
 
     def exchange(self, value: Any) -> list[Any]:
-        """The values that all processes pass to this call, in order. Waits for all. JSON's types."""
+        """The values (JSON) that all processes pass to this call, in order. It waits for all."""
         if self.count == 1:
             return [value]
         topic = self.topic("exchange")

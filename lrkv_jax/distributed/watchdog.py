@@ -1,7 +1,7 @@
 """Reports what hangs, with every thread's stack, and ends what hangs for good.
 
-A process that waits for a collective that a peer never joins, for a file system that went away or
-for a batch that never comes shows nothing and costs as much as one that works.
+A process may wait for a collective that a peer never joins, for a lost file system, or for a batch
+that never comes. It shows nothing, and costs as much as one that works.
 """
 
 from __future__ import annotations

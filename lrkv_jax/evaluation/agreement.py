@@ -52,7 +52,7 @@ def decode_agreement(
     """Compare logits on `tokens_BT`, of which row i's first `prompt_lengths[i]` are its prompt.
 
     The engine's programs decode: a ragged prefill in pieces, then several steps a
-    call with a donated cache, fed the text's tokens in place of sampled ones.
+    call with a donated cache, fed the text's tokens instead of sampled ones.
     """
     (B, T), longest = tokens_BT.shape, max(prompt_lengths)
     engine = Engine(

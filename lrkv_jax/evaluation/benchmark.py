@@ -16,9 +16,9 @@ from lrkv_jax.inference.language_model import Draws, LanguageModel
 class BenchmarkSettings:
     """Settings of benchmarks: in a chat, zero-shot, as the recipe evaluates a midtrained model.
 
-    folder: where the sets lie, or "demo". limit: the first so many examples. samples, temperature,
-    top_p, max_new_tokens, seed: of generated answers. run_model_code: whether programs that the
-    model writes may run, in the sandbox.
+    folder: that of the sets, or "demo". limit: only the first `limit` examples. samples,
+    temperature, top_p, max_new_tokens, seed: of generated answers. run_model_code:
+    whether programs that the model writes may run, in the sandbox.
 
     Raises LrkvError for settings that contradict each other.
     """

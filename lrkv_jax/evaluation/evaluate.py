@@ -61,9 +61,9 @@ def evaluate(
     the whole-sequence forward on held-out text; the others are benchmarks, run in a chat
     by `settings`, and `combined` the mean of all five where all were run.
 
-    Raises `LrkvError`, before anything is computed, for an unknown task, a set that is
-    not there, settings that the run cannot answer to, a run that cannot be read, and a
-    directory that cannot be written to.
+    Raises `LrkvError`, before anything is computed, for an unknown task, a missing
+    set, settings that do not fit the run, a run that cannot be read, and a directory that cannot
+    be written.
     """
     if batch is not None and batch < 1:
         raise LrkvError(f"batch = {batch}: use 1 or more")

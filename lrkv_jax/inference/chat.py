@@ -94,7 +94,7 @@ class Chat:
             self.messages.append({"role": "assistant", "content": content})
 
     def _turn(self, text: str) -> tuple[int, list[int]]:
-        """How many of the cached tokens stay, and the ids that go behind them.
+        """How many of the cached tokens stay, and the ids to append to them.
 
         A template writes the whole conversation again, and may change earlier turns.
         """
@@ -152,7 +152,7 @@ class _Reader:
         self._read = len(ids)
 
     def rest(self) -> Iterator[ChatDelta]:
-        """What was left of a cut character."""
+        """The rest of a cut character."""
         if text := self._decoder.decode(b"", final=True):
             yield ChatDelta(self._kind, text)
         self._decoder.reset()

@@ -223,7 +223,7 @@ class Engine:
         *,
         same_turn: bool = False,
     ) -> None:
-        """Put tokens, or none, behind a retained sequence, and continue it by some new ones.
+        """Append tokens, or none, to a retained sequence, and continue it by some new ones.
 
         What follows is another answer, as if all before were its prompt; with `same_turn` the last
         one goes on, as behind what a tool gave it, and penalties and `min_tokens` go on counting.

@@ -118,7 +118,7 @@ class LanguageModel:
 
         The lm-evaluation-harness's rule: spaces that end the context go over to the continuation,
         and both are encoded together. An empty context is the tokenizer's prefix. With `head` the
-        context stands behind these ids, and begins no text.
+        context comes after these ids, and begins no text.
         """
         spaces = len(context) - len(context.rstrip())
         if spaces:

@@ -1,4 +1,4 @@
-"""Where an engine's parameters and cache lie: on one device, or split over a mesh."""
+"""Placement of an engine's parameters and cache: on one device, or split over a mesh."""
 
 import logging
 import math
@@ -109,14 +109,14 @@ def replicated(arrays: Any, mesh: Mesh | None) -> Any:
 
 
 def page_bytes(model: Unstacked, page: int) -> int:
-    """Bytes of a page of so many tokens in all layers, as they are allocated."""
+    """Allocated bytes of a page of so many tokens in all layers."""
     dtype = resolve_dtype(model.config.dtype)
     shapes = [block.attention.stored_shapes(1, page, dtype) for block in model.blocks]
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def new_cache(model: Unstacked, batch: int, length: int, mesh: Mesh | None) -> list[Any]:
-    """An empty cache a layer, or a pool of so many pages, made where it is to lie."""
+    """An empty cache a layer, or a pool of so many pages, made in its placement."""
     if mesh is None:
         return model.init_cache(batch, length)
     dtype = resolve_dtype(model.config.dtype)

@@ -27,7 +27,7 @@ def prefill(model, pool, tokens_FT, start_F, count_F, pages_FN, *, most):
 
     The states of F ≤ `most` rows are padded, so that what reads them is one program for chunks of
     any shape: products of few rows are not rounded as those of more are. What a chunk writes past
-    its count lies past the sequence's end or is overwritten before it is read.
+    its count is past the sequence's end or is overwritten before it is read.
     """
     x_FTD, pool = model.decode(tokens_FT, pool, start_F, pages_FN)
     x_FD = jnp.take_along_axis(x_FTD, (count_F - 1)[:, None, None], axis=1)[:, 0]

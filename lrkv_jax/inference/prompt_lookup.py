@@ -41,7 +41,7 @@ def propose(
     """
     L, last_B1 = ids_BL.shape[1], known_B[:, None] - 1
     tail_BM = jnp.take_along_axis(ids_BL, jnp.maximum(last_B1 - jnp.arange(MATCH), 0), axis=1)
-    place_P = jnp.arange(MATCH - 1, L)  # where what is alike may end
+    place_P = jnp.arange(MATCH - 1, L)  # where a match may end
     alike_BP = place_P < last_B1
     for back in range(MATCH):
         alike_BP &= ids_BL[:, MATCH - 1 - back : L - back] == tail_BM[:, back : back + 1]
@@ -52,7 +52,7 @@ def propose(
 
 
 def verify(model, pool, slots, outputs, inputs, left_B, draft_BW, F):
-    """Take a step for each slot that is `left_B`, with its draft behind its token; F at a time.
+    """Take a step for each slot that is `left_B`, with its draft after its token; F at a time.
 
     → (pool, slots, outputs). A token is drawn by its position, so it is the one that would be
     sampled without the draft, as long as the draft was right before it.

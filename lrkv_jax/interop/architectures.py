@@ -23,7 +23,7 @@ LAYER = "model.layers.{}."
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """How a parameter lies in a file: inputs and outputs flattened, and the matrix transposed.
+    """A parameter's layout in a file: inputs and outputs flattened, and the matrix transposed.
 
     `inputs` counts the parameter's leading axes that are inputs; 0 is no matrix, and
     lies as it is, flattened unless it is a `table`. `swapped` exchanges the two halves
@@ -377,7 +377,7 @@ def _rope_parameters(model: ModelConfig) -> dict[str, Any]:
 
 
 def _rope(config: dict[str, Any], one: Architecture) -> tuple[float, dict[str, Any] | None]:
-    """The rotation's base and scaling; in transformers 4 they lie at the top and `rope_scaling`."""
+    """The rotation's base and scaling; transformers 4 has them at the top and in `rope_scaling`."""
     settings = {"rope_theta": 10_000.0, **{k: v for k, v in config.items() if k == "rope_theta"}}
     for name in ("rope_scaling", "rope_parameters"):
         group = config.get(name) or {}

@@ -175,7 +175,7 @@ def _widest(model: ModelConfig) -> int:
 def fit_layer(
     model: ModelConfig, heads: HeadWeights, calibration: Calibration, biases: Biases = NONE
 ) -> LayerFit:
-    """The weights of `model`'s attention that stand for these heads, in float64."""
+    """The weights of `model`'s attention that represent these heads, in float64."""
     entry = model.attention
     G = entry.key_heads(model)
     each = model.heads // G

@@ -47,9 +47,9 @@ CONDITION = 1e-3
 @dataclass(frozen=True)
 class Calibration:
     """What text shows of one layer: `moment_DD` = E[x xᵀ] of what its projections read, and
-    `energy_HJ` = E|q_hj|² of each head's queries as they meet keys, by pair of coordinates.
+    `energy_HJ` = E|q_hj|² of each head's queries in products with keys, by pair of coordinates.
 
-    `gain_K` is what keys are multiplied by behind their norm, where the model has that.
+    `gain_K` is the gain of keys after their norm, where the model has one.
     """
 
     moment_DD: Float[np.ndarray, "D D"]
@@ -102,7 +102,7 @@ class Reduced:
     def of(cls, moment_DD, *families: Float[np.ndarray, "G D K"]) -> Reduced:
         """Families of weights that read one input, each as Y_g without its reader.
 
-        Without a moment, C = 1: all directions of the input count alike.
+        Without a moment, C = 1: all directions of the input have equal weight.
         """
         read = families
         if moment_DD is not None:
@@ -214,7 +214,7 @@ def shared_keys(
     """Keys: a shared matrix whose pairs each group turns and scales, and residuals of a rank.
 
     `free` is what the model's outputs do not depend on: "any" complex number per pair,
-    a "phase", or "nothing" (a gain behind the norm fixes coordinates). Pairs' numbers
+    a "phase", or "nothing" (a gain after the norm fixes coordinates). Pairs' numbers
     and residuals are fitted alternately, each exactly.
     """
     if free == "nothing":

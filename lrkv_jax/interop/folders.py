@@ -19,7 +19,7 @@ def write_run(
 ) -> RunConfig:
     """Write a run into the folder `fresh`, which then becomes `directory`, and return its settings.
 
-    A tokenizer that lies in files comes along, and config.yaml names it by its file's name.
+    A tokenizer in files is copied too, and config.yaml names it by its file's name.
     Raises `LrkvError` where the disk fails.
     """
     source, copy, saved = Path(config.data.tokenizer), fresh / RUN_TOKENIZER, config

@@ -46,7 +46,7 @@ class Rotation(NamedTuple):
 class Private(NamedTuple):
     """Latents [B, S, G, R'] of groups of heads, perhaps padded: R ≤ R'.
 
-    Queries meet them as `q_BTHR`, or they are rotated in the keys that `up_key_GRK` makes, by
+    Their queries are `q_BTHR`, or they are rotated in the keys that `up_key_GRK` makes, by
     `Rotation.angles_SK`.
     """
 
@@ -173,7 +173,7 @@ def _xla(
 
     keys = []  # those of each part that is rotated in keys
     if rotation is not None:
-        # One head's latents in place of H: they meet every head's M_h(q).
+        # One head's latents instead of H: they are multiplied by every head's M_h(q).
         of_one_BS1C = jax.tree.map(lambda array: array[:, :, None], latent_BSC)
         keys.append(in_keys(rotation.up_key_CGK.swapaxes(0, 1), of_one_BS1C))
     if private is not None and private.up_key_GRK is not None:

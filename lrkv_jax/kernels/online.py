@@ -51,7 +51,7 @@ def dots(subscripts, queries, cached, small_batch):
 
     XLA on a CPU copies the right operand of a batched product with its contraction outermost, and
     the left one row by row: for a small batch of queries, the cache is the left one. Where each key
-    meets one query, there is nothing to reuse, and products and sums read the cache in its order.
+    has one query, there is nothing to reuse, and products and sums read the cache in its order.
     """
     q, k, out = re.split(",|->", subscripts)
     if small_batch and _is_one(q, k, queries):
@@ -115,9 +115,9 @@ def attend(logits_of, values_of, lengths_B, *, T, S, chunk, repeats=1):
     """Average cached values under softmax weights, over the slots that each query sees.
 
     logits_of(index, start) returns float32 [B, X, T, c], values_of(weights_BXTc, start, seen_Bc) a
-    tuple of float32 [B, X, T, W]; `seen_Bc` marks the slots that hold a token of the sequence, and
-    what lies in others must not reach the sums. Query t sees slots up to `lengths_B` − T + t; with
-    `repeats`, T / repeats queries of each of so many heads stand behind one another.
+    tuple of float32 [B, X, T, W]; `seen_Bc` marks the slots that hold a token of the sequence;
+    other slots must not reach the sums. Query t sees slots up to `lengths_B` − T + t; with
+    `repeats`, T / repeats queries of each of so many heads follow one another.
     Returns the averages and the log-sum-exp [B, X, T]: 0 and MASKED for a query that sees nothing.
     """
     starts = chunk_starts(S, chunk)
@@ -199,7 +199,7 @@ def contiguous(pool, pages_BN, slots_axis=1):
 
 
 def padded(array, axis, width):
-    """The array with zeros behind it on `axis`, to `width`; None as it is."""
+    """The array padded with zeros on `axis`, to `width`; None stays None."""
     if array is None or array.shape[axis] == width:
         return array
     extra = width - array.shape[axis]

@@ -72,7 +72,7 @@ def as_cells(row: dict[str, Any]) -> tuple[str, ...]:
 def setting_rows(one: RunConfig, other: RunConfig) -> list[tuple[str, str, str]]:
     """(setting, its value in one, in the other) where two configurations differ.
 
-    Where they lie, and the variants that they do not have, are left out.
+    Their directories, and the variants that they do not have, are left out.
     """
     changes = differences(one, other, tuple(ROLES))
     return [
@@ -83,7 +83,7 @@ def setting_rows(one: RunConfig, other: RunConfig) -> list[tuple[str, str, str]]
 
 
 def result_rows(one: RunRecord, other: RunRecord) -> list[tuple[str, str, str]]:
-    """(what, of one, of the other): how two runs stand, and what their caches take."""
+    """(what, of one, of the other): the results of two runs, and the sizes of their caches."""
     rows = list(map(row_of, (one, other)))
     cells = list(map(as_cells, rows))
     named = [(name, cells[0][at], cells[1][at]) for at, name in enumerate(HEADERS) if 0 < at < 7]
@@ -109,7 +109,7 @@ def sparklines(one: RunRecord, other: RunRecord, width: int = 40) -> list[str]:
 
 
 def changed_settings(config: RunConfig) -> tuple[str, list[tuple[str, str, str]]]:
-    """A heading, and (setting, its value, what stands under the heading) where the two differ.
+    """A heading, and (setting, its value, the value under the heading) where the two differ.
 
     That is the value in the shipped configuration of this name, or else the default.
     """
@@ -214,7 +214,7 @@ def next_commands(run: RunRecord) -> list[str]:
 
 
 def shown_path(path: Path) -> str:
-    """A path as it is typed here: from this folder if it lies below."""
+    """A path as typed here: relative to this folder if it is below."""
     here = os.path.relpath(path)
     return str(path) if here.startswith("..") else here
 

@@ -93,9 +93,9 @@ def biased(x: Array, bias: nnx.Param | None) -> Array:
 def on_tensor(f: Callable, layer: nnx.Module, x_BTD, *data: Any):
     """`f(layer, x, *data)`, [B, T, H, ...], whose heads or hidden units H `tensor` splits.
 
-    It runs in a region that is manual over every mesh axis, so that the gradient of its input is
-    summed over tensor once, not once per product, and kernels never meet an axis that the compiler
-    splits. Outside a training step this is the call itself.
+    It runs in a region that is manual over every mesh axis. So the gradient of its input is summed
+    over tensor once, not once per product, and no kernel gets an axis that the compiler splits.
+    Outside a training step this is the call itself.
     """
     if not manual_sharding.in_train_step():
         return f(layer, x_BTD, *data)

@@ -140,9 +140,9 @@ class Transformer(nnx.Module):
 
 
 class Unstacked(Transformer):
-    """The model with a list of L blocks in place of the stack, and with a cache for each.
+    """The model with a list of L blocks instead of the stack, and with a cache for each.
 
-    Decoding reads each layer's weights where they lie.
+    Decoding reads each layer's weights in place.
     """
 
     def __init__(self, model: Transformer):
@@ -194,7 +194,7 @@ def _gathered[M: nnx.Module](module: M, dtype: jnp.dtype) -> M:
 
 
 def abstract_model(config: ModelConfig) -> Transformer:
-    """The model with shapes in place of arrays; nothing is allocated."""
+    """The model with shapes instead of arrays; nothing is allocated."""
     return nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
 
 

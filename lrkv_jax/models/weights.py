@@ -110,7 +110,7 @@ def variables(module: nnx.Module) -> list[nnx.Param]:
 
 
 def spec_of(variable: nnx.Param) -> WeightSpec:
-    """A weight's meaning, as it lies here: with its layers axis where it has one."""
+    """A weight's spec as stored: with its layers axis where it has one."""
     spec = variable.get_metadata("spec")
     stacked = variable.get_value().ndim > len(spec.axes)
     return spec.stacked() if stacked else spec

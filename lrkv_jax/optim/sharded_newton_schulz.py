@@ -1,6 +1,6 @@
 """Newton–Schulz on a mesh: each matrix is orthogonalized once, on one device, whole.
 
-A weight lies in pieces: rows over fsdp, heads or columns over tensor, copies over data and context.
+A weight is split: rows over fsdp, heads or columns over tensor, copies over data and context.
 Weights of one shape form one long batch of matrices, which all devices share out among themselves
 by all-to-all, orthogonalize, and bring back. What travels is the matrix divided by its norm, in the
 dtype of the iterations, and the result, which has that dtype: both ways lose nothing.

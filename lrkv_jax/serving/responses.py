@@ -12,7 +12,7 @@ from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.inference.request import TokenLogprobs
 from lrkv_jax.serving.completion import Completion, TextDelta, Token
 
-# What JSON has in place of −∞.
+# A number for −∞, which JSON does not have.
 LEAST_LOG_P = -9999.0
 # Of tokens that the calculator wrote, which nothing was drawn for.
 _CERTAIN = TokenLogprobs(0.0, [])

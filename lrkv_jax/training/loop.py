@@ -224,7 +224,7 @@ class _Loop:
             if callbacks.comes_after(step, end):
                 row = self._row(step, metrics)
                 row |= callbacks.validate(state, step)
-                # Before the save: what a checkpoint has behind it must stand in the log.
+                # Before the save: the log must have all steps that a checkpoint has.
                 self._report(row)
                 callbacks.save_and_sample(state, step)
                 pending = None

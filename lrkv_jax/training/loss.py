@@ -30,7 +30,7 @@ HERE = PartitionSpec()  # tensor does not split it
 
 
 def bits_per_byte(nats, num_bytes):
-    """Nats over tokens that stand for text, and those tokens' UTF-8 bytes, to bits per byte."""
+    """Nats over the tokens of text, and those tokens' UTF-8 bytes, to bits per byte."""
     return nats / (num_bytes * np.log(2.0))
 
 
@@ -65,7 +65,7 @@ def make_gradient(
 
     The loss is the mean over all targets, nats; with `train.teacher_model`, whose parameters are
     `teacher`, it is the mean of KL(teacher ‖ model) over the same places. `nats` and `bytes` are
-    sums over those targets that stand for text. Gradients are float32 and lie next to their
+    sums over the targets that are text. Gradients are float32, and sharded as their
     parameters; those of `train.grad_accum_steps` microbatches are averaged. Sums over data and
     context happen once a step.
     """

@@ -25,7 +25,7 @@ def load_run(
     """Read a run with the parameters of its newest step, of `step`, or of the `best` one kept.
 
     Parameters are replicated over all devices, whatever mesh trained them; `overrides`, such as
-    `mesh.fsdp=8 mesh.data=1`, change that and other settings that leave the model as it is.
+    `mesh.fsdp=8 mesh.data=1`, change that and other settings that do not change the model.
     A `model.dtype` of auto, with which the run was trained, is what suits this machine.
     Raises `LrkvError` if there is no run, no checkpoint or no such step.
     """

@@ -22,7 +22,7 @@ from lrkv_jax.training.token_batch import PLAIN, BatchFormat
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """Means over held-out tokens that stand for text: specials and padding count nowhere.
+    """Means over held-out tokens of text: specials and padding count nowhere.
 
     `cross_entropy` is nats a token, `bits_per_byte` bits per UTF-8 byte of the text.
     """
@@ -57,7 +57,7 @@ def make_validation(
     losses = make_loss(config, mesh, chunk=chunk, batch_format=batch_format)
 
     def bytes_at(tokens_BT, bytes_V):
-        # A complemented id, which is no target, is negative: it stands for no bytes.
+        # A complemented id, which is no target, is negative: it has no bytes.
         return bytes_V[tokens_BT] * (tokens_BT >= 0)
 
     def row_nats(params, tokens_BU):

@@ -2,11 +2,11 @@
 
 Records are packed offline so that the loader is index arithmetic. A record holds context + 1
 tokens and shares its last one with the next record's first, so each token of a split is a target
-exactly once (the first, a BOS, has no predecessor), across the source's files as within them.
+exactly once, also across the source's files. (The first, a BOS, has no predecessor.)
 
-The source's files are grouped to shards, each shard becomes a stream of ids on the disk
-(`lrkv_jax.data.records.streams`), records are cut from the joined streams of a split,
-and a manifest is written next to them.
+The source's files are grouped to shards, and each shard becomes a stream of ids on the disk
+(`lrkv_jax.data.records.streams`). Records are cut from the joined streams of a split.
+A manifest is written next to them.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ def build_dataset(
     command continues with the shards that are missing, to the same bits.
 
     Splits: train (the last partial record is dropped) and heldout (it is padded with BOS, which
-    stand for no bytes and so count nowhere). Their metadata has format, source, provenance,
+    have no bytes and so count nowhere). Their metadata has format, source, provenance,
     tokenizer, tokenizer_fingerprint, vocabulary, context, versions, `files`, and under each split's
     name its documents, tokens (BOS included) and UTF-8 bytes.
 

@@ -50,7 +50,7 @@ def arc_example(row: dict[str, Any], id: str) -> Choices:
 def mmlu_example(row: dict[str, Any], id: str) -> Choices:
     """A row of cais/mmlu: `question, choices[4], answer: int, subject`.
 
-    The rows of auxiliary_train lie inside an extra `train` struct, and name no subject.
+    The rows of auxiliary_train are inside an extra `train` struct, and name no subject.
     """
     row = row.get("train") or row
     choices, subject = tuple(row["choices"]), row["subject"] or None
@@ -60,7 +60,7 @@ def mmlu_example(row: dict[str, Any], id: str) -> Choices:
 def question(example: Choices) -> str:
     """The user's message (nanochat, tasks/common.py:render_mc).
 
-    The letter stands after the choice, which small models bind better, and right after
+    The letter comes after the choice, which small models bind better, and right after
     "=", so that it is the very token of the answer (" A" is another one). The letters
     are the set's labels: ARC's numeric ones are shown, and answered, as 1, 2, 3, 4.
     """

@@ -1,4 +1,4 @@
-"""The sets by name: where each lies on the hub, who may use it, and how its rows are read."""
+"""The sets by name: their place on the hub, who may use them, and how their rows are read."""
 
 import hashlib
 import json

@@ -155,7 +155,7 @@ def run(program: str, limits: SandboxLimits) -> ProgramOutcome:
         )
     if written > limits.output_bytes:
         return ProgramOutcome(False, "wrote too much output", seconds, text)
-    if len(lines) == 1:  # the supervisor is gone
+    if len(lines) == 1:  # the supervisor has ended
         return ProgramOutcome(False, "timed out" if late else "ended its supervisor", seconds, text)
     _, passed, measured, reason = lines[1].split(" ", 3)
     return ProgramOutcome(passed == "1", reason, float(measured), text)

@@ -1,6 +1,6 @@
 """Causal attention that keeps a sequence's weights in memory: fastest for short sequences.
 
-Queries are cut into strips, and each strip meets only its prefix of the keys: of the T² logits,
+Queries are cut into strips, and each strip attends to its prefix of the keys: of the T² logits,
 those right of a strip's end are never computed. JAX differentiates it, and keeps the weights.
 
 B batch  T positions  t queries of a strip  S keys of its prefix  H heads  G key/value heads

@@ -60,7 +60,7 @@ class Consumer:
             logits_MN = jnp.where(seen_MN, logits_MN, MASKED)
             new_peak_N = jnp.maximum(peak_N, logits_MN.max(axis=0))
             weights_MN = jnp.where(seen_MN, jnp.exp2(logits_MN - self._rows(new_peak_N)), 0.0)
-            # The same in all rows: it scales totals [M, N] and sums [X, N] alike.
+            # The same in all rows: it scales both totals [M, N] and sums [X, N].
             decay_MN = self._rows(jnp.exp2(peak_N - new_peak_N))
             r.weights.at[me].T[...] = weights_MN.astype(r.weights.dtype)
             plgpu.commit_smem()

@@ -126,7 +126,7 @@ def _compare(call):
 def problem(call: KernelCall, seed) -> tuple[Any, jax.Array]:
     """Random arrays of unit variance, NaN in the slots past each sequence's length; the lengths.
 
-    The pages of the sequences lie in their pools in reverse order, behind page 0: that one is NaN,
+    The pages of the sequences are in their pools in reverse order, after page 0: that one is NaN,
     and all tables point to it past their sequences' last pages.
     """
     lengths_B = jnp.array(call.lengths, jnp.int32)
@@ -159,7 +159,7 @@ def problem(call: KernelCall, seed) -> tuple[Any, jax.Array]:
 
 
 def _pool(array, slots_axis):
-    """The array's pages in reverse order, behind one of NaN."""
+    """The array's pages in reverse order, after one of NaN."""
     pages = jnp.moveaxis(array, slots_axis, 1)
     pages = pages.reshape(-1, TILE, *pages.shape[2:])[::-1]
     empty = jnp.full((1, *pages.shape[1:]), jnp.nan)

@@ -24,10 +24,10 @@ def attend(plan, operands, lengths_B, *, T, scale, interpret):
     """Run the kernel over all pieces of the work and join them.
 
     `operands` are arrays by name: `queries` in columns (`columns`); `keys` [B, S, G, ·], further
-    ones in `more_keys`, and `values`, unless they lie in the keys; for latents `rk`, `rv`
+    ones in `more_keys`, and `values`, unless they are in the keys; for latents `rk`, `rv`
     [B, S, H, R'] and, if they are rebuilt, `up` [H · blocks, 64, 128], float32 `full_queries`
     [B, U, Q, N, 2, 64] and `angles` [S, 2, 64]; `norms` [B, H, S]. With `pages` [B, S / 64] that
-    are not None, caches are pools of pages, 64 slots of a page in place of S of a sequence. T
+    are not None, caches are pools of pages, 64 slots of a page instead of S of a sequence. T
     counts the queries of all heads that share latents (`plan.repeats`).
     Returns averages [B, U, Q, blocks, 64, N] (shared value blocks, then latent ones) and
     log-sum-exps [B, U, Q, N].

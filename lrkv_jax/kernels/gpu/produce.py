@@ -33,7 +33,7 @@ def produce(plan, r, each_piece, unit, zero):
     per_head = plan.heads * plan.rank_blocks
 
     def put_tile(i, tile, rows):
-        """The worker's i-th tile, which is its sequence's `tile`-th and lies in these rows."""
+        """The worker's i-th tile, which is its sequence's `tile`-th, in these rows."""
 
         def put_shared(source, width, index):
             for block in range(-(-width // WIDTH)):

@@ -65,7 +65,7 @@ def mean_off_diagonal(gram_HH: Float[np.ndarray, "H H"]) -> float | None:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues of a Gram matrix of H heads' cosines, largest first, and what they come to.
+    """Eigenvalues of a Gram matrix of H heads' cosines, largest first, and their summary.
 
     `cap` is the largest effective rank that there can be: H, or H − 1 once the mean is taken out,
     because H vectors that sum to zero span H − 1 dimensions.

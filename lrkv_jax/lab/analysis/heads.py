@@ -1,4 +1,4 @@
-"""A model's heads as matrices, their norms, and how LRKV's residuals lie against its shared part.
+"""A model's heads as matrices, their norms, and the overlap of LRKV's residuals and shared part.
 
 H heads  D model width  K head width  R residual rank
 """
@@ -23,8 +23,8 @@ def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
     """Each layer's heads, first to last, of parameters as `load_run(run).params` gives them.
 
     One layer is in float64 at a time: at 4096 × 4096 its matrices are 0.5 GB. The
-    layer's input is what the matrices meet: the stream after its norm, and after that
-    norm's gain where it has one. Raises `LrkvError` for weights that are not finite.
+    matrices' input is the stream after its norm, and after that norm's gain where
+    it has one. Raises `LrkvError` for weights that are not finite.
     """
     stacked = jax.tree.map(np.asarray, params["blocks"]["attention"])
     for name, leaf in stacked.items():
@@ -37,7 +37,7 @@ def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
 
 
 def random_heads(config: ModelConfig, seeds: int) -> Iterator[HeadWeights]:
-    """One layer as it is initialized, for each of `seeds` seeds.
+    """A freshly initialized layer, for each of `seeds` seeds.
 
     Its output projection, which starts at zero and so has no direction, is drawn from a Gaussian:
     no statistic of forms depends on its scale. LRKV's residuals are a tenth of its shared part

@@ -1,6 +1,6 @@
 """Timing: samples in random order, buffers rotated past the last-level cache, medians, quartiles.
 
-On a CPU a call is timed behind others of its program, as layers follow each other.
+On a CPU a call is timed after others of its program, as layers follow each other.
 Nothing is subtracted from a time: what a call costs to dispatch is in it.
 Also the yardsticks: how fast this machine copies, and how fast it multiplies.
 
@@ -82,7 +82,7 @@ def timer(program: Callable, arguments: Sequence[tuple], calls: int, launches: i
 def interleaved(
     timers: Sequence[Timer], samples: int, seconds: float = 2.0, least: int = 5
 ) -> list[list[float]]:
-    """Rounds of one sample of each timer, so that a busy moment of the machine meets them all.
+    """Rounds of one sample of each timer, so that a busy moment of the machine affects them all.
 
     The order is drawn again in each round, since a call finds caches and the allocator as the call
     before it left them. One that has used `seconds` stops at `least` samples. The first sample

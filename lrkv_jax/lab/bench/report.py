@@ -213,7 +213,7 @@ def read_decode(path: Path) -> dict[str, Any]:
 def replace_between(path: Path, name: str, body: str) -> None:
     """Put `body` between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of a document.
 
-    Raises `LrkvError` where they do not stand once each, in this order.
+    Raises `LrkvError` where they do not occur once each, in this order.
     """
     text = path.read_text(encoding="utf-8")
     opening, closing = f"<!-- {name} -->\n", f"<!-- end of {name} -->"

@@ -1,7 +1,7 @@
 """The training benchmark: scales × variants on one mesh, in one run.
 
 At each scale every variant is compiled, started, and then timed together, one step of each in turn
-with a large product, so that a busy moment of the machine meets them all. A time over MHA's is
+with a large product, so that a busy moment of the machine affects them all. A time over MHA's is
 of the same run and shape, an MFU over products of the same run and devices.
 
 B sequences  T positions
@@ -117,7 +117,7 @@ class TrainProgram:
     def __init__(self, config: RunConfig, mesh: Mesh):
         self.config, self.mesh = config, mesh
         train = config.train
-        # Every id stands for a byte: what a token is worth in bytes costs no time.
+        # Every id is a byte: the number of bytes of a token costs no time.
         token_bytes_V = np.ones(config.model.vocabulary, np.int32)
         batch_format = BatchFormat.of(config, bos=0)  # which token it is changes no shape
         step = make_train_step(config, mesh, token_bytes_V, batch_format)

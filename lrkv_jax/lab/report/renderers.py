@@ -28,7 +28,7 @@ class _Format:
 
 
 def _cells(table: Table, form: _Format) -> tuple[list[str], list[list[str]], list[str]]:
-    """The headings, the rows with their blocks' headings, and the notes beneath the table."""
+    """The headings, the rows with their blocks' headings, and the notes below the table."""
     best, rows = table.best(), []
     footnotes: list[str] = []
     for block, numbered in groupby(enumerate(table.rows), key=lambda each: each[1].block):
@@ -47,7 +47,7 @@ def _cells(table: Table, form: _Format) -> tuple[list[str], list[list[str]], lis
 
 
 def _body(table: Table, form: _Format) -> tuple[str, list[str]]:
-    """The table in a format of tabulate, and the notes beneath it."""
+    """The table in a format of tabulate, and the notes below it."""
     headings, rows, notes = _cells(table, form)
     return tabulated(headings, rows, form=form.name), notes
 
@@ -99,7 +99,7 @@ def terminal(table: Table) -> str:
 
 
 def markdown(table: Table) -> str:
-    """The table under a heading, its notes beneath."""
+    """The table under a heading, with its notes below."""
     form = _Format("pipe", lambda text: text.replace("|", "\\|"), "**{}**", "*{}*", " [{}]")
     body, notes = _body(table, form)
     parts = [f"## {table.title}", table.caption, body, *notes]

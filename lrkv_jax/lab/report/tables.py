@@ -150,7 +150,7 @@ def _as_dict(cell: Cell) -> dict[str, Any]:
 
 
 def table_of_paper(name: str, columns: Mapping[str, Column]) -> Table:
-    """The paper's table of this name as it is printed, each value with what is wrong with it.
+    """The paper's table of this name as it is printed, each value with its error, if any.
 
     `columns` are those to show, by their keys in `paper_values.yaml`.
     """

@@ -32,7 +32,7 @@ def grid(config: str, settings: Sequence[str], out: str | None = None) -> list[P
 
     A setting is KEY=VALUE as `lrkv train` takes it, or KEY=VALUE,VALUE,... for several; commas in
     brackets and quotes do not separate. `seed` sets the seeds of parameters and data together, and
-    `attention=all` is every variant of the file. Runs lie in `out` (runs/NAME unless given).
+    `attention=all` is every variant of the file. Runs are put into `out` (runs/NAME unless given).
 
     Raises `LrkvError` for a setting that is none, given twice or with one value twice, for what
     `load_config` refuses in any of the runs, and for two runs that would have one name.

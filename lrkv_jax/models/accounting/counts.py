@@ -87,8 +87,8 @@ def training_flops_per_token(model: ModelConfig, context: int) -> int:
 def executed_flops_per_token(model: ModelConfig, context: int, tokens: int) -> float:
     """FLOPs per token as executed in steps of `tokens` on one device.
 
-    They differ where a layer makes its keys and values in a dearer way than from their parameters,
-    because that moves less memory.
+    They differ from training FLOPs where keys and values are made at a higher cost than from their
+    parameters, because that moves less memory.
     """
     entry = model.attention
     counted = entry.kv_parameters(model) + entry.extra_multiplications(model)

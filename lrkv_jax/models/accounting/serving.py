@@ -63,7 +63,7 @@ def attention_flops(model: ModelConfig) -> AttentionFlops:
 
 
 def serving(model: ModelConfig, device: Hardware, length: int) -> Serving:
-    """Decoding in bfloat16 on one device; the cache is counted as it is allocated."""
+    """Decoding in bfloat16 on one device; the cache is counted as allocated."""
     counts = parameter_counts(model)
     weights = counts.total * CACHE_ITEMSIZE
     looked_up = 0 if model.tied_head else counts.embedding * CACHE_ITEMSIZE

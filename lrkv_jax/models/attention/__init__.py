@@ -2,7 +2,7 @@
 
 `lrkv_config.py` has the settings, checks and counts of `lrkv.py`, which has its cache and its
 layer. Settings are read without JAX, and so is this module. `make_attention(model_config, rngs=…)`
-makes the layer that the variant names, ready for a model of anybody's.
+makes the layer that the variant names, ready for any model.
 """
 
 from lrkv_jax.models.attention.grouped_config import GQA, MHA, MQA

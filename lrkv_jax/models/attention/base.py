@@ -5,7 +5,7 @@ A variant supplies, in this order in its file:
 - its cache, a dataclass (`lrkv_jax.models.attention.cache`), and its parameters;
 - `queries`, each head's query in the form that is multiplied with the cache, and `new_kv`, what
   each token leaves there;
-- `attend_cached`, what queries read from the cache as it lies, through a decode kernel;
+- `attend_cached`, attention of queries to the stored cache, through a decode kernel;
 - `materialize_kv`, the keys and values of each head that the cache represents, and `expand_query`,
   the queries for those;
 - `cache_shapes`, and `head_weights` for analysis.
@@ -205,7 +205,7 @@ class Attention(nnx.Module):
 
         With `pages_BN` the cache is a pool of pages (`lrkv_jax.models.attention.cache`).
 
-        Up to `MOST_QUERIES` of them read the cache as it lies, in the decode kernel. For more, as
+        Up to `MOST_QUERIES` of them read the stored cache, in the decode kernel. For more, as
         when a prompt is prefilled in chunks, making each head's keys once costs less than meeting
         the factors once per query. Raises `LrkvError` for a cache that this layer would not make.
         """

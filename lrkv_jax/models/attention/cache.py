@@ -71,7 +71,7 @@ def write(
 
 
 def contiguous(cache: Cache, pages_BN: Pages) -> Cache:
-    """The cache of each sequence as it would lie without pages: for variants without a kernel."""
+    """The cache of each sequence, gathered from its pages: for variants without a kernel."""
     axes = slot_axes(cache)
     arrays = {name: online.contiguous(getattr(cache, name), pages_BN, axes[name]) for name in axes}
     return type(cache)(**{name: dequantized(array) for name, array in arrays.items()})
@@ -88,12 +88,12 @@ def in_int8(shapes: Cache) -> Cache:
 
 
 def padded(rows: Float[Array, "*B R"], width: int) -> Float[Array, "*B W"]:
-    """Rows with the zeros behind them that the cache keeps."""
+    """Rows padded with the zeros that the cache keeps."""
     return jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, width - rows.shape[-1])])
 
 
 def with_one(rows: Float[Array, "*B R"]) -> Float[Array, "*B Q"]:
-    """Rows and a 1 behind each: what a factor's last row, a bias, is multiplied by."""
+    """Rows with a 1 appended to each: it multiplies a factor's last row, a bias."""
     return jnp.concatenate([rows, jnp.ones_like(rows[..., :1])], axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""Attention over whole sequences in a training step, wherever their positions and heads lie.
+"""Attention over whole sequences in a training step, wherever their positions and heads are.
 
 Heads are split over `tensor` (`lrkv_jax.models.layers`). Under context parallelism a device holds
 some positions of those heads; it exchanges them for all positions of some heads (DeepSpeed Ulysses,

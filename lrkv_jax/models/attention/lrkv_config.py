@@ -135,7 +135,7 @@ class LRKV(AttentionConfig):
         A key or a value of head h is then x W_h, and costs, forward and backward and over all H
         heads (or `groups` of them), 6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors,
         (x U_h) B_hᵀ + x W_shared, cost 6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K)
-        values more: latents, and the sum of the two parts. Weights are formed where that is dearer:
+        values more: latents, and the sum of the two parts. Weights are formed if moving is slower:
 
             VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
 
@@ -191,7 +191,7 @@ class LRKV(AttentionConfig):
         return (2 * R_v + each * R_k) * model.heads * model.head_width
 
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
-        """Shared part and values' latents, and the keys' latents; `full` meets them through
+        """Shared part and values' latents, and the keys' latents; `full` reads them through
         [cos, sin] · M_h(q), K · R more products per head (`lrkv_jax.kernels.lrkv_decode`)."""
         ranks = self.filled_ranks(model)
         exact = 2 * model.head_width * ranks[0] if self.rope == "full" else 0

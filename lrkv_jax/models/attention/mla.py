@@ -237,7 +237,7 @@ class LatentAttention(Attention):
         up_CGK = self._up_of(name).astype(latent.dtype)
         if latent.shape[-1] > len(up_CGK):  # values have no bias
             latent = latent[..., : len(up_CGK)]
-        # Each head has a mean latent: it meets the factors of the head's group.
+        # Each head has a mean latent, which the factors of the head's group multiply.
         share = latent.shape[2] // up_CGK.shape[1] if of_heads else 1
         up_CGK = jnp.repeat(up_CGK, share, axis=1)
         raised_BTGK = jnp.einsum(f"{'BTGC' if of_heads else 'BTC'},CGK->BTGK", latent, up_CGK)

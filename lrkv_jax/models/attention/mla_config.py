@@ -157,12 +157,12 @@ class MLA(AttentionConfig):
         return ((1, self.cached_latent(model)), *private)
 
     def decode_flops(self, model: ModelShape) -> int:
-        """q W_up, and (a c) W_up; `full` makes M_h(q) in place of q W_up, three FLOPs an entry."""
+        """q W_up, and (a c) W_up; `full` makes M_h(q) instead of q W_up, three FLOPs an entry."""
         each = 3 if self.rope == "full" else 2
         return (2 + each) * model.heads * (self.cached_latent(model) + self.rank) * model.head_width
 
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
-        """`full` meets latents through [cos, sin] · M_h(q), K · (C + R) more products per head."""
+        """`full` reads latents through [cos, sin] · M_h(q), K · (C + R) more products per head."""
         width = self.cached_latent(model) + self.rank
         exact = 2 * model.head_width * width if self.rope == "full" else 0
         return model.heads * (4 * width + 2 * self.qk_rope_head_dim + exact)

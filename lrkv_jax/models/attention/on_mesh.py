@@ -56,7 +56,7 @@ def on_mesh(attend, layer, x_BTD, cache, *rows):
 
 
 def summed_over_heads(out_BTHK: jax.Array) -> PartitionSpec | None:
-    """Where [B, T, D] lies that is summed over heads, on a mesh of explicit axes; None elsewhere.
+    """The sharding of [B, T, D] summed over heads, on a mesh of explicit axes; None elsewhere.
 
     Explicit axes need the placement of a sum; elsewhere the compiler finds it.
     """
@@ -89,7 +89,7 @@ def constrain_cache(layer: nnx.Module, cache: Any) -> Any:
 
 
 class _Partitions:
-    """Where the arrays of a layer lie on a mesh, by the layer's rules."""
+    """The partitions of a layer's arrays on a mesh, by the layer's rules."""
 
     def __init__(self, layer, mesh):
         rules, free = RULES | dict(layer.axis_rules), _free_axes(mesh)

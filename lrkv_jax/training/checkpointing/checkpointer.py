@@ -2,9 +2,9 @@
 
 A checkpoint holds named items, each a tree of arrays that can be read alone (a training state is
 `params`, `optimizer` and `run`). Orbax writes and reads the arrays, sharded, on any mesh. It loads
-a flipped byte silently and takes an empty directory for the newest step, so a step here is
-what has a manifest whose checksums fit its files, and whose arrays have the fingerprints that the
-devices computed when it was saved.
+a flipped byte silently, and takes an empty directory for the newest step. So a step here has a
+manifest whose checksums fit its files, and its arrays have the fingerprints that the devices
+computed when it was saved.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""64 bits that stand for an array's bits and their places, whatever devices hold them.
+"""A 64-bit hash of an array's bits and their places, whatever devices hold them.
 
 Each element is mixed with its index and the results are summed modulo 2^32: integers, so the order
 of the sum, and with it the sharding, changes nothing. One changed element always shows, for the

@@ -110,7 +110,7 @@ class RunRecord:
 
     @property
     def cache_allocated_fraction(self) -> float:
-        """Bytes over MHA's of a bfloat16 cache as it is allocated, padding included."""
+        """Bytes of the allocated bfloat16 cache over MHA's, padding included."""
         model = self.config.model
         mha = cache_allocated_bytes_per_token(with_mha(model))
         return cache_allocated_bytes_per_token(model) / mha
