@@ -1,7 +1,6 @@
 """A sweep's display: the progress of each run, and at the end their results."""
 
 import shlex
-import statistics
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,8 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from tabulate import tabulate
 
+from lrkv_jax.lab.report.comparison import RunRecord
+from lrkv_jax.lab.report.tabulated import tabulated
 from lrkv_jax.lab.sweep.grid import Point
 from lrkv_jax.lab.sweep.work import PointOutcome, newest_rows
 from lrkv_jax.training.metrics import read_metrics
@@ -60,18 +60,18 @@ class Display:
 
     def print_results(self) -> None:
         """Print a table of the finished runs, the lowest loss first, and why others failed."""
+        done = [one for one in self.outcomes.values() if one.state.name == "done"]
+        done.sort(key=lambda one: (one.heldout[0] is None, one.heldout[0], one.point.directory))
         rows = []
-        for one in self.outcomes.values():
-            if one.state.name == "done":
-                loss, bits = one.heldout
-                speeds = [row.get("tokens_per_second") for row in read_metrics(one.point.directory)]
-                speed = statistics.median(filter(None, speeds)) if any(speeds) else None
-                place = str(one.point.directory)
-                rows.append((place, loss, bits, one.point.config.train.total_steps, speed))
-        rows.sort(key=lambda row: (row[1] is None, row[1], row[0]))
+        for one in done:
+            place, config = one.point.directory, one.point.config
+            run = RunRecord(place, config, tuple(read_metrics(place)), None, None)
+            speed = run.tokens_per_second
+            steps, loss, bits = f"{config.train.total_steps:,}", *map(_number, one.heldout)
+            rows.append((str(place), loss, bits, steps, f"{speed:,.0f}" if speed else ""))
         headers = ("run", "loss", "bits/byte", "steps", "tokens/s")
         if rows:
-            print(tabulate(rows, headers, floatfmt=("", ".4f", ".4f", "", ",.0f"), intfmt=","))
+            print(tabulated(headers, rows, form="simple"))
             print(f"next    lrkv report {shlex.quote(str(self._points[0].directory.parent))}")
         for one in self.outcomes.values():
             if one.error:
