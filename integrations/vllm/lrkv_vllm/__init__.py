@@ -1,0 +1,20 @@
+"""LRKV in vLLM: `vllm serve FOLDER` of what `lrkv export RUN FOLDER --factored` wrote.
+
+vLLM calls `register` when it starts (entry point `vllm.general_plugins`).
+"""
+
+# The minor versions of vLLM that this was tested with: its interfaces for attention move.
+TESTED = ("0.32",)
+
+
+def register() -> None:
+    """Tell vLLM and transformers of the class; what vLLM serves otherwise is left alone."""
+    from transformers import AutoConfig
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+    from lrkv_vllm.config import Checks, LrkvConfig
+
+    AutoConfig.register("lrkv", LrkvConfig, exist_ok=True)
+    MODELS_CONFIG_MAP["LrkvForCausalLM"] = Checks
+    ModelRegistry.register_model("LrkvForCausalLM", "lrkv_vllm.model:LrkvForCausalLM")

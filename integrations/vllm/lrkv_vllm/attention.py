@@ -1,0 +1,257 @@
+"""Attention that owns its cache in vLLM's pages, for every mode that has a factored cache.
+
+A head's logit of a position s is scale · n(s) times
+
+    full             q · (k(s) + rope_s(c(s) A + r(s) B))     k shared key, rotated  r latents
+    shared, latent   q · k(s) + q' · r(s)                     c MLA's common latent, without k
+
+where q' is the query in the latents' space and n is 1/rms of the head's key, or 1. Its value is
+v(s) + r(s) B with a shared value v, or c(s) A + r(s) B. `lrkv_jax.models.attention` has the rest.
+
+B requests  T tokens  S slots  D model width  H heads  G groups of them  E = H / G  K head width
+R rank  C latent width, 0 for LRKV  J = K / 2 frequency pairs. Heads and groups are this worker's.
+"""
+
+import torch
+from torch import nn
+from vllm.distributed import (
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
+)
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from lrkv_vllm.backend import Backend, Batch, Impl
+from lrkv_vllm.rows import Row, gather, write
+from lrkv_vllm.weights import padded, weight, widened
+
+LOGITS = 2**26  # of one product, so that a long prompt's take 256 MiB at most
+
+
+def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def angles(frequencies: list[float], length: int) -> torch.Tensor:
+    """[cos, sin] of each position's angles, [length, 2J], rounded to float32 once."""
+    turns = torch.arange(length, dtype=torch.float64)[:, None] * torch.tensor(
+        frequencies, dtype=torch.float64
+    )
+    return torch.cat([turns.cos(), turns.sin()], -1).float()
+
+
+def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the J pairs of the last axis; coordinates past them stay."""
+    J = cos_sin.shape[-1] // 2
+    cos, sin = cos_sin[..., :J], cos_sin[..., J:]
+    a, b, rest = x.float()[..., :J], x.float()[..., J : 2 * J], x.float()[..., 2 * J :]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1).to(x.dtype)
+
+
+class FactoredAttention(nn.Module, AttentionLayerBase):
+    """One layer: projections, cache and attention of this worker's heads."""
+
+    def __init__(self, config, vllm_config, prefix: str):
+        super().__init__()
+        self.config, self.layer_name, self.impl = config, prefix, Impl()
+        self.kv_cache, self.workers = torch.tensor([]), get_tensor_model_parallel_world_size()
+        D, H, G, K = (
+            config.hidden_size, config.num_attention_heads, config.num_key_value_heads,
+            config.head_dim,
+        )  # fmt: skip
+        self.mla, self.full = config.attention_kind == "mla", config.rope_mode == "full"
+        self.query, self.output = weight(D, H, K, axis=1), weight(H, K, D, axis=0)
+        if self.mla:
+            C, R_k = config.rank_latent, config.rank_private
+            self.down = weight(D, C)
+            self.up_key, self.up_value = (weight(C, G, K, axis=1) for _ in range(2))
+            if R_k:
+                self.private_down = weight(G, D, R_k, axis=0)
+                self.private_key, self.private_value = (weight(G, R_k, K, axis=0) for _ in range(2))
+        else:
+            R_k, R_v = config.rank_key, config.rank_value
+            self.key, self.value = weight(D, K), weight(D, K)
+            self.key_down, self.value_down = (weight(G, D, R, axis=0) for R in (R_k, R_v))
+            self.key_up, self.value_up = (weight(G, R, K, axis=0) for R in (R_k, R_v))
+        if config.qk_gain:
+            self.query_gain, self.key_gain = weight(K), weight(K)
+        if bias := config.qkv_bias:
+            self.query_bias, self.key_bias = weight(H, K, axis=0), weight(G, K, axis=0)
+            self.output_bias = weight(D)
+        self.heads, self.groups = H // self.workers, G // self.workers
+        G = self.groups
+        if self.mla:
+            parts = {"common": (padded(C + bias),), "latents": (G, padded(R_k))}
+        else:
+            parts = {
+                "common": (K,), "latents": (G, padded(R_k + bias)),
+                "value_latents": (G, padded(R_v)), "key": (K,),
+            }  # fmt: skip
+        dtype, length = vllm_config.model_config.dtype, vllm_config.model_config.max_model_len
+        self.row = Row.of(parts, G if config.qk_norm else 0, dtype)
+        self.register_buffer("turns", angles(config.key_frequencies, length), False)
+        if config.rope_mode == "latent":
+            self.register_buffer("latent_turns", angles(config.latent_frequencies, length), False)
+        self.kernel = None  # of decoding; set where there is one
+        vllm_config.compilation_config.static_forward_context[prefix] = self
+
+    def get_attn_backend(self):
+        return Backend
+
+    def get_kv_cache_spec(self, vllm_config):
+        return FullAttentionSpec(
+            block_size=vllm_config.cache_config.block_size, num_kv_heads=1,
+            head_size=self.row.width, head_size_v=0, dtype=vllm_config.model_config.dtype,
+        )  # fmt: skip
+
+    def prepare(self) -> None:
+        """Make what a step multiplies with of the parameters, once they are loaded.
+
+        Factors [G, C + R, K] have the cache's widths. Biases of keys are a row of theirs, of a
+        latent that is 1.
+        """
+        config, G, K = self.config, self.groups, self.config.head_dim
+        bias = self.key_bias[:, None] if config.qkv_bias else self.query.new_zeros(G, 0, K)
+        if self.mla:
+            inputs = [self.query.flatten(1), self.down]
+            commons = [up.transpose(0, 1) for up in (self.up_key, self.up_value)]
+            commons[0] = torch.cat([commons[0], bias], 1)
+            owns = [self.query.new_zeros(G, 0, K)] * 2
+            downs = []
+            if config.rank_private:
+                owns, downs = [self.private_key, self.private_value], [self.private_down]
+        else:
+            inputs = [self.query.flatten(1), self.value, self.key]
+            commons = [self.query.new_zeros(G, 0, K)] * 2
+            owns = [torch.cat([self.key_up, bias], 1), self.value_up]
+            downs = [self.key_down, self.value_down]
+        inputs += [down.transpose(0, 1).flatten(1) for down in downs]
+        self.input, self.widths = torch.cat(inputs, 1), [x.shape[1] for x in inputs]
+        C = self.row.parts["common"][1][0] if self.mla else 0
+        self.common = C
+        latents = [self.row.parts[name][1][1] for name in ("latents", self.value_latents)]
+        self.key_factor, self.value_factor = (
+            torch.cat([widened(common, 1, C), widened(own, 1, R)], 1)
+            for common, own, R in zip(commons, owns, latents, strict=True)
+        )
+        # Norms are of keys without gains.
+        self.gained_factor = self.key_factor
+        if config.qk_gain:
+            self.gained_factor = self.key_factor * self.key_gain
+
+    @property
+    def value_latents(self) -> str:
+        return "latents" if self.mla else "value_latents"
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[tokens, D] for a step's tokens at their positions."""
+        metadata = get_forward_context().attn_metadata
+        if metadata is None:  # vLLM measures a step's memory, without a cache
+            return torch.zeros_like(x)
+        step, cache = metadata[self.layer_name], self.kv_cache[:, 0]
+        n = len(step.slots)
+        queries, rows = self.queries_and_rows(x[:n], positions[:n])
+        write(cache, rows, step.slots)
+        out = x.new_zeros(len(x), self.heads, self.config.head_dim)
+        if step.decode is not None:
+            attend = self.kernel or self.attend
+            out[: len(step.decode.table)] = attend(queries, cache, step.decode)[:, 0]
+        if step.prefill is not None:
+            there = step.prefill.tokens >= 0
+            out[step.prefill.tokens[there]] = self.attend(queries, cache, step.prefill)[there]
+        y = torch.einsum("thk,hkd->td", out, self.output)
+        y = tensor_model_parallel_all_reduce(y) if self.workers > 1 else y
+        return y + self.output_bias if self.config.qkv_bias else y
+
+    def queries_and_rows(self, x: torch.Tensor, positions: torch.Tensor):
+        """Queries, rotated [T, H, K] and in the latents' space [T, H, R] or None, and rows."""
+        config, eps, turns = self.config, self.config.rms_norm_eps, self.turns[positions]
+        query, common, *made = (x @ self.input).split(self.widths, -1)
+        query = query.unflatten(-1, (self.heads, -1))
+        query = query + self.query_bias if config.qkv_bias else query
+        query = rms_norm(query, eps) if config.qk_norm else query
+        query = query * self.query_gain if config.qk_gain else query
+        key = None if self.mla else made.pop(0)
+        made = [part.unflatten(-1, (self.groups, -1)) for part in made]
+        parts = {"common": common, "latents": common.new_zeros(len(x), self.groups, 0)}
+        parts |= dict(zip(("latents", "value_latents"), made, strict=False))
+        if self.mla and config.latent_norm:
+            parts = {name: rms_norm(part, eps) for name, part in parts.items()}
+        if config.qkv_bias:
+            of_bias = "common" if self.mla else "latents"
+            one = torch.ones_like(parts[of_bias][..., :1])
+            parts[of_bias] = torch.cat([parts[of_bias], one], -1)
+        parts = {
+            name: widened(part, part.dim() - 1, self.row.parts[name][1][-1])
+            for name, part in parts.items()
+        }
+        norms = None
+        if config.qk_norm:
+            whole = self.residual(parts, self.key_factor)
+            whole = whole if key is None else whole + key[:, None]
+            norms = torch.rsqrt(whole.float().square().mean(-1) + eps)
+        if key is not None:
+            key = key * self.key_gain if config.qk_gain else key
+            parts["key"] = rotate(key, turns)
+        in_latents = None
+        if not self.full:
+            of_groups = query.unflatten(1, (self.groups, -1))
+            in_latents = torch.einsum("tgek,grk->tger", of_groups, self.key_factor).flatten(1, 2)
+        if config.rope_mode == "latent":
+            latent_turns = self.latent_turns[positions][:, None]
+            in_latents = rotate(in_latents, latent_turns)
+            parts["latents"] = rotate(parts["latents"], latent_turns)
+        return (rotate(query, turns[:, None]), in_latents), self.row.pack(parts, norms)
+
+    def residual(self, parts: dict[str, torch.Tensor], factor: torch.Tensor) -> torch.Tensor:
+        """Keys [..., G, K] that latents make; without LRKV's shared part and the rotation."""
+        made = torch.einsum("...gr,grk->...gk", parts["latents"], factor[:, self.common :])
+        if self.mla:
+            made += torch.einsum("...c,gck->...gk", parts["common"], factor[:, : self.common])
+        return made
+
+    def attend(self, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Heads' outputs [B, T, H, K] of a batch's tokens, from the pages of its requests."""
+        B, T = batch.tokens.shape
+        rows = gather(cache, batch.table, batch.lengths, batch.longest)
+        S, G = rows.shape[1], self.groups
+        parts = {name: self.row.read(rows, name) for name in self.row.parts}
+        norms = self.row.read_norms(rows)
+        turned, in_latents = (
+            None if x is None else x[batch.tokens.clamp(min=0)].unflatten(2, (G, -1)).float()
+            for x in queries
+        )
+        if self.full:
+            keys = rotate(self.residual(parts, self.gained_factor), self.turns[:S, None])
+            keys = keys if self.mla else keys + parts["key"][:, :, None]
+        places = torch.arange(S, device=rows.device)
+        last = batch.lengths - (batch.tokens >= 0).sum(1)
+        seen = places <= (last[:, None] + torch.arange(T, device=rows.device))[..., None]
+        out = []
+        for start in range(0, T, max(1, LOGITS // (B * self.heads * S))):
+            tile = slice(start, start + max(1, LOGITS // (B * self.heads * S)))
+            if self.full:
+                logits = torch.einsum("btgek,bsgk->bgets", turned[:, tile], keys.float())
+            else:
+                key, latents = parts["key"].float(), parts["latents"].float()
+                logits = torch.einsum("btgek,bsk->bgets", turned[:, tile], key)
+                logits += torch.einsum("btger,bsgr->bgets", in_latents[:, tile], latents)
+            if norms is not None:
+                logits *= norms.transpose(1, 2)[:, :, None, None]
+            logits = (logits * self.config.logit_scale).masked_fill(
+                ~seen[:, None, None, tile], float("-inf")
+            )
+            shares = logits.softmax(-1).to(rows.dtype)
+            common = torch.einsum("bgets,bsc->btgec", shares, parts["common"])
+            latents = torch.einsum("bgets,bsgr->btger", shares, parts[self.value_latents])
+            out.append(self.values(common, latents))
+        return torch.cat(out, 1)
+
+    def values(self, common: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
+        """Heads' outputs [B, T, H, K] from their means of what values are made of."""
+        C, factor = self.common, self.value_factor.to(common.dtype)
+        if self.mla:
+            common = torch.einsum("btgec,gck->btgek", common, factor[:, :C])
+        out = common + torch.einsum("btger,grk->btgek", latents, factor[:, C:])
+        return out.flatten(2, 3)

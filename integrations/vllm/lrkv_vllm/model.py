@@ -1,0 +1,113 @@
+"""The model of a factored export, with vLLM's cache: blocks of attention and MLP.
+
+D model width  F hidden width of the MLP  V vocabulary
+"""
+
+import torch
+from torch import nn
+from vllm.distributed import (
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
+    tensor_model_parallel_all_reduce,
+)
+
+from lrkv_vllm.attention import FactoredAttention, rms_norm
+from lrkv_vllm.weights import load, weight
+
+ACTIVATIONS = {
+    "relu2": lambda x: x.relu().square(),
+    "silu": nn.functional.silu,
+    "gelu": lambda x: nn.functional.gelu(x, approximate="tanh"),
+}
+
+
+class Norm(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.eps = config.rms_norm_eps
+        self.gain = weight(config.hidden_size) if config.norm_gain else None
+
+    def forward(self, x):
+        y = rms_norm(x, self.eps)
+        return y if self.gain is None else y * self.gain
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        D, F = config.hidden_size, config.intermediate_size
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.up, self.down = weight(D, F, axis=1), weight(F, D, axis=0)
+        self.gate = weight(D, F, axis=1) if config.gated else None
+        self.workers = get_tensor_model_parallel_world_size()
+
+    def forward(self, x):
+        h = x @ self.up
+        h = self.activation(h) if self.gate is None else self.activation(x @ self.gate) * h
+        y = h @ self.down
+        return tensor_model_parallel_all_reduce(y) if self.workers > 1 else y
+
+
+class Block(nn.Module):
+    def __init__(self, config, vllm_config, prefix):
+        super().__init__()
+        self.norm_attention, self.norm_mlp = Norm(config), Norm(config)
+        self.attention = FactoredAttention(config, vllm_config, f"{prefix}.attention")
+        self.mlp = MLP(config)
+
+    def forward(self, x, positions):
+        x = x + self.attention(self.norm_attention(x), positions)
+        return x + self.mlp(self.norm_mlp(x))
+
+
+class LrkvForCausalLM(nn.Module):
+    """`lrkv export --factored` in vLLM. Parameters have the export's names."""
+
+    def __init__(self, *, vllm_config, prefix=""):
+        super().__init__()
+        config = self.config = vllm_config.model_config.hf_config
+        self.embedding = nn.ParameterDict({"table": weight(config.vocab_size, config.hidden_size)})
+        self.blocks = nn.ModuleList(
+            Block(config, vllm_config, f"blocks.{layer}")
+            for layer in range(config.num_hidden_layers)
+        )
+        self.norm = Norm(config)
+        self.workers = get_tensor_model_parallel_world_size()
+        if not config.tied_head:
+            kernel = weight(config.hidden_size, config.vocab_size, axis=1)
+            self.head = nn.ParameterDict({"kernel": kernel})
+
+    def embed_input_ids(self, input_ids):
+        return self.embedding["table"][input_ids]
+
+    def forward(self, input_ids, positions, intermediate_tensors=None, inputs_embeds=None):
+        x = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+        x = rms_norm(x, self.config.rms_norm_eps) if self.config.embedding_norm else x
+        for block in self.blocks:
+            x = block(x, positions)
+        return self.norm(x)
+
+    def compute_logits(self, hidden_states):
+        if self.config.tied_head:
+            logits = (hidden_states @ self.embedding["table"].T).float()
+            logits = logits * self.config.hidden_size**-0.5
+        else:
+            logits = (hidden_states @ self.head["kernel"]).float()
+            if self.workers > 1:
+                logits = tensor_model_parallel_all_gather(logits)[..., : self.config.vocab_size]
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def load_weights(self, weights):
+        """Take the export's tensors; raises `ValueError` unless they are the parameters."""
+        own, loaded = dict(self.named_parameters()), set()
+        for name, tensor in weights:
+            if name not in own:
+                raise ValueError(f"{name} is no weight of this model: export the run again")
+            load(name, own[name], tensor)
+            loaded.add(name)
+        if missing := own.keys() - loaded:
+            raise ValueError(f"the weights have no {min(missing)}: export the run again")
+        for block in self.blocks:
+            block.attention.prepare()
+        return loaded
