@@ -56,44 +56,43 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         super().__init__()
         self.config, self.layer_name, self.impl = config, prefix, Impl()
         self.kv_cache, self.workers = torch.tensor([]), get_tensor_model_parallel_world_size()
-        D, H, G, K = (
-            config.hidden_size, config.num_attention_heads, config.num_key_value_heads,
-            config.head_dim,
-        )  # fmt: skip
+        D, H, K = config.hidden_size, config.num_attention_heads, config.head_dim
+        G, bias = config.num_key_value_heads, config.qkv_bias
         self.mla, self.full = config.attention_kind == "mla", config.rope_mode == "full"
         self.query, self.output = weight(D, H, K, axis=1), weight(H, K, D, axis=0)
+        self.heads, self.groups = H // self.workers, G // self.workers
+        own = self.groups
+        # What a token's parts are before they are padded, in the order of `inputs`.
         if self.mla:
-            C, R_k = config.rank_latent, config.rank_private
-            self.down = weight(D, C)
+            C, R = config.rank_latent, config.rank_private
+            self.down, self.private_down = weight(D, C), weight(G, D, R, axis=0)
             self.up_key, self.up_value = (weight(C, G, K, axis=1) for _ in range(2))
-            if R_k:
-                self.private_down = weight(G, D, R_k, axis=0)
-                self.private_key, self.private_value = (weight(G, R_k, K, axis=0) for _ in range(2))
+            self.private_key, self.private_value = (weight(G, R, K, axis=0) for _ in range(2))
+            self.made = {"common": (C,), "latents": (own, R)}
         else:
             R_k, R_v = config.rank_key, config.rank_value
             self.key, self.value = weight(D, K), weight(D, K)
             self.key_down, self.value_down = (weight(G, D, R, axis=0) for R in (R_k, R_v))
             self.key_up, self.value_up = (weight(G, R, K, axis=0) for R in (R_k, R_v))
+            self.made = {
+                "common": (K,), "latents": (own, R_k), "value_latents": (own, R_v), "key": (K,),
+            }  # fmt: skip
         if config.qk_gain:
             self.query_gain, self.key_gain = weight(K), weight(K)
-        if bias := config.qkv_bias:
+        if bias:
             self.query_bias, self.key_bias = weight(H, K, axis=0), weight(G, K, axis=0)
             self.output_bias = weight(D)
-        self.heads, self.groups = H // self.workers, G // self.workers
-        G = self.groups
-        if self.mla:
-            parts = {"common": (padded(C + bias),), "latents": (G, padded(R_k))}
-        else:
-            parts = {
-                "common": (K,), "latents": (G, padded(R_k + bias)),
-                "value_latents": (G, padded(R_v)), "key": (K,),
-            }  # fmt: skip
+        self.of_bias = "common" if self.mla else "latents"
+        parts = {name: list(shape) for name, shape in self.made.items()}
+        parts[self.of_bias][-1] += bias
+        for name in parts.keys() & {"latents", "value_latents"}:
+            parts[name][-1] = padded(parts[name][-1])
         dtype, length = vllm_config.model_config.dtype, vllm_config.model_config.max_model_len
-        self.row = Row.of(parts, G if config.qk_norm else 0, dtype)
+        self.row = Row.of(parts, own if config.qk_norm else 0, dtype)
         self.register_buffer("turns", angles(config.key_frequencies, length), False)
         if config.rope_mode == "latent":
             self.register_buffer("latent_turns", angles(config.latent_frequencies, length), False)
-        self.kernel = None  # of decoding; set where there is one
+        self.kernel = None  # of decoding, where there is one
         vllm_config.compilation_config.static_forward_context[prefix] = self
 
     def get_attn_backend(self):
@@ -108,40 +107,37 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
     def prepare(self) -> None:
         """Make what a step multiplies with of the parameters, once they are loaded.
 
-        Factors [G, C + R, K] have the cache's widths. Biases of keys are a row of theirs, of a
-        latent that is 1.
+        Factors [G, C + R, K] have the cache's widths. Biases of keys are a row of theirs, which
+        meets a latent that is 1.
         """
-        config, G, K = self.config, self.groups, self.config.head_dim
-        bias = self.key_bias[:, None] if config.qkv_bias else self.query.new_zeros(G, 0, K)
+        none = self.query.new_zeros(self.groups, 0, self.config.head_dim)
         if self.mla:
-            inputs = [self.query.flatten(1), self.down]
             commons = [up.transpose(0, 1) for up in (self.up_key, self.up_value)]
-            commons[0] = torch.cat([commons[0], bias], 1)
-            owns = [self.query.new_zeros(G, 0, K)] * 2
-            downs = []
-            if config.rank_private:
-                owns, downs = [self.private_key, self.private_value], [self.private_down]
+            owns = [self.private_key, self.private_value]
+            inputs = [self.down, self.private_down]
         else:
-            inputs = [self.query.flatten(1), self.value, self.key]
-            commons = [self.query.new_zeros(G, 0, K)] * 2
-            owns = [torch.cat([self.key_up, bias], 1), self.value_up]
-            downs = [self.key_down, self.value_down]
-        inputs += [down.transpose(0, 1).flatten(1) for down in downs]
-        self.input, self.widths = torch.cat(inputs, 1), [x.shape[1] for x in inputs]
-        C = self.row.parts["common"][1][0] if self.mla else 0
-        self.common = C
-        latents = [self.row.parts[name][1][1] for name in ("latents", self.value_latents)]
+            commons, owns = [none, none], [self.key_up, self.value_up]
+            inputs = [self.value, self.key_down, self.value_down, self.key]
+        if self.config.qkv_bias:
+            of_bias = commons if self.mla else owns
+            of_bias[0] = torch.cat([of_bias[0], self.key_bias[:, None]], 1)
+        flat = [x.transpose(0, 1).flatten(1) if x.dim() == 3 else x for x in inputs]
+        self.input = torch.cat([self.query.flatten(1), *flat], 1)
+        self.widths = [self.query[0].numel(), *(x.shape[1] for x in flat)]
+        self.common = self.row.parts["common"][1][0] if self.mla else 0
         self.key_factor, self.value_factor = (
-            torch.cat([widened(common, 1, C), widened(own, 1, R)], 1)
-            for common, own, R in zip(commons, owns, latents, strict=True)
+            torch.cat(
+                [widened(common, 1, self.common), widened(own, 1, self.row.parts[name][1][1])], 1
+            )
+            for common, own, name in zip(commons, owns, ("latents", self.value_latents))
         )
         # Norms are of keys without gains.
-        self.gained_factor = self.key_factor
-        if config.qk_gain:
-            self.gained_factor = self.key_factor * self.key_gain
+        gain = self.key_gain if self.config.qk_gain else 1
+        self.gained_factor = self.key_factor * gain
 
     @property
     def value_latents(self) -> str:
+        """The part of a row that values read: MLA's latents are both keys and values."""
         return "latents" if self.mla else "value_latents"
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -167,21 +163,20 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
     def queries_and_rows(self, x: torch.Tensor, positions: torch.Tensor):
         """Queries, rotated [T, H, K] and in the latents' space [T, H, R] or None, and rows."""
         config, eps, turns = self.config, self.config.rms_norm_eps, self.turns[positions]
-        query, common, *made = (x @ self.input).split(self.widths, -1)
+        query, *made = (x @ self.input).split(self.widths, -1)
         query = query.unflatten(-1, (self.heads, -1))
         query = query + self.query_bias if config.qkv_bias else query
         query = rms_norm(query, eps) if config.qk_norm else query
         query = query * self.query_gain if config.qk_gain else query
-        key = None if self.mla else made.pop(0)
-        made = [part.unflatten(-1, (self.groups, -1)) for part in made]
-        parts = {"common": common, "latents": common.new_zeros(len(x), self.groups, 0)}
-        parts |= dict(zip(("latents", "value_latents"), made, strict=False))
+        parts = {
+            name: part.unflatten(-1, shape)
+            for part, (name, shape) in zip(made, self.made.items(), strict=True)
+        }
         if self.mla and config.latent_norm:
             parts = {name: rms_norm(part, eps) for name, part in parts.items()}
         if config.qkv_bias:
-            of_bias = "common" if self.mla else "latents"
-            one = torch.ones_like(parts[of_bias][..., :1])
-            parts[of_bias] = torch.cat([parts[of_bias], one], -1)
+            part = parts[self.of_bias]
+            parts[self.of_bias] = torch.cat([part, part.new_ones(*part.shape[:-1], 1)], -1)
         parts = {
             name: widened(part, part.dim() - 1, self.row.parts[name][1][-1])
             for name, part in parts.items()
@@ -189,10 +184,10 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         norms = None
         if config.qk_norm:
             whole = self.residual(parts, self.key_factor)
-            whole = whole if key is None else whole + key[:, None]
+            whole = whole if self.mla else whole + parts["key"][:, None]
             norms = torch.rsqrt(whole.float().square().mean(-1) + eps)
-        if key is not None:
-            key = key * self.key_gain if config.qk_gain else key
+        if not self.mla:
+            key = parts["key"] * self.key_gain if config.qk_gain else parts["key"]
             parts["key"] = rotate(key, turns)
         in_latents = None
         if not self.full:

@@ -62,7 +62,9 @@ class Checks:
         parallel, config = vllm_config.parallel_config, model.hf_config
         dtype = str(model.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
-            raise ValueError(f"--dtype {dtype} is not supported for LRKV: use {' or '.join(DTYPES)}")
+            raise ValueError(
+                f"--dtype {dtype} is not supported for LRKV: use {' or '.join(DTYPES)}"
+            )
         if cache.cache_dtype not in ("auto", dtype):
             raise ValueError(
                 f"--kv-cache-dtype {cache.cache_dtype} is not supported for LRKV: leave it out"

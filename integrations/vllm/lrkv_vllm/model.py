@@ -3,6 +3,8 @@
 D model width  F hidden width of the MLP  V vocabulary
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 from vllm.distributed import (
@@ -100,7 +102,7 @@ class LrkvForCausalLM(nn.Module):
 
     def load_weights(self, weights):
         """Take the export's tensors; raises `ValueError` unless they are the parameters."""
-        own, loaded = dict(self.named_parameters()), set()
+        own, loaded = {n: p for n, p in self.named_parameters() if p.numel()}, set()
         for name, tensor in weights:
             if name not in own:
                 raise ValueError(f"{name} is no weight of this model: export the run again")
@@ -108,6 +110,13 @@ class LrkvForCausalLM(nn.Module):
             loaded.add(name)
         if missing := own.keys() - loaded:
             raise ValueError(f"the weights have no {min(missing)}: export the run again")
-        for block in self.blocks:
-            block.attention.prepare()
+        layers = [block.attention for block in self.blocks]
+        for layer in layers:
+            layer.prepare()
+        if layers[0].query.is_cuda:
+            from lrkv_vllm.decode_kernel import checked
+
+            kernel = checked(layers[0])
+            for layer in layers:
+                layer.kernel = kernel and partial(kernel, layer)
         return loaded

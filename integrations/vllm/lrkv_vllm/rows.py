@@ -5,7 +5,7 @@
 
 and, with QK-norm, the float32 1/rms of each group's key. Latents are padded to the widths that
 lrkv_jax caches; one of them is 1 where keys have biases, which are a row of the factor of keys.
-A row is a multiple of 16 bytes. All of G groups of heads are a worker's own.
+Each part begins at a multiple of 16 bytes. All of G groups of heads are a worker's own.
 
 B requests  T tokens  S slots  G groups of heads  K head width  R rank  C latent width
 """
@@ -24,16 +24,12 @@ class Row:
     width: int
 
     @classmethod
-    def of(cls, parts: dict[str, tuple[int, ...]], norms: int, dtype: torch.dtype) -> "Row":
-        placed, at = {}, 0
-        for name, shape in parts.items():
-            placed[name] = at, shape
-            at += torch.Size(shape).numel()
-        elements = 4 // dtype.itemsize  # of a float32
-        at = -(-at // elements) * elements
-        placed["norms"] = at, (norms * elements,)
-        unit = 16 // dtype.itemsize
-        return cls(placed, norms, -(-(at + norms * elements) // unit) * unit)
+    def of(cls, parts: dict[str, list[int]], norms: int, dtype: torch.dtype) -> "Row":
+        placed, at, unit = {}, 0, 16 // dtype.itemsize
+        for name, shape in (parts | {"norms": [norms * 4 // dtype.itemsize]}).items():
+            placed[name] = at, tuple(shape)
+            at += -(-torch.Size(shape).numel() // unit) * unit
+        return cls(placed, norms, at)
 
     def pack(self, parts: dict[str, torch.Tensor], norms: torch.Tensor | None) -> torch.Tensor:
         """Rows [T, width] of parts [T, ...] and norms [T, G]."""

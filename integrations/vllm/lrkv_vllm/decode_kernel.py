@@ -1,0 +1,196 @@
+"""Decoding from the factored cache by one Triton kernel: a query a request, pages as they lie.
+
+A program attends to one run of a request's slots, for the heads of one group. It reads each row's
+parts once and makes no key: M_h(q) [K, X], made once a query, takes a head's rotated query and RoPE
+across the factor that makes keys, so that q · rope_s(B x) = [cos sΘ, sin sΘ] · M_h(q) · x. For
+frequency pair j, with a_j, b_j the two halves of the rotated query and B_j, B'_j those columns of
+B, its rows are a_j B_j + b_j B'_j (cos) and b_j B_j − a_j B'_j (sin). The runs of a request are
+joined by their log-sum-exps, in PyTorch.
+
+B requests  H heads  G groups of them  E = H / G  N pages of a request  Z runs of slots
+K head width  C common latent's width  R latents' width  X = C + R, unrotated latents
+"""
+
+import torch
+import triton
+import triton.language as tl
+from vllm.logger import init_logger
+
+from lrkv_vllm.backend import Batch
+
+logger = init_logger(__name__)
+
+TILE = 32  # slots that a program reads at a time
+PROGRAMS = 4  # of the launch, for each of a GPU's multiprocessors
+
+
+@triton.jit
+def _part(rows, there, at, size: tl.constexpr, width: tl.constexpr):
+    """Columns at, at + 1, … of rows, [rows, width]: zeros past size, and of rows not there."""
+    columns = tl.arange(0, width)[None, :]
+    return tl.load(rows[:, None] + at + columns, there[:, None] & (columns < size), other=0.0)
+
+
+@triton.jit
+def _through_mix(
+    logits, rows, there, at, turns, mix, head, E: tl.constexpr, K: tl.constexpr, X: tl.constexpr,
+    first: tl.constexpr, size: tl.constexpr, K_: tl.constexpr, X_: tl.constexpr, HB: tl.constexpr,
+):  # fmt: skip
+    """Add [cos, sin] · M_h(q) · x of the latents x at `at`, whose first column of M is `first`."""
+    coordinate = tl.arange(0, K_)
+    for start in tl.static_range(0, size, X_):
+        x = _part(rows, there, at + start, size - start, X_).to(tl.float32)
+        for e in tl.static_range(E):
+            of_head = mix + (head + e) * K * X + coordinate * X
+            mixed = _part(of_head, coordinate < K, first + start, size - start, X_)
+            carried = tl.dot(turns, mixed, input_precision="ieee")
+            here = tl.arange(0, HB)[:, None] == e
+            logits += tl.where(here, tl.sum(carried * x, 1)[None, :], 0.0)
+    return logits
+
+
+@triton.jit
+def _decode(
+    cache, norms, table, lengths, turned, in_latents, mix, turns, out, lse,
+    scale, page_stride, norm_stride, table_stride, slots, width, norm_width, run,
+    H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, HB: tl.constexpr, K: tl.constexpr,
+    K_: tl.constexpr, KEY: tl.constexpr, COMMON: tl.constexpr, C: tl.constexpr,
+    C_: tl.constexpr, LATENTS: tl.constexpr, R: tl.constexpr, R_: tl.constexpr,
+    VALUES: tl.constexpr, V: tl.constexpr, V_: tl.constexpr, NORMS: tl.constexpr,
+    FULL: tl.constexpr, IN_KEYS: tl.constexpr, TILE: tl.constexpr, Z: tl.constexpr,
+):  # fmt: skip
+    """KEY, COMMON, LATENTS, VALUES and NORMS are where parts of a row begin, −1 for none; NORMS in
+    float32s. IN_KEYS are the columns of the common part that make keys: C, or 0 for LRKV."""
+    b, g, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths + b)
+    head, rows_of = b * H + g * E, tl.arange(0, HB)
+    heads = rows_of < E
+    top = tl.full([HB], float("-inf"), tl.float32)
+    total = tl.zeros([HB], tl.float32)
+    common_sum = tl.zeros([HB, C_], tl.float32)
+    latent_sum = tl.zeros([HB, V_], tl.float32)
+    first = z * run
+    for start in range(first, tl.minimum(first + run, length), TILE):
+        slot = start + tl.arange(0, TILE)
+        there = slot < tl.minimum(first + run, length)
+        page = tl.load(table + b * table_stride + slot // slots, there, other=0).to(tl.int64)
+        rows = cache + page * page_stride + (slot % slots) * width
+        logits = tl.zeros([HB, TILE], tl.float32)
+        if KEY >= 0:
+            q = _part(turned + (head + rows_of) * K, heads, 0, K, K_)
+            key = _part(rows, there, KEY, K, K_)
+            logits += tl.dot(q, tl.trans(key), input_precision="ieee")
+        if FULL:
+            angles = _part(turns + slot * K, there, 0, K, K_).to(cache.dtype.element_ty)
+            if IN_KEYS > 0:
+                logits = _through_mix(
+                    logits, rows, there, COMMON, angles, mix, head, E, K, IN_KEYS + R, 0, IN_KEYS,
+                    K_, 32, HB,
+                )  # fmt: skip
+            if R > 0:
+                logits = _through_mix(
+                    logits, rows, there, LATENTS + g * R, angles, mix, head, E, K, IN_KEYS + R,
+                    IN_KEYS, R, K_, R_, HB,
+                )  # fmt: skip
+        else:
+            q = _part(in_latents + (head + rows_of) * R, heads, 0, R, R_)
+            latents = _part(rows, there, LATENTS + g * R, R, R_)
+            logits += tl.dot(q, tl.trans(latents), input_precision="ieee")
+        if NORMS >= 0:
+            at = page * norm_stride + (slot % slots) * norm_width + NORMS + g
+            logits *= tl.load(norms + at, there, other=0.0)[None, :]
+        logits = tl.where(there[None, :], logits * scale, float("-inf"))
+        peak = tl.maximum(top, tl.max(logits, 1))
+        shares, kept = tl.exp(logits - peak[:, None]), tl.exp(top - peak)
+        total, top = total * kept + tl.sum(shares, 1), peak
+        shares = shares.to(cache.dtype.element_ty)
+        common = _part(rows, there, COMMON, C, C_)
+        common_sum = common_sum * kept[:, None] + tl.dot(shares, common, input_precision="ieee")
+        if V > 0:
+            latents = _part(rows, there, VALUES + g * V, V, V_)
+            latent_sum *= kept[:, None]
+            latent_sum += tl.dot(shares, latents, input_precision="ieee")
+    # A run past a request's length has no share.
+    total = tl.where(total > 0, total, 1.0)
+    there = (head + rows_of) * Z + z
+    tl.store(lse + there, top + tl.log(total), heads)
+    column = tl.arange(0, C_)
+    at = there[:, None] * (C + V) + column[None, :]
+    tl.store(out + at, common_sum / total[:, None], heads[:, None] & (column[None, :] < C))
+    column = tl.arange(0, V_)
+    at = there[:, None] * (C + V) + C + column[None, :]
+    tl.store(out + at, latent_sum / total[:, None], heads[:, None] & (column[None, :] < V))
+
+
+def mix_of(turned: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """M_h(q) [B, H, K, X] of rotated queries [B, H, K] and factors [G, X, K]."""
+    a, b = turned.unflatten(1, (len(factor), -1)).float().chunk(2, -1)  # [B, G, E, J]
+    low, high = factor.float().mT[:, None].chunk(2, -2)  # [G, 1, J, X]
+    a, b = a[..., None], b[..., None]
+    mix = torch.cat([a * low + b * high, b * low - a * high], -2)
+    return mix.flatten(1, 2).to(turned.dtype).contiguous()
+
+
+def pow2(width: int) -> int:
+    """The width of a part on a GPU, where products take at least 16."""
+    return max(16, triton.next_power_of_2(width))
+
+
+def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """`FactoredAttention.attend` of requests with one token each, by the kernel: [B, 1, H, K]."""
+    turned, in_latents = (
+        None if x is None else x[batch.tokens[:, 0]].contiguous() for x in queries
+    )
+    row, (B, H, K), G = layer.row, turned.shape, layer.groups
+    at = {name: start for name, (start, _) in row.parts.items()}
+    names = "common", "latents", layer.value_latents
+    C, R, V = (row.parts[name][1][-1] for name in names)
+    processors = 1
+    if cache.is_cuda:
+        processors = torch.cuda.get_device_properties(cache.device).multi_processor_count
+    Z = max(1, min(PROGRAMS * processors // (B * G), batch.longest // (2 * TILE)))
+    norms = cache.view(torch.float32)
+    out = torch.empty(B, H, Z, C + V, device=cache.device)
+    lse = torch.empty(B, H, Z, device=cache.device)
+    _decode[B, G, Z](
+        cache, norms, batch.table, batch.lengths, turned, in_latents,
+        mix_of(turned, layer.gained_factor) if layer.full else None, layer.turns, out, lse,
+        layer.config.logit_scale, cache.stride(0), norms.stride(0), batch.table.stride(0),
+        cache.shape[1], cache.stride(1), norms.stride(1), -(-batch.longest // (Z * TILE)) * TILE,
+        H=H, G=G, E=H // G, HB=pow2(H // G), K=K, K_=pow2(K), KEY=at.get("key", -1),
+        COMMON=at["common"], C=C, C_=pow2(C), LATENTS=at["latents"], R=R, R_=pow2(R),
+        VALUES=at[layer.value_latents], V=V, V_=pow2(V),
+        NORMS=at["norms"] * cache.dtype.itemsize // 4 if row.norms else -1,
+        FULL=layer.full, IN_KEYS=layer.common, TILE=TILE, Z=Z,
+    )  # fmt: skip
+    shares = (lse - lse.logsumexp(-1, keepdim=True)).exp()
+    means = (out * shares[..., None]).sum(2).to(cache.dtype)
+    means = means.unflatten(1, (G, -1))[:, None]
+    return layer.values(means[..., :C], means[..., C:])
+
+
+def checked(layer):
+    """`decode` if its output for random pages is that of PyTorch; else None, with one warning."""
+    row, device, dtype = layer.row, layer.input.device, layer.input.dtype
+    draw = torch.Generator().manual_seed(0)
+    rows = lambda shape: torch.randn(4 * 64, *shape, generator=draw).to(device, dtype)
+    parts = {name: rows(shape) for name, (_, shape) in row.parts.items() if name != "norms"}
+    cache = row.pack(parts, torch.rand(4 * 64, layer.groups) if row.norms else None)
+    queries = [
+        rows((layer.heads, width))[:2]
+        for width in (layer.config.head_dim, row.parts["latents"][1][1])
+    ]
+    batch = Batch(
+        torch.arange(2, device=device)[:, None], torch.tensor([[3, 1], [2, 0]], device=device),
+        torch.tensor([100, 37], device=device), 100,
+    )  # fmt: skip
+    try:
+        arguments = queries, cache.unflatten(0, (4, 64)), batch
+        ours, right = decode(layer, *arguments), layer.attend(*arguments)
+        error = ((ours - right).abs().max() / right.abs().max()).item()
+        wrong = "" if error < 16 * torch.finfo(dtype).eps else f"it is off by {error:.1e}"
+    except Exception as failure:
+        wrong = str(failure).splitlines()[0]
+    if wrong:
+        logger.warning("LRKV decodes in PyTorch: its Triton kernel does not run, %s", wrong)
+    return None if wrong else decode

@@ -1,0 +1,71 @@
+"""`vllm serve` on this machine, and many requests at once."""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+from openai import OpenAI
+
+
+@contextlib.contextmanager
+def served(folder, *options, seconds=180):
+    """The address of a server of a folder; it ends with the block. Raises what it printed last."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--host",
+        "127.0.0.1", "--port", str(port), "--dtype", "float32", "--served-model-name", "model",
+        *options,
+    ]  # fmt: skip
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        address = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(seconds):
+                time.sleep(1)
+                if process.poll() is not None:
+                    break
+                with contextlib.suppress(OSError):
+                    urllib.request.urlopen(f"{address}/health", timeout=5)
+                    yield address
+                    return
+            log.seek(0)
+            raise RuntimeError(log.read()[-3000:])
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            process.wait()
+
+
+def metric(address, name):
+    """The sum of a Prometheus series."""
+    text = urllib.request.urlopen(f"{address}/metrics", timeout=30).read().decode()
+    return sum(float(n) for n in re.findall(rf"^{name}(?:{{.*}})? (.+)$", text, re.MULTILINE))
+
+
+def completed(address, prompts, tokens, together=16):
+    """The greedy token ids of each prompt, `together` requests at a time."""
+    client = OpenAI(base_url=f"{address}/v1", api_key="none", timeout=600)
+
+    def one(prompt):
+        answer = client.completions.create(
+            model="model", prompt=prompt, max_tokens=tokens, temperature=0,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )  # fmt: skip
+        return answer.choices[0].token_ids
+
+    with ThreadPoolExecutor(together) as pool:
+        return list(pool.map(one, prompts))

@@ -1,0 +1,45 @@
+"""Exported runs over HTTP. LRKV_VLLM_FOLDERS holds NAME, an export, and NAME.json, what its run
+says: greedy tokens of prompts. `tests/interop/test_vllm.py` of lrkv_jax makes them."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from servers import completed, metric, served
+
+FOLDERS = Path(os.environ.get("LRKV_VLLM_FOLDERS", "none"))
+NAMES = sorted(path.stem for path in FOLDERS.glob("*.json"))
+pytestmark = pytest.mark.skipif(not NAMES, reason="LRKV_VLLM_FOLDERS names no folder of exports")
+
+
+def said(name):
+    found = json.loads((FOLDERS / f"{name}.json").read_text())
+    return found["prompts"], found["tokens"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "full"])
+def test_each_variant_says_what_its_run_says(name):
+    prompts, tokens = said(name)
+    with served(FOLDERS / name, "--kv-cache-memory-bytes", "16777216") as address:
+        assert completed(address, prompts, len(tokens[0])) == tokens
+
+
+def test_many_requests_in_a_small_pool_say_what_the_run_says():
+    """Prompts in pieces, shared prefixes, and requests that lose their pages and come again."""
+    prompts, tokens = said("full")
+    options = (
+        "--kv-cache-memory-bytes", "700000", "--block-size", "16", "--max-num-seqs", "16",
+        "--max-num-batched-tokens", "64",
+    )  # fmt: skip
+    with served(FOLDERS / "full", *options) as address:
+        assert completed(address, prompts, len(tokens[0])) == tokens
+        assert metric(address, "vllm:num_preemptions_total") > 0
+        assert metric(address, "vllm:prefix_cache_hits_total") > 0
+
+
+def test_two_workers_with_half_the_heads_each_say_the_same():
+    prompts, tokens = said("full")
+    options = ("--kv-cache-memory-bytes", "16777216", "--tensor-parallel-size", "2")
+    with served(FOLDERS / "full", *options) as address:
+        assert completed(address, prompts[:4], 30) == [some[:30] for some in tokens[:4]]
