@@ -15,7 +15,7 @@ from openai import OpenAI
 
 
 @contextlib.contextmanager
-def served(folder, *options, seconds=180):
+def served(folder, *options, seconds=180, **variables):
     """The address of a server of a folder; it ends with the block. Raises what it printed last."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -27,8 +27,9 @@ def served(folder, *options, seconds=180):
     ]  # fmt: skip
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            env=os.environ | variables,
+        )  # fmt: skip
         address = f"http://127.0.0.1:{port}"
         try:
             for _ in range(seconds):

@@ -3,10 +3,6 @@
 Decoding is by PyTorch and by the Triton kernel, which Triton's interpreter runs here.
 """
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
 from types import SimpleNamespace
 
 import pytest

@@ -41,5 +41,6 @@ def test_many_requests_in_a_small_pool_say_what_the_run_says():
 def test_two_workers_with_half_the_heads_each_say_the_same():
     prompts, tokens = said("full")
     options = ("--kv-cache-memory-bytes", "16777216", "--tensor-parallel-size", "2")
-    with served(FOLDERS / "full", *options) as address:
+    binding = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}  # a CPU has one memory here
+    with served(FOLDERS / "full", *options, **binding) as address:
         assert completed(address, prompts[:4], 30) == [some[:30] for some in tokens[:4]]

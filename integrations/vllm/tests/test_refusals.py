@@ -1,0 +1,69 @@
+"""What does not fit is refused in one line, before anything is allocated."""
+
+import json
+
+import pytest
+import torch
+import vllm
+from test_attention import layer_of
+from vllm.engine.arg_utils import EngineArgs
+
+from lrkv_vllm import decode_kernel
+from lrkv_vllm.weights import load, weight
+
+CONFIG = dict(
+    architectures=["LrkvForCausalLM"], model_type="lrkv", attention_kind="lrkv", hidden_size=64,
+    num_attention_heads=4, num_key_value_heads=4, head_dim=16, num_hidden_layers=1,
+    intermediate_size=128, vocab_size=256, max_position_embeddings=256, rms_norm_eps=1e-6,
+    hidden_act="relu2", gated=False, qk_norm=True, norm_gain=False, embedding_norm=True,
+    tied_head=False, final_logit_softcapping=15.0, key_frequencies=[1.0] * 8, logit_scale=0.25,
+    rope_mode="full", rank_key=8, rank_value=8, latent_frequencies=[1.0] * 4, dtype="float32",
+)  # fmt: skip
+WITHOUT = "rope_mode"
+REFUSED = {
+    "no factored export": ({WITHOUT: None}, {}, "no factored export: write it with"),
+    "another kind": ({"attention_kind": "gqa"}, {}, "attention_kind = 'gqa'"),
+    "dtype": ({}, {"dtype": "float16"}, "--dtype float16"),
+    "cache's dtype": ({}, {"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
+    "pages": ({}, {"block_size": 24}, "--block-size 24"),
+    "groups": ({"num_key_value_heads": 2}, {"tensor_parallel_size": 4}, "num_key_value_heads = 2"),
+    "pipeline": ({}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+    "quantization": ({}, {"quantization": "fp8"}, "--quantization"),
+    "lora": ({}, {"enable_lora": True}, "--enable-lora"),
+}
+
+
+def refusal(folder, changes, options):
+    config = {name: value for name, value in (CONFIG | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError) as error:
+        EngineArgs(model=str(folder), skip_tokenizer_init=True, **options).create_engine_config()
+    return next(line for line in str(error.value).splitlines() if ": " in line)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_settings_that_do_not_fit_are_named_with_the_fix(case, tmp_path):
+    changes, options, named = REFUSED[case]
+    line = refusal(tmp_path, changes, options)
+    assert named in line and ": " in line
+
+
+def test_another_vllm_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm, "__version__", "0.33.1")
+    assert "tested with vLLM 0.32 and this is 0.33.1" in refusal(tmp_path, {}, {})
+
+
+def test_weights_of_another_shape_are_refused(monkeypatch):
+    layer_of("full", monkeypatch)  # one worker
+    with pytest.raises(ValueError, match=r"query is \[2, 3\] .* \[3, 2\]"):
+        load("query", weight(3, 2), torch.zeros(2, 3))
+
+
+def test_the_kernel_is_taken_only_if_it_agrees_with_pytorch(monkeypatch, caplog):
+    layer = layer_of("latent, odd", monkeypatch)
+    assert decode_kernel.checked(layer) is decode_kernel.decode
+    assert not caplog.records
+    monkeypatch.setattr(
+        decode_kernel, "decode", lambda *args: 1.01 * layer.attend(*args[1:])
+    )
+    assert decode_kernel.checked(layer) is None
