@@ -56,7 +56,9 @@ def measured(folder, options):
             watcher.join()
         found = json.loads((Path(out) / "r.json").read_text())
         if found["completed"] != options.requests:
-            raise RuntimeError(f"{folder}: {found['completed']} of {options.requests} were answered")
+            raise RuntimeError(
+                f"{folder}: {found['completed']} of {options.requests} were answered"
+            )
         pages = metric_label(address, "vllm:cache_config_info", "num_gpu_blocks")
     return found | {"running": max(running), "pages": pages}
 
@@ -94,7 +96,9 @@ def main():
             ratios = [one[key] / base[key] for one, base in zip(found, samples[first])]
             line += f"  {name} {statistics.median(values):.1f}"
             if name != first:
-                line += f" ({statistics.median(ratios):.2f}: {min(ratios):.2f} to {max(ratios):.2f})"
+                line += (
+                    f" ({statistics.median(ratios):.2f}: {min(ratios):.2f} to {max(ratios):.2f})"
+                )
         print(line)
 
 

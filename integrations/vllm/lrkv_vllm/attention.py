@@ -14,17 +14,14 @@ R rank  C latent width, 0 for LRKV  J = K / 2 frequency pairs. Heads and groups 
 
 import torch
 from torch import nn
-from vllm.distributed import (
-    get_tensor_model_parallel_world_size,
-    tensor_model_parallel_all_reduce,
-)
+from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from lrkv_vllm.backend import Backend, Batch, Impl
 from lrkv_vllm.rows import Row, gather, write
-from lrkv_vllm.weights import padded, weight, widened
+from lrkv_vllm.weights import padded, weight
 
 LOGITS = 2**26  # of one product, so that a long prompt's take 256 MiB at most
 
@@ -35,10 +32,13 @@ def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 def angles(frequencies: list[float], length: int) -> torch.Tensor:
     """[cos, sin] of each position's angles, [length, 2J], rounded to float32 once."""
-    turns = torch.arange(length, dtype=torch.float64)[:, None] * torch.tensor(
-        frequencies, dtype=torch.float64
-    )
+    turns = torch.outer(torch.arange(length).double(), torch.tensor(frequencies).double())
     return torch.cat([turns.cos(), turns.sin()], -1).float()
+
+
+def taller(factor: torch.Tensor, rows: int) -> torch.Tensor:
+    """A factor [G, R, K] with rows of zeros up to the width of the cached latents."""
+    return nn.functional.pad(factor, (0, 0, 0, rows - factor.shape[1]))
 
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
@@ -55,13 +55,13 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
     def __init__(self, config, vllm_config, prefix: str):
         super().__init__()
         self.config, self.layer_name, self.impl = config, prefix, Impl()
-        self.kv_cache, self.workers = torch.tensor([]), get_tensor_model_parallel_world_size()
+        self.kv_cache = torch.tensor([])
         D, H, K = config.hidden_size, config.num_attention_heads, config.head_dim
         G, bias = config.num_key_value_heads, config.qkv_bias
         self.mla, self.full = config.attention_kind == "mla", config.rope_mode == "full"
         self.query, self.output = weight(D, H, K, axis=1), weight(H, K, D, axis=0)
-        self.heads, self.groups = H // self.workers, G // self.workers
-        own = self.groups
+        self.heads, own = self.query.shape[1], G // (H // self.query.shape[1])
+        self.groups = own
         # What a token's parts are before they are padded, in the order of `inputs`.
         if self.mla:
             C, R = config.rank_latent, config.rank_private
@@ -89,6 +89,8 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
             parts[name][-1] = padded(parts[name][-1])
         dtype, length = vllm_config.model_config.dtype, vllm_config.model_config.max_model_len
         self.row = Row.of(parts, own if config.qk_norm else 0, dtype)
+        # MLA's latents are of keys and of values.
+        self.row.parts.setdefault("value_latents", self.row.parts["latents"])
         self.register_buffer("turns", angles(config.key_frequencies, length), False)
         if config.rope_mode == "latent":
             self.register_buffer("latent_turns", angles(config.latent_frequencies, length), False)
@@ -124,21 +126,18 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         flat = [x.transpose(0, 1).flatten(1) if x.dim() == 3 else x for x in inputs]
         self.input = torch.cat([self.query.flatten(1), *flat], 1)
         self.widths = [self.query[0].numel(), *(x.shape[1] for x in flat)]
-        self.common = self.row.parts["common"][1][0] if self.mla else 0
+        self.common = self.width_of("common") if self.mla else 0
         self.key_factor, self.value_factor = (
-            torch.cat(
-                [widened(common, 1, self.common), widened(own, 1, self.row.parts[name][1][1])], 1
-            )
-            for common, own, name in zip(commons, owns, ("latents", self.value_latents))
+            torch.cat([taller(common, self.common), taller(own, self.width_of(name))], 1)
+            for common, own, name in zip(commons, owns, ("latents", "value_latents"), strict=True)
         )
         # Norms are of keys without gains.
         gain = self.key_gain if self.config.qk_gain else 1
         self.gained_factor = self.key_factor * gain
 
-    @property
-    def value_latents(self) -> str:
-        """The part of a row that values read: MLA's latents are both keys and values."""
-        return "latents" if self.mla else "value_latents"
+    def width_of(self, name: str) -> int:
+        """The last axis of a part of a row."""
+        return self.row.parts[name][1][-1]
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[tokens, D] for a step's tokens at their positions."""
@@ -157,7 +156,7 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
             there = step.prefill.tokens >= 0
             out[step.prefill.tokens[there]] = self.attend(queries, cache, step.prefill)[there]
         y = torch.einsum("thk,hkd->td", out, self.output)
-        y = tensor_model_parallel_all_reduce(y) if self.workers > 1 else y
+        y = tensor_model_parallel_all_reduce(y)
         return y + self.output_bias if self.config.qkv_bias else y
 
     def queries_and_rows(self, x: torch.Tensor, positions: torch.Tensor):
@@ -177,10 +176,6 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         if config.qkv_bias:
             part = parts[self.of_bias]
             parts[self.of_bias] = torch.cat([part, part.new_ones(*part.shape[:-1], 1)], -1)
-        parts = {
-            name: widened(part, part.dim() - 1, self.row.parts[name][1][-1])
-            for name, part in parts.items()
-        }
         norms = None
         if config.qk_norm:
             whole = self.residual(parts, self.key_factor)
@@ -201,9 +196,10 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
 
     def residual(self, parts: dict[str, torch.Tensor], factor: torch.Tensor) -> torch.Tensor:
         """Keys [..., G, K] that latents make; without LRKV's shared part and the rotation."""
-        made = torch.einsum("...gr,grk->...gk", parts["latents"], factor[:, self.common :])
+        latents, C = parts["latents"], self.common
+        made = torch.einsum("...gr,grk->...gk", latents, factor[:, C : C + latents.shape[-1]])
         if self.mla:
-            made += torch.einsum("...c,gck->...gk", parts["common"], factor[:, : self.common])
+            made += torch.einsum("...c,gck->...gk", parts["common"], factor[:, :C])
         return made
 
     def attend(self, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -223,9 +219,8 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         places = torch.arange(S, device=rows.device)
         last = batch.lengths - (batch.tokens >= 0).sum(1)
         seen = places <= (last[:, None] + torch.arange(T, device=rows.device))[..., None]
-        out = []
-        for start in range(0, T, max(1, LOGITS // (B * self.heads * S))):
-            tile = slice(start, start + max(1, LOGITS // (B * self.heads * S)))
+        out, most = [], max(1, LOGITS // (B * self.heads * S))
+        for tile in (slice(start, start + most) for start in range(0, T, most)):
             if self.full:
                 logits = torch.einsum("btgek,bsgk->bgets", turned[:, tile], keys.float())
             else:
@@ -239,7 +234,7 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
             )
             shares = logits.softmax(-1).to(rows.dtype)
             common = torch.einsum("bgets,bsc->btgec", shares, parts["common"])
-            latents = torch.einsum("bgets,bsgr->btger", shares, parts[self.value_latents])
+            latents = torch.einsum("bgets,bsgr->btger", shares, parts["value_latents"])
             out.append(self.values(common, latents))
         return torch.cat(out, 1)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
-    AttentionImpl,
+    AttentionImplBase,
     AttentionMetadataBuilder,
     MultipleOf,
 )
@@ -82,11 +82,5 @@ class Backend(AttentionBackend):
         return Builder
 
 
-class Impl(AttentionImpl):
+class Impl(AttentionImplBase):
     """vLLM asks each layer for one; ours attend by themselves."""
-
-    def __init__(self, *args, **kwargs):
-        pass
-
-    def forward(self, *args, **kwargs):
-        raise NotImplementedError("LRKV's layers attend by themselves")

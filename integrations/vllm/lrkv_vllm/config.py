@@ -7,16 +7,10 @@ from transformers import PretrainedConfig
 
 from lrkv_vllm import TESTED
 
-# The fields that `lrkv export --factored` writes for each kind of attention.
-COMMON = (
-    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers",
-    "intermediate_size", "vocab_size", "rms_norm_eps", "hidden_act", "gated", "qk_norm",
-    "norm_gain", "embedding_norm", "tied_head", "final_logit_softcapping", "key_frequencies",
-    "logit_scale", "rope_mode",
-)  # fmt: skip
-OF_KIND = {
-    "lrkv": ("rank_key", "rank_value", "latent_frequencies"),
-    "mla": ("rank_latent", "rank_private", "latent_norm"),
+# Fields that `lrkv export --factored` alone writes, for each kind of attention.
+FIELDS = {
+    "lrkv": ("rope_mode", "key_frequencies", "logit_scale", "rank_key", "rank_value"),
+    "mla": ("rope_mode", "key_frequencies", "logit_scale", "rank_latent", "rank_private"),
 }
 DTYPES = ("float32", "bfloat16")
 SLOTS = 16  # a page holds a multiple of these
@@ -44,15 +38,14 @@ class Checks:
                 f"lrkv-vllm was tested with vLLM {', '.join(TESTED)} and this is "
                 f"{vllm.__version__}: install one of those, or a newer lrkv-vllm"
             )
-        config, folder = model_config.hf_config, model_config.model
-        kind = getattr(config, "attention_kind", None)
-        fields = (*COMMON, *OF_KIND.get(kind, ()))
-        missing = [name for name in fields if not hasattr(config, name)]
-        if kind not in OF_KIND or missing:
-            what = f"has no {missing[0]}" if missing else f"has attention_kind = {kind!r}"
+        config = model_config.hf_config
+        kind = config.attention_kind
+        wrong = [name for name in FIELDS.get(kind, ()) if not hasattr(config, name)]
+        if kind not in FIELDS or wrong:
+            what = f"no {wrong[0]}" if wrong else f"attention_kind = {kind!r}"
             raise ValueError(
-                f"{folder}: config.json {what}, so it is no factored export: write it with "
-                "`lrkv export RUN FOLDER --factored`"
+                f"{model_config.model}: config.json has {what}, so it is no factored export: "
+                "write it with `lrkv export RUN FOLDER --factored`"
             )
 
     @staticmethod
@@ -61,35 +54,29 @@ class Checks:
         model, cache = vllm_config.model_config, vllm_config.cache_config
         parallel, config = vllm_config.parallel_config, model.hf_config
         dtype = str(model.dtype).removeprefix("torch.")
-        if dtype not in DTYPES:
-            raise ValueError(
-                f"--dtype {dtype} is not supported for LRKV: use {' or '.join(DTYPES)}"
-            )
-        if cache.cache_dtype not in ("auto", dtype):
-            raise ValueError(
-                f"--kv-cache-dtype {cache.cache_dtype} is not supported for LRKV: leave it out"
-            )
-        if cache.user_specified_block_size and cache.block_size % SLOTS:
-            raise ValueError(
-                f"--block-size {cache.block_size} does not fit LRKV's pages: use a multiple of "
-                f"{SLOTS}"
-            )
         workers = parallel.tensor_parallel_size
-        for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-            if getattr(config, name) % workers:
-                raise ValueError(
-                    f"--tensor-parallel-size {workers} does not divide {name} = "
-                    f"{getattr(config, name)}: use one that does"
-                )
-        refused = {
-            "--pipeline-parallel-size": parallel.pipeline_parallel_size > 1,
-            "--decode-context-parallel-size": parallel.decode_context_parallel_size > 1,
-            "--quantization": model.quantization is not None,
-            "--enable-lora": vllm_config.lora_config is not None,
-            "--speculative-config": vllm_config.speculative_config is not None,
-        }
-        for name, asked in refused.items():
-            if asked:
-                raise ValueError(f"{name} is not supported for LRKV: leave it out")
+        split = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+        whole = [name for name in split if getattr(config, name) % workers]
+        wrong = {
+            f"--dtype {dtype}": (dtype not in DTYPES, f"use {' or '.join(DTYPES)}"),
+            f"--kv-cache-dtype {cache.cache_dtype}": (
+                cache.cache_dtype not in ("auto", dtype), "leave it out"
+            ),
+            f"--block-size {cache.block_size}": (
+                cache.user_specified_block_size and cache.block_size % SLOTS,
+                f"use a multiple of {SLOTS}",
+            ),
+            f"--tensor-parallel-size {workers}": (whole, f"use a divisor of the {whole}"),
+            "--pipeline-parallel-size": (parallel.pipeline_parallel_size > 1, "leave it out"),
+            "--decode-context-parallel-size": (
+                parallel.decode_context_parallel_size > 1, "leave it out"
+            ),
+            "--quantization": (model.quantization, "leave it out"),
+            "--enable-lora": (vllm_config.lora_config, "leave it out"),
+            "--speculative-config": (vllm_config.speculative_config, "leave it out"),
+        }  # fmt: skip
+        for option, (is_wrong, fix) in wrong.items():
+            if is_wrong:
+                raise ValueError(f"{option} does not fit this model of LRKV: {fix}")
         # Nothing here is compiled or captured in CUDA graphs yet.
         model.enforce_eager = True

@@ -53,7 +53,7 @@ def _through_mix(
 def _decode(
     cache, norms, table, lengths, turned, in_latents, mix, turns, out, lse,
     scale, page_stride, norm_stride, table_stride, slots, width, norm_width, run,
-    H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, HB: tl.constexpr, K: tl.constexpr,
+    H: tl.constexpr, E: tl.constexpr, HB: tl.constexpr, K: tl.constexpr,
     K_: tl.constexpr, KEY: tl.constexpr, COMMON: tl.constexpr, C: tl.constexpr,
     C_: tl.constexpr, LATENTS: tl.constexpr, R: tl.constexpr, R_: tl.constexpr,
     VALUES: tl.constexpr, V: tl.constexpr, V_: tl.constexpr, NORMS: tl.constexpr,
@@ -143,8 +143,7 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
     )
     row, (B, H, K), G = layer.row, turned.shape, layer.groups
     at = {name: start for name, (start, _) in row.parts.items()}
-    names = "common", "latents", layer.value_latents
-    C, R, V = (row.parts[name][1][-1] for name in names)
+    C, R, V = map(layer.width_of, ("common", "latents", "value_latents"))
     processors = 1
     if cache.is_cuda:
         processors = torch.cuda.get_device_properties(cache.device).multi_processor_count
@@ -157,9 +156,9 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
         mix_of(turned, layer.gained_factor) if layer.full else None, layer.turns, out, lse,
         layer.config.logit_scale, cache.stride(0), norms.stride(0), batch.table.stride(0),
         cache.shape[1], cache.stride(1), norms.stride(1), -(-batch.longest // (Z * TILE)) * TILE,
-        H=H, G=G, E=H // G, HB=pow2(H // G), K=K, K_=pow2(K), KEY=at.get("key", -1),
+        H=H, E=H // G, HB=pow2(H // G), K=K, K_=pow2(K), KEY=at.get("key", -1),
         COMMON=at["common"], C=C, C_=pow2(C), LATENTS=at["latents"], R=R, R_=pow2(R),
-        VALUES=at[layer.value_latents], V=V, V_=pow2(V),
+        VALUES=at["value_latents"], V=V, V_=pow2(V),
         NORMS=at["norms"] * cache.dtype.itemsize // 4 if row.norms else -1,
         FULL=layer.full, IN_KEYS=layer.common, TILE=TILE, Z=Z,
     )  # fmt: skip
@@ -171,24 +170,19 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 def checked(layer):
     """`decode` if its output for random pages is that of PyTorch; else None, with one warning."""
-    row, device, dtype = layer.row, layer.input.device, layer.input.dtype
-    draw = torch.Generator().manual_seed(0)
-    rows = lambda shape: torch.randn(4 * 64, *shape, generator=draw).to(device, dtype)
-    parts = {name: rows(shape) for name, (_, shape) in row.parts.items() if name != "norms"}
-    cache = row.pack(parts, torch.rand(4 * 64, layer.groups) if row.norms else None)
-    queries = [
-        rows((layer.heads, width))[:2]
-        for width in (layer.config.head_dim, row.parts["latents"][1][1])
-    ]
-    batch = Batch(
-        torch.arange(2, device=device)[:, None], torch.tensor([[3, 1], [2, 0]], device=device),
-        torch.tensor([100, 37], device=device), 100,
-    )  # fmt: skip
+    row, like, draw = layer.row, layer.input, torch.Generator().manual_seed(0)
+    drawn = lambda *shape: torch.randn(shape, generator=draw).to(like)
+    parts = {name: drawn(256, *shape) for name, (_, shape) in row.parts.items() if name != "norms"}
+    cache = row.pack(parts, drawn(256, layer.groups).abs() if row.norms else None)
+    widths = layer.config.head_dim, layer.width_of("latents")
+    queries = [drawn(2, layer.heads, width) for width in widths]
+    table, lengths = torch.tensor([[3, 1], [2, 0]]), torch.tensor([100, 37])
+    batch = Batch(*(x.to(like.device) for x in (torch.arange(2)[:, None], table, lengths)), 100)
     try:
         arguments = queries, cache.unflatten(0, (4, 64)), batch
         ours, right = decode(layer, *arguments), layer.attend(*arguments)
         error = ((ours - right).abs().max() / right.abs().max()).item()
-        wrong = "" if error < 16 * torch.finfo(dtype).eps else f"it is off by {error:.1e}"
+        wrong = "" if error < 16 * torch.finfo(like.dtype).eps else f"it is off by {error:.1e}"
     except Exception as failure:
         wrong = str(failure).splitlines()[0]
     if wrong:

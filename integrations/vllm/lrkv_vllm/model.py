@@ -7,11 +7,7 @@ from functools import partial
 
 import torch
 from torch import nn
-from vllm.distributed import (
-    get_tensor_model_parallel_world_size,
-    tensor_model_parallel_all_gather,
-    tensor_model_parallel_all_reduce,
-)
+from vllm.distributed import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
 
 from lrkv_vllm.attention import FactoredAttention, rms_norm
 from lrkv_vllm.weights import load, weight
@@ -41,13 +37,11 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.hidden_act]
         self.up, self.down = weight(D, F, axis=1), weight(F, D, axis=0)
         self.gate = weight(D, F, axis=1) if config.gated else None
-        self.workers = get_tensor_model_parallel_world_size()
 
     def forward(self, x):
         h = x @ self.up
         h = self.activation(h) if self.gate is None else self.activation(x @ self.gate) * h
-        y = h @ self.down
-        return tensor_model_parallel_all_reduce(y) if self.workers > 1 else y
+        return tensor_model_parallel_all_reduce(h @ self.down)
 
 
 class Block(nn.Module):
@@ -74,7 +68,6 @@ class LrkvForCausalLM(nn.Module):
             for layer in range(config.num_hidden_layers)
         )
         self.norm = Norm(config)
-        self.workers = get_tensor_model_parallel_world_size()
         if not config.tied_head:
             kernel = weight(config.hidden_size, config.vocab_size, axis=1)
             self.head = nn.ParameterDict({"kernel": kernel})
@@ -95,8 +88,7 @@ class LrkvForCausalLM(nn.Module):
             logits = logits * self.config.hidden_size**-0.5
         else:
             logits = (hidden_states @ self.head["kernel"]).float()
-            if self.workers > 1:
-                logits = tensor_model_parallel_all_gather(logits)[..., : self.config.vocab_size]
+            logits = tensor_model_parallel_all_gather(logits)[..., : self.config.vocab_size]
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -113,7 +105,7 @@ class LrkvForCausalLM(nn.Module):
         layers = [block.attention for block in self.blocks]
         for layer in layers:
             layer.prepare()
-        if layers[0].query.is_cuda:
+        if layers[0].input.is_cuda:
             from lrkv_vllm.decode_kernel import checked
 
             kernel = checked(layers[0])

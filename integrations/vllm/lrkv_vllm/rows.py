@@ -36,7 +36,7 @@ class Row:
         some = next(iter(parts.values()))
         rows = some.new_zeros(len(some), self.width)
         for name, part in parts.items():
-            self.read(rows, name).copy_(part)
+            self.read(rows, name)[..., : part.shape[-1]].copy_(part)
         if norms is not None:
             self.read(rows, "norms").copy_(norms.float().contiguous().view(rows.dtype))
         return rows

@@ -38,12 +38,3 @@ def padded(width: int) -> int:
     """The columns that latents of this width have in lrkv_jax's cache."""
     multiple = 8 if width <= 64 else 64
     return -(-width // multiple) * multiple
-
-
-def widened(x: torch.Tensor, axis: int, width: int) -> torch.Tensor:
-    """x with zeros up to `width` along an axis."""
-    if x.shape[axis] == width:
-        return x
-    shape = list(x.shape)
-    shape[axis] = width - shape[axis]
-    return torch.cat([x, x.new_zeros(shape)], axis)

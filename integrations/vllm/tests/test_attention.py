@@ -40,8 +40,8 @@ def layer_of(case, monkeypatch, dtype=torch.float32):
     ) | CASES[case]  # fmt: skip
     config = LrkvConfig(**settings)
     config.latent_frequencies = frequencies(settings.get("rank_key", 0))
-    for module in (attention, weights):
-        monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: 1)
+    monkeypatch.setattr(weights, "get_tensor_model_parallel_world_size", lambda: 1)
+    monkeypatch.setattr(attention, "tensor_model_parallel_all_reduce", lambda x: x)
     vllm_config = SimpleNamespace(
         model_config=SimpleNamespace(dtype=dtype, max_model_len=256),
         compilation_config=SimpleNamespace(static_forward_context={}),
@@ -153,7 +153,7 @@ def test_pieces_and_decoding_are_the_definition(case, decode, monkeypatch):
     if decode == "triton":
         monkeypatch.setattr(decode_kernel, "PROGRAMS", 40)  # several runs of slots
         kernel = lambda *args: decode_kernel.decode(layer, *args)
-    for x, out in zip(xs, steps(layer, xs, monkeypatch, kernel)):
+    for x, out in zip(xs, steps(layer, xs, monkeypatch, kernel), strict=True):
         expected = defined(layer, x)
         error = (out.double() - expected).abs().max() / expected.abs().max()
         assert error < 3e-6, error

@@ -26,7 +26,7 @@ REFUSED = {
     "dtype": ({}, {"dtype": "float16"}, "--dtype float16"),
     "cache's dtype": ({}, {"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
     "pages": ({}, {"block_size": 24}, "--block-size 24"),
-    "groups": ({"num_key_value_heads": 2}, {"tensor_parallel_size": 4}, "num_key_value_heads = 2"),
+    "groups": ({"num_key_value_heads": 2}, {"tensor_parallel_size": 4}, "num_key_value_heads"),
     "pipeline": ({}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
     "quantization": ({}, {"quantization": "fp8"}, "--quantization"),
     "lora": ({}, {"enable_lora": True}, "--enable-lora"),
@@ -63,7 +63,5 @@ def test_the_kernel_is_taken_only_if_it_agrees_with_pytorch(monkeypatch, caplog)
     layer = layer_of("latent, odd", monkeypatch)
     assert decode_kernel.checked(layer) is decode_kernel.decode
     assert not caplog.records
-    monkeypatch.setattr(
-        decode_kernel, "decode", lambda *args: 1.01 * layer.attend(*args[1:])
-    )
+    monkeypatch.setattr(decode_kernel, "decode", lambda *args: 1.01 * layer.attend(*args[1:]))
     assert decode_kernel.checked(layer) is None
