@@ -19,8 +19,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from lrkv_vllm.backend import Backend, Batch, Impl
-from lrkv_vllm.rows import Row, gather, write
+from lrkv_vllm.cache import Backend, Batch, Impl, Row, gather, write
 from lrkv_vllm.weights import padded, weight
 
 LOGITS = 2**26  # of one product, so that a long prompt's take 256 MiB at most
@@ -34,11 +33,6 @@ def angles(frequencies: list[float], length: int) -> torch.Tensor:
     """[cos, sin] of each position's angles, [length, 2J], rounded to float32 once."""
     turns = torch.outer(torch.arange(length).double(), torch.tensor(frequencies).double())
     return torch.cat([turns.cos(), turns.sin()], -1).float()
-
-
-def taller(factor: torch.Tensor, rows: int) -> torch.Tensor:
-    """A factor [G, R, K] with rows of zeros up to the width of the cached latents."""
-    return nn.functional.pad(factor, (0, 0, 0, rows - factor.shape[1]))
 
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
@@ -121,15 +115,17 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
             commons, owns = [none, none], [self.key_up, self.value_up]
             inputs = [self.value, self.key_down, self.value_down, self.key]
         if self.config.qkv_bias:
+            biases = self.key_bias[:, None], torch.zeros_like(self.key_bias[:, None])
             of_bias = commons if self.mla else owns
-            of_bias[0] = torch.cat([of_bias[0], self.key_bias[:, None]], 1)
+            of_bias[:] = (torch.cat(each, 1) for each in zip(of_bias, biases, strict=True))
         flat = [x.transpose(0, 1).flatten(1) if x.dim() == 3 else x for x in inputs]
         self.input = torch.cat([self.query.flatten(1), *flat], 1)
         self.widths = [self.query[0].numel(), *(x.shape[1] for x in flat)]
         self.common = self.width_of("common") if self.mla else 0
+        widths = [self.width_of("latents"), self.width_of("value_latents")]
         self.key_factor, self.value_factor = (
-            torch.cat([taller(common, self.common), taller(own, self.width_of(name))], 1)
-            for common, own, name in zip(commons, owns, ("latents", "value_latents"), strict=True)
+            torch.cat([common, nn.functional.pad(own, (0, 0, 0, width - own.shape[1]))], 1)
+            for common, own, width in zip(commons, owns, widths, strict=True)
         )
         # Norms are of keys without gains.
         gain = self.key_gain if self.config.qk_gain else 1
@@ -149,14 +145,12 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         queries, rows = self.queries_and_rows(x[:n], positions[:n])
         write(cache, rows, step.slots)
         out = x.new_zeros(len(x), self.heads, self.config.head_dim)
-        if step.decode is not None:
-            attend = self.kernel or self.attend
-            out[: len(step.decode.table)] = attend(queries, cache, step.decode)[:, 0]
-        if step.prefill is not None:
-            there = step.prefill.tokens >= 0
-            out[step.prefill.tokens[there]] = self.attend(queries, cache, step.prefill)[there]
-        y = torch.einsum("thk,hkd->td", out, self.output)
-        y = tensor_model_parallel_all_reduce(y)
+        decode = self.kernel or self.attend
+        for batch, attend in ((step.decode, decode), (step.prefill, self.attend)):
+            if batch is not None:
+                there = batch.tokens >= 0
+                out[batch.tokens[there]] = attend(queries, cache, batch)[there]
+        y = tensor_model_parallel_all_reduce(torch.einsum("thk,hkd->td", out, self.output))
         return y + self.output_bias if self.config.qkv_bias else y
 
     def queries_and_rows(self, x: torch.Tensor, positions: torch.Tensor):

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from vllm.logger import init_logger
 
-from lrkv_vllm.backend import Batch
+from lrkv_vllm.cache import Batch
 
 logger = init_logger(__name__)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lrkv_vllm import attention, decode_kernel, weights
-from lrkv_vllm.backend import Batch, Step
+from lrkv_vllm.cache import Batch, Step
 from lrkv_vllm.config import LrkvConfig
 
 D, H, K, BASE, PAGE = 24, 4, 16, 10000.0, 16
@@ -18,7 +18,7 @@ MLA = dict(attention_kind="mla", rope_mode="full", rank_latent=40, rank_private=
 CASES = {
     "full": LRKV,
     "full, two groups, gains and biases": LRKV
-    | dict(num_key_value_heads=2, qk_gain=True, qkv_bias=True, rank_value=9),
+    | dict(num_key_value_heads=2, qk_gain=True, qkv_bias=True, rank_value=8),
     "full, no norms": LRKV | dict(qk_norm=False),
     "shared": LRKV | dict(rope_mode="shared", rank_key=9),
     "latent, odd": LRKV | dict(rope_mode="latent", rank_key=7, num_key_value_heads=2),
