@@ -93,7 +93,7 @@ def main():
         line = f"{title:36}"
         for name, found in samples.items():
             values = [one[key] for one in found]
-            ratios = [one[key] / base[key] for one, base in zip(found, samples[first])]
+            ratios = [one[key] / base[key] for one, base in zip(found, samples[first], strict=True)]
             line += f"  {name} {statistics.median(values):.1f}"
             if name != first:
                 line += (

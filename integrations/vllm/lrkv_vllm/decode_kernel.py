@@ -171,7 +171,10 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
 def checked(layer):
     """`decode` if its output for random pages is that of PyTorch; else None, with one warning."""
     row, like, draw = layer.row, layer.input, torch.Generator().manual_seed(0)
-    drawn = lambda *shape: torch.randn(shape, generator=draw).to(like)
+
+    def drawn(*shape):
+        return torch.randn(shape, generator=draw).to(like)
+
     parts = {name: drawn(256, *shape) for name, (_, shape) in row.parts.items() if name != "norms"}
     cache = row.pack(parts, drawn(256, layer.groups).abs() if row.norms else None)
     widths = layer.config.head_dim, layer.width_of("latents")

@@ -33,7 +33,8 @@ SHAPES = {
 
 
 def compiled(shape, architecture):
-    E = shape["H"] // shape["G"]
+    shape = dict(shape)
+    E = shape["H"] // shape.pop("G")
     constants = dict(
         E=E, HB=pow2(E), K_=pow2(shape["K"]), C_=pow2(shape["C"]), R_=pow2(shape["R"]),
         V_=pow2(shape["V"]), KEY=512, COMMON=0, LATENTS=128, VALUES=256, NORMS=384, IN_KEYS=0,

@@ -3,6 +3,7 @@
 Decoding is by PyTorch and by the Triton kernel, which Triton's interpreter runs here.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -60,7 +61,9 @@ def defined(layer, x):
     config, x = layer.config, x.double()
     p = {name: value.double() for name, value in layer.named_parameters()}
     G = config.num_key_value_heads
-    norm = lambda y, axis=-1: y * (y.square().mean(axis, keepdim=True) + 1e-6).rsqrt()
+
+    def norm(y):
+        return y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
     def rope(y):
         J = y.shape[-1] // 2
@@ -138,8 +141,8 @@ def steps(layer, xs, monkeypatch, decode=None):
         metadata = Step(slots, batch if one else None, None if one else batch)
         context = SimpleNamespace(attn_metadata={"layer": metadata})
         monkeypatch.setattr(attention, "get_forward_context", lambda: context)  # noqa: B023
-        x = torch.cat([x[start:end] for x, (start, end) in zip(xs, pieces)])
-        for out, part in zip(outs, layer(x, positions).split(counts.tolist())):
+        x = torch.cat([x[start:end] for x, (start, end) in zip(xs, pieces, strict=True)])
+        for out, part in zip(outs, layer(x, positions).split(counts.tolist()), strict=True):
             out.append(part)
     return [torch.cat(out) for out in outs]
 
@@ -152,7 +155,7 @@ def test_pieces_and_decoding_are_the_definition(case, decode, monkeypatch):
     kernel = None
     if decode == "triton":
         monkeypatch.setattr(decode_kernel, "PROGRAMS", 40)  # several runs of slots
-        kernel = lambda *args: decode_kernel.decode(layer, *args)
+        kernel = partial(decode_kernel.decode, layer)
     for x, out in zip(xs, steps(layer, xs, monkeypatch, kernel), strict=True):
         expected = defined(layer, x)
         error = (out.double() - expected).abs().max() / expected.abs().max()

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 import vllm
-from test_attention import layer_of
 from vllm.engine.arg_utils import EngineArgs
 
 from lrkv_vllm import decode_kernel
 from lrkv_vllm.weights import load, weight
+from test_attention import layer_of
 
 CONFIG = dict(
     architectures=["LrkvForCausalLM"], model_type="lrkv", attention_kind="lrkv", hidden_size=64,

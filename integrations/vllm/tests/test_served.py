@@ -1,11 +1,12 @@
 """Exported runs over HTTP. LRKV_VLLM_FOLDERS holds NAME, an export, and NAME.json, what its run
-says: greedy tokens of prompts. `tests/interop/test_vllm.py` of lrkv_jax makes them."""
+says: greedy tokens of prompts. `export_runs.py` makes them, in lrkv_jax's environment."""
 
 import json
 import os
 from pathlib import Path
 
 import pytest
+
 from servers import completed, metric, served
 
 FOLDERS = Path(os.environ.get("LRKV_VLLM_FOLDERS", "none"))

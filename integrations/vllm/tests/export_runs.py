@@ -1,0 +1,51 @@
+"""Exported runs with random weights, and what lrkv_jax says of prompts: `export_runs.py FOLDER`.
+
+Runs in lrkv_jax's environment; the tests beside it, in vLLM's, read what it writes.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
+from support.planted_models import plant  # noqa: E402
+
+from lrkv_jax.inference import Engine, Sampling  # noqa: E402
+from lrkv_jax.interop.export import export  # noqa: E402
+from lrkv_jax.training.restore import load_run  # noqa: E402
+
+CASES = {
+    "full": ("attention=lrkv", "attention.rank=3"),
+    "shared": ("attention.rope=shared", "attention.kv_heads=2"),
+    "latent": ("attention.rank_value=5", "model.tied_head=true"),
+}
+
+
+def ragged(vocabulary, number, longest):
+    """Prompts of many lengths, half of which begin alike."""
+    random = np.random.RandomState(0)
+    shared = random.randint(0, vocabulary, longest // 2).tolist()
+    lengths = random.randint(1, longest // 2, number)
+    prompts = [random.randint(0, vocabulary, length).tolist() for length in lengths]
+    return [shared + prompt if i % 2 else prompt for i, prompt in enumerate(prompts)]
+
+
+def say(run, file, prompts, tokens):
+    """Write prompts and the greedy tokens that follow them, whatever the stop tokens."""
+    engine = Engine(run, batch=8, length=max(map(len, prompts)) + tokens)
+    answers = engine.generate(prompts, tokens, sampling=Sampling(temperature=0))
+    file.write_text(json.dumps({"prompts": prompts, "tokens": answers}))
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, settings in CASES.items():
+        plant(folder / f"{name}.run", "train.seq_len=256", *settings)
+        export(folder / f"{name}.run", folder / name, factored=True)
+        run = load_run(folder / f"{name}.run")
+        number, tokens = (50, 100) if name == "full" else (6, 20)
+        prompts = ragged(run.config.model.vocabulary, number, 120)
+        say(run, folder / f"{name}.json", prompts, tokens)
