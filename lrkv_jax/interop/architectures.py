@@ -256,7 +256,7 @@ def _check_attention(model: ModelConfig) -> None:
     if entry.kind == "mla" and entry.latent_norm:
         raise LrkvError(
             "attention.latent_norm = true, and no class of transformers norms a latent and rotates "
-            "whole keys: only MLA without it can be exported"
+            "whole keys: use --factored"
         )
 
 
