@@ -24,7 +24,7 @@ def export(
     factored: Annotated[
         bool,
         typer.Option(
-            "--factored", help="Keep LRKV's factors, with a file that decodes from their cache."
+            "--factored", help="Keep the factors, with a file that decodes from their small cache."
         ),
     ] = False,
 ) -> None:
