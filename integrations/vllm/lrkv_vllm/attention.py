@@ -22,6 +22,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from lrkv_vllm.cache import Backend, Batch, Impl, Row, gather, write
 from lrkv_vllm.weights import padded, weight
 
+# Parameters that steps use as they are.
+KEPT = ("output", "query_gain", "key_gain", "query_bias", "output_bias")
 LOGITS = 2**26  # of one product, so that a long prompt's take 256 MiB at most
 
 
@@ -130,6 +132,8 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         # Norms are of keys without gains.
         gain = self.key_gain if self.config.qk_gain else 1
         self.gained_factor = self.key_factor * gain
+        for name in [name for name, _ in self.named_parameters() if name not in KEPT]:
+            delattr(self, name)
 
     def width_of(self, name: str) -> int:
         """The last axis of a part of a row."""

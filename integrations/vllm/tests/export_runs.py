@@ -16,10 +16,15 @@ from lrkv_jax.inference import Engine, Sampling  # noqa: E402
 from lrkv_jax.interop.export import export  # noqa: E402
 from lrkv_jax.training.restore import load_run  # noqa: E402
 
+GAINS = ("model.qk_gain=true", "model.qkv_bias=true")
+MLA = ("attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0")
 CASES = {
     "full": ("attention=lrkv", "attention.rank=3"),
     "shared": ("attention.rope=shared", "attention.kv_heads=2"),
     "latent": ("attention.rank_value=5", "model.tied_head=true"),
+    "gains": ("attention=lrkv", "attention.kv_heads=2", *GAINS),
+    "mla": (*MLA, "attention.rank=3", "attention.kv_heads=2", *GAINS),
+    "mla_plain": (*MLA, "attention.latent_norm=false", "model.qk_norm=false"),
 }
 
 

@@ -52,6 +52,7 @@ def layer_of(case, monkeypatch, dtype=torch.float32):
         scale = parameter.shape[0] ** -0.5 if parameter.dim() > 1 else 0.3
         drawn_there = scale * torch.randn(parameter.shape, generator=drawn.manual_seed(len(name)))
         parameter.data = (drawn_there + (1 if name.endswith("gain") else 0)).to(dtype)
+    layer.exported = {name: p.double() for name, p in layer.named_parameters()}
     layer.prepare()
     return layer
 
@@ -59,8 +60,7 @@ def layer_of(case, monkeypatch, dtype=torch.float32):
 def defined(layer, x):
     """[T, D] of one sequence, by the definition and in float64: no cache, no factor, no pages."""
     config, x = layer.config, x.double()
-    p = {name: value.double() for name, value in layer.named_parameters()}
-    G = config.num_key_value_heads
+    p, G = layer.exported, config.num_key_value_heads
 
     def norm(y):
         return y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt()

@@ -17,5 +17,5 @@ def test_the_kernel_compiles_for_three_generations_of_gpus():
     for name, targets in found.items():
         assert targets.keys() == {"sm_80", "sm_90", "sm_100"}
         for target, usage in targets.items():
-            assert usage["LOCAL"] == 0 and usage["STACK"] <= 64, (name, target, usage)
+            assert usage["LOCAL"] == 0 and usage["STACK"] <= 128, (name, target, usage)
             assert usage["shared"] <= 160_000, (name, target, usage)
