@@ -19,7 +19,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from lrkv_vllm.cache import Backend, Batch, Impl, Row, gather, write
+from lrkv_vllm.cache import Backend, Batch, Impl, Row, gather
 from lrkv_vllm.weights import padded, weight
 
 # Parameters that steps use as they are.
@@ -84,7 +84,9 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         for name in parts.keys() & {"latents", "value_latents"}:
             parts[name][-1] = padded(parts[name][-1])
         dtype, length = vllm_config.model_config.dtype, vllm_config.model_config.max_model_len
-        self.row = Row.of(parts, own if config.qk_norm else 0, dtype)
+        if config.qk_norm:  # float32s, in elements of the cache
+            parts["norms"] = [own * 4 // dtype.itemsize]
+        self.row = Row.of(parts, dtype)
         # MLA's latents are of keys and of values.
         self.row.parts.setdefault("value_latents", self.row.parts["latents"])
         self.register_buffer("turns", angles(config.key_frequencies, length), False)
@@ -147,7 +149,7 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         step, cache = metadata[self.layer_name], self.kv_cache[:, 0]
         n = len(step.slots)
         queries, rows = self.queries_and_rows(x[:n], positions[:n])
-        write(cache, rows, step.slots)
+        cache[step.slots // cache.shape[1], step.slots % cache.shape[1]] = rows
         out = x.new_zeros(len(x), self.heads, self.config.head_dim)
         decode = self.kernel or self.attend
         for batch, attend in ((step.decode, decode), (step.prefill, self.attend)):
@@ -174,11 +176,11 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         if config.qkv_bias:
             part = parts[self.of_bias]
             parts[self.of_bias] = torch.cat([part, part.new_ones(*part.shape[:-1], 1)], -1)
-        norms = None
         if config.qk_norm:
             whole = self.residual(parts, self.key_factor)
             whole = whole if self.mla else whole + parts["key"][:, None]
             norms = torch.rsqrt(whole.float().square().mean(-1) + eps)
+            parts["norms"] = norms.view(x.dtype)
         if not self.mla:
             key = parts["key"] * self.key_gain if config.qk_gain else parts["key"]
             parts["key"] = rotate(key, turns)
@@ -190,7 +192,7 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
             latent_turns = self.latent_turns[positions][:, None]
             in_latents = rotate(in_latents, latent_turns)
             parts["latents"] = rotate(parts["latents"], latent_turns)
-        return (rotate(query, turns[:, None]), in_latents), self.row.pack(parts, norms)
+        return (rotate(query, turns[:, None]), in_latents), self.row.pack(parts)
 
     def residual(self, parts: dict[str, torch.Tensor], factor: torch.Tensor) -> torch.Tensor:
         """Keys [..., G, K] that latents make; without LRKV's shared part and the rotation."""
@@ -205,8 +207,7 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         B, T = batch.tokens.shape
         rows = gather(cache, batch.table, batch.lengths, batch.longest)
         S, G = rows.shape[1], self.groups
-        parts = {name: self.row.read(rows, name) for name in self.row.parts}
-        norms = self.row.read_norms(rows)
+        parts = {name: self.row.view(rows, name) for name in self.row.parts}
         turned, in_latents = (
             None if x is None else x[batch.tokens.clamp(min=0)].unflatten(2, (G, -1)).float()
             for x in queries
@@ -225,7 +226,8 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
                 key, latents = parts["key"].float(), parts["latents"].float()
                 logits = torch.einsum("btgek,bsk->bgets", turned[:, tile], key)
                 logits += torch.einsum("btger,bsgr->bgets", in_latents[:, tile], latents)
-            if norms is not None:
+            if "norms" in parts:
+                norms = parts["norms"].contiguous().view(torch.float32)
                 logits *= norms.transpose(1, 2)[:, :, None, None]
             logits = (logits * self.config.logit_scale).masked_fill(
                 ~seen[:, None, None, tile], float("-inf")

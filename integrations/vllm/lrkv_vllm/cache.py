@@ -16,12 +16,7 @@ C latent width
 from dataclasses import dataclass
 
 import torch
-from vllm.v1.attention.backend import (
-    AttentionBackend,
-    AttentionImplBase,
-    AttentionMetadataBuilder,
-    MultipleOf,
-)
+from vllm.v1.attention import backend
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 from lrkv_vllm.config import SLOTS
@@ -32,44 +27,28 @@ class Row:
     """The parts of a row by name: where each begins, and its shape, in elements of the cache."""
 
     parts: dict[str, tuple[int, tuple[int, ...]]]
-    norms: int  # groups whose key's norm is in the row, or 0
     width: int
 
     @classmethod
-    def of(cls, parts: dict[str, list[int]], norms: int, dtype: torch.dtype) -> "Row":
+    def of(cls, parts: dict[str, list[int]], dtype: torch.dtype) -> "Row":
         placed, at, unit = {}, 0, 16 // dtype.itemsize
-        for name, shape in (parts | {"norms": [norms * 4 // dtype.itemsize]}).items():
+        for name, shape in parts.items():
             placed[name] = at, tuple(shape)
             at += -(-torch.Size(shape).numel() // unit) * unit
-        return cls(placed, norms, at)
+        return cls(placed, at)
 
-    def pack(self, parts: dict[str, torch.Tensor], norms: torch.Tensor | None) -> torch.Tensor:
-        """Rows [T, width] of parts [T, ...] and norms [T, G]."""
+    def pack(self, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Rows [T, width] of parts [T, ...], which may be narrower than a row has them."""
         some = next(iter(parts.values()))
         rows = some.new_zeros(len(some), self.width)
         for name, part in parts.items():
-            self.read(rows, name)[..., : part.shape[-1]].copy_(part)
-        if norms is not None:
-            self.read(rows, "norms").copy_(norms.float().contiguous().view(rows.dtype))
+            self.view(rows, name)[..., : part.shape[-1]].copy_(part)
         return rows
 
-    def read(self, rows: torch.Tensor, name: str) -> torch.Tensor:
-        """A part of rows [..., width], as a view."""
+    def view(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        """A part of rows [..., width]."""
         at, shape = self.parts[name]
-        size = torch.Size(shape).numel()
-        return rows[..., at : at + size].unflatten(-1, shape)
-
-    def read_norms(self, rows: torch.Tensor) -> torch.Tensor | None:
-        """The float32 norms [..., G] of rows."""
-        if not self.norms:
-            return None
-        return self.read(rows, "norms").contiguous().view(torch.float32)
-
-
-def write(cache: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
-    """Put rows [T, width] into the pages [pages, slots, width] at the slots that vLLM names."""
-    per_page = cache.shape[1]
-    cache[slots // per_page, slots % per_page] = rows
+        return rows[..., at : at + torch.Size(shape).numel()].unflatten(-1, shape)
 
 
 def gather(
@@ -107,16 +86,15 @@ class Step:
     prefill: Batch | None
 
 
-class Builder(AttentionMetadataBuilder):
+class Builder(backend.AttentionMetadataBuilder):
     def __init__(self, spec, names, config, device):
         super().__init__(spec, names, config, device)
         self._init_reorder_batch_threshold(1)  # decoding requests come first
 
     def build(self, common_prefix_len, common, fast_build=False):
-        n, whole = split_decodes_and_prefills(common)[0], common.num_reqs
-        slots = common.slot_mapping[: common.num_actual_tokens].long()
-        parts = ((0, n), (n, whole))
-        return Step(slots, *(self._batch(common, *part) for part in parts))
+        n, slots = split_decodes_and_prefills(common)[0], common.slot_mapping.long()
+        prefill = self._batch(common, n, common.num_reqs)
+        return Step(slots[: common.num_actual_tokens], self._batch(common, 0, n), prefill)
 
     def _batch(self, common, first, end):
         if first == end:
@@ -129,12 +107,12 @@ class Builder(AttentionMetadataBuilder):
         return Batch(tokens, table, lengths, common.max_seq_len)
 
 
-class Backend(AttentionBackend):
+class Backend(backend.AttentionBackend):
     supported_dtypes = [torch.float32, torch.bfloat16]
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec=None):
-        return [MultipleOf(SLOTS)]
+        return [backend.MultipleOf(SLOTS)]
 
     @staticmethod
     def get_name():
@@ -149,5 +127,5 @@ class Backend(AttentionBackend):
         return Builder
 
 
-class Impl(AttentionImplBase):
+class Impl(backend.AttentionImplBase):
     """vLLM asks each layer for one; ours attend by themselves."""

@@ -34,17 +34,17 @@ def _part(rows, there, at, size: tl.constexpr, width: tl.constexpr):
 @triton.jit
 def _through_mix(
     logits, rows, there, at, turns, mix, head, E: tl.constexpr, K: tl.constexpr, X: tl.constexpr,
-    first: tl.constexpr, size: tl.constexpr, K_: tl.constexpr, X_: tl.constexpr, HB: tl.constexpr,
+    first: tl.constexpr, size: tl.constexpr, X_: tl.constexpr,
 ):  # fmt: skip
     """Add [cos, sin] · M_h(q) · x of the latents x at `at`, whose first column of M is `first`."""
-    coordinate = tl.arange(0, K_)
+    coordinate = tl.arange(0, turns.shape[1])
     for start in tl.static_range(0, size, X_):
         x = _part(rows, there, at + start, size - start, X_).to(tl.float32)
         for e in tl.static_range(E):
             of_head = mix + (head + e) * K * X + coordinate * X
             mixed = _part(of_head, coordinate < K, first + start, size - start, X_)
             carried = tl.dot(turns, mixed, input_precision="ieee")
-            here = tl.arange(0, HB)[:, None] == e
+            here = tl.arange(0, logits.shape[0])[:, None] == e
             logits += tl.where(here, tl.sum(carried * x, 1)[None, :], 0.0)
     return logits
 
@@ -84,13 +84,24 @@ def _decode(
             angles = _part(turns + slot * K, there, 0, K, K_).to(cache.dtype.element_ty)
             if IN_KEYS > 0:
                 logits = _through_mix(
-                    logits, rows, there, COMMON, angles, mix, head, E, K, IN_KEYS + R, 0, IN_KEYS,
-                    K_, 32, HB,
-                )  # fmt: skip
+                    logits,
+                    rows,
+                    there,
+                    COMMON,
+                    angles,
+                    mix,
+                    head,
+                    E,
+                    K,
+                    IN_KEYS + R,
+                    0,
+                    IN_KEYS,
+                    32,
+                )
             if R > 0:
                 logits = _through_mix(
                     logits, rows, there, LATENTS + g * R, angles, mix, head, E, K, IN_KEYS + R,
-                    IN_KEYS, R, K_, R_, HB,
+                    IN_KEYS, R, R_,
                 )  # fmt: skip
         else:
             q = _part(in_latents + (head + rows_of) * R, heads, 0, R, R_)
@@ -141,8 +152,8 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
     turned, in_latents = (
         None if x is None else x[batch.tokens[:, 0]].contiguous() for x in queries
     )
-    row, (B, H, K), G = layer.row, turned.shape, layer.groups
-    at = {name: start for name, (start, _) in row.parts.items()}
+    (B, H, K), G = turned.shape, layer.groups
+    at = {name: start for name, (start, _) in layer.row.parts.items()}
     C, R, V = map(layer.width_of, ("common", "latents", "value_latents"))
     processors = 1
     if cache.is_cuda:
@@ -159,7 +170,7 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
         H=H, E=H // G, HB=pow2(H // G), K=K, K_=pow2(K), KEY=at.get("key", -1),
         COMMON=at["common"], C=C, C_=pow2(C), LATENTS=at["latents"], R=R, R_=pow2(R),
         VALUES=at["value_latents"], V=V, V_=pow2(V),
-        NORMS=at["norms"] * cache.dtype.itemsize // 4 if row.norms else -1,
+        NORMS=at["norms"] * cache.dtype.itemsize // 4 if "norms" in at else -1,
         FULL=layer.full, IN_KEYS=layer.common, TILE=TILE, Z=Z,
     )  # fmt: skip
     shares = (lse - lse.logsumexp(-1, keepdim=True)).exp()
@@ -169,23 +180,18 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def checked(layer):
-    """`decode` if its output for random pages is that of PyTorch; else None, with one warning."""
-    row, like, draw = layer.row, layer.input, torch.Generator().manual_seed(0)
-
-    def drawn(*shape):
-        return torch.randn(shape, generator=draw).to(like)
-
-    parts = {name: drawn(256, *shape) for name, (_, shape) in row.parts.items() if name != "norms"}
-    cache = row.pack(parts, drawn(256, layer.groups).abs() if row.norms else None)
-    widths = layer.config.head_dim, layer.width_of("latents")
-    queries = [drawn(2, layer.heads, width) for width in widths]
-    table, lengths = torch.tensor([[3, 1], [2, 0]]), torch.tensor([100, 37])
-    batch = Batch(*(x.to(like.device) for x in (torch.arange(2)[:, None], table, lengths)), 100)
+    """`decode` if its output for drawn tokens is that of PyTorch; else None, with one warning."""
+    like, longest = layer.input, min(200, len(layer.turns))
+    x = torch.randn(256, len(like), generator=torch.Generator().manual_seed(0)).to(like)
+    queries, rows = layer.queries_and_rows(x, torch.arange(256, device=x.device) % longest)
+    tokens, table = torch.tensor([[5], [9]]), torch.tensor([[3, 1, 0, 2], [2, 3, 1, 0]])
+    numbers = tokens, table, torch.tensor([longest, longest // 3])
+    batch = Batch(*(each.to(x.device) for each in numbers), longest)
     try:
-        arguments = queries, cache.unflatten(0, (4, 64)), batch
+        arguments = queries, rows.unflatten(0, (4, 64)), batch
         ours, right = decode(layer, *arguments), layer.attend(*arguments)
         error = ((ours - right).abs().max() / right.abs().max()).item()
-        wrong = "" if error < 16 * torch.finfo(like.dtype).eps else f"it is off by {error:.1e}"
+        wrong = "" if error < 16 * torch.finfo(x.dtype).eps else f"it is off by {error:.1e}"
     except Exception as failure:
         wrong = str(failure).splitlines()[0]
     if wrong:

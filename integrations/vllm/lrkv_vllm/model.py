@@ -19,41 +19,33 @@ ACTIVATIONS = {
 }
 
 
-class Norm(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.eps = config.rms_norm_eps
-        self.gain = weight(config.hidden_size) if config.norm_gain else None
-
-    def forward(self, x):
-        y = rms_norm(x, self.eps)
-        return y if self.gain is None else y * self.gain
+def gains(config) -> nn.ParameterDict:
+    """The gain of a norm over the model's width, if the model has gains."""
+    return nn.ParameterDict({"gain": weight(config.hidden_size)} if config.norm_gain else {})
 
 
-class MLP(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        D, F = config.hidden_size, config.intermediate_size
-        self.activation = ACTIVATIONS[config.hidden_act]
-        self.up, self.down = weight(D, F, axis=1), weight(F, D, axis=0)
-        self.gate = weight(D, F, axis=1) if config.gated else None
-
-    def forward(self, x):
-        h = x @ self.up
-        h = self.activation(h) if self.gate is None else self.activation(x @ self.gate) * h
-        return tensor_model_parallel_all_reduce(h @ self.down)
+def normed(x: torch.Tensor, gains: nn.ParameterDict, eps: float) -> torch.Tensor:
+    y = rms_norm(x, eps)
+    return y * gains["gain"] if gains else y
 
 
 class Block(nn.Module):
     def __init__(self, config, vllm_config, prefix):
         super().__init__()
-        self.norm_attention, self.norm_mlp = Norm(config), Norm(config)
+        D, F = config.hidden_size, config.intermediate_size
+        self.eps, self.activation = config.rms_norm_eps, ACTIVATIONS[config.hidden_act]
+        self.norm_attention, self.norm_mlp = gains(config), gains(config)
         self.attention = FactoredAttention(config, vllm_config, f"{prefix}.attention")
-        self.mlp = MLP(config)
+        columns = ("up", "gate") if config.gated else ("up",)
+        self.mlp = nn.ParameterDict({name: weight(D, F, axis=1) for name in columns})
+        self.mlp["down"] = weight(F, D, axis=0)
 
     def forward(self, x, positions):
-        x = x + self.attention(self.norm_attention(x), positions)
-        return x + self.mlp(self.norm_mlp(x))
+        x = x + self.attention(normed(x, self.norm_attention, self.eps), positions)
+        y = normed(x, self.norm_mlp, self.eps)
+        h = self.activation(y @ self.mlp["gate" if "gate" in self.mlp else "up"])
+        h = h * (y @ self.mlp["up"]) if "gate" in self.mlp else h
+        return x + tensor_model_parallel_all_reduce(h @ self.mlp["down"])
 
 
 class LrkvForCausalLM(nn.Module):
@@ -67,7 +59,7 @@ class LrkvForCausalLM(nn.Module):
             Block(config, vllm_config, f"blocks.{layer}")
             for layer in range(config.num_hidden_layers)
         )
-        self.norm = Norm(config)
+        self.norm = gains(config)
         if not config.tied_head:
             kernel = weight(config.hidden_size, config.vocab_size, axis=1)
             self.head = nn.ParameterDict({"kernel": kernel})
@@ -80,7 +72,7 @@ class LrkvForCausalLM(nn.Module):
         x = rms_norm(x, self.config.rms_norm_eps) if self.config.embedding_norm else x
         for block in self.blocks:
             x = block(x, positions)
-        return self.norm(x)
+        return normed(x, self.norm, self.config.rms_norm_eps)
 
     def compute_logits(self, hidden_states):
         if self.config.tied_head:
