@@ -16,7 +16,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.config.rope import OWN
@@ -291,7 +290,7 @@ def deepseek_params(model: ModelConfig, params: Any) -> Any:
     }
 
 
-def _interleaved(x: Array) -> Array:
+def _interleaved(x: jnp.ndarray) -> jnp.ndarray:
     """The last axis with the two coordinates of each rotated pair next to one another."""
     return jnp.stack(jnp.split(x, 2, axis=-1), axis=-1).reshape(x.shape)
 
