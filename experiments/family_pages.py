@@ -128,7 +128,7 @@ def _supported(settings) -> dict[str, str]:
         "`kv_heads`": yes(lambda: AttentionConfig(**settings | {"kv_heads": 3}).check(model)),
         "cache on each of 2 devices": f"{two / one:.0%}",
         "Hugging Face class": yes(architectures._check_attention, model),
-        "factored export": yes(export._check_factored, model),
+        "factored export": yes(export._factored_settings, model),
         "convert from": yes(convert._source, model, ""),
         "convert to": yes(convert_to),
     }

@@ -22,7 +22,10 @@ def export(
         Literal["float32", "bfloat16"], typer.Option(help="Type of the weights")
     ] = "float32",
     factored: Annotated[
-        bool, typer.Option("--factored", help="Keep LRKV's factors, and decode from their cache.")
+        bool,
+        typer.Option(
+            "--factored", help="Keep the factors, with a file that decodes from their small cache."
+        ),
     ] = False,
     as_: Annotated[
         Literal["deepseek"] | None,

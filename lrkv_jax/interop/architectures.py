@@ -331,7 +331,7 @@ def _check_attention(model: ModelConfig) -> None:
     if entry.kind not in ("mha", "gqa", "mqa", "mla", "lrkv"):
         raise LrkvError(f"attention {entry.kind}: no class of transformers is known to have it")
     if entry.mode not in (None, "full") and (entry.kind == "mla" or entry.rank):
-        fix = "use --factored" if entry.kind == "lrkv" else "convert it to rope: full"
+        fix = "use --factored" if entry.kind == "lrkv" else "train it in rope: full"
         if getattr(entry, "latent_norm", None) == "joint":
             fix = "use --as deepseek"
         raise LrkvError(
@@ -341,7 +341,7 @@ def _check_attention(model: ModelConfig) -> None:
     if entry.kind == "mla" and entry.latent_norm:
         raise LrkvError(
             "attention.latent_norm = true, and no class of transformers norms a latent and rotates "
-            "whole keys: only MLA without it can be exported"
+            "whole keys: use --factored"
         )
 
 

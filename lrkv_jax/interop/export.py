@@ -1,7 +1,7 @@
 """A run as a folder that transformers, and what builds on it, loads: `lrkv export`.
 
-With `--factored` LRKV keeps its small cache there: `assets/modeling_lrkv.py.txt` is the class, in
-PyTorch; it is exported as modeling_lrkv.py and keeps the parameters' names and
+With `--factored` LRKV and MLA keep their small caches there: `assets/modeling_lrkv.py.txt` is the
+class, in PyTorch; it is exported as modeling_lrkv.py and keeps the parameters' names and
 layout. With `--as deepseek` LRKV with the joint norm is a model of DeepSeek's class, whose servers
 keep its small cache.
 
@@ -49,7 +49,7 @@ LARGEST = 5_000_000_000  # bytes of a file, as transformers writes them
 MODELING = Path(__file__).parent / "assets/modeling_lrkv.py.txt"
 FACTORED = Architecture("LrkvForCausalLM", "lrkv", (), {}, {}, {}, {})
 # Settings that the class reads under our names.
-_SAME = ("qk_norm", "norm_gain", "embedding_norm", "gated", "tied_head")
+_SAME = ("qk_norm", "qk_gain", "qkv_bias", "norm_gain", "embedding_norm", "gated", "tied_head")
 _WHOLE_CACHE = """\
 The keys and values of every head are materialized in these weights. A server keeps those keys and
 values, {whole:,} bytes per token in bfloat16, whatever the run's own cache took: **it saves nothing
@@ -72,8 +72,8 @@ def export(
 ) -> str:
     """Write a run's step (the newest unless given) into the folder `target`; returns the class.
 
-    `factored` keeps LRKV's factors and adds the file that decodes from their cache. `deepseek`
-    writes LRKV with the joint norm as DeepSeek's class.
+    `factored` keeps LRKV's or MLA's factors and adds the file that decodes from their cache;
+    `deepseek` writes LRKV with the joint norm as DeepSeek's class.
 
     Parameters stay where they are restored, spread over the devices; the host holds one
     tensor at a time. Raises `LrkvError`, and leaves nothing, where the model is none of
@@ -85,8 +85,7 @@ def export(
         config = read_run(directory)
         model = config.model
         one = FACTORED if factored else of_model(model, deepseek=deepseek)
-        if factored:
-            _check_factored(model)
+        settings = _factored_settings(model) if factored else {}
         run = load_run(directory, step=step, overrides=["mesh.data=1", "mesh.fsdp=-1"])
         made = (
             _factored_tensors(run.params, model.layers)
@@ -96,9 +95,8 @@ def export(
         cast = (replace(tensor, dtype=DTYPES[dtype]) for tensor in made)
         shards.write(folder, cast, largest)
         special = write_tokenizer(run, folder)
-        config_json = config_of(one, model, config.train.seq_len, dtype) | special
+        config_json = config_of(one, model, config.train.seq_len, dtype) | special | settings
         if factored:
-            config_json |= _factored_settings(model)
             shutil.copyfile(MODELING, folder / "modeling_lrkv.py")
         files.write_json(folder / "config.json", config_json)
         files.write(folder / "README.md", _card(run, one.name, dtype, factored=factored))
@@ -161,32 +159,38 @@ def _parameter(
     return found.shape, lambda _: np.asarray(found)
 
 
-def _check_factored(model: ModelConfig) -> None:
-    """Raise `LrkvError` for a model whose cache has no factors that the class knows."""
-    if model.attention.kind != "lrkv" or not model.attention.rank:
-        raise LrkvError(f"attention {model.attention.label} has no factors: leave out --factored")
-    if model.attention.latent_norm == "joint":
-        raise LrkvError("attention.latent_norm = joint: use --as deepseek, not --factored")
-    for name in ("qk_gain", "qkv_bias"):
-        if getattr(model, name):
-            raise LrkvError(
-                f"model.{name} = true, which --factored does not know: leave --factored out"
-            )
-
-
 def _factored_settings(model: ModelConfig) -> dict[str, Any]:
-    """The fields of config.json in addition to the numbers that every model has."""
+    """The fields of config.json in addition to the numbers that every model has.
+
+    Raises `LrkvError` for a model whose cache has no factors that the class knows.
+    """
     entry, base, scaling = model.attention, model.rope_base, model.rope_scaling
-    rank_key, rank_value = entry.ranks
+    if entry.kind == "mla" and entry.rope == "full":
+        factors = {
+            "rank_latent": entry.kv_lora_rank,
+            "rank_private": entry.rank,
+            "latent_norm": entry.latent_norm,
+        }
+    elif entry.kind == "lrkv" and entry.rank and entry.latent_norm == "none":
+        rank_key, rank_value = entry.ranks
+        factors = {
+            "rank_key": rank_key,
+            "rank_value": rank_value,
+            "latent_frequencies": list(frequencies(rank_key, base, scaling)),
+        }
+    else:
+        raise LrkvError(
+            f"attention {entry.label} has no factors that --factored keeps: leave it out, or use "
+            "lrkv, or mla with rope: full"
+        )
     return {
         **{name: getattr(model, name) for name in _SAME},
         "final_logit_softcapping": model.softcap,
         "hidden_act": model.activation,
-        "rank_key": rank_key,
-        "rank_value": rank_value,
+        "attention_kind": entry.kind,
         "rope_mode": entry.rope,
+        **factors,
         "key_frequencies": list(frequencies(model.head_width, base, scaling)),
-        "latent_frequencies": list(frequencies(rank_key, base, scaling)),
         "logit_scale": model.head_width**-0.5 * logit_factor(scaling),
         "tie_word_embeddings": False,
         "auto_map": {
@@ -242,8 +246,12 @@ def _card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = Fa
             for key, value in found.items() if isinstance(value, float) and key != "seconds"
         ]  # fmt: skip
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    about = _FACTORED_CACHE.format(own=own) if factored else _WHOLE_CACHE.format(whole=whole)
-    if not factored and (own == whole or architecture == DEEPSEEK.name):
+    about = _WHOLE_CACHE.format(whole=whole)
+    if factored:
+        # The class's cache has no column for the biases of keys, and no rows in eight bits.
+        plain = model.model_copy(update={"qkv_bias": False, "kv_cache_dtype": "auto"})
+        about = _FACTORED_CACHE.format(own=cache_bytes_per_token(plain))
+    elif own == whole or architecture == DEEPSEEK.name:
         about = f"A server's cache takes {own:,} bytes per token in bfloat16, as the run's own."
     return (
         f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"

@@ -1,5 +1,6 @@
-"""What transformers makes of exported folders: `python reload.py OUT IDS FOLDER...`, in JSON.
+"""What transformers makes of exported folders, in JSON.
 
+`python reload.py OUT "[IDS, PROMPT, CHAT]" FOLDER...`
 Needs torch and transformers; the tests run it with the interpreter that has them.
 """
 
@@ -18,11 +19,8 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-PROMPT = "The state of the union"
-CHAT = [
-    {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi there"},
-    {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Bye"},
-]  # fmt: skip
+TARGET, GIVEN, *FOLDERS = sys.argv[1:]
+IDS, PROMPT, CHAT = json.loads(GIVEN)
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 STEPS = 8
 
@@ -197,8 +195,7 @@ def piped(folder):
 
 
 if __name__ == "__main__":
-    target, ids, *folders = sys.argv[1:]
-    found = {folder: reloaded(folder, json.loads(ids)) for folder in folders}
+    found = {folder: reloaded(folder, IDS) for folder in FOLDERS}
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    with open(target, "w") as file:
+    with open(TARGET, "w") as file:
         json.dump({**versions, "folders": found}, file)

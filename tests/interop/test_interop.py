@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.hf_folders import RECORDED, hf_folder, tokenizer_json, write
 from support.marks import quick
-from support.planted_models import IDS, LLAMA, configured, drawn, plant
+from support.planted_models import FULL_MLA, IDS, LLAMA, configured, drawn, plant
 
 from lrkv_jax.config import load_config
 from lrkv_jax.data.chat import ChatFormat
@@ -42,8 +42,7 @@ def test_an_imported_model_gives_the_logits_that_transformers_gave(case, tmp_pat
 
 ROUND_TRIPS = {
     "lrkv-groups": (FULL, "attention.rank=3", "attention.kv_heads=2"),
-    "mla": ("attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0",
-            "attention.rank=2", "attention.latent_norm=false"),
+    "mla": (*FULL_MLA, "attention.rank=2", "attention.latent_norm=false"),
     "shards": ("attention=gqa", "model.tied_head=true", "model.qkv_bias=true", *LLAMA),
 }  # fmt: skip
 
@@ -100,10 +99,9 @@ def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
 
 
 def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path):
-    normed = ["attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0"]
     for name, settings, named in (
         ("mla", ["attention=mla"], "attention.rope = decoupled"),
-        ("normed", normed, "latent_no"),
+        ("normed", FULL_MLA, "latent_norm = true, .*: use --factored"),
         ("latent", [], "attention.rope = latent, .*: use --factored"),
         ("norms", [FULL, "model.embedding_norm=false"], "Chat.* needs model.embedding_norm=true"),
         ("joint", [FULL, *JOINT], "attention.rope = shared, .*: use --as deepseek"),
@@ -112,11 +110,12 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
         configured(tmp_path / name, *settings)
         with pytest.raises(LrkvError, match=named):
             export(tmp_path / name, tmp_path / "hf")
-    with pytest.raises(LrkvError, match="latent_norm = joint: use --as deepseek"):
-        export(tmp_path / "joint", tmp_path / "hf", factored=True)
     for name, named in (("joint", "softcap=null$"), ("mla", "null and attention=lrkv .*=joint$")):
         with pytest.raises(LrkvError, match=f"Deep.* needs model.gated=true and .*{named}"):
             export(tmp_path / name, tmp_path / "hf", deepseek=True)
+    for name, label in (("mla", "MLA-12"), ("joint", "LRKV-4 rope shared, joint norm")):
+        with pytest.raises(LrkvError, match=f"attention {label} has no factors .*: leave it out"):
+            export(tmp_path / name, tmp_path / "hf", factored=True)
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/mine").touch()
     with pytest.raises(LrkvError, match="kept exists: name another"):

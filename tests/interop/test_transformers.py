@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.planted_models import IDS, LLAMA, plant
+from support.planted_models import FULL_MLA, IDS, LLAMA, plant
 from support.torch_python import torch_pythons
 
 from lrkv_jax.data.chat import ChatFormat
@@ -28,12 +28,14 @@ from lrkv_jax.training.restore import load_run
 pytestmark = pytest.mark.torch
 
 BIASES, FULL = "model.qkv_bias=true", "attention=lrkv"
-# Its own norm is in place of QK-norm, whatever the model has.
+# The joint norm takes the place of QK-norm, which the model may have.
 DEEPSEEK = (
     "attention.rope=shared", "attention.latent_norm=joint", "model.gated=true",
     "model.activation=silu", "model.softcap=null",
 )  # fmt: skip
-YARN = "model.rope_scaling={kind: yarn, factor: 4, original_context: 9, attention_factor: 1.3}"
+DEEPSEEK_GROUPS = "attention.kv_heads=2", "attention.rank_value=5"
+BIASED_GROUPS = ("attention.kv_heads=2", "model.qk_gain=true", BIASES)
+YARN = "model.rope_scaling={kind: yarn, factor: 4, original_context: 8, attention_factor: 1.3}"
 CASES = {
     "mha": ("NanoChatForCausalLM", "attention=mha"),
     "gqa-chat": ("NanoChatForCausalLM", "attention=gqa", "model.vocabulary=4224"),
@@ -44,19 +46,13 @@ CASES = {
     "lrkv": ("NanoChatForCausalLM", FULL, "attention.rank=3"),
     "lrkv-groups-llama": ("LlamaForCausalLM", FULL, "attention.kv_heads=2", *LLAMA),
     "deepseek": ("DeepseekV3ForCausalLM", FULL, *DEEPSEEK, "model.tied_head=true"),
-    "deepseek-groups": (
-        "DeepseekV3ForCausalLM",
-        FULL,
-        "attention.kv_heads=2",
-        "attention.rank_value=5",
-        *LLAMA,
-        *DEEPSEEK,
-        YARN,
-    ),
+    "deepseek-groups": ("DeepseekV3ForCausalLM", FULL, *DEEPSEEK, *DEEPSEEK_GROUPS, *LLAMA, YARN),
     "factored-full": ("LrkvForCausalLM", FULL, "attention.rank=3"),
     "factored-shared": ("LrkvForCausalLM", "attention.rope=shared", "attention.kv_heads=2"),
-    "factored-latent": ("LrkvForCausalLM", "attention.rank_value=5"),
-    "factored-tied_head": ("LrkvForCausalLM", FULL, "model.tied_head=true"),
+    "factored-latent": ("LrkvForCausalLM", "attention.rank_value=5", YARN),
+    "factored-biases": ("LrkvForCausalLM", FULL, "model.tied_head=true", *BIASED_GROUPS),
+    "factored-mla": ("LrkvForCausalLM", *FULL_MLA, "attention.rank=3", *BIASED_GROUPS),
+    "factored-converted": ("LrkvForCausalLM", *FULL_MLA, "attention.latent_norm=false", *LLAMA),
 }
 FACTORED = [name for name in CASES if name.startswith("factored")]
 SAID = [
@@ -80,9 +76,9 @@ def reloaded(tmp_path_factory):
     # Nobody is there to answer a question, and nothing is left in the user's folders.
     alone = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
     script, releases = Path(__file__).parent / "reload.py", {name: {} for name in CASES}
+    out, given = folder / "out.json", json.dumps([IDS, PROMPT, SAID])
     for python in pythons:
-        out = folder / "out.json"
-        command = [python, script, out, json.dumps(IDS), *(folder / name for name in CASES)]
+        command = [python, script, out, given, *(folder / name for name in CASES)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env=alone)
         found = json.loads(out.read_text())
         for name in CASES:
@@ -96,7 +92,8 @@ def test_transformers_gives_the_run_its_logits_text_and_cache(case, reloaded):
     model, logits, prompt = run.config.model, run.model(IDS), run.ids(PROMPT)
     text = run.generate(PROMPT, 24, sampling=Sampling(temperature=0))
     whole = 8 * model.layers * model.attention.key_heads(model) * model.head_width
-    factored = cache_bytes_per_token(model, 4)
+    # The class's cache has no column for the biases of keys.
+    factored = cache_bytes_per_token(model.model_copy(update={"qkv_bias": False}), 4)
     for release, theirs in releases.items():
         assert theirs["class"] == CASES[case][0] and not theirs["wrong"], release
         np.testing.assert_allclose(theirs["logits"], logits, rtol=0, atol=1e-5, err_msg=release)

@@ -11,6 +11,9 @@ LLAMA = (
     "model.softcap=null", "model.gated=true", "model.activation=silu",
 )  # fmt: skip
 
+# MLA that rotates whole keys; `lrkv convert` also leaves out its norms of latents.
+FULL_MLA = ("attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0")
+
 
 def drawn(shapes):
     """float32 arrays by name: normal ones, and gains around 1."""
@@ -18,7 +21,7 @@ def drawn(shapes):
     arrays = {}
     for name in sorted(shapes):
         x = 0.15 * random.standard_normal(shapes[name])
-        arrays[name] = np.float32(1 + x if "norm" in name else x)
+        arrays[name] = np.float32(1 + x if "norm" in name or "gain" in name else x)
     return arrays
 
 
