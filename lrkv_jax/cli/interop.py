@@ -27,6 +27,10 @@ def export(
             "--factored", help="Keep the factors, with a file that decodes from their small cache."
         ),
     ] = False,
+    as_: Annotated[
+        Literal["deepseek"] | None,
+        typer.Option("--as", help="Write LRKV with latent_norm: joint as DeepSeek's class."),
+    ] = None,
 ) -> None:
     """Write a run as a Hugging Face folder.
 
@@ -35,7 +39,10 @@ def export(
     shared.start_alone("export")
     from lrkv_jax.interop.export import export as run_export
 
-    name = run_export(run, directory, step=shared.step_named(step), dtype=dtype, factored=factored)
+    name = run_export(
+        run, directory, step=shared.step_named(step), dtype=dtype, factored=factored,
+        deepseek=as_ == "deepseek",
+    )  # fmt: skip
     print(f"{directory}: {name}, {dtype}")
 
 

@@ -4,19 +4,24 @@ Export and import both read it. A `WeightMapping` maps a tensor to a parameter, 
 its numbers there; the mappings of a block are listed once, for all layers.
 
 D model width  H heads  G key/value heads  K head width  F hidden width of the MLP
+L layers  C latent width  R_k, R_v ranks of keys and values  Q = R_k + K
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.config.rope import OWN
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.layers import rms_norm
+from lrkv_jax.models.rope import logit_factor
 
 LAYER = "model.layers.{}."
 
@@ -217,25 +222,103 @@ ARCHITECTURES = (
 )  # fmt: skip
 
 
+# Of LRKV with the joint norm, from what `deepseek_params` makes. All layers are dense.
+DEEPSEEK = Architecture(
+    "DeepseekV3ForCausalLM", "deepseek_v3",
+    (*_ENDS, *_GAINS, *_GATED_MLP,
+     _block("self_attn.q_proj", "attention.query", MATRIX),
+     _block("self_attn.kv_a_proj_with_mqa", "attention.down", MATRIX),
+     _block("self_attn.kv_a_layernorm", "attention.gain", AS_IS),
+     _block("self_attn.kv_b_proj", "attention.up", MATRIX),
+     _block("self_attn.o_proj", "attention.output", JOINED)),
+    {"gated": True, "activation": "silu", "softcap": None, "norm_eps": 1e-6},
+    {"first_k_dense_replace": "layers", "moe_intermediate_size": "feed_forward",
+     "qk_rope_head_dim": "head_width", "v_head_dim": "head_width"},
+    {"q_lora_rank": None, "rope_interleave": True, "n_routed_experts": 1, "num_experts_per_tok": 1,
+     "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0},
+    {},
+)  # fmt: skip
+
+
+def _deepseek_settings(model: ModelConfig) -> dict[str, Any]:
+    """What a config.json of DeepSeek's has in addition, or otherwise."""
+    scaling = model.rope_scaling
+    if scaling is not None:  # with both, DeepSeek's factor is of whole logits, as ours is
+        both = {"attention_factor": None, "mscale": 1.0, "mscale_all_dim": 1.0}
+        scaling = scaling.model_copy(update=both)
+    return {
+        "kv_lora_rank": model.attention.cache_values(model) - model.head_width,
+        "qk_nope_head_dim": model.attention.ranks[0],
+        "num_key_value_heads": model.heads,
+        "rope_parameters": _rope_parameters(model.model_copy(update={"rope_scaling": scaling})),
+    }
+
+
+def deepseek_params(model: ModelConfig, params: Any) -> Any:
+    """Parameters as `DEEPSEEK` has them: a normed embedding, a head, and absorbed attention.
+
+    The latent is [keys' latents | values' latents | shared value], C wide. A query without rope is
+    q B_h, in the coordinates of its head's latent, so W^UK is zeros and ones.
+    """
+    w, table = params["blocks"]["attention"], params["embedding"]["table"]
+    (L, G, D, R_k), (_, _, R_v, K), H = w["key_down"].shape, w["value_up"].shape, model.heads
+    # Theirs is 1/sqrt(R_k + K), times the square of YaRN's factor.
+    scale = ((R_k + K) / K) ** 0.5 * logit_factor(model.rope_scaling)
+    if model.rope_scaling is not None:
+        scale /= (0.1 * math.log(model.rope_scaling.factor) + 1) ** 2
+    group_H = np.arange(H) // (H // G)
+    up_LHRK, of_group_HG = w["key_up"][:, group_H], np.eye(G)[group_H]
+    nope_LDHR = jnp.einsum("LDHK,LHRK->LDHR", w["query"], up_LHRK, precision="highest")
+    down = [w[name].swapaxes(1, 2).reshape(L, D, -1) for name in ("key_down", "value_down")]
+    keys_CHR = np.einsum("HG,RQ->GRHQ", of_group_HG, np.eye(R_k)).reshape(-1, H, R_k)
+    values_LCHK = jnp.einsum("HG,LGRK->LGRHK", of_group_HG, w["value_up"]).reshape(L, -1, H, K)
+    up_LCHQ = jnp.zeros((L, G * (R_k + R_v) + K, H, R_k + K))
+    up_LCHQ = up_LCHQ.at[:, : G * R_k, :, :R_k].set(keys_CHR)
+    up_LCHQ = up_LCHQ.at[:, G * R_k : -K, :, R_k:].set(values_LCHK)
+    attention = {
+        "query": scale * jnp.concatenate([nope_LDHR, _interleaved(w["query"])], axis=-1),
+        "down": jnp.concatenate([*down, w["value"], _interleaved(w["key"])], axis=-1),
+        "gain": jnp.ones(up_LCHQ.shape[:2]),
+        "up": up_LCHQ.at[:, -K:, :, R_k:].set(np.eye(K)[:, None]),
+        "output": w["output"],
+    }
+    return params | {
+        "blocks": params["blocks"] | {"attention": attention},
+        "embedding": {"table": rms_norm(table, model.norm_eps) if model.embedding_norm else table},
+        # The last gain has a tied head's factor.
+        "head": params.get("head", {"kernel": table.T}),
+    }
+
+
+def _interleaved(x: jnp.ndarray) -> jnp.ndarray:
+    """The last axis with the two coordinates of each rotated pair next to one another."""
+    return jnp.stack(jnp.split(x, 2, axis=-1), axis=-1).reshape(x.shape)
+
+
 # Gains that a model has not are written as ones.
 _ONES = ("norm_gain", "qk_gain")
 
 
-def of_model(model: ModelConfig) -> Architecture:
-    """The architecture whose block is this model's.
+def of_model(model: ModelConfig, *, deepseek: bool = False) -> Architecture:
+    """The architecture whose block is this model's, or DeepSeek's if the block is.
 
     Raises `LrkvError` where there is none, naming what each lacks.
     """
-    _check_attention(model)
-    against = []
-    for one in ARCHITECTURES:
+    if not deepseek:
+        _check_attention(model)
+    entry, scaling, against = model.attention, model.rope_scaling, []
+    for one in (DEEPSEEK,) if deepseek else ARCHITECTURES:
         wrong = [
-            f"{key} = {theirs}"
+            f"model.{key}={json.dumps(theirs)}"
             for key, theirs in one.settings.items()
             if getattr(model, key) != theirs and not (key in _ONES and theirs)
         ]
-        if model.rope_scaling and model.rope_scaling.kind == "yarn" and one.settings["qk_norm"]:
+        if scaling and scaling.kind == "yarn" and one.settings.get("qk_norm"):
             wrong.append("no yarn")  # a norm after the rotation undoes its factor
+        if deepseek and scaling and (scaling.kind != "yarn" or scaling.truncate is False):
+            wrong.append("a truncated yarn, or no model.rope_scaling")
+        if deepseek and getattr(entry, "latent_norm", None) != "joint":
+            wrong.append("attention=lrkv attention.rope=shared attention.latent_norm=joint")
         if not wrong:
             return one
         against.append(f"{one.name} needs {' and '.join(wrong)}")
@@ -249,6 +332,8 @@ def _check_attention(model: ModelConfig) -> None:
         raise LrkvError(f"attention {entry.kind}: no class of transformers is known to have it")
     if entry.mode not in (None, "full") and (entry.kind == "mla" or entry.rank):
         fix = "use --factored" if entry.kind == "lrkv" else "train it in rope: full"
+        if getattr(entry, "latent_norm", None) == "joint":
+            fix = "use --as deepseek"
         raise LrkvError(
             f"attention.rope = {entry.rope}, and only a whole key that is rotated (full) is a key "
             f"of transformers': {fix}"
@@ -277,6 +362,7 @@ def config_of(one: Architecture, model: ModelConfig, context: int, dtype: str) -
         **one.fixed,
         "dtype": dtype,
         "use_cache": True,
+        **(_deepseek_settings(model) if one is DEEPSEEK else {}),
     }
 
 

@@ -2,7 +2,8 @@
 
 With `--factored` LRKV and MLA keep their small caches there: `assets/modeling_lrkv.py.txt` is the
 class, in PyTorch; it is exported as modeling_lrkv.py and keeps the parameters' names and
-layout.
+layout. With `--as deepseek` LRKV with the joint norm is a model of DeepSeek's class, whose servers
+keep its small cache.
 
 D model width  G key/value heads  K head width  L layers
 """
@@ -27,10 +28,12 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.interop import shards
 from lrkv_jax.interop.architectures import (
+    DEEPSEEK,
     VALUE_BIAS,
     Architecture,
     WeightMapping,
     config_of,
+    deepseek_params,
     of_model,
 )
 from lrkv_jax.interop.tokenizer_files import write_tokenizer
@@ -65,19 +68,23 @@ def export(
     dtype: str = "float32",
     largest: int = LARGEST,
     factored: bool = False,
+    deepseek: bool = False,
 ) -> str:
     """Write a run's step (the newest unless given) into the folder `target`; returns the class.
 
-    `factored` keeps LRKV's or MLA's factors and adds the file that decodes from their cache.
+    `factored` keeps LRKV's or MLA's factors and adds the file that decodes from their cache;
+    `deepseek` writes LRKV with the joint norm as DeepSeek's class.
 
     Parameters stay where they are restored, spread over the devices; the host holds one
     tensor at a time. Raises `LrkvError`, and leaves nothing, where the model is none of
     transformers', the folder holds something, or the run cannot be read.
     """
+    if factored and deepseek:
+        raise LrkvError("--factored and --as deepseek are two classes: give one of them")
     with files.whole_folder(target) as folder:
         config = read_run(directory)
         model = config.model
-        one = FACTORED if factored else of_model(model)
+        one = FACTORED if factored else of_model(model, deepseek=deepseek)
         settings = _factored_settings(model) if factored else {}
         run = load_run(directory, step=step, overrides=["mesh.data=1", "mesh.fsdp=-1"])
         made = (
@@ -98,13 +105,15 @@ def export(
 
 def tensors(one: Architecture, model: ModelConfig, params: Any) -> Iterator[shards.Tensor]:
     """The model's tensors as the architecture has them, each made when it is written."""
-    blocks = with_parameters(model, params).blocks
+    if one is DEEPSEEK:
+        params = deepseek_params(model, params)
     materialize = model.attention.kind in ("lrkv", "mla")
     kv_shape = (model.width, model.attention.key_heads(model), model.head_width)
     for mapping in one.mappings_of(model):
         name = mapping.ours.rpartition(".")[2]
         found = _parameter(model, params, mapping)
         if materialize and name in ("key", "value"):
+            blocks = with_parameters(model, params).blocks
             found = kv_shape, partial(_kv_projection, model, blocks, name)
         if found is None:
             continue
@@ -162,7 +171,7 @@ def _factored_settings(model: ModelConfig) -> dict[str, Any]:
             "rank_private": entry.rank,
             "latent_norm": entry.latent_norm,
         }
-    elif entry.kind == "lrkv" and entry.rank:
+    elif entry.kind == "lrkv" and entry.rank and entry.latent_norm == "none":
         rank_key, rank_value = entry.ranks
         factors = {
             "rank_key": rank_key,
@@ -242,8 +251,8 @@ def _card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = Fa
         # The class's cache has no column for the biases of keys, and no rows in eight bits.
         plain = model.model_copy(update={"qkv_bias": False, "kv_cache_dtype": "auto"})
         about = _FACTORED_CACHE.format(own=cache_bytes_per_token(plain))
-    elif own == whole:
-        about = f"A server's cache takes {whole:,} bytes per token in bfloat16, as the run's own."
+    elif own == whole or architecture == DEEPSEEK.name:
+        about = f"A server's cache takes {own:,} bytes per token in bfloat16, as the run's own."
     return (
         f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
         f"# {config.name}, {model.attention.label}\n\nTrained and exported by lrkv_jax.\n\n"

@@ -25,6 +25,9 @@ PAPER = {
 }
 
 
+DEEPSEEK = LRKV(rank=46, rope="shared", latent_norm="joint")
+
+
 @pytest.mark.parametrize("scale", PAPER)
 def test_the_papers_settings_stand_in_each_yaml(scale):
     (layers, width, heads), (kv_heads, latent, rank), (context, batch, tokens) = PAPER[scale]
@@ -43,6 +46,7 @@ def test_the_papers_settings_stand_in_each_yaml(scale):
         "mla": MLA(kv_lora_rank=latent, qk_rope_head_dim=64),
         "lrkv": LRKV(rank=rank, rope="full"),
         "lrkv_latent": LRKV(rank=rank + rank % 2, rope="latent"),
+        **({"lrkv_deepseek": DEEPSEEK} if scale == "128m" else {}),
     }
     rates = (optimizer.matrix_lr, optimizer.embedding_lr, optimizer.head_lr)
     assert rates == (0.02, 0.2, 0.004)
@@ -102,6 +106,8 @@ def test_an_entry_is_made_by_its_kind():
         (LRKV(rank=0, rank_key=2), "attention.rank = 0 is MQA, which has no residuals: leave out"),
         (LRKV(rank=2, kv_heads=4), "attention.kv_heads = 4 does not divide heads = 6"),
         (GQA(kv_heads=4), r"attention.kv_heads = 4 .* heads = 6: use 1, 2, 3 or 6$"),
+        (LRKV(rank=2, latent_norm="joint"), "joint is of rope: shared with rank 1 or more: set"),
+        (LRKV(rank=0, rope="shared", latent_norm="joint"), "joint .*latent_norm=none$"),
         (MLA(kv_lora_rank=3, rank=5), r"rank = 5 .* head_width = 4: use 0 \(no latents of"),
         (MLA(kv_lora_rank=3, qk_rope_head_dim=5), "qk_rope_head_dim = 5 is odd.* use 4 or 6$"),
         (MLA(kv_lora_rank=3, kv_heads=2), "attention.kv_heads is of rope: full: leave it"),
@@ -135,6 +141,7 @@ MLA_9 = MLA(kv_lora_rank=9, rope="full", kv_heads=3, latent_norm=False)
         (MLA_9, 9, "MLA-9 rope full, in 3 groups, no latent norm", "full"),
         (LRKV(rank=8, rope="shared"), 8, "LRKV-8 rope shared", "shared"),
         (LRKV(rank=6, rank_value=5), 6, "LRKV-6/5", "full"),
+        (DEEPSEEK, 46, "LRKV-46 rope shared, joint norm", "shared"),
     ],
 )
 def test_an_entry_says_its_size_label_and_mode(entry, size, label, mode):

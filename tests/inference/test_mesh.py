@@ -47,7 +47,7 @@ def mesh_of(data, fsdp, tensor):
 
 # GQA's heads are split as MHA's are.
 LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
-    name: ALL[name] for name in ("mla-full-rank", "lrkv-shared-groups", "lrkv-latent-groups")
+    name: ALL[name] for name in ("mla-full-rank", "lrkv-joint-groups", "lrkv-latent-groups")
 }
 
 

@@ -22,7 +22,7 @@ from lrkv_jax.interop.importing import import_model
 from lrkv_jax.training import restore
 from lrkv_jax.training.restore import load_run
 
-FULL = "attention=lrkv"
+FULL, JOINT = "attention=lrkv", ("attention.rope=shared", "attention.latent_norm=joint")
 
 
 @pytest.fixture(autouse=True)
@@ -103,14 +103,19 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
         ("mla", ["attention=mla"], "attention.rope = decoupled"),
         ("normed", FULL_MLA, "latent_norm = true, .*: use --factored"),
         ("latent", [], "attention.rope = latent, .*: use --factored"),
-        ("norms", [FULL, "model.embedding_norm=false"], "NanoChatForCausalLM needs embedding_norm"),
-        ("biases", [FULL, "model.qkv_bias=true"], "NanoChatForCausalLM needs qkv_bias = False"),
+        ("norms", [FULL, "model.embedding_norm=false"], "Chat.* needs model.embedding_norm=true"),
+        ("joint", [FULL, *JOINT], "attention.rope = shared, .*: use --as deepseek"),
+        ("biases", [FULL, "model.qkv_bias=true"], "NanoChatForCausalLM needs model.qkv_bias=false"),
     ):
         configured(tmp_path / name, *settings)
         with pytest.raises(LrkvError, match=named):
             export(tmp_path / name, tmp_path / "hf")
-    with pytest.raises(LrkvError, match="attention MLA-12 has no factors .*: leave it out"):
-        export(tmp_path / "mla", tmp_path / "hf", factored=True)
+    for name, named in (("joint", "softcap=null$"), ("mla", "null and attention=lrkv .*=joint$")):
+        with pytest.raises(LrkvError, match=f"Deep.* needs model.gated=true and .*{named}"):
+            export(tmp_path / name, tmp_path / "hf", deepseek=True)
+    for name, label in (("mla", "MLA-12"), ("joint", "LRKV-4 rope shared, joint norm")):
+        with pytest.raises(LrkvError, match=f"attention {label} has no factors .*: leave it out"):
+            export(tmp_path / name, tmp_path / "hf", factored=True)
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/mine").touch()
     with pytest.raises(LrkvError, match="kept exists: name another"):

@@ -28,8 +28,14 @@ from lrkv_jax.training.restore import load_run
 pytestmark = pytest.mark.torch
 
 BIASES, FULL = "model.qkv_bias=true", "attention=lrkv"
+# The joint norm takes the place of QK-norm, which the model may have.
+DEEPSEEK = (
+    "attention.rope=shared", "attention.latent_norm=joint", "model.gated=true",
+    "model.activation=silu", "model.softcap=null",
+)  # fmt: skip
+DEEPSEEK_GROUPS = "attention.kv_heads=2", "attention.rank_value=5"
 BIASED_GROUPS = ("attention.kv_heads=2", "model.qk_gain=true", BIASES)
-YARN = "model.rope_scaling={kind: yarn, factor: 4, original_context: 8}"
+YARN = "model.rope_scaling={kind: yarn, factor: 4, original_context: 8, attention_factor: 1.3}"
 CASES = {
     "mha": ("NanoChatForCausalLM", "attention=mha"),
     "gqa-chat": ("NanoChatForCausalLM", "attention=gqa", "model.vocabulary=4224"),
@@ -39,6 +45,8 @@ CASES = {
     "gqa-llama": ("LlamaForCausalLM", "attention=gqa", *LLAMA, BIASES),
     "lrkv": ("NanoChatForCausalLM", FULL, "attention.rank=3"),
     "lrkv-groups-llama": ("LlamaForCausalLM", FULL, "attention.kv_heads=2", *LLAMA),
+    "deepseek": ("DeepseekV3ForCausalLM", FULL, *DEEPSEEK, "model.tied_head=true"),
+    "deepseek-groups": ("DeepseekV3ForCausalLM", FULL, *DEEPSEEK, *DEEPSEEK_GROUPS, *LLAMA, YARN),
     "factored-full": ("LrkvForCausalLM", FULL, "attention.rank=3"),
     "factored-shared": ("LrkvForCausalLM", "attention.rope=shared", "attention.kv_heads=2"),
     "factored-latent": ("LrkvForCausalLM", "attention.rank_value=5", YARN),
@@ -63,7 +71,8 @@ def reloaded(tmp_path_factory):
     pythons, folder = torch_pythons(), tmp_path_factory.mktemp("exported")
     for name, (_, *settings) in CASES.items():
         plant(folder / f"{name}.run", *settings)
-        export(folder / f"{name}.run", folder / name, factored=name.startswith("factored"))
+        how = {kind: name.startswith(kind) for kind in ("factored", "deepseek")}
+        export(folder / f"{name}.run", folder / name, **how)
     # Nobody is there to answer a question, and nothing is left in the user's folders.
     alone = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
     script, releases = Path(__file__).parent / "reload.py", {name: {} for name in CASES}
@@ -89,7 +98,10 @@ def test_transformers_gives_the_run_its_logits_text_and_cache(case, reloaded):
         assert theirs["class"] == CASES[case][0] and not theirs["wrong"], release
         np.testing.assert_allclose(theirs["logits"], logits, rtol=0, atol=1e-5, err_msg=release)
         assert (theirs["prompt"], theirs["text"]) == (prompt, text), release
-        expected = factored if case.startswith("factored") else whole
+        expected = factored if case.startswith(("factored", "deepseek")) else whole
+        if case.startswith("deepseek") and release.startswith("5.9."):  # it caches whole heads
+            widths = 2 * model.head_width + model.attention.ranks[0]
+            expected = 4 * model.layers * model.heads * widths
         assert theirs["cache_bytes_per_token"] == expected, release
         if model.vocabulary > run.tokenizer.vocabulary:
             ids = ChatFormat(run.tokenizer).prompt(conversation_from(SAID))

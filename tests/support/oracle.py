@@ -75,6 +75,8 @@ def unscaled_head(config, w, h, x_TD, turn, norm):
     q_TK = x_TD @ w["query"][:, h] + bias(w, "query", h)
     if isinstance(config.attention, MLA):
         return mla_head(config, w, h, x_TD, turn, norm)
+    if isinstance(config.attention, LRKV) and config.attention.latent_norm == "joint":
+        return deepseek_head(config, w, h, x_TD, turn, q_TK)
     if isinstance(config.attention, LRKV):
         return lrkv_head(config, w, h, x_TD, turn, norm(q_TK))
     g = h // (config.heads // w["key"].shape[1])
@@ -132,6 +134,19 @@ def lrkv_head(config, w, h, x_TD, turn, q_TK):
     if config.qk_norm:  # by the whole unrotated key
         logits_TS = logits_TS / np.sqrt((k_SK**2).mean(axis=-1) + EPS)
     return logits_TS / np.sqrt(K), v_SK
+
+
+def deepseek_head(config, w, h, x_TD, turn, q_TK):
+    """The joint norm, by DeepSeek-V2's equations: absorbed factors of one latent c, C wide."""
+    (G, _, R_k), (_, R_v, K) = w["key_down"].shape, w["value_up"].shape
+    parts = [*w["key_down"], *w["value_down"], w["value"]]
+    c_SC, g = normed(x_TD @ np.concatenate(parts, axis=1)), h // (config.heads // G)
+    up_key_CK, up_value_CK = np.zeros((2, c_SC.shape[1], K))
+    up_key_CK[g * R_k : (g + 1) * R_k] = w["key_up"][g]
+    up_value_CK[G * R_k + g * R_v : G * R_k + (g + 1) * R_v] = w["value_up"][g]
+    up_value_CK[-K:] = np.eye(K)
+    logits_TS = (q_TK @ up_key_CK.T) @ c_SC.T + turn(q_TK) @ turn(x_TD @ w["key"]).T
+    return logits_TS / np.sqrt(K), c_SC @ up_value_CK
 
 
 def logits(config, params, tokens_T):

@@ -40,6 +40,12 @@ LRKVS = {
 LRKVS |= {
     f"lrkv-{mode}-groups": LRKV(rank=3, rank_value=5, kv_heads=2, rope=mode) for mode in MODES
 }
+# DeepSeek's attention.
+JOINT = {"rope": "shared", "latent_norm": "joint"}
+LRKVS |= {
+    "lrkv-joint": LRKV(rank=3, **JOINT),
+    "lrkv-joint-groups": LRKV(rank=3, rank_value=5, kv_heads=2, **JOINT),
+}
 ALL = {
     **{name: entry for name, entry in FIVE.items() if name != "lrkv"},
     "mla-no_rope": MLA(kv_lora_rank=12, qk_rope_head_dim=0),

@@ -59,15 +59,17 @@ def one_device():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla", "lrkv"])
+@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"])
 def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
     """LRKV on all of these meshes, the others on one that splits by every axis but data.
 
     MLA has latents of single heads, which tensor splits, beside the common one; GQA is in the block
-    of pretrained models. tests/training/test_processes.py has meshes of data or tensor alone.
+    of pretrained models, and the mode latent makes way for the norm over the heads of all shards.
+    tests/training/test_processes.py has meshes of data or tensor alone.
     """
     pretrained = ["model.gated=true", "model.qk_gain=true", "model.qkv_bias=true"]
-    own = {"mla": ["attention.rank=2"], "gqa": pretrained}
+    joint = ["attention.rope=shared", "attention.latent_norm=joint"]
+    own = {"mla": ["attention.rank=2"], "gqa": pretrained, "lrkv_latent": joint}
     config = resolve(tiny(*LONG, f"attention={variant}", *own.get(variant, ())))
     alone, _ = losses(config, one_device(), 20)
     assert alone[0, 0] - alone[-1, 0] > 0.2

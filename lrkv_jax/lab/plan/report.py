@@ -85,7 +85,7 @@ def _costs(planned: dict[str, Any]) -> list[str]:
         "{tokens:,} tokens at context {context:,}"
     ).format(**planned)
     headers = (
-        "variant", "size", "attn", "K/V", "GFLOP", "KV\nbytes", "allo-\ncated",
+        "variant", "size", "attn", "K/V", "G-\nFLOP", "KV\nbytes", "allo-\ncated",
         "% of\nMHA", "% in\npaper",
     )  # fmt: skip
     rows = [
@@ -233,7 +233,7 @@ def _decoding(planned: dict[str, Any]) -> list[str]:
     length = next(iter(planned["variants"].values()))["decode"]["length"]
     headers = (
         "variant", "weights\nGB", "cache\nGB", "largest\nbatch", "ms,\none", "ms,\nbatch",
-        "tokens\n/s", "FLOPs\n/byte",
+        "tok/s", "FLOPs\n/byte",
     )  # fmt: skip
     rows = []
     for name, costs in planned["variants"].items():

@@ -53,7 +53,7 @@ class HeadWeights:
 
         RoPE at offset zero is the identity, in every rope mode of LRKV too. MLA's is the sum of
         both its parts, W^Q_h (W_down W^up_h)ᵀ + W^Qr_h W_rᵀ, without the norms on its latent and
-        its rope key; no variant's QK-norm is in it.
+        its rope key; no variant's QK-norm is in it, nor LRKV's joint norm.
         """
         if self.gain_K is not None:
             return self.query_HDK * self.gain_K, self.key_HDK

@@ -8,6 +8,10 @@ equations): `full` rotates the whole key; `shared` rotates the shared part, and 
 the unrotated query; `latent` rotates the shared part in K dimensions and the latent in R. In each,
 QK-norm divides by the rms of the whole unrotated key, one scalar n_h per token and head.
 
+With `latent_norm: joint`, `shared` has no QK-norm. A token's latent [r^K of all heads | r^V of all
+heads | v_shared] is divided by its root mean square instead. This is DeepSeek's MLA: RoPE(k_shared)
+is the rope key, and head h's W^UK and W^UV are zero except where its latents and v_shared lie.
+
 The paper's identity RoPE(K_h) = RoPE(K_shared) + RoPE(R_h) B_hᵀ does not hold of a key that is
 rotated whole, `full`; made a model's definition, with queries rotated likewise, it is `latent`.
 LRKV (https://arxiv.org/abs/2601.11471), equations 2 to 7.
@@ -28,6 +32,7 @@ from lrkv_jax.kernels.lrkv_decode import Residual, lrkv_decode
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import lengths_of, with_one
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
+from lrkv_jax.models.attention.on_mesh import heads_axes
 from lrkv_jax.models.layers import biased, gained, inverse_rms
 from lrkv_jax.models.weights import weight
 
@@ -39,8 +44,8 @@ class LowRankCache:
 
     Latents are R wide, and of keys with biases R + 1 (the last is 1), zero-padded to the entry's
     `cached_ranks`. `rk` is unrotated in the
-    modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0 has no latents; a model
-    without QK-norm has no inverse norms.
+    modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0 has no latents. Without
+    QK-norm there are no inverse norms; with the joint norm, latents and the value are normed.
     """
 
     AXES: ClassVar[dict[str, str]] = {
@@ -92,7 +97,8 @@ class LowRankAttention(Attention):
     def queries(self, x_BTD, positions_BT):
         """The rotated query; in modes `shared` and `latent` also the unrotated one."""
         q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
-        q_BTHK = gained(self.normed(q_BTHK), self.query_gain)
+        if self._norms_keys:
+            q_BTHK = gained(self.normed(q_BTHK), self.query_gain)
         rotated_BTHK = self.rotated(q_BTHK, positions_BT)
         return (rotated_BTHK, q_BTHK) if self._in_latents else (rotated_BTHK,)
 
@@ -152,7 +158,7 @@ class LowRankAttention(Attention):
             for cached in self.config.attention.cached_ranks(self.config)
         ]
         norm = jax.ShapeDtypeStruct((batch, G, length), jnp.float32)
-        return LowRankCache(shared, shared, *latents, norm if self.config.qk_norm else None)
+        return LowRankCache(shared, shared, *latents, norm if self._norms_keys else None)
 
     def head_weights(self):
         query_HDK, output_HKD = by_head(self.query), in_float64(self.output)
@@ -174,6 +180,10 @@ class LowRankAttention(Attention):
             query_HDK, key.total_HDK, value.total_HDK, output_HKD,
             key_parts=key, value_parts=value, gain_K=self.logit_gain(),
         )  # fmt: skip
+
+    @property
+    def _norms_keys(self) -> bool:
+        return self.config.attention.norms_keys(self.config)
 
     @property
     def _in_latents(self) -> bool:
@@ -260,6 +270,21 @@ class LowRankAttention(Attention):
         weight_DGK = (shared_DK[:, None] + residual_DGK).astype(x_BTD.dtype)
         return jnp.einsum("BTD,DGK->BTGK", x_BTD, weight_DGK)
 
+    def _jointly_normed(self, rk_BTGR, rv_BTGR, v_shared_BTK):
+        """Latents and shared value over one root mean square, that of all heads' and the value."""
+        latents = rk_BTGR, rv_BTGR, v_shared_BTK[:, :, None]
+        rk_BT11, rv_BT11, v_BT11 = (
+            jnp.square(x.astype(jnp.float32)).sum((2, 3), keepdims=True) for x in latents
+        )
+        heads_BT11, entry = rk_BT11 + rv_BT11, self.config.attention
+        if self.key_up.shape[0] < entry.groups(self.config):  # other devices have the other heads
+            heads_BT11 = jax.lax.psum(heads_BT11, heads_axes(self))
+        width = entry.cache_values(self.config) - self.config.head_width
+        means_BT11 = (heads_BT11 + v_BT11) / width
+        inverse_BT11 = jax.lax.rsqrt(means_BT11 + self.config.norm_eps)
+        rk_BTGR, rv_BTGR, v_BT1K = ((x * inverse_BT11).astype(x.dtype) for x in latents)
+        return rk_BTGR, rv_BTGR, v_BT1K[:, :, 0]
+
     def _entries(self, x_BTD, positions_BT, k_BTGK=None):
         """Cache entries of each token, and its whole unrotated keys, never cached: [B, T, G, K].
 
@@ -282,7 +307,9 @@ class LowRankAttention(Attention):
             k_BTGK = k_shared_BTK[:, :, None]
             if self.rank:
                 k_BTGK = k_BTGK + self._raise(rk_BTGR, self._up_of_keys)
-        if self.config.qk_norm:
+        if self.config.attention.latent_norm == "joint":
+            rk_BTGR, rv_BTGR, v_shared_BTK = self._jointly_normed(rk_BTGR, rv_BTGR, v_shared_BTK)
+        if self._norms_keys:
             norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
         k_shared_BTK = gained(k_shared_BTK, self.key_gain)
         k_shared_BTK = self.rotated(k_shared_BTK[:, :, None], positions_BT)[:, :, 0]

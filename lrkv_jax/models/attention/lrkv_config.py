@@ -31,7 +31,8 @@ class LRKV(AttentionConfig):
     Keys and values may have separate ranks, R_k and R_v (`rank_key`, `rank_value`). With
     `kv_heads`, G groups of query heads have a residual each.
     `rope`: `full`, the default, rotates the whole key, as the paper trains it; `shared` rotates the
-    shared part alone; `latent` rotates the shared part and, in R dimensions, the latent.
+    shared part alone; `latent` rotates the shared part and, in R dimensions, the latent. With
+    `latent_norm: joint`, `shared` is DeepSeek's attention, its factors sparse.
     """
 
     name: ClassVar[str] = "lrkv"
@@ -58,6 +59,11 @@ class LRKV(AttentionConfig):
         "head.",
         None,
     )
+    latent_norm: Literal["none", "joint"] = semantics(
+        "joint, in rope: shared alone, divides the latents of all heads and the shared value by "
+        "one root mean square, in place of QK-norm.",
+        "none",
+    )
 
     @property
     def size(self) -> int:
@@ -73,6 +79,10 @@ class LRKV(AttentionConfig):
 
     def on_shard(self, model: ModelShape, tensor: int) -> Self:
         return with_groups_on_shard(self, model, tensor)
+
+    def norms_keys(self, model: ModelShape) -> bool:
+        """Whether the layer has QK-norm."""
+        return model.qk_norm and self.latent_norm == "none"
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -97,7 +107,8 @@ class LRKV(AttentionConfig):
     @property
     def form(self) -> str:
         groups = "" if self.kv_heads is None else f"in {self.kv_heads} groups"
-        return joined_words(super().form, groups)
+        norm = "joint norm" if self.latent_norm == "joint" else ""
+        return joined_words(super().form, groups, norm)
 
     def check(self, model: ModelShape) -> None:
         given = {"rank": self.rank, "rank_key": self.rank_key, "rank_value": self.rank_value}
@@ -107,6 +118,11 @@ class LRKV(AttentionConfig):
             raise LrkvError(
                 "attention.rank = 0 is MQA, which has no residuals: leave out rank_key, rank_value "
                 "and kv_heads, or give rank 1 or more"
+            )
+        if self.latent_norm == "joint" and (not self.rank or self.rope != "shared"):
+            raise LrkvError(
+                "attention.latent_norm = joint is of rope: shared with rank 1 or more: set "
+                "attention.rope=shared and a rank, or attention.latent_norm=none"
             )
         if self.kv_heads is not None:
             check_groups(self.kv_heads, model)
@@ -126,7 +142,7 @@ class LRKV(AttentionConfig):
         # is in `kv_parameters`.
         if self.rope == "full":
             return 0
-        uses = model.heads + self.groups(model) * (model.qk_norm - 1)
+        uses = model.heads + self.groups(model) * (self.norms_keys(model) - 1)
         return uses * self.ranks[0] * model.head_width
 
     def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
@@ -140,12 +156,14 @@ class LRKV(AttentionConfig):
             VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
 
         R is the mean of R_k and R_v. Wide models with R well below K keep the factors; small ones,
-        and ranks near K, form the weights.
+        and ranks near K, form the weights. A joint norm needs the latents in any case.
         """
+        if not self.rank or self.latent_norm == "joint":
+            return False
         D, H, K, R = width, groups, head_width, sum(self.ranks) / 2
         factors = D * K + D * H * R + H * R * K
         saved = 6 * (D * H * K - factors) + 6 * D * H * R * K / tokens
-        return bool(self.rank) and VALUE * H * (R + K) > saved
+        return VALUE * H * (R + K) > saved
 
     def multiplications(self, model: ModelShape, tokens: int) -> float:
         D, G, K = model.width, self.groups(model), model.head_width
@@ -172,7 +190,7 @@ class LRKV(AttentionConfig):
         return 2 * model.head_width + self.groups(model) * sum(self.filled_ranks(model))
 
     def cache_scalars(self, model: ModelShape) -> int:
-        return self.groups(model) if model.qk_norm else 0
+        return self.groups(model) if self.norms_keys(model) else 0
 
     def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
         if not self.rank:

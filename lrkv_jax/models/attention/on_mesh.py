@@ -55,6 +55,12 @@ def on_mesh(attend, layer, x_BTD, cache, *rows):
     return mapped(*arguments)
 
 
+def heads_axes(layer: nnx.Module) -> tuple[str, ...]:
+    """The axes of the mesh in use over which heads are split, for sums over all of them."""
+    mesh, axes = jax.sharding.get_abstract_mesh(), mesh_axes_of("heads", _rules(layer))
+    return tuple(axis for axis in axes if axis in mesh.axis_names)
+
+
 def summed_over_heads(out_BTHK: jax.Array) -> PartitionSpec | None:
     """The sharding of [B, T, D] summed over heads, on a mesh of explicit axes; None elsewhere.
 
@@ -92,7 +98,7 @@ class _Partitions:
     """The partitions of a layer's arrays on a mesh, by the layer's rules."""
 
     def __init__(self, layer, mesh):
-        rules, free = RULES | dict(layer.axis_rules), _free_axes(mesh)
+        rules, free = _rules(layer), _free_axes(mesh)
         self._batch, self._heads = (
             tuple(axis for axis in mesh_axes_of(name, rules) if axis in free)
             for name in ("batch", "heads")
@@ -129,6 +135,10 @@ class _Partitions:
             return jax.tree.map(lambda part: self.of(axes[: part.ndim], part.shape), array)
 
         return type(cache)(**{name: of(name, array) for name, array in vars(cache).items()})
+
+
+def _rules(layer):
+    return RULES | dict(layer.axis_rules)
 
 
 def _resharded(spec, arrays):

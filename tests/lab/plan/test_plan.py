@@ -8,7 +8,7 @@ import pytest
 from lrkv_jax.config import load_config
 from lrkv_jax.lab.plan.report import as_text, plan_report
 
-VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"]
+VARIANTS = ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent", "lrkv_deepseek"]
 
 
 def planned(config, names=None, **options):
@@ -45,7 +45,7 @@ def test_the_table_has_the_paper_s_largest_model():
     lines = as_text(planned(load_config("6.3b"))).splitlines()
     assert max(map(len, lines)) <= 80
     rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(tuple(VARIANTS))}
-    assert list(rows) == VARIANTS
+    assert list(rows) == VARIANTS[:-1]
     paper = ["6.28B", "1.57B", "500.7M", "39.674", "241,664", "249,856", "47.7", "45.3"]
     assert rows["lrkv"] == paper and rows["mla"][-2:] == ["13.3", "12.5"]
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from support import hlo
 from support.marks import quick
-from support.variants import ALL, small
+from support.variants import ALL, JOINT, small
 
 from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.distributed.hardware import hardware
@@ -105,7 +105,7 @@ FLOPS = {
     "lrkv-latent-formed": (LRKV(rank=2, rope="latent"), 64, True),
     "lrkv-latent-no_norm": (LRKV(rank=2, rope="latent"), 512, False),
     "lrkv-full-groups": (LRKV(rank=2, rope="full", kv_heads=2), 1024, True),
-    "lrkv-shared-groups-no_norm": (LRKV(rank=2, rope="shared", kv_heads=2), 1024, False),
+    "lrkv-joint-groups": (LRKV(rank=2, kv_heads=2, **JOINT), 64, True),
     "lrkv-latent-groups": (LRKV(rank=2, rope="latent", kv_heads=2), 1024, True),
 }
 
