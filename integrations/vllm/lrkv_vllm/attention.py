@@ -160,7 +160,7 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         return y + self.output_bias if self.config.qkv_bias else y
 
     def queries_and_rows(self, x: torch.Tensor, positions: torch.Tensor):
-        """Queries, rotated [T, H, K] and in the latents' space [T, H, R] or None, and rows."""
+        """Queries, rotated [T, H, K] and perhaps in the latents' space [T, H, R], and rows."""
         config, eps, turns = self.config, self.config.rms_norm_eps, self.turns[positions]
         query, *made = (x @ self.input).split(self.widths, -1)
         query = query.unflatten(-1, (self.heads, -1))
@@ -184,15 +184,16 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         if not self.mla:
             key = parts["key"] * self.key_gain if config.qk_gain else parts["key"]
             parts["key"] = rotate(key, turns)
-        in_latents = None
+        queries = [rotate(query, turns[:, None])]
         if not self.full:
             of_groups = query.unflatten(1, (self.groups, -1))
-            in_latents = torch.einsum("tgek,grk->tger", of_groups, self.key_factor).flatten(1, 2)
+            in_latents = torch.einsum("tgek,grk->tger", of_groups, self.key_factor)
+            queries.append(in_latents.flatten(1, 2))
         if config.rope_mode == "latent":
             latent_turns = self.latent_turns[positions][:, None]
-            in_latents = rotate(in_latents, latent_turns)
+            queries = [queries[0], rotate(queries[1], latent_turns)]
             parts["latents"] = rotate(parts["latents"], latent_turns)
-        return (rotate(query, turns[:, None]), in_latents), self.row.pack(parts)
+        return queries, self.row.pack(parts)
 
     def residual(self, parts: dict[str, torch.Tensor], factor: torch.Tensor) -> torch.Tensor:
         """Keys [..., G, K] that latents make; without LRKV's shared part and the rotation."""
@@ -202,30 +203,46 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
             made += torch.einsum("...c,gck->...gk", parts["common"], factor[:, :C])
         return made
 
+    def mix(self, turned: torch.Tensor) -> torch.Tensor:
+        """M_h(q) [..., G, E, K, C + R] of rotated queries [..., G, E, K].
+
+        It takes a query and RoPE across the factor B that makes keys of latents x, so that
+        q · rope_s(B x) = [cos sΘ, sin sΘ] · M_h(q) · x. For frequency pair j, with a_j, b_j the
+        halves of q and B_j, B'_j those columns of B, its rows are a_j B_j + b_j B'_j (of cos) and
+        b_j B_j − a_j B'_j (of sin).
+        """
+        a, b = (half[..., None] for half in turned.float().chunk(2, -1))
+        low, high = self.gained_factor.float().mT[:, None].chunk(2, -2)
+        return torch.cat([a * low + b * high, b * low - a * high], -2)
+
+    def logits(self, queries, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Products of queries [B, T, G, E, ...] and keys, without norms, [B, G, E, T, S]."""
+        turned, latents = queries[0], parts["latents"]
+        (_, T, _, E, K), (S, R) = turned.shape, (latents.shape[1], latents.shape[-1])
+        product = "btgek,bsk->bgets"
+        logits = 0 if self.mla else torch.einsum(product, turned, parts["key"].float())
+        if not self.full:
+            return logits + torch.einsum("btger,bsgr->bgets", queries[1], latents.float())
+        if not self.mla and T * E * R < K:  # fewer numbers than keys have
+            carried = torch.einsum("sk,btgekr->bsgetr", self.turns[:S], self.mix(turned))
+            products = (carried * latents[:, :, :, None, None]).sum(-1)
+            return logits + products.permute(0, 2, 3, 4, 1)
+        keys = rotate(self.residual(parts, self.gained_factor), self.turns[:S, None])
+        return logits + torch.einsum("btgek,bsgk->bgets", turned, keys.float())
+
     def attend(self, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Heads' outputs [B, T, H, K] of a batch's tokens, from the pages of its requests."""
         B, T = batch.tokens.shape
         rows = gather(cache, batch.table, batch.lengths, batch.longest)
         S, G = rows.shape[1], self.groups
         parts = {name: self.row.view(rows, name) for name in self.row.parts}
-        turned, in_latents = (
-            None if x is None else x[batch.tokens.clamp(min=0)].unflatten(2, (G, -1)).float()
-            for x in queries
-        )
-        if self.full:
-            keys = rotate(self.residual(parts, self.gained_factor), self.turns[:S, None])
-            keys = keys if self.mla else keys + parts["key"][:, :, None]
+        queries = [x[batch.tokens.clamp(min=0)].unflatten(2, (G, -1)).float() for x in queries]
         places = torch.arange(S, device=rows.device)
         last = batch.lengths - (batch.tokens >= 0).sum(1)
         seen = places <= (last[:, None] + torch.arange(T, device=rows.device))[..., None]
         out, most = [], max(1, LOGITS // (B * self.heads * S))
         for tile in (slice(start, start + most) for start in range(0, T, most)):
-            if self.full:
-                logits = torch.einsum("btgek,bsgk->bgets", turned[:, tile], keys.float())
-            else:
-                key, latents = parts["key"].float(), parts["latents"].float()
-                logits = torch.einsum("btgek,bsk->bgets", turned[:, tile], key)
-                logits += torch.einsum("btger,bsgr->bgets", in_latents[:, tile], latents)
+            logits = self.logits([x[:, tile] for x in queries], parts)
             if "norms" in parts:
                 norms = parts["norms"].contiguous().view(torch.float32)
                 logits *= norms.transpose(1, 2)[:, :, None, None]

@@ -59,7 +59,7 @@ def gather(
     pages = -(-longest // per_page)
     rows = cache[table[:, :pages].long()].flatten(1, 2)[:, :longest]
     there = torch.arange(longest, device=rows.device) < lengths[:, None]
-    return rows.masked_fill(~there[..., None], 0)  # a page may hold anything
+    return rows.masked_fill_(~there[..., None], 0)  # a page may hold anything
 
 
 @dataclass

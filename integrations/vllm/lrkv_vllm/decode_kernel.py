@@ -1,11 +1,8 @@
 """Decoding from the factored cache by one Triton kernel: a query a request, pages as they lie.
 
 A program attends to one run of a request's slots, for the heads of one group. It reads each row's
-parts once and makes no key: M_h(q) [K, X], made once a query, takes a head's rotated query and RoPE
-across the factor that makes keys, so that q · rope_s(B x) = [cos sΘ, sin sΘ] · M_h(q) · x. For
-frequency pair j, with a_j, b_j the two halves of the rotated query and B_j, B'_j those columns of
-B, its rows are a_j B_j + b_j B'_j (cos) and b_j B_j − a_j B'_j (sin). The runs of a request are
-joined by their log-sum-exps, in PyTorch.
+parts once and makes no key (`FactoredAttention.mix`). The runs of a request are joined by their
+log-sum-exps, in PyTorch.
 
 B requests  H heads  G groups of them  E = H / G  N pages of a request  Z runs of slots
 K head width  C common latent's width  R latents' width  X = C + R, unrotated latents
@@ -36,7 +33,7 @@ def _through_mix(
     logits, rows, there, at, turns, mix, head, E: tl.constexpr, K: tl.constexpr, X: tl.constexpr,
     first: tl.constexpr, size: tl.constexpr, X_: tl.constexpr,
 ):  # fmt: skip
-    """Add [cos, sin] · M_h(q) · x of the latents x at `at`, whose first column of M is `first`."""
+    """Add [cos sΘ, sin sΘ] · M_h(q) · x of latents x at `at`; M's column for them is `first`."""
     coordinate = tl.arange(0, turns.shape[1])
     for start in tl.static_range(0, size, X_):
         x = _part(rows, there, at + start, size - start, X_).to(tl.float32)
@@ -133,15 +130,6 @@ def _decode(
     tl.store(out + at, latent_sum / total[:, None], heads[:, None] & (column[None, :] < V))
 
 
-def mix_of(turned: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """M_h(q) [B, H, K, X] of rotated queries [B, H, K] and factors [G, X, K]."""
-    a, b = turned.unflatten(1, (len(factor), -1)).float().chunk(2, -1)  # [B, G, E, J]
-    low, high = factor.float().mT[:, None].chunk(2, -2)  # [G, 1, J, X]
-    a, b = a[..., None], b[..., None]
-    mix = torch.cat([a * low + b * high, b * low - a * high], -2)
-    return mix.flatten(1, 2).to(turned.dtype).contiguous()
-
-
 def pow2(width: int) -> int:
     """The width of a part on a GPU, where products take at least 16."""
     return max(16, triton.next_power_of_2(width))
@@ -149,10 +137,9 @@ def pow2(width: int) -> int:
 
 def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
     """`FactoredAttention.attend` of requests with one token each, by the kernel: [B, 1, H, K]."""
-    turned, in_latents = (
-        None if x is None else x[batch.tokens[:, 0]].contiguous() for x in queries
-    )
+    turned, *in_latents = (x[batch.tokens[:, 0]].contiguous() for x in queries)
     (B, H, K), G = turned.shape, layer.groups
+    mix = layer.mix(turned.unflatten(1, (G, -1))).to(cache.dtype) if layer.full else None
     at = {name: start for name, (start, _) in layer.row.parts.items()}
     C, R, V = map(layer.width_of, ("common", "latents", "value_latents"))
     processors = 1
@@ -163,8 +150,8 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
     out = torch.empty(B, H, Z, C + V, device=cache.device)
     lse = torch.empty(B, H, Z, device=cache.device)
     _decode[B, G, Z](
-        cache, norms, batch.table, batch.lengths, turned, in_latents,
-        mix_of(turned, layer.gained_factor) if layer.full else None, layer.turns, out, lse,
+        cache, norms, batch.table, batch.lengths, turned, *(in_latents or [None]), mix,
+        layer.turns, out, lse,
         layer.config.logit_scale, cache.stride(0), norms.stride(0), batch.table.stride(0),
         cache.shape[1], cache.stride(1), norms.stride(1), -(-batch.longest // (Z * TILE)) * TILE,
         H=H, E=H // G, HB=pow2(H // G), K=K, K_=pow2(K), KEY=at.get("key", -1),
