@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
-from servers import metric, served  # noqa: E402
+from servers import label, metric, served  # noqa: E402
 
 ROWS = {
     "pages of the pool": "pages",
@@ -59,17 +59,8 @@ def measured(folder, options):
             raise RuntimeError(
                 f"{folder}: {found['completed']} of {options.requests} were answered"
             )
-        pages = metric_label(address, "vllm:cache_config_info", "num_gpu_blocks")
+        pages = label(address, "vllm:cache_config_info", "num_gpu_blocks")
     return found | {"running": max(running), "pages": pages}
-
-
-def metric_label(address, name, label):
-    """A number that is a label of a Prometheus series."""
-    import re
-    import urllib.request
-
-    text = urllib.request.urlopen(f"{address}/metrics", timeout=30).read().decode()
-    return int(re.search(rf'^{name}{{.*{label}="(\d+)"', text, re.MULTILINE)[1])
 
 
 def main():

@@ -4,7 +4,8 @@ Export and import both read it. A `WeightMapping` maps a tensor to a parameter, 
 its numbers there; the mappings of a block are listed once, for all layers.
 
 D model width  H heads  G key/value heads  K head width  F hidden width of the MLP
-L layers  C latent width  R_k, R_v ranks of keys and values  Q = R_k + K
+L layers  C latent width  R_k, R_v ranks of keys and values
+Q a head's expanded width, of keys and values
 """
 
 from __future__ import annotations
@@ -233,9 +234,11 @@ DEEPSEEK = Architecture(
      _block("self_attn.o_proj", "attention.output", JOINED)),
     {"gated": True, "activation": "silu", "softcap": None, "norm_eps": 1e-6},
     {"first_k_dense_replace": "layers", "moe_intermediate_size": "feed_forward",
-     "qk_rope_head_dim": "head_width", "v_head_dim": "head_width"},
-    {"q_lora_rank": None, "rope_interleave": True, "n_routed_experts": 1, "num_experts_per_tok": 1,
-     "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0},
+     "qk_rope_head_dim": "head_width"},
+    # Servers read the settings of experts, though no layer has any.
+    {"q_lora_rank": None, "rope_interleave": True, "n_routed_experts": 2, "num_experts_per_tok": 1,
+     "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "moe_layer_freq": 1,
+     "num_nextn_predict_layers": 0},
     {},
 )  # fmt: skip
 
@@ -248,10 +251,19 @@ def _deepseek_settings(model: ModelConfig) -> dict[str, Any]:
         scaling = scaling.model_copy(update=both)
     return {
         "kv_lora_rank": model.attention.cache_values(model) - model.head_width,
-        "qk_nope_head_dim": model.attention.ranks[0],
+        "qk_nope_head_dim": _of_deepseek(model.attention.ranks[0]),
+        "v_head_dim": _of_deepseek(model.head_width),
         "num_key_value_heads": model.heads,
         "rope_parameters": _rope_parameters(model.model_copy(update={"rope_scaling": scaling})),
     }
+
+
+def _of_deepseek(width: int) -> int:
+    """A head's width without rope, and of values, with zeros up to DeepSeek's own.
+
+    GPU servers have kernels for 128 + 64 and 128 alone. The cache is the same.
+    """
+    return -(-width // 128) * 128
 
 
 def deepseek_params(model: ModelConfig, params: Any) -> Any:
@@ -262,25 +274,27 @@ def deepseek_params(model: ModelConfig, params: Any) -> Any:
     """
     w, table = params["blocks"]["attention"], params["embedding"]["table"]
     (L, G, D, R_k), (_, _, R_v, K), H = w["key_down"].shape, w["value_up"].shape, model.heads
-    # Theirs is 1/sqrt(R_k + K), times the square of YaRN's factor.
-    scale = ((R_k + K) / K) ** 0.5 * logit_factor(model.rope_scaling)
+    nope, wide = _of_deepseek(R_k), _of_deepseek(K)
+    # Theirs is 1/sqrt(nope + K), times the square of YaRN's factor.
+    scale = ((nope + K) / K) ** 0.5 * logit_factor(model.rope_scaling)
     if model.rope_scaling is not None:
         scale /= (0.1 * math.log(model.rope_scaling.factor) + 1) ** 2
     group_H = np.arange(H) // (H // G)
     up_LHRK, of_group_HG = w["key_up"][:, group_H], np.eye(G)[group_H]
     nope_LDHR = jnp.einsum("LDHK,LHRK->LDHR", w["query"], up_LHRK, precision="highest")
+    nope_LDHR = jnp.pad(nope_LDHR, [(0, 0)] * 3 + [(0, nope - R_k)])
     down = [w[name].swapaxes(1, 2).reshape(L, D, -1) for name in ("key_down", "value_down")]
     keys_CHR = np.einsum("HG,RQ->GRHQ", of_group_HG, np.eye(R_k)).reshape(-1, H, R_k)
     values_LCHK = jnp.einsum("HG,LGRK->LGRHK", of_group_HG, w["value_up"]).reshape(L, -1, H, K)
-    up_LCHQ = jnp.zeros((L, G * (R_k + R_v) + K, H, R_k + K))
+    up_LCHQ = jnp.zeros((L, G * (R_k + R_v) + K, H, nope + wide))
     up_LCHQ = up_LCHQ.at[:, : G * R_k, :, :R_k].set(keys_CHR)
-    up_LCHQ = up_LCHQ.at[:, G * R_k : -K, :, R_k:].set(values_LCHK)
+    up_LCHQ = up_LCHQ.at[:, G * R_k : -K, :, nope : nope + K].set(values_LCHK)
     attention = {
         "query": scale * jnp.concatenate([nope_LDHR, _interleaved(w["query"])], axis=-1),
         "down": jnp.concatenate([*down, w["value"], _interleaved(w["key"])], axis=-1),
         "gain": jnp.ones(up_LCHQ.shape[:2]),
-        "up": up_LCHQ.at[:, -K:, :, R_k:].set(np.eye(K)[:, None]),
-        "output": w["output"],
+        "up": up_LCHQ.at[:, -K:, :, nope : nope + K].set(np.eye(K)[:, None]),
+        "output": jnp.pad(w["output"], [(0, 0), (0, 0), (0, wide - K), (0, 0)]),
     }
     return params | {
         "blocks": params["blocks"] | {"attention": attention},

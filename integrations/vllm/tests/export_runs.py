@@ -1,6 +1,7 @@
-"""Exported runs with random weights, and what lrkv_jax says of prompts: `export_runs.py FOLDER`.
+"""Exported runs, and what lrkv_jax says of prompts: `export_runs.py FOLDER`.
 
-Runs in lrkv_jax's environment; the tests beside it, in vLLM's, read what it writes.
+Runs in lrkv_jax's environment; the tests beside it, in vLLM's, read what it writes. Weights are
+random, but those of `deepseek`, which is trained for a minute in DeepSeek's widths, 512 + 64.
 """
 
 import json
@@ -12,9 +13,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 from support.planted_models import plant  # noqa: E402
 
-from lrkv_jax.inference import Engine, Sampling  # noqa: E402
+from lrkv_jax import Engine, Sampling, load_config, load_run, train  # noqa: E402
 from lrkv_jax.interop.export import export  # noqa: E402
-from lrkv_jax.training.restore import load_run  # noqa: E402
 
 GAINS = ("model.qk_gain=true", "model.qkv_bias=true")
 MLA = ("attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0")
@@ -26,6 +26,20 @@ CASES = {
     "mla": (*MLA, "attention.rank=3", "attention.kv_heads=2", *GAINS),
     "mla_plain": (*MLA, "attention.latent_norm=false", "model.qk_norm=false"),
 }
+DEEPSEEK = (
+    "attention=lrkv_deepseek", "model.heads=14", "model.head_width=64", "attention.rank=16",
+    "model.layers=2", "model.unroll=2", "model.gated=true", "model.activation=silu",
+    "model.softcap=null", "train.global_batch_size=4", "train.validate_every=0",
+    "train.save_every=0", "train.steps=100",
+)  # fmt: skip
+OPENING = "Mr. Speaker, Mr. Vice President, Members of Congress, and fellow Americans: "
+TEXTS = (
+    "The", "We will not", "The state of our union", "My fellow Americans, tonight I",
+    "In the year 1862", "War", "Our navy is",
+    "Peace in the world depends on the strength of its free nations, and",
+    *(OPENING + more for more in ("our economy", "the schools of our country", "as I")),
+    "The Congress and the President must act together on taxes, on roads and on the army. " * 3,
+)  # fmt: skip
 
 
 def ragged(vocabulary, number, longest):
@@ -54,3 +68,8 @@ if __name__ == "__main__":
         number, tokens = (50, 100) if name == "full" else (6, 20)
         prompts = ragged(run.config.model.vocabulary, number, 120)
         say(run, folder / f"{name}.json", prompts, tokens)
+    run_dir = folder / "deepseek.run"
+    train(load_config("nano", [*DEEPSEEK, f"run_dir={run_dir}"]))
+    export(run_dir, folder / "deepseek", deepseek=True)
+    run = load_run(run_dir)
+    say(run, folder / "deepseek.json", [run.ids(text) for text in TEXTS], 180)

@@ -51,10 +51,20 @@ def served(folder, *options, seconds=180, **variables):
             process.wait()
 
 
-def metric(address, name):
-    """The sum of a Prometheus series."""
+def series(address, pattern):
+    """What a pattern finds in the server's series for Prometheus, line by line."""
     text = urllib.request.urlopen(f"{address}/metrics", timeout=30).read().decode()
-    return sum(float(n) for n in re.findall(rf"^{name}(?:{{.*}})? (.+)$", text, re.MULTILINE))
+    return re.findall(pattern, text, re.MULTILINE)
+
+
+def metric(address, name):
+    """The sum of a series."""
+    return sum(map(float, series(address, rf"^{name}(?:{{.*}})? (.+)$")))
+
+
+def label(address, name, which):
+    """A number that is a label of a series."""
+    return int(series(address, rf'^{name}{{.*{which}="(\d+)"')[0])
 
 
 def completed(address, prompts, tokens, together=16):
