@@ -56,8 +56,7 @@ values, {whole:,} bytes per token in bfloat16, whatever the run's own cache took
 through this class**."""
 _FACTORED_CACHE = """\
 `modeling_lrkv.py` (`trust_remote_code=True`) keeps {own:,} bytes per token in bfloat16 and decodes
-exactly from them. A server that brings its own cache, as vLLM does, materializes keys and values
-and saves nothing."""
+exactly from them. vLLM keeps the same cache with the plugin lrkv-vllm of lrkv_jax."""
 
 
 def export(
