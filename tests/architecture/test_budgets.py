@@ -20,12 +20,13 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1679, "models": 3021, "kernels": 2958, "optim": 468, "distributed": 1469,
+    "config": 1679, "models": 3076, "kernels": 2958, "optim": 468, "distributed": 1469,
     "training": 3003, "data": 3309, "inference": 3027, "serving": 1918, "evaluation": 1537,
-    "interop": 2119, "cli": 1695, "lab": 8165, "": 231,
+    "interop": 2240, "cli": 1702, "lab": 8165, "": 231,
 }  # fmt: skip
-# Entries directly under the package, its files, and the lines of tests and experiments.
-ENTRIES, FILES, TESTS, EXPERIMENTS = 16, 230, 20_000, 2_000
+# Entries directly under the package, its files, and the lines of tests, of experiments and of the
+# plugin for vLLM.
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_000, 2_000, 800
 
 
 def lines_of(path):
@@ -50,6 +51,7 @@ def test_the_whole_is_within_its_budget():
     entries = [p for p in PACKAGE.iterdir() if p.name not in ("__pycache__", "py.typed")]
     assert len(entries) <= ENTRIES and len(files) <= FILES
     assert lines_of(ROOT / "tests") <= TESTS and lines_of(ROOT / "experiments") <= EXPERIMENTS
+    assert lines_of(ROOT / "integrations/vllm/lrkv_vllm") <= PLUGIN
 
 
 def test_code_is_no_denser_than_it_was():

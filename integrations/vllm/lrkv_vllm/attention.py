@@ -17,9 +17,10 @@ from torch import nn
 from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import AttentionImplBase
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from lrkv_vllm.cache import Backend, Batch, Impl, Row, gather
+from lrkv_vllm.cache import Backend, Batch, Row, gather
 from lrkv_vllm.weights import padded, weight
 
 # Parameters that steps use as they are.
@@ -50,8 +51,8 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
 
     def __init__(self, config, vllm_config, prefix: str):
         super().__init__()
-        self.config, self.layer_name, self.impl = config, prefix, Impl()
-        self.kv_cache = torch.tensor([])
+        self.config, self.layer_name = config, prefix
+        self.kv_cache, self.impl = torch.tensor([]), AttentionImplBase()
         D, H, K = config.hidden_size, config.num_attention_heads, config.head_dim
         G, bias = config.num_key_value_heads, config.qkv_bias
         self.mla, self.full = config.attention_kind == "mla", config.rope_mode == "full"
@@ -146,16 +147,14 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         metadata = get_forward_context().attn_metadata
         if metadata is None:  # vLLM measures a step's memory, without a cache
             return torch.zeros_like(x)
-        step, cache = metadata[self.layer_name], self.kv_cache[:, 0]
-        n = len(step.slots)
-        queries, rows = self.queries_and_rows(x[:n], positions[:n])
-        cache[step.slots // cache.shape[1], step.slots % cache.shape[1]] = rows
+        (slots, batches), cache = metadata[self.layer_name], self.kv_cache[:, 0]
+        queries, rows = self.queries_and_rows(x[: len(slots)], positions[: len(slots)])
+        cache[slots // cache.shape[1], slots % cache.shape[1]] = rows
         out = x.new_zeros(len(x), self.heads, self.config.head_dim)
-        decode = self.kernel or self.attend
-        for batch, attend in ((step.decode, decode), (step.prefill, self.attend)):
-            if batch is not None:
-                there = batch.tokens >= 0
-                out[batch.tokens[there]] = attend(queries, cache, batch)[there]
+        for batch in batches:
+            there, decodes = batch.tokens >= 0, batch.tokens.shape[1] == 1
+            attend = self.kernel if decodes and self.kernel else self.attend
+            out[batch.tokens[there]] = attend(queries, cache, batch)[there]
         y = tensor_model_parallel_all_reduce(torch.einsum("thk,hkd->td", out, self.output))
         return y + self.output_bias if self.config.qkv_bias else y
 
@@ -179,8 +178,7 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         if config.qk_norm:
             whole = self.residual(parts, self.key_factor)
             whole = whole if self.mla else whole + parts["key"][:, None]
-            norms = torch.rsqrt(whole.float().square().mean(-1) + eps)
-            parts["norms"] = norms.view(x.dtype)
+            parts["norms"] = torch.rsqrt(whole.float().square().mean(-1) + eps).view(x.dtype)
         if not self.mla:
             key = parts["key"] * self.key_gain if config.qk_gain else parts["key"]
             parts["key"] = rotate(key, turns)
@@ -206,10 +204,8 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
     def mix(self, turned: torch.Tensor) -> torch.Tensor:
         """M_h(q) [..., G, E, K, C + R] of rotated queries [..., G, E, K].
 
-        It takes a query and RoPE across the factor B that makes keys of latents x, so that
-        q · rope_s(B x) = [cos sΘ, sin sΘ] · M_h(q) · x. For frequency pair j, with a_j, b_j the
-        halves of q and B_j, B'_j those columns of B, its rows are a_j B_j + b_j B'_j (of cos) and
-        b_j B_j − a_j B'_j (of sin).
+        q · rope_s(B x) is [cos sΘ, sin sΘ] · M_h(q) · x for the factor B that makes keys of
+        latents x (docs/decode.md of lrkv_jax).
         """
         a, b = (half[..., None] for half in turned.float().chunk(2, -1))
         low, high = self.gained_factor.float().mT[:, None].chunk(2, -2)
@@ -233,7 +229,7 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
     def attend(self, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Heads' outputs [B, T, H, K] of a batch's tokens, from the pages of its requests."""
         B, T = batch.tokens.shape
-        rows = gather(cache, batch.table, batch.lengths, batch.longest)
+        rows = gather(cache, batch)
         S, G = rows.shape[1], self.groups
         parts = {name: self.row.view(rows, name) for name in self.row.parts}
         queries = [x[batch.tokens.clamp(min=0)].unflatten(2, (G, -1)).float() for x in queries]

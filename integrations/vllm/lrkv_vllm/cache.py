@@ -51,17 +51,6 @@ class Row:
         return rows[..., at : at + torch.Size(shape).numel()].unflatten(-1, shape)
 
 
-def gather(
-    cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, longest: int
-) -> torch.Tensor:
-    """Requests' rows [B, S, width] from their pages [B, N]; zeros past each one's length."""
-    per_page = cache.shape[1]
-    pages = -(-longest // per_page)
-    rows = cache[table[:, :pages].long()].flatten(1, 2)[:, :longest]
-    there = torch.arange(longest, device=rows.device) < lengths[:, None]
-    return rows.masked_fill_(~there[..., None], 0)  # a page may hold anything
-
-
 @dataclass
 class Batch:
     """Requests of a step, each with its tokens [B, T], padded to the longest's.
@@ -77,28 +66,28 @@ class Batch:
     longest: int
 
 
-@dataclass
-class Step:
-    """The slot of the pool that each token is written to; requests that decode, and prompts."""
-
-    slots: torch.Tensor
-    decode: Batch | None
-    prefill: Batch | None
+def gather(cache: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Requests' rows [B, S, width] from their pages; zeros past each one's length."""
+    pages = -(-batch.longest // cache.shape[1])
+    rows = cache[batch.table[:, :pages].long()].flatten(1, 2)[:, : batch.longest]
+    there = torch.arange(batch.longest, device=rows.device) < batch.lengths[:, None]
+    return rows.masked_fill_(~there[..., None], 0)  # a page may hold anything
 
 
 class Builder(backend.AttentionMetadataBuilder):
+    """Makes a step's metadata: its tokens' slots in the pool, and batches that decode or fill."""
+
     def __init__(self, spec, names, config, device):
         super().__init__(spec, names, config, device)
         self._init_reorder_batch_threshold(1)  # decoding requests come first
 
     def build(self, common_prefix_len, common, fast_build=False):
-        n, slots = split_decodes_and_prefills(common)[0], common.slot_mapping.long()
-        prefill = self._batch(common, n, common.num_reqs)
-        return Step(slots[: common.num_actual_tokens], self._batch(common, 0, n), prefill)
+        n = split_decodes_and_prefills(common)[0]
+        parts = [(0, n), (n, common.num_reqs)]
+        slots = common.slot_mapping[: common.num_actual_tokens].long()
+        return slots, [self._batch(common, *part) for part in parts if part[0] < part[1]]
 
     def _batch(self, common, first, end):
-        if first == end:
-            return None
         starts = common.query_start_loc[first : end + 1].long()
         most = int(common.query_start_loc_cpu[first : end + 1].diff().max())
         tokens = torch.arange(most, device=self.device) + starts[:-1, None]
@@ -120,12 +109,8 @@ class Backend(backend.AttentionBackend):
 
     @staticmethod
     def get_impl_cls():
-        return Impl
+        return backend.AttentionImplBase
 
     @staticmethod
     def get_builder_cls():
         return Builder
-
-
-class Impl(backend.AttentionImplBase):
-    """vLLM asks each layer for one; ours attend by themselves."""

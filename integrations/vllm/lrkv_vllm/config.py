@@ -5,8 +5,6 @@ All of it is checked before anything is allocated; each error is one line.
 
 from transformers import PretrainedConfig
 
-from lrkv_vllm import TESTED
-
 # Fields that `lrkv export --factored` alone writes, for each kind of attention.
 FIELDS = {
     "lrkv": ("rope_mode", "key_frequencies", "logit_scale", "rank_key", "rank_value"),
@@ -29,15 +27,7 @@ class Checks:
 
     @staticmethod
     def verify_and_update_model_config(model_config) -> None:
-        """Raise `ValueError` for another vLLM, and for a folder that is no factored export."""
-        import vllm
-
-        release = ".".join(vllm.__version__.split(".")[:2])
-        if release not in TESTED:
-            raise ValueError(
-                f"lrkv-vllm was tested with vLLM {', '.join(TESTED)} and this is "
-                f"{vllm.__version__}: install one of those, or a newer lrkv-vllm"
-            )
+        """Raise `ValueError` for a folder that is no factored export."""
         config = model_config.hf_config
         kind = config.attention_kind
         wrong = [name for name in FIELDS.get(kind, ()) if not hasattr(config, name)]
@@ -57,26 +47,21 @@ class Checks:
         workers = parallel.tensor_parallel_size
         split = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
         whole = [name for name in split if getattr(config, name) % workers]
-        wrong = {
-            f"--dtype {dtype}": (dtype not in DTYPES, f"use {' or '.join(DTYPES)}"),
-            f"--kv-cache-dtype {cache.cache_dtype}": (
-                cache.cache_dtype not in ("auto", dtype), "leave it out"
-            ),
-            f"--block-size {cache.block_size}": (
-                cache.user_specified_block_size and cache.block_size % SLOTS,
-                f"use a multiple of {SLOTS}",
-            ),
-            f"--tensor-parallel-size {workers}": (whole, f"use a divisor of the {whole}"),
-            "--pipeline-parallel-size": (parallel.pipeline_parallel_size > 1, "leave it out"),
-            "--decode-context-parallel-size": (
-                parallel.decode_context_parallel_size > 1, "leave it out"
-            ),
-            "--quantization": (model.quantization, "leave it out"),
-            "--enable-lora": (vllm_config.lora_config, "leave it out"),
-            "--speculative-config": (vllm_config.speculative_config, "leave it out"),
-        }  # fmt: skip
-        for option, (is_wrong, fix) in wrong.items():
-            if is_wrong:
+        typed, fits = cache.cache_dtype in ("auto", dtype), cache.block_size % SLOTS == 0
+        leave = "leave it out"
+        right = {
+            f"--dtype {dtype}": (dtype in DTYPES, f"use {' or '.join(DTYPES)}"),
+            f"--kv-cache-dtype {cache.cache_dtype}": (typed, leave),
+            f"--block-size {cache.block_size}": (fits, f"use a multiple of {SLOTS}"),
+            f"--tensor-parallel-size {workers}": (not whole, f"use a divisor of the {whole}"),
+            "--pipeline-parallel-size": (parallel.pipeline_parallel_size == 1, leave),
+            "--decode-context-parallel-size": (parallel.decode_context_parallel_size == 1, leave),
+            "--quantization": (not model.quantization, leave),
+            "--enable-lora": (not vllm_config.lora_config, leave),
+            "--speculative-config": (not vllm_config.speculative_config, leave),
+        }
+        for option, (is_right, fix) in right.items():
+            if not is_right:
                 raise ValueError(f"{option} does not fit this model of LRKV: {fix}")
         # Nothing here is compiled or captured in CUDA graphs yet.
         model.enforce_eager = True

@@ -2,17 +2,14 @@
 
 import torch
 from torch import nn
-from vllm.distributed import (
-    get_tensor_model_parallel_rank,
-    get_tensor_model_parallel_world_size,
-)
+from vllm import distributed
 
 
 def weight(*shape: int, axis: int | None = None) -> nn.Parameter:
     """A parameter of this shape, split over the workers along `axis`."""
     own = list(shape)
     if axis is not None:
-        own[axis] = -(-own[axis] // get_tensor_model_parallel_world_size())
+        own[axis] = -(-own[axis] // distributed.get_tensor_model_parallel_world_size())
     made = nn.Parameter(torch.zeros(own), requires_grad=False)
     made.whole, made.axis = shape, axis
     return made
@@ -28,7 +25,7 @@ def load(name: str, parameter: nn.Parameter, found: torch.Tensor) -> None:
     there = parameter.data
     if parameter.axis is not None:
         axis, size = parameter.axis, there.shape[parameter.axis]
-        start = min(get_tensor_model_parallel_rank() * size, found.shape[axis])
+        start = min(distributed.get_tensor_model_parallel_rank() * size, found.shape[axis])
         found = found.narrow(axis, start, min(size, found.shape[axis] - start))
         there = there.narrow(axis, 0, found.shape[axis])
     there.copy_(found)

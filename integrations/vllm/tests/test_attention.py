@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lrkv_vllm import attention, decode_kernel, weights
-from lrkv_vllm.cache import Batch, Step
+from lrkv_vllm.cache import Batch
 from lrkv_vllm.config import LrkvConfig
 
 D, H, K, BASE, PAGE = 24, 4, 16, 10000.0, 16
@@ -41,7 +41,7 @@ def layer_of(case, monkeypatch, dtype=torch.float32):
     ) | CASES[case]  # fmt: skip
     config = LrkvConfig(**settings)
     config.latent_frequencies = frequencies(settings.get("rank_key", 0))
-    monkeypatch.setattr(weights, "get_tensor_model_parallel_world_size", lambda: 1)
+    monkeypatch.setattr(weights.distributed, "get_tensor_model_parallel_world_size", lambda: 1)
     monkeypatch.setattr(attention, "tensor_model_parallel_all_reduce", lambda x: x)
     vllm_config = SimpleNamespace(
         model_config=SimpleNamespace(dtype=dtype, max_model_len=256),
@@ -137,9 +137,7 @@ def steps(layer, xs, monkeypatch, decode=None):
             [pages[b, torch.arange(start, end) // PAGE] * PAGE + torch.arange(start, end) % PAGE
              for b, (start, end) in enumerate(pieces)]
         )  # fmt: skip
-        one = int(counts.max()) == 1
-        metadata = Step(slots, batch if one else None, None if one else batch)
-        context = SimpleNamespace(attn_metadata={"layer": metadata})
+        context = SimpleNamespace(attn_metadata={"layer": (slots, [batch])})
         monkeypatch.setattr(attention, "get_forward_context", lambda: context)  # noqa: B023
         x = torch.cat([x[start:end] for x, (start, end) in zip(xs, pieces, strict=True)])
         for out, part in zip(outs, layer(x, positions).split(counts.tolist()), strict=True):

@@ -7,7 +7,7 @@ import torch
 import vllm
 from vllm.engine.arg_utils import EngineArgs
 
-from lrkv_vllm import decode_kernel
+from lrkv_vllm import decode_kernel, register
 from lrkv_vllm.weights import load, weight
 from test_attention import layer_of
 
@@ -48,9 +48,13 @@ def test_settings_that_do_not_fit_are_named_with_the_fix(case, tmp_path):
     assert named in line and ": " in line
 
 
-def test_another_vllm_is_refused(tmp_path, monkeypatch):
+def test_another_vllm_is_refused(monkeypatch, caplog):
     monkeypatch.setattr(vllm, "__version__", "0.33.1")
-    assert "tested with vLLM 0.32 and this is 0.33.1" in refusal(tmp_path, {}, {})
+    monkeypatch.setattr(vllm.ModelRegistry, "models", {})
+    register()
+    (record,) = caplog.records
+    assert "tested with vLLM 0.32 and this is 0.33.1" in record.getMessage()
+    assert not vllm.ModelRegistry.models
 
 
 def test_weights_of_another_shape_are_refused(monkeypatch):
