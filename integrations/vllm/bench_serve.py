@@ -83,10 +83,9 @@ def main():
     for title, key in ROWS.items():
         line = f"{title:36}"
         for name, found in samples.items():
-            values = [one[key] for one in found]
-            ratios = [one[key] / base[key] for one, base in zip(found, samples[first], strict=True)]
-            line += f"  {name} {statistics.median(values):.1f}"
+            line += f"  {name} {statistics.median(one[key] for one in found):.1f}"
             if name != first:
+                ratios = [one[key] / of[key] for one, of in zip(found, samples[first], strict=True)]
                 line += (
                     f" ({statistics.median(ratios):.2f}: {min(ratios):.2f} to {max(ratios):.2f})"
                 )

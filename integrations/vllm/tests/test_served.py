@@ -3,6 +3,8 @@ says: greedy tokens of prompts. `export_runs.py` makes them, in lrkv_jax's envir
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,12 @@ def test_unmodified_vllm_serves_deepseeks_geometry_from_576_values():
         pages = label(address, "vllm:cache_config_info", "num_gpu_blocks")
     # Two layers, pages of 16 tokens, float32: 512 + 64 values.
     assert pages == 8388608 // (2 * 16 * 4 * 576)
+
+
+def test_the_benchmark_measures_a_folder():
+    script = Path(__file__).parents[1] / "bench_serve.py"
+    small = ("--requests", "4", "--input", "16", "--output", "8", "--bytes", "2000000")
+    command = [sys.executable, script, f"latent={FOLDERS / 'latent'}", *small]
+    table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows = dict(line.rsplit("  latent ", 1) for line in table.splitlines())
+    assert len(rows) == 6 and float(rows["output tokens per second".ljust(36)]) > 0
