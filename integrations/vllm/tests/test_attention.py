@@ -162,7 +162,8 @@ def test_pieces_and_decoding_are_the_definition(case, dtype, decode, monkeypatch
     xs = [torch.randn(n, D, generator=draw).to(dtype) for n in LENGTHS]
     kernel = None
     if decode == "triton":
-        monkeypatch.setattr(decode_kernel, "PROGRAMS", 40)  # several runs of slots
+        monkeypatch.setattr(decode_kernel, "PROGRAMS", 40)  # several runs of slots for a request
+        monkeypatch.setattr(decode_kernel, "TILE", 16)
         kernel = partial(decode_kernel.decode, layer)
     for x, out in zip(xs, steps(layer, xs, monkeypatch, kernel), strict=True):
         expected = defined(layer, x)
